@@ -1,0 +1,38 @@
+# make demo: learn to translate in front of your eyes.   make test: the tests.   make lint: ruff, mypy, rooms.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test lint format bench clean
+
+demo: $(VENV)/ready
+	$(BIN)/regard demo
+
+test: $(VENV)/ready-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(VENV)/ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/ready-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) demo build dist *.egg-info
+
+# What is needed to run, in pinned versions; torch first and alone, so that nothing else chooses its build.
+$(VENV)/ready: requirements-dev.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Regard needs Python 3.11 or newer; set PYTHON=python3.11 (or later) on the make command." if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements-dev.txt)"
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements-dev.txt setuptools
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements-dev.txt --no-build-isolation --editable .
+	touch $@
+
+$(VENV)/ready-dev: $(VENV)/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
+	touch $@

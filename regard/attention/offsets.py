@@ -1,0 +1,56 @@
+"""Where each sequence of a packed run begins and ends."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """The borders of B sequences in a flat run of N rows: sequence b is rows starts[b] to starts[b + 1].
+
+    `max_len` is an upper bound of the lengths, known without asking the device. `starts[-1]` is N.
+
+    >>> Offsets(torch.tensor([0, 2, 5], dtype=torch.int32), max_len=3).lengths
+    tensor([2, 3], dtype=torch.int32)
+    """
+
+    starts: Int[Tensor, "B+1"]
+    max_len: int
+
+    @staticmethod
+    def of(offsets: "Tensor | Offsets") -> "Offsets":
+        """From a plain tensor of starts: asks it for the longest (on a GPU, that waits for the device)."""
+        if isinstance(offsets, Offsets):
+            return offsets
+        longest = int((offsets[1:] - offsets[:-1]).max()) if len(offsets) > 1 else 0
+        return Offsets(offsets, longest)
+
+    @property
+    def lengths(self) -> Int[Tensor, "B"]:
+        return self.starts[1:] - self.starts[:-1]
+
+    @cached_property
+    def valid(self) -> Bool[Tensor, "B M"]:
+        """Which cells of the padded (B, max_len) rectangle hold a row."""
+        return torch.arange(self.max_len, device=self.starts.device) < self.lengths[:, None]
+
+    @cached_property
+    def rows(self) -> Int[Tensor, "B M"]:
+        """For each cell of the padded rectangle the packed row that it holds (empty cells: some row, to be masked)."""
+        cells = self.starts[:-1, None].long() + torch.arange(self.max_len, device=self.starts.device)
+        return cells.clamp(max=max(int(self.starts.shape[0] > 0) and self._total - 1, 0))
+
+    @cached_property
+    def cells(self) -> Int[Tensor, "N"]:
+        """For each packed row its cell in the flattened (B * max_len) rectangle: the way back."""
+        row = torch.arange(self._total, device=self.starts.device)
+        sequence = torch.searchsorted(self.starts[1:].contiguous(), row, right=True)
+        return sequence * self.max_len + row - self.starts[sequence]
+
+    @cached_property
+    def _total(self) -> int:
+        return int(self.starts[-1])
