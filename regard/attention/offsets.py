@@ -8,26 +8,28 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Offsets:
     """The borders of B sequences in a flat run of N rows: sequence b is rows starts[b] to starts[b + 1].
 
-    `max_len` is an upper bound of the lengths, known without asking the device. `starts[-1]` is N.
+    `starts[-1]` is `total` (N) and `max_len` bounds every length: both are plain numbers, so that nobody has to wait
+    for a GPU to learn them. The maps between the flat run and the padded rectangle are made once and kept.
 
-    >>> Offsets(torch.tensor([0, 2, 5], dtype=torch.int32), max_len=3).lengths
+    >>> Offsets(torch.tensor([0, 2, 5], dtype=torch.int32), total=5, max_len=3).lengths
     tensor([2, 3], dtype=torch.int32)
     """
 
     starts: Int[Tensor, "B+1"]
+    total: int
     max_len: int
 
     @staticmethod
     def of(offsets: "Tensor | Offsets") -> "Offsets":
-        """From a plain tensor of starts: asks it for the longest (on a GPU, that waits for the device)."""
+        """From a plain tensor of starts; asks it for its last and its longest (on a GPU, that waits for the device)."""
         if isinstance(offsets, Offsets):
             return offsets
         longest = int((offsets[1:] - offsets[:-1]).max()) if len(offsets) > 1 else 0
-        return Offsets(offsets, longest)
+        return Offsets(offsets, int(offsets[-1]), longest)
 
     @property
     def lengths(self) -> Int[Tensor, "B"]:
@@ -40,17 +42,13 @@ class Offsets:
 
     @cached_property
     def rows(self) -> Int[Tensor, "B M"]:
-        """For each cell of the padded rectangle the packed row that it holds (empty cells: some row, to be masked)."""
+        """For each cell of the padded rectangle the packed row that it holds (an empty cell names some row or other)."""
         cells = self.starts[:-1, None].long() + torch.arange(self.max_len, device=self.starts.device)
-        return cells.clamp(max=max(int(self.starts.shape[0] > 0) and self._total - 1, 0))
+        return cells.clamp(max=max(self.total - 1, 0))
 
     @cached_property
     def cells(self) -> Int[Tensor, "N"]:
         """For each packed row its cell in the flattened (B * max_len) rectangle: the way back."""
-        row = torch.arange(self._total, device=self.starts.device)
+        row = torch.arange(self.total, device=self.starts.device)
         sequence = torch.searchsorted(self.starts[1:].contiguous(), row, right=True)
         return sequence * self.max_len + row - self.starts[sequence]
-
-    @cached_property
-    def _total(self) -> int:
-        return int(self.starts[-1])
