@@ -1,0 +1,47 @@
+"""Dropout whose mask comes, on a CPU, from cheap random bytes."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class _ByteDropout(torch.autograd.Function):
+    """x * mask / keep. Eight masks from each 64-bit draw: the drawing of random numbers is what costs on a CPU."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, dropped: int) -> Tensor:
+        count = x.numel()
+        draws = torch.empty((count + 7) // 8, dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
+        mask = (draws.view(torch.uint8)[:count] >= dropped).view(x.shape)
+        ctx.save_for_backward(mask)
+        ctx.scale = 256 / (256 - dropped)
+        return torch.where(mask, x * ctx.scale, 0.0)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        (mask,) = ctx.saved_tensors
+        return torch.where(mask, grad * ctx.scale, 0.0), None
+
+
+class Dropout(nn.Module):
+    """Sets each number to zero with probability p while training, and scales the rest so that the mean stays.
+
+    On a CPU p is rounded to a multiple of 1/256, and the scale follows the rounded value.
+
+    >>> Dropout(0.5).eval()(torch.ones(3))
+    tensor([1., 1., 1.])
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        if not self.training or self.p == 0:
+            return x
+        if x.device.type == "cpu":
+            return _ByteDropout.apply(x, min(round(self.p * 256), 255))
+        return nn.functional.dropout(x, self.p)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

@@ -1,0 +1,44 @@
+"""Tokens to vectors: the same token, the same vector; positions added; one place for the scale."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.layers.dropout import Dropout
+from regard.layers.positions import PositionKind, make_positions
+
+
+class Embedding(nn.Module):
+    """A learned vector a token, times the root of the width, plus the code of its position (C1, C2).
+
+    >>> Embedding(100, 16)(torch.tensor([4, 5]), torch.tensor([0, 1])).shape
+    torch.Size([2, 16])
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        width: int,
+        positions: PositionKind = "sinusoidal",
+        max_len: int = 256,
+        dropout: float = 0.0,
+        tokens: nn.Embedding | None = None,
+    ) -> None:
+        super().__init__()
+        self.tokens = tokens if tokens is not None else nn.Embedding(vocab, width)
+        if tokens is None:
+            # So that the scaled input has unit variance and a tied output layer begins with small logits.
+            nn.init.normal_(self.tokens.weight, std=width**-0.5)
+        self.positions = make_positions(positions, width, max_len)
+        self.scale = width**0.5
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self, ids: Int[Tensor, "*n"], positions: Int[Tensor, "*n"], longest: int | None = None
+    ) -> Float[Tensor, "*n E"]:
+        """`longest` bounds the positions where the caller knows it, which spares asking the device."""
+        x = self.tokens(ids) * self.scale
+        if self.positions is not None:
+            self.positions.reserve(longest if longest is not None else int(positions.max()) + 1)
+            x = x + self.positions(positions).to(x.dtype)
+        return self.dropout(x)

@@ -1,0 +1,94 @@
+"""Multi-head attention: many projections side by side, each attends on its own, one linear map after (A5, A6)."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.attention import attend, causal, make_score
+from regard.attention.offsets import Offsets
+from regard.errors import RegardError
+from regard.layers.cache import GrowingCache, MemoryCache
+from regard.layers.positions import Rotary
+
+AttentionKind = Literal["self", "masked", "cross"]
+
+
+class MultiHead(nn.Module):
+    """Queries from one sequence, keys and values from the same (self, masked) or from another (cross).
+
+    Each head is width / heads wide, and the score is scaled by the root of that. `kv_heads` below `heads` lets several
+    heads of queries share keys and values.
+
+    >>> attention = MultiHead(16, heads=4, kind="self")
+    >>> attention(torch.randn(5, 16), Offsets.of(torch.tensor([0, 2, 5]))).shape
+    torch.Size([5, 16])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kind: AttentionKind,
+        score: str = "scaled_dot",
+        kv_heads: int | None = None,
+        rotary: bool = False,
+        qk_norm: bool = False,
+        bias: bool = True,
+        max_keys: int = 256,
+    ) -> None:
+        super().__init__()
+        kv_heads = kv_heads or heads
+        if width % heads:
+            raise RegardError(f"A width of {width} does not divide into {heads} heads.", "Change model.width or heads.")
+        if heads % kv_heads:
+            raise RegardError(f"{heads} heads cannot share {kv_heads} key/value heads evenly.", "Change model.kv_heads.")
+        self.kind, self.heads, self.kv_heads, self.head_width = kind, heads, kv_heads, width // heads
+        self.query = nn.Linear(width, width, bias=bias)
+        self.key_value = nn.Linear(width, 2 * kv_heads * self.head_width, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
+        self.score = make_score(
+            score, self.head_width, self.head_width, hidden=self.head_width, max_keys=max_keys, heads=heads
+        )
+        self.rotary = Rotary(self.head_width) if rotary else None
+        self.query_norm = nn.RMSNorm(self.head_width, eps=1e-6) if qk_norm else nn.Identity()
+        self.key_norm = nn.RMSNorm(self.head_width, eps=1e-6) if qk_norm else nn.Identity()
+        self.mask = causal() if kind == "masked" else None
+
+    def queries(self, x: Float[Tensor, "*n E"], positions: Int[Tensor, "*n"] | None) -> Float[Tensor, "*n H D"]:
+        q = self.query_norm(self.query(x).unflatten(-1, (self.heads, self.head_width)))
+        return self.rotary(q, positions) if self.rotary is not None else q
+
+    def keys_values(
+        self, x: Float[Tensor, "*n E"], positions: Int[Tensor, "*n"] | None
+    ) -> tuple[Float[Tensor, "*n G D"], Float[Tensor, "*n G D"]]:
+        k, v = self.key_value(x).unflatten(-1, (2, self.kv_heads, self.head_width)).unbind(-3)
+        k = self.key_norm(k)
+        return (self.rotary(k, positions) if self.rotary is not None else k), v
+
+    def forward(
+        self,
+        x: Float[Tensor, "*n E"],
+        offsets: Offsets | None = None,
+        *,
+        positions: Int[Tensor, "*n"] | None = None,
+        memory: Float[Tensor, "M E"] | None = None,
+        memory_offsets: Offsets | None = None,
+        cache: GrowingCache | MemoryCache | None = None,
+    ) -> Float[Tensor, "*n E"]:
+        """Whole sequences, packed (N, E); or, with a cache, one token for each of the (B, K) hypotheses."""
+        q = self.queries(x, positions)
+        if isinstance(cache, MemoryCache):
+            # The beams of a sentence are the queries of one attention, so its keys and values exist once.
+            regarded = attend(q.transpose(1, 2), cache.k, cache.v, score=self.score, mask=cache.mask).transpose(1, 2)
+        elif isinstance(cache, GrowingCache):
+            k, v = (y.flatten(0, 1)[:, :, None] for y in self.keys_values(x, positions))
+            k, v = cache.append(k, v)
+            regarded = attend(q.flatten(0, 1)[:, :, None], k, v, score=self.score).view(q.shape)
+        else:
+            k, v = self.keys_values(x if memory is None else memory, positions if memory is None else None)
+            memory_offsets = memory_offsets if memory is not None else offsets
+            regarded = attend(q, k, v, score=self.score, mask=self.mask, q_offsets=offsets, k_offsets=memory_offsets)
+        return self.out(regarded.flatten(-2))

@@ -1,0 +1,17 @@
+"""Normalisation: each token gets mean 0 and variance 1, then a learned gain and bias (layer); or unit power (rms)."""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+NormKind = Literal["layer", "rms"]
+
+
+def make_norm(kind: NormKind, width: int) -> nn.Module:
+    """The norm by its name.
+
+    >>> make_norm("layer", 8)(torch.randn(3, 8)).shape
+    torch.Size([3, 8])
+    """
+    return {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[kind](width, eps=1e-5)

@@ -1,0 +1,182 @@
+"""The encoder-decoder Transformer (Vaswani et al. 2017), as published and in its modern form, from one config."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, NormPlace
+from regard.layers.cache import GrowingCache, MemoryCache
+from regard.layers.embeddings import Embedding
+from regard.layers.feedforward import Activation
+from regard.layers.norms import NormKind, make_norm
+from regard.layers.packed import Packed
+from regard.layers.positions import PositionKind
+
+ScoreName = Literal["dot", "scaled_dot", "cosine", "general", "concat", "location"]
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes and choices of an encoder-decoder Transformer."""
+
+    width: int = 256
+    heads: int = 4
+    feedforward: int = 1024
+    encoder_layers: int = 3
+    decoder_layers: int = 3
+    dropout: float = 0.1
+    # before each sublayer (pre), or after the residual sum (post, as published)
+    norm: NormPlace = "pre"
+    norm_kind: NormKind = "layer"
+    activation: Activation = "relu"
+    positions: PositionKind = "sinusoidal"
+    # how a query and a key become a number, in each of the three attentions
+    encoder_score: ScoreName = "scaled_dot"
+    decoder_score: ScoreName = "scaled_dot"
+    cross_score: ScoreName = "scaled_dot"
+    # fewer heads of keys and values than of queries; 0: as many
+    kv_heads: int = 0
+    qk_norm: bool = False
+    bias: bool = True
+    # the output layer is the target embedding; the source embedding too, where the two sides share a tokeniser
+    tied: bool = True
+    # the longest sequence in tokens, on either side
+    max_len: int = 256
+    # filled in from the tokenisers
+    source_vocab: int = 0
+    target_vocab: int = 0
+    shared_vocab: bool = False
+
+    def block(self) -> BlockConfig:
+        return BlockConfig(
+            width=self.width,
+            heads=self.heads,
+            kv_heads=self.kv_heads or None,
+            feedforward=self.feedforward,
+            dropout=self.dropout,
+            norm=self.norm,
+            norm_kind=self.norm_kind,
+            activation=self.activation,
+            rotary=self.positions == "rotary",
+            qk_norm=self.qk_norm,
+            bias=self.bias,
+            max_len=self.max_len,
+        )
+
+
+def transformer_tiny(**changes) -> TransformerConfig:
+    """4+4 layers of width 128: the shape that does well on 30,000 sentences (Wu et al. 2021)."""
+    return TransformerConfig(
+        **(dict(width=128, heads=4, feedforward=256, encoder_layers=4, decoder_layers=4, dropout=0.3) | changes)
+    )
+
+
+def transformer_small(**changes) -> TransformerConfig:
+    """3+3 layers of width 256."""
+    return TransformerConfig(**changes)
+
+
+def transformer_base(**changes) -> TransformerConfig:
+    """6+6 layers of width 512, as published in 2017."""
+    published = dict(width=512, heads=8, feedforward=2048, encoder_layers=6, decoder_layers=6, norm="post")
+    return TransformerConfig(**(published | changes))
+
+
+@dataclass
+class TransformerState:
+    """What decoding carries from token to token: rows are (B, K) hypotheses."""
+
+    beams: int
+    position: int
+    own: list[GrowingCache]
+    memory: list[MemoryCache]
+
+
+class Transformer(nn.Module):
+    """Source tokens in, for each target token the next one's probabilities out.
+
+    >>> from regard.layers.packed import pack
+    >>> model = Transformer(TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=11))
+    >>> model(pack([[4, 5, 3]]), pack([[2, 6]])).shape
+    torch.Size([2, 11])
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        if config.shared_vocab and config.source_vocab != config.target_vocab:
+            raise RegardError("A shared vocabulary has one size.", "Give source_vocab and target_vocab the same value.")
+        self.config = config
+        embed = dict(positions=config.positions, max_len=config.max_len, dropout=config.dropout)
+        self.source_embedding = Embedding(config.source_vocab, config.width, **embed)
+        shared = self.source_embedding.tokens if config.shared_vocab and config.tied else None
+        self.target_embedding = Embedding(config.target_vocab, config.width, **embed, tokens=shared)
+        block = config.block()
+        self.encoder = nn.ModuleList(EncoderBlock(block, config.encoder_score) for _ in range(config.encoder_layers))
+        self.decoder = nn.ModuleList(
+            DecoderBlock(block, config.decoder_score, config.cross_score) for _ in range(config.decoder_layers)
+        )
+        # Post-norm blocks end in a norm already.
+        ends = config.norm == "pre"
+        self.encoder_norm = make_norm(config.norm_kind, config.width) if ends else nn.Identity()
+        self.decoder_norm = make_norm(config.norm_kind, config.width) if ends else nn.Identity()
+        self.output = nn.Linear(config.width, config.target_vocab, bias=False)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2 and name.startswith(("encoder.", "decoder.")) and ".score." not in name:
+                nn.init.xavier_uniform_(parameter)
+            elif name.endswith("bias") and ".score." not in name:
+                nn.init.zeros_(parameter)
+        if config.tied:
+            self.output.weight = self.target_embedding.tokens.weight
+        else:
+            nn.init.normal_(self.output.weight, std=config.width**-0.5)
+
+    def encode(self, source: Packed) -> Float[Tensor, "M E"]:
+        """The encoder's output, one row a source token."""
+        x = self.source_embedding(source.ids, source.positions, source.max_len)
+        for block in self.encoder:
+            x = block(x, source.offsets, source.positions)
+        return self.encoder_norm(x)
+
+    def features(self, source: Packed, target: Packed) -> Float[Tensor, "N E"]:
+        """What the output layer sees: one row a target token. Training computes its loss from here."""
+        memory = self.encode(source)
+        x = self.target_embedding(target.ids, target.positions, target.max_len)
+        for block in self.decoder:
+            x = block(x, target.offsets, memory, source.offsets, target.positions)
+        return self.decoder_norm(x)
+
+    def forward(self, source: Packed, target: Packed) -> Float[Tensor, "N V"]:
+        """Logits for the token after each target token, the target being given (teacher forcing)."""
+        return self.output(self.features(source, target))
+
+    def start(self, source: Packed) -> TransformerState:
+        memory = self.encode(source)
+        caches = [MemoryCache.of(*block.cross.keys_values(memory, None), source.offsets) for block in self.decoder]
+        return TransformerState(beams=1, position=0, own=[GrowingCache() for _ in self.decoder], memory=caches)
+
+    def step(
+        self, state: TransformerState, last: Int[Tensor, "B K"]
+    ) -> tuple[Float[Tensor, "B K V"], TransformerState]:
+        positions = torch.full_like(last, state.position)
+        x = self.target_embedding(last, positions, state.position + 1)
+        for block, own, memory in zip(self.decoder, state.own, state.memory):
+            x = block.step(x, own, memory, positions)
+        state.position += 1
+        return self.output(self.decoder_norm(x)), state
+
+    def reorder(self, state: TransformerState, indices: Int[Tensor, "B2 K2"]) -> TransformerState:
+        sentences = indices[:, 0] // state.beams
+        kept = len(sentences) == len(state.memory[0].lengths)
+        unmoved = kept and bool((sentences == torch.arange(len(sentences), device=sentences.device)).all())
+        return TransformerState(
+            beams=indices.shape[1],
+            position=state.position,
+            own=[cache.reorder(indices.flatten()) for cache in state.own],
+            memory=state.memory if unmoved else [cache.reorder(sentences) for cache in state.memory],
+        )
+
+
