@@ -1,0 +1,109 @@
+"""A checkpoint: everything that a run needs to go on as if it had never stopped, in one file written whole or not."""
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from regard.errors import RegardError
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file so that after a crash at any moment the old one or the new one is there, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RegardError(
+                f"{path}: no space left on the device ({len(content) / 2**20:.0f} MiB wanted).",
+                "What was saved before is still whole; make room and run the same command again.",
+            ) from None
+        raise RegardError(f"{path}: cannot be written: {error.strerror}.", "Choose another --out.") from None
+
+
+@dataclass
+class Checkpoint:
+    """Tensors by name (weights, moments, averages, random states) and plain facts (step, epoch, best score)."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+    def save(self, path: Path) -> None:
+        tensors = {name: tensor.detach().contiguous() for name, tensor in self.tensors.items()}
+        write_whole(path, to_bytes(tensors, metadata={"facts": json.dumps(self.facts)}))
+
+    @staticmethod
+    def load(path: Path) -> "Checkpoint":
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return Checkpoint(tensors, json.loads((file.metadata() or {})["facts"]))
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise RegardError(
+                f"{path}: damaged, or not a checkpoint of Regard ({error}).",
+                "Nothing was changed. Put a good copy in its place, or delete it to begin anew.",
+            ) from None
+
+
+def gather_state(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor] | None
+) -> dict[str, Tensor]:
+    """Weights, moments, average and the random states, as one flat table of tensors."""
+    tensors = {f"model.{name}": tensor for name, tensor in unique_parameters(model).items()}
+    tensors |= {f"average.{name}": tensor for name, tensor in (average or {}).items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items() if value is not None}
+    tensors["random.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["random.cuda"] = torch.cuda.get_rng_state()
+    return tensors
+
+
+def restore_state(
+    tensors: dict[str, Tensor],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: dict[str, Tensor] | None,
+    complain: Callable[[str], RegardError],
+) -> None:
+    """The reverse of gather_state, in place; names or shapes that do not fit are an error before anything changes."""
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimizer": {}, "random": {}}
+    for name, tensor in tensors.items():
+        room, _, rest = name.partition(".")
+        parts.setdefault(room, {})[rest] = tensor
+    for own, kept in ((unique_parameters(model), parts["model"]), (average or {}, parts["average"])):
+        wrong = [n for n in own.keys() | kept.keys() if n not in own or n not in kept or own[n].shape != kept[n].shape]
+        if wrong:
+            raise complain(f"{len(wrong)} tensors do not fit, {sorted(wrong)[0]} among them")
+    with torch.no_grad():
+        for own, kept in ((unique_parameters(model), parts["model"]), (average or {}, parts["average"])):
+            for name, tensor in own.items():
+                tensor.copy_(kept[name])
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in parts["optimizer"].items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+    torch.set_rng_state(parts["random"]["cpu"])
+    if "cuda" in parts["random"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(parts["random"]["cuda"])
+
+
+def unique_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Each weight once, under its first name: tied weights are one tensor."""
+    return dict(model.named_parameters(remove_duplicate=True))

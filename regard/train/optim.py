@@ -1,0 +1,67 @@
+"""Optimisers and schedules, each a name to a small function."""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import nn
+
+OptimizerName = Literal["adam", "adamw", "sgd"]
+ScheduleName = Literal["inverse_root", "cosine", "linear", "constant"]
+
+
+def make_optimizer(
+    name: OptimizerName, model: nn.Module, lr: float, beta2: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """Adam, AdamW (no decay on vectors: norms and biases) or SGD with momentum 0.9.
+
+    >>> make_optimizer("adam", nn.Linear(2, 2), 1e-3, 0.98, 0.0).defaults["betas"]
+    (0.9, 0.98)
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    on_gpu = bool(parameters) and parameters[0].is_cuda
+    # A rate that lives on the device can change between replays of a captured step.
+    rate = torch.tensor(lr, device=parameters[0].device) if on_gpu else lr
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, momentum=0.9, weight_decay=weight_decay, fused=True)
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    return kind(groups, lr=rate, betas=(0.9, beta2), eps=1e-9, fused=True, capturable=on_gpu)
+
+
+def schedule(name: ScheduleName, peak: float, warmup: int, steps: int) -> Callable[[int], float]:
+    """The learning rate of update `step` (the first is 0): a straight rise over `warmup`, then the fall by its name.
+
+    inverse_root is the rule of Vaswani et al. 2017 (Noam), written by its peak; cosine and linear end at 0.
+
+    >>> schedule("linear", 1.0, 10, 110)(60)
+    0.5
+    """
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return peak * (step + 1) / warmup
+        done = min(1.0, (step - warmup) / max(1, steps - warmup))
+        match name:
+            case "inverse_root":
+                return peak * math.sqrt(max(1, warmup) / max(1, step + 1))
+            case "cosine":
+                return peak * 0.5 * (1 + math.cos(math.pi * done))
+            case "linear":
+                return peak * (1 - done)
+            case "constant":
+                return peak
+
+    return rate
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -1,0 +1,187 @@
+"""A recipe: what to train, on what, and how. TOML in, frozen dataclasses out; unknown keys are errors."""
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from regard.errors import RegardError
+from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_of
+from regard.train.optim import OptimizerName, ScheduleName
+
+TokenizerKind = Literal["word", "space", "char", "bpe", "bytes"]
+PHRASEBOOK = "phrasebook"
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the sentence pairs come from, and which of them are kept."""
+
+    # two parallel files, or one TSV or JSONL file; plain, .gz or .xz; "-" for standard input; or "phrasebook"
+    files: tuple[str, ...] = (PHRASEBOOK,)
+    # the same for validation; without it a part of the data is set aside
+    validation: tuple[str, ...] = ()
+    # pairs whose one side is this many times longer than the other are dropped
+    max_ratio: float = 6.0
+    # a pair that occurs twice is kept once
+    drop_duplicates: bool = True
+    # how many pairs the phrasebook makes
+    phrasebook_size: int = 40_000
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """How text becomes tokens; learned from the training data before the first step."""
+
+    kind: TokenizerKind = "bpe"
+    # of the target side, where it differs
+    target_kind: TokenizerKind | None = None
+    vocab_size: int = 8000
+    # one tokeniser for both sides
+    shared: bool = True
+    lowercase: bool = False
+    # BPE-dropout (Provilkov et al. 2020): the probability that a merge is skipped while training
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, how fast, how careful."""
+
+    steps: int = 4000
+    # tokens of either side in a batch: a batch closes when one side is full
+    batch_tokens: int = 4096
+    # batches per update
+    accumulate: int = 1
+    optimizer: OptimizerName = "adam"
+    lr: float = 2e-3
+    schedule: ScheduleName = "cosine"
+    warmup: int = 400
+    beta2: float = 0.98
+    weight_decay: float = 0.0
+    # largest norm of the gradient; 0: no limit
+    clip: float = 1.0
+    label_smoothing: float = 0.1
+    # weight of the divergence between two passes with different dropout (R-Drop's α/2); 0: one pass
+    r_drop: float = 0.0
+    # decay of the moving average of the weights that is validated and saved; 0: the weights themselves
+    ema: float = 0.0
+    seed: int = 1
+    # word vectors (word2vec or GloVe text format) as initial embeddings
+    source_vectors: str = ""
+    target_vectors: str = ""
+    validate_every: int = 500
+    # what decides which model is best
+    validate_by: Literal["loss", "bleu"] = "loss"
+    # validations without a new best before training ends early; 0: never
+    patience: int = 0
+    save_every: int = 500
+    log_every: int = 50
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    # auto: bfloat16 on CUDA, float32 elsewhere
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    # threads inside an operation on a CPU; 0: as many as there are cores
+    threads: int = 0
+    compile: bool = False
+    # on a GPU: the same bits every time, a little slower
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a run computes."""
+
+    task: Literal["translate"] = "translate"
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    model: ModelConfig = field(default_factory=TransformerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+
+TASKS = {"translate": "sentence pairs to a translator"}
+# Filled in from the tokenisers, never by a user.
+DERIVED = frozenset({"source_vocab", "target_vocab", "shared_vocab"})
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The table of a recipe file."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RegardError(f"{path}: there is no such recipe.", "Name a .toml file.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RegardError(f"{path}: not a recipe in TOML: {error}.", "Mend that line.") from None
+
+
+def recipe_from(table: Mapping[str, Any], base: Recipe | None = None, origin: str = "the recipe") -> Recipe:
+    """A recipe from nested tables; what they do not say is as in `base`.
+
+    >>> recipe_from({"train": {"steps": 10}}).train.steps
+    10
+    """
+    base = base or Recipe()
+    _refuse_unknown(table, ["task", "data", "tokenizer", "model", "train"], "", origin)
+    if table.get("task", base.task) not in TASKS:
+        raise RegardError(f"{origin}: task {table['task']!r} is not known.", f"Choose from: {', '.join(TASKS)}.")
+    model_table = dict(table.get("model", {}))
+    family = model_table.pop("family", family_of(base.model))
+    if family not in FAMILIES:
+        raise RegardError(f"{origin}: model.family {family!r} is not known.", f"Choose from: {', '.join(FAMILIES)}.")
+    model_base = base.model if family == family_of(base.model) else FAMILIES[family].config()
+    return Recipe(
+        task=table.get("task", base.task),
+        data=_fill(base.data, table.get("data", {}), "data", origin),
+        tokenizer=_fill(base.tokenizer, table.get("tokenizer", {}), "tokenizer", origin),
+        model=_fill(model_base, model_table, "model", origin),
+        train=_fill(base.train, table.get("train", {}), "train", origin),
+    )
+
+
+def recipe_table(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as nested tables that `recipe_from` reads back.
+
+    >>> recipe_from(recipe_table(Recipe())) == Recipe()
+    True
+    """
+    table = dataclasses.asdict(recipe)
+    table["model"] = {"family": family_of(recipe.model)} | {
+        key: value for key, value in table["model"].items() if key not in DERIVED
+    }
+    return table
+
+
+def _fill(config: Any, table: Mapping[str, Any], section: str, origin: str) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(config) if f.name not in DERIVED}
+    _refuse_unknown(table, fields, f"{section}.", origin)
+    changes = {}
+    for key, value in table.items():
+        present = getattr(config, key)
+        if isinstance(present, tuple):
+            value = (value,) if isinstance(value, str) else tuple(value)
+        elif isinstance(present, float) and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if present is not None and value is not None and type(value) is not type(present):
+            raise RegardError(
+                f"{origin}: {section}.{key} = {value!r} should be a {type(present).__name__}.",
+                f"Its default is {present!r}.",
+            )
+        choices = getattr(fields[key].type, "__args__", None)
+        if choices and all(isinstance(choice, str) for choice in choices) and value not in choices:
+            raise RegardError(f"{origin}: {section}.{key} = {value!r} is not known.", f"Choose from: {_list(choices)}.")
+        changes[key] = value
+    return dataclasses.replace(config, **changes)
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], prefix: str, origin: str) -> None:
+    known = list(known)
+    for key in table:
+        if key not in known and not (prefix == "model." and key == "family"):
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+            raise RegardError(f"{origin}: unknown key {prefix}{key}.", f"Did you mean {prefix}{near[0]}?")
+
+
+def _list(choices: Iterable[str]) -> str:
+    return ", ".join(choices)
