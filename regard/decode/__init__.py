@@ -1,1 +1,27 @@
+"""From a model's probabilities to its outputs: greedy, beam search, sampling; one protocol for every model."""
 
+from regard.decode.batching import decode_all, decode_batch
+from regard.decode.beams import beam
+from regard.decode.config import DecodeConfig
+from regard.decode.ensemble import Ensemble
+from regard.decode.hypotheses import BeamHistory, BeamStep, Hypothesis, NBest
+from regard.decode.protocol import SPECIAL, Decodable, Source, Special
+from regard.decode.stepwise import greedy, sample
+
+__all__ = [
+    "SPECIAL",
+    "BeamHistory",
+    "BeamStep",
+    "Decodable",
+    "DecodeConfig",
+    "Ensemble",
+    "Hypothesis",
+    "NBest",
+    "Source",
+    "Special",
+    "beam",
+    "decode_all",
+    "decode_batch",
+    "greedy",
+    "sample",
+]

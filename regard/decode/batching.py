@@ -1,0 +1,78 @@
+"""From one batch to any number of sentences."""
+
+from collections.abc import Callable, Sequence
+
+from regard.decode.beams import beam
+from regard.decode.config import DecodeConfig
+from regard.decode.hypotheses import NBest
+from regard.decode.protocol import SPECIAL, Decodable, Source, Special
+from regard.decode.stepwise import greedy, sample
+
+
+def decode_batch(
+    model: Decodable,
+    source: Source,
+    config: DecodeConfig,
+    *,
+    special: Special = SPECIAL,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    history: bool = False,
+    numbers: Sequence[int] | None = None,
+) -> list[NBest]:
+    """Decode one batch by the config's method. `history` is heard by beam, `numbers` by sample: see there."""
+    if config.method == "greedy":
+        return greedy(model, source, config, special=special, prefixes=prefixes)
+    if config.method == "sample":
+        return sample(model, source, config, special=special, prefixes=prefixes, numbers=numbers)
+    return beam(model, source, config, special=special, prefixes=prefixes, history=history)
+
+
+def decode_all(
+    model: Decodable,
+    sources: Sequence[Sequence[int]],
+    pack: Callable[[list[list[int]]], Source],
+    config: DecodeConfig,
+    *,
+    special: Special = SPECIAL,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    history: bool = False,
+    budget: int = 8192,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[NBest]:
+    """Decode any number of sentences, in batches of similar lengths; the results come in the order of `sources`.
+
+    `budget` bounds sentences * hypotheses * longest source of a batch. `progress(done, total)` is called after each.
+
+    >>> decode_all(model, [[4, 5, 3], [6, 3]], pack, DecodeConfig())  # doctest: +SKIP
+    """
+    hypotheses = {"greedy": 1, "beam": config.beam, "sample": config.n_best}[config.method]
+    results: list[NBest] = [NBest() for _ in sources]
+    done = 0
+    for batch in _by_length([len(source) for source in sources], budget // hypotheses):
+        answers = decode_batch(
+            model,
+            pack([list(sources[i]) for i in batch]),
+            config,
+            special=special,
+            prefixes=None if prefixes is None else [prefixes[i] for i in batch],
+            history=history,
+            numbers=batch,
+        )
+        for i, answer in zip(batch, answers):
+            results[i] = answer
+        done += len(batch)
+        if progress is not None:
+            progress(done, len(sources))
+    return results
+
+
+def _by_length(lengths: list[int], budget: int) -> list[list[int]]:
+    """Indices in batches, longest first (so that what does not fit in memory fails at once), each within the budget."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        # The first of a batch is its longest.
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= budget:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches

@@ -1,0 +1,78 @@
+"""What may come next: never `<pad>` or `<sos>`, a forced prefix first, `<eos>` neither too early nor too late."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.decode.config import DecodeConfig
+from regard.decode.protocol import Source, Special
+from regard.errors import RegardError
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """The constraints of B sentences. A token that may not come gets -inf; the others keep their log-probability."""
+
+    prefix: Int[Tensor, "B P"]
+    """The tokens each output must begin with, filled up with -1."""
+    limit: Int[Tensor, "B"]
+    """How many tokens each output may have before `<eos>`."""
+    min_len: int
+    special: Special
+
+    @classmethod
+    def of(
+        cls, source: Source, config: DecodeConfig, special: Special, prefixes: Sequence[Sequence[int]] | None
+    ) -> "Constraints":
+        lengths = source.offsets.lengths.tolist()
+        prefixes = [()] * len(lengths) if prefixes is None else prefixes
+        if len(prefixes) != len(lengths):
+            raise RegardError(
+                f"{len(prefixes)} prefixes for {len(lengths)} sentences.",
+                "Give one for each; an empty one leaves a sentence free.",
+            )
+        if any(token in (special.pad, special.sos, special.eos) for prefix in prefixes for token in prefix):
+            raise RegardError(
+                "A forced prefix contains <pad>, <sos> or <eos>.", "Give only the tokens that follow <sos>."
+            )
+        longest = max(map(len, prefixes), default=0)
+        filled = [[*prefix, *[-1] * (longest - len(prefix))] for prefix in prefixes]
+        limits = [max(config.limit(length), len(prefix)) for length, prefix in zip(lengths, prefixes)]
+        device = source.offsets.starts.device
+        return cls(
+            prefix=torch.tensor(filled, dtype=torch.long, device=device).view(len(lengths), longest),
+            limit=torch.tensor(limits, dtype=torch.long, device=device),
+            min_len=config.min_len,
+            special=special,
+        )
+
+    def take(self, rows: Int[Tensor, "B2"]) -> "Constraints":
+        """The constraints of these sentences only."""
+        return Constraints(self.prefix[rows], self.limit[rows], self.min_len, self.special)
+
+    def log_probs(self, logits: Float[Tensor, "B K V"], t: int) -> Float[Tensor, "B K V"]:
+        """Log-probabilities of the token at place t (from 0)."""
+        logits = logits.float()
+        # The clamp keeps a row of nothing but -inf at -inf, where log_softmax would give NaN.
+        log_p = logits - logits.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+        forced = torch.where(t >= self.limit, self.special.eos, -1)
+        if t < self.prefix.shape[1]:
+            forced = torch.where(self.prefix[:, t] >= 0, self.prefix[:, t], forced)
+        is_forced = forced >= 0
+        only = None
+        if is_forced.any():
+            token = forced.clamp(min=0)[:, None, None].expand(-1, log_p.shape[1], 1)
+            only = torch.full_like(log_p, -torch.inf).scatter(-1, token, log_p.gather(-1, token))
+        banned = [self.special.pad, self.special.sos] + [self.special.eos] * (t < self.min_len)
+        for token_id in banned:
+            log_p[..., token_id] = -torch.inf
+        return log_p if only is None else torch.where(is_forced[:, None, None], only, log_p)
+
+
+def refuse_nan(log_p: Float[Tensor, "..."]) -> None:
+    """NaN comes out on top of argmax and topk, so it is enough to look at what they chose."""
+    if log_p.isnan().any():
+        raise RegardError("The model's output is not a number (NaN).", "Its weights are spoilt: train it again.")

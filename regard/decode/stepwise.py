@@ -1,0 +1,161 @@
+"""One token after another, none taken back: the most probable one (greedy), or one drawn at random (sample)."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.decode.config import DecodeConfig
+from regard.decode.constraints import Constraints, refuse_nan
+from regard.decode.hypotheses import Hypothesis, NBest
+from regard.decode.protocol import SPECIAL, Decodable, Source, Special
+
+# Dropping finished sentences from the batch copies the caches of the others: about what one step costs. Greedy
+# decoding does it when that saves a quarter of every step to come.
+KEEP_WHOLE = 0.75
+
+Choice = Callable[[Float[Tensor, "B K V"], int, Int[Tensor, "B"]], Int[Tensor, "B K"]]
+
+
+def greedy(
+    model: Decodable,
+    source: Source,
+    config: DecodeConfig | None = None,
+    *,
+    special: Special = SPECIAL,
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> list[NBest]:
+    """The most probable token each time, until `<eos>`; one hypothesis for each sentence.
+
+    >>> greedy(model, source)[0][0].ids  # doctest: +SKIP
+    [17, 4, 98]
+    """
+    config = config or DecodeConfig(method="greedy")
+    constraints = Constraints.of(source, config, special, prefixes)
+    return _one_by_one(model, source, config, constraints, lambda log_p, t, rows: log_p.argmax(-1), samples=1)
+
+
+def sample(
+    model: Decodable,
+    source: Source,
+    config: DecodeConfig | None = None,
+    *,
+    special: Special = SPECIAL,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    numbers: Sequence[int] | None = None,
+) -> list[NBest]:
+    """`n_best` outputs drawn independently for each sentence, by temperature, top-k and top-p; equal ones may occur.
+
+    The draws of a sentence depend on the seed and the sentence's number (by default its place in the batch), not on
+    its neighbours: whatever the batches, the same seed gives the same samples.
+
+    >>> sample(model, source, DecodeConfig("sample", n_best=3, top_p=0.9))[0]  # doctest: +SKIP
+    [Hypothesis(...), Hypothesis(...), Hypothesis(...)]
+    """
+    config = config or DecodeConfig(method="sample")
+    constraints = Constraints.of(source, config, special, prefixes)
+    B = len(constraints.limit)
+    if B == 0:
+        return []
+    steps = int(constraints.limit.max()) + 1
+    shape = (steps, config.n_best)  # step first, so that the first draws do not depend on the longest limit
+    uniform = [np.random.default_rng((config.seed, number)).random(shape) for number in numbers or range(B)]
+    u_BTK = torch.from_numpy(np.stack(uniform)).float().to(constraints.limit.device)
+
+    def choose(log_p: Float[Tensor, "B K V"], t: int, rows: Int[Tensor, "B"]) -> Int[Tensor, "B K"]:
+        return draw(log_p, u_BTK[rows, t], config.temperature, config.top_k, config.top_p)
+
+    return _one_by_one(model, source, config, constraints, choose, samples=config.n_best)
+
+
+def draw(
+    log_p: Float[Tensor, "B K V"],
+    u: Float[Tensor, "B K"],
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> Int[Tensor, "B K"]:
+    """Turn u, uniform in [0, 1), into a token: the first whose cumulated probability exceeds u.
+
+    >>> draw(torch.tensor([[[0.5, 0.2, 0.3]]]).log(), torch.tensor([[0.6]])).item()
+    1
+    """
+    order = None
+    if top_k > 0:
+        log_p, order = log_p.topk(min(top_k, log_p.shape[-1]), dim=-1)
+    elif top_p < 1:
+        log_p, order = log_p.sort(dim=-1, descending=True)
+    # Unnormalised, against the largest; a row of nothing but -inf becomes one of zeros.
+    largest = log_p.amax(-1, keepdim=True).clamp(min=torch.finfo(log_p.dtype).min)
+    p = ((log_p - largest) / temperature).exp()
+    total = p.cumsum(-1)
+    if top_p < 1:
+        p = p * (total - p < top_p * total[..., -1:])  # what comes before a kept token is below top_p
+        total = p.cumsum(-1)
+    # u stays a few roundings below 1, or a token of probability 0 at the end could be drawn.
+    goal = u.clamp(max=1 - 2**-22)[..., None] * total[..., -1:]
+    place = torch.searchsorted(total, goal, right=True).clamp(max=total.shape[-1] - 1)
+    return (place if order is None else order.gather(-1, place)).squeeze(-1)
+
+
+@torch.inference_mode()
+def _one_by_one(
+    model: Decodable, source: Source, config: DecodeConfig, constraints: Constraints, choose: Choice, samples: int
+) -> list[NBest]:
+    B, K, special, device = len(constraints.limit), samples, constraints.special, constraints.limit.device
+    if B == 0:
+        return []
+    steps = int(constraints.limit.max()) + 1
+    ids = torch.full((B, K, steps), special.pad, device=device)
+    log_ps = torch.zeros((B, K, steps), device=device)
+    lengths = torch.zeros((B, K), dtype=torch.long, device=device)
+
+    rows = torch.arange(B, device=device)  # the sentences still in the batch
+    going = torch.ones((B, K), dtype=torch.bool, device=device)
+    last = torch.full((B, K), special.sos, device=device)
+    state = model.start(source)
+    if K > 1:
+        state = model.reorder(state, rows[:, None].repeat(1, K))
+    for t in range(steps):
+        logits, state = model.step(state, last)
+        log_p = constraints.log_probs(logits, t)
+        last = choose(log_p, t, rows)
+        price = log_p.gather(-1, last[..., None]).squeeze(-1)
+        refuse_nan(price)
+        going = going & (price > -torch.inf)  # at -inf nothing may follow: the output ends without <eos>
+        ids[rows, :, t] = torch.where(going, last, special.pad)
+        log_ps[rows, :, t] = torch.where(going, price, 0.0)
+        lengths[rows] += going
+        going = going & (last != special.eos)
+        left = going.any(1).nonzero().squeeze(1)
+        if len(left) == 0:
+            break
+        if len(left) <= KEEP_WHOLE * len(rows):
+            state = model.reorder(state, left[:, None] * K + torch.arange(K, device=device))
+            rows, going, last, constraints = rows[left], going[left], last[left], constraints.take(left)
+
+    log_prob = log_ps.sum(-1)
+    score = log_prob / lengths.clamp(min=1) ** config.length_penalty
+    return gather_hypotheses(ids, log_ps, lengths, log_prob, score, special.eos)
+
+
+def gather_hypotheses(
+    ids: Int[Tensor, "B K T"],
+    log_ps: Float[Tensor, "B K T"],
+    lengths: Int[Tensor, "B K"],
+    log_prob: Float[Tensor, "B K"],
+    score: Float[Tensor, "B K"],
+    eos: int,
+) -> list[NBest]:
+    """The rows of these tensors as hypotheses, best first; those with a score of -inf are left out."""
+    results = []
+    for sentence in zip(*(tensor.tolist() for tensor in (ids, log_ps, lengths, log_prob, score))):
+        hypotheses = [
+            Hypothesis([i for i in tokens[:n] if i != eos], rank, total, prices[:n])
+            for tokens, prices, n, total, rank in zip(*sentence)
+            if rank > -float("inf")
+        ]
+        results.append(NBest(sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)))
+    return results
