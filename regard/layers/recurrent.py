@@ -1,0 +1,165 @@
+"""Recurrent layers over packed sequences, and the attention that looks back at an encoder's states (B1, B2)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from regard.attention import attend, make_score
+from regard.attention.offsets import Offsets
+from regard.layers.cache import MemoryCache
+
+CellKind = Literal["gru", "lstm"]
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The order in which a recurrent layer reads a packed run: all first tokens, all second tokens, and so on.
+
+    Read backward, each sequence is turned round within its own length. Either way the cells that hold no token come
+    after those that do, so what stands in them reaches no state that anybody reads.
+
+    >>> steps = Steps.of(Offsets.of(torch.tensor([0, 2, 5])), backward=True)
+    >>> steps.spread(torch.arange(5.0)[:, None])[0, :, 0]  # the last row of each sequence is read first
+    tensor([1., 4.])
+    """
+
+    rows: Int[Tensor, "M B"]  # the packed row read at each step
+    cells: Int[Tensor, "N"]  # where in the flattened rows each packed row is read: the way back
+
+    @staticmethod
+    def of(offsets: Offsets, backward: bool = False) -> "Steps":
+        longest, batch = offsets.max_len, len(offsets.starts) - 1
+        rows, step, sequence = offsets.rows, offsets.cells % longest, offsets.cells // longest
+        if backward:
+            last = offsets.starts[1:].long() - 1
+            rows = (last[:, None] - torch.arange(longest, device=last.device)).clamp(min=0)
+            step = offsets.lengths[sequence] - 1 - step
+        return Steps(rows.T, step * batch + sequence)
+
+    def spread(self, x: Float[Tensor, "N E"]) -> Float[Tensor, "M B E"]:
+        return x.index_select(0, self.rows.flatten()).unflatten(0, self.rows.shape)
+
+    def collect(self, x: Float[Tensor, "M B E"]) -> Float[Tensor, "N E"]:
+        return x.flatten(0, 1).index_select(0, self.cells)
+
+
+class Recurrent(nn.Module):
+    """One layer of GRU or LSTM cells: whole sequences by the fused kernel, or step by step with the same weights.
+
+    A state is (P, E) numbers: h alone (GRU, P = 1) or h and c (LSTM, P = 2); h is the output. States are kept in the
+    parameters' precision, under autocast too: rounding would add up from step to step.
+
+    >>> layer = Recurrent("gru", 8, 16)
+    >>> layer(torch.randn(5, 8), Steps.of(Offsets.of(torch.tensor([0, 2, 5])))).shape
+    torch.Size([5, 16])
+    """
+
+    def __init__(self, cell: CellKind, dim_in: int, width: int) -> None:
+        super().__init__()
+        self.width, self.parts = width, 1 if cell == "gru" else 2
+        self.rnn = nn.GRU(dim_in, width) if cell == "gru" else nn.LSTM(dim_in, width)
+        # Each gate by itself: xavier for the input, orthogonal for the state, which neither fades nor grows by it.
+        for gate in self.rnn.weight_ih_l0.data.split(width):
+            nn.init.xavier_uniform_(gate)
+        for gate in self.rnn.weight_hh_l0.data.split(width):
+            nn.init.orthogonal_(gate)
+        nn.init.zeros_(self.rnn.bias_ih_l0)
+        nn.init.zeros_(self.rnn.bias_hh_l0)
+        if cell == "lstm":
+            # An LSTM begins by remembering: the forget gate is the second of four.
+            nn.init.ones_(self.rnn.bias_ih_l0.data[width : 2 * width])
+
+    def forward(
+        self, x: Float[Tensor, "N I"], steps: Steps, state: Float[Tensor, "B P E"] | None = None
+    ) -> Float[Tensor, "N E"]:
+        """The output at each packed row, from a first state for each sequence (zeros without)."""
+        with torch.autocast(x.device.type, enabled=False):
+            first: Tensor | tuple[Tensor, ...] | None = None
+            if state is not None:
+                parts = state.to(self.rnn.weight_hh_l0.dtype).unbind(1)
+                first = tuple(part[None].contiguous() for part in parts)
+                first = first[0] if self.parts == 1 else first
+            outputs, _ = self.rnn(steps.spread(x.to(self.rnn.weight_ih_l0.dtype)), first)
+            return steps.collect(outputs)
+
+    def inputs(self, x: Float[Tensor, "*n I"]) -> Float[Tensor, "*n G"]:
+        """What the input adds to the gates, W x + b: it waits for no state, so many steps can be had at once."""
+        return linear(x, self.rnn.weight_ih_l0, self.rnn.bias_ih_l0)
+
+    def step(self, inputs: Float[Tensor, "*n G"], state: Float[Tensor, "*n P E"]) -> Float[Tensor, "*n P E"]:
+        """The next state."""
+        h = state[..., 0, :]
+        with torch.autocast(h.device.type, enabled=False):
+            inputs = inputs.to(h.dtype)
+            hidden = linear(h, self.rnn.weight_hh_l0, self.rnn.bias_hh_l0)
+            if self.parts == 1:
+                # Cho et al. 2014, with the reset gate after the matrix, as the fused kernels have it.
+                (reset_x, update_x, new_x), (reset_h, update_h, new_h) = inputs.chunk(3, -1), hidden.chunk(3, -1)
+                new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
+                return torch.lerp(new, h, torch.sigmoid(update_x + update_h)).unsqueeze(-2)
+            write, forget, new, show = (inputs + hidden).chunk(4, -1)
+            c = torch.sigmoid(forget) * state[..., 1, :] + torch.sigmoid(write) * torch.tanh(new)
+            return torch.stack((torch.sigmoid(show) * torch.tanh(c), c), dim=-2)
+
+
+class Bidirectional(nn.Module):
+    """Two layers read the same sequences from both ends; a token's row is both states, [forward; backward].
+
+    >>> offsets = Offsets.of(torch.tensor([0, 2, 5]))
+    >>> layer = Bidirectional("lstm", 8, 16)
+    >>> rows = layer(torch.randn(5, 8), Steps.of(offsets), Steps.of(offsets, backward=True))
+    >>> rows.shape, layer.final(rows, offsets).shape
+    (torch.Size([5, 32]), torch.Size([2, 32]))
+    """
+
+    def __init__(self, cell: CellKind, dim_in: int, width: int) -> None:
+        super().__init__()
+        self.forward_layer = Recurrent(cell, dim_in, width)
+        self.backward_layer = Recurrent(cell, dim_in, width)
+
+    def forward(self, x: Float[Tensor, "N I"], forward: Steps, backward: Steps) -> Float[Tensor, "N 2*E"]:
+        return torch.cat((self.forward_layer(x, forward), self.backward_layer(x, backward)), dim=-1)
+
+    @staticmethod
+    def final(rows: Float[Tensor, "N 2*E"], offsets: Offsets) -> Float[Tensor, "B 2*E"]:
+        """Each direction's state once it has read all: at the last token, and at the first. Nothing read: zeros."""
+        ahead, behind = rows.chunk(2, dim=-1)
+        last = (offsets.starts[1:].long() - 1).clamp(min=0)
+        first = offsets.starts[:-1].long().clamp(max=max(offsets.total - 1, 0))
+        states = torch.cat((ahead.index_select(0, last), behind.index_select(0, first)), dim=-1)
+        return states * (offsets.lengths > 0)[:, None]
+
+
+class StateAttention(nn.Module):
+    """A decoder's state looks at an encoder's: c_t = Σ_i a_ti h_i, one head; the values are the keys themselves.
+
+    >>> attention = StateAttention(16, score="dot")
+    >>> states, offsets = torch.randn(5, 16), Offsets.of(torch.tensor([0, 2, 5]))
+    >>> attention(states, states, offsets, offsets).shape
+    torch.Size([5, 16])
+    """
+
+    kind = "cross"
+
+    def __init__(self, width: int, score: str, hidden: int = 0, max_keys: int = 256) -> None:
+        super().__init__()
+        self.score = make_score(score, width, width, hidden=hidden or width, max_keys=max_keys)
+
+    def forward(
+        self,
+        states: Float[Tensor, "*n E"],
+        memory: Float[Tensor, "M E"] | MemoryCache,
+        offsets: Offsets | None = None,
+        memory_offsets: Offsets | None = None,
+    ) -> Float[Tensor, "*n E"]:
+        """All steps of a packed run (N, E) in one call; or, with a cache, one step for each (B, K) hypothesis."""
+        if isinstance(memory, MemoryCache):
+            return attend(states[:, None], memory.k, memory.v, score=self.score, mask=memory.mask)[:, 0]
+        keys = memory[:, None]
+        return attend(
+            states[:, None], keys, keys, score=self.score, q_offsets=offsets, k_offsets=memory_offsets
+        ).squeeze(1)

@@ -1,0 +1,246 @@
+"""The recurrent encoder-decoder: with Luong's attention, with Bahdanau's, or with none (B1 to B3)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.layers.cache import MemoryCache
+from regard.layers.dropout import Dropout
+from regard.layers.embeddings import Embedding
+from regard.layers.packed import Packed
+from regard.layers.recurrent import Bidirectional, CellKind, Recurrent, StateAttention, Steps
+from regard.models.transformer import ScoreName
+
+AttentionPlace = Literal["luong", "bahdanau", "none"]
+
+
+@dataclass(frozen=True)
+class Seq2SeqConfig:
+    """Sizes and choices of a recurrent encoder-decoder."""
+
+    # of embeddings and states
+    width: int = 256
+    # of the encoder, and as many of the decoder
+    layers: int = 1
+    cell: CellKind = "gru"
+    # after the cell (luong), before it (bahdanau), or the last states alone (none)
+    attention: AttentionPlace = "luong"
+    score: ScoreName = "general"
+    # inner width of the score concat; 0: the model's
+    score_hidden: int = 0
+    dropout: float = 0.2
+    # the output layer is the target embedding; the source embedding too, where the two sides share a tokeniser
+    tied: bool = True
+    # the longest sequence in tokens, on either side
+    max_len: int = 256
+    # filled in from the tokenisers
+    source_vocab: int = 0
+    target_vocab: int = 0
+    shared_vocab: bool = False
+
+
+def seq2seq_tiny(**changes) -> Seq2SeqConfig:
+    """One layer of width 128, for words and short sentences."""
+    return Seq2SeqConfig(**({"width": 128} | changes))
+
+
+def seq2seq_small(**changes) -> Seq2SeqConfig:
+    """One layer of width 256."""
+    return Seq2SeqConfig(**changes)
+
+
+def seq2seq_base(**changes) -> Seq2SeqConfig:
+    """Two layers of width 512."""
+    return Seq2SeqConfig(**({"width": 512, "layers": 2, "dropout": 0.3} | changes))
+
+
+@dataclass
+class Seq2SeqState:
+    """What decoding carries from token to token: rows are (B, K) hypotheses."""
+
+    cells: Float[Tensor, "B K L P E"]
+    # none without attention
+    memory: MemoryCache | None
+
+
+class Encoder(nn.Module):
+    """Reads the source from both ends: the states of both directions, and those that the decoder begins with."""
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        self.width = width = config.width
+        self.layers = nn.ModuleList(
+            Bidirectional(config.cell, 2 * width if above else width, width) for above in range(config.layers)
+        )
+        self.dropout = Dropout(config.dropout)
+        parts = self.layers[0].forward_layer.parts
+        self.bridges = nn.ModuleList(nn.Linear(2 * width, parts * width) for _ in range(config.layers))
+
+    def forward(
+        self, x: Float[Tensor, "M E"], source: Packed
+    ) -> tuple[Float[Tensor, "M 2*E"], Float[Tensor, "B L P E"]]:
+        """A row for each source token, and each sequence's first decoder state, tanh(W [forward; backward]) a layer."""
+        forward, backward = Steps.of(source.offsets), Steps.of(source.offsets, backward=True)
+        states = []
+        for above, (layer, bridge) in enumerate(zip(self.layers, self.bridges)):
+            x = layer(self.dropout(x) if above else x, forward, backward)
+            first = torch.tanh(bridge(layer.final(x, source.offsets)))
+            states.append(first.unflatten(-1, (-1, self.width)))
+        return x, torch.stack(states, dim=1)
+
+
+class Decoder(nn.Module):
+    """Target tokens in, attentional states out: s̃_t = tanh(W_o [c_t; s_t]), or tanh(W_o s_t) without attention.
+
+    After the cell (Luong et al. 2015) c_t is what s_t regards, and is not fed to the next step: all steps are one
+    attention. Before it (Bahdanau et al. 2015) c_t is what s_{t-1} regards, and is a part of the cell's input.
+    """
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        width, self.place = config.width, config.attention
+        self.layers = nn.ModuleList(Recurrent(config.cell, width, width) for _ in range(config.layers))
+        self.dropout = Dropout(config.dropout)
+        if self.place != "none":
+            # The encoder's states in the width of the decoder's, so that every score can compare them.
+            self.memory = nn.Linear(2 * width, width)
+            self.attention = StateAttention(width, config.score, config.score_hidden, config.max_len)
+        if self.place == "bahdanau":
+            # The context's share of W [y; c]: apart, so that y's share is computed for all steps at once.
+            self.context = nn.Linear(width, self.layers[0].rnn.weight_ih_l0.shape[0], bias=False)
+        self.combine = nn.Linear(width if self.place == "none" else 2 * width, width)
+
+    def forward(
+        self,
+        y: Float[Tensor, "N E"],
+        target: Packed,
+        cells: Float[Tensor, "B L P E"],
+        encoded: Float[Tensor, "M 2*E"],
+        source: Packed,
+    ) -> Float[Tensor, "N E"]:
+        """All steps of packed targets."""
+        steps = Steps.of(target.offsets)
+        if self.place == "bahdanau":
+            memory = self.remember(encoded, source)
+            state, joined = cells[:, None], []
+            for inputs in steps.spread(self.layers[0].inputs(y))[:, :, None]:
+                pair, state = self._bahdanau(inputs, state, memory)
+                joined.append(pair[:, 0])
+            return self._attentional(steps.collect(torch.stack(joined)))
+        for above, layer in enumerate(self.layers):
+            y = layer(self.dropout(y) if above else y, steps, cells[:, above])
+        if self.place == "none":
+            return self._attentional(y)
+        context = self.attention(y, self.memory(encoded), target.offsets, source.offsets)
+        return self._attentional(torch.cat((context, y), dim=-1))
+
+    def remember(self, encoded: Float[Tensor, "M 2*E"], source: Packed) -> MemoryCache | None:
+        """What single steps look at."""
+        if self.place == "none":
+            return None
+        memory = self.memory(encoded)[:, None]
+        return MemoryCache.of(memory, memory, source.offsets)
+
+    def step(
+        self, y: Float[Tensor, "B K E"], cells: Float[Tensor, "B K L P E"], memory: MemoryCache | None
+    ) -> tuple[Float[Tensor, "B K E"], Float[Tensor, "B K L P E"]]:
+        """One token for each hypothesis."""
+        inputs = self.layers[0].inputs(y)
+        if self.place == "bahdanau":
+            pair, cells = self._bahdanau(inputs, cells, memory)
+            return self._attentional(pair), cells
+        cells = self._advance(inputs, cells)
+        top = cells[..., -1, 0, :]
+        if self.place == "none":
+            return self._attentional(top), cells
+        return self._attentional(torch.cat((self.attention(top, memory), top), dim=-1)), cells
+
+    def _bahdanau(
+        self, inputs: Float[Tensor, "B K G"], cells: Float[Tensor, "B K L P E"], memory: MemoryCache | None
+    ) -> tuple[Float[Tensor, "B K 2*E"], Float[Tensor, "B K L P E"]]:
+        """Look with s_{t-1}, then step: [c_t; s_t] and the new cells."""
+        context = self.attention(cells[..., -1, 0, :], memory)
+        cells = self._advance(inputs + self.context(context), cells)
+        return torch.cat((context, cells[..., -1, 0, :]), dim=-1), cells
+
+    def _advance(self, inputs: Float[Tensor, "B K G"], cells: Float[Tensor, "B K L P E"]) -> Float[Tensor, "B K L P E"]:
+        states: list[Tensor] = []
+        for above, layer in enumerate(self.layers):
+            if above:
+                inputs = layer.inputs(self.dropout(states[-1][..., 0, :]))
+            states.append(layer.step(inputs, cells[:, :, above]))
+        return torch.stack(states, dim=2)
+
+    def _attentional(self, joined: Float[Tensor, "*n J"]) -> Float[Tensor, "*n E"]:
+        return self.dropout(torch.tanh(self.combine(joined)))
+
+
+class Seq2Seq(nn.Module):
+    """Source tokens in, for each target token the next one's probabilities out.
+
+    >>> from regard.layers.packed import pack
+    >>> model = Seq2Seq(Seq2SeqConfig(width=16, source_vocab=9, target_vocab=11))
+    >>> model(pack([[4, 5, 3]]), pack([[2, 6]])).shape
+    torch.Size([2, 11])
+    """
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        if config.shared_vocab and config.source_vocab != config.target_vocab:
+            raise RegardError("A shared vocabulary has one size.", "Give source_vocab and target_vocab the same value.")
+        self.config = config
+        # The recurrence knows the order: no code of positions.
+        self.source_embedding = Embedding(config.source_vocab, config.width, positions="none", dropout=config.dropout)
+        shared = self.source_embedding.tokens if config.shared_vocab and config.tied else None
+        self.target_embedding = Embedding(
+            config.target_vocab, config.width, positions="none", dropout=config.dropout, tokens=shared
+        )
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.output = nn.Linear(config.width, config.target_vocab, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and module is not self.output:
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        if config.tied:
+            self.output.weight = self.target_embedding.tokens.weight
+        else:
+            nn.init.normal_(self.output.weight, std=config.width**-0.5)
+
+    def encode(self, source: Packed) -> tuple[Float[Tensor, "M 2*E"], Float[Tensor, "B L P E"]]:
+        """The encoder's output, one row a source token, and the decoder's first states."""
+        return self.encoder(self.source_embedding(source.ids, source.positions), source)
+
+    def features(self, source: Packed, target: Packed) -> Float[Tensor, "N E"]:
+        """What the output layer sees: one row a target token. Training computes its loss from here."""
+        encoded, cells = self.encode(source)
+        y = self.target_embedding(target.ids, target.positions)
+        return self.decoder(y, target, cells, encoded, source)
+
+    def forward(self, source: Packed, target: Packed) -> Float[Tensor, "N V"]:
+        """Logits for the token after each target token, the target being given (teacher forcing)."""
+        return self.output(self.features(source, target))
+
+    def start(self, source: Packed) -> Seq2SeqState:
+        encoded, cells = self.encode(source)
+        return Seq2SeqState(cells[:, None], self.decoder.remember(encoded, source))
+
+    def step(self, state: Seq2SeqState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], Seq2SeqState]:
+        features, cells = self.decoder.step(
+            self.target_embedding(last, torch.zeros_like(last)), state.cells, state.memory
+        )
+        return self.output(features), Seq2SeqState(cells, state.memory)
+
+    def reorder(self, state: Seq2SeqState, indices: Int[Tensor, "B2 K2"]) -> Seq2SeqState:
+        cells, memory = state.cells.flatten(0, 1)[indices], state.memory
+        sentences = indices[:, 0] // state.cells.shape[1]
+        if memory is not None and not torch.equal(
+            sentences, torch.arange(len(memory.lengths), device=sentences.device)
+        ):
+            memory = memory.reorder(sentences)
+        return Seq2SeqState(cells, memory)

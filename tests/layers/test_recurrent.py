@@ -1,0 +1,110 @@
+"""Recurrent layers against PyTorch's own, one sequence at a time."""
+
+import pytest
+import torch
+
+from regard.attention.offsets import Offsets
+from regard.layers.recurrent import Bidirectional, Recurrent, StateAttention, Steps
+
+# Empty sequences at the beginning, inside and at the end.
+STARTS = torch.tensor([0, 0, 3, 4, 4, 9, 9], dtype=torch.int32)
+OFFSETS = Offsets(STARTS, total=9, max_len=6)
+CELLS = ["gru", "lstm"]
+
+
+def sequences(x: torch.Tensor) -> list[torch.Tensor]:
+    return [x[a:b] for a, b in zip(STARTS[:-1].tolist(), STARTS[1:].tolist())]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_steps_there_and_back(backward):
+    steps = Steps.of(OFFSETS, backward)
+    x = torch.arange(9.0)[:, None]
+    spread = steps.spread(x)
+    assert spread.shape == (6, 6, 1)
+    for b, sequence in enumerate(sequences(x)):
+        expected = sequence.flip(0) if backward else sequence
+        assert torch.equal(spread[: len(sequence), b], expected)
+    assert torch.equal(steps.collect(spread), x)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_whole_sequences_are_those_of_each_alone(cell):
+    torch.manual_seed(0)
+    layer = Recurrent(cell, 4, 8)
+    x, state = torch.randn(9, 4), torch.randn(6, layer.parts, 8)
+    out = layer(x, Steps.of(OFFSETS), state)
+    for b, (inputs, outputs) in enumerate(zip(sequences(x), sequences(out))):
+        if len(inputs):
+            parts = tuple(state[b, :, None].unbind(0))
+            expected, _ = layer.rnn(inputs, parts if cell == "lstm" else parts[0])
+            torch.testing.assert_close(outputs, expected)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_steps_are_the_whole_sequence(cell):
+    torch.manual_seed(0)
+    layer = Recurrent(cell, 4, 8)
+    x, state = torch.randn(5, 4), torch.randn(1, layer.parts, 8)
+    whole = layer(x, Steps.of(Offsets.of(torch.tensor([0, 5]))), state)
+    for inputs, expected in zip(layer.inputs(x), whole):
+        state = layer.step(inputs[None], state)
+        torch.testing.assert_close(state[0, 0], expected)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_both_directions_and_their_final_states(cell):
+    torch.manual_seed(0)
+    layer = Bidirectional(cell, 4, 8)
+    x = torch.randn(9, 4)
+    rows = layer(x, Steps.of(OFFSETS), Steps.of(OFFSETS, backward=True))
+    final = layer.final(rows, OFFSETS)
+    assert final.shape == (6, 16)
+    for inputs, outputs, state in zip(sequences(x), sequences(rows), final):
+        if not len(inputs):
+            assert not state.any()
+            continue
+        ahead, _ = layer.forward_layer.rnn(inputs)
+        behind = layer.backward_layer.rnn(inputs.flip(0))[0].flip(0)
+        torch.testing.assert_close(outputs, torch.cat((ahead, behind), -1))
+        torch.testing.assert_close(state, torch.cat((ahead[-1], behind[0])))
+
+
+def test_what_stands_beyond_the_end_does_not_matter():
+    """The gradient of a sequence's outputs reaches no row of another sequence."""
+    torch.manual_seed(0)
+    layer = Bidirectional("gru", 4, 8)
+    x = torch.randn(9, 4, requires_grad=True)
+    rows = layer(x, Steps.of(OFFSETS), Steps.of(OFFSETS, backward=True))
+    (grad,) = torch.autograd.grad(rows[3].sum(), x)  # the sequence of one token
+    assert grad[3].any()
+    assert not grad[:3].any()
+    assert not grad[4:].any()
+
+
+def test_beginnings():
+    layer = Recurrent("lstm", 4, 8)
+    bias = layer.rnn.bias_ih_l0 + layer.rnn.bias_hh_l0
+    assert bias.tolist() == [0.0] * 8 + [1.0] * 8 + [0.0] * 16
+    for gate in layer.rnn.weight_hh_l0.split(8):
+        torch.testing.assert_close(gate @ gate.T, torch.eye(8))
+
+
+def test_the_state_keeps_its_precision_under_autocast():
+    layer = Recurrent("gru", 4, 8)
+    x, steps = torch.randn(9, 4), Steps.of(OFFSETS)
+    expected = layer(x, steps)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(layer(x, steps), expected)
+
+
+@pytest.mark.parametrize("score", ["dot", "scaled_dot", "cosine", "general", "concat", "location"])
+def test_the_context_is_the_weighted_sum(score):
+    torch.manual_seed(0)
+    attention = StateAttention(8, score, hidden=5, max_keys=10)
+    states, memory = torch.randn(4, 8), torch.randn(7, 8)
+    q_offsets, k_offsets = Offsets.of(torch.tensor([0, 3, 4])), Offsets.of(torch.tensor([0, 2, 7]))
+    context = attention(states, memory, q_offsets, k_offsets)
+    for queries, keys, expected in zip(states.split([3, 1]), memory.split([2, 5]), context.split([3, 1])):
+        weights = attention.score(queries, keys).softmax(-1)
+        torch.testing.assert_close(weights @ keys, expected)
