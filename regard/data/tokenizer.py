@@ -1,0 +1,200 @@
+"""Text to ids and back: tokenisers of words, characters, subwords and bytes, trained on the data at hand.
+
+The work is done by the `tokenizers` library and saved in its own format, so that other tools read our files.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, get_args
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+
+from regard.errors import RegardError
+
+Kind = Literal["word", "space", "char", "bpe", "bytes"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+SPECIALS = ("<pad>", "<unk>", "<sos>", "<eos>")
+PAD, UNK, SOS, EOS = range(4)
+
+# The sign that begins a word in the vocabulary, so that decoding knows where the spaces were.
+SPACE = "▁"
+_LETTER = r"[\p{L}\p{M}\p{N}]"
+# Text that was tokenised by the Moses scripts has entities in its words: d&apos; is one word, &quot; another.
+_ENTITY = r"&(?:[a-z]+|#[0-9]+);"
+_HYPHEN = rf"(?<={_LETTER})-(?={_LETTER})"
+
+
+def _words(*parts: str) -> pre_tokenizers.PreTokenizer:
+    """Words made of `parts`, an apostrophe closing the word before it (l'|homme); every other sign by itself.
+
+    The names of the special tokens fall apart in this ("<", "pad", ">"), so no text can spell one.
+    """
+    pattern = rf"{SPACE}?(?:{'|'.join(parts)})+['’]?|{SPACE}?[^{SPACE}]|{SPACE}"
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return pre_tokenizers.Sequence([pre_tokenizers.Metaspace(SPACE), split])
+
+
+def _pre_tokenizer(kind: Kind) -> pre_tokenizers.PreTokenizer:
+    """How a text is cut before the vocabulary is looked at; it differs from kind to kind, and so tells them apart."""
+    match kind:
+        case "word":
+            return _words(_LETTER, _ENTITY)
+        case "space":
+            return pre_tokenizers.Metaspace(SPACE)
+        case "char":
+            return pre_tokenizers.Split(Regex(r"(?m)."), "isolated")
+        case "bpe":
+            return _words(_LETTER, _ENTITY, _HYPHEN)  # whether t-shirt is one piece, its frequency decides
+        case "bytes":
+            return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def _decoder(kind: Kind) -> decoders.Decoder:
+    match kind:
+        case "char":
+            return decoders.Fuse()
+        case "bytes":
+            return decoders.ByteLevel()
+        case _:
+            return decoders.Metaspace(SPACE)
+
+
+def _normalizer(kind: Kind, lowercase: bool) -> normalizers.Normalizer | None:
+    steps: list[normalizers.Normalizer] = []
+    if kind not in ("bytes", "space"):  # bytes are exact; for "space", signs are symbols, not to be recomposed
+        steps.append(normalizers.NFC())
+    if lowercase:
+        steps.append(normalizers.Lowercase())
+    if kind != "bytes":
+        steps += [normalizers.Replace(Regex(rf"[\s{SPACE}]+"), " "), normalizers.Strip()]
+    return normalizers.Sequence(steps) if steps else None
+
+
+class Tokenizer:
+    """Text to ids and back. The names of special tokens inside a text are text: no text can make one.
+
+    The kinds are
+
+    - `word`: words and signs of punctuation; what is not in the vocabulary is `<unk>`;
+    - `space`: whatever stands between white space (phonemes, text that is already tokenised);
+    - `char`: characters;
+    - `bpe`: subwords by byte-pair encoding, inside words;
+    - `bytes`: the same over bytes, for which nothing is unknown.
+
+    All but `bytes` read any run of white space (and the sign "▁") as one space; `word`, `char` and `bpe` compose
+    characters (NFC). Up to that, decoding gives back the text that was encoded, if its characters (words) were seen.
+
+    >>> tokenizer = Tokenizer.train(["the cat", "the mouse", "l'homme"], "word")
+    >>> tokenizer.encode("the mouse"), tokenizer.decode([4, 8])
+    ([4, 8], 'the mouse')
+    >>> tokenizer.decode(tokenizer.encode("l'homme"))
+    "l'homme"
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer, kind: Kind) -> None:
+        library.encode_special_tokens = True  # which means: as the text that they are
+        self.library = library
+        self.kind = kind
+
+    @staticmethod
+    def train(texts: Iterable[str], kind: Kind, vocab_size: int = 8000, lowercase: bool = False) -> "Tokenizer":
+        """Learn a vocabulary of at most `vocab_size` entries, the four special ones included.
+
+        For a shared tokeniser give the texts of both sides. The same texts give the same tokeniser, byte for byte.
+        Every character that occurs has its entry in `bpe` (every byte in `bytes`), even where `vocab_size` is less.
+        """
+        if kind not in KINDS:
+            raise RegardError(f"There is no tokeniser of kind {kind!r}.", hint=f"Choose one of {', '.join(KINDS)}.")
+        common = {"vocab_size": vocab_size, "special_tokens": list(SPECIALS), "show_progress": False}
+        library: tokenizers.Tokenizer
+        trainer: trainers.Trainer
+        if kind in ("bpe", "bytes"):
+            library = tokenizers.Tokenizer(models.BPE(unk_token=SPECIALS[UNK] if kind == "bpe" else None))
+            alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "bytes" else []
+            trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **common)
+        else:
+            library = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIALS[UNK]))
+            trainer = trainers.WordLevelTrainer(**common)
+        library.normalizer = _normalizer(kind, lowercase)
+        library.pre_tokenizer = _pre_tokenizer(kind)
+        library.decoder = _decoder(kind)
+        library.train_from_iterator(texts, trainer)
+        return Tokenizer(library, kind)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.library.get_vocab_size()
+
+    @cached_property
+    def vocabulary(self) -> list[str]:
+        """What each id stands for, as plain text: what pre-trained word vectors know it by, and what pictures show.
+
+        A word at the beginning of a word and inside one (after l') are two ids with the same text. A part of a
+        character, which `bytes` has, shows as "�".
+        """
+        others = [self.library.decode([index]) for index in range(len(SPECIALS), self.vocab_size)]
+        return [*SPECIALS, *others]
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without `<sos>` and `<eos>`."""
+        return self.library.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` for many texts, on all cores."""
+        return [one.ids for one in self.library.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; special ones are left out."""
+        return self.library.decode([int(one) for one in ids], skip_special_tokens=True)
+
+    def decode_batch(self, ids: Iterable[Iterable[int]]) -> list[str]:
+        """`decode` for many sequences, on all cores."""
+        return self.library.decode_batch([[int(one) for one in row] for row in ids], skip_special_tokens=True)
+
+    def pieces(self, text: str) -> list[tuple[str, tuple[int, int]]]:
+        """For each id of `encode(text)` the piece of the text that it is, and its place there.
+
+        The space before a word is no part of its piece. Where `bytes` cuts inside a character, each part has all of it.
+
+        >>> Tokenizer.train(["the cat"], "word").pieces("the  cat")
+        [('the', (0, 3)), ('cat', (5, 8))]
+        """
+        result = []
+        for start, end in self.library.encode(text, add_special_tokens=False).offsets:
+            if not text[start:end].isspace():
+                start = end - len(text[start:end].lstrip())
+            result.append((text[start:end], (start, end)))
+        return result
+
+    def save(self, path: str | Path) -> None:
+        """Write tokenizer.json."""
+        Path(path).write_text(self.library.to_str(pretty=True), encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | Path) -> "Tokenizer":
+        """Open a file that `save` wrote."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise RegardError(f"There is no tokeniser at {path}.") from None
+        try:
+            library = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises plain Exception
+            raise RegardError(f"{path} is not a tokeniser: {error}.") from None
+        cut = json.loads(text)["pre_tokenizer"]
+        for kind in KINDS:
+            if cut == _as_json(_pre_tokenizer(kind)):
+                return Tokenizer(library, kind)
+        raise RegardError(
+            f"{path} is a tokeniser of another program.", hint=f"Regard opens its own kinds: {', '.join(KINDS)}."
+        )
+
+
+def _as_json(pre_tokenizer: pre_tokenizers.PreTokenizer) -> dict:
+    library = tokenizers.Tokenizer(models.WordLevel())
+    library.pre_tokenizer = pre_tokenizer
+    return json.loads(library.to_str())["pre_tokenizer"]
