@@ -1,7 +1,7 @@
 """What decoding asks of a model, of its source, and of its vocabulary."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -26,6 +26,7 @@ class Special:
 SPECIAL = Special()
 
 
+@runtime_checkable
 class Source(Protocol):
     """B source sequences, of which decoding itself asks only the lengths. A `Packed` is one."""
 
@@ -33,6 +34,7 @@ class Source(Protocol):
     def offsets(self) -> Offsets: ...
 
 
+@runtime_checkable
 class Decodable(Protocol):
     """A model that can be decoded. Its state has rows (B, K): K hypotheses ("beams") for each of B sentences.
 

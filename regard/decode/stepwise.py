@@ -110,6 +110,7 @@ def _one_by_one(
     steps = int(constraints.limit.max()) + 1
     ids = torch.full((B, K, steps), special.pad, device=device)
     log_ps = torch.zeros((B, K, steps), device=device)
+    log_prob = torch.zeros((B, K), device=device)
     lengths = torch.zeros((B, K), dtype=torch.long, device=device)
 
     rows = torch.arange(B, device=device)  # the sentences still in the batch
@@ -126,7 +127,8 @@ def _one_by_one(
         refuse_nan(price)
         going = going & (price > -torch.inf)  # at -inf nothing may follow: the output ends without <eos>
         ids[rows, :, t] = torch.where(going, last, special.pad)
-        log_ps[rows, :, t] = torch.where(going, price, 0.0)
+        log_ps[rows, :, t] = price
+        log_prob[rows] += torch.where(going, price, 0.0)
         lengths[rows] += going
         going = going & (last != special.eos)
         left = going.any(1).nonzero().squeeze(1)
@@ -136,7 +138,6 @@ def _one_by_one(
             state = model.reorder(state, left[:, None] * K + torch.arange(K, device=device))
             rows, going, last, constraints = rows[left], going[left], last[left], constraints.take(left)
 
-    log_prob = log_ps.sum(-1)
     score = log_prob / lengths.clamp(min=1) ** config.length_penalty
     return gather_hypotheses(ids, log_ps, lengths, log_prob, score, special.eos)
 

@@ -89,7 +89,7 @@ def test_a_beam_of_one_is_greedy(seed: int) -> None:
 
 @pytest.mark.parametrize("patience", [1.0, math.inf])
 def test_neighbours_in_the_batch_change_nothing(patience: float) -> None:
-    config = DecodeConfig(beam=4, n_best=3, patience=patience, max_ratio=2, max_extra=4)
+    config = DecodeConfig(beam=4, n_best=3, patience=patience, max_ratio=2.0, max_extra=4)
     model = HistoryModel(20, seed=3)
     sentences = [[first, *[1] * (first % 5)] for first in range(4, 24)]
     together = beam(model, pack(sentences), config)

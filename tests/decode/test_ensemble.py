@@ -1,0 +1,63 @@
+"""Several models as one."""
+
+import pytest
+import torch
+from torch import nn
+
+from regard.decode import DecodeConfig, Ensemble, beam, greedy
+from regard.errors import RegardError
+from tests.decode.toys import HistoryModel, TableModel, pack
+
+SENTENCES = [[5, 1, 1], [9], [4, 1], [8, 1, 1, 1]]
+
+
+def test_a_model_with_itself_is_itself() -> None:
+    model = HistoryModel(12, seed=1)
+    config = DecodeConfig(beam=3, n_best=3)
+    alone = beam(model, pack(SENTENCES), config)
+    for weights in (None, [3.0, 1.0, 0.5]):
+        together = beam(Ensemble([model] * 3, weights), pack(SENTENCES), config)
+        for one, other in zip(alone, together):
+            assert [h.ids for h in one] == [h.ids for h in other]
+            assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-5)
+
+
+def test_two_models_by_hand() -> None:
+    """<sos> then 4 or 5: 0.9 and 0.1 in one, 0.2 and 0.8 in the other; then <eos> for certain."""
+
+    def chain(four: float) -> TableModel:
+        p = torch.zeros((6, 6))
+        p[2, 4], p[2, 5] = four, 1 - four
+        p[4, 3] = p[5, 3] = 1.0
+        return TableModel(p.log())
+
+    models = [chain(0.9), chain(0.2)]
+    result = beam(Ensemble(models), pack([[4]]), DecodeConfig(beam=2, n_best=2))[0]
+    assert [h.ids for h in result] == [[4], [5]]
+    assert [torch.tensor(h.logprob).exp().item() for h in result] == pytest.approx([0.55, 0.45])
+    result = greedy(Ensemble(models, weights=[1.0, 3.0]), pack([[4]]))[0]
+    assert result[0].ids == [5]
+    assert torch.tensor(result[0].logprob).exp().item() == pytest.approx(0.25 * 0.1 + 0.75 * 0.8)
+
+
+def test_members_are_seen_by_torch() -> None:
+    class Small(nn.Module, HistoryModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(2))
+
+    ensemble = Ensemble([Small(), Small()])
+    assert len(list(ensemble.parameters())) == 2
+    ensemble.eval()
+    assert not ensemble.models[1].training
+
+
+def test_what_cannot_be_an_ensemble_is_refused() -> None:
+    with pytest.raises(RegardError, match="12, 13 tokens"):
+        greedy(Ensemble([HistoryModel(12), HistoryModel(13)]), pack(SENTENCES))
+    with pytest.raises(RegardError, match="no models"):
+        Ensemble([])
+    with pytest.raises(RegardError, match="1 weights for 2 models"):
+        Ensemble([HistoryModel(6), HistoryModel(6)], [1.0])
+    with pytest.raises(RegardError, match="0 or less"):
+        Ensemble([HistoryModel(6), HistoryModel(6)], [1.0, 0.0])
