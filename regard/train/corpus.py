@@ -1,0 +1,117 @@
+"""From the files that a recipe names to what the loop trains on: read, cleaned, split, tokenised, counted."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from regard.data import (
+    Batch,
+    Batches,
+    Counts,
+    Tokenizer,
+    clean,
+    encode_pairs,
+    phrasebook,
+    read_pairs,
+    split_validation,
+)
+from regard.errors import RegardError
+from regard.train.recipe import PHRASEBOOK, DataConfig, TokenizerConfig
+
+Pairs = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Validation pairs as text, for translating, and as batches, for the loss."""
+
+    sources: list[str]
+    targets: list[str]
+    batches: list[Batch]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Sentence pairs to learn from and to be judged by, and what was dropped on the way."""
+
+    training: Pairs
+    validation: Pairs
+    counts: Counts
+
+    @property
+    def fingerprints(self) -> dict[str, object]:
+        """Sizes and SHA-256 of what was trained on and validated by."""
+        return {
+            name: {"pairs": len(pairs), "sha256": _fingerprint(pairs)}
+            for name, pairs in (("training", self.training), ("validation", self.validation))
+        }
+
+    def describe(self) -> str:
+        return f"{len(self.training)} pairs to learn from, {len(self.validation)} to validate with ({self.counts})"
+
+    def encode(
+        self,
+        source: Tokenizer,
+        target: Tokenizer,
+        *,
+        max_len: int,
+        batch_tokens: int,
+        seed: int,
+        dropout: float,
+        constant_shapes: bool,
+    ) -> tuple[Batches, Validation, int]:
+        """Batches to train on, the validation set, and how many training pairs were too long."""
+        sides = encode_pairs(self.training, source, target, max_len=max_len, dropout=dropout, seed=seed)
+        common = dict(budget=batch_tokens, max_len=max_len, seed=seed, constant_shapes=constant_shapes)
+        batches = Batches(*sides[:2], **common)
+        held_out = encode_pairs(self.validation, source, target, max_len=max_len)
+        validation = Validation(
+            [one for one, _ in self.validation],
+            [other for _, other in self.validation],
+            list(Batches(*held_out[:2], **common).epoch(0)),
+        )
+        return batches, validation, sides[2]
+
+
+def read_corpus(config: DataConfig, seed: int) -> Corpus:
+    """Reads, cleans and, where no validation data are named, splits the data.
+
+    >>> len(read_corpus(DataConfig(phrasebook_size=100), seed=1).training)
+    100
+    """
+    if config.files == (PHRASEBOOK,):
+        training = [(pair.source, pair.target) for pair in phrasebook("train", config.phrasebook_size)]
+        validation = [(pair.source, pair.target) for pair in phrasebook("val", 500)]
+        return Corpus(training, validation, Counts())
+    training, counts = clean(
+        read_pairs(config.files), max_ratio=config.max_ratio, drop_duplicates=config.drop_duplicates
+    )
+    if not training:
+        raise RegardError(f"{' '.join(config.files)}: no pair is left after cleaning.", f"Dropped: {counts}.")
+    if config.validation:
+        validation, _ = clean(read_pairs(config.validation), max_ratio=float("inf"), drop_duplicates=False)
+        if not validation:
+            raise RegardError(f"{' '.join(config.validation)}: every pair has an empty side.", "Give other pairs.")
+    else:
+        training, validation = split_validation(training, seed)
+    return Corpus(training, validation, counts)
+
+
+def train_tokenizers(pairs: Pairs, config: TokenizerConfig) -> tuple[Tokenizer, Tokenizer]:
+    """The tokenisers of both sides: one and the same where the recipe shares it."""
+    sources, targets = [one for one, _ in pairs], [other for _, other in pairs]
+    target_kind = config.target_kind or config.kind
+    if config.shared and target_kind == config.kind:
+        both = Tokenizer.train(sources + targets, config.kind, config.vocab_size, config.lowercase)
+        return both, both
+    return (
+        Tokenizer.train(sources, config.kind, config.vocab_size, config.lowercase),
+        Tokenizer.train(targets, target_kind, config.vocab_size, config.lowercase),
+    )
+
+
+def _fingerprint(pairs: Sequence[tuple[str, str]]) -> str:
+    digest = hashlib.sha256()
+    for source, target in pairs:
+        digest.update(f"{source}\t{target}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,356 @@
+"""The training loop: one function that can be read from top to bottom."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.data import Batch, Batches, prefetch
+from regard.decode import DecodeConfig
+from regard.errors import RegardError
+from regard.folder import Translator, fill_weights, find_device, load, read_tokenizers, save, write_tokenizers
+from regard.models import TranslationModel, make_model
+from regard.train.allocator import keep_freed_memory
+from regard.train.checkpoint import Checkpoint, gather_state, restore_state, unique_parameters
+from regard.train.corpus import Corpus, read_corpus, train_tokenizers
+from regard.train.graphs import GraphedUpdate
+from regard.train.losses import LossParts, token_loss
+from regard.train.metrics import text_scores
+from regard.train.optim import make_optimizer, schedule, set_rate
+from regard.train.recipe import Recipe, TrainConfig, recipe_table
+from regard.train.report import Report, draw_losses, read_metrics
+from regard.train.vectors import use_vectors
+
+Autocast = Callable[[], AbstractContextManager[Any]]
+# What may differ between a run and its continuation, since it does not change what is computed.
+MAY_CHANGE = {"train.device", "train.log_every", "train.save_every"}
+# Sentences of the validation set that are translated for BLEU each time.
+BLEU_SENTENCES = 500
+
+
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    start_from: str | Path | None = None,
+    corpus: Corpus | None = None,
+    quiet: bool = False,
+) -> Translator:
+    """Trains a translator and leaves it in the folder `out`; a run that was cut off goes on where it was.
+
+    `start_from` is a model folder whose weights, tokenisers and sizes are taken over. A `corpus` that was read
+    already is used as it is.
+
+    >>> train(Recipe(), "model")  # doctest: +SKIP
+    """
+    out, config = Path(out), recipe.train
+    state_path = out / "state" / "last.safetensors"
+    resumed = _claim(out, recipe, state_path)
+    device = find_device(config.device)
+    autocast = _autocast(config, device)
+    _settle(config, device)
+
+    corpus = corpus or read_corpus(recipe.data, config.seed)
+    origin = load(start_from, "cpu") if start_from is not None else None
+    if resumed is not None:
+        source_tokenizer, target_tokenizer = read_tokenizers(out)
+    elif origin is not None:
+        source_tokenizer, target_tokenizer = origin.source_tokenizer, origin.target_tokenizer
+    else:
+        source_tokenizer, target_tokenizer = train_tokenizers(corpus.training, recipe.tokenizer)
+    write_tokenizers(out, source_tokenizer, target_tokenizer)
+
+    model_config = dataclasses.replace(
+        origin.model.config if origin is not None else recipe.model,
+        source_vocab=source_tokenizer.vocab_size,
+        target_vocab=target_tokenizer.vocab_size,
+        shared_vocab=target_tokenizer is source_tokenizer,
+    )
+    # Shapes that never change are what a GPU's captured steps need; a CPU would only compute the filling.
+    batches, validation, too_long = corpus.encode(
+        source_tokenizer,
+        target_tokenizer,
+        max_len=model_config.max_len,
+        batch_tokens=config.batch_tokens,
+        seed=config.seed,
+        dropout=recipe.tokenizer.dropout,
+        constant_shapes=device.type == "cuda",
+    )
+    torch.manual_seed(config.seed)
+    model = make_model(model_config)
+    if origin is not None:
+        fill_weights(model, dict(origin.model.named_parameters()), Path(str(start_from)))
+    use_vectors(model, config, source_tokenizer, target_tokenizer)
+    model.to(device).train()
+    optimizer = make_optimizer(config.optimizer, model, config.lr, config.beta2, config.weight_decay)
+    rate = schedule(config.schedule, config.lr, config.warmup, config.steps)
+    average = {name: p.detach().clone() for name, p in unique_parameters(model).items()} if config.ema else None
+    facts: dict[str, Any] = {"step": 0, "epoch": 0, "batch": 0, "best": None, "best_step": 0, "waiting": 0, "done": False}
+    if resumed is not None:
+        restore_state(resumed.tensors, model, optimizer, average, lambda why: _other_model(state_path, why))
+        facts = resumed.facts
+
+    translator = Translator(model, source_tokenizer, target_tokenizer, _provenance(recipe, corpus, start_from))
+    report = Report(out, config.steps, facts["step"], quiet)
+    report.say(corpus.describe(), f"{too_long} pairs too long for the model", _describe(model, device))
+    features = torch.compile(model.features, dynamic=False) if config.compile else model.features
+
+    def update(group: list[Batch]) -> LossParts:
+        """One update of the weights from a group of batches; never waits for the device."""
+        tokens = torch.stack([(batch.target_out != 0).sum() for batch in group]).sum()
+        total: LossParts | None = None
+        for batch in group:
+            with autocast():
+                first = features(batch.source, batch.target_in)
+                twin = features(batch.source, batch.target_in) if config.r_drop else None
+                parts = token_loss(
+                    first, model.output.weight, batch.target_out, config.label_smoothing, twin, config.r_drop
+                )
+            (parts.loss / tokens).backward()
+            detached = LossParts(*(part.detach() for part in parts))
+            total = detached if total is None else LossParts(*(a + b for a, b in zip(total, detached)))
+        if config.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert total is not None
+        return total
+
+    run_update = GraphedUpdate(update) if device.type == "cuda" and config.accumulate == 1 else update
+
+    def checkpoint() -> None:
+        Checkpoint(gather_state(model, optimizer, average), facts | {"recipe": recipe_table(recipe)}).save(state_path)
+
+    def validate() -> None:
+        """Measures on the validation set, keeps the best model, and counts how long there was no better one."""
+        with _weights(model, average):
+            scores = evaluate_loss(model, validation.batches, autocast)
+            outputs = translator.translate(validation.sources[:BLEU_SENTENCES], DecodeConfig(method="greedy"), truncate=True)
+            texts = text_scores([best[0].text for best in outputs], validation.targets[:BLEU_SENTENCES])
+            scores |= {"bleu": texts.bleu, "exact_match": texts.exact_match}
+            model.train()
+            report.add(facts["step"], "validation", **scores)
+            measure = -scores["nll"] if config.validate_by == "loss" else scores["bleu"]
+            if facts["best"] is None or measure > facts["best"]:
+                facts.update(best=measure, best_step=facts["step"], waiting=0)
+                translator.training |= {"step": facts["step"], "validation": scores}
+                save(out, translator)
+            else:
+                facts["waiting"] += 1
+
+    sums: list[LossParts] = []
+    group: list[Batch] = []
+    since = time.monotonic()
+    stop = facts["done"]
+    with report, _stop_requests() as requested:
+        for epoch, index, batch in _stream(batches, facts["epoch"], facts["batch"], device):
+            if stop or facts["step"] >= config.steps:
+                break
+            group.append(batch)
+            if len(group) < config.accumulate:
+                continue
+            set_rate(optimizer, rate(facts["step"]))
+            sums.append(run_update(group))
+            group = []
+            facts.update(step=facts["step"] + 1, epoch=epoch, batch=index + 1)
+            step = facts["step"]
+            if average is not None:
+                _follow(average, model, config.ema, step)
+            if step % config.log_every == 0:
+                _log(report, step, sums, rate(step - 1), time.monotonic() - since)
+                sums, since = [], time.monotonic()
+            if step % config.validate_every == 0 or step == config.steps:
+                validate()
+                facts["done"] = stop = step == config.steps or 0 < config.patience <= facts["waiting"]
+                since = time.monotonic()
+            if requested:
+                checkpoint()
+                raise RegardError(
+                    f"Interrupted; everything up to step {step} is saved in {out}.",
+                    "The same command goes on from there.",
+                )
+            if step % config.save_every == 0 or stop:
+                checkpoint()
+    draw_losses(read_metrics(report.path), out / "loss.png")
+    return load(out, config.device)
+
+
+@torch.inference_mode()
+def evaluate_loss(model: TranslationModel, batches: Iterable[Batch], autocast: Autocast) -> dict[str, float]:
+    """Plain negative log-likelihood per token (no smoothing, no dropout) and the perplexity that it means."""
+    device = next(model.parameters()).device
+    model.eval()
+    nll, tokens = 0.0, 0.0
+    for batch in batches:
+        batch = batch.to(device)
+        with autocast():
+            parts = token_loss(model.features(batch.source, batch.target_in), model.output.weight, batch.target_out)
+        nll += float(parts.nll)
+        tokens += float(parts.tokens)
+    mean = nll / max(1.0, tokens)
+    return {"nll": mean, "perplexity": math.exp(min(mean, 50.0))}
+
+
+def _claim(out: Path, recipe: Recipe, state_path: Path) -> Checkpoint | None:
+    """Makes sure that `out` is free, or holds this very run, and then gives the run's checkpoint."""
+    if state_path.exists():
+        resumed = Checkpoint.load(state_path)
+        there, here = resumed.facts.get("recipe", {}), json.loads(json.dumps(recipe_table(recipe)))
+        for section, keys in here.items():
+            for key, value in keys.items() if isinstance(keys, dict) else ():
+                if there.get(section, {}).get(key) != value and f"{section}.{key}" not in MAY_CHANGE:
+                    raise RegardError(
+                        f"{out} holds a run with {section}.{key} = {there.get(section, {}).get(key)!r}, not {value!r}.",
+                        "Repeat its own settings to go on with it, or choose another --out.",
+                    )
+        return resumed
+    if (out / "config.json").exists():
+        raise RegardError(f"{out} holds a model already.", "Choose another --out, or delete that folder first.")
+    if out.exists() and not out.is_dir():
+        raise RegardError(f"{out} is a file.", "Choose a folder for --out.")
+    try:
+        (out / "state").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RegardError(f"{out}: cannot be made: {error.strerror}.", "Choose another --out.") from None
+    return None
+
+
+def _stream(
+    batches: Batches, epoch: int, start: int, device: torch.device
+) -> Generator[tuple[int, int, Batch], None, None]:
+    """Batches without end from that place on, each with its epoch and number, moved to the device ahead of its use."""
+
+    def ahead() -> Iterator[tuple[int, int, Batch]]:
+        for number in itertools.count(epoch):
+            first = start if number == epoch else 0
+            for index, batch in enumerate(batches.epoch(number, first), first):
+                yield number, index, batch.pin_memory() if device.type == "cuda" else batch
+
+    for number, index, batch in prefetch(ahead()):
+        yield number, index, batch.to(device, non_blocking=True)
+
+
+def _settle(config: TrainConfig, device: torch.device) -> None:
+    """The arrangement of the machine that was measured to be fastest (benchmarks/training_cpu.md)."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    if device.type == "cpu":
+        keep_freed_memory()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+        if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+
+
+def _autocast(config: TrainConfig, device: torch.device) -> Autocast:
+    """The context in which forward passes run: bfloat16 matrix products, or nothing."""
+    narrow = config.precision == "bfloat16" or (config.precision == "auto" and device.type == "cuda")
+    if not narrow:
+        return contextlib.nullcontext
+    if device.type == "cpu" and not _bfloat16_survives():
+        raise RegardError(
+            "This CPU advertises bfloat16 matrix products but dies of an illegal instruction when they run.",
+            "Use train.precision float32, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment.",
+        )
+    # The cache of cast weights would outlive a captured step.
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+
+def _bfloat16_survives() -> bool:
+    """Tries a bfloat16 product in a child process: on some CPUs it kills the process."""
+    probe = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(a, a)"
+    return subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode == 0
+
+
+@contextlib.contextmanager
+def _stop_requests() -> Iterator[list[int]]:
+    """A list that gets an entry when somebody asks to stop (Ctrl-C, SIGTERM); a second request ends at once.
+
+    An update must not be cut in two, so the signal is only noted, and the loop looks at it between updates.
+    """
+    requested: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield requested
+        return
+
+    def note(number: int, _frame: Any) -> None:
+        if requested:
+            raise KeyboardInterrupt
+        requested.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield requested
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _weights(model: TranslationModel, average: dict[str, Tensor] | None) -> Iterator[None]:
+    """Puts the averaged weights into the model for a while."""
+    if average is None:
+        yield
+        return
+    parameters = unique_parameters(model)
+    own = {name: p.detach().clone() for name, p in parameters.items()}
+    try:
+        with torch.no_grad():
+            for name, p in parameters.items():
+                p.copy_(average[name])
+        yield
+    finally:
+        with torch.no_grad():
+            for name, p in parameters.items():
+                p.copy_(own[name])
+
+
+@torch.no_grad()
+def _follow(average: dict[str, Tensor], model: TranslationModel, decay: float, step: int) -> None:
+    """Exponential moving average; a young one follows faster, so that it forgets the random start."""
+    decay = min(decay, step / (step + 10))
+    torch._foreach_lerp_(list(average.values()), list(unique_parameters(model).values()), 1 - decay)
+
+
+def _log(report: Report, step: int, sums: list[LossParts], rate: float, seconds: float) -> None:
+    loss, nll, tokens = (float(torch.stack(column).double().sum()) for column in zip(*sums))
+    report.add(
+        step, "train", loss=loss / tokens, nll=nll / tokens, lr=rate, tokens_per_second=round(tokens / seconds)
+    )
+    if not math.isfinite(loss):
+        raise RegardError(f"The loss is not a number at step {step}.", "Use a smaller train.lr or more train.warmup.")
+
+
+def _provenance(recipe: Recipe, corpus: Corpus, start_from: str | Path | None) -> dict[str, Any]:
+    """What training.json tells of where a model comes from."""
+    return {
+        "recipe": recipe_table(recipe),
+        "data": corpus.fingerprints,
+        "start_from": str(start_from) if start_from is not None else None,
+        "versions": {"regard": metadata.version("regard"), "torch": torch.__version__},
+    }
+
+
+def _describe(model: TranslationModel, device: torch.device) -> str:
+    size = sum(p.numel() for p in model.parameters())
+    return f"{type(model).__name__} of {size / 1e6:.2f} M parameters on {device.type}"
+
+
+def _other_model(path: Path, why: str) -> RegardError:
+    return RegardError(f"{path}: the checkpoint is of another model: {why}.", "Nothing was changed; choose another --out.")

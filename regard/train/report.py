@@ -1,0 +1,99 @@
+"""What a run says of itself: a progress bar on a terminal, lines in a log, metrics.jsonl always, pictures at the end."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Report:
+    """Collects the numbers of a run. Every line of metrics.jsonl is one JSON object with its step."""
+
+    def __init__(self, out: Path, steps: int, step: int = 0, quiet: bool = False) -> None:
+        self.path = out / "metrics.jsonl"
+        self.began = time.monotonic()
+        self._forget_after(step)
+        console = Console(stderr=True)
+        self.bar: Progress | None = None
+        self.quiet = quiet
+        if console.is_terminal and not quiet:
+            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self.bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
+            self.task = self.bar.add_task("training", total=steps, completed=step, note="")
+        self.board = _tensorboard(out / "tensorboard")
+
+    def _forget_after(self, step: int) -> None:
+        """A resumed run repeats what came after its checkpoint: those lines go, so that none stands twice."""
+        if self.path.exists():
+            kept = [line for line in read_metrics(self.path) if line["step"] <= step]
+            self.path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+
+    def add(self, step: int, kind: str, **numbers: float) -> None:
+        line = {"step": step, "kind": kind, "seconds": round(time.monotonic() - self.began, 3)} | numbers
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        if self.board is not None:
+            for name, value in numbers.items():
+                self.board.add_scalar(f"{kind}/{name}", value, step)
+        text = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step, note=text if kind == "train" else None)
+            if kind != "train":
+                self.bar.console.print(f"step {step}  {kind}  {text}", highlight=False)
+        elif not self.quiet:
+            print(f"step {step}  {kind}  {text}", file=sys.stderr, flush=True)
+
+    def say(self, *lines: str) -> None:
+        if not self.quiet:
+            for line in lines:
+                print(line, file=sys.stderr, flush=True)
+
+    def __enter__(self) -> "Report":
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+        if self.board is not None:
+            self.board.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl; a last line cut short by a crash is left out."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break
+    return lines
+
+
+def draw_losses(metrics: list[dict[str, Any]], path: Path) -> None:
+    """The loss curves of a run as a picture."""
+    from matplotlib.figure import Figure  # slow to import, and only wanted at the end of a run
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for kind, name in (("train", "training"), ("validation", "validation")):
+        points = [(line["step"], line["nll"]) for line in metrics if line["kind"] == kind and "nll" in line]
+        if points:
+            axes.plot(*zip(*points), label=name, marker="o" if kind == "validation" else None, markersize=3)
+    axes.set(xlabel="step", ylabel="nats per token", title="Loss")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder))
