@@ -1,1 +1,38 @@
+"""Attention: scores, masks, kernels, and one door to them."""
 
+from regard.attention.dispatch import Choice, attend, explain, use, weights
+from regard.attention.masks import Mask, causal, padding, window
+from regard.attention.offsets import Offsets
+from regard.attention.scores import (
+    SCORES,
+    Concat,
+    Cosine,
+    Dot,
+    General,
+    Location,
+    ScaledDot,
+    Score,
+    make_score,
+)
+
+__all__ = [
+    "SCORES",
+    "Choice",
+    "Concat",
+    "Cosine",
+    "Dot",
+    "General",
+    "Location",
+    "Mask",
+    "Offsets",
+    "ScaledDot",
+    "Score",
+    "attend",
+    "causal",
+    "explain",
+    "make_score",
+    "padding",
+    "use",
+    "weights",
+    "window",
+]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -42,13 +43,27 @@ class Offsets:
 
     @cached_property
     def rows(self) -> Int[Tensor, "B M"]:
-        """For each cell of the padded rectangle the packed row that it holds (an empty cell names some row or other)."""
+        """For each cell of the padded rectangle the packed row that it holds (an empty cell: some row)."""
         cells = self.starts[:-1, None].long() + torch.arange(self.max_len, device=self.starts.device)
         return cells.clamp(max=max(self.total - 1, 0))
 
     @cached_property
     def cells(self) -> Int[Tensor, "N"]:
         """For each packed row its cell in the flattened (B * max_len) rectangle: the way back."""
+        return self.sequences * self.max_len + self.places
+
+    @cached_property
+    def layouts(self) -> dict["Offsets", Any]:
+        """Kept for kernels that unpack: how these queries and the keys of other offsets lie in rectangles."""
+        return {}
+
+    @property
+    def sequences(self) -> Int[Tensor, "N"]:
+        """For each packed row the sequence that it belongs to."""
         row = torch.arange(self.total, device=self.starts.device)
-        sequence = torch.searchsorted(self.starts[1:].contiguous(), row, right=True)
-        return sequence * self.max_len + row - self.starts[sequence]
+        return torch.searchsorted(self.starts[1:].long(), row, right=True)
+
+    @property
+    def places(self) -> Int[Tensor, "N"]:
+        """For each packed row its place in its sequence."""
+        return torch.arange(self.total, device=self.starts.device) - self.starts[self.sequences]

@@ -1,1 +1,29 @@
+"""Kernels: ways to compute attention, one file each.
 
+Each has the same two functions: `takes(call)` says whether this kernel is made for such a call, `run(call)` does it.
+All are linear in memory. Only `dispatch` knows which kernels there are.
+"""
+
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.attention.masks import Form
+from regard.attention.offsets import Offsets
+from regard.attention.scores import Score
+
+
+class Call(NamedTuple):
+    """What a kernel is given: (B, H, T, D) tensors, or with offsets (N, H, D); S may have a divisor of H's heads."""
+
+    q: Float[Tensor, "..."]
+    k: Float[Tensor, "..."]
+    v: Float[Tensor, "..."]
+    score: Score
+    form: Form
+    bias: nn.Module | None = None
+    q_offsets: Offsets | None = None
+    k_offsets: Offsets | None = None
+    # Rectangles made of packed sequences: the keys' places are to be asked for explicitly, see Score.fold.
+    unpacked: bool = False

@@ -1,0 +1,209 @@
+"""The one door: takes queries, keys and values, picks a kernel, and says which when asked."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.attention import exact
+from regard.attention.kernels import Call, chunked, sdpa, short, unpacked, varlen
+from regard.attention.masks import Form, Mask
+from regard.attention.offsets import Offsets
+from regard.attention.reference import reference, reference_packed
+from regard.attention.scores import Location, ScaledDot, Score, too_many_keys
+from regard.errors import RegardError
+
+# In order of preference; chunked takes everything.
+PADDED = {"short": short, "sdpa": sdpa, "chunked": chunked}
+KERNELS = ("varlen", *PADDED, "reference")
+
+watchers: list[Callable[[Call], None]] = []
+"""Who wants to see each call as `attend` received it. Empty unless somebody looks."""
+
+_choices: "list[list[Choice]]" = []
+_forced: list[str] = []
+_scaled_dot = ScaledDot()
+
+
+def attend(
+    q: Float[Tensor, "*BH T D"],
+    k: Float[Tensor, "*BG S C"],
+    v: Float[Tensor, "*BG S Dv"],
+    *,
+    score: Score | None = None,
+    mask: Mask | None = None,
+    bias: nn.Module | None = None,
+    q_offsets: Int[Tensor, "B+1"] | Offsets | None = None,
+    k_offsets: Int[Tensor, "B+1"] | Offsets | None = None,
+) -> Float[Tensor, "*BH T Dv"]:
+    """For each query the mean of the values, weighted by softmax of score(q, k) + bias over the keys it may look at.
+
+    Tensors are (B, T, D) or (B, H, T, D); q may have a multiple of the heads of k and v. With offsets they are packed,
+    (N, H, D). The score is the scaled dot product unless another is given. `bias` is a module of relative position:
+    bias(p, s) gives the (H, t, s) numbers for queries at p and keys at s (see `masks` for p). A query that may look at
+    nothing gets zeros. Never is there a T×S matrix, forward or backward.
+
+    >>> from regard.attention import causal
+    >>> q = k = v = torch.eye(3)[None]
+    >>> attend(q, k, v, mask=causal())[0, 0]
+    tensor([1., 0., 0.])
+    """
+    call = _call(q, k, v, score, mask, bias, q_offsets, k_offsets)
+    if watchers:
+        for watch in watchers:
+            watch(call)
+    if call.q_offsets is not None:
+        return _packed(call)
+    out = _padded(call)
+    return out if q.dim() == 4 else out.squeeze(1)
+
+
+def weights(
+    q: Float[Tensor, "*BH T D"],
+    k: Float[Tensor, "*BG S C"],
+    *,
+    score: Score | None = None,
+    mask: Mask | None = None,
+    bias: nn.Module | None = None,
+    q_offsets: Int[Tensor, "B+1"] | Offsets | None = None,
+    k_offsets: Int[Tensor, "B+1"] | Offsets | None = None,
+) -> Float[Tensor, "B H T S"]:
+    """The exact weights that `attend` uses and never builds, float32 at least: (B, H, T, S), also of packed input.
+
+    >>> weights(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 4, 2))
+    tensor([[[[0.2500, 0.2500, 0.2500, 0.2500]]]])
+    """
+    return exact.weights(_call(q, k, k, score, mask, bias, q_offsets, k_offsets))
+
+
+class Choice(NamedTuple):
+    """Which kernel took a call, and the call's shapes."""
+
+    kernel: str
+    q: tuple[int, ...]
+    k: tuple[int, ...]
+
+
+@contextmanager
+def explain() -> Iterator[list[Choice]]:
+    """Says which kernel each call of `attend` inside took.
+
+    >>> with explain() as choices:
+    ...     _ = attend(*torch.zeros(3, 1, 1, 1, 8))
+    >>> choices[0].kernel
+    'sdpa'
+    """
+    choices: list[Choice] = []
+    _choices.append(choices)
+    try:
+        yield choices
+    finally:
+        _choices.remove(choices)
+
+
+@contextmanager
+def use(kernel: str) -> Iterator[None]:
+    """Every call of `attend` inside takes this kernel, which must be able to: for tests and for timing.
+
+    >>> with use("reference"):
+    ...     attend(*torch.zeros(3, 1, 1, 1, 2))
+    tensor([[[[0., 0.]]]])
+    """
+    if kernel not in KERNELS:
+        raise RegardError(f"No kernel is called {kernel!r}.", f"Choose one of {', '.join(KERNELS)}.")
+    _forced.append(kernel)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def _padded(call: Call) -> Tensor:
+    q, k = call.q, call.k
+    # Nobody asks, or nobody is asked: the definition knows what that means.
+    if not (q.numel() and k.numel()) or _forced == ["reference"]:
+        return _chosen("reference", call, reference(q, k, call.v, call.score, call.form.mask, call.bias))
+    for name, kernel in PADDED.items():
+        if _forced[-1] == name if _forced else kernel.takes(call):
+            return _chosen(name, call, kernel.run(call))
+    raise RegardError(f"The kernel {_forced[-1]} takes packed sequences only.", "Give offsets.")
+
+
+def _packed(call: Call) -> Tensor:
+    if _forced == ["reference"]:
+        out = reference_packed(*call[:4], call.form.mask, *call[5:8])
+        return _chosen("reference", call, out)
+    if varlen.takes(call) if not _forced else _forced[-1] == "varlen":
+        return _chosen("varlen", call, varlen.run(call))
+    return unpacked.run(call, _padded)
+
+
+def _chosen(kernel: str, call: Call, out: Tensor) -> Tensor:
+    for choices in _choices:
+        choices.append(Choice(kernel, tuple(call.q.shape), tuple(call.k.shape)))
+    return out
+
+
+def _call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:
+    """Checks shapes and brings (B, T, D) to (B, 1, T, D)."""
+    score = score or _scaled_dot
+    form = Form.of(mask)
+    if q_offsets is None and k_offsets is None:
+        if q.dim() == 3 and k.dim() == 3:
+            q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
+        if not (q.dim() == k.dim() == v.dim() == 4 and q.shape[0] == k.shape[0] and k.shape[:3] == v.shape[:3]):
+            raise _wrong(q, k, v, "Give (B, T, D) or (B, H, T, D), k and v alike but for their width.")
+        heads, group = q.shape[1], k.shape[1]
+        if form.lengths is not None and form.lengths.shape != q.shape[:1]:
+            raise _wrong(q, k, v, f"padding() was given {tuple(form.lengths.shape)} lengths: give one a sequence.")
+    else:
+        if q_offsets is None or k_offsets is None:
+            raise RegardError(
+                "Packed attention needs both q_offsets and k_offsets.", "Give the same twice for self-attention."
+            )
+        if not (q.dim() == k.dim() == v.dim() == 3 and k.shape[:2] == v.shape[:2]):
+            raise _wrong(q, k, v, "With offsets give (N, H, D), k and v alike but for their width.")
+        heads, group = q.shape[1], k.shape[1]
+        same = q_offsets is k_offsets
+        q_offsets = Offsets.of(q_offsets)
+        k_offsets = q_offsets if same else Offsets.of(k_offsets)
+        if q_offsets.total != len(q) or k_offsets.total != len(k) or len(q_offsets.starts) != len(k_offsets.starts):
+            raise _wrong(
+                q,
+                k,
+                v,
+                f"The offsets end at {q_offsets.total} and {k_offsets.total}, "
+                f"for {len(q_offsets.starts) - 1} and {len(k_offsets.starts) - 1} sequences.",
+            )
+        if (form.relative or bias is not None) and not same:
+            if not _equal(q_offsets, k_offsets):
+                raise RegardError(
+                    "Packed, a causal mask, a window or a bias needs the same offsets for queries and keys.",
+                    "Use padding() alone, or give (B, H, T, D).",
+                )
+            k_offsets = q_offsets
+        if isinstance(score, Location) and k_offsets.starts.device.type == "cpu" and not torch.compiler.is_compiling():
+            longest = int(k_offsets.lengths.max()) if len(k_offsets.starts) > 1 else 0
+            if longest > score.max_keys:
+                raise too_many_keys(longest, score.max_keys)
+    if group == 0 or heads % group:
+        raise _wrong(q, k, v, "The heads of q must be a multiple of those of k.")
+    if score.heads is not None and score.heads != heads:
+        raise _wrong(q, k, v, f"The score has {score.heads} heads.")
+    if (score is _scaled_dot or type(score).__name__ in ("Dot", "ScaledDot", "Cosine")) and q.shape[-1] != k.shape[-1]:
+        raise _wrong(q, k, v, "This score needs q and k of one width; General and Concat do not.")
+    return Call(q, k, v, score, form, bias, q_offsets, k_offsets)
+
+
+def _equal(a: Offsets, b: Offsets) -> bool:
+    if a.starts is b.starts:
+        return True
+    # Comparing on a GPU waits for it: pass one Offsets for both where that matters.
+    return a.max_len == b.max_len and torch.equal(a.starts, b.starts)
+
+
+def _wrong(q: Tensor, k: Tensor, v: Tensor, hint: str) -> RegardError:
+    return RegardError(f"These do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}.", hint)

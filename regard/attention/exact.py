@@ -1,0 +1,67 @@
+"""Exact weights, a block of rows at a time: for those who want to look."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.attention.kernels import Call, chunked
+from regard.attention.masks import Form
+from regard.attention.offsets import Offsets
+from regard.errors import RegardError
+
+Chosen = int | slice | Sequence[int] | None
+
+
+def weights(call: Call, heads: Chosen = None, queries: Chosen = None) -> Float[Tensor, "B h t S"]:
+    """The weights of the chosen heads and queries; a packed call gives a padded rectangle, zero beyond each length.
+
+    Besides the result, memory is linear in T and S: queries are taken a few at a time.
+    """
+    q, k, form = call.q, call.k, call.form
+    positions, real = None, None
+    if call.q_offsets is not None and call.k_offsets is not None:
+        q, k = (_rectangle(x, o) for x, o in ((q, call.q_offsets), (k, call.k_offsets)))
+        positions, real = torch.arange(k.shape[2], device=k.device), call.q_offsets.valid
+        form = form.both(Form(lengths=call.k_offsets.lengths))
+    (B, H, T, _), S = q.shape, k.shape[2]
+    chosen, rows = _indices(heads, H, "head"), torch.tensor(_indices(queries, T, "query"), device=q.device)
+    score = call.score
+    if len(rows) != T:
+        q = q[:, :, rows]
+    if chosen != list(range(H)):
+        q, score = q[:, chosen], score.of_heads(chosen)
+    # Each head of k serves H / G heads of q.
+    q, k, scale = score.fold(q, k[:, [h * k.shape[1] // H for h in chosen]], positions)
+    out = torch.zeros(B, len(chosen), len(rows), S, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+    p, s = rows + (S - T), torch.arange(S, device=q.device)
+    for b, t, _ in chunked.blocks(q, S, score.pair_width(q.shape[-1]), Form()):
+        w = chunked.block_weights(
+            q[b, :, t], k[b], scale, score, form.of_batch(b), _of_heads(call.bias, chosen), p[t], s
+        )
+        out[b, :, t] = w
+    return out if real is None else out.masked_fill_(~real[:, rows][:, None, :, None], 0.0)
+
+
+def _rectangle(x: Float[Tensor, "N H D"], offsets: Offsets) -> Float[Tensor, "B H M D"]:
+    return x[offsets.rows].transpose(1, 2)
+
+
+def _indices(chosen: Chosen, count: int, what: str) -> list[int]:
+    everything = range(count)
+    try:
+        match chosen:
+            case None:
+                return list(everything)
+            case slice():
+                return list(everything[chosen])
+            case int():
+                return [everything[chosen]]
+        return [everything[i] for i in chosen]
+    except IndexError:
+        raise RegardError(f"There is no {what} {chosen}.", f"There are {count}, counted from 0.") from None
+
+
+def _of_heads(bias, chosen):
+    return None if bias is None else lambda p, s: bias(p, s)[chosen]

@@ -1,0 +1,79 @@
+"""torch's scaled_dot_product_attention, for every score that is a dot product after folding.
+
+On a CPU torch leaves its fused kernel, silently and for a quadratic one, when tensors are 3-d, when q, k and v differ
+in width, when a bias wants gradients, or when the last axis is not contiguous; none of this happens here. Nor does it
+take a mask beside `is_causal`, or align a causal mask to the last key; what follows says how they are expressed.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from regard.attention.kernels import Call
+from regard.attention.reference import repeat_heads
+from regard.attention.scores import DotLike
+
+
+def takes(call: Call) -> bool:
+    T, S = call.q.shape[2], call.k.shape[2]
+    form = call.form
+    return (
+        isinstance(call.score, DotLike)
+        and call.bias is None
+        and form.rest is None
+        and form.window is None
+        # Fewer queries than keys are filled up to a square (see below): not worth it when few of many.
+        and (not form.causal or T == 1 or 2 * T >= S)
+    )
+
+
+def run(call: Call) -> Float[Tensor, "B H T Dv"]:
+    q, k, v, form = call.q, call.k, call.v, call.form
+    (B, H, T, _), S, width = q.shape, k.shape[2], v.shape[-1]
+    q, k, scale = call.score.fold(q, k, torch.arange(S, device=q.device) if call.unpacked else None)
+    causal = form.causal and T > 1  # a single query stands at the last key and sees them all
+    added, seeing = None, None
+    if form.lengths is not None:
+        lengths = form.lengths.to(q.device)[:, None]
+        # A sequence without keys looks at its first one, and the result is set to zero afterwards.
+        masked = torch.arange(S, device=q.device) >= lengths.clamp(min=1)
+        seeing = (lengths > 0)[:, :, None, None]
+        if causal:
+            q, k = _mask_as_width(q, k, masked)
+        else:
+            added = torch.zeros((B, 1, 1, S), dtype=q.dtype, device=q.device)
+            added = added.masked_fill_(masked[:, None, None], -torch.inf).expand(B, H, T, S)
+    # Location makes a key for each head of q, whatever the heads of k.
+    q, k, v = _equal_widths(q, k, repeat_heads(v, k.shape[1]))
+    # Causal, T < S: rows are put before the queries to make a square, and dropped again.
+    # Causal, T > S: the first T − S queries see nothing.
+    if causal and T != S:
+        q = pad(q, (0, 0, S - T, 0)) if T < S else q[:, :, T - S :]
+    out = scaled_dot_product_attention(
+        q, k, v, attn_mask=added, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    if causal and T != S:
+        out = out[:, :, S - T :] if T < S else pad(out, (0, 0, T - S, 0))
+    out = out[..., :width]
+    return out if seeing is None else out * seeing
+
+
+def _mask_as_width(q: Tensor, k: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
+    """A mask of keys written into q and k themselves: one more axis, in which q is large and a masked k is −large.
+
+    Their product puts the masked scores so low that exp gives exactly 0, while is_causal stays free.
+    """
+    large = 1e4 if q.dtype == torch.float16 else 1e15
+    column = torch.zeros(masked.shape, dtype=k.dtype, device=k.device).masked_fill_(masked, -large)
+    k = torch.cat((k, column[:, None, :, None].expand(*k.shape[:3], 1)), dim=-1)
+    return pad(q, (0, 1), value=large), k
+
+
+def _equal_widths(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All three of one width (on a GPU a multiple of 8), with zeros, which change no dot product."""
+    width = max(q.shape[-1], v.shape[-1])
+    if q.device.type == "cuda":
+        width = -(-width // 8) * 8
+    q, k, v = (x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # type: ignore[return-value]

@@ -1,0 +1,218 @@
+"""Masks: who may look at whom. True = may look.
+
+A mask is a small tree that can be evaluated on any block of positions, so that nobody ever needs the whole T×S matrix.
+Positions lie on the keys' axis: key s is at s, and query t at p = t + (S − T), so that the last query stands at the
+last key, whether all queries are there or, in decoding, only the newest.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.errors import RegardError
+
+
+class Mask:
+    """What masks have in common; `&`, `|` and `~` combine them.
+
+    >>> (causal() & ~window(2)).block(torch.arange(3), torch.arange(3)).int()
+    tensor([[0, 0, 0],
+            [0, 0, 0],
+            [1, 0, 0]], dtype=torch.int32)
+    """
+
+    relative = False
+    """Whether it asks how far apart a query and a key are."""
+
+    def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
+        """Which of the queries at positions p may look at which of the keys at s, for each sequence of the batch."""
+        raise NotImplementedError
+
+    def of_batch(self, chosen: Int[Tensor, "b"] | slice) -> "Mask":
+        """The same mask for a few sequences of the batch."""
+        return self
+
+    def __and__(self, other: "Mask") -> "Mask":
+        return And(self, other)
+
+    def __or__(self, other: "Mask") -> "Mask":
+        return Or(self, other)
+
+    def __invert__(self) -> "Mask":
+        return Not(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Causal(Mask):
+    relative = True
+
+    def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "t s"]:
+        return s <= p[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Window(Mask):
+    n: int
+    relative = True
+
+    def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "t s"]:
+        return (s <= p[:, None]) & (s > p[:, None] - self.n)
+
+
+@dataclass(frozen=True, eq=False)
+class Padding(Mask):
+    lengths: Int[Tensor, "B"]
+
+    def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "B 1 1 s"]:
+        return s < self.lengths.to(s.device)[:, None, None, None]
+
+    def of_batch(self, chosen: Int[Tensor, "b"] | slice) -> Mask:
+        return Padding(self.lengths[chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class And(Mask):
+    left: Mask
+    right: Mask
+
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        return self.left.relative or self.right.relative
+
+    def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
+        return self.left.block(p, s) & self.right.block(p, s)
+
+    def of_batch(self, chosen: Int[Tensor, "b"] | slice) -> Mask:
+        return And(self.left.of_batch(chosen), self.right.of_batch(chosen))
+
+
+@dataclass(frozen=True, eq=False)
+class Or(Mask):
+    left: Mask
+    right: Mask
+
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        return self.left.relative or self.right.relative
+
+    def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
+        return self.left.block(p, s) | self.right.block(p, s)
+
+    def of_batch(self, chosen: Int[Tensor, "b"] | slice) -> Mask:
+        return Or(self.left.of_batch(chosen), self.right.of_batch(chosen))
+
+
+@dataclass(frozen=True, eq=False)
+class Not(Mask):
+    inner: Mask
+
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        return self.inner.relative
+
+    def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
+        return ~self.inner.block(p, s)
+
+    def of_batch(self, chosen: Int[Tensor, "b"] | slice) -> Mask:
+        return Not(self.inner.of_batch(chosen))
+
+
+def causal() -> Mask:
+    """No query looks ahead: s ≤ p.
+
+    >>> causal().block(torch.arange(2), torch.arange(3)).int()
+    tensor([[1, 0, 0],
+            [1, 1, 0]], dtype=torch.int32)
+    """
+    return Causal()
+
+
+def window(n: int) -> Mask:
+    """Each query looks at the n keys up to its own place: p − n < s ≤ p.
+
+    >>> window(2).block(torch.arange(3), torch.arange(3)).int()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [0, 1, 1]], dtype=torch.int32)
+    """
+    if n < 1:
+        raise RegardError(f"window({n}) lets nobody look at anything.", "Give a window of at least 1.")
+    return Window(n)
+
+
+def padding(lengths: Int[Tensor, "B"]) -> Mask:
+    """Of the keys of sequence b only the first lengths[b] are real; queries are not masked.
+
+    >>> padding(torch.tensor([1, 2])).block(torch.arange(2), torch.arange(3)).int().flatten(0, 2)
+    tensor([[1, 0, 0],
+            [1, 1, 0]], dtype=torch.int32)
+    """
+    return Padding(lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """A mask taken apart, as kernels like it: all parts must allow. `rest` is what has no form of its own."""
+
+    causal: bool = False
+    window: int | None = None
+    lengths: Int[Tensor, "B"] | None = None
+    rest: Mask | None = None
+
+    @staticmethod
+    def of(mask: Mask | None) -> "Form":
+        match mask:
+            case None:
+                return FREE
+            case Causal():
+                return CAUSAL
+            case Window(n):
+                return Form(window=n)
+            case Padding(lengths):
+                return Form(lengths=lengths)
+            case And(left, right):
+                return Form.of(left).both(Form.of(right))
+        return Form(rest=mask)
+
+    def both(self, other: "Form") -> "Form":
+        return Form(
+            causal=self.causal or other.causal,
+            window=_one_or(min, self.window, other.window),
+            lengths=_one_or(torch.minimum, self.lengths, other.lengths),
+            rest=_one_or(And, self.rest, other.rest),
+        )
+
+    @property
+    def relative(self) -> bool:
+        return self.causal or self.window is not None or (self.rest is not None and self.rest.relative)
+
+    @property
+    def mask(self) -> Mask | None:
+        """The mask again, put together."""
+        parts = [Causal()] if self.causal else []
+        parts += [Window(self.window)] if self.window is not None else []
+        parts += [Padding(self.lengths)] if self.lengths is not None else []
+        parts += [self.rest] if self.rest is not None else []
+        whole = None
+        for part in parts:
+            whole = _one_or(And, whole, part)
+        return whole
+
+    def of_batch(self, chosen: Int[Tensor, "b"] | slice) -> "Form":
+        return Form(
+            self.causal,
+            self.window,
+            None if self.lengths is None else self.lengths[chosen],
+            None if self.rest is None else self.rest.of_batch(chosen),
+        )
+
+
+FREE = Form()
+CAUSAL = Form(causal=True)
+
+
+def _one_or(join, one, other):
+    """The join of two, or the one that there is."""
+    return other if one is None else one if other is None else join(one, other)

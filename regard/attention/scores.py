@@ -1,0 +1,236 @@
+"""Score functions: how a query and a key become a number.
+
+Every score is two steps. `fold` changes queries and keys, each on its own; `pair` makes a number of each pair of the
+results. For five of the six `pair` is the plain dot product, so that one fused kernel serves them all; concat, which
+has a tanh between the two, brings its own. `score(q, k)`, both steps over all pairs, is the definition.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+
+
+class Score(nn.Module):
+    """What all scores have in common; a score of your own overrides `pair`, and `fold` where it has parameters.
+
+    >>> class Distance(Score):
+    ...     def pair(self, q, k):
+    ...         return -torch.cdist(q, k)
+    >>> Distance()(torch.zeros(1, 2, 3), torch.ones(1, 4, 3)).shape
+    torch.Size([1, 2, 4])
+    """
+
+    heads: int | None = None
+
+    def forward(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S C"]) -> Float[Tensor, "*b T S"]:
+        q, k, scale = self.fold(q, k)
+        raw = self.pair(q, k)
+        return raw if scale == 1.0 else raw * scale
+
+    def fold(
+        self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*g S C"], positions: Int[Tensor, "..."] | None = None
+    ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], float]:
+        """The q', k' and scale with which score(q, k) = scale * pair(q', k').
+
+        `positions` tells each key's place in its sequence, where that is not simply its row.
+        """
+        return q, k, 1.0
+
+    def pair(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S D"]) -> Float[Tensor, "*b T S"]:
+        raise NotImplementedError
+
+    def pair_width(self, width: int) -> int:
+        """How many numbers `pair` holds in memory for one query and one key: what a block of rows costs."""
+        return 1
+
+    def of_heads(self, chosen: Sequence[int]) -> "Score":
+        """The same score for a few of its heads."""
+        if self.heads is None:
+            return self
+        few = copy.copy(self)
+        few._parameters = {
+            name: None if p is None else nn.Parameter(p.detach()[list(chosen)]) for name, p in self._parameters.items()
+        }
+        few.heads = len(chosen)
+        return few
+
+
+class DotLike(Score):
+    """A score that is a dot product once q and k are folded."""
+
+    def pair(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S D"]) -> Float[Tensor, "*b T S"]:
+        return q @ k.mT
+
+
+class Dot(DotLike):
+    """s·h.
+
+    >>> Dot()(torch.ones(1, 1, 4), torch.ones(1, 2, 4))
+    tensor([[[4., 4.]]])
+    """
+
+
+class ScaledDot(DotLike):
+    """s·h / √D, D being the width of one head (Vaswani et al. 2017, equation 1).
+
+    >>> ScaledDot()(torch.ones(1, 1, 4), torch.ones(1, 2, 4))
+    tensor([[[2., 2.]]])
+    """
+
+    def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+        return q, k, q.shape[-1] ** -0.5
+
+
+class Cosine(DotLike):
+    """scale · s·h / (|s| |h|).
+
+    With scale 1 all scores lie between -1 and 1, and among many keys none can win: models learn the scale, from 10.
+
+    >>> Cosine()(torch.ones(1, 1, 4), 7 * torch.ones(1, 2, 4))
+    tensor([[[1., 1.]]])
+    """
+
+    def __init__(self, scale: float = 1.0, learned: bool = False, heads: int | None = None) -> None:
+        super().__init__()
+        if scale <= 0:
+            raise RegardError(f"Cosine: the scale is {scale}.", "Give a scale above 0.")
+        self.heads = heads
+        self.scale = scale
+        # Learned as a logarithm, so that it stays positive and a step means the same at every size.
+        start = torch.full((1,) if heads is None else (heads, 1, 1), math.log(scale))
+        self.log_scale = nn.Parameter(start) if learned else None
+
+    def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+        # A zero vector has no direction: its cosine is 0, for norms are bounded from below.
+        q, k = (nn.functional.normalize(x, dim=-1, eps=1e-6 if x.dtype != torch.float16 else 1e-4) for x in (q, k))
+        if self.log_scale is None:
+            return q, k, self.scale
+        return q * self.log_scale.exp().to(q.dtype), k, 1.0
+
+
+class General(DotLike):
+    """sᵀ W_a h (Luong et al. 2015).
+
+    >>> General(4, 6)(torch.ones(1, 1, 4), torch.ones(1, 2, 6)).shape
+    torch.Size([1, 1, 2])
+    """
+
+    def __init__(self, dim_q: int, dim_k: int, heads: int | None = None) -> None:
+        super().__init__()
+        self.heads = heads
+        # Variance 1 / (dim_q dim_k) gives scores of about unit variance to q and k of unit variance.
+        self.weight = _matrix(heads, dim_q, dim_k, std=(dim_q * dim_k) ** -0.5)
+
+    def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+        return q @ self.weight, k, 1.0
+
+
+class Concat(Score):
+    """w_aᵀ tanh(W_b s + W_c h) (Bahdanau et al. 2015); with `joint`, w_aᵀ tanh(W_b [s; h]): one matrix, same numbers.
+
+    >>> Concat(4, 6, hidden=8)(torch.ones(1, 1, 4), torch.ones(1, 2, 6)).shape
+    torch.Size([1, 1, 2])
+    """
+
+    def __init__(self, dim_q: int, dim_k: int, hidden: int, joint: bool = False, heads: int | None = None) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dim_q = dim_q
+        self.joint = joint
+        if joint:
+            self.weight = _matrix(heads, dim_q + dim_k, hidden, std=(dim_q + dim_k) ** -0.5)
+        else:
+            # As in the joint form, the two halves together have unit variance before the tanh.
+            self.weight_q = _matrix(heads, dim_q, hidden, std=(dim_q + dim_k) ** -0.5)
+            self.weight_k = _matrix(heads, dim_k, hidden, std=(dim_q + dim_k) ** -0.5)
+        self.weight_a = _matrix(heads, hidden, 1, std=hidden**-0.5)
+
+    def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+        # [s; h] W = s W[:dim_q] + h W[dim_q:]: the joint form never needs the concatenation of each pair.
+        if self.joint:
+            return q @ self.weight[..., : self.dim_q, :], k @ self.weight[..., self.dim_q :, :], 1.0
+        return q @ self.weight_q, k @ self.weight_k, 1.0
+
+    def pair(self, q: Float[Tensor, "*b T C"], k: Float[Tensor, "*b S C"]) -> Float[Tensor, "*b T S"]:
+        tanh = (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh_()
+        T, S = tanh.shape[-3:-1]
+        return (tanh.flatten(-3, -2) @ self.weight_a.to(tanh.dtype)).reshape(*tanh.shape[:-3], T, S)
+
+    def pair_width(self, width: int) -> int:
+        return width
+
+
+class Location(DotLike):
+    """W_a s: the weight of a place, whatever stands there (Luong et al. 2015). The keys tell only how many they are.
+
+    As a dot product: row i of W_a is the key of place i.
+
+    >>> Location(4, max_keys=10)(torch.ones(1, 1, 4), torch.ones(1, 2, 6)).shape
+    torch.Size([1, 1, 2])
+    """
+
+    def __init__(self, dim_q: int, max_keys: int, heads: int | None = None) -> None:
+        super().__init__()
+        self.heads = heads
+        self.max_keys = max_keys
+        self.weight = _matrix(heads, max_keys, dim_q, std=dim_q**-0.5)
+
+    def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+        if positions is None:
+            if k.shape[-2] > self.max_keys:
+                raise too_many_keys(k.shape[-2], self.max_keys)
+            places = self.weight[..., : k.shape[-2], :]
+        else:
+            # The padded end of a rectangle may lie beyond the last place; it is masked, so any row will do there.
+            places = self.weight[..., positions.clamp(max=self.max_keys - 1), :]
+        return q, places.to(q.dtype).expand(*q.shape[:-2], -1, -1), 1.0
+
+
+def too_many_keys(keys: int, max_keys: int) -> RegardError:
+    return RegardError(f"Location: {keys} keys, but W_a has {max_keys} rows.", "Give Location a larger max_keys.")
+
+
+def _matrix(heads: int | None, rows: int, columns: int, std: float) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*(() if heads is None else (heads,)), rows, columns) * std)
+
+
+SCORES: dict[str, type[Score]] = {
+    "dot": Dot,
+    "scaled_dot": ScaledDot,
+    "cosine": Cosine,
+    "general": General,
+    "concat": Concat,
+    "location": Location,
+}
+
+
+def make_score(
+    name: str, dim_q: int, dim_k: int, *, hidden: int = 128, max_keys: int = 1024, heads: int | None = None
+) -> Score:
+    """A score by its name, as models use it: `hidden` is concat's, `max_keys` location's; cosine learns its scale.
+
+    >>> make_score("concat", 32, 32, hidden=16)
+    Concat()
+    """
+    match name:
+        case "dot" | "scaled_dot":
+            if dim_q != dim_k:
+                raise RegardError(f"{name}: queries are {dim_q} wide and keys {dim_k}.", "Use general or concat.")
+            return SCORES[name]()
+        case "cosine":
+            if dim_q != dim_k:
+                raise RegardError(f"cosine: queries are {dim_q} wide and keys {dim_k}.", "Use general or concat.")
+            return Cosine(scale=10.0, learned=True, heads=heads)
+        case "general":
+            return General(dim_q, dim_k, heads=heads)
+        case "concat":
+            return Concat(dim_q, dim_k, hidden=hidden, heads=heads)
+        case "location":
+            return Location(dim_q, max_keys=max_keys, heads=heads)
+    raise RegardError(f"No score is called {name!r}.", f"Choose one of {', '.join(SCORES)}.")
