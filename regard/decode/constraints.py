@@ -55,9 +55,10 @@ class Constraints:
 
     def log_probs(self, logits: Float[Tensor, "B K V"], t: int) -> Float[Tensor, "B K V"]:
         """Log-probabilities of the token at place t (from 0)."""
-        logits = logits.float()
-        # The clamp keeps a row of nothing but -inf at -inf, where log_softmax would give NaN.
-        log_p = logits - logits.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+        log_p = logits.log_softmax(-1, dtype=torch.float32)
+        nothing = logits.amax(-1) == -torch.inf
+        if nothing.any():  # there log_softmax gives NaN
+            log_p[nothing] = -torch.inf
         forced = torch.where(t >= self.limit, self.special.eos, -1)
         if t < self.prefix.shape[1]:
             forced = torch.where(self.prefix[:, t] >= 0, self.prefix[:, t], forced)

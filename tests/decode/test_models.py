@@ -1,0 +1,71 @@
+"""Decoding with real models: steps with caches give what the whole sequence at once gives."""
+
+import pytest
+import torch
+from torch import nn
+
+from regard.decode import SPECIAL, DecodeConfig, Ensemble, beam, decode_all, greedy
+from regard.layers.packed import pack
+from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from regard.models.transformer import Transformer, TransformerConfig
+
+SENTENCES = [[4 + (3 * i + j) % 8 for j in range(1 + i % 5)] + [SPECIAL.eos] for i in range(9)]
+
+
+VOCAB = {"source_vocab": 13, "target_vocab": 13, "tied": False}
+FAMILIES = {
+    "transformer": lambda: Transformer(
+        TransformerConfig(width=16, heads=2, feedforward=32, encoder_layers=1, decoder_layers=2, **VOCAB)
+    ),
+    "luong": lambda: Seq2Seq(Seq2SeqConfig(width=16, attention="luong", **VOCAB)),
+    "bahdanau": lambda: Seq2Seq(Seq2SeqConfig(width=16, attention="bahdanau", cell="lstm", layers=2, **VOCAB)),
+    "none": lambda: Seq2Seq(Seq2SeqConfig(width=16, attention="none", **VOCAB)),
+}
+
+
+def small_model(family: str, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = FAMILIES[family]().eval()
+    with torch.no_grad():
+        model.output.weight.mul_(4 if family == "transformer" else 20)  # decided opinions: no near ties
+    return model
+
+
+@torch.no_grad()
+def teacher_forced(model: nn.Module, source: list[int], ids: list[int]) -> torch.Tensor:
+    log_p = model(pack([source]), pack([[SPECIAL.sos, *ids]])).log_softmax(-1)
+    return log_p.gather(1, torch.tensor([*ids, SPECIAL.eos])[:, None]).squeeze(1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("config", [DecodeConfig("greedy"), DecodeConfig(beam=4, n_best=4)], ids=["greedy", "beam"])
+def test_prices_are_those_of_teacher_forcing(config: DecodeConfig, family: str) -> None:
+    model = small_model(family, 0)
+    lengths = set()
+    for source, result in zip(SENTENCES, decode_all(model, SENTENCES, pack, config)):
+        for h in result:
+            lengths.add(len(h.ids))
+            torch.testing.assert_close(
+                torch.tensor(h.token_logprobs), teacher_forced(model, source, h.ids), atol=1e-4, rtol=1e-4
+            )
+    assert len(lengths) > 2, "a test of one length would not test dropping sentences"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_neighbours_change_nothing(family: str) -> None:
+    model = small_model(family, 1)
+    config = DecodeConfig(beam=3, n_best=3)
+    for source, result in zip(SENTENCES, beam(model, pack(SENTENCES), config)):
+        alone = beam(model, pack([source]), config)[0]
+        assert [h.ids for h in alone] == [h.ids for h in result]
+    assert [r[0].ids for r in greedy(model, pack(SENTENCES))] == [
+        greedy(model, pack([source]))[0][0].ids for source in SENTENCES
+    ]
+
+
+def test_an_ensemble_of_two_families() -> None:
+    first, second = small_model("transformer", 0), small_model("luong", 1)
+    for source, result in zip(SENTENCES, beam(Ensemble([first, second]), pack(SENTENCES), DecodeConfig(beam=3))):
+        ids = result[0].ids
+        mean = (teacher_forced(first, source, ids).exp() + teacher_forced(second, source, ids).exp()) / 2
+        torch.testing.assert_close(torch.tensor(result[0].token_logprobs), mean.log(), atol=1e-4, rtol=1e-4)
