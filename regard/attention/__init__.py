@@ -3,6 +3,7 @@
 from regard.attention.dispatch import Choice, attend, explain, use, weights
 from regard.attention.masks import Mask, causal, padding, window
 from regard.attention.offsets import Offsets
+from regard.attention.recording import Recorded, Recording, record
 from regard.attention.scores import (
     SCORES,
     Concat,
@@ -25,6 +26,8 @@ __all__ = [
     "Location",
     "Mask",
     "Offsets",
+    "Recorded",
+    "Recording",
     "ScaledDot",
     "Score",
     "attend",
@@ -32,6 +35,7 @@ __all__ = [
     "explain",
     "make_score",
     "padding",
+    "record",
     "use",
     "weights",
     "window",

@@ -26,7 +26,7 @@ def weights(call: Call, heads: Chosen = None, queries: Chosen = None) -> Float[T
         positions, real = torch.arange(k.shape[2], device=k.device), call.q_offsets.valid
         form = form.both(Form(lengths=call.k_offsets.lengths))
     (B, H, T, _), S = q.shape, k.shape[2]
-    chosen, rows = _indices(heads, H, "head"), torch.tensor(_indices(queries, T, "query"), device=q.device)
+    chosen, rows = indices(heads, H, "head"), torch.tensor(indices(queries, T, "query"), device=q.device)
     score = call.score
     if len(rows) != T:
         q = q[:, :, rows]
@@ -48,7 +48,7 @@ def _rectangle(x: Float[Tensor, "N H D"], offsets: Offsets) -> Float[Tensor, "B 
     return x[offsets.rows].transpose(1, 2)
 
 
-def _indices(chosen: Chosen, count: int, what: str) -> list[int]:
+def indices(chosen: Chosen, count: int, what: str) -> list[int]:
     everything = range(count)
     try:
         match chosen:

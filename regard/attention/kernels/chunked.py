@@ -37,6 +37,8 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
 def blocks(q: Tensor, S: int, width: int, form: Form) -> Iterator[tuple[slice, slice, slice]]:
     """The sequences, queries and keys of each block; keys that no query of the block may see are left out."""
     B, H, T, _ = q.shape
+    if 0 in (B, H, T, S):
+        return
     room = BLOCK.get(q.device.type, BLOCK_ELSEWHERE)
     queries = min(T, max(1, room // (H * S * width)))
     sequences = min(B, max(1, room // (H * S * width * queries)))

@@ -1,0 +1,118 @@
+"""Recording: keep what `attend` was given, compute exact weights afterwards.
+
+Looking is something done to a model: it runs as ever, on its fused kernels, and knows nothing of it. Only references to
+q and k are kept, so a recording costs memory linear in the length, and no time until somebody asks for weights.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.attention import dispatch, exact
+from regard.attention.exact import Chosen
+from regard.attention.kernels import Call
+from regard.errors import RegardError
+
+KINDS = ("self", "masked", "cross")
+
+
+@dataclass(eq=False)
+class Recorded:
+    """What one attention of a model was given, call by call (decoding calls it once a step)."""
+
+    name: str
+    kind: str
+    heads: Chosen = None
+    queries: Chosen = None
+    calls: list[Call] = field(default_factory=list)
+
+    @torch.no_grad()
+    def weights(self, heads: Chosen = None, queries: Chosen = None) -> Float[Tensor, "B h t S"]:
+        """The exact weights of the chosen heads and queries (an index, several, a slice; None: what `record` chose).
+
+        Several calls, the steps of a decoding, are one matrix: their queries follow one another, and a key that did
+        not exist yet has weight 0. `queries` then counts through all of them.
+        """
+        if not self.calls:
+            raise RegardError(f"{self.name} was not called while recording.", "Run the model inside the with block.")
+        heads = self.heads if heads is None else heads
+        queries = self.queries if queries is None else queries
+        if len(self.calls) == 1:
+            return exact.weights(self.calls[0], heads, queries)
+        steps = [exact.weights(call, heads) for call in self.calls]
+        if len({len(step) for step in steps}) > 1:
+            raise RegardError(f"{self.name} was called with several batch sizes.", "Ask .calls one by one.")
+        keys = max(step.shape[-1] for step in steps)
+        whole = torch.cat([nn.functional.pad(step, (0, keys - step.shape[-1])) for step in steps], dim=2)
+        return whole[:, :, exact.indices(queries, whole.shape[2], "query")]
+
+
+class Recording(dict[str, Recorded]):
+    """The recorded attentions of a model, by the names of their modules, in the model's order."""
+
+    def __missing__(self, name: str) -> Recorded:
+        raise RegardError(f"No attention called {name!r} was recorded.", f"There are: {', '.join(self)}.")
+
+
+@contextmanager
+def record(
+    model: nn.Module, layers: str | Sequence[str] | None = None, heads: Chosen = None, queries: Chosen = None
+) -> Iterator[Recording]:
+    """Records the attentions of a model while it runs inside the with block.
+
+    An attention is a module whose `kind` is "self", "masked" or "cross". `layers` chooses some by name, with * and ?;
+    `heads` and `queries` are those whose weights are asked for later, where nothing else is said.
+
+    >>> class Self(nn.Module):
+    ...     kind = "self"
+    ...     def forward(self, x):
+    ...         return dispatch.attend(x, x, x)
+    >>> model = nn.Sequential(Self())
+    >>> with record(model) as recording:
+    ...     _ = model(torch.zeros(1, 3, 8))
+    >>> recording["0"].weights(queries=0)
+    tensor([[[[0.3333, 0.3333, 0.3333]]]])
+    """
+    globs = ["*"] if layers is None else [layers] if isinstance(layers, str) else list(layers)
+    found = {name: module for name, module in model.named_modules() if getattr(module, "kind", None) in KINDS}
+    chosen = {name: module for name, module in found.items() if any(fnmatchcase(name, glob) for glob in globs)}
+    if not chosen:
+        hint = f"Its attentions are {', '.join(found)}." if found else "It has none."
+        raise RegardError(f"The model has no attention that matches {', '.join(globs)}.", hint)
+    recording = Recording({name: Recorded(name, module.kind, heads, queries) for name, module in chosen.items()})
+
+    running: list[str] = []
+    thread = threading.get_ident()
+
+    def enter(name: str):
+        def hook(*_) -> None:
+            if threading.get_ident() == thread:
+                running.append(name)
+
+        return hook
+
+    def leave(*_) -> None:
+        if threading.get_ident() == thread:
+            running.pop()
+
+    def watch(call: Call) -> None:
+        if threading.get_ident() == thread and running:
+            recording[running[-1]].calls.append(call)
+
+    hooks = [module.register_forward_pre_hook(enter(name)) for name, module in chosen.items()]
+    hooks += [module.register_forward_hook(leave, always_call=True) for module in chosen.values()]
+    dispatch.watchers.append(watch)
+    try:
+        # Compiled code would not call back here; looked at, a model runs as it is written.
+        with torch.compiler.set_stance("force_eager"):
+            yield recording
+    finally:
+        dispatch.watchers.remove(watch)
+        for hook in hooks:
+            hook.remove()

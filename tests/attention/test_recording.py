@@ -1,0 +1,184 @@
+"""Looking at a model: exact weights after a fused forward, at any length, and a model that never knows."""
+
+import pytest
+import torch
+from torch import nn
+
+from regard.attention import Concat, Offsets, attend, causal, dispatch, padding, record, weights
+from regard.attention.reference import reference, softmax
+from regard.errors import RegardError
+from tests.attention.helpers import Slope, random
+
+
+class Attention(nn.Module):
+    def __init__(self, kind, heads=2, score=None, mask=None, bias=None):
+        super().__init__()
+        self.kind, self.heads, self.score, self.mask, self.bias = kind, heads, score, mask, bias
+
+    def forward(self, x, memory=None):
+        memory = x if memory is None else memory
+        q, k = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (x, memory))
+        out = attend(q, k, k, score=self.score, mask=self.mask, bias=self.bias)
+        return out.transpose(1, 2).flatten(-2)
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.masked = Attention("masked", mask=causal())
+        self.cross = Attention("cross", score=Concat(4, 4, hidden=3, heads=2))
+
+    def forward(self, x, memory):
+        return self.cross(self.masked(x), memory)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = Attention("self", bias=Slope(2))
+        self.layers = nn.ModuleList([Layer(), Layer()])
+
+    def forward(self, source, target):
+        memory = self.encoder(source)
+        for layer in self.layers:
+            target = layer(target, memory)
+        return target
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Model()
+
+
+SOURCE, TARGET = random(2, 6, 8, dtype=torch.float32), random(2, 5, 8, seed=1, dtype=torch.float32)
+
+
+def test_names_kinds_and_order(model):
+    with record(model) as recording:
+        model(SOURCE, TARGET)
+    assert {name: one.kind for name, one in recording.items()} == {
+        "encoder": "self",
+        "layers.0.masked": "masked",
+        "layers.0.cross": "cross",
+        "layers.1.masked": "masked",
+        "layers.1.cross": "cross",
+    }
+    assert all(len(one.calls) == 1 for one in recording.values())
+
+
+def test_the_weights_are_those_that_were_used(model):
+    with record(model) as recording:
+        out = model(SOURCE, TARGET)
+    for one in recording.values():
+        call = one.calls[0]
+        expected = reference(call.q, call.k, call.v, call.score, call.form.mask, call.bias)
+        torch.testing.assert_close(one.weights() @ call.v, expected)
+    last = recording["layers.1.cross"]
+    torch.testing.assert_close((last.weights() @ last.calls[0].v).transpose(1, 2).flatten(-2), out)
+
+
+def test_chosen_layers_heads_and_queries(model):
+    with record(model, layers="layers.*.cross", heads=1, queries=[0, 3]) as recording:
+        model(SOURCE, TARGET)
+    assert list(recording) == ["layers.0.cross", "layers.1.cross"]
+    one = recording["layers.0.cross"]
+    whole = one.weights(heads=slice(None), queries=slice(None))
+    assert whole.shape == (2, 2, 5, 6)
+    torch.testing.assert_close(one.weights(), whole[:, [1]][:, :, [0, 3]])
+    torch.testing.assert_close(one.weights(heads=[1, 0], queries=-1), whole[:, [1, 0], -1:])
+
+
+def test_only_what_runs_inside_is_kept_and_nothing_stays_behind(model):
+    with record(model) as recording:
+        attend(TARGET, TARGET, TARGET)
+    assert not any(one.calls for one in recording.values())
+    with pytest.raises(RegardError, match="encoder was not called"):
+        recording["encoder"].weights()
+    assert dispatch.watchers == []
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_an_error_inside_leaves_nothing_behind(model):
+    with pytest.raises(RegardError, match="do not fit"), record(model) as recording:
+        model(SOURCE, TARGET[:1])
+    assert dispatch.watchers == []
+    with record(model) as recording:
+        model(SOURCE, TARGET)
+    assert len(recording["encoder"].calls) == 1
+
+
+def test_the_same_q_and_k_not_copies(model):
+    with record(model) as recording:
+        model.encoder(SOURCE)
+    assert recording["encoder"].calls[0].q.data_ptr() == SOURCE.data_ptr()
+
+
+def test_steps_of_a_decoding_are_one_matrix():
+    attention = Attention("masked", mask=causal())
+    with record(attention) as steps:
+        for n in range(1, 6):
+            attention(TARGET[:, n - 1 : n], TARGET[:, :n])
+    with record(attention) as at_once:
+        attention(TARGET)
+    assert len(steps[""].calls) == 5
+    torch.testing.assert_close(steps[""].weights(), at_once[""].weights())
+    torch.testing.assert_close(steps[""].weights(heads=1, queries=[4]), at_once[""].weights(heads=1, queries=[4]))
+
+
+def test_packed_calls_give_rectangles():
+    class PackedAttention(nn.Module):
+        kind = "self"
+
+        def forward(self, x, offsets):
+            return attend(x, x, x, mask=causal(), q_offsets=offsets, k_offsets=offsets)
+
+    model, x = PackedAttention(), random(5, 2, 4)
+    offsets = Offsets(torch.tensor([0, 2, 2, 5]), total=5, max_len=4)
+    with record(model) as recording:
+        model(x, offsets)
+    found = recording[""].weights()
+    assert found.shape == (3, 2, 4, 4)
+    expected = torch.zeros(3, 2, 4, 4, dtype=x.dtype)
+    for b, (start, end) in enumerate([(0, 2), (2, 2), (2, 5)]):
+        one = x[start:end].transpose(0, 1)[None]
+        expected[b, :, : end - start, : end - start] = weights(one, one, mask=causal())[0]
+    torch.testing.assert_close(found, expected)
+
+
+def test_compiled_models_are_recorded_too(model):
+    compiled = torch.compile(model, backend="eager")
+    with record(model) as recording:
+        compiled(SOURCE, TARGET)
+    assert all(len(one.calls) == 1 for one in recording.values())
+
+
+def test_nothing_to_record(model):
+    with (
+        pytest.raises(RegardError, match=r"no attention that matches decoder.*encoder, layers\.0\.masked"),
+        record(model, layers="decoder"),
+    ):
+        pass
+    with pytest.raises(RegardError, match="It has none"), record(nn.Linear(1, 1)):
+        pass
+    with record(model) as recording, pytest.raises(RegardError, match="There are: encoder"):
+        recording["enc"]
+    with record(model) as recording:
+        model(SOURCE, TARGET)
+    with pytest.raises(RegardError, match="no head 2"):
+        recording["encoder"].weights(heads=2)
+
+
+def test_sixteen_thousand_tokens_for_a_chosen_head():
+    """float32 weights at T = S = 16384 equal the reference to 1e-5: rows from the whole range, and a run of rows."""
+    T, H, D = 16384, 2, 16
+    x = random(1, T, H * D, dtype=torch.float32)
+    model = Attention("masked", heads=H, mask=causal() & padding(torch.tensor([16000])))
+    with torch.no_grad(), record(model, heads=1) as recording:
+        model(x)
+    rows = [0, 1, 777, *range(8000, 8300), 15999, 16000, 16383]
+    found = recording[""].weights(queries=rows)
+    q = x.double().unflatten(-1, (H, D)).transpose(1, 2)[:, 1:]
+    expected = softmax(q[:, :, rows] @ q.mT / D**0.5, model.mask.block(torch.tensor(rows), torch.arange(T)))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
