@@ -14,6 +14,10 @@ from regard.layers.cache import MemoryCache
 
 CellKind = Literal["gru", "lstm"]
 
+# Vectors that make up a state (h; h and c), and gates that make the next one.
+PARTS: dict[CellKind, int] = {"gru": 1, "lstm": 2}
+GATES: dict[CellKind, int] = {"gru": 3, "lstm": 4}
+
 
 @dataclass(frozen=True, eq=False)
 class Steps:
@@ -60,42 +64,45 @@ class Recurrent(nn.Module):
 
     def __init__(self, cell: CellKind, dim_in: int, width: int) -> None:
         super().__init__()
-        self.width, self.parts = width, 1 if cell == "gru" else 2
+        self.parts = PARTS[cell]
         self.rnn = nn.GRU(dim_in, width) if cell == "gru" else nn.LSTM(dim_in, width)
-        # Each gate by itself: xavier for the input, orthogonal for the state, which neither fades nor grows by it.
-        for gate in self.rnn.weight_ih_l0.data.split(width):
-            nn.init.xavier_uniform_(gate)
-        for gate in self.rnn.weight_hh_l0.data.split(width):
-            nn.init.orthogonal_(gate)
-        nn.init.zeros_(self.rnn.bias_ih_l0)
-        nn.init.zeros_(self.rnn.bias_hh_l0)
-        if cell == "lstm":
-            # An LSTM begins by remembering: the forget gate is the second of four.
-            nn.init.ones_(self.rnn.bias_ih_l0.data[width : 2 * width])
+        weight_x, weight_h, bias_x, bias_h = self.rnn.all_weights[0]
+        with torch.no_grad():
+            # Gate by gate: xavier for the input, and for the state orthogonal, under which it neither fades nor grows.
+            for gate_x, gate_h in zip(weight_x.split(width), weight_h.split(width)):
+                nn.init.xavier_uniform_(gate_x)
+                nn.init.orthogonal_(gate_h)
+            nn.init.zeros_(bias_x)
+            nn.init.zeros_(bias_h)
+            if cell == "lstm":
+                # It begins by remembering: the forget gate is the second of four.
+                bias_x[width : 2 * width] = 1.0
 
     def forward(
         self, x: Float[Tensor, "N I"], steps: Steps, state: Float[Tensor, "B P E"] | None = None
     ) -> Float[Tensor, "N E"]:
         """The output at each packed row, from a first state for each sequence (zeros without)."""
+        dtype = self.rnn.all_weights[0][0].dtype
         with torch.autocast(x.device.type, enabled=False):
-            first: Tensor | tuple[Tensor, ...] | None = None
+            first = None
             if state is not None:
-                parts = state.to(self.rnn.weight_hh_l0.dtype).unbind(1)
-                first = tuple(part[None].contiguous() for part in parts)
-                first = first[0] if self.parts == 1 else first
-            outputs, _ = self.rnn(steps.spread(x.to(self.rnn.weight_ih_l0.dtype)), first)
+                parts = state.to(dtype).transpose(0, 1).contiguous()
+                first = parts if self.parts == 1 else (parts[:1], parts[1:])
+            outputs, _ = self.rnn(steps.spread(x.to(dtype)), first)
             return steps.collect(outputs)
 
     def inputs(self, x: Float[Tensor, "*n I"]) -> Float[Tensor, "*n G"]:
         """What the input adds to the gates, W x + b: it waits for no state, so many steps can be had at once."""
-        return linear(x, self.rnn.weight_ih_l0, self.rnn.bias_ih_l0)
+        weight, _, bias, _ = self.rnn.all_weights[0]
+        return linear(x, weight, bias)
 
     def step(self, inputs: Float[Tensor, "*n G"], state: Float[Tensor, "*n P E"]) -> Float[Tensor, "*n P E"]:
         """The next state."""
-        h = state[..., 0, :]
-        with torch.autocast(h.device.type, enabled=False):
-            inputs = inputs.to(h.dtype)
-            hidden = linear(h, self.rnn.weight_hh_l0, self.rnn.bias_hh_l0)
+        _, weight, _, bias = self.rnn.all_weights[0]
+        with torch.autocast(state.device.type, enabled=False):
+            inputs, state = inputs.to(weight.dtype), state.to(weight.dtype)
+            h = state[..., 0, :]
+            hidden = linear(h, weight, bias)
             if self.parts == 1:
                 # Cho et al. 2014, with the reset gate after the matrix, as the fused kernels have it.
                 (reset_x, update_x, new_x), (reset_h, update_h, new_h) = inputs.chunk(3, -1), hidden.chunk(3, -1)

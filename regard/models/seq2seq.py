@@ -1,5 +1,6 @@
 """The recurrent encoder-decoder: with Luong's attention, with Bahdanau's, or with none (B1 to B3)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +13,7 @@ from regard.layers.cache import MemoryCache
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.packed import Packed
-from regard.layers.recurrent import Bidirectional, CellKind, Recurrent, StateAttention, Steps
+from regard.layers.recurrent import GATES, PARTS, Bidirectional, CellKind, Recurrent, StateAttention, Steps
 from regard.models.transformer import ScoreName
 
 AttentionPlace = Literal["luong", "bahdanau", "none"]
@@ -70,15 +71,15 @@ class Seq2SeqState:
 class Encoder(nn.Module):
     """Reads the source from both ends: the states of both directions, and those that the decoder begins with."""
 
+    layers: Sequence[Bidirectional]
+
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
         self.width = width = config.width
-        self.layers = nn.ModuleList(
-            Bidirectional(config.cell, 2 * width if above else width, width) for above in range(config.layers)
-        )
+        widths = [width] + [2 * width] * (config.layers - 1)
+        self.layers = nn.ModuleList(Bidirectional(config.cell, w, width) for w in widths)  # type: ignore[assignment]
         self.dropout = Dropout(config.dropout)
-        parts = self.layers[0].forward_layer.parts
-        self.bridges = nn.ModuleList(nn.Linear(2 * width, parts * width) for _ in range(config.layers))
+        self.bridges = nn.ModuleList(nn.Linear(2 * width, PARTS[config.cell] * width) for _ in widths)
 
     def forward(
         self, x: Float[Tensor, "M E"], source: Packed
@@ -100,18 +101,23 @@ class Decoder(nn.Module):
     attention. Before it (Bahdanau et al. 2015) c_t is what s_{t-1} regards, and is a part of the cell's input.
     """
 
+    layers: Sequence[Recurrent]
+
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
         width, self.place = config.width, config.attention
-        self.layers = nn.ModuleList(Recurrent(config.cell, width, width) for _ in range(config.layers))
+        layers = (Recurrent(config.cell, width, width) for _ in range(config.layers))
+        self.layers = nn.ModuleList(layers)  # type: ignore[assignment]
         self.dropout = Dropout(config.dropout)
         if self.place != "none":
             # The encoder's states in the width of the decoder's, so that every score can compare them.
             self.memory = nn.Linear(2 * width, width)
-            self.attention = StateAttention(width, config.score, config.score_hidden, config.max_len)
+            # Batches of constant shapes state their longest sequence rounded up to a power of two.
+            places = max(16, 1 << (config.max_len - 1).bit_length())
+            self.attention = StateAttention(width, config.score, config.score_hidden, max_keys=places)
         if self.place == "bahdanau":
             # The context's share of W [y; c]: apart, so that y's share is computed for all steps at once.
-            self.context = nn.Linear(width, self.layers[0].rnn.weight_ih_l0.shape[0], bias=False)
+            self.context = nn.Linear(width, GATES[config.cell] * width, bias=False)
         self.combine = nn.Linear(width if self.place == "none" else 2 * width, width)
 
     def forward(
