@@ -1,7 +1,7 @@
 """Beam search: the `beam` best unfinished outputs of each sentence, continued side by side."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.decode.config import DecodeConfig
 from regard.decode.constraints import Constraints, refuse_nan
+from regard.decode.coverage import coverage_term, step_and_regard
 from regard.decode.hypotheses import BeamHistory, BeamStep, NBest
 from regard.decode.protocol import SPECIAL, Decodable, Source, Special
 from regard.decode.stepwise import gather_hypotheses
@@ -22,22 +23,30 @@ class Live:
     ids: Int[Tensor, "B K T"]
     log_ps: Float[Tensor, "B K T"]
     log_prob: Float[Tensor, "B K"]
+    coverage: Float[Tensor, "B K S"]
+    """What each source position has been regarded with so far; S is 0 where nobody asks."""
 
     @classmethod
-    def empty(cls, B: int, device: torch.device) -> "Live":
+    def empty(cls, B: int, S: int, device: torch.device) -> "Live":
         """One output for each sentence, of no tokens yet."""
         ids = torch.zeros((B, 1, 0), dtype=torch.long, device=device)
-        return cls(ids, ids.float(), torch.zeros((B, 1), device=device))
+        return cls(ids, ids.float(), torch.zeros((B, 1), device=device), torch.zeros((B, 1, S), device=device))
 
     def grow(
         self, parent: Int[Tensor, "B C"], token: Int[Tensor, "B C"], log_p: Float[Tensor, "B C"], total: Tensor
     ) -> "Live":
         """Each candidate: its parent and one token more."""
         ids = torch.cat((_pick(self.ids, parent), token[..., None]), dim=-1)
-        return Live(ids, torch.cat((_pick(self.log_ps, parent), log_p[..., None]), dim=-1), total)
+        log_ps = torch.cat((_pick(self.log_ps, parent), log_p[..., None]), dim=-1)
+        return Live(ids, log_ps, total, _pick(self.coverage, parent))
+
+    def choose(self, index: Int[Tensor, "B K"], total: Float[Tensor, "B K"]) -> "Live":
+        """These outputs of each sentence, their log-probabilities given."""
+        return Live(_pick(self.ids, index), _pick(self.log_ps, index), total, _pick(self.coverage, index))
 
     def take(self, rows: Int[Tensor, "B2"]) -> "Live":
-        return Live(self.ids[rows], self.log_ps[rows], self.log_prob[rows])
+        """All outputs of these sentences."""
+        return Live(self.ids[rows], self.log_ps[rows], self.log_prob[rows], self.coverage[rows])
 
 
 @dataclass(frozen=True)
@@ -103,13 +112,18 @@ def beam(
     trees = [BeamHistory(special.eos) for _ in range(B)] if history else []
 
     rows = torch.arange(B, device=device)  # the sentences still in the batch
-    live = Live.empty(B, device)
+    lengths = source.offsets.lengths
+    live = Live.empty(B, source.offsets.max_len if config.coverage_penalty else 0, device)
     finished = Finished.none(B, config.n_best, int(constraints.limit.max()) + 1, device)
     state = model.start(source)
     last = torch.full((B, 1), special.sos, device=device)
     t = 0
     while len(rows) > 0:
-        logits, state = model.step(state, last)
+        if config.coverage_penalty:
+            logits, state, regard = step_and_regard(model, state, last)
+            live = replace(live, coverage=live.coverage + regard)
+        else:
+            logits, state = model.step(state, last)
         beams = logits.shape[1]  # 1 at first, then K
         log_p = constraints.log_probs(logits, t)
         candidates, parent = _best_candidates(live, log_p, 2 * K)
@@ -117,19 +131,19 @@ def beam(
 
         ends = candidates.ids[..., -1] == special.eos
         ends_well = ends & (torch.arange(2 * K, device=device) < K)
-        finished = finished.add(candidates, _score(candidates, ends_well, config))
+        finished = finished.add(candidates, _score(candidates, ends_well, lengths, config))
         # The K best that go on, in order: at most one candidate of each beam is <eos>, so 2K hold that many.
         going = candidates.log_prob.masked_fill(ends, -torch.inf)
         going, chosen = going.topk(K, dim=1)
         stuck = (going[:, 0] == -torch.inf) & (finished.count == 0)
         if stuck.any():  # nothing may follow, not even <eos>: what there is must do
-            finished = finished.add(live, _score(live, stuck[:, None].expand(-1, beams), config))
+            finished = finished.add(live, _score(live, stuck[:, None].expand(-1, beams), lengths, config))
 
         if history:
             for row, step in zip(rows.tolist(), _steps(candidates, parent, ends_well, chosen, going)):
                 trees[row].steps.append(step)
 
-        live = Live(_pick(candidates.ids, chosen), _pick(candidates.log_ps, chosen), going)
+        live = candidates.choose(chosen, going)
         source_beam = parent.gather(1, chosen) + torch.arange(len(rows), device=device)[:, None] * beams
         done = _is_done(live, finished, constraints.limit, config)
         if done.any():
@@ -140,7 +154,7 @@ def beam(
                 results[row] = result
             left = (~done).nonzero().squeeze(1)
             rows, source_beam, constraints = rows[left], source_beam[left], constraints.take(left)
-            live, finished = live.take(left), finished.take(left)
+            live, finished, lengths = live.take(left), finished.take(left), lengths[left]
         if len(rows) > 0:
             state = model.reorder(state, source_beam)
             last = live.ids[..., -1]
@@ -163,17 +177,22 @@ def _best_candidates(live: Live, log_p: Float[Tensor, "B K V"], count: int) -> t
     return outputs, parent
 
 
-def _score(outputs: Live, valid: Bool[Tensor, "B C"], config: DecodeConfig) -> Float[Tensor, "B C"]:
-    """What finished outputs are ranked by; -inf for those that are not valid."""
+def _score(
+    outputs: Live, valid: Bool[Tensor, "B C"], lengths: Int[Tensor, "B"], config: DecodeConfig
+) -> Float[Tensor, "B C"]:
+    """What finished outputs are ranked by (see `DecodeConfig`); -inf for those that are not valid."""
     score = outputs.log_prob / max(outputs.ids.shape[-1], 1) ** config.length_penalty
+    if config.coverage_penalty:
+        score = score + config.coverage_penalty * coverage_term(outputs.coverage, lengths)
     return score.masked_fill(~valid, -torch.inf)
 
 
 def _is_done(live: Live, finished: Finished, limit: Int[Tensor, "B"], config: DecodeConfig) -> Bool[Tensor, "B"]:
     """Enough have finished, or none of the live ones can enter the N best any more.
 
-    More tokens only lower a log-probability, and dividing by a greater length raises it: so no live output can end
-    with a score above its present log-probability divided for the greatest length it may reach.
+    More tokens only lower a log-probability, dividing by a greater length raises it, and the coverage term is never
+    above 0: so no live output can end with a score above its present log-probability divided for the greatest length
+    it may reach.
     """
     bound = live.log_prob[:, 0] / (limit + 1) ** config.length_penalty
     return (finished.score[:, -1] >= bound) | (finished.count >= config.patience * config.beam)

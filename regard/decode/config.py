@@ -16,7 +16,7 @@ class DecodeConfig:
 
     The first term is the average log-probability per token at length_penalty 1 and the bare sum at 0; powers of the
     length are what Marian, fairseq and CTranslate2 use too. The second (GNMT, Wu et al. 2016, eq. 14) is small when
-    some source position s has received little cross-attention a.
+    some source position s has received little cross-attention a (mean of layers and heads); beam search alone knows it.
 
     >>> DecodeConfig(method="beam", beam=4, n_best=2).limit(source_len=10)
     40

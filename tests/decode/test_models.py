@@ -4,10 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+from regard.attention.recording import record
 from regard.decode import SPECIAL, DecodeConfig, Ensemble, beam, decode_all, greedy
+from regard.errors import RegardError
 from regard.layers.packed import pack
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
+from tests.decode.toys import HistoryModel
 
 SENTENCES = [[4 + (3 * i + j) % 8 for j in range(1 + i % 5)] + [SPECIAL.eos] for i in range(9)]
 
@@ -69,3 +72,28 @@ def test_an_ensemble_of_two_families() -> None:
         ids = result[0].ids
         mean = (teacher_forced(first, source, ids).exp() + teacher_forced(second, source, ids).exp()) / 2
         torch.testing.assert_close(torch.tensor(result[0].token_logprobs), mean.log(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["transformer", "luong", "bahdanau"])
+def test_coverage_is_that_of_teacher_forcing(family: str) -> None:
+    """Scores with a coverage penalty, against the attention recorded when the finished output is read at once."""
+    model = small_model(family, 0)
+    config = DecodeConfig(beam=4, n_best=4, length_penalty=0.5, coverage_penalty=2.0, max_len=3)
+    terms = []
+    for source, result in zip(SENTENCES, beam(model, pack(SENTENCES), config)):
+        for h in result:
+            with record(model) as recording:
+                model(pack([source]), pack([[SPECIAL.sos, *h.ids]]))
+            # Bahdanau's steps are calls of their own, which weights() joins along the queries.
+            cross = [one.weights().mean(1) for one in recording.values() if one.kind == "cross"]
+            coverage = torch.stack(cross).mean(0)[0].sum(0)
+            terms.append(coverage.clamp(max=1).log().sum().item())
+            assert h.score == pytest.approx(h.logprob / (len(h.ids) + 1) ** 0.5 + 2.0 * terms[-1], abs=1e-4)
+        assert [h.score for h in result] == sorted((h.score for h in result), reverse=True)
+    assert min(terms) < -0.5
+
+
+@pytest.mark.parametrize("model", [small_model("none", 0), HistoryModel(13)], ids=["no attention", "no module"])
+def test_coverage_needs_cross_attention(model) -> None:
+    with pytest.raises(RegardError, match="attention"):
+        beam(model, pack(SENTENCES), DecodeConfig(coverage_penalty=0.2))
