@@ -164,9 +164,10 @@ class StateAttention(nn.Module):
         memory_offsets: Offsets | None = None,
     ) -> Float[Tensor, "*n E"]:
         """All steps of a packed run (N, E) in one call; or, with a cache, one step for each (B, K) hypothesis."""
+        # Under autocast the memory comes from a matrix product and is narrow; states are not.
         if isinstance(memory, MemoryCache):
-            return attend(states[:, None], memory.k, memory.v, score=self.score, mask=memory.mask)[:, 0]
-        keys = memory[:, None]
-        return attend(
-            states[:, None], keys, keys, score=self.score, q_offsets=offsets, k_offsets=memory_offsets
-        ).squeeze(1)
+            queries = states[:, None].to(memory.k.dtype)
+            return attend(queries, memory.k, memory.v, score=self.score, mask=memory.mask).squeeze(1)
+        queries, keys = states[:, None].to(memory.dtype), memory[:, None]
+        regarded = attend(queries, keys, keys, score=self.score, q_offsets=offsets, k_offsets=memory_offsets)
+        return regarded.squeeze(1)

@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.attention import record
 from regard.errors import RegardError
-from regard.layers.packed import pack
+from regard.layers.packed import Packed, pack
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig, seq2seq_base, seq2seq_small, seq2seq_tiny
 
 SCORES = ["dot", "scaled_dot", "cosine", "general", "concat", "location"]
@@ -127,12 +127,65 @@ def test_learns_to_reverse(kind):
     assert losses[-1] < 0.75 * losses[0], losses
 
 
-@pytest.mark.parametrize("place", ["luong", "bahdanau"])
-def test_what_was_regarded_is_on_record(place):
-    model = make(attention=place)
-    with torch.no_grad(), record(model) as recording:
+@pytest.mark.parametrize("kind", [k for k in kinds() if k["attention"] != "none"], ids=name)
+def test_what_was_regarded_is_on_record(kind):
+    model = make(**kind)
+    with torch.no_grad(), record(model) as forced:
         model(pack(SOURCES), pack(TARGETS))
-    assert recording is not None
+    with torch.no_grad(), record(model) as stepwise:
+        state = model.start(pack(SOURCES))
+        for t in range(5):
+            _, state = model.step(state, torch.tensor([[row[t] if t < len(row) else 0] for row in TARGETS]))
+    forced, stepwise = (found["decoder.attention"].weights() for found in (forced, stepwise))
+    assert forced.shape == stepwise.shape == (3, 1, 5, 5)
+    for b, (source, target) in enumerate(zip(SOURCES, TARGETS)):
+        rows = forced[b, 0, : len(target)]
+        assert not rows[:, len(source) :].any()
+        torch.testing.assert_close(rows.sum(-1), torch.ones(len(target)))
+        torch.testing.assert_close(rows, stepwise[b, 0, : len(target)], atol=1e-5, rtol=0)
+
+
+def test_without_attention_nothing_is_on_record():
+    with pytest.raises(RegardError, match="no attention"), record(make(attention="none")):
+        pass
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", kinds(), ids=name)
+def test_a_captured_update_replays_with_other_batches(kind):
+    """Forward and backward wait for nothing on the host, under autocast, and are right for batches not yet seen."""
+    model = make(**kind, width=64).cuda().train()
+
+    def batch(first: int) -> tuple[Packed, Packed]:
+        return tuple(
+            pack(rows[first:] + rows[:first], total=24, count=12, max_len=16).to("cuda") for rows in (SOURCES, TARGETS)
+        )
+
+    def update(source: Packed, target: Packed) -> torch.Tensor:
+        model.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
+            loss = model(source, target).float().logsumexp(-1).mean()
+        loss.backward()
+        return loss
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            update(*batch(0))
+    torch.cuda.synchronize()
+    still, graph = batch(0), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = update(*still)
+    captured = {n: p.grad for n, p in model.named_parameters()}
+    for first in (0, 1, 2):
+        for mine, other in zip(still, batch(first)):
+            mine.ids.copy_(other.ids)
+            mine.offsets.starts.copy_(other.offsets.starts)
+        graph.replay()
+        found = loss.item(), {n: g.clone() for n, g in captured.items()}
+        torch.testing.assert_close(found[0], update(*batch(first)).item(), atol=1e-3, rtol=0)
+        for parameter_name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[1][parameter_name], parameter.grad, atol=1e-3, rtol=1e-2)
 
 
 def test_output_is_the_target_embedding_when_tied():
