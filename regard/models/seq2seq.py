@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -198,6 +198,9 @@ class Seq2Seq(nn.Module):
         super().__init__()
         if config.shared_vocab and config.source_vocab != config.target_vocab:
             raise RegardError("A shared vocabulary has one size.", "Give source_vocab and target_vocab the same value.")
+        for field, value, known in [("cell", config.cell, CellKind), ("attention", config.attention, AttentionPlace)]:
+            if value not in get_args(known):
+                raise RegardError(f"model.{field} is {value!r}.", f"Choose one of {', '.join(get_args(known))}.")
         self.config = config
         # The recurrence knows the order: no code of positions.
         self.source_embedding = Embedding(config.source_vocab, config.width, positions="none", dropout=config.dropout)

@@ -206,6 +206,20 @@ def test_a_shared_vocabulary_has_one_size():
         make(shared_vocab=True, target_vocab=11)
 
 
+@pytest.mark.parametrize("field", ["cell", "attention", "score"])
+def test_an_unknown_name_is_refused(field):
+    with pytest.raises(RegardError, match="loung") as error:
+        make(**{field: "loung"})
+    assert "Choose one of" in error.value.hint
+
+
+@pytest.mark.parametrize("place", ["luong", "bahdanau"])
+def test_a_longest_length_rounded_up_is_no_length(place):
+    model = make(attention=place, score="location", max_len=20)
+    rounded = model(pack(SOURCES, max_len=32), pack(TARGETS, max_len=32))
+    torch.testing.assert_close(rounded, model(pack(SOURCES), pack(TARGETS)), atol=1e-5, rtol=0)
+
+
 def test_dropout_is_active_in_training_alone():
     model = make(dropout=0.5)
     source, target = pack(SOURCES), pack(TARGETS)
