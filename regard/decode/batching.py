@@ -43,7 +43,12 @@ def decode_all(
 
     `budget` bounds sentences * hypotheses * longest source of a batch. `progress(done, total)` is called after each.
 
-    >>> decode_all(model, [[4, 5, 3], [6, 3]], pack, DecodeConfig())  # doctest: +SKIP
+    >>> from regard.layers.packed import pack
+    >>> from regard.models.transformer import Transformer, TransformerConfig
+    >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
+    >>> model = Transformer(sizes).eval()
+    >>> len(decode_all(model, [[4, 5, 3], [6, 3], [7, 3]], pack, DecodeConfig(beam=2)))
+    3
     """
     hypotheses = {"greedy": 1, "beam": config.beam, "sample": config.n_best}[config.method]
     results: list[NBest] = [NBest() for _ in sources]

@@ -85,7 +85,7 @@ class Finished:
         return Finished(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: a model may keep tables that it made here and train with them later
 def beam(
     model: Decodable,
     source: Source,
@@ -100,8 +100,13 @@ def beam(
     Each step ranks every continuation of every beam by its log-probability and looks at the best 2K of them. Those
     among the first K that end in `<eos>` are finished; the K best others are the new beam.
 
-    >>> beam(model, source, DecodeConfig(beam=5, n_best=2))[0]  # doctest: +SKIP
-    [Hypothesis(ids=[17, 4, 98], ...), Hypothesis(ids=[17, 4, 5, 98], ...)]
+    >>> from regard.layers.packed import pack
+    >>> from regard.models.transformer import Transformer, TransformerConfig
+    >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
+    >>> model = Transformer(sizes).eval()
+    >>> first, second = beam(model, pack([[4, 5, 3]]), DecodeConfig(beam=5, n_best=2))[0]
+    >>> first.score >= second.score
+    True
     """
     config = config or DecodeConfig()
     constraints = Constraints.of(source, config, special, prefixes)

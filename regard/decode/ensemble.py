@@ -14,7 +14,11 @@ from regard.errors import RegardError
 class Ensemble(nn.Module):
     """The weighted mean of the probabilities of several models that share both vocabularies, by the same protocol.
 
-    >>> Ensemble([first, second], weights=[2, 1])  # doctest: +SKIP
+    >>> from regard.models.transformer import Transformer, TransformerConfig
+    >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
+    >>> first, second = Transformer(sizes), Transformer(sizes)
+    >>> len(Ensemble([first, second], weights=[2.0, 1.0]).models)
+    2
     """
 
     def __init__(self, models: Sequence[Decodable], weights: Sequence[float] | None = None) -> None:

@@ -29,8 +29,13 @@ def greedy(
 ) -> list[NBest]:
     """The most probable token each time, until `<eos>`; one hypothesis for each sentence.
 
-    >>> greedy(model, source)[0][0].ids  # doctest: +SKIP
-    [17, 4, 98]
+    >>> from regard.layers.packed import pack
+    >>> from regard.models.transformer import Transformer, TransformerConfig
+    >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
+    >>> model = Transformer(sizes).eval()
+    >>> (best,) = greedy(model, pack([[4, 5, 3]]), DecodeConfig("greedy", min_len=2, max_len=2))[0]
+    >>> len(best.ids), len(best.token_logprobs)
+    (2, 3)
     """
     config = config or DecodeConfig(method="greedy")
     constraints = Constraints.of(source, config, special, prefixes)
@@ -51,8 +56,12 @@ def sample(
     The draws of a sentence depend on the seed and the sentence's number (by default its place in the batch), not on
     its neighbours: whatever the batches, the same seed gives the same samples.
 
-    >>> sample(model, source, DecodeConfig("sample", n_best=3, top_p=0.9))[0]  # doctest: +SKIP
-    [Hypothesis(...), Hypothesis(...), Hypothesis(...)]
+    >>> from regard.layers.packed import pack
+    >>> from regard.models.transformer import Transformer, TransformerConfig
+    >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
+    >>> model = Transformer(sizes).eval()
+    >>> [len(drawn) for drawn in sample(model, pack([[4, 3], [5, 3]]), DecodeConfig("sample", n_best=3, top_p=0.9))]
+    [3, 3]
     """
     config = config or DecodeConfig(method="sample")
     constraints = Constraints.of(source, config, special, prefixes)
@@ -100,7 +109,7 @@ def draw(
     return (place if order is None else order.gather(-1, place)).squeeze(-1)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: a model may keep tables that it made here and train with them later
 def _one_by_one(
     model: Decodable, source: Source, config: DecodeConfig, constraints: Constraints, choose: Choice, samples: int
 ) -> list[NBest]:

@@ -48,12 +48,31 @@ def test_stopping_early_loses_nothing(
     config = limited(8, beam=width, n_best=n_best, length_penalty=length_penalty, patience=math.inf)
     source = pack([[5], [6]])
     found = beam(model, source, config)
-    steps = len(model.rows_seen)
     for sentence, n_best_list in zip((5, 6), found):
         everything = search_to_the_limit(model, sentence, width, limit=8, length_penalty=length_penalty)
         assert [h.ids for h in n_best_list] == [ids for _, ids in everything[:n_best]]
         assert [h.score for h in n_best_list] == pytest.approx([s for s, _ in everything[:n_best]], abs=1e-5)
-    assert steps <= 9
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"patience": 1.0}, 2),  # "" and "4" have finished
+        ({"patience": 2.0}, 4),
+        ({"patience": math.inf, "length_penalty": 0.0}, 1),  # nothing beats "", of probability 0.6
+        ({"patience": math.inf, "length_penalty": 0.0, "n_best": 2}, 2),
+        # By average a long one could: n fours may end at log(0.4) * n / 21, below log(0.6) for n = 12.
+        ({"patience": math.inf, "length_penalty": 1.0}, 12),
+    ],
+)
+def test_when_the_search_stops(options: dict, expected: int) -> None:
+    """Each token is followed by <eos> with probability 0.6, else by a 4: an output of n tokens has 0.6 * 0.4 ** n."""
+    p = torch.zeros((5, 5))
+    p[:, SPECIAL.eos], p[:, 4] = 0.6, 0.4
+    model = TableModel(p.log())
+    result = beam(model, pack([[4]]), limited(20, beam=2, **options))[0]
+    assert len(model.rows_seen) == expected
+    assert [h.ids for h in result] == [[], [4]][: len(result)]
 
 
 def search_to_the_limit(
