@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,12 +21,8 @@ from regard.layers.packed import Packed, pack
 POOL = 64
 
 
-class Side(Protocol):
-    """One side of the corpus, encoded anew for each epoch: Sequences (always the same) or BpeDropout."""
-
-    def __len__(self) -> int: ...
-
-    def draw(self, generator: np.random.Generator) -> Sequences: ...
+# One side of the corpus; an epoch draws its encoding, always the same or, with dropout, always another.
+Side = Sequences | BpeDropout
 
 
 def encode_pairs(

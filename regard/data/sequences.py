@@ -17,7 +17,7 @@ class Sequences:
     """
 
     ids: Int[np.ndarray, "N"]
-    starts: Int[np.ndarray, "B+1"]
+    starts: Int[np.ndarray, "borders"]
 
     @staticmethod
     def of(sentences: Iterable[list[int]]) -> "Sequences":

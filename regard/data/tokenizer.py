@@ -6,16 +6,14 @@ The work is done by the `tokenizers` library and saved in its own format, so tha
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any
 
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from regard.errors import RegardError
-
-Kind = Literal["word", "space", "char", "bpe", "bytes"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 SPECIALS = ("<pad>", "<unk>", "<sos>", "<eos>")
 PAD, UNK, SOS, EOS = range(4)
@@ -38,32 +36,23 @@ def _words(*parts: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Metaspace(SPACE), split])
 
 
-def _pre_tokenizer(kind: Kind) -> pre_tokenizers.PreTokenizer:
-    """How a text is cut before the vocabulary is looked at; it differs from kind to kind, and so tells them apart."""
-    match kind:
-        case "word":
-            return _words(_LETTER, _ENTITY)
-        case "space":
-            return pre_tokenizers.Metaspace(SPACE)
-        case "char":
-            return pre_tokenizers.Split(Regex(r"(?m)."), "isolated")
-        case "bpe":
-            return _words(_LETTER, _ENTITY, _HYPHEN)  # whether t-shirt is one piece, its frequency decides
-        case "bytes":
-            return pre_tokenizers.ByteLevel(add_prefix_space=False)
+# How each kind cuts a text before it looks at the vocabulary. No two are alike, so a saved file says its kind.
+_PRE_TOKENIZERS: dict[str, pre_tokenizers.PreTokenizer] = {
+    "word": _words(_LETTER, _ENTITY),
+    "space": pre_tokenizers.Metaspace(SPACE),
+    "char": pre_tokenizers.Split(Regex(r"(?m)."), "isolated"),
+    "bpe": _words(_LETTER, _ENTITY, _HYPHEN),  # whether t-shirt is one piece, its frequency decides
+    "bytes": pre_tokenizers.ByteLevel(add_prefix_space=False),
+}
+KINDS = tuple(_PRE_TOKENIZERS)
 
 
-def _decoder(kind: Kind) -> decoders.Decoder:
-    match kind:
-        case "char":
-            return decoders.Fuse()
-        case "bytes":
-            return decoders.ByteLevel()
-        case _:
-            return decoders.Metaspace(SPACE)
+def _decoder(kind: str) -> decoders.Decoder:
+    special = {"char": decoders.Fuse(), "bytes": decoders.ByteLevel()}
+    return special.get(kind, decoders.Metaspace(SPACE))
 
 
-def _normalizer(kind: Kind, lowercase: bool) -> normalizers.Normalizer | None:
+def _normalizer(kind: str, lowercase: bool) -> normalizers.Normalizer | None:
     steps: list[normalizers.Normalizer] = []
     if kind not in ("bytes", "space"):  # bytes are exact; for "space", signs are symbols, not to be recomposed
         steps.append(normalizers.NFC())
@@ -95,13 +84,13 @@ class Tokenizer:
     "l'homme"
     """
 
-    def __init__(self, library: tokenizers.Tokenizer, kind: Kind) -> None:
+    def __init__(self, library: tokenizers.Tokenizer, kind: str) -> None:
         library.encode_special_tokens = True  # which means: as the text that they are
         self.library = library
         self.kind = kind
 
     @staticmethod
-    def train(texts: Iterable[str], kind: Kind, vocab_size: int = 8000, lowercase: bool = False) -> "Tokenizer":
+    def train(texts: Iterable[str], kind: str, vocab_size: int = 8000, lowercase: bool = False) -> "Tokenizer":
         """Learn a vocabulary of at most `vocab_size` entries, the four special ones included.
 
         For a shared tokeniser give the texts of both sides. The same texts give the same tokeniser, byte for byte.
@@ -109,7 +98,7 @@ class Tokenizer:
         """
         if kind not in KINDS:
             raise RegardError(f"There is no tokeniser of kind {kind!r}.", hint=f"Choose one of {', '.join(KINDS)}.")
-        common = {"vocab_size": vocab_size, "special_tokens": list(SPECIALS), "show_progress": False}
+        common: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": [*SPECIALS], "show_progress": False}
         library: tokenizers.Tokenizer
         trainer: trainers.Trainer
         if kind in ("bpe", "bytes"):
@@ -120,7 +109,7 @@ class Tokenizer:
             library = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIALS[UNK]))
             trainer = trainers.WordLevelTrainer(**common)
         library.normalizer = _normalizer(kind, lowercase)
-        library.pre_tokenizer = _pre_tokenizer(kind)
+        library.pre_tokenizer = _PRE_TOKENIZERS[kind]
         library.decoder = _decoder(kind)
         library.train_from_iterator(texts, trainer)
         return Tokenizer(library, kind)
@@ -163,12 +152,21 @@ class Tokenizer:
         >>> Tokenizer.train(["the cat"], "word").pieces("the  cat")
         [('the', (0, 3)), ('cat', (5, 8))]
         """
-        result = []
-        for start, end in self.library.encode(text, add_special_tokens=False).offsets:
-            if not text[start:end].isspace():
-                start = end - len(text[start:end].lstrip())
-            result.append((text[start:end], (start, end)))
-        return result
+        offsets = self.library.encode(text, add_special_tokens=False).offsets
+        return [_piece(text, start, end) for start, end in offsets]
+
+    def pieces_of(self, ids: Sequence[int]) -> list[tuple[str, tuple[int, int]]]:
+        """For each id its piece of `decode(ids)`, and its place there: `pieces` for what a model has written.
+
+        Special ids have an empty piece, and so have the later parts of a character that `bytes` has cut.
+
+        >>> tokenizer = Tokenizer.train(["the cat"], "word")
+        >>> tokenizer.pieces_of([*tokenizer.encode("the cat"), EOS])
+        [('the', (0, 3)), ('cat', (4, 7)), ('', (7, 7))]
+        """
+        text = self.decode(ids)
+        ends = [len(self.decode(ids[:count])) for count in range(len(ids) + 1)]
+        return [_piece(text, start, end) for start, end in pairwise(ends)]
 
     def save(self, path: str | Path) -> None:
         """Write tokenizer.json."""
@@ -178,23 +176,32 @@ class Tokenizer:
     def load(path: str | Path) -> "Tokenizer":
         """Open a file that `save` wrote."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            library = tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RegardError(f"There is no tokeniser at {path}.") from None
-        try:
-            library = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises plain Exception
+        except OSError as error:
+            raise RegardError(f"{path} cannot be read: {error.strerror}.") from None
+        except Exception as error:  # which is all that the library raises
             raise RegardError(f"{path} is not a tokeniser: {error}.") from None
-        cut = json.loads(text)["pre_tokenizer"]
         for kind in KINDS:
-            if cut == _as_json(_pre_tokenizer(kind)):
+            if _same_cut(library, _PRE_TOKENIZERS[kind]) and all(
+                library.token_to_id(name) == index for index, name in enumerate(SPECIALS)
+            ):
                 return Tokenizer(library, kind)
         raise RegardError(
             f"{path} is a tokeniser of another program.", hint=f"Regard opens its own kinds: {', '.join(KINDS)}."
         )
 
 
-def _as_json(pre_tokenizer: pre_tokenizers.PreTokenizer) -> dict:
-    library = tokenizers.Tokenizer(models.WordLevel())
-    library.pre_tokenizer = pre_tokenizer
-    return json.loads(library.to_str())["pre_tokenizer"]
+def _same_cut(library: tokenizers.Tokenizer, pre_tokenizer: pre_tokenizers.PreTokenizer) -> bool:
+    """Whether a tokeniser cuts texts with this very pre-tokeniser; the library compares them only as JSON."""
+    other = tokenizers.Tokenizer(models.WordLevel())
+    other.pre_tokenizer = pre_tokenizer
+    return json.loads(library.to_str())["pre_tokenizer"] == json.loads(other.to_str())["pre_tokenizer"]
+
+
+def _piece(text: str, start: int, end: int) -> tuple[str, tuple[int, int]]:
+    """text[start:end] without the space before it, unless space is all it is; and its place."""
+    if not text[start:end].isspace():
+        start = end - len(text[start:end].lstrip())
+    return text[start:end], (start, end)

@@ -1,0 +1,56 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.data import clean, split_validation
+from regard.errors import RegardError
+
+pairs_of_letters = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("xyz")), max_size=150)
+
+
+def test_each_reason_is_counted_once():
+    pairs = [
+        (" A cat. ", "Un chat."),
+        ("", "Vide."),
+        ("Empty.", " \t"),
+        ("A cat.", "Un chat."),
+        ("A cat.", "Une chatte."),
+        ("No.", "x" * 33),
+        ("Yes.", "x" * 36),
+        ("x" * 60, "x" * 60),
+    ]
+    kept, counts = clean(pairs, max_ratio=4.0, max_chars=50)
+    assert kept == [("A cat.", "Un chat."), ("A cat.", "Une chatte."), ("Yes.", "x" * 36)]
+    assert (counts.kept, counts.empty, counts.duplicate, counts.unequal, counts.too_long) == (3, 2, 1, 1, 1)
+    assert counts.left_out == 5
+    assert str(counts) == "3 pairs; left out: 2 empty, 1 duplicate, 1 unequal, 1 too long"
+    assert str(clean(kept)[1]) == "3 pairs"
+
+
+def test_short_words_may_be_long_in_translation():
+    pairs = [("OK", "D'accord, très bien !"), ("값", "k a p̚")]
+    assert clean(pairs)[0] == pairs
+
+
+@given(pairs_of_letters, st.integers(0, 5))
+def test_the_split_shares_no_source(pairs, seed):
+    if len({source for source, _ in pairs}) < 2:
+        with pytest.raises(RegardError, match="too few to set some aside"):
+            split_validation(pairs, seed)
+        return
+    training, validation = split_validation(pairs, seed)
+    assert training
+    assert validation
+    assert not {source for source, _ in training} & {source for source, _ in validation}
+    assert sorted(training + validation) == sorted(pairs)
+    assert (training, validation) == split_validation(pairs, seed)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(2, 1), (1000, 20), (150_000, 2000)])
+def test_size_of_the_split(size, expected):
+    pairs = [(str(i), str(i)) for i in range(size)]
+    training, validation = split_validation(pairs, seed=1)
+    assert (len(training), len(validation)) == (size - expected, expected)
+    if size > 2:
+        assert validation != split_validation(pairs, seed=2)[1]
+        assert training == sorted(training, key=lambda pair: int(pair[0]))

@@ -1,0 +1,231 @@
+import json
+import subprocess
+import sys
+import unicodedata
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.data import EOS, KINDS, PAD, SOS, SPECIALS, UNK, Tokenizer
+from regard.errors import RegardError
+
+TEXTS = [
+    "The cat chased the mouse.",
+    "Le chat a chassé la souris.",
+    "L'homme n'aime pas les t-shirts, dit-elle !",
+    "un homme d&apos; âge mûr , &quot; là &quot; . . .",
+    "She said: “it's 3.5% <more> than <unk> & co.”",
+] * 3
+
+
+def trained(kind, **options):
+    return Tokenizer.train(TEXTS, kind, **options)
+
+
+TOKENIZERS = {kind: trained(kind) for kind in KINDS}
+
+
+def normal(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).replace("▁", " ").split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_seen_comes_back(kind):
+    tokenizer = TOKENIZERS[kind]
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert min(ids) >= len(SPECIALS)
+        assert tokenizer.decode(ids) == text
+    assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
+    assert tokenizer.decode_batch(tokenizer.encode_batch(TEXTS)) == TEXTS
+
+
+@given(st.text())
+def test_bytes_are_exact_for_any_text(text):
+    tokenizer = TOKENIZERS["bytes"]
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert not set(ids) & set(range(len(SPECIALS)))
+
+
+SEEN = sorted({sign for text in TEXTS for sign in text} - {" "})
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+@given(text=st.text(st.sampled_from([*SEEN, " ", "\t", "\n", "\u00a0", "\u2028", "▁"])))
+def test_any_text_of_seen_characters_comes_back(kind, text):
+    tokenizer = TOKENIZERS[kind]
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == normal(text)
+    assert min(ids, default=4) >= len(SPECIALS)
+
+
+@given(st.lists(st.sampled_from(sorted({word for text in TEXTS for word in text.split()}))))
+def test_space_gives_back_any_line_of_seen_words(words):
+    tokenizer = TOKENIZERS["space"]
+    ids = tokenizer.encode("  ".join(words))
+    assert len(ids) == len(words)
+    assert tokenizer.decode(ids) == " ".join(words)
+
+
+def test_space_keeps_phonemes_as_they_are():
+    phonemes = "t͡ɕ͈ a̠ ç c̹ ə"  # the cedilla stands apart from its letter, and stays so
+    tokenizer = Tokenizer.train([phonemes], "space")
+    assert len(tokenizer.encode(phonemes)) == 5
+    assert tokenizer.decode(tokenizer.encode(phonemes)) == phonemes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_of_specials_in_a_text_are_text(kind):
+    texts = ["x<pad> <unk> <sos><eos> <pad> <eos>x"] * 20
+    tokenizer = Tokenizer.train(texts, kind, vocab_size=400)
+    ids = tokenizer.encode(texts[0])
+    assert min(ids) >= len(SPECIALS)
+    assert tokenizer.decode(ids) == texts[0]
+    assert tokenizer.decode([SOS, *ids, EOS, PAD, PAD]) == texts[0]
+    assert [tokenizer.library.token_to_id(name) for name in SPECIALS] == [PAD, UNK, SOS, EOS] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_white_space_alone_is_nothing(kind):
+    tokenizer = TOKENIZERS[kind]
+    assert tokenizer.encode("") == []
+    assert tokenizer.decode([]) == ""
+    if kind != "bytes":
+        assert tokenizer.encode(" \t ") == []
+
+
+def test_words_and_signs():
+    def cut(kind, text):
+        return [piece for piece, _ in TOKENIZERS[kind].pieces(text)]
+
+    assert cut("word", "L'homme aime t-shirts, dit-elle !") == [
+        *("L'", "homme", "aime", "t", "-", "shirts", ",", "dit", "-", "elle", "!")
+    ]
+    assert cut("space", "L'homme dit-elle !") == ["L'homme", "dit-elle", "!"]
+    big = Tokenizer.train(["d&apos; un t-shirt."] * 9, "bpe", vocab_size=200)
+    assert [piece for piece, _ in big.pieces("d&apos; un t-shirt.")] == ["d&apos;", "un", "t-shirt", "."]
+
+
+def test_unknown_words_are_unk_and_left_out_of_the_text():
+    tokenizer = TOKENIZERS["word"]
+    ids = tokenizer.encode("The zebra chased the cat.")
+    assert ids[1] == UNK
+    assert ids.count(UNK) == 1
+    assert tokenizer.decode(ids) == "The chased the cat."
+
+
+def test_lowercase():
+    tokenizer = trained("word", lowercase=True)
+    assert tokenizer.decode(tokenizer.encode("THE CAT")) == "the cat"
+
+
+def test_characters_are_composed():
+    tokenizer = TOKENIZERS["char"]
+    assert tokenizer.encode(unicodedata.normalize("NFD", "chassé")) == tokenizer.encode("chassé")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_say_where_they_stand(kind):
+    tokenizer = TOKENIZERS[kind]
+    text = "  The cat  chased the souris."
+    pieces = tokenizer.pieces(text)
+    assert len(pieces) == len(tokenizer.encode(text))
+    for piece, (start, end) in pieces:
+        assert text[start:end] == piece
+        assert piece.isspace() or piece == piece.lstrip()
+    assert "".join("".join(piece for piece, _ in pieces).split()) == "Thecatchasedthesouris."
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_of_ids(kind):
+    tokenizer = TOKENIZERS[kind]
+    text = TEXTS[0]
+    ids = tokenizer.encode(text)
+    assert tokenizer.pieces_of(ids) == tokenizer.pieces(text)
+    assert tokenizer.pieces_of([SOS, *ids, EOS]) == [
+        ("", (0, 0)),
+        *tokenizer.pieces(text),
+        ("", (len(text), len(text))),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["word", "bpe", "bytes"])
+def test_vocabulary_is_plain_text(kind):
+    tokenizer = TOKENIZERS[kind]
+    words = tokenizer.vocabulary
+    assert len(words) == tokenizer.vocab_size
+    assert words[:4] == list(SPECIALS)
+    assert not any("▁" in word or "Ġ" in word for word in words)
+    if kind == "word":
+        assert [words[index] for index in tokenizer.encode("L'homme , homme")] == ["L'", "homme", ",", "homme"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_says_its_kind_and_gives_the_same_ids(kind, tmp_path):
+    tokenizer = trained(kind, lowercase=True, vocab_size=300)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    again = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert again.kind == kind
+    text = "The <unk> cat L'homme chassé"
+    assert again.encode(text) == tokenizer.encode(text)
+    # another tool that opens the file has the same ids, and takes the special tokens for special
+    other = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert other.encode("the cat").ids == tokenizer.encode("the cat")
+    assert other.decode([SOS, *tokenizer.encode("the cat"), EOS]) == "the cat"
+
+
+PROGRAM = """
+from pathlib import Path
+from regard.data import KINDS, Tokenizer
+
+def train_all(folder):
+    texts = [f"the {a}{b} {b}{a}ing {a}{a}." for a in "abcdefgh" for b in "éxyzwvut"]
+    for kind in KINDS:
+        Tokenizer.train(texts, kind, vocab_size=150).save(Path(folder) / f"{kind}.json")
+"""
+
+
+def test_the_same_texts_give_the_same_bytes(tmp_path):
+    """Also in another process, where hashes fall differently."""
+    names: dict = {}
+    exec(PROGRAM, names)
+    for run in ("first", "second", "elsewhere"):
+        (tmp_path / run).mkdir()
+    names["train_all"](tmp_path / "first")
+    names["train_all"](tmp_path / "second")
+    program = f"{PROGRAM}\ntrain_all({str(tmp_path / 'elsewhere')!r})"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    for kind in KINDS:
+        runs = [(tmp_path / run / f"{kind}.json").read_bytes() for run in ("first", "second", "elsewhere")]
+        assert runs[0] == runs[1] == runs[2]
+
+
+def test_vocab_size_counts_the_specials():
+    assert Tokenizer.train(["a b c d e f g"], "word", vocab_size=7).vocab_size == 7
+    assert Tokenizer.train(TEXTS, "bpe", vocab_size=100).vocab_size == 100
+    assert Tokenizer.train(TEXTS, "bytes", vocab_size=300).vocab_size == 300
+
+
+def test_errors(tmp_path):
+    with pytest.raises(
+        RegardError, match=r"no tokeniser of kind 'morse'\. Choose one of word, space, char, bpe, bytes"
+    ):
+        Tokenizer.train(TEXTS, "morse")
+    with pytest.raises(RegardError, match=r"no tokeniser at .*nowhere\.json"):
+        Tokenizer.load(tmp_path / "nowhere.json")
+    with pytest.raises(RegardError, match="cannot be read: Is a directory"):
+        Tokenizer.load(tmp_path)
+    for content in (b'{"version": "1.0"', b"\xff\xfe", b""):
+        (tmp_path / "broken.json").write_bytes(content)
+        with pytest.raises(RegardError, match=r"broken\.json is not a tokeniser"):
+            Tokenizer.load(tmp_path / "broken.json")
+    TOKENIZERS["bytes"].save(tmp_path / "other.json")
+    foreign = json.loads((tmp_path / "other.json").read_text())
+    foreign["added_tokens"] = []
+    foreign["model"]["vocab"] = {token: 999 - index for token, index in foreign["model"]["vocab"].items()}
+    (tmp_path / "other.json").write_text(json.dumps(foreign))
+    with pytest.raises(RegardError, match=r"other\.json is a tokeniser of another program"):
+        Tokenizer.load(tmp_path / "other.json")
