@@ -1,0 +1,421 @@
+"""Sentences in both languages at once, from choices made elsewhere: nothing here is random.
+
+Every French word is born with the English words that it translates, so the alignment of a sentence is exact.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from regard.data.phrasebook.lexicon import (
+    CAN,
+    DETERMINERS,
+    FREQUENCY,
+    NAMES,
+    OBJECT_PRONOUNS,
+    PREPOSITIONS,
+    QUALITY,
+    QUESTION_WORDS,
+    REFLEXIVE_PRONOUNS,
+    SUBJECT_PRONOUNS,
+    TIMES,
+    WANT,
+    Adjective,
+    Noun,
+    Verb,
+)
+from regard.data.phrasebook.morphology import (
+    IL,
+    ILS,
+    IMPERFECT,
+    JE,
+    conjugate,
+    contract,
+    elide,
+    elides,
+    english_article,
+    french_feminine,
+    french_plural,
+)
+
+Combination = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A sentence, its translation, and which word of `words(source)` became which of `words(target)`."""
+
+    source: str
+    target: str
+    alignment: tuple[tuple[int, int], ...]
+
+
+class Word:
+    """One word of a sentence in the making; a French one holds the English ones that it translates."""
+
+    __slots__ = ("index", "links", "text")
+
+    def __init__(self, text: str, *links: "Word") -> None:
+        self.text = text
+        self.links = links
+        self.index = -1
+
+
+class Phrase:
+    """A part of a sentence. For noun phrases: the noun, the verb's form with it as subject, gender and number.
+    `combinations` are the adjective-noun and verb-object pairs that occur in it."""
+
+    __slots__ = ("combinations", "english", "feminine", "form", "french", "noun", "plural")
+
+    def __init__(
+        self,
+        english: list[Word],
+        french: list[Word],
+        combinations: Iterable[Combination] = (),
+        *,
+        noun: Noun | None = None,
+        form: int = IL,
+        feminine: bool = False,
+        plural: bool = False,
+    ) -> None:
+        self.english, self.french, self.combinations = english, french, list(combinations)
+        self.noun, self.form, self.feminine, self.plural = noun, form, feminine, plural
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """English and French words in order, the combinations of words that occur, and the final mark."""
+
+    english: list[Word]
+    french: list[Word]
+    combinations: list[Combination]
+    mark: str
+
+    def pair(self) -> Pair:
+        """The sentence as text: elided, contracted, capitalised, punctuated."""
+        english = [*self.english, Word(self.mark)]
+        french = [*self.french, Word(self.mark, english[-1])]
+        for index, word in enumerate(english):
+            word.index = index
+        source = english[0].text[0].upper() + english[0].text[1:]
+        for word in english[1:]:
+            source += word.text if word.text in (".", "?", "'s") else " " + word.text
+        texts = [elide(word.text, following.text) for word, following in pairwise(french)] + [self.mark]
+        target, links, position = "", [], 0
+        swallowed = False  # by the contracted word before it, which has its links too
+        for word, text, following in zip(french, texts, [*texts[1:], ""]):
+            links += [(link.index, position) for link in word.links]
+            if not swallowed:
+                contracted = contract(text, following)
+                target += contracted or text
+                if contracted:
+                    swallowed = True
+                    continue
+            swallowed = False
+            position += 1
+            if not text.endswith("'") and following not in (".", ""):
+                target += " "
+        return Pair(source, target[0].upper() + target[1:], tuple(sorted(set(links))))
+
+
+def subject_pronoun(english: str) -> Phrase:
+    """A subject pronoun: "I", "you" and so on; "who" asks for the subject."""
+    french, form, feminine, plural = SUBJECT_PRONOUNS[english]
+    word = Word(english)
+    return Phrase([word], [Word(french, word)], form=form, feminine=feminine, plural=plural)
+
+
+def name(*names: str) -> Phrase:
+    """One name, or two joined by "and": feminine when all of them are."""
+    english: list[Word] = []
+    french: list[Word] = []
+    for text in names:
+        if english:
+            english.append(Word("and"))
+            french.append(Word("et", english[-1]))
+        english.append(Word(text))
+        french.append(Word(text, english[-1]))
+    plural = len(names) > 1
+    feminine = all(NAMES[text] for text in names)
+    return Phrase(english, french, form=ILS if plural else IL, feminine=feminine, plural=plural)
+
+
+def noun_phrase(
+    noun: Noun,
+    determiner: str | Phrase,
+    *adjectives: Adjective,
+    plural: bool = False,
+    negated: bool = False,
+) -> Phrase:
+    """Determiner, adjectives and noun; the determiner may be an owner ("Anne's dog", le chien d'Anne). The indefinite
+    object of a negated verb has "de" (Elle n'a pas de chien); "des" becomes "de" before an adjective."""
+    nouns = Word(noun.english[plural])
+    describing = {adjective: Word(adjective.english) for adjective in adjectives}
+    described = [*describing.values(), nouns]
+    before = [adjective for adjective in adjectives if adjective.before_noun]
+
+    if isinstance(determiner, Phrase):
+        genitive = Word("'s")
+        english = [*determiner.english, genitive, *described]
+        article = DETERMINERS["the"][4 if plural else 3 if noun.feminine else 2]
+        french = [Word(article, genitive)]
+        owner = [Word("de", genitive), *determiner.french]
+    else:
+        forms = DETERMINERS[determiner]
+        text, article = forms[plural], forms[4 if plural else 3 if noun.feminine else 2]
+        if determiner == "a":
+            text = english_article(described[0].text)
+        if (negated and determiner == "a") or (article == "des" and before):
+            article = "de"
+        english = [Word(text), *described]
+        french = [Word(part, english[0]) for part in article.split()]
+        owner = []
+
+    combinations = list(determiner.combinations) if isinstance(determiner, Phrase) else []
+    french_noun = Word(noun.french[plural], nouns)
+    after = []
+    for adjective, word in describing.items():
+        combinations.append((adjective.english, noun.english[0]))
+        inflected = adjective.french[noun.feminine][plural]
+        if adjective.before_noun:
+            if not (noun.feminine or plural) and elides(french_noun.text):
+                inflected = adjective.before_vowel
+            french.append(Word(inflected, word))
+        else:
+            after.append(Word(inflected, word))
+    french += [french_noun, *after, *owner]
+    form = ILS if plural else IL
+    return Phrase(english, french, combinations, noun=noun, form=form, feminine=noun.feminine, plural=plural)
+
+
+def prepositional(preposition: str, phrase: Phrase) -> Phrase:
+    """ "in the garden": dans le jardin."""
+    english = [Word(text) for text in preposition.split()]
+    french = [Word(text, *english) for text in PREPOSITIONS[preposition].split()]
+    return Phrase(english + phrase.english, french + phrase.french, phrase.combinations)
+
+
+def time(english: str) -> Phrase:
+    """ "last week": la semaine dernière."""
+    words = [Word(text) for text in english.split()]
+    french = []
+    for entry in TIMES[english].split():
+        text, links = entry.split(":")
+        french.append(Word(text, *(words[int(link)] for link in links)))
+    return Phrase(words, french)
+
+
+def closing_adverb(english: str, french: str) -> Phrase:
+    """An adverb that closes the sentence in both languages."""
+    word = Word(english)
+    return Phrase([word], [Word(french, word)])
+
+
+def agree(participle: str, feminine: bool, plural: bool) -> str:
+    """A participle with its ending.
+
+    >>> agree("vu", True, True), agree("pris", False, True)
+    ('vues', 'pris')
+    """
+    inflected = french_feminine(participle) if feminine else participle
+    return french_plural(inflected) if plural else inflected
+
+
+def _lead(question: str, operator: Word) -> tuple[list[Word], list[Word]]:
+    """What opens a question: an optional question word, and "est-ce que" for the auxiliary that English puts first."""
+    asked = [] if question == "yes-no" else [Word(question)]
+    french = [Word(QUESTION_WORDS[word.text], word) for word in asked]
+    return [*asked, operator], [*french, Word("est-ce", operator), Word("que", operator)]
+
+
+def clause(
+    subject: Phrase,
+    verb: Verb,
+    object: Phrase | None = None,
+    *,
+    pronoun: str = "",
+    recipient: Phrase | None = None,
+    past: bool = False,
+    modal: Verb | None = None,
+    negation: str = "",
+    adverb: str = "",
+    question: str = "",
+    tail: Sequence[Phrase] = (),
+) -> Sentence:
+    """A sentence about what somebody does. `negation` is "not" or "never"; `adverb` one of frequency or quality;
+    `question` is "yes-no" or a question word (a subject "who" asks by itself); `pronoun` is an object pronoun."""
+    # English: an operator (auxiliary) where the sentence is negated, asked or modal.
+    head = WANT if modal is WANT else verb
+    inverted = bool(question)
+    operator: Word | None = None
+    if modal and modal is not WANT:
+        operator = Word(modal.base)
+        first = Word(verb.base)
+    elif inverted or negation == "not":
+        operator = Word("did" if past else "does" if subject.form == IL else "do")
+        first = Word(head.base)
+    else:
+        first = Word(head.past if past else head.third if subject.form == IL else head.base)
+    main = [first]
+    to = Word("to")
+    if modal is WANT:
+        main += [to, Word(verb.base)]
+    particles = [Word(text) for text in verb.particle.split()]
+    negator = Word(negation)
+    if negation == "not" and modal is CAN and operator:
+        operator.text, negator = "cannot", operator
+
+    english, lead = _lead(question, operator) if inverted and operator else ([], [])
+    english += subject.english
+    if operator and not inverted:
+        english.append(operator)
+    if negation and negator is not operator:
+        english.append(negator)
+    mid = Word(adverb)
+    if adverb in FREQUENCY:
+        english.append(mid)
+    english += [*main, *particles]
+
+    # French: the finite verb, what it is wrapped in, and what depends on it.
+    # A particle translates the preposition if there is one (go to: aller à), or else the verb (look for: chercher).
+    lexical = [main[-1], *([] if verb.preposition else particles)]
+    support = [operator] if operator and not inverted else []  # "does" and "did" are in the finite verb's ending
+    clitics = []
+    feminine, plural = (subject.feminine, subject.plural) if verb.with_etre else (False, False)
+    if verb.reflexive:
+        clitics.append(Word(REFLEXIVE_PRONOUNS[subject.form], *lexical))
+    if pronoun:
+        direct, indirect, *agreement = OBJECT_PRONOUNS[pronoun]
+        english.append(Word(pronoun))
+        is_direct = object is None and verb.preposition != "à"
+        clitics.append(Word(direct if is_direct else indirect, english[-1]))
+        if is_direct:  # the participle agrees with a direct object that comes before it
+            feminine, plural = agreement
+    if modal:
+        modal_links = [first, to] if modal is WANT else [operator] if operator else []
+        before, finite = [], Word(modal.present[subject.form], *support, *modal_links)
+        after = [*clitics, Word(verb.infinitive, *lexical)]
+    elif past and verb.infinitive in IMPERFECT:
+        before, finite, after = clitics, Word(IMPERFECT[verb.infinitive][subject.form], *support, *lexical), []
+    elif past:
+        auxiliary = conjugate("être" if verb.with_etre else "avoir")[0][subject.form]
+        before, finite = clitics, Word(auxiliary, *support, *lexical)
+        after = [Word(agree(verb.participle, feminine, plural), *lexical)]
+    else:
+        before, finite, after = clitics, Word(verb.present[subject.form], *support, *lexical), []
+
+    french = lead + subject.french
+    if negation:
+        french.append(Word("ne", negator))
+    french += [*before, finite]
+    if negation:
+        french.append(Word("pas" if negation == "not" else "jamais", negator))
+    if adverb:
+        french.append(Word(FREQUENCY.get(adverb) or QUALITY[adverb], mid))
+    french += after
+
+    combinations = list(subject.combinations)
+    if object:
+        english += object.english
+        if verb.preposition:
+            french.append(Word(verb.preposition, *(particles or lexical)))
+        french += object.french
+        combinations += object.combinations
+        if object.noun:
+            combinations.append((verb.name, object.noun.english[0]))
+    if adverb in QUALITY:
+        english.append(mid)
+    if recipient:
+        tail = [prepositional("to", recipient), *tail]
+    for phrase in tail:
+        english += phrase.english
+        french += phrase.french
+        combinations += phrase.combinations
+    asks = inverted or subject.english[0].text == "who"
+    return Sentence(english, french, combinations, "?" if asks else ".")
+
+
+def _be(subject: Phrase, past: bool) -> Word:
+    if past:
+        return Word("was" if subject.form in (JE, IL) else "were")
+    return Word("am" if subject.form == JE else "is" if subject.form == IL else "are")
+
+
+def being(
+    subject: Phrase,
+    complement: Phrase,
+    *,
+    infinitive: str = "être",
+    past: bool = False,
+    negated: bool = False,
+    question: bool = False,
+) -> Sentence:
+    """What somebody or something is; French has some of it (être fatigué, but avoir faim). The past is imperfect."""
+    be = _be(subject, past)
+    english, french = _lead("yes-no", be) if question else ([], [])
+    english += subject.english
+    french += subject.french
+    negator = Word("not")
+    finite = Word((IMPERFECT[infinitive] if past else conjugate(infinitive)[0])[subject.form], be)
+    if not question:
+        english.append(be)
+    if negated:
+        english.append(negator)
+        french += [Word("ne", negator), finite, Word("pas", negator)]
+    else:
+        french.append(finite)
+    combinations = subject.combinations + complement.combinations
+    return Sentence(english + complement.english, french + complement.french, combinations, "?" if question else ".")
+
+
+def predicate(subject: Phrase, adjective: Adjective, intensity: Phrase | None = None) -> Phrase:
+    """An adjective that agrees with the subject from the other side of the verb."""
+    word = Word(adjective.english)
+    french = Word(adjective.french[subject.feminine][subject.plural], word)
+    combinations = [(adjective.english, subject.noun.english[0])] if subject.noun else []
+    if intensity is None:
+        return Phrase([word], [french], combinations)
+    return Phrase([*intensity.english, word], [*intensity.french, french], combinations)
+
+
+def born(subject: Phrase, tail: Phrase) -> Sentence:
+    """ "She was born on the island.": Elle est née sur l'île."""
+    english = [_be(subject, past=True), Word("born")]
+    auxiliary = Word(conjugate("être")[0][subject.form], *english)
+    participle = Word(agree("né", subject.feminine, subject.plural), english[1])
+    return Sentence(
+        subject.english + english + tail.english,
+        [*subject.french, auxiliary, participle, *tail.french],
+        subject.combinations + tail.combinations,
+        ".",
+    )
+
+
+def there_is(phrase: Phrase, place: Phrase, *, past: bool = False, question: bool = False) -> Sentence:
+    """ "There is a cat in the garden.": Il y a un chat dans le jardin."""
+    there, be = Word("there"), _be(phrase, past)
+    lead = [Word("est-ce", be), Word("que", be)] if question else []
+    finite = Word("avait" if past else "a", be)
+    return Sentence(
+        [*([be, there] if question else [there, be]), *phrase.english, *place.english],
+        [*lead, Word("il", there), Word("y", there), finite, *phrase.french, *place.french],
+        phrase.combinations + place.combinations,
+        "?" if question else ".",
+    )
+
+
+def here_is(phrase: Phrase, subject: Phrase, verb: Verb, pronoun: str = "") -> Sentence:
+    """ "Here are the letters that I wrote.": Voici les lettres que j'ai écrites. `pronoun` is to whom."""
+    assert phrase.noun is not None
+    here, be, that = Word("here"), _be(phrase, past=False), Word("that")
+    past, particles = Word(verb.past), [Word(text) for text in verb.particle.split()]
+    auxiliary = Word(conjugate("avoir")[0][subject.form], past, *particles)
+    participle = Word(agree(verb.participle, phrase.feminine, phrase.plural), past, *particles)
+    to_whom = [Word(pronoun)] if pronoun else []
+    clitics = [Word(OBJECT_PRONOUNS[word.text][1], word) for word in to_whom]
+    return Sentence(
+        [here, be, *phrase.english, that, *subject.english, past, *particles, *to_whom],
+        [Word("voici", here, be), *phrase.french, Word("que", that), *subject.french, *clitics, auxiliary, participle],
+        [*phrase.combinations, *subject.combinations, (verb.name, phrase.noun.english[0])],
+        ".",
+    )

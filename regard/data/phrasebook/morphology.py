@@ -1,0 +1,168 @@
+"""How single words change: English and French inflection, elision and contraction, and what a word is."""
+
+import re
+
+# Numbers the five forms of a French verb in the present: je, il, nous, vous, ils.
+JE, IL, NOUS, VOUS, ILS = range(5)
+
+_WORDS = re.compile(r"aujourd'hui|(?:qu|[cdjlmnst])'|'s\b|[\w-]+|[^\w\s]", re.IGNORECASE)
+
+_VOWELS = frozenset("aeiouhàâéèêëîïôûœ")
+# h aspiré: written like any other h, but nothing elides before it (le héros, la hache).
+_ASPIRATED = frozenset({"hache", "haches", "haricot", "haricots", "hérisson", "hérissons", "héros", "hibou", "hiboux"})
+
+_ELIDED = {word: word[:-1] + "'" for word in ("de", "je", "la", "le", "me", "ne", "que", "se")}
+_BEFORE_VOWEL = _ELIDED | {"ce": "cet", "ma": "mon", "sa": "son"}
+_CONTRACTED = {("de", "le"): "du", ("de", "les"): "des", ("à", "le"): "au", ("à", "les"): "aux"}
+
+
+def words(text: str) -> list[str]:
+    """The words of an English or a French sentence, to which alignments refer: punctuation, elided words ("l'", "qu'")
+    and the English genitive "'s" stand alone, "est-ce" and "aujourd'hui" are one word each.
+
+    >>> words("Est-ce qu'Anne a vu l'arbre ?")
+    ['Est-ce', "qu'", 'Anne', 'a', 'vu', "l'", 'arbre', '?']
+    """
+    return _WORDS.findall(text)
+
+
+def elides(word: str) -> bool:
+    """Whether a French word makes the one before it elide: a vowel or a mute h begins it.
+
+    >>> elides("histoire"), elides("héros")
+    (True, False)
+    """
+    return word[0].lower() in _VOWELS and word not in _ASPIRATED
+
+
+def elide(text: str, following: str) -> str:
+    """A French word as it is written before a vowel: elided, or in another form.
+
+    >>> elide("la", "école"), elide("ma", "école"), elide("ce", "arbre"), elide("le", "hibou")
+    ("l'", 'mon', 'cet', 'le')
+    """
+    return _BEFORE_VOWEL[text] if text in _BEFORE_VOWEL and elides(following) else text
+
+
+def contract(text: str, following: str) -> str:
+    """One word for a French preposition and the article after it; empty where they stay apart.
+
+    >>> contract("de", "le"), contract("à", "les"), contract("de", "la"), contract("de", "l'")
+    ('du', 'aux', '', '')
+    """
+    return _CONTRACTED.get((text, following), "")
+
+
+def english_plural(noun: str) -> str:
+    """Adds an ending to a noun, or to a verb for its third person: the rule is the same.
+
+    >>> english_plural("box"), english_plural("cherry"), english_plural("boy"), english_plural("go")
+    ('boxes', 'cherries', 'boys', 'goes')
+    """
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return noun[:-1] + "ies"
+    return noun + ("es" if noun.endswith(("s", "x", "ch", "sh", "go")) else "s")
+
+
+def english_past(verb: str) -> str:
+    """The past of a regular verb.
+
+    >>> english_past("chase"), english_past("carry"), english_past("play")
+    ('chased', 'carried', 'played')
+    """
+    if verb.endswith("y") and verb[-2] not in "aeiou":
+        return verb[:-1] + "ied"
+    return verb + ("d" if verb.endswith("e") else "ed")
+
+
+def english_article(following: str) -> str:
+    """ "a" or "an".
+
+    >>> english_article("old"), english_article("useful")
+    ('an', 'a')
+    """
+    return "an" if following[0] in "aeiouAEIOU" and not following.startswith("use") else "a"
+
+
+def french_plural(word: str) -> str:
+    """The plural of a noun, an adjective or a participle.
+
+    >>> french_plural("chat"), french_plural("souris"), french_plural("gâteau"), french_plural("journal")
+    ('chats', 'souris', 'gâteaux', 'journaux')
+    """
+    if word.endswith(("s", "x", "z")):
+        return word
+    if word.endswith("al"):
+        return word[:-2] + "aux"
+    return word + ("x" if word.endswith("eau") else "s")
+
+
+def french_feminine(word: str) -> str:
+    """The feminine of a regular adjective or participle.
+
+    >>> french_feminine("petit"), french_feminine("rouge"), french_feminine("heureux"), french_feminine("fatigué")
+    ('petite', 'rouge', 'heureuse', 'fatiguée')
+    """
+    if word.endswith("eux"):
+        return word[:-1] + "se"
+    return word if word.endswith("e") else word + "e"
+
+
+# je, il, nous, vous, ils, past participle.
+_IRREGULAR = {
+    "aller": "vais va allons allez vont allé",
+    "avoir": "ai a avons avez ont eu",
+    "boire": "bois boit buvons buvez boivent bu",
+    "conduire": "conduis conduit conduisons conduisez conduisent conduit",
+    "connaître": "connais connaît connaissons connaissez connaissent connu",
+    "construire": "construis construit construisons construisez construisent construit",
+    "courir": "cours court courons courez courent couru",
+    "devoir": "dois doit devons devez doivent dû",
+    "dormir": "dors dort dormons dormez dorment dormi",
+    "écrire": "écris écrit écrivons écrivez écrivent écrit",
+    "être": "suis est sommes êtes sont été",
+    "lire": "lis lit lisons lisez lisent lu",
+    "mourir": "meurs meurt mourons mourez meurent mort",
+    "naître": "nais naît naissons naissez naissent né",
+    "ouvrir": "ouvre ouvre ouvrons ouvrez ouvrent ouvert",
+    "partir": "pars part partons partez partent parti",
+    "peindre": "peins peint peignons peignez peignent peint",
+    "pouvoir": "peux peut pouvons pouvez peuvent pu",
+    "prendre": "prends prend prenons prenez prennent pris",
+    "revenir": "reviens revient revenons revenez reviennent revenu",
+    "rire": "ris rit rions riez rient ri",
+    "sortir": "sors sort sortons sortez sortent sorti",
+    "sourire": "souris sourit sourions souriez sourient souri",
+    "suivre": "suis suit suivons suivez suivent suivi",
+    "voir": "vois voit voyons voyez voient vu",
+    "vouloir": "veux veut voulons voulez veulent voulu",
+}
+
+
+def conjugate(infinitive: str, strong: str = "") -> tuple[tuple[str, ...], str]:
+    """The present (je, il, nous, vous, ils) and the past participle. `strong` is the stem of an -er verb under stress,
+    where it differs (acheter: achèt-, envoyer: envoi-); -ger and -cer keep their sound before -ons by themselves.
+
+    >>> conjugate("manger")
+    (('mange', 'mange', 'mangeons', 'mangez', 'mangent'), 'mangé')
+    >>> conjugate("acheter", "achèt")
+    (('achète', 'achète', 'achetons', 'achetez', 'achètent'), 'acheté')
+    """
+    if infinitive in _IRREGULAR:
+        *present, participle = _IRREGULAR[infinitive].split()
+        return tuple(present), participle
+    stem, ending = infinitive[:-2], infinitive[-2:]
+    if ending == "er":
+        strong = strong or stem
+        soft = stem + "e" if stem.endswith("g") else stem[:-1] + "ç" if stem.endswith("c") else stem
+        return (strong + "e", strong + "e", soft + "ons", stem + "ez", strong + "ent"), stem + "é"
+    if ending == "ir":
+        return (stem + "is", stem + "it", stem + "issons", stem + "issez", stem + "issent"), stem + "i"
+    return (stem + "s", stem, stem + "ons", stem + "ez", stem + "ent"), stem + "u"
+
+
+# The two verbs whose past is told in the imperfect.
+IMPERFECT = {
+    "être": ("étais", "était", "étions", "étiez", "étaient"),
+    "avoir": ("avais", "avait", "avions", "aviez", "avaient"),
+}
