@@ -114,7 +114,7 @@ class Recurrent(nn.Module):
 
 
 class Bidirectional(nn.Module):
-    """Two layers read the same sequences from both ends; a token's row is both states, [forward; backward].
+    """Two layers read the same sequences from both ends; a token's row is both states, [forward; backward], C = 2E.
 
     >>> offsets = Offsets.of(torch.tensor([0, 2, 5]))
     >>> layer = Bidirectional("lstm", 8, 16)
@@ -128,11 +128,11 @@ class Bidirectional(nn.Module):
         self.forward_layer = Recurrent(cell, dim_in, width)
         self.backward_layer = Recurrent(cell, dim_in, width)
 
-    def forward(self, x: Float[Tensor, "N I"], forward: Steps, backward: Steps) -> Float[Tensor, "N 2*E"]:
+    def forward(self, x: Float[Tensor, "N I"], forward: Steps, backward: Steps) -> Float[Tensor, "N C"]:
         return torch.cat((self.forward_layer(x, forward), self.backward_layer(x, backward)), dim=-1)
 
     @staticmethod
-    def final(rows: Float[Tensor, "N 2*E"], offsets: Offsets) -> Float[Tensor, "B 2*E"]:
+    def final(rows: Float[Tensor, "N C"], offsets: Offsets) -> Float[Tensor, "B C"]:
         """Each direction's state once it has read all: at the last token, and at the first. Nothing read: zeros."""
         ahead, behind = rows.chunk(2, dim=-1)
         last = (offsets.starts[1:].long() - 1).clamp(min=0)

@@ -81,9 +81,7 @@ class Encoder(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.bridges = nn.ModuleList(nn.Linear(2 * width, PARTS[config.cell] * width) for _ in widths)
 
-    def forward(
-        self, x: Float[Tensor, "M E"], source: Packed
-    ) -> tuple[Float[Tensor, "M 2*E"], Float[Tensor, "B L P E"]]:
+    def forward(self, x: Float[Tensor, "M E"], source: Packed) -> tuple[Float[Tensor, "M C"], Float[Tensor, "B L P E"]]:
         """A row for each source token, and each sequence's first decoder state, tanh(W [forward; backward]) a layer."""
         forward, backward = Steps.of(source.offsets), Steps.of(source.offsets, backward=True)
         states = []
@@ -125,7 +123,7 @@ class Decoder(nn.Module):
         y: Float[Tensor, "N E"],
         target: Packed,
         cells: Float[Tensor, "B L P E"],
-        encoded: Float[Tensor, "M 2*E"],
+        encoded: Float[Tensor, "M C"],
         source: Packed,
     ) -> Float[Tensor, "N E"]:
         """All steps of packed targets."""
@@ -144,7 +142,7 @@ class Decoder(nn.Module):
         context = self.attention(y, self.memory(encoded), target.offsets, source.offsets)
         return self._attentional(torch.cat((context, y), dim=-1))
 
-    def remember(self, encoded: Float[Tensor, "M 2*E"], source: Packed) -> MemoryCache | None:
+    def remember(self, encoded: Float[Tensor, "M C"], source: Packed) -> MemoryCache | None:
         """What single steps look at."""
         if self.place == "none":
             return None
@@ -167,7 +165,7 @@ class Decoder(nn.Module):
 
     def _bahdanau(
         self, inputs: Float[Tensor, "B K G"], cells: Float[Tensor, "B K L P E"], memory: MemoryCache | None
-    ) -> tuple[Float[Tensor, "B K 2*E"], Float[Tensor, "B K L P E"]]:
+    ) -> tuple[Float[Tensor, "B K C"], Float[Tensor, "B K L P E"]]:
         """Look with s_{t-1}, then step: [c_t; s_t] and the new cells."""
         context = self.attention(cells[..., -1, 0, :], memory)
         cells = self._advance(inputs + self.context(context), cells)
@@ -221,7 +219,7 @@ class Seq2Seq(nn.Module):
         else:
             nn.init.normal_(self.output.weight, std=config.width**-0.5)
 
-    def encode(self, source: Packed) -> tuple[Float[Tensor, "M 2*E"], Float[Tensor, "B L P E"]]:
+    def encode(self, source: Packed) -> tuple[Float[Tensor, "M C"], Float[Tensor, "B L P E"]]:
         """The encoder's output, one row a source token, and the decoder's first states."""
         return self.encoder(self.source_embedding(source.ids, source.positions), source)
 

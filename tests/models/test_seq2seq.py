@@ -208,8 +208,10 @@ def test_a_shared_vocabulary_has_one_size():
 
 @pytest.mark.parametrize("field", ["cell", "attention", "score"])
 def test_an_unknown_name_is_refused(field):
+    config = replace(TOY)
+    object.__setattr__(config, field, "loung")  # past the annotations, where they are checked
     with pytest.raises(RegardError, match="loung") as error:
-        make(**{field: "loung"})
+        Seq2Seq(config)
     assert "Choose one of" in error.value.hint
 
 
