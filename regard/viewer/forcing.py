@@ -1,0 +1,60 @@
+"""Watching a model while it is given both the source and the target."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from regard.attention import Recording, record
+from regard.attention.recording import KINDS
+from regard.errors import RegardError
+from regard.folder import Translator
+
+Ids = list[int]
+
+
+def attentions(translator: Translator, kind: str | None = None) -> list[str]:
+    """The names of the model's attentions, in its order, or of those of one kind (self, masked, cross).
+
+    >>> attentions(translator, "cross")  # doctest: +SKIP
+    ['decoder.0.cross', 'decoder.1.cross']
+    """
+    kinds = KINDS if kind is None else (kind,)
+    names = [name for name, module in translator.model.named_modules() if getattr(module, "kind", None) in kinds]
+    if not names:
+        raise RegardError("This model has no attention: there is nothing to look at.", "Look at one that has it.")
+    return names
+
+
+@torch.inference_mode()
+def force(translator: Translator, pairs: Sequence[tuple[Ids, Ids]], layers: Sequence[str] | None = None) -> Recording:
+    """One packed forward in which the target is given (teacher forcing), and what each attention did in it.
+
+    Pairs are ids as from `translator.source_ids` and `translator.target_ids`. The decoder reads `<sos>` and the target;
+    its row t is the state that predicts token t of the target, or `<eos>` in the end.
+
+    >>> force(translator, [([5, 6, 3], [7])])["decoder.0.cross"].weights().shape  # doctest: +SKIP
+    torch.Size([1, 4, 2, 3])
+    """
+    names = attentions(translator) if layers is None else layers
+    translator.model.eval()
+    with record(translator.model, names) as recording:
+        translator.model(*translator.teacher_forced(pairs))
+    return recording
+
+
+def information(weights: Float[np.ndarray, "T S"]) -> float:
+    """How much the rows tell about where they look, in bits: the mutual information of row and column.
+
+    It is the entropy of the mean row less the mean entropy of the rows, so it is 0 if every row is the same, be it as
+    sharp as it may (all look at `<eos>`), and greatest if each row looks at a place of its own.
+
+    >>> information(np.eye(4)), information(np.eye(4)[[0, 0, 0, 0]])
+    (2.0, 0.0)
+    """
+
+    def entropy(p: np.ndarray) -> np.ndarray:
+        return -(p * np.log2(p, out=np.zeros_like(p), where=p > 0)).sum(-1)
+
+    return float(entropy(weights.mean(0)) - entropy(weights).mean())

@@ -1,0 +1,140 @@
+"""Pictures of attention, drawn by matplotlib without its global state. Dark is much, light is little, in every one."""
+
+import io
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib import font_manager, rc_context
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg")
+# White is nothing. One hue, its lightness falling evenly: colour-blind people and black-and-white printers see the same.
+COLOURS = LinearSegmentedColormap.from_list("regard", ["#ffffff", "#c9e1f2", "#74b3d8", "#2676b8", "#0a2f66"])
+INK, FAINT, LINE = "#1b1f24", "#6a737d", "#d0d7de"
+# Each character is taken from the first of these that is installed and has it.
+FONTS = ("DejaVu Sans", "Noto Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Arial Unicode MS")
+# Up to so many cells the numbers are written into them.
+READABLE = 400
+SAYS = {
+    "self": "A row for each piece of the source: where in the source it looks.",
+    "masked": "A row for each piece read so far: where among them, never ahead, it looks.",
+    "cross": "A row for each piece of the translation: where in the source it looks.",
+}
+
+
+class Panels(NamedTuple):
+    """The heads of one attention, and what stands along its axes."""
+
+    name: str
+    weights: Float[np.ndarray, "H T S"]
+    rows: Sequence[str]
+    columns: Sequence[str]
+
+
+def heat_map(
+    weights: Float[np.ndarray, "T S"], rows: Sequence[str], columns: Sequence[str], title: str, kind: str, form: str
+) -> bytes:
+    """One attention as a large map, pieces along both axes, the numbers inside where they can be read."""
+    T, S = weights.shape
+    cell = min(0.6, 26 / max(T, S))  # inches
+    size = max(3.0, min(12.0, 20 * cell))  # points
+    left, top = (0.3 + size / 100 * _longest(labels) for labels in (rows, columns))
+    figure = _figure(max(5.2, left + S * cell + 1.0), max(3.0, top + T * cell + 1.1))
+    axes = figure.subplots()
+    image = _draw(axes, weights)
+    _label(axes, rows, columns, size)
+    axes.xaxis.tick_top()
+    if _longest(columns) > 2:
+        for label in axes.get_xticklabels():
+            label.set(rotation=45, ha="left", rotation_mode="anchor")
+    if T * S <= READABLE:
+        _write_numbers(axes, weights, size=min(9.0, 15 * cell))
+    axes.set_xlabel(f"{SAYS[kind]}\nEvery row sums to 1.", fontsize=9, color=FAINT, loc="left", labelpad=10)
+    figure.suptitle(title, fontsize=13, color=INK, x=0.02, ha="left", parse_math=False)
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, shrink=min(1.0, 3.0 / (T * cell)), ticks=[0, 0.5, 1])
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.ax.tick_params(labelsize=8, labelcolor=FAINT, length=0)
+    return _render(figure, form)
+
+
+def overview(title: str, attentions: Sequence[Panels], form: str) -> bytes:
+    """A small map for each head of each attention: a row an attention, a column a head, words along the outer axes."""
+    heads = max(len(one.weights) for one in attentions)
+    side, gap = 1.9, 0.3  # inches
+    labels = [piece for one in attentions for piece in (*one.rows, *one.columns)]
+    margin = 0.2 + 0.065 * _longest(labels)
+    heights = [side * len(one.rows) / max(len(one.rows), len(one.columns)) + margin + gap for one in attentions]
+    figure = _figure(max(6.0, margin + heads * (side + gap)), sum(heights) + 0.8)
+    grid = figure.add_gridspec(len(attentions), heads, height_ratios=heights)
+    for i, one in enumerate(attentions):
+        size = max(1.5, min(7.0, 90 * side / max(len(one.rows), len(one.columns)) / 2))
+        for head, weights in enumerate(one.weights):
+            axes = figure.add_subplot(grid[i, head])
+            _draw(axes, weights)
+            _label(axes, one.rows if head == 0 else [], one.columns, size)
+            for label in axes.get_xticklabels():
+                label.set(rotation=90)
+            axes.set_title(
+                f"{one.name}, head {head}" if head == 0 else f"head {head}", fontsize=8, color=INK, loc="left"
+            )
+    figure.suptitle(title, fontsize=13, color=INK, x=0.02, ha="left", parse_math=False)
+    return _render(figure, form)
+
+
+def _figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def _draw(axes: Axes, weights: Float[np.ndarray, "T S"]) -> Any:
+    image = axes.imshow(weights, cmap=COLOURS, vmin=0.0, vmax=1.0, aspect="equal", interpolation="nearest")
+    axes.tick_params(length=0, labelcolor=INK)
+    for spine in axes.spines.values():
+        spine.set_color(LINE)
+    return image
+
+
+def _label(axes: Axes, rows: Sequence[str], columns: Sequence[str], size: float) -> None:
+    axes.set_yticks(range(len(rows)), [_shown(one) for one in rows], fontsize=size)
+    axes.set_xticks(range(len(columns)), [_shown(one) for one in columns], fontsize=size)
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_parse_math(False)  # a $ is a dollar
+
+
+def _write_numbers(axes: Axes, weights: Float[np.ndarray, "T S"], size: float) -> None:
+    """Hundredths, but for those that round to nothing."""
+    for (row, column), weight in np.ndenumerate(weights):
+        if weight >= 0.005:
+            colour = "white" if weight > 0.55 else INK
+            axes.text(column, row, f"{100 * weight:.0f}", ha="center", va="center", fontsize=size, color=colour)
+
+
+def _shown(piece: str) -> str:
+    """A piece that is made of space alone would be invisible."""
+    return piece if piece.strip() else "␣"
+
+
+def _longest(labels: Sequence[str]) -> int:
+    return max((len(label) for label in labels), default=0)
+
+
+@cache
+def _fonts() -> list[str]:
+    there = set(font_manager.get_font_names())
+    return [font for font in FONTS if font in there]
+
+
+def _render(figure: Figure, form: str) -> bytes:
+    """The picture's file; the same figure gives the same bytes."""
+    settings = {"font.family": _fonts(), "svg.fonttype": "none", "svg.hashsalt": "regard"}
+    buffer = io.BytesIO()
+    with rc_context(settings), warnings.catch_warnings():
+        # A script that no font here has: it shows as boxes in a PNG, and in an SVG as the reader's own fonts have it.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, format=form, dpi=160, metadata={"Date": None} if form == "svg" else None)
+    return buffer.getvalue()
