@@ -35,7 +35,7 @@ class Counts:
         return f"{self.kept:,} pairs" + (f"; left out: {listed}" if listed else "")
 
 
-def clean(pairs: Sequence[Pair], max_ratio: float = 4.0, max_chars: int = 5000) -> tuple[list[Pair], Counts]:
+def clean(pairs: Sequence[Pair], max_ratio: float = 9.0, max_chars: int = 5000) -> tuple[list[Pair], Counts]:
     """Leave out pairs with an empty side, repeated pairs, and those that can hardly be translations of each other:
     one side has more than `max_ratio` times the other's characters, 20 of grace. Nor is a side longer than `max_chars`
     of use. White space around a sentence is removed.

@@ -56,8 +56,8 @@ class BpeDropout:
         self._words = np.array(words, np.int64)  # the texts, as numbers into _spelling
         self._spelling = list(numbers)
         # segmentation j of word w is _pool[_start[w, j] : _start[w, j] + _length[w, j]]; -1 while it is not made
-        self._start = np.full((len(numbers), SEGMENTATIONS), -1, np.int64)
-        self._length = np.zeros((len(numbers), SEGMENTATIONS), np.int64)
+        self._start = np.full((len(numbers), SEGMENTATIONS), -1, np.int32)
+        self._length = np.zeros((len(numbers), SEGMENTATIONS), np.int32)
         self._pool = np.zeros(0, np.int32)
 
     def __len__(self) -> int:
