@@ -75,7 +75,7 @@ def clearest_layer(
 
 
 def alignment_error_rate(predicted: Sequence[Sequence[Link]], gold: Sequence[Sequence[Link]]) -> float:
-    """1 - 2 |A ∩ S| / (|A| + |S|) over all pairs (Och and Ney 2003, all gold links being sure): 0 is perfect, 1 is none.
+    """1 - 2 |A ∩ S| / (|A| + |S|) over all pairs (Och and Ney 2003, all gold links being sure). 0 is perfect.
 
     >>> alignment_error_rate([[(0, 0), (1, 1)]], [[(0, 0), (1, 2)]])
     0.5

@@ -55,6 +55,6 @@ def information(weights: Float[np.ndarray, "T S"]) -> float:
     """
 
     def entropy(p: np.ndarray) -> np.ndarray:
-        return -(p * np.log2(p, out=np.zeros_like(p), where=p > 0)).sum(-1)
+        return (p * -np.log2(p, out=np.zeros_like(p), where=p > 0)).sum(-1)
 
     return float(entropy(weights.mean(0)) - entropy(weights).mean())

@@ -14,8 +14,9 @@ from regard.data.tokenizer import EOS, SOS
 from regard.errors import RegardError
 from regard.files import write_whole
 from regard.folder import Translator
-from regard.viewer import pictures
 from regard.viewer.forcing import force, information
+
+FORMATS = ("png", "svg")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,28 +74,24 @@ class Look:
         With `overview` (or attention "all") the picture is a small map for each head of each attention.
         """
         form = Path(path).suffix.lower().removeprefix(".")
-        if form not in pictures.FORMATS:
+        if form not in FORMATS:
             raise RegardError(f"{path}: pictures are .png or .svg.", "Change the name's ending.")
         write_whole(Path(path), self._picture(form, attention, head, overview))
 
     def _picture(
         self, form: str, attention: str | None = None, head: int | None = None, overview: bool = False
     ) -> bytes:
+        from regard.viewer import pictures  # matplotlib is slow to import, and wanted here alone
+
         if overview or attention == "all":
-            title = f"{self.source.strip()}  →  {self.translation.strip()}"
-            return pictures.overview(title, [self._panels(one) for one in self.maps.values()], form)
+            panels = [pictures.Panels(one.name, one.weights, one.rows, one.columns) for one in self.maps.values()]
+            return pictures.overview(f"{self.source.strip()}  →  {self.translation.strip()}", panels, form)
         if attention is not None and attention not in self.maps:
             raise RegardError(f"The model has no attention {attention!r}.", f"There are: {', '.join(self.maps)}.")
         shown = self.alignment if attention is None else self.maps[attention]
         heads = len(shown.weights)
-        which = (
-            f"head {head} of {heads}" if head is not None else "one head" if heads == 1 else f"mean of {heads} heads"
-        )
+        which = f"head {head}" if head is not None else f"mean of {heads} heads" if heads > 1 else "its one head"
         return pictures.heat_map(shown.of(head), shown.rows, shown.columns, f"{shown.name}, {which}", shown.kind, form)
-
-    @staticmethod
-    def _panels(one: AttentionMap) -> pictures.Panels:
-        return pictures.Panels(one.name, one.weights, one.rows, one.columns)
 
     def _repr_png_(self) -> bytes:
         return self._picture("png")

@@ -12,9 +12,9 @@ from matplotlib import font_manager, rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
-FORMATS = ("png", "svg")
-# White is nothing. One hue, its lightness falling evenly: colour-blind people and black-and-white printers see the same.
+# White is nothing. One hue of falling lightness: colour-blind people and black-and-white printers see the same.
 COLOURS = LinearSegmentedColormap.from_list("regard", ["#ffffff", "#c9e1f2", "#74b3d8", "#2676b8", "#0a2f66"])
 INK, FAINT, LINE = "#1b1f24", "#6a737d", "#d0d7de"
 # Each character is taken from the first of these that is installed and has it.
@@ -49,15 +49,29 @@ def heat_map(
     axes = figure.subplots()
     image = _draw(axes, weights)
     _label(axes, rows, columns, size)
+    axes.set_xticks(np.arange(0.5, S - 1), minor=True)
+    axes.set_yticks(np.arange(0.5, T - 1), minor=True)
+    axes.grid(which="minor", color=LINE, linewidth=0.4)
+    axes.tick_params(which="minor", length=0)
     axes.xaxis.tick_top()
     if _longest(columns) > 2:
         for label in axes.get_xticklabels():
             label.set(rotation=45, ha="left", rotation_mode="anchor")
     if T * S <= READABLE:
         _write_numbers(axes, weights, size=min(9.0, 15 * cell))
-    axes.set_xlabel(f"{SAYS[kind]}\nEvery row sums to 1.", fontsize=9, color=FAINT, loc="left", labelpad=10)
+    axes.set_xlabel(
+        f"{SAYS[kind]}\nIn percent: every row sums to 100.", fontsize=9, color=FAINT, loc="left", labelpad=10
+    )
     figure.suptitle(title, fontsize=13, color=INK, x=0.02, ha="left", parse_math=False)
-    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03, shrink=min(1.0, 3.0 / (T * cell)), ticks=[0, 0.5, 1])
+    bar = figure.colorbar(
+        image,
+        ax=axes,
+        fraction=0.05,
+        pad=0.03,
+        shrink=min(1.0, 3.0 / (T * cell)),
+        ticks=[0, 0.5, 1],
+        format=PercentFormatter(1),
+    )
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(labelsize=8, labelcolor=FAINT, length=0)
     return _render(figure, form)
@@ -107,7 +121,7 @@ def _label(axes: Axes, rows: Sequence[str], columns: Sequence[str], size: float)
 
 
 def _write_numbers(axes: Axes, weights: Float[np.ndarray, "T S"], size: float) -> None:
-    """Hundredths, but for those that round to nothing."""
+    """In percent, but for those that round to nothing."""
     for (row, column), weight in np.ndenumerate(weights):
         if weight >= 0.005:
             colour = "white" if weight > 0.55 else INK
