@@ -55,10 +55,7 @@ class Constraints:
 
     def log_probs(self, logits: Float[Tensor, "B K V"], t: int) -> Float[Tensor, "B K V"]:
         """Log-probabilities of the token at place t (from 0)."""
-        log_p = logits.log_softmax(-1, dtype=torch.float32)
-        nothing = logits.amax(-1) == -torch.inf
-        if nothing.any():  # there log_softmax gives NaN
-            log_p[nothing] = -torch.inf
+        log_p = log_softmax(logits)
         forced = torch.where(t >= self.limit, self.special.eos, -1)
         if t < self.prefix.shape[1]:
             forced = torch.where(self.prefix[:, t] >= 0, self.prefix[:, t], forced)
@@ -71,6 +68,15 @@ class Constraints:
         for token_id in banned:
             log_p[..., token_id] = -torch.inf
         return log_p if only is None else torch.where(is_forced[:, None, None], only, log_p)
+
+
+def log_softmax(logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:
+    """In float32, as a tensor of its own; a row of nothing but -inf stays so, where torch would give NaN."""
+    log_p = logits.log_softmax(-1, dtype=torch.float32)
+    nothing = logits.amax(-1) == -torch.inf
+    if nothing.any():
+        log_p[nothing] = -torch.inf
+    return log_p
 
 
 def refuse_nan(log_p: Float[Tensor, "..."]) -> None:

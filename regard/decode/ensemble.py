@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.decode.constraints import log_softmax
 from regard.decode.protocol import Decodable
 from regard.errors import RegardError
 
@@ -47,7 +48,7 @@ class Ensemble(nn.Module):
                 f"The models of the ensemble have target vocabularies of {', '.join(map(str, sizes))} tokens.",
                 "Only models trained with one and the same tokeniser can answer together.",
             )
-        parts = [one.float().log_softmax(-1) + weight for one, weight in zip(logits, self.log_weights)]
+        parts = [log_softmax(one) + weight for one, weight in zip(logits, self.log_weights)]
         return torch.logsumexp(torch.stack(parts), dim=0), list(states)
 
     def reorder(self, state: list[Any], indices: Int[Tensor, "B2 K2"]) -> list[Any]:

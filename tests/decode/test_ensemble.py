@@ -40,6 +40,15 @@ def test_two_models_by_hand() -> None:
     assert torch.tensor(result[0].logprob).exp().item() == pytest.approx(0.25 * 0.1 + 0.75 * 0.8)
 
 
+def test_a_member_that_allows_nothing_leaves_it_to_the_others() -> None:
+    silent = TableModel(torch.full((6, 6), -torch.inf))
+    p = torch.zeros((6, 6))
+    p[2, 4] = p[4, 3] = 1.0
+    result = greedy(Ensemble([silent, TableModel(p.log())]), pack([[4]]))[0]
+    assert result[0].ids == [4]
+    assert greedy(Ensemble([silent, silent]), pack([[4]]))[0][0].ids == []
+
+
 def test_members_are_seen_by_torch() -> None:
     class Small(nn.Module, HistoryModel):
         def __init__(self) -> None:

@@ -78,7 +78,7 @@ def test_an_ensemble_of_two_families() -> None:
 def test_coverage_is_that_of_teacher_forcing(family: str) -> None:
     """Scores with a coverage penalty, against the attention recorded when the finished output is read at once."""
     model = small_model(family, 0)
-    config = DecodeConfig(beam=4, n_best=4, length_penalty=0.5, coverage_penalty=2.0, max_len=3)
+    config = DecodeConfig(beam=4, n_best=4, length_penalty=0.5, coverage_penalty=2.0, max_ratio=0.6, max_extra=0)
     terms = []
     for source, result in zip(SENTENCES, beam(model, pack(SENTENCES), config)):
         for h in result:
