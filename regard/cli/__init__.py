@@ -1,1 +1,98 @@
+"""The command line: a table of names to functions.
 
+Nothing heavy is imported before a command runs, so that `regard --help` answers at once.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+from importlib.metadata import version
+from typing import NamedTuple
+
+from regard.errors import RegardError
+
+
+class Command(NamedTuple):
+    """Where a command's function is, and what it does, in a line."""
+
+    module: str
+    function: str
+    says: str
+
+
+COMMANDS = {
+    "demo": Command("regard.cli.demo", "run", "learn to translate English to French, here and now"),
+    "train": Command("regard.cli.train", "run", "from files of sentence pairs to a model folder"),
+    "translate": Command("regard.cli.translate", "run", "translate lines"),
+    "evaluate": Command("regard.cli.evaluate", "run", "measure translations against references"),
+    "score": Command("regard.cli.score", "run", "the log-probability of given translations"),
+    "look": Command("regard.cli.look", "run", "a picture of what the model regarded"),
+    "info": Command("regard.cli.info", "run", "what a model folder holds"),
+}
+
+HELP = "\n".join(
+    [
+        "usage: regard COMMAND …",
+        "",
+        "Trains, runs and shows attention models.",
+        "",
+        *(f"  {name:<10}  {command.says}" for name, command in COMMANDS.items()),
+        "",
+        "regard COMMAND --help tells more; regard --version tells the version.",
+    ]
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command; gives its exit code: 0 for done, 2 for something that the user can put right.
+
+    >>> main(["--version"])  # doctest: +ELLIPSIS
+    regard ...
+    0
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # text is UTF-8 here, whatever the locale says
+            stream.reconfigure(encoding="utf-8")
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+        return code
+    except RegardError as error:
+        print(f"regard: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("regard: interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has had enough (| head). Python must not try again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        print(f"regard: {error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
+        return 2
+
+
+def _run(argv: list[str]) -> int:
+    if not argv:
+        print(HELP, file=sys.stderr)
+        return 2
+    name, *rest = argv
+    if name in ("-h", "--help", "help"):
+        print(HELP)
+        return 0
+    if name in ("-V", "--version"):
+        print(f"regard {version('regard')}")
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        raise RegardError(
+            f"There is no command {name!r}.",
+            f"Did you mean {near[0]}?" if near else f"There are {', '.join(COMMANDS)}.",
+        )
+    command = COMMANDS[name]
+    try:
+        return getattr(importlib.import_module(command.module), command.function)(rest)
+    except SystemExit as stop:  # how tyro ends after --help, or an option that it does not know
+        return stop.code if isinstance(stop.code, int) else 2

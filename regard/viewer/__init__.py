@@ -9,7 +9,7 @@ from regard.viewer.alignment import (
     format_links,
     read_links,
 )
-from regard.viewer.forcing import attentions, force
+from regard.viewer.forcing import attentions, force, need_attention
 from regard.viewer.looking import AttentionMap, Look, look
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "force",
     "format_links",
     "look",
+    "need_attention",
     "read_links",
 ]

@@ -16,7 +16,7 @@ from regard.data.readers import numbered_lines
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.folder import Translator
-from regard.viewer.forcing import Ids, attentions, force, information
+from regard.viewer.forcing import Ids, attentions, force, information, need_attention
 
 Link = tuple[int, int]
 """The number of a source word and of a target word, from 0."""
@@ -52,6 +52,7 @@ def best_layer(
     words: Words = str.split,
 ) -> str:
     """The cross-attention with the least alignment error rate on these pairs, which should be validation data."""
+    need_attention(translator)
     by_layer = _align(translator, pairs, attentions(translator, "cross"), words, truncate=False)
     return min(by_layer, key=lambda layer: alignment_error_rate(by_layer[layer], gold))
 
@@ -63,6 +64,7 @@ def clearest_layer(
 
     It has the greatest mutual information (see `information`), averaged over the first `sample` pairs with any text.
     """
+    need_attention(translator)
     layers = attentions(translator, "cross")
     pairs = [pair for pair in pairs if _filled(pair)][:sample]
     if len(layers) == 1 or not pairs:

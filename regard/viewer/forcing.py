@@ -21,10 +21,16 @@ def attentions(translator: Translator, kind: str | None = None) -> list[str]:
     ['decoder.0.cross', 'decoder.1.cross']
     """
     kinds = KINDS if kind is None else (kind,)
-    names = [name for name, module in translator.model.named_modules() if getattr(module, "kind", None) in kinds]
-    if not names:
-        raise RegardError("This model has no attention: there is nothing to look at.", "Look at one that has it.")
-    return names
+    return [name for name, module in translator.model.named_modules() if getattr(module, "kind", None) in kinds]
+
+
+def need_attention(translator: Translator) -> None:
+    """An error for a model that has none."""
+    if not attentions(translator):
+        raise RegardError(
+            "This model has no attention: there is nothing to look at.",
+            "Train one that has it, such as model.attention = luong.",
+        )
 
 
 @torch.inference_mode()
@@ -37,6 +43,7 @@ def force(translator: Translator, pairs: Sequence[tuple[Ids, Ids]], layers: Sequ
     >>> force(translator, [([5, 6, 3], [7])])["decoder.0.cross"].weights().shape  # doctest: +SKIP
     torch.Size([1, 4, 2, 3])
     """
+    need_attention(translator)
     names = attentions(translator) if layers is None else layers
     translator.model.eval()
     with record(translator.model, names) as recording:

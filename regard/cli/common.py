@@ -1,0 +1,79 @@
+"""What several commands share: arguments, data, progress."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NamedTuple, TypeVar
+
+import tyro
+
+from regard.data import read_pairs
+from regard.data.phrasebook import phrasebook, words
+from regard.errors import RegardError
+from regard.viewer import Link
+from regard.viewer.alignment import Words
+
+PHRASEBOOK = "phrasebook"
+
+Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help="the model folder")]
+Ensemble = Annotated[
+    tuple[Path, ...], tyro.conf.arg(metavar="MODEL", help="further models, of the same tokenisers, that vote with it")
+]
+Data = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        metavar="FILE",
+        help='two parallel files, or TSV or JSONL; plain, .gz or .xz; "-": stdin; phrasebook: the built-in test split',
+    ),
+]
+Truncate = Annotated[bool, tyro.conf.arg(help="cut over-long lines short instead of refusing them")]
+
+Options = TypeVar("Options")
+
+
+def parse(options: type[Options], command: str, argv: list[str]) -> Options:
+    """The options of a command, from the command line."""
+    return tyro.cli(options, prog=f"regard {command}", args=argv, config=(tyro.conf.FlagCreatePairsOff,))
+
+
+class Examples(NamedTuple):
+    """Pairs to be judged by; gold alignments where there are some, and the words that they number."""
+
+    pairs: list[tuple[str, str]]
+    gold: list[list[Link]] | None = None
+    words: Words = str.split
+
+
+def read_examples(files: Sequence[str]) -> Examples:
+    """The pairs of files, or those of the phrasebook's test split with their gold alignments."""
+    return phrasebook_examples("test", 1000) if tuple(files) == (PHRASEBOOK,) else Examples(read_pairs(files))
+
+
+def phrasebook_examples(split: str, size: int) -> Examples:
+    drawn = phrasebook(split, size)
+    return Examples([(one.source, one.target) for one in drawn], [list(one.alignment) for one in drawn], words)
+
+
+def as_text(argument: str, name: str) -> str:
+    """An argument of the command line, if it is text: the shell passes any bytes on."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        raise RegardError(f"{name}: not UTF-8.", "Set the terminal to UTF-8.") from None
+    return argument
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on stderr, where that is a terminal and results do not go there as well: call it with (done, total)."""
+    if not sys.stderr.isatty() or sys.stdout.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

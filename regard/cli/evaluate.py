@@ -1,0 +1,156 @@
+"""`regard evaluate`: how good translations are, by every measure that the data allow."""
+
+import dataclasses
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from regard.cli.common import (
+    PHRASEBOOK,
+    Data,
+    Ensemble,
+    Examples,
+    Model,
+    Truncate,
+    parse,
+    phrasebook_examples,
+    progress,
+    read_examples,
+)
+from regard.decode import DecodeConfig
+from regard.errors import RegardError
+from regard.files import write_whole
+from regard.folder import Device, Translator, load
+from regard.train.metrics import text_scores
+from regard.viewer import align, alignment_error_rate, attentions, best_layer, clearest_layer, read_links
+
+
+@dataclass(frozen=True)
+class Options:
+    """Translates sources and measures the result against references: regard evaluate MODEL --data test.en test.fr
+
+    A pair of empty lines is left out; an empty source alone is answered by an empty line, and judged.
+    """
+
+    model: Model
+    data: Data
+    alignments: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """gold word alignments in Pharaoh format (0-0 1-2), of words between white space, a line for each pair"""
+    layer: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """the cross-attention whose alignments are measured; by default the best on the phrasebook's validation split, and
+    for other data the clearest, chosen without gold"""
+    ensemble: Ensemble = ()
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """write the numbers to this file too"""
+    truncate: Truncate = False
+    device: Device = "auto"
+    decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(default_factory=DecodeConfig)
+
+
+def run(argv: list[str]) -> int:
+    options = parse(Options, "evaluate", argv)
+    examples = _examples(options)
+    translator = load([options.model, *options.ensemble] if options.ensemble else options.model, options.device)
+    results: dict[str, Any] = {"data": list(options.data), "sentences": len(examples.pairs)}
+    results |= _translations(translator, examples, options)
+    if not options.ensemble:
+        results |= _losses(translator, examples, options)
+    if examples.gold is not None and attentions(translator, "cross"):
+        results |= _alignments(translator, examples, examples.gold, options)
+    if options.json is not None:
+        write_whole(options.json, (json.dumps(results, indent=2, ensure_ascii=False) + "\n").encode())
+    _show(results)
+    return 0
+
+
+def _examples(options: Options) -> Examples:
+    """The pairs with any text, and their gold alignments."""
+    examples, name = read_examples(options.data), " ".join(options.data)
+    if options.alignments is not None:
+        examples = Examples(examples.pairs, read_links(options.alignments))
+    gold = examples.gold
+    if gold is not None and len(gold) != len(examples.pairs):
+        raise RegardError(
+            f"{options.alignments} has {len(gold)} lines, but {name} has {len(examples.pairs)} pairs.",
+            "Give one line of links for each pair.",
+        )
+    kept = [i for i, pair in enumerate(examples.pairs) if any(side.strip() for side in pair)]
+    if not kept:
+        raise RegardError(f"{name}: every pair is empty.", "Give some text.")
+    if len(kept) < len(examples.pairs):
+        print(f"{len(examples.pairs) - len(kept)} empty pairs are left out.", file=sys.stderr)
+    return Examples(
+        [examples.pairs[i] for i in kept], None if gold is None else [gold[i] for i in kept], examples.words
+    )
+
+
+def _translations(translator: Translator, examples: Examples, options: Options) -> dict[str, Any]:
+    sources, references = [one for one, _ in examples.pairs], [other for _, other in examples.pairs]
+    began = time.perf_counter()
+    with progress("translating") as tell:
+        answers = translator.translate(sources, options.decode, truncate=options.truncate, progress=tell)
+    seconds = time.perf_counter() - began
+    scores = text_scores([answer[0].text for answer in answers], references)
+    return dataclasses.asdict(scores) | {"sentences_per_second": len(sources) / seconds}
+
+
+def _losses(translator: Translator, examples: Examples, options: Options) -> dict[str, Any]:
+    scores = translator.score([pair for pair in examples.pairs if pair[0].strip()], truncate=options.truncate)
+    if not scores:
+        return {}
+    loss = -sum(one.logprob for one in scores) / sum(one.tokens for one in scores)
+    return {"loss": loss, "perplexity": math.exp(loss)}
+
+
+def _alignments(
+    translator: Translator, examples: Examples, gold: list[list[tuple[int, int]]], options: Options
+) -> dict[str, Any]:
+    layers = attentions(translator, "cross")
+    if options.layer is not None:
+        if options.layer not in layers:
+            raise RegardError(f"There is no cross-attention {options.layer!r}.", f"There are: {', '.join(layers)}.")
+        layer = options.layer
+    elif options.data == (PHRASEBOOK,) and options.alignments is None:
+        held_out = phrasebook_examples("val", 500)
+        layer = best_layer(translator, held_out.pairs, held_out.gold or [], words=held_out.words)
+    else:
+        layer = clearest_layer(translator, examples.pairs, truncate=options.truncate)
+    predicted = align(translator, examples.pairs, layer, words=examples.words, truncate=options.truncate)
+    return {"alignment_error_rate": 100 * alignment_error_rate(predicted, gold), "alignment_layer": layer}
+
+
+MEASURES = {
+    "bleu": ("BLEU", "{:.2f}"),
+    "chrf": ("chrF", "{:.2f}"),
+    "tokenized_bleu": ("BLEU, as tokenised, lower case", "{:.2f}"),
+    "exact_match": ("exact match", "{:.1f} %"),
+    "word_error_rate": ("word error rate", "{:.2f} %"),
+    "loss": ("loss, nats a token", "{:.4f}"),
+    "perplexity": ("perplexity", "{:.3f}"),
+    "alignment_error_rate": ("alignment error rate", "{:.2f} %"),
+    "sentences_per_second": ("sentences a second", "{:.1f}"),
+}
+
+
+def _show(results: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        "measure", title=f"{' '.join(results['data'])}: {results['sentences']} sentences", title_justify="left"
+    )
+    table.add_column("value", justify="right")
+    for key, (name, form) in MEASURES.items():
+        if key in results:
+            table.add_row(name, form.format(results[key]))
+    console = Console(file=sys.stdout, highlight=False)
+    console.print(table)
+    console.print(f"BLEU: {results['signature']}", soft_wrap=True)
+    if "alignment_layer" in results:
+        console.print(f"alignments from {results['alignment_layer']}", soft_wrap=True)

@@ -1,0 +1,91 @@
+"""`regard info`: what a model folder holds."""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from regard.attention import explain
+from regard.cli.common import Model, parse
+from regard.data.tokenizer import EOS
+from regard.folder import Device, Translator, load
+from regard.models import family_of
+from regard.viewer import attentions
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a model is, how it came to be, and which kernel each of its attentions takes on this machine."""
+
+    model: Model
+    device: Device = "auto"
+
+
+def run(argv: list[str]) -> int:
+    options = parse(Options, "info", argv)
+    translator = load(options.model, options.device)
+    for title, facts in _sections(translator):
+        print(title)
+        width = max(len(name) for name, _ in facts)
+        for name, value in facts:
+            print(f"  {name:<{width}}  {value}")
+    return 0
+
+
+Facts = list[tuple[str, Any]]
+
+
+def _sections(translator: Translator) -> Iterator[tuple[str, Facts]]:
+    config = translator.model.config
+    parameters = sum(one.numel() for one in translator.model.parameters())
+    facts: Facts = [("family", family_of(config)), ("parameters", f"{parameters:,}")]
+    yield "model", facts + list(dataclasses.asdict(config).items())
+    source, target = translator.source_tokenizer, translator.target_tokenizer
+    if source is target:
+        yield "tokeniser", [("both sides", f"{source.kind}, {source.vocab_size:,} entries")]
+    else:
+        yield (
+            "tokenisers",
+            [
+                (side, f"{one.kind}, {one.vocab_size:,} entries")
+                for side, one in (("source", source), ("target", target))
+            ],
+        )
+    if translator.training:
+        yield "training", list(_flat(translator.training))
+    if attentions(translator):
+        yield f"attention on {translator.device}", _attentions(translator)
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested tables as dotted names; what is empty is not told."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value not in (None, "", []):
+            yield f"{prefix}{name}", f"{value:.4g}" if isinstance(value, float) else value
+
+
+@torch.inference_mode()
+def _attentions(translator: Translator) -> Facts:
+    """Each attention's kind and score, and the kernel that takes it when the model runs on 20 tokens."""
+    ids = [EOS] * 20
+    taken: Facts = []
+    with explain() as choices:
+        hooks = []
+        for name in attentions(translator):
+            module = translator.model.get_submodule(name)
+
+            def note(module: torch.nn.Module, *_: Any, name: str = name) -> None:
+                kernel = choices[-1].kernel
+                taken.append((name, f"{module.kind:<6}  {type(module.score).__name__:<9}  kernel {kernel}"))
+
+            hooks.append(module.register_forward_hook(note))
+        try:
+            translator.model(*translator.teacher_forced([(ids, ids)]))
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return list(dict(taken).items())  # Bahdanau's attention is called at every step

@@ -1,0 +1,46 @@
+"""`regard score`: how probable the model finds given translations."""
+
+import math
+import sys
+from dataclasses import dataclass
+
+from regard.cli.common import Data, Model, Truncate, parse, read_examples
+from regard.errors import RegardError
+from regard.folder import Device, load
+
+
+@dataclass(frozen=True)
+class Options:
+    """The log-probability of each target, its source being given: regard score MODEL --data pairs.tsv
+
+    Each pair is answered by a line of its sum, its mean per token, and the number of tokens (the end included),
+    separated by tabs; a pair of empty lines by an empty line. The total is told on stderr.
+    """
+
+    model: Model
+    data: Data
+    truncate: Truncate = False
+    device: Device = "auto"
+
+
+def run(argv: list[str]) -> int:
+    options = parse(Options, "score", argv)
+    pairs = read_examples(options.data).pairs
+    filled = [i for i, pair in enumerate(pairs) if any(side.strip() for side in pair)]
+    for i in filled:
+        if not pairs[i][0].strip():
+            raise RegardError(f"{' '.join(options.data)}, pair {i + 1}: the source is empty.", "Remove the pair.")
+    if not filled:
+        raise RegardError(f"{' '.join(options.data)}: every pair is empty.", "Give some text.")
+    translator = load(options.model, options.device)
+    scores = dict(zip(filled, translator.score([pairs[i] for i in filled], truncate=options.truncate)))
+    for i in range(len(pairs)):
+        found = scores.get(i)
+        print(f"{found.logprob:.6f}\t{found.mean:.6f}\t{found.tokens}" if found else "")
+    total, tokens = sum(one.logprob for one in scores.values()), sum(one.tokens for one in scores.values())
+    perplexity = math.exp(-total / tokens)
+    print(
+        f"{len(filled)} pairs, {tokens} tokens: log-probability {total:.4f}, perplexity {perplexity:.4f}",
+        file=sys.stderr,
+    )
+    return 0
