@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import tyro
 
@@ -50,7 +50,7 @@ def read_examples(files: Sequence[str]) -> Examples:
     return phrasebook_examples("test", 1000) if tuple(files) == (PHRASEBOOK,) else Examples(read_pairs(files))
 
 
-def phrasebook_examples(split: str, size: int) -> Examples:
+def phrasebook_examples(split: Literal["val", "test"], size: int) -> Examples:
     drawn = phrasebook(split, size)
     return Examples([(one.source, one.target) for one in drawn], [list(one.alignment) for one in drawn], words)
 

@@ -3,7 +3,6 @@
 import io
 import warnings
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +16,13 @@ from matplotlib.ticker import PercentFormatter
 # White is nothing. One hue of falling lightness: colour-blind people and black-and-white printers see the same.
 COLOURS = LinearSegmentedColormap.from_list("regard", ["#ffffff", "#c9e1f2", "#74b3d8", "#2676b8", "#0a2f66"])
 INK, FAINT, LINE = "#1b1f24", "#6a737d", "#d0d7de"
-# Each character is taken from the first of these that is installed and has it.
+# Each character is taken from the first of these fonts that is installed and has it.
 FONTS = ("DejaVu Sans", "Noto Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Arial Unicode MS")
+STYLE: Any = {
+    "font.family": [font for font in FONTS if font in font_manager.get_font_names()],
+    "svg.fonttype": "none",  # text stays text: it can be searched, and any script be shown
+    "svg.hashsalt": "regard",
+}
 # Up to so many cells the numbers are written into them.
 READABLE = 400
 SAYS = {
@@ -37,12 +41,13 @@ class Panels(NamedTuple):
     columns: Sequence[str]
 
 
+@rc_context(STYLE)
 def heat_map(
     weights: Float[np.ndarray, "T S"], rows: Sequence[str], columns: Sequence[str], title: str, kind: str, form: str
 ) -> bytes:
     """One attention as a large map, pieces along both axes, the numbers inside where they can be read."""
     T, S = weights.shape
-    cell = min(0.6, 26 / max(T, S))  # inches
+    cell = min(0.6, 20 / max(T, S))  # inches
     size = max(3.0, min(12.0, 20 * cell))  # points
     left, top = (0.3 + size / 100 * _longest(labels) for labels in (rows, columns))
     figure = _figure(max(5.2, left + S * cell + 1.0), max(3.0, top + T * cell + 1.1))
@@ -77,6 +82,7 @@ def heat_map(
     return _render(figure, form)
 
 
+@rc_context(STYLE)
 def overview(title: str, attentions: Sequence[Panels], form: str) -> bytes:
     """A small map for each head of each attention: a row an attention, a column a head, words along the outer axes."""
     heads = max(len(one.weights) for one in attentions)
@@ -137,17 +143,10 @@ def _longest(labels: Sequence[str]) -> int:
     return max((len(label) for label in labels), default=0)
 
 
-@cache
-def _fonts() -> list[str]:
-    there = set(font_manager.get_font_names())
-    return [font for font in FONTS if font in there]
-
-
 def _render(figure: Figure, form: str) -> bytes:
     """The picture's file; the same figure gives the same bytes."""
-    settings = {"font.family": _fonts(), "svg.fonttype": "none", "svg.hashsalt": "regard"}
     buffer = io.BytesIO()
-    with rc_context(settings), warnings.catch_warnings():
+    with warnings.catch_warnings():
         # A script that no font here has: it shows as boxes in a PNG, and in an SVG as the reader's own fonts have it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(buffer, format=form, dpi=160, metadata={"Date": None} if form == "svg" else None)
