@@ -92,7 +92,7 @@ class Translator:
             )
         return ids[:room]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def translate(
         self,
         lines: Sequence[str],
@@ -119,17 +119,13 @@ class Translator:
         for member in [self.model, *self.partners]:
             member.eval()
         answers: list[list[Translation]] = [[] for _ in lines]
-        found = decode_all(
-            model, sources, self._packed, config, prefixes=forced, history=history, progress=progress
-        )
+        found = decode_all(model, sources, self._packed, config, prefixes=forced, history=history, progress=progress)
         for i, n_best in zip(filled, found):
-            answers[i] = [
-                Translation(self.target_tokenizer.decode(h.ids), h.score, h, n_best.history) for h in n_best
-            ]
+            answers[i] = [Translation(self.target_tokenizer.decode(h.ids), h.score, h, n_best.history) for h in n_best]
         nothing = Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))
         return [answer or [nothing] for answer in answers]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def score(
         self, pairs: Iterable[tuple[str, str]], *, truncate: bool = False, batch_tokens: int = 4096
     ) -> list[PairScore]:
@@ -246,7 +242,9 @@ def read_config(folder: Path) -> Any:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RegardError(f"{folder}: not a model folder, for it has no config.json.", "Name the folder of --out.") from None
+        raise RegardError(
+            f"{folder}: not a model folder, for it has no config.json.", "Name the folder of --out."
+        ) from None
     except ValueError as error:
         raise RegardError(f"{path}: not JSON ({error}).", "Put a good copy in its place.") from None
     if not isinstance(table, dict) or not isinstance(table.get("format"), int):

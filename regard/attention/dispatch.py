@@ -133,7 +133,7 @@ def _padded(call: Call) -> Tensor:
 
 
 def _packed(call: Call) -> Tensor:
-    if _forced == ["reference"]:
+    if not (call.q.numel() and call.k.numel()) or _forced == ["reference"]:
         out = reference_packed(*call[:4], call.form.mask, *call[5:8])
         return _chosen("reference", call, out)
     if varlen.takes(call) if not _forced else _forced[-1] == "varlen":
@@ -189,11 +189,11 @@ def _call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:
             longest = int(k_offsets.lengths.max()) if len(k_offsets.starts) > 1 else 0
             if longest > score.max_keys:
                 raise too_many_keys(longest, score.max_keys)
-    if group == 0 or heads % group:
+    if heads != group and (group == 0 or heads % group):
         raise _wrong(q, k, v, "The heads of q must be a multiple of those of k.")
     if score.heads is not None and score.heads != heads:
         raise _wrong(q, k, v, f"The score has {score.heads} heads.")
-    if (score is _scaled_dot or type(score).__name__ in ("Dot", "ScaledDot", "Cosine")) and q.shape[-1] != k.shape[-1]:
+    if score.one_width and q.shape[-1] != k.shape[-1]:
         raise _wrong(q, k, v, "This score needs q and k of one width; General and Concat do not.")
     return Call(q, k, v, score, form, bias, q_offsets, k_offsets)
 

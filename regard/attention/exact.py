@@ -19,23 +19,29 @@ def weights(call: Call, heads: Chosen = None, queries: Chosen = None) -> Float[T
 
     Besides the result, memory is linear in T and S: queries are taken a few at a time.
     """
-    q, k, form = call.q, call.k, call.form
+    with torch.autocast(call.q.device.type, enabled=False):
+        return _weights(call, heads, queries)
+
+
+def _weights(call: Call, heads: Chosen, queries: Chosen) -> Float[Tensor, "B h t S"]:
+    precise = torch.promote_types(call.q.dtype, torch.float32)
+    q, k, form = call.q.to(precise), call.k.to(precise), call.form
     positions, real = None, None
     if call.q_offsets is not None and call.k_offsets is not None:
         q, k = (_rectangle(x, o) for x, o in ((q, call.q_offsets), (k, call.k_offsets)))
         positions, real = torch.arange(k.shape[2], device=k.device), call.q_offsets.valid
         form = form.both(Form(lengths=call.k_offsets.lengths))
     (B, H, T, _), S = q.shape, k.shape[2]
-    chosen, rows = indices(heads, H, "head"), torch.tensor(indices(queries, T, "query"), device=q.device)
+    chosen, rows = indices(heads, H, "head"), indices(queries, T, "query")
     score = call.score
-    if len(rows) != T:
+    if rows != list(range(T)):
         q = q[:, :, rows]
     if chosen != list(range(H)):
         q, score = q[:, chosen], score.of_heads(chosen)
     # Each head of k serves H / G heads of q.
     q, k, scale = score.fold(q, k[:, [h * k.shape[1] // H for h in chosen]], positions)
-    out = torch.zeros(B, len(chosen), len(rows), S, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
-    p, s = rows + (S - T), torch.arange(S, device=q.device)
+    out = torch.zeros(B, len(chosen), len(rows), S, dtype=precise, device=q.device)
+    p, s = torch.tensor(rows, device=q.device) + (S - T), torch.arange(S, device=q.device)
     for b, t, _ in chunked.blocks(q, S, score.pair_width(q.shape[-1]), Form()):
         w = chunked.block_weights(
             q[b, :, t], k[b], scale, score, form.of_batch(b), _of_heads(call.bias, chosen), p[t], s

@@ -27,6 +27,8 @@ class Score(nn.Module):
     """
 
     heads: int | None = None
+    one_width = False
+    """Whether q and k must be of the same width."""
 
     def forward(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S C"]) -> Float[Tensor, "*b T S"]:
         q, k, scale = self.fold(q, k)
@@ -75,6 +77,8 @@ class Dot(DotLike):
     tensor([[[4., 4.]]])
     """
 
+    one_width = True
+
 
 class ScaledDot(DotLike):
     """s·h / √D, D being the width of one head (Vaswani et al. 2017, equation 1).
@@ -83,8 +87,13 @@ class ScaledDot(DotLike):
     tensor([[[2., 2.]]])
     """
 
+    one_width = True
+
     def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
         return q, k, q.shape[-1] ** -0.5
+
+
+_TINY = {torch.float16: 1e-4}  # the least length of a vector that has a direction, where not 1e-6
 
 
 class Cosine(DotLike):
@@ -95,6 +104,8 @@ class Cosine(DotLike):
     >>> Cosine()(torch.ones(1, 1, 4), 7 * torch.ones(1, 2, 4))
     tensor([[[1., 1.]]])
     """
+
+    one_width = True
 
     def __init__(self, scale: float = 1.0, learned: bool = False, heads: int | None = None) -> None:
         super().__init__()
@@ -108,7 +119,7 @@ class Cosine(DotLike):
 
     def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
         # A zero vector has no direction: its cosine is 0, for norms are bounded from below.
-        q, k = (nn.functional.normalize(x, dim=-1, eps=1e-6 if x.dtype != torch.float16 else 1e-4) for x in (q, k))
+        q, k = (nn.functional.normalize(x, dim=-1, eps=_TINY.get(x.dtype, 1e-6)).to(x.dtype) for x in (q, k))
         if self.log_scale is None:
             return q, k, self.scale
         return q * self.log_scale.exp().to(q.dtype), k, 1.0
@@ -128,7 +139,7 @@ class General(DotLike):
         self.weight = _matrix(heads, dim_q, dim_k, std=(dim_q * dim_k) ** -0.5)
 
     def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
-        return q @ self.weight, k, 1.0
+        return q @ self.weight.to(q.dtype), k, 1.0
 
 
 class Concat(Score):
@@ -154,8 +165,10 @@ class Concat(Score):
     def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
         # [s; h] W = s W[:dim_q] + h W[dim_q:]: the joint form never needs the concatenation of each pair.
         if self.joint:
-            return q @ self.weight[..., : self.dim_q, :], k @ self.weight[..., self.dim_q :, :], 1.0
-        return q @ self.weight_q, k @ self.weight_k, 1.0
+            weight_q, weight_k = self.weight[..., : self.dim_q, :], self.weight[..., self.dim_q :, :]
+        else:
+            weight_q, weight_k = self.weight_q, self.weight_k
+        return q @ weight_q.to(q.dtype), k @ weight_k.to(k.dtype), 1.0
 
     def pair(self, q: Float[Tensor, "*b T C"], k: Float[Tensor, "*b S C"]) -> Float[Tensor, "*b T S"]:
         tanh = (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh_()

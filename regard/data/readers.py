@@ -2,12 +2,12 @@
 
 import difflib
 import gzip
-import io
 import json
 import lzma
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from regard.errors import RegardError

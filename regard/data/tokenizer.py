@@ -89,6 +89,13 @@ class Tokenizer:
         self.library = library
         self.kind = kind
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the two give every text the same ids: models of equal tokenisers can vote together."""
+        return isinstance(other, Tokenizer) and (self is other or self.library.to_str() == other.library.to_str())
+
+    def __hash__(self) -> int:
+        return hash(self.library.to_str())
+
     @staticmethod
     def train(texts: Iterable[str], kind: str, vocab_size: int = 8000, lowercase: bool = False) -> "Tokenizer":
         """Learn a vocabulary of at most `vocab_size` entries, the four special ones included.

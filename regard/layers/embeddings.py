@@ -1,6 +1,5 @@
 """Tokens to vectors: the same token, the same vector; positions added; one place for the scale."""
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 

@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -44,7 +43,9 @@ class MultiHead(nn.Module):
         if width % heads:
             raise RegardError(f"A width of {width} does not divide into {heads} heads.", "Change model.width or heads.")
         if heads % kv_heads:
-            raise RegardError(f"{heads} heads cannot share {kv_heads} key/value heads evenly.", "Change model.kv_heads.")
+            raise RegardError(
+                f"{heads} heads cannot share {kv_heads} key/value heads evenly.", "Change model.kv_heads."
+            )
         self.kind, self.heads, self.kv_heads, self.head_width = kind, heads, kv_heads, width // heads
         self.query = nn.Linear(width, width, bias=bias)
         self.key_value = nn.Linear(width, 2 * kv_heads * self.head_width, bias=bias)

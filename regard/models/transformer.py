@@ -178,5 +178,3 @@ class Transformer(nn.Module):
             own=[cache.reorder(indices.flatten()) for cache in state.own],
             memory=state.memory if unmoved else [cache.reorder(sentences) for cache in state.memory],
         )
-
-

@@ -1,1 +1,22 @@
+"""From a recipe to a model folder."""
 
+from regard.train.corpus import Corpus, read_corpus
+from regard.train.loop import train
+from regard.train.metrics import TextScores, text_scores
+from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from
+from regard.train.suggest import suggest
+
+__all__ = [
+    "Corpus",
+    "DataConfig",
+    "Recipe",
+    "TextScores",
+    "TokenizerConfig",
+    "TrainConfig",
+    "read_corpus",
+    "read_toml",
+    "recipe_from",
+    "suggest",
+    "text_scores",
+    "train",
+]

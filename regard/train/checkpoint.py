@@ -17,7 +17,7 @@ from regard.files import write_whole
 
 @dataclass
 class Checkpoint:
-    """Tensors by name (weights, moments, averages, random states) and plain facts (step, epoch, best score)."""
+    """Tensors by name (weights, moments, averages) and plain facts (step, epoch, best score)."""
 
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
@@ -42,14 +42,11 @@ class Checkpoint:
 def gather_state(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor] | None
 ) -> dict[str, Tensor]:
-    """Weights, moments, average and the random states, as one flat table of tensors."""
+    """Weights, moments and average, as one flat table of tensors."""
     tensors = {f"model.{name}": tensor for name, tensor in unique_parameters(model).items()}
     tensors |= {f"average.{name}": tensor for name, tensor in (average or {}).items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items() if value is not None}
-    tensors["random.cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors["random.cuda"] = torch.cuda.get_rng_state()
     return tensors
 
 
@@ -61,7 +58,7 @@ def restore_state(
     complain: Callable[[str], RegardError],
 ) -> None:
     """The reverse of gather_state, in place; names or shapes that do not fit are an error before anything changes."""
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimizer": {}, "random": {}}
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimizer": {}}
     for name, tensor in tensors.items():
         room, _, rest = name.partition(".")
         parts.setdefault(room, {})[rest] = tensor
@@ -78,9 +75,6 @@ def restore_state(
         index, key = name.split(".", 1)
         state.setdefault(int(index), {})[key] = tensor
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
-    torch.set_rng_state(parts["random"]["cpu"])
-    if "cuda" in parts["random"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state(parts["random"]["cuda"])
 
 
 def unique_parameters(model: torch.nn.Module) -> dict[str, Tensor]:

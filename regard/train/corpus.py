@@ -11,10 +11,10 @@ from regard.data import (
     Tokenizer,
     clean,
     encode_pairs,
-    phrasebook,
     read_pairs,
     split_validation,
 )
+from regard.data.phrasebook import phrasebook
 from regard.errors import RegardError
 from regard.train.recipe import PHRASEBOOK, DataConfig, TokenizerConfig
 
@@ -47,7 +47,7 @@ class Corpus:
         }
 
     def describe(self) -> str:
-        return f"{len(self.training)} pairs to learn from, {len(self.validation)} to validate with ({self.counts})"
+        return f"{self.counts}; {len(self.validation):,} more to validate with"
 
     def encode(
         self,
@@ -82,14 +82,12 @@ def read_corpus(config: DataConfig, seed: int) -> Corpus:
     if config.files == (PHRASEBOOK,):
         training = [(pair.source, pair.target) for pair in phrasebook("train", config.phrasebook_size)]
         validation = [(pair.source, pair.target) for pair in phrasebook("val", 500)]
-        return Corpus(training, validation, Counts())
-    training, counts = clean(
-        read_pairs(config.files), max_ratio=config.max_ratio, drop_duplicates=config.drop_duplicates
-    )
+        return Corpus(training, validation, Counts(len(training)))
+    training, counts = clean(read_pairs(config.files), config.max_ratio)
     if not training:
         raise RegardError(f"{' '.join(config.files)}: no pair is left after cleaning.", f"Dropped: {counts}.")
     if config.validation:
-        validation, _ = clean(read_pairs(config.validation), max_ratio=float("inf"), drop_duplicates=False)
+        validation = [pair for pair in read_pairs(config.validation) if all(side.strip() for side in pair)]
         if not validation:
             raise RegardError(f"{' '.join(config.validation)}: every pair has an empty side.", "Give other pairs.")
     else:

@@ -47,9 +47,7 @@ class GraphedUpdate:
 
 def _tensors(batch: Batch) -> list[torch.Tensor]:
     return [
-        tensor
-        for side in (batch.source, batch.target_in)
-        for tensor in (side.ids, side.offsets.starts, side.positions)
+        tensor for side in (batch.source, batch.target_in) for tensor in (side.ids, side.offsets.starts, side.positions)
     ] + [batch.target_out]
 
 

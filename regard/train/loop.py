@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -34,11 +35,14 @@ from regard.train.metrics import text_scores
 from regard.train.optim import make_optimizer, schedule, set_rate
 from regard.train.recipe import Recipe, TrainConfig, recipe_table
 from regard.train.report import Report, draw_losses, read_metrics
+from regard.train.team import Team, lead
 from regard.train.vectors import use_vectors
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 # What may differ between a run and its continuation, since it does not change what is computed.
 MAY_CHANGE = {"train.device", "train.log_every", "train.save_every"}
+STATE, METRICS = Path("state") / "last.safetensors", "metrics.jsonl"
+MOST_WORKERS, LEAST_SHARE = 8, 512
 # Sentences of the validation set that are translated for BLEU each time.
 BLEU_SENTENCES = 500
 
@@ -58,25 +62,35 @@ def train(
 
     >>> train(Recipe(), "model")  # doctest: +SKIP
     """
-    out, config = Path(out), recipe.train
-    state_path = out / "state" / "last.safetensors"
-    resumed = _claim(out, recipe, state_path)
+    out = Path(out)
+    _claim(out, recipe)
+    corpus = corpus or read_corpus(recipe.data, recipe.train.seed)
+    if not (out / STATE).exists():
+        # The tokenisers are written before the first step, and never change.
+        if start_from is not None:
+            origin = load(start_from, "cpu")
+            write_tokenizers(out, origin.source_tokenizer, origin.target_tokenizer)
+        else:
+            write_tokenizers(out, *train_tokenizers(corpus.training, recipe.tokenizer))
+    with _arranged(recipe.train) as size:
+        task = {"recipe": recipe, "out": out, "corpus": corpus, "start_from": start_from, "quiet": quiet}
+        with lead(size, task) as team:
+            work(team, **task)
+    draw_losses(read_metrics(out / METRICS), out / "loss.png")
+    return load(out, recipe.train.device)
+
+
+def work(
+    team: Team, recipe: Recipe, out: Path, corpus: Corpus, start_from: str | Path | None, quiet: bool = False
+) -> None:
+    """What each member of the team does; the leader (rank 0) also validates, reports and saves."""
+    config, state_path = recipe.train, out / STATE
     device = find_device(config.device)
     autocast = _autocast(config, device)
-    _settle(config, device)
-
-    corpus = corpus or read_corpus(recipe.data, config.seed)
-    origin = load(start_from, "cpu") if start_from is not None else None
-    if resumed is not None:
-        source_tokenizer, target_tokenizer = read_tokenizers(out)
-    elif origin is not None:
-        source_tokenizer, target_tokenizer = origin.source_tokenizer, origin.target_tokenizer
-    else:
-        source_tokenizer, target_tokenizer = train_tokenizers(corpus.training, recipe.tokenizer)
-    write_tokenizers(out, source_tokenizer, target_tokenizer)
-
+    source_tokenizer, target_tokenizer = read_tokenizers(out)
+    origin = load(start_from, "cpu").model if start_from is not None else None
     model_config = dataclasses.replace(
-        origin.model.config if origin is not None else recipe.model,
+        origin.config if origin is not None else recipe.model,
         source_vocab=source_tokenizer.vocab_size,
         target_vocab=target_tokenizer.vocab_size,
         shared_vocab=target_tokenizer is source_tokenizer,
@@ -86,7 +100,7 @@ def train(
         source_tokenizer,
         target_tokenizer,
         max_len=model_config.max_len,
-        batch_tokens=config.batch_tokens,
+        batch_tokens=config.batch_tokens // team.size,
         seed=config.seed,
         dropout=recipe.tokenizer.dropout,
         constant_shapes=device.type == "cuda",
@@ -94,26 +108,36 @@ def train(
     torch.manual_seed(config.seed)
     model = make_model(model_config)
     if origin is not None:
-        fill_weights(model, dict(origin.model.named_parameters()), Path(str(start_from)))
+        fill_weights(model, dict(origin.named_parameters()), Path(str(start_from)))
     use_vectors(model, config, source_tokenizer, target_tokenizer)
     model.to(device).train()
+    parameters = unique_parameters(model)
     optimizer = make_optimizer(config.optimizer, model, config.lr, config.beta2, config.weight_decay)
     rate = schedule(config.schedule, config.lr, config.warmup, config.steps)
-    average = {name: p.detach().clone() for name, p in unique_parameters(model).items()} if config.ema else None
-    facts: dict[str, Any] = {"step": 0, "epoch": 0, "batch": 0, "best": None, "best_step": 0, "waiting": 0, "done": False}
-    if resumed is not None:
+    average = {name: p.detach().clone() for name, p in parameters.items()} if config.ema else None
+    facts: dict[str, Any] = {
+        "step": 0,
+        "epoch": 0,
+        "batch": 0,
+        "best": None,
+        "best_step": 0,
+        "waiting": 0,
+        "done": False,
+    }
+    if state_path.exists():
+        resumed = Checkpoint.load(state_path)
         restore_state(resumed.tensors, model, optimizer, average, lambda why: _other_model(state_path, why))
         facts = resumed.facts
 
+    leads = team.rank == 0
     translator = Translator(model, source_tokenizer, target_tokenizer, _provenance(recipe, corpus, start_from))
-    report = Report(out, config.steps, facts["step"], quiet)
-    report.say(corpus.describe(), f"{too_long} pairs too long for the model", _describe(model, device))
+    report = Report(out / METRICS, config.steps, facts["step"], silent=quiet or not leads, writes=leads)
+    report.say(corpus.describe(), f"{too_long:,} pairs are too long for the model", _describe(model, device, team))
     features = torch.compile(model.features, dynamic=False) if config.compile else model.features
 
     def update(group: list[Batch]) -> LossParts:
-        """One update of the weights from a group of batches; never waits for the device."""
-        tokens = torch.stack([(batch.target_out != 0).sum() for batch in group]).sum()
-        total: LossParts | None = None
+        """One update of the weights from this member's share of batches; never waits for a GPU."""
+        sums = [torch.zeros((), device=device) for _ in LossParts._fields]
         for batch in group:
             with autocast():
                 first = features(batch.source, batch.target_in)
@@ -121,15 +145,18 @@ def train(
                 parts = token_loss(
                     first, model.output.weight, batch.target_out, config.label_smoothing, twin, config.r_drop
                 )
-            (parts.loss / tokens).backward()
-            detached = LossParts(*(part.detach() for part in parts))
-            total = detached if total is None else LossParts(*(a + b for a, b in zip(total, detached)))
+            parts.loss.backward()
+            for total, part in zip(sums, parts):
+                total += part.detach()
+        grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters.values()]
+        team.sum([*grads, *sums])
+        parts = LossParts(*sums)
+        torch._foreach_div_(grads, parts.tokens)
         if config.clip:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+            torch.nn.utils.clip_grad_norm_(parameters.values(), config.clip)
         optimizer.step()
         optimizer.zero_grad()
-        assert total is not None
-        return total
+        return parts
 
     run_update = GraphedUpdate(update) if device.type == "cuda" and config.accumulate == 1 else update
 
@@ -140,7 +167,9 @@ def train(
         """Measures on the validation set, keeps the best model, and counts how long there was no better one."""
         with _weights(model, average):
             scores = evaluate_loss(model, validation.batches, autocast)
-            outputs = translator.translate(validation.sources[:BLEU_SENTENCES], DecodeConfig(method="greedy"), truncate=True)
+            outputs = translator.translate(
+                validation.sources[:BLEU_SENTENCES], DecodeConfig(method="greedy"), truncate=True
+            )
             texts = text_scores([best[0].text for best in outputs], validation.targets[:BLEU_SENTENCES])
             scores |= {"bleu": texts.bleu, "exact_match": texts.exact_match}
             model.train()
@@ -162,10 +191,12 @@ def train(
             if stop or facts["step"] >= config.steps:
                 break
             group.append(batch)
-            if len(group) < config.accumulate:
+            if len(group) < config.accumulate * team.size:
                 continue
+            # All that is random in an update is a function of these three: a resumed run needs no other memory of it.
+            torch.manual_seed(_mixed(config.seed, facts["step"], team.rank))
             set_rate(optimizer, rate(facts["step"]))
-            sums.append(run_update(group))
+            sums.append(run_update(group[team.rank :: team.size]))
             group = []
             facts.update(step=facts["step"] + 1, epoch=epoch, batch=index + 1)
             step = facts["step"]
@@ -174,23 +205,22 @@ def train(
             if step % config.log_every == 0:
                 _log(report, step, sums, rate(step - 1), time.monotonic() - since)
                 sums, since = [], time.monotonic()
+            if not leads:
+                continue
             if step % config.validate_every == 0 or step == config.steps:
                 validate()
                 facts["done"] = stop = step == config.steps or 0 < config.patience <= facts["waiting"]
                 since = time.monotonic()
-            if requested:
+            if step % config.save_every == 0 or stop or requested:
                 checkpoint()
+            if requested:
                 raise RegardError(
                     f"Interrupted; everything up to step {step} is saved in {out}.",
                     "The same command goes on from there.",
                 )
-            if step % config.save_every == 0 or stop:
-                checkpoint()
-    draw_losses(read_metrics(report.path), out / "loss.png")
-    return load(out, config.device)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def evaluate_loss(model: TranslationModel, batches: Iterable[Batch], autocast: Autocast) -> dict[str, float]:
     """Plain negative log-likelihood per token (no smoothing, no dropout) and the perplexity that it means."""
     device = next(model.parameters()).device
@@ -206,28 +236,26 @@ def evaluate_loss(model: TranslationModel, batches: Iterable[Batch], autocast: A
     return {"nll": mean, "perplexity": math.exp(min(mean, 50.0))}
 
 
-def _claim(out: Path, recipe: Recipe, state_path: Path) -> Checkpoint | None:
-    """Makes sure that `out` is free, or holds this very run, and then gives the run's checkpoint."""
-    if state_path.exists():
-        resumed = Checkpoint.load(state_path)
-        there, here = resumed.facts.get("recipe", {}), json.loads(json.dumps(recipe_table(recipe)))
+def _claim(out: Path, recipe: Recipe) -> None:
+    """Makes sure that `out` is free, or holds this very run."""
+    if (out / STATE).exists():
+        there = Checkpoint.load(out / STATE).facts.get("recipe", {})
+        here = json.loads(json.dumps(recipe_table(recipe)))  # as it looks when it comes back from a file
         for section, keys in here.items():
             for key, value in keys.items() if isinstance(keys, dict) else ():
-                if there.get(section, {}).get(key) != value and f"{section}.{key}" not in MAY_CHANGE:
+                before = there.get(section, {}).get(key)
+                if before != value and f"{section}.{key}" not in MAY_CHANGE:
                     raise RegardError(
-                        f"{out} holds a run with {section}.{key} = {there.get(section, {}).get(key)!r}, not {value!r}.",
+                        f"{out} holds a run with {section}.{key} = {before!r}, not {value!r}.",
                         "Repeat its own settings to go on with it, or choose another --out.",
                     )
-        return resumed
+        return
     if (out / "config.json").exists():
         raise RegardError(f"{out} holds a model already.", "Choose another --out, or delete that folder first.")
-    if out.exists() and not out.is_dir():
-        raise RegardError(f"{out} is a file.", "Choose a folder for --out.")
     try:
-        (out / "state").mkdir(parents=True, exist_ok=True)
+        (out / STATE).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RegardError(f"{out}: cannot be made: {error.strerror}.", "Choose another --out.") from None
-    return None
 
 
 def _stream(
@@ -245,17 +273,26 @@ def _stream(
         yield number, index, batch.to(device, non_blocking=True)
 
 
-def _settle(config: TrainConfig, device: torch.device) -> None:
-    """The arrangement of the machine that was measured to be fastest (benchmarks/training_cpu.md)."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
+@contextlib.contextmanager
+def _arranged(config: TrainConfig) -> Iterator[int]:
+    """The arrangement of the machine that was measured to be fastest (benchmarks/README.md); gives the team's size."""
+    device, threads = find_device(config.device), torch.get_num_threads()
+    size = 1
     if device.type == "cpu":
         keep_freed_memory()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        # A share of fewer tokens than this would not be worth the exchange of gradients.
+        size = config.workers or max(1, min(cores, MOST_WORKERS, config.batch_tokens // LEAST_SHARE))
+        torch.set_num_threads(max(1, cores // size))
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
+    try:
+        yield size
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _autocast(config: TrainConfig, device: torch.device) -> Autocast:
@@ -330,9 +367,7 @@ def _follow(average: dict[str, Tensor], model: TranslationModel, decay: float, s
 
 def _log(report: Report, step: int, sums: list[LossParts], rate: float, seconds: float) -> None:
     loss, nll, tokens = (float(torch.stack(column).double().sum()) for column in zip(*sums))
-    report.add(
-        step, "train", loss=loss / tokens, nll=nll / tokens, lr=rate, tokens_per_second=round(tokens / seconds)
-    )
+    report.add(step, "train", loss=loss / tokens, nll=nll / tokens, lr=rate, tokens_per_second=round(tokens / seconds))
     if not math.isfinite(loss):
         raise RegardError(f"The loss is not a number at step {step}.", "Use a smaller train.lr or more train.warmup.")
 
@@ -347,10 +382,17 @@ def _provenance(recipe: Recipe, corpus: Corpus, start_from: str | Path | None) -
     }
 
 
-def _describe(model: TranslationModel, device: torch.device) -> str:
+def _describe(model: TranslationModel, device: torch.device, team: Team) -> str:
     size = sum(p.numel() for p in model.parameters())
-    return f"{type(model).__name__} of {size / 1e6:.2f} M parameters on {device.type}"
+    where = device.type if team.size == 1 else f"{team.size} processes"
+    return f"{type(model).__name__} of {size / 1e6:.2f} M parameters on {where}"
+
+
+def _mixed(*numbers: int) -> int:
+    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "little")
 
 
 def _other_model(path: Path, why: str) -> RegardError:
-    return RegardError(f"{path}: the checkpoint is of another model: {why}.", "Nothing was changed; choose another --out.")
+    return RegardError(
+        f"{path}: the checkpoint is of another model: {why}.", "Nothing was changed; choose another --out."
+    )

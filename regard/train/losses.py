@@ -64,9 +64,7 @@ class _TokenLoss(torch.autograd.Function):
             part = slice(begin, begin + rows)
             narrow_rows = [x[part].to(narrow) for x in passes]
             logits = [(x @ narrow_weight.T).float() for x in narrow_rows]
-            part_loss, part_nll, grads = _rows_loss(
-                logits, targets[part], counted[part], smoothing, divergence, wanted
-            )
+            part_loss, part_nll, grads = _rows_loss(logits, targets[part], counted[part], smoothing, divergence, wanted)
             loss += part_loss
             nll += part_nll
             for x, grad, feature_grad in zip(narrow_rows, grads, feature_grads):

@@ -24,10 +24,8 @@ class DataConfig:
     files: tuple[str, ...] = (PHRASEBOOK,)
     # the same for validation; without it a part of the data is set aside
     validation: tuple[str, ...] = ()
-    # pairs whose one side is this many times longer than the other are dropped
-    max_ratio: float = 6.0
-    # a pair that occurs twice is kept once
-    drop_duplicates: bool = True
+    # pairs whose one side has this many times the other's characters (20 of grace) are dropped
+    max_ratio: float = 9.0
     # how many pairs the phrasebook makes
     phrasebook_size: int = 40_000
 
@@ -83,8 +81,8 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     # auto: bfloat16 on CUDA, float32 elsewhere
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    # threads inside an operation on a CPU; 0: as many as there are cores
-    threads: int = 0
+    # processes that share each update on a CPU; 0: one for each core
+    workers: int = 0
     compile: bool = False
     # on a GPU: the same bits every time, a little slower
     deterministic: bool = False

@@ -1,4 +1,4 @@
-"""What a run says of itself: a progress bar on a terminal, lines in a log, metrics.jsonl always, pictures at the end."""
+"""What a run says of itself: progress on a terminal, lines in a log, metrics.jsonl always, a picture at the end."""
 
 import json
 import sys
@@ -13,18 +13,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 class Report:
     """Collects the numbers of a run. Every line of metrics.jsonl is one JSON object with its step."""
 
-    def __init__(self, out: Path, steps: int, step: int = 0, quiet: bool = False) -> None:
-        self.path = out / "metrics.jsonl"
+    def __init__(self, path: Path, steps: int, step: int = 0, silent: bool = False, writes: bool = True) -> None:
+        self.path, self.silent, self.writes = path, silent, writes
         self.began = time.monotonic()
-        self._forget_after(step)
+        if writes:
+            self._forget_after(step)
         console = Console(stderr=True)
         self.bar: Progress | None = None
-        self.quiet = quiet
-        if console.is_terminal and not quiet:
+        if console.is_terminal and not silent:
             columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self.bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
             self.task = self.bar.add_task("training", total=steps, completed=step, note="")
-        self.board = _tensorboard(out / "tensorboard")
+        self.board = _tensorboard(path.parent / "tensorboard") if writes else None
 
     def _forget_after(self, step: int) -> None:
         """A resumed run repeats what came after its checkpoint: those lines go, so that none stands twice."""
@@ -33,6 +33,8 @@ class Report:
             self.path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
     def add(self, step: int, kind: str, **numbers: float) -> None:
+        if not self.writes:
+            return
         line = {"step": step, "kind": kind, "seconds": round(time.monotonic() - self.began, 3)} | numbers
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -44,11 +46,11 @@ class Report:
             self.bar.update(self.task, completed=step, note=text if kind == "train" else None)
             if kind != "train":
                 self.bar.console.print(f"step {step}  {kind}  {text}", highlight=False)
-        elif not self.quiet:
+        elif not self.silent:
             print(f"step {step}  {kind}  {text}", file=sys.stderr, flush=True)
 
     def say(self, *lines: str) -> None:
-        if not self.quiet:
+        if not self.silent:
             for line in lines:
                 print(line, file=sys.stderr, flush=True)
 

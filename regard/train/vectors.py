@@ -29,7 +29,8 @@ def use_vectors(model: TranslationModel, config: TrainConfig, source: Tokenizer,
         found = [i for i, word in enumerate(vocabulary) if i >= 4 and word in vectors]
         if not found:
             raise RegardError(
-                f"{path}: none of its words is in the vocabulary.", "Use tokenizer.kind word, and vectors of that language."
+                f"{path}: none of its words is in the vocabulary.",
+                "Use tokenizer.kind word, and vectors of that language.",
             )
         known = torch.stack([torch.as_tensor(vectors[vocabulary[i]], dtype=torch.float32) for i in found])
         # As large on average as the random ones they replace: the model's own scale stays right.

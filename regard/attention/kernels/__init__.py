@@ -6,6 +6,7 @@ All are linear in memory. Only `dispatch` knows which kernels there are.
 
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -27,3 +28,11 @@ class Call(NamedTuple):
     k_offsets: Offsets | None = None
     # Rectangles made of packed sequences: the keys' places are to be asked for explicitly, see Score.fold.
     unpacked: bool = False
+
+    def fold(self, k: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], float]:
+        """The folded queries and keys, both in the values' dtype (autocast may leave others), and the scale."""
+        positions = torch.arange(k.shape[-2], device=k.device) if self.unpacked else None
+        q, k, scale = self.score.fold(self.q, k, positions)
+        if q.dtype != self.v.dtype or k.dtype != self.v.dtype:
+            q, k = q.to(self.v.dtype), k.to(self.v.dtype)
+        return q, k, scale

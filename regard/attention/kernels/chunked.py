@@ -26,9 +26,8 @@ def takes(call: Call) -> bool:
 
 @torch.compiler.disable
 def run(call: Call) -> Float[Tensor, "B H T Dv"]:
-    H, S = call.q.shape[1], call.k.shape[2]
-    positions = torch.arange(S, device=call.q.device) if call.unpacked else None
-    q, k, scale = call.score.fold(call.q, repeat_heads(call.k, H), positions)
+    H = call.q.shape[1]
+    q, k, scale = call.fold(repeat_heads(call.k, H))
     v = repeat_heads(call.v, H)
     parameters = [*call.score.parameters(), *(call.bias.parameters() if call.bias is not None else ())]
     return _Chunked.apply(call.score, call.form, call.bias, scale, q, k, v, *parameters)

@@ -29,21 +29,21 @@ def takes(call: Call) -> bool:
 
 
 def run(call: Call) -> Float[Tensor, "B H T Dv"]:
-    q, k, v, form = call.q, call.k, call.v, call.form
-    (B, H, T, _), S, width = q.shape, k.shape[2], v.shape[-1]
-    q, k, scale = call.score.fold(q, k, torch.arange(S, device=q.device) if call.unpacked else None)
+    q, k, scale = call.fold(call.k)
+    v, form = call.v, call.form
+    T, S, width = q.shape[2], k.shape[2], v.shape[-1]
     causal = form.causal and T > 1  # a single query stands at the last key and sees them all
-    added, seeing = None, None
+    allowed, seeing = None, None
     if form.lengths is not None:
-        lengths = form.lengths.to(q.device)[:, None]
+        lengths = form.lengths.to(q.device)[:, None, None, None]
         # A sequence without keys looks at its first one, and the result is set to zero afterwards.
-        masked = torch.arange(S, device=q.device) >= lengths.clamp(min=1)
-        seeing = (lengths > 0)[:, :, None, None]
+        allowed = torch.arange(S, device=q.device) < lengths.clamp(min=1)
+        seeing = lengths > 0
         if causal:
-            q, k = _mask_as_width(q, k, masked)
+            q, k = _mask_as_width(q, k, ~allowed)
+            allowed = None
         else:
-            added = torch.zeros((B, 1, 1, S), dtype=q.dtype, device=q.device)
-            added = added.masked_fill_(masked[:, None, None], -torch.inf).expand(B, H, T, S)
+            allowed = allowed.expand(-1, -1, T, -1)
     # Location makes a key for each head of q, whatever the heads of k.
     q, k, v = _equal_widths(q, k, repeat_heads(v, k.shape[1]))
     # Causal, T < S: rows are put before the queries to make a square, and dropped again.
@@ -51,11 +51,12 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     if causal and T != S:
         q = pad(q, (0, 0, S - T, 0)) if T < S else q[:, :, T - S :]
     out = scaled_dot_product_attention(
-        q, k, v, attn_mask=added, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, attn_mask=allowed, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     if causal and T != S:
         out = out[:, :, S - T :] if T < S else pad(out, (0, 0, T - S, 0))
-    out = out[..., :width]
+    if out.shape[-1] != width:
+        out = out[..., :width]
     return out if seeing is None else out * seeing
 
 
@@ -65,8 +66,8 @@ def _mask_as_width(q: Tensor, k: Tensor, masked: Tensor) -> tuple[Tensor, Tensor
     Their product puts the masked scores so low that exp gives exactly 0, while is_causal stays free.
     """
     large = 1e4 if q.dtype == torch.float16 else 1e15
-    column = torch.zeros(masked.shape, dtype=k.dtype, device=k.device).masked_fill_(masked, -large)
-    k = torch.cat((k, column[:, None, :, None].expand(*k.shape[:3], 1)), dim=-1)
+    column = masked.mT.to(k.dtype) * -large
+    k = torch.cat((k, column.expand(*k.shape[:3], 1)), dim=-1)
     return pad(q, (0, 1), value=large), k
 
 
@@ -75,5 +76,10 @@ def _equal_widths(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tens
     width = max(q.shape[-1], v.shape[-1])
     if q.device.type == "cuda":
         width = -(-width // 8) * 8
-    q, k, v = (x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # type: ignore[return-value]
+    return _wide(q, width), _wide(k, width), _wide(v, width)
+
+
+def _wide(x: Tensor, width: int) -> Tensor:
+    if x.shape[-1] != width:
+        return pad(x, (0, width - x.shape[-1]))
+    return x if x.stride(-1) == 1 else x.contiguous()

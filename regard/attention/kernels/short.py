@@ -28,30 +28,23 @@ def takes(call: Call) -> bool:
 
 def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     (B, H, T), S = call.q.shape[:3], call.k.shape[2]
-    positions = torch.arange(S, device=call.q.device)
-    q, k, scale = call.score.fold(call.q, call.k, positions if call.unpacked else None)
+    q, k, scale = call.fold(call.k)
     k, v = repeat_heads(k, H).reshape(B * H, S, -1), repeat_heads(call.v, H).reshape(B * H, S, -1)
-    q = q.reshape(B * H, T, -1)
-    p = positions[S - T :] if T <= S else torch.arange(S - T, S, device=q.device)
-    mask = call.form.mask
-    if mask is None and call.bias is None:
-        weights = softmax(torch.bmm(q, k.mT) if scale == 1.0 else torch.bmm(q * scale, k.mT))
-        return torch.bmm(weights.to(v.dtype), v).view(B, H, T, -1)
-    added = (
-        torch.zeros((), dtype=q.dtype, device=q.device) if call.bias is None else call.bias(p, positions).to(q.dtype)
-    )
+    scores = torch.bmm(q.reshape(B * H, T, -1), k.mT).view(B, H, T, S)
+    form, mask = call.form, call.form.mask
+    p, s = torch.arange(S - T, S, device=q.device), torch.arange(S, device=q.device)
+    # The scale is left to the scores, not to q: they are fewer numbers, and mask and bias come in the same pass.
+    added = None if call.bias is None else call.bias(p, s).to(scores.dtype)
     if mask is not None:
-        allowed = mask.block(p, positions)
-        added = added.masked_fill(~allowed, torch.finfo(q.dtype).min / 2)
-    added = added.expand(B, H, T, S).reshape(B * H, T, S)
-    # One pass adds mask and bias while the product is written.
-    weights = softmax(torch.baddbmm(added, q, k.mT, alpha=scale)).to(v.dtype)
-    out = torch.bmm(weights, v).view(B, H, T, -1)
-    if mask is None or not may_be_blind(call, T, S):
-        return out
-    return out * allowed.any(-1, keepdim=True)
-
-
-def may_be_blind(call: Call, T: int, S: int) -> bool:
-    """Whether some query might have no key at all."""
-    return T > S or call.form.lengths is not None or call.form.rest is not None
+        allowed = mask.block(p, s)
+        added = torch.zeros((), dtype=scores.dtype, device=q.device) if added is None else added
+        added = added.masked_fill(~allowed, torch.finfo(scores.dtype).min / 2)
+    if added is not None:
+        scores = torch.add(added, scores, alpha=scale)
+    elif scale != 1.0:
+        scores = scores * scale
+    weights = softmax(scores).to(v.dtype)
+    out = torch.bmm(weights.view(B * H, T, S), v).view(B, H, T, -1)
+    if mask is not None and (T > S or form.lengths is not None or form.rest is not None):
+        out = out * allowed.any(-1, keepdim=True)  # some query might have no key at all
+    return out

@@ -55,7 +55,7 @@ class Side:
         if self.full:
             return [x.reshape(*self.shapes[0], H, D).transpose(1, 2)]
         flat = _Unpack.apply(x.flatten(0, 1), *self._rows_and_cells(H))
-        parts = flat.split([b * m * H for b, m in self.shapes])
+        parts = flat.split([b * m * H for b, m in self.shapes]) if len(self.shapes) > 1 else [flat]
         return [part.view(b, H, m, D) for part, (b, m) in zip(parts, self.shapes)]
 
     def pack(self, parts: list[Float[Tensor, "b H m D"]]) -> Float[Tensor, "N H D"]:

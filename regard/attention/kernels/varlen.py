@@ -20,7 +20,7 @@ def takes(call: Call) -> bool:
     return (
         call.q_offsets is not None
         and call.q.is_cuda
-        and call.q.dtype in (torch.bfloat16, torch.float16)
+        and call.v.dtype in (torch.bfloat16, torch.float16)
         and isinstance(call.score, DotLike)
         and call.bias is None
         and form.lengths is None
@@ -37,7 +37,7 @@ def run(call: Call) -> Float[Tensor, "N H Dv"]:
     # A score folds (H, N, D): heads first.
     places = k_offsets.places if isinstance(call.score, Location) else None
     q, k, scale = call.score.fold(call.q.transpose(0, 1), call.k.transpose(0, 1), places)
-    q, k, v = _flash(q.transpose(0, 1), H), _flash(k.transpose(0, 1), H), _flash(call.v, H)
+    q, k, v = (_flash(x, H).to(call.v.dtype) for x in (q.transpose(0, 1), k.transpose(0, 1), call.v))
     q, k, v = (pad(x, (0, max(q.shape[-1], v.shape[-1]) - x.shape[-1])) for x in (q, k, v))
     # Flash attention counts the keys to the left and to the right of the query's own; −1 is all of them.
     left = -1 if form.window is None else form.window - 1

@@ -51,7 +51,7 @@ from regard.data.phrasebook.lexicon import (
     Noun,
     Verb,
 )
-from regard.data.phrasebook.morphology import IL, ILS
+from regard.data.phrasebook.morphology import IL, ILS, JE
 from regard.errors import RegardError
 
 _NAMES = tuple(NAMES)
@@ -113,7 +113,7 @@ class _Speaker:
             return self.choice(POSSESSIVES) if draw < 0.6 else self._owner() if draw < 0.75 else "the"
         if draw < 0.20 and noun.owned:
             return self.choice(POSSESSIVES)
-        if draw < 0.25 and noun.owned:
+        if draw < 0.27 and noun.owned:
             return self._owner()
         if draw < 0.35:
             return "this"
@@ -131,19 +131,19 @@ class _Speaker:
         if self.chance() < 0.6:
             return name(self.choice(_NAMES))
         noun = self.choice(HUMANS)
-        return noun_phrase(noun, self.choice(POSSESSIVES) if noun.owned and self.chance() < 0.5 else "the")
+        return noun_phrase(noun, self.choice(POSSESSIVES) if noun in KIN else "the")
 
     def _noun_phrase(
         self, noun: Noun, described: float, negated: bool = False, traits: frozenset[str] = _ANY
     ) -> Phrase:
-        plural = noun.pluralized and "singular" not in traits and self.chance() < 0.38
+        plural = noun.pluralized and "singular" not in traits and self.chance() < 0.42
         adjectives = []
         fitting = _adjectives(noun)
         if fitting and self.chance() < described:
             adjectives.append(self.choice(fitting))
-            if adjectives[0].before_noun and self.chance() < 0.25:
-                adjectives += [self.choice([a for a in fitting if not a.before_noun] or fitting)]
-                adjectives = adjectives if not adjectives[1].before_noun else adjectives[:1]
+            if adjectives[0].before_noun and self.chance() < 0.3:
+                second = self.choice(fitting)
+                adjectives += [] if second.before_noun else [second]
         determiner = self._determiner(noun, plural, "definite" in traits, "indefinite" in traits, negated)
         return noun_phrase(noun, determiner, *adjectives, plural=plural, negated=negated)
 
@@ -185,7 +185,7 @@ class _Speaker:
             negation = "not"
         if "past" in traits and subject.form not in (IL, ILS):  # nobody tells of their own death
             return None
-        if not negation and self.chance() < 0.16:
+        if not negation and subject.form != JE and self.chance() < 0.16:  # nobody asks what they do themselves
             asked = ["yes-no", "yes-no", "why"]
             asked += ["where"] * ("place" in traits) + ["when"] * (past and "state" not in traits)
             question = self.choice(asked)
@@ -217,7 +217,8 @@ class _Speaker:
     def _circumstances(self, traits: frozenset[str], past: bool, modal: bool) -> list[Phrase]:
         draw = self.chance()
         if draw < 0.2 and "state" not in traits:
-            return [time(self.choice(TIMES_FUTURE if modal else TIMES_PAST if past else TIMES_PRESENT))]
+            times = TIMES_FUTURE if modal else TIMES_PAST if past else TIMES_PRESENT
+            return [time(self.choice(times[:3] if "reflexive" in traits else times))]
         if draw < 0.38 and "place" in traits:
             return [self._place()]
         if draw < 0.5 and "for" in traits:
@@ -324,7 +325,7 @@ class _Speaker:
         verb = self.choice(_REPORTED)
         subject = self._subject(verb.subjects)
         noun = self.choice(verb.objects)
-        if (verb.base == verb.past and subject.form != IL) or noun is subject.noun:
+        if (verb.base == verb.past and subject.form != IL) or noun is subject.noun or noun in KIN:
             return None
         plural = noun.pluralized and self.chance() < 0.5
         pronoun = self._object_pronoun(subject) if verb in GIVING else ""
@@ -338,7 +339,7 @@ def held_out(combination: Combination) -> bool:
     >>> held_out(("chase", "mouse")), held_out(("chase", "bird"))
     (True, False)
     """
-    # The salt was chosen among the first few integers so that "The cat chased the mouse." is new to every model.
+    # With this salt "The cat chased the mouse." is new to every model.
     return crc32(":".join(("0", *combination)).encode()) % 11 == 0
 
 

@@ -288,7 +288,7 @@ def clause(
         direct, indirect, *agreement = OBJECT_PRONOUNS[pronoun]
         english.append(Word(pronoun))
         is_direct = object is None and verb.preposition != "à"
-        clitics.append(Word(direct if is_direct else indirect, english[-1]))
+        clitics.append(Word(direct if is_direct else indirect, english[-1], *(particles if verb.preposition else ())))
         if is_direct:  # the participle agrees with a direct object that comes before it
             feminine, plural = agreement
     if modal:

@@ -4,6 +4,7 @@ Notation. A noun is `english:french:gender`, with `/plural` after a word whose p
 `base/past` in English, `infinitive/strong stem` in French. Capitals name a group of nouns.
 """
 
+from collections.abc import Sized
 from dataclasses import dataclass
 
 from regard.data.phrasebook.morphology import (
@@ -62,10 +63,9 @@ class Verb:
 
 _NOUN_TABLES = {
     # People; the owned ones are those of whom one says "my".
-    "PEOPLE": """man/men:homme:m woman/women:femme:f boy:garçon:m girl:fille:f king:roi:m queen:reine:f prince:prince:m
-        princess:princesse:f baker:boulanger:m farmer:fermier:m hunter:chasseur:m student:étudiant:m actress:actrice:f
-        waitress:serveuse:f witch:sorcière:f hero/heroes:héros:m thief/thieves:voleur:m lady:dame:f engineer:ingénieur:m
-        nurse:infirmière:f""",
+    "PEOPLE": """man/men:homme:m woman/women:femme:f boy:garçon:m girl:fille:f king:roi:m queen:reine:f
+        princess:princesse:f baker:boulanger:m farmer:fermier:m student:étudiant:m actress:actrice:f witch:sorcière:f
+        hero/heroes:héros:m thief/thieves:voleur:m lady:dame:f engineer:ingénieur:m nurse:infirmière:f""",
     "FRIENDS": "teacher:professeur:m doctor:médecin:m neighbour:voisin:m friend:ami:m child/children:enfant:m",
     "FAMILY": "brother:frère:m sister:sœur:f uncle:oncle:m aunt:tante:f",
     "PARENTS": "mother:mère:f father:père:m",
@@ -73,21 +73,17 @@ _NOUN_TABLES = {
         goat:chèvre:f donkey:âne:m""",
     "WILD": """mouse/mice:souris:f bird:oiseau:m wolf/wolves:loup:m fox:renard:m bear:ours:m lion:lion:m
         elephant:éléphant:m monkey:singe:m snake:serpent:m frog:grenouille:f owl:hibou/hiboux:m bee:abeille:f
-        butterfly:papillon:m squirrel:écureuil:m hedgehog:hérisson:m""",
-    "FOOD": """apple:pomme:f pear:poire:f orange:orange:f cake:gâteau:m egg:œuf:m tomato/tomatoes:tomate:f
-        carrot:carotte:f cherry:cerise:f strawberry:fraise:f lemon:citron:m bean:haricot:m mushroom:champignon:m
-        sandwich:sandwich:m""",
-    "STAPLES": "bread:pain:m cheese:fromage:m soup:soupe:f meat:viande:f rice:riz:m honey:miel:m jam:confiture:f",
+        butterfly:papillon:m squirrel:écureuil:m""",
+    "FOOD": """apple:pomme:f orange:orange:f cake:gâteau:m egg:œuf:m tomato/tomatoes:tomate:f carrot:carotte:f
+        cherry:cerise:f strawberry:fraise:f bean:haricot:m mushroom:champignon:m sandwich:sandwich:m""",
+    "STAPLES": "bread:pain:m cheese:fromage:m soup:soupe:f meat:viande:f honey:miel:m",
     "DRINKS": "water:eau:f milk:lait:m coffee:café:m tea:thé:m wine:vin:m beer:bière:f juice:jus:m",
-    "TEXTS": """book:livre:m letter:lettre:f newspaper:journal:m story:histoire:f poem:poème:m message:message:m
-        novel:roman:m""",
-    "CLOTHES": """hat:chapeau:m coat:manteau:m shirt:chemise:f dress:robe:f shoe:chaussure:f scarf/scarves:écharpe:f
-        glove:gant:m""",
-    "THINGS": """key:clé:f knife/knives:couteau:m bag:sac:m umbrella:parapluie:m watch:montre:f lamp:lampe:f box:boîte:f
-        bottle:bouteille:f glass:verre:m cup:tasse:f plate:assiette:f toy:jouet:m ball:balle:f ring:bague:f
-        jewel:bijou/bijoux:m basket:panier:m pen:stylo:m axe:hache:f gift:cadeau:m flower:fleur:f map:carte:f
-        phone:téléphone:m computer:ordinateur:m photo:photo:f painting:tableau:m guitar:guitare:f violin:violon:m
-        stone:pierre:f""",
+    "TEXTS": "book:livre:m letter:lettre:f newspaper:journal:m story:histoire:f poem:poème:m message:message:m",
+    "CLOTHES": "hat:chapeau:m coat:manteau:m shirt:chemise:f dress:robe:f shoe:chaussure:f scarf/scarves:écharpe:f",
+    "THINGS": """key:clé:f knife/knives:couteau:m bag:sac:m umbrella:parapluie:m watch:montre:f lamp:lampe:f
+        box:boîte:f bottle:bouteille:f glass:verre:m cup:tasse:f plate:assiette:f ball:balle:f ring:bague:f
+        jewel:bijou/bijoux:m axe:hache:f gift:cadeau:m flower:fleur:f map:carte:f phone:téléphone:m
+        computer:ordinateur:m photo:photo:f painting:tableau:m guitar:guitare:f violin:violon:m stone:pierre:f""",
     "FURNITURE": "table:table:f chair:chaise:f bed:lit:m door:porte:f window:fenêtre:f piano:piano:m",
     "VEHICLES": "car:voiture:f bike:vélo:m boat:bateau:m train:train:m bus:bus:m plane:avion:m",
     "SITES": """church:église:f hotel:hôtel:m museum:musée:m village:village:m island:île:f castle:château:m
@@ -95,7 +91,7 @@ _NOUN_TABLES = {
     "PREMISES": "house:maison:f garden:jardin:m school:école:f shop:magasin:m farm:ferme:f",
     "ROOMS": "kitchen:cuisine:f bedroom:chambre:f office:bureau:m",
     "PLACES": """market:marché:m hospital:hôpital:m station:gare:f library:bibliothèque:f beach:plage:f forest:forêt:f
-        park:parc:m street:rue:f city:ville:f river:rivière:f airport:aéroport:m field:champ:m""",
+        park:parc:m street:rue:f city:ville:f river:rivière:f""",
 }
 _UNCOUNTABLE = ("STAPLES", "DRINKS")
 _SINGULAR = ("PARENTS", "STAPLES", "DRINKS", "ROOMS", "PLACES")
@@ -147,123 +143,103 @@ def _select(names: str) -> tuple[Noun, ...]:
 
 # english : masculine[/feminine] | nouns. The first table stands before the French noun, the second after it.
 _ADJECTIVES_BEFORE = """
-beautiful:beau/belle | CLOTHES queen princess actress lady bird elephant donkey squirrel horse butterfly tree hotel garden house castle island
-    church city painting jewel ring watch flower poem story star
+beautiful:beau/belle | CLOTHES child queen princess actress lady bird elephant donkey squirrel horse butterfly tree
+    hotel garden house castle island church city painting jewel ring watch flower poem story star
 pretty:joli | dress hat scarf shirt girl flower ring watch garden village house bird box lamp cup poem bedroom
-big:grand | ANIMALS VEHICLES SITES PREMISES ROOMS table bed window door box bag basket market park forest field river
-    airport
+big:grand | ANIMALS VEHICLES SITES PREMISES ROOMS table bed window door box bag market park forest river
 small:petit | ANIMALS VEHICLES THINGS PREMISES ROOMS boy girl child church hotel village island museum bridge theatre
-    restaurant tree table chair bed door window cake park street station
-old:vieux/vieille | man woman king queen baker farmer hunter witch thief lady engineer nurse hero uncle aunt teacher
-    doctor neighbour friend PETS THINGS VEHICLES FURNITURE CLOTHES church hotel museum village castle bridge theatre
-    tree house school farm book newspaper lion wolf elephant owl monkey city
-new:nouveau/nouvelle | CLOTHES THINGS VEHICLES FURNITURE book novel poem newspaper teacher doctor neighbour friend
-    church hotel museum bridge theatre restaurant house school shop office hospital station library airport
+    restaurant tree table chair bed door window cake park street station star
+old:vieux/vieille | man woman king queen baker farmer witch thief lady engineer nurse hero uncle aunt teacher doctor
+    neighbour friend PETS THINGS VEHICLES FURNITURE CLOTHES church hotel museum village castle bridge theatre tree
+    house school farm book newspaper lion wolf elephant owl monkey city
+new:nouveau/nouvelle | CLOTHES THINGS VEHICLES FURNITURE book poem newspaper teacher doctor neighbour friend church
+    hotel museum bridge theatre restaurant house school shop office hospital station library
 young:jeune | PEOPLE teacher doctor neighbour ANIMALS tree
-good:bon/bonne | MEALS DRINKS book novel story poem restaurant hotel teacher doctor friend neighbour student king
-    queen knife bed
-bad:mauvais | wine coffee soup meat cheese restaurant hotel novel student king witch neighbour doctor book poem apple
-    egg
-long:long/longue | letter story novel poem message dress coat scarf street bridge river knife table boat train
-fat:gros/grosse | PETS mouse bird bear monkey snake frog owl squirrel hedgehog
+good:bon/bonne | MEALS DRINKS book story poem restaurant hotel teacher doctor friend neighbour student king queen
+    knife bed
+bad:mauvais | wine coffee soup meat cheese restaurant hotel student king witch neighbour doctor book poem apple egg
+long:long/longue | letter story poem message dress coat scarf street bridge river knife table boat train
+fat:gros/grosse | PETS mouse bird bear monkey snake frog owl squirrel
 """
 _ADJECTIVES_AFTER = """
-red:rouge | CLOTHES VEHICLES FURNITURE apple cherry tomato wine flower bag box cup umbrella lamp pen ball toy guitar
-    bird
-blue:bleu | CLOTHES VEHICLES FURNITURE flower bag box cup plate umbrella lamp pen ball toy bird butterfly bottle
-green:vert | CLOTHES VEHICLES FURNITURE apple bean tomato pear bag box cup plate umbrella bottle frog snake pen
+red:rouge | CLOTHES VEHICLES FURNITURE apple cherry tomato wine flower bag box cup umbrella lamp ball guitar bird
+blue:bleu | CLOTHES VEHICLES FURNITURE flower bag box cup plate umbrella lamp ball bird butterfly bottle
+green:vert | CLOTHES VEHICLES FURNITURE apple bean tomato bag box cup plate umbrella bottle frog snake
 white:blanc/blanche | CLOTHES VEHICLES FURNITURE cat dog horse cow hen rabbit mouse bird wine flower plate cup goat
     owl house stone
-black:noir | CLOTHES VEHICLES FURNITURE cat dog horse cow hen rabbit bear wolf goat bird bag umbrella box pen coffee
-    stone
-yellow:jaune | CLOTHES VEHICLES FURNITURE flower bird butterfly bag box lamp ball toy cup plate
+black:noir | CLOTHES VEHICLES FURNITURE cat dog horse cow hen rabbit bear wolf goat bird bag umbrella box coffee stone
+yellow:jaune | CLOTHES VEHICLES FURNITURE flower bird butterfly bag box lamp ball cup plate
 grey:gris | CLOTHES VEHICLES cat dog horse rabbit mouse donkey wolf elephant stone squirrel owl bag
-heavy:lourd | bag box basket table chair bed coat axe stone computer piano book
+heavy:lourd | bag box table chair bed coat axe stone computer piano book
 expensive:cher/chère | CLOTHES ring jewel watch car boat hotel restaurant wine cheese meat lamp painting guitar violin
     piano phone computer
-dirty:sale | CLOTHES FURNITURE VEHICLES plate glass cup bottle knife basket kitchen bedroom street river beach hotel
-empty:vide | bottle glass cup box bag basket train bus hotel restaurant theatre museum church house street beach
-    bedroom shop village
-round:rond | table box plate stone window basket hat lamp bed ball watch cake
+dirty:sale | CLOTHES FURNITURE VEHICLES plate glass cup bottle knife kitchen bedroom street river beach hotel
+empty:vide | bottle glass cup box bag train bus hotel restaurant theatre museum church house street beach bedroom shop
+    village
 hot:chaud | soup coffee tea milk water bread
 cold:froid | soup coffee tea milk water meat juice beer river
 fresh:frais/fraîche | bread milk egg tomato strawberry cherry carrot bean mushroom orange juice
 delicious:délicieux | MEALS wine tea coffee juice beer
-ripe:mûr | apple pear orange tomato cherry strawberry lemon cheese
-strong:fort | man woman boy farmer hunter baker hero prince horse donkey bear lion elephant coffee beer
 happy:heureux | HUMANS dog
-sad:triste | HUMANS story poem novel letter donkey
+sad:triste | HUMANS story poem letter donkey
 tired:fatigué | HUMANS dog horse donkey bird
 sick:malade | HUMANS PETS monkey lion elephant
 clever:intelligent | HUMANS dog horse fox monkey elephant owl
-famous:célèbre | king queen prince princess hero thief actress witch teacher doctor baker engineer painting novel poem
-    story castle museum restaurant church bridge island
+famous:célèbre | king queen princess hero thief actress witch teacher doctor baker engineer painting poem story castle
+    museum restaurant church bridge island
 rich:riche | PEOPLE uncle aunt neighbour doctor friend
 kind:gentil/gentille | HUMANS dog
 brave:courageux | HUMANS dog
 curious:curieux | HUMANS PETS mouse monkey fox bear bird
-shy:timide | HUMANS cat rabbit squirrel hedgehog
+shy:timide | HUMANS cat rabbit squirrel
 lazy:paresseux | HUMANS cat dog donkey lion bear
 proud:fier/fière | HUMANS lion horse
-dangerous:dangereux | thief witch hunter bear lion wolf snake street bridge river island knife axe
-modern:moderne | church hotel museum theatre bridge house school kitchen office airport library hospital painting
-narrow:étroit | street bridge bedroom bed door window
+dangerous:dangereux | thief witch bear lion wolf snake street bridge river island knife axe
 interesting:intéressant | TEXTS museum city painting photo village
-boring:ennuyeux | TEXTS teacher city village museum
-French:français | actress student engineer nurse baker teacher doctor neighbour wine cheese newspaper novel poem car
+French:français | actress student engineer nurse baker teacher doctor neighbour wine cheese newspaper poem car
     restaurant
-English:anglais | actress student engineer nurse lady teacher doctor neighbour tea newspaper novel poem car garden
-Italian:italien/italienne | actress student engineer nurse baker teacher doctor neighbour wine coffee newspaper novel
-    car restaurant shoe
-useful:utile | knife bag map phone computer umbrella box lamp book bike axe basket
-comfortable:confortable | chair bed shoe coat hotel house car train plane bedroom
-precious:précieux | ring jewel watch painting stone book letter
-broken:cassé | glass cup plate bottle chair table window watch lamp toy guitar violin phone
+Italian:italien/italienne | actress student engineer nurse baker teacher doctor neighbour wine coffee newspaper car
+    restaurant shoe
+useful:utile | knife bag map phone computer umbrella box lamp book bike axe
+broken:cassé | glass cup plate bottle chair table window watch lamp guitar violin phone
 """
 
 _UNGRADED = (
-    *("red", "blue", "green", "white", "black", "yellow", "grey", "empty", "round", "delicious", "broken"),
-    *("French", "English", "Italian"),
+    *("red", "blue", "green", "white", "black", "yellow", "grey", "empty", "delicious", "broken"),
+    *("French", "Italian"),
 )
 
 # english | french [preposition] | subjects | objects | traits:
-#   place     "in the garden" may follow          for       "for my sister" may follow
-#   definite  the object is definite              state     no adverb and no time follows
-#   indefinite, singular  so is the object        past, present  the only tense
-#   person    the object may be a pronoun         well, slowly, with  such words may follow
-#   etre      conjugated with être                reflexive se lever
+#   definite, indefinite, singular: so is the object      past, present: the only tense
+#   person: the object may be a pronoun                   state: no adverb and no time may follow
+#   etre, reflexive: the auxiliary is être                place, for, with, well, slowly: such words may follow
 _TRANSITIVE = """
 chase | chasser | cat dog fox wolf lion bear owl snake | cat mouse rabbit bird hen duck frog squirrel goat butterfly
     monkey | place
 eat/ate | manger | HUMANS dog mouse rabbit monkey bear horse bird squirrel goat donkey | MEALS | place
 drink/drank | boire | HUMANS cat dog horse cow | DRINKS | place
 read/read | lire | HUMANS | TEXTS map | place
-write/wrote | écrire | HUMANS | letter book story poem message novel | for
+write/wrote | écrire | HUMANS | letter book story poem message | for
 see/saw | voir | HUMANS PETS owl fox wolf monkey | HUMANS ANIMALS SITES VEHICLES house key bag box painting photo |
     place person
 hear/heard | entendre | HUMANS PETS fox wolf | HUMANS ANIMALS train bus plane guitar violin piano | place person
 buy/bought | acheter/achèt | HUMANS | MEALS DRINKS CLOTHES THINGS VEHICLES FURNITURE TEXTS house horse | for
-sell/sold | vendre | HUMANS | CLOTHES THINGS VEHICLES FURNITURE FOOD PETS house farm shop hotel |
+sell/sold | vendre | HUMANS | CLOTHES THINGS VEHICLES FURNITURE FOOD PETS house farm shop hotel tree |
 find/found | trouver | HUMANS | CLOTHES THINGS egg mushroom letter cat dog rabbit hotel restaurant | place person
-lose/lost | perdre | HUMANS | CLOTHES key knife bag umbrella watch toy ball ring jewel pen map phone photo letter dog
-    | place
-break/broke | casser | HUMANS cat dog monkey | glass cup plate bottle lamp window chair table toy watch guitar violin
+lose/lost | perdre | HUMANS | CLOTHES key knife bag umbrella watch ball ring jewel map phone photo letter dog | place
+break/broke | casser | HUMANS cat dog monkey | glass cup plate bottle lamp window chair table watch guitar violin
     phone |
 clean | nettoyer/nettoi | HUMANS | ROOMS house car bike boat bus table window shoe glass cup knife church |
-wash | laver | HUMANS | CLOTHES cup plate glass bottle knife car apple tomato cherry dog horse window |
 open | ouvrir | HUMANS | door window box bottle bag letter book gift umbrella shop hotel |
 close | fermer | HUMANS | door window box bag book bottle umbrella shop hotel museum |
-love | aimer | HUMANS | FRIENDS FAMILY PARENTS PETS beach forest park city river library man woman boy girl prince
-    princess house garden story castle island | definite state person
-hate | détester | HUMANS | king queen witch hunter neighbour uncle snake mouse hat city school hospital soup tea beer
-    | definite state person
+love | aimer | HUMANS | FRIENDS FAMILY PARENTS PETS beach forest park city river library man woman boy girl princess
+    house garden story castle island | definite state person
 prefer/preferred | préférer/préfèr | HUMANS | FOOD DRINKS CLOTHES train bus bike cat dog garden | definite state
-hide/hid | cacher | HUMANS squirrel | key ring jewel letter gift knife box watch photo map egg toy | place
+hide/hid | cacher | HUMANS squirrel | key ring jewel letter gift knife box watch photo map egg | place
 wear/wore | porter | HUMANS | CLOTHES ring watch jewel | state
-take/took | prendre | HUMANS | bag key coat umbrella train bus plane book map photo box phone basket |
-choose/chose | choisir | HUMANS | CLOTHES TEXTS gift cake ring lamp toy flower hotel restaurant | for
+take/took | prendre | HUMANS | bag key coat umbrella train bus plane book map photo box phone |
+choose/chose | choisir | HUMANS | CLOTHES TEXTS gift cake ring lamp flower hotel restaurant | for
 draw/drew | dessiner | HUMANS | ANIMALS house tree flower boat castle car map church star bridge | for
-paint | peindre | HUMANS | door window house boat chair table flower tree horse bird bridge church |
 follow | suivre | HUMANS PETS wolf fox | HUMANS ANIMALS car bus river street | person
 meet/met | rencontrer | HUMANS | HUMANS | place person
 help | aider | HUMANS | HUMANS | person
@@ -273,18 +249,15 @@ know/knew | connaître | HUMANS | HUMANS hotel museum city village restaurant is
 visit | visiter | HUMANS | church hotel museum village island castle theatre house school farm city library market |
     definite
 build/built | construire | HUMANS | church hotel bridge castle theatre museum house school farm boat |
-repair | réparer | HUMANS | VEHICLES watch lamp chair table bed door window computer phone toy piano |
-drive/drove | conduire | HUMANS | car bus train |
-prepare | préparer | HUMANS | cake sandwich soup meat rice tea coffee jam juice | for
-throw/threw | lancer | HUMANS | ball stone hat shoe glove apple key |
-forget/forgot | oublier | HUMANS | key bag umbrella coat hat book gift phone letter message photo map glove |
-admire | admirer | HUMANS | painting castle flower dress horse bird tree garden island church star jewel butterfly
-    queen actress hero |
-look at | regarder | HUMANS cat dog owl | HUMANS ANIMALS painting map photo star watch newspaper boat train | person
+prepare | préparer | HUMANS | cake sandwich soup meat tea coffee juice | for
+throw/threw | lancer | HUMANS | ball stone hat shoe apple key |
+forget/forgot | oublier | HUMANS | key bag umbrella coat hat book gift phone letter message photo map |
+look at | regarder | HUMANS cat dog owl | HUMANS ANIMALS painting map photo star tree flower watch newspaper
+    boat train | person
 listen to | écouter | HUMANS | HUMANS bird owl story poem guitar violin piano | person
 look for | chercher | HUMANS | GOODS cat dog rabbit child hotel restaurant | person
 wait for | attendre | HUMANS dog | HUMANS bus train plane boat letter message | person
-finish | finir | HUMANS | TEXTS soup cake sandwich rice painting |
+finish | finir | HUMANS | TEXTS soup cake sandwich painting |
 protect | protéger/protèg | HUMANS dog | HUMANS PETS bird bee village castle tree flower forest | person
 catch/caught | attraper | HUMANS cat fox | mouse rabbit bird frog butterfly ball thief hen duck snake | place person
 share | partager | HUMANS | bread cake cheese soup apple sandwich meat orange bedroom |
@@ -292,17 +265,17 @@ have/had | avoir | HUMANS | FRIENDS FAMILY PETS CLOTHES THINGS VEHICLES FURNITUR
     indefinite
 leave/left | quitter | HUMANS | house village city hotel school hospital island castle farm shop | definite
 answer | répondre à | HUMANS | HUMANS letter message | person
-obey | obéir à | HUMANS dog horse | king queen teacher doctor mother father lady farmer prince | definite person
+obey | obéir à | HUMANS dog horse | king queen teacher doctor mother father lady farmer | definite person
 speak to/spoke | parler à | HUMANS | HUMANS dog cat horse bird | person
 play | jouer de | HUMANS | guitar violin piano | definite singular
 enter | entrer dans | HUMANS cat dog | ROOMS PREMISES church hotel museum castle theatre restaurant hospital station
     library park forest | etre
 go to/went | aller à | HUMANS | church museum village castle theatre restaurant school shop farm market hospital
-    station library beach park airport river office | definite etre
+    station library beach park river office | definite etre
 arrive at | arriver à | HUMANS | hotel museum village castle theatre restaurant school farm market hospital station
-    library beach airport river | definite etre
+    library beach river | definite etre
 come back from/came | revenir de | HUMANS | church museum village castle theatre restaurant school shop farm market
-    hospital station library beach park airport island office | definite etre
+    hospital station library beach park island office | definite etre
 live in | habiter dans | HUMANS | village castle hotel house forest city | state
 """
 _INTRANSITIVE = """
@@ -315,26 +288,23 @@ work | travailler | HUMANS donkey horse | | place well slowly with
 swim/swam | nager | HUMANS dog duck bear frog | | well slowly with
 run/ran | courir | HUMANS PETS fox wolf lion mouse squirrel | | place slowly with
 walk | marcher | HUMANS ANIMALS | | place slowly with
-travel/travelled | voyager | HUMANS | | with
 arrive | arriver | HUMANS | | etre with
 leave/left | partir | HUMANS | | etre with
 come back/came | revenir | HUMANS | | etre with
 go out/went | sortir | HUMANS cat dog | | etre with
 fall/fell | tomber | HUMANS PETS monkey bird | | etre place
 stay | rester | HUMANS cat dog | | etre place with
-die | mourir | king queen hero prince witch horse dog lion elephant farmer lady | | etre past place
+die | mourir | king queen hero witch horse dog lion elephant farmer lady | | etre past place
 get up/got | lever/lèv | HUMANS | | reflexive
 wake up/woke | réveiller | HUMANS cat bear owl | | reflexive
 rest | reposer | HUMANS PETS | | reflexive place
-hurry | dépêcher | HUMANS | | reflexive
 """
 # Something is given to somebody.
 _GIVING = """
 give/gave | donner | HUMANS | CLOTHES THINGS TEXTS apple cake bread cheese cat dog |
 show | montrer | HUMANS | CLOTHES THINGS TEXTS house garden bedroom |
 send/sent | envoyer/envoi | HUMANS | letter message gift book photo flower map jewel |
-lend/lent | prêter | HUMANS | book pen bike car umbrella coat scarf bag guitar computer phone |
-bring/brought | apporter | HUMANS | STAPLES DRINKS letter flower gift book newspaper key cup plate basket chair |
+bring/brought | apporter | HUMANS | STAPLES DRINKS letter flower gift book newspaper key cup plate chair |
 """
 
 
@@ -476,16 +446,17 @@ TIMES = {
     "tonight": "ce:0 soir:0",
     "now": "maintenant:0",
 }
+# The first three suit even what is done once a day, like getting up.
 TIMES_PAST = ("yesterday", "last night", "this morning", "last week", "last year", "on Sunday", "on Monday", "today")
-TIMES_PRESENT = ("on Sundays", "on Mondays", "every day", "every morning", "every evening", "every year")
-TIMES_FUTURE = ("today", "tomorrow", "tonight", "now", "on Sunday", "on Monday")
+TIMES_PRESENT = ("every day", "every morning", "every evening", "every year", "on Sundays", "on Mondays")
+TIMES_FUTURE = ("now", "today", "tomorrow", "tonight", "on Sunday", "on Monday")
 
 # Where things happen.
 PLACES = {
     "in": (
         "dans",
         "ROOMS house garden school shop church hotel museum village castle theatre restaurant hospital station library "
-        "forest park street airport field",
+        "forest park street ",
     ),
     "on": ("sur", "beach island bridge boat"),
     "under": ("sous", "table bed tree bridge"),
@@ -493,7 +464,7 @@ PLACES = {
     "in front of": ("devant", "house school shop church hotel museum theatre restaurant hospital station library"),
     "near": (
         "près de",
-        "river beach forest station airport bridge school market church hospital farm village castle tree",
+        "river beach forest station bridge school market church hospital farm village castle tree",
     ),
 }
 PLACE_NOUNS = {english: _select(nouns) for english, (_, nouns) in PLACES.items()}
@@ -515,5 +486,6 @@ def lemmas() -> int:
     """
     verbs = {(verb.base, verb.infinitive) for verb in TRANSITIVE + INTRANSITIVE + GIVING + MODALS}
     pronouns = SUBJECT_PRONOUNS.keys() | OBJECT_PRONOUNS.keys()
-    tables = (NOUNS, ADJECTIVES, verbs, NAMES, DETERMINERS, pronouns, FREQUENCY, QUALITY, MANNER, INTENSITY)
-    return sum(map(len, (*tables, QUESTION_WORDS, SENSATIONS, TIMES, PREPOSITIONS))) + _GRAMMATICAL
+    tables: tuple[Sized, ...] = (NOUNS, ADJECTIVES, verbs, NAMES, DETERMINERS, pronouns, FREQUENCY, QUALITY, MANNER)
+    tables += (INTENSITY, QUESTION_WORDS, SENSATIONS, TIMES, PREPOSITIONS)
+    return sum(len(table) for table in tables) + _GRAMMATICAL

@@ -1,0 +1,32 @@
+"""Regard trains, runs and shows attention models."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.decode import DecodeConfig as DecodeConfig
+    from regard.errors import RegardError as RegardError
+    from regard.folder import Translator as Translator
+    from regard.folder import load as load
+    from regard.folder import save as save
+    from regard.train.loop import train as _train  # noqa: F401
+    from regard.train.recipe import Recipe as Recipe
+    from regard.viewer import look as look
+
+# Public names and where they live: imported when first used, so that `import regard` is quick.
+_PUBLIC = {
+    "DecodeConfig": "regard.decode",
+    "Recipe": "regard.train",
+    "RegardError": "regard.errors",
+    "Translator": "regard.folder",
+    "load": "regard.folder",
+    "look": "regard.viewer",
+    "save": "regard.folder",
+}
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)

@@ -1,0 +1,92 @@
+"""A sensible recipe from the data alone: sizes, vocabulary and steps for somebody who names nothing but files."""
+
+import dataclasses
+from statistics import fmean
+
+from regard.models import TransformerConfig
+from regard.train.corpus import Corpus
+from regard.train.recipe import Recipe, TokenizerConfig, TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class _Size:
+    """A shape of model that does well up to so many training pairs."""
+
+    pairs: int
+    width: int
+    heads: int
+    layers: int
+    dropout: float
+    lr: float
+    epochs: int
+
+
+# Small data want small models, much dropout and many passes. The last two rows are for a GPU.
+_SIZES = (
+    _Size(pairs=3_000, width=128, heads=4, layers=2, dropout=0.3, lr=2e-3, epochs=120),
+    _Size(pairs=20_000, width=128, heads=4, layers=3, dropout=0.3, lr=3e-3, epochs=60),
+    _Size(pairs=60_000, width=192, heads=4, layers=3, dropout=0.25, lr=2e-3, epochs=30),
+    _Size(pairs=400_000, width=256, heads=4, layers=4, dropout=0.15, lr=1.5e-3, epochs=15),
+    _Size(pairs=2_000_000, width=512, heads=8, layers=6, dropout=0.1, lr=1e-3, epochs=8),
+    _Size(pairs=10**12, width=512, heads=8, layers=6, dropout=0.1, lr=1e-3, epochs=4),
+)
+
+
+def suggest(corpus: Corpus) -> Recipe:
+    """The recipe for these pairs.
+
+    Single words in the source mean spelling (pronunciation, inflection): characters. Targets of many one- or
+    two-letter words are symbols separated by spaces (phonemes). All else is text: byte-pair encoding, one vocabulary
+    for both sides.
+
+    >>> suggest(Corpus([("abc", "e b i")] * 9, [("a", "e")], Counts())).tokenizer.target_kind
+    'space'
+    """
+    sample = corpus.training[:: max(1, len(corpus.training) // 5000)]
+    sources, targets = ([pair[side].split() for pair in sample] for side in (0, 1))
+    spelling = fmean(len(words) for words in sources) < 1.5
+    symbols = fmean(len(words) for words in targets) > 1.5 and _mean_letters(targets) < 2.5
+    words = {word for pair in sample for side in pair for word in side.split()}
+    size = next(size for size in _SIZES if len(corpus.training) <= size.pairs)
+    tokenizer = TokenizerConfig(
+        kind="char" if spelling else "bpe",
+        target_kind="space" if symbols else None,
+        vocab_size=_vocabulary(len(words), len(sample), len(corpus.training)),
+        shared=not symbols,
+    )
+    target_length = fmean(len(target) for _, target in sample)
+    tokens = fmean(len(words) for words in targets) * 1.3 if not spelling or symbols else target_length
+    batch_tokens = 2048 if spelling or len(corpus.training) < 20_000 else 4096
+    steps = max(500, int(size.epochs * len(corpus.training) * (tokens + 1) / batch_tokens))
+    longest = max(max(len(a), len(b)) for a, b in sample)
+    return Recipe(
+        tokenizer=tokenizer,
+        model=TransformerConfig(
+            width=size.width,
+            heads=size.heads,
+            feedforward=size.width * 4,
+            encoder_layers=size.layers,
+            decoder_layers=size.layers,
+            dropout=size.dropout,
+            max_len=256 if longest < 1000 else 512,
+        ),
+        train=TrainConfig(
+            steps=steps,
+            batch_tokens=batch_tokens,
+            lr=size.lr,
+            warmup=min(1000, steps // 10),
+            validate_every=max(100, steps // 20),
+            save_every=max(100, steps // 20),
+            ema=0.999 if steps > 5000 else 0.99,
+        ),
+    )
+
+
+def _mean_letters(lines: list[list[str]]) -> float:
+    return fmean(len(word) for words in lines for word in words) if any(lines) else 0.0
+
+
+def _vocabulary(distinct: int, seen: int, pairs: int) -> int:
+    """Entries for so many distinct words in a sample: enough for the frequent words, few enough to learn each."""
+    grown = distinct * (pairs / max(1, seen)) ** 0.6  # Heaps' law
+    return max(1000, min(32_000, round(grown * 0.4 / 1000) * 1000))
