@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import BinaryIO
 
 from regard.errors import RegardError
 
@@ -47,9 +48,9 @@ def numbered_lines(file: str | Path) -> Iterator[tuple[int, str]]:
         raise RegardError(f"{name} is empty.")
 
 
-def _open(file: str | Path) -> io.BufferedIOBase:
+def _open(file: str | Path) -> AbstractContextManager[BinaryIO]:
     if file == STDIN:
-        return io.BytesIO(sys.stdin.buffer.read())
+        return nullcontext(sys.stdin.buffer)  # line by line as they come; not ours to close
     opener = _OPENERS.get(Path(file).suffix, open)
     return opener(file, "rb")  # type: ignore[operator]
 
