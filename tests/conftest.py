@@ -1,0 +1,93 @@
+"""Small trained models that tests of the upper rooms share. Their language: numbers in words, said backwards."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.data import Tokenizer
+from regard.data.tokenizer import EOS
+from regard.folder import Translator, load, save
+from regard.models import ModelConfig, Seq2SeqConfig, TransformerConfig, make_model
+
+ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+FRENCH = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix"]
+
+Pairs = list[tuple[str, str]]
+
+
+def number_pairs(count: int, seed: int) -> Pairs:
+    """ "one two" and "deux un", and so on."""
+    draw = random.Random(seed)
+    rows = [draw.sample(range(10), draw.randint(2, 6)) for _ in range(count)]
+    return [(" ".join(ENGLISH[i] for i in row), " ".join(FRENCH[i] for i in reversed(row))) for row in rows]
+
+
+def number_links(pairs: Pairs) -> list[list[tuple[int, int]]]:
+    """Which word is which: the last is the first."""
+    sizes = [len(source.split()) for source, _ in pairs]
+    return [[(size - 1 - i, i) for i in range(size)] for size in sizes]
+
+
+def train_numbers(config: ModelConfig, steps: int = 120, seed: int = 0) -> Translator:
+    torch.manual_seed(seed)
+    pairs = number_pairs(32 * steps, seed=1)
+    tokenizer = Tokenizer.train([side for pair in pairs for side in pair], "word")
+    size = tokenizer.vocab_size
+    config = dataclasses.replace(config, source_vocab=size, target_vocab=size, shared_vocab=True, max_len=16, dropout=0)
+    translator = Translator(make_model(config), tokenizer, tokenizer, {"step": steps, "validation": {"bleu": 12.5}})
+    optimizer = torch.optim.Adam(translator.model.parameters())
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 0.01 * (1 - step / steps)
+        chosen = pairs[32 * step :][:32]
+        batch = [(translator.source_ids(source), translator.target_ids(target)) for source, target in chosen]
+        wanted = torch.tensor([token for _, target in batch for token in [*target, EOS]])
+        logits = translator.model(*translator.teacher_forced(batch))
+        loss = torch.nn.functional.cross_entropy(logits, wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    translator.model.eval()
+    return translator
+
+
+@pytest.fixture(scope="session")
+def seq2seq_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recurrent model that knows the language."""
+    folder = tmp_path_factory.mktemp("models") / "seq2seq"
+    save(folder, train_numbers(Seq2SeqConfig(width=32)))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def transformer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Transformer that has begun to learn it."""
+    folder = tmp_path_factory.mktemp("models") / "transformer"
+    config = TransformerConfig(width=32, heads=2, feedforward=64, encoder_layers=1, decoder_layers=2)
+    save(folder, train_numbers(config, steps=60))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def blind_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recurrent model without attention."""
+    folder = tmp_path_factory.mktemp("models") / "blind"
+    save(folder, train_numbers(Seq2SeqConfig(width=16, attention="none"), steps=1))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def seq2seq(seq2seq_folder: Path) -> Translator:
+    return load(seq2seq_folder, "cpu")
+
+
+@pytest.fixture(scope="session")
+def transformer(transformer_folder: Path) -> Translator:
+    return load(transformer_folder, "cpu")
+
+
+@pytest.fixture(scope="session")
+def blind(blind_folder: Path) -> Translator:
+    return load(blind_folder, "cpu")
