@@ -133,9 +133,13 @@ def _padded(call: Call) -> Tensor:
 
 
 def _packed(call: Call) -> Tensor:
+    assert call.q_offsets is not None
+    assert call.k_offsets is not None
     if not (call.q.numel() and call.k.numel()) or _forced == ["reference"]:
-        out = reference_packed(*call[:4], call.form.mask, *call[5:8])
-        return _chosen("reference", call, out)
+        mask, offsets = call.form.mask, (call.q_offsets, call.k_offsets)
+        return _chosen(
+            "reference", call, reference_packed(call.q, call.k, call.v, call.score, mask, call.bias, *offsets)
+        )
     if varlen.takes(call) if not _forced else _forced[-1] == "varlen":
         return _chosen("varlen", call, varlen.run(call))
     return unpacked.run(call, _padded)

@@ -6,6 +6,7 @@ last key, whether all queries are there or, in decoding, only the newest.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -191,14 +192,10 @@ class Form:
     @property
     def mask(self) -> Mask | None:
         """The mask again, put together."""
-        parts = [Causal()] if self.causal else []
-        parts += [Window(self.window)] if self.window is not None else []
-        parts += [Padding(self.lengths)] if self.lengths is not None else []
-        parts += [self.rest] if self.rest is not None else []
-        whole = None
-        for part in parts:
-            whole = _one_or(And, whole, part)
-        return whole
+        whole = Causal() if self.causal else None
+        whole = _one_or(And, whole, None if self.window is None else Window(self.window))
+        whole = _one_or(And, whole, None if self.lengths is None else Padding(self.lengths))
+        return _one_or(And, whole, self.rest)
 
     def of_batch(self, chosen: Int[Tensor, "b"] | slice) -> "Form":
         return Form(
@@ -213,6 +210,6 @@ FREE = Form()
 CAUSAL = Form(causal=True)
 
 
-def _one_or(join, one, other):
+def _one_or(join: Any, one: Any, other: Any) -> Any:
     """The join of two, or the one that there is."""
     return other if one is None else one if other is None else join(one, other)

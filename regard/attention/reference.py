@@ -1,5 +1,7 @@
 """Attention, as defined. Every kernel is tested against these lines; nothing else is meant by "right"."""
 
+from itertools import pairwise
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -61,10 +63,9 @@ def reference_packed(
 ) -> Float[Tensor, "N H Dv"]:
     """The same for packed sequences: one by one."""
     outs = []
-    for b, (t0, t1, s0, s1) in enumerate(
-        zip(*(x.tolist() for o in (q_offsets, k_offsets) for x in (o.starts[:-1], o.starts[1:])))
-    ):
-        one = (x[None].transpose(1, 2) for x in (q[t0:t1], k[s0:s1], v[s0:s1]))
-        out = reference(*one, score, mask and mask.of_batch(slice(b, b + 1)), bias)
+    borders = zip(q_offsets.starts.tolist(), k_offsets.starts.tolist())
+    for b, ((t0, s0), (t1, s1)) in enumerate(pairwise(borders)):
+        one_q, one_k, one_v = (x[None].transpose(1, 2) for x in (q[t0:t1], k[s0:s1], v[s0:s1]))
+        out = reference(one_q, one_k, one_v, score, mask and mask.of_batch(slice(b, b + 1)), bias)
         outs.append(out[0].transpose(0, 1))
     return torch.cat(outs)

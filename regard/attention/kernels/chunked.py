@@ -5,6 +5,7 @@ with its graph, and adds up the gradients. Memory is that of the inputs and of o
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -78,7 +79,8 @@ class _Chunked(torch.autograd.Function):
         out = v.new_zeros(*q.shape[:3], v.shape[-1])
         with torch.autocast(q.device.type, enabled=False):
             for b, t, s in blocks(q, k.shape[2], score.pair_width(q.shape[-1]), form):
-                out[b, :, t] = _block(q[b, :, t], k[b, :, s], v[b, :, s], b, t, s, q, k, *ctx.given)
+                weights = _weights(ctx.given, q, k, (b, t, s), q[b, :, t], k[b, :, s])
+                out[b, :, t] = weights.to(v.dtype) @ v[b, :, s]
         return out
 
     @staticmethod
@@ -90,20 +92,27 @@ class _Chunked(torch.autograd.Function):
         grads = [torch.zeros_like(x) if w else None for x, w in zip((q, k, v, *parameters), wanted)]
         with torch.autocast(q.device.type, enabled=False):
             for b, t, s in blocks(q, k.shape[2], score.pair_width(q.shape[-1]), form):
-                places = (b, slice(None), t), (b, slice(None), s), (b, slice(None), s), *[...] * len(parameters)
-                parts = [x[place].detach().requires_grad_(w) for x, place, w in zip((q, k, v), places, wanted)]
+                places: list[Any] = [(b, slice(None), t), *[(b, slice(None), s)] * 2, *[...] * len(parameters)]
+                one_q, one_k, one_v = (
+                    x[place].detach().requires_grad_(w) for x, place, w in zip((q, k, v), places, wanted)
+                )
                 with torch.enable_grad():
-                    out = _block(*parts, b, t, s, q, k, *ctx.given)
-                inputs = [x for x, w in zip((*parts, *parameters), wanted) if w]
-                found = iter(torch.autograd.grad(out, inputs, grad[b, :, t], allow_unused=True))
-                for total, place, w in zip(grads, places, wanted):
-                    if w and (one := next(found)) is not None:
+                    weights = _weights(ctx.given, q, k, (b, t, s), one_q, one_k)
+                    out = weights.to(v.dtype) @ one_v
+                inputs = [x for x, w in zip((one_q, one_k, one_v, *parameters), wanted) if w]
+                found = torch.autograd.grad(out, inputs, grad[b, :, t], allow_unused=True)
+                to_add = [(total, place) for total, place in zip(grads, places) if total is not None]
+                for (total, place), one in zip(to_add, found):
+                    if one is not None:
                         total[place] += one
         return None, None, None, None, *grads
 
 
-def _block(q, k, v, b, t, s, whole_q, whole_k, score, form, bias, scale):
-    T, S = whole_q.shape[2], whole_k.shape[2]
+def _weights(given, q: Tensor, k: Tensor, block: tuple[slice, slice, slice], one_q: Tensor, one_k: Tensor) -> Tensor:
+    """The weights of one block of q and k, whose own rows are one_q and one_k."""
+    score, form, bias, scale = given
+    T, S = q.shape[2], k.shape[2]
+    b, t, s = block
     p = torch.arange(t.start, min(t.stop, T), device=q.device) + (S - T)
-    w = block_weights(q, k, scale, score, form.of_batch(b), bias, p, torch.arange(s.start, s.stop, device=q.device))
-    return w.to(v.dtype) @ v
+    keys = torch.arange(s.start, s.stop, device=q.device)
+    return block_weights(one_q, one_k, scale, score, form.of_batch(b), bias, p, keys)

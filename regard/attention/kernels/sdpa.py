@@ -39,11 +39,10 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
         # A sequence without keys looks at its first one, and the result is set to zero afterwards.
         allowed = torch.arange(S, device=q.device) < lengths.clamp(min=1)
         seeing = lengths > 0
+        # (B, 1, 1, S), not expanded: torch turns it into numbers, and would do so with all T×S.
         if causal:
             q, k = _mask_as_width(q, k, ~allowed)
             allowed = None
-        else:
-            allowed = allowed.expand(-1, -1, T, -1)
     # Location makes a key for each head of q, whatever the heads of k.
     q, k, v = _equal_widths(q, k, repeat_heads(v, k.shape[1]))
     # Causal, T < S: rows are put before the queries to make a square, and dropped again.

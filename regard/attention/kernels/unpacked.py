@@ -20,6 +20,8 @@ from regard.attention.offsets import Offsets
 
 def run(call: Call, padded: Callable[[Call], Tensor]) -> Float[Tensor, "N H Dv"]:
     """Unpacks, lets `padded` compute each rectangle, packs again."""
+    assert call.q_offsets is not None
+    assert call.k_offsets is not None
     q_side, k_side, chosen, lengths = _layout(call.q_offsets, call.k_offsets)
     parts = []
     for i, (q, k, v) in enumerate(zip(q_side.unpack(call.q), k_side.unpack(call.k), k_side.unpack(call.v))):

@@ -52,7 +52,9 @@ def run(call: Call) -> Float[Tensor, "N H Dv"]:
         k_offsets.max_len,
         scale=scale,
         window_size=(left, right),
-    )[..., :width]
+    )
+    assert isinstance(out, Tensor)  # only the output was asked for
+    out = out[..., :width]
     if k_offsets is q_offsets:
         return out
     # A query whose sequence has no keys gets zeros, in the output and in what flows back.

@@ -1,0 +1,213 @@
+"""Every kernel on a GPU, in bf16 and float32, packed and padded, forward and backward, and compiled.
+
+On a machine with one: pytest tests/attention -k cuda
+"""
+
+import copy
+
+import pytest
+import torch
+
+from regard.attention import Concat, Offsets, ScaledDot, attend, causal, explain, padding, record, use, window
+from regard.attention.reference import reference, reference_packed
+from tests.attention.helpers import MASK_NAMES, SCORE_NAMES, Slope, masks, random, scores
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DTYPES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+
+
+def moved(tensors, dtype):
+    return [x.to("cuda", dtype).requires_grad_() for x in tensors]
+
+
+def gradients(function, tensors, parameters, grad):
+    out = function(*tensors)
+    found = torch.autograd.grad(out, [*tensors, *parameters], grad, allow_unused=True)
+    return [out.detach(), *found]
+
+
+def near(found, expected, tolerance, what):
+    """Errors measured against the size of the whole: halves round each number, not each sum."""
+    for one, other in zip(found, expected, strict=True):
+        if one is None or other is None:
+            assert all(x is None or not x.any() for x in (one, other)), what
+            continue
+        assert torch.isfinite(one).all(), what
+        error, size = (one.double().cpu() - other.double().cpu()).norm(), other.double().norm().cpu()
+        assert error <= tolerance * (size + 1e-2 * other.numel() ** 0.5), (what, float(error), float(size))
+
+
+@pytest.fixture(autouse=True)
+def exact_matmuls():
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mask_name", MASK_NAMES)
+@pytest.mark.parametrize("shape", [(3, 4, 2, 37, 37, 16, 16), (2, 2, 2, 1, 70, 64, 64), (2, 4, 4, 66, 90, 24, 20)])
+def test_cuda_padded(shape, mask_name, dtype):
+    B, H, G, T, S, D, Dv = shape
+    tensors = random(B, H, T, D), random(B, G, S, D, seed=1), random(B, G, S, Dv, seed=2)
+    grad = random(B, H, T, Dv, seed=3)
+    lengths = torch.tensor([S, 0, S // 2][:B])
+    torch.manual_seed(0)
+    for name, score in scores(D, D, S, H).items():
+        for bias in (None, Slope(H)):
+            here = moved(tensors, dtype)
+            score_here, bias_here = copy.deepcopy(score).to("cuda", dtype), copy.deepcopy(bias)
+            if bias_here is not None:
+                bias_here.to("cuda", dtype)
+            exact = [x.detach().cpu().double().requires_grad_() for x in here]
+            score_exact = copy.deepcopy(score_here).cpu().double()
+            bias_exact = None if bias is None else copy.deepcopy(bias_here).cpu().double()
+            expected = gradients(
+                lambda q, k, v, s=score_exact, b=bias_exact: reference(q, k, v, s, masks(lengths)[mask_name], b),
+                exact,
+                [*score_exact.parameters(), *(bias_exact.parameters() if bias_exact else ())],
+                grad,
+            )
+            found = gradients(
+                lambda q, k, v, s=score_here, b=bias_here: attend(
+                    q, k, v, score=s, mask=masks(lengths.cuda())[mask_name], bias=b
+                ),
+                here,
+                [*score_here.parameters(), *(bias_here.parameters() if bias_here else ())],
+                grad.to("cuda", dtype),
+            )
+            compared = None if dtype == torch.float32 else 4  # the sum over everything, in halves, is mostly rounding
+            near(found[:compared], expected[:compared], DTYPES[dtype], (name, mask_name, bias))
+
+
+LENGTHS = {"self": ([5, 0, 33, 64, 1, 0], None), "cross": ([5, 0, 33, 64, 1, 0], [7, 4, 0, 20, 90, 0])}
+
+
+def packed_offsets(lengths):
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    return Offsets(starts, total=sum(lengths), max_len=96)
+
+
+def on_gpu(offsets):
+    return Offsets(offsets.starts.cuda(), offsets.total, offsets.max_len)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", LENGTHS)
+def test_cuda_packed(case, dtype, compiled):
+    q_lengths, k_lengths = LENGTHS[case]
+    q_offsets = packed_offsets(q_lengths)
+    k_offsets = q_offsets if k_lengths is None else packed_offsets(k_lengths)
+    q_here = on_gpu(q_offsets)
+    k_here = q_here if k_lengths is None else on_gpu(k_offsets)
+    H, D, Dv = 4, 20, 12
+    tensors = (
+        random(q_offsets.total, H, D),
+        random(k_offsets.total, 2, D, seed=1),
+        random(k_offsets.total, 2, Dv, seed=2),
+    )
+    grad = random(q_offsets.total, H, Dv, seed=3)
+    names = ["scaled_dot", "cosine-heads", "general", "location"] if compiled else SCORE_NAMES
+    for name in names:
+        torch.manual_seed(0)
+        score = scores(D, D, 96, H)[name].to("cuda", dtype)
+        score_exact = copy.deepcopy(score).cpu().double()
+        for mask in (None, causal(), window(3)) if k_lengths is None else (None,):
+
+            def function(q, k, v, score=score, mask=mask):
+                return attend(q, k, v, score=score, mask=mask, q_offsets=q_here, k_offsets=k_here)
+
+            if compiled:
+                torch._dynamo.reset()
+                function = torch.compile(function)
+            here = moved(tensors, dtype)
+            with explain() as choices:
+                found = gradients(function, here, list(score.parameters()), grad.to("cuda", dtype))
+            if not compiled:
+                dot_like = "concat" not in name
+                assert (choices[0].kernel == "varlen") == (dtype == torch.bfloat16 and dot_like)
+            expected = gradients(
+                lambda q, k, v, s=score_exact, m=mask: reference_packed(q, k, v, s, m, None, q_offsets, k_offsets),
+                [x.detach().cpu().double().requires_grad_() for x in here],
+                list(score_exact.parameters()),
+                grad,
+            )
+            compared = None if dtype == torch.float32 else 4
+            near(found[:compared], expected[:compared], DTYPES[dtype], (name, mask))
+
+
+def test_cuda_packed_in_a_graph():
+    """Captured once, replayed with other tensors and other borders of the sequences."""
+    starts = torch.tensor([0, 5, 5, 30, 64], dtype=torch.int32, device="cuda")
+    offsets = Offsets(starts, total=64, max_len=64)
+    q, k, v = (random(64, 2, 16, seed=i).to("cuda", torch.bfloat16) for i in range(3))
+
+    def function():
+        return attend(q, k, v, mask=causal(), q_offsets=offsets, k_offsets=offsets)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = function()
+    starts.copy_(torch.tensor([0, 1, 40, 64, 64], dtype=torch.int32))
+    q.copy_(random(64, 2, 16, seed=9))
+    graph.replay()
+    now = Offsets(starts.cpu(), total=64, max_len=64)
+    expected = reference_packed(*(x.cpu().double() for x in (q, k, v)), ScaledDot(), causal(), None, now, now)
+    near([out], [expected], 3e-2, "graph")
+
+
+def test_cuda_autocast_and_recording():
+    """float32 parameters, bf16 activations: every score runs, and its weights can be asked for afterwards."""
+
+    class Attention(torch.nn.Module):
+        kind = "self"
+
+        def __init__(self, score):
+            super().__init__()
+            self.project = torch.nn.Linear(16, 16)
+            self.score = score
+
+        def forward(self, x, offsets):
+            q = self.project(x).unflatten(-1, (2, 8))
+            return attend(q, q, q, score=self.score, q_offsets=offsets, k_offsets=offsets)
+
+    offsets = on_gpu(packed_offsets([5, 0, 9]))
+    x = random(14, 16).float().cuda()
+    for name, score in scores(8, 8, 96, 2).items():
+        torch.manual_seed(0)
+        model = Attention(score).cuda()
+        with record(model) as recording, torch.autocast("cuda", dtype=torch.bfloat16):
+            out = model(x, offsets)
+            out.float().sum().backward()
+        assert out.dtype == torch.bfloat16
+        rows = recording[""].weights()
+        torch.testing.assert_close(rows.sum(-1), offsets.valid[:, None].expand(-1, 2, -1).float(), atol=1e-3, rtol=0)
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters()), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cuda_memory_is_linear(dtype):
+    """At T = S = 8192 one matrix T×S in bf16 would be 128 MiB."""
+    T = 8192
+    q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 1, T, 64, device="cuda", dtype=dtype))
+    lengths = padding(torch.tensor([T - 9], device="cuda"))
+    for mask in (None, causal(), lengths, causal() & lengths):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        attend(q, k, v, mask=mask).sum().backward()
+        assert torch.cuda.max_memory_allocated() - before < 64 << 20, mask
+
+
+def test_cuda_causal_concat_in_blocks():
+    q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 1, 4096, 64, device="cuda"))
+    score = Concat(64, 64, hidden=64).cuda()
+    with use("chunked"):
+        attend(q, k, v, score=score, mask=causal()).sum().backward()
+    assert torch.cuda.max_memory_allocated() < 4 << 30
