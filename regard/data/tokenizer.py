@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from regard.errors import RegardError
+from regard.files import write_whole
 
 SPECIALS = ("<pad>", "<unk>", "<sos>", "<eos>")
 PAD, UNK, SOS, EOS = range(4)
@@ -177,7 +178,7 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write tokenizer.json."""
-        Path(path).write_text(self.library.to_str(pretty=True), encoding="utf-8")
+        write_whole(Path(path), self.library.to_str(pretty=True).encode())
 
     @staticmethod
     def load(path: str | Path) -> "Tokenizer":

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from regard.data import (
     Batch,
@@ -62,7 +63,7 @@ class Corpus:
     ) -> tuple[Batches, Validation, int]:
         """Batches to train on, the validation set, and how many training pairs were too long."""
         sides = encode_pairs(self.training, source, target, max_len=max_len, dropout=dropout, seed=seed)
-        common = dict(budget=batch_tokens, max_len=max_len, seed=seed, constant_shapes=constant_shapes)
+        common: dict[str, Any] = dict(budget=batch_tokens, max_len=max_len, seed=seed, constant_shapes=constant_shapes)
         batches = Batches(*sides[:2], **common)
         held_out = encode_pairs(self.validation, source, target, max_len=max_len)
         validation = Validation(

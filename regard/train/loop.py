@@ -63,25 +63,39 @@ def train(
     >>> train(Recipe(), "model")  # doctest: +SKIP
     """
     out = Path(out)
-    _claim(out, recipe)
+    origin = load(start_from, "cpu") if start_from is not None else None
+    if origin is not None:
+        recipe = dataclasses.replace(recipe, model=origin.model.config)
     corpus = corpus or read_corpus(recipe.data, recipe.train.seed)
-    if not (out / STATE).exists():
+    provenance = _provenance(recipe, corpus, start_from)
+    before = _claim(out, provenance)
+    if before is None:
         # The tokenisers are written before the first step, and never change.
-        if start_from is not None:
-            origin = load(start_from, "cpu")
+        if origin is not None:
             write_tokenizers(out, origin.source_tokenizer, origin.target_tokenizer)
         else:
             write_tokenizers(out, *train_tokenizers(corpus.training, recipe.tokenizer))
-    with _arranged(recipe.train) as size:
-        task = {"recipe": recipe, "out": out, "corpus": corpus, "start_from": start_from, "quiet": quiet}
-        with lead(size, task) as team:
-            work(team, **task)
+    if before is not None and before["done"]:
+        if not quiet:
+            print(f"{out} holds the whole run already: {before['step']} steps.", file=sys.stderr)
+    else:
+        with _arranged(recipe, before) as size:
+            task: dict[str, Any] = {"recipe": recipe, "out": out, "corpus": corpus, "provenance": provenance}
+            task |= {"start_from": start_from, "quiet": quiet}
+            with lead(size, task) as team:
+                work(team, **task)
     draw_losses(read_metrics(out / METRICS), out / "loss.png")
     return load(out, recipe.train.device)
 
 
 def work(
-    team: Team, recipe: Recipe, out: Path, corpus: Corpus, start_from: str | Path | None, quiet: bool = False
+    team: Team,
+    recipe: Recipe,
+    out: Path,
+    corpus: Corpus,
+    provenance: dict[str, Any],
+    start_from: str | Path | None,
+    quiet: bool,
 ) -> None:
     """What each member of the team does; the leader (rank 0) also validates, reports and saves."""
     config, state_path = recipe.train, out / STATE
@@ -90,7 +104,7 @@ def work(
     source_tokenizer, target_tokenizer = read_tokenizers(out)
     origin = load(start_from, "cpu").model if start_from is not None else None
     model_config = dataclasses.replace(
-        origin.config if origin is not None else recipe.model,
+        recipe.model,
         source_vocab=source_tokenizer.vocab_size,
         target_vocab=target_tokenizer.vocab_size,
         shared_vocab=target_tokenizer is source_tokenizer,
@@ -123,6 +137,8 @@ def work(
         "best_step": 0,
         "waiting": 0,
         "done": False,
+        "workers": team.size,
+        "provenance": provenance,
     }
     if state_path.exists():
         resumed = Checkpoint.load(state_path)
@@ -130,7 +146,7 @@ def work(
         facts = resumed.facts
 
     leads = team.rank == 0
-    translator = Translator(model, source_tokenizer, target_tokenizer, _provenance(recipe, corpus, start_from))
+    translator = Translator(model, source_tokenizer, target_tokenizer, dict(provenance))
     report = Report(out / METRICS, config.steps, facts["step"], silent=quiet or not leads, writes=leads)
     report.say(corpus.describe(), f"{too_long:,} pairs are too long for the model", _describe(model, device, team))
     features = torch.compile(model.features, dynamic=False) if config.compile else model.features
@@ -161,7 +177,7 @@ def work(
     run_update = GraphedUpdate(update) if device.type == "cuda" and config.accumulate == 1 else update
 
     def checkpoint() -> None:
-        Checkpoint(gather_state(model, optimizer, average), facts | {"recipe": recipe_table(recipe)}).save(state_path)
+        Checkpoint(gather_state(model, optimizer, average), facts).save(state_path)
 
     def validate() -> None:
         """Measures on the validation set, keeps the best model, and counts how long there was no better one."""
@@ -182,10 +198,12 @@ def work(
             else:
                 facts["waiting"] += 1
 
+    if leads and not state_path.exists():
+        checkpoint()  # from now on the folder is this run's, and a model in it is never taken for a stranger's
     sums: list[LossParts] = []
     group: list[Batch] = []
     since = time.monotonic()
-    stop = facts["done"]
+    stop = False
     with report, _stop_requests() as requested:
         for epoch, index, batch in _stream(batches, facts["epoch"], facts["batch"], device):
             if stop or facts["step"] >= config.steps:
@@ -196,7 +214,8 @@ def work(
             # All that is random in an update is a function of these three: a resumed run needs no other memory of it.
             torch.manual_seed(_mixed(config.seed, facts["step"], team.rank))
             set_rate(optimizer, rate(facts["step"]))
-            sums.append(run_update(group[team.rank :: team.size]))
+            parts = run_update(group[team.rank :: team.size])
+            sums.append(parts)
             group = []
             facts.update(step=facts["step"] + 1, epoch=epoch, batch=index + 1)
             step = facts["step"]
@@ -207,13 +226,16 @@ def work(
                 sums, since = [], time.monotonic()
             if not leads:
                 continue
-            if step % config.validate_every == 0 or step == config.steps:
+            due = step % config.validate_every == 0 or step == config.steps
+            if due or requested or step % config.save_every == 0 or step % config.log_every == 0:
+                _refuse_nonsense(parts.loss, step, out)
+            if due:
                 validate()
                 facts["done"] = stop = step == config.steps or 0 < config.patience <= facts["waiting"]
                 since = time.monotonic()
             if step % config.save_every == 0 or stop or requested:
                 checkpoint()
-            if requested:
+            if requested and not stop:
                 raise RegardError(
                     f"Interrupted; everything up to step {step} is saved in {out}.",
                     "The same command goes on from there.",
@@ -236,26 +258,37 @@ def evaluate_loss(model: TranslationModel, batches: Iterable[Batch], autocast: A
     return {"nll": mean, "perplexity": math.exp(min(mean, 50.0))}
 
 
-def _claim(out: Path, recipe: Recipe) -> None:
-    """Makes sure that `out` is free, or holds this very run."""
+def _claim(out: Path, provenance: dict[str, Any]) -> dict[str, Any] | None:
+    """Makes sure that `out` is free, or holds this very run; gives the facts of what it has done so far."""
     if (out / STATE).exists():
-        there = Checkpoint.load(out / STATE).facts.get("recipe", {})
-        here = json.loads(json.dumps(recipe_table(recipe)))  # as it looks when it comes back from a file
-        for section, keys in here.items():
-            for key, value in keys.items() if isinstance(keys, dict) else ():
-                before = there.get(section, {}).get(key)
-                if before != value and f"{section}.{key}" not in MAY_CHANGE:
-                    raise RegardError(
-                        f"{out} holds a run with {section}.{key} = {before!r}, not {value!r}.",
-                        "Repeat its own settings to go on with it, or choose another --out.",
-                    )
-        return
+        facts = Checkpoint.load(out / STATE).facts
+        here = _flat(json.loads(json.dumps(provenance)))  # as it looks when it comes back from a file
+        there = _flat(facts["provenance"])
+        for key in here:
+            name = key.removeprefix("recipe.")
+            if there.get(key) == here[key] or name in MAY_CHANGE or key.startswith("versions."):
+                continue
+            other = f"{name} = {there.get(key)!r}, not {here[key]!r}"
+            raise RegardError(
+                f"{out} holds a run with {'other sentences' if key.startswith('data.') else other}.",
+                "Repeat its own settings and data to go on with it, or choose another --out.",
+            )
+        return facts
     if (out / "config.json").exists():
         raise RegardError(f"{out} holds a model already.", "Choose another --out, or delete that folder first.")
     try:
         (out / STATE).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RegardError(f"{out}: cannot be made: {error.strerror}.", "Choose another --out.") from None
+    return None
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} as {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
 
 
 def _stream(
@@ -274,15 +307,22 @@ def _stream(
 
 
 @contextlib.contextmanager
-def _arranged(config: TrainConfig) -> Iterator[int]:
-    """The arrangement of the machine that was measured to be fastest (benchmarks/README.md); gives the team's size."""
+def _arranged(recipe: Recipe, before: dict[str, Any] | None) -> Iterator[int]:
+    """The arrangement of the machine that was measured to be fastest (benchmarks/README.md); gives the team's size.
+
+    A run goes on with as many as it began: they decide which sentences make up an update.
+    """
+    config = recipe.train
     device, threads = find_device(config.device), torch.get_num_threads()
     size = 1
     if device.type == "cpu":
         keep_freed_memory()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        # A share of fewer tokens than this would not be worth the exchange of gradients.
-        size = config.workers or max(1, min(cores, MOST_WORKERS, config.batch_tokens // LEAST_SHARE))
+        # A share of fewer tokens than this would not be worth the exchange of gradients, or not hold a sentence.
+        share = max(LEAST_SHARE, recipe.model.max_len)
+        size = config.workers or max(1, min(cores, MOST_WORKERS, config.batch_tokens // share))
+        if before is not None:
+            size = before["workers"]
         torch.set_num_threads(max(1, cores // size))
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -368,8 +408,15 @@ def _follow(average: dict[str, Tensor], model: TranslationModel, decay: float, s
 def _log(report: Report, step: int, sums: list[LossParts], rate: float, seconds: float) -> None:
     loss, nll, tokens = (float(torch.stack(column).double().sum()) for column in zip(*sums))
     report.add(step, "train", loss=loss / tokens, nll=nll / tokens, lr=rate, tokens_per_second=round(tokens / seconds))
-    if not math.isfinite(loss):
-        raise RegardError(f"The loss is not a number at step {step}.", "Use a smaller train.lr or more train.warmup.")
+
+
+def _refuse_nonsense(loss: Tensor, step: int, out: Path) -> None:
+    """Before anything is saved: a model that has lost its mind must not take the place of a good one."""
+    if not math.isfinite(float(loss)):
+        raise RegardError(
+            f"The loss is not a number at step {step}; {out} holds what was saved before.",
+            "Begin again in another --out with a smaller train.lr or more train.warmup.",
+        )
 
 
 def _provenance(recipe: Recipe, corpus: Corpus, start_from: str | Path | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ ScheduleName = Literal["inverse_root", "cosine", "linear", "constant"]
 def make_optimizer(
     name: OptimizerName, model: nn.Module, lr: float, beta2: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Adam, AdamW (no decay on vectors: norms and biases) or SGD with momentum 0.9.
+    """Adam, AdamW or SGD with momentum 0.9; weights decay in matrices alone, not in norms and biases.
 
     >>> make_optimizer("adam", nn.Linear(2, 2), 1e-3, 0.98, 0.0).defaults["betas"]
     (0.9, 0.98)
@@ -23,12 +23,12 @@ def make_optimizer(
     on_gpu = bool(parameters) and parameters[0].is_cuda
     # A rate that lives on the device can change between replays of a captured step.
     rate = torch.tensor(lr, device=parameters[0].device) if on_gpu else lr
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, momentum=0.9, weight_decay=weight_decay, fused=True)
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=rate, momentum=0.9, fused=True)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
     return kind(groups, lr=rate, betas=(0.9, beta2), eps=1e-9, fused=True, capturable=on_gpu)
 

@@ -6,7 +6,8 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from regard.errors import RegardError
 from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_of
@@ -121,7 +122,11 @@ def recipe_from(table: Mapping[str, Any], base: Recipe | None = None, origin: st
     10
     """
     base = base or Recipe()
-    _refuse_unknown(table, ["task", "data", "tokenizer", "model", "train"], "", origin)
+    sections = ["data", "tokenizer", "model", "train"]
+    _refuse_unknown(table, ["task", *sections], "", origin)
+    for section in sections:
+        if not isinstance(table.get(section, {}), Mapping):
+            raise RegardError(f"{origin}: {section} should be a table.", f"Write [{section}] and its keys below it.")
     if table.get("task", base.task) not in TASKS:
         raise RegardError(f"{origin}: task {table['task']!r} is not known.", f"Choose from: {', '.join(TASKS)}.")
     model_table = dict(table.get("model", {}))
@@ -158,7 +163,9 @@ def _fill(config: Any, table: Mapping[str, Any], section: str, origin: str) -> A
     for key, value in table.items():
         present = getattr(config, key)
         if isinstance(present, tuple):
-            value = (value,) if isinstance(value, str) else tuple(value)
+            value = tuple(value) if isinstance(value, list | tuple) else (value,)
+            if not all(isinstance(one, str) for one in value):
+                raise RegardError(f"{origin}: {section}.{key} = {value!r} should be names.", 'For example ["a.tsv"].')
         elif isinstance(present, float) and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if present is not None and value is not None and type(value) is not type(present):
@@ -166,11 +173,20 @@ def _fill(config: Any, table: Mapping[str, Any], section: str, origin: str) -> A
                 f"{origin}: {section}.{key} = {value!r} should be a {type(present).__name__}.",
                 f"Its default is {present!r}.",
             )
-        choices = getattr(fields[key].type, "__args__", None)
-        if choices and all(isinstance(choice, str) for choice in choices) and value not in choices:
+        choices = _choices(fields[key].type)
+        if choices and value not in choices:
             raise RegardError(f"{origin}: {section}.{key} = {value!r} is not known.", f"Choose from: {_list(choices)}.")
         changes[key] = value
     return dataclasses.replace(config, **changes)
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """What a Literal allows, and None where it is optional; nothing for other annotations."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ()
+    literal = [choice for part in parts for choice in _choices(part)]
+    return (*literal, None) if literal and NoneType in parts else ()
 
 
 def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], prefix: str, origin: str) -> None:
@@ -182,4 +198,4 @@ def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], prefix: str,
 
 
 def _list(choices: Iterable[str]) -> str:
-    return ", ".join(choices)
+    return ", ".join(filter(None, choices))

@@ -1,5 +1,6 @@
 """What a run says of itself: progress on a terminal, lines in a log, metrics.jsonl always, a picture at the end."""
 
+import io
 import json
 import sys
 import time
@@ -8,6 +9,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from regard.errors import RegardError
+from regard.files import write_whole
 
 
 class Report:
@@ -30,14 +34,18 @@ class Report:
         """A resumed run repeats what came after its checkpoint: those lines go, so that none stands twice."""
         if self.path.exists():
             kept = [line for line in read_metrics(self.path) if line["step"] <= step]
-            self.path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     def add(self, step: int, kind: str, **numbers: float) -> None:
         if not self.writes:
             return
         line = {"step": step, "kind": kind, "seconds": round(time.monotonic() - self.began, 3)} | numbers
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            hint = "What was saved before is still whole; the same command goes on from there."
+            raise RegardError(f"{self.path}: cannot be written: {error.strerror}.", hint) from None
         if self.board is not None:
             for name, value in numbers.items():
                 self.board.add_scalar(f"{kind}/{name}", value, step)
@@ -90,7 +98,9 @@ def draw_losses(metrics: list[dict[str, Any]], path: Path) -> None:
     axes.set(xlabel="step", ylabel="nats per token", title="Loss")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=120)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=120)
+    write_whole(path, picture.getvalue())
 
 
 def _tensorboard(folder: Path) -> Any:

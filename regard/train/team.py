@@ -4,13 +4,16 @@ On a CPU two processes of one thread each are faster than one of two threads, an
 are faster by far: threads inside an operation wait for each other hundreds of times a step, processes once.
 """
 
+import contextlib
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regard.errors import RegardError
+
 # What a member runs. It is told what to do through its standard input, by the leader alone.
 _MEMBER = "from regard.train.team import follow; follow()"
+# Nobody waits in vain, for the death of a member closes its connection; a validation may well take an hour.
+_PATIENCE = timedelta(days=7)
 
 
 @dataclass
@@ -36,7 +43,13 @@ class Team:
         if self.size == 1:
             return
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        dist.all_reduce(flat)
+        try:
+            dist.all_reduce(flat)
+        except RuntimeError as error:
+            raise RegardError(
+                f"A process of the team has died while training ({str(error).splitlines()[0]}).",
+                "Is there enough memory? The same command goes on from the last save.",
+            ) from None
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
             tensor.copy_(part.view_as(tensor))
 
@@ -45,9 +58,7 @@ class Team:
 
     def __exit__(self, *_: object) -> None:
         """The leader's end is the team's: members wait for nothing but it."""
-        for process in self.processes:
-            process.kill()
-            process.wait()
+        _end(self.processes)
         if self.size > 1:
             dist.destroy_process_group()
         if self.meeting_place is not None:
@@ -59,21 +70,44 @@ def lead(size: int, task: dict[str, Any]) -> Team:
     if size == 1:
         return Team()
     place = tempfile.TemporaryDirectory(prefix="regard-")
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    members = []
-    for rank in range(1, size):
-        # A session of its own: Ctrl-C is for the leader, which then ends the team in good order.
-        member = subprocess.Popen(
-            [sys.executable, "-c", _MEMBER], stdin=subprocess.PIPE, env=environment, start_new_session=True
-        )
-        assert member.stdin is not None
-        pickle.dump(
-            {"rank": rank, "size": size, "place": place.name, "leader": os.getpid(), "task": task}, member.stdin
-        )
-        member.stdin.close()
-        members.append(member)
-    _join(0, size, place.name)
+    members = [_start() for _ in range(1, size)]
+    try:
+        for rank, member in enumerate(members, 1):
+            _tell(member, {"rank": rank, "size": size, "place": place.name, "task": task})
+        for member in members:
+            if not member.stdout.read(1):  # type: ignore[union-attr]
+                raise RegardError("A process of the team did not start.", "Try again with train.workers 1.")
+        _join(0, size, place.name)
+    except BaseException:
+        _end(members)
+        place.cleanup()
+        raise
     return Team(0, size, members, place)
+
+
+def _start() -> subprocess.Popen:
+    # A session of its own: Ctrl-C is for the leader, which then ends the team in good order.
+    return subprocess.Popen(
+        [sys.executable, "-c", _MEMBER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
+        start_new_session=True,
+    )
+
+
+def _tell(member: subprocess.Popen, order: dict[str, Any]) -> None:
+    """Sends the order. The pipe stays open as long as the leader lives: that is how members learn of its death."""
+    assert member.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # the member is dead, which its silence will tell
+        pickle.dump(order, member.stdin)
+        member.stdin.flush()
+
+
+def _end(members: list[subprocess.Popen]) -> None:
+    for member in members:
+        member.kill()
+        member.communicate()
 
 
 def follow() -> None:
@@ -81,16 +115,25 @@ def follow() -> None:
     from regard.train.loop import work
 
     order = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_die_with_leader, daemon=True).start()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    os.write(sys.stdout.fileno(), b"!")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe any more
     try:
         _join(order["rank"], order["size"], order["place"])
         work(Team(order["rank"], order["size"]), **order["task"])
-    except Exception:
-        # When the leader is gone (killed, or done early) the connection breaks: nothing to say. Else it is an error.
-        if os.getppid() == order["leader"]:
-            raise
+    except RegardError:
+        sys.exit(2)  # the leader meets the same error, and says it once
+
+
+def _die_with_leader() -> None:
+    """However the leader ends, by SIGKILL too, the system closes its end of the pipe."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
 
 
 def _join(rank: int, size: int, place: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    dist.init_process_group("gloo", init_method=f"file://{Path(place) / 'store'}", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{Path(place) / 'store'}", rank=rank, world_size=size, timeout=_PATIENCE
+    )
