@@ -15,6 +15,7 @@ from regard.viewer import Link
 from regard.viewer.alignment import Words
 
 PHRASEBOOK = "phrasebook"
+TEST_SIZE = 1000
 
 Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help="the model folder")]
 Ensemble = Annotated[
@@ -47,7 +48,7 @@ class Examples(NamedTuple):
 
 def read_examples(files: Sequence[str]) -> Examples:
     """The pairs of files, or those of the phrasebook's test split with their gold alignments."""
-    return phrasebook_examples("test", 1000) if tuple(files) == (PHRASEBOOK,) else Examples(read_pairs(files))
+    return phrasebook_examples("test", TEST_SIZE) if tuple(files) == (PHRASEBOOK,) else Examples(read_pairs(files))
 
 
 def phrasebook_examples(split: Literal["val", "test"], size: int) -> Examples:

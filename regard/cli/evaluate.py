@@ -30,6 +30,9 @@ from regard.folder import Device, Translator, load
 from regard.train.metrics import text_scores
 from regard.viewer import align, alignment_error_rate, attentions, best_layer, clearest_layer, read_links
 
+# Pairs of the phrasebook's validation split by which the layer is chosen.
+VALIDATION_SIZE = 500
+
 
 @dataclass(frozen=True)
 class Options:
@@ -84,7 +87,7 @@ def _examples(options: Options) -> Examples:
     if not kept:
         raise RegardError(f"{name}: every pair is empty.", "Give some text.")
     if len(kept) < len(examples.pairs):
-        print(f"{len(examples.pairs) - len(kept)} empty pairs are left out.", file=sys.stderr)
+        print(f"Pairs left out because they are empty: {len(examples.pairs) - len(kept)}.", file=sys.stderr)
     return Examples(
         [examples.pairs[i] for i in kept], None if gold is None else [gold[i] for i in kept], examples.words
     )
@@ -117,7 +120,7 @@ def _alignments(
             raise RegardError(f"There is no cross-attention {options.layer!r}.", f"There are: {', '.join(layers)}.")
         layer = options.layer
     elif options.data == (PHRASEBOOK,) and options.alignments is None:
-        held_out = phrasebook_examples("val", 500)
+        held_out = phrasebook_examples("val", VALIDATION_SIZE)
         layer = best_layer(translator, held_out.pairs, held_out.gold or [], words=held_out.words)
     else:
         layer = clearest_layer(translator, examples.pairs, truncate=options.truncate)
