@@ -8,12 +8,14 @@ training.json         how it came to be: recipe, data fingerprints, seed, versio
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from safetensors.torch import load as weights_from_bytes
 from safetensors.torch import save as weights_to_bytes
@@ -129,25 +131,25 @@ class Translator:
     def score(
         self, pairs: Iterable[tuple[str, str]], *, truncate: bool = False, batch_tokens: int = 4096
     ) -> list[PairScore]:
-        """The log-probability that the model gives to each target, its source being given."""
+        """The log-probability that the model (or the mean of several) gives to each target, its source being given."""
         encoded = []
-        for i, (source, target) in enumerate(pairs, 1):
+        for i, (line, given) in enumerate(pairs, 1):
             name = f"pair {i}"
-            if not source.strip():
+            if not line.strip():
                 raise RegardError(f"{name}: the source is empty.", "Remove the pair: there is nothing to translate.")
-            sides = (self.source_ids(source, name=name, truncate=truncate), self.target_ids(target, name=name))
-            encoded.append(sides)
+            limits: dict[str, Any] = {"name": name, "truncate": truncate}
+            encoded.append((self.source_ids(line, **limits), self.target_ids(given, **limits)))
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i][0]) + len(encoded[i][1]))
         scores: list[PairScore | None] = [None] * len(encoded)
-        self.model.eval()
+        models = [self.model.eval(), *(partner.eval() for partner in self.partners)]
         while order:
             batch: list[int] = []
             while order and (not batch or len(batch) * (len(encoded[order[-1]][1]) + 1) <= batch_tokens):
                 batch.append(order.pop())
             source, target = self.teacher_forced([encoded[i] for i in batch])
             wanted = torch.tensor([t for i in batch for t in [*encoded[i][1], EOS]], device=self.device)
-            logits = self.model(source, target).float()
-            logprobs = logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(-1)
+            votes = [_logprobs(model(source, target).float(), wanted) for model in models]
+            logprobs = torch.stack(votes).logsumexp(0) - math.log(len(votes))  # of the mean probability
             for i, own in zip(batch, logprobs.split([len(encoded[i][1]) + 1 for i in batch])):
                 scores[i] = PairScore(float(own.double().sum()), len(own))
         return [score for score in scores if score is not None]
@@ -192,10 +194,11 @@ def save(path: str | Path, translator: Translator) -> None:
 
 
 def write_tokenizers(folder: Path, source: Tokenizer, target: Tokenizer) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     source.save(folder / "tokenizer.json")
     if target is not source:
         target.save(folder / "target_tokenizer.json")
+    else:
+        (folder / "target_tokenizer.json").unlink(missing_ok=True)  # of another model that was here before
 
 
 def read_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
@@ -229,8 +232,14 @@ def load(path: str | Path | Sequence[str | Path], device: Device = "auto") -> Tr
         raise RegardError(f"{weights_path}: damaged ({error}).", "Put a good copy in its place.") from None
     fill_weights(model, weights, weights_path)
     source, target = read_tokenizers(folder)
+    for tokenizer, size in ((source, config.source_vocab), (target, config.target_vocab)):
+        if tokenizer.vocab_size != size:
+            raise RegardError(
+                f"{folder}: a tokeniser of {tokenizer.vocab_size} entries, but the model knows {size}.",
+                "Was the folder mixed with another model's?",
+            )
     training_path = folder / "training.json"
-    training = json.loads(training_path.read_text(encoding="utf-8")) if training_path.exists() else {}
+    training = _read_json(training_path) if training_path.exists() else {}
     return Translator(model.to(find_device(device)).eval(), source, target, training)
 
 
@@ -239,15 +248,10 @@ def read_config(folder: Path) -> Any:
     path = folder / "config.json"
     if not folder.is_dir():
         raise RegardError(f"{folder}: there is no such model folder.", "Train one with: regard train")
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RegardError(
-            f"{folder}: not a model folder, for it has no config.json.", "Name the folder of --out."
-        ) from None
-    except ValueError as error:
-        raise RegardError(f"{path}: not JSON ({error}).", "Put a good copy in its place.") from None
-    if not isinstance(table, dict) or not isinstance(table.get("format"), int):
+    if not path.exists():
+        raise RegardError(f"{folder}: not a model folder, for it has no config.json.", "Name the folder of --out.")
+    table = _read_json(path)
+    if not isinstance(table.get("format"), int):
         raise RegardError(f"{path}: not a config of Regard (it states no format).", "Name a folder that Regard wrote.")
     if table["format"] > FORMAT:
         raise RegardError(f"{path}: format {table['format']} is newer than this Regard knows.", "Upgrade regard.")
@@ -258,6 +262,13 @@ def read_config(folder: Path) -> Any:
     unknown = set(table) - known - {"format", "family", "shared_tokenizer"}
     if unknown:
         raise RegardError(f"{path}: unknown key {sorted(unknown)[0]!r}.", "Upgrade regard, or mend the file.")
+    if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
+        raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Put it back: the two sides differ.")
+    plain = family.config()
+    for key in sorted(known & table.keys()):
+        wanted = type(getattr(plain, key))
+        if type(table[key]) is not wanted and not (wanted is float and type(table[key]) is int):
+            raise RegardError(f"{path}: {key} = {table[key]!r} should be of type {wanted.__name__}.", "Mend the file.")
     return family.config(**{key: value for key, value in table.items() if key in known})
 
 
@@ -274,6 +285,20 @@ def fill_weights(model: TranslationModel, weights: dict[str, Tensor], origin: Pa
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(weights[name])
+
+
+def _logprobs(logits: Float[Tensor, "N V"], wanted: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
+    return logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(-1)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RegardError(f"{path}: not JSON ({error}).", "Put a good copy in its place.") from None
+    if not isinstance(table, dict):
+        raise RegardError(f"{path}: not a JSON object.", "Put a good copy in its place.")
+    return table
 
 
 def _json(table: dict[str, Any]) -> bytes:

@@ -39,6 +39,7 @@ def suggest(corpus: Corpus) -> Recipe:
     two-letter words are symbols separated by spaces (phonemes). All else is text: byte-pair encoding, one vocabulary
     for both sides.
 
+    >>> from regard.data import Counts
     >>> suggest(Corpus([("abc", "e b i")] * 9, [("a", "e")], Counts())).tokenizer.target_kind
     'space'
     """
