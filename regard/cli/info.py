@@ -54,7 +54,8 @@ def _sections(translator: Translator) -> Iterator[tuple[str, Facts]]:
             ],
         )
     if translator.training:
-        yield "training", list(_flat(translator.training))
+        # The recipe's model is told above, as it became.
+        yield "training", [fact for fact in _flat(translator.training) if not fact[0].startswith("recipe.model.")]
     if attentions(translator):
         yield f"attention on {translator.device}", _attentions(translator)
 
