@@ -105,6 +105,9 @@ TASKS = {"translate": "sentence pairs to a translator"}
 DERIVED = frozenset({"source_vocab", "target_vocab", "shared_vocab"})
 
 
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list"}
+
+
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The table of a recipe file."""
     try:
@@ -170,7 +173,7 @@ def _fill(config: Any, table: Mapping[str, Any], section: str, origin: str) -> A
             value = float(value)
         if present is not None and value is not None and type(value) is not type(present):
             raise RegardError(
-                f"{origin}: {section}.{key} = {value!r} should be a {type(present).__name__}.",
+                f"{origin}: {section}.{key} = {value!r} should be {_KINDS[type(present)]}.",
                 f"Its default is {present!r}.",
             )
         choices = _choices(fields[key].type)

@@ -1,0 +1,129 @@
+"""The loss that is computed by chunks, against its formula in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.data import Batches, Sequences
+from regard.models import TransformerConfig, make_model
+from regard.train import losses
+from regard.train.losses import token_loss
+
+
+def formula(features, weight, targets, smoothing=0.0, twin=None, divergence=0.0) -> tuple[Tensor, Tensor, int]:
+    """The definition: whole logits, float64, autograd."""
+    counted = targets != 0
+    passes = [(x @ weight.T).log_softmax(-1)[counted] for x in ([features] if twin is None else [features, twin])]
+    wanted = targets[counted]
+    nlls = [-logp.gather(1, wanted[:, None])[:, 0] for logp in passes]
+    loss = sum((1 - smoothing) * nll - smoothing * logp.mean(-1) for nll, logp in zip(nlls, passes)) / len(passes)
+    if divergence:
+        p, q = passes
+        loss = loss + divergence * ((p.exp() * (p - q)).sum(-1) + (q.exp() * (q - p)).sum(-1)) / 2
+    return loss.sum(), sum(nlls).sum() / len(passes), len(wanted)
+
+
+def example(rows=11, vocab=17, width=5, seed=0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    features, twin, weight = (torch.randn(n, width, generator=generator) for n in (rows, rows, vocab))
+    targets = torch.randint(1, vocab, (rows,), generator=generator)
+    targets[[2, rows - 1]] = 0
+    return features, weight, targets, twin
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 4, 64])
+@pytest.mark.parametrize(
+    ("smoothing", "with_twin", "divergence"),
+    [(0.0, False, 0.0), (0.1, False, 0.0), (0.0, True, 0.0), (0.2, True, 0.0), (0.0, True, 3.0), (0.1, True, 2.5)],
+)
+def test_value_and_gradients_are_those_of_the_formula(monkeypatch, rows_at_once, smoothing, with_twin, divergence):
+    monkeypatch.setattr(losses, "chunk_rows", lambda vocab, device: rows_at_once)
+    features, weight, targets, twin = example()
+    single = [x.clone().requires_grad_() for x in (features, weight, twin)]
+    double = [x.double().requires_grad_() for x in (features, weight, twin)]
+    parts = token_loss(single[0], single[1], targets, smoothing, single[2] if with_twin else None, divergence)
+    loss, nll, tokens = formula(double[0], double[1], targets, smoothing, double[2] if with_twin else None, divergence)
+    assert parts.loss.item() == pytest.approx(loss.item(), rel=1e-6)
+    assert parts.nll.item() == pytest.approx(nll.item(), rel=1e-6)
+    assert parts.tokens.item() == tokens
+    (3 * parts.loss).backward()  # the gradient that comes from behind is not always 1
+    (3 * loss).backward()
+    for mine, right in zip(single, double):
+        if right.grad is None:
+            assert mine.grad is None
+        else:
+            torch.testing.assert_close(mine.grad.double(), right.grad, rtol=1e-5, atol=2e-6)
+
+
+def test_the_formula_itself_is_torchs_cross_entropy():
+    features, weight, targets, _ = (x.double() if x.is_floating_point() else x for x in example())
+    loss, _, _ = formula(features, weight, targets, 0.1)
+    torch_loss = torch.nn.functional.cross_entropy(
+        features @ weight.T, targets, ignore_index=0, label_smoothing=0.1, reduction="sum"
+    )
+    assert loss.item() == pytest.approx(torch_loss.item(), rel=1e-12)
+
+
+def test_r_drop_of_equal_passes_is_the_plain_loss():
+    features, weight, targets, _ = example()
+    plain = token_loss(features, weight, targets, 0.1)
+    twins = token_loss(features, weight, targets, 0.1, features.clone(), 5.0)
+    assert twins.loss.item() == pytest.approx(plain.loss.item(), rel=1e-6)
+
+
+def test_ignored_rows_have_no_gradient_whatever_is_in_them():
+    features, weight, targets, _ = example()
+    features[2] = 1e4
+    features.requires_grad_()
+    token_loss(features, weight, targets, 0.1).loss.backward()
+    assert features.grad[2].eq(0).all()
+    assert features.grad[0].ne(0).all()
+
+
+def test_nothing_but_ignored_rows_is_zero():
+    features, weight, _, _ = example()
+    features.requires_grad_()
+    parts = token_loss(features, weight, torch.zeros(len(features), dtype=torch.long), 0.1)
+    parts.loss.backward()
+    assert parts.loss.item() == parts.tokens.item() == 0
+    assert features.grad.eq(0).all()
+
+
+def test_no_gradient_is_computed_where_none_is_wanted(monkeypatch):
+    asked = []
+    rows_loss = losses._rows_loss
+    monkeypatch.setattr(losses, "_rows_loss", lambda *arguments: asked.append(arguments[-1]) or rows_loss(*arguments))
+    features, weight, targets, _ = example()
+    weight = torch.nn.Parameter(weight)
+    with torch.no_grad():
+        token_loss(features, weight, targets)
+    token_loss(features, weight, targets)
+    assert asked == [False, True]
+
+
+@pytest.mark.parametrize("constant_shapes", [False, True])
+def test_a_packed_batch_has_the_loss_and_gradients_of_its_sentences_one_by_one(constant_shapes):
+    torch.manual_seed(0)
+    sizes = dict(
+        width=16, heads=2, feedforward=32, encoder_layers=2, decoder_layers=2, source_vocab=30, target_vocab=30
+    )
+    model = make_model(TransformerConfig(dropout=0.0, max_len=16, **sizes)).double()
+    generator = torch.Generator().manual_seed(1)
+    sides = [
+        [torch.randint(4, 30, (n,), generator=generator).tolist() for n in lengths]
+        for lengths in ((3, 1, 9, 5), (2, 12, 7, 1))
+    ]
+
+    def gradients(rows: list[int], budget: int) -> Tensor:
+        packed = [Sequences.of(side[i] for i in rows) for side in sides]
+        batches = Batches(*packed, budget=budget, max_len=16, seed=0, constant_shapes=constant_shapes)
+        [batch] = batches.epoch(0)
+        model.zero_grad()
+        features = model.features(batch.source, batch.target_in)
+        parts = token_loss(features, model.output.weight, batch.target_out, 0.1)
+        parts.loss.backward()
+        return torch.cat([parts.loss.detach()[None], *(p.grad.flatten() for p in model.parameters())])
+
+    together = gradients([0, 1, 2, 3], 64)
+    alone = [gradients([i], 16) for i in range(4)]
+    torch.testing.assert_close(together, torch.stack(alone).sum(0), rtol=1e-4, atol=1e-5)

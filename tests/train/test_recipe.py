@@ -1,0 +1,138 @@
+"""Recipes: TOML in, frozen dataclasses out."""
+
+import tomllib
+
+import pytest
+
+from regard.errors import RegardError
+from regard.models import FAMILIES, Seq2SeqConfig, TransformerConfig
+from regard.train import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from
+from regard.train.recipe import recipe_table
+
+TEXT = """
+task = "translate"
+
+[data]
+files = ["a.en", "a.fr"]
+
+[tokenizer]
+kind = "word"
+target_kind = "char"
+shared = false
+
+[model]
+family = "seq2seq"
+width = 64
+score = "concat"
+
+[train]
+lr = 1
+steps = 7
+optimizer = "sgd"
+"""
+
+
+def as_toml(table: dict) -> str:
+    """A table of our kind as TOML: plain values first, then sections."""
+
+    def value(x: object) -> str:
+        if isinstance(x, bool):
+            return str(x).lower()
+        if isinstance(x, list | tuple):
+            return f"[{', '.join(map(value, x))}]"
+        return f'"{x}"' if isinstance(x, str) else repr(x)
+
+    lines = [f"{key} = {value(x)}" for key, x in table.items() if not isinstance(x, dict)]
+    for section, keys in table.items():
+        if isinstance(keys, dict):
+            lines += [f"[{section}]", *(f"{key} = {value(x)}" for key, x in keys.items() if x is not None)]
+    return "\n".join(lines)
+
+
+def test_what_is_said_is_taken_and_the_rest_is_as_it_was(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text(TEXT, encoding="utf-8")
+    recipe = recipe_from(read_toml(path), origin=str(path))
+    assert recipe.data == DataConfig(files=("a.en", "a.fr"))
+    assert recipe.tokenizer == TokenizerConfig(kind="word", target_kind="char", shared=False)
+    assert recipe.model == Seq2SeqConfig(width=64, score="concat")
+    assert recipe.train == TrainConfig(lr=1.0, steps=7, optimizer="sgd")
+    assert type(recipe.train.lr) is float
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_recipe_survives_toml(family):
+    recipe = Recipe(
+        data=DataConfig(files=("x.tsv",), validation=("é.tsv",)),
+        tokenizer=TokenizerConfig(kind="char", target_kind="space"),
+        model=FAMILIES[family].config(width=32),
+        train=TrainConfig(lr=1e-5, validate_by="bleu", deterministic=True),
+    )
+    assert recipe_from(tomllib.loads(as_toml(recipe_table(recipe)))) == recipe
+
+
+def test_a_base_fills_what_is_not_said():
+    base = Recipe(model=TransformerConfig(width=48), train=TrainConfig(steps=9))
+    assert recipe_from({"train": {"lr": 0.5}}, base) == Recipe(
+        model=TransformerConfig(width=48), train=TrainConfig(steps=9, lr=0.5)
+    )
+    # another family has other sizes: those of the base would mean nothing in it
+    assert recipe_from({"model": {"family": "seq2seq"}}, base).model == Seq2SeqConfig()
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"trian": {}}, "r.toml: unknown key trian. Did you mean train?"),
+        ({"train": {"step": 3}}, "r.toml: unknown key train.step. Did you mean train.steps?"),
+        ({"model": {"widht": 3}}, "r.toml: unknown key model.widht. Did you mean model.width?"),
+        ({"model": {"source_vocab": 3}}, "r.toml: unknown key model.source_vocab. Did you mean"),
+        ({"data": {"family": "x"}}, "r.toml: unknown key data.family."),
+        ({"train": {"steps": "many"}}, "r.toml: train.steps = 'many' should be a whole number."),
+        ({"train": {"steps": 1.5}}, "r.toml: train.steps = 1.5 should be a whole number."),
+        ({"train": {"steps": True}}, "r.toml: train.steps = True should be a whole number."),
+        ({"train": {"lr": "0.1"}}, "r.toml: train.lr = '0.1' should be a number."),
+        ({"train": {"lr": True}}, "r.toml: train.lr = True should be a number."),
+        ({"train": {"compile": 1}}, "r.toml: train.compile = 1 should be true or false."),
+        ({"train": {"optimizer": "adan"}}, "r.toml: train.optimizer = 'adan' is not known. Choose from: adam, adamw"),
+        ({"train": {"optimizer": 3}}, "r.toml: train.optimizer = 3 should be text."),
+        ({"train": {"schedule": "noam"}}, "r.toml: train.schedule = 'noam' is not known."),
+        ({"train": {"precision": "fp8"}}, "r.toml: train.precision = 'fp8' is not known."),
+        ({"tokenizer": {"kind": "sentencepiece"}}, "r.toml: tokenizer.kind = 'sentencepiece' is not known."),
+        ({"tokenizer": {"target_kind": "words"}}, "r.toml: tokenizer.target_kind = 'words' is not known."),
+        ({"tokenizer": {"target_kind": 4}}, "r.toml: tokenizer.target_kind = 4 is not known."),
+        ({"model": {"norm": "middle"}}, "r.toml: model.norm = 'middle' is not known."),
+        ({"model": {"positions": "none at all"}}, "r.toml: model.positions = 'none at all' is not known."),
+        ({"model": {"cross_score": "dots"}}, "r.toml: model.cross_score = 'dots' is not known."),
+        ({"model": {"family": "seq2seq", "cell": "rnnn"}}, "r.toml: model.cell = 'rnnn' is not known."),
+        ({"model": {"family": "gtp"}}, "r.toml: model.family 'gtp' is not known. Choose from: transformer, seq2seq."),
+        ({"task": "sing"}, "r.toml: task 'sing' is not known. Choose from: translate."),
+        ({"train": 5}, "r.toml: train should be a table."),
+        ({"data": {"files": [1, 2]}}, "r.toml: data.files = (1, 2) should be names."),
+        ({"data": {"files": 5}}, "r.toml: data.files = (5,) should be names."),
+    ],
+)
+def test_what_is_wrong_is_named(table, says):
+    with pytest.raises(RegardError) as caught:
+        recipe_from(table, origin="r.toml")
+    assert str(caught.value).startswith(says)
+
+
+def test_no_such_recipe(tmp_path):
+    with pytest.raises(RegardError, match=r"none\.toml: there is no such recipe"):
+        read_toml(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("content", [b"[train]\nsteps = = 3\n", b"[train]\nlr = \xff\n", b"[train\n"])
+def test_broken_toml(tmp_path, content):
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(RegardError, match=r"broken\.toml: not a recipe in TOML"):
+        read_toml(path)
+
+
+def test_the_line_of_broken_toml_is_named(tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text("[train]\nsteps = = 3\n", encoding="utf-8")
+    with pytest.raises(RegardError, match="line 2"):
+        read_toml(path)
