@@ -496,3 +496,9 @@ def test_english_endings():
 def test_an_unknown_split_is_an_error():
     with pytest.raises(RegardError, match="no split named 'dev'"):
         phrasebook("dev", 3)  # type: ignore[arg-type]
+
+
+def test_a_phrasebook_with_nothing_more_to_say_is_an_error(monkeypatch):
+    monkeypatch.setattr("regard.data.phrasebook.generator._Speaker.sentence", lambda speaker: None)
+    with pytest.raises(RegardError, match="no more than 0 different train sentences"):
+        phrasebook("train", 3)

@@ -78,11 +78,13 @@ _DEFINITE = frozenset({"definite"})
 
 @cache
 def _adjectives(noun: Noun) -> tuple[Adjective, ...]:
-    return tuple(adjective for adjective, nouns in ADJECTIVES.items() if noun in nouns)
+    """Those that suit a noun, the choosy ones twice: they have fewer nouns to be met with."""
+    fitting = [adjective for adjective, nouns in ADJECTIVES.items() if noun in nouns]
+    return tuple(fitting + [adjective for adjective in fitting if len(ADJECTIVES[adjective]) < 20])
 
 
 class _Speaker:
-    """Draws sentences that make sense. A draw that would be ambiguous is None."""
+    """Draws sentences that make sense. A draw that would be ambiguous or absurd is None."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -103,7 +105,11 @@ class _Speaker:
             self.kinds += [kind] * weight
 
     def sentence(self) -> Sentence | None:
-        return self.choice(self.kinds)()
+        sentence = self.choice(self.kinds)()
+        if sentence is None:
+            return None
+        names = [word.text for word in sentence.english if word.text in NAMES]
+        return sentence if len(names) == len(set(names)) else None  # nobody sends letters to themselves
 
     # Noun phrases
 

@@ -144,7 +144,7 @@ def _select(names: str) -> tuple[Noun, ...]:
 # english : masculine[/feminine] | nouns. The first table stands before the French noun, the second after it.
 _ADJECTIVES_BEFORE = """
 beautiful:beau/belle | CLOTHES child queen princess actress lady bird elephant donkey squirrel horse butterfly tree
-    hotel garden house castle island church city painting jewel ring watch flower poem story star
+    hotel garden house castle island church city painting jewel ring watch flower poem story star plane boat
 pretty:joli | dress hat scarf shirt girl flower ring watch garden village house bird box lamp cup poem bedroom
 big:grand | ANIMALS VEHICLES SITES PREMISES ROOMS table bed window door box bag market park forest river
 small:petit | ANIMALS VEHICLES THINGS PREMISES ROOMS boy girl child church hotel village island museum bridge theatre
@@ -158,7 +158,8 @@ young:jeune | PEOPLE teacher doctor neighbour ANIMALS tree
 good:bon/bonne | MEALS DRINKS book story poem restaurant hotel teacher doctor friend neighbour student king queen
     knife bed
 bad:mauvais | wine coffee soup meat cheese restaurant hotel student king witch neighbour doctor book poem apple egg
-long:long/longue | letter story poem message dress coat scarf street bridge river knife table boat train
+long:long/longue | letter story poem message newspaper garden dress coat scarf street bridge river knife table boat
+    train
 fat:gros/grosse | PETS mouse bird bear monkey snake frog owl squirrel
 """
 _ADJECTIVES_AFTER = """
