@@ -1,5 +1,6 @@
 """Attention: scores, masks, kernels, and one door to them."""
 
+from regard.attention.bias import Bias
 from regard.attention.dispatch import Choice, attend, explain, use, weights
 from regard.attention.masks import Mask, causal, padding, window
 from regard.attention.offsets import Offsets
@@ -18,6 +19,7 @@ from regard.attention.scores import (
 
 __all__ = [
     "SCORES",
+    "Bias",
     "Choice",
     "Concat",
     "Cosine",

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.attention import exact
+from regard.attention.bias import Bias
 from regard.attention.kernels import Call, chunked, sdpa, short, unpacked, varlen
 from regard.attention.masks import Form, Mask
 from regard.attention.offsets import Offsets
@@ -35,15 +36,15 @@ def attend(
     *,
     score: Score | None = None,
     mask: Mask | None = None,
-    bias: nn.Module | None = None,
-    q_offsets: Int[Tensor, "B+1"] | Offsets | None = None,
-    k_offsets: Int[Tensor, "B+1"] | Offsets | None = None,
+    bias: Bias | None = None,
+    q_offsets: Int[Tensor, "B1"] | Offsets | None = None,
+    k_offsets: Int[Tensor, "B1"] | Offsets | None = None,
 ) -> Float[Tensor, "*BH T Dv"]:
     """For each query the mean of the values, weighted by softmax of score(q, k) + bias over the keys it may look at.
 
     Tensors are (B, T, D) or (B, H, T, D); q may have a multiple of the heads of k and v. With offsets they are packed,
-    (N, H, D). The score is the scaled dot product unless another is given. `bias` is a module of relative position:
-    bias(p, s) gives the (H, t, s) numbers for queries at p and keys at s (see `masks` for p). A query that may look at
+    (N, H, D). The score is the scaled dot product unless another is given. `bias` adds numbers for where a query and a
+    key stand (see `Bias`). A query that may look at
     nothing gets zeros. Never is there a T×S matrix, forward or backward.
 
     >>> from regard.attention import causal
@@ -62,14 +63,14 @@ def attend(
 
 
 def weights(
-    q: Float[Tensor, "*BH T D"],
-    k: Float[Tensor, "*BG S C"],
+    q: Float[Tensor, "*queries D"],
+    k: Float[Tensor, "*keys C"],
     *,
     score: Score | None = None,
     mask: Mask | None = None,
-    bias: nn.Module | None = None,
-    q_offsets: Int[Tensor, "B+1"] | Offsets | None = None,
-    k_offsets: Int[Tensor, "B+1"] | Offsets | None = None,
+    bias: Bias | None = None,
+    q_offsets: Int[Tensor, "B1"] | Offsets | None = None,
+    k_offsets: Int[Tensor, "B1"] | Offsets | None = None,
 ) -> Float[Tensor, "B H T S"]:
     """The exact weights that `attend` uses and never builds, float32 at least: (B, H, T, S), also of packed input.
 

@@ -20,7 +20,7 @@ class Offsets:
     tensor([2, 3], dtype=torch.int32)
     """
 
-    starts: Int[Tensor, "B+1"]
+    starts: Int[Tensor, "B1"]
     total: int
     max_len: int
 

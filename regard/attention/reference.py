@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.attention.bias import Bias
 from regard.attention.masks import Mask
 from regard.attention.offsets import Offsets
 from regard.attention.scores import Score
@@ -17,7 +18,7 @@ def reference(
     v: Float[Tensor, "B G S Dv"],
     score: Score,
     mask: Mask | None = None,
-    bias: torch.nn.Module | None = None,
+    bias: Bias | None = None,
 ) -> Float[Tensor, "B H T Dv"]:
     """softmax(score(q, k) + bias, over the keys that the mask allows) v.
 
@@ -57,7 +58,7 @@ def reference_packed(
     v: Float[Tensor, "M G Dv"],
     score: Score,
     mask: Mask | None,
-    bias: torch.nn.Module | None,
+    bias: Bias | None,
     q_offsets: Offsets,
     k_offsets: Offsets,
 ) -> Float[Tensor, "N H Dv"]:

@@ -54,7 +54,7 @@ def masks(lengths: torch.Tensor) -> dict:
 
 
 SCORE_NAMES = sorted(scores(4, 4, 4, 2))
-MASK_NAMES = sorted(masks(torch.ones(1)))
+MASK_NAMES = sorted(masks(torch.tensor([1])))
 
 
 def random(*shape: int, seed: int = 0, dtype=torch.float64) -> torch.Tensor:

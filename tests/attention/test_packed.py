@@ -2,6 +2,7 @@
 
 import copy
 
+import jaxtyping
 import pytest
 import torch
 
@@ -180,7 +181,8 @@ def test_varlen_says_the_same_to_its_kernel(case, monkeypatch):
     assert set(calls) == ({(-1, -1)} if k_lengths else {(-1, -1), (-1, 0), (2, 0), (1, 0)})
 
 
-def test_errors():
+def test_errors(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # our own words, not the shape checker's
     x, offsets, other = random(5, 2, 4), offsets_of([2, 3]), offsets_of([3, 2])
     with pytest.raises(RegardError, match="both q_offsets and k_offsets"):
         attend(x, x, x, q_offsets=offsets)

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from regard.attention.bias import Bias
 from regard.attention.masks import Form
 from regard.attention.offsets import Offsets
 from regard.attention.scores import Score
@@ -23,7 +24,7 @@ class Call(NamedTuple):
     v: Float[Tensor, "..."]
     score: Score
     form: Form
-    bias: nn.Module | None = None
+    bias: Bias | None = None
     q_offsets: Offsets | None = None
     k_offsets: Offsets | None = None
     # Rectangles made of packed sequences: the keys' places are to be asked for explicitly, see Score.fold.

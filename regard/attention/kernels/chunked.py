@@ -4,12 +4,12 @@ Forward computes the weights of a few queries at a time and keeps none; backward
 with its graph, and adds up the gradients. Memory is that of the inputs and of one block.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.attention.kernels import Call
 from regard.attention.masks import Form
@@ -57,7 +57,7 @@ def block_weights(
     scale: float,
     score: Score,
     form: Form,
-    bias: nn.Module | None,
+    bias: Callable[[Tensor, Tensor], Tensor] | None,
     p: Tensor,
     s: Tensor,
 ) -> Float[Tensor, "b H t s"]:

@@ -67,7 +67,7 @@ class Side:
         flat = torch.cat([part.reshape(-1, D) for part in parts]) if len(parts) > 1 else parts[0].reshape(-1, D)
         return _Pack.apply(flat, self._rows_and_cells(H)[1]).view(-1, H, D)
 
-    def _rows_and_cells(self, H: int) -> tuple[Int[Tensor, "R*H"], Int[Tensor, "N*H"]]:
+    def _rows_and_cells(self, H: int) -> tuple[Int[Tensor, "RH"], Int[Tensor, "NH"]]:
         if H not in self.kept:
             heads = torch.arange(H, device=self.origins.device)
             widths = self.widths if isinstance(self.widths, int) else self.widths[:, None]
