@@ -1,0 +1,50 @@
+"""A very small run: 200 sentences of the phrasebook, a model of some thousand weights, a dozen steps."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from regard.models import TransformerConfig
+from regard.train import Corpus, DataConfig, Recipe, TokenizerConfig, TrainConfig, read_corpus, recipe_from
+from regard.train.loop import STATE
+
+SMALL = Recipe(
+    data=DataConfig(phrasebook_size=200),
+    tokenizer=TokenizerConfig(vocab_size=150),
+    model=TransformerConfig(
+        width=16, heads=2, feedforward=32, encoder_layers=1, decoder_layers=1, dropout=0.2, max_len=40
+    ),
+    train=TrainConfig(
+        steps=12, batch_tokens=256, warmup=3, validate_every=6, save_every=4, log_every=2, workers=1, device="cpu"
+    ),
+)
+# Everything that has a memory or draws random numbers.
+LIVELY = {"tokenizer": {"dropout": 0.2}, "train": {"accumulate": 2, "ema": 0.9, "r_drop": 1.0}}
+
+
+def small(**sections: dict[str, Any]) -> Recipe:
+    """The small recipe with changes: small(train={"steps": 3})."""
+    return recipe_from(sections, SMALL)
+
+
+@functools.cache
+def small_corpus() -> Corpus:
+    corpus = read_corpus(SMALL.data, seed=1)
+    return dataclasses.replace(corpus, validation=corpus.validation[:6])
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    """Everything that the run left behind in tensors: the best model, and the state with its moments and averages."""
+    return {
+        f"{name}:{key}": tensor
+        for name in ("model.safetensors", STATE)
+        for key, tensor in load_file(folder / name).items()
+    }
+
+
+def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
