@@ -73,7 +73,7 @@ def main() -> None:
                 running.remove(entry)
                 outcome = (options.out / f"run{number}.json").read_text().strip()
                 log = (options.out / f"run{number}.log").read_text()
-                print(outcome or f"run {number} ({run}) failed:\n{log[-2000:]}", flush=True)
+                print(outcome or f"run {number} ({run}) failed:\n{log[-600:]}", flush=True)
         time.sleep(0.5)
 
 

@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from regard.folder import Translator as Translator
     from regard.folder import load as load
     from regard.folder import save as save
-    from regard.train.loop import train as _train  # noqa: F401
     from regard.train.recipe import Recipe as Recipe
     from regard.viewer import look as look
+
+__version__ = "0.1.0"
 
 # Public names and where they live: imported when first used, so that `import regard` is quick.
 _PUBLIC = {

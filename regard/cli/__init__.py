@@ -7,9 +7,9 @@ import difflib
 import importlib
 import os
 import sys
-from importlib.metadata import version
 from typing import NamedTuple
 
+import regard
 from regard.errors import RegardError
 
 
@@ -83,7 +83,7 @@ def _run(argv: list[str]) -> int:
         print(HELP)
         return 0
     if name in ("-V", "--version"):
-        print(f"regard {version('regard')}")
+        print(f"regard {regard.__version__}")
         return 0
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)

@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import regard
 from regard.data import Batch, Batches, prefetch
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
@@ -425,7 +425,7 @@ def _provenance(recipe: Recipe, corpus: Corpus, start_from: str | Path | None) -
         "recipe": recipe_table(recipe),
         "data": corpus.fingerprints,
         "start_from": str(start_from) if start_from is not None else None,
-        "versions": {"regard": metadata.version("regard"), "torch": torch.__version__},
+        "versions": {"regard": regard.__version__, "torch": torch.__version__},
     }
 
 

@@ -52,7 +52,7 @@ class Side:
         """One rectangle, full to the last cell: nothing needs to move."""
         return len(self.shapes) == 1 and len(self.origins) == self.shapes[0][0] * self.shapes[0][1]
 
-    def unpack(self, x: Float[Tensor, "N H D"]) -> list[Float[Tensor, "b H m D"]]:
+    def unpack(self, x: Float[Tensor, "N H D"]) -> list[Float[Tensor, "_ H _ D"]]:
         _, H, D = x.shape
         if self.full:
             return [x.reshape(*self.shapes[0], H, D).transpose(1, 2)]
@@ -60,7 +60,7 @@ class Side:
         parts = flat.split([b * m * H for b, m in self.shapes]) if len(self.shapes) > 1 else [flat]
         return [part.view(b, H, m, D) for part, (b, m) in zip(parts, self.shapes)]
 
-    def pack(self, parts: list[Float[Tensor, "b H m D"]]) -> Float[Tensor, "N H D"]:
+    def pack(self, parts: list[Float[Tensor, "_ H _ D"]]) -> Float[Tensor, "N H D"]:
         H, D = parts[0].shape[1], parts[0].shape[3]
         if self.full:
             return parts[0].transpose(1, 2).reshape(-1, H, D)
