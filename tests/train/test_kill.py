@@ -1,0 +1,26 @@
+"""A short kill test; benchmarks/kill_test.py is the long one."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kill_test.py"
+
+
+def on_one_core() -> None:
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL") or sys.platform != "linux", reason="the script looks into /proc")
+@pytest.mark.parametrize(("kills", "workers"), [(3, 1), (1, 2)])
+def test_a_run_that_is_killed_ends_with_the_same_bits(kills, workers):
+    sizes = ["--kills", str(kills), "--workers", str(workers), "--steps", "40", "--width", "32"]
+    done = subprocess.run([sys.executable, str(SCRIPT), *sizes], capture_output=True, text=True, preexec_fn=on_one_core)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith(f"| {kills} | ")
+    assert f"| {workers} | 0 | yes |" in done.stdout
