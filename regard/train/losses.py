@@ -1,5 +1,8 @@
 """Cross-entropy with label smoothing, and R-Drop, computed in chunks so that the full logits never exist."""
 
+import functools
+import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -56,23 +59,37 @@ class _TokenLoss(torch.autograd.Function):
         if torch.is_autocast_enabled(features.device.type):
             narrow = torch.get_autocast_dtype(features.device.type)
         narrow_weight = weight.to(narrow)
+        # The smoothed part of the target is the same for every token, 1/V, so all that it needs is the mean row:
+        # the mean logit is features · mean row, and its gradient a matrix of rank one.
+        mean_row = weight.mean(dim=0, dtype=torch.float32)
         feature_grads = [torch.empty_like(x) for x in passes] if wanted else []
         weight_grad = torch.zeros_like(weight) if wanted else None
-        loss = features.new_zeros((), dtype=torch.float32)
-        nll = torch.zeros_like(loss)
+        mean_grad = torch.zeros_like(mean_row)
+        loss, nll = (torch.zeros((), device=features.device) for _ in range(2))
         counted = (targets != IGNORED).float()
+        share = counted / len(passes)
+        rows_loss = _compiled_rows_loss() if features.is_cuda else _rows_loss
         rows = chunk_rows(weight.shape[0], features.device)
         for begin in range(0, len(targets), rows):
             part = slice(begin, begin + rows)
-            narrow_rows = [x[part].to(narrow) for x in passes]
-            logits = [(x @ narrow_weight.T).float() for x in narrow_rows]
-            part_loss, part_nll, grads = _rows_loss(logits, targets[part], counted[part], smoothing, divergence, wanted)
-            loss += part_loss
-            nll += part_nll
-            for x, grad, feature_grad in zip(narrow_rows, grads, feature_grads):
-                grad = grad.to(narrow)
-                feature_grad[part] = grad @ narrow_weight
-                weight_grad += grad.T @ x
+            inputs = [x[part].to(narrow) for x in passes]
+            logits = [x @ narrow_weight.T for x in inputs]
+            norms, nlls, divergences, grads = rows_loss(logits, targets[part], smoothing, divergence, wanted)
+            own_share = share[part]
+            for x, norm, own_nll in zip(passes, norms, nlls):
+                nll += (own_nll * own_share).sum()
+                smooth = norm - x[part].float() @ mean_row
+                loss += (((1 - smoothing) * own_nll + smoothing * smooth) * own_share).sum()
+            for kl in divergences:
+                loss += divergence * (kl * own_share).sum()
+            for x, grad, feature_grad in zip(inputs, grads, feature_grads):
+                narrow_share = own_share[:, None].to(narrow)
+                feature_grad[part] = (grad @ narrow_weight - smoothing * mean_row.to(narrow)) * narrow_share
+                shared = x * narrow_share
+                weight_grad += grad.T @ shared
+                mean_grad += shared.sum(dim=0, dtype=torch.float32)
+        if wanted:
+            weight_grad -= (smoothing / len(weight)) * mean_grad.to(weight_grad.dtype)
         ctx.pair = twin is not None
         ctx.save_for_backward(weight_grad, *feature_grads)
         tokens = counted.sum()
@@ -87,43 +104,45 @@ class _TokenLoss(torch.autograd.Function):
 
 
 def _rows_loss(
-    logits: list[Float[Tensor, "R V"]],
-    targets: Int[Tensor, "R"],
-    counted: Float[Tensor, "R"],
-    smoothing: float,
-    divergence: float,
-    wanted: bool,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Loss and plain nll of some rows, and the gradient of the loss by the logits. The logits are used up."""
-    vocab = logits[0].shape[1]
-    share = counted / len(logits)
-    loss = torch.zeros_like(counted)
-    nll = torch.zeros_like(counted)
-    logprobs = []
+    logits: list[Tensor], targets: Tensor, smoothing: float, divergence: float, wanted: bool
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+    """Of some rows of logits, which are used up, for each pass over them: log-sum-exp, negative log-likelihood,
+    divergence from the other pass, and the gradient by the logits (without smoothing's part, the same for all rows).
+    """
+    norms, nlls, logprobs = [], [], []
     for row in logits:
-        norm = row.logsumexp(dim=-1)
-        own_nll = norm - row.gather(1, targets[:, None])[:, 0]
-        nll += own_nll
-        loss += (1 - smoothing) * own_nll + (smoothing * (norm - row.mean(dim=-1)) if smoothing else 0.0)
-        logprobs.append(row.sub_(norm[:, None]))
-    grads = []
-    if wanted or divergence:
-        probs = [row.exp() for row in logprobs]
-    if divergence:
-        p, q = probs
-        gap = logprobs[0] - logprobs[1]
-        forward_kl, backward_kl = (p * gap).sum(-1), -(q * gap).sum(-1)
-        # The mean over the two passes is taken at the end, so the divergence is counted twice here.
-        loss += divergence * (forward_kl + backward_kl)
-    if wanted:
-        for i, prob in enumerate(probs):
-            grad = prob.clone() if divergence else prob
-            if smoothing:
-                grad -= smoothing / vocab
-            grad.scatter_add_(1, targets[:, None], grad.new_full((len(targets), 1), smoothing - 1))
-            if divergence:
-                # d KL(p||q)/dp's logits = p (log p - log q - KL);  d KL(q||p)/dp's logits = p - q
-                sign, kl = (1, forward_kl) if i == 0 else (-1, backward_kl)
-                grad += divergence * (prob * (sign * gap - kl[:, None]) + prob - probs[1 - i])
-            grads.append(grad.mul_(share[:, None]))
-    return (loss * share).sum(), (nll * share).sum(), grads
+        full = row.float()
+        norm = full.logsumexp(dim=-1)
+        norms.append(norm)
+        nlls.append(norm - full.gather(1, targets[:, None])[:, 0])
+        logprobs.append(full.sub_(norm[:, None]))
+    if not wanted:
+        return norms, nlls, [], []
+    if not divergence:
+        divergences: list[Tensor] = []
+        grads = [logprob.exp_() for logprob in logprobs]
+    else:
+        p, q = (logprob.exp() for logprob in logprobs)
+        gap = logprobs[0].sub_(logprobs[1])
+        divergences = [(p * gap).sum(-1), -(q * gap).sum(-1)]
+        # By the logits of p: d KL(p||q) = p (log p - log q - KL), d KL(q||p) = p - q; by those of q likewise.
+        grads = [
+            p + divergence * (p * (gap - divergences[0][:, None]) + p - q),
+            q + divergence * (q * (-gap - divergences[1][:, None]) + q - p),
+        ]
+    for grad in grads:
+        grad.scatter_add_(1, targets[:, None], grad.new_full((len(targets), 1), smoothing - 1))
+    return norms, nlls, divergences, [grad.to(row.dtype) for grad, row in zip(grads, logits)]
+
+
+@functools.cache
+def _compiled_rows_loss() -> Callable:
+    """On a GPU the dozen passes over the logits become two or three, where torch can compile."""
+    compiled = torch.compile(_rows_loss, dynamic=False)
+    try:
+        logits, targets = torch.zeros(4, 8, device="cuda"), torch.zeros(4, dtype=torch.long, device="cuda")
+        compiled([logits], targets, 0.1, 0.0, True)
+    except Exception as error:
+        logging.getLogger("regard").warning("The loss runs uncompiled, and slower: %s", error)
+        return _rows_loss
+    return compiled
