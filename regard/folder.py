@@ -255,7 +255,7 @@ def read_config(folder: Path) -> Any:
         raise RegardError(f"{path}: not a config of Regard (it states no format).", "Name a folder that Regard wrote.")
     if table["format"] > FORMAT:
         raise RegardError(f"{path}: format {table['format']} is newer than this Regard knows.", "Upgrade regard.")
-    family = FAMILIES.get(table.get("family", ""))
+    family = FAMILIES.get(str(table.get("family")))
     if family is None:
         raise RegardError(f"{path}: family {table.get('family')!r} is not known.", f"Known: {', '.join(FAMILIES)}.")
     known = {f.name for f in dataclasses.fields(family.config)}

@@ -4,7 +4,7 @@ from regard.train.corpus import Corpus, read_corpus
 from regard.train.loop import train
 from regard.train.metrics import TextScores, text_scores
 from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from
-from regard.train.suggest import suggest
+from regard.train.sizing import suggest
 
 __all__ = [
     "Corpus",

@@ -1,0 +1,60 @@
+"""The public names. Whoever adds or removes one says so here."""
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+PUBLIC = {
+    "regard": ["DecodeConfig", "Recipe", "RegardError", "Translator", "load", "look", "save"],
+    "regard.attention": [
+        *("SCORES", "Bias", "Choice", "Concat", "Cosine", "Dot", "General", "Location", "Mask", "Offsets", "Recorded"),
+        *("Recording", "ScaledDot", "Score", "attend", "causal", "explain", "make_score", "padding", "record", "use"),
+        *("weights", "window"),
+    ],
+    "regard.data": [
+        *("EOS", "KINDS", "PAD", "SOS", "SPECIALS", "UNK", "Batch", "Batches", "BpeDropout", "Counts", "Pair"),
+        *("Sequences", "Tokenizer", "clean", "encode_pairs", "prefetch", "read_lines", "read_pairs", "read_vectors"),
+        "split_validation",
+    ],
+    "regard.decode": [
+        *("SPECIAL", "BeamHistory", "BeamStep", "Decodable", "DecodeConfig", "Ensemble", "Hypothesis", "NBest"),
+        *("Source", "Special", "beam", "decode_all", "decode_batch", "greedy", "sample"),
+    ],
+    "regard.train": [
+        *("Corpus", "DataConfig", "Recipe", "TextScores", "TokenizerConfig", "TrainConfig", "read_corpus", "read_toml"),
+        *("recipe_from", "suggest", "text_scores", "train"),
+    ],
+    "regard.viewer": [
+        *("AttentionMap", "Link", "Look", "align", "alignment_error_rate", "attentions", "best_layer"),
+        *("clearest_layer", "force", "format_links", "look", "need_attention", "read_links"),
+    ],
+}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_public_names_are_these(module):
+    room = importlib.import_module(module)
+    assert sorted(room.__all__) == sorted(PUBLIC[module])
+    for name in PUBLIC[module]:
+        assert getattr(room, name) is not None
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_no_module_bears_the_name_of_a_public_function(module):
+    for name in PUBLIC[module]:
+        if name.islower():
+            assert importlib.util.find_spec(f"{module}.{name}") is None
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'regard' has no attribute 'lok'"):
+        importlib.import_module("regard").lok  # noqa: B018
+
+
+def test_importing_regard_is_quick():
+    """Names are fetched when they are first used: `regard --help` must not wait for torch."""
+    program = "import sys, regard; sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
