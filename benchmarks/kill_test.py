@@ -87,9 +87,9 @@ def wait_for_the_moment(process: subprocess.Popen, out: Path, draw: random.Rando
         part.unlink(missing_ok=True)  # of the save that the last kill met
         for skipped in reversed(range(draw.randint(1, 3))):
             while process.poll() is None and not part.exists():
-                pass
+                time.sleep(0.0002)
             while skipped and process.poll() is None and part.exists():
-                pass
+                time.sleep(0.0002)
     if aim == "training":
         before = progress(out)
         while process.poll() is None and progress(out) == before:

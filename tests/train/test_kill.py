@@ -17,10 +17,9 @@ def on_one_core() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL") or sys.platform != "linux", reason="the script looks into /proc")
-@pytest.mark.parametrize(("kills", "workers"), [(3, 1), (1, 2)])
-def test_a_run_that_is_killed_ends_with_the_same_bits(kills, workers):
-    sizes = ["--kills", str(kills), "--workers", str(workers), "--steps", "40", "--width", "32"]
+def test_a_run_that_is_killed_ends_with_the_same_bits():
+    sizes = ["--kills", "3", "--workers", "1", "--steps", "40", "--width", "32"]
     done = subprocess.run([sys.executable, str(SCRIPT), *sizes], capture_output=True, text=True, preexec_fn=on_one_core)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith(f"| {kills} | ")
-    assert f"| {workers} | 0 | yes |" in done.stdout
+    kills, _inside_a_save, workers, left_behind, same = done.stdout.splitlines()[-1].split("|")[1:6]
+    assert (int(kills), int(workers), int(left_behind), same.strip()) == (3, 1, 0, "yes")
