@@ -88,7 +88,7 @@ class _TokenLoss(torch.autograd.Function):
                 shared = x * narrow_share
                 weight_grad += grad.T @ shared
                 mean_grad += shared.sum(dim=0, dtype=torch.float32)
-        if wanted:
+        if weight_grad is not None:
             weight_grad -= (smoothing / len(weight)) * mean_grad.to(weight_grad.dtype)
         ctx.pair = twin is not None
         ctx.save_for_backward(weight_grad, *feature_grads)
