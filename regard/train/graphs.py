@@ -36,7 +36,8 @@ class GraphedUpdate:
         if shape not in self.graphs:
             still = _copied(batch)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # The thread that prepares batches goes on meanwhile, and may ask for page-locked memory.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 parts = self.update([still])
             self.graphs[shape] = (graph, still, parts)
         graph, still, parts = self.graphs[shape]
