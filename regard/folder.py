@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import torch
 from jaxtyping import Float, Int
@@ -258,18 +258,22 @@ def read_config(folder: Path) -> Any:
     family = FAMILIES.get(str(table.get("family")))
     if family is None:
         raise RegardError(f"{path}: family {table.get('family')!r} is not known.", f"Known: {', '.join(FAMILIES)}.")
-    known = {f.name for f in dataclasses.fields(family.config)}
-    unknown = set(table) - known - {"format", "family", "shared_tokenizer"}
+    known = {f.name: f.type for f in dataclasses.fields(family.config)}
+    unknown = table.keys() - known.keys() - {"format", "family", "shared_tokenizer"}
     if unknown:
         raise RegardError(f"{path}: unknown key {sorted(unknown)[0]!r}.", "Upgrade regard, or mend the file.")
     if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
         raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Put it back: the two sides differ.")
     plain = family.config()
-    for key in sorted(known & table.keys()):
+    given = {key: value for key, value in table.items() if key in known}
+    for key, value in given.items():
         wanted = type(getattr(plain, key))
-        if type(table[key]) is not wanted and not (wanted is float and type(table[key]) is int):
-            raise RegardError(f"{path}: {key} = {table[key]!r} should be of type {wanted.__name__}.", "Mend the file.")
-    return family.config(**{key: value for key, value in table.items() if key in known})
+        choices = get_args(known[key]) if get_origin(known[key]) is Literal else ()
+        if type(value) is not wanted and not (wanted is float and type(value) is int):
+            raise RegardError(f"{path}: {key} = {value!r} should be of type {wanted.__name__}.", "Mend the file.")
+        if (choices and value not in choices) or (wanted is int and value < 0):
+            raise RegardError(f"{path}: {key} = {value!r} cannot be.", "Upgrade regard, or mend the file.")
+    return family.config(**given)
 
 
 def fill_weights(model: TranslationModel, weights: dict[str, Tensor], origin: Path) -> None:
