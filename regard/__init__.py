@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from regard.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from regard.decode import DecodeConfig as DecodeConfig
     from regard.errors import RegardError as RegardError
@@ -11,8 +13,6 @@ if TYPE_CHECKING:
     from regard.folder import save as save
     from regard.train.recipe import Recipe as Recipe
     from regard.viewer import look as look
-
-__version__ = "0.1.0"
 
 # Public names and where they live: imported when first used, so that `import regard` is quick.
 _PUBLIC = {

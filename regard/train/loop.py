@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard
 from regard.data import Batch, Batches, prefetch
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
@@ -37,6 +36,7 @@ from regard.train.recipe import Recipe, TrainConfig, recipe_table
 from regard.train.report import Report, draw_losses, read_metrics
 from regard.train.team import Team, lead
 from regard.train.vectors import use_vectors
+from regard.version import __version__
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 # What may differ between a run and its continuation, since it does not change what is computed.
@@ -425,7 +425,7 @@ def _provenance(recipe: Recipe, corpus: Corpus, start_from: str | Path | None) -
         "recipe": recipe_table(recipe),
         "data": corpus.fingerprints,
         "start_from": str(start_from) if start_from is not None else None,
-        "versions": {"regard": regard.__version__, "torch": torch.__version__},
+        "versions": {"regard": __version__, "torch": torch.__version__},
     }
 
 
