@@ -8,6 +8,7 @@ has a tanh between the two, brings its own. `score(q, k)`, both steps over all p
 import copy
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -213,6 +214,7 @@ def _matrix(heads: int | None, rows: int, columns: int, std: float) -> nn.Parame
     return nn.Parameter(torch.randn(*(() if heads is None else (heads,)), rows, columns) * std)
 
 
+ScoreName = Literal["dot", "scaled_dot", "cosine", "general", "concat", "location"]
 SCORES: dict[str, type[Score]] = {
     "dot": Dot,
     "scaled_dot": ScaledDot,

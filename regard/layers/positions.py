@@ -87,7 +87,7 @@ class Rotary(nn.Module):
         return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def make_positions(kind: PositionKind, width: int, max_len: int) -> nn.Module | None:
+def make_positions(kind: PositionKind, width: int, max_len: int) -> Sinusoidal | Learned | None:
     """The module whose output is added to the embeddings, if the kind has one.
 
     >>> make_positions("rotary", 8, 16) is None

@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.scores import ScoreName
 from regard.errors import RegardError
 from regard.layers.cache import MemoryCache
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.packed import Packed
 from regard.layers.recurrent import GATES, PARTS, Bidirectional, CellKind, Recurrent, StateAttention, Steps
-from regard.models.transformer import ScoreName
 
 AttentionPlace = Literal["luong", "bahdanau", "none"]
 
@@ -71,6 +71,7 @@ class Seq2SeqState:
 class Encoder(nn.Module):
     """Reads the source from both ends: the states of both directions, and those that the decoder begins with."""
 
+    # A ModuleList, which does not tell the type of what it holds.
     layers: Sequence[Bidirectional]
 
     def __init__(self, config: Seq2SeqConfig) -> None:
@@ -99,6 +100,7 @@ class Decoder(nn.Module):
     attention. Before it (Bahdanau et al. 2015) c_t is what s_{t-1} regards, and is a part of the cell's input.
     """
 
+    # A ModuleList, which does not tell the type of what it holds.
     layers: Sequence[Recurrent]
 
     def __init__(self, config: Seq2SeqConfig) -> None:

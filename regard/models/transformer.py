@@ -1,12 +1,15 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017), as published and in its modern form, from one config."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.scores import ScoreName
 from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, NormPlace
 from regard.layers.cache import GrowingCache, MemoryCache
@@ -15,8 +18,6 @@ from regard.layers.feedforward import Activation
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Packed
 from regard.layers.positions import PositionKind
-
-ScoreName = Literal["dot", "scaled_dot", "cosine", "general", "concat", "location"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,9 @@ def transformer_small(**changes) -> TransformerConfig:
 
 def transformer_base(**changes) -> TransformerConfig:
     """6+6 layers of width 512, as published in 2017."""
-    published = dict(width=512, heads=8, feedforward=2048, encoder_layers=6, decoder_layers=6, norm="post")
+    published: dict[str, Any] = dict(
+        width=512, heads=8, feedforward=2048, encoder_layers=6, decoder_layers=6, norm="post"
+    )
     return TransformerConfig(**(published | changes))
 
 
@@ -105,20 +108,30 @@ class Transformer(nn.Module):
     torch.Size([2, 11])
     """
 
+    # ModuleLists, which do not tell the type of what they hold.
+    encoder: Sequence[EncoderBlock]
+    decoder: Sequence[DecoderBlock]
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         if config.shared_vocab and config.source_vocab != config.target_vocab:
             raise RegardError("A shared vocabulary has one size.", "Give source_vocab and target_vocab the same value.")
         self.config = config
-        embed = dict(positions=config.positions, max_len=config.max_len, dropout=config.dropout)
-        self.source_embedding = Embedding(config.source_vocab, config.width, **embed)
-        shared = self.source_embedding.tokens if config.shared_vocab and config.tied else None
-        self.target_embedding = Embedding(config.target_vocab, config.width, **embed, tokens=shared)
-        block = config.block()
-        self.encoder = nn.ModuleList(EncoderBlock(block, config.encoder_score) for _ in range(config.encoder_layers))
-        self.decoder = nn.ModuleList(
-            DecoderBlock(block, config.decoder_score, config.cross_score) for _ in range(config.decoder_layers)
+        embedding = partial(
+            Embedding,
+            width=config.width,
+            positions=config.positions,
+            max_len=config.max_len,
+            dropout=config.dropout,
         )
+        self.source_embedding = embedding(config.source_vocab)
+        shared = self.source_embedding.tokens if config.shared_vocab and config.tied else None
+        self.target_embedding = embedding(config.target_vocab, tokens=shared)
+        block = config.block()
+        encoder = (EncoderBlock(block, config.encoder_score) for _ in range(config.encoder_layers))
+        decoder = (DecoderBlock(block, config.decoder_score, config.cross_score) for _ in range(config.decoder_layers))
+        self.encoder = nn.ModuleList(encoder)  # type: ignore[assignment]
+        self.decoder = nn.ModuleList(decoder)  # type: ignore[assignment]
         # Post-norm blocks end in a norm already.
         ends = config.norm == "pre"
         self.encoder_norm = make_norm(config.norm_kind, config.width) if ends else nn.Identity()
