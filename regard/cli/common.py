@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 import tyro
 
 from regard.data import read_pairs
-from regard.data.phrasebook import phrasebook, words
+from regard.data.phrasebook import phrasebook_pairs, words
 from regard.errors import RegardError
 from regard.viewer import Link
 from regard.viewer.alignment import Words
@@ -52,7 +52,7 @@ def read_examples(files: Sequence[str]) -> Examples:
 
 
 def phrasebook_examples(split: Literal["val", "test"], size: int) -> Examples:
-    drawn = phrasebook(split, size)
+    drawn = phrasebook_pairs(split, size)
     return Examples([(one.source, one.target) for one in drawn], [list(one.alignment) for one in drawn], words)
 
 

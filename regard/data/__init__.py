@@ -3,6 +3,7 @@
 from regard.data.batches import Batch, Batches, encode_pairs, prefetch
 from regard.data.cleaning import Counts, clean, split_validation
 from regard.data.dropout import BpeDropout
+from regard.data.phrasebook import phrasebook_pairs
 from regard.data.readers import Pair, read_lines, read_pairs
 from regard.data.sequences import Sequences
 from regard.data.tokenizer import EOS, KINDS, PAD, SOS, SPECIALS, UNK, Tokenizer
@@ -24,6 +25,7 @@ __all__ = [
     "Tokenizer",
     "clean",
     "encode_pairs",
+    "phrasebook_pairs",
     "prefetch",
     "read_lines",
     "read_pairs",

@@ -15,7 +15,7 @@ from regard.data import (
     read_pairs,
     split_validation,
 )
-from regard.data.phrasebook import phrasebook
+from regard.data.phrasebook import phrasebook_pairs
 from regard.errors import RegardError
 from regard.train.recipe import PHRASEBOOK, DataConfig, TokenizerConfig
 
@@ -81,8 +81,8 @@ def read_corpus(config: DataConfig, seed: int) -> Corpus:
     100
     """
     if config.files == (PHRASEBOOK,):
-        training = [(pair.source, pair.target) for pair in phrasebook("train", config.phrasebook_size)]
-        validation = [(pair.source, pair.target) for pair in phrasebook("val", 500)]
+        training = [(pair.source, pair.target) for pair in phrasebook_pairs("train", config.phrasebook_size)]
+        validation = [(pair.source, pair.target) for pair in phrasebook_pairs("val", 500)]
         return Corpus(training, validation, Counts(len(training)))
     training, counts = clean(read_pairs(config.files), config.max_ratio)
     if not training:

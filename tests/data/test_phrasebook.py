@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 
-from regard.data.phrasebook import Pair, held_out, lemmas, phrasebook, words
+from regard.data.phrasebook import Pair, held_out, lemmas, phrasebook_pairs, words
 from regard.data.phrasebook import grammar as g
 from regard.data.phrasebook.lexicon import (
     ADJECTIVES,
@@ -277,17 +277,17 @@ def test_words():
 
 @pytest.fixture(scope="module")
 def train() -> list[Pair]:
-    return phrasebook("train", 20_000)
+    return phrasebook_pairs("train", 20_000)
 
 
 @pytest.fixture(scope="module")
 def val() -> list[Pair]:
-    return phrasebook("val", 1000)
+    return phrasebook_pairs("val", 1000)
 
 
 @pytest.fixture(scope="module")
 def test() -> list[Pair]:
-    return phrasebook("test", 1000)
+    return phrasebook_pairs("test", 1000)
 
 
 def test_lexicon_is_large_enough():
@@ -296,14 +296,14 @@ def test_lexicon_is_large_enough():
 
 
 def test_the_same_seed_gives_the_same_pairs(train):
-    assert phrasebook("train", 500) == train[:500]
-    assert phrasebook("train", 500, seed=1) != train[:500]
+    assert phrasebook_pairs("train", 500) == train[:500]
+    assert phrasebook_pairs("train", 500, seed=1) != train[:500]
 
 
 def test_splits_share_no_sentence(train, val, test):
     sources = [{pair.source for pair in split} for split in (train, val, test)]
     assert [len(split) for split in sources] == [20_000, 1000, 1000]
-    other = {pair.source for pair in phrasebook("train", 5000, seed=1)}
+    other = {pair.source for pair in phrasebook_pairs("train", 5000, seed=1)}
     assert not (sources[0] | other) & sources[1]
     assert not (sources[0] | other) & sources[2]
     assert not sources[1] & sources[2]
@@ -311,7 +311,7 @@ def test_splits_share_no_sentence(train, val, test):
 
 def test_one_french_sentence_for_each_english_one(train, val, test):
     french = defaultdict(set)
-    for pair in (*train, *val, *test, *phrasebook("train", 20_000, seed=1)):
+    for pair in (*train, *val, *test, *phrasebook_pairs("train", 20_000, seed=1)):
         french[pair.source].add(pair.target)
     assert all(len(translations) == 1 for translations in french.values())
 
@@ -495,10 +495,10 @@ def test_english_endings():
 
 def test_an_unknown_split_is_an_error():
     with pytest.raises(RegardError, match="no split named 'dev'"):
-        phrasebook("dev", 3)  # type: ignore[arg-type]
+        phrasebook_pairs("dev", 3)  # type: ignore[arg-type]
 
 
 def test_a_phrasebook_with_nothing_more_to_say_is_an_error(monkeypatch):
     monkeypatch.setattr("regard.data.phrasebook.generator._Speaker.sentence", lambda speaker: None)
     with pytest.raises(RegardError, match="no more than 0 different train sentences"):
-        phrasebook("train", 3)
+        phrasebook_pairs("train", 3)

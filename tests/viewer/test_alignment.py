@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from regard.data import Tokenizer
-from regard.data.phrasebook import phrasebook, words
+from regard.data.phrasebook import phrasebook_pairs, words
 from regard.errors import RegardError
 from regard.folder import Translator
 from regard.models import Seq2SeqConfig, TransformerConfig, make_model
@@ -67,7 +67,7 @@ def test_pieces_belong_to_words_by_their_places():
 
 
 def test_words_as_the_phrasebook_counts_them():
-    pair = next(pair for pair in phrasebook("val", 50) if "'" in pair.target)
+    pair = next(pair for pair in phrasebook_pairs("val", 50) if "'" in pair.target)
     tokenizer = Tokenizer.train([pair.target], "space")
     found = _pieces_in_words(tokenizer, pair.target, words)
     assert found.shape == (len(pair.target.split()), len(words(pair.target)))

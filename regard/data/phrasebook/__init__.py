@@ -14,14 +14,14 @@ open, these conventions settle it:
 - "some" is partitive with bread or water (du, de la, de l') and "des" in the plural, "de" before an adjective.
 - The participle agrees with the subject after être, and with a direct object that stands before it after avoir.
 
->>> pair = phrasebook("test", 1)[0]
+>>> pair = phrasebook_pairs("test", 1)[0]
 >>> all(words(pair.source)[s] and words(pair.target)[t] for s, t in pair.alignment)
 True
 """
 
-from regard.data.phrasebook.generator import held_out, phrasebook
+from regard.data.phrasebook.generator import held_out, phrasebook_pairs
 from regard.data.phrasebook.grammar import Pair
 from regard.data.phrasebook.lexicon import lemmas
 from regard.data.phrasebook.morphology import words
 
-__all__ = ["Pair", "held_out", "lemmas", "phrasebook", "words"]
+__all__ = ["Pair", "held_out", "lemmas", "phrasebook_pairs", "words"]

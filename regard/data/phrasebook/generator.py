@@ -349,13 +349,13 @@ def held_out(combination: Combination) -> bool:
     return crc32(":".join(("0", *combination)).encode()) % 11 == 0
 
 
-def phrasebook(split: Literal["train", "val", "test"], count: int, seed: int = 0) -> list[Pair]:
+def phrasebook_pairs(split: Literal["train", "val", "test"], count: int, seed: int = 0) -> list[Pair]:
     """Draws `count` different pairs of one split; what belongs to which split depends on no seed.
 
     train: no held-out combination. test: a held-out combination in every sentence. val: half and half, in turn.
     Sentences are dealt to the splits by their text, so that no two splits ever share one.
 
-    >>> phrasebook("train", 2)[0] == phrasebook("train", 1)[0]
+    >>> phrasebook_pairs("train", 2)[0] == phrasebook_pairs("train", 1)[0]
     True
     """
     if split not in ("train", "val", "test"):
