@@ -284,6 +284,12 @@ def test_truncate_cuts_a_line_short():
     assert cut_score.logprob == pytest.approx(short_score.logprob, abs=1e-5)
 
 
+def test_truncate_cuts_a_given_target_short():
+    [cut, short] = translator_of("transformer").score([("one", "two " * 30), ("one", "two " * 11)], truncate=True)
+    assert cut.tokens == short.tokens == 12  # eleven of the text, and <eos>
+    assert cut.logprob == pytest.approx(short.logprob, abs=1e-5)
+
+
 # Several folders
 
 
