@@ -65,8 +65,9 @@ def main() -> None:
             number, run = waiting.pop(0)
             folder = options.out / f"run{number}"
             command = [sys.executable, __file__, "--single", "--data", options.data, "--out", folder, run]
-            log, result = open(options.out / f"run{number}.log", "w"), open(options.out / f"run{number}.json", "w")
-            running.append((number, run, subprocess.Popen(command, stdout=result, stderr=log)))
+            log, result = options.out / f"run{number}.log", options.out / f"run{number}.json"
+            with log.open("w") as errors, result.open("w") as output:
+                running.append((number, run, subprocess.Popen(command, stdout=output, stderr=errors)))
         for entry in list(running):
             number, run, process = entry
             if process.poll() is not None:
