@@ -4,6 +4,7 @@ The work is done by the `tokenizers` library and saved in its own format, so tha
 """
 
 import json
+import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -56,7 +57,8 @@ def _decoder(kind: str) -> decoders.Decoder:
 def _normalizer(kind: str, lowercase: bool) -> normalizers.Normalizer | None:
     steps: list[normalizers.Normalizer] = []
     if kind not in ("bytes", "space"):  # bytes are exact; for "space", signs are symbols, not to be recomposed
-        steps.append(normalizers.NFC())
+        # Characters are taken apart: accents by themselves, and the thousands of Hangul syllables as their few letters.
+        steps.append(normalizers.NFD() if kind == "char" else normalizers.NFC())
     if lowercase:
         steps.append(normalizers.Lowercase())
     if kind != "bytes":
@@ -75,8 +77,9 @@ class Tokenizer:
     - `bpe`: subwords by byte-pair encoding, inside words;
     - `bytes`: the same over bytes, for which nothing is unknown.
 
-    All but `bytes` read any run of white space (and the sign "▁") as one space; `word`, `char` and `bpe` compose
-    characters (NFC). Up to that, decoding gives back the text that was encoded, if its characters (words) were seen.
+    All but `bytes` read any run of white space (and the sign "▁") as one space; `word`, `char` and `bpe` give back
+    composed characters (NFC). Up to that, decoding gives back the text that was encoded, if its characters (words) were
+    seen.
 
     >>> tokenizer = Tokenizer.train(["the cat", "the mouse", "l'homme"], "word")
     >>> tokenizer.encode("the mouse"), tokenizer.decode([4, 8])
@@ -146,11 +149,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; special ones are left out."""
-        return self.library.decode([int(one) for one in ids], skip_special_tokens=True)
+        return self.decode_batch([ids])[0]
 
     def decode_batch(self, ids: Iterable[Iterable[int]]) -> list[str]:
         """`decode` for many sequences, on all cores."""
-        return self.library.decode_batch([[int(one) for one in row] for row in ids], skip_special_tokens=True)
+        texts = self.library.decode_batch([[int(one) for one in row] for row in ids], skip_special_tokens=True)
+        return [unicodedata.normalize("NFC", text) for text in texts] if self.kind == "char" else texts
 
     def pieces(self, text: str) -> list[tuple[str, tuple[int, int]]]:
         """For each id of `encode(text)` the piece of the text that it is, and its place there.

@@ -10,25 +10,26 @@ from regard.train.recipe import Recipe, TokenizerConfig, TrainConfig
 
 @dataclasses.dataclass(frozen=True)
 class _Size:
-    """A shape of model that does well up to so many training pairs."""
+    """A shape of model that does well on up to so many tokens of one side, and how to train it."""
 
-    pairs: int
+    tokens: float
     width: int
     heads: int
     layers: int
     dropout: float
     lr: float
+    batch_tokens: int
     epochs: int
 
 
-# Small data want small models, much dropout and many passes. The last two rows are for a GPU.
+# Little text wants a small model, much dropout and many passes. The last two rows are for a GPU.
 _SIZES = (
-    _Size(pairs=3_000, width=128, heads=4, layers=2, dropout=0.3, lr=2e-3, epochs=120),
-    _Size(pairs=20_000, width=128, heads=4, layers=3, dropout=0.3, lr=3e-3, epochs=60),
-    _Size(pairs=60_000, width=192, heads=4, layers=3, dropout=0.25, lr=2e-3, epochs=30),
-    _Size(pairs=400_000, width=256, heads=4, layers=4, dropout=0.15, lr=1.5e-3, epochs=15),
-    _Size(pairs=2_000_000, width=512, heads=8, layers=6, dropout=0.1, lr=1e-3, epochs=8),
-    _Size(pairs=10**12, width=512, heads=8, layers=6, dropout=0.1, lr=1e-3, epochs=4),
+    _Size(30_000, width=128, heads=4, layers=2, dropout=0.3, lr=2e-3, batch_tokens=1024, epochs=150),
+    _Size(150_000, width=128, heads=4, layers=3, dropout=0.3, lr=2e-3, batch_tokens=1024, epochs=40),
+    _Size(1_000_000, width=160, heads=4, layers=3, dropout=0.25, lr=2e-3, batch_tokens=2048, epochs=25),
+    _Size(6_000_000, width=256, heads=4, layers=4, dropout=0.15, lr=1.5e-3, batch_tokens=4096, epochs=12),
+    _Size(40_000_000, width=512, heads=8, layers=6, dropout=0.1, lr=1e-3, batch_tokens=8192, epochs=8),
+    _Size(float("inf"), width=512, heads=8, layers=6, dropout=0.1, lr=1e-3, batch_tokens=16384, epochs=4),
 )
 
 
@@ -48,17 +49,17 @@ def suggest(corpus: Corpus) -> Recipe:
     spelling = fmean(len(words) for words in sources) < 1.5
     symbols = fmean(len(words) for words in targets) > 1.5 and _mean_letters(targets) < 2.5
     words = {word for pair in sample for side in pair for word in side.split()}
-    size = next(size for size in _SIZES if len(corpus.training) <= size.pairs)
+    letters = spelling and not symbols
+    target_length = 1 + fmean(len(pair[1]) if letters else 1.3 * len(pair[1].split()) for pair in sample)
+    tokens = len(corpus.training) * target_length
+    size = next(size for size in _SIZES if tokens <= size.tokens)
     tokenizer = TokenizerConfig(
         kind="char" if spelling else "bpe",
         target_kind="space" if symbols else None,
         vocab_size=_vocabulary(len(words), len(sample), len(corpus.training)),
         shared=not symbols,
     )
-    target_length = fmean(len(target) for _, target in sample)
-    tokens = fmean(len(words) for words in targets) * 1.3 if not spelling or symbols else target_length
-    batch_tokens = 2048 if spelling or len(corpus.training) < 20_000 else 4096
-    steps = max(500, int(size.epochs * len(corpus.training) * (tokens + 1) / batch_tokens))
+    steps = max(500, int(size.epochs * tokens / size.batch_tokens))
     longest = max(max(len(a), len(b)) for a, b in sample)
     return Recipe(
         tokenizer=tokenizer,
@@ -73,7 +74,7 @@ def suggest(corpus: Corpus) -> Recipe:
         ),
         train=TrainConfig(
             steps=steps,
-            batch_tokens=batch_tokens,
+            batch_tokens=size.batch_tokens,
             lr=size.lr,
             warmup=min(1000, steps // 10),
             validate_every=max(100, steps // 20),

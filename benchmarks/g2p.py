@@ -1,0 +1,55 @@
+"""Grapheme to phoneme (SIGMORPHON 2021, task 1): word error rate with the recipe that Regard chooses by itself.
+
+    python benchmarks/g2p.py --data g2p --out runs/g2p fre dut
+
+Each language is trained as by `regard train --data LANG_train.tsv.gz --data.validation LANG_dev.tsv.gz`, with nothing
+else said, and tested with a beam of 5. The error rate counts words with any wrong phoneme; the interval is the 95%
+Wilson interval.
+"""
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+
+from regard.data import read_pairs
+from regard.decode import DecodeConfig
+from regard.train import DataConfig, read_corpus, suggest, train
+from regard.train.recipe import recipe_from, recipe_table
+
+
+def wilson(errors: int, total: int) -> tuple[float, float]:
+    """The 95% interval of a proportion, in percent."""
+    z, p = 1.96, errors / total
+    middle, half = p + z * z / (2 * total), z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
+    return tuple(100 * (middle + sign * half) / (1 + z * z / total) for sign in (-1, 1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("languages", nargs="+")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--workers", type=int, default=0)
+    options = parser.parse_args()
+    for language in options.languages:
+        files = {name: str(options.data / f"{language}_{name}.tsv.gz") for name in ("train", "dev", "test")}
+        data = DataConfig(files=(files["train"],), validation=(files["dev"],))
+        corpus = read_corpus(data, seed=1)
+        table = recipe_table(suggest(corpus)) | {"data": {"files": data.files, "validation": data.validation}}
+        table["train"] |= {"workers": options.workers, "device": "cpu"}
+        began = time.monotonic()
+        translator = train(recipe_from(table), options.out / language, corpus=corpus)
+        minutes = (time.monotonic() - began) / 60
+        test = read_pairs([files["test"]])
+        answers = translator.translate([word for word, _ in test], DecodeConfig(beam=5))
+        errors = sum(best[0].text != gold for best, (_, gold) in zip(answers, test))
+        low, high = wilson(errors, len(test))
+        row = f"| {language} | {100 * errors / len(test):.2f} | {low:.1f} to {high:.1f} | {len(corpus.training)} | {minutes:.1f} |"
+        print(row, flush=True)
+        (options.out / f"{language}.json").write_text(json.dumps({"wer": 100 * errors / len(test), "minutes": minutes}))
+
+
+if __name__ == "__main__":
+    main()
