@@ -8,7 +8,6 @@ Wilson interval.
 """
 
 import argparse
-import json
 import math
 import time
 from pathlib import Path
@@ -46,9 +45,8 @@ def main() -> None:
         answers = translator.translate([word for word, _ in test], DecodeConfig(beam=5))
         errors = sum(best[0].text != gold for best, (_, gold) in zip(answers, test))
         low, high = wilson(errors, len(test))
-        row = f"| {language} | {100 * errors / len(test):.2f} | {low:.1f} to {high:.1f} | {len(corpus.training)} | {minutes:.1f} |"
-        print(row, flush=True)
-        (options.out / f"{language}.json").write_text(json.dumps({"wer": 100 * errors / len(test), "minutes": minutes}))
+        rate, pairs = 100 * errors / len(test), len(corpus.training)
+        print(f"| {language} | {rate:.2f} | {low:.1f} to {high:.1f} | {pairs} | {minutes:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 import dataclasses
 import random
+from collections.abc import Generator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 
@@ -16,6 +18,19 @@ ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine
 FRENCH = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix"]
 
 Pairs = list[tuple[str, str]]
+
+# The rooms in whose tests the shapes of signatures are checked: elsewhere that would only be slow.
+SHAPED = ("attention", "layers", "models")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    room = item.path.relative_to(Path(__file__).parent).parts[0]
+    jaxtyping.config.update("jaxtyping_disable", room not in SHAPED)
+    try:
+        return (yield)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def number_pairs(count: int, seed: int) -> Pairs:

@@ -42,7 +42,7 @@ Autocast = Callable[[], AbstractContextManager[Any]]
 # What may differ between a run and its continuation, since it does not change what is computed.
 MAY_CHANGE = {"train.device", "train.log_every", "train.save_every"}
 STATE, METRICS = Path("state") / "last.safetensors", "metrics.jsonl"
-MOST_WORKERS, LEAST_SHARE = 8, 512
+MOST_WORKERS, LEAST_SHARE = 16, 512
 # Sentences of the validation set that are translated for BLEU each time.
 BLEU_SENTENCES = 500
 
@@ -323,7 +323,7 @@ def _arranged(recipe: Recipe, before: dict[str, Any] | None) -> Iterator[int]:
         size = config.workers or max(1, min(cores, MOST_WORKERS, config.batch_tokens // share))
         if before is not None:
             size = before["workers"]
-        torch.set_num_threads(max(1, cores // size))
+        torch.set_num_threads(1)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         if config.deterministic:

@@ -82,7 +82,7 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     # auto: bfloat16 on CUDA, float32 elsewhere
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    # processes that share each update on a CPU; 0: one for each core
+    # processes of one thread each that share every update on a CPU; 0: one for each core
     workers: int = 0
     compile: bool = False
     # on a GPU: the same bits every time, a little slower
