@@ -25,7 +25,7 @@ SHAPED = ("attention", "layers", "models")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    room = item.path.relative_to(Path(__file__).parent).parts[0]
+    room = item.path.relative_to(item.config.rootpath).parts[1]  # of tests/ROOM/… or, for an example, regard/ROOM/…
     jaxtyping.config.update("jaxtyping_disable", room not in SHAPED)
     try:
         return (yield)
