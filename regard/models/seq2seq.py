@@ -23,23 +23,23 @@ AttentionPlace = Literal["luong", "bahdanau", "none"]
 class Seq2SeqConfig:
     """Sizes and choices of a recurrent encoder-decoder."""
 
-    # of embeddings and states
     width: int = 256
-    # of the encoder, and as many of the decoder
+    """of embeddings and states"""
     layers: int = 1
+    """of the encoder, and as many of the decoder"""
     cell: CellKind = "gru"
-    # after the cell (luong), before it (bahdanau), or the last states alone (none)
     attention: AttentionPlace = "luong"
+    """after the cell (luong), before it (bahdanau), or the last states alone (none)"""
     score: ScoreName = "general"
-    # inner width of the score concat; 0: the model's
     score_hidden: int = 0
+    """inner width of the score concat; 0: the model's"""
     dropout: float = 0.2
-    # the output layer is the target embedding; the source embedding too, where the two sides share a tokeniser
     tied: bool = True
-    # the longest sequence in tokens, on either side
+    """the output layer is the target embedding; the source embedding too, where the two sides share a tokeniser"""
     max_len: int = 256
-    # filled in from the tokenisers
+    """the longest sequence in tokens, on either side"""
     source_vocab: int = 0
+    """filled in from the tokenisers"""
     target_vocab: int = 0
     shared_vocab: bool = False
 

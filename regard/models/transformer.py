@@ -30,25 +30,25 @@ class TransformerConfig:
     encoder_layers: int = 3
     decoder_layers: int = 3
     dropout: float = 0.1
-    # before each sublayer (pre), or after the residual sum (post, as published)
     norm: NormPlace = "pre"
+    """before each sublayer (pre), or after the residual sum (post, as published)"""
     norm_kind: NormKind = "layer"
     activation: Activation = "relu"
     positions: PositionKind = "sinusoidal"
-    # how a query and a key become a number, in each of the three attentions
     encoder_score: ScoreName = "scaled_dot"
+    """how a query and a key become a number, in each of the three attentions"""
     decoder_score: ScoreName = "scaled_dot"
     cross_score: ScoreName = "scaled_dot"
-    # fewer heads of keys and values than of queries; 0: as many
     kv_heads: int = 0
+    """fewer heads of keys and values than of queries; 0: as many"""
     qk_norm: bool = False
     bias: bool = True
-    # the output layer is the target embedding; the source embedding too, where the two sides share a tokeniser
     tied: bool = True
-    # the longest sequence in tokens, on either side
+    """the output layer is the target embedding; the source embedding too, where the two sides share a tokeniser"""
     max_len: int = 256
-    # filled in from the tokenisers
+    """the longest sequence in tokens, on either side"""
     source_vocab: int = 0
+    """filled in from the tokenisers"""
     target_vocab: int = 0
     shared_vocab: bool = False
 

@@ -230,9 +230,10 @@ def work(
             if due or requested or step % config.save_every == 0 or step % config.log_every == 0:
                 _refuse_nonsense(parts.loss, step, out)
             if due:
+                paused = time.monotonic()
                 validate()
                 facts["done"] = stop = step == config.steps or 0 < config.patience <= facts["waiting"]
-                since = time.monotonic()
+                since += time.monotonic() - paused
             if step % config.save_every == 0 or stop or requested:
                 checkpoint()
             if requested and not stop:

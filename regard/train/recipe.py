@@ -21,14 +21,14 @@ PHRASEBOOK = "phrasebook"
 class DataConfig:
     """Where the sentence pairs come from, and which of them are kept."""
 
-    # two parallel files, or one TSV or JSONL file; plain, .gz or .xz; "-" for standard input; or "phrasebook"
     files: tuple[str, ...] = (PHRASEBOOK,)
-    # the same for validation; without it a part of the data is set aside
+    """two parallel files, or one TSV or JSONL file; plain, .gz or .xz; "-": standard input; "phrasebook": built in"""
     validation: tuple[str, ...] = ()
-    # pairs whose one side has this many times the other's characters (20 of grace) are dropped
+    """the same for validation; without it a part of the data is set aside"""
     max_ratio: float = 9.0
-    # how many pairs the phrasebook makes
+    """pairs whose one side has this many times the other's characters (20 of grace) are dropped"""
     phrasebook_size: int = 40_000
+    """how many pairs the phrasebook makes"""
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class TokenizerConfig:
     """How text becomes tokens; learned from the training data before the first step."""
 
     kind: TokenizerKind = "bpe"
-    # of the target side, where it differs
     target_kind: TokenizerKind | None = None
+    """of the target side, where it differs"""
     vocab_size: int = 8000
-    # one tokeniser for both sides
     shared: bool = True
+    """one tokeniser for both sides"""
     lowercase: bool = False
-    # BPE-dropout (Provilkov et al. 2020): the probability that a merge is skipped while training
     dropout: float = 0.0
+    """BPE-dropout (Provilkov et al. 2020): the probability that a merge is skipped while training"""
 
 
 @dataclass(frozen=True)
@@ -51,42 +51,42 @@ class TrainConfig:
     """How long, how fast, how careful."""
 
     steps: int = 4000
-    # tokens of either side in a batch: a batch closes when one side is full
     batch_tokens: int = 4096
-    # batches per update
+    """tokens of either side in a batch: a batch closes when one side is full"""
     accumulate: int = 1
+    """batches per update"""
     optimizer: OptimizerName = "adam"
     lr: float = 2e-3
     schedule: ScheduleName = "cosine"
     warmup: int = 400
     beta2: float = 0.98
     weight_decay: float = 0.0
-    # largest norm of the gradient; 0: no limit
     clip: float = 1.0
+    """largest norm of the gradient; 0: no limit"""
     label_smoothing: float = 0.1
-    # weight of the divergence between two passes with different dropout (R-Drop's α/2); 0: one pass
     r_drop: float = 0.0
-    # decay of the moving average of the weights that is validated and saved; 0: the weights themselves
+    """weight of the divergence between two passes with different dropout (R-Drop's α/2); 0: one pass"""
     ema: float = 0.0
+    """decay of the moving average of the weights that is validated and saved; 0: the weights themselves"""
     seed: int = 1
-    # word vectors (word2vec or GloVe text format) as initial embeddings
     source_vectors: str = ""
+    """word vectors (word2vec or GloVe text format) as initial embeddings"""
     target_vectors: str = ""
     validate_every: int = 500
-    # what decides which model is best
     validate_by: Literal["loss", "bleu"] = "loss"
-    # validations without a new best before training ends early; 0: never
+    """what decides which model is best"""
     patience: int = 0
+    """validations without a new best before training ends early; 0: never"""
     save_every: int = 500
     log_every: int = 50
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    # auto: bfloat16 on CUDA, float32 elsewhere
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    # processes of one thread each that share every update on a CPU; 0: one for each core
+    """auto: bfloat16 on CUDA, float32 elsewhere"""
     workers: int = 0
+    """processes of one thread each that share every update on a CPU; 0: one for each core"""
     compile: bool = False
-    # on a GPU: the same bits every time, a little slower
     deterministic: bool = False
+    """on a GPU: the same bits every time, a little slower"""
 
 
 @dataclass(frozen=True)
