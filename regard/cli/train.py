@@ -45,10 +45,10 @@ class Arguments:
 def run(argv: list[str]) -> int:
     argv = ["--data.files" if word == "--data" else word for word in argv]
     argv, family = _take_family(argv)
-    table = read_toml(argv[0]) if argv and not argv[0].startswith("-") else {}
+    named = bool(argv) and not argv[0].startswith("-")
+    table, origin = (read_toml(argv[0]), argv[0]) if named else ({}, "the command line")
     if family:
         table = table | {"model": table.get("model", {}) | {"family": family}}
-    origin = argv[0] if table else "the command line"
     first = _parse(argv, recipe_from(table, origin=origin))
     corpus = read_corpus(first.data, first.train.seed)
     chosen = _parse(argv, recipe_from(table, suggest(corpus), origin))
