@@ -35,7 +35,7 @@ def main() -> None:
     for language in options.languages:
         files = {name: str(options.data / f"{language}_{name}.tsv.gz") for name in ("train", "dev", "test")}
         data = DataConfig(files=(files["train"],), validation=(files["dev"],))
-        corpus = read_corpus(data, seed=1)
+        corpus = read_corpus(data)
         table = recipe_table(suggest(corpus)) | {"data": {"files": data.files, "validation": data.validation}}
         table["train"] |= {"workers": options.workers, "device": "cpu"}
         began = time.monotonic()

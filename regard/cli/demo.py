@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
     console = Console(stderr=True)
     console.print("Learning English to French from sentences that a small grammar makes up.")
     recipe = demo_recipe(options.seed)
-    corpus = read_corpus(recipe.data, options.seed)
+    corpus = read_corpus(recipe.data)
     began = time.monotonic()
     translator = train(recipe, options.out, corpus=corpus)
     trained = time.monotonic() - began

@@ -26,8 +26,8 @@ from regard.train import (
 class Arguments:
     """Trains a model from sentence pairs: regard train --data pairs.tsv --out model/
 
-    What the recipe and the command line leave open is chosen from the data. A run that was cut off goes on with the
-    same command.
+    What the recipe and the command line leave open is chosen from the data. --model.family (transformer, seq2seq)
+    decides which other --model options there are. A run that was cut off goes on with the same command.
     """
 
     recipe: Annotated[str, tyro.conf.Positional] = ""
@@ -50,10 +50,16 @@ def run(argv: list[str]) -> int:
     if family:
         table = table | {"model": table.get("model", {}) | {"family": family}}
     first = _parse(argv, recipe_from(table, origin=origin))
-    corpus = read_corpus(first.data, first.train.seed)
+    corpus = read_corpus(first.data)
     chosen = _parse(argv, recipe_from(table, suggest(corpus), origin))
     recipe = Recipe(data=chosen.data, tokenizer=chosen.tokenizer, model=chosen.model, train=chosen.train)
-    train(recipe, chosen.out, start_from=chosen.start_from or None, corpus=corpus)
+    translator = train(recipe, chosen.out, start_from=chosen.start_from or None, corpus=corpus)
+    best = translator.training["validation"]
+    print(
+        f"Best at step {translator.training['step']}: perplexity {best['perplexity']:.3f}, BLEU {best['bleu']:.2f}, "
+        f"exact match {best['exact_match']:.1f} % on the validation pairs; {chosen.out}/loss.png shows the way there.",
+        file=sys.stderr,
+    )
     print(f'The model is in {chosen.out}. Try: regard translate {chosen.out} "…"', file=sys.stderr)
     return 0
 

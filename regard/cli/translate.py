@@ -38,6 +38,8 @@ class Options:
     """add what hypotheses are ranked by: the log-probability, with length and coverage penalty"""
     alignments: bool = False
     """add which word became which (source-target, from 0), read off the clearest cross-attention of the first model"""
+    prefix: str = ""
+    """what every translation must begin with"""
     truncate: Truncate = False
     device: Device = "auto"
     decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(default_factory=DecodeConfig)
@@ -57,7 +59,8 @@ def run(argv: list[str]) -> int:
             for name, line in block:  # here, where the name of the line is known
                 translator.source_ids(line, name=name, truncate=options.truncate)
             texts = [line for _, line in block]
-            answers = translator.translate(texts, options.decode, truncate=options.truncate)
+            prefixes = [as_text(options.prefix, "--prefix")] * len(texts) if options.prefix else None
+            answers = translator.translate(texts, options.decode, prefixes=prefixes, truncate=options.truncate)
             columns = [
                 [str(i) for i, answer in enumerate(answers, done) for _ in answer] if options.decode.n_best > 1 else [],
                 [one.text.replace("\n", " ") for answer in answers for one in answer],

@@ -66,7 +66,7 @@ def train(
     origin = load(start_from, "cpu") if start_from is not None else None
     if origin is not None:
         recipe = dataclasses.replace(recipe, model=origin.model.config)
-    corpus = corpus or read_corpus(recipe.data, recipe.train.seed)
+    corpus = corpus or read_corpus(recipe.data)
     provenance = _provenance(recipe, corpus, start_from)
     before = _claim(out, provenance)
     if before is None:

@@ -57,6 +57,11 @@ def test_standard_input_is_lines(run, stdin, seq2seq_folder):
     assert run("translate", seq2seq_folder) == ["trois deux un", "", "", "cinq quatre"]
 
 
+def test_a_prefix_begins_every_translation(run, seq2seq_folder):
+    found = run("translate", seq2seq_folder, "one two three", "four five", "--prefix", "neuf")
+    assert all(line.startswith("neuf") for line in found)
+
+
 def test_a_file_in_many_blocks_keeps_its_order(run, monkeypatch, tmp_path, seq2seq_folder, seq2seq):
     sources = [source for source, _ in number_pairs(50, seed=12)]
     (tmp_path / "lines.txt").write_text("\n".join(sources))

@@ -33,7 +33,7 @@ def small(**sections: dict[str, Any]) -> Recipe:
 
 @functools.cache
 def small_corpus() -> Corpus:
-    corpus = read_corpus(SMALL.data, seed=1)
+    corpus = read_corpus(SMALL.data)
     return dataclasses.replace(corpus, validation=corpus.validation[:6])
 
 

@@ -20,7 +20,7 @@ def words(count: int, seed: int = 0) -> list[tuple[str, str]]:
 def corpus_of(tmp_path: Path, pairs: list[tuple[str, str]]) -> Corpus:
     path = tmp_path / "pairs.tsv"
     path.write_text("".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
-    return read_corpus(DataConfig(files=(str(path),)), seed=1)
+    return read_corpus(DataConfig(files=(str(path),)))
 
 
 def first_steps(recipe: Recipe, corpus: Corpus, out: Path) -> None:
@@ -29,7 +29,7 @@ def first_steps(recipe: Recipe, corpus: Corpus, out: Path) -> None:
 
 
 def test_text(tmp_path):
-    corpus = read_corpus(DataConfig(phrasebook_size=400), seed=1)
+    corpus = read_corpus(DataConfig(phrasebook_size=400))
     recipe = suggest(corpus)
     assert recipe.tokenizer.kind == "bpe"
     assert recipe.tokenizer.target_kind is None

@@ -1,0 +1,103 @@
+"""Positions, dropout, norms and multi-head attention, each against its formula."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from regard.attention import Offsets, ScaledDot
+from regard.attention.reference import reference
+from regard.layers.blocks import BlockConfig, Residual
+from regard.layers.cache import GrowingCache
+from regard.layers.dropout import Dropout
+from regard.layers.multihead import MultiHead
+from regard.layers.norms import make_norm
+from regard.layers.positions import Rotary, Sinusoidal
+
+
+def test_sinusoids_are_those_of_the_paper_at_any_length():
+    code = Sinusoidal(6, length=4)
+    code.reserve(1000)
+    for position in (0, 3, 999):
+        for i in range(3):
+            angle = position / 10000 ** (2 * i / 6)
+            row = code(torch.tensor([position]))[0]
+            assert row[2 * i] == pytest.approx(math.sin(angle), abs=1e-5)
+            assert row[2 * i + 1] == pytest.approx(math.cos(angle), abs=1e-5)
+
+
+def test_growing_the_table_changes_nothing_that_was_there():
+    code = Sinusoidal(8, length=4)
+    before = code(torch.arange(4))
+    code.reserve(100)
+    assert torch.equal(code(torch.arange(4)), before)
+
+
+def test_rotated_dot_products_know_distances_alone():
+    rotary, q, k = Rotary(8), torch.randn(1, 1, 8), torch.randn(1, 1, 8)
+
+    def product(p: int, s: int) -> torch.Tensor:
+        return (rotary(q, torch.tensor([p])) * rotary(k, torch.tensor([s]))).sum()
+
+    torch.testing.assert_close(product(7, 3), product(104, 100))
+    assert not torch.isclose(product(7, 3), product(7, 4))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
+def test_dropout_keeps_the_mean_and_drops_its_share(p):
+    torch.manual_seed(0)
+    x = torch.ones(400, 500, requires_grad=True)
+    y = Dropout(p)(x)
+    assert (y == 0).float().mean().item() == pytest.approx(p, abs=0.005)
+    assert y.mean().item() == pytest.approx(1.0, abs=0.005)
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())  # the same mask, the same scale
+    # Neighbouring bytes of one draw are independent too.
+    dropped = (y == 0).float().view(-1, 2)
+    assert (dropped[:, 0] * dropped[:, 1]).mean().item() == pytest.approx(p * p, abs=0.01)
+
+
+def test_dropout_is_the_seeds_and_sleeps_outside_of_training():
+    layer = Dropout(0.5)
+    torch.manual_seed(3)
+    first = layer(torch.ones(99))
+    torch.manual_seed(3)
+    assert torch.equal(layer(torch.ones(99)), first)
+    assert torch.equal(layer.eval()(torch.ones(99)), torch.ones(99))
+
+
+def test_layer_norm_gives_each_token_mean_0_and_variance_1():
+    y = make_norm("layer", 64)(3 + 5 * torch.randn(7, 64))
+    torch.testing.assert_close(y.mean(-1), torch.zeros(7), atol=1e-5, rtol=0)
+    torch.testing.assert_close(y.var(-1, unbiased=False), torch.ones(7), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_residuals_are_where_their_name_says(place):
+    layer = Residual(BlockConfig(8, 2, 16, dropout=0.0, norm=place))
+    x, sublayer = torch.randn(3, 8), nn.Linear(8, 8)
+    expected = x + sublayer(layer.norm(x)) if place == "pre" else layer.norm(x + sublayer(x))
+    torch.testing.assert_close(layer(x, sublayer), expected)
+
+
+def test_multi_head_attention_is_its_formula():
+    torch.manual_seed(0)
+    attention = MultiHead(12, heads=3, kind="cross")
+    x, memory = torch.randn(4, 12), torch.randn(6, 12)
+    found = attention(
+        x, Offsets.of(torch.tensor([0, 4])), memory=memory, memory_offsets=Offsets.of(torch.tensor([0, 6]))
+    )
+    q = attention.query(x).view(4, 3, 4).transpose(0, 1)[None]
+    k, v = (y.view(6, 3, 4).transpose(0, 1)[None] for y in attention.key_value(memory).chunk(2, dim=-1))
+    heads = reference(q, k, v, ScaledDot())[0].transpose(0, 1).reshape(4, 12)
+    torch.testing.assert_close(found, attention.out(heads))
+
+
+def test_a_cache_grows_beyond_its_first_room_and_keeps_what_it_has():
+    cache, rows = GrowingCache(), [torch.randn(2, 1, 1, 4) for _ in range(40)]
+    for row in rows:
+        keys, values = cache.append(row, -row)
+    assert torch.equal(keys, torch.cat(rows, dim=2))
+    assert torch.equal(values, -keys)
+    assert torch.equal(cache.reorder(torch.tensor([1])).append(rows[0][:1], rows[0][:1])[0][:, :, :40], keys[1:])
