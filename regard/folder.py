@@ -21,7 +21,7 @@ from safetensors.torch import load as weights_from_bytes
 from safetensors.torch import save as weights_to_bytes
 from torch import Tensor
 
-from regard.data import Tokenizer
+from regard.data import EOS, SOS, Tokenizer
 from regard.decode import BeamHistory, DecodeConfig, Ensemble, Hypothesis, decode_all
 from regard.errors import RegardError
 from regard.files import write_whole
@@ -29,7 +29,6 @@ from regard.layers.packed import Packed, pack
 from regard.models import FAMILIES, TranslationModel, family_of, make_model
 
 FORMAT = 1
-SOS, EOS = 2, 3
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 

@@ -44,8 +44,7 @@ def attend(
 
     Tensors are (B, T, D) or (B, H, T, D); q may have a multiple of the heads of k and v. With offsets they are packed,
     (N, H, D). The score is the scaled dot product unless another is given. `bias` adds numbers for where a query and a
-    key stand (see `Bias`). A query that may look at
-    nothing gets zeros. Never is there a T×S matrix, forward or backward.
+    key stand (see `Bias`). A query that may look at nothing gets zeros. There is never a T×S matrix, forward or back.
 
     >>> from regard.attention import causal
     >>> q = k = v = torch.eye(3)[None]

@@ -11,10 +11,10 @@ import tyro
 from regard.data import read_pairs
 from regard.data.phrasebook import phrasebook_pairs, words
 from regard.errors import RegardError
+from regard.train.recipe import PHRASEBOOK
 from regard.viewer import Link
 from regard.viewer.alignment import Words
 
-PHRASEBOOK = "phrasebook"
 TEST_SIZE = 1000
 
 Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help="the model folder")]
