@@ -51,8 +51,10 @@ class Report:
                 self.board.add_scalar(f"{kind}/{name}", value, step)
         text = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
         if self.bar is not None:
-            self.bar.update(self.task, completed=step, note=text if kind == "train" else None)
-            if kind != "train":
+            self.bar.update(self.task, completed=step)
+            if kind == "train":
+                self.bar.update(self.task, note=f"loss {numbers['loss']:.3f}")
+            else:
                 self.bar.console.print(f"step {step}  {kind}  {text}", highlight=False)
         elif not self.silent:
             print(f"step {step}  {kind}  {text}", file=sys.stderr, flush=True)
