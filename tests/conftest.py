@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from regard.data import Tokenizer
-from regard.data.tokenizer import EOS
+from regard.data.special import EOS
 from regard.folder import Translator, load, save
 from regard.models import ModelConfig, Seq2SeqConfig, TransformerConfig, make_model
 

@@ -18,9 +18,12 @@ PUBLIC = {
         *("weights", "window"),
     ],
     "regard.data": [
-        *("EOS", "KINDS", "PAD", "SOS", "SPECIALS", "UNK", "Batch", "Batches", "BpeDropout", "Counts", "Pair"),
-        *("Sequences", "Tokenizer", "clean", "encode_pairs", "phrasebook_pairs", "prefetch", "read_lines"),
-        *("read_pairs", "read_vectors", "split_validation"),
+        *("EOS", "IGNORED", "KINDS", "PAD", "SOS", "SPECIALS", "UNK", "AnswerBatches", "Batch", "Batches"),
+        *("BpeDropout", "ByLength", "Counts", "Labelled", "LabelledBatches", "MaskedBatches", "Pair", "Question"),
+        *("QuestionPieces", "Sequences", "Special", "TextBatches", "Texts", "Tokenizer", "clean", "encode_documents"),
+        *("encode_pairs", "encode_texts", "label_ids", "label_names", "phrasebook_pairs", "prefetch"),
+        *("read_documents", "read_labelled", "read_lines", "read_pairs", "read_squad", "read_vectors"),
+        *("split_documents", "split_validation", "whole_text"),
     ],
     "regard.decode": [
         *("SPECIAL", "BeamHistory", "BeamStep", "Decodable", "DecodeConfig", "Ensemble", "Hypothesis", "NBest"),
@@ -28,7 +31,7 @@ PUBLIC = {
     ],
     "regard.train": [
         *("Corpus", "DataConfig", "Recipe", "TextScores", "TokenizerConfig", "TrainConfig", "read_corpus", "read_toml"),
-        *("recipe_from", "suggest", "text_scores", "train"),
+        *("recipe_from", "squad_scores", "suggest", "text_scores", "train"),
     ],
     "regard.viewer": [
         *("AttentionMap", "Link", "Look", "align", "alignment_error_rate", "attentions", "best_layer"),

@@ -59,7 +59,8 @@ class Options:
 def run(argv: list[str]) -> int:
     options = parse(Options, "evaluate", argv)
     examples = _examples(options)
-    translator = load([options.model, *options.ensemble] if options.ensemble else options.model, options.device)
+    folders = [options.model, *options.ensemble]
+    translator = load(folders if options.ensemble else options.model, options.device, expect=Translator)
     results: dict[str, Any] = {"data": list(options.data), "sentences": len(examples.pairs)}
     results |= _translations(translator, examples, options)
     if not options.ensemble:

@@ -9,7 +9,7 @@ import torch
 
 from regard.attention import explain
 from regard.cli.common import Model, parse
-from regard.data.tokenizer import EOS
+from regard.data.special import EOS
 from regard.folder import Device, Translator, load
 from regard.models import family_of
 from regard.viewer import attentions

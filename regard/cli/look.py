@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from regard.cli.common import Model, Truncate, as_text, parse
-from regard.folder import Device, load
+from regard.folder import Device, Translator, load
 from regard.viewer import look
 
 
@@ -38,7 +38,7 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "look", argv)
-    translator = load(options.model, options.device)
+    translator = load(options.model, options.device, expect=Translator)
     target = None if options.target is None else as_text(options.target, "--target")
     seen = look(translator, as_text(options.text, "the text"), target, truncate=options.truncate)
     seen.save(options.out, options.attention, options.head, overview=options.all)

@@ -52,7 +52,13 @@ def run(argv: list[str]) -> int:
     first = _parse(argv, recipe_from(table, origin=origin))
     corpus = read_corpus(first.data)
     chosen = _parse(argv, recipe_from(table, suggest(corpus), origin))
-    recipe = Recipe(data=chosen.data, tokenizer=chosen.tokenizer, model=chosen.model, train=chosen.train)
+    recipe = Recipe(
+        task=recipe_from(table, origin=origin).task,
+        data=chosen.data,
+        tokenizer=chosen.tokenizer,
+        model=chosen.model,
+        train=chosen.train,
+    )
     translator = train(recipe, chosen.out, start_from=chosen.start_from or None, corpus=corpus)
     best = translator.training["validation"]
     print(

@@ -13,7 +13,7 @@ from regard.cli.common import Ensemble, Model, Truncate, as_text, parse, progres
 from regard.data.readers import STDIN, numbered_lines
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import Device, load
+from regard.folder import Device, Translator, load
 from regard.viewer import align, clearest_layer, format_links, need_attention
 
 # So many lines are sorted by length into batches before the first of them is answered.
@@ -49,7 +49,8 @@ def run(argv: list[str]) -> int:
     options = parse(Options, "translate", argv)
     if options.text and options.input is not None:
         raise RegardError("Both --input and lines as arguments are given.", "Give one of them.")
-    translator = load([options.model, *options.ensemble] if options.ensemble else options.model, options.device)
+    folders = [options.model, *options.ensemble]
+    translator = load(folders if options.ensemble else options.model, options.device, expect=Translator)
     if options.alignments:
         need_attention(translator)
     lines = _arguments(options.text) if options.text else _read(options.input)

@@ -1,34 +1,61 @@
-"""Readers, cleaning, tokenisers, packed batches, word vectors."""
+"""Readers, cleaning, tokenisers, packed batches for each task, word vectors."""
 
-from regard.data.batches import Batch, Batches, encode_pairs, prefetch
+from regard.data.batches import IGNORED, Batch, Batches, encode_pairs, prefetch
 from regard.data.cleaning import Counts, clean, split_validation
+from regard.data.documents import encode_documents, read_documents, split_documents
 from regard.data.dropout import BpeDropout
+from regard.data.labelled import Labelled, LabelledBatches, label_ids, label_names, read_labelled
+from regard.data.masking import MaskedBatches
 from regard.data.phrasebook import phrasebook_pairs
+from regard.data.questions import AnswerBatches, Question, QuestionPieces, read_squad
 from regard.data.readers import Pair, read_lines, read_pairs
 from regard.data.sequences import Sequences
-from regard.data.tokenizer import EOS, KINDS, PAD, SOS, SPECIALS, UNK, Tokenizer
+from regard.data.special import EOS, PAD, SOS, SPECIALS, UNK, Special
+from regard.data.streams import TextBatches, whole_text
+from regard.data.texts import ByLength, Texts, encode_texts
+from regard.data.tokenizer import KINDS, Tokenizer
 from regard.data.vectors import read_vectors
 
 __all__ = [
     "EOS",
+    "IGNORED",
     "KINDS",
     "PAD",
     "SOS",
     "SPECIALS",
     "UNK",
+    "AnswerBatches",
     "Batch",
     "Batches",
     "BpeDropout",
+    "ByLength",
     "Counts",
+    "Labelled",
+    "LabelledBatches",
+    "MaskedBatches",
     "Pair",
+    "Question",
+    "QuestionPieces",
     "Sequences",
+    "Special",
+    "TextBatches",
+    "Texts",
     "Tokenizer",
     "clean",
+    "encode_documents",
     "encode_pairs",
+    "encode_texts",
+    "label_ids",
+    "label_names",
     "phrasebook_pairs",
     "prefetch",
+    "read_documents",
+    "read_labelled",
     "read_lines",
     "read_pairs",
+    "read_squad",
     "read_vectors",
+    "split_documents",
     "split_validation",
+    "whole_text",
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -61,21 +62,25 @@ def clean(pairs: Sequence[Pair], max_ratio: float = 9.0, max_chars: int = 5000) 
     return list(kept), Counts(len(kept), empty, duplicate, unequal, too_long)
 
 
-def split_validation(pairs: Sequence[Pair], seed: int) -> tuple[list[Pair], list[Pair]]:
+Example = TypeVar("Example", bound=tuple[Any, Any])
+
+
+def split_validation(pairs: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
     """Training and validation pairs: about 2% are set aside, at least 1 and at most 2000, chosen by the seed. All pairs
-    of one source sentence go the same way, so that validation asks for nothing that was seen.
+    of one source sentence go the same way, so that validation asks for nothing that was seen. (Of texts and labels, all
+    of one text; of contexts and questions, all of one context.)
 
     >>> training, validation = split_validation([(f"{i}", f"{i}") for i in range(100)], seed=0)
     >>> len(training), len(validation)
     (98, 2)
     """
-    rows_of: dict[str, list[int]] = {}
+    rows_of: dict[Any, list[int]] = {}
     for row, (source, _) in enumerate(pairs):
         rows_of.setdefault(source, []).append(row)
     if len(rows_of) < 2:
         raise RegardError(
             f"{len(rows_of)} different source sentences are too few to set some aside for validation.",
-            hint="Give more pairs, or validation files of their own.",
+            hint="Give more of them, or validation files of their own.",
         )
     wanted = min(max(1, round(VALIDATION_SHARE * len(pairs))), VALIDATION_MOST)
     groups = list(rows_of.values())

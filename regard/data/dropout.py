@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Int
 
 from regard.data.sequences import Sequences, gather
-from regard.data.tokenizer import UNK, Tokenizer
+from regard.data.special import UNK
+from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 
 SEGMENTATIONS = 32

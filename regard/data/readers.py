@@ -7,9 +7,9 @@ import lzma
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from regard.errors import RegardError
 
@@ -25,14 +25,19 @@ def numbered_lines(file: str | Path) -> Iterator[tuple[int, str]]:
 
     The error for whatever is wrong with the file names it, and the line where there is one.
     """
-    name = "stdin" if file == STDIN else str(file)
+    for number, line in _lines_with_ends(file):
+        yield number, line.removesuffix("\n").removesuffix("\r")
+
+
+def _lines_with_ends(file: str | Path) -> Iterator[tuple[int, str]]:
+    name = name_of(file)
     number = 0
     try:
         with _open(file) as stream:
             for number, raw in enumerate(stream, start=1):
                 if number == 1:
                     raw = raw.removeprefix(b"\xef\xbb\xbf")
-                yield number, raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+                yield number, raw.decode("utf-8")
     except FileNotFoundError:
         raise RegardError(f"There is no file {name}.", hint=_near(Path(file))) from None
     except UnicodeDecodeError:
@@ -46,6 +51,26 @@ def numbered_lines(file: str | Path) -> Iterator[tuple[int, str]]:
         raise RegardError(f"{name} cannot be read: {error.strerror or error}.") from None
     if number == 0:
         raise RegardError(f"{name} is empty.")
+
+
+def name_of(file: str | Path) -> str:
+    """What errors call a file."""
+    return "stdin" if file == STDIN else str(file)
+
+
+@contextmanager
+def in_line(file: str | Path, number: int) -> Iterator[None]:
+    """An error from inside says which line of which file it is about.
+
+    >>> with in_line("a.tsv", 3):
+    ...     raise RegardError("no tab.")
+    Traceback (most recent call last):
+    regard.errors.RegardError: a.tsv, line 3: no tab.
+    """
+    try:
+        yield
+    except RegardError as error:
+        raise RegardError(f"{name_of(file)}, line {number}: {error.message}", error.hint) from None
 
 
 def _open(file: str | Path) -> AbstractContextManager[BinaryIO]:
@@ -68,6 +93,11 @@ def read_lines(file: str | Path) -> list[str]:
     return [line for _, line in numbered_lines(file)]
 
 
+def read_text(file: str | Path) -> str:
+    """A whole text file with its line ends, .gz or .xz too; "-" is stdin. A BOM is removed, CR LF becomes LF."""
+    return "".join(line for _, line in _lines_with_ends(file)).replace("\r\n", "\n")
+
+
 def read_pairs(files: Sequence[str | Path], columns: tuple[str, str] | None = None) -> list[Pair]:
     """Pairs of source and target.
 
@@ -79,11 +109,11 @@ def read_pairs(files: Sequence[str | Path], columns: tuple[str, str] | None = No
     `columns` names other fields of JSONL (("en", "fr")), or other columns of TSV, counted from 1 (("2", "1")).
     An empty line is a pair of empty sentences: cleaning counts and removes it.
     """
-    if len(files) == 2 and not all(_stem_suffix(file) in _PAIR_SUFFIXES for file in files):
+    if len(files) == 2 and not all(stem_suffix(file) in _PAIR_SUFFIXES for file in files):
         if columns is not None:
             raise RegardError("Columns are for TSV and JSONL; two parallel files have none.")
         return _parallel(*files)
-    if len(files) == 1 or (files and all(_stem_suffix(file) in _PAIR_SUFFIXES for file in files)):
+    if len(files) == 1 or (files and all(stem_suffix(file) in _PAIR_SUFFIXES for file in files)):
         return [pair for file in files for pair in _in_one(file, columns)]
     raise RegardError(
         f"Sentence pairs come from two parallel files or from .tsv and .jsonl files, not from {len(files)} files"
@@ -92,7 +122,7 @@ def read_pairs(files: Sequence[str | Path], columns: tuple[str, str] | None = No
     )
 
 
-def _stem_suffix(file: str | Path) -> str:
+def stem_suffix(file: str | Path) -> str:
     """The suffix without the compression's: .tsv for pairs.tsv.gz."""
     path = Path(file)
     return (path.with_suffix("") if path.suffix in _OPENERS else path).suffix
@@ -110,18 +140,16 @@ def _parallel(source: str | Path, target: str | Path) -> list[Pair]:
 
 
 def _in_one(file: str | Path, columns: tuple[str, str] | None) -> Iterator[Pair]:
-    parse = {".tsv": _from_tsv, ".jsonl": _from_json}.get(_stem_suffix(file))
+    parse = {".tsv": _from_tsv, ".jsonl": _from_json}.get(stem_suffix(file))
     for number, line in numbered_lines(file):
         if not line.strip():
             yield "", ""
             continue
         if parse is None:
             parse = _from_json if line.lstrip().startswith("{") else _from_tsv
-        try:
-            yield parse(line, columns)
-        except RegardError as error:
-            name = "stdin" if file == STDIN else file
-            raise RegardError(f"{name}, line {number}: {error.message}", error.hint) from None
+        with in_line(file, number):
+            pair = parse(line, columns)
+        yield pair
 
 
 def _from_tsv(line: str, columns: tuple[str, str] | None) -> Pair:
@@ -136,16 +164,26 @@ def _from_tsv(line: str, columns: tuple[str, str] | None) -> Pair:
     return fields[source - 1], fields[target - 1]
 
 
-def _from_json(line: str, columns: tuple[str, str] | None) -> Pair:
-    names = columns or ("source", "target")
+def from_json(line: str) -> Any:
+    """What a line of JSONL holds."""
     try:
-        found = json.loads(line)
+        return json.loads(line)
     except json.JSONDecodeError as error:
         raise RegardError(f"not JSON ({error.msg} at column {error.colno}).", hint="Write one object a line.") from None
+
+
+def fields_of(found: Any) -> str:
+    """What an error says of an object that lacks something."""
+    return f"it has {', '.join(found) or 'no fields'}" if isinstance(found, dict) else "it is no object"
+
+
+def _from_json(line: str, columns: tuple[str, str] | None) -> Pair:
+    names = columns or ("source", "target")
+    found = from_json(line)
     if isinstance(found, dict) and isinstance(found.get("translation"), dict):
         found = found["translation"]
     source, target = (found.get(name) if isinstance(found, dict) else None for name in names)
     if not isinstance(source, str) or not isinstance(target, str):
-        there = f"it has {', '.join(found) or 'no fields'}" if isinstance(found, dict) else "it is no object"
-        raise RegardError(f'no text under "{names[0]}" and "{names[1]}"; {there}.', hint="Name the two columns.")
+        message = f'no text under "{names[0]}" and "{names[1]}"; {fields_of(found)}.'
+        raise RegardError(message, hint="Name the two columns.")
     return source, target

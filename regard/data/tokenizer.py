@@ -14,11 +14,9 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
+from regard.data.special import MASK_NAME, SPECIALS, UNK
 from regard.errors import RegardError
 from regard.files import write_whole
-
-SPECIALS = ("<pad>", "<unk>", "<sos>", "<eos>")
-PAD, UNK, SOS, EOS = range(4)
 
 # The sign that begins a word in the vocabulary, so that decoding knows where the spaces were.
 SPACE = "▁"
@@ -42,11 +40,13 @@ def _words(*parts: str) -> pre_tokenizers.PreTokenizer:
 _PRE_TOKENIZERS: dict[str, pre_tokenizers.PreTokenizer] = {
     "word": _words(_LETTER, _ENTITY),
     "space": pre_tokenizers.Metaspace(SPACE),
-    "char": pre_tokenizers.Split(Regex(r"(?m)."), "isolated"),
+    "char": pre_tokenizers.Split(Regex(r"(?m)."), "isolated"),  # (?m): here, that a dot is a line end too
     "bpe": _words(_LETTER, _ENTITY, _HYPHEN),  # whether t-shirt is one piece, its frequency decides
     "bytes": pre_tokenizers.ByteLevel(add_prefix_space=False),
 }
 KINDS = tuple(_PRE_TOKENIZERS)
+# A tokeniser of another program, which came with an imported model.
+FOREIGN = "foreign"
 
 
 def _decoder(kind: str) -> decoders.Decoder:
@@ -54,8 +54,10 @@ def _decoder(kind: str) -> decoders.Decoder:
     return special.get(kind, decoders.Metaspace(SPACE))
 
 
-def _normalizer(kind: str, lowercase: bool) -> normalizers.Normalizer | None:
+def _normalizer(kind: str, lowercase: bool, exact: bool = False) -> normalizers.Normalizer | None:
     steps: list[normalizers.Normalizer] = []
+    if exact:
+        return normalizers.Lowercase() if lowercase else None
     if kind not in ("bytes", "space"):  # bytes are exact; for "space", signs are symbols, not to be recomposed
         # Characters are taken apart: accents by themselves, and the thousands of Hangul syllables as their few letters.
         steps.append(normalizers.NFD() if kind == "char" else normalizers.NFC())
@@ -91,7 +93,13 @@ class Tokenizer:
     def __init__(self, library: tokenizers.Tokenizer, kind: str) -> None:
         library.encode_special_tokens = True  # which means: as the text that they are
         self.library = library
-        self.kind = kind
+        self.kind = kind  # one of KINDS, or FOREIGN
+
+    @cached_property
+    def has_mask(self) -> bool:
+        """Whether one of its own special ids stands for a hidden token."""
+        marks = self.library.get_added_tokens_decoder().get(len(SPECIALS))
+        return self.kind != FOREIGN and marks is not None and marks.content == MASK_NAME and marks.special
 
     def __eq__(self, other: object) -> bool:
         """Whether the two give every text the same ids: models of equal tokenisers can vote together."""
@@ -101,15 +109,29 @@ class Tokenizer:
         return hash(self.library.to_str())
 
     @staticmethod
-    def train(texts: Iterable[str], kind: str, vocab_size: int = 8000, lowercase: bool = False) -> "Tokenizer":
-        """Learn a vocabulary of at most `vocab_size` entries, the four special ones included.
+    def train(
+        texts: Iterable[str],
+        kind: str,
+        vocab_size: int = 8000,
+        lowercase: bool = False,
+        *,
+        mask: bool = False,
+        exact: bool = False,
+    ) -> "Tokenizer":
+        """Learn a vocabulary of at most `vocab_size` entries, the four special ones and, if wanted, `<mask>` included.
+
+        With `exact`, which is for `char`, characters are taken as they are: line ends and spaces too.
 
         For a shared tokeniser give the texts of both sides. The same texts give the same tokeniser, byte for byte.
         Every character that occurs has its entry in `bpe` (every byte in `bytes`), even where `vocab_size` is less.
         """
         if kind not in KINDS:
             raise RegardError(f"There is no tokeniser of kind {kind!r}.", hint=f"Choose one of {', '.join(KINDS)}.")
-        common: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": [*SPECIALS], "show_progress": False}
+        common: dict[str, Any] = {
+            "vocab_size": vocab_size,
+            "special_tokens": [*SPECIALS, *[MASK_NAME] * mask],
+            "show_progress": False,
+        }
         library: tokenizers.Tokenizer
         trainer: trainers.Trainer
         if kind in ("bpe", "bytes"):
@@ -119,7 +141,7 @@ class Tokenizer:
         else:
             library = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIALS[UNK]))
             trainer = trainers.WordLevelTrainer(**common)
-        library.normalizer = _normalizer(kind, lowercase)
+        library.normalizer = _normalizer(kind, lowercase, exact)
         library.pre_tokenizer = _PRE_TOKENIZERS[kind]
         library.decoder = _decoder(kind)
         library.train_from_iterator(texts, trainer)
@@ -136,8 +158,11 @@ class Tokenizer:
         A word at the beginning of a word and inside one (after l') are two ids with the same text. A part of a
         character, which `bytes` has, shows as "�".
         """
-        others = [self.library.decode([index]) for index in range(len(SPECIALS), self.vocab_size)]
-        return [*SPECIALS, *others]
+        special = {index for index, token in self.library.get_added_tokens_decoder().items() if token.special}
+        return [
+            self.library.id_to_token(index) if index in special else self.library.decode([index])
+            for index in range(self.vocab_size)
+        ]
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without `<sos>` and `<eos>`."""
@@ -173,7 +198,7 @@ class Tokenizer:
         Special ids have an empty piece, and so have the later parts of a character that `bytes` has cut.
 
         >>> tokenizer = Tokenizer.train(["the cat"], "word")
-        >>> tokenizer.pieces_of([*tokenizer.encode("the cat"), EOS])
+        >>> tokenizer.pieces_of([*tokenizer.encode("the cat"), 3])  # the end
         [('the', (0, 3)), ('cat', (4, 7)), ('', (7, 7))]
         """
         text = self.decode(ids)
@@ -185,8 +210,8 @@ class Tokenizer:
         write_whole(Path(path), self.library.to_str(pretty=True).encode())
 
     @staticmethod
-    def load(path: str | Path) -> "Tokenizer":
-        """Open a file that `save` wrote."""
+    def load(path: str | Path, *, foreign: bool = False) -> "Tokenizer":
+        """Open a file that `save` wrote; or, where that is allowed, any file of the `tokenizers` library."""
         try:
             library = tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -195,6 +220,8 @@ class Tokenizer:
             raise RegardError(f"{path} cannot be read: {error.strerror}.") from None
         except Exception as error:  # which is all that the library raises
             raise RegardError(f"{path} is not a tokeniser: {error}.") from None
+        if foreign:
+            return Tokenizer(library, FOREIGN)
         for kind in KINDS:
             if _same_cut(library, _PRE_TOKENIZERS[kind]) and all(
                 library.token_to_id(name) == index for index, name in enumerate(SPECIALS)

@@ -1,12 +1,13 @@
 """From one batch to any number of sentences."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from regard.decode.beams import beam
 from regard.decode.config import DecodeConfig
 from regard.decode.hypotheses import NBest
 from regard.decode.protocol import SPECIAL, Decodable, Source, Special
-from regard.decode.stepwise import greedy, sample
+from regard.decode.stepwise import OnToken, greedy, sample
 
 
 def decode_batch(
@@ -18,13 +19,20 @@ def decode_batch(
     prefixes: Sequence[Sequence[int]] | None = None,
     history: bool = False,
     numbers: Sequence[int] | None = None,
+    room: int | None = None,
+    on_token: OnToken | None = None,
 ) -> list[NBest]:
-    """Decode one batch by the config's method. `history` is heard by beam, `numbers` by sample: see there."""
+    """Decode one batch by the config's method. `history` is heard by beam, `numbers` by sample: see there.
+
+    `room` bounds source and output together, for models whose output goes on with the source. `on_token(sentence,
+    token)` is told each token as it is chosen, except by beam, which does not know until the end.
+    """
+    common: dict[str, Any] = {"special": special, "prefixes": prefixes, "room": room}
     if config.method == "greedy":
-        return greedy(model, source, config, special=special, prefixes=prefixes)
+        return greedy(model, source, config, **common, on_token=on_token)
     if config.method == "sample":
-        return sample(model, source, config, special=special, prefixes=prefixes, numbers=numbers)
-    return beam(model, source, config, special=special, prefixes=prefixes, history=history)
+        return sample(model, source, config, **common, numbers=numbers, on_token=on_token)
+    return beam(model, source, config, **common, history=history)
 
 
 def decode_all(
@@ -36,12 +44,15 @@ def decode_all(
     special: Special = SPECIAL,
     prefixes: Sequence[Sequence[int]] | None = None,
     history: bool = False,
+    room: int | None = None,
+    on_token: OnToken | None = None,
     budget: int = 8192,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[NBest]:
     """Decode any number of sentences, in batches of similar lengths; the results come in the order of `sources`.
 
-    `budget` bounds sentences * hypotheses * longest source of a batch. `progress(done, total)` is called after each.
+    `room` and `on_token`: see `decode_batch`. `budget` bounds sentences * hypotheses * longest source of a batch.
+    `progress(done, total)` is called after each.
 
     >>> from regard.layers.packed import pack
     >>> from regard.models.transformer import Transformer, TransformerConfig
@@ -62,6 +73,8 @@ def decode_all(
             prefixes=None if prefixes is None else [prefixes[i] for i in batch],
             history=history,
             numbers=batch,
+            room=room,
+            on_token=None if on_token is None else lambda row, token, batch=batch: on_token(batch[row], token),
         )
         for i, answer in zip(batch, answers):
             results[i] = answer

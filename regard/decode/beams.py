@@ -94,6 +94,7 @@ def beam(
     special: Special = SPECIAL,
     prefixes: Sequence[Sequence[int]] | None = None,
     history: bool = False,
+    room: int | None = None,
 ) -> list[NBest]:
     """The `n_best` best outputs that a beam of `config.beam` finds, for each sentence.
 
@@ -109,7 +110,7 @@ def beam(
     True
     """
     config = config or DecodeConfig()
-    constraints = Constraints.of(source, config, special, prefixes)
+    constraints = Constraints.of(source, config, special, prefixes, room)
     B, K, device = len(constraints.limit), config.beam, constraints.limit.device
     if B == 0:
         return []

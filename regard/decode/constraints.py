@@ -25,8 +25,14 @@ class Constraints:
 
     @classmethod
     def of(
-        cls, source: Source, config: DecodeConfig, special: Special, prefixes: Sequence[Sequence[int]] | None
+        cls,
+        source: Source,
+        config: DecodeConfig,
+        special: Special,
+        prefixes: Sequence[Sequence[int]] | None,
+        room: int | None = None,
     ) -> "Constraints":
+        """`room` bounds source and output together, for models whose output goes on with the source."""
         lengths = source.offsets.lengths.tolist()
         prefixes = [()] * len(lengths) if prefixes is None else prefixes
         if len(prefixes) != len(lengths):
@@ -41,6 +47,8 @@ class Constraints:
         longest = max(map(len, prefixes), default=0)
         filled = [[*prefix, *[-1] * (longest - len(prefix))] for prefix in prefixes]
         limits = [max(config.limit(length), len(prefix)) for length, prefix in zip(lengths, prefixes)]
+        if room is not None:
+            limits = [max(0, min(limit, room - length)) for limit, length in zip(limits, lengths)]
         device = source.offsets.starts.device
         return cls(
             prefix=torch.tensor(filled, dtype=torch.long, device=device).view(len(lengths), longest),
@@ -64,8 +72,8 @@ class Constraints:
         if is_forced.any():
             token = forced.clamp(min=0)[:, None, None].expand(-1, log_p.shape[1], 1)
             only = torch.full_like(log_p, -torch.inf).scatter(-1, token, log_p.gather(-1, token))
-        banned = [self.special.pad, self.special.sos] + [self.special.eos] * (t < self.min_len)
-        for token_id in banned:
+        banned = {self.special.pad, self.special.sos} - {self.special.eos}  # which may be one and the same
+        for token_id in banned | ({self.special.eos} if t < self.min_len else set()):
             log_p[..., token_id] = -torch.inf
         return log_p if only is None else torch.where(is_forced[:, None, None], only, log_p)
 

@@ -1,27 +1,12 @@
 """What decoding asks of a model, of its source, and of its vocabulary."""
 
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention.offsets import Offsets
-
-
-@dataclass(frozen=True)
-class Special:
-    """The ids that mean something to decoding; those of models trained here by default.
-
-    >>> Special().eos
-    3
-    """
-
-    pad: int = 0
-    unk: int = 1
-    sos: int = 2
-    eos: int = 3
-
+from regard.data.special import Special
 
 SPECIAL = Special()
 

@@ -17,6 +17,8 @@ from regard.decode.protocol import SPECIAL, Decodable, Source, Special
 KEEP_WHOLE = 0.75
 
 Choice = Callable[[Float[Tensor, "B K V"], int, Int[Tensor, "B"]], Int[Tensor, "B K"]]
+# Is told the sentence's place in the batch and each token as it is chosen: of several samples, the first one's.
+OnToken = Callable[[int, int], None]
 
 
 def greedy(
@@ -26,6 +28,8 @@ def greedy(
     *,
     special: Special = SPECIAL,
     prefixes: Sequence[Sequence[int]] | None = None,
+    room: int | None = None,
+    on_token: OnToken | None = None,
 ) -> list[NBest]:
     """The most probable token each time, until `<eos>`; one hypothesis for each sentence.
 
@@ -38,8 +42,8 @@ def greedy(
     (2, 3)
     """
     config = config or DecodeConfig(method="greedy")
-    constraints = Constraints.of(source, config, special, prefixes)
-    return _one_by_one(model, source, config, constraints, lambda log_p, t, rows: log_p.argmax(-1), samples=1)
+    constraints = Constraints.of(source, config, special, prefixes, room)
+    return _one_by_one(model, source, config, constraints, lambda log_p, t, rows: log_p.argmax(-1), 1, on_token)
 
 
 def sample(
@@ -50,6 +54,8 @@ def sample(
     special: Special = SPECIAL,
     prefixes: Sequence[Sequence[int]] | None = None,
     numbers: Sequence[int] | None = None,
+    room: int | None = None,
+    on_token: OnToken | None = None,
 ) -> list[NBest]:
     """`n_best` outputs drawn independently for each sentence, by temperature, top-k and top-p; equal ones may occur.
 
@@ -64,7 +70,7 @@ def sample(
     [3, 3]
     """
     config = config or DecodeConfig(method="sample")
-    constraints = Constraints.of(source, config, special, prefixes)
+    constraints = Constraints.of(source, config, special, prefixes, room)
     B = len(constraints.limit)
     if B == 0:
         return []
@@ -76,7 +82,7 @@ def sample(
     def choose(log_p: Float[Tensor, "B K V"], t: int, rows: Int[Tensor, "B"]) -> Int[Tensor, "B K"]:
         return draw(log_p, u_BTK[rows, t], config.temperature, config.top_k, config.top_p)
 
-    return _one_by_one(model, source, config, constraints, choose, samples=config.n_best)
+    return _one_by_one(model, source, config, constraints, choose, config.n_best, on_token)
 
 
 def draw(
@@ -111,7 +117,13 @@ def draw(
 
 @torch.no_grad()  # not inference_mode: a model may keep tables that it made here and train with them later
 def _one_by_one(
-    model: Decodable, source: Source, config: DecodeConfig, constraints: Constraints, choose: Choice, samples: int
+    model: Decodable,
+    source: Source,
+    config: DecodeConfig,
+    constraints: Constraints,
+    choose: Choice,
+    samples: int,
+    on_token: OnToken | None,
 ) -> list[NBest]:
     B, K, special, device = len(constraints.limit), samples, constraints.special, constraints.limit.device
     if B == 0:
@@ -140,6 +152,10 @@ def _one_by_one(
         log_prob[rows] += torch.where(going, price, 0.0)
         lengths[rows] += going
         going = going & (last != special.eos)
+        if on_token is not None:
+            for row, token, goes_on in zip(rows.tolist(), last[:, 0].tolist(), going[:, 0].tolist()):
+                if goes_on:
+                    on_token(row, token)
         left = going.any(1).nonzero().squeeze(1)
         if len(left) == 0:
             break

@@ -7,11 +7,11 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention.offsets import Offsets
+from regard.attention import Bias, Offsets
 from regard.layers.cache import GrowingCache, MemoryCache
 from regard.layers.dropout import Dropout
 from regard.layers.feedforward import Activation, FeedForward
-from regard.layers.multihead import MultiHead
+from regard.layers.multihead import BiasPlace, MultiHead
 from regard.layers.norms import NormKind, make_norm
 
 NormPlace = Literal["pre", "post"]
@@ -25,13 +25,15 @@ class BlockConfig:
     heads: int
     feedforward: int
     kv_heads: int | None = None
+    head_width: int | None = None
     dropout: float = 0.1
     norm: NormPlace = "pre"
     norm_kind: NormKind = "layer"
+    norm_eps: float = 1e-5
     activation: Activation = "relu"
-    rotary: bool = False
-    qk_norm: bool = False
-    bias: bool = True
+    rotary_base: float | None = None
+    qk_norm_eps: float | None = None
+    bias: BiasPlace = "all"
     max_len: int = 256
 
     def attention(self, kind: Literal["self", "masked", "cross"], score: str) -> MultiHead:
@@ -41,11 +43,15 @@ class BlockConfig:
             kind=kind,
             score=score,
             kv_heads=self.kv_heads,
-            rotary=self.rotary and kind != "cross",
-            qk_norm=self.qk_norm,
+            head_width=self.head_width,
+            rotary_base=self.rotary_base if kind != "cross" else None,
+            qk_norm_eps=self.qk_norm_eps,
             bias=self.bias,
             max_keys=self.max_len,
         )
+
+    def feed_forward(self) -> FeedForward:
+        return FeedForward(self.width, self.feedforward, self.activation, self.bias in ("all", "feedforward"))
 
 
 class Residual(nn.Module):
@@ -58,7 +64,7 @@ class Residual(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.place = config.norm
-        self.norm = make_norm(config.norm_kind, config.width)
+        self.norm = make_norm(config.norm_kind, config.width, config.norm_eps)
         self.dropout = Dropout(config.dropout)
 
     def forward(
@@ -70,23 +76,29 @@ class Residual(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then feed-forward.
+    """Self-attention, then feed-forward: a block of an encoder or, masked, of a decoder that has no encoder.
 
     >>> block = EncoderBlock(BlockConfig(16, heads=4, feedforward=32), score="scaled_dot")
     >>> block(torch.randn(5, 16), Offsets.of(torch.tensor([0, 2, 5]))).shape
     torch.Size([5, 16])
     """
 
-    def __init__(self, config: BlockConfig, score: str) -> None:
+    def __init__(self, config: BlockConfig, score: str, kind: Literal["self", "masked"] = "self") -> None:
         super().__init__()
-        self.attention = config.attention("self", score)
-        self.feedforward = FeedForward(config.width, config.feedforward, config.activation, config.bias)
+        self.attention = config.attention(kind, score)
+        self.feedforward = config.feed_forward()
         self.residuals = nn.ModuleList(Residual(config) for _ in range(2))
 
     def forward(
-        self, x: Float[Tensor, "N E"], offsets: Offsets, positions: Int[Tensor, "N"] | None = None
-    ) -> Float[Tensor, "N E"]:
-        x = self.residuals[0](x, lambda y: self.attention(y, offsets, positions=positions))
+        self,
+        x: Float[Tensor, "*n E"],
+        offsets: Offsets | None,
+        positions: Int[Tensor, "*n"] | None = None,
+        bias: Bias | None = None,
+        cache: GrowingCache | None = None,
+    ) -> Float[Tensor, "*n E"]:
+        """Whole sequences, packed; with a cache and no offsets one token for each of the (B, K) hypotheses."""
+        x = self.residuals[0](x, lambda y: self.attention(y, offsets, positions=positions, bias=bias, cache=cache))
         return self.residuals[1](x, self.feedforward)
 
 
@@ -97,7 +109,7 @@ class DecoderBlock(nn.Module):
         super().__init__()
         self.attention = config.attention("masked", score)
         self.cross = config.attention("cross", cross_score)
-        self.feedforward = FeedForward(config.width, config.feedforward, config.activation, config.bias)
+        self.feedforward = config.feed_forward()
         self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
 
     def forward(
@@ -107,15 +119,21 @@ class DecoderBlock(nn.Module):
         memory: Float[Tensor, "M E"],
         memory_offsets: Offsets,
         positions: Int[Tensor, "N"] | None = None,
+        bias: Bias | None = None,
     ) -> Float[Tensor, "N E"]:
-        x = self.residuals[0](x, lambda y: self.attention(y, offsets, positions=positions))
+        x = self.residuals[0](x, lambda y: self.attention(y, offsets, positions=positions, bias=bias))
         x = self.residuals[1](x, lambda y: self.cross(y, offsets, memory=memory, memory_offsets=memory_offsets))
         return self.residuals[2](x, self.feedforward)
 
     def step(
-        self, x: Float[Tensor, "B K E"], own: GrowingCache, memory: MemoryCache, positions: Int[Tensor, "B K"]
+        self,
+        x: Float[Tensor, "B K E"],
+        own: GrowingCache,
+        memory: MemoryCache,
+        positions: Int[Tensor, "B K"],
+        bias: Bias | None = None,
     ) -> Float[Tensor, "B K E"]:
         """One token for each hypothesis; `own` takes up its keys and values."""
-        x = self.residuals[0](x, lambda y: self.attention(y, positions=positions, cache=own))
+        x = self.residuals[0](x, lambda y: self.attention(y, positions=positions, cache=own, bias=bias))
         x = self.residuals[1](x, lambda y: self.cross(y, cache=memory))
         return self.residuals[2](x, self.feedforward)

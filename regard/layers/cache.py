@@ -4,12 +4,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.attention import padding
+from regard.attention import Mask, padding
 from regard.attention.offsets import Offsets
 
 
 class GrowingCache:
-    """Keys and values of the target so far, one row for each of the R = B·K hypotheses; room doubles when it is full.
+    """Keys and values of the text so far, one row for each of the R = B·K hypotheses; room doubles when it is full.
+
+    Rows are of one length, unless they began with texts of several (`fill`).
 
     >>> cache = GrowingCache()
     >>> k, v = cache.append(torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 8))
@@ -18,9 +20,22 @@ class GrowingCache:
     """
 
     def __init__(self) -> None:
-        self.length = 0
+        self.length = 0  # of the longest row
+        self._lengths: Tensor | None = None  # of each row, where they differ
         self._k: Tensor | None = None
         self._v: Tensor | None = None
+
+    @property
+    def mask(self) -> Mask | None:
+        """What hides the room behind the end of shorter rows."""
+        return None if self._lengths is None else padding(self._lengths)
+
+    def fill(self, k: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], offsets: Offsets) -> None:
+        """Takes up whole packed sequences, one a row, into a new cache."""
+        self._k, self._v = (y[offsets.rows].transpose(1, 2).contiguous() for y in (k, v))
+        self.length = offsets.max_len
+        even = offsets.total == offsets.max_len * (len(offsets.starts) - 1)
+        self._lengths = None if even else offsets.lengths.long()
 
     def append(
         self, k: Float[Tensor, "R H 1 D"], v: Float[Tensor, "R H 1 D"]
@@ -31,8 +46,14 @@ class GrowingCache:
         elif self.length == self._k.shape[2]:
             self._k = torch.cat((self._k, torch.zeros_like(self._k)), dim=2)
             self._v = torch.cat((self._v, torch.zeros_like(self._v)), dim=2)
-        self._k[:, :, self.length : self.length + 1] = k
-        self._v[:, :, self.length : self.length + 1] = v
+        if self._lengths is None:
+            self._k[:, :, self.length : self.length + 1] = k
+            self._v[:, :, self.length : self.length + 1] = v
+        else:
+            rows = torch.arange(len(k), device=k.device)
+            self._k[rows, :, self._lengths] = k[:, :, 0]
+            self._v[rows, :, self._lengths] = v[:, :, 0]
+            self._lengths = self._lengths + 1
         self.length += 1
         return self._k[:, :, : self.length], self._v[:, :, : self.length]
 
@@ -42,6 +63,9 @@ class GrowingCache:
         if self._k is not None and self._v is not None:
             chosen.length = self.length
             chosen._k, chosen._v = self._k[rows], self._v[rows]
+            if self._lengths is not None:
+                chosen._lengths = self._lengths[rows]
+                chosen.length = int(chosen._lengths.max())  # the longest may have left
         return chosen
 
 

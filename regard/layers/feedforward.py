@@ -1,15 +1,39 @@
 """The position-wise network of two layers: FFN(x) = W2 act(W1 x)."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-Activation = Literal["relu", "gelu", "relu2", "swiglu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu", "geglu"]
+
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": nn.functional.relu,
+    "gelu": nn.functional.gelu,
+    "gelu_tanh": partial(nn.functional.gelu, approximate="tanh"),
+    "relu2": lambda x: nn.functional.relu(x).square(),
+    "silu": nn.functional.silu,
+    "tanh": nn.functional.tanh,
+}
+# Two maps side by side, one of which is the other's gate: silu's (Llama) and the approximate gelu's (T5 1.1).
+_GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}
+
+
+def activate(name: str, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """A non-linearity by its name.
+
+    >>> activate("relu2", torch.tensor([-1.0, 3.0]))
+    tensor([0., 9.])
+    """
+    return _FUNCTIONS[name](x)
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a non-linearity between them; swiglu has a gate: W2 (silu(W1 x) * W3 x).
+    """Two linear maps with a non-linearity between them; swiglu and geglu have a gate: W2 (W1 x * act(W3 x)).
+
+    `inner` holds W1 and, below it, W3.
 
     >>> FeedForward(8, 32)(torch.randn(5, 8)).shape
     torch.Size([5, 8])
@@ -18,19 +42,12 @@ class FeedForward(nn.Module):
     def __init__(self, width: int, hidden: int, activation: Activation = "relu", bias: bool = True) -> None:
         super().__init__()
         self.activation = activation
-        self.inner = nn.Linear(width, hidden * (2 if activation == "swiglu" else 1), bias=bias)
+        self.inner = nn.Linear(width, hidden * (2 if activation in _GATES else 1), bias=bias)
         self.outer = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         hidden = self.inner(x)
-        match self.activation:
-            case "relu":
-                hidden = hidden.relu()
-            case "gelu":
-                hidden = nn.functional.gelu(hidden)
-            case "relu2":
-                hidden = hidden.relu().square()
-            case "swiglu":
-                value, gate = hidden.chunk(2, dim=-1)
-                hidden = value * nn.functional.silu(gate)
-        return self.outer(hidden)
+        if self.activation in _GATES:
+            value, gate = hidden.chunk(2, dim=-1)
+            return self.outer(value * activate(_GATES[self.activation], gate))
+        return self.outer(activate(self.activation, hidden))

@@ -5,20 +5,21 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import attend, causal, make_score
+from regard.attention import Bias, attend, causal, make_score
 from regard.attention.offsets import Offsets
 from regard.errors import RegardError
 from regard.layers.cache import GrowingCache, MemoryCache
 from regard.layers.positions import Rotary
 
 AttentionKind = Literal["self", "masked", "cross"]
+BiasPlace = Literal["all", "attention", "qkv", "feedforward", "none"]
 
 
 class MultiHead(nn.Module):
     """Queries from one sequence, keys and values from the same (self, masked) or from another (cross).
 
-    Each head is width / heads wide, and the score is scaled by the root of that. `kv_heads` below `heads` lets several
-    heads of queries share keys and values.
+    Each head is width / heads wide (or `head_width`), and the score is scaled by the root of that. `kv_heads` below
+    `heads` lets several heads of queries share keys and values.
 
     >>> attention = MultiHead(16, heads=4, kind="self")
     >>> attention(torch.randn(5, 16), Offsets.of(torch.tensor([0, 2, 5]))).shape
@@ -33,29 +34,31 @@ class MultiHead(nn.Module):
         kind: AttentionKind,
         score: str = "scaled_dot",
         kv_heads: int | None = None,
-        rotary: bool = False,
-        qk_norm: bool = False,
-        bias: bool = True,
+        head_width: int | None = None,
+        rotary_base: float | None = None,
+        qk_norm_eps: float | None = None,
+        bias: BiasPlace = "all",
         max_keys: int = 256,
     ) -> None:
         super().__init__()
         kv_heads = kv_heads or heads
-        if width % heads:
+        if width % heads and not head_width:
             raise RegardError(f"A width of {width} does not divide into {heads} heads.", "Change model.width or heads.")
         if heads % kv_heads:
             raise RegardError(
                 f"{heads} heads cannot share {kv_heads} key/value heads evenly.", "Change model.kv_heads."
             )
-        self.kind, self.heads, self.kv_heads, self.head_width = kind, heads, kv_heads, width // heads
-        self.query = nn.Linear(width, width, bias=bias)
-        self.key_value = nn.Linear(width, 2 * kv_heads * self.head_width, bias=bias)
-        self.out = nn.Linear(width, width, bias=bias)
+        self.kind, self.heads, self.kv_heads, self.head_width = kind, heads, kv_heads, head_width or width // heads
+        into, out = bias in ("all", "attention", "qkv"), bias in ("all", "attention")
+        self.query = nn.Linear(width, heads * self.head_width, bias=into)
+        self.key_value = nn.Linear(width, 2 * kv_heads * self.head_width, bias=into)
+        self.out = nn.Linear(heads * self.head_width, width, bias=out)
         self.score = make_score(
             score, self.head_width, self.head_width, hidden=self.head_width, max_keys=max_keys, heads=heads
         )
-        self.rotary = Rotary(self.head_width) if rotary else None
-        self.query_norm = nn.RMSNorm(self.head_width, eps=1e-6) if qk_norm else nn.Identity()
-        self.key_norm = nn.RMSNorm(self.head_width, eps=1e-6) if qk_norm else nn.Identity()
+        self.rotary = Rotary(self.head_width, rotary_base) if rotary_base else None
+        self.query_norm = nn.RMSNorm(self.head_width, eps=qk_norm_eps) if qk_norm_eps else nn.Identity()
+        self.key_norm = nn.RMSNorm(self.head_width, eps=qk_norm_eps) if qk_norm_eps else nn.Identity()
         self.mask = causal() if kind == "masked" else None
 
     def queries(self, x: Float[Tensor, "*n E"], positions: Int[Tensor, "*n"] | None) -> Float[Tensor, "*n H D"]:
@@ -78,18 +81,27 @@ class MultiHead(nn.Module):
         memory: Float[Tensor, "M E"] | None = None,
         memory_offsets: Offsets | None = None,
         cache: GrowingCache | MemoryCache | None = None,
+        bias: Bias | None = None,
     ) -> Float[Tensor, "*n E"]:
-        """Whole sequences, packed (N, E); or, with a cache, one token for each of the (B, K) hypotheses."""
+        """Whole sequences, packed (N, E); or, with a cache, one token for each of the (B, K) hypotheses.
+
+        A growing cache takes up whole sequences too, if it is new: the beginning of a text is read at once.
+        """
         q = self.queries(x, positions)
         if isinstance(cache, MemoryCache):
             # The beams of a sentence are the queries of one attention, so its keys and values exist once.
             regarded = attend(q.transpose(1, 2), cache.k, cache.v, score=self.score, mask=cache.mask).transpose(1, 2)
-        elif isinstance(cache, GrowingCache):
+        elif isinstance(cache, GrowingCache) and offsets is None:
             k, v = (y.flatten(0, 1)[:, :, None] for y in self.keys_values(x, positions))
             k, v = cache.append(k, v)
-            regarded = attend(q.flatten(0, 1)[:, :, None], k, v, score=self.score).view(q.shape)
+            q_R = q.flatten(0, 1)[:, :, None]
+            regarded = attend(q_R, k, v, score=self.score, mask=cache.mask, bias=bias).view(q.shape)
         else:
             k, v = self.keys_values(x if memory is None else memory, positions if memory is None else None)
             memory_offsets = memory_offsets if memory is not None else offsets
-            regarded = attend(q, k, v, score=self.score, mask=self.mask, q_offsets=offsets, k_offsets=memory_offsets)
+            if isinstance(cache, GrowingCache) and offsets is not None:
+                cache.fill(k, v, offsets)
+            regarded = attend(
+                q, k, v, score=self.score, mask=self.mask, bias=bias, q_offsets=offsets, k_offsets=memory_offsets
+            )
         return self.out(regarded.flatten(-2))

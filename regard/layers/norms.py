@@ -7,10 +7,10 @@ from torch import nn
 NormKind = Literal["layer", "rms"]
 
 
-def make_norm(kind: NormKind, width: int) -> nn.Module:
+def make_norm(kind: NormKind, width: int, eps: float = 1e-5) -> nn.Module:
     """The norm by its name.
 
     >>> make_norm("layer", 8)(torch.randn(3, 8)).shape
     torch.Size([3, 8])
     """
-    return {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[kind](width, eps=1e-5)
+    return {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[kind](width, eps=eps)

@@ -1,4 +1,4 @@
-"""How a token says where it stands: sinusoidal (fixed, extrapolates), learned, rotary (applied to q and k)."""
+"""How a token says where it stands: sinusoidal, which extrapolates; learned; rotary, on q and k; relative, a bias."""
 
 import math
 from typing import Literal
@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 
-PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
+PositionKind = Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative", "none"]
 
 
 class Sinusoidal(nn.Module):
     """sin and cos of p / 10000^(2i/E) in alternation (Vaswani et al. 2017, section 3.5), computed once and reused.
 
-    The table grows when a longer sequence arrives: the code extrapolates to lengths never seen.
+    With `halves` all sines come first and all cosines after them (tensor2tensor, Marian): the same numbers in another
+    order. The table grows when a longer sequence arrives: the code extrapolates to lengths never seen.
 
     >>> Sinusoidal(4)(torch.tensor([0]))
     tensor([[0., 1., 0., 1.]])
@@ -23,17 +24,19 @@ class Sinusoidal(nn.Module):
 
     table: Tensor
 
-    def __init__(self, width: int, length: int = 256) -> None:
+    def __init__(self, width: int, length: int = 256, halves: bool = False) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.halves = width, halves
         self.register_buffer("table", self._computed(length), persistent=False)
 
     def _computed(self, length: int) -> Float[Tensor, "P E"]:
         position = torch.arange(length, dtype=torch.float64)[:, None]
         rate = torch.exp(torch.arange(0, self.width, 2, dtype=torch.float64) * (-math.log(10000.0) / self.width))
         table = torch.zeros(length, self.width, dtype=torch.float64)
-        table[:, 0::2] = torch.sin(position * rate)
-        table[:, 1::2] = torch.cos(position * rate)[:, : self.width // 2]
+        sines = (self.width + 1) // 2
+        table[:, slice(sines) if self.halves else slice(0, None, 2)] = torch.sin(position * rate)
+        cosines = torch.cos(position * rate)[:, : self.width // 2]
+        table[:, slice(sines, None) if self.halves else slice(1, None, 2)] = cosines
         return table.float()
 
     def reserve(self, length: int) -> None:
@@ -45,24 +48,33 @@ class Sinusoidal(nn.Module):
 
 
 class Learned(nn.Embedding):
-    """One learned vector a position; there is none beyond `length`."""
+    """One learned vector a position; there is none beyond `length`.
 
-    def __init__(self, width: int, length: int) -> None:
-        super().__init__(length, width)
+    Some models (BART, RoBERTa) leave the first `offset` rows of the table unused.
+    """
+
+    def __init__(self, width: int, length: int, offset: int = 0) -> None:
+        super().__init__(length + offset, width)
+        self.offset = offset
         nn.init.normal_(self.weight, std=width**-0.5)
 
     def reserve(self, length: int) -> None:
-        if length > self.num_embeddings:
+        places = self.num_embeddings - self.offset
+        if length > places:
             raise RegardError(
-                f"A sequence of {length} tokens is longer than the {self.num_embeddings} learned positions.",
+                f"A sequence of {length} tokens is longer than the {places} learned positions.",
                 "Shorten it, or train with a larger model.max_len.",
             )
+
+    def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... E"]:
+        return super().forward(positions + self.offset if self.offset else positions)
 
 
 class Rotary(nn.Module):
     """Turns each pair of channels of q and k by an angle that grows with the position (Su et al. 2021).
 
-    The dot product of two turned vectors depends on their distance alone. Pairs are (i, i + D/2).
+    The dot product of two turned vectors depends on their distance alone. Pairs are (i, i + D/2); pair i turns by
+    base^(-2i/D) from one position to the next.
 
     >>> q = torch.randn(3, 1, 8)
     >>> torch.allclose(Rotary(8)(q, torch.tensor([0, 1, 2])).norm(dim=-1), q.norm(dim=-1))
@@ -71,13 +83,13 @@ class Rotary(nn.Module):
 
     rates: Tensor
 
-    def __init__(self, head_width: int) -> None:
+    def __init__(self, head_width: int, base: float = 10000.0) -> None:
         super().__init__()
         if head_width % 2:
             raise RegardError(
                 f"Rotary positions need an even head width, not {head_width}.", "Change model.width or model.heads."
             )
-        rates = 10000.0 ** (-torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
+        rates = base ** (-torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
         self.register_buffer("rates", rates, persistent=False)
 
     def forward(self, x: Float[Tensor, "*n H D"], positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n H D"]:
@@ -87,14 +99,51 @@ class Rotary(nn.Module):
         return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def make_positions(kind: PositionKind, width: int, max_len: int) -> Sinusoidal | Learned | None:
+class RelativeBias(nn.Module):
+    """A learned number for each head and distance between query and key, added to their score (T5, Raffel et al. 2020).
+
+    Near distances have a bucket each; farther ones share buckets that widen with the logarithm, and all from `distance`
+    on share the last. With `both` half of the buckets are for keys to the right; otherwise there are none there.
+
+    >>> bias = RelativeBias(heads=2, both=False)
+    >>> bias(torch.tensor([5]), torch.arange(6)).shape
+    torch.Size([2, 1, 6])
+    """
+
+    def __init__(self, heads: int, both: bool, buckets: int = 32, distance: int = 128) -> None:
+        super().__init__()
+        self.both, self.distance = both, distance
+        self.table = nn.Embedding(buckets, heads)
+        nn.init.normal_(self.table.weight, std=0.1)
+
+    def buckets(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Int[Tensor, "t s"]:
+        """The bucket of each query's position and key's position."""
+        gap = s - p[:, None]
+        count = self.table.num_embeddings
+        first = torch.zeros_like(gap)
+        if self.both:
+            count //= 2
+            first = (gap > 0) * count
+            gap = gap.abs()
+        else:
+            gap = (-gap).clamp(min=0)
+        single = count // 2
+        share = (gap.clamp(min=1).float() / single).log() / math.log(self.distance / single)
+        wide = (single + (share * (count - single)).long()).clamp(max=count - 1)
+        return first + torch.where(gap < single, gap, wide)
+
+    def forward(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Float[Tensor, "H t s"]:
+        return self.table(self.buckets(p, s)).permute(2, 0, 1)
+
+
+def make_positions(kind: PositionKind, width: int, max_len: int, offset: int = 0) -> Sinusoidal | Learned | None:
     """The module whose output is added to the embeddings, if the kind has one.
 
     >>> make_positions("rotary", 8, 16) is None
     True
     """
-    if kind == "sinusoidal":
-        return Sinusoidal(width)
+    if kind in ("sinusoidal", "sinusoidal_halves"):
+        return Sinusoidal(width, halves=kind == "sinusoidal_halves")
     if kind == "learned":
-        return Learned(width, max_len)
+        return Learned(width, max_len, offset)
     return None

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from regard.models.bert import Bert, BertConfig
+from regard.models.gpt import GPT, GPTConfig
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
 
@@ -14,9 +16,12 @@ class Family(NamedTuple):
 FAMILIES = {
     "transformer": Family(TransformerConfig, Transformer),
     "seq2seq": Family(Seq2SeqConfig, Seq2Seq),
+    "gpt": Family(GPTConfig, GPT),
+    "bert": Family(BertConfig, Bert),
 }
-ModelConfig = TransformerConfig | Seq2SeqConfig
+ModelConfig = TransformerConfig | Seq2SeqConfig | GPTConfig | BertConfig
 TranslationModel = Transformer | Seq2Seq
+Model = Transformer | Seq2Seq | GPT | Bert
 
 
 def family_of(config: ModelConfig) -> str:
@@ -28,6 +33,6 @@ def family_of(config: ModelConfig) -> str:
     return next(name for name, family in FAMILIES.items() if isinstance(config, family.config))
 
 
-def make_model(config: ModelConfig) -> TranslationModel:
+def make_model(config: ModelConfig) -> Any:
     """A model of fresh weights from its config."""
     return FAMILIES[family_of(config)].model(config)

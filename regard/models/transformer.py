@@ -17,7 +17,7 @@ from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Packed
-from regard.layers.positions import PositionKind
+from regard.layers.positions import PositionKind, RelativeBias
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,33 @@ class TransformerConfig:
     norm: NormPlace = "pre"
     """before each sublayer (pre), or after the residual sum (post, as published)"""
     norm_kind: NormKind = "layer"
+    norm_eps: float = 1e-5
     activation: Activation = "relu"
     positions: PositionKind = "sinusoidal"
+    position_offset: int = 0
+    """rows of the table of learned positions that are left unused (BART: 2)"""
+    relative_buckets: int = 32
+    """of relative positions: numbers a head and direction, and from which distance on all are one (T5)"""
+    relative_distance: int = 128
     encoder_score: ScoreName = "scaled_dot"
     """how a query and a key become a number, in each of the three attentions"""
     decoder_score: ScoreName = "scaled_dot"
     cross_score: ScoreName = "scaled_dot"
     kv_heads: int = 0
     """fewer heads of keys and values than of queries; 0: as many"""
+    head_width: int = 0
+    """0: width / heads"""
     qk_norm: bool = False
     bias: bool = True
+    embedding_scale: bool = True
+    """embeddings are multiplied by the root of the width"""
+    embedding_norm: bool = False
+    """a norm after the sum of embedding and position (BART)"""
+    output_scale: bool = False
+    """what the output layer sees is divided by the root of the width (T5 with tied embeddings)"""
+    output_bias: bool = False
     tied: bool = True
-    """the output layer is the target embedding; the source embedding too, where the two sides share a tokeniser"""
+    """the output layer is the target embedding, which is the source's too where the two sides share a tokeniser"""
     max_len: int = 256
     """the longest sequence in tokens, on either side"""
     source_vocab: int = 0
@@ -61,10 +76,12 @@ class TransformerConfig:
             dropout=self.dropout,
             norm=self.norm,
             norm_kind=self.norm_kind,
+            norm_eps=self.norm_eps,
+            head_width=self.head_width or None,
             activation=self.activation,
-            rotary=self.positions == "rotary",
-            qk_norm=self.qk_norm,
-            bias=self.bias,
+            rotary_base=10000.0 if self.positions == "rotary" else None,
+            qk_norm_eps=1e-6 if self.qk_norm else None,
+            bias="all" if self.bias else "none",
             max_len=self.max_len,
         )
 
@@ -87,6 +104,16 @@ def transformer_base(**changes) -> TransformerConfig:
         width=512, heads=8, feedforward=2048, encoder_layers=6, decoder_layers=6, norm="post"
     )
     return TransformerConfig(**(published | changes))
+
+
+def t5_small(**changes) -> TransformerConfig:
+    """8+8 layers of width 512 in the style of T5 1.1: relative positions, scores unscaled, RMS norms, gated gelu."""
+    style: dict[str, Any] = dict(
+        **dict(width=512, heads=6, head_width=64, feedforward=1024, encoder_layers=8, decoder_layers=8),
+        **dict(norm_kind="rms", norm_eps=1e-6, activation="geglu", positions="relative", bias=False),
+        **dict(encoder_score="dot", decoder_score="dot", cross_score="dot", embedding_scale=False, tied=False),
+    )
+    return TransformerConfig(**(style | changes))
 
 
 @dataclass
@@ -117,16 +144,26 @@ class Transformer(nn.Module):
         if config.shared_vocab and config.source_vocab != config.target_vocab:
             raise RegardError("A shared vocabulary has one size.", "Give source_vocab and target_vocab the same value.")
         self.config = config
+        norm = partial(make_norm, config.norm_kind, config.width, config.norm_eps)
         embedding = partial(
             Embedding,
             width=config.width,
             positions=config.positions,
             max_len=config.max_len,
             dropout=config.dropout,
+            scaled=config.embedding_scale,
+            offset=config.position_offset,
         )
-        self.source_embedding = embedding(config.source_vocab)
-        shared = self.source_embedding.tokens if config.shared_vocab and config.tied else None
-        self.target_embedding = embedding(config.target_vocab, tokens=shared)
+        self.source_embedding = embedding(config.source_vocab, norm=norm() if config.embedding_norm else None)
+        shared = self.source_embedding.tokens if config.shared_vocab else None
+        self.target_embedding = embedding(
+            config.target_vocab, tokens=shared, norm=norm() if config.embedding_norm else None
+        )
+        relative = partial(
+            RelativeBias, config.heads, buckets=config.relative_buckets, distance=config.relative_distance
+        )
+        self.encoder_bias = relative(both=True) if config.positions == "relative" else None
+        self.decoder_bias = relative(both=False) if config.positions == "relative" else None
         block = config.block()
         encoder = (EncoderBlock(block, config.encoder_score) for _ in range(config.encoder_layers))
         decoder = (DecoderBlock(block, config.decoder_score, config.cross_score) for _ in range(config.decoder_layers))
@@ -134,9 +171,10 @@ class Transformer(nn.Module):
         self.decoder = nn.ModuleList(decoder)  # type: ignore[assignment]
         # Post-norm blocks end in a norm already.
         ends = config.norm == "pre"
-        self.encoder_norm = make_norm(config.norm_kind, config.width) if ends else nn.Identity()
-        self.decoder_norm = make_norm(config.norm_kind, config.width) if ends else nn.Identity()
-        self.output = nn.Linear(config.width, config.target_vocab, bias=False)
+        self.encoder_norm = norm() if ends else nn.Identity()
+        self.decoder_norm = norm() if ends else nn.Identity()
+        self.output_factor = config.width**-0.5 if config.output_scale else 1.0
+        self.output = nn.Linear(config.width, config.target_vocab, bias=config.output_bias)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2 and name.startswith(("encoder.", "decoder.")) and ".score." not in name:
                 nn.init.xavier_uniform_(parameter)
@@ -151,7 +189,7 @@ class Transformer(nn.Module):
         """The encoder's output, one row a source token."""
         x = self.source_embedding(source.ids, source.positions, source.max_len)
         for block in self.encoder:
-            x = block(x, source.offsets, source.positions)
+            x = block(x, source.offsets, source.positions, self.encoder_bias)
         return self.encoder_norm(x)
 
     def features(self, source: Packed, target: Packed) -> Float[Tensor, "N E"]:
@@ -159,8 +197,12 @@ class Transformer(nn.Module):
         memory = self.encode(source)
         x = self.target_embedding(target.ids, target.positions, target.max_len)
         for block in self.decoder:
-            x = block(x, target.offsets, memory, source.offsets, target.positions)
-        return self.decoder_norm(x)
+            x = block(x, target.offsets, memory, source.offsets, target.positions, self.decoder_bias)
+        return self._finished(x)
+
+    def _finished(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
+        x = self.decoder_norm(x)
+        return x * self.output_factor if self.config.output_scale else x
 
     def forward(self, source: Packed, target: Packed) -> Float[Tensor, "N V"]:
         """Logits for the token after each target token, the target being given (teacher forcing)."""
@@ -177,9 +219,9 @@ class Transformer(nn.Module):
         positions = torch.full_like(last, state.position)
         x = self.target_embedding(last, positions, state.position + 1)
         for block, own, memory in zip(self.decoder, state.own, state.memory):
-            x = block.step(x, own, memory, positions)
+            x = block.step(x, own, memory, positions, self.decoder_bias)
         state.position += 1
-        return self.output(self.decoder_norm(x)), state
+        return self.output(self._finished(x)), state
 
     def reorder(self, state: TransformerState, indices: Int[Tensor, "B2 K2"]) -> TransformerState:
         sentences = indices[:, 0] // state.beams

@@ -2,7 +2,7 @@
 
 from regard.train.corpus import Corpus, read_corpus
 from regard.train.loop import train
-from regard.train.metrics import TextScores, text_scores
+from regard.train.metrics import TextScores, squad_scores, text_scores
 from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from
 from regard.train.sizing import suggest
 
@@ -16,6 +16,7 @@ __all__ = [
     "read_corpus",
     "read_toml",
     "recipe_from",
+    "squad_scores",
     "suggest",
     "text_scores",
     "train",

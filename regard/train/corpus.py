@@ -1,34 +1,15 @@
-"""From the files that a recipe names to what the loop trains on: read, cleaned, split, tokenised, counted."""
+"""From the files that a recipe names to sentence pairs: read, cleaned, split, counted."""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from regard.data import (
-    Batch,
-    Batches,
-    Counts,
-    Tokenizer,
-    clean,
-    encode_pairs,
-    read_pairs,
-    split_validation,
-)
+from regard.data import Counts, Tokenizer, clean, read_pairs, split_validation
 from regard.data.phrasebook import phrasebook_pairs
 from regard.errors import RegardError
 from regard.train.recipe import PHRASEBOOK, DataConfig, TokenizerConfig
 
 Pairs = list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Validation pairs as text, for translating, and as batches, for the loss."""
-
-    sources: list[str]
-    targets: list[str]
-    batches: list[Batch]
 
 
 @dataclass(frozen=True)
@@ -49,29 +30,6 @@ class Corpus:
 
     def describe(self) -> str:
         return f"{self.counts}; {len(self.validation):,} more to validate with"
-
-    def encode(
-        self,
-        source: Tokenizer,
-        target: Tokenizer,
-        *,
-        max_len: int,
-        batch_tokens: int,
-        seed: int,
-        dropout: float,
-        constant_shapes: bool,
-    ) -> tuple[Batches, Validation, int]:
-        """Batches to train on, the validation set, and how many training pairs were too long."""
-        sides = encode_pairs(self.training, source, target, max_len=max_len, dropout=dropout, seed=seed)
-        common: dict[str, Any] = dict(budget=batch_tokens, max_len=max_len, seed=seed, constant_shapes=constant_shapes)
-        batches = Batches(*sides[:2], **common)
-        held_out = encode_pairs(self.validation, source, target, max_len=max_len)
-        validation = Validation(
-            [one for one, _ in self.validation],
-            [other for _, other in self.validation],
-            list(Batches(*held_out[:2], **common).epoch(0)),
-        )
-        return batches, validation, sides[2]
 
 
 def read_corpus(config: DataConfig) -> Corpus:

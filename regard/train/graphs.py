@@ -25,7 +25,7 @@ class GraphedUpdate:
 
     def __call__(self, group: list[Batch]) -> LossParts:
         (batch,) = group
-        shape = (batch.source.max_len, batch.target_in.max_len)
+        shape = tuple(one.max_len if isinstance(one, Packed) else one.shape for one in batch.inputs)
         if self.seen.get(shape, 0) < WARM_UP:
             self.seen[shape] = self.seen.get(shape, 0) + 1
             self.stream.wait_stream(torch.cuda.current_stream())
@@ -47,22 +47,21 @@ class GraphedUpdate:
 
 
 def _tensors(batch: Batch) -> list[torch.Tensor]:
-    return [
-        tensor for side in (batch.source, batch.target_in) for tensor in (side.ids, side.offsets.starts, side.positions)
-    ] + [batch.target_out]
+    tensors = [batch.targets]
+    for one in batch.inputs:
+        tensors += [one.ids, one.offsets.starts, one.positions] if isinstance(one, Packed) else [one]
+    return tensors
 
 
 def _copied(batch: Batch) -> Batch:
     """The same batch in tensors of its own, with nothing derived from them kept."""
-    sides = [
-        Packed(
-            side.ids.clone(),
-            Offsets(side.offsets.starts.clone(), side.offsets.total, side.offsets.max_len),
-            side.positions.clone(),
-        )
-        for side in (batch.source, batch.target_in)
-    ]
-    return dataclasses.replace(batch, source=sides[0], target_in=sides[1], target_out=batch.target_out.clone())
+    inputs = tuple(_copy(one) if isinstance(one, Packed) else one.clone() for one in batch.inputs)
+    return dataclasses.replace(batch, inputs=inputs, targets=batch.targets.clone())
+
+
+def _copy(one: Packed) -> Packed:
+    offsets = Offsets(one.offsets.starts.clone(), one.offsets.total, one.offsets.max_len)
+    return Packed(one.ids.clone(), offsets, one.positions.clone())
 
 
 def _overwrite(still: Batch, batch: Batch) -> None:

@@ -12,39 +12,36 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.data import Batch, Batches, prefetch
-from regard.decode import DecodeConfig
+from regard.data import Batch, prefetch
 from regard.errors import RegardError
-from regard.folder import Translator, fill_weights, find_device, load, read_tokenizers, save, write_tokenizers
-from regard.models import TranslationModel, make_model
+from regard.folder import OPENED, bundle_of, fill_weights, find_device, load, read_tokenizers, save, write_tokenizers
+from regard.models import ModelConfig, family_of, make_model
 from regard.train.allocator import keep_freed_memory
 from regard.train.checkpoint import Checkpoint, gather_state, restore_state, unique_parameters
-from regard.train.corpus import Corpus, read_corpus, train_tokenizers
 from regard.train.graphs import GraphedUpdate
-from regard.train.losses import LossParts, token_loss
-from regard.train.metrics import text_scores
+from regard.train.losses import LossParts
 from regard.train.optim import make_optimizer, schedule, set_rate
-from regard.train.recipe import Recipe, TrainConfig, recipe_table
+from regard.train.recipe import FAMILIES_FOR, Recipe, TrainConfig, recipe_table
 from regard.train.report import Report, draw_losses, read_metrics
+from regard.train.tasks import TASKS
+from regard.train.tasks.base import Autocast, Corpus, EpochsOfBatches, Shape, evaluate_loss
 from regard.train.team import Team, lead
 from regard.train.vectors import use_vectors
 from regard.version import __version__
 
-Autocast = Callable[[], AbstractContextManager[Any]]
 # What may differ between a run and its continuation, since it does not change what is computed.
 MAY_CHANGE = {"train.device", "train.log_every", "train.save_every"}
 STATE, METRICS = Path("state") / "last.safetensors", "metrics.jsonl"
 MOST_WORKERS, LEAST_SHARE = 16, 512
-# Sentences of the validation set that are translated for BLEU each time.
-BLEU_SENTENCES = 500
+# What a model may lack or have too much when it is trained on for another task.
+HEADS = ("output.", "mask_head.", "pooler.")
 
 
 def train(
@@ -54,36 +51,42 @@ def train(
     start_from: str | Path | None = None,
     corpus: Corpus | None = None,
     quiet: bool = False,
-) -> Translator:
-    """Trains a translator and leaves it in the folder `out`; a run that was cut off goes on where it was.
+) -> Any:
+    """Trains a model and leaves it in the folder `out`; a run that was cut off goes on where it was.
 
     `start_from` is a model folder whose weights, tokenisers and sizes are taken over. A `corpus` that was read
-    already is used as it is.
+    already is used as it is. Gives what `load` opens `out` as.
 
     >>> train(Recipe(), "model")  # doctest: +SKIP
     """
     out = Path(out)
+    task = TASKS[recipe.task]
+    if recipe.train.validate_by not in ("loss", *task.qualities):
+        raise RegardError(
+            f"A model trained to {recipe.task} is not judged by {recipe.train.validate_by}.",
+            f"Choose train.validate_by from: {', '.join(('loss', *task.qualities))}.",
+        )
     origin = load(start_from, "cpu") if start_from is not None else None
     if origin is not None:
-        recipe = dataclasses.replace(recipe, model=origin.model.config)
-    corpus = corpus or read_corpus(recipe.data)
+        recipe = _taking_over(recipe, origin.model.config, start_from)
+    corpus = corpus or task.read(recipe.data)
     provenance = _provenance(recipe, corpus, start_from)
     before = _claim(out, provenance)
     if before is None:
         # The tokenisers are written before the first step, and never change.
         if origin is not None:
-            write_tokenizers(out, origin.source_tokenizer, origin.target_tokenizer)
+            write_tokenizers(out, *origin.tokenizers)
         else:
-            write_tokenizers(out, *train_tokenizers(corpus.training, recipe.tokenizer))
+            write_tokenizers(out, *task.make_tokenizers(corpus, recipe.tokenizer))
     if before is not None and before["done"]:
         if not quiet:
             print(f"{out} holds the whole run already: {before['step']} steps.", file=sys.stderr)
     else:
         with _arranged(recipe, before) as size:
-            task: dict[str, Any] = {"recipe": recipe, "out": out, "corpus": corpus, "provenance": provenance}
-            task |= {"start_from": start_from, "quiet": quiet}
-            with lead(size, task) as team:
-                work(team, **task)
+            order: dict[str, Any] = {"recipe": recipe, "out": out, "corpus": corpus, "provenance": provenance}
+            order |= {"start_from": start_from, "quiet": quiet}
+            with lead(size, order) as team:
+                work(team, **order)
     draw_losses(read_metrics(out / METRICS), out / "loss.png")
     return load(out, recipe.train.device)
 
@@ -101,29 +104,19 @@ def work(
     config, state_path = recipe.train, out / STATE
     device = find_device(config.device)
     autocast = _autocast(config, device)
-    source_tokenizer, target_tokenizer = read_tokenizers(out)
-    origin = load(start_from, "cpu").model if start_from is not None else None
-    model_config = dataclasses.replace(
-        recipe.model,
-        source_vocab=source_tokenizer.vocab_size,
-        target_vocab=target_tokenizer.vocab_size,
-        shared_vocab=target_tokenizer is source_tokenizer,
-    )
+    task = TASKS[recipe.task]
+    origin = load(start_from, "cpu") if start_from is not None else None
+    special = OPENED[family_of(recipe.model)].special if origin is None else origin.special
+    tokenizers = read_tokenizers(out, foreign=special != OPENED[family_of(recipe.model)].special)
+    model_config = task.sized(recipe.model, corpus, tokenizers)
     # Shapes that never change are what a GPU's captured steps need; a CPU would only compute the filling.
-    batches, validation, too_long = corpus.encode(
-        source_tokenizer,
-        target_tokenizer,
-        max_len=model_config.max_len,
-        batch_tokens=config.batch_tokens // team.size,
-        seed=config.seed,
-        dropout=recipe.tokenizer.dropout,
-        constant_shapes=device.type == "cuda",
-    )
+    shape = Shape(config.batch_tokens // team.size, config.seed, constant=device.type == "cuda")
+    batches, validation, note = task.encode(corpus, tokenizers, special, recipe, model_config, shape)
     torch.manual_seed(config.seed)
     model = make_model(model_config)
     if origin is not None:
-        fill_weights(model, dict(origin.named_parameters()), Path(str(start_from)))
-    use_vectors(model, config, source_tokenizer, target_tokenizer)
+        fill_weights(model, dict(origin.model.named_parameters()), Path(str(start_from)), may_differ=HEADS)
+    use_vectors(model, config, *tokenizers)
     model.to(device).train()
     parameters = unique_parameters(model)
     optimizer = make_optimizer(config.optimizer, model, config.lr, config.beta2, config.weight_decay)
@@ -146,9 +139,9 @@ def work(
         facts = resumed.facts
 
     leads = team.rank == 0
-    translator = Translator(model, source_tokenizer, target_tokenizer, dict(provenance))
+    bundle = bundle_of(model, tokenizers, dict(provenance), special)
     report = Report(out / METRICS, config.steps, facts["step"], silent=quiet or not leads, writes=leads)
-    report.say(corpus.describe(), f"{too_long:,} pairs are too long for the model", _describe(model, device, team))
+    report.say(corpus.describe(), note, _describe(model, device, team))
     features = torch.compile(model.features, dynamic=False) if config.compile else model.features
 
     def update(group: list[Batch]) -> LossParts:
@@ -156,11 +149,7 @@ def work(
         sums = [torch.zeros((), device=device) for _ in LossParts._fields]
         for batch in group:
             with autocast():
-                first = features(batch.source, batch.target_in)
-                twin = features(batch.source, batch.target_in) if config.r_drop else None
-                parts = token_loss(
-                    first, model.output.weight, batch.target_out, config.label_smoothing, twin, config.r_drop
-                )
+                parts = task.loss(model, features, batch, config)
             parts.loss.backward()
             for total, part in zip(sums, parts):
                 total += part.detach()
@@ -182,19 +171,14 @@ def work(
     def validate() -> None:
         """Measures on the validation set, keeps the best model, and counts how long there was no better one."""
         with _weights(model, average):
-            scores = evaluate_loss(model, validation.batches, autocast)
-            outputs = translator.translate(
-                validation.sources[:BLEU_SENTENCES], DecodeConfig(method="greedy"), truncate=True
-            )
-            texts = text_scores([best[0].text for best in outputs], validation.targets[:BLEU_SENTENCES])
-            scores |= {"bleu": texts.bleu, "exact_match": texts.exact_match}
+            scores = evaluate_loss(task, model, validation, autocast) | task.judge(bundle, corpus)
             model.train()
             report.add(facts["step"], "validation", **scores)
-            measure = -scores["nll"] if config.validate_by == "loss" else scores["bleu"]
+            measure = -scores["nll"] if config.validate_by == "loss" else scores[config.validate_by]
             if facts["best"] is None or measure > facts["best"]:
                 facts.update(best=measure, best_step=facts["step"], waiting=0)
-                translator.training |= {"step": facts["step"], "validation": scores}
-                save(out, translator)
+                bundle.training |= {"step": facts["step"], "validation": scores}
+                save(out, bundle)
             else:
                 facts["waiting"] += 1
 
@@ -243,20 +227,15 @@ def work(
                 )
 
 
-@torch.no_grad()
-def evaluate_loss(model: TranslationModel, batches: Iterable[Batch], autocast: Autocast) -> dict[str, float]:
-    """Plain negative log-likelihood per token (no smoothing, no dropout) and the perplexity that it means."""
-    device = next(model.parameters()).device
-    model.eval()
-    nll, tokens = 0.0, 0.0
-    for batch in batches:
-        batch = batch.to(device)
-        with autocast():
-            parts = token_loss(model.features(batch.source, batch.target_in), model.output.weight, batch.target_out)
-        nll += float(parts.nll)
-        tokens += float(parts.tokens)
-    mean = nll / max(1.0, tokens)
-    return {"nll": mean, "perplexity": math.exp(min(mean, 50.0))}
+def _taking_over(recipe: Recipe, model: ModelConfig, origin: str | Path | None) -> Recipe:
+    """The recipe with the sizes of the model that it goes on from, and the head that its own task asks for."""
+    families = FAMILIES_FOR[recipe.task]
+    if family_of(model) not in families:
+        raise RegardError(
+            f"{origin} holds a {family_of(model)}, which cannot be trained to {recipe.task}.",
+            f"Name a folder of: {', '.join(families)}.",
+        )
+    return dataclasses.replace(recipe, model=model)
 
 
 def _claim(out: Path, provenance: dict[str, Any]) -> dict[str, Any] | None:
@@ -293,7 +272,7 @@ def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _stream(
-    batches: Batches, epoch: int, start: int, device: torch.device
+    batches: EpochsOfBatches, epoch: int, start: int, device: torch.device
 ) -> Generator[tuple[int, int, Batch], None, None]:
     """Batches without end from that place on, each with its epoch and number, moved to the device ahead of its use."""
 
@@ -381,7 +360,7 @@ def _stop_requests() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def _weights(model: TranslationModel, average: dict[str, Tensor] | None) -> Iterator[None]:
+def _weights(model: torch.nn.Module, average: dict[str, Tensor] | None) -> Iterator[None]:
     """Puts the averaged weights into the model for a while."""
     if average is None:
         yield
@@ -400,7 +379,7 @@ def _weights(model: TranslationModel, average: dict[str, Tensor] | None) -> Iter
 
 
 @torch.no_grad()
-def _follow(average: dict[str, Tensor], model: TranslationModel, decay: float, step: int) -> None:
+def _follow(average: dict[str, Tensor], model: torch.nn.Module, decay: float, step: int) -> None:
     """Exponential moving average; a young one follows faster, so that it forgets the random start."""
     decay = min(decay, step / (step + 10))
     torch._foreach_lerp_(list(average.values()), list(unique_parameters(model).values()), 1 - decay)
@@ -430,7 +409,7 @@ def _provenance(recipe: Recipe, corpus: Corpus, start_from: str | Path | None) -
     }
 
 
-def _describe(model: TranslationModel, device: torch.device, team: Team) -> str:
+def _describe(model: torch.nn.Module, device: torch.device, team: Team) -> str:
     size = sum(p.numel() for p in model.parameters())
     where = device.type if team.size == 1 else f"{team.size} processes"
     return f"{type(model).__name__} of {size / 1e6:.2f} M parameters on {where}"

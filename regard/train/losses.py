@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-IGNORED = 0
+from regard.data.batches import IGNORED
 
 
 class LossParts(NamedTuple):
@@ -33,25 +33,27 @@ def token_loss(
     smoothing: float = 0.0,
     twin: Float[Tensor, "N E"] | None = None,
     divergence: float = 0.0,
+    bias: Float[Tensor, "V"] | None = None,
 ) -> LossParts:
-    """(1 - ε)·nll + ε·(mean over the vocabulary of -log p), summed over the targets that are not 0.
+    """(1 - ε)·nll + ε·(mean over the vocabulary of -log p), summed over the targets that are not IGNORED.
 
     With a `twin` (a second pass over the same batch with other dropout) the loss is the mean of both passes plus
     `divergence` times the mean of the two Kullback-Leibler divergences between them (R-Drop, Liang et al. 2021).
     The gradient is computed in the same sweep as the loss: a chunk of logits lives once.
 
-    >>> token_loss(torch.zeros(2, 4), torch.zeros(8, 4), torch.tensor([3, 0])).nll  # log 8
+    >>> token_loss(torch.zeros(2, 4), torch.zeros(8, 4), torch.tensor([3, -1])).nll  # log 8
     tensor(2.0794)
     """
     if not torch.is_grad_enabled():
         features, weight = features.detach(), weight.detach()  # otherwise the sweep would compute their gradients
-    loss, nll, tokens = _TokenLoss.apply(features, weight, targets, smoothing, twin, divergence)
+        bias = None if bias is None else bias.detach()
+    loss, nll, tokens = _TokenLoss.apply(features, weight, targets, smoothing, twin, divergence, bias)
     return LossParts(loss, nll, tokens)
 
 
 class _TokenLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, features, weight, targets, smoothing, twin, divergence):
+    def forward(ctx, features, weight, targets, smoothing, twin, divergence, bias):
         wanted = any(ctx.needs_input_grad)
         passes = [features] if twin is None else [features, twin]
         # Matrix products run in the width that autocast asks for; sums and logarithms in float32.
@@ -65,8 +67,11 @@ class _TokenLoss(torch.autograd.Function):
         feature_grads = [torch.empty_like(x) for x in passes] if wanted else []
         weight_grad = torch.zeros_like(weight) if wanted else None
         mean_grad = torch.zeros_like(mean_row)
+        bias_grad = torch.zeros_like(bias) if wanted and bias is not None else None
+        mean_bias = 0.0 if bias is None else bias.mean(dtype=torch.float32)
         loss, nll = (torch.zeros((), device=features.device) for _ in range(2))
         counted = (targets != IGNORED).float()
+        targets = targets.clamp(min=0)
         share = counted / len(passes)
         rows_loss = _compiled_rows_loss() if features.is_cuda else _rows_loss
         rows = chunk_rows(weight.shape[0], features.device)
@@ -74,11 +79,13 @@ class _TokenLoss(torch.autograd.Function):
             part = slice(begin, begin + rows)
             inputs = [x[part].to(narrow) for x in passes]
             logits = [x @ narrow_weight.T for x in inputs]
+            if bias is not None:
+                logits = [row + bias.to(narrow) for row in logits]
             norms, nlls, divergences, grads = rows_loss(logits, targets[part], smoothing, divergence, wanted)
             own_share = share[part]
             for x, norm, own_nll in zip(passes, norms, nlls):
                 nll += (own_nll * own_share).sum()
-                smooth = norm - x[part].float() @ mean_row
+                smooth = norm - x[part].float() @ mean_row - mean_bias
                 loss += (((1 - smoothing) * own_nll + smoothing * smooth) * own_share).sum()
             for kl in divergences:
                 loss += divergence * (kl * own_share).sum()
@@ -88,19 +95,23 @@ class _TokenLoss(torch.autograd.Function):
                 shared = x * narrow_share
                 weight_grad += grad.T @ shared
                 mean_grad += shared.sum(dim=0, dtype=torch.float32)
+                if bias_grad is not None:
+                    bias_grad += (own_share @ grad.float()).to(bias_grad.dtype)
         if weight_grad is not None:
             weight_grad -= (smoothing / len(weight)) * mean_grad.to(weight_grad.dtype)
-        ctx.pair = twin is not None
-        ctx.save_for_backward(weight_grad, *feature_grads)
         tokens = counted.sum()
+        if bias_grad is not None:
+            bias_grad -= (smoothing / len(weight)) * tokens
+        ctx.pair = twin is not None
+        ctx.save_for_backward(weight_grad, bias_grad, *feature_grads)
         ctx.mark_non_differentiable(nll, tokens)
         return loss, nll, tokens
 
     @staticmethod
     def backward(ctx, scale, _nll, _tokens):
-        weight_grad, *feature_grads = ctx.saved_tensors
+        weight_grad, bias_grad, *feature_grads = ctx.saved_tensors
         first, second = (feature_grads[0] * scale, feature_grads[1] * scale if ctx.pair else None)
-        return first, weight_grad * scale, None, None, second, None
+        return first, weight_grad * scale, None, None, second, None, None if bias_grad is None else bias_grad * scale
 
 
 def _rows_loss(

@@ -1,10 +1,25 @@
-"""How good are translations: BLEU as sacreBLEU and as papers on tokenised text compute it, chrF, exact match, WER."""
+"""How good are translations: BLEU as sacreBLEU and as papers on tokenised text compute it, chrF, exact match, WER.
+And how good are answers: exact match and F1 as SQuAD defines them."""
 
-from collections.abc import Sequence
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+
+from regard.data import Question
+from regard.errors import RegardError
+
+# Words that do not count in an answer. English: SQuAD; German: MLQA, which has no French.
+_ARTICLES = {
+    "en": r"\b(?:a|an|the)\b",
+    "de": r"\b(?:der|die|das|den|dem|des|ein|eine|einen|einem|eines|einer)\b",
+    "fr": r"\b(?:le|la|les|un|une|des|du)\b",
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,49 @@ def word_error_rate(outputs: Sequence[str], references: Sequence[str]) -> float:
     """
     errors = sum(_edit_distance(a.split(), b.split()) for a, b in zip(outputs, references))
     return 100 * errors / max(1, sum(len(reference.split()) for reference in references))
+
+
+def squad_scores(
+    predictions: Mapping[str, str], questions: Sequence[Question], language: str = "en"
+) -> tuple[float, float]:
+    """Exact match and F1, in percent: the means over the questions, each by the right answer that is nearest.
+
+    Answers are compared in lower case and without punctuation and articles: as SQuAD does in English, and as MLQA,
+    which knows more punctuation, does in other languages. F1 is over the words that both have, as often as both have
+    them. To a question without answers nothing is the right answer; where `predictions` has none, it is nothing.
+
+    >>> questions = [Question("1", "Who sat?", "The black cat sat.", (("The black cat", 0),))]
+    >>> squad_scores({"1": "a black cat."}, questions), squad_scores({"1": "cat sat"}, questions)
+    ((100.0, 100.0), (0.0, 50.0))
+    """
+    if language not in _ARTICLES:
+        raise RegardError(f"The articles of {language!r} are not known.", hint=f"Choose one of {', '.join(_ARTICLES)}.")
+    exact = f1 = 0.0
+    for question in questions:
+        given = _answer_words(predictions.get(question.id, ""), language)
+        right = [_answer_words(text, language) for text, _ in question.answers] or [[]]
+        exact += any(given == words for words in right)
+        f1 += max(_f1(given, words) for words in right)
+    return 100 * exact / max(1, len(questions)), 100 * f1 / max(1, len(questions))
+
+
+def _answer_words(text: str, language: str) -> list[str]:
+    text = text.lower()
+    if language == "fr":  # an article too, and after the apostrophe is gone no word of its own
+        text = re.sub(r"\bl['’]", " ", text)
+    text = "".join(sign for sign in text if not _is_punctuation(sign, language))
+    return re.sub(_ARTICLES[language], " ", text).split()
+
+
+def _is_punctuation(sign: str, language: str) -> bool:
+    return sign in string.punctuation or (language != "en" and unicodedata.category(sign).startswith("P"))
+
+
+def _f1(given: list[str], right: list[str]) -> float:
+    if not given or not right:
+        return float(given == right)
+    common = (Counter(given) & Counter(right)).total()
+    return 2 * common / (len(given) + len(right))
 
 
 def _edit_distance(a: list[str], b: list[str]) -> int:

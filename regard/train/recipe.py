@@ -13,6 +13,16 @@ from regard.errors import RegardError
 from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_of
 from regard.train.optim import OptimizerName, ScheduleName
 
+TaskName = Literal["translate", "text2text", "language", "mask", "classify", "answer"]
+# The families that can be trained for each task; the first is taken where none is named.
+FAMILIES_FOR: dict[TaskName, tuple[str, ...]] = {
+    "translate": ("transformer", "seq2seq"),
+    "text2text": ("transformer",),
+    "language": ("gpt",),
+    "mask": ("bert",),
+    "classify": ("bert",),
+    "answer": ("bert",),
+}
 TokenizerKind = Literal["word", "space", "char", "bpe", "bytes"]
 PHRASEBOOK = "phrasebook"
 
@@ -73,8 +83,8 @@ class TrainConfig:
     """word vectors (word2vec or GloVe text format) as initial embeddings"""
     target_vectors: str = ""
     validate_every: int = 500
-    validate_by: Literal["loss", "bleu"] = "loss"
-    """what decides which model is best"""
+    validate_by: Literal["loss", "bleu", "accuracy", "f1"] = "loss"
+    """what decides which model is best: the loss or, where the task has it, another measure"""
     patience: int = 0
     """validations without a new best before training ends early; 0: never"""
     save_every: int = 500
@@ -93,16 +103,15 @@ class TrainConfig:
 class Recipe:
     """Everything that decides what a run computes."""
 
-    task: Literal["translate"] = "translate"
+    task: TaskName = "translate"
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     model: ModelConfig = field(default_factory=TransformerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
-TASKS = {"translate": "sentence pairs to a translator"}
-# Filled in from the tokenisers, never by a user.
-DERIVED = frozenset({"source_vocab", "target_vocab", "shared_vocab"})
+# Filled in from the tokenisers and the data, never by a user.
+DERIVED = frozenset({"source_vocab", "target_vocab", "shared_vocab", "vocab", "labels"})
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list"}
@@ -130,15 +139,19 @@ def recipe_from(table: Mapping[str, Any], base: Recipe | None = None, origin: st
     for section in sections:
         if not isinstance(table.get(section, {}), Mapping):
             raise RegardError(f"{origin}: {section} should be a table.", f"Write [{section}] and its keys below it.")
-    if table.get("task", base.task) not in TASKS:
-        raise RegardError(f"{origin}: task {table['task']!r} is not known.", f"Choose from: {', '.join(TASKS)}.")
+    task = table.get("task", base.task)
+    if task not in FAMILIES_FOR:
+        raise RegardError(f"{origin}: task {task!r} is not known.", f"Choose from: {', '.join(FAMILIES_FOR)}.")
     model_table = dict(table.get("model", {}))
-    family = model_table.pop("family", family_of(base.model))
+    known, own = FAMILIES_FOR[task], family_of(base.model)
+    family = model_table.pop("family", own if own in known else known[0])
     if family not in FAMILIES:
         raise RegardError(f"{origin}: model.family {family!r} is not known.", f"Choose from: {', '.join(FAMILIES)}.")
+    if family not in known:
+        raise RegardError(f"{origin}: a {family} cannot be trained to {task}.", f"Choose from: {', '.join(known)}.")
     model_base = base.model if family == family_of(base.model) else FAMILIES[family].config()
     return Recipe(
-        task=table.get("task", base.task),
+        task=task,
         data=_fill(base.data, table.get("data", {}), "data", origin),
         tokenizer=_fill(base.tokenizer, table.get("tokenizer", {}), "tokenizer", origin),
         model=_fill(model_base, model_table, "model", origin),

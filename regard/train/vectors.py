@@ -1,20 +1,24 @@
 """Pre-trained word vectors as initial embeddings."""
 
+from typing import Any
+
 import torch
 
 from regard.data import Tokenizer, read_vectors
 from regard.errors import RegardError
-from regard.models import TranslationModel
 from regard.train.recipe import TrainConfig
 
 
 @torch.no_grad()
-def use_vectors(model: TranslationModel, config: TrainConfig, source: Tokenizer, target: Tokenizer) -> None:
-    """Puts the vectors of the words that a vocabulary knows in the place of their random ones."""
-    for path, tokenizer, embedding in (
-        (config.source_vectors, source, model.source_embedding),
-        (config.target_vectors, target, model.target_embedding),
-    ):
+def use_vectors(model: Any, config: TrainConfig, source: Tokenizer, target: Tokenizer) -> None:
+    """Puts the vectors of the words that a vocabulary knows in the place of their random ones.
+
+    The source is the only side of a model that has but one.
+    """
+    sides = [(config.source_vectors, source, getattr(model, "source_embedding", None) or model.embedding)]
+    if hasattr(model, "target_embedding"):
+        sides.append((config.target_vectors, target, model.target_embedding))
+    for path, tokenizer, embedding in sides:
         if not path:
             continue
         vocabulary = tokenizer.vocabulary

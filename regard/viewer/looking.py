@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from regard.attention import Recorded
 from regard.data import SPECIALS, Tokenizer
-from regard.data.tokenizer import EOS, SOS
+from regard.data.special import EOS, SOS
 from regard.errors import RegardError
 from regard.files import write_whole
 from regard.folder import Translator

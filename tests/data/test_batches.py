@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data import EOS, SOS, Batches, BpeDropout, Sequences, Tokenizer, encode_pairs, prefetch
+from regard.data.batches import IGNORED
 from regard.errors import RegardError
 
 
@@ -39,29 +40,28 @@ def test_every_pair_comes_once_within_the_budget(sizes, budget, constant_shapes,
     seen = []
     shapes = set()
     for batch in batches.epoch(0):
-        sources, targets = rows(batch.source)[: batch.sentences], rows(batch.target_in)[: batch.sentences]
-        real = batch.target_tokens
-        outs = torch.split(batch.target_out[:real], [len(one) for one in targets])
+        sources, targets = rows(batch.inputs[0])[: batch.sentences], rows(batch.inputs[1])[: batch.sentences]
+        real = batch.tokens
+        outs = torch.split(batch.targets[:real], [len(one) for one in targets])
         for source, target, out in zip(sources, targets, outs):
             assert source[-1] == EOS
             assert target[0] == SOS
             assert out.tolist() == [*target[1:], EOS]
             seen.append((source[:-1], target[1:]))
-        assert batch.source_tokens == sum(map(len, sources)) <= budget
-        assert batch.target_tokens == sum(map(len, targets)) <= budget
-        assert torch.equal(
-            batch.source.ids[batch.source_tokens :], torch.zeros_like(batch.source.ids[batch.source_tokens :])
-        )
-        assert not batch.target_out[real:].any()
-        assert (batch.target_out != 0).sum() == real
-        assert len(batch.target_out) == len(batch.target_in.ids)
+        read = sum(map(len, sources))
+        assert read <= budget
+        assert batch.tokens == sum(map(len, targets)) <= budget
+        assert torch.equal(batch.inputs[0].ids[read:], torch.zeros_like(batch.inputs[0].ids[read:]))
+        assert (batch.targets[real:] == IGNORED).all()
+        assert (batch.targets != IGNORED).sum() == real
+        assert len(batch.targets) == len(batch.inputs[1].ids)
         if constant_shapes:
-            shapes.add((len(batch.source.ids), len(batch.target_in.ids), len(batch.source), len(batch.target_in)))
-            assert batch.source.max_len == batch.target_in.max_len in (16, 32)
-            assert len(batch.source.ids) == budget
+            shapes.add((len(batch.inputs[0].ids), len(batch.inputs[1].ids), len(batch.inputs[0]), len(batch.inputs[1])))
+            assert batch.inputs[0].max_len == batch.inputs[1].max_len in (16, 32)
+            assert len(batch.inputs[0].ids) == budget
         else:
-            assert (len(batch.source), len(batch.source.ids)) == (batch.sentences, batch.source_tokens)
-            assert batch.source.max_len == max(map(len, sources))
+            assert (len(batch.inputs[0]), len(batch.inputs[0].ids)) == (batch.sentences, read)
+            assert batch.inputs[0].max_len == max(map(len, sources))
     source, target = corpus(sizes)
     assert sorted(seen) == sorted((source[i].tolist(), target[i].tolist()) for i in range(len(sizes)))
     assert len(shapes) <= 1
@@ -69,10 +69,10 @@ def test_every_pair_comes_once_within_the_budget(sizes, budget, constant_shapes,
 
 def same(one, other):
     return (
-        torch.equal(one.source.ids, other.source.ids)
-        and torch.equal(one.source.offsets.starts, other.source.offsets.starts)
-        and torch.equal(one.target_in.ids, other.target_in.ids)
-        and torch.equal(one.target_out, other.target_out)
+        torch.equal(one.inputs[0].ids, other.inputs[0].ids)
+        and torch.equal(one.inputs[0].offsets.starts, other.inputs[0].offsets.starts)
+        and torch.equal(one.inputs[1].ids, other.inputs[1].ids)
+        and torch.equal(one.targets, other.targets)
     )
 
 
@@ -109,11 +109,11 @@ def test_an_epoch_is_a_function_of_seed_and_number(sides, constant_shapes):
 def test_lengths_in_a_batch_are_alike_and_batches_well_filled():
     source, target = usual_corpus(4000)
     batches = list(Batches(source, target, budget=1024, max_len=64, seed=0).epoch(0))
-    real = sum(batch.source_tokens + batch.target_tokens for batch in batches)
-    cells = sum(len(one) * one.max_len for batch in batches for one in (batch.source, batch.target_in))
+    real = sum(one.offsets.total for batch in batches for one in batch.inputs)
+    cells = sum(len(one) * one.max_len for batch in batches for one in batch.inputs)
     assert real / cells > 0.85
     assert real / (2 * 1024 * len(batches)) > 0.85
-    order = [batch.source.max_len for batch in batches]
+    order = [batch.inputs[0].max_len for batch in batches]
     assert order != sorted(order)
 
 
@@ -122,7 +122,7 @@ def test_a_batch_of_many_short_pairs_leaves_room_for_the_tail():
     sides = corpus([(60, 60)] * 300 + [(0, 0)] * 700)
     batches = list(Batches(*sides, budget=512, max_len=64, seed=0, constant_shapes=True).epoch(0))
     assert sum(batch.sentences for batch in batches) == 1000
-    assert len({len(batch.source) for batch in batches}) == 1
+    assert len({len(batch.inputs[0]) for batch in batches}) == 1
 
 
 def test_pairs_lengthened_by_dropout_miss_the_epoch():
@@ -157,8 +157,8 @@ def test_batch_moves_as_a_whole():
     [batch] = Batches(*corpus([(1, 1), (2, 2)]), budget=64, max_len=64, seed=0).epoch(0)
     assert same(batch.to("cpu", non_blocking=True), batch)
     moved = batch.to("meta")
-    assert {one.device.type for one in (moved.source.ids, moved.target_in.ids, moved.target_out)} == {"meta"}
-    assert (moved.sentences, moved.target_tokens) == (2, 5)
+    assert {one.device.type for one in (moved.inputs[0].ids, moved.inputs[1].ids, moved.targets)} == {"meta"}
+    assert (moved.sentences, moved.tokens) == (2, 5)
 
 
 def test_prefetch_keeps_order_and_passes_errors_on():

@@ -1,28 +1,14 @@
 import gzip
 import io
 import json
-import lzma
 
 import pytest
 
 from regard.data import read_lines, read_pairs
 from regard.errors import RegardError
+from tests.data.helpers import write
 
 PAIRS = [("A cat.", "Un chat."), ("Two\u2028dogs.", "Deux chiens\u0085 là."), ("", "")]
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def write(name, content):
-    data = content if isinstance(content, bytes) else content.encode()
-    opener = {"gz": gzip.open, "xz": lzma.open}.get(name.rsplit(".", 1)[-1], open)
-    with opener(name, "wb") as stream:
-        stream.write(data)
-    return name
 
 
 def column(index):

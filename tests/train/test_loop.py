@@ -20,6 +20,7 @@ from regard.folder import load
 from regard.train import loop, train
 from regard.train.loop import METRICS, STATE
 from regard.train.report import read_metrics
+from regard.train.tasks import translate
 from tests.train.helpers import LIVELY, same_bits, small, small_corpus, weights_of
 
 
@@ -324,8 +325,8 @@ def test_other_settings_learn_too(tmp_path, change):
 
 def test_validation_by_bleu_keeps_the_best_by_bleu(tmp_path, monkeypatch):
     bleus = iter([5.0, 3.0])
-    scores = loop.text_scores([""], ["a"])
-    monkeypatch.setattr(loop, "text_scores", lambda *_: type(scores)(**(vars(scores) | {"bleu": next(bleus)})))
+    scores = translate.text_scores([""], ["a"])
+    monkeypatch.setattr(translate, "text_scores", lambda *_: type(scores)(**(vars(scores) | {"bleu": next(bleus)})))
     assert run(small(train={"validate_by": "bleu"}), tmp_path).training["step"] == 6
 
 

@@ -5,15 +5,19 @@ import torch
 from torch import Tensor
 
 from regard.data import Batches, Sequences
+from regard.data.batches import IGNORED
 from regard.models import TransformerConfig, make_model
 from regard.train import losses
 from regard.train.losses import token_loss
 
 
-def formula(features, weight, targets, smoothing=0.0, twin=None, divergence=0.0) -> tuple[Tensor, Tensor, int]:
+def formula(
+    features, weight, targets, smoothing=0.0, twin=None, divergence=0.0, bias=0.0
+) -> tuple[Tensor, Tensor, int]:
     """The definition: whole logits, float64, autograd."""
-    counted = targets != 0
-    passes = [(x @ weight.T).log_softmax(-1)[counted] for x in ([features] if twin is None else [features, twin])]
+    counted = targets != IGNORED
+    both = [features] if twin is None else [features, twin]
+    passes = [(x @ weight.T + bias).log_softmax(-1)[counted] for x in both]
     wanted = targets[counted]
     nlls = [-logp.gather(1, wanted[:, None])[:, 0] for logp in passes]
     loss = sum((1 - smoothing) * nll - smoothing * logp.mean(-1) for nll, logp in zip(nlls, passes)) / len(passes)
@@ -27,8 +31,21 @@ def example(rows=11, vocab=17, width=5, seed=0) -> tuple[Tensor, Tensor, Tensor,
     generator = torch.Generator().manual_seed(seed)
     features, twin, weight = (torch.randn(n, width, generator=generator) for n in (rows, rows, vocab))
     targets = torch.randint(1, vocab, (rows,), generator=generator)
-    targets[[2, rows - 1]] = 0
+    targets[[2, rows - 1]] = IGNORED
     return features, weight, targets, twin
+
+
+@pytest.mark.parametrize(("smoothing", "divergence"), [(0.0, 0.0), (0.1, 0.0), (0.1, 2.5)])
+def test_an_output_layer_may_have_a_bias(monkeypatch, smoothing, divergence):
+    monkeypatch.setattr(losses, "chunk_rows", lambda vocab, device: 4)
+    features, weight, targets, twin = (x.double() if x.is_floating_point() else x for x in example())
+    bias = torch.randn(len(weight), dtype=torch.float64)
+    given = [x.requires_grad_() for x in (features, weight, twin, bias)]
+    wanted = formula(features, weight, targets, smoothing, twin, divergence, bias)
+    grads = torch.autograd.grad(wanted[0], given)
+    parts = token_loss(features, weight, targets, smoothing, twin, divergence, bias)
+    torch.testing.assert_close(parts.loss.double(), wanted[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.autograd.grad(parts.loss, given), grads, rtol=1e-5, atol=1e-5, check_dtype=False)
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 4, 64])
@@ -59,7 +76,7 @@ def test_the_formula_itself_is_torchs_cross_entropy():
     features, weight, targets, _ = (x.double() if x.is_floating_point() else x for x in example())
     loss, _, _ = formula(features, weight, targets, 0.1)
     torch_loss = torch.nn.functional.cross_entropy(
-        features @ weight.T, targets, ignore_index=0, label_smoothing=0.1, reduction="sum"
+        features @ weight.T, targets, ignore_index=IGNORED, label_smoothing=0.1, reduction="sum"
     )
     assert loss.item() == pytest.approx(torch_loss.item(), rel=1e-12)
 
@@ -83,7 +100,7 @@ def test_ignored_rows_have_no_gradient_whatever_is_in_them():
 def test_nothing_but_ignored_rows_is_zero():
     features, weight, _, _ = example()
     features.requires_grad_()
-    parts = token_loss(features, weight, torch.zeros(len(features), dtype=torch.long), 0.1)
+    parts = token_loss(features, weight, torch.full((len(features),), IGNORED), 0.1)
     parts.loss.backward()
     assert parts.loss.item() == parts.tokens.item() == 0
     assert features.grad.eq(0).all()
@@ -119,8 +136,8 @@ def test_a_packed_batch_has_the_loss_and_gradients_of_its_sentences_one_by_one(c
         batches = Batches(*packed, budget=budget, max_len=16, seed=0, constant_shapes=constant_shapes)
         [batch] = batches.epoch(0)
         model.zero_grad()
-        features = model.features(batch.source, batch.target_in)
-        parts = token_loss(features, model.output.weight, batch.target_out, 0.1)
+        features = model.features(*batch.inputs)
+        parts = token_loss(features, model.output.weight, batch.targets, 0.1)
         parts.loss.backward()
         return torch.cat([parts.loss.detach()[None], *(p.grad.flatten() for p in model.parameters())])
 

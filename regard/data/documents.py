@@ -1,0 +1,87 @@
+"""Plain text to learn a language from: documents from files, a part to validate with, and one long stream of ids."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+
+from regard.data.readers import fields_of, from_json, in_line, name_of, numbered_lines, read_text, stem_suffix
+from regard.data.sequences import Sequences
+from regard.data.special import Special
+from regard.data.tokenizer import Tokenizer
+from regard.errors import RegardError
+
+VALIDATION_SHARE = 0.1
+
+
+def read_documents(files: Sequence[str | Path]) -> list[str]:
+    """Documents to learn from, one file after the other; .gz, .xz and stdin ("-") too.
+
+    A file is one document, character for character: only a BOM is removed, and CR LF becomes LF. A `.jsonl` file has a
+    document on each line, under "text". Documents with nothing but white space in them are left out.
+    """
+    documents = [text for file in files for text in _in_one(file) if text and not text.isspace()]
+    if not documents:
+        names = " ".join(map(name_of, files)) or "No file"
+        raise RegardError(f"{names}: there is no text to learn from.", hint="Give a file with text in it.")
+    return documents
+
+
+def _in_one(file: str | Path) -> list[str]:
+    if stem_suffix(file) != ".jsonl":
+        return [read_text(file)]
+    texts = []
+    for number, line in numbered_lines(file):
+        if line.strip():
+            with in_line(file, number):
+                texts.append(_text(line))
+    return texts
+
+
+def _text(line: str) -> str:
+    found = from_json(line)
+    text = found.get("text") if isinstance(found, dict) else None
+    if not isinstance(text, str):
+        raise RegardError(f'no text under "text"; {fields_of(found)}.', hint='Write {"text": "…"} on every line.')
+    return text
+
+
+def split_documents(documents: Sequence[str], share: float = VALIDATION_SHARE) -> tuple[list[str], list[str]]:
+    """Documents to train with, and the last `share` of the characters to validate with.
+
+    A single document is cut at that very character. Of several the last ones go, as many as come nearest to the share.
+
+    >>> split_documents(["0123456789"], share=0.2)
+    (['01234567'], ['89'])
+    >>> split_documents(["a b c", "d", "e f"], share=0.3)
+    (['a b c', 'd'], ['e f'])
+    """
+    if not 0 < share < 1:
+        raise RegardError(
+            f"The share of the text to validate with lies between 0 and 1; it cannot be {share}.", hint="Give 0.1."
+        )
+    documents = [text for text in documents if text]
+    total = sum(map(len, documents))
+    if total < 2:
+        raise RegardError(
+            f"A text of {total} characters is too short to set some aside for validation.",
+            hint="Give more text, or validation files of their own.",
+        )
+    wanted = min(max(1, int(total * (1 - share))), total - 1)  # characters to train with
+    if len(documents) == 1:
+        return [documents[0][:wanted]], [documents[0][wanted:]]
+    ends = list(accumulate(map(len, documents)))[:-1]
+    count = 1 + min(range(len(ends)), key=lambda i: abs(ends[i] - wanted))
+    return documents[:count], documents[count:]
+
+
+def encode_documents(documents: Sequence[str], tokenizer: Tokenizer, special: Special) -> Int[np.ndarray, "N"]:
+    """All documents as one stream of ids: each begins with `special.begin`, if there is one, and ends with `eos`.
+
+    >>> tokenizer = Tokenizer.train(["a b c"], "word")
+    >>> encode_documents(["a b", "c"], tokenizer, Special(begin=2)).tolist()
+    [2, 4, 5, 3, 2, 6, 3]
+    """
+    return Sequences.of(tokenizer.encode_batch(documents)).framed(special.begin, special.eos).ids

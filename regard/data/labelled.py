@@ -1,0 +1,172 @@
+"""Texts that bear labels: from TSV and JSONL files to batches in which each text's label is to be named."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from regard.data.batches import IGNORED, Batch
+from regard.data.readers import fields_of, from_json, in_line, numbered_lines, stem_suffix
+from regard.data.texts import ByLength, Texts
+from regard.errors import RegardError
+
+# What headers of TSV files and fields of JSONL files call a text, a second one, and their label.
+_FIRST, _SECOND, _LABEL = ("text", "sentence", "text1", "sentence1"), ("text2", "sentence2"), "label"
+
+
+class Labelled(NamedTuple):
+    """One text, or two, and what they are."""
+
+    texts: tuple[str, ...]
+    label: str
+
+
+def read_labelled(files: Sequence[str | Path]) -> list[Labelled]:
+    """Texts and their labels, one file after the other; .gz, .xz and stdin ("-") too. Empty lines are skipped.
+
+    - `.tsv` files: text, tab, label; or two texts and their label. A first line that names a column "label" and another
+      "text" or "sentence" ("text1" and "text2", "sentence1" and "sentence2") is a header: then columns may come in any
+      order, and others are ignored.
+    - `.jsonl` files: objects with "text", perhaps "text2", and "label" (or the other names above).
+    - Other files, and stdin: JSONL if they begin with "{", otherwise TSV.
+    """
+    examples = [example for file in files for example in _in_one(file)]
+    if not examples:
+        raise RegardError(f"{' '.join(map(str, files)) or 'No file'}: there is no text.", hint="Give text<TAB>label.")
+    return examples
+
+
+def _in_one(file: str | Path) -> Iterator[Labelled]:
+    kind = stem_suffix(file)
+    table: _Table | None = None
+    for number, line in numbered_lines(file):
+        if not line.strip():
+            continue
+        if kind not in (".tsv", ".jsonl"):
+            kind = ".jsonl" if line.lstrip().startswith("{") else ".tsv"
+        with in_line(file, number):
+            if kind == ".tsv" and table is None:
+                table = _Table(line)
+                if table.has_header:
+                    continue
+            example = table.read(line) if table is not None else _from_json(line)
+        yield example
+
+
+class _Table:
+    """Where in a line of TSV the texts and the label stand, as its first line says."""
+
+    def __init__(self, line: str) -> None:
+        names = [name.strip().lower() for name in line.split("\t")]
+        self.width = len(names)
+        first, second = _one_of(_FIRST, names), _one_of(_SECOND, names)
+        self.has_header = first is not None and _LABEL in names
+        if self.has_header:
+            self.texts = [names.index(name) for name in (first, second) if name is not None]
+            self.label = names.index(_LABEL)
+        elif self.width in (2, 3):
+            self.texts, self.label = list(range(self.width - 1)), self.width - 1
+        else:
+            found = "no tab" if self.width == 1 else f"{self.width} columns, and no header that says what they are"
+            raise RegardError(f"{found}.", hint="Write text<TAB>label, or text<TAB>text<TAB>label, on every line.")
+
+    def read(self, line: str) -> Labelled:
+        fields = line.split("\t")
+        if len(fields) != self.width:
+            raise RegardError(
+                f"{len(fields)} columns, where the first line has {self.width}.",
+                hint="Write text<TAB>label on every line; no text may have a tab in it.",
+            )
+        return _example([fields[column] for column in self.texts], fields[self.label])
+
+
+def _from_json(line: str) -> Labelled:
+    found: Any = from_json(line)
+    fields = found if isinstance(found, dict) else {}
+    first, second = _one_of(_FIRST, fields), _one_of(_SECOND, fields)
+    texts = [fields[name] for name in (first, second) if name is not None]
+    label = fields.get(_LABEL)
+    if first is None or not all(isinstance(text, str) for text in texts) or not isinstance(label, str | int):
+        message = f'no text under "text" or no label under "label"; {fields_of(found)}.'
+        raise RegardError(message, hint='Write {"text": "…", "label": "…"} on every line.')
+    return _example(texts, str(label))
+
+
+def _one_of(known: Sequence[str], names: Sequence[str] | dict[str, Any]) -> str | None:
+    return next((name for name in known if name in names), None)
+
+
+def _example(texts: Sequence[str], label: str) -> Labelled:
+    if not label.strip():
+        raise RegardError("the label is empty.", hint="Write text<TAB>label on every line.")
+    return Labelled(tuple(texts), label.strip())
+
+
+def label_names(examples: Sequence[Labelled]) -> tuple[str, ...]:
+    """The labels that occur, in alphabetical order: a model's numbers for them count from 0.
+
+    >>> label_names([Labelled(("good",), "yes"), Labelled(("bad",), "no")])
+    ('no', 'yes')
+    """
+    names = tuple(sorted({example.label for example in examples}))
+    if len(names) < 2:
+        raise RegardError(
+            f"Every text has the label {names[0]!r}: there is nothing to tell apart."
+            if names
+            else "There is no text, and so no label.",
+            hint="Give texts of at least two labels.",
+        )
+    return names
+
+
+def label_ids(examples: Sequence[Labelled], names: Sequence[str]) -> Int[np.ndarray, "B"]:
+    """The number of each text's label."""
+    number = {name: index for index, name in enumerate(names)}
+    for example in examples:
+        if example.label not in number:
+            known = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+            raise RegardError(
+                f"The text {example.texts[0][:40]!r} has the label {example.label!r}, which the model does not know.",
+                hint=f"Its labels are {known}.",
+            )
+    return np.array([number[example.label] for example in examples], np.int64)
+
+
+class LabelledBatches:
+    """Texts in batches of similar length; the targets are one a text, or a row a text, IGNORED for filling texts.
+
+    Epoch e is a function of (seed, e) alone; `constant_shapes` is as in `Batches`.
+
+    >>> from regard.data.sequences import Sequences
+    >>> texts = Texts(Sequences.of([[2, 5, 6, 3], [2, 7, 3]]))
+    >>> [batch] = LabelledBatches(texts, np.array([0, 1]), budget=16, max_len=16, seed=0).epoch(0)
+    >>> batch.inputs[0].padded()[0], batch.targets
+    (tensor([[2, 7, 3, 0],
+            [2, 5, 6, 3]]), tensor([1, 0]))
+    """
+
+    def __init__(
+        self,
+        texts: Texts,
+        targets: Int[np.ndarray, "B *more"],
+        *,
+        budget: int,
+        max_len: int,
+        seed: int,
+        constant_shapes: bool = False,
+    ) -> None:
+        if len(texts) != len(targets):
+            raise ValueError(f"{len(texts)} texts and {len(targets)} targets: there must be as many")
+        self._targets = targets
+        self._texts = ByLength(texts, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from number `start` on: those before it cost nothing but the plan."""
+        for rows, inputs in self._texts.epoch(number, start):
+            packed = inputs[0]
+            targets = torch.full((len(packed), *self._targets.shape[1:]), IGNORED)
+            targets[: len(rows)] = torch.from_numpy(self._targets[rows])
+            yield Batch(inputs, targets, sentences=len(rows), tokens=int(packed.offsets.starts[len(rows)]))

@@ -1,0 +1,45 @@
+"""The ids that mean something to a program: where texts begin and end, what is filled up, what is hidden."""
+
+from dataclasses import dataclass
+
+SPECIALS = ("<pad>", "<unk>", "<sos>", "<eos>")
+PAD, UNK, SOS, EOS = range(4)
+# Where a tokeniser has it, its id is 4.
+MASK_NAME = "<mask>"
+
+
+@dataclass(frozen=True)
+class Special:
+    """The special ids of a model: by default those of models trained here; imported ones state theirs.
+
+    `begin` and `end` frame each text that is read; `sos` begins what is written and `forced`, if any, comes after it;
+    `eos` ends it.
+
+    >>> Special(begin=7, end=8).framed([5, 6])
+    [7, 5, 6, 8]
+    """
+
+    pad: int = PAD
+    unk: int = UNK
+    sos: int = SOS
+    eos: int = EOS
+    mask: int | None = None
+    begin: int | None = None
+    end: int | None = None
+    forced: int | None = None
+
+    def framed(self, ids: list[int]) -> list[int]:
+        """A text as the model reads it."""
+        return [*_some(self.begin), *ids, *_some(self.end)]
+
+    def begun(self, ids: list[int]) -> list[int]:
+        """A text as the model writes it, without its end."""
+        return [self.sos, *_some(self.forced), *ids]
+
+
+def _some(number: int | None) -> list[int]:
+    return [] if number is None else [number]
+
+
+# What each kind of model trained here is given: a source to translate, a text to go on with, a text to read.
+TRANSLATING, WRITING, READING = Special(end=EOS), Special(begin=SOS), Special(begin=SOS, end=EOS, mask=len(SPECIALS))

@@ -1,0 +1,43 @@
+"""Model folders: a model with its tokenisers, ready to use, on disk and in memory."""
+
+from regard.folder.encoder import TextEncoder
+from regard.folder.files import (
+    FORMAT,
+    OPENED,
+    Bundle,
+    Device,
+    bundle_of,
+    fill_weights,
+    find_device,
+    load,
+    read_config,
+    read_tokenizers,
+    save,
+    vocabularies,
+    write_tokenizers,
+)
+from regard.folder.language import Continuation, LanguageModel
+from regard.folder.scoring import PairScore
+from regard.folder.translator import Translation, Translator
+
+__all__ = [
+    "FORMAT",
+    "OPENED",
+    "Bundle",
+    "Continuation",
+    "Device",
+    "LanguageModel",
+    "PairScore",
+    "TextEncoder",
+    "Translation",
+    "Translator",
+    "bundle_of",
+    "fill_weights",
+    "find_device",
+    "load",
+    "read_config",
+    "read_tokenizers",
+    "save",
+    "vocabularies",
+    "write_tokenizers",
+]

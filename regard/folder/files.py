@@ -1,0 +1,243 @@
+"""A model folder: the one place where a model and its tokenisers meet.
+
+config.json           what the model is: format, family, sizes; special ids, where they are not Regard's own
+model.safetensors     its weights, and nothing that could run
+tokenizer.json        and target_tokenizer.json where the two sides differ
+training.json         how it came to be: recipe, data fingerprints, seed, versions, scores
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, overload
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as weights_from_bytes
+from safetensors.torch import save as weights_to_bytes
+from torch import Tensor
+
+from regard.data.special import READING, TRANSLATING, WRITING, Special
+from regard.data.tokenizer import Tokenizer
+from regard.errors import RegardError
+from regard.files import write_whole
+from regard.folder.encoder import TextEncoder
+from regard.folder.language import LanguageModel
+from regard.folder.translator import Translator
+from regard.models import FAMILIES, family_of, make_model
+
+FORMAT = 1
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Bundle = Translator | LanguageModel | TextEncoder
+B = TypeVar("B", Translator, LanguageModel, TextEncoder)
+
+
+class Opened(NamedTuple):
+    """What a folder of some family is opened as, the special ids of those trained here, and who uses it."""
+
+    kind: type[Any]
+    special: Special
+    says: str
+    commands: str
+
+
+_TRANSLATOR = Opened(Translator, TRANSLATING, "a translator", "regard translate, evaluate, score, look, info")
+OPENED = {
+    "transformer": _TRANSLATOR,
+    "seq2seq": _TRANSLATOR,
+    "gpt": Opened(LanguageModel, WRITING, "a language model", "regard generate, evaluate, look, info"),
+    "bert": Opened(TextEncoder, READING, "an encoder of texts", "regard embed, classify, answer, look, info"),
+}
+
+
+def find_device(name: Device) -> torch.device:
+    """The device by its name; auto takes the fastest there is.
+
+    >>> find_device("cpu").type
+    'cpu'
+    """
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if there[kind]))
+    if not there[name]:
+        raise RegardError(f"This machine has no {name} device.", "Use device auto or cpu.")
+    return torch.device(name)
+
+
+def save(path: str | Path, bundle: Bundle) -> None:
+    """Writes a model folder. Each file is written whole or not at all, the weights last but one, config.json last."""
+    folder = Path(path)
+    source, target = bundle.tokenizers
+    write_tokenizers(folder, source, target)
+    write_whole(folder / "training.json", _json(bundle.training))
+    weights = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.named_parameters()
+    }  # tied weights are listed once
+    write_whole(folder / "model.safetensors", weights_to_bytes(weights, metadata={"format": "pt"}))
+    family = family_of(bundle.model.config)
+    config: dict[str, Any] = {"format": FORMAT, "family": family, "shared_tokenizer": source is target}
+    if bundle.special != OPENED[family].special:
+        config["special"] = dataclasses.asdict(bundle.special)
+    write_whole(folder / "config.json", _json(config | dataclasses.asdict(bundle.model.config)))
+
+
+def write_tokenizers(folder: Path, source: Tokenizer, target: Tokenizer) -> None:
+    source.save(folder / "tokenizer.json")
+    if target is not source:
+        target.save(folder / "target_tokenizer.json")
+    else:
+        (folder / "target_tokenizer.json").unlink(missing_ok=True)  # of another model that was here before
+
+
+def read_tokenizers(folder: Path, *, foreign: bool = False) -> tuple[Tokenizer, Tokenizer]:
+    source = Tokenizer.load(folder / "tokenizer.json", foreign=foreign)
+    target_path = folder / "target_tokenizer.json"
+    return source, Tokenizer.load(target_path, foreign=foreign) if target_path.exists() else source
+
+
+@overload
+def load(path: str | Path | Sequence[str | Path], device: Device = "auto", *, expect: type[B]) -> B: ...
+@overload
+def load(path: str | Path | Sequence[str | Path], device: Device = "auto") -> Any: ...
+def load(path, device="auto", *, expect=None):
+    """Opens a model folder: a Translator, a LanguageModel or a TextEncoder, by its family. Runs no code from it.
+
+    Several folders of translators vote together. Where only one kind will do, `expect` it: another is an error.
+
+    >>> load("no-such-folder")
+    Traceback (most recent call last):
+    regard.errors.RegardError: no-such-folder: there is no such model folder. Train one with: regard train
+    """
+    if not isinstance(path, str | Path):
+        first, *others = [load(each, device, expect=Translator) for each in path]
+        for where, other in zip(path[1:], others):
+            if (other.tokenizers, other.special) != (first.tokenizers, first.special):
+                raise RegardError(f"{where}: its tokenisers are not those of {path[0]}.", "Models vote token by token.")
+        return dataclasses.replace(first, partners=[other.model for other in others])
+    folder = Path(path)
+    config, special = read_config(folder)
+    opened = OPENED[family_of(config)]
+    if expect not in (None, opened.kind):
+        wanted = next(one for one in OPENED.values() if one.kind is expect)
+        raise RegardError(f"{folder} holds {opened.says}, not {wanted.says}.", f"Use it with: {opened.commands}.")
+    model = make_model(config)
+    weights_path = folder / "model.safetensors"
+    try:
+        weights = weights_from_bytes(weights_path.read_bytes())
+    except FileNotFoundError:
+        raise RegardError(f"{weights_path}: the weights are missing.", "Was the training interrupted early?") from None
+    except SafetensorError as error:
+        raise RegardError(f"{weights_path}: damaged ({error}).", "Put a good copy in its place.") from None
+    fill_weights(model, weights, weights_path)
+    source, target = read_tokenizers(folder, foreign=special is not None)
+    for tokenizer, size in zip((source, target), vocabularies(config)):
+        if tokenizer.vocab_size > size or (special is None and tokenizer.vocab_size != size):
+            raise RegardError(
+                f"{folder}: a tokeniser of {tokenizer.vocab_size} entries, but the model knows {size}.",
+                "Was the folder mixed with another model's?",
+            )
+    training_path = folder / "training.json"
+    training = _read_json(training_path) if training_path.exists() else {}
+    return bundle_of(model.to(find_device(device)).eval(), (source, target), training, special)
+
+
+def bundle_of(
+    model: Any, tokenizers: tuple[Tokenizer, Tokenizer], training: dict[str, Any], special: Special | None = None
+) -> Any:
+    """A model with its tokenisers, as the kind that its family is."""
+    opened = OPENED[family_of(model.config)]
+    sides = tokenizers if opened.kind is Translator else tokenizers[:1]
+    return opened.kind(model, *sides, training=training, special=special or opened.special)
+
+
+def vocabularies(config: Any) -> tuple[int, ...]:
+    """The sizes of vocabulary that a model's config states: of both sides, or of one.
+
+    >>> vocabularies(FAMILIES["gpt"].config(vocab=7))
+    (7,)
+    """
+    return (config.vocab,) if hasattr(config, "vocab") else (config.source_vocab, config.target_vocab)
+
+
+def read_config(folder: Path) -> tuple[Any, Special | None]:
+    """The model's config out of config.json, and the special ids where it states any, checked as a stranger's are."""
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise RegardError(f"{folder}: there is no such model folder.", "Train one with: regard train")
+    if not path.exists():
+        raise RegardError(f"{folder}: not a model folder, for it has no config.json.", "Name the folder of --out.")
+    table = _read_json(path)
+    if not isinstance(table.get("format"), int):
+        raise RegardError(f"{path}: not a config of Regard (it states no format).", "Name a folder that Regard wrote.")
+    if table["format"] > FORMAT:
+        raise RegardError(f"{path}: format {table['format']} is newer than this Regard knows.", "Upgrade regard.")
+    family = FAMILIES.get(str(table.get("family")))
+    if family is None:
+        raise RegardError(f"{path}: family {table.get('family')!r} is not known.", f"Known: {', '.join(FAMILIES)}.")
+    stated = table.pop("special", None)
+    if stated is not None and not isinstance(stated, dict):
+        raise RegardError(f"{path}: special = {stated!r} should be a table.", "Mend the file.")
+    if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
+        raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Put it back: the two sides differ.")
+    beside = ("format", "family", "shared_tokenizer")
+    config = _filled(family.config(), {key: value for key, value in table.items() if key not in beside}, path)
+    return config, None if stated is None else _filled(Special(), stated, path)
+
+
+def _filled(plain: Any, table: dict[str, Any], path: Path) -> Any:
+    """A config with the values of a table, each of the type that it should be."""
+    known = {f.name: f.type for f in dataclasses.fields(plain)}
+    unknown = table.keys() - known.keys()
+    if unknown:
+        raise RegardError(f"{path}: unknown key {sorted(unknown)[0]!r}.", "Upgrade regard, or mend the file.")
+    given = {}
+    for key, value in table.items():
+        wanted = type(getattr(plain, key))
+        choices = get_args(known[key]) if get_origin(known[key]) is Literal else ()
+        if wanted is tuple and isinstance(value, list) and all(isinstance(one, str) for one in value):
+            value = tuple(value)
+        if isinstance(known[key], UnionType) and value is not None:  # a number or nothing
+            wanted = int
+        if type(value) is not wanted and not (wanted is float and type(value) is int):
+            raise RegardError(f"{path}: {key} = {value!r} should be of type {wanted.__name__}.", "Mend the file.")
+        if (choices and value not in choices) or (wanted is int and value < 0):
+            raise RegardError(f"{path}: {key} = {value!r} cannot be.", "Upgrade regard, or mend the file.")
+        given[key] = value
+    return dataclasses.replace(plain, **given)
+
+
+def fill_weights(
+    model: torch.nn.Module, weights: dict[str, Tensor], origin: Path, may_differ: tuple[str, ...] = ()
+) -> None:
+    """Copies weights into the model; names or shapes that do not fit are listed, unless they begin as they may."""
+    own = dict(model.named_parameters())
+    wrong = {n for n in own.keys() | weights.keys() if n not in own or n not in weights}
+    wrong |= {n for n in own.keys() & weights.keys() if own[n].shape != weights[n].shape}
+    new = {n for n in wrong if n.startswith(may_differ)} if may_differ else set()
+    wrong -= new
+    if wrong:
+        raise RegardError(
+            f"{origin}: the weights do not fit the config: {', '.join(sorted(wrong)[:5])}"
+            f"{' …' if len(wrong) > 5 else ''}.",
+            "Was the folder mixed with another model's?",
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if name not in new:
+                tensor.copy_(weights[name])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RegardError(f"{path}: not JSON ({error}).", "Put a good copy in its place.") from None
+    if not isinstance(table, dict):
+        raise RegardError(f"{path}: not a JSON object.", "Put a good copy in its place.")
+    return table
+
+
+def _json(table: dict[str, Any]) -> bytes:
+    return (json.dumps(table, indent=2, ensure_ascii=False) + "\n").encode()

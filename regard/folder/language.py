@@ -1,0 +1,162 @@
+"""A language model with its tokeniser, ready to use."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.data.special import WRITING, Special
+from regard.data.tokenizer import Tokenizer
+from regard.decode import DecodeConfig, Hypothesis, decode_all
+from regard.errors import RegardError
+from regard.folder.scoring import PairScore, logprobs
+from regard.layers.packed import Packed, pack
+from regard.models import GPT
+
+Hear = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What a model wrote after a prompt, and what it thought of it."""
+
+    text: str
+    score: float
+    hypothesis: Hypothesis
+
+
+@dataclass
+class LanguageModel:
+    """A model that goes on with a text.
+
+    >>> writer = load("model")  # doctest: +SKIP
+    >>> writer("Once upon a time")  # doctest: +SKIP
+    ', there was a little girl named Lily.'
+    """
+
+    model: GPT
+    tokenizer: Tokenizer
+    training: dict[str, Any] = field(default_factory=dict)
+    special: Special = WRITING
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        return self.tokenizer, self.tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def __call__(self, prompt: str) -> str:
+        return self.generate([prompt])[0][0].text
+
+    def prompt_ids(self, prompt: str, *, name: str = "the prompt", truncate: bool = False) -> list[int]:
+        """A text as the model reads it; too long a one is an error or, with `truncate`, loses its beginning."""
+        ids = self.tokenizer.encode(prompt)
+        begun = self.special.framed([])
+        room = self.model.config.max_len - len(begun)
+        if len(ids) > room and not truncate:
+            raise RegardError(
+                f"{name} has {len(ids)} tokens, and the model takes at most {room}.",
+                "Shorten it, or use --truncate to leave its beginning out.",
+            )
+        ids = [*begun, *ids[-room:]]
+        if not ids:
+            raise RegardError(f"{name} is empty, and this model cannot begin by itself.", "Give it some text.")
+        return ids
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompts: Sequence[str],
+        config: DecodeConfig | None = None,
+        *,
+        truncate: bool = False,
+        hear: Hear | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[list[Continuation]]:
+        """For each prompt what the model writes after it, drawn at random unless the config says otherwise.
+
+        `hear(number, text)` is told each piece of text of prompt `number` as it is written (not in beam search).
+        Outputs end where the model ends them, at max_len tokens, or where prompt and output fill the model's max_len.
+        """
+        config = config or DecodeConfig(method="sample")
+        ids = [self.prompt_ids(p, name=f"prompt {i}", truncate=truncate) for i, p in enumerate(prompts, 1)]
+        longest = self.model.config.max_len
+        # The bounds that follow from a source's length are for translation.
+        config = dataclasses.replace(config, max_ratio=0.0, max_extra=min(config.max_len, longest))
+        self.model.eval()
+        listeners = [_Listener(self.tokenizer, one[len(self.special.framed([])) :]) for one in ids]
+
+        def on_token(number: int, token: int) -> None:
+            if hear is not None and (text := listeners[number].take(token)):
+                hear(number, text)
+
+        found = decode_all(
+            self.model,
+            ids,
+            self._packed,
+            config,
+            special=self.special,
+            room=longest,
+            on_token=on_token if hear is not None else None,
+            progress=progress,
+        )
+        return [
+            [Continuation(listener.text_after(h.ids), h.score, h) for h in n_best]
+            for listener, n_best in zip(listeners, found)
+        ]
+
+    @torch.no_grad()
+    def score(self, texts: Iterable[str], *, truncate: bool = False, batch_tokens: int = 4096) -> list[PairScore]:
+        """The log-probability of each text and its end, from its first token that has one before it."""
+        encoded = [
+            [*self.prompt_ids(text, name=f"text {i}", truncate=truncate), self.special.eos]
+            for i, text in enumerate(texts, 1)
+        ]
+        scores: list[PairScore] = []
+        self.model.eval()
+        while len(scores) < len(encoded):
+            batch = [encoded[len(scores)]]
+            while len(scores) + len(batch) < len(encoded) and sum(map(len, batch)) < batch_tokens:
+                batch.append(encoded[len(scores) + len(batch)])
+            wanted = torch.tensor([token for one in batch for token in one[1:]], device=self.device)
+            rows = logprobs(self.model(self._packed([one[:-1] for one in batch])).float(), wanted)
+            own_rows = rows.split([len(one) - 1 for one in batch])
+            scores += [PairScore(float(own.double().sum()), len(own)) for own in own_rows]
+        return scores
+
+    def _packed(self, sequences: Sequence[Sequence[int]]) -> Packed:
+        return pack(sequences).to(self.device)
+
+    def save(self, path: str | Path) -> None:
+        from regard.folder.files import save  # which knows all kinds of models
+
+        save(path, self)
+
+
+class _Listener:
+    """Tokens after a prompt as text: a token alone knows neither the space before it nor a whole letter."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
+        self.tokenizer = tokenizer
+        # A few tokens of the prompt are enough to know how the next one joins it.
+        self.before = prompt[-8:]
+        self.start = len(tokenizer.decode(self.before))
+        self.tokens: list[int] = []
+        self.told = ""
+
+    def text_after(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(self.before + tokens)[self.start :]
+
+    def take(self, token: int) -> str:
+        """What is new in the text; nothing while a letter is incomplete."""
+        self.tokens.append(token)
+        text = self.text_after(self.tokens)
+        if text.endswith("\ufffd") or not text.startswith(self.told):
+            return ""
+        new, self.told = text[len(self.told) :], text
+        return new

@@ -1,0 +1,170 @@
+"""Encoder-only models: BERT, RoBERTa, DistilBERT and ALBERT, from one config; with a head for each task."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.attention.scores import ScoreName
+from regard.errors import RegardError
+from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlace
+from regard.layers.dropout import Dropout
+from regard.layers.embeddings import Embedding
+from regard.layers.feedforward import Activation, activate
+from regard.layers.norms import NormKind, make_norm
+from regard.layers.packed import Packed
+
+Head = Literal["none", "mask", "classify", "answer"]
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """Sizes and choices of an encoder-only Transformer, and what its head is for."""
+
+    width: int = 256
+    heads: int = 4
+    layers: int = 4
+    feedforward: int = 1024
+    dropout: float = 0.1
+    norm: NormPlace = "post"
+    norm_kind: NormKind = "layer"
+    norm_eps: float = 1e-12
+    activation: Activation = "gelu"
+    positions: Literal["learned", "rotary", "sinusoidal", "none"] = "learned"
+    position_offset: int = 0
+    """rows of the table of learned positions that are left unused (RoBERTa: 2)"""
+    segments: int = 2
+    """vectors that tell the first text from the second; 0: none"""
+    embedding_width: int = 0
+    """embeddings narrower than the model, and a linear map between (ALBERT); 0: as wide"""
+    groups: int = 0
+    """layers share their weights in so many groups (ALBERT: 1); 0: each has its own"""
+    score: ScoreName = "scaled_dot"
+    qk_norm: bool = False
+    head: Head = "mask"
+    """what the output says: nothing more, the masked token, the text's label, where the answer stands"""
+    pooler: Literal["none", "tanh", "relu"] = "none"
+    """a layer over the first token, before the label; classification needs one"""
+    labels: tuple[str, ...] = ()
+    """filled in from the data"""
+    max_len: int = 512
+    """the longest text in tokens"""
+    vocab: int = 0
+    """filled in from the tokeniser"""
+
+    def block(self) -> BlockConfig:
+        return BlockConfig(
+            width=self.width,
+            heads=self.heads,
+            feedforward=self.feedforward,
+            dropout=self.dropout,
+            norm=self.norm,
+            norm_kind=self.norm_kind,
+            norm_eps=self.norm_eps,
+            activation=self.activation,
+            rotary_base=10000.0 if self.positions == "rotary" else None,
+            qk_norm_eps=1e-6 if self.qk_norm else None,
+            max_len=self.max_len,
+        )
+
+
+def bert_small(**changes) -> BertConfig:
+    """6 layers of width 384, the shape of MiniLM."""
+    return BertConfig(**(dict(width=384, heads=12, layers=6, feedforward=1536) | changes))
+
+
+def bert_base(**changes) -> BertConfig:
+    """12 layers of width 768, as published in 2018."""
+    published: dict[str, Any] = dict(width=768, heads=12, layers=12, feedforward=3072)
+    return BertConfig(**(published | changes))
+
+
+class MaskHead(nn.Module):
+    """What stands between a token's features and the output layer that names the token: map, activation, norm."""
+
+    def __init__(self, width: int, embedding_width: int, activation: str, norm: nn.Module) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, embedding_width)
+        self.activation = activation
+        self.norm = norm
+
+    def forward(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n W"]:
+        return self.norm(activate(self.activation, self.dense(x)))
+
+
+class Bert(nn.Module):
+    """Every token regards every other, before it and after.
+
+    >>> from regard.layers.packed import pack
+    >>> model = Bert(BertConfig(width=16, heads=2, layers=2, feedforward=32, vocab=11))
+    >>> model(pack([[2, 4, 3], [2, 3]])).shape
+    torch.Size([5, 11])
+    """
+
+    blocks: Sequence[EncoderBlock]  # a ModuleList, which does not tell the type of what it holds
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        if config.head == "classify" and config.pooler == "none":
+            raise RegardError("A model that classifies needs a pooler.", "Give model.pooler tanh or relu.")
+        if config.groups and config.layers % config.groups:
+            raise RegardError(f"{config.layers} layers do not divide into {config.groups} groups.", "Change groups.")
+        self.config = config
+        narrow = config.embedding_width or config.width
+        norm = partial(make_norm, config.norm_kind, eps=config.norm_eps)
+        self.embedding = Embedding(
+            config.vocab,
+            narrow,
+            config.positions,
+            config.max_len,
+            config.dropout,
+            scaled=False,
+            offset=config.position_offset,
+            segments=config.segments,
+            norm=norm(narrow),
+        )
+        self.widen = nn.Linear(narrow, config.width) if config.embedding_width else nn.Identity()
+        block, count = config.block(), config.groups or config.layers
+        self.blocks = nn.ModuleList(EncoderBlock(block, config.score) for _ in range(count))  # type: ignore[assignment]
+        self.norm = norm(config.width) if config.norm == "pre" else nn.Identity()
+        self.pooler = nn.Linear(config.width, config.width) if config.pooler != "none" else None
+        self.dropout = Dropout(config.dropout)
+        outputs = {"none": 0, "mask": config.vocab, "classify": len(config.labels), "answer": 2}[config.head]
+        self.mask_head = None
+        if config.head == "mask":
+            self.mask_head = MaskHead(config.width, narrow, config.activation, norm(narrow))
+        self.output = nn.Linear(narrow if config.head == "mask" else config.width, outputs) if outputs else None
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2 and ".score." not in name:
+                nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("bias") and ".score." not in name:
+                nn.init.zeros_(parameter)
+        if config.head == "mask" and self.output is not None:
+            self.output.weight = self.embedding.tokens.weight
+
+    def encode(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N E"]:
+        """One row a token: what it means where it stands."""
+        x = self.widen(self.embedding(tokens.ids, tokens.positions, tokens.max_len, segments))
+        for i in range(self.config.layers):
+            x = self.blocks[i * len(self.blocks) // self.config.layers](x, tokens.offsets, tokens.positions)
+        return self.norm(x)
+
+    def pooled(self, encoded: Float[Tensor, "N E"], tokens: Packed) -> Float[Tensor, "B E"]:
+        """The first token of each text, through the pooler."""
+        first = encoded[tokens.offsets.starts[:-1].long()]
+        return first if self.pooler is None else activate(self.config.pooler, self.pooler(first))
+
+    def features(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows E"]:
+        """What the output layer sees: a row a token, or for classification a row a text."""
+        x = self.encode(tokens, segments)
+        if self.mask_head is not None:
+            return self.mask_head(x)
+        return self.dropout(self.pooled(x, tokens)) if self.config.head == "classify" else x
+
+    def forward(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows V"]:
+        """By the head: what stands at each token, each text's label, each token as the answer's beginning and end."""
+        x = self.features(tokens, segments)
+        return x if self.output is None else self.output(x)

@@ -1,0 +1,103 @@
+"""What the training loop asks of a task: the task knows the data and what is good, the loop knows how to train."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from regard.data import Batch, Tokenizer
+from regard.data.special import Special
+from regard.models import ModelConfig
+from regard.train.losses import LossParts, token_loss
+from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+
+Autocast = Callable[[], AbstractContextManager[Any]]
+Features = Callable[..., Tensor]
+Tokenizers = tuple[Tokenizer, Tokenizer]
+
+
+class Corpus(Protocol):
+    """What is learned from and judged by, as text."""
+
+    @property
+    def fingerprints(self) -> dict[str, Any]:
+        """What training.json remembers of it: sizes and digests."""
+
+    def describe(self) -> str:
+        """A sentence for the log."""
+
+
+class EpochsOfBatches(Protocol):
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]: ...
+
+
+class Encoded(NamedTuple):
+    """The corpus as the model takes it, and a word about what did not fit."""
+
+    batches: EpochsOfBatches
+    validation: list[Batch]
+    note: str
+
+
+class Shape(NamedTuple):
+    """How batches are to be cut: tokens of each, the run's seed, whether shapes may change from batch to batch."""
+
+    budget: int
+    seed: int
+    constant: bool
+
+
+class Task(Protocol):
+    """One entry of TASKS."""
+
+    qualities: tuple[str, ...]
+    """measures of validation by which, other than the loss, the best model can be chosen"""
+    try_it: str
+    """the command that uses the result"""
+
+    def read(self, config: DataConfig) -> Any:
+        """The corpus of a recipe's files."""
+
+    def suggest(self, corpus: Any, recipe: Recipe) -> Recipe:
+        """A sensible recipe for these data."""
+
+    def make_tokenizers(self, corpus: Any, config: TokenizerConfig) -> Tokenizers: ...
+
+    def sized(self, config: ModelConfig, corpus: Any, tokenizers: Tokenizers) -> ModelConfig:
+        """The model's config with what follows from the data."""
+
+    def encode(
+        self, corpus: Any, tokenizers: Tokenizers, special: Special, recipe: Recipe, model: ModelConfig, shape: Shape
+    ) -> Encoded: ...
+
+    def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts: ...
+
+    def judge(self, bundle: Any, corpus: Any) -> dict[str, float]:
+        """Measures of validation beside the loss."""
+
+
+def features_loss(model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
+    """The loss of models whose features go through an output layer: of tokens, and of labels."""
+    first = features(*batch.inputs)
+    twin = features(*batch.inputs) if config.r_drop and torch.is_grad_enabled() else None
+    smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
+    divergence = config.r_drop if twin is not None else 0.0
+    return token_loss(first, model.output.weight, batch.targets, smoothing, twin, divergence, model.output.bias)
+
+
+@torch.no_grad()
+def evaluate_loss(task: Task, model: Any, batches: Iterable[Batch], autocast: Autocast) -> dict[str, float]:
+    """Plain negative log-likelihood per token (no smoothing, no dropout) and the perplexity that it means."""
+    device = next(model.parameters()).device
+    model.eval()
+    nll, tokens = 0.0, 0.0
+    for batch in batches:
+        with autocast():
+            parts = task.loss(model, model.features, batch.to(device), TrainConfig())
+        nll += float(parts.nll)
+        tokens += float(parts.tokens)
+    mean = nll / max(1.0, tokens)
+    return {"nll": mean, "perplexity": math.exp(min(mean, 50.0))}

@@ -1,0 +1,75 @@
+"""Sentence pairs to a translator."""
+
+import dataclasses
+from typing import Any
+
+from regard.data import Batch, Batches, encode_pairs
+from regard.data.special import Special
+from regard.decode import DecodeConfig
+from regard.folder import Translator
+from regard.models import ModelConfig
+from regard.train.corpus import Corpus, read_corpus, train_tokenizers
+from regard.train.losses import LossParts
+from regard.train.metrics import text_scores
+from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+from regard.train.sizing import suggest
+from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss
+
+# Sentences of the validation set that are translated for BLEU each time.
+BLEU_SENTENCES = 500
+
+
+class Translate:
+    qualities: tuple[str, ...] = ("bleu",)
+    try_it = 'regard translate {out} "…"'
+
+    def read(self, config: DataConfig) -> Corpus:
+        return read_corpus(config)
+
+    def suggest(self, corpus: Corpus, recipe: Recipe) -> Recipe:
+        return suggest(corpus)
+
+    def make_tokenizers(self, corpus: Corpus, config: TokenizerConfig) -> Tokenizers:
+        return train_tokenizers(corpus.training, config)
+
+    def sized(self, config: Any, corpus: Corpus, tokenizers: Tokenizers) -> Any:
+        source, target = tokenizers
+        return dataclasses.replace(
+            config,
+            source_vocab=max(config.source_vocab, source.vocab_size),  # an imported model may have room for more
+            target_vocab=max(config.target_vocab, target.vocab_size),
+            shared_vocab=target is source,
+        )
+
+    def encode(
+        self,
+        corpus: Corpus,
+        tokenizers: Tokenizers,
+        special: Special,
+        recipe: Recipe,
+        model: ModelConfig,
+        shape: Shape,
+    ) -> Encoded:
+        common: dict[str, Any] = dict(
+            budget=shape.budget,
+            max_len=model.max_len,
+            seed=shape.seed,
+            constant_shapes=shape.constant,
+            special=(special, special),
+        )
+        # Room for one id that frames a text is taken for granted there; imported models may have more.
+        longest = model.max_len + 1 - max(len(special.framed([])), len(special.begun([])))
+        dropout = recipe.tokenizer.dropout
+        *sides, too_long = encode_pairs(corpus.training, *tokenizers, max_len=longest, dropout=dropout, seed=shape.seed)
+        *held_out, _ = encode_pairs(corpus.validation, *tokenizers, max_len=longest)
+        validation = list(Batches(*held_out, **common).epoch(0))
+        return Encoded(Batches(*sides, **common), validation, f"{too_long:,} pairs are too long for the model")
+
+    def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
+        return features_loss(model, features, batch, config)
+
+    def judge(self, bundle: Translator, corpus: Corpus) -> dict[str, float]:
+        pairs = corpus.validation[:BLEU_SENTENCES]
+        outputs = bundle.translate([source for source, _ in pairs], DecodeConfig(method="greedy"), truncate=True)
+        scores = text_scores([best[0].text for best in outputs], [target for _, target in pairs])
+        return {"bleu": scores.bleu, "exact_match": scores.exact_match}

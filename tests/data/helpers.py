@@ -1,0 +1,52 @@
+"""Files to read, and batches to look into."""
+
+import gzip
+import lzma
+
+import torch
+
+
+def write(name, content):
+    """A file, packed as its name says."""
+    data = content if isinstance(content, bytes) else content.encode()
+    opener = {"gz": gzip.open, "xz": lzma.open}.get(name.rsplit(".", 1)[-1], open)
+    with opener(name, "wb") as stream:
+        stream.write(data)
+    return name
+
+
+def rows(packed):
+    """The sequences of a batch, without empty ones."""
+    return [row[:length].tolist() for row, length in zip(*packed.padded()) if length]
+
+
+def tensors(batch):
+    """All that a batch says, in tensors."""
+    parts = [batch.targets, torch.tensor([batch.sentences, batch.tokens])]
+    for one in batch.inputs:
+        is_tensor = isinstance(one, torch.Tensor)
+        parts += [one] if is_tensor else [one.ids, one.positions, one.offsets.starts, torch.tensor([one.max_len])]
+    return parts
+
+
+def same(one, other):
+    return len(tensors(one)) == len(tensors(other)) and all(map(torch.equal, tensors(one), tensors(other)))
+
+
+def check_epochs(made, start=2):
+    """Epochs are functions of seed and number, whatever came before, and can be resumed in the middle.
+
+    `made(seed)` gives the batches of a seed.
+    """
+    used = made(7)
+    for number in range(2):
+        for _ in used.epoch(number):
+            pass
+    first, again = list(used.epoch(2)), list(made(7).epoch(2))
+    assert len(first) == len(again) > start
+    assert all(map(same, first, again))
+    assert not all(map(same, first, used.epoch(3)))
+    assert not all(map(same, first, made(8).epoch(2)))
+    resumed = list(made(7).epoch(2, start))
+    assert len(resumed) == len(first) - start
+    assert all(map(same, first[start:], resumed))

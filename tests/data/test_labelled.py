@@ -1,0 +1,157 @@
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from regard.data import (
+    IGNORED,
+    Labelled,
+    LabelledBatches,
+    Sequences,
+    Texts,
+    label_ids,
+    label_names,
+    read_labelled,
+    split_validation,
+)
+from regard.errors import RegardError
+from tests.data.helpers import check_epochs, rows, write
+
+ONES = [Labelled(("A fine\u2028film.",), "good"), Labelled(("Dull.",), "bad"), Labelled(("",), "bad")]
+TWOS = [Labelled(("A cat.", "An animal."), "yes"), Labelled(("A dog.", "A cat."), "no")]
+
+
+def tsv(examples, header=""):
+    return header + "".join("\t".join([*one.texts, one.label]) + "\n" for one in examples)
+
+
+def jsonl(examples, names=("text", "text2")):
+    rows = [dict(zip(names, one.texts)) | {"label": one.label, "more": None} for one in examples]
+    return "\n".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("packing", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("examples", [ONES, TWOS])
+def test_every_format_gives_the_same_texts(folder, packing, examples):
+    plain = tsv(examples)
+    assert read_labelled([write("a.tsv" + packing, plain)]) == examples
+    assert read_labelled([write("a.txt" + packing, "\n" + plain + " \n")]) == examples
+    assert read_labelled([write("a.jsonl" + packing, jsonl(examples))]) == examples
+    assert read_labelled([write("b.txt" + packing, jsonl(examples, ("sentence1", "sentence2")))]) == examples
+    assert read_labelled([folder / ("a.tsv" + packing), "b.txt" + packing]) == examples * 2
+
+
+@pytest.mark.parametrize("first", ["text", "sentence", "Text", "sentence1"])
+def test_a_header_is_left_out(folder, first):
+    assert read_labelled([write("a.tsv", tsv(ONES, f"{first}\tlabel\r\n"))]) == ONES
+    assert read_labelled([write("b.tsv", tsv(TWOS, f"{first}\ttext2\tlabel\n"))]) == TWOS
+
+
+def test_a_header_says_the_order(folder):
+    swapped = "".join(f"{one.label}\t{one.texts[0]}\n" for one in ONES)
+    assert read_labelled([write("a.tsv", "label\tsentence\n" + swapped)]) == ONES
+    wide = "".join(f"{i}\t{one.texts[1]}\t{one.label}\t{one.texts[0]}\tx\n" for i, one in enumerate(TWOS))
+    assert read_labelled([write("b.tsv", "index\tsentence2\tlabel\tsentence1\tmore\n" + wide)]) == TWOS
+    assert read_labelled(["a.tsv", write("c.tsv", tsv(ONES))]) == ONES * 2  # each file has its own
+
+
+def test_labels_may_be_numbers(folder):
+    write("a.jsonl", '{"text": "a", "label": 1}\n{"sentence": "b", "label": "0 "}\n')
+    assert read_labelled(["a.jsonl"]) == [Labelled(("a",), "1"), Labelled(("b",), "0")]
+
+
+def test_stdin(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(tsv(ONES).encode())))
+    assert read_labelled(["-"]) == ONES
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.tsv", "no tab\n", r"^a\.tsv, line 1: no tab\. Write text<TAB>label, or"),
+        ("a.tsv", "a\tb\tc\td\n", r"^a\.tsv, line 1: 4 columns, and no header that says what they are\."),
+        ("a.tsv", "a\tb\n\na\tb\tc\n", r"^a\.tsv, line 3: 3 columns, where the first line has 2\. Write"),
+        ("a.tsv", "text\tlabel\na\n", r"^a\.tsv, line 2: 1 columns, where the first line has 2"),
+        ("a.tsv", "a\tb\na\t \n", r"^a\.tsv, line 2: the label is empty\."),
+        ("a.tsv", "text\tlabel\n", r"^a\.tsv: there is no text\."),
+        ("a.tsv", "", r"^a\.tsv is empty\.$"),
+        ("a.tsv", b"a\tb\n\xff\tb\n", r"^a\.tsv, line 2: not UTF-8\."),
+        ("a.jsonl", '{"text": "a", "label": "b"}\n{', r"^a\.jsonl, line 2: not JSON"),
+        (
+            "a.jsonl",
+            '{"text": "a"}',
+            r'^a\.jsonl, line 1: no text under "text" or no label under "label"; it has text',
+        ),
+        ("a.jsonl", '{"label": "a"}', r"^a\.jsonl, line 1: no text .*; it has label\."),
+        (
+            "a.jsonl",
+            '{"text": "a", "text2": 2, "label": "a"}',
+            r"^a\.jsonl, line 1: no text .*; it has text, text2",
+        ),
+        ("a.jsonl", '{"text": "a", "label": 0.5}', r"^a\.jsonl, line 1: no text .* or no label"),
+        ("a.jsonl", '["a", "b"]', r"^a\.jsonl, line 1: no text .*; it is no object\."),
+    ],
+)
+def test_bad_input(folder, name, content, said):
+    with pytest.raises(RegardError, match=said):
+        read_labelled([write(name, content)])
+
+
+def test_labels_have_numbers():
+    names = label_names(ONES)
+    assert names == ("bad", "good")
+    assert label_ids(ONES, names).tolist() == [1, 0, 0]
+    with pytest.raises(RegardError, match=r"'A cat\.' has the label 'yes', which .*not know\. .* bad, good\."):
+        label_ids([*ONES, *TWOS], names)
+    with pytest.raises(RegardError, match="Every text has the label 'bad'"):
+        label_names(ONES[1:])
+    with pytest.raises(RegardError, match="There is no text"):
+        label_names([])
+
+
+def test_a_split_keeps_equal_texts_together():
+    examples = [Labelled((f"text {i % 50}",), str(i % 2)) for i in range(150)]
+    training, validation = split_validation(examples, seed=0)
+    assert sorted(training + validation) == sorted(examples)
+    assert not {one.texts for one in training} & {one.texts for one in validation}
+
+
+def numbered(lengths, segments):
+    ids = Sequences.of([[10 + i] * length for i, length in enumerate(lengths)])
+    return Texts(ids, Sequences.of([[i % 2] * length for i, length in enumerate(lengths)]) if segments else None)
+
+
+@pytest.mark.parametrize("constant_shapes", [False, True])
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("more", [(), (2,)])
+def test_each_text_has_its_target(constant_shapes, segments, more):
+    lengths = np.random.default_rng(0).integers(1, 20, 200).tolist()
+    targets = np.random.default_rng(1).integers(0, 100, (200, *more))
+    seen = {}
+    texts = numbered(lengths, segments)
+    for batch in LabelledBatches(texts, targets, budget=100, max_len=20, seed=0, constant_shapes=constant_shapes).epoch(
+        0
+    ):
+        packed = batch.inputs[0]
+        assert len(batch.inputs) == 1 + segments
+        assert batch.targets.shape == (len(packed), *more)
+        assert batch.targets.dtype == torch.int64
+        assert (batch.targets[batch.sentences :] == IGNORED).all()
+        found = rows(packed)[: batch.sentences]
+        assert batch.tokens == sum(map(len, found))
+        seen |= {row[0] - 10: target.tolist() for row, target in zip(found, batch.targets)}
+    assert [seen[i] for i in range(200)] == targets.tolist()
+
+
+@pytest.mark.parametrize("constant_shapes", [False, True])
+def test_an_epoch_is_a_function_of_seed_and_number(constant_shapes):
+    texts = numbered(np.random.default_rng(0).integers(1, 20, 80).tolist(), True)
+    options = dict(budget=64, max_len=20, constant_shapes=constant_shapes)
+    check_epochs(lambda seed: LabelledBatches(texts, np.arange(80), seed=seed, **options))
+
+
+def test_as_many_targets_as_texts():
+    with pytest.raises(ValueError, match="2 texts and 3 targets"):
+        LabelledBatches(numbered([1, 2], False), np.arange(3), budget=16, max_len=16, seed=0)

@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.data import ByLength, Sequences, Special, Texts, Tokenizer, encode_texts
+from regard.errors import RegardError
+from tests.data.helpers import rows
+
+BERT, ROBERTA_ENDS, BARE = Special(begin=2, end=3), Special(end=3), Special()
+WORDS = [chr(97 + i) for i in range(26)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train([" ".join(WORDS)], "space")
+
+
+def made(tokenizer, texts, special=BERT, max_len=99, segments=True):
+    encoded, cut = encode_texts(texts, tokenizer, special, max_len=max_len, segments=segments)
+    return [encoded.ids[i].tolist() for i in range(len(encoded))], encoded.segments, cut
+
+
+def test_one_text_and_two_are_framed(tokenizer):
+    a, b, c = tokenizer.encode("a b c")
+    ids, segments, cut = made(tokenizer, [("a b",), ("a", "b c"), ("", "c"), ("",)])
+    assert ids == [[2, a, b, 3], [2, a, 3, b, c, 3], [2, 3, c, 3], [2, 3]]
+    assert [segments[i].tolist() for i in range(4)] == [[0] * 4, [0, 0, 0, 1, 1, 1], [0, 0, 1, 1], [0, 0]]
+    assert cut == 0
+    assert made(tokenizer, [("a", "b c")], ROBERTA_ENDS, segments=False)[:2] == ([[a, 3, b, c, 3]], None)
+    assert made(tokenizer, [("a", "b c")], BARE)[0] == [[a, b, c]]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(5, 20), st.sampled_from([BERT, ROBERTA_ENDS, BARE]))
+def test_the_longer_of_two_is_cut_first(tokenizer, first, second, max_len, special):
+    texts = " ".join(WORDS[:first]), " ".join(WORDS[-second:] if second else [])
+    [ids], segments, cut = made(tokenizer, [texts], special, max_len)
+    frame = len(special.framed([])) + (special.end is not None)
+    assert cut == (first + second + frame > max_len)
+    assert len(ids) == min(first + second + frame, max_len)
+    kept = [one for one, mark in zip(ids, segments[0].tolist()) if mark == 0 and one > 3]
+    other = [one for one, mark in zip(ids, segments[0].tolist()) if mark == 1 and one > 3]
+    assert kept == tokenizer.encode(texts[0])[: len(kept)]
+    assert other == tokenizer.encode(texts[1])[: len(other)]
+    if len(kept) < first:
+        assert len(kept) >= len(other)
+    if len(other) < second:
+        assert len(other) >= len(kept) - 1
+
+
+def test_a_single_text_is_cut_at_its_end(tokenizer):
+    ids, _, cut = made(tokenizer, [("a b c d",), ("a b",)], max_len=4)
+    a, b = tokenizer.encode("a b")
+    assert (ids, cut) == ([[2, a, b, 3]] * 2, 1)
+    with pytest.raises(RegardError, match="2 tokens leave no room for a text"):
+        made(tokenizer, [("a",)], max_len=2)
+    with pytest.raises(RegardError, match="4 tokens leave no room for a text"):
+        made(tokenizer, [("a", "b")], max_len=4)
+
+
+def numbered(lengths):
+    """Texts whose ids say which text they are."""
+    texts = [[10 + i] * length for i, length in enumerate(lengths)]
+    return Texts(Sequences.of(texts), Sequences.of([[i % 2] * length for i, length in enumerate(lengths)]))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=60), st.booleans(), st.integers(0, 3))
+def test_each_batch_says_whose_rows_it_has(lengths, constant_shapes, number):
+    batches = ByLength(numbered(lengths), budget=40, max_len=20, seed=0, constant_shapes=constant_shapes)
+    seen = []
+    for which, (packed, segments) in batches.epoch(number):
+        found = rows(packed)
+        assert found[: len(which)] == [[10 + i] * lengths[i] for i in which]
+        real = sum(lengths[i] for i in which)
+        assert segments[:real].tolist() == [i % 2 for i in which for _ in range(lengths[i])]
+        assert segments[real:].tolist() == packed.ids[real:].tolist() == [0] * (len(packed.ids) - real)
+        assert len(packed.ids) == (40 if constant_shapes else real)
+        seen += which
+    assert sorted(seen) == list(range(len(lengths)))
+
+
+def test_lengths_in_a_batch_are_alike():
+    lengths = np.random.default_rng(0).integers(1, 60, 2000)
+    texts = Texts(numbered(lengths.tolist()).ids)
+    batches = [inputs for _, inputs in ByLength(texts, budget=512, max_len=64, seed=0).epoch(0)]
+    cells = sum(len(packed) * packed.max_len for (packed,) in batches)
+    assert lengths.sum() / cells > 0.85
+
+
+def test_texts_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="2 texts of up to 9 tokens, for max_len = 8"):
+        ByLength(numbered([9, 2]), budget=16, max_len=8, seed=0)
+    with pytest.raises(ValueError, match="0 texts"):
+        ByLength(numbered([]), budget=16, max_len=8, seed=0)

@@ -1,0 +1,74 @@
+"""The encoder-only model and its heads."""
+
+import pytest
+import torch
+
+from regard.attention import SCORES, record
+from regard.errors import RegardError
+from regard.layers.packed import pack
+from regard.models.bert import Bert, BertConfig, bert_base, bert_small
+
+TEXTS = [[2, 4, 5, 3], [2, 6, 3], [2, 3]]
+
+
+def small(**changes) -> Bert:
+    torch.manual_seed(0)
+    sizes = dict(width=16, heads=4, layers=4, feedforward=32, dropout=0.0, vocab=11, max_len=32)
+    return Bert(BertConfig(**(sizes | changes))).eval()
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_one_by_one_and_packed_agree(score):
+    model = small(score=score, norm_eps=1e-5)
+    alone = torch.cat([model(pack([text])) for text in TEXTS])
+    torch.testing.assert_close(model(pack(TEXTS)), alone)
+    assert alone.shape == (9, 11)
+
+
+def test_every_token_regards_every_other():
+    model = small(norm_eps=1e-5)
+    changed = model(pack([[2, 4, 9, 3]]))
+    assert (model(pack(TEXTS[:1])) - changed).abs().amax(-1).gt(1e-6).all()
+
+
+def test_heads():
+    labels = ("bad", "good", "so so")
+    assert small(head="classify", pooler="tanh", labels=labels)(pack(TEXTS)).shape == (3, 3)
+    assert small(head="answer")(pack(TEXTS)).shape == (9, 2)
+    assert small(head="none")(pack(TEXTS)).shape == (9, 16)
+    with pytest.raises(RegardError, match="needs a pooler"):
+        small(head="classify", labels=labels)
+
+
+def test_the_label_is_read_off_the_first_token():
+    model = small(head="classify", pooler="relu", labels=("a", "b"))
+    encoded = model.encode(pack(TEXTS))
+    by_hand = model.output(model.pooler(encoded[[0, 4, 7]]).relu())
+    torch.testing.assert_close(model(pack(TEXTS)), by_hand)
+
+
+def test_segments_tell_two_texts_apart():
+    model = small()
+    tokens = pack([[2, 4, 3, 5, 3]])
+    apart = torch.tensor([0, 0, 0, 1, 1])
+    assert not torch.allclose(model(tokens), model(tokens, apart))
+    torch.testing.assert_close(model(tokens), model(tokens, torch.zeros_like(apart)))
+    assert small(segments=0)(tokens).shape == (5, 11)
+
+
+def test_layers_can_share_their_weights():
+    shared, own = small(groups=2, embedding_width=8), small(embedding_width=8)
+    assert len(shared.blocks) == 2
+    assert sum(p.numel() for p in shared.blocks.parameters()) * 2 == sum(p.numel() for p in own.blocks.parameters())
+    assert shared.output.weight.shape == (11, 8)
+    with record(shared) as recording:
+        shared(pack(TEXTS))
+    assert [len(one.calls) for one in recording.values()] == [2, 2]
+    with pytest.raises(RegardError, match="4 layers do not divide into 3 groups"):
+        small(groups=3)
+
+
+def test_named_sizes():
+    with torch.device("meta"):
+        assert 109e6 < sum(p.numel() for p in Bert(bert_base(vocab=30522)).parameters()) < 111e6
+    assert bert_small().width == 384

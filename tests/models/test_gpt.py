@@ -1,0 +1,106 @@
+"""The decoder-only model: what it may see, and that generating is the same as reading."""
+
+import pytest
+import torch
+
+from regard.attention import SCORES, record
+from regard.decode import DecodeConfig, beam, greedy
+from regard.errors import RegardError
+from regard.layers.packed import pack
+from regard.models.gpt import GPT, GPTConfig, gpt2, gpt_small
+
+PROMPTS = [[2, 4, 5, 6, 7], [2, 6], [8]]
+
+
+def small(**changes) -> GPT:
+    torch.manual_seed(0)
+    sizes = dict(width=16, heads=4, layers=2, feedforward=32, dropout=0.0, vocab=11, max_len=32)
+    return GPT(GPTConfig(**(sizes | changes))).eval()
+
+
+def continued(model: GPT, prompt: list[int], count: int) -> list[int]:
+    """Greedy decoding the plain way: the whole text again for each token."""
+    ids = list(prompt)
+    while len(ids) < len(prompt) + count:
+        logits = model(pack([ids]))[-1]
+        logits[[0, 2]] = -torch.inf  # <pad> and <sos> never come
+        ids.append(int(logits.argmax()))
+        if ids[-1] == 3:
+            return ids[len(prompt) : -1]
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned", "sinusoidal", "none"])
+@pytest.mark.parametrize("score", SCORES)
+def test_generating_is_the_same_as_reading(positions, score):
+    """Prompts of several lengths in one batch, each continued through its cache."""
+    model = small(positions=positions, score=score, kv_heads=2)
+    found = greedy(model, pack(PROMPTS), DecodeConfig(method="greedy", max_len=12))
+    assert [n_best[0].ids for n_best in found] == [continued(model, prompt, 12) for prompt in PROMPTS]
+
+
+@torch.no_grad()
+def test_a_beam_keeps_each_text_with_its_own_prompt():
+    model = small()
+    for prompt, n_best in zip(PROMPTS, beam(model, pack(PROMPTS), DecodeConfig(beam=3, n_best=3, max_len=6))):
+        for found in n_best:
+            ids = [*prompt, *found.ids, 3][: len(prompt) + len(found.token_logprobs)]
+            rows = model(pack([ids[:-1]])).log_softmax(-1)[len(prompt) - 1 :]
+            wanted = torch.tensor(ids[len(prompt) :])
+            assert found.logprob == pytest.approx(float(rows.gather(1, wanted[:, None]).sum()))
+
+
+def test_a_token_sees_nothing_of_what_follows_or_of_other_texts():
+    model = small()
+    rows = model(pack(PROMPTS))
+    changed = model(pack([[2, 4, 5, 9, 10], [7, 7, 7], [8]]))
+    torch.testing.assert_close(rows[:3], changed[:3])
+    torch.testing.assert_close(rows[-1], changed[-1])
+    assert not torch.allclose(rows[3], changed[3])
+
+
+def test_one_by_one_and_packed_agree():
+    model = small(bias="all", norm_kind="layer", activation="swiglu", qk_norm=False)
+    alone = torch.cat([model(pack([prompt])) for prompt in PROMPTS])
+    torch.testing.assert_close(model(pack(PROMPTS)), alone)
+
+
+@pytest.mark.parametrize("place", ["all", "attention", "qkv", "feedforward", "none"])
+def test_biases_are_where_they_should_be(place):
+    names = {name.removeprefix("blocks.0.") for name, _ in small(bias=place).blocks[0].named_parameters()}
+    found = {name.removesuffix(".bias") for name in names if name.endswith(".bias")}
+    qkv, out = {"attention.query", "attention.key_value"}, {"attention.out"}
+    network = {"feedforward.inner", "feedforward.outer"}
+    wanted = {"all": qkv | out | network, "attention": qkv | out, "qkv": qkv, "feedforward": network, "none": set()}
+    assert found == wanted[place]
+
+
+def test_heads_may_be_wider_than_their_share():
+    model = small(head_width=6, kv_heads=1)
+    assert model.blocks[0].attention.query.weight.shape == (24, 16)
+    assert model.blocks[0].attention.key_value.weight.shape == (12, 16)
+    assert greedy(model, pack(PROMPTS), DecodeConfig(method="greedy", max_len=3))
+
+
+def test_room_bounds_prompt_and_output_together():
+    model = small(positions="learned", max_len=8)
+    config = DecodeConfig(method="greedy", max_len=99, min_len=99)
+    assert [len(n_best[0].ids) for n_best in greedy(model, pack(PROMPTS), config, room=8)] == [3, 6, 7]
+    with pytest.raises(RegardError, match="longer than the 8 learned positions"):
+        greedy(model, pack(PROMPTS), config)
+
+
+def test_its_attention_can_be_recorded():
+    model = small(kv_heads=2)
+    with record(model) as recording:
+        model(pack(PROMPTS))
+    weights = recording["blocks.1.attention"].weights()
+    assert weights.shape == (3, 4, 5, 5)
+    assert weights[0].triu(1).eq(0).all()
+
+
+def test_untied_and_named_sizes():
+    assert small(tied=False).output.weight is not small(tied=False).embedding.tokens.weight
+    with torch.device("meta"):
+        assert 124e6 < sum(p.numel() for p in GPT(gpt2(vocab=50257)).parameters()) < 125e6
+    assert gpt_small(layers=2).layers == 2
