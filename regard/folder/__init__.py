@@ -1,6 +1,6 @@
 """Model folders: a model with its tokenisers, ready to use, on disk and in memory."""
 
-from regard.folder.encoder import TextEncoder
+from regard.folder.encoder import Classified, TextEncoder
 from regard.folder.files import (
     FORMAT,
     OPENED,
@@ -24,6 +24,7 @@ __all__ = [
     "FORMAT",
     "OPENED",
     "Bundle",
+    "Classified",
     "Continuation",
     "Device",
     "LanguageModel",

@@ -2,14 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
-from regard.data.special import READING, Special
+from regard.data.questions import Question, QuestionPieces
+from regard.data.sequences import Sequences
+from regard.data.special import MASK_NAME, READING, Special
+from regard.data.texts import ByLength, Texts, encode_texts
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
@@ -17,6 +22,15 @@ from regard.models import Bert
 
 # Tokens that are encoded at once.
 BATCH_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Classified:
+    """A text's label, how likely it is, and how likely every label is."""
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
 
 
 @dataclass
@@ -58,12 +72,82 @@ class TextEncoder:
         rows = [self.text_ids(text, name=f"text {i}", truncate=truncate) for i, text in enumerate(texts, 1)]
         vectors = np.zeros((len(rows), self.model.config.width), np.float32)
         self.model.eval()
-        for batch in _by_length([len(row) for row in rows]):
-            packed = self._packed([rows[i] for i in batch])
-            encoded = self.model.encode(packed).float()
+        longest = max(map(len, rows), default=1)
+        framed = Texts(Sequences.of(rows))
+        for numbers, (packed,) in ByLength(framed, budget=max(BATCH_TOKENS, longest), max_len=longest, seed=0).epoch(0):
+            encoded = self.model.encode(packed.to(self.device)).float()
             means = torch.stack([one.mean(0) for one in encoded.split(packed.offsets.lengths.tolist())])
-            vectors[batch] = torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
+            vectors[numbers] = torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
         return vectors
+
+    @torch.no_grad()
+    def classify(self, texts: Sequence[str | tuple[str, ...]], *, truncate: bool = False) -> list[Classified]:
+        """The label of each text, or of each two texts, and how sure the model is of each label."""
+        if self.model.config.head != "classify":
+            raise RegardError(
+                "This model was not trained to classify.", "Train it on: regard train --task classify --from …"
+            )
+        rows = [(text,) if isinstance(text, str) else text for text in texts]
+        longest = self.model.config.max_len
+        encoded, cut = encode_texts(
+            rows, self.tokenizer, self.special, max_len=longest, segments=self.model.config.segments > 1
+        )
+        if cut and not truncate:
+            raise RegardError(
+                f"{cut} of the texts have more than the {longest} tokens that the model takes.",
+                "Split them, or use --truncate to cut them short.",
+            )
+        found: list[Classified | None] = [None] * len(rows)
+        for numbers, logits in self._outputs(encoded):
+            for number, row in zip(numbers, logits.softmax(-1).tolist()):
+                shares = dict(zip(self.model.config.labels, row))
+                best = max(shares, key=lambda label: shares[label])
+                found[number] = Classified(best, shares[best], shares)
+        return [one for one in found if one is not None]
+
+    @torch.no_grad()
+    def answer(self, questions: Sequence[Question]) -> list[str]:
+        """The answer to each question: words of its context, found in as many overlapping pieces as that needs."""
+        config = self.model.config
+        if config.head != "answer":
+            raise RegardError(
+                "This model was not trained to answer.", "Train it on: regard train --task answer --from …"
+            )
+        pieces = QuestionPieces.of(
+            questions, self.tokenizer, self.special, max_len=config.max_len, segments=config.segments > 1
+        )
+        scores: list[Any] = [None] * len(pieces)
+        for numbers, logits in self._outputs(pieces.texts):
+            lengths = [len(pieces.texts.ids[number]) for number in numbers]
+            for number, rows in zip(numbers, logits.split(lengths)):
+                scores[number] = rows.log_softmax(0).cpu().numpy()
+        return pieces.best(questions, scores)
+
+    @torch.no_grad()
+    def fill(self, text: str, count: int = 5) -> list[list[tuple[str, float]]]:
+        """For each `<mask>` in a text the likeliest tokens there, and how likely they are."""
+        if self.model.config.head != "mask" or self.special.mask is None:
+            raise RegardError("This model does not name hidden tokens.", "Train one with: regard train --task mask")
+        parts = [self.tokenizer.encode(part) for part in text.split(MASK_NAME)]
+        if len(parts) == 1:
+            raise RegardError(f"There is no {MASK_NAME} in the text.", f"Write {MASK_NAME} where a token is hidden.")
+        ids = self.special.framed(reduce(lambda left, right: [*left, self.special.mask, *right], parts))  # type: ignore[list-item]
+        if len(ids) > self.model.config.max_len:
+            raise RegardError(f"The text has {len(ids)} tokens.", f"The model takes {self.model.config.max_len}.")
+        self.model.eval()
+        likely = self.model(self._packed([ids])).float().softmax(-1)
+        found = []
+        for place in [i for i, one in enumerate(ids) if one == self.special.mask]:
+            best, which = likely[place].topk(count)
+            found.append([(self.tokenizer.decode([i]), p) for i, p in zip(which.tolist(), best.tolist())])
+        return found
+
+    def _outputs(self, texts: Texts) -> Iterator[tuple[list[int], Tensor]]:
+        """The model's outputs for batches of the texts, with the numbers of those in each."""
+        self.model.eval()
+        longest = int(texts.ids.lengths.max(initial=1))
+        for numbers, inputs in ByLength(texts, budget=max(BATCH_TOKENS, longest), max_len=longest, seed=0).epoch(0):
+            yield numbers, self.model(*(one.to(self.device) for one in inputs)).float()
 
     def _packed(self, sequences: Sequence[Sequence[int]]) -> Packed:
         return pack(sequences).to(self.device)
@@ -72,15 +156,3 @@ class TextEncoder:
         from regard.folder.files import save  # which knows all kinds of models
 
         save(path, self)
-
-
-def _by_length(lengths: list[int]) -> Iterator[list[int]]:
-    """Indices in batches of similar lengths, longest first."""
-    batch: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch

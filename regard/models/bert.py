@@ -71,6 +71,12 @@ class BertConfig:
         )
 
 
+def bert_tiny(**changes) -> BertConfig:
+    """3 layers of width 128 in a modern form (norms first, rotary positions): learns from little text."""
+    form: dict[str, Any] = dict(width=128, layers=3, feedforward=512, norm="pre", norm_eps=1e-5, positions="rotary")
+    return BertConfig(**(form | changes))
+
+
 def bert_small(**changes) -> BertConfig:
     """6 layers of width 384, the shape of MiniLM."""
     return BertConfig(**(dict(width=384, heads=12, layers=6, feedforward=1536) | changes))

@@ -39,6 +39,10 @@ class DataConfig:
     """pairs whose one side has this many times the other's characters (20 of grace) are dropped"""
     phrasebook_size: int = 40_000
     """how many pairs the phrasebook makes"""
+    prefixes: tuple[str, ...] = ()
+    """text2text: what each file's sources begin with, so that the model knows the task"""
+    weights: tuple[float, ...] = ()
+    """text2text: how often each file's pairs are seen in an epoch"""
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,12 @@ def _fill(config: Any, table: Mapping[str, Any], section: str, origin: str) -> A
         present = getattr(config, key)
         if isinstance(present, tuple):
             value = tuple(value) if isinstance(value, list | tuple) else (value,)
-            if not all(isinstance(one, str) for one in value):
+            numbers = get_args(fields[key].type)[0] is float
+            if numbers and all(isinstance(one, float | int) and not isinstance(one, bool) for one in value):
+                value = tuple(map(float, value))
+            elif numbers:
+                raise RegardError(f"{origin}: {section}.{key} = {value!r} should be numbers.", "For example [1, 0.5].")
+            elif not all(isinstance(one, str) for one in value):
                 raise RegardError(f"{origin}: {section}.{key} = {value!r} should be names.", 'For example ["a.tsv"].')
         elif isinstance(present, float) and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)

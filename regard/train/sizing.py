@@ -1,6 +1,7 @@
 """A sensible recipe from the data alone: sizes, vocabulary and steps for somebody who names nothing but files."""
 
 import dataclasses
+from collections.abc import Sequence
 from statistics import fmean
 
 from regard.models import TransformerConfig
@@ -88,6 +89,16 @@ def suggest(corpus: Corpus) -> Recipe:
             validate_by="bleu",
         ),
     )
+
+
+def vocabulary_for(texts: Sequence[str]) -> int:
+    """How many entries a tokeniser of subwords should have for such texts.
+
+    >>> vocabulary_for(["the cat sat"])
+    1000
+    """
+    sample = texts[:: max(1, len(texts) // 5000)]
+    return _vocabulary(len({word for text in sample for word in text.split()}), len(sample), len(texts))
 
 
 def _mean_letters(lines: list[list[str]]) -> float:

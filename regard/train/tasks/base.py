@@ -61,8 +61,8 @@ class Task(Protocol):
     def read(self, config: DataConfig) -> Any:
         """The corpus of a recipe's files."""
 
-    def suggest(self, corpus: Any, recipe: Recipe) -> Recipe:
-        """A sensible recipe for these data."""
+    def suggest(self, corpus: Any, goes_on: bool) -> Recipe:
+        """A sensible recipe for these data; `goes_on`: for a model that is trained already."""
 
     def make_tokenizers(self, corpus: Any, config: TokenizerConfig) -> Tokenizers: ...
 

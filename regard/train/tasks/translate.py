@@ -26,7 +26,7 @@ class Translate:
     def read(self, config: DataConfig) -> Corpus:
         return read_corpus(config)
 
-    def suggest(self, corpus: Corpus, recipe: Recipe) -> Recipe:
+    def suggest(self, corpus: Corpus, goes_on: bool) -> Recipe:
         return suggest(corpus)
 
     def make_tokenizers(self, corpus: Corpus, config: TokenizerConfig) -> Tokenizers:

@@ -1,0 +1,113 @@
+"""Questions about texts to a model that finds the answer in the text."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.data import IGNORED, Batch, Tokenizer
+from regard.data.questions import AnswerBatches, Question, QuestionPieces, read_squad
+from regard.data.special import Special
+from regard.folder import TextEncoder
+from regard.models.bert import bert_tiny
+from regard.train.losses import LossParts
+from regard.train.metrics import squad_scores
+from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+from regard.train.sizing import vocabulary_for
+from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers
+from regard.train.tasks.held import Held, with_validation
+
+# Questions of the validation set that are answered each time.
+JUDGED = 500
+
+
+class Answer:
+    qualities: tuple[str, ...] = ("f1",)
+    try_it = 'regard answer {out} --question "…" --context "…"'
+
+    def read(self, config: DataConfig) -> Held[Question]:
+        questions, validation = (
+            [question for file in files for question in read_squad(file)] for files in (config.files, config.validation)
+        )
+        return with_validation(questions, validation, "questions", key=lambda one: one.context)
+
+    def suggest(self, corpus: Held[Question], goes_on: bool) -> Recipe:
+        texts = _texts(corpus)
+        words = sum(len(one.question.split()) + len(one.context.split()) for one in corpus.training)
+        batch = 4096
+        steps = max(300, int((4 if goes_on else 20) * 1.6 * words / batch))
+        return Recipe(
+            task="answer",
+            tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(texts)),
+            model=bert_tiny(dropout=0.2, max_len=256),
+            train=TrainConfig(
+                steps=steps,
+                batch_tokens=batch,
+                lr=1e-4 if goes_on else 1e-3,
+                schedule="linear" if goes_on else "cosine",
+                warmup=steps // 10,
+                weight_decay=0.01,
+                optimizer="adamw",
+                validate_every=max(100, steps // 8),
+                save_every=max(100, steps // 8),
+                validate_by="f1",
+            ),
+        )
+
+    def make_tokenizers(self, corpus: Held[Question], config: TokenizerConfig) -> Tokenizers:
+        tokenizer = Tokenizer.train(_texts(corpus), config.kind, config.vocab_size, config.lowercase, mask=True)
+        return tokenizer, tokenizer
+
+    def sized(self, config: Any, corpus: Held[Question], tokenizers: Tokenizers) -> Any:
+        return dataclasses.replace(
+            config, vocab=max(config.vocab, tokenizers[0].vocab_size), head="answer", pooler="none", labels=()
+        )
+
+    def encode(
+        self,
+        corpus: Held[Question],
+        tokenizers: Tokenizers,
+        special: Special,
+        recipe: Recipe,
+        model: Any,
+        shape: Shape,
+    ) -> Encoded:
+        longest = min(model.max_len, shape.budget)
+        sides = [
+            AnswerBatches(
+                QuestionPieces.of(questions, tokenizers[0], special, max_len=longest, segments=model.segments > 1),
+                budget=shape.budget,
+                max_len=longest,
+                seed=shape.seed,
+                constant_shapes=shape.constant,
+            )
+            for questions in (corpus.training, corpus.validation)
+        ]
+        return Encoded(sides[0], list(sides[1].epoch(0)), f"pieces of {longest} tokens, question included")
+
+    def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
+        return places_loss(model.output(features(*batch.inputs)), batch)
+
+    def judge(self, bundle: TextEncoder, corpus: Held[Question]) -> dict[str, float]:
+        questions = corpus.validation[:JUDGED]
+        answers = bundle.answer(questions)
+        exact, f1 = squad_scores({one.id: text for one, text in zip(questions, answers)}, questions)
+        return {"exact_match": exact, "f1": f1}
+
+
+def places_loss(scores: Tensor, batch: Batch) -> LossParts:
+    """Cross-entropy over the tokens of each text: which is the answer's first, and which its last."""
+    offsets = batch.inputs[0].offsets  # type: ignore[union-attr]
+    table = scores.float()[offsets.rows].masked_fill(~offsets.valid[..., None], -torch.inf)
+    real = (batch.targets[:, 0] != IGNORED).float()
+    # A text that only fills the batch up may be empty: what is not asked of it must not be NaN.
+    logits = torch.where(real[:, None, None] > 0, table, 0.0)
+    chosen = logits.log_softmax(1).gather(1, batch.targets.clamp(min=0)[:, None, :])[:, 0]
+    nll = -(chosen.mean(1) * real).sum()
+    return LossParts(nll, nll.detach(), real.sum())
+
+
+def _texts(corpus: Held[Question]) -> list[str]:
+    contexts = list(dict.fromkeys(one.context for one in corpus.training))
+    return contexts + [one.question for one in corpus.training]

@@ -1,0 +1,107 @@
+"""Texts with labels to a model that gives a text its label."""
+
+import dataclasses
+from typing import Any
+
+from regard.data import Batch, Tokenizer
+from regard.data.labelled import Labelled, LabelledBatches, label_ids, label_names, read_labelled
+from regard.data.special import Special
+from regard.data.texts import encode_texts
+from regard.folder import TextEncoder
+from regard.models.bert import bert_tiny
+from regard.train.losses import LossParts
+from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+from regard.train.sizing import vocabulary_for
+from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss
+from regard.train.tasks.held import Held, with_validation
+
+# Texts of the validation set that are classified each time.
+JUDGED = 2000
+
+
+class Classify:
+    qualities: tuple[str, ...] = ("accuracy",)
+    try_it = 'regard classify {out} "…"'
+
+    def read(self, config: DataConfig) -> Held[Labelled]:
+        validation = read_labelled(config.validation) if config.validation else []
+        return with_validation(read_labelled(config.files), validation, "labelled texts", key=lambda one: one.texts)
+
+    def suggest(self, corpus: Held[Labelled], goes_on: bool) -> Recipe:
+        texts = [text for example in corpus.training for text in example.texts]
+        words = sum(len(text.split()) for text in texts)
+        batch = 2048
+        steps = max(200, int((3 if goes_on else max(2, min(20, 5_000_000 // words))) * 1.5 * words / batch))
+        return Recipe(
+            task="classify",
+            tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(texts)),
+            model=bert_tiny(layers=2, feedforward=256, dropout=0.3, max_len=256),
+            train=TrainConfig(
+                steps=steps,
+                batch_tokens=batch,
+                lr=1e-4 if goes_on else 1e-3,
+                schedule="linear" if goes_on else "cosine",
+                warmup=steps // 10,
+                weight_decay=0.01,
+                optimizer="adamw",
+                validate_every=max(50, steps // 10),
+                save_every=max(50, steps // 10),
+                validate_by="accuracy",
+            ),
+        )
+
+    def make_tokenizers(self, corpus: Held[Labelled], config: TokenizerConfig) -> Tokenizers:
+        texts = [text for example in corpus.training for text in example.texts]
+        tokenizer = Tokenizer.train(texts, config.kind, config.vocab_size, config.lowercase, mask=True)
+        return tokenizer, tokenizer
+
+    def sized(self, config: Any, corpus: Held[Labelled], tokenizers: Tokenizers) -> Any:
+        return dataclasses.replace(
+            config,
+            vocab=max(config.vocab, tokenizers[0].vocab_size),
+            head="classify",
+            pooler="tanh" if config.pooler == "none" else config.pooler,
+            labels=label_names(corpus.training),
+        )
+
+    def encode(
+        self,
+        corpus: Held[Labelled],
+        tokenizers: Tokenizers,
+        special: Special,
+        recipe: Recipe,
+        model: Any,
+        shape: Shape,
+    ) -> Encoded:
+        longest = min(model.max_len, shape.budget)
+        sides, cut = [], 0
+        for examples in (corpus.training, corpus.validation):
+            texts, too_long = encode_texts(
+                [one.texts for one in examples],
+                tokenizers[0],
+                special,
+                max_len=longest,
+                segments=model.segments > 1,
+            )
+            cut += too_long
+            sides.append(
+                LabelledBatches(
+                    texts,
+                    label_ids(examples, model.labels),
+                    budget=shape.budget,
+                    max_len=longest,
+                    seed=shape.seed,
+                    constant_shapes=shape.constant,
+                )
+            )
+        labels = ", ".join(model.labels[:10]) + (", …" if len(model.labels) > 10 else "")
+        return Encoded(sides[0], list(sides[1].epoch(0)), f"labels: {labels}; {cut:,} texts are cut to fit")
+
+    def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
+        return features_loss(model, features, batch, config)
+
+    def judge(self, bundle: TextEncoder, corpus: Held[Labelled]) -> dict[str, float]:
+        examples = corpus.validation[:JUDGED]
+        found = bundle.classify([one.texts for one in examples], truncate=True)
+        right = sum(answer.label == example.label for answer, example in zip(found, examples))
+        return {"accuracy": 100 * right / len(examples)}

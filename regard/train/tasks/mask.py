@@ -1,0 +1,88 @@
+"""Plain text to an encoder: hidden tokens from those around them."""
+
+import dataclasses
+from typing import Any
+
+from regard.data import IGNORED, Batch, Sequences, Tokenizer, read_documents
+from regard.data.masking import MaskedBatches
+from regard.data.special import Special
+from regard.folder import TextEncoder
+from regard.models.bert import bert_tiny
+from regard.train.losses import LossParts, token_loss
+from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+from regard.train.sizing import vocabulary_for
+from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss
+from regard.train.tasks.held import Held, with_validation
+
+
+class Mask:
+    qualities: tuple[str, ...] = ()
+    try_it = 'regard embed {out} "…"'
+
+    def read(self, config: DataConfig) -> Held[str]:
+        return with_validation(_lines(config.files), _lines(config.validation), "texts", key=lambda text: text)
+
+    def suggest(self, corpus: Held[str], goes_on: bool) -> Recipe:
+        words = sum(len(text.split()) for text in corpus.training)
+        small = words < 500_000
+        width, layers = (128, 3) if small else (256, 6)
+        batch = 4096 if small else 8192
+        steps = max(300, int(max(1, min(40, 20_000_000 // words)) * 1.4 * words / batch))
+        return Recipe(
+            task="mask",
+            tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(corpus.training)),
+            model=bert_tiny(width=width, layers=layers, feedforward=4 * width),
+            train=TrainConfig(
+                steps=steps,
+                batch_tokens=batch,
+                lr=2e-4 if goes_on else 1e-3,
+                warmup=min(1000, steps // 10),
+                label_smoothing=0.0,
+                weight_decay=0.01,
+                optimizer="adamw",
+                validate_every=max(100, steps // 10),
+                save_every=max(100, steps // 10),
+            ),
+        )
+
+    def make_tokenizers(self, corpus: Held[str], config: TokenizerConfig) -> Tokenizers:
+        tokenizer = Tokenizer.train(corpus.training, config.kind, config.vocab_size, config.lowercase, mask=True)
+        return tokenizer, tokenizer
+
+    def sized(self, config: Any, corpus: Held[str], tokenizers: Tokenizers) -> Any:
+        return dataclasses.replace(config, vocab=max(config.vocab, tokenizers[0].vocab_size), head="mask", labels=())
+
+    def encode(
+        self, corpus: Held[str], tokenizers: Tokenizers, special: Special, recipe: Recipe, model: Any, shape: Shape
+    ) -> Encoded:
+        training, validation = (
+            MaskedBatches(
+                Sequences.of(tokenizers[0].encode_batch(list(texts))),
+                vocab=tokenizers[0].vocab_size,
+                special=special,
+                budget=shape.budget,
+                max_len=min(model.max_len, shape.budget),
+                seed=shape.seed,
+                constant_shapes=shape.constant,
+            )
+            for texts in (corpus.training, corpus.validation)
+        )
+        return Encoded(training, list(validation.epoch(0)), "15% of the tokens are hidden")
+
+    def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
+        if batch.targets.device.type != "cpu" or config.r_drop:
+            return features_loss(model, features, batch, config)
+        # Six tokens of seven are not asked for: no need to compute what would be said of them.
+        asked = (batch.targets != IGNORED).nonzero().squeeze(1)
+        rows = model.mask_head(model.encode(*batch.inputs)[asked])
+        return token_loss(rows, model.output.weight, batch.targets[asked], bias=model.output.bias)
+
+    def judge(self, bundle: TextEncoder, corpus: Held[str]) -> dict[str, float]:
+        return {}
+
+
+def _lines(files: tuple[str, ...]) -> list[str]:
+    """Every line that is not empty is a text; so is a document of a .jsonl file, in so far as it is one line."""
+    if not files:
+        return []
+    return [line for document in read_documents(files) for line in document.split("\n") if line.strip()]
