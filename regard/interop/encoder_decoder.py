@@ -1,0 +1,507 @@
+"""BART, Marian, T5 and their relatives: what their configs say in our words and back, and the tables of their names.
+
+The five classes of BART's making differ only in what `KINDS` lists. Which of the embeddings are one is read off the
+tensors: a copy under another name is the same embedding, another tensor is another one.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.data.special import Special
+from regard.errors import RegardError
+from regard.interop.mapping import STACKED, Change, Row, Table, both, read_weights, shapes_of, write_weights
+from regard.interop.one_stack import ACTIVATIONS, GATES, Weights, named
+from regard.interop.settings import Settings
+from regard.layers.blocks import NormPlace
+from regard.layers.positions import Sinusoidal
+from regard.models.transformer import TransformerConfig
+
+
+class Kind(NamedTuple):
+    """What a class of BART's making has in its code rather than in its config."""
+
+    model_type: str
+    norm: NormPlace
+    embedding_norm: bool
+    positions: Literal["learned", "sinusoidal_halves"]
+    offset: int
+    """unused rows of the table of positions"""
+
+
+KINDS = {
+    "BartForConditionalGeneration": Kind("bart", "post", True, "learned", 2),
+    "MBartForConditionalGeneration": Kind("mbart", "pre", True, "learned", 2),
+    "PegasusForConditionalGeneration": Kind("pegasus", "pre", False, "sinusoidal_halves", 0),
+    "BlenderbotForConditionalGeneration": Kind("blenderbot", "pre", False, "learned", 0),
+    "MarianMTModel": Kind("marian", "post", False, "sinusoidal_halves", 0),
+}
+T5 = "T5ForConditionalGeneration"
+# Saved without its output layer, which is the embedding, and with shorter names.
+BARE = {"BartModel": "BartForConditionalGeneration"}
+CLASSES = (*KINDS, *BARE, T5)
+
+
+# -- the tables ------------------------------------------------------------------------------------------------------
+
+FLAT = Change(lambda theirs: [theirs[0].flatten()], lambda ours: [ours[0][None]])
+# One of ours is three of theirs, which are equal.
+COPIES = Change(lambda theirs: theirs[:1], lambda ours: [ours[0].clone() for _ in range(3)])
+
+_SHARED, _OUTPUT, _OUTPUT_BIAS = "model.shared.weight", "lm_head.weight", "final_logits_bias"
+_SOURCE, _TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+_SINUSOIDS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+
+
+def _bart_attention(ours: str, theirs: str) -> list[Row]:
+    return [
+        *both(f"{ours}.query", f"{theirs}.q_proj"),
+        *both(f"{ours}.key_value", (f"{theirs}.k_proj", f"{theirs}.v_proj"), STACKED),
+        *both(f"{ours}.out", f"{theirs}.out_proj"),
+    ]
+
+
+# No class has all of these; rows of what a model does not have are passed over.
+_BART_ROWS = [
+    Row("source_embedding.positions.weight", "model.encoder.embed_positions.weight"),
+    Row("target_embedding.positions.weight", "model.decoder.embed_positions.weight"),
+    *both("source_embedding.norm", "model.encoder.layernorm_embedding"),
+    *both("target_embedding.norm", "model.decoder.layernorm_embedding"),
+    *both("encoder_norm", "model.encoder.layer_norm"),
+    *both("decoder_norm", "model.decoder.layer_norm"),
+    Row("output.weight", _OUTPUT),
+    Row("output.bias", _OUTPUT_BIAS, FLAT),
+]
+_BART_LAYERS = {
+    "encoder": [
+        *_bart_attention("encoder.{i}.attention", "model.encoder.layers.{i}.self_attn"),
+        *both("encoder.{i}.residuals.0.norm", "model.encoder.layers.{i}.self_attn_layer_norm"),
+        *both("encoder.{i}.feedforward.inner", "model.encoder.layers.{i}.fc1"),
+        *both("encoder.{i}.feedforward.outer", "model.encoder.layers.{i}.fc2"),
+        *both("encoder.{i}.residuals.1.norm", "model.encoder.layers.{i}.final_layer_norm"),
+    ],
+    "decoder": [
+        *_bart_attention("decoder.{i}.attention", "model.decoder.layers.{i}.self_attn"),
+        *both("decoder.{i}.residuals.0.norm", "model.decoder.layers.{i}.self_attn_layer_norm"),
+        *_bart_attention("decoder.{i}.cross", "model.decoder.layers.{i}.encoder_attn"),
+        *both("decoder.{i}.residuals.1.norm", "model.decoder.layers.{i}.encoder_attn_layer_norm"),
+        *both("decoder.{i}.feedforward.inner", "model.decoder.layers.{i}.fc1"),
+        *both("decoder.{i}.feedforward.outer", "model.decoder.layers.{i}.fc2"),
+        *both("decoder.{i}.residuals.2.norm", "model.decoder.layers.{i}.final_layer_norm"),
+    ],
+}
+_ONE = Table([Row("source_embedding.tokens.weight", _SHARED), *_BART_ROWS], _BART_LAYERS)
+# Where the output layer is not tied to the embedding, transformers ties nothing, and the copies are saved too.
+_ONE_UNTIED = _ONE._replace(
+    rows=[Row("source_embedding.tokens.weight", (_SHARED, _SOURCE, _TARGET), COPIES), *_BART_ROWS]
+)
+_TWO = _ONE._replace(
+    rows=[
+        Row("source_embedding.tokens.weight", _SOURCE),
+        Row("target_embedding.tokens.weight", _TARGET),
+        *_BART_ROWS,
+    ]
+)
+
+
+def _t5_attention(ours: str, theirs: str) -> list[Row]:
+    return [
+        Row(f"{ours}.query.weight", f"{theirs}.q.weight"),
+        Row(f"{ours}.key_value.weight", (f"{theirs}.k.weight", f"{theirs}.v.weight"), STACKED),
+        Row(f"{ours}.out.weight", f"{theirs}.o.weight"),
+    ]
+
+
+def _t5_feedforward(ours: str, theirs: str, gated: bool) -> list[Row]:
+    outer = Row(f"{ours}.outer.weight", f"{theirs}.wo.weight")
+    if not gated:
+        return [Row(f"{ours}.inner.weight", f"{theirs}.wi.weight"), outer]
+    return [Row(f"{ours}.inner.weight", (f"{theirs}.wi_1.weight", f"{theirs}.wi_0.weight"), STACKED), outer]
+
+
+def _t5_layers(gated: bool) -> dict[str, Sequence[Row]]:
+    return {
+        "encoder": [
+            *_t5_attention("encoder.{i}.attention", "encoder.block.{i}.layer.0.SelfAttention"),
+            Row("encoder.{i}.residuals.0.norm.weight", "encoder.block.{i}.layer.0.layer_norm.weight"),
+            *_t5_feedforward("encoder.{i}.feedforward", "encoder.block.{i}.layer.1.DenseReluDense", gated),
+            Row("encoder.{i}.residuals.1.norm.weight", "encoder.block.{i}.layer.1.layer_norm.weight"),
+        ],
+        "decoder": [
+            *_t5_attention("decoder.{i}.attention", "decoder.block.{i}.layer.0.SelfAttention"),
+            Row("decoder.{i}.residuals.0.norm.weight", "decoder.block.{i}.layer.0.layer_norm.weight"),
+            *_t5_attention("decoder.{i}.cross", "decoder.block.{i}.layer.1.EncDecAttention"),
+            Row("decoder.{i}.residuals.1.norm.weight", "decoder.block.{i}.layer.1.layer_norm.weight"),
+            *_t5_feedforward("decoder.{i}.feedforward", "decoder.block.{i}.layer.2.DenseReluDense", gated),
+            Row("decoder.{i}.residuals.2.norm.weight", "decoder.block.{i}.layer.2.layer_norm.weight"),
+        ],
+    }
+
+
+_T5_ROWS = [
+    Row("source_embedding.tokens.weight", "shared.weight"),
+    # The first block of each stack holds what all of them use.
+    Row("encoder_bias.table.weight", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+    Row("decoder_bias.table.weight", "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+    Row("encoder_norm.weight", "encoder.final_layer_norm.weight"),
+    Row("decoder_norm.weight", "decoder.final_layer_norm.weight"),
+    Row("output.weight", _OUTPUT),
+]
+# Early files have a bias for the cross-attention, which nothing has ever read.
+_T5_BESIDE = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+_T5_TWINS = (("encoder.embed_tokens.weight", "shared.weight"), ("decoder.embed_tokens.weight", "shared.weight"))
+_T5_PLAIN = Table(_T5_ROWS, _t5_layers(gated=False), _T5_BESIDE, twins=_T5_TWINS)
+_T5_GATED = _T5_PLAIN._replace(layers=_t5_layers(gated=True))
+
+
+def table_of(config: TransformerConfig) -> Table:
+    """The table of a model whose config is one that some class can have."""
+    if config.positions == "relative":
+        return _T5_GATED if config.activation in GATES.values() else _T5_PLAIN
+    if not config.shared_vocab:
+        return _TWO
+    return _ONE if config.tied else _ONE_UNTIED
+
+
+def _counts(config: TransformerConfig) -> dict[str, int]:
+    return {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
+
+
+# -- from theirs to ours ---------------------------------------------------------------------------------------------
+
+
+def read_encoder_decoder(
+    name: str, table: Mapping[str, Any], tokens: Mapping[str, int], theirs: Mapping[str, Tensor], origin: str
+) -> tuple[TransformerConfig, Special, Weights]:
+    """A model of the class `name`: our config, its special ids, and its weights under our names.
+
+    `table` is config.json and what generation_config.json adds to it, `tokens` the special ids by what they are for.
+    """
+    settings, tensors = Settings(table, origin), dict(theirs)
+    settings.must_be("tie_encoder_decoder", False)
+    settings.must_be("is_decoder", False)
+    settings.must_be("pruned_heads", {})
+    if name in BARE:
+        tensors = {f"model.{key}": tensor for key, tensor in tensors.items()}
+    name = BARE.get(name, name)
+    config = _read_t5(settings, tensors) if name == T5 else _read_bart(KINDS[name], settings, tensors)
+    if config.encoder_layers + config.decoder_layers > len(tensors):
+        raise RegardError(f"{origin}: more layers than the {len(tensors)} tensors.", "Is it complete?")
+    try:
+        shapes = shapes_of(config)
+    except (RuntimeError, OverflowError) as error:  # numbers beyond what any tensor can be
+        raise RegardError(f"{origin}: no model has such sizes ({error}).", "Mend the file.") from None
+    weights = read_weights(table_of(config), _counts(config), tensors, origin, shapes)
+    return config, _read_special(name, settings, tokens), weights
+
+
+def _read_bart(kind: Kind, settings: Settings, theirs: Weights) -> TransformerConfig:
+    settings.must_be("normalize_before", kind.norm == "pre")
+    settings.must_be("normalize_embedding", kind.embedding_norm)
+    shared, tied = _bart_embeddings(settings, theirs)
+    width, vocab = settings.size("d_model", 1024), settings.size("vocab_size", 50265)
+    if kind.positions == "sinusoidal_halves":
+        _take_sinusoids(theirs, width, settings.origin)
+    return TransformerConfig(
+        width=width,
+        heads=_same(settings, "encoder_attention_heads", "decoder_attention_heads", 16),
+        feedforward=_same(settings, "encoder_ffn_dim", "decoder_ffn_dim", 4096),
+        encoder_layers=settings.size("encoder_layers", 12),
+        decoder_layers=settings.size("decoder_layers", 12),
+        dropout=settings.fraction("dropout", 0.1),
+        norm=kind.norm,
+        activation=settings.choice("activation_function", ACTIVATIONS, "gelu"),  # type: ignore[arg-type]
+        positions=kind.positions,
+        position_offset=kind.offset,
+        embedding_scale=settings.flag("scale_embedding", False),
+        embedding_norm=kind.embedding_norm,
+        output_bias=_OUTPUT_BIAS in theirs,
+        tied=tied,
+        max_len=settings.size("max_position_embeddings", 1024),
+        source_vocab=vocab,
+        target_vocab=vocab if shared else settings.size("decoder_vocab_size", vocab),
+        shared_vocab=shared,
+    )
+
+
+def _read_t5(settings: Settings, theirs: Weights) -> TransformerConfig:
+    gated, function = _t5_activation(settings)
+    tied = _take_copy(theirs, _OUTPUT, "shared.weight")
+    # The first T5 is tied and scales what its output layer sees, 1.1 does neither: one key has long said both.
+    scaled = settings.flag("scale_decoder_outputs", settings.flag("tie_word_embeddings", True))
+    layers, vocab = settings.size("num_layers", 6), settings.size("vocab_size", 32128)
+    return TransformerConfig(
+        width=settings.size("d_model", 512),
+        heads=settings.size("num_heads", 8),
+        head_width=settings.size("d_kv", 64),
+        feedforward=settings.size("d_ff", 2048),
+        encoder_layers=layers,
+        decoder_layers=settings.size("num_decoder_layers", layers),
+        dropout=settings.fraction("dropout_rate", 0.1),
+        norm="pre",
+        norm_kind="rms",
+        norm_eps=settings.fraction("layer_norm_epsilon", 1e-6),
+        activation=(GATES if gated else ACTIVATIONS)[function],  # type: ignore[arg-type]
+        positions="relative",
+        relative_buckets=settings.size("relative_attention_num_buckets", 32),
+        relative_distance=settings.size("relative_attention_max_distance", 128),
+        encoder_score="dot",
+        decoder_score="dot",
+        cross_score="dot",
+        bias=False,
+        embedding_scale=False,
+        output_scale=scaled,
+        tied=tied,
+        max_len=settings.size("n_positions", 512),
+        source_vocab=vocab,
+        target_vocab=vocab,
+        shared_vocab=True,
+    )
+
+
+def _t5_activation(settings: Settings) -> tuple[bool, str]:
+    """Whether the feed-forward network has a gate, and the function in it: "gated-gelu" or, said anew, its parts."""
+    key, stated = "feed_forward_proj", settings.table.get("feed_forward_proj") or "relu"
+    gate, _, function = str(stated).rpartition("-")
+    if stated == "gated-gelu":
+        function = "gelu_new"
+    if settings.table.get("dense_act_fn") is not None:
+        key, function = "dense_act_fn", settings.table["dense_act_fn"]
+    known = GATES if gate == "gated" else ACTIVATIONS
+    if gate not in ("", "gated") or function not in known:
+        raise settings.refusal(key, f"it knows {', '.join(known)}{' as a gate' * (gate == 'gated')}")
+    return gate == "gated", function
+
+
+def _read_special(name: str, settings: Settings, tokens: Mapping[str, int]) -> Special:
+    stated = {key: settings.table.get(f"{key}_token_id") for key in ("decoder_start", "forced_bos")}
+    known = dict(tokens) | {key: index for key, index in stated.items() if type(index) is int}
+    if name == T5:  # which starts from the padding, if nothing else is said
+        known = {"pad": 0, "decoder_start": known.get("pad", 0)} | known
+    for key in ("pad", "eos", "decoder_start"):
+        if key not in known:
+            raise RegardError(f"{settings.origin}: no {key}_token_id.", "Without it no text can be written.")
+    forced = known.get("forced_bos")
+    if settings.flag("force_bos_token_to_be_generated", False):  # as the first BARTs said it
+        forced = known.get("bos")
+    return Special(
+        pad=known["pad"],
+        unk=known.get("unk", known["pad"]),
+        sos=known["decoder_start"],
+        eos=known["eos"],
+        begin=known.get("begin"),
+        end=known.get("end"),
+        forced=forced,
+    )
+
+
+def _same(settings: Settings, key: str, other: str, default: int) -> int:
+    """A number that two keys must agree on."""
+    value = settings.size(key, default)
+    if settings.size(other, value) != value:
+        raise settings.refusal(other, f"there is one number for both sides, and {key} = {value}")
+    return value
+
+
+def _bart_embeddings(settings: Settings, theirs: Weights) -> tuple[bool, bool]:
+    """Whether both sides have one embedding, and whether the output layer is it; copies are brought into one form."""
+    if _SHARED not in theirs and _SOURCE in theirs and _TARGET in theirs:
+        return False, _take_copy(theirs, _OUTPUT, _TARGET)
+    if not (_take_copy(theirs, _SOURCE, _SHARED) and _take_copy(theirs, _TARGET, _SHARED)):
+        raise settings.refusal("tie_word_embeddings", "the two sides have an embedding each besides a shared one")
+    tied = _take_copy(theirs, _OUTPUT, _SHARED)
+    if not tied and _SHARED in theirs:
+        theirs |= {_SOURCE: theirs[_SHARED], _TARGET: theirs[_SHARED]}
+    return True, tied
+
+
+def _take_copy(theirs: Weights, copy: str, original: str) -> bool:
+    """Whether `copy` is not there or says what `original` says; then it is taken away."""
+    if copy in theirs and not (original in theirs and torch.equal(theirs[copy], theirs[original])):
+        return False
+    theirs.pop(copy, None)
+    return True
+
+
+def _take_sinusoids(theirs: Weights, width: int, origin: str) -> None:
+    """Takes away tables of sinusoids, which are computed; other numbers under their names are an error."""
+    for name in _SINUSOIDS:
+        table = theirs.pop(name, None)
+        if table is None:
+            continue
+        wanted = Sinusoidal(width, len(table), halves=True).table
+        # Many files are in half precision.
+        if table.shape != wanted.shape or not torch.allclose(table.float(), wanted, atol=1e-3):
+            raise RegardError(f"{origin}: {name} holds no sinusoids.", "Such a model is not supported.")
+
+
+# -- from ours to theirs ---------------------------------------------------------------------------------------------
+
+
+def class_for(config: TransformerConfig) -> str:
+    """The class of transformers that computes what a model of this config does; where there is none, an error.
+
+    >>> class_for(TransformerConfig(norm="post", shared_vocab=True))
+    'MarianMTModel'
+    """
+    misfits = {name: _misfits(name, config) for name in (*KINDS, T5)}
+    name = min(misfits, key=lambda one: len(misfits[one]))
+    if misfits[name]:
+        said = ", ".join(
+            f"{field} = {getattr(config, field)!r} (there: {' or '.join(map(repr, there))})"
+            for field, there in misfits[name].items()
+        )
+        raise RegardError(
+            f"No class of transformers computes what this model does; the nearest, {name}, differs in {said}.",
+            "Train with other choices to export there.",
+        )
+    return name
+
+
+def _misfits(name: str, config: TransformerConfig) -> dict[str, tuple]:
+    """The fields in which a config is nothing that a class can be, and what it can be there."""
+    scores = ("encoder_score", "decoder_score", "cross_score")
+    can: dict[str, tuple] = {"kv_heads": (0, config.heads), "qk_norm": (False,)}
+    if name == T5:
+        can |= {"norm": ("pre",), "norm_kind": ("rms",), "bias": (False,)}
+        can |= {"activation": (*dict.fromkeys((*ACTIVATIONS.values(), *GATES.values())),)}
+        can |= {"positions": ("relative",), **dict.fromkeys(scores, ("dot",))}
+        can |= {"embedding_scale": (False,), "embedding_norm": (False,), "output_bias": (False,)}
+        can |= {"shared_vocab": (True,)}
+    else:
+        kind = KINDS[name]
+        can |= {"norm": (kind.norm,), "norm_kind": ("layer",), "norm_eps": (1e-5,)}
+        can |= {"activation": (*dict.fromkeys(ACTIVATIONS.values()),)}
+        # A table of learned positions can hold sinusoids.
+        places = ("sinusoidal", "sinusoidal_halves", *(["learned"] if kind.positions == "learned" else []))
+        can |= {"positions": places, **dict.fromkeys(scores, ("scaled_dot",))}
+        can |= {"head_width": (0, config.width // config.heads)}
+        can |= {"embedding_norm": (kind.embedding_norm,), "output_scale": (False,)}
+        can |= {"shared_vocab": (True, False) if kind.model_type == "marian" else (True,)}
+    return {field: values for field, values in can.items() if getattr(config, field) not in values}
+
+
+def write_encoder_decoder(
+    config: TransformerConfig, special: Special, weights: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Any], Weights]:
+    """config.json, generation_config.json and the tensors of the class that fits; an error where none does."""
+    name = class_for(config)
+    common = {
+        "architectures": [name],
+        "is_encoder_decoder": True,
+        "pad_token_id": special.pad,
+        "eos_token_id": special.eos,
+        "decoder_start_token_id": special.sos,
+        "forced_bos_token_id": special.forced,
+        "forced_eos_token_id": special.eos,
+    }
+    # What Regard itself never writes.
+    never = sorted({special.pad, special.sos} - {special.eos})
+    generation = {key: common[key] for key in common if key.endswith("token_id")}
+    generation |= {"max_length": config.max_len + 1, "num_beams": 5, "early_stopping": True, "length_penalty": 1.0}
+    generation |= {"bad_words_ids": [[token] for token in never]}
+    if name == T5:
+        table = common | _t5_settings(config)
+        return table, generation, write_weights(table_of(config), _counts(config), weights)
+    kind = KINDS[name]
+    config, conforming = conformed(kind, config, dict(weights))
+    tensors = write_weights(table_of(config), _counts(config), conforming)
+    if kind.model_type == "pegasus":  # which expects to find them
+        tensors |= {name: Sinusoidal(config.width, config.max_len, halves=True).table for name in _SINUSOIDS}
+    begin = special.begin if special.begin is not None else special.sos
+    return common | {"bos_token_id": begin} | _bart_settings(kind, config), generation, tensors
+
+
+def _bart_settings(kind: Kind, config: TransformerConfig) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "model_type": kind.model_type,
+        "d_model": config.width,
+        "encoder_attention_heads": config.heads,
+        "decoder_attention_heads": config.heads,
+        "encoder_ffn_dim": config.feedforward,
+        "decoder_ffn_dim": config.feedforward,
+        "encoder_layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "vocab_size": config.source_vocab,
+        "max_position_embeddings": config.max_len,
+        "activation_function": named(ACTIVATIONS, config.activation),
+        "scale_embedding": config.embedding_scale,
+        "dropout": config.dropout,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "tie_word_embeddings": config.tied,
+    }
+    if kind.model_type == "marian":
+        settings |= {"decoder_vocab_size": config.target_vocab, "share_encoder_decoder_embeddings": config.shared_vocab}
+    if kind.model_type == "blenderbot":
+        settings |= {"encoder_no_repeat_ngram_size": 0}
+    return settings
+
+
+def _t5_settings(config: TransformerConfig) -> dict[str, Any]:
+    gated = {"geglu": "gated-gelu", "swiglu": "gated-silu"}
+    return {
+        "model_type": "t5",
+        "d_model": config.width,
+        "d_kv": config.head_width or config.width // config.heads,
+        "d_ff": config.feedforward,
+        "num_heads": config.heads,
+        "num_layers": config.encoder_layers,
+        "num_decoder_layers": config.decoder_layers,
+        "dropout_rate": config.dropout,
+        "layer_norm_epsilon": config.norm_eps,
+        "feed_forward_proj": gated.get(config.activation) or named(ACTIVATIONS, config.activation),
+        "relative_attention_num_buckets": config.relative_buckets,
+        "relative_attention_max_distance": config.relative_distance,
+        "scale_decoder_outputs": config.output_scale,
+        "tie_word_embeddings": config.output_scale,
+        "n_positions": config.max_len,
+        "vocab_size": config.source_vocab,
+    }
+
+
+def conformed(kind: Kind, config: TransformerConfig, weights: Weights) -> tuple[TransformerConfig, Weights]:
+    """The same function with a config and weights that the class can have.
+
+    Sinusoids are brought into its order, or written out as a table of learned positions; biases that are not there are
+    zeros; the table of positions gets as many unused rows as the class has.
+    """
+    if kind.positions == "sinusoidal_halves":
+        config, weights = _in_halves(config, weights)
+    elif config.positions != "learned":
+        table = Sinusoidal(config.width, config.max_len, halves=config.positions == "sinusoidal_halves").table
+        table = table[: config.max_len]
+        weights |= {f"{side}_embedding.positions.weight": table.clone() for side in ("source", "target")}
+        config = dataclasses.replace(config, positions="learned", position_offset=0)
+    if kind.positions == "learned" and config.position_offset != kind.offset:
+        for side in ("source", "target"):
+            used = weights[f"{side}_embedding.positions.weight"][config.position_offset :]
+            unused = used.new_zeros(kind.offset, config.width)
+            weights[f"{side}_embedding.positions.weight"] = torch.cat((unused, used))
+    whole = dataclasses.replace(config, position_offset=kind.offset, bias=True, output_bias=True)
+    missing = shapes_of(whole).items() - {name: tensor.shape for name, tensor in weights.items()}.items()
+    weights |= {name: torch.zeros(shape) for name, shape in missing if name.endswith("bias")}
+    return whole, weights
+
+
+def _in_halves(config: TransformerConfig, weights: Weights) -> tuple[TransformerConfig, Weights]:
+    """The model with its channels in another order: that in which all sines come first.
+
+    Sums over channels do not know their order, so whatever writes channels writes them in the new order, and whatever
+    reads them reads them so: embeddings, norms, and the maps between the model's width and the inside of a sublayer.
+    """
+    if config.positions == "sinusoidal_halves":
+        return config, weights
+    order = torch.cat((torch.arange(0, config.width, 2), torch.arange(1, config.width, 2)))
+    inward = (".tokens.weight", ".query.weight", ".key_value.weight", ".inner.weight", "output.weight")
+    inside = (".query.bias", ".key_value.bias", ".inner.bias", "output.bias")
+    turned = {}
+    for name, tensor in weights.items():
+        if name.endswith(inward):
+            turned[name] = tensor[:, order]
+        else:
+            turned[name] = tensor if name.endswith(inside) else tensor[order]
+    return dataclasses.replace(config, positions="sinusoidal_halves"), turned
