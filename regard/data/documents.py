@@ -1,19 +1,22 @@
 """Plain text to learn a language from: documents from files, a part to validate with, and one long stream of ids."""
 
+import re
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
 
 from regard.data.readers import fields_of, from_json, in_line, name_of, numbered_lines, read_text, stem_suffix
-from regard.data.sequences import Sequences
 from regard.data.special import Special
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 
 VALIDATION_SHARE = 0.1
+# Long documents are encoded in parts of about so many characters, so many parts at once.
+PART, AT_ONCE = 1 << 15, 32
+_BETWEEN_WORDS = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
 
 
 def read_documents(files: Sequence[str | Path]) -> list[str]:
@@ -84,4 +87,23 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer, special: Sp
     >>> encode_documents(["a b", "c"], tokenizer, Special(begin=2)).tolist()
     [2, 4, 5, 3, 2, 6, 3]
     """
-    return Sequences.of(tokenizer.encode_batch(documents)).framed(special.begin, special.eos).ids
+    # The library needs half a kilobyte a token while it encodes: a long text is given to it in parts, a few at a time.
+    # Not where a space at the beginning means nothing, or another thing than a space inside.
+    safe = tokenizer.encode("a b") == [*tokenizer.encode("a"), *tokenizer.encode(" b")]
+    parts = [_parts(document) if safe else [document] for document in documents]
+    texts = [part for row in parts for part in row]
+    encoded = (
+        np.array(ids, np.int32)
+        for first in range(0, len(texts), AT_ONCE)
+        for ids in tokenizer.encode_batch(texts[first : first + AT_ONCE])
+    )
+    begin, end = (np.array([] if one is None else [one], np.int32) for one in (special.begin, special.eos))
+    return np.concatenate([one for row in parts for one in (begin, *(next(encoded) for _ in row), end)])
+
+
+def _parts(document: str) -> list[str]:
+    """A document cut before spaces between letters, where no token can span the cut; at least PART characters each."""
+    borders = [0]
+    while found := _BETWEEN_WORDS.search(document, borders[-1] + PART):
+        borders.append(found.start())
+    return [document[first:last] for first, last in pairwise([*borders, len(document)])]

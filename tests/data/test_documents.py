@@ -1,3 +1,4 @@
+import functools
 import io
 import json
 
@@ -6,7 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import Sequences, Special, Tokenizer, encode_documents, read_documents, split_documents
+from regard.data import (
+    KINDS,
+    Sequences,
+    Special,
+    Tokenizer,
+    documents,
+    encode_documents,
+    read_documents,
+    split_documents,
+)
 from regard.errors import RegardError
 from tests.data.helpers import write
 
@@ -132,3 +142,39 @@ def test_documents_become_one_stream():
     without = encode_documents(documents, tokenizer, Special(begin=None, eos=9))
     expected = Sequences.of([[*tokenizer.encode(text), 9] for text in documents])
     assert without.tolist() == expected.ids.tolist()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "exact"])
+@settings(deadline=None)
+@given(text=st.text(alphabet="aabé   1'.\n-\u0301", max_size=60))
+def test_a_long_document_is_encoded_in_parts_as_it_is_whole(kind, text, short_parts, tokenizers):
+    tokenizer = tokenizers(kind)
+    stream = encode_documents([text, "b"], tokenizer, Special(begin=2))
+    assert stream.tolist() == [2, *tokenizer.encode(text), 3, 2, *tokenizer.encode("b"), 3]
+
+
+@pytest.fixture(scope="module")
+def short_parts():
+    """Parts of a few characters."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "PART", 3)
+        patch.setattr(documents, "AT_ONCE", 2)
+        yield
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    @functools.cache
+    def make(kind):
+        texts = ["ab aé b1 a'b. 1-a\nab ab aé\nb ."]
+        if kind == "exact":
+            return Tokenizer.train(texts, "char", exact=True)
+        return Tokenizer.train(texts, kind, vocab_size=300 if kind == "bytes" else 40)
+
+    return make
+
+
+def test_parts_are_cut_between_words(monkeypatch):
+    monkeypatch.setattr(documents, "PART", 3)
+    assert documents._parts("one two 3 four. five\nsix seven") == ["one", " two 3 four. five\nsix", " seven"]
+    assert documents._parts("") == [""]

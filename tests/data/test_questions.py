@@ -43,9 +43,14 @@ def test_questions_without_answers(folder):
     assert [one.answers for one in questions] == [(), (("Paris", 14),), ()]
 
 
-def test_white_space_in_an_answer_may_differ(folder):
-    [question] = read_squad(write("a.json", squad([asked(answers=[("in Paris", 11)])])))
-    assert question.answers == (("in Paris", 11),)
+@pytest.mark.parametrize(("stated", "taken"), [(0, 0), (2, 2), (4, 2), (6, 8), (8, 8), (99, 10), (-5, 0)])
+def test_an_answer_beside_its_place_is_taken_from_the_nearest(folder, caplog, stated, taken):
+    """A few answers of real files are a character off."""
+    qas = [asked("q1", answers=[("cat", 5)]), asked("q2", answers=[("a.a", stated)])]
+    questions = read_squad(write("a.json", squad(qas, "a.a.acata.a.a")))
+    assert [one.answers for one in questions] == [(("cat", 5),), (("a.a", taken),)]
+    said = "a.json: 1 questions have an answer that does not begin where the file says."
+    assert caplog.messages == ([said] if stated != taken else [])
 
 
 def test_stdin(monkeypatch):
@@ -70,14 +75,7 @@ def test_stdin(monkeypatch):
         (squad([{"id": "q1"}]), r'^a\.json, question q1: no text under "question"; it has id\.'),
         (squad([asked() | {"answers": "Paris"}]), r'^a\.json, question q1: no list under "answers"'),
         (squad([asked() | {"answers": [{"text": "Paris"}]}]), r'^a\.json, question q1: no number under "answer_start"'),
-        (
-            squad([asked(answers=[("Paris", 15)])]),
-            r"question q1: the answer 'Paris' does not stand at character 15",
-        ),
-        (
-            squad([asked(answers=[("Léa", -36)])]),
-            r"question q1: the answer 'Léa' does not stand at character -36",
-        ),
+        (squad([asked(answers=[("Rome", 15)])]), r"^a\.json, question q1: the answer 'Rome' does not stand in its"),
         (squad([asked(), asked()]), r"^a\.json: two questions have the id 'q1'\."),
         ("", r"^a\.json is empty\.$"),
         (b'{\n"\xe9"}', r"^a\.json, line 2: not UTF-8"),
@@ -188,7 +186,8 @@ def test_the_best_answer_of_all_pieces(words):
     assert pieces.best(questions, scores) == ["w17 w18 w19", "w6", ""]
 
 
-def test_an_answer_lies_in_the_context_the_right_way_round_and_is_not_too_long(words):
+def test_an_answer_lies_in_the_context_the_right_way_round_and_is_not_too_long(words, monkeypatch):
+    monkeypatch.setattr("regard.data.questions.LONGEST", 30)
     questions = [Question("q", "w1", " ".join(WORDS))]
     pieces = QuestionPieces.of(questions, words, BERT, max_len=50, segments=False)
     [best] = pieces.best(questions, scores_for(pieces, [(0, 1, 1, 9.0), (0, 2, 0, 9.0), (0, 5, 6, 1.0)]))
