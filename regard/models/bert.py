@@ -160,7 +160,8 @@ class Bert(nn.Module):
 
     def pooled(self, encoded: Float[Tensor, "N E"], tokens: Packed) -> Float[Tensor, "B E"]:
         """The first token of each text, through the pooler."""
-        first = encoded[tokens.offsets.starts[:-1].long()]
+        # An empty text, which only fills a batch up, has no first token: it gets some row, that nobody asks for.
+        first = encoded[tokens.offsets.starts[:-1].long().clamp(max=len(encoded) - 1)]
         return first if self.pooler is None else activate(self.config.pooler, self.pooler(first))
 
     def features(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows E"]:

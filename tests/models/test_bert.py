@@ -45,6 +45,9 @@ def test_the_label_is_read_off_the_first_token():
     encoded = model.encode(pack(TEXTS))
     by_hand = model.output(model.pooler(encoded[[0, 4, 7]]).relu())
     torch.testing.assert_close(model(pack(TEXTS)), by_hand)
+    filled = model(pack(TEXTS, total=16, count=9))  # with a row for each text that fills the batch up, empty ones too
+    assert filled.shape == (9, 2)
+    torch.testing.assert_close(filled[:3], by_hand)
 
 
 def test_segments_tell_two_texts_apart():
