@@ -20,7 +20,7 @@ from safetensors.torch import save as weights_to_bytes
 from torch import Tensor
 
 from regard.data.special import READING, TRANSLATING, WRITING, Special
-from regard.data.tokenizer import Tokenizer
+from regard.data.tokenizer import FOREIGN, Tokenizer
 from regard.errors import RegardError
 from regard.files import write_whole
 from regard.folder.encoder import TextEncoder
@@ -78,7 +78,8 @@ def save(path: str | Path, bundle: Bundle) -> None:
     write_whole(folder / "model.safetensors", weights_to_bytes(weights, metadata={"format": "pt"}))
     family = family_of(bundle.model.config)
     config: dict[str, Any] = {"format": FORMAT, "family": family, "shared_tokenizer": source is target}
-    if bundle.special != OPENED[family].special:
+    # Another program's tokeniser is known by it.
+    if bundle.special != OPENED[family].special or source.kind == FOREIGN:
         config["special"] = dataclasses.asdict(bundle.special)
     write_whole(folder / "config.json", _json(config | dataclasses.asdict(bundle.model.config)))
 

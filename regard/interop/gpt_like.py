@@ -1,0 +1,247 @@
+"""GPT-2, Llama, Qwen2 and Qwen3: the tables of their names, and their configs in our words and back."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from regard.data.special import Special
+from regard.errors import RegardError
+from regard.interop.mapping import CUT, STACKED, TRANSPOSED, TRANSPOSED_CUT, Row, Table, both
+from regard.interop.one_stack import ACTIVATIONS, GATES, Kind, Weights, named, read_one_stack, write_one_stack
+from regard.interop.settings import Settings
+from regard.layers.multihead import BiasPlace
+from regard.models.gpt import GPTConfig
+
+# -- the tables ------------------------------------------------------------------------------------------------------
+
+_QUERY, _KEY_VALUE = "blocks.{i}.attention.query", "blocks.{i}.attention.key_value"
+# The value's map comes first here, then its gate's.
+_INNER = ("layers.{i}.mlp.up_proj", "layers.{i}.mlp.gate_proj")
+
+_GPT2 = Table(
+    [
+        Row("embedding.tokens.weight", "wte.weight"),
+        Row("embedding.positions.weight", "wpe.weight"),
+        *both("norm", "ln_f"),
+    ],
+    {
+        "blocks": [
+            *both("blocks.{i}.residuals.0.norm", "h.{i}.ln_1"),
+            Row((f"{_QUERY}.weight", f"{_KEY_VALUE}.weight"), "h.{i}.attn.c_attn.weight", TRANSPOSED_CUT),
+            Row((f"{_QUERY}.bias", f"{_KEY_VALUE}.bias"), "h.{i}.attn.c_attn.bias", CUT),
+            Row("blocks.{i}.attention.out.weight", "h.{i}.attn.c_proj.weight", TRANSPOSED),
+            Row("blocks.{i}.attention.out.bias", "h.{i}.attn.c_proj.bias"),
+            *both("blocks.{i}.residuals.1.norm", "h.{i}.ln_2"),
+            Row("blocks.{i}.feedforward.inner.weight", "h.{i}.mlp.c_fc.weight", TRANSPOSED),
+            Row("blocks.{i}.feedforward.inner.bias", "h.{i}.mlp.c_fc.bias"),
+            Row("blocks.{i}.feedforward.outer.weight", "h.{i}.mlp.c_proj.weight", TRANSPOSED),
+            Row("blocks.{i}.feedforward.outer.bias", "h.{i}.mlp.c_proj.bias"),
+        ]
+    },
+    beside=("*h.*.attn.bias", "*h.*.attn.masked_bias"),  # the causal mask, and its minus infinity
+    prefix="transformer.",
+)
+# Llama has biases or not, as its config says; Qwen2 has those of queries, keys and values; Qwen3 has the two norms.
+_LLAMA = Table(
+    [Row("embedding.tokens.weight", "embed_tokens.weight"), Row("norm.weight", "norm.weight")],
+    {
+        "blocks": [
+            Row("blocks.{i}.residuals.0.norm.weight", "layers.{i}.input_layernorm.weight"),
+            *both("blocks.{i}.attention.query", "layers.{i}.self_attn.q_proj"),
+            *both(
+                "blocks.{i}.attention.key_value",
+                ("layers.{i}.self_attn.k_proj", "layers.{i}.self_attn.v_proj"),
+                STACKED,
+            ),
+            *both("blocks.{i}.attention.out", "layers.{i}.self_attn.o_proj"),
+            Row("blocks.{i}.attention.query_norm.weight", "layers.{i}.self_attn.q_norm.weight"),
+            Row("blocks.{i}.attention.key_norm.weight", "layers.{i}.self_attn.k_norm.weight"),
+            Row("blocks.{i}.residuals.1.norm.weight", "layers.{i}.post_attention_layernorm.weight"),
+            *both("blocks.{i}.feedforward.inner", _INNER, STACKED),
+            *both("blocks.{i}.feedforward.outer", "layers.{i}.mlp.down_proj"),
+        ]
+    },
+    beside=("*rotary_emb.inv_freq",),
+    prefix="model.",
+)
+_OUTPUT = Row("output.weight", "lm_head.weight")
+_GPT2_WRITER = _GPT2.with_head(_OUTPUT, twins=[("lm_head.weight", "transformer.wte.weight")])
+_LLAMA_WRITER = _LLAMA.with_head(_OUTPUT, twins=[("lm_head.weight", "model.embed_tokens.weight")])
+
+# -- the configs -----------------------------------------------------------------------------------------------------
+
+
+def _read_gpt2(settings: Settings, bare: bool = False) -> GPTConfig:
+    settings.must_be("scale_attn_by_inverse_layer_idx", False)
+    settings.must_be("add_cross_attention", False)
+    width = settings.size("n_embd", 768)
+    return GPTConfig(
+        width=width,
+        heads=settings.size("n_head", 12),
+        layers=settings.size("n_layer", 12),
+        feedforward=settings.size("n_inner", 4 * width),
+        dropout=settings.fraction("resid_pdrop", 0.1),
+        norm_kind="layer",
+        norm_eps=settings.fraction("layer_norm_epsilon", 1e-5),
+        activation=settings.choice("activation_function", ACTIVATIONS, "gelu_new"),  # type: ignore[arg-type]
+        positions="learned",
+        score="scaled_dot" if settings.flag("scale_attn_weights", True) else "dot",
+        qk_norm=False,
+        bias="all",
+        tied=bare or settings.flag("tie_word_embeddings", True),
+        max_len=settings.size("n_positions", 1024),
+        vocab=settings.size("vocab_size", 50257),
+    )
+
+
+def _write_gpt2(config: GPTConfig) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "n_embd": config.width,
+        "n_head": config.heads,
+        "n_layer": config.layers,
+        "n_inner": config.feedforward,
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": 0.0,
+        "layer_norm_epsilon": config.norm_eps,
+        "activation_function": named(ACTIVATIONS, config.activation),
+        "scale_attn_weights": config.score != "dot",
+        "tie_word_embeddings": config.tied,
+        "n_positions": config.max_len,
+        "vocab_size": config.vocab,
+    }
+
+
+LlamaKind = Literal["llama", "qwen2", "qwen3"]
+# Which linear maps of Llama have a bias: (of attention, of feed-forward).
+_BIASES: dict[tuple[bool, bool], BiasPlace] = {
+    (False, False): "none",
+    (True, False): "attention",
+    (False, True): "feedforward",
+    (True, True): "all",
+}
+
+
+def _rotary_base(settings: Settings) -> float:
+    """How the positions turn. transformers 5 keeps all of it in one table, before that it was in several keys."""
+    key = "rope_scaling" if settings.table.get("rope_scaling") else "rope_parameters"
+    table = settings.table.get(key) or {}
+    if not isinstance(table, dict):
+        raise settings.refusal(key, "it should be a table")
+    rope = Settings(table, settings.origin)
+    if rope.table.get("rope_type", rope.table.get("type", "default")) != "default":
+        raise settings.refusal(key, "it knows rotary positions of the type default")
+    for place in (settings, rope):
+        place.must_be("partial_rotary_factor", 1.0)
+    return rope.fraction("rope_theta", settings.fraction("rope_theta", 10000.0))
+
+
+def _refuse_windows(settings: Settings, layers: int) -> None:
+    """Windows that some layer uses."""
+    types = settings.table.get("layer_types")
+    if types is not None:
+        if types != ["full_attention"] * layers:
+            raise settings.refusal("layer_types", "it knows full_attention, in each layer")
+    elif settings.flag("use_sliding_window", False) and settings.number("max_window_layers", 28) < layers:
+        raise settings.refusal("use_sliding_window", "in its layers every token regards all before it")
+
+
+def _read_llama(settings: Settings, kind: LlamaKind) -> GPTConfig:
+    heads, layers = settings.size("num_attention_heads", 32), settings.size("num_hidden_layers", 32)
+    attention, feedforward = (settings.flag(key, False) for key in ("attention_bias", "mlp_bias"))
+    if kind != "llama":
+        _refuse_windows(settings, layers)
+    return GPTConfig(
+        width=settings.size("hidden_size", 4096),
+        heads=heads,
+        layers=layers,
+        feedforward=settings.size("intermediate_size", 11008 if kind == "llama" else 22016),
+        dropout=0.0,
+        norm_kind="rms",
+        norm_eps=settings.fraction("rms_norm_eps", 1e-6),
+        activation=settings.choice("hidden_act", GATES, "silu"),  # type: ignore[arg-type]
+        positions="rotary",
+        rotary_base=_rotary_base(settings),
+        kv_heads=settings.size("num_key_value_heads", heads if kind == "llama" else 32),
+        head_width=settings.number("head_dim", 128 if kind == "qwen3" else 0),
+        qk_norm=kind == "qwen3",
+        bias="qkv" if kind == "qwen2" else _BIASES[attention, feedforward and kind == "llama"],
+        tied=settings.flag("tie_word_embeddings", False),
+        max_len=settings.size("max_position_embeddings", 2048 if kind == "llama" else 32768),
+        vocab=settings.size("vocab_size", 32000 if kind == "llama" else 151936),
+    )
+
+
+def _write_llama(config: GPTConfig, kind: LlamaKind) -> dict[str, Any]:
+    table = {
+        "model_type": kind,
+        "hidden_size": config.width,
+        "num_attention_heads": config.heads,
+        "num_hidden_layers": config.layers,
+        "intermediate_size": config.feedforward,
+        "rms_norm_eps": config.norm_eps,
+        "hidden_act": named(GATES, config.activation),
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base},
+        "num_key_value_heads": config.kv_heads or config.heads,
+        "head_dim": config.head_width or config.width // config.heads,
+        "tie_word_embeddings": config.tied,
+        "max_position_embeddings": config.max_len,
+        "vocab_size": config.vocab,
+    }
+    if kind != "qwen2":
+        table["attention_bias"] = config.bias in ("attention", "all")
+    if kind == "llama":
+        table["mlp_bias"] = config.bias in ("feedforward", "all")
+    return table
+
+
+# -- the classes -----------------------------------------------------------------------------------------------------
+
+
+def _llama(kind: LlamaKind) -> Kind:
+    return Kind(_LLAMA_WRITER, partial(_read_llama, kind=kind), partial(_write_llama, kind=kind))
+
+
+CLASSES = {
+    "GPT2LMHeadModel": Kind(_GPT2_WRITER, _read_gpt2, _write_gpt2),
+    # Saved without its output layer, which is the embedding.
+    "GPT2Model": Kind(_GPT2, partial(_read_gpt2, bare=True), _write_gpt2),
+    "LlamaForCausalLM": _llama("llama"),
+    "Qwen2ForCausalLM": _llama("qwen2"),
+    "Qwen3ForCausalLM": _llama("qwen3"),
+}
+
+
+def read_gpt_like(
+    name: str, table: Mapping[str, Any], tokens: Mapping[str, int], theirs: Mapping[str, Tensor], origin: str
+) -> tuple[GPTConfig, Special, Weights]:
+    """A model of the class `name`: our config, its special ids, and its weights under our names.
+
+    `table` is config.json, `tokens` the special ids by what they are for.
+    """
+    config, weights = read_one_stack(CLASSES[name], Settings(table, origin), theirs)
+    if "eos" not in tokens:
+        raise RegardError(f"{origin}: nothing says which token ends a text.", "Add eos_token_id to it.")
+    eos = tokens["eos"]
+    sos = tokens.get("bos", eos)
+    special = Special(
+        pad=tokens.get("pad", eos), unk=tokens.get("unk", eos), sos=sos, eos=eos, begin=tokens.get("begin")
+    )
+    return config, special, weights
+
+
+def write_gpt_like(
+    config: GPTConfig, special: Special, weights: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Any], Weights]:
+    """config.json, generation_config.json and the tensors of the class that fits; an error where none does."""
+    name, table, tensors = write_one_stack(CLASSES, config, weights)
+    if name == "LlamaForCausalLM" and config.width % config.heads:
+        raise RegardError(
+            f"{name} wants a width that divides into its heads, not {config.width} into heads = {config.heads}.",
+            "Train with other choices to export there.",
+        )
+    ids = {"bos_token_id": special.sos, "eos_token_id": special.eos, "pad_token_id": special.pad}
+    return {"architectures": [name]} | table | ids, ids, tensors

@@ -1,0 +1,118 @@
+"""What the relatives of BERT and of GPT have in common: one stack of blocks, one table a class, a config both ways."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.interop.mapping import Table, read_weights, shapes_of, write_weights
+from regard.interop.settings import Settings
+
+logger = logging.getLogger("regard")
+
+Weights = dict[str, Tensor]
+
+# Their names of what stands between the two maps of a feed-forward network, and ours; the first is the one we write.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+}
+# The same where one map is the other's gate.
+GATES = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
+
+
+class Kind(NamedTuple):
+    """A class of theirs: its names, what its config says in our words, and what ours says in its words.
+
+    `write` may be given a config that the class cannot be: then reading what it wrote gives another one, which is how
+    the difference is found.
+    """
+
+    table: Table
+    read: Callable[[Settings], Any]
+    write: Callable[[Any], dict[str, Any]]
+
+
+def named(names: Mapping[str, str], ours: str) -> str:
+    """Their name of ours; where there is none, of something else.
+
+    >>> named(ACTIVATIONS, "gelu_tanh"), named(GATES, "relu")
+    ('gelu_new', 'silu')
+    """
+    return next((theirs for theirs, name in names.items() if name == ours), next(iter(names)))
+
+
+def read_one_stack(kind: Kind, settings: Settings, theirs: Mapping[str, Tensor]) -> tuple[Any, Weights]:
+    """Our config, and the weights under our names."""
+    config = kind.read(settings)
+    blocks = _blocks(config)
+    if blocks > len(theirs):
+        raise RegardError(
+            f"{settings.origin}: {blocks} layers, but there are only {len(theirs)} tensors.", "Is it complete?"
+        )
+    try:
+        shapes = shapes_of(config)
+    except (RuntimeError, OverflowError) as error:  # numbers beyond what any tensor can be
+        raise RegardError(f"{settings.origin}: no model has such sizes ({error}).", "Mend the file.") from None
+    return config, read_weights(kind.table, {"blocks": blocks}, theirs, settings.origin, shapes)
+
+
+def write_one_stack(
+    kinds: Mapping[str, Kind], config: Any, weights: Mapping[str, Tensor]
+) -> tuple[str, dict[str, Any], Weights]:
+    """The class that computes what a model of this config does, its config and its tensors; an error if none does."""
+    differences = {name: _differences(kind, config) for name, kind in kinds.items()}
+    name = min(differences, key=lambda one: len(differences[one]))
+    if differences[name]:
+        said = ", ".join(f"{field} = {ours!r} (there: {theirs!r})" for field, ours, theirs in differences[name])
+        raise RegardError(
+            f"No class of transformers computes what this model does; the nearest, {name}, differs in {said}.",
+            "Train with other choices to export there.",
+        )
+    kind = kinds[name]
+    wanted = shapes_of(_there_and_back(kind, config))
+    left = sorted(weights.keys() - wanted)
+    if left:
+        logger.warning("left out, for %s has no use for it: %s", name, ", ".join(left))
+    kept = {ours: weights[ours] for ours in wanted}
+    return name, kind.write(config), write_weights(kind.table, {"blocks": _blocks(config)}, kept)
+
+
+def _blocks(config: Any) -> int:
+    return getattr(config, "groups", 0) or config.layers
+
+
+def _there_and_back(kind: Kind, config: Any) -> Any:
+    return kind.read(Settings(kind.write(config), "config.json"))
+
+
+def _differences(kind: Kind, config: Any) -> list[tuple[str, Any, Any]]:
+    """The fields in which a config changes when it is put into their words and back."""
+    ours, back = _essence(config), _essence(_there_and_back(kind, config))
+    return [(field, ours[field], back[field]) for field in ours if ours[field] != back.get(field, ours[field])]
+
+
+def _essence(config: Any) -> dict[str, Any]:
+    """What a config says of the computation, with what is left to be understood filled in."""
+    fields = dataclasses.asdict(config)
+    del fields["dropout"]
+    if "kv_heads" in fields:
+        fields["kv_heads"] = config.kv_heads or config.heads
+        fields["head_width"] = config.head_width or config.width // config.heads
+    if fields["positions"] != "rotary":
+        fields.pop("rotary_base", None)
+    if "groups" in fields:
+        fields["groups"] = config.groups or config.layers
+        if config.head != "classify":
+            del fields["labels"]
+        if config.head in ("mask", "answer"):  # whose output does not pass through it
+            del fields["pooler"]
+    return fields
