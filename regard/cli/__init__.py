@@ -23,9 +23,13 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "demo": Command("regard.cli.demo", "run", "learn to translate English to French, here and now"),
-    "train": Command("regard.cli.train", "run", "from files of sentence pairs to a model folder"),
+    "train": Command("regard.cli.train", "run", "from files to a model folder"),
     "translate": Command("regard.cli.translate", "run", "translate lines"),
-    "evaluate": Command("regard.cli.evaluate", "run", "measure translations against references"),
+    "generate": Command("regard.cli.generate", "run", "go on with a text"),
+    "classify": Command("regard.cli.classify", "run", "give texts their labels"),
+    "answer": Command("regard.cli.answer", "run", "find answers to questions in texts"),
+    "embed": Command("regard.cli.embed", "run", "texts as vectors"),
+    "evaluate": Command("regard.cli.evaluate", "run", "measure a model on data that it has not seen"),
     "score": Command("regard.cli.score", "run", "the log-probability of given translations"),
     "look": Command("regard.cli.look", "run", "a picture of what the model regarded"),
     "info": Command("regard.cli.info", "run", "what a model folder holds"),

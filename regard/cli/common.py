@@ -10,6 +10,7 @@ import tyro
 
 from regard.data import read_pairs
 from regard.data.phrasebook import phrasebook_pairs, words
+from regard.data.readers import STDIN, numbered_lines
 from regard.errors import RegardError
 from regard.train.recipe import PHRASEBOOK
 from regard.viewer import Link
@@ -54,6 +55,25 @@ def read_examples(files: Sequence[str]) -> Examples:
 def phrasebook_examples(split: Literal["val", "test"], size: int) -> Examples:
     drawn = phrasebook_pairs(split, size)
     return Examples([(one.source, one.target) for one in drawn], [list(one.alignment) for one in drawn], words)
+
+
+Texts = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+Input = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help="a file of lines; plain, .gz or .xz")]
+
+
+def numbered_texts(texts: tuple[str, ...], file: Path | None, invitation: str) -> Iterator[tuple[str, str]]:
+    """What a command is to work on, each with its name: its arguments, or the lines of a file or of standard input."""
+    if texts and file is not None:
+        raise RegardError("Both --input and lines as arguments are given.", "Give one of them.")
+    for number, text in enumerate(texts, 1):
+        yield f"text {number}", as_text(text, f"text {number}")
+    if texts:
+        return
+    if file is None and sys.stdin.isatty():
+        print(f"{invitation}; Ctrl-D ends.", file=sys.stderr)
+    name = "stdin" if file is None else str(file)
+    for number, line in numbered_lines(STDIN if file is None else file):
+        yield f"{name}, line {number}", line
 
 
 def as_text(argument: str, name: str) -> str:

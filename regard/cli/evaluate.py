@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -23,11 +23,13 @@ from regard.cli.common import (
     progress,
     read_examples,
 )
+from regard.data import label_ids, read_documents, read_labelled, read_squad
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.files import write_whole
-from regard.folder import Device, Translator, load
-from regard.train.metrics import text_scores
+from regard.folder import OPENED, Device, LanguageModel, TextEncoder, Translator, load, read_config
+from regard.models import family_of
+from regard.train.metrics import squad_scores, text_scores
 from regard.viewer import align, alignment_error_rate, attentions, best_layer, clearest_layer, read_links
 
 # Pairs of the phrasebook's validation split by which the layer is chosen.
@@ -36,9 +38,12 @@ VALIDATION_SIZE = 500
 
 @dataclass(frozen=True)
 class Options:
-    """Translates sources and measures the result against references: regard evaluate MODEL --data test.en test.fr
+    """Measures a model on data that it has not seen: regard evaluate MODEL --data test.en test.fr
 
-    A pair of empty lines is left out; an empty source alone is answered by an empty line, and judged.
+    A translator's outputs are measured against references; a pair of empty lines is left out, an empty source alone is
+    answered by an empty line, and judged. A language model is measured on plain text: its loss, its perplexity for each
+    word, and bits for each byte. A model that classifies wants labelled texts, one that answers questions a file in the
+    layout of SQuAD.
     """
 
     model: Model
@@ -49,6 +54,8 @@ class Options:
     """the cross-attention whose alignments are measured; by default the best on the phrasebook's validation split, and
     for other data the clearest, chosen without gold"""
     ensemble: Ensemble = ()
+    language: Literal["en", "de", "fr"] = "en"
+    """of answers: articles and punctuation of the language do not count"""
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """write the numbers to this file too"""
     truncate: Truncate = False
@@ -58,15 +65,59 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "evaluate", argv)
+    kind = OPENED[family_of(read_config(options.model)[0])].kind
+    if kind is not Translator and not options.ensemble:
+        results = _language(options) if kind is LanguageModel else _encoder(options)
+        return _tell(results, options)
     examples = _examples(options)
     folders = [options.model, *options.ensemble]
     translator = load(folders if options.ensemble else options.model, options.device, expect=Translator)
-    results: dict[str, Any] = {"data": list(options.data), "sentences": len(examples.pairs)}
+    results = {"data": list(options.data), "sentences": len(examples.pairs)}
     results |= _translations(translator, examples, options)
     if not options.ensemble:
         results |= _losses(translator, examples, options)
     if examples.gold is not None and attentions(translator, "cross"):
         results |= _alignments(translator, examples, examples.gold, options)
+    return _tell(results, options)
+
+
+def _language(options: Options) -> dict[str, Any]:
+    found = load(options.model, options.device, expect=LanguageModel).evaluate(read_documents(options.data))
+    return {
+        "data": list(options.data),
+        "tokens": found.tokens,
+        "words": found.words,
+        "bytes": found.bytes,
+        "loss": found.loss,
+        "perplexity": math.exp(min(50.0, found.loss)),
+        "word_perplexity": found.word_perplexity,
+        "bits_per_byte": found.bits_per_byte,
+    }
+
+
+def _encoder(options: Options) -> dict[str, Any]:
+    encoder = load(options.model, options.device, expect=TextEncoder)
+    results: dict[str, Any] = {"data": list(options.data)}
+    match encoder.model.config.head:
+        case "classify":
+            examples = read_labelled(options.data)
+            label_ids(examples, encoder.model.config.labels)  # which refuses what the model does not know
+            found = encoder.classify([one.texts for one in examples], truncate=options.truncate)
+            right = sum(one.label == example.label for one, example in zip(found, examples))
+            return results | {"texts": len(examples), "accuracy": 100 * right / len(examples)}
+        case "answer":
+            questions = [question for file in options.data for question in read_squad(file)]
+            answers = {one.id: text for one, text in zip(questions, encoder.answer(questions))}
+            exact, f1 = squad_scores(answers, questions, options.language)
+            return results | {"questions": len(questions), "exact_match": exact, "f1": f1}
+        case head:
+            raise RegardError(
+                f"There is no measure for a model with the head {head}.",
+                "Train it on for a task first: regard train --from …",
+            )
+
+
+def _tell(results: dict[str, Any], options: Options) -> int:
     if options.json is not None:
         write_whole(options.json, (json.dumps(results, indent=2, ensure_ascii=False) + "\n").encode())
     _show(results)
@@ -134,27 +185,34 @@ MEASURES = {
     "chrf": ("chrF", "{:.2f}"),
     "tokenized_bleu": ("BLEU, as tokenised, lower case", "{:.2f}"),
     "exact_match": ("exact match", "{:.1f} %"),
+    "accuracy": ("accuracy", "{:.2f} %"),
+    "f1": ("F1", "{:.2f} %"),
     "word_error_rate": ("word error rate", "{:.2f} %"),
     "loss": ("loss, nats a token", "{:.4f}"),
     "perplexity": ("perplexity", "{:.3f}"),
+    "word_perplexity": ("perplexity a word", "{:.2f}"),
+    "bits_per_byte": ("bits a byte", "{:.4f}"),
     "alignment_error_rate": ("alignment error rate", "{:.2f} %"),
     "sentences_per_second": ("sentences a second", "{:.1f}"),
 }
+
+
+COUNTS = ("sentences", "tokens", "words", "bytes", "texts", "questions")
 
 
 def _show(results: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        "measure", title=f"{' '.join(results['data'])}: {results['sentences']} sentences", title_justify="left"
-    )
+    counted = (f"{results[name]:,} {name}" for name in COUNTS if name in results)
+    table = Table("measure", title=f"{' '.join(results['data'])}: {', '.join(counted)}", title_justify="left")
     table.add_column("value", justify="right")
     for key, (name, form) in MEASURES.items():
         if key in results:
             table.add_row(name, form.format(results[key]))
     console = Console(file=sys.stdout, highlight=False)
     console.print(table)
-    console.print(f"BLEU: {results['signature']}", soft_wrap=True)
+    if "signature" in results:
+        console.print(f"BLEU: {results['signature']}", soft_wrap=True)
     if "alignment_layer" in results:
         console.print(f"alignments from {results['alignment_layer']}", soft_wrap=True)

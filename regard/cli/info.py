@@ -10,7 +10,8 @@ import torch
 from regard.attention import explain
 from regard.cli.common import Model, parse
 from regard.data.special import EOS
-from regard.folder import Device, Translator, load
+from regard.folder import Bundle, Device, Translator, load
+from regard.layers.packed import pack
 from regard.models import family_of
 from regard.viewer import attentions
 
@@ -37,14 +38,15 @@ def run(argv: list[str]) -> int:
 Facts = list[tuple[str, Any]]
 
 
-def _sections(translator: Translator) -> Iterator[tuple[str, Facts]]:
+def _sections(translator: Bundle) -> Iterator[tuple[str, Facts]]:
     config = translator.model.config
     parameters = sum(one.numel() for one in translator.model.parameters())
     facts: Facts = [("family", family_of(config)), ("parameters", f"{parameters:,}")]
     yield "model", facts + list(dataclasses.asdict(config).items())
-    source, target = translator.source_tokenizer, translator.target_tokenizer
+    source, target = translator.tokenizers
     if source is target:
-        yield "tokeniser", [("both sides", f"{source.kind}, {source.vocab_size:,} entries")]
+        side = "both sides" if isinstance(translator, Translator) else "all text"
+        yield "tokeniser", [(side, f"{source.kind}, {source.vocab_size:,} entries")]
     else:
         yield (
             "tokenisers",
@@ -70,9 +72,9 @@ def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @torch.inference_mode()
-def _attentions(translator: Translator) -> Facts:
+def _attentions(translator: Bundle) -> Facts:
     """Each attention's kind and score, and the kernel that takes it when the model runs on 20 tokens."""
-    ids = [EOS] * 20
+    ids = [EOS] * min(20, translator.model.config.max_len)
     taken: Facts = []
     with explain() as choices:
         hooks = []
@@ -85,7 +87,10 @@ def _attentions(translator: Translator) -> Facts:
 
             hooks.append(module.register_forward_hook(note))
         try:
-            translator.model(*translator.teacher_forced([(ids, ids)]))
+            if isinstance(translator, Translator):
+                translator.model(*translator.teacher_forced([(ids, ids)]))
+            else:
+                translator.model(pack([ids]).to(translator.device))
         finally:
             for hook in hooks:
                 hook.remove()

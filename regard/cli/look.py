@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from regard.cli.common import Model, Truncate, as_text, parse
-from regard.folder import Device, Translator, load
+from regard.folder import Device, load
 from regard.viewer import look
 
 
@@ -16,7 +16,8 @@ from regard.viewer import look
 class Options:
     """Translates a sentence and draws where the model looked: regard look MODEL "The cat sleeps." --out map.png
 
-    The picture is the clearest cross-attention, its heads averaged; or another, one head of it, or all of them.
+    The picture is the clearest cross-attention, its heads averaged; or another, one head of it, or all of them. A
+    language model and an encoder of texts read the sentence; the picture is of what they regarded in it.
     """
 
     model: Model
@@ -38,10 +39,11 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "look", argv)
-    translator = load(options.model, options.device, expect=Translator)
+    translator = load(options.model, options.device)
     target = None if options.target is None else as_text(options.target, "--target")
     seen = look(translator, as_text(options.text, "the text"), target, truncate=options.truncate)
     seen.save(options.out, options.attention, options.head, overview=options.all)
-    print(seen.translation)
+    if seen.translation:
+        print(seen.translation)
     print(f"The picture is in {options.out}.", file=sys.stderr)
     return 0

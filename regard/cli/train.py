@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -9,25 +10,20 @@ import tyro
 
 from regard.errors import RegardError
 from regard.models import FAMILIES, ModelConfig, TransformerConfig
-from regard.train import (
-    DataConfig,
-    Recipe,
-    TokenizerConfig,
-    TrainConfig,
-    read_corpus,
-    read_toml,
-    recipe_from,
-    suggest,
-    train,
-)
+from regard.train import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from, train
+from regard.train.recipe import PHRASEBOOK
+from regard.train.tasks import TASKS
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Trains a model from sentence pairs: regard train --data pairs.tsv --out model/
+    """Trains a model: regard train --data pairs.tsv --out model/
 
-    What the recipe and the command line leave open is chosen from the data. --model.family (transformer, seq2seq)
-    decides which other --model options there are. A run that was cut off goes on with the same command.
+    --task is what it learns: translate (sentence pairs), text2text (several such tasks, told apart by prefixes),
+    language (plain text; to write more of it), mask (plain text; to encode it), classify (texts and labels), answer
+    (questions in the layout of SQuAD). --model.family (transformer, seq2seq, gpt, bert) decides which other --model
+    options there are. What the recipe and the command line leave open is chosen from the data. A run that was cut off
+    goes on with the same command.
     """
 
     recipe: Annotated[str, tyro.conf.Positional] = ""
@@ -44,29 +40,30 @@ class Arguments:
 
 def run(argv: list[str]) -> int:
     argv = ["--data.files" if word == "--data" else word for word in argv]
-    argv, family = _take_family(argv)
+    argv, family = _take(argv, "--model.family", FAMILIES)
+    argv, task = _take(argv, "--task", TASKS)
     named = bool(argv) and not argv[0].startswith("-")
     table, origin = (read_toml(argv[0]), argv[0]) if named else ({}, "the command line")
     if family:
         table = table | {"model": table.get("model", {}) | {"family": family}}
-    first = _parse(argv, recipe_from(table, origin=origin))
-    corpus = read_corpus(first.data)
-    chosen = _parse(argv, recipe_from(table, suggest(corpus), origin))
+    if task:
+        table = table | {"task": task}
+    plain = recipe_from(table, origin=origin)
+    first = _parse(argv, plain)
+    if plain.task != "translate" and first.data.files == (PHRASEBOOK,):
+        raise RegardError(f"There is nothing to train a model to {plain.task} with.", "Name files: --data FILE …")
+    corpus = TASKS[plain.task].read(first.data)
+    chosen = _parse(argv, recipe_from(table, TASKS[plain.task].suggest(corpus, bool(first.start_from)), origin))
     recipe = Recipe(
-        task=recipe_from(table, origin=origin).task,
-        data=chosen.data,
-        tokenizer=chosen.tokenizer,
-        model=chosen.model,
-        train=chosen.train,
+        task=plain.task, data=chosen.data, tokenizer=chosen.tokenizer, model=chosen.model, train=chosen.train
     )
-    translator = train(recipe, chosen.out, start_from=chosen.start_from or None, corpus=corpus)
-    best = translator.training["validation"]
+    bundle = train(recipe, chosen.out, start_from=chosen.start_from or None, corpus=corpus)
+    best = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in bundle.training["validation"].items())
     print(
-        f"Best at step {translator.training['step']}: perplexity {best['perplexity']:.3f}, BLEU {best['bleu']:.2f}, "
-        f"exact match {best['exact_match']:.1f} % on the validation pairs; {chosen.out}/loss.png shows the way there.",
+        f"Best at step {bundle.training['step']} on what was set aside: {best}; {chosen.out}/loss.png shows the way "
+        f"there.\nThe model is in {chosen.out}. Try: {TASKS[plain.task].try_it.format(out=chosen.out)}",
         file=sys.stderr,
     )
-    print(f'The model is in {chosen.out}. Try: regard translate {chosen.out} "…"', file=sys.stderr)
     return 0
 
 
@@ -81,11 +78,11 @@ def _parse(argv: list[str], recipe: Recipe) -> Arguments:
     )
 
 
-def _take_family(argv: list[str]) -> tuple[list[str], str]:
-    """--model.family decides which other --model options there are, so it is read before them."""
+def _take(argv: list[str], option: str, known: Iterable[str]) -> tuple[list[str], str]:
+    """These decide which other options there are, so they are read before them."""
     for i, word in enumerate(argv):
-        if word == "--model.family":
+        if word == option:
             if i + 1 == len(argv):
-                raise RegardError("--model.family wants a name.", f"Choose from: {', '.join(FAMILIES)}.")
+                raise RegardError(f"{option} wants a name.", f"Choose from: {', '.join(known)}.")
             return argv[:i] + argv[i + 2 :], argv[i + 1]
     return argv, ""

@@ -4,15 +4,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from regard.cli.common import Ensemble, Model, Truncate, as_text, parse, progress
-from regard.data.readers import STDIN, numbered_lines
+from regard.cli.common import Ensemble, Input, Model, Texts, Truncate, as_text, numbered_texts, parse, progress
 from regard.decode import DecodeConfig
-from regard.errors import RegardError
 from regard.folder import Device, Translator, load
 from regard.viewer import align, clearest_layer, format_links, need_attention
 
@@ -29,10 +26,9 @@ class Options:
     """
 
     model: Model
-    text: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")] = ()
+    text: Texts = ()
     """lines to translate; without any, and without --input, standard input is read"""
-    input: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """a file of lines; plain, .gz or .xz"""
+    input: Input = None
     ensemble: Ensemble = ()
     scores: bool = False
     """add what hypotheses are ranked by: the log-probability, with length and coverage penalty"""
@@ -47,13 +43,11 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "translate", argv)
-    if options.text and options.input is not None:
-        raise RegardError("Both --input and lines as arguments are given.", "Give one of them.")
+    lines = numbered_texts(options.text, options.input, "Type lines to translate")
     folders = [options.model, *options.ensemble]
     translator = load(folders if options.ensemble else options.model, options.device, expect=Translator)
     if options.alignments:
         need_attention(translator)
-    lines = _arguments(options.text) if options.text else _read(options.input)
     layer, done = None, 0
     with progress("translating") as tell:
         for block in _blocks(lines, 1 if sys.stdin.isatty() else BLOCK):
@@ -79,19 +73,6 @@ def run(argv: list[str]) -> int:
             done += len(block)
             tell(done, None)
     return 0
-
-
-def _arguments(texts: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    for number, text in enumerate(texts, 1):
-        yield f"text {number}", as_text(text, f"text {number}")
-
-
-def _read(file: Path | None) -> Iterator[tuple[str, str]]:
-    if file is None and sys.stdin.isatty():
-        print("Type lines to translate; Ctrl-D ends.", file=sys.stderr)
-    name = "stdin" if file is None else str(file)
-    for number, line in numbered_lines(STDIN if file is None else file):
-        yield f"{name}, line {number}", line
 
 
 def _blocks(lines: Iterable[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:

@@ -16,7 +16,7 @@ from regard.folder.files import (
     vocabularies,
     write_tokenizers,
 )
-from regard.folder.language import Continuation, LanguageModel
+from regard.folder.language import Continuation, LanguageModel, TextLoss
 from regard.folder.scoring import PairScore
 from regard.folder.translator import Translation, Translator
 
@@ -30,6 +30,7 @@ __all__ = [
     "LanguageModel",
     "PairScore",
     "TextEncoder",
+    "TextLoss",
     "Translation",
     "Translator",
     "bundle_of",

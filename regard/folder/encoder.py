@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.data.questions import Question, QuestionPieces
 from regard.data.sequences import Sequences
 from regard.data.special import MASK_NAME, READING, Special
-from regard.data.texts import ByLength, Texts, encode_texts
+from regard.data.texts import ByLength, Inputs, Texts, encode_texts
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
@@ -72,9 +72,7 @@ class TextEncoder:
         rows = [self.text_ids(text, name=f"text {i}", truncate=truncate) for i, text in enumerate(texts, 1)]
         vectors = np.zeros((len(rows), self.model.config.width), np.float32)
         self.model.eval()
-        longest = max(map(len, rows), default=1)
-        framed = Texts(Sequences.of(rows))
-        for numbers, (packed,) in ByLength(framed, budget=max(BATCH_TOKENS, longest), max_len=longest, seed=0).epoch(0):
+        for numbers, (packed,) in _batches(Texts(Sequences.of(rows))):
             encoded = self.model.encode(packed.to(self.device)).float()
             means = torch.stack([one.mean(0) for one in encoded.split(packed.offsets.lengths.tolist())])
             vectors[numbers] = torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
@@ -88,6 +86,9 @@ class TextEncoder:
                 "This model was not trained to classify.", "Train it on: regard train --task classify --from …"
             )
         rows = [(text,) if isinstance(text, str) else text for text in texts]
+        for number, row in enumerate(rows, 1):
+            if len(row) not in (1, 2):
+                raise RegardError(f"text {number} is {len(row)} texts.", "Give one text, or two.")
         longest = self.model.config.max_len
         encoded, cut = encode_texts(
             rows, self.tokenizer, self.special, max_len=longest, segments=self.model.config.segments > 1
@@ -106,8 +107,11 @@ class TextEncoder:
         return [one for one in found if one is not None]
 
     @torch.no_grad()
-    def answer(self, questions: Sequence[Question]) -> list[str]:
-        """The answer to each question: words of its context, found in as many overlapping pieces as that needs."""
+    def answer(self, questions: Sequence[Question], *, empty: bool = False) -> list[str]:
+        """The answer to each question: words of its context, found in as many overlapping pieces as that needs.
+
+        With `empty`, for models that were trained on such questions too, it is nothing where the context has none.
+        """
         config = self.model.config
         if config.head != "answer":
             raise RegardError(
@@ -121,16 +125,18 @@ class TextEncoder:
             lengths = [len(pieces.texts.ids[number]) for number in numbers]
             for number, rows in zip(numbers, logits.split(lengths)):
                 scores[number] = rows.log_softmax(0).cpu().numpy()
-        return pieces.best(questions, scores)
+        return pieces.best(questions, scores, empty=empty)
 
     @torch.no_grad()
     def fill(self, text: str, count: int = 5) -> list[list[tuple[str, float]]]:
         """For each `<mask>` in a text the likeliest tokens there, and how likely they are."""
         if self.model.config.head != "mask" or self.special.mask is None:
             raise RegardError("This model does not name hidden tokens.", "Train one with: regard train --task mask")
-        parts = [self.tokenizer.encode(part) for part in text.split(MASK_NAME)]
-        if len(parts) == 1:
+        *before, last = text.split(MASK_NAME)
+        if not before:
             raise RegardError(f"There is no {MASK_NAME} in the text.", f"Write {MASK_NAME} where a token is hidden.")
+        # The space before a word is the word's, not a token of its own.
+        parts = [self.tokenizer.encode(part) for part in (*(part.rstrip(" ") for part in before), last)]
         ids = self.special.framed(reduce(lambda left, right: [*left, self.special.mask, *right], parts))  # type: ignore[list-item]
         if len(ids) > self.model.config.max_len:
             raise RegardError(f"The text has {len(ids)} tokens.", f"The model takes {self.model.config.max_len}.")
@@ -138,15 +144,14 @@ class TextEncoder:
         likely = self.model(self._packed([ids])).float().softmax(-1)
         found = []
         for place in [i for i, one in enumerate(ids) if one == self.special.mask]:
-            best, which = likely[place].topk(count)
+            best, which = likely[place].topk(min(count, likely.shape[1]))
             found.append([(self.tokenizer.decode([i]), p) for i, p in zip(which.tolist(), best.tolist())])
         return found
 
     def _outputs(self, texts: Texts) -> Iterator[tuple[list[int], Tensor]]:
         """The model's outputs for batches of the texts, with the numbers of those in each."""
         self.model.eval()
-        longest = int(texts.ids.lengths.max(initial=1))
-        for numbers, inputs in ByLength(texts, budget=max(BATCH_TOKENS, longest), max_len=longest, seed=0).epoch(0):
+        for numbers, inputs in _batches(texts):
             yield numbers, self.model(*(one.to(self.device) for one in inputs)).float()
 
     def _packed(self, sequences: Sequence[Sequence[int]]) -> Packed:
@@ -156,3 +161,11 @@ class TextEncoder:
         from regard.folder.files import save  # which knows all kinds of models
 
         save(path, self)
+
+
+def _batches(texts: Texts) -> Iterator[tuple[list[int], Inputs]]:
+    """Texts of similar length together, with their numbers."""
+    if not len(texts):
+        return iter(())
+    longest = int(texts.ids.lengths.max())
+    return ByLength(texts, budget=max(BATCH_TOKENS, longest), max_len=longest, seed=0).epoch(0)

@@ -1,6 +1,7 @@
 """A language model with its tokeniser, ready to use."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +9,10 @@ from typing import Any
 
 import torch
 
+from regard.data.batches import IGNORED
+from regard.data.documents import encode_documents
 from regard.data.special import WRITING, Special
+from regard.data.streams import whole_text
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig, Hypothesis, decode_all
 from regard.errors import RegardError
@@ -26,6 +30,28 @@ class Continuation:
     text: str
     score: float
     hypothesis: Hypothesis
+
+
+@dataclass(frozen=True)
+class TextLoss:
+    """How a text surprises a model: nats in all, over its tokens, its words (a line's end is one) and its bytes."""
+
+    nats: float
+    tokens: int
+    words: int
+    bytes: int
+
+    @property
+    def loss(self) -> float:
+        return self.nats / self.tokens
+
+    @property
+    def word_perplexity(self) -> float:
+        return math.exp(min(50.0, self.nats / self.words))
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats / math.log(2) / self.bytes
 
 
 @dataclass
@@ -63,7 +89,7 @@ class LanguageModel:
                 f"{name} has {len(ids)} tokens, and the model takes at most {room}.",
                 "Shorten it, or use --truncate to leave its beginning out.",
             )
-        ids = [*begun, *ids[-room:]]
+        ids = [*begun, *ids[max(0, len(ids) - room) :]]
         if not ids:
             raise RegardError(f"{name} is empty, and this model cannot begin by itself.", "Give it some text.")
         return ids
@@ -80,7 +106,8 @@ class LanguageModel:
     ) -> list[list[Continuation]]:
         """For each prompt what the model writes after it, drawn at random unless the config says otherwise.
 
-        `hear(number, text)` is told each piece of text of prompt `number` as it is written (not in beam search).
+        `hear(number, text)` is told each piece of text of prompt `number` as it is written (not in beam search; of
+        several samples, the first one drawn).
         Outputs end where the model ends them, at max_len tokens, or where prompt and output fill the model's max_len.
         """
         config = config or DecodeConfig(method="sample")
@@ -105,6 +132,10 @@ class LanguageModel:
             on_token=on_token if hear is not None else None,
             progress=progress,
         )
+        if hear is not None:
+            for number, listener in enumerate(listeners):
+                if rest := listener.rest():
+                    hear(number, rest)
         return [
             [Continuation(listener.text_after(h.ids), h.score, h) for h in n_best]
             for listener, n_best in zip(listeners, found)
@@ -128,6 +159,23 @@ class LanguageModel:
             own_rows = rows.split([len(one) - 1 for one in batch])
             scores += [PairScore(float(own.double().sum()), len(own)) for own in own_rows]
         return scores
+
+    @torch.no_grad()
+    def evaluate(self, documents: Sequence[str], *, batch_tokens: int = 8192) -> TextLoss:
+        """The loss over whole documents of any length: each token is predicted once, from at least half of what the
+        model can take (but for the first ones).
+        """
+        ids = encode_documents(documents, self.tokenizer, self.special)
+        longest = self.model.config.max_len
+        nats, tokens = 0.0, 0
+        self.model.eval()
+        for batch in whole_text(ids, longest, budget=max(batch_tokens, longest), overlap=longest // 2):
+            batch = batch.to(self.device)
+            asked = batch.targets != IGNORED
+            rows = logprobs(self.model(*batch.inputs)[asked].float(), batch.targets[asked])
+            nats, tokens = nats - float(rows.double().sum()), tokens + len(rows)
+        words = sum(len(text.split()) + text.count("\n") for text in documents)
+        return TextLoss(nats, tokens, max(1, words), sum(len(text.encode()) for text in documents))
 
     def _packed(self, sequences: Sequence[Sequence[int]]) -> Packed:
         return pack(sequences).to(self.device)
@@ -160,3 +208,7 @@ class _Listener:
             return ""
         new, self.told = text[len(self.told) :], text
         return new
+
+    def rest(self) -> str:
+        """What was held back to the end: a letter that was never completed."""
+        return self.text_after(self.tokens)[len(self.told) :]

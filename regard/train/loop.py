@@ -156,7 +156,7 @@ def work(
         grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters.values()]
         team.sum([*grads, *sums])
         parts = LossParts(*sums)
-        torch._foreach_div_(grads, parts.tokens)
+        torch._foreach_div_(grads, parts.tokens.clamp(min=1))  # in a batch of unknown words nothing is hidden
         if config.clip:
             torch.nn.utils.clip_grad_norm_(parameters.values(), config.clip)
         optimizer.step()

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from regard.attention import Recording, record
 from regard.attention.recording import KINDS
 from regard.errors import RegardError
-from regard.folder import Translator
+from regard.folder import Bundle, Translator
 
 Ids = list[int]
 
 
-def attentions(translator: Translator, kind: str | None = None) -> list[str]:
+def attentions(translator: Bundle, kind: str | None = None) -> list[str]:
     """The names of the model's attentions, in its order, or of those of one kind (self, masked, cross).
 
     >>> attentions(translator, "cross")  # doctest: +SKIP

@@ -1,19 +1,20 @@
-"""`look`: what every attention of a model regarded while it translated one sentence."""
+"""`look`: what every attention of a model regarded while it translated, or read, one text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import Float
 
-from regard.attention import Recorded
-from regard.data import SPECIALS, Tokenizer
-from regard.data.special import EOS, SOS
+from regard.attention import Recorded, record
+from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.files import write_whole
-from regard.folder import Translator
+from regard.folder import Bundle, LanguageModel, TextEncoder, Translator
+from regard.layers.packed import pack
 from regard.viewer.forcing import force, information
 
 FORMATS = ("png", "svg")
@@ -49,7 +50,8 @@ class AttentionMap:
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """A sentence, its translation, and every attention between them. Shows itself in a notebook.
+    """A sentence, its translation, and every attention between them; or a text that was read, and every attention
+    inside it. Shows itself in a notebook.
 
     `maps` are the attentions by their modules' names: `look.maps["decoder.0.cross"].weights`.
     """
@@ -62,9 +64,11 @@ class Look:
 
     @cached_property
     def alignment(self) -> AttentionMap:
-        """The cross-attention whose rows, averaged over heads, tell most about where they look (see `information`)."""
+        """The attention whose rows, averaged over heads, tell most about where they look (see `information`): of those
+        between source and translation, where there are any.
+        """
         cross = [one for one in self.maps.values() if one.kind == "cross"]
-        return max(cross, key=lambda one: information(one.of()))
+        return max(cross or self.maps.values(), key=lambda one: information(one.of()))
 
     def save(
         self, path: str | Path, attention: str | None = None, head: int | None = None, *, overview: bool = False
@@ -85,7 +89,7 @@ class Look:
 
         if overview or attention == "all":
             panels = [pictures.Panels(one.name, one.weights, one.rows, one.columns) for one in self.maps.values()]
-            return pictures.overview(f"{self.source.strip()}  →  {self.translation.strip()}", panels, form)
+            return pictures.overview("  →  ".join(filter(None, self._texts())), panels, form)
         if attention is not None and attention not in self.maps:
             raise RegardError(f"The model has no attention {attention!r}.", f"There are: {', '.join(self.maps)}.")
         shown = self.alignment if attention is None else self.maps[attention]
@@ -97,11 +101,17 @@ class Look:
         return self._picture("png")
 
     def __repr__(self) -> str:
-        return f"Look({self.source!r} → {self.translation!r}, {len(self.maps)} attentions: {', '.join(self.maps)})"
+        texts = " → ".join(repr(text) for text in self._texts() if text)
+        return f"Look({texts}, {len(self.maps)} attentions: {', '.join(self.maps)})"
+
+    def _texts(self) -> tuple[str, str]:
+        return self.source.strip(), self.translation.strip()
 
 
-def look(translator: Translator, source: str, target: str | None = None, *, truncate: bool = False) -> Look:
+def look(bundle: Bundle, source: str, target: str | None = None, *, truncate: bool = False) -> Look:
     """Translates a sentence (or takes the translation that is given) and shows what was regarded.
+
+    A language model and an encoder of texts read the text, and show what was regarded in it.
 
     >>> seen = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
     >>> seen.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
@@ -110,16 +120,56 @@ def look(translator: Translator, source: str, target: str | None = None, *, trun
     """
     if not source.strip():
         raise RegardError("The text is empty: there is nothing to look at.", "Give a sentence.")
+    if isinstance(bundle, Translator):
+        return _look_at_translation(bundle, source, target, truncate)
+    if target is not None:
+        raise RegardError("Only a translator has a target to look at.", "Leave it out.")
+    if isinstance(bundle, LanguageModel):
+        ids = bundle.prompt_ids(source, name="the text", truncate=truncate)
+    else:
+        ids = bundle.text_ids(source, name="the text", truncate=truncate)
+    bundle.model.eval()
+    with torch.inference_mode(), record(bundle.model) as recording:
+        bundle.model(pack([ids]).to(bundle.device))
+    labels = _framed_labels(bundle, source, ids)
+    maps = {}
+    for name, one in recording.items():
+        for number, call in enumerate(one.calls):  # several where layers share their weights
+            called = name if len(one.calls) == 1 else f"{name}.{number}"
+            maps[called] = AttentionMap(called, one.kind, labels, labels, replace(one, calls=[call]))
+    return Look(source, "", labels, [], maps)
+
+
+def _framed_labels(bundle: LanguageModel | TextEncoder, text: str, ids: list[int]) -> list[str]:
+    """A label for each id: the text's pieces, and the names of what frames it."""
+    head = 0 if bundle.special.begin is None else 1
+    tail = 0 if bundle.special.end is None else 1
+    inside = ids[head : len(ids) - tail]
+    names = bundle.tokenizer.vocabulary
+    return [
+        *(names[i] for i in ids[:head]),
+        *_labels(bundle.tokenizer, text, inside),
+        *(names[i] for i in ids[len(ids) - tail :]),
+    ]
+
+
+def _look_at_translation(translator: Translator, source: str, target: str | None, truncate: bool) -> Look:
     source_ids = translator.source_ids(source, name="the source", truncate=truncate)
     if target is None:
         best = translator.translate([source], truncate=truncate)[0][0]
-        target, target_ids = best.text, best.hypothesis.ids
+        target, target_ids = best.text, best.hypothesis.ids[len(translator.special.begun([])) - 1 :]
     else:
         target_ids = translator.target_ids(target, name="the target", truncate=truncate)
     recording = force(translator, [(source_ids, target_ids)])
-    sources = _labels(translator.source_tokenizer, source, source_ids[:-1])
+    begin, end = (0 if one is None else 1 for one in (translator.special.begin, translator.special.end))
+    sources = _labels(translator.source_tokenizer, source, source_ids[begin : len(source_ids) - end])
     targets = _labels(translator.target_tokenizer, target, target_ids)
-    read, begun, predicted = [*sources, SPECIALS[EOS]], [SPECIALS[SOS], *targets], [*targets, SPECIALS[EOS]]
+    special, names = translator.special, translator.target_tokenizer.vocabulary
+    source_names = translator.source_tokenizer.vocabulary
+    read = [*(source_names[i] for i in source_ids[:begin]), *sources]
+    read += [source_names[i] for i in source_ids[len(source_ids) - end :]]
+    begun = [*(names[i] for i in special.begun([])), *targets]
+    predicted = [*begun[1:], names[special.eos]]
     axes = {"self": (read, read), "masked": (begun, begun), "cross": (predicted, read)}
     maps = {name: AttentionMap(name, one.kind, *axes[one.kind], one) for name, one in recording.items()}
     return Look(source, target, sources, targets, maps)

@@ -7,6 +7,7 @@ from regard.data import Batch, Tokenizer
 from regard.data.labelled import Labelled, LabelledBatches, label_ids, label_names, read_labelled
 from regard.data.special import Special
 from regard.data.texts import encode_texts
+from regard.errors import RegardError
 from regard.folder import TextEncoder
 from regard.models.bert import bert_tiny
 from regard.train.losses import LossParts
@@ -24,12 +25,24 @@ class Classify:
     try_it = 'regard classify {out} "…"'
 
     def read(self, config: DataConfig) -> Held[Labelled]:
-        validation = read_labelled(config.validation) if config.validation else []
-        return with_validation(read_labelled(config.files), validation, "labelled texts", key=lambda one: one.texts)
+        examples = read_labelled(config.files)
+        if config.validation:
+            return Held(examples, read_labelled(config.validation), "labelled texts")
+        held = with_validation(examples, [], "labelled texts", key=lambda one: one.texts)
+        # Of a rare label every text may have been set aside: those are learned from after all.
+        known = {one.label for one in held.training}
+        validation = [one for one in held.validation if one.label in known]
+        if not validation:
+            raise RegardError(
+                "There are too few labelled texts to set some aside for validation.",
+                "Give more of them, or validation files of their own.",
+            )
+        rare = [one for one in held.validation if one.label not in known]
+        return Held([*held.training, *rare], validation, held.called)
 
     def suggest(self, corpus: Held[Labelled], goes_on: bool) -> Recipe:
         texts = [text for example in corpus.training for text in example.texts]
-        words = sum(len(text.split()) for text in texts)
+        words = max(1, sum(len(text.split()) for text in texts))
         batch = 2048
         steps = max(200, int((3 if goes_on else max(2, min(20, 5_000_000 // words))) * 1.5 * words / batch))
         return Recipe(

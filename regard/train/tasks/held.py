@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from regard.data.cleaning import split_validation
+from regard.errors import RegardError
 
 Item = TypeVar("Item")
 
@@ -42,6 +43,11 @@ def with_validation(
     Items of one `key` stay together, so that validation asks for nothing that was seen.
     """
     if not validation:
+        if len({key(item) for item in items}) < 2:
+            raise RegardError(
+                f"There are too few {called} to set some aside for validation.",
+                "Give more of them, or validation files of their own.",
+            )
         parts = split_validation([(key(item), item) for item in items], seed=0)
         items, validation = ([item for _, item in part] for part in parts)
     return Held(items, validation, called)

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import torch
+
 from regard.data import IGNORED, Batch, Sequences, Tokenizer, read_documents
 from regard.data.masking import MaskedBatches
 from regard.data.special import Special
@@ -62,10 +64,11 @@ class Mask:
                 special=special,
                 budget=shape.budget,
                 max_len=min(model.max_len, shape.budget),
-                seed=shape.seed,
+                seed=seed,
                 constant_shapes=shape.constant,
             )
-            for texts in (corpus.training, corpus.validation)
+            # What is hidden in validation is the same for every run.
+            for texts, seed in ((corpus.training, shape.seed), (corpus.validation, 0))
         )
         return Encoded(training, list(validation.epoch(0)), "15% of the tokens are hidden")
 
@@ -75,7 +78,8 @@ class Mask:
         # Six tokens of seven are not asked for: no need to compute what would be said of them.
         asked = (batch.targets != IGNORED).nonzero().squeeze(1)
         rows = model.mask_head(model.encode(*batch.inputs)[asked])
-        return token_loss(rows, model.output.weight, batch.targets[asked], bias=model.output.bias)
+        smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
+        return token_loss(rows, model.output.weight, batch.targets[asked], smoothing, bias=model.output.bias)
 
     def judge(self, bundle: TextEncoder, corpus: Held[str]) -> dict[str, float]:
         return {}

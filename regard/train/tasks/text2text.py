@@ -1,6 +1,7 @@
 """Several tasks as one: each file is a task, and its prefix tells the model which (T5, Raffel et al. 2020)."""
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,10 @@ class Text2Text(Translate):
                 raise RegardError(
                     f"data.{name} has {len(values)} entries for {count} files.", "Give one for each of data.files."
                 )
+        if not all(0 < weight < math.inf for weight in weights):
+            raise RegardError(
+                f"data.weights = {list(weights)} cannot be.", "Give numbers above 0, for example [1, 0.5]."
+            )
         training: Pairs = []
         validation: Pairs = []
         counts = Counts(0)
@@ -32,7 +37,10 @@ class Text2Text(Translate):
             if not pairs:
                 raise RegardError(f"{file}: no pair is left after cleaning.", f"Dropped: {cleaned}.")
             if config.validation:
-                held_out = [pair for pair in read_pairs([config.validation[number]]) if all(s.strip() for s in pair)]
+                named = config.validation[number]
+                held_out = [pair for pair in read_pairs([named]) if all(side.strip() for side in pair)]
+                if not held_out:
+                    raise RegardError(f"{named}: every pair has an empty side.", "Give other pairs.")
             else:
                 pairs, held_out = split_validation(pairs, seed=0)
             training += _prefixed(_repeated(pairs, weights[number]), prefixes[number])

@@ -1,0 +1,55 @@
+"""`regard answer`: the answer to a question, out of a text."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from regard.cli.common import Model, as_text, parse
+from regard.data.questions import Question, read_squad
+from regard.errors import RegardError
+from regard.files import write_whole
+from regard.folder import Device, TextEncoder, load
+
+
+@dataclass(frozen=True)
+class Options:
+    """Finds the answer in a text: regard answer MODEL --question "Who chased the mouse?" --context "The cat …"
+
+    Or in many: --data squad.json --out answers.json. How good they are, where the file has answers: regard evaluate.
+    """
+
+    model: Model
+    question: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    context: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    """the text with the answer in it"""
+    data: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """questions in the layout of SQuAD; plain, .gz or .xz"""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """where the answers go, as one JSON object from the questions' ids; by default to standard output"""
+    device: Device = "auto"
+
+
+def run(argv: list[str]) -> int:
+    options = parse(Options, "answer", argv)
+    asked = bool(options.question.strip() and options.context.strip())
+    if asked == bool(options.data):
+        raise RegardError("There is nothing to answer, or too much.", "Give --question and --context, or --data.")
+    if asked:
+        question, context = as_text(options.question, "--question"), as_text(options.context, "--context")
+        encoder = load(options.model, options.device, expect=TextEncoder)
+        print(encoder.answer([Question("", question, context, ())])[0])
+        return 0
+    questions = read_squad(options.data)
+    encoder = load(options.model, options.device, expect=TextEncoder)
+    answers = {one.id: text for one, text in zip(questions, encoder.answer(questions))}
+    table = json.dumps(answers, indent=2, ensure_ascii=False) + "\n"
+    if options.out is None:
+        sys.stdout.write(table)
+    else:
+        write_whole(options.out, table.encode())
+        print(f"{len(answers)} answers are in {options.out}.", file=sys.stderr)
+    return 0

@@ -1,0 +1,55 @@
+"""`regard generate`: a language model goes on with a text."""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from regard.cli.common import Input, Model, Texts, numbered_texts, parse, progress
+from regard.decode import DecodeConfig
+from regard.folder import Device, LanguageModel, load
+
+
+@dataclass(frozen=True)
+class Options:
+    """Goes on with a text: regard generate MODEL "Once upon a time"
+
+    One prompt is answered by the whole text, written as it comes into being. Several prompts, or several samples of
+    one, are answered by a JSON object a line: the prompt, the text after it, its score.
+    """
+
+    model: Model
+    text: Texts = ()
+    """beginnings of texts; without any, and without --input, each line of standard input is one"""
+    input: Input = None
+    truncate: Annotated[bool, tyro.conf.arg(help="leave out the beginning of over-long prompts")] = False
+    device: Device = "auto"
+    decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: DecodeConfig(method="sample")
+    )
+
+
+def run(argv: list[str]) -> int:
+    options = parse(Options, "generate", argv)
+    prompts = [text for _, text in numbered_texts(options.text, options.input, "Type beginnings of texts")]
+    writer = load(options.model, options.device, expect=LanguageModel)
+    if len(prompts) == 1 and options.decode.n_best == 1:
+        print(prompts[0], end="", flush=True)
+        told = options.decode.method != "beam"
+
+        def hear(_: int, text: str) -> None:
+            print(text, end="", flush=True)
+
+        found = writer.generate(prompts, options.decode, truncate=options.truncate, hear=hear if told else None)
+        print("" if told else found[0][0].text)
+        return 0
+    with progress("writing") as tell:
+        answers = writer.generate(prompts, options.decode, truncate=options.truncate, progress=tell)
+    for prompt, answer in zip(prompts, answers):
+        for one in answer:
+            row = {"prompt": prompt, "text": one.text, "score": round(one.score, 6)}
+            print(json.dumps(row, ensure_ascii=False))
+    sys.stdout.flush()
+    return 0
