@@ -134,6 +134,8 @@ def _plain(settings: Settings, head: Head) -> None:
     settings.must_be("pruned_heads", {})
     if head == "mask":
         settings.must_be("tie_word_embeddings", True)
+    if head == "classify":  # one label a text, not any number of them, nor a quantity
+        settings.must_be("problem_type", "single_label_classification")
 
 
 def _labels(settings: Settings, head: Head) -> tuple[str, ...]:
@@ -326,10 +328,9 @@ def read_bert_like(
 
     `table` is config.json, `tokens` the tokeniser's special ids by what they are for.
     """
-    settings = Settings(table, origin)
-    config, weights = read_one_stack(CLASSES[name], settings, theirs)
+    config, weights = read_one_stack(CLASSES[name], Settings(table, origin), theirs)
     begin, end = tokens.get("begin", tokens.get("cls")), tokens.get("end", tokens.get("sep"))
-    pad = config.position_offset - 1 if config.position_offset else settings.number("pad_token_id", 0)
+    pad = config.position_offset - 1 if config.position_offset else tokens.get("pad", 0)
     special = Special(
         pad=pad,
         unk=tokens.get("unk", pad),

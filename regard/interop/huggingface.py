@@ -77,9 +77,10 @@ def import_folder(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any
     tokens = _special_tokens(folder, table, own)
     config, special, weights = ARCHITECTURES[name].read(name, table, tokens, read_tensors(folder), str(path))
     size = min(vocabularies(config))
-    if own.vocab_size > size:
+    entries = max(own.library.get_vocab().values(), default=-1) + 1  # ids may have gaps
+    if entries > size:
         raise RegardError(
-            f"{folder}: a tokeniser of {own.vocab_size} entries, but the model knows {size}.",
+            f"{folder}: a tokeniser of {entries} entries, but the model knows {size}.",
             "Was the folder mixed with another model's?",
         )
     beyond = {key: one for key, one in dataclasses.asdict(special).items() if one is not None and one >= size}

@@ -7,7 +7,6 @@ each piece its score, its length in bytes, and the bytes. All numbers are little
 """
 
 import math
-import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +28,8 @@ from regard.models.gpt import GPT, GPTConfig
 # Each story begins with <s>, and where one would begin, the last one has ended.
 UNK, BOS = 0, 1
 _SPECIAL = ("<unk>", "<s>", "</s>")
+# The first pieces, whatever name a file has for them: the special ones and the bytes.
+_NAMES = (*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)))
 _MAGIC = 0x616B3432  # of later versions of the format, before anything else
 
 
@@ -195,9 +196,9 @@ def _read_tokenizer(path: Path, size: int) -> Tokenizer:
         raise RegardError(f"{path}: some piece is there twice.", "Put a good copy in its place.")
     merges = [
         (piece[:cut], piece[cut:])
-        for piece, _ in sorted(pieces[len(_SPECIAL) :], key=lambda one: -one[1])
+        for piece, _ in sorted(pieces[len(_NAMES) :], key=lambda one: -one[1])
         for cut in range(1, len(piece))
-        if not re.fullmatch("<0x[0-9A-F]{2}>", piece) and piece[:cut] in vocab and piece[cut:] in vocab
+        if piece[:cut] in vocab and piece[cut:] in vocab
     ]
     library = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token=_SPECIAL[UNK], byte_fallback=True))
     library.add_special_tokens(list(_SPECIAL))
@@ -217,9 +218,11 @@ def _pieces(path: Path, size: int) -> Iterator[tuple[str, float]]:
         if length < 0 or len(piece) < length:
             raise RegardError(f"{path}: piece {index} is cut off.", "Put a good copy in its place.")
         place += 8 + length
+        if index < len(_NAMES):
+            yield _NAMES[index], score
+            continue
         try:
-            # The names of the first three stand between line ends in some files.
-            yield (_SPECIAL[index] if index < len(_SPECIAL) else piece.decode()), score
+            yield piece.decode(), score
         except UnicodeDecodeError:
             raise RegardError(f"{path}: piece {index} is no text.", "Is it a tokeniser of llama2.c?") from None
     if place != len(content):

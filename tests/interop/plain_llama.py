@@ -94,6 +94,8 @@ def read_pieces(path: Path, size: int) -> list[tuple[bytes, float]]:
         score, length = struct.unpack_from("<fi", content, place)
         pieces.append((content[place + 8 : place + 8 + length], score))
         place += 8 + length
+    # Bytes, in the first files of llama2.c named after the letters with their numbers.
+    pieces[3:259] = [(b"<0x%02X>" % byte, 0.0) for byte in range(256)]
     return pieces
 
 

@@ -198,9 +198,12 @@ def test_what_changes_the_computation_is_refused_by_its_key(transformers, tmp_pa
         import_folder(tmp_path)
 
 
-def test_labels_must_be_numbered(transformers, tmp_path):
+@pytest.mark.parametrize(
+    ("key", "value"), [("id2label", {"1": "a", "2": "b"}), ("problem_type", "multi_label_classification")]
+)
+def test_labels_must_be_numbered_and_of_one_text_one(transformers, tmp_path, key, value):
     made(transformers, "Bert", 0, "ForSequenceClassification", tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"id2label": {"1": "a", "2": "b"}}))
-    with pytest.raises(RegardError, match="id2label"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(RegardError, match=key):
         import_folder(tmp_path)

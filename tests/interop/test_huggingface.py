@@ -251,6 +251,11 @@ def test_a_tokenizer_that_does_not_fit(folder):
     write_tokenizer(folder, vocab=VOCAB + 1)
     with pytest.raises(RegardError, match="a tokeniser of 48 entries, but the model knows 47"):
         import_folder(folder)
+    table = json.loads((folder / "tokenizer.json").read_text())
+    table["model"]["vocab"] = {"[UNK]": 1, "w47": 47}  # few entries, but one of them beyond
+    (folder / "tokenizer.json").write_text(json.dumps(table))
+    with pytest.raises(RegardError, match="a tokeniser of 48 entries, but the model knows 47"):
+        import_folder(folder)
     write_tokenizer(folder, vocab=VOCAB - 1)  # which is common: embeddings are rounded up
     assert import_folder(folder).tokenizer.vocab_size == 46
     (folder / "tokenizer.json").write_text("{}")

@@ -29,16 +29,17 @@ def write_model(path, header, seed=0):
     path.write_bytes(struct.pack("<7i", *header) + draw.normal(scale=0.4, size=count).astype("<f4").tobytes())
 
 
-def write_tokenizer(path, words=("  ", "th", "the", " the", "he", " t", "at", "cat", " c", " cat", "aa", "aaa")):
-    """The special pieces, the bytes, some characters, and pieces of several: the later, the lower the score."""
-    pieces = [
-        "<unk>",
-        "\n<s>\n",
-        "\n</s>\n",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        *words,
-        *" abcdehinstu.é,xyz",
-    ]
+WORDS = ("  ", "th", "the", " the", "he", " t", "at", "cat", " c", " cat", "aa", "aaa")
+
+
+def write_tokenizer(path, letters=False):
+    """The special pieces, the bytes, some characters, and pieces of several: the later, the lower the score.
+
+    In the first files of llama2.c a byte is named after the letter that has its number.
+    """
+    pieces = ["<unk>", "\n<s>\n", "\n</s>\n"]
+    pieces += [chr(byte) if letters else f"<0x{byte:02X}>" for byte in range(256)]
+    pieces += [*WORDS, *" abcdehinstu.é,xyz"]
     content = struct.pack("<i", max(map(len, pieces)))
     for index, piece in enumerate(pieces):
         encoded = piece.encode()
@@ -82,8 +83,9 @@ def test_text_in_and_text_out(files):
     assert found.hypothesis.ids == wanted
 
 
-def test_ids_are_those_of_the_greedy_merge(tmp_path):
-    size = write_tokenizer(tmp_path / "tokenizer.bin")
+@pytest.mark.parametrize("letters", [False, True])
+def test_ids_are_those_of_the_greedy_merge(tmp_path, letters):
+    size = write_tokenizer(tmp_path / "tokenizer.bin", letters)
     write_model(tmp_path / "model.bin", (8, 8, 1, 2, 1, size, 8))
     tokenizer = import_llama2c(tmp_path / "model.bin", tmp_path / "tokenizer.bin").tokenizer
     pieces = read_pieces(tmp_path / "tokenizer.bin", size)
