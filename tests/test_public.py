@@ -29,7 +29,9 @@ PUBLIC = {
         *("SPECIAL", "BeamHistory", "BeamStep", "Decodable", "DecodeConfig", "Ensemble", "Hypothesis", "NBest"),
         *("Source", "Special", "beam", "decode_all", "decode_batch", "greedy", "sample"),
     ],
-    "regard.interop": ["export_folder", "import_folder", "import_llama2c"],
+    "regard.interop": [
+        *("export_ctranslate2", "export_folder", "export_onnx", "import_folder", "import_llama2c", "open_onnx"),
+    ],
     "regard.train": [
         *("Corpus", "DataConfig", "Recipe", "TextScores", "TokenizerConfig", "TrainConfig", "read_corpus", "read_toml"),
         *("recipe_from", "squad_scores", "suggest", "text_scores", "train"),

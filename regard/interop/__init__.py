@@ -1,6 +1,9 @@
-"""Models of other programs, in and out: Hugging Face folders, llama2.c checkpoints."""
+"""Models of other programs, in and out: Hugging Face folders, llama2.c checkpoints; CTranslate2 and ONNX out."""
 
+from regard.interop.ctranslate import export_ctranslate2
 from regard.interop.huggingface import export_folder, import_folder
 from regard.interop.llama2c import import_llama2c
+from regard.interop.onnx_graphs import export_onnx
+from regard.interop.onnx_runner import open_onnx
 
-__all__ = ["export_folder", "import_folder", "import_llama2c"]
+__all__ = ["export_ctranslate2", "export_folder", "export_onnx", "import_folder", "import_llama2c", "open_onnx"]

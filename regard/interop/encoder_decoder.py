@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.data.special import Special
 from regard.errors import RegardError
+from regard.interop.fitting import in_words, misfits
 from regard.interop.mapping import STACKED, Change, Row, Table, both, read_weights, shapes_of, write_weights
 from regard.interop.one_stack import ACTIVATIONS, GATES, Weights, named
 from regard.interop.settings import Settings
@@ -347,13 +348,10 @@ def class_for(config: TransformerConfig) -> str:
     >>> class_for(TransformerConfig(norm="post", shared_vocab=True))
     'MarianMTModel'
     """
-    misfits = {name: _misfits(name, config) for name in (*KINDS, T5)}
-    name = min(misfits, key=lambda one: len(misfits[one]))
-    if misfits[name]:
-        said = ", ".join(
-            f"{field} = {getattr(config, field)!r} (there: {' or '.join(map(repr, there))})"
-            for field, there in misfits[name].items()
-        )
+    found = {name: misfits(config, _choices(name, config)) for name in (*KINDS, T5)}
+    name = min(found, key=lambda one: len(found[one]))
+    if found[name]:
+        said = in_words(config, found[name])
         raise RegardError(
             f"No class of transformers computes what this model does; the nearest, {name}, differs in {said}.",
             "Train with other choices to export there.",
@@ -361,8 +359,8 @@ def class_for(config: TransformerConfig) -> str:
     return name
 
 
-def _misfits(name: str, config: TransformerConfig) -> dict[str, tuple]:
-    """The fields in which a config is nothing that a class can be, and what it can be there."""
+def _choices(name: str, config: TransformerConfig) -> dict[str, tuple]:
+    """What the models of a class can be, field by field; of all the other fields any value will do."""
     scores = ("encoder_score", "decoder_score", "cross_score")
     can: dict[str, tuple] = {"kv_heads": (0, config.heads), "qk_norm": (False,)}
     if name == T5:
@@ -381,7 +379,7 @@ def _misfits(name: str, config: TransformerConfig) -> dict[str, tuple]:
         can |= {"head_width": (0, config.width // config.heads)}
         can |= {"embedding_norm": (kind.embedding_norm,), "output_scale": (False,)}
         can |= {"shared_vocab": (True, False) if kind.model_type == "marian" else (True,)}
-    return {field: values for field, values in can.items() if getattr(config, field) not in values}
+    return can
 
 
 def write_encoder_decoder(
