@@ -33,8 +33,11 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "generate", argv)
-    prompts = [text for _, text in numbered_texts(options.text, options.input, "Type beginnings of texts")]
+    named = list(numbered_texts(options.text, options.input, "Type beginnings of texts"))
     writer = load(options.model, options.device, expect=LanguageModel)
+    for name, prompt in named:  # here, where the name of the line is known, and before anything is written
+        writer.prompt_ids(prompt, name=name, truncate=options.truncate)
+    prompts = [prompt for _, prompt in named]
     if len(prompts) == 1 and options.decode.n_best == 1:
         print(prompts[0], end="", flush=True)
         told = options.decode.method != "beam"
