@@ -266,7 +266,7 @@ def test_a_tokenizer_that_does_not_fit(folder):
 def test_texts_are_neither_cut_nor_filled_up(folder):
     path = folder / "tokenizer.json"
     table = json.loads(path.read_text())
-    table["truncation"] = {"max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    table["truncation"] = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
     table["padding"] = {
         **{"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None},
         **{"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
@@ -420,8 +420,9 @@ def test_translators_have_no_class_yet_but_say_so(seq2seq, tmp_path):
 
 
 def test_a_pooler_that_no_output_passes_through_is_left_out(tmp_path, caplog):
-    """As after fine-tuning from a model that had one."""
-    assert export_folder(own_encoder(head="answer", pooler="tanh"), tmp_path / "out") == "BertForQuestionAnswering"
+    """As after fine-tuning from a model that had one, and labels."""
+    bundle = own_encoder(head="answer", pooler="tanh", labels=("a", "b", "c"))
+    assert export_folder(bundle, tmp_path / "out") == "BertForQuestionAnswering"
     assert "pooler.weight" in caplog.text
     assert "bert.pooler.dense.weight" not in load_file(tmp_path / "out" / "model.safetensors")
 
