@@ -101,6 +101,11 @@ class Tokenizer:
         marks = self.library.get_added_tokens_decoder().get(len(SPECIALS))
         return self.kind != FOREIGN and marks is not None and marks.content == MASK_NAME and marks.special
 
+    @cached_property
+    def exact(self) -> bool:
+        """Whether every character, white space included, is taken as it is (but for its case)."""
+        return self.library.normalizer is None or isinstance(self.library.normalizer, normalizers.Lowercase)
+
     def __eq__(self, other: object) -> bool:
         """Whether the two give every text the same ids: models of equal tokenisers can vote together."""
         return isinstance(other, Tokenizer) and (self is other or self.library.to_str() == other.library.to_str())
@@ -179,7 +184,9 @@ class Tokenizer:
     def decode_batch(self, ids: Iterable[Iterable[int]]) -> list[str]:
         """`decode` for many sequences, on all cores."""
         texts = self.library.decode_batch([[int(one) for one in row] for row in ids], skip_special_tokens=True)
-        return [unicodedata.normalize("NFC", text) for text in texts] if self.kind == "char" else texts
+        if self.kind != "char" or self.exact:
+            return texts
+        return [unicodedata.normalize("NFC", text) for text in texts]  # what was taken apart
 
     def pieces(self, text: str) -> list[tuple[str, tuple[int, int]]]:
         """For each id of `encode(text)` the piece of the text that it is, and its place there.
