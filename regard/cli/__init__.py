@@ -33,6 +33,8 @@ COMMANDS = {
     "score": Command("regard.cli.score", "run", "the log-probability of given translations"),
     "look": Command("regard.cli.look", "run", "a picture of what the model regarded"),
     "info": Command("regard.cli.info", "run", "what a model folder holds"),
+    "import": Command("regard.cli.importing", "run", "open a model of another program"),
+    "export": Command("regard.cli.exporting", "run", "write a model for another program"),
 }
 
 HELP = "\n".join(

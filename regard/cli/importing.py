@@ -1,0 +1,51 @@
+"""`regard import`: a model of another program becomes a model folder."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from regard.cli.common import parse
+from regard.errors import RegardError
+from regard.folder import OPENED, save
+from regard.interop import import_folder, import_llama2c
+from regard.models import family_of
+
+
+@dataclass(frozen=True)
+class Options:
+    """Opens a model of another program and writes it as a model folder: regard import FOLDER --out model
+
+    FOLDER is in Hugging Face's format (config.json, safetensors, tokeniser): BERT, RoBERTa, DistilBERT, ALBERT, GPT-2,
+    Llama, Qwen2, Qwen3, BART, Marian, T5. Or it is a checkpoint of llama2.c, with --tokenizer. Nothing in it is run,
+    and no network is touched. A tensor that is missing or not known is an error that names it.
+    """
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    out: Annotated[Path, tyro.conf.arg(metavar="MODEL")]
+    """the model folder to write"""
+    tokenizer: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """llama2.c: the file of its tokeniser"""
+
+
+def run(argv: list[str]) -> int:
+    options = parse(Options, "import", argv)
+    if (options.out / "config.json").exists():
+        raise RegardError(f"{options.out} holds a model already.", "Choose another --out, or delete that folder first.")
+    if options.model.is_file():
+        if options.tokenizer is None:
+            raise RegardError(f"{options.model} is a file: a checkpoint of llama2.c?", "Give --tokenizer FILE with it.")
+        bundle = import_llama2c(options.model, options.tokenizer)
+    else:
+        bundle = import_folder(options.model)
+    save(options.out, bundle)
+    opened = OPENED[family_of(bundle.model.config)]
+    size = sum(one.numel() for one in bundle.model.parameters())
+    print(
+        f"{opened.says[0].upper()}{opened.says[1:]} of {size / 1e6:.2f} M parameters is in {options.out}. "
+        f"Use it with: {opened.commands}.",
+        file=sys.stderr,
+    )
+    return 0
