@@ -286,7 +286,7 @@ def _read_special(name: str, settings: Settings, tokens: Mapping[str, int]) -> S
         if key not in known:
             raise RegardError(f"{settings.origin}: no {key}_token_id.", "Without it no text can be written.")
     forced = known.get("forced_bos")
-    if settings.flag("force_bos_token_to_be_generated", False):  # as the first BARTs said it
+    if forced is None and settings.flag("force_bos_token_to_be_generated", False):  # as the first BARTs said it
         forced = known.get("bos")
     return Special(
         pad=known["pad"],

@@ -194,6 +194,11 @@ def test_special_ids(transformers, tmp_path):
     assert bart.special == Special(pad=1, unk=4, sos=2, eos=2, begin=0, end=2, forced=0)
     assert bart.source_ids("w5 w6") == [0, 5, 6, 2]
     assert bart.teacher_forced([([5], [7])])[1].ids.tolist() == [2, 0, 7]
+    assert bart.translate(["w5 w6"])[0][0].hypothesis.ids[0] == 0
+    made(transformers, "bart", tmp_path / "first")
+    assert import_folder(tmp_path / "first").special.forced is None
+    change(tmp_path / "first", force_bos_token_to_be_generated=True)
+    assert import_folder(tmp_path / "first").special.forced == 0
     made(transformers, "marian", tmp_path / "marian")
     assert import_folder(tmp_path / "marian").special == Special(pad=49, unk=4, sos=49, eos=0, end=0)
     made(transformers, "t5", tmp_path / "t5")  # whose config does not say where it starts
