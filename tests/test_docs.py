@@ -70,7 +70,7 @@ def accepted(*command: str) -> frozenset[str]:
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
         assert main([*command, "--help"]) == 0
-    family = {"--model.family"} if command[0] == "train" else set()  # read before there is a help to print
+    family = {"--model.family", "--task"} if command[0] == "train" else set()  # read before there is a help to print
     return frozenset(OPTION.findall(told.getvalue())) | family
 
 
@@ -107,9 +107,10 @@ def test_commands_and_options_exist(page: Path, monkeypatch: pytest.MonkeyPatch)
             assert name in COMMANDS, f"{page}, line {block.line}: regard {name}"
             # Which options of the model there are depends on its family, and so on the recipe.
             chosen = [word for word in words[:1] if name == "train" and Path(word).is_file()]
-            if "--model.family" in words:
-                place = words.index("--model.family")
-                chosen += words[place : place + 2]
+            for option in ("--model.family", "--task"):
+                if option in words:
+                    place = words.index(option)
+                    chosen += words[place : place + 2]
             unknown = {word for word in words if word.startswith("--")} - accepted(name, *chosen)
             assert not unknown, f"{page}, line {block.line}: regard {name} has no {', '.join(unknown)}"
 

@@ -33,8 +33,8 @@ PUBLIC = {
         *("export_ctranslate2", "export_folder", "export_onnx", "import_folder", "import_llama2c", "open_onnx"),
     ],
     "regard.train": [
-        *("Corpus", "DataConfig", "Recipe", "TextScores", "TokenizerConfig", "TrainConfig", "read_corpus", "read_toml"),
-        *("recipe_from", "squad_scores", "suggest", "text_scores", "train"),
+        *("TASKS", "Corpus", "DataConfig", "Recipe", "TextScores", "TokenizerConfig", "TrainConfig", "plan"),
+        *("read_corpus", "read_toml", "recipe_from", "squad_scores", "suggest", "text_scores", "train"),
     ],
     "regard.viewer": [
         *("AttentionMap", "Link", "Look", "align", "alignment_error_rate", "attentions", "best_layer"),

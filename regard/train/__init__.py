@@ -5,14 +5,17 @@ from regard.train.loop import train
 from regard.train.metrics import TextScores, squad_scores, text_scores
 from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from
 from regard.train.sizing import suggest
+from regard.train.tasks import TASKS, plan
 
 __all__ = [
+    "TASKS",
     "Corpus",
     "DataConfig",
     "Recipe",
     "TextScores",
     "TokenizerConfig",
     "TrainConfig",
+    "plan",
     "read_corpus",
     "read_toml",
     "recipe_from",

@@ -1,5 +1,9 @@
 """The tasks that a model can be trained for, by the names that recipes use."""
 
+import dataclasses
+from typing import Any
+
+from regard.train.recipe import DataConfig, Recipe, TaskName
 from regard.train.tasks.answer import Answer
 from regard.train.tasks.base import Task
 from regard.train.tasks.classify import Classify
@@ -16,3 +20,14 @@ TASKS: dict[str, Task] = {
     "classify": Classify(),
     "answer": Answer(),
 }
+
+
+def plan(task: TaskName, data: DataConfig, *, goes_on: bool = False) -> tuple[Recipe, Any]:
+    """A task's data, read, and the recipe that suits them; `goes_on`: for a model that is trained already.
+
+    >>> recipe, corpus = plan("translate", DataConfig(phrasebook_size=100))
+    >>> recipe.tokenizer.kind, len(corpus.training)
+    ('bpe', 100)
+    """
+    corpus = TASKS[task].read(data)
+    return dataclasses.replace(TASKS[task].suggest(corpus, goes_on), data=data), corpus
