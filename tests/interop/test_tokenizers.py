@@ -1,0 +1,637 @@
+"""Tokenisers of other programs, beside those programs: sentencepiece, and the tokeniser classes of transformers."""
+
+import io
+import json
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import tokenizers
+import transformers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from regard.data import Special, Tokenizer, phrasebook_pairs
+from regard.data.special import EOS, READING, TRANSLATING, WRITING
+from regard.data.tokenizer import FOREIGN
+from regard.errors import RegardError
+from regard.interop.sentencepiece import (
+    BPE,
+    CONTROL,
+    NORMAL,
+    UNIGRAM,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Piece,
+    PieceModel,
+    build,
+    read_sentencepiece,
+    write_sentencepiece,
+)
+from regard.interop.sentencepiece import _to_bytes as to_bytes
+from regard.interop.tokenizer_files import framing, read_tokenizer, write_tokenizer
+
+
+def phrases(split: str, count: int) -> list[str]:
+    return [side for pair in phrasebook_pairs(split, count) for side in (pair.source, pair.target)]
+
+
+TEXTS = phrases("train", 600)
+ODD = [
+    *("", " ", "   ", " x", "x ", "  the  cat   sat ", "tab\there\nand\r\nthere", "a\u00a0b\u3000c", "x" * 60),
+    *("☃ ☃☃ the", "🙂 👩‍👩‍👧 e", "日本 語", "e\u0301te\u0301", "o\u0302\u0301", "한글 \u1112\u1161\u11ab", "ｶﾞｷﾞ"),
+    *("ﬁn Ⅷ ①²", "ＡＢＣ", "l’homme d'été", "1,000.50", "---- --", "((the))", "\u200bthe\u200ccat"),
+    *("▁", "▁the ▁cat▁", "a▁", "the ▁▁"),
+]
+
+
+def rubbish(count: int) -> list[str]:
+    draw = random.Random(7)
+    return ["".join(draw.choices("aehstéà '’.,-/▁  ☃🙂ﬁ\tLT", k=draw.randint(1, 25))) for _ in range(count)]
+
+
+SENTENCES = [*phrases("test", 60), *ODD, *rubbish(200)]
+# Texts without what transformers itself makes something else of than sentencepiece does.
+PLAIN = [*phrases("test", 60), "", "The   café ", "n'est-ce pas ?", "☃☃ the ☃", "1,000.50 & more", "日本 語 🙂"]
+
+
+@cache
+def trained(**options) -> bytes:
+    file = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS),
+        model_writer=file,
+        minloglevel=2,
+        num_threads=1,
+        **{"vocab_size": 800 if options.get("byte_fallback") else 500} | options,
+    )
+    return file.getvalue()
+
+
+def theirs(content: bytes) -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_proto=content)
+
+
+def ids_of(library: tokenizers.Tokenizer, text: str) -> list[int]:
+    return Tokenizer(library, FOREIGN).encode(text)
+
+
+def written(folder: Path, content: bytes, name: str = "some.model") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+MODELS = {
+    "unigram": dict(model_type="unigram"),
+    "bpe": dict(model_type="bpe"),
+    "unigram bytes": dict(model_type="unigram", byte_fallback=True),
+    "bpe bytes": dict(model_type="bpe", byte_fallback=True),
+    "bpe of llama": dict(
+        model_type="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False
+    ),
+    "unigram folded": dict(model_type="unigram", normalization_rule_name="nmt_nfkc_cf"),
+    "unigram over spaces": dict(model_type="unigram", split_by_whitespace=False),
+    "bpe of spaces": dict(
+        **dict(model_type="bpe", allow_whitespace_only_pieces=True, remove_extra_whitespaces=False),
+        **dict(normalization_rule_name="identity"),
+    ),
+    "unigram bare": dict(model_type="unigram", add_dummy_prefix=False, normalization_rule_name="identity"),
+    "unigram defined": dict(
+        **dict(model_type="unigram", user_defined_symbols="the,(,▁▁", control_symbols="<c>"),
+        **dict(normalization_rule_name="identity", remove_extra_whitespaces=False),
+    ),
+    "bpe defined": dict(model_type="bpe", user_defined_symbols="the,(,((,é|", control_symbols="<c>"),
+}
+NAMES = ["<s>", "</s> x", "a<unk>b", "<c> <c>", "<0x41> <0x0A>"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ids_and_texts_are_those_of_sentencepiece(name, tmp_path):
+    content = trained(**MODELS[name])
+    library, other = read_sentencepiece(written(tmp_path, content)), theirs(content)
+    tokenizer = Tokenizer(library, FOREIGN)
+    assert tokenizer.vocab_size == other.vocab_size()
+    known = 0
+    for text in [*SENTENCES, *NAMES]:
+        ids = other.encode(text)
+        assert tokenizer.encode(text) == ids, text
+        if other.unk_id() not in ids:
+            known += 1
+            assert tokenizer.decode(ids) == other.decode(ids)
+    assert known > 120
+    assert [library.id_to_token(i) for i in range(other.vocab_size())] == [
+        other.id_to_piece(i) for i in range(other.vocab_size())
+    ]
+
+
+def test_unknown_characters_are_one_id_and_are_not_decoded(tmp_path):
+    content = trained(**MODELS["unigram"])
+    tokenizer = Tokenizer(read_sentencepiece(written(tmp_path, content)), FOREIGN)
+    ids = tokenizer.encode("the ☃☃ cat")
+    assert ids.count(0) == 1
+    assert tokenizer.decode(ids) == "the  cat"
+    assert ("☃☃", (4, 6)) in tokenizer.pieces("the ☃☃ cat")
+
+
+def test_what_a_model_writes_is_decoded_as_sentencepiece_does(tmp_path):
+    """Also ids that no text has: two spaces at the beginning, half a character."""
+    for name in ("unigram", "bpe of llama", "unigram bare"):
+        content = trained(**MODELS[name])
+        library, other = read_sentencepiece(written(tmp_path, content)), theirs(content)
+        space, word = other.piece_to_id("▁"), other.encode("the cat")
+        byte = [other.piece_to_id("<0xE2>")] * (name == "bpe of llama")
+        for ids in ([space, space, *word], [1, space, *word, 2], [*word, space], [*byte, *word, *byte], []):
+            assert library.decode(ids) == other.decode(ids)
+
+
+def test_unused_pieces_are_never_chosen(tmp_path):
+    pieces = [Piece("<unk>", 0, UNKNOWN), Piece("▁", -2), Piece("a", -3), Piece("b", -3), Piece("ab", -1, UNUSED)]
+    content = to_bytes(PieceModel(pieces, UNIGRAM))
+    library, other = read_sentencepiece(written(tmp_path, content)), theirs(content)
+    assert ids_of(library, "ab ab") == other.encode("ab ab") == [1, 2, 3, 1, 2, 3]
+    assert library.decode([1, 4, 1, 4]) == other.decode([1, 4, 1, 4]) == "ab ab"
+
+
+def test_only_normal_pieces_say_what_an_unknown_character_costs(tmp_path):
+    """Here it is worth it: c has no piece of its own, and bc is no good."""
+    pieces = [Piece("<unk>", 0, UNKNOWN), Piece("▁", -2), Piece("a", -20), Piece("ab", -1), Piece("bc", -20)]
+    content = to_bytes(PieceModel([*pieces, Piece("zz", -100, UNUSED)], UNIGRAM))
+    library = read_sentencepiece(written(tmp_path, content))
+    assert ids_of(library, "abc") == theirs(content).encode("abc") == [1, 3, 0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_written_is_the_same_to_sentencepiece(name, tmp_path):
+    content = trained(**MODELS[name])
+    other = theirs(content)
+    write_sentencepiece(read_sentencepiece(written(tmp_path, content)), tmp_path / "again.model")
+    again = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "again.model"))
+    for text in [*SENTENCES, *NAMES]:
+        ids = other.encode(text)
+        assert again.encode(text) == ids, text
+        assert again.decode(ids) == other.decode(ids)
+    for what in ("unk_id", "bos_id", "eos_id", "pad_id", "vocab_size"):
+        assert getattr(again, what)() == getattr(other, what)()
+
+
+def test_a_tokeniser_as_llama_has_it_can_be_written(tmp_path):
+    """One that was never a file of sentencepiece for us: merges, in its own order, and no cut at spaces."""
+    content = trained(**MODELS["bpe of llama"])
+    table = json.loads(read_sentencepiece(written(tmp_path, content)).to_str())
+    table["pre_tokenizer"] = None
+    merges = table["model"]["merges"]
+    by_piece: dict[str, list] = {}
+    for merge in merges:
+        by_piece.setdefault("".join(merge), []).insert(0, merge)
+    table["model"]["merges"] = [merge for ways in by_piece.values() for merge in ways]
+    assert table["model"]["merges"] != merges
+    write_sentencepiece(tokenizers.Tokenizer.from_str(json.dumps(table)), tmp_path / "again.model")
+    again = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "again.model"))
+    assert [again.encode(text) for text in SENTENCES] == [theirs(content).encode(text) for text in SENTENCES]
+    # With the last of its merges first it is another tokeniser, whose pieces sentencepiece would join in another order.
+    table["model"]["merges"] = [merges[-1], *merges[:-1]]
+    write_sentencepiece(tokenizers.Tokenizer.from_str(json.dumps(table)), tmp_path / "other.model")
+    other = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "other.model"))
+    changed = tokenizers.Tokenizer.from_str(json.dumps(table))
+    assert [other.encode(text) for text in SENTENCES] == [ids_of(changed, text) for text in SENTENCES]
+    table["model"]["merges"] = merges[:-1]
+    with pytest.raises(RegardError, match="its model joins texts in a way that sentencepiece does not"):
+        write_sentencepiece(tokenizers.Tokenizer.from_str(json.dumps(table)), tmp_path / "never.model")
+
+
+@pytest.mark.parametrize("kind", ["word", "space", "char", "bpe", "bytes"])
+def test_our_own_kinds_are_not_written_for_sentencepiece(kind, tmp_path):
+    tokenizer = Tokenizer.train(TEXTS, kind, vocab_size=400)
+    with pytest.raises(RegardError, match=r"never.model: .* cannot be written for sentencepiece.*tokenizer.json"):
+        write_sentencepiece(tokenizer.library, tmp_path / "never.model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_changed_normaliser_is_not_written(tmp_path):
+    library = read_sentencepiece(written(tmp_path, trained(**MODELS["unigram"])))
+    library.normalizer = normalizers.Sequence([normalizers.Lowercase(), library.normalizer])
+    with pytest.raises(RegardError, match="its normalizer changes texts in a way that sentencepiece does not"):
+        write_sentencepiece(library, tmp_path / "never.model")
+
+
+# -- damaged files, and what cannot be expressed -----------------------------------------------------------------------
+
+
+SOUND = [Piece("<unk>", 0, UNKNOWN), Piece("<s>", 0, CONTROL), Piece("▁", -9), Piece("a", -8), Piece("b", -7)]
+
+
+def of_pieces(*more: Piece, type: int = BPE, charsmap: bytes = b"") -> bytes:
+    return to_bytes(PieceModel([*SOUND, *more], type, charsmap))
+
+
+# A leaf that points into the middle of a text.
+MISLED = (1024).to_bytes(4, "little") + bytes(1020) + (2**31 + 1).to_bytes(4, "little") + b"ab\0"
+REFUSED = {
+    "type 3": lambda: trained(model_type="word"),
+    "type 4": lambda: trained(model_type="char", vocab_size=60),
+    "spaces at the ends of words": lambda: trained(model_type="unigram", treat_whitespace_as_suffix=True),
+    "not written as ▁": lambda: of_pieces()[:-1] + b"\0",
+    "a map of characters for decoding": lambda: of_pieces() + b"\x2a\3\x12\1a",
+    "0 pieces for what is unknown": lambda: of_pieces().replace(b"\x18\2", b"\x18\3"),
+    "a piece twice": lambda: of_pieces(Piece("a", -1)),
+    "1 pieces for bytes": lambda: of_pieces(Piece("<0x41>", 0, 6)),
+    "unknown kind": lambda: of_pieces(Piece("c", 0, 7)),
+    "same score": lambda: of_pieces(Piece("ab", -1), Piece("ba", -1)),
+    "not 'c' by itself": lambda: of_pieces(Piece("ac", -1)),
+    "unused pieces": lambda: of_pieces(Piece("ab", -1, UNUSED)),
+    "nothing leads to the piece 'abab'": lambda: of_pieces(Piece("abab", -1), Piece("aa", 0, USER_DEFINED)),
+    "changed by its own normaliser": lambda: trained(model_type="unigram", user_defined_symbols="①"),
+    "score that is no number": lambda: of_pieces(Piece("c", float("nan"))),
+    "map of characters of the wrong size": lambda: of_pieces(charsmap=b"\x08\0\0\0\0\0\0\0a\0"),
+    "map of characters that leads nowhere": lambda: of_pieces(charsmap=b"\4\0\0\0\0\4\1\0a\0"),
+    "map of characters that leads +nowhere": lambda: of_pieces(charsmap=MISLED),
+    "not a file of sentencepiece": lambda: b"PK\3\4 a zip file",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_could_not_be_the_same_is_refused(what, tmp_path):
+    path = written(tmp_path, REFUSED[what]())
+    with pytest.raises(RegardError, match=what) as error:
+        read_sentencepiece(path)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["bpe bytes", "unigram", "a few"])
+def test_a_damaged_file_is_an_error_or_a_tokeniser(content, tmp_path):
+    """Whatever byte is another one: nothing but a RegardError, and what can be opened can be used."""
+    sound = of_pieces(type=UNIGRAM) if content == "a few" else trained(**MODELS[content])
+    draw = random.Random(3)
+    refused = 0
+    for _ in range(40):
+        damaged = bytearray(sound)
+        damaged[draw.randrange(len(sound))] = draw.randrange(256)
+        path = written(tmp_path, bytes(damaged[: draw.choice([None, draw.randrange(len(sound))])]))
+        try:
+            library = read_sentencepiece(path)
+        except RegardError:
+            refused += 1
+        else:
+            ids_of(library, "The ① café ab 🙂\t<s>")
+    assert refused > 10
+
+
+# -- folders -----------------------------------------------------------------------------------------------------------
+
+
+def config(folder: Path, **table) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer_config.json").write_text(json.dumps(table))
+    return folder
+
+
+def same_as(theirs, found, texts=PLAIN) -> None:
+    """Ids without and with what frames a text, decoded texts, and the special ids."""
+    for text in texts:
+        ids = theirs.encode(text, add_special_tokens=False)
+        assert ids_of(found.source, text) == ids, text
+        assert found.source.encode(text).ids == theirs.encode(text), text
+        if theirs.unk_token_id not in ids:  # which is left out, with or without the spaces around it
+            assert found.source.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
+    named = {role: getattr(theirs, f"{role}_token_id") for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+    assert found.special == {role: index for role, index in named.items() if index is not None}
+
+
+def wordpieces(lowercase: bool) -> list[str]:
+    library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    library.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=300, special_tokens=names))
+    vocab = library.get_vocab()
+    return sorted(vocab, key=vocab.get)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"do_lower_case": False}, {"strip_accents": False}, {"do_lower_case": False, "strip_accents": True}],
+)
+def test_bert(options, tmp_path):
+    pieces = wordpieces(options.get("do_lower_case", True))
+    folder = config(tmp_path, tokenizer_class="BertTokenizer", **options)
+    (folder / "vocab.txt").write_text("\n".join([*pieces, "\u2028", "日", ""]))
+    same_as(transformers.BertTokenizer.from_pretrained(folder), read_tokenizer(folder), [*PLAIN, "x\u2028y", "日本"])
+
+
+def byte_level(folder: Path, names: list[str]) -> None:
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=names, initial_alphabet=alphabet, show_progress=False)
+    library.train_from_iterator(TEXTS, trainer)
+    folder.mkdir(exist_ok=True)
+    library.model.save(str(folder))
+
+
+@pytest.mark.parametrize("spaced", [False, True])
+@pytest.mark.parametrize("name", ["GPT2", "Roberta"])
+def test_gpt_2_and_roberta(name, spaced, tmp_path):
+    names = ["<|endoftext|>"] if name == "GPT2" else ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    byte_level(tmp_path, names)
+    folder = config(tmp_path, tokenizer_class=f"{name}Tokenizer", add_prefix_space=spaced)
+    same_as(getattr(transformers, f"{name}Tokenizer").from_pretrained(folder), read_tokenizer(folder), [*PLAIN, *ODD])
+
+
+def test_gpt_2_may_begin_with_bos(tmp_path):
+    byte_level(tmp_path, ["<|endoftext|>"])
+    folder = config(tmp_path, tokenizer_class="GPT2Tokenizer", add_bos_token=True)
+    found = read_tokenizer(folder)
+    same_as(transformers.GPT2Tokenizer.from_pretrained(folder), found)
+    assert framing(found.source) == (0, None)
+
+
+def test_t5(tmp_path):
+    content = trained(model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    written(tmp_path, content, "spiece.model")
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    found = read_tokenizer(tmp_path)
+    assert found.source is found.target
+    assert found.special == {"eos": 1, "unk": 2, "pad": 0}
+    assert framing(found.source) == (None, 1)
+    for text in [*SENTENCES, "</s> <extra_id_0>"]:
+        assert ids_of(found.source, text) == theirs(content).encode(text)
+    # The last of the extra ids is the first of their names.
+    assert found.source.get_vocab_size() == 600
+    assert found.source.token_to_id("<extra_id_0>") == 599
+    assert found.source.decode([599, *theirs(content).encode("the cat")]) == "the cat"
+    other = transformers.T5Tokenizer.from_pretrained(tmp_path)
+    assert [ids_of(found.source, text) for text in PLAIN] == [
+        other.encode(text, add_special_tokens=False) for text in PLAIN
+    ]
+
+
+def test_albert(tmp_path):
+    content = trained(
+        model_type="unigram", control_symbols="[CLS],[SEP],[MASK]", pad_id=0, unk_id=1, bos_id=-1, eos_id=-1
+    )
+    folder = config(tmp_path, tokenizer_class="AlbertTokenizer")
+    written(tmp_path, content, "spiece.model")
+    same_as(transformers.AlbertTokenizer.from_pretrained(folder), read_tokenizer(folder), [*PLAIN, "``été''"])
+    config(tmp_path, tokenizer_class="AlbertTokenizer", do_lower_case=False, keep_accents=True)
+    same_as(transformers.AlbertTokenizer.from_pretrained(folder), read_tokenizer(folder), [*PLAIN, "``été''"])
+
+
+def test_xlm_roberta(tmp_path):
+    folder = config(tmp_path, tokenizer_class="XLMRobertaTokenizer")
+    written(tmp_path, trained(**MODELS["unigram"]), "sentencepiece.bpe.model")
+    same_as(transformers.XLMRobertaTokenizer.from_pretrained(folder), read_tokenizer(folder))
+
+
+def test_llama(tmp_path):
+    content = trained(**MODELS["bpe of llama"])
+    folder = config(tmp_path, tokenizer_class="LlamaTokenizer", add_bos_token=True)
+    written(tmp_path, content, "tokenizer.model")
+    found = read_tokenizer(folder)
+    same_as(transformers.LlamaTokenizer.from_pretrained(folder), found)
+    assert framing(found.source) == (1, None)
+    for text in SENTENCES:  # spaces in front too, of which transformers keeps one less
+        assert ids_of(found.source, text) == theirs(content).encode(text)
+
+
+def marian(folder: Path, **options) -> Path:
+    """The two sides have learnt from different texts, and share most pieces; some language is named in front."""
+    folder = config(folder, tokenizer_class="MarianTokenizer", **options)
+    sides = []
+    for name, texts in (("source.spm", TEXTS[::2]), ("target.spm", TEXTS[1::2])):
+        file = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            **dict(sentence_iterator=iter(texts), model_writer=file, vocab_size=300, required_chars="éàèâêç,!"),
+            **dict(minloglevel=2, num_threads=1),
+        )
+        written(folder, file.getvalue(), name)
+        other = theirs(file.getvalue())
+        sides.append([other.id_to_piece(i) for i in range(3, other.vocab_size())])
+    if not options.get("separate_vocabs"):
+        sides = [[">>fra<<", *sorted({*sides[0], *sides[1]})]]
+    for name, pieces in zip(("vocab.json", "target_vocab.json"), sides):
+        names = ["</s>", "<unk>", *reversed(pieces), "<pad>"]
+        (folder / name).write_text(json.dumps({piece: index for index, piece in enumerate(names)}))
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:Recommended")
+@pytest.mark.parametrize("separate", [False, True])
+def test_marian(separate, tmp_path):
+    folder = marian(tmp_path, **({"separate_vocabs": True} if separate else {}))
+    found, other = read_tokenizer(folder), transformers.MarianTokenizer.from_pretrained(folder)
+    assert found.special == {"eos": 0, "unk": 1, "pad": found.source.get_vocab_size() - 1}
+    assert framing(found.source) == framing(found.target) == (None, 0)
+    texts = [*PLAIN, "the ☃☃ 日 cat", "été"]
+    if not separate:
+        assert found.source.get_vocab_size() == found.target.get_vocab_size() == len(other.get_vocab())
+        texts += [">>fra<< The cat.", ">>fra<<the"]
+    for text in texts:
+        assert ids_of(found.source, text) == other.encode(text, add_special_tokens=False), text
+        ids = other(text_target=text, add_special_tokens=False)["input_ids"]
+        assert ids_of(found.target, text) == ids, text
+        if other.unk_token_id not in ids:
+            assert found.target.decode(ids) == other.decode(ids, skip_special_tokens=True, use_source_tokenizer=False)
+    if not separate:  # what only the source has, the target never reads and can yet write
+        only = next(name for name in found.target.get_vocab() if name.endswith(" ") and len(name) > 4)
+        ids = [found.target.token_to_id(only)]
+        assert found.target.decode(ids) == only.replace("▁", "").strip()
+        assert ids_of(found.source, only.replace("▁", " ")) != ids_of(found.target, only.replace("▁", " "))
+
+
+def test_the_two_sides_of_marian_have_the_same_special_ids(tmp_path):
+    folder = marian(tmp_path, separate_vocabs=True)
+    table = json.loads((folder / "target_vocab.json").read_text())
+    last = len(table) - 1
+    (folder / "target_vocab.json").write_text(json.dumps(table | {"<pad>": last + 1, "more": last}))
+    with pytest.raises(RegardError, match="special tokens have other ids on the other side"):
+        read_tokenizer(folder)
+
+
+def test_a_run_of_characters_that_only_the_other_side_knows_is_read(tmp_path):
+    """transformers looks the run up as a whole: a single one it finds."""
+    folder = marian(tmp_path)
+    target = read_tokenizer(folder).target
+    other = sentencepiece.SentencePieceProcessor(model_file=str(folder / "target.spm"))
+    known = [name for name in "kwyWY" if other.piece_to_id(name) == other.unk_id() and target.token_to_id(name)]
+    assert known
+    for name in known:
+        assert ids_of(target, name * 2)[-2:] == [target.token_to_id(name)] * 2
+
+
+def test_a_piece_that_marians_vocabulary_lacks_is_cut_into_those_it_has(tmp_path):
+    folder = marian(tmp_path)
+    table = json.loads((folder / "vocab.json").read_text())
+    names = [name for name in sorted(table, key=table.get) if name != "▁the"]
+    (folder / "vocab.json").write_text(json.dumps({name: index for index, name in enumerate(names)}))
+    source = read_tokenizer(folder).source
+    assert len(ids_of(source, "the")) > 1
+    assert source.decode(ids_of(source, "the")) == "the"
+
+
+def test_tokenizer_json_comes_first_and_is_not_cut_or_filled_up(tmp_path):
+    library = tokenizers.Tokenizer(models.WordLevel({"<pad>": 0, "<unk>": 1, "</s>": 2, "a": 3, "b": 4}, "<unk>"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    library.add_special_tokens(["<pad>", "<unk>"])
+    library.enable_truncation(3)
+    library.enable_padding(length=5)
+    folder = config(tmp_path, eos_token={"content": "</s>"}, pad_token="<pad>", mask_token="<mask>")
+    (folder / "special_tokens_map.json").write_text('{"unk_token": "<unk>", "bos_token": null}')
+    (folder / "vocab.txt").write_text("nothing")
+    library.save(str(folder / "tokenizer.json"))
+    found = read_tokenizer(folder)
+    assert found.special == {"eos": 2, "unk": 1, "pad": 0}
+    assert found.source is found.target
+    assert ids_of(found.source, "a b a b") == [3, 4, 3, 4]
+    assert found.source.decode([3, 2]) == "a"
+    # A word that is a special token's name is text, and so unknown.
+    assert 2 not in ids_of(found.source, "a </s> b")
+
+
+def test_added_tokens_have_the_ids_that_are_stated(tmp_path):
+    folder = config(
+        tmp_path,
+        tokenizer_class="LlamaTokenizer",
+        added_tokens_decoder={"1": {"content": "<s>", "special": True}, "500": {"content": "<new>", "special": True}},
+        pad_token="<new>",
+    )
+    written(folder, trained(**MODELS["bpe"]), "tokenizer.model")
+    assert read_tokenizer(folder).special["pad"] == 500
+    config(folder, tokenizer_class="LlamaTokenizer")
+    (folder / "added_tokens.json").write_text('{"<two>": 501, "<one>": 500}')
+    library = read_tokenizer(folder).source
+    assert ids_of(library, "<two>") == [501]
+    (folder / "added_tokens.json").write_text('{"<two>": 501}')
+    with pytest.raises(RegardError, match=r"added_tokens.json: '<two>' should have id 501, and has 500"):
+        read_tokenizer(folder)
+    (folder / "added_tokens.json").write_text('{"<two>": "many"}')
+    with pytest.raises(RegardError, match=r"added_tokens.json: its added tokens cannot be read"):
+        read_tokenizer(folder)
+
+
+WRONG = {
+    r"there is no tokeniser. It should hold": {},
+    r"tokenizer.json is not a tokeniser": {"tokenizer.json": "{}"},
+    r"spiece.model: not a file of sentencepiece": {"spiece.model": "never"},
+    r"tokenizer.model: how the class 'gemma' reads it is not known": {
+        "tokenizer.model": "",
+        "config.json": '{"model_type": "gemma"}',
+    },
+    r"vocab.json: how the class 'qwen2' reads it is not known": {
+        "vocab.json": "{}",
+        "tokenizer_config.json": '{"tokenizer_class": "Qwen2TokenizerFast"}',
+    },
+    r"vocab.txt: there is no \[UNK\]": {"vocab.txt": "a\nb\n"},
+    r"vocab.txt: 'a' is there twice": {"vocab.txt": "[UNK]\na\na\n"},
+    r"do_lower_case = 'no' should be true or false": {
+        "vocab.txt": "[UNK]\n",
+        "tokenizer_config.json": '{"do_lower_case": "no"}',
+    },
+    r"unk_token = 3 is no name": {"vocab.txt": "[UNK]\n", "special_tokens_map.json": '{"unk_token": 3}'},
+    r"tokenizer_config.json: not JSON": {"vocab.txt": "[UNK]\n", "tokenizer_config.json": "{"},
+    r"merges.txt: the file is missing": {"vocab.json": '{"a": 0}'},
+    r"merges.txt: 'a c' does not fit vocab.json": {
+        "vocab.json": '{"a": 0, "b": 1}',
+        "merges.txt": "#version: 0.2\na c\n",
+    },
+    r"vocab.json: its ids are not 0, 1, 2": {"vocab.json": '{"a": 0, "b": 2}', "merges.txt": ""},
+    r"target.spm: the file is missing": {
+        "source.spm": lambda: trained(**MODELS["unigram"]),
+        "vocab.json": '{"</s>": 0, "<unk>": 1, "<pad>": 2}',
+    },
+    r"source.spm: BPE with ids of another file": {
+        "source.spm": lambda: trained(**MODELS["bpe"]),
+        "vocab.json": '{"<unk>": 0}',
+    },
+    r"vocab.json: there is no entry for unknown": {
+        "source.spm": lambda: trained(**MODELS["unigram"]),
+        "vocab.json": '{"</s>": 0}',
+    },
+    r"it should begin with <unk>, <s> and </s>": {
+        "sentencepiece.bpe.model": lambda: trained(model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    },
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_missing_or_cannot_be_read_is_named(what, tmp_path):
+    for name, content in WRONG[what].items():
+        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content())
+    with pytest.raises(RegardError, match=what) as error:
+        read_tokenizer(tmp_path)
+    assert str(tmp_path) in str(error.value)
+
+
+# -- written -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("special", [TRANSLATING, WRITING, READING], ids=["translating", "writing", "reading"])
+@pytest.mark.parametrize("kind", ["word", "char", "bpe", "bytes"])
+def test_transformers_gives_the_ids_of_our_own_kinds(kind, special, tmp_path):
+    tokenizer = Tokenizer.train(TEXTS, kind, vocab_size=400, mask=special.mask is not None)
+    write_tokenizer(tokenizer, tmp_path, special, segments=special is READING, max_len=77)
+    texts = [*phrases("test", 20), *ODD, *([] if special is READING else ["<eos> <sos>", "a<unk>"])]
+    fast = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    for other in (fast, transformers.AutoTokenizer.from_pretrained(tmp_path)):
+        assert len(other) == tokenizer.vocab_size
+        for text in texts:
+            ids = tokenizer.encode(text)
+            assert other.encode(text, add_special_tokens=False) == ids, text
+            assert other(text)["input_ids"] == special.framed(ids), text
+            if kind != "char":  # whose accents we put back on their letters
+                assert other.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
+    assert (fast.pad_token_id, fast.unk_token_id, fast.bos_token_id, fast.eos_token_id) == (0, 1, 2, 3)
+    assert (fast.mask_token_id, fast.model_max_length) == (special.mask, 77)
+    if special is READING:
+        assert fast("<mask>")["input_ids"] == [2, 4, 3]
+        pair = fast("the", "cat")
+        assert pair["input_ids"] == [2, *tokenizer.encode("the"), EOS, *tokenizer.encode("cat"), EOS]
+        assert pair["token_type_ids"] == [0] * (2 + len(tokenizer.encode("the"))) + [1] * (
+            1 + len(tokenizer.encode("cat"))
+        )
+    found = read_tokenizer(tmp_path)
+    assert [ids_of(found.source, text) for text in texts] == tokenizer.encode_batch(texts)
+    assert found.special["eos"] == 3
+
+
+@pytest.mark.parametrize("name", ["unigram", "bpe of llama", "bpe defined", "unigram defined"])
+def test_transformers_gives_the_ids_of_sentencepiece_tokenisers(name, tmp_path):
+    content = trained(**MODELS[name])
+    tokenizer = Tokenizer(read_sentencepiece(written(tmp_path, content)), FOREIGN)
+    special = Special(pad=2, unk=0, sos=1, eos=2, begin=1)
+    write_tokenizer(tokenizer, tmp_path / "folder", special)
+    (tmp_path / "folder" / "config.json").write_text('{"model_type": "llama"}')
+    other = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
+    for text in [*SENTENCES, *NAMES]:
+        assert other(text)["input_ids"] == [1, *theirs(content).encode(text)], text
+
+
+def test_a_frame_that_is_there_stays(tmp_path):
+    """RoBERTa has two separators between the texts of a pair."""
+    byte_level(tmp_path, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    config(tmp_path, tokenizer_class="RobertaTokenizer")
+    transformers.RobertaTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path / "first")
+    found = read_tokenizer(tmp_path / "first")
+    special = Special(pad=1, unk=3, sos=0, eos=2, mask=4, begin=0, end=2)
+    write_tokenizer(Tokenizer(found.source, FOREIGN), tmp_path / "second", special)
+    other = transformers.AutoTokenizer.from_pretrained(tmp_path / "second")
+    ids = other("the", "cat")["input_ids"]
+    assert [one for one in ids if one < 5] == [0, 2, 2, 2]
+    assert (other.cls_token, other.sep_token, other.mask_token) == ("<s>", "</s>", "<mask>")
+
+
+def test_special_ids_that_the_tokeniser_lacks_are_an_error(tmp_path):
+    with pytest.raises(RegardError, match="no entry for the mask_token"):
+        write_tokenizer(Tokenizer.train(["a"], "word"), tmp_path, Special(mask=99))
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_tokens_around_a_text_are_refused():
+    library = build(PieceModel([*SOUND, Piece("</s>", kind=CONTROL), Piece("c", -1, NORMAL)], UNIGRAM), "x")
+    library.post_processor = tokenizers.processors.TemplateProcessing(single="<s> <s> $A", special_tokens=[("<s>", 1)])
+    library.decoder = decoders.Fuse()
+    with pytest.raises(RegardError, match="several tokens around each text"):
+        framing(library)
