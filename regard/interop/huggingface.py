@@ -4,8 +4,7 @@ config.json                  what the model is; `architectures` names its class
 generation_config.json       ids that begin and end what is written
 model.safetensors            the weights; also in several files, with an index
 pytorch_model.bin            the weights as a pickle, opened only if it holds nothing but tensors
-tokenizer.json               the tokeniser
-tokenizer_config.json        what its special tokens are for; so does special_tokens_map.json
+tokenizer.json               the tokeniser; or other files, which `tokenizer_files` lists
 """
 
 import dataclasses
@@ -14,9 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tokenizers
 from safetensors.torch import save as weights_to_bytes
-from tokenizers.processors import TemplateProcessing
 
 from regard.data.special import Special
 from regard.data.tokenizer import FOREIGN, Tokenizer
@@ -29,6 +26,7 @@ from regard.interop.encoder_decoder import read_encoder_decoder, write_encoder_d
 from regard.interop.gpt_like import read_gpt_like, write_gpt_like
 from regard.interop.settings import Settings
 from regard.interop.tensors import SAFE, read_json, read_tensors
+from regard.interop.tokenizer_files import ROLES, FoundTokenizer, framing, read_tokenizer, special_ids, write_tokenizer
 from regard.models import family_of, make_model
 
 
@@ -47,7 +45,6 @@ class Architecture(NamedTuple):
 ARCHITECTURES: dict[str, Architecture] = {
     **dict.fromkeys(bert_like.CLASSES, Architecture("bert", read_bert_like, write_bert_like)),
     **dict.fromkeys(gpt_like.CLASSES, Architecture("gpt", read_gpt_like, write_gpt_like)),
-    **dict.fromkeys(encoder_decoder.CLASSES, Architecture("transformer", read_encoder_decoder, write_encoder_decoder)),
     **dict.fromkeys(encoder_decoder.CLASSES, Architecture("transformer", read_encoder_decoder, write_encoder_decoder)),
 }
 
@@ -73,23 +70,31 @@ def import_folder(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any
     # The weights are packed in some way; the model is another one than its class says.
     settings.must_be("quantization_config", None)
     settings.must_be("auto_map", None)
-    own = tokenizer if tokenizer is not None else _read_tokenizer(folder)
-    tokens = _special_tokens(folder, table, own)
+    if tokenizer is None:
+        found = read_tokenizer(folder)
+    else:
+        own = tokenizer.library
+        found = FoundTokenizer(own, own, special_ids(own, folder))
+    tokens = _special_tokens(folder, table, found)
     config, special, weights = ARCHITECTURES[name].read(name, table, tokens, read_tensors(folder), str(path))
-    size = min(vocabularies(config))
-    entries = max(own.library.get_vocab().values(), default=-1) + 1  # ids may have gaps
-    if entries > size:
-        raise RegardError(
-            f"{folder}: a tokeniser of {entries} entries, but the model knows {size}.",
-            "Was the folder mixed with another model's?",
-        )
+    sizes = vocabularies(config)
+    for library, size in zip((found.source, found.target), sizes):
+        entries = max(library.get_vocab().values(), default=-1) + 1  # ids may have gaps
+        if entries > size:
+            raise RegardError(
+                f"{folder}: a tokeniser of {entries} entries, but the model knows {size}.",
+                "Was the folder mixed with another model's?",
+            )
+    size = min(sizes)
     beyond = {key: one for key, one in dataclasses.asdict(special).items() if one is not None and one >= size}
     if beyond:
         said = ", ".join(f"{key} = {one}" for key, one in beyond.items())
         raise RegardError(f"{folder}: special ids beyond the vocabulary of {size}: {said}.", "Mend config.json.")
     model = make_model(config)
     fill_weights(model, weights, folder)
-    bundle = bundle_of(model.eval(), (own, own), {"imported": {"class": name, "folder": folder.name}})
+    source = tokenizer if tokenizer is not None else Tokenizer(found.source, FOREIGN)
+    target = source if found.target is found.source else Tokenizer(found.target, FOREIGN)
+    bundle = bundle_of(model.eval(), (source, target), {"imported": {"class": name, "folder": folder.name}})
     return dataclasses.replace(bundle, special=special)
 
 
@@ -111,9 +116,8 @@ def export_folder(bundle: Bundle, folder: str | Path) -> str:
     if family not in writers:
         raise RegardError(f"No class of transformers is a {family}.", f"Export one of {', '.join(writers)}.")
     table, generation, tensors = writers[family](config, special, weights)
-    library, tokens = _written_tokenizer(source, special, segments=getattr(config, "segments", 0) > 1)
-    write_whole(folder / "tokenizer.json", library.to_str(pretty=True).encode())
-    write_whole(folder / "tokenizer_config.json", _json(tokens | {"model_max_length": config.max_len}))
+    two = getattr(config, "segments", 0) > 1
+    write_tokenizer(source, folder, special, segments=two, max_len=config.max_len)
     if generation:
         write_whole(folder / "generation_config.json", _json(generation))
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -135,85 +139,19 @@ def _class_of(table: Mapping[str, Any], path: Path) -> str:
     return stated[0]
 
 
-# -- tokenisers ------------------------------------------------------------------------------------------------------
-
-_PURPOSES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
-
-
-def _read_tokenizer(folder: Path) -> Tokenizer:
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise RegardError(f"{folder}: there is no tokeniser.", "Put tokenizer.json beside the model.")
-    tokenizer = Tokenizer.load(path, foreign=True)
-    # Some files say that every text be cut or filled up to some length.
-    tokenizer.library.no_truncation()
-    tokenizer.library.no_padding()
-    return tokenizer
-
-
-def _special_tokens(folder: Path, table: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, int]:
+def _special_tokens(folder: Path, table: Mapping[str, Any], found: FoundTokenizer) -> dict[str, int]:
     """Special ids by what they are for; `begin` and `end` are what the tokeniser puts around each text."""
-    stated = read_json(folder / "tokenizer_config.json")
-    names = read_json(folder / "special_tokens_map.json") | stated
-    found: dict[str, int] = {}
-    for purpose in _PURPOSES:
-        token = names.get(f"{purpose}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        index = tokenizer.library.token_to_id(token) if isinstance(token, str) else None
-        if index is not None:
-            found[purpose] = index
-    for purpose in _PURPOSES:
-        index = table.get(f"{purpose}_token_id")
+    tokens = dict(found.special)
+    for role in ROLES:
+        index = table.get(f"{role}_token_id")
         if isinstance(index, list):  # several ends: the tokeniser's own if it is among them
-            index = found[purpose] if found.get(purpose) in index else next(iter(index), None)
+            index = tokens[role] if tokens.get(role) in index else next(iter(index), None)
         if type(index) is int and index >= 0:
-            found[purpose] = index
-    begin, end = _frame(tokenizer, folder)
-    if begin is None and stated.get("add_bos_token") is True:
-        begin = found.get("bos")
-    found |= {key: index for key, index in (("begin", begin), ("end", end)) if index is not None}
-    return found
-
-
-def _frame(tokenizer: Tokenizer, origin: str | Path) -> tuple[int | None, int | None]:
-    """The ids that a tokeniser puts before and after each text."""
-    encoding = tokenizer.library.encode("a")
-    added = [bool(one) for one in encoding.special_tokens_mask]
-    if all(added):  # nothing is known of the text: there is no telling before from after but by halves
-        before = (len(added) + 1) // 2
-    else:
-        before = added.index(False)
-    after = len(added) - before - added[before:].count(False)
-    if before > 1 or after > 1:
-        raise RegardError(f"{origin}: the tokeniser puts several tokens around each text.", "Regard knows one a side.")
-    return encoding.ids[0] if before else None, encoding.ids[-1] if after else None
-
-
-def _written_tokenizer(
-    tokenizer: Tokenizer, special: Special, segments: bool
-) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The tokeniser, told what this model wants around each text, and what tokenizer_config.json says of it."""
-    library = tokenizers.Tokenizer.from_str(tokenizer.library.to_str())
-    if _frame(Tokenizer(library, FOREIGN), "The tokeniser") != (special.begin, special.end):
-        begin, end = (None if one is None else library.id_to_token(one) for one in (special.begin, special.end))
-        second = int(segments)
-        library.post_processor = TemplateProcessing(
-            single=[*_some(begin, ":0"), "$A:0", *_some(end, ":0")],
-            pair=[*_some(begin, ":0"), "$A:0", *_some(end, ":0"), f"$B:{second}", *_some(end, f":{second}")],
-            special_tokens=[(name, one) for name, one in ((begin, special.begin), (end, special.end)) if name],
-        )
-    purposes = {"bos": special.sos, "eos": special.eos, "pad": special.pad, "unk": special.unk, "mask": special.mask}
-    if special.begin is not None and special.end is not None:
-        purposes |= {"cls": special.begin, "sep": special.end}
-    names = {f"{key}_token": library.id_to_token(one) for key, one in purposes.items() if one is not None}
-    inputs = ["input_ids", *["token_type_ids"] * segments, "attention_mask"]
-    # In Regard the names of special tokens inside a text are text.
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True, "model_input_names": inputs}
-    return library, about | names
-
-
-def _some(name: str | None, segment: str) -> list[str]:
-    return [] if name is None else [name + segment]
+            tokens[role] = index
+    begin, end = framing(found.source)
+    if begin is None and read_json(folder / "tokenizer_config.json").get("add_bos_token") is True:
+        begin = tokens.get("bos")
+    return tokens | {key: index for key, index in (("begin", begin), ("end", end)) if index is not None}
 
 
 def _json(table: Mapping[str, Any]) -> bytes:

@@ -94,9 +94,7 @@ def read_tokenizer(folder: str | Path) -> FoundTokenizer:
     path = next((folder / name for name in _FORMATS if (folder / name).exists()), None)
     if path is None:
         raise RegardError(f"{folder}: there is no tokeniser.", f"It should hold one of {', '.join(_FORMATS)}.")
-    own = folder / "tokenizer_config.json"
-    table = read_json(own) | {k: v for k, v in read_json(folder / "special_tokens_map.json").items() if v is not None}
-    settings = Settings(table, str(own))
+    settings = _settings(folder)
     family, read = _family(folder), _FORMATS[path.name]
     known = _KNOWN.get(path.name)
     if known and family not in known:
@@ -108,7 +106,7 @@ def read_tokenizer(folder: str | Path) -> FoundTokenizer:
     about = _FAMILIES.get(family, _Family({}))
     special: dict[str, int] = {}
     for library in [source] if source is target else [source, target]:
-        _add_tokens(library, folder, table)
+        _add_tokens(library, folder, settings.table)
         ids = _special_ids(library, settings, about)
         if special and ids != special:
             raise RegardError(f"{folder}: special tokens have other ids on the other side.", "Such are not supported.")
@@ -198,6 +196,18 @@ def _unless_said(settings: Settings, key: str, role: str, usual: str) -> str:
     if settings.table.get(key) is None:
         return usual
     return role if settings.flag(key, False) else ""
+
+
+def _settings(folder: Path) -> Settings:
+    """What the files beside a tokeniser say of it."""
+    own = folder / "tokenizer_config.json"
+    table = read_json(own) | {k: v for k, v in read_json(folder / "special_tokens_map.json").items() if v is not None}
+    return Settings(table, str(own))
+
+
+def special_ids(library: tokenizers.Tokenizer, folder: Path) -> dict[str, int]:
+    """The special ids by their role, where a tokeniser from elsewhere stands in for the folder's own."""
+    return _special_ids(library, _settings(folder), _FAMILIES.get(_family(folder), _Family({})))
 
 
 def _special_ids(library: tokenizers.Tokenizer, settings: Settings, about: _Family) -> dict[str, int]:

@@ -244,7 +244,9 @@ def test_a_folder_without_a_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(RegardError, match="there is no tokeniser"):
         import_folder(folder)
-    assert import_folder(folder, tokenizer=own).special.framed([9]) == [2, 9, 3]
+    bundle = import_folder(folder, tokenizer=own)
+    assert bundle.special == Special(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
+    assert bundle.tokenizer is own
 
 
 def test_a_tokenizer_that_does_not_fit(folder):
@@ -261,6 +263,16 @@ def test_a_tokenizer_that_does_not_fit(folder):
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(RegardError, match="is not a tokeniser"):
         import_folder(folder)
+
+
+def test_a_tokenizer_in_another_file(folder):
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "dog", "##s"]
+    (folder / "vocab.txt").write_text("\n".join(names) + "\n")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    encoder = import_folder(folder)
+    assert encoder.special == Special(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
+    assert encoder.text_ids("Cat, dogs") == [2, 5, 1, 6, 7, 3]
 
 
 def test_texts_are_neither_cut_nor_filled_up(folder):
@@ -384,9 +396,13 @@ def test_two_texts_and_special_names_in_them(transformers, tmp_path):
         "token_type_ids": [0, 0, 0, 1, 1, 1],
         "attention_mask": [1] * 6,
     }
-    assert tokenizer("<eos>", add_special_tokens=False)["input_ids"] == bundle.tokenizer.encode("<eos>") != [3]
+    # What is hidden can be marked in a text there; where nothing is to be hidden, names of special tokens are text.
+    assert tokenizer("one <mask>")["input_ids"] == [2, *bundle.tokenizer.encode("one"), 4, 3]
     assert (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id) == (0, 1, 4)
     assert tokenizer.model_max_length == 12
+    export_folder(own_writer(), tmp_path / "writer")
+    writer = transformers.AutoTokenizer.from_pretrained(tmp_path / "writer")
+    assert writer("<eos>")["input_ids"] == own_writer().prompt_ids("<eos>") != [2, 3]
 
 
 @pytest.mark.parametrize(
