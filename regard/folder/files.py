@@ -8,16 +8,17 @@ training.json         how it came to be: recipe, data fingerprints, seed, versio
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, overload
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as weights_from_bytes
+from safetensors.torch import load_file
 from safetensors.torch import save as weights_to_bytes
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.data.special import READING, TRANSLATING, WRITING, Special
 from regard.data.tokenizer import FOREIGN, Tokenizer
@@ -123,15 +124,14 @@ def load(path, device="auto", *, expect=None):
     if expect not in (None, opened.kind):
         wanted = next(one for one in OPENED.values() if one.kind is expect)
         raise RegardError(f"{folder} holds {opened.says}, not {wanted.says}.", f"Use it with: {opened.commands}.")
-    model = make_model(config)
     weights_path = folder / "model.safetensors"
     try:
-        weights = weights_from_bytes(weights_path.read_bytes())
+        weights = load_file(weights_path)
     except FileNotFoundError:
         raise RegardError(f"{weights_path}: the weights are missing.", "Was the training interrupted early?") from None
     except SafetensorError as error:
         raise RegardError(f"{weights_path}: damaged ({error}).", "Put a good copy in its place.") from None
-    fill_weights(model, weights, weights_path)
+    model = model_of(config, weights, weights_path)
     source, target = read_tokenizers(folder, foreign=special is not None)
     for tokenizer, size in zip((source, target), vocabularies(config)):
         if tokenizer.vocab_size > size or (special is None and tokenizer.vocab_size != size):
@@ -209,11 +209,48 @@ def _filled(plain: Any, table: dict[str, Any], path: Path) -> Any:
     return dataclasses.replace(plain, **given)
 
 
+def model_of(config: Any, weights: Mapping[str, Tensor], origin: str | Path) -> Any:
+    """A model that has these weights and never had others: none are drawn, and none copied that are float32 already.
+
+    >>> config = FAMILIES["gpt"].config(width=8, heads=2, layers=1, feedforward=8, vocab=5)
+    >>> weights = {name: one.detach() for name, one in make_model(config).named_parameters()}
+    >>> model_of(config, weights, "memory").output.weight.data_ptr() == weights["embedding.tokens.weight"].data_ptr()
+    True
+    """
+    with _Unfilled():
+        model = make_model(config)
+    _refuse_others(dict(model.named_parameters()), weights, origin)
+    new = {id(one): nn.Parameter(weights[name].float()) for name, one in model.named_parameters()}
+    for module in model.modules():
+        for name, one in list(module.named_parameters(recurse=False)):
+            setattr(module, name, new[id(one)])
+    return model
+
+
+class _Unfilled(TorchFunctionMode):
+    """Inside, new parameters have a shape and no memory; tables that are computed are as ever."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return function(*args, **(kwargs | {"device": "meta"} if function is torch.empty else kwargs))
+
+
 def fill_weights(
-    model: torch.nn.Module, weights: dict[str, Tensor], origin: Path, may_differ: tuple[str, ...] = ()
+    model: nn.Module, weights: Mapping[str, Tensor], origin: str | Path, may_differ: tuple[str, ...] = ()
 ) -> None:
     """Copies weights into the model; names or shapes that do not fit are listed, unless they begin as they may."""
     own = dict(model.named_parameters())
+    new = _refuse_others(own, weights, origin, may_differ)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if name not in new:
+                tensor.copy_(weights[name])
+
+
+def _refuse_others(
+    own: Mapping[str, Tensor], weights: Mapping[str, Tensor], origin: str | Path, may_differ: tuple[str, ...] = ()
+) -> set[str]:
+    """The names that differ and may; any other is an error."""
     wrong = {n for n in own.keys() | weights.keys() if n not in own or n not in weights}
     wrong |= {n for n in own.keys() & weights.keys() if own[n].shape != weights[n].shape}
     new = {n for n in wrong if n.startswith(may_differ)} if may_differ else set()
@@ -224,10 +261,7 @@ def fill_weights(
             f"{' …' if len(wrong) > 5 else ''}.",
             "Was the folder mixed with another model's?",
         )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            if name not in new:
-                tensor.copy_(weights[name])
+    return new
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from regard.data.special import Special
 from regard.data.tokenizer import FOREIGN, Tokenizer
 from regard.errors import RegardError
 from regard.files import write_whole
-from regard.folder import Bundle, bundle_of, fill_weights, vocabularies
+from regard.folder import Bundle, bundle_of, model_of, vocabularies
 from regard.interop import bert_like, encoder_decoder, gpt_like
 from regard.interop.bert_like import read_bert_like, write_bert_like
 from regard.interop.encoder_decoder import read_encoder_decoder, write_encoder_decoder
@@ -27,7 +27,7 @@ from regard.interop.gpt_like import read_gpt_like, write_gpt_like
 from regard.interop.settings import Settings
 from regard.interop.tensors import SAFE, read_json, read_tensors
 from regard.interop.tokenizer_files import ROLES, FoundTokenizer, framing, read_tokenizer, special_ids, write_tokenizer
-from regard.models import family_of, make_model
+from regard.models import family_of
 
 
 class Architecture(NamedTuple):
@@ -90,8 +90,7 @@ def import_folder(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any
     if beyond:
         said = ", ".join(f"{key} = {one}" for key, one in beyond.items())
         raise RegardError(f"{folder}: special ids beyond the vocabulary of {size}: {said}.", "Mend config.json.")
-    model = make_model(config)
-    fill_weights(model, weights, folder)
+    model = model_of(config, weights, folder)
     source = tokenizer if tokenizer is not None else Tokenizer(found.source, FOREIGN)
     target = source if found.target is found.source else Tokenizer(found.target, FOREIGN)
     bundle = bundle_of(model.eval(), (source, target), {"imported": {"class": name, "folder": folder.name}})

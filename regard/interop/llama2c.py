@@ -21,9 +21,9 @@ from torch import Tensor
 from regard.data.special import Special
 from regard.data.tokenizer import FOREIGN, Tokenizer
 from regard.errors import RegardError
-from regard.folder import LanguageModel, fill_weights
+from regard.folder import LanguageModel, model_of
 from regard.interop.mapping import STACKED, Change, Row, Table, read_weights, shapes_of
-from regard.models.gpt import GPT, GPTConfig
+from regard.models.gpt import GPTConfig
 
 # Each story begins with <s>, and where one would begin, the last one has ended.
 UNK, BOS = 0, 1
@@ -55,8 +55,7 @@ def import_llama2c(model_file: str | Path, tokenizer_file: str | Path) -> Langua
     tokenizer = _read_tokenizer(tokenizer_file, config.vocab)
     table = llama2c_table(config.width // config.heads)
     weights = read_weights(table, {"blocks": config.layers}, theirs, str(model_file), shapes_of(config))
-    model = GPT(config)
-    fill_weights(model, weights, model_file)
+    model = model_of(config, weights, model_file)
     special = Special(pad=BOS, unk=UNK, sos=BOS, eos=BOS, begin=BOS)
     return LanguageModel(model.eval(), tokenizer, {"imported": {"file": model_file.name}}, special)
 
