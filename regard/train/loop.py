@@ -387,6 +387,7 @@ def _follow(average: dict[str, Tensor], model: torch.nn.Module, decay: float, st
 
 def _log(report: Report, step: int, sums: list[LossParts], rate: float, seconds: float) -> None:
     loss, nll, tokens = (float(torch.stack(column).double().sum()) for column in zip(*sums))
+    tokens = max(1.0, tokens)
     report.add(step, "train", loss=loss / tokens, nll=nll / tokens, lr=rate, tokens_per_second=round(tokens / seconds))
 
 
