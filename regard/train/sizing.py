@@ -26,8 +26,8 @@ class _Size:
 # Little text wants a small model, much dropout and many passes. The last two rows are for a GPU.
 _SIZES = (
     _Size(30_000, width=128, heads=4, layers=2, dropout=0.3, lr=3e-3, batch_tokens=1024, epochs=120),
-    _Size(150_000, width=128, heads=4, layers=3, dropout=0.3, lr=4e-3, batch_tokens=1024, epochs=25),
-    _Size(500_000, width=128, heads=4, layers=3, dropout=0.2, lr=4e-3, batch_tokens=2048, epochs=12),
+    _Size(150_000, width=128, heads=4, layers=3, dropout=0.3, lr=4e-3, batch_tokens=1024, epochs=80),
+    _Size(500_000, width=128, heads=4, layers=3, dropout=0.2, lr=4e-3, batch_tokens=2048, epochs=40),
     _Size(1_500_000, width=192, heads=4, layers=3, dropout=0.2, lr=3e-3, batch_tokens=4096, epochs=20),
     _Size(6_000_000, width=256, heads=4, layers=4, dropout=0.15, lr=2e-3, batch_tokens=4096, epochs=12),
     _Size(40_000_000, width=512, heads=8, layers=6, dropout=0.1, lr=1e-3, batch_tokens=8192, epochs=8),
