@@ -327,6 +327,29 @@ def test_scores_do_not_depend_on_the_batch():
     assert all(math.isfinite(one.logprob) for one in whole)
 
 
+@torch.no_grad()
+def test_the_loss_over_documents_of_any_length():
+    """Every token once: of the first 24 from all before it, of later ones from 12 to 23 before."""
+    writer = writer_of()
+    documents = [TEXT * 2, "où", TEXT]
+    found = writer.evaluate(documents, batch_tokens=50)
+    ids = [token for text in documents for token in [WRITING.sos, *writer.tokenizer.encode(text), WRITING.eos]]
+    nats = 0.0
+    for place in range(1, len(ids)):
+        first = 0 if place <= 24 else (place - 13) // 12 * 12
+        assert place <= 24 or 12 < place - first <= 24
+        row = writer.model(pack([ids[first:place]]))[-1]
+        nats -= row.double().log_softmax(-1)[ids[place]].item()
+    assert found.nats == pytest.approx(nats, rel=1e-5)
+    assert found.tokens == len(ids) - 1
+    assert found.loss == pytest.approx(nats / found.tokens, rel=1e-5)
+    assert found.bytes == len("".join(documents).encode())
+    assert found.bits_per_byte == pytest.approx(nats / math.log(2) / found.bytes, rel=1e-5)
+    lines = "".join(documents).count("\n")
+    assert found.words == sum(len(text.split()) for text in documents) + lines
+    assert found.word_perplexity == pytest.approx(math.exp(min(50, nats / found.words)), rel=1e-4)
+
+
 # The folder
 
 

@@ -98,6 +98,17 @@ def test_a_letter_that_was_never_seen(tmp_path):
     assert isinstance(model("ż"), str)
 
 
+@pytest.mark.parametrize("kind", ["char", "bytes"])
+def test_nothing_of_a_text_is_lost(tmp_path, kind):
+    text = "Où  ça?\n\n\tLà — e\u0301té \n" * 20
+    recipe = toy("language", tmp_path, tokenizer={"kind": kind, "vocab_size": 300})
+    (tmp_path / "text.txt").write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
+    corpus = LANGUAGE.read(recipe.data)
+    assert "".join([*corpus.training, *corpus.validation]) == text
+    tokenizer, _ = LANGUAGE.make_tokenizers(corpus, recipe.tokenizer)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
 def test_going_on_keeps_the_tokeniser_and_its_letters(abc, tmp_path):
     abc.save(tmp_path / "abc")
     recipe = toy("language", tmp_path, train={"steps": 2, "validate_every": 2})
