@@ -42,7 +42,7 @@ class DataConfig:
     prefixes: tuple[str, ...] = ()
     """text2text: what each file's sources begin with, so that the model knows the task"""
     weights: tuple[float, ...] = ()
-    """text2text: how often each file's pairs are seen in an epoch"""
+    """text2text: how often each file's pairs are seen, against each other; the least is seen once an epoch"""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def read(folder: Path, counts: tuple[int, ...], **options):
 
 
 @pytest.mark.parametrize(
-    ("weights", "times"), [((), (1, 1)), ((1.0, 1.0), (1, 1)), ((2.0, 0.5), (2, 0.5)), ((0.25, 3.5), (0.25, 3.5))]
+    ("weights", "times"), [((), (1, 1)), ((1.0, 1.0), (1, 1)), ((1.0, 0.5), (2, 1)), ((0.2, 0.7), (1, 3.5))]
 )
 def test_weights_say_how_often_the_pairs_of_a_file_are_seen(tmp_path, weights, times):
     corpus = read(tmp_path, (100, 50), weights=weights)

@@ -43,7 +43,7 @@ class Text2Text(Translate):
                     raise RegardError(f"{named}: every pair has an empty side.", "Give other pairs.")
             else:
                 pairs, held_out = split_validation(pairs, seed=0)
-            training += _prefixed(_repeated(pairs, weights[number]), prefixes[number])
+            training += _prefixed(_repeated(pairs, weights[number] / min(weights)), prefixes[number])
             validation += _prefixed(held_out, prefixes[number])
             counts = Counts(*(a + b for a, b in zip(dataclasses.astuple(counts), dataclasses.astuple(cleaned))))
         # Mixed, so that the first of them, which BLEU is measured on, are of every task.
