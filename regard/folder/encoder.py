@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from regard.data.special import MASK_NAME, READING, Special
 from regard.data.texts import ByLength, Inputs, Texts, encode_texts
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.layers.packed import Packed, pack
+from regard.folder.bundle import ModelWithTokenizers
 from regard.models import Bert
 
 # Tokens that are encoded at once.
@@ -34,7 +33,7 @@ class Classified:
 
 
 @dataclass
-class TextEncoder:
+class TextEncoder(ModelWithTokenizers):
     """A model that reads whole texts.
 
     >>> encoder = load("minilm")  # doctest: +SKIP
@@ -50,10 +49,6 @@ class TextEncoder:
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.tokenizer, self.tokenizer
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
 
     def text_ids(self, text: str, *, name: str = "the text", truncate: bool = False) -> list[int]:
         """A text as the model reads it; too long a one is an error, or is cut short."""
@@ -141,7 +136,7 @@ class TextEncoder:
         if len(ids) > self.model.config.max_len:
             raise RegardError(f"The text has {len(ids)} tokens.", f"The model takes {self.model.config.max_len}.")
         self.model.eval()
-        likely = self.model(self._packed([ids])).float().softmax(-1)
+        likely = self.model(self.packed([ids])).float().softmax(-1)
         found = []
         for place in [i for i, one in enumerate(ids) if one == self.special.mask]:
             best, which = likely[place].topk(min(count, likely.shape[1]))
@@ -153,14 +148,6 @@ class TextEncoder:
         self.model.eval()
         for numbers, inputs in _batches(texts):
             yield numbers, self.model(*(one.to(self.device) for one in inputs)).float()
-
-    def _packed(self, sequences: Sequence[Sequence[int]]) -> Packed:
-        return pack(sequences).to(self.device)
-
-    def save(self, path: str | Path) -> None:
-        from regard.folder.files import save  # which knows all kinds of models
-
-        save(path, self)
 
 
 def _batches(texts: Texts) -> Iterator[tuple[list[int], Inputs]]:

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from regard.data.streams import whole_text
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig, Hypothesis, decode_all
 from regard.errors import RegardError
+from regard.folder.bundle import ModelWithTokenizers
 from regard.folder.scoring import PairScore, logprobs
-from regard.layers.packed import Packed, pack
 from regard.models import GPT
 
 Hear = Callable[[int, str], None]
@@ -55,7 +54,7 @@ class TextLoss:
 
 
 @dataclass
-class LanguageModel:
+class LanguageModel(ModelWithTokenizers):
     """A model that goes on with a text.
 
     >>> writer = load("model")  # doctest: +SKIP
@@ -71,10 +70,6 @@ class LanguageModel:
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.tokenizer, self.tokenizer
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
 
     def __call__(self, prompt: str) -> str:
         return self.generate([prompt])[0][0].text
@@ -125,7 +120,7 @@ class LanguageModel:
         found = decode_all(
             self.model,
             ids,
-            self._packed,
+            self.packed,
             config,
             special=self.special,
             room=longest,
@@ -155,7 +150,7 @@ class LanguageModel:
             while len(scores) + len(batch) < len(encoded) and sum(map(len, batch)) < batch_tokens:
                 batch.append(encoded[len(scores) + len(batch)])
             wanted = torch.tensor([token for one in batch for token in one[1:]], device=self.device)
-            rows = logprobs(self.model(self._packed([one[:-1] for one in batch])).float(), wanted)
+            rows = logprobs(self.model(self.packed([one[:-1] for one in batch])).float(), wanted)
             own_rows = rows.split([len(one) - 1 for one in batch])
             scores += [PairScore(float(own.double().sum()), len(own)) for own in own_rows]
         return scores
@@ -176,14 +171,6 @@ class LanguageModel:
             nats, tokens = nats - float(rows.double().sum()), tokens + len(rows)
         words = sum(len(text.split()) + text.count("\n") for text in documents)
         return TextLoss(nats, tokens, max(1, words), sum(len(text.encode()) for text in documents))
-
-    def _packed(self, sequences: Sequence[Sequence[int]]) -> Packed:
-        return pack(sequences).to(self.device)
-
-    def save(self, path: str | Path) -> None:
-        from regard.folder.files import save  # which knows all kinds of models
-
-        save(path, self)
 
 
 class _Listener:

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from regard.data.special import TRANSLATING, Special
 from regard.data.tokenizer import Tokenizer
 from regard.decode import BeamHistory, DecodeConfig, Ensemble, Hypothesis, decode_all
 from regard.errors import RegardError
+from regard.folder.bundle import ModelWithTokenizers
 from regard.folder.scoring import PairScore, logprobs
-from regard.layers.packed import Packed, pack
+from regard.layers.packed import Packed
 from regard.models import TranslationModel
 
 
@@ -29,7 +29,7 @@ class Translation:
 
 
 @dataclass
-class Translator:
+class Translator(ModelWithTokenizers):
     """A model with its tokenisers, ready to use.
 
     >>> translator = load("model")  # doctest: +SKIP
@@ -48,10 +48,6 @@ class Translator:
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.source_tokenizer, self.target_tokenizer
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
 
     def __call__(self, line: str) -> str:
         return self.translate([line])[0][0].text
@@ -105,7 +101,7 @@ class Translator:
         found = decode_all(
             model,
             sources,
-            self._packed,
+            self.packed,
             config,
             special=self.special,
             prefixes=forced,
@@ -146,16 +142,8 @@ class Translator:
 
     def teacher_forced(self, pairs: Sequence[tuple[list[int], list[int]]]) -> tuple[Packed, Packed]:
         """Source ids (as from source_ids) and target ids as the model takes them when the target is given."""
-        return self._packed([s for s, _ in pairs]), self._packed([self.special.begun(t) for _, t in pairs])
+        return self.packed([s for s, _ in pairs]), self.packed([self.special.begun(t) for _, t in pairs])
 
     def _predicted(self, target: list[int]) -> list[int]:
         """What should follow each token of the target as the model is given it."""
         return [*self.special.begun(target)[1:], self.special.eos]
-
-    def _packed(self, sequences: Sequence[Sequence[int]]) -> Packed:
-        return pack(sequences).to(self.device)
-
-    def save(self, path: str | Path) -> None:
-        from regard.folder.files import save  # which knows all kinds of models
-
-        save(path, self)

@@ -164,7 +164,7 @@ def test_the_space_before_a_hidden_token_is_its_own(kind):
     """As it is where tokens are hidden in training."""
     reader = encoder_of(kind=kind, max_len=64)
     seen = []
-    reader._packed = lambda rows: seen.append(list(rows[0])) or pack(rows)  # type: ignore[method-assign, func-returns-value]
+    reader.packed = lambda rows: seen.append(list(rows[0])) or pack(rows)  # type: ignore[method-assign, func-returns-value]
     reader.fill("the <mask> sees <mask>")
     [ids] = seen
     whole = framed(reader, "the cat sees owls")

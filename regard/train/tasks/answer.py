@@ -15,7 +15,7 @@ from regard.train.losses import LossParts
 from regard.train.metrics import squad_scores
 from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from regard.train.sizing import vocabulary_for
-from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers
+from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, suggested_training
 from regard.train.tasks.held import Held, with_validation
 
 # Questions of the validation set that are answered each time.
@@ -41,17 +41,11 @@ class Answer:
             task="answer",
             tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(texts)),
             model=bert_tiny(dropout=0.2, max_len=256),
-            train=TrainConfig(
-                steps=steps,
-                batch_tokens=batch,
+            train=suggested_training(
+                steps,
+                batch,
                 lr=1e-4 if goes_on else 1e-3,
                 schedule="linear" if goes_on else "cosine",
-                warmup=steps // 10,
-                label_smoothing=0.0,
-                weight_decay=0.01,
-                optimizer="adamw",
-                validate_every=max(100, steps // 8),
-                save_every=max(100, steps // 8),
                 validate_by="f1",
             ),
         )

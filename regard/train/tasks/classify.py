@@ -13,7 +13,7 @@ from regard.models.bert import bert_tiny
 from regard.train.losses import LossParts
 from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from regard.train.sizing import vocabulary_for
-from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss
+from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss, suggested_training
 from regard.train.tasks.held import Held, with_validation
 
 # Texts of the validation set that are classified each time.
@@ -49,16 +49,12 @@ class Classify:
             task="classify",
             tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(texts)),
             model=bert_tiny(layers=2, feedforward=256, dropout=0.3, max_len=256),
-            train=TrainConfig(
-                steps=steps,
-                batch_tokens=batch,
+            train=suggested_training(
+                steps,
+                batch,
                 lr=1e-4 if goes_on else 1e-3,
                 schedule="linear" if goes_on else "cosine",
-                warmup=steps // 10,
-                weight_decay=0.01,
-                optimizer="adamw",
-                validate_every=max(50, steps // 10),
-                save_every=max(50, steps // 10),
+                label_smoothing=0.1,
                 validate_by="accuracy",
             ),
         )

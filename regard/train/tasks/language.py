@@ -11,7 +11,7 @@ from regard.folder import LanguageModel
 from regard.models import GPTConfig
 from regard.train.losses import LossParts
 from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss
+from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss, suggested_training
 from regard.train.tasks.held import Held
 
 # Below so many characters letters are learned; above, pieces of words.
@@ -41,17 +41,7 @@ class Language:
             task="language",
             tokenizer=TokenizerConfig(kind="char" if letters else "bytes", vocab_size=8000),
             model=GPTConfig(width=width, layers=layers, feedforward=4 * width, dropout=0.2, max_len=context),
-            train=TrainConfig(
-                steps=steps,
-                batch_tokens=batch,
-                lr=2e-4 if goes_on else 2e-3,
-                warmup=min(500, steps // 10),
-                label_smoothing=0.0,
-                weight_decay=0.1,
-                optimizer="adamw",
-                validate_every=max(50, steps // 10),
-                save_every=max(50, steps // 10),
-            ),
+            train=suggested_training(steps, batch, 2e-4 if goes_on else 2e-3, weight_decay=0.1),
         )
 
     def make_tokenizers(self, corpus: Held[str], config: TokenizerConfig) -> Tokenizers:

@@ -13,7 +13,7 @@ from regard.models.bert import bert_tiny
 from regard.train.losses import LossParts, token_loss
 from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from regard.train.sizing import vocabulary_for
-from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss
+from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss, suggested_training
 from regard.train.tasks.held import Held, with_validation
 
 
@@ -34,17 +34,7 @@ class Mask:
             task="mask",
             tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(corpus.training)),
             model=bert_tiny(width=width, layers=layers, feedforward=4 * width),
-            train=TrainConfig(
-                steps=steps,
-                batch_tokens=batch,
-                lr=2e-4 if goes_on else 1e-3,
-                warmup=min(1000, steps // 10),
-                label_smoothing=0.0,
-                weight_decay=0.01,
-                optimizer="adamw",
-                validate_every=max(100, steps // 10),
-                save_every=max(100, steps // 10),
-            ),
+            train=suggested_training(steps, batch, 2e-4 if goes_on else 1e-3),
         )
 
     def make_tokenizers(self, corpus: Held[str], config: TokenizerConfig) -> Tokenizers:
