@@ -25,7 +25,7 @@ class _Size:
 
 # Little text wants a small model, much dropout and many passes. The last two rows are for a GPU.
 _SIZES = (
-    _Size(30_000, width=128, heads=4, layers=2, dropout=0.3, lr=3e-3, batch_tokens=1024, epochs=400),
+    _Size(30_000, width=128, heads=4, layers=2, dropout=0.3, lr=3e-3, batch_tokens=1024, epochs=120),
     _Size(150_000, width=128, heads=4, layers=3, dropout=0.3, lr=4e-3, batch_tokens=1024, epochs=80),
     _Size(500_000, width=128, heads=4, layers=3, dropout=0.2, lr=4e-3, batch_tokens=2048, epochs=40),
     _Size(1_500_000, width=192, heads=4, layers=3, dropout=0.2, lr=3e-3, batch_tokens=4096, epochs=20),
