@@ -228,7 +228,7 @@ def work(
 
 
 def _taking_over(recipe: Recipe, model: ModelConfig, origin: str | Path | None) -> Recipe:
-    """The recipe with the sizes of the model that it goes on from, and the head that its own task asks for."""
+    """The recipe with the sizes of the model that it goes on from."""
     families = FAMILIES_FOR[recipe.task]
     if family_of(model) not in families:
         raise RegardError(

@@ -8,7 +8,8 @@ import pytest
 @pytest.fixture(scope="session")
 def transformers() -> Any:
     """Opening it takes seconds, so it is opened where a test asks for it."""
-    library = pytest.importorskip("transformers")
+    import transformers as library
+
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
     return library

@@ -55,15 +55,6 @@ CASES = {
 SOURCES = [[0, 7, 9, 11, 30, 8, 21, 5, 2], [0, 40, 17, 2]]
 
 
-@pytest.fixture(scope="module")
-def transformers() -> Any:
-    """The library, which takes seconds to open."""
-    library = pytest.importorskip("transformers")
-    library.logging.set_verbosity_error()
-    library.logging.disable_progress_bar()
-    return library
-
-
 def class_of(family: str) -> str:
     return "MarianMTModel" if family == "Marian" else f"{family}ForConditionalGeneration"
 

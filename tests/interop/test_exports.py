@@ -74,7 +74,10 @@ def logprobs(translator: Translator) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def ctranslate2() -> Any:
-    return pytest.importorskip("ctranslate2")
+    """The library, opened where a test asks for it."""
+    import ctranslate2
+
+    return ctranslate2
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -154,14 +157,8 @@ def test_ctranslate2_frames_sources_as_the_model_wants(ctranslate2, tmp_path):
 # -- ONNX Runtime ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def onnx() -> None:
-    for name in ("onnx", "onnxruntime"):
-        pytest.importorskip(name)
-
-
 @pytest.mark.parametrize("form", [*FORMS, *FURTHER], ids=str)
-def test_onnx_gives_the_same_logits(onnx, tmp_path, form):
+def test_onnx_gives_the_same_logits(tmp_path, form):
     translator = ours(**form)
     export_onnx(translator, tmp_path)
     opened = open_onnx(tmp_path)
@@ -174,7 +171,7 @@ def test_onnx_gives_the_same_logits(onnx, tmp_path, form):
     [DecodeConfig(beam=5, n_best=3), DecodeConfig("greedy"), DecodeConfig("sample", n_best=2)],
     ids=["beam", "greedy", "sample"],
 )
-def test_onnx_translates_as_we_do(onnx, transformer, tmp_path, config):
+def test_onnx_translates_as_we_do(transformer, tmp_path, config):
     export_onnx(transformer, tmp_path)
     opened = open_onnx(tmp_path)
     lines = ["", *(source for source, _ in number_pairs(100, seed=7))]
@@ -185,7 +182,7 @@ def test_onnx_translates_as_we_do(onnx, transformer, tmp_path, config):
     assert len({answer[0] for answer in found}) > 90
 
 
-def test_onnx_scores_and_knows_prefixes(onnx, transformer, tmp_path):
+def test_onnx_scores_and_knows_prefixes(transformer, tmp_path):
     export_onnx(transformer, tmp_path)
     opened = open_onnx(tmp_path)
     pairs = number_pairs(9, seed=3)
@@ -196,7 +193,7 @@ def test_onnx_scores_and_knows_prefixes(onnx, transformer, tmp_path):
     assert best.text == transformer.translate(["one two"], prefixes=["dix"])[0][0].text
 
 
-def test_onnx_keeps_special_ids_and_two_tokenisers(onnx, tmp_path):
+def test_onnx_keeps_special_ids_and_two_tokenisers(tmp_path):
     translator = ours(shared_vocab=False)
     translator.target_tokenizer = Tokenizer.train([" ".join(f"v{i}" for i in range(46))], "word")
     export_onnx(translator, tmp_path / "two")
@@ -207,7 +204,7 @@ def test_onnx_keeps_special_ids_and_two_tokenisers(onnx, tmp_path):
     assert open_onnx(tmp_path / "other").special == translator.special
 
 
-def test_what_is_there_and_what_is_not(onnx, transformer, seq2seq, tmp_path):
+def test_what_is_there_and_what_is_not(transformer, seq2seq, tmp_path):
     export_onnx(transformer, tmp_path)
     with pytest.raises(RegardError, match="there is a model already"):
         export_onnx(transformer, tmp_path)
