@@ -31,6 +31,7 @@ PUBLIC = {
     ],
     "regard.interop": [
         *("export_ctranslate2", "export_folder", "export_onnx", "import_folder", "import_llama2c", "open_onnx"),
+        *("read_sentencepiece", "write_sentencepiece"),
     ],
     "regard.train": [
         *("TASKS", "Corpus", "DataConfig", "Recipe", "TextScores", "TokenizerConfig", "TrainConfig", "plan"),

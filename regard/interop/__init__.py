@@ -5,5 +5,15 @@ from regard.interop.huggingface import export_folder, import_folder
 from regard.interop.llama2c import import_llama2c
 from regard.interop.onnx_graphs import export_onnx
 from regard.interop.onnx_runner import open_onnx
+from regard.interop.sentencepiece import read_sentencepiece, write_sentencepiece
 
-__all__ = ["export_ctranslate2", "export_folder", "export_onnx", "import_folder", "import_llama2c", "open_onnx"]
+__all__ = [
+    "export_ctranslate2",
+    "export_folder",
+    "export_onnx",
+    "import_folder",
+    "import_llama2c",
+    "open_onnx",
+    "read_sentencepiece",
+    "write_sentencepiece",
+]
