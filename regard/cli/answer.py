@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from regard.cli.common import Model, as_text, parse
+from regard.cli.common import Empty, Model, as_text, parse
 from regard.data.questions import Question, read_squad
 from regard.errors import RegardError
 from regard.files import write_whole
@@ -30,6 +30,7 @@ class Options:
     """questions in the layout of SQuAD; plain, .gz or .xz"""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """where the answers go, as one JSON object from the questions' ids; by default to standard output"""
+    empty: Empty = False
     device: Device = "auto"
 
 
@@ -41,11 +42,11 @@ def run(argv: list[str]) -> int:
     if asked:
         question, context = as_text(options.question, "--question"), as_text(options.context, "--context")
         encoder = load(options.model, options.device, expect=TextEncoder)
-        print(encoder.answer([Question("", question, context, ())])[0])
+        print(encoder.answer([Question("", question, context, ())], empty=options.empty)[0])
         return 0
     questions = read_squad(options.data)
     encoder = load(options.model, options.device, expect=TextEncoder)
-    answers = {one.id: text for one, text in zip(questions, encoder.answer(questions))}
+    answers = {one.id: text for one, text in zip(questions, encoder.answer(questions, empty=options.empty))}
     table = json.dumps(answers, indent=2, ensure_ascii=False) + "\n"
     if options.out is None:
         sys.stdout.write(table)

@@ -30,6 +30,10 @@ Data = Annotated[
     ),
 ]
 Truncate = Annotated[bool, tyro.conf.arg(help="cut over-long lines short instead of refusing them")]
+Empty = Annotated[
+    bool,
+    tyro.conf.arg(help="an answer may be nothing; for models that were trained on questions without an answer too"),
+]
 
 Options = TypeVar("Options")
 

@@ -14,6 +14,7 @@ import tyro
 from regard.cli.common import (
     PHRASEBOOK,
     Data,
+    Empty,
     Ensemble,
     Examples,
     Model,
@@ -56,6 +57,7 @@ class Options:
     ensemble: Ensemble = ()
     language: Literal["en", "de", "fr"] = "en"
     """of answers: articles and punctuation of the language do not count"""
+    empty: Empty = False
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """write the numbers to this file too"""
     truncate: Truncate = False
@@ -106,10 +108,17 @@ def _encoder(options: Options) -> dict[str, Any]:
             right = sum(one.label == example.label for one, example in zip(found, examples))
             return results | {"texts": len(examples), "accuracy": 100 * right / len(examples)}
         case "answer":
-            questions = [question for file in options.data for question in read_squad(file)]
-            answers = {one.id: text for one, text in zip(questions, encoder.answer(questions))}
+            read = [question for file in options.data for question in read_squad(file)]
+            questions = [dataclasses.replace(one, id=str(i)) for i, one in enumerate(read)]  # files may share ids
+            without = sum(not one.answers for one in questions)
+            if without and not options.empty:
+                print(f"Questions without an answer: {without}. With --empty the model may say so.", file=sys.stderr)
+            answers = {one.id: text for one, text in zip(questions, encoder.answer(questions, empty=options.empty))}
             exact, f1 = squad_scores(answers, questions, options.language)
-            return results | {"questions": len(questions), "exact_match": exact, "f1": f1}
+            return results | {
+                **{"questions": len(questions), "without_answer": without},
+                **{"exact_match": exact, "f1": f1},
+            }
         case head:
             raise RegardError(
                 f"There is no measure for a model with the head {head}.",

@@ -71,7 +71,8 @@ def squad_scores(
 
     Answers are compared in lower case and without punctuation and articles: as SQuAD does in English, and as MLQA,
     which knows more punctuation, does in other languages. F1 is over the words that both have, as often as both have
-    them. To a question without answers nothing is the right answer; where `predictions` has none, it is nothing.
+    them. To a question without answers nothing is the right answer; where `predictions` has none, it is nothing. An
+    answer of which no word counts is none, beside others.
 
     >>> questions = [Question("1", "Who sat?", "The black cat sat.", (("The black cat", 0),))]
     >>> squad_scores({"1": "a black cat."}, questions), squad_scores({"1": "cat sat"}, questions)
@@ -82,7 +83,7 @@ def squad_scores(
     exact = f1 = 0.0
     for question in questions:
         given = _answer_words(predictions.get(question.id, ""), language)
-        right = [_answer_words(text, language) for text, _ in question.answers] or [[]]
+        right = [words for text, _ in question.answers if (words := _answer_words(text, language))] or [[]]
         exact += any(given == words for words in right)
         f1 += max(_f1(given, words) for words in right)
     return 100 * exact / max(1, len(questions)), 100 * f1 / max(1, len(questions))

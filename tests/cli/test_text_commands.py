@@ -169,6 +169,29 @@ def test_an_answer_is_a_part_of_the_context(run, answerer, data, tmp_path):
     assert "F1" in run("evaluate", answerer, "--data", data / "squad.json")
 
 
+def test_an_answer_may_be_nothing(run, capsys, data, tmp_path):
+    """Of a model that never saw an answer: nothing where that is allowed, and words of the context where it is not."""
+    table = json.loads((data / "squad.json").read_text())
+    for paragraph in table["data"][0]["paragraphs"]:
+        paragraph["qas"][0] |= {"answers": [], "is_impossible": True}
+    squad = tmp_path / "impossible.json"
+    squad.write_text(json.dumps(table))
+    reader = trained("answer", squad, tmp_path / "reader")
+    asked = ["answer", reader, "--question", "The last word?", "--context", "The cat sleeps."]
+    assert run(*asked).strip() in "The cat sleeps."
+    assert run(*asked).strip() != ""
+    assert run(*asked, "--empty") == "\n"
+    assert set(json.loads(run("answer", reader, "--data", squad, "--empty")).values()) == {""}
+    judge = [*map(str, ("evaluate", reader, "--data", squad, squad, "--json", tmp_path / "r.json", "--device", "cpu"))]
+    for more in [], ["--empty"]:
+        assert main([*judge, *more]) == 0
+        assert ("Questions without an answer: 120" in capsys.readouterr().err) == (not more)
+        found = json.loads((tmp_path / "r.json").read_text())
+        assert (found["questions"], found["without_answer"]) == (120, 120)
+        assert found["exact_match"] == found["f1"]
+        assert found["f1"] == 100 if more else found["f1"] < 50  # a sign or an article alone is nothing too
+
+
 def test_answering_wants_a_question(refused, answerer, encoder):
     assert "Give --question and --context, or --data" in refused("answer", answerer, "--question", "Who?")
     assert "not trained to answer" in refused("answer", encoder, "--question", "Who?", "--context", "He.")

@@ -104,6 +104,7 @@ def test_nothing_is_the_right_answer_where_there_is_none():
     assert squad_scores({"1": ""}, one_question()) == (100.0, 100.0)
     assert squad_scores({}, one_question()) == (100.0, 100.0)
     assert squad_scores({"1": "cat"}, one_question()) == (0.0, 0.0)
+    assert squad_scores({"1": ""}, one_question("the", "cat")) == (0.0, 0.0)  # "the" is no answer beside another
 
 
 def test_a_language_without_known_articles():
