@@ -12,6 +12,8 @@ from regard.data import read_pairs
 from regard.data.phrasebook import phrasebook_pairs, words
 from regard.data.readers import STDIN, numbered_lines
 from regard.errors import RegardError
+from regard.folder import Device, Translator, load
+from regard.interop.onnx_runner import holds_graphs, open_onnx
 from regard.train.recipe import PHRASEBOOK
 from regard.viewer import Link
 from regard.viewer.alignment import Words
@@ -41,6 +43,18 @@ Options = TypeVar("Options")
 def parse(options: type[Options], command: str, argv: list[str]) -> Options:
     """The options of a command, from the command line."""
     return tyro.cli(options, prog=f"regard {command}", args=argv, config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def open_translator(model: Path, device: Device, ensemble: Sequence[Path] = ()) -> Translator:
+    """The translator of a folder, be it of graphs for ONNX Runtime; or of several model folders that vote."""
+    graphs = [folder for folder in (model, *ensemble) if holds_graphs(folder)]
+    if not graphs:
+        return load([model, *ensemble] if ensemble else model, device, expect=Translator)
+    if ensemble:
+        raise RegardError(f"{graphs[0]} holds graphs, which do not vote.", "Name the model folder that they are of.")
+    if device not in ("auto", "cpu"):
+        raise RegardError(f"{model} holds graphs, which run on CPUs.", "Use device auto or cpu.")
+    return open_onnx(model)
 
 
 class Examples(NamedTuple):

@@ -19,6 +19,7 @@ from regard.cli.common import (
     Examples,
     Model,
     Truncate,
+    open_translator,
     parse,
     phrasebook_examples,
     progress,
@@ -72,8 +73,7 @@ def run(argv: list[str]) -> int:
         results = _language(options) if kind is LanguageModel else _encoder(options)
         return _tell(results, options)
     examples = _examples(options)
-    folders = [options.model, *options.ensemble]
-    translator = load(folders if options.ensemble else options.model, options.device, expect=Translator)
+    translator = open_translator(options.model, options.device, options.ensemble)
     results = {"data": list(options.data), "sentences": len(examples.pairs)}
     results |= _translations(translator, examples, options)
     if not options.ensemble:

@@ -38,5 +38,8 @@ def run(argv: list[str]) -> int:
         print(f"{options.out} is a model of CTranslate2, its tokeniser beside it.", file=sys.stderr)
     else:
         export_onnx(translator, options.out)
-        print(f"{options.out} holds graphs for ONNX Runtime; regard.interop.open_onnx runs them.", file=sys.stderr)
+        print(
+            f"{options.out} holds graphs for ONNX Runtime; regard translate, evaluate and score run them.",
+            file=sys.stderr,
+        )
     return 0

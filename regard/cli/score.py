@@ -4,9 +4,9 @@ import math
 import sys
 from dataclasses import dataclass
 
-from regard.cli.common import Data, Model, Truncate, parse, read_examples
+from regard.cli.common import Data, Model, Truncate, open_translator, parse, read_examples
 from regard.errors import RegardError
-from regard.folder import Device, Translator, load
+from regard.folder import Device
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def run(argv: list[str]) -> int:
             raise RegardError(f"{' '.join(options.data)}, pair {i + 1}: the source is empty.", "Remove the pair.")
     if not filled:
         raise RegardError(f"{' '.join(options.data)}: every pair is empty.", "Give some text.")
-    translator = load(options.model, options.device, expect=Translator)
+    translator = open_translator(options.model, options.device)
     scores = dict(zip(filled, translator.score([pairs[i] for i in filled], truncate=options.truncate)))
     for i in range(len(pairs)):
         found = scores.get(i)

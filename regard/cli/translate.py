@@ -8,9 +8,22 @@ from typing import Annotated
 
 import tyro
 
-from regard.cli.common import Ensemble, Input, Model, Texts, Truncate, as_text, numbered_texts, parse, progress
+from regard.cli.common import (
+    Ensemble,
+    Input,
+    Model,
+    Texts,
+    Truncate,
+    as_text,
+    numbered_texts,
+    open_translator,
+    parse,
+    progress,
+)
 from regard.decode import DecodeConfig
-from regard.folder import Device, Translator, load
+from regard.errors import RegardError
+from regard.folder import Device
+from regard.interop.onnx_runner import holds_graphs
 from regard.viewer import align, clearest_layer, format_links, need_attention
 
 # So many lines are sorted by length into batches before the first of them is answered.
@@ -44,8 +57,12 @@ class Options:
 def run(argv: list[str]) -> int:
     options = parse(Options, "translate", argv)
     lines = numbered_texts(options.text, options.input, "Type lines to translate")
-    folders = [options.model, *options.ensemble]
-    translator = load(folders if options.ensemble else options.model, options.device, expect=Translator)
+    if options.alignments and holds_graphs(options.model):
+        raise RegardError(
+            f"{options.model} holds graphs, and what those regard is not seen.",
+            "Name the model folder that they are of.",
+        )
+    translator = open_translator(options.model, options.device, options.ensemble)
     if options.alignments:
         need_attention(translator)
     layer, done = None, 0

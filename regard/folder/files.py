@@ -128,7 +128,10 @@ def load(path, device="auto", *, expect=None):
     try:
         weights = load_file(weights_path)
     except FileNotFoundError:
-        raise RegardError(f"{weights_path}: the weights are missing.", "Was the training interrupted early?") from None
+        hint = "Was the training interrupted early?"
+        if next(folder.glob("*.onnx"), None):
+            hint = "Graphs for ONNX Runtime, which the folder holds, are run by: regard translate, evaluate, score."
+        raise RegardError(f"{weights_path}: the weights are missing.", hint) from None
     except SafetensorError as error:
         raise RegardError(f"{weights_path}: damaged ({error}).", "Put a good copy in its place.") from None
     model = model_of(config, weights, weights_path)

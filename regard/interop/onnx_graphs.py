@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.scores import Concat, Cosine, General, Location, ScaledDot
+from regard.data.tokenizer import FOREIGN
 from regard.errors import RegardError
 from regard.files import write_whole
 from regard.folder import FORMAT, OPENED, Translator, write_tokenizers
@@ -49,7 +50,8 @@ def export_onnx(translator: Translator, folder: str | Path) -> None:
         onnx.save_model(graph, folder / name, save_as_external_data=beside, location=f"{name}.data")
     source, target = translator.tokenizers
     table = {"format": FORMAT, "family": "transformer", "shared_tokenizer": source is target}
-    if translator.special != OPENED["transformer"].special:
+    # Another program's tokeniser is known by it.
+    if translator.special != OPENED["transformer"].special or source.kind == FOREIGN:
         table["special"] = dataclasses.asdict(translator.special)
     table |= dataclasses.asdict(model.config)
     write_whole(folder / "config.json", (json.dumps(table, indent=2, ensure_ascii=False) + "\n").encode())

@@ -1,5 +1,6 @@
 """Translating with ONNX Runtime: the graphs of a Transformer, behind the protocol that all decoding speaks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ class OnnxModel:
 
     def eval(self) -> "OnnxModel":
         return self
+
+    def named_modules(self) -> Iterator[tuple[str, Any]]:
+        """None: what its attentions regard stays inside the graphs."""
+        return iter(())
 
     def start(self, source: Packed) -> OnnxState:
         ids, lengths = source.padded()
@@ -77,6 +82,15 @@ class OnnxTranslator(Translator):
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+
+def holds_graphs(folder: str | Path) -> bool:
+    """Whether a folder is one that `export_onnx` wrote.
+
+    >>> holds_graphs("no-such-folder")
+    False
+    """
+    return (Path(folder) / ENCODER).exists()
 
 
 def open_onnx(folder: str | Path) -> OnnxTranslator:

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import pre_tokenizers
 
 from regard.data import Tokenizer
 from regard.data.special import Special
+from regard.data.tokenizer import FOREIGN
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.folder import Translator
@@ -202,6 +204,15 @@ def test_onnx_keeps_special_ids_and_two_tokenisers(tmp_path):
     translator.special = Special(pad=1, unk=0, sos=3, eos=3, begin=2, end=3, forced=2)
     export_onnx(translator, tmp_path / "other")
     assert open_onnx(tmp_path / "other").special == translator.special
+
+
+def test_onnx_keeps_another_programs_tokeniser(tmp_path):
+    translator = ours()
+    library = translator.source_tokenizer.library
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    translator.source_tokenizer = translator.target_tokenizer = Tokenizer(library, FOREIGN)
+    export_onnx(translator, tmp_path)
+    assert open_onnx(tmp_path).source_ids("w1 w2") == translator.source_ids("w1 w2")
 
 
 def test_what_is_there_and_what_is_not(transformer, seq2seq, tmp_path):
