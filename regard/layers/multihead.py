@@ -78,17 +78,22 @@ class MultiHead(nn.Module):
         offsets: Offsets | None = None,
         *,
         positions: Int[Tensor, "*n"] | None = None,
-        memory: Float[Tensor, "M E"] | None = None,
+        memory: Float[Tensor, "*m E"] | None = None,
         memory_offsets: Offsets | None = None,
         cache: GrowingCache | MemoryCache | None = None,
         bias: Bias | None = None,
     ) -> Float[Tensor, "*n E"]:
         """Whole sequences, packed (N, E); or, with a cache, one token for each of the (B, K) hypotheses.
 
-        A growing cache takes up whole sequences too, if it is new: the beginning of a text is read at once.
+        A growing cache takes up whole sequences too, if it is new: the beginning of a text is read at once. Without
+        offsets and cache the sequences are all of one length, (B, T, E).
         """
         q = self.queries(x, positions)
-        if isinstance(cache, MemoryCache):
+        if cache is None and offsets is None:
+            k, v = self.keys_values(x if memory is None else memory, positions if memory is None else None)
+            q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+            regarded = attend(q, k, v, score=self.score, mask=self.mask, bias=bias).transpose(1, 2)
+        elif isinstance(cache, MemoryCache):
             # The beams of a sentence are the queries of one attention, so its keys and values exist once.
             regarded = attend(q.transpose(1, 2), cache.k, cache.v, score=self.score, mask=cache.mask).transpose(1, 2)
         elif isinstance(cache, GrowingCache) and offsets is None:

@@ -6,6 +6,7 @@ from regard.models.bert import Bert, BertConfig
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.vit import ViT, ViTConfig
 
 
 class Family(NamedTuple):
@@ -18,10 +19,11 @@ FAMILIES = {
     "seq2seq": Family(Seq2SeqConfig, Seq2Seq),
     "gpt": Family(GPTConfig, GPT),
     "bert": Family(BertConfig, Bert),
+    "vit": Family(ViTConfig, ViT),
 }
-ModelConfig = TransformerConfig | Seq2SeqConfig | GPTConfig | BertConfig
+ModelConfig = TransformerConfig | Seq2SeqConfig | GPTConfig | BertConfig | ViTConfig
 TranslationModel = Transformer | Seq2Seq
-Model = Transformer | Seq2Seq | GPT | Bert
+Model = Transformer | Seq2Seq | GPT | Bert | ViT
 
 
 def family_of(config: ModelConfig) -> str:
