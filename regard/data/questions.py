@@ -108,7 +108,7 @@ def _get(found: Any, name: str, kind: Any, where: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class QuestionPieces:
-    """Questions with as much of their contexts as the model takes at a time: begin, question, end, context, end.
+    """Questions with as much of their contexts as the model takes at a time, as two texts are framed.
 
     >>> tokenizer = Tokenizer.train(["who sat the cat sat there"], "word")
     >>> questions = [Question("1", "who sat", "the cat sat there", (("the cat", 0),))]
@@ -147,9 +147,9 @@ class QuestionPieces:
         contexts = list(dict.fromkeys(one.context for one in questions))  # many questions are asked about one
         ids = dict(zip(contexts, tokenizer.encode_batch(contexts)))
         places = {context: [place for _, place in tokenizer.pieces(context)] for context in contexts}
-        # where the context of a piece begins: after the frame's beginning, the question, and its end
-        before = len(special.framed([]))
-        after = room(special, 1, max_len) - left
+        # where the context of a piece begins: after the frame's beginning, the question, its end, and what is between
+        before = len(special.framed([])) + (special.between is not None)
+        after = 0 if special.end is None else 1
         rows, numbers, answers, begins, ends = [], [], [], [], []
         for number, one in enumerate(questions):
             question = asked[number][: left // 2]

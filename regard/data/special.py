@@ -12,11 +12,12 @@ MASK_NAME = "<mask>"
 class Special:
     """The special ids of a model: by default those of models trained here; imported ones state theirs.
 
-    `begin` and `end` frame each text that is read; `sos` begins what is written and `forced`, if any, comes after it;
-    `eos` ends it.
+    `begin` and `end` frame each text that is read, and `between`, if any, comes before a second one (RoBERTa); `sos`
+    begins what is written and `forced`, if any, comes after it; `eos` ends it.
 
-    >>> Special(begin=7, end=8).framed([5, 6])
-    [7, 5, 6, 8]
+    >>> special = Special(begin=7, end=8, between=8)
+    >>> special.framed([5, 6]) + special.second([4])
+    [7, 5, 6, 8, 8, 4, 8]
     """
 
     pad: int = PAD
@@ -27,10 +28,15 @@ class Special:
     begin: int | None = None
     end: int | None = None
     forced: int | None = None
+    between: int | None = None
 
     def framed(self, ids: list[int]) -> list[int]:
         """A text as the model reads it."""
         return [*_some(self.begin), *ids, *_some(self.end)]
+
+    def second(self, ids: list[int]) -> list[int]:
+        """A text after another that is framed: it has an end of its own, and no beginning."""
+        return [*_some(self.between), *ids, *_some(self.end)]
 
     def begun(self, ids: list[int]) -> list[int]:
         """A text as the model writes it, without its end."""

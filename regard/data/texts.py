@@ -21,7 +21,7 @@ Inputs = tuple[Packed] | tuple[Packed, Tensor]
 class Texts:
     """Framed texts and, for models that ask for it, each token's segment: 0 in a first text, 1 in a second.
 
-    Two texts share their middle: begin, first, end, second, end.
+    Two texts share their middle: begin, first, end, second, end; where the model has it, `between` before the second.
 
     >>> texts = Texts.of([([5, 6], None), ([7], [8, 9])], Special(begin=2, end=3), segments=True)
     >>> texts.ids[0].tolist(), texts.ids[1].tolist(), texts.segments[1].tolist()
@@ -37,7 +37,7 @@ class Texts:
         ids, kinds = [], []
         for first, second in rows:
             head = special.framed(first)
-            tail = [] if second is None else _closed(second, special)
+            tail = [] if second is None else special.second(second)
             ids.append(head + tail)
             if segments:
                 kinds.append([0] * len(head) + [1] * len(tail))
@@ -53,15 +53,10 @@ def room(special: Special, texts: int, max_len: int) -> int:
     >>> room(Special(begin=2, end=3), texts=2, max_len=10)
     7
     """
-    left = max_len - len(special.framed([])) - (texts - 1) * len(_closed([], special))
+    left = max_len - len(special.framed([])) - (texts - 1) * len(special.second([]))
     if left < texts:
         raise RegardError(f"{max_len} tokens leave no room for a text.", hint="Raise the longest length.")
     return left
-
-
-def _closed(ids: list[int], special: Special) -> list[int]:
-    """A second text: what would begin it is the first one's end."""
-    return ids if special.end is None else [*ids, special.end]
 
 
 def encode_texts(

@@ -339,6 +339,7 @@ def read_bert_like(
         mask=tokens.get("mask"),
         begin=begin,
         end=end,
+        between=tokens.get("between"),
     )
     return config, special, weights
 

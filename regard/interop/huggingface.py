@@ -26,7 +26,15 @@ from regard.interop.encoder_decoder import read_encoder_decoder, write_encoder_d
 from regard.interop.gpt_like import read_gpt_like, write_gpt_like
 from regard.interop.settings import Settings
 from regard.interop.tensors import SAFE, read_json, read_tensors
-from regard.interop.tokenizer_files import ROLES, FoundTokenizer, framing, read_tokenizer, special_ids, write_tokenizer
+from regard.interop.tokenizer_files import (
+    ROLES,
+    FoundTokenizer,
+    framing,
+    read_tokenizer,
+    separating,
+    special_ids,
+    write_tokenizer,
+)
 from regard.models import family_of
 
 
@@ -139,7 +147,7 @@ def _class_of(table: Mapping[str, Any], path: Path) -> str:
 
 
 def _special_tokens(folder: Path, table: Mapping[str, Any], found: FoundTokenizer) -> dict[str, int]:
-    """Special ids by what they are for; `begin` and `end` are what the tokeniser puts around each text."""
+    """Special ids by what they are for; `begin`, `end` and `between` are what the tokeniser puts around texts."""
     tokens = dict(found.special)
     for role in ROLES:
         index = table.get(f"{role}_token_id")
@@ -150,7 +158,8 @@ def _special_tokens(folder: Path, table: Mapping[str, Any], found: FoundTokenize
     begin, end = framing(found.source)
     if begin is None and read_json(folder / "tokenizer_config.json").get("add_bos_token") is True:
         begin = tokens.get("bos")
-    return tokens | {key: index for key, index in (("begin", begin), ("end", end)) if index is not None}
+    around = {"begin": begin, "end": end, "between": separating(found.source)}
+    return tokens | {key: index for key, index in around.items() if index is not None}
 
 
 def _json(table: Mapping[str, Any]) -> bytes:

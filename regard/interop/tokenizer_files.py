@@ -51,16 +51,17 @@ class FoundTokenizer(NamedTuple):
 
 
 class _Family(NamedTuple):
-    """What a family of models calls its special tokens, and which of them it puts around a text."""
+    """What a family of models calls its special tokens, and which of them it puts around a text and between two."""
 
     names: dict[str, str]
     begin: str = ""
     end: str = ""
+    between: str = ""
 
 
 _BERT = _Family(dict(unk="[UNK]", sep="[SEP]", pad="[PAD]", cls="[CLS]", mask="[MASK]"), "cls", "sep")
 _SENTENCES = dict(bos="<s>", eos="</s>", unk="<unk>")
-_ROBERTA = _Family(_SENTENCES | dict(sep="</s>", pad="<pad>", cls="<s>", mask="<mask>"), "bos", "eos")
+_ROBERTA = _Family(_SENTENCES | dict(sep="</s>", pad="<pad>", cls="<s>", mask="<mask>"), "bos", "eos", "eos")
 _FAMILIES: dict[str, _Family] = {
     "": _Family(_SENTENCES | dict(pad="<pad>")),
     "albert": _Family(_BERT.names | dict(bos="[CLS]", eos="[SEP]", unk="<unk>", pad="<pad>"), "cls", "sep"),
@@ -116,7 +117,7 @@ def read_tokenizer(folder: str | Path) -> FoundTokenizer:
         if path.name != "tokenizer.json":
             begin = _unless_said(settings, "add_bos_token", "bos", about.begin)
             end = _unless_said(settings, "add_eos_token", "eos", about.end)
-            frame(library, special.get(begin), special.get(end))
+            frame(library, special.get(begin), special.get(end), special.get(about.between))
         # Some files say that every text be cut or filled up to some length.
         library.no_truncation()
         library.no_padding()
@@ -132,8 +133,9 @@ def write_tokenizer(
     """
     folder = Path(folder)
     library = tokenizers.Tokenizer.from_str(tokenizer.library.to_str())
-    if framing(library) != (special.begin, special.end):
-        frame(library, special.begin, special.end, segments=segments)
+    wanted = special.begin, special.end
+    if framing(library) != wanted or special.between not in (None, separating(library)):
+        frame(library, *wanted, special.between, segments=segments)
     roles = {"bos": special.sos, "eos": special.eos, "unk": special.unk, "pad": special.pad, "mask": special.mask}
     if special.mask is not None:
         roles |= {"cls": special.begin, "sep": special.end}
@@ -169,11 +171,26 @@ def framing(library: tokenizers.Tokenizer) -> tuple[int | None, int | None]:
     return encoding.ids[0] if before else None, encoding.ids[-1] if after else None
 
 
-def frame(library: tokenizers.Tokenizer, begin: int | None, end: int | None, *, segments: bool = False) -> None:
-    """Has a tokeniser put these ids before and after each text."""
-    names = {index: library.id_to_token(index) for index in (begin, end) if index is not None}
-    first, last = ([] if index is None else [names[index]] for index in (begin, end))
-    second = [f"{name}:{int(segments)}" for name in ("$B", *last)]
+def separating(library: tokenizers.Tokenizer) -> int | None:
+    """The id that a tokeniser puts before the second of two texts, after the first one's end (RoBERTa and its kin)."""
+    one, two, end = library.encode("a").ids, library.encode("a", "a").ids, framing(library)[1]
+    tail = library.encode("a", add_special_tokens=False).ids + ([] if end is None else [end])
+    middle = two[len(one) : len(two) - len(tail)]
+    return middle[0] if len(middle) == 1 and two == [*one, *middle, *tail] else None
+
+
+def frame(
+    library: tokenizers.Tokenizer,
+    begin: int | None,
+    end: int | None,
+    between: int | None = None,
+    *,
+    segments: bool = False,
+) -> None:
+    """Has a tokeniser put these ids before and after each text, and before the second of two."""
+    names = {index: library.id_to_token(index) for index in (begin, end, between) if index is not None}
+    first, last, middle = ([] if index is None else [names[index]] for index in (begin, end, between))
+    second = [f"{name}:{int(segments)}" for name in (*middle, "$B", *last)]
     library.post_processor = TemplateProcessing(
         single=[*first, "$A", *last],
         pair=[*first, "$A", *last, *second],

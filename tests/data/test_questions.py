@@ -10,7 +10,7 @@ from regard.data import IGNORED, AnswerBatches, Question, QuestionPieces, Specia
 from regard.errors import RegardError
 from tests.data.helpers import check_epochs, rows, write
 
-BERT, BARE = Special(begin=2, end=3), Special()
+BERT, ROBERTA, BARE = Special(begin=2, end=3), Special(begin=2, end=3, between=3), Special()
 CONTEXT = "Léa  lives in\u00a0Paris, with two cats."
 
 
@@ -117,10 +117,11 @@ def words():
 
 
 @settings(deadline=None)
-@given(st.data(), st.integers(0, 40), st.integers(0, 12), st.integers(5, 30), st.integers(0, 20))
+@given(st.data(), st.integers(0, 40), st.integers(0, 12), st.integers(6, 30), st.integers(0, 20))
 def test_pieces_cover_the_context(words, data, length, asked, max_len, overlap):
-    special = data.draw(st.sampled_from([BERT, BARE]))
-    frame = 3 if special is BERT else 0
+    special = data.draw(st.sampled_from([BERT, ROBERTA, BARE]))
+    begin_ids, middle, end_ids = {BERT: ([2], [3], [3]), ROBERTA: ([2], [3, 3], [3]), BARE: ([], [], [])}[special]
+    frame = len(begin_ids + middle + end_ids)
     context = " ".join(WORDS[:length])
     answers = ()
     if length:
@@ -138,11 +139,8 @@ def test_pieces_cover_the_context(words, data, length, asked, max_len, overlap):
     for i in range(len(pieces)):
         ids, begins, ends = (one[i].tolist() for one in (pieces.texts.ids, pieces.begins, pieces.ends))
         assert len(ids) == len(begins) == len(ends) <= max_len
-        head = kept + (2 if special is BERT else 0)
-        part = ids[head : len(ids) - (special is BERT)]
-        assert ids == ([2] if special is BERT else []) + words.encode(question.question)[:kept] + (
-            [3, *part, 3] if special is BERT else part
-        )
+        part = ids[kept + len(begin_ids + middle) : len(ids) - len(end_ids)]
+        assert ids == [*begin_ids, *words.encode(question.question)[:kept], *middle, *part, *end_ids]
         assert part == all_ids[where : where + size]
         assert [context[a:b] for a, b in zip(begins, ends) if a >= 0] == WORDS[where : where + len(part)]
         begin, end = pieces.answers[i]

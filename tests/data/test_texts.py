@@ -7,7 +7,8 @@ from regard.data import ByLength, Sequences, Special, Texts, Tokenizer, encode_t
 from regard.errors import RegardError
 from tests.data.helpers import rows
 
-BERT, ROBERTA_ENDS, BARE = Special(begin=2, end=3), Special(end=3), Special()
+BERT, ENDS, BARE = Special(begin=2, end=3), Special(end=3), Special()
+ROBERTA = Special(begin=2, end=3, between=3)
 WORDS = [chr(97 + i) for i in range(26)]
 
 
@@ -27,16 +28,17 @@ def test_one_text_and_two_are_framed(tokenizer):
     assert ids == [[2, a, b, 3], [2, a, 3, b, c, 3], [2, 3, c, 3], [2, 3]]
     assert [segments[i].tolist() for i in range(4)] == [[0] * 4, [0, 0, 0, 1, 1, 1], [0, 0, 1, 1], [0, 0]]
     assert cut == 0
-    assert made(tokenizer, [("a", "b c")], ROBERTA_ENDS, segments=False)[:2] == ([[a, 3, b, c, 3]], None)
+    assert made(tokenizer, [("a", "b c")], ENDS, segments=False)[:2] == ([[a, 3, b, c, 3]], None)
+    assert made(tokenizer, [("a", "b c"), ("a",)], ROBERTA)[0] == [[2, a, 3, 3, b, c, 3], [2, a, 3]]
     assert made(tokenizer, [("a", "b c")], BARE)[0] == [[a, b, c]]
 
 
 @settings(deadline=None)
-@given(st.integers(0, 12), st.integers(0, 12), st.integers(5, 20), st.sampled_from([BERT, ROBERTA_ENDS, BARE]))
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(6, 20), st.sampled_from([BERT, ROBERTA, ENDS, BARE]))
 def test_the_longer_of_two_is_cut_first(tokenizer, first, second, max_len, special):
     texts = " ".join(WORDS[:first]), " ".join(WORDS[-second:] if second else [])
     [ids], segments, cut = made(tokenizer, [texts], special, max_len)
-    frame = len(special.framed([])) + (special.end is not None)
+    frame = len(special.framed([])) + (special.end is not None) + (special.between is not None)
     assert cut == (first + second + frame > max_len)
     assert len(ids) == min(first + second + frame, max_len)
     kept = [one for one, mark in zip(ids, segments[0].tolist()) if mark == 0 and one > 3]

@@ -10,10 +10,11 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.data import Special, Tokenizer
+from regard.data import Special, Tokenizer, encode_texts
 from regard.data.special import EOS, READING, TRANSLATING, WRITING
 from regard.data.tokenizer import FOREIGN
 from regard.errors import RegardError
+from regard.interop import export_folder, import_folder
 from regard.interop.sentencepiece import (
     CONTROL,
     NORMAL,
@@ -367,6 +368,33 @@ def test_transformers_gives_the_ids_of_sentencepiece_tokenisers(name, tmp_path):
     other = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
     for text in [*SENTENCES, *NAMES]:
         assert other(text)["input_ids"] == [1, *theirs(content).encode(text)], text
+
+
+def test_two_texts_are_read_as_the_tokeniser_of_roberta_gives_them(tmp_path):
+    """From its own files, from tokenizer.json, and after both ways: two separators between the texts."""
+    byte_level(tmp_path, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    config(tmp_path, tokenizer_class="RobertaTokenizer")
+    other = transformers.RobertaTokenizer.from_pretrained(tmp_path)
+    other.save_pretrained(tmp_path / "saved")
+    sizes = dict(vocab_size=len(other), hidden_size=24, num_attention_heads=2, num_hidden_layers=1, intermediate_size=9)
+    model = transformers.RobertaForSequenceClassification(
+        transformers.RobertaConfig(**sizes, max_position_embeddings=40, type_vocab_size=1)
+    ).eval()
+    pairs = [("the cat", "a dog"), ("", "a"), ("The cat sat there.", "☃"), ("the " * 30, "a")]
+    for folder in (tmp_path, tmp_path / "saved"):
+        model.save_pretrained(folder)
+        encoder = import_folder(folder)
+        assert encoder.special.between == other.sep_token_id
+        export_folder(encoder, folder / "out")
+        again = transformers.AutoTokenizer.from_pretrained(folder / "out")
+        texts, _ = encode_texts(pairs, encoder.tokenizer, encoder.special, max_len=38, segments=False)
+        for number, pair in enumerate(pairs):
+            wanted = other(*pair, truncation="longest_first", max_length=38)["input_ids"]
+            assert texts.ids[number].tolist() == wanted
+            assert again(*pair, truncation="longest_first", max_length=38)["input_ids"] == wanted
+        found = encoder.classify(pairs, truncate=True)
+        wanted = model(**other(*pairs[0], return_tensors="pt")).logits.softmax(-1)[0].tolist()
+        assert list(found[0].probabilities.values()) == pytest.approx(wanted, abs=1e-5)
 
 
 def test_a_frame_that_is_there_stays(tmp_path):
