@@ -21,7 +21,8 @@ Inputs = tuple[Packed] | tuple[Packed, Tensor]
 class Texts:
     """Framed texts and, for models that ask for it, each token's segment: 0 in a first text, 1 in a second.
 
-    Two texts share their middle: begin, first, end, second, end; where the model has it, `between` before the second.
+    Two texts share their middle: begin, first, end, second, end. Where the model has `between` before the second, that
+    tells the two apart, and all is one segment, as in RoBERTa.
 
     >>> texts = Texts.of([([5, 6], None), ([7], [8, 9])], Special(begin=2, end=3), segments=True)
     >>> texts.ids[0].tolist(), texts.ids[1].tolist(), texts.segments[1].tolist()
@@ -40,7 +41,7 @@ class Texts:
             tail = [] if second is None else special.second(second)
             ids.append(head + tail)
             if segments:
-                kinds.append([0] * len(head) + [1] * len(tail))
+                kinds.append([0] * len(head) + [int(special.between is None)] * len(tail))
         return Texts(Sequences.of(ids), Sequences.of(kinds) if segments else None)
 
     def __len__(self) -> int:

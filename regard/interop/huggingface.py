@@ -123,7 +123,7 @@ def export_folder(bundle: Bundle, folder: str | Path) -> str:
     if family not in writers:
         raise RegardError(f"No class of transformers is a {family}.", f"Export one of {', '.join(writers)}.")
     table, generation, tensors = writers[family](config, special, weights)
-    two = getattr(config, "segments", 0) > 1
+    two = getattr(config, "segments", 0) > 1 and special.between is None
     write_tokenizer(source, folder, special, segments=two, max_len=config.max_len)
     if generation:
         write_whole(folder / "generation_config.json", _json(generation))

@@ -29,7 +29,9 @@ def test_one_text_and_two_are_framed(tokenizer):
     assert [segments[i].tolist() for i in range(4)] == [[0] * 4, [0, 0, 0, 1, 1, 1], [0, 0, 1, 1], [0, 0]]
     assert cut == 0
     assert made(tokenizer, [("a", "b c")], ENDS, segments=False)[:2] == ([[a, 3, b, c, 3]], None)
-    assert made(tokenizer, [("a", "b c"), ("a",)], ROBERTA)[0] == [[2, a, 3, 3, b, c, 3], [2, a, 3]]
+    ids, segments, _ = made(tokenizer, [("a", "b c"), ("a",)], ROBERTA)
+    assert ids == [[2, a, 3, 3, b, c, 3], [2, a, 3]]
+    assert segments.ids.tolist() == [0] * 10
     assert made(tokenizer, [("a", "b c")], BARE)[0] == [[a, b, c]]
 
 
@@ -41,8 +43,8 @@ def test_the_longer_of_two_is_cut_first(tokenizer, first, second, max_len, speci
     frame = len(special.framed([])) + (special.end is not None) + (special.between is not None)
     assert cut == (first + second + frame > max_len)
     assert len(ids) == min(first + second + frame, max_len)
-    kept = [one for one, mark in zip(ids, segments[0].tolist()) if mark == 0 and one > 3]
-    other = [one for one, mark in zip(ids, segments[0].tolist()) if mark == 1 and one > 3]
+    cut_at = ids.index(3) if special is ROBERTA else segments[0].tolist().count(0)
+    kept, other = ([one for one in part if one > 3] for part in (ids[:cut_at], ids[cut_at:]))
     assert kept == tokenizer.encode(texts[0])[: len(kept)]
     assert other == tokenizer.encode(texts[1])[: len(other)]
     if len(kept) < first:

@@ -378,7 +378,7 @@ def test_two_texts_are_read_as_the_tokeniser_of_roberta_gives_them(tmp_path):
     other.save_pretrained(tmp_path / "saved")
     sizes = dict(vocab_size=len(other), hidden_size=24, num_attention_heads=2, num_hidden_layers=1, intermediate_size=9)
     model = transformers.RobertaForSequenceClassification(
-        transformers.RobertaConfig(**sizes, max_position_embeddings=40, type_vocab_size=1)
+        transformers.RobertaConfig(**sizes, max_position_embeddings=40, type_vocab_size=2, initializer_range=0.5)
     ).eval()
     pairs = [("the cat", "a dog"), ("", "a"), ("The cat sat there.", "☃"), ("the " * 30, "a")]
     for folder in (tmp_path, tmp_path / "saved"):
@@ -392,6 +392,7 @@ def test_two_texts_are_read_as_the_tokeniser_of_roberta_gives_them(tmp_path):
             wanted = other(*pair, truncation="longest_first", max_length=38)["input_ids"]
             assert texts.ids[number].tolist() == wanted
             assert again(*pair, truncation="longest_first", max_length=38)["input_ids"] == wanted
+        assert "token_type_ids" not in again.model_input_names
         found = encoder.classify(pairs, truncate=True)
         wanted = model(**other(*pairs[0], return_tensors="pt")).logits.softmax(-1)[0].tolist()
         assert list(found[0].probabilities.values()) == pytest.approx(wanted, abs=1e-5)
