@@ -18,9 +18,10 @@ from regard.models import family_of
 class Options:
     """Opens a model of another program and writes it as a model folder: regard import FOLDER --out model
 
-    FOLDER is in Hugging Face's format (config.json, safetensors, tokeniser): BERT, RoBERTa, DistilBERT, ALBERT, GPT-2,
-    Llama, Qwen2, Qwen3, BART, Marian, T5. Or it is a checkpoint of llama2.c, with --tokenizer. Nothing in it is run,
-    and no network is touched. A tensor that is missing or not known is an error that names it.
+    FOLDER is in Hugging Face's format (config.json, safetensors, tokeniser): BERT, RoBERTa, XLM-RoBERTa, CamemBERT,
+    DistilBERT, ALBERT, GPT-2, Llama, Qwen2, Qwen3, BART, Marian, T5. Or it is a checkpoint of llama2.c, with
+    --tokenizer. Nothing in it is run, and no network is touched. A tensor that is missing or not known is an error that
+    names it.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]

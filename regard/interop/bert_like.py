@@ -319,6 +319,13 @@ CLASSES = {
     "AlbertForQuestionAnswering": _kind(_ALBERT.with_head(*_ANSWER), _read_albert, _write_albert, "answer"),
     "AlbertForPreTraining": _kind(_ALBERT_NAMING, _read_albert, _write_albert, "mask"),
 }
+# RoBERTa with other tokenisers, and as RoBERTa they go out: of the classes that fit, the first is taken.
+CLASSES |= {
+    name.replace("Roberta", other): kind
+    for other in ("XLMRoberta", "Camembert")
+    for name, kind in CLASSES.items()
+    if name.startswith("Roberta")
+}
 
 
 def read_bert_like(

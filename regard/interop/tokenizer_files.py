@@ -67,6 +67,7 @@ _FAMILIES: dict[str, _Family] = {
     "albert": _Family(_BERT.names | dict(bos="[CLS]", eos="[SEP]", unk="<unk>", pad="<pad>"), "cls", "sep"),
     "bart": _ROBERTA,
     "bert": _BERT,
+    "camembert": _ROBERTA,
     "distilbert": _BERT,
     "electra": _BERT,
     "gpt2": _Family(dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>")),

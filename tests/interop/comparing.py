@@ -97,7 +97,8 @@ def round_trip(transformers: Any, folder: Path, out: Path) -> tuple[Any, Special
     """A folder in and out again, bit for bit: our bundle, and what transformers opens the folder that we wrote as."""
     bundle = import_folder(folder)
     name = export_folder(bundle, out)
-    assert [name] == json.loads((folder / "config.json").read_text())["architectures"]
+    [other] = json.loads((folder / "config.json").read_text())["architectures"]
+    assert name == other.replace("XLMRoberta", "Roberta").replace("Camembert", "Roberta")
     same_tensors(folder, out)
     again, report = getattr(transformers, name).from_pretrained(
         out, attn_implementation="eager", output_loading_info=True

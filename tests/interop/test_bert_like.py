@@ -38,6 +38,12 @@ CONFIGS = {
             **dict(max_position_embeddings=20, layer_norm_eps=1e-5, type_vocab_size=2, pad_token_id=4),
         ),
     ],
+    "XLMRoberta": [
+        dict(_SIZES, intermediate_size=37, max_position_embeddings=13, type_vocab_size=1, layer_norm_eps=1e-5),
+    ],
+    "Camembert": [
+        dict(_SIZES, hidden_size=25, intermediate_size=41, max_position_embeddings=20, type_vocab_size=1),
+    ],
     "DistilBert": [
         dict(vocab_size=VOCAB, dim=30, n_heads=5, n_layers=2, hidden_dim=37, max_position_embeddings=13),
         dict(
@@ -62,7 +68,7 @@ def made(transformers, family, number, head, folder, **changes):
 
 
 def segments_of(family):
-    return None if family == "DistilBert" else SEGMENTS
+    return None if family in ("XLMRoberta", "Camembert", "DistilBert") else SEGMENTS
 
 
 def output_of(family, model):

@@ -398,6 +398,36 @@ def test_two_texts_are_read_as_the_tokeniser_of_roberta_gives_them(tmp_path):
         assert list(found[0].probabilities.values()) == pytest.approx(wanted, abs=1e-5)
 
 
+@pytest.mark.parametrize("family", ["XLMRoberta", "Camembert"])
+def test_relatives_of_roberta_with_pieces_of_sentences(family, tmp_path):
+    """As such folders are kept: tokenizer.json with a unigram model, <s> and </s> at ids of their own."""
+    library = read_sentencepiece(written(tmp_path, trained(**MODELS["unigram"])))
+    pieces = [
+        tuple(row) for row in json.loads(library.to_str())["model"]["vocab"] if row[0] not in ("<unk>", "<s>", "</s>")
+    ]
+    first = {"XLMRoberta": ["<s>", "<pad>", "</s>", "<unk>"]}.get(family)
+    first = first or ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"]
+    vocab = [*((name, 0.0) for name in first), *pieces, ("<mask>", 0.0)]
+    other = getattr(transformers, f"{family}Tokenizer")(vocab=vocab)
+    other.save_pretrained(tmp_path / "in")
+    sizes = dict(vocab_size=len(vocab), hidden_size=24, num_attention_heads=2, num_hidden_layers=1)
+    ids = dict(bos_token_id=other.bos_token_id, eos_token_id=other.eos_token_id, pad_token_id=other.pad_token_id)
+    made = getattr(transformers, f"{family}Config")(**sizes, **ids, intermediate_size=9, max_position_embeddings=200)
+    getattr(transformers, f"{family}Model")(made).save_pretrained(tmp_path / "in")
+    encoder = import_folder(tmp_path / "in")
+    begin, end = first.index("<s>"), first.index("</s>")
+    assert encoder.special == Special(
+        pad=1, unk=3, sos=begin, eos=end, mask=len(vocab) - 1, begin=begin, end=end, between=end
+    )
+    export_folder(encoder, tmp_path / "out")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in PLAIN:
+        assert encoder.text_ids(text) == other(text)["input_ids"] == again(text)["input_ids"], text
+    pair = "the cat", "a dog"
+    texts, _ = encode_texts([pair], encoder.tokenizer, encoder.special, max_len=99, segments=False)
+    assert texts.ids[0].tolist() == other(*pair)["input_ids"] == again(*pair)["input_ids"]
+
+
 def test_a_frame_that_is_there_stays(tmp_path):
     """RoBERTa has two separators between the texts of a pair."""
     byte_level(tmp_path, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
