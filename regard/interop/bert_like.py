@@ -163,6 +163,7 @@ def _with_labels(config: BertConfig, head: Head) -> dict[str, Any]:
 
 def _read_bert(settings: Settings, head: Head) -> BertConfig:
     _plain(settings, head)
+    pooled = head == "classify" or (head == "none" and settings.flag("add_pooling_layer", True))
     return BertConfig(
         width=settings.size("hidden_size", 768),
         heads=settings.size("num_attention_heads", 12),
@@ -173,7 +174,7 @@ def _read_bert(settings: Settings, head: Head) -> BertConfig:
         activation=settings.choice("hidden_act", ACTIVATIONS, "gelu"),  # type: ignore[arg-type]
         segments=settings.size("type_vocab_size", 2),
         head=head,
-        pooler="tanh" if head in ("none", "classify") else "none",
+        pooler="tanh" if pooled else "none",
         labels=_labels(settings, head),
         max_len=settings.size("max_position_embeddings", 512),
         vocab=settings.size("vocab_size", 30522),
@@ -335,7 +336,8 @@ def read_bert_like(
 
     `table` is config.json, `tokens` the tokeniser's special ids by what they are for.
     """
-    config, weights = read_one_stack(CLASSES[name], Settings(table, origin), theirs)
+    pooler = {"add_pooling_layer": any("pooler." in key for key in theirs)}  # which many bare models lack
+    config, weights = read_one_stack(CLASSES[name], Settings(table, origin).over(pooler), theirs)
     begin, end = tokens.get("begin", tokens.get("cls")), tokens.get("end", tokens.get("sep"))
     pad = config.position_offset - 1 if config.position_offset else tokens.get("pad", 0)
     special = Special(

@@ -91,6 +91,17 @@ def test_the_encoder(transformers, tmp_path, family, number):
     assert torch.equal(output_of(family, again).last_hidden_state, wanted.last_hidden_state)
 
 
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "Albert"])
+def test_the_encoder_without_a_pooler(transformers, tmp_path, family):
+    theirs = made(transformers, family, 0, "Model", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({name: one for name, one in tensors.items() if "pooler" not in name}, tmp_path / "model.safetensors")
+    bundle = import_folder(tmp_path)
+    assert bundle.model.config.pooler == "none"
+    wanted = output_of(family, theirs)
+    close(compare_attention(bundle.model, wanted.attentions, SEGMENTS), real(wanted.last_hidden_state))
+
+
 @pytest.mark.parametrize(("family", "number"), CASES)
 def test_naming_masked_tokens(transformers, tmp_path, family, number):
     theirs = made(transformers, family, number, "ForMaskedLM", tmp_path / "in")
