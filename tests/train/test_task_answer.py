@@ -123,17 +123,29 @@ def test_questions_about_one_context_stay_together(tmp_path):
 # The loss
 
 
-def by_hand(scores: torch.Tensor, lengths: list[int], targets: list[list[int]]) -> torch.Tensor:
+def by_hand(scores: torch.Tensor, lengths: list[int], targets: list[list[int]], smoothing: float = 0.0) -> torch.Tensor:
     """Text by text: the mean of the two cross-entropies."""
     total = torch.zeros(())
-    for rows, (first, last) in zip(scores.split(lengths), targets):
-        total = total + torch.nn.functional.cross_entropy(rows[:, 0], torch.tensor(first)) / 2
-        total = total + torch.nn.functional.cross_entropy(rows[:, 1], torch.tensor(last)) / 2
+    for rows, places in zip(scores.split(lengths), targets):
+        for column, place in zip(rows.T, places):
+            wanted = torch.tensor(place)
+            total = total + torch.nn.functional.cross_entropy(column, wanted, label_smoothing=smoothing) / 2
     return total
 
 
+def divergence_by_hand(one: torch.Tensor, other: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    """Text by text: the mean of the two Kullback-Leibler divergences, of the two places."""
+    total = torch.zeros(())
+    for rows in zip(one.split(lengths), other.split(lengths)):
+        p, q = (side.log_softmax(0) for side in rows)
+        for a, b in ((p, q), (q, p)):
+            total = total + torch.nn.functional.kl_div(a, b, reduction="sum", log_target=True) / 4
+    return total
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("filled", [False, True])
-def test_the_loss_is_that_of_the_two_places(filled):
+def test_the_loss_is_that_of_the_two_places(filled, smoothing):
     lengths, targets = [4, 7, 1, 2], [[1, 3], [6, 6], [0, 0], [0, 1]]
     shape = {"total": 32, "count": 9, "max_len": 8} if filled else {}
     packed = pack([[5] * length for length in lengths], **shape)
@@ -144,15 +156,25 @@ def test_the_loss_is_that_of_the_two_places(filled):
         assert packed.offsets.lengths.tolist() == [4, 7, 1, 2, 8, 8, 2, 0, 0]
     torch.manual_seed(0)
     scores = torch.randn(packed.offsets.total, 2, requires_grad=True)
-    parts = places_loss(scores, Batch((packed,), places, sentences=4, tokens=14))
-    expected = by_hand(scores[:14], lengths, targets)
+    batch = Batch((packed,), places, sentences=4, tokens=14)
+    parts = places_loss(scores, batch, smoothing)
+    expected = by_hand(scores[:14], lengths, targets, smoothing)
     torch.testing.assert_close(parts.loss, expected)
-    torch.testing.assert_close(parts.nll, expected.detach())
+    torch.testing.assert_close(parts.nll, by_hand(scores[:14], lengths, targets).detach())
     assert parts.tokens == 4
     assert not parts.nll.requires_grad
     [gradient] = torch.autograd.grad(parts.loss, scores)
     [wanted] = torch.autograd.grad(expected, scores)
     torch.testing.assert_close(gradient, wanted)
+    # Two passes: the mean of both, and how far they are from each other.
+    twin = torch.randn(packed.offsets.total, 2, requires_grad=True)
+    loss = places_loss(scores, batch, smoothing, twin, divergence=0.7).loss
+    other = by_hand(twin[:14], lengths, targets, smoothing)
+    mean = (by_hand(scores[:14], lengths, targets, smoothing) + other) / 2
+    expected = mean + 0.7 * divergence_by_hand(scores[:14], twin[:14], lengths)
+    torch.testing.assert_close(loss, expected)
+    for gradient, wanted in zip(*(torch.autograd.grad(one, (scores, twin)) for one in (loss, expected))):
+        torch.testing.assert_close(gradient, wanted)
 
 
 @pytest.mark.parametrize("constant", [False, True])
@@ -167,9 +189,29 @@ def test_the_loss_of_a_model_is_that_of_its_scores(tmp_path, constant):
     for batch in encoded.batches.epoch(0):
         lengths = batch.inputs[0].offsets.lengths[: batch.sentences].tolist()
         scores = model(*batch.inputs)[: sum(lengths)]
-        parts = ANSWER.loss(model, model.features, batch, TrainConfig())
-        torch.testing.assert_close(parts.loss, by_hand(scores, lengths, batch.targets[: batch.sentences].tolist()))
+        targets = batch.targets[: batch.sentences].tolist()
+        # Without dropout the two passes are one.
+        parts = ANSWER.loss(model, model.features, batch, TrainConfig(label_smoothing=0.2, r_drop=1.0))
+        torch.testing.assert_close(parts.loss, by_hand(scores, lengths, targets, 0.2))
         assert parts.tokens == batch.sentences
+        with torch.no_grad():  # which is validation
+            plain = ANSWER.loss(model, model.features, batch, TrainConfig(label_smoothing=0.2, r_drop=1.0))
+        torch.testing.assert_close(plain.loss, by_hand(scores, lengths, targets).detach())
+
+
+def test_two_passes_are_drawn_apart(tmp_path):
+    recipe = toy("answer", tmp_path, model={"dropout": 0.5})
+    corpus = ANSWER.read(recipe.data)
+    tokenizers = ANSWER.make_tokenizers(corpus, recipe.tokenizer)
+    config = ANSWER.sized(recipe.model, corpus, tokenizers)
+    encoded = ANSWER.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, False))
+    torch.manual_seed(0)
+    model, batch = make_model(config), next(iter(encoded.batches.epoch(0)))
+    losses = []
+    for r_drop in (1e-9, 10.0):
+        torch.manual_seed(1)
+        losses.append(ANSWER.loss(model, model.features, batch, TrainConfig(r_drop=r_drop)).loss.item())
+    assert losses[1] > losses[0] + 1e-4
 
 
 def test_from_a_model_that_names_hidden_tokens(tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from regard.data import IGNORED, Batch, Tokenizer
@@ -82,7 +83,10 @@ class Answer:
         return Encoded(sides[0], list(sides[1].epoch(0)), f"pieces of {longest} tokens, question included")
 
     def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
-        return places_loss(model.output(features(*batch.inputs)), batch)
+        trains = torch.is_grad_enabled()
+        first = model.output(features(*batch.inputs))
+        twin = model.output(features(*batch.inputs)) if config.r_drop and trains else None
+        return places_loss(first, batch, config.label_smoothing if trains else 0.0, twin, config.r_drop)
 
     def judge(self, bundle: TextEncoder, corpus: Held[Question]) -> dict[str, float]:
         # Files may have ids in common.
@@ -92,16 +96,34 @@ class Answer:
         return {"exact_match": exact, "f1": f1}
 
 
-def places_loss(scores: Tensor, batch: Batch) -> LossParts:
-    """Cross-entropy over the tokens of each text: which is the answer's first, and which its last."""
+def places_loss(
+    scores: Float[Tensor, "N 2"],
+    batch: Batch,
+    smoothing: float = 0.0,
+    twin: Float[Tensor, "N 2"] | None = None,
+    divergence: float = 0.0,
+) -> LossParts:
+    """Cross-entropy over the tokens of each text: which is the answer's first, and which its last.
+
+    Smoothing and the divergence from a twin are those of `token_loss`, the tokens of a text being the choice.
+    """
     offsets = batch.inputs[0].offsets  # type: ignore[union-attr]
-    table = scores.float()[offsets.rows].masked_fill(~offsets.valid[..., None], -torch.inf)
-    real = (batch.targets[:, 0] != IGNORED).float()
-    # A text that only fills the batch up may be empty: what is not asked of it must not be NaN.
-    logits = torch.where(real[:, None, None] > 0, table, 0.0)
-    chosen = logits.log_softmax(1).gather(1, batch.targets.clamp(min=0)[:, None, :])[:, 0]
-    nll = -(chosen.mean(1) * real).sum()
-    return LossParts(nll, nll.detach(), real.sum())
+    real = batch.targets[:, 0] != IGNORED
+    inside = (offsets.valid & real[:, None])[..., None]
+    logprobs = []
+    for one in (scores,) if twin is None else (scores, twin):
+        table = one.float()[offsets.rows].masked_fill(~offsets.valid[..., None], -torch.inf)
+        # A text that only fills the batch up may be empty: what is not asked of it must not be NaN.
+        logits = torch.where(real[:, None, None], table, 0.0)
+        logprobs.append(logits.log_softmax(1).masked_fill(~inside, 0.0))
+    both = torch.stack(logprobs).mean(0)
+    nll = -both.gather(1, batch.targets.clamp(min=0)[:, None, :]).mean(-1).sum()
+    even = -(both.sum(1) / inside.sum(1).clamp(min=1)).mean(-1).sum()
+    loss = (1 - smoothing) * nll + smoothing * even
+    if twin is not None:  # both directions at once: Σ p (log p - log q) + q (log q - log p)
+        p, q = logprobs
+        loss = loss + divergence * ((p.exp() - q.exp()) * (p - q)).sum(1).mean(-1).sum() / 2
+    return LossParts(loss, nll.detach(), real.float().sum())
 
 
 def _texts(corpus: Held[Question]) -> list[str]:
