@@ -35,8 +35,8 @@ _SIZES = (
 )
 
 
-def suggest(corpus: Corpus) -> Recipe:
-    """The recipe for these pairs.
+def suggest(corpus: Corpus, goes_on: bool = False) -> Recipe:
+    """The recipe for these pairs; `goes_on`: for a model that is trained already, which a fresh run's rate would undo.
 
     Single words in the source mean spelling (pronunciation, inflection): characters. Targets of many one- or
     two-letter words are symbols separated by spaces (phonemes). All else is text: byte-pair encoding, one vocabulary
@@ -61,7 +61,10 @@ def suggest(corpus: Corpus) -> Recipe:
         vocab_size=_vocabulary(len(words), len(sample), len(corpus.training)),
         shared=not symbols,
     )
-    steps = max(500, int(size.epochs * tokens / size.batch_tokens))
+    epochs, least, lr = size.epochs, 500, size.lr
+    if goes_on:
+        epochs, least, lr = max(3, epochs // 10), 200, lr / 10
+    steps = max(least, int(epochs * tokens / size.batch_tokens))
     longest = max(max(len(a), len(b)) for a, b in sample)
     return Recipe(
         tokenizer=tokenizer,
@@ -80,7 +83,8 @@ def suggest(corpus: Corpus) -> Recipe:
         train=TrainConfig(
             steps=steps,
             batch_tokens=size.batch_tokens,
-            lr=size.lr,
+            lr=lr,
+            schedule="linear" if goes_on else "cosine",
             warmup=min(1000, steps // 10),
             validate_every=max(100, steps // 20),
             save_every=max(100, steps // 20),

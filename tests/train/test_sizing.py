@@ -8,6 +8,7 @@ import pytest
 
 from regard.train import Corpus, Recipe, read_corpus, recipe_from, suggest, train
 from regard.train.recipe import DataConfig
+from regard.train.tasks import TASKS
 
 
 def words(count: int, seed: int = 0) -> list[tuple[str, str]]:
@@ -64,6 +65,18 @@ def test_long_lines_are_within_the_limit(tmp_path):
     recipe = suggest(corpus)
     assert recipe.model.max_len == 512
     assert recipe.train.batch_tokens >= recipe.model.max_len
+
+
+@pytest.mark.parametrize("pairs", [100, 10_000, 300_000])
+def test_a_trained_model_is_changed_gently(pairs):
+    corpus = Corpus([("one two three", "un deux trois")] * pairs, [("one", "un")], None)  # type: ignore[arg-type]
+    fresh, on = suggest(corpus).train, suggest(corpus, goes_on=True).train
+    assert on.lr == pytest.approx(fresh.lr / 10)
+    assert on.schedule == "linear"
+    assert on.warmup < on.steps < fresh.steps
+    for task in ("translate", "text2text"):
+        assert TASKS[task].suggest(corpus, True).train == on
+        assert TASKS[task].suggest(corpus, False).train == fresh
 
 
 @pytest.mark.parametrize("pairs", [100, 10_000, 50_000, 300_000])

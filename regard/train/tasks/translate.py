@@ -27,7 +27,7 @@ class Translate:
         return read_corpus(config)
 
     def suggest(self, corpus: Corpus, goes_on: bool) -> Recipe:
-        return suggest(corpus)
+        return suggest(corpus, goes_on)
 
     def make_tokenizers(self, corpus: Corpus, config: TokenizerConfig) -> Tokenizers:
         return train_tokenizers(corpus.training, config)
