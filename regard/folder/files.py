@@ -200,8 +200,11 @@ def _filled(plain: Any, table: dict[str, Any], path: Path) -> Any:
     for key, value in table.items():
         wanted = type(getattr(plain, key))
         choices = get_args(known[key]) if get_origin(known[key]) is Literal else ()
-        if wanted is tuple and isinstance(value, list) and all(isinstance(one, str) for one in value):
-            value = tuple(value)
+        if wanted is tuple and isinstance(value, list):
+            of_numbers = get_args(known[key])[0] is float
+            kind = (float, int) if of_numbers else str
+            if all(isinstance(one, kind) and not isinstance(one, bool) for one in value):
+                value = tuple(map(float, value) if of_numbers else value)
         if isinstance(known[key], UnionType) and value is not None:  # a number or nothing
             wanted = int
         if type(value) is not wanted and not (wanted is float and type(value) is int):

@@ -2,17 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention import Bias, Offsets
 from regard.layers.cache import GrowingCache, MemoryCache
-from regard.layers.dropout import Dropout
+from regard.layers.dropout import Dropout, DropPath
 from regard.layers.feedforward import Activation, FeedForward
 from regard.layers.multihead import BiasPlace, MultiHead
 from regard.layers.norms import NormKind, make_norm
+from regard.layers.positions import Turns
 
 NormPlace = Literal["pre", "post"]
 
@@ -33,8 +36,11 @@ class BlockConfig:
     activation: Activation = "relu"
     rotary_base: float | None = None
     qk_norm_eps: float | None = None
+    qk_norm_kind: NormKind = "rms"
     bias: BiasPlace = "all"
     max_len: int = 256
+    drop_path: float = 0.0
+    layer_scale: float = 0.0
 
     def attention(self, kind: Literal["self", "masked", "cross"], score: str) -> MultiHead:
         return MultiHead(
@@ -46,16 +52,22 @@ class BlockConfig:
             head_width=self.head_width,
             rotary_base=self.rotary_base if kind != "cross" else None,
             qk_norm_eps=self.qk_norm_eps,
+            qk_norm_kind=self.qk_norm_kind,
             bias=self.bias,
             max_keys=self.max_len,
         )
 
     def feed_forward(self) -> FeedForward:
-        return FeedForward(self.width, self.feedforward, self.activation, self.bias in ("all", "feedforward"))
+        return FeedForward(
+            self.width, self.feedforward, self.activation, self.bias in ("all", "not_qkv", "feedforward")
+        )
 
 
 class Residual(nn.Module):
     """x + sublayer(norm(x)) before (pre), or norm(x + sublayer(x)) after (post, as published in 2017).
+
+    With `layer_scale` what is added has a learned factor a channel, which begins at that (LayerScale, Touvron et al.
+    2021); with `drop_path` it is now and then left out for a whole sequence.
 
     >>> Residual(BlockConfig(8, 2, 16, dropout=0.0))(torch.ones(3, 8), lambda x: 0 * x).sum().item()
     24.0
@@ -66,13 +78,28 @@ class Residual(nn.Module):
         self.place = config.norm
         self.norm = make_norm(config.norm_kind, config.width, config.norm_eps)
         self.dropout = Dropout(config.dropout)
+        self.scale = nn.Parameter(torch.empty(config.width)) if config.layer_scale else None
+        if self.scale is not None:
+            nn.init.constant_(self.scale, config.layer_scale)
+        self.drop_path = DropPath(config.drop_path)
 
     def forward(
-        self, x: Float[Tensor, "*n E"], sublayer: Callable[[Float[Tensor, "*n E"]], Float[Tensor, "*n E"]]
-    ) -> Float[Tensor, "*n E"]:
-        if self.place == "pre":
-            return x + self.dropout(sublayer(self.norm(x)))
-        return self.norm(x + self.dropout(sublayer(x)))
+        self,
+        x: Float[Tensor, "*n E"],
+        sublayer: Callable[[Float[Tensor, "*n E"]], Float[Tensor, "*m E"]],
+        offsets: Offsets | None = None,
+        first: Callable[[Float[Tensor, "*n E"]], Float[Tensor, "*m E"]] | None = None,
+    ) -> Float[Tensor, "*m E"]:
+        """`first` chooses the tokens that the sublayer is about, where these are not all."""
+        added = sublayer(self.norm(x) if self.place == "pre" else x)
+        x = (x if first is None else first(x)) + self._tamed(added, offsets)
+        return x if self.place == "pre" else self.norm(x)
+
+    def _tamed(self, added: Float[Tensor, "*m E"], offsets: Offsets | None) -> Float[Tensor, "*m E"]:
+        added = self.dropout(added)
+        if self.scale is not None:
+            added = added * self.scale.to(added.dtype)
+        return self.drop_path(added, offsets)
 
 
 class EncoderBlock(nn.Module):
@@ -96,10 +123,47 @@ class EncoderBlock(nn.Module):
         positions: Int[Tensor, "*n"] | None = None,
         bias: Bias | None = None,
         cache: GrowingCache | None = None,
+        turns: Turns | None = None,
     ) -> Float[Tensor, "*n E"]:
-        """Whole sequences, packed; with a cache and no offsets one token for each of the (B, K) hypotheses."""
-        x = self.residuals[0](x, lambda y: self.attention(y, offsets, positions=positions, bias=bias, cache=cache))
-        return self.residuals[1](x, self.feedforward)
+        """Whole sequences, packed or (without offsets) all of one length; with a cache and no offsets one token for
+        each of the (B, K) hypotheses."""
+        x = self.residuals[0](
+            x,
+            lambda y: self.attention(y, offsets, positions=positions, bias=bias, cache=cache, turns=turns),
+            offsets,
+        )
+        return self.residuals[1](x, self.feedforward, offsets)
+
+    def first(
+        self, x: Float[Tensor, "*n E"], offsets: Offsets | None, count: int, turns: Turns | None = None
+    ) -> Float[Tensor, "B K E"]:
+        """What `forward` gives to the first `count` tokens of each sequence, which stand nowhere (no turns of theirs).
+
+        The others are only regarded. Where nobody asks for what becomes of them, the last block is nearly free.
+        """
+        few = None
+        if offsets is not None:
+            ends = torch.arange(len(offsets.starts), device=x.device, dtype=torch.int32) * count
+            few = Offsets(ends, count * (len(ends) - 1), count)
+        chosen = partial(first_tokens, offsets=offsets, count=count)
+
+        def attention(y: Tensor) -> Tensor:
+            return self.attention(chosen(y), few, memory=y, memory_offsets=offsets, turns=turns)
+
+        x = self.residuals[1](self.residuals[0](x, attention, few, chosen), self.feedforward, few)
+        return x if offsets is None else x.unflatten(0, (-1, count))
+
+
+def first_tokens(x: Float[Tensor, "*n E"], offsets: Offsets | None, count: int) -> Float[Tensor, "*m E"]:
+    """The first tokens of each sequence: (B, count, E) of (B, T, E), (B * count, E) of packed ones.
+
+    >>> first_tokens(torch.arange(5.0)[:, None], Offsets.of(torch.tensor([0, 3, 5])), 2)[:, 0]
+    tensor([0., 1., 3., 4.])
+    """
+    if offsets is None:
+        return x[:, :count]
+    rows = offsets.starts[:-1, None] + torch.arange(count, device=x.device)
+    return x.index_select(0, rows.flatten())
 
 
 class DecoderBlock(nn.Module):

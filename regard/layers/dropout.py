@@ -1,8 +1,10 @@
-"""Dropout whose mask comes, on a CPU, from cheap random bytes."""
+"""Dropout whose mask comes, on a CPU, from cheap random bytes; and drop-path, which leaves out whole sublayers."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from regard.attention.offsets import Offsets
 
 
 class _ByteDropout(torch.autograd.Function):
@@ -42,6 +44,32 @@ class Dropout(nn.Module):
         if x.device.type == "cpu":
             return _ByteDropout.apply(x, min(round(self.p * 256), 255))
         return nn.functional.dropout(x, self.p)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+class DropPath(nn.Module):
+    """Sets all of a sequence to zero with probability p while training, and scales the rest so that the mean stays.
+
+    On what a residual connection adds, it leaves out a sublayer for that sequence (Huang et al. 2016). Sequences are
+    the rows of (B, T, E), or those that the offsets name.
+
+    >>> DropPath(0.5).eval()(torch.ones(1, 2, 3)).sum()
+    tensor(6.)
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | None = None) -> Float[Tensor, "*n E"]:
+        if not self.training or self.p == 0:
+            return x
+        count = len(x) if offsets is None else len(offsets.starts) - 1
+        # Drawn as they are from torch's own generator, on the device: a captured step draws anew.
+        kept = (torch.rand(count, device=x.device) >= self.p).to(x.dtype) / (1 - self.p)
+        return x * (kept[:, None, None] if offsets is None else kept[offsets.sequences, None])
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -9,10 +9,11 @@ from regard.attention import Bias, attend, causal, make_score
 from regard.attention.offsets import Offsets
 from regard.errors import RegardError
 from regard.layers.cache import GrowingCache, MemoryCache
-from regard.layers.positions import Rotary
+from regard.layers.norms import NormKind, make_norm
+from regard.layers.positions import Rotary, Turns, turn
 
 AttentionKind = Literal["self", "masked", "cross"]
-BiasPlace = Literal["all", "attention", "qkv", "feedforward", "none"]
+BiasPlace = Literal["all", "attention", "qkv", "not_qkv", "feedforward", "none"]
 
 
 class MultiHead(nn.Module):
@@ -37,6 +38,7 @@ class MultiHead(nn.Module):
         head_width: int | None = None,
         rotary_base: float | None = None,
         qk_norm_eps: float | None = None,
+        qk_norm_kind: NormKind = "rms",
         bias: BiasPlace = "all",
         max_keys: int = 256,
     ) -> None:
@@ -49,7 +51,7 @@ class MultiHead(nn.Module):
                 f"{heads} heads cannot share {kv_heads} key/value heads evenly.", "Change model.kv_heads."
             )
         self.kind, self.heads, self.kv_heads, self.head_width = kind, heads, kv_heads, head_width or width // heads
-        into, out = bias in ("all", "attention", "qkv"), bias in ("all", "attention")
+        into, out = bias in ("all", "attention", "qkv"), bias in ("all", "attention", "not_qkv")
         self.query = nn.Linear(width, heads * self.head_width, bias=into)
         self.key_value = nn.Linear(width, 2 * kv_heads * self.head_width, bias=into)
         self.out = nn.Linear(heads * self.head_width, width, bias=out)
@@ -57,20 +59,27 @@ class MultiHead(nn.Module):
             score, self.head_width, self.head_width, hidden=self.head_width, max_keys=max_keys, heads=heads
         )
         self.rotary = Rotary(self.head_width, rotary_base) if rotary_base else None
-        self.query_norm = nn.RMSNorm(self.head_width, eps=qk_norm_eps) if qk_norm_eps else nn.Identity()
-        self.key_norm = nn.RMSNorm(self.head_width, eps=qk_norm_eps) if qk_norm_eps else nn.Identity()
+        self.query_norm, self.key_norm = (
+            make_norm(qk_norm_kind, self.head_width, qk_norm_eps) if qk_norm_eps else nn.Identity() for _ in range(2)
+        )
         self.mask = causal() if kind == "masked" else None
 
-    def queries(self, x: Float[Tensor, "*n E"], positions: Int[Tensor, "*n"] | None) -> Float[Tensor, "*n H D"]:
+    def queries(
+        self, x: Float[Tensor, "*n E"], positions: Int[Tensor, "*n"] | None, turns: Turns | None = None
+    ) -> Float[Tensor, "*n H D"]:
         q = self.query_norm(self.query(x).unflatten(-1, (self.heads, self.head_width)))
-        return self.rotary(q, positions) if self.rotary is not None else q
+        return self._turned(q, positions, turns)
 
     def keys_values(
-        self, x: Float[Tensor, "*n E"], positions: Int[Tensor, "*n"] | None
+        self, x: Float[Tensor, "*n E"], positions: Int[Tensor, "*n"] | None, turns: Turns | None = None
     ) -> tuple[Float[Tensor, "*n G D"], Float[Tensor, "*n G D"]]:
         k, v = self.key_value(x).unflatten(-1, (2, self.kv_heads, self.head_width)).unbind(-3)
-        k = self.key_norm(k)
-        return (self.rotary(k, positions) if self.rotary is not None else k), v
+        return self._turned(self.key_norm(k), positions, turns), v
+
+    def _turned(self, x: Tensor, positions: Tensor | None, turns: Turns | None) -> Tensor:
+        if turns is not None:
+            return turn(x, *turns)
+        return self.rotary(x, positions) if self.rotary is not None else x
 
     def forward(
         self,
@@ -82,15 +91,17 @@ class MultiHead(nn.Module):
         memory_offsets: Offsets | None = None,
         cache: GrowingCache | MemoryCache | None = None,
         bias: Bias | None = None,
+        turns: Turns | None = None,
     ) -> Float[Tensor, "*n E"]:
         """Whole sequences, packed (N, E); or, with a cache, one token for each of the (B, K) hypotheses.
 
         A growing cache takes up whole sequences too, if it is new: the beginning of a text is read at once. Without
-        offsets and cache the sequences are all of one length, (B, T, E).
+        offsets and cache the sequences are all of one length, (B, T, E). `turns` are of tokens that stand in a grid;
+        queries to a memory stand nowhere, and only its keys are turned.
         """
-        q = self.queries(x, positions)
+        q = self.queries(x, positions, turns if memory is None else None)
         if cache is None and offsets is None:
-            k, v = self.keys_values(x if memory is None else memory, positions if memory is None else None)
+            k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), turns)
             q, k, v = (y.transpose(1, 2) for y in (q, k, v))
             regarded = attend(q, k, v, score=self.score, mask=self.mask, bias=bias).transpose(1, 2)
         elif isinstance(cache, MemoryCache):
@@ -102,7 +113,7 @@ class MultiHead(nn.Module):
             q_R = q.flatten(0, 1)[:, :, None]
             regarded = attend(q_R, k, v, score=self.score, mask=cache.mask, bias=bias).view(q.shape)
         else:
-            k, v = self.keys_values(x if memory is None else memory, positions if memory is None else None)
+            k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), turns)
             memory_offsets = memory_offsets if memory is not None else offsets
             if isinstance(cache, GrowingCache) and offsets is not None:
                 cache.fill(k, v, offsets)

@@ -58,8 +58,7 @@ def pack_images(images: Sequence[Float[Tensor, "C _ _"]], patch: int) -> PackedI
     grids = tuple(grid_of(image.shape[-2:], patch) for image in images)
     lengths = torch.tensor([0, *(rows * columns for rows, columns in grids)])
     starts = lengths.cumsum(0)
-    places = [places_of(grid) for grid in grids]
-    sizes = [torch.tensor(grid, dtype=torch.int32).expand(len(place), 2) for grid, place in zip(grids, places)]
+    places, sizes = zip(*map(whereabouts, grids))
     return PackedImages(
         torch.cat([cut(image[None], patch)[0] for image in images]),
         Offsets(starts.int(), int(starts[-1]), int(lengths.max())),
@@ -84,10 +83,16 @@ def grid_of(size: Sequence[int], patch: int) -> Grid:
     return height // patch, width // patch
 
 
-def places_of(grid: Grid, device: torch.device | None = None) -> Int[Tensor, "T 2"]:
-    """Row and column of each patch, row by row."""
+def whereabouts(grid: Grid, device: torch.device | None = None) -> tuple[Int[Tensor, "T 2"], Int[Tensor, "T 2"]]:
+    """For each patch, row by row, its row and column; and how many of these there are.
+
+    >>> places, sizes = whereabouts((1, 2))
+    >>> places.tolist(), sizes.tolist()
+    ([[0, 0], [0, 1]], [[1, 2], [1, 2]])
+    """
     rows, columns = (torch.arange(count, dtype=torch.int32, device=device) for count in grid)
-    return torch.stack((rows[:, None].expand(grid), columns.expand(grid)), dim=-1).flatten(0, 1)
+    places = torch.stack((rows[:, None].expand(grid), columns.expand(grid)), dim=-1).flatten(0, 1)
+    return places, torch.stack([torch.full_like(places[:, 0], count) for count in grid], dim=-1)
 
 
 def cut(images: Float[Tensor, "B C H W"], patch: int) -> Float[Tensor, "B T P"]:
@@ -114,8 +119,20 @@ def joined(patches: Float[Tensor, "B T P"], grid: Grid, patch: int) -> Float[Ten
     return split.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
 
+def rows_of(x: Float[Tensor, "B T E"], chosen: Int[Tensor, "B S"]) -> Float[Tensor, "B S E"]:
+    """Some rows of each sequence, by their numbers.
+
+    >>> rows_of(torch.arange(6.0).view(2, 3, 1), torch.tensor([[2], [0]])).flatten()
+    tensor([2., 3.])
+    """
+    return x.gather(1, chosen[:, :, None].expand(-1, -1, x.shape[2]))
+
+
 class Patches(nn.Module):
     """A token of each patch: its pixels through a linear map, which is also a convolution whose steps are patches.
+
+    The two give the same numbers. The third kind is a stem, convolutions of 3×3 that halve the sides until a patch is
+    one cell (Xiao et al. 2021): there a token knows of its neighbours' pixels.
 
     >>> Patches(3, 16, 4)(torch.zeros(2, 3, 8, 12)).shape
     torch.Size([2, 6, 16])
@@ -127,11 +144,94 @@ class Patches(nn.Module):
         self.project: nn.Module
         if kind == "linear":
             self.project = nn.Linear(channels * patch * patch, width)
-        else:
+        elif kind == "convolution":
             self.project = nn.Conv2d(channels, width, patch, stride=patch)
+        else:
+            self.project = _stem(channels, width, patch)
 
-    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T E"]:
+    def forward(self, images: Float[Tensor, "B C H W"] | PackedImages) -> Float[Tensor, "*n E"]:
+        """(B, T, E) of images of one size, (N, E) of packed ones."""
+        if isinstance(images, PackedImages):
+            return self._packed(images)
         if self.kind == "linear":
             return self.project(cut(images, self.patch))
         grid_of(images.shape[-2:], self.patch)  # a convolution would pass over what is left at the border
         return self.project(images).flatten(2).mT
+
+    def of_pixels(self, pixels: Float[Tensor, "*n P"]) -> Float[Tensor, "*n E"]:
+        """Tokens of patches that were cut already; a stem, which looks at neighbours, cannot."""
+        if self.kind == "linear":
+            return self.project(pixels)
+        cells = pixels.flatten(0, -2).unflatten(1, (self.channels, self.patch, self.patch))
+        return self.project(cells).view(*pixels.shape[:-1], -1)
+
+    def _packed(self, images: PackedImages) -> Float[Tensor, "N E"]:
+        if self.kind != "stem":
+            return self.of_pixels(images.pixels)
+        # One by one, each as the picture that it was.
+        cells = images.pixels.split([rows * columns for rows, columns in images.grids])
+        return torch.cat([self(joined(one[None], grid, self.patch))[0] for one, grid in zip(cells, images.grids)])
+
+
+def _stem(channels: int, width: int, patch: int) -> nn.Sequential:
+    halvings = patch.bit_length() - 1
+    if patch != 1 << halvings:
+        raise RegardError(
+            f"A stem of convolutions halves the sides, and cannot make patches of {patch}×{patch}.",
+            "Let model.patch be a power of 2, or model.patches linear.",
+        )
+    layers: list[nn.Module] = []
+    for left in reversed(range(halvings)):
+        wide = max(8, width >> left)
+        # Normed image by image, so that an image's tokens do not depend on what else is in the batch.
+        layers += [nn.Conv2d(channels, wide, 3, stride=2, padding=1), nn.GroupNorm(1, wide), nn.GELU()]
+        channels = wide
+    return nn.Sequential(*layers, nn.Conv2d(channels, width, 1))
+
+
+def put_before(
+    first: Float[Tensor, "K E"] | Int[Tensor, "K E"],
+    x: Float[Tensor, "*n E"] | Int[Tensor, "*n E"],
+    offsets: Offsets | None,
+) -> tuple[Float[Tensor, "*m E"] | Int[Tensor, "*m E"], Offsets | None]:
+    """The same K rows before each sequence of (B, T, E) or, with offsets, of a packed run; and the new offsets.
+
+    >>> x, offsets = put_before(torch.zeros(1, 1), torch.ones(5, 1), Offsets.of(torch.tensor([0, 2, 5])))
+    >>> x[:, 0], offsets.starts
+    (tensor([0., 1., 1., 0., 1., 1., 1.]), tensor([0, 3, 7]))
+    """
+    first, count = first.to(x.dtype), len(first)
+    if offsets is None:
+        return torch.cat((first.expand(len(x), -1, -1), x), dim=1), None
+    wide, rows = widened(offsets, count), _rows_after(offsets, count)
+    own = (wide.starts[:-1, None] + torch.arange(count, device=x.device)).flatten()
+    # Every row is written once, so that the way back is a plain choice of rows.
+    both = torch.cat((first.repeat(len(offsets.starts) - 1, 1), x))
+    return x.new_empty(wide.total, x.shape[1]).index_copy(0, torch.cat((own.long(), rows)), both), wide
+
+
+def take_away(x: Float[Tensor, "*n E"], count: int, offsets: Offsets | None) -> Float[Tensor, "*m E"]:
+    """Each sequence without the `count` rows that were put before it; `offsets` are those without them.
+
+    >>> take_away(torch.arange(7.0)[:, None], 1, Offsets.of(torch.tensor([0, 2, 5])))[:, 0]
+    tensor([1., 2., 4., 5., 6.])
+    """
+    if not count:
+        return x
+    return x[:, count:] if offsets is None else x.index_select(0, _rows_after(offsets, count))
+
+
+def widened(offsets: Offsets, count: int) -> Offsets:
+    """The offsets of sequences that have `count` rows more.
+
+    >>> widened(Offsets.of(torch.tensor([0, 2, 5])), 1).starts
+    tensor([0, 3, 7])
+    """
+    starts, sequences = offsets.starts, len(offsets.starts) - 1
+    starts = starts + torch.arange(sequences + 1, device=starts.device, dtype=starts.dtype) * count
+    return Offsets(starts, offsets.total + sequences * count, offsets.max_len + count)
+
+
+def _rows_after(offsets: Offsets, count: int) -> Int[Tensor, "N"]:
+    """Where each row comes to lie when `count` rows are put before each sequence."""
+    return torch.arange(offsets.total, device=offsets.starts.device) + (offsets.sequences + 1) * count

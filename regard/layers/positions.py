@@ -1,4 +1,7 @@
-"""How a token says where it stands: sinusoidal, which extrapolates; learned; rotary, on q and k; relative, a bias."""
+"""How a token says where it stands: sinusoidal, which extrapolates; learned; rotary, on q and k; relative, a bias.
+
+Patches of an image stand in a grid: theirs are the same codes for rows and columns.
+"""
 
 import math
 from typing import Literal
@@ -9,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 
+Turns = tuple[Float[Tensor, "*t 1 P"], Float[Tensor, "*t 1 P"]]
 PositionKind = Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative", "none"]
 
 
@@ -94,9 +98,112 @@ class Rotary(nn.Module):
 
     def forward(self, x: Float[Tensor, "*n H D"], positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n H D"]:
         angle = (positions[..., None].float() * self.rates)[..., None, :]
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+        return turn(x, angle.cos(), angle.sin())
+
+
+def turn(
+    x: Float[Tensor, "*n H D"], cos: Float[Tensor, "*t 1 P"], sin: Float[Tensor, "*t 1 P"]
+) -> Float[Tensor, "*n H D"]:
+    """Turns the pairs (i, i + D/2) of channels by angles whose cosines and sines are given.
+
+    >>> turn(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0]]), torch.tensor([[1.0]]))
+    tensor([[0., 1.]])
+    """
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class SinusoidalGrid(nn.Module):
+    """Half of the channels are the sinusoidal code of a patch's row, half that of its column.
+
+    >>> SinusoidalGrid(8)(torch.tensor([[0, 0]]))
+    tensor([[0., 0., 1., 1., 0., 0., 1., 1.]])
+    """
+
+    rates: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        if width % 4:
+            raise RegardError(
+                f"Sinusoidal positions of rows and columns need a width that is a multiple of 4, not {width}.",
+                "Change model.width.",
+            )
+        rates = 10000.0 ** (-torch.arange(0, width // 2, 2, dtype=torch.float32) / (width // 2))
+        self.register_buffer("rates", rates, persistent=False)
+
+    def forward(self, places: Int[Tensor, "*n 2"], sizes: Int[Tensor, "*n 2"] | None = None) -> Float[Tensor, "*n E"]:
+        angle = places[..., None].float() * self.rates
+        return torch.cat((angle.sin(), angle.cos()), dim=-1).flatten(-2)
+
+
+class LearnedGrid(nn.Module):
+    """One learned vector for each place of a grid; images of another grid get values between them (bicubic).
+
+    `prefix` is how many rows the table has before those, for tokens that stand outside of the grid.
+
+    >>> table = LearnedGrid(4, (2, 3), prefix=1)
+    >>> table.weight.shape, table(torch.tensor([[5, 5]]), torch.tensor([[6, 6]])).shape
+    (torch.Size([7, 4]), torch.Size([1, 4]))
+    """
+
+    def __init__(self, width: int, grid: tuple[int, int], prefix: int = 0) -> None:
+        super().__init__()
+        self.grid, self.prefix = grid, prefix
+        self.weight = nn.Parameter(torch.empty(prefix + grid[0] * grid[1], width))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, places: Int[Tensor, "N 2"], sizes: Int[Tensor, "N 2"]) -> Float[Tensor, "N E"]:
+        """Of patches at these places (row, column), in images of these sizes (rows, columns)."""
+        rows, columns = (cubic(places[:, i], sizes[:, i], self.grid[i]) for i in range(2))
+        shares = (rows[:, :, None] * columns[:, None, :]).flatten(1)
+        return shares @ self.weight[self.prefix :]
+
+
+def cubic(places: Int[Tensor, "N"], sizes: Int[Tensor, "N"], count: int) -> Float[Tensor, "N G"]:
+    """The shares that `count` known values have in value number p of `size` over the same length (Keys 1981).
+
+    The two on either side count, what would lie beyond an end is the value at that end: as torch's bicubic does it
+    (a = −0.75), but as a matrix, whose gradient is a sum in a fixed order.
+
+    >>> cubic(torch.tensor([1]), torch.tensor([3]), 3)
+    tensor([[0., 1., 0.]])
+    """
+    at = (places + 0.5) * (count / sizes) - 0.5
+    gap = (at[:, None] - torch.arange(-2, count + 2, device=at.device)).abs()
+    near = (1.25 * gap - 2.25) * gap * gap + 1
+    far = ((-0.75 * gap + 3.75) * gap - 6) * gap + 3
+    shares = torch.where(gap <= 1, near, torch.where(gap < 2, far, 0.0))
+    before, inner, after = shares.split((2, count, 2), dim=1)
+    known = torch.arange(count, device=at.device)
+    return inner + before.sum(1, keepdim=True) * (known == 0) + after.sum(1, keepdim=True) * (known == count - 1)
+
+
+class RotaryGrid(nn.Module):
+    """The turns of q and k by a patch's place: half of the pairs of channels by its row, half by its column.
+
+    >>> cos, sin = RotaryGrid(8)(torch.tensor([[0, 0], [0, 1]]))
+    >>> sin.shape  # of 4 pairs of channels, the same for each head
+    torch.Size([2, 1, 4])
+    """
+
+    rates: Tensor
+
+    def __init__(self, head_width: int, base: float = 100.0) -> None:
+        super().__init__()
+        if head_width % 4:
+            raise RegardError(
+                f"Rotary positions of rows and columns need a head width that is a multiple of 4, not {head_width}.",
+                "Change model.width or model.heads.",
+            )
+        # An image has far fewer rows than a text has tokens: a smaller base (Heo et al. 2024).
+        rates = base ** (-torch.arange(0, head_width // 2, 2, dtype=torch.float32) / (head_width // 2))
+        self.register_buffer("rates", rates, persistent=False)
+
+    def forward(self, places: Int[Tensor, "*t 2"]) -> Turns:
+        angle = (places[..., None].float() * self.rates).flatten(-2)[..., None, :]
+        return angle.cos(), angle.sin()
 
 
 class RelativeBias(nn.Module):

@@ -39,7 +39,7 @@ class GPTConfig:
     """0: width / heads"""
     qk_norm: bool = True
     bias: BiasPlace = "none"
-    """which linear maps have a bias: all, those of attention, only q k v of them, those of feed-forward, none"""
+    """linear maps with a bias: all, those of attention, q k v of these, all but q k v, those of feed-forward, none"""
     tied: bool = True
     """the output layer is the embedding"""
     max_len: int = 256

@@ -1,21 +1,27 @@
 """Vision Transformers: an image as a sequence of patches, and the encoder of texts over it (D1-D4)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.offsets import Offsets
 from regard.attention.scores import ScoreName
-from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlace
-from regard.layers.dropout import Dropout
+from regard.errors import RegardError
+from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlace, first_tokens
+from regard.layers.embeddings import GridPositionKind, ImageEmbedding, Images
 from regard.layers.feedforward import Activation
 from regard.layers.norms import NormKind, make_norm
-from regard.layers.patches import Grid, Patches, PatchKind, grid_of
+from regard.layers.patches import Grid, PackedImages, PatchKind, cut, grid_of, rows_of, take_away, widened
+from regard.layers.readouts import ClassQueries, Painter, QueryPool
 
 VisionHead = Literal["none", "classify", "segment", "pixels"]
+DECODER_HEAD = 32
+"""how wide the heads of the blocks are that paint hidden patches"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class ViTConfig:
     """side of a patch in pixels"""
     patches: PatchKind = "linear"
     """pixels to tokens: linear and convolution give the same numbers, stem is a few small convolutions"""
-    positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
+    positions: GridPositionKind = "learned"
     """where a patch was, row and column"""
     prefix_positions: bool = True
     """learned positions also have a row for each token before the patches (timm's no_embed_class: false)"""
@@ -104,12 +110,62 @@ class ViTConfig:
             norm_eps=self.norm_eps,
             activation=self.activation,
             qk_norm_eps=self.norm_eps if self.qk_norm else None,
+            qk_norm_kind=self.norm_kind,
+            bias="all" if self.qkv_bias else "not_qkv",
             max_len=self.max_len,
+            layer_scale=self.layer_scale,
         )
+
+    def check(self) -> None:
+        """Refuses what cannot be."""
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, self.channels) or (name == "std" and min(values) <= 0):
+                raise RegardError(
+                    f"model.{name} is {list(values)} for images of {self.channels} channels.",
+                    "Give a number, or one for each channel; what is divided by is above 0.",
+                )
+        if self.distilled and self.pooling != "class":
+            raise RegardError("A distilled model reads its label off class tokens.", "Let model.pooling be class.")
+        if self.head == "segment" and not self.labels:
+            raise RegardError("A model that segments needs labels.", "Name them in labels.")
+        if self.head == "pixels" and self.decoder_width % DECODER_HEAD:
+            raise RegardError(
+                f"model.decoder_width is {self.decoder_width}, but a head is {DECODER_HEAD} wide there.",
+                f"Let it be a multiple of {DECODER_HEAD}.",
+            )
+
+
+def vit_pico(**changes) -> ViTConfig:
+    """6 layers of width 128 over 8×8 patches of 4: for pictures of 32×32 pixels."""
+    sizes: dict[str, Any] = dict(width=128, heads=4, layers=6, feedforward=512, patch=4, pooling="mean")
+    return ViTConfig(**(sizes | dict(image_height=32, image_width=32) | changes))
+
+
+def vit_tiny(**changes) -> ViTConfig:
+    """12 layers of width 192, patches of 16: DeiT-Ti (Touvron et al. 2021)."""
+    return ViTConfig(**changes)
+
+
+def vit_small(**changes) -> ViTConfig:
+    """12 layers of width 384, patches of 16: DeiT-S."""
+    return ViTConfig(**(dict(width=384, heads=6, feedforward=1536) | changes))
+
+
+def vit_base(**changes) -> ViTConfig:
+    """12 layers of width 768, patches of 16, as published in 2020."""
+    return ViTConfig(**(dict(width=768, heads=12, feedforward=3072) | changes))
+
+
+class Painted(NamedTuple):
+    """Hidden patches: what was painted there, what is there (with mean 0 and variance 1 each), which they are."""
+
+    painted: Float[Tensor, "B M P"]
+    wanted: Float[Tensor, "B M P"]
+    hidden: Int[Tensor, "B M"]
 
 
 class ViT(nn.Module):
-    """Every patch of an image regards every other.
+    """Every patch of an image regards every other. Pixels lie between 0 and 1; images are of one size, or packed.
 
     >>> model = ViT(ViTConfig(layers=2, image_height=32, image_width=48, labels=("cat", "dog")))
     >>> model(torch.rand(5, 3, 32, 48)).shape
@@ -117,54 +173,169 @@ class ViT(nn.Module):
     """
 
     blocks: Sequence[EncoderBlock]  # a ModuleList, which does not tell the type of what it holds
-    mean: Tensor
-    std: Tensor
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
+        config.check()
         self.config = config
-        rows, columns = config.grid
-        self.register_buffer("mean", torch.tensor(config.mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(config.std).view(-1, 1, 1), persistent=False)
-        self.patches = Patches(config.channels, config.width, config.patch, config.patches)
-        self.prefix = nn.Parameter(torch.empty(config.prefix, config.width)) if config.prefix else None
-        self.positions = nn.Parameter(torch.empty(config.prefix + rows * columns, config.width))
-        self.dropout = Dropout(config.dropout)
+        self.embedding = ImageEmbedding(
+            config.channels,
+            config.width,
+            patch=config.patch,
+            grid=config.grid,
+            prefix=config.prefix,
+            head_width=config.width // config.heads,
+            kind=config.patches,
+            positions=config.positions,
+            prefix_positions=config.prefix_positions,
+            mean=config.mean,
+            std=config.std,
+            dropout=config.dropout,
+        )
         block = config.block()
-        self.blocks = nn.ModuleList(EncoderBlock(block, config.score) for _ in range(config.layers))  # type: ignore[assignment]
-        self.norm = make_norm(config.norm_kind, config.width, config.norm_eps)
-        self.output = nn.Linear(config.width, len(config.labels)) if config.labels else None
+        rates = [config.drop_path * i / max(1, config.layers - 1) for i in range(config.layers)]
+        blocks = (EncoderBlock(replace(block, drop_path=rate), config.score) for rate in rates)
+        self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
+        # Post-norm blocks end in a norm already.
+        ends = config.norm == "pre"
+        self.norm = make_norm(config.norm_kind, config.width, config.norm_eps) if ends else nn.Identity()
+        self.norm_is_last = config.pooled_norm and config.head in ("none", "classify")
+        self._make_head(config, block)
         for name, parameter in self.named_parameters():
-            if name in ("prefix", "positions"):
-                nn.init.normal_(parameter, std=0.02)
-            elif parameter.dim() == 2 and ".score." not in name:
-                nn.init.xavier_uniform_(parameter)
-            elif name.endswith("bias") and ".score." not in name:
+            if name.endswith(".bias"):
                 nn.init.zeros_(parameter)
+            elif name.startswith(("output.", "distilled.")):
+                nn.init.normal_(parameter, std=0.02)
+            elif name.endswith(".weight") and parameter.dim() in (2, 4) and ".learned." not in name:
+                nn.init.xavier_uniform_(parameter.flatten(1))  # a convolution as the linear map that it is
 
-    def tokens(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T E"]:
-        """A token of each patch, and those before the patches, with their positions."""
-        x = self.patches((images - self.mean) / self.std)
-        if self.prefix is not None:
-            x = torch.cat((self.prefix.to(x.dtype).expand(len(x), -1, -1), x), dim=1)
-        return self.dropout(x + self.positions.to(x.dtype))
+    def _make_head(self, config: ViTConfig, block: BlockConfig) -> None:
+        self.pooler: QueryPool | None = None
+        self.segmenter: ClassQueries | None = None
+        self.painter: Painter | None = None
+        self.output: nn.Linear | None = None
+        self.distilled: nn.Linear | None = None
+        labels = len(config.labels)
+        if config.head in ("none", "classify") and config.pooling == "query":
+            self.pooler = QueryPool(block, config.score)
+        if config.head == "classify" and labels:
+            self.output = nn.Linear(config.width, labels)
+            self.distilled = nn.Linear(config.width, labels) if config.distilled else None
+        elif config.head == "segment" and config.segmenter == "linear":
+            self.output = nn.Linear(config.width, labels)
+        elif config.head == "segment":
+            self.segmenter = ClassQueries(labels, block, config.score, config.segmenter_layers)
+        elif config.head == "pixels":
+            width = config.decoder_width
+            narrow = replace(block, width=width, heads=width // DECODER_HEAD, feedforward=4 * width)
+            self.painter = Painter(config.width, narrow, config.score, config.decoder_layers)
+            self.output = nn.Linear(width, config.channels * config.patch**2)
 
-    def encode(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T E"]:
-        """One row a token: what it means where it stands."""
-        x = self.tokens(images)
+    def tokens(self, images: Images) -> Float[Tensor, "*n E"]:
+        """What goes into the encoder: (B, T, E), or of packed images (N, E)."""
+        return self.embedding(images).x
+
+    def encode(self, images: Images) -> Float[Tensor, "*n E"]:
+        """One row a token: what it means where it stands. The first `config.prefix` tokens of an image are no patches.
+
+        Where the last norm comes after pooling, the rows are as the last block left them.
+        """
+        x, offsets, turns = self.embedding(images)
         for block in self.blocks:
-            x = block(x, None)
-        return self.norm(x)
+            x = block(x, offsets, turns=turns)
+        return x if self.norm_is_last else self.norm(x)
 
-    def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B E"]:
-        """What the output layer sees."""
-        x = self.encode(images)
-        return x[:, 0] if self.config.pooling == "class" else x[:, self.config.prefix :].mean(1)
+    def features(self, images: Images) -> Float[Tensor, "*n E"]:
+        """What the output layer sees: a row an image (distilled: two), or for segmentation a row a patch."""
+        if self.config.head == "segment":
+            return take_away(self.encode(images), self.config.prefix, _offsets(images))
+        if self.config.pooling != "class":
+            return self.pooled(self.encode(images), images)
+        # Only the class tokens are asked for, so the last block makes nothing else.
+        x, offsets, turns = self.embedding(images)
+        *earlier, last = self.blocks
+        for block in earlier:
+            x = block(x, offsets, turns=turns)
+        x = self.norm(last.first(x, offsets, 1 + self.config.distilled, turns))
+        return x if self.config.distilled else x[:, 0]
 
-    def logits(self, features: Float[Tensor, "B E"]) -> Float[Tensor, "B V"]:
-        """The output layer over what `features` gave."""
-        return features if self.output is None else self.output(features)
+    def pooled(self, encoded: Float[Tensor, "*n E"], images: Images) -> Float[Tensor, "B *two E"]:
+        """The `features` of whole images from what `encode` gave."""
+        config, offsets = self.config, _offsets(images)
+        if config.pooling == "class":
+            wide = None if offsets is None else widened(offsets, config.prefix)
+            x = first_tokens(encoded, wide, 1 + config.distilled).reshape(len(images), -1, config.width)
+            x = x if config.distilled else x[:, 0]
+        else:
+            x = take_away(encoded, config.prefix, offsets)
+            x = self.pooler(x, offsets) if self.pooler is not None else _mean(x, offsets)
+        return self.norm(x) if self.norm_is_last else x
 
-    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B V"]:
-        """By the head: the image's label."""
-        return self.logits(self.features(images))
+    def logits(self, features: Float[Tensor, "B *two E"]) -> Float[Tensor, "B V"]:
+        """The image's label, from its features."""
+        if self.output is None or self.config.head != "classify":
+            return features
+        if self.distilled is None:
+            return self.output(features)
+        return (self.output(features[:, 0]) + self.distilled(features[:, 1])) / 2
+
+    def masks(
+        self, features: Float[Tensor, "*n E"], images: Images
+    ) -> Float[Tensor, "B V H W"] | list[Float[Tensor, "V _ _"]]:
+        """Each pixel's label, from the patches' features: a patch speaks for its middle, between two it is mixed."""
+        head = self.output if self.segmenter is None else partial(self.segmenter, offsets=_offsets(images))
+        assert head is not None
+        labels = head(features)
+        if not isinstance(images, PackedImages):
+            return self._widened(labels, grid_of(images.shape[-2:], self.config.patch))
+        parts = labels.split([rows * columns for rows, columns in images.grids])
+        return [self._widened(one[None], grid)[0] for one, grid in zip(parts, images.grids)]
+
+    def forward(self, images: Images) -> Float[Tensor, "..."] | list[Float[Tensor, "V _ _"]]:
+        """By the head: each image's label (B, V), each pixel's (B, V, H, W) or of packed images a list; or features."""
+        features = self.features(images)
+        return self.masks(features, images) if self.config.head == "segment" else self.logits(features)
+
+    def masked_loss(self, images: Float[Tensor, "B C H W"], share: float = 0.75) -> Float[Tensor, ""]:
+        """How far what is painted in hidden patches is from what is there: the mean square, over hidden ones alone."""
+        painted, wanted, _ = self.paint(images, share)
+        return (painted.float() - wanted).square().mean()
+
+    def paint(self, images: Float[Tensor, "B C H W"], share: float = 0.75) -> Painted:
+        """Hides a random share of each image's patches, and paints them from the others, which alone are encoded."""
+        if self.painter is None or self.output is None:
+            raise RegardError(f"A model with the head {self.config.head} does not paint.", "Let model.head be pixels.")
+        if isinstance(images, PackedImages):
+            raise RegardError("Patches are hidden in images of one size only.", "Resize the images.")
+        grid = grid_of(images.shape[-2:], self.config.patch)
+        count = grid[0] * grid[1]
+        seen = round(count * (1 - share))
+        if not 0 < seen < count:
+            raise RegardError(
+                f"Of {count} patches {seen} would be shown.", "Hide a share between 0 and 1, and not of a single patch."
+            )
+        order = torch.rand(len(images), count, device=images.device).argsort(dim=1)
+        shown, hidden = order[:, :seen], order[:, seen:]
+        pixels = self.embedding.normalised(images)
+        x, offsets, turns = self.embedding.shown(pixels, shown)
+        for block in self.blocks:
+            x = block(x, offsets, turns=turns)
+        painted = self.output(self.painter(self.norm(x), shown, hidden, grid, self.config.prefix))
+        wanted = rows_of(cut(pixels, self.config.patch).float(), hidden)
+        return Painted(painted, nn.functional.layer_norm(wanted, wanted.shape[-1:], eps=1e-6), hidden)
+
+    def _widened(self, labels: Float[Tensor, "B T V"], grid: Grid) -> Float[Tensor, "B V H W"]:
+        size = [side * self.config.patch for side in grid]
+        return nn.functional.interpolate(labels.mT.unflatten(2, grid), size, mode="bilinear")
+
+
+def _offsets(images: Images) -> Offsets | None:
+    """Of the patches alone."""
+    return images.offsets if isinstance(images, PackedImages) else None
+
+
+def _mean(x: Float[Tensor, "*n E"], offsets: Offsets | None) -> Float[Tensor, "B E"]:
+    if offsets is None:
+        return x.mean(1)
+    sums = torch.zeros(len(offsets.starts) - 1, x.shape[1], device=x.device)
+    return (sums.index_add(0, offsets.sequences, x.float()) / offsets.lengths[:, None]).to(x.dtype)

@@ -1,16 +1,34 @@
 """The Vision Transformer: its inputs, its choices and its heads."""
 
-import torch
+from dataclasses import replace
 
-from regard.models.vit import ViT, ViTConfig
+import pytest
+import torch
+from torch import nn
+
+from regard.attention import SCORES, record
+from regard.errors import RegardError
+from regard.layers.patches import cut, pack_images, rows_of
+from regard.models.vit import ViT, ViTConfig, vit_base, vit_pico, vit_small, vit_tiny
 
 LABELS = ("cat", "dog", "fox")
+# Odd counts of patches, grids that are no squares; the first is the model's own.
+SIZES = [(12, 20), (4, 4), (28, 12), (12, 20)]
 
 
 def small(**changes) -> ViT:
     torch.manual_seed(0)
     sizes = dict(width=16, heads=2, layers=2, feedforward=32, image_height=12, image_width=20, patch=4, labels=LABELS)
-    return ViT(ViTConfig(**(sizes | changes))).eval()
+    model = ViT(ViTConfig(**(sizes | changes))).eval()
+    for parameter in model.parameters():
+        # Nothing is left at zero or one, where a mistake would not show.
+        nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def pictures() -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    return [torch.rand(3, *size) for size in SIZES]
 
 
 def test_every_patch_matters():
@@ -21,3 +39,286 @@ def test_every_patch_matters():
             other = image.clone()
             other[:, :, 4 * row, 4 * column] = 0
             assert not torch.allclose(model(other), before, atol=1e-6)
+
+
+# -- one size, packed, one by one --------------------------------------------------------------------------------------
+
+CHOICES = [
+    *(dict(score=score) for score in SCORES if score != "location"),
+    *(dict(positions=kind, pooling=pooling) for kind in ("rotary", "none") for pooling in ("mean", "query")),
+    dict(positions="sinusoidal", patches="convolution", pooling="query"),
+    dict(patches="stem", registers=3, layer_scale=0.1, qk_norm=True, qkv_bias=False),
+    dict(distilled=True, registers=1, norm="post"),
+    dict(pooling="mean", pooled_norm=True, norm_kind="rms", prefix_positions=False, registers=1),
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_one_size_packed_and_one_by_one_agree(choice):
+    model, images = small(**choice), pictures()
+    with torch.no_grad():
+        alone = torch.cat([model(image[None]) for image in images])
+        torch.testing.assert_close(model(pack_images(images, 4)), alone, atol=1e-5, rtol=1e-4)
+        same = torch.stack([images[0], images[3]])
+        torch.testing.assert_close(model(same), alone[[0, 3]], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(model.tokens(pack_images(list(same), 4)), model.tokens(same).flatten(0, 1))
+        torch.testing.assert_close(
+            model.encode(pack_images(list(same), 4)), model.encode(same).flatten(0, 1), atol=1e-5, rtol=1e-4
+        )
+    assert alone.shape == (4, 3)
+    assert alone.std(0).min() > 1e-4  # images differ in what is said of them
+
+
+def test_the_score_of_places_has_as_many_as_the_image():
+    model = small(score="location")
+    images = torch.rand(2, 3, 12, 20)
+    torch.testing.assert_close(model(images), model(pack_images(list(images), 4)))
+    with pytest.raises(RegardError, match="Location: 22 keys"):
+        model(torch.rand(1, 3, 28, 12))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("choice", [dict(), dict(distilled=True, positions="rotary", registers=1)], ids=str)
+def test_the_last_block_makes_only_what_is_asked_for(choice, packed):
+    model = small(**choice)
+    images = pack_images(pictures(), 4) if packed else torch.rand(2, 3, 12, 20)
+    features = model.features(images)
+    torch.testing.assert_close(features, model.pooled(model.encode(images), images))
+    with record(model) as recording:
+        model(images)
+    asked = 2 if model.config.distilled else 1
+    assert [one.weights().shape[2] for one in recording.values()][-1] == asked
+    assert recording["blocks.0.attention"].weights().shape[2] > asked
+
+
+def test_the_class_token_is_read_and_the_mean_is_of_patches_alone():
+    images = torch.rand(2, 3, 12, 20)
+    model = small(registers=2)
+    torch.testing.assert_close(model(images), model.output(model.encode(images)[:, 0]))
+    model = small(pooling="mean", registers=2)
+    assert model.config.prefix == 2
+    torch.testing.assert_close(model(images), model.output(model.encode(images)[:, 2:].mean(1)))
+    model = small(pooling="mean", pooled_norm=True)
+    raw = model.encode(images)
+    torch.testing.assert_close(model(images), model.output(model.norm(raw.mean(1))))
+
+
+def test_a_question_finds_what_is_pooled():
+    model, images = small(pooling="query", registers=1), torch.rand(2, 3, 12, 20)
+    with record(model) as recording:
+        out = model(images)
+    weights = recording["pooler.attention"].weights()
+    assert weights.shape == (2, 2, 1, 15)  # over patches, not registers
+    attention, patches = model.pooler.attention, model.encode(images)[:, 1:]
+    _, v = attention.keys_values(patches, None)
+    regarded = torch.einsum("bhts,bshd->bthd", weights, v).flatten(-2)
+    torch.testing.assert_close(out, model.output(attention.out(regarded)[:, 0]))
+
+
+def test_a_distilled_model_says_the_mean_of_both():
+    model, images = small(distilled=True), torch.rand(2, 3, 12, 20)
+    x = model.encode(images)
+    assert model.config.prefix == 2
+    torch.testing.assert_close(model(images), (model.output(x[:, 0]) + model.distilled(x[:, 1])) / 2)
+
+
+def test_positions_of_other_sizes_are_interpolated():
+    model, images = small(), torch.rand(1, 3, 24, 16)
+    table = model.embedding.learned.weight
+    theirs = table[1:].view(1, 3, 5, 16).permute(0, 3, 1, 2)
+    theirs = nn.functional.interpolate(theirs, size=(6, 4), mode="bicubic", align_corners=False)
+    theirs = theirs.permute(0, 2, 3, 1).flatten(0, 2)
+    patches = model.embedding.patches(model.embedding.normalised(images))[0]
+    torch.testing.assert_close(model.tokens(images)[0, 1:], patches + theirs)
+
+
+def test_drop_path_grows_with_depth_and_sleeps_outside_of_training():
+    model, images = small(layers=5, drop_path=0.4), torch.rand(2, 3, 12, 20)
+    rates = [[residual.drop_path.p for residual in block.residuals] for block in model.blocks]
+    assert rates == [[pytest.approx(0.1 * i)] * 2 for i in range(5)]
+    assert torch.equal(model(images), model(images))
+    model.train()
+    torch.manual_seed(0)
+    first = model(images)
+    assert not torch.equal(first, model(images))
+    torch.manual_seed(0)
+    assert torch.equal(first, model(images))
+
+
+# -- segmentation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("segmenter", ["linear", "queries"])
+def test_every_pixel_gets_a_label(segmenter):
+    model = small(head="segment", segmenter=segmenter, registers=1)
+    images = pictures()
+    alone = [model(image[None])[0] for image in images]
+    assert [tuple(one.shape) for one in alone] == [(3, *size) for size in SIZES]
+    for one, other in zip(model(pack_images(images, 4)), alone):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    together = model(torch.stack([images[0], images[3]]))
+    torch.testing.assert_close(together, torch.stack([alone[0], alone[3]]), atol=1e-5, rtol=1e-4)
+
+
+def test_a_patch_speaks_for_its_own_place():
+    model = small(head="segment")
+    features = torch.zeros(1, 15, 16)
+    features[0, 7] = 5  # row 1, column 2
+    with torch.no_grad():
+        masks = model.masks(features, torch.zeros(1, 3, 12, 20))[0] - model.output.bias[:, None, None]
+    touched = masks.abs().amax(0) > 1e-6
+    assert touched[4:8, 8:12].all()
+    assert not touched[:2].any()
+    assert not touched[:, :6].any()
+    assert not touched[:, 14:].any()
+
+
+def test_class_queries_regard_the_patches():
+    model = small(head="segment", segmenter="queries", segmenter_layers=3)
+    with record(model, "segmenter.*") as recording:
+        model(torch.rand(2, 3, 12, 20))
+    assert len(recording) == 3
+    # Three labels before fifteen patches.
+    assert recording["segmenter.blocks.0.attention"].weights().shape == (2, 2, 18, 18)
+
+
+# -- hidden patches ----------------------------------------------------------------------------------------------------
+
+
+def painting(**changes) -> ViT:
+    return small(**(dict(head="pixels", decoder_width=32, decoder_layers=1) | changes))
+
+
+@pytest.mark.parametrize("choice", [dict(), dict(positions="rotary", pooling="mean"), dict(patches="stem")], ids=str)
+def test_only_shown_patches_are_encoded_and_only_hidden_ones_count(choice):
+    model, images = painting(**choice), torch.rand(3, 3, 12, 20)
+    with record(model) as recording:
+        torch.manual_seed(0)
+        painted, wanted, hidden = model.paint(images, share=0.6)
+    assert recording["blocks.0.attention"].weights().shape[-1] == 6 + model.config.prefix
+    assert recording["painter.blocks.0.attention"].weights().shape[-1] == 15 + model.config.prefix
+    assert hidden.shape == (3, 9)
+    assert painted.shape == wanted.shape == (3, 9, 48)
+    # What is wanted is the hidden patches, each with mean 0 and variance 1.
+    there = rows_of(cut(images, 4), hidden)
+    there = (there - there.mean(-1, keepdim=True)) / there.std(-1, keepdim=True, unbiased=False)
+    torch.testing.assert_close(wanted, there, atol=1e-4, rtol=1e-3)
+    torch.manual_seed(0)
+    torch.testing.assert_close(model.masked_loss(images, share=0.6), (painted - wanted).square().mean())
+    # Other pixels where it was hidden change what is wanted, and nothing that is painted.
+    other = cut(images, 4)
+    other.scatter_(1, hidden[:, :, None].expand(-1, -1, 48), torch.rand(3, 9, 48))
+    other = nn.functional.fold(other.mT, (12, 20), 4, stride=4)
+    torch.manual_seed(0)
+    again = model.paint(other, share=0.6)
+    torch.testing.assert_close(again.painted, painted)
+    assert not torch.allclose(again.wanted, wanted)
+    # Other pixels where it was shown do.
+    torch.manual_seed(0)
+    assert not torch.allclose(model.paint(1 - images, share=0.6).painted, painted)
+
+
+def test_each_image_hides_patches_of_its_own():
+    model, images = painting(), torch.rand(40, 3, 12, 20)
+    hidden = model.paint(images, share=0.5).hidden
+    assert all(len(set(row)) == 7 for row in hidden.tolist())
+    assert len({tuple(sorted(row)) for row in hidden.tolist()}) > 30
+    assert set(hidden.flatten().tolist()) == set(range(15))
+
+
+def test_what_cannot_be_painted_is_refused():
+    with pytest.raises(RegardError, match="head classify does not paint"):
+        small().masked_loss(torch.rand(1, 3, 12, 20))
+    with pytest.raises(RegardError, match="one size only"):
+        painting().masked_loss(pack_images(pictures(), 4))
+    for share in (0.0, 1.0, 1.5):
+        with pytest.raises(RegardError, match="Of 15 patches"):
+            painting().masked_loss(torch.rand(1, 3, 12, 20), share)
+
+
+def test_painting_is_learned():
+    torch.manual_seed(0)
+    config = ViTConfig(width=32, heads=2, layers=1, feedforward=64, image_height=16, image_width=16, patch=4)
+    model = ViT(replace(config, head="pixels", decoder_width=32, decoder_layers=1, positions="sinusoidal"))
+    # Slanted stripes: what is hidden follows from what is shown.
+    ramp = torch.arange(16.0)
+    phase = torch.arange(8)[:, None, None]
+    images = (0.5 + 0.5 * torch.sin(0.4 * ramp[:, None] + 0.2 * ramp + phase))[:, None].expand(-1, 3, -1, -1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.5e-3)
+    losses = []
+    for _ in range(200):
+        loss = model.masked_loss(images, share=0.5)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+HEADS = [
+    dict(),
+    dict(score="concat", positions="rotary", distilled=True, registers=2, layer_scale=0.1, qk_norm=True),
+    dict(score="cosine", pooling="query", positions="sinusoidal", patches="stem"),
+    dict(score="general", pooling="mean", norm="post", patches="convolution"),
+    dict(score="location", head="segment"),
+    dict(score="dot", head="segment", segmenter="queries", pooling="mean", positions="none"),
+    dict(head="pixels", decoder_width=32),
+    dict(head="none", pooled_norm=True, pooling="query"),
+]
+
+
+@pytest.mark.parametrize("choice", HEADS, ids=str)
+def test_every_parameter_learns(choice):
+    model = small(**choice).train()
+    images = torch.rand(3, 3, 12, 20)
+    out = model.masked_loss(images, 0.5) if model.config.head == "pixels" else model(images)
+    (out * torch.randn_like(out)).sum().backward()
+    still = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert still == []
+
+
+@pytest.mark.parametrize("choice", HEADS, ids=str)
+def test_one_head_takes_over_what_another_learned(choice):
+    """All that differs between two heads stands under these names."""
+    own, other = small(**choice), small(**(choice | dict(head="none", pooling="class", distilled=False)))
+    names = {name for name, _ in own.named_parameters()} ^ {name for name, _ in other.named_parameters()}
+    heads = ("output.", "distilled.", "pooler.", "segmenter.", "painter.", "embedding.prefix")
+    assert all(name.startswith(heads) for name in names)
+
+
+def test_a_fresh_model_says_little_and_knows_its_size():
+    torch.manual_seed(0)
+    model = ViT(vit_pico(labels=LABELS))
+    logits = model(torch.rand(8, 3, 32, 32))
+    assert logits.abs().max() < 2
+    assert vit_pico().grid == (8, 8)
+    assert vit_pico().max_len == 64
+    with torch.device("meta"):
+        sizes = [sum(p.numel() for p in ViT(size(labels=("x",) * 1000)).parameters()) for size in (vit_tiny, vit_small)]
+        sizes.append(sum(p.numel() for p in ViT(vit_base(labels=("x",) * 1000)).parameters()))
+    # As published: 5.7, 22.1 and 86.6 million.
+    assert [round(size / 1e6, 1) for size in sizes] == [5.7, 22.1, 86.6]
+
+
+def test_what_cannot_be_is_refused():
+    for changes, message in [
+        (dict(mean=(0.1, 0.2)), r"model.mean is \[0.1, 0.2\] for images of 3 channels"),
+        (dict(std=(0.0,)), "model.std"),
+        (dict(distilled=True, pooling="mean"), "distilled"),
+        (dict(head="segment", labels=()), "needs labels"),
+        (dict(head="pixels", decoder_width=40), "model.decoder_width is 40"),
+        (dict(image_height=13), "13×20 pixels"),
+        (dict(width=15), "does not divide into 2 heads"),
+        (dict(width=12, positions="rotary"), "multiple of 4"),
+    ]:
+        with pytest.raises(RegardError, match=message):
+            small(**changes)
+    with pytest.raises(RegardError, match="Images of 1 channels"):
+        small()(torch.rand(1, 1, 12, 20))
+
+
+def test_grey_images():
+    model = small(channels=1, mean=(0.3,))
+    assert model(torch.rand(2, 1, 12, 20)).shape == (2, 3)
