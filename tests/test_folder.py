@@ -118,7 +118,7 @@ def test_another_folder(tmp_path):
     [
         ({"format": FORMAT + 1}, "config.json: format 2 is newer than this Regard knows. Upgrade regard."),
         ({"format": "one"}, "config.json: not a config of Regard (it states no format)."),
-        ({"family": "oracle"}, "config.json: family 'oracle' is not known. Known: transformer, seq2seq, gpt, bert."),
+        ({"family": "oracle"}, "config.json: family 'oracle' is not known. Known: transformer, seq2seq, "),
         ({"family": None}, "config.json: family None is not known."),
         ({"family": ["transformer"]}, "config.json: family ['transformer'] is not known."),
         ({"magic": 1}, "config.json: unknown key 'magic'."),
