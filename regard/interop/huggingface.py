@@ -34,6 +34,7 @@ from regard.interop.tokenizer_files import (
     separating,
     special_ids,
     write_tokenizer,
+    write_two_tokenizers,
 )
 from regard.models import family_of
 
@@ -115,16 +116,19 @@ def export_folder(bundle: Bundle, folder: str | Path) -> str:
         raise RegardError(f"{folder}: there is a model already.", "Name another folder.")
     config, special = bundle.model.config, bundle.special
     source, target = bundle.tokenizers
-    if source is not target:
-        raise RegardError("The two sides have a tokeniser each, and such a folder has one.", "Train with a shared one.")
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.named_parameters()}
     family = family_of(config)
     writers = {one.family: one.write for one in ARCHITECTURES.values()}
     if family not in writers:
         raise RegardError(f"No class of transformers is a {family}.", f"Export one of {', '.join(writers)}.")
     table, generation, tensors = writers[family](config, special, weights)
-    two = getattr(config, "segments", 0) > 1 and special.between is None
-    write_tokenizer(source, folder, special, segments=two, max_len=config.max_len)
+    if source is target:
+        two = getattr(config, "segments", 0) > 1 and special.between is None
+        write_tokenizer(source, folder, special, segments=two, max_len=config.max_len)
+    elif table["architectures"] == ["MarianMTModel"] and source.kind == target.kind == FOREIGN:
+        write_two_tokenizers(source, target, folder, special, max_len=config.max_len)
+    else:
+        raise RegardError("The two sides have a tokeniser each, and such a folder has one.", "Train with a shared one.")
     if generation:
         write_whole(folder / "generation_config.json", _json(generation))
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}

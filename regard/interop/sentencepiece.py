@@ -73,7 +73,11 @@ def write_sentencepiece(tokenizer: tokenizers.Tokenizer, path: str | Path) -> No
     Llama's. Any other is refused, and so are the kinds that are trained here, for sentencepiece has no way to keep
     words and signs apart.
     """
-    write_whole(Path(path), _to_bytes(_model_of(tokenizer, path)))
+    write_pieces(piece_model(tokenizer, path), path)
+
+
+def write_pieces(model: PieceModel, path: str | Path) -> None:
+    write_whole(Path(path), _to_bytes(model))
 
 
 # -- the file --------------------------------------------------------------------------------------------------------
@@ -420,7 +424,7 @@ def _decoder(model: PieceModel, fallback: bool) -> decoders.Decoder:
 # -- and back --------------------------------------------------------------------------------------------------------
 
 
-def _model_of(tokenizer: tokenizers.Tokenizer, path: str | Path) -> PieceModel:
+def piece_model(tokenizer: tokenizers.Tokenizer, path: str | Path) -> PieceModel:
     """The file from which `build` makes this very tokeniser; if there is none, that is an error."""
     theirs = json.loads(tokenizer.to_str())
     kind = theirs["model"]["type"]

@@ -33,12 +33,15 @@ from regard.interop.sentencepiece import (
     PieceModel,
     build,
     keep_apart,
+    piece_model,
     read_pieces,
+    write_pieces,
 )
 from regard.interop.settings import Settings
 from regard.interop.tensors import read_json
 
 _AS_JSON = "Save the tokeniser as tokenizer.json."
+_SIDES = ("source.spm", "target.spm")
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -154,6 +157,29 @@ def write_tokenizer(
     config |= names | ({} if max_len is None else {"model_max_length": max_len})
     write_whole(folder / "tokenizer.json", library.to_str(pretty=True).encode())
     for file, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
+        write_whole(folder / file, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def write_two_tokenizers(
+    source: Tokenizer, target: Tokenizer, folder: str | Path, special: Special, *, max_len: int
+) -> None:
+    """Writes the tokenisers of a model that has one a side, as Marian keeps them: both must be of sentencepiece.
+
+    A side's file has the pieces, and a table their ids: one table for both where they are the same.
+    """
+    folder = Path(folder)
+    sides = {name: piece_model(one.library, folder / name) for name, one in zip(_SIDES, (source, target))}
+    ids = [{piece.text: index for index, piece in enumerate(model.pieces)} for model in sides.values()]
+    names = {f"{role}_token": sides["source.spm"].pieces[getattr(special, role)].text for role in ("eos", "unk", "pad")}
+    if (special.begin, special.end) != (None, special.eos):
+        raise RegardError("Marian's tokenisers put the end after each text, and nothing else.", "Share one tokeniser.")
+    config = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": ids[0] != ids[1], "model_max_length": max_len}
+    tables = {"vocab.json": ids[0], "tokenizer_config.json": config | names, "special_tokens_map.json": names}
+    if ids[0] != ids[1]:
+        tables["target_vocab.json"] = ids[1]
+    for name, model in sides.items():
+        write_pieces(model, folder / name)
+    for file, content in tables.items():
         write_whole(folder / file, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 

@@ -14,6 +14,7 @@ from regard.data import Special, Tokenizer, encode_texts
 from regard.data.special import EOS, READING, TRANSLATING, WRITING
 from regard.data.tokenizer import FOREIGN
 from regard.errors import RegardError
+from regard.folder import load, save
 from regard.interop import export_folder, import_folder
 from regard.interop.sentencepiece import (
     CONTROL,
@@ -25,6 +26,7 @@ from regard.interop.sentencepiece import (
     read_sentencepiece,
 )
 from regard.interop.tokenizer_files import framing, read_tokenizer, write_tokenizer
+from tests.interop.comparing import same_tensors
 from tests.interop.pieces import (
     MODELS,
     NAMES,
@@ -200,6 +202,33 @@ def test_marian(separate, tmp_path):
         ids = [found.target.token_to_id(only)]
         assert found.target.decode(ids) == only.replace("▁", "").strip()
         assert ids_of(found.source, only.replace("▁", " ")) != ids_of(found.target, only.replace("▁", " "))
+
+
+@pytest.mark.filterwarnings("ignore:Recommended")
+@pytest.mark.parametrize("separate", [False, True])
+def test_marian_goes_out_again(separate, tmp_path):
+    """By way of a folder of ours."""
+    folder = marian(tmp_path / "in", **({"separate_vocabs": True} if separate else {}))
+    sizes = [len(json.loads(file.read_text())) for file in sorted(folder.glob("*vocab.json"), reverse=True)]
+    made = transformers.MarianConfig(
+        **dict(vocab_size=sizes[0], decoder_vocab_size=sizes[-1], d_model=16, encoder_layers=1, decoder_layers=1),
+        **dict(encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=9, decoder_ffn_dim=9),
+        **dict(pad_token_id=sizes[0] - 1, decoder_start_token_id=sizes[0] - 1, eos_token_id=0, forced_eos_token_id=0),
+        **dict(share_encoder_decoder_embeddings=not separate, max_position_embeddings=64),
+    )
+    transformers.MarianMTModel(made).save_pretrained(folder)
+    save(tmp_path / "own", import_folder(folder))
+    translator = load(tmp_path / "own", "cpu")
+    assert export_folder(translator, tmp_path / "out") == "MarianMTModel"
+    same_tensors(folder, tmp_path / "out")
+    before, after = (transformers.AutoTokenizer.from_pretrained(one) for one in (folder, tmp_path / "out"))
+    again = import_folder(tmp_path / "out")
+    assert again.special == translator.special
+    for text in [*PLAIN, *([] if separate else [">>fra<< The cat."])]:
+        ids = before(text)["input_ids"]
+        assert after(text)["input_ids"] == again.source_ids(text) == translator.source_ids(text) == ids
+        written = [other(text_target=text, add_special_tokens=False)["input_ids"] for other in (before, after)]
+        assert written[0] == written[1] == again.target_ids(text)
 
 
 def test_the_two_sides_of_marian_have_the_same_special_ids(tmp_path):
