@@ -12,6 +12,7 @@ from regard.interop.mapping import CUT, STACKED, TRANSPOSED, TRANSPOSED_CUT, Row
 from regard.interop.one_stack import ACTIVATIONS, GATES, Kind, Weights, named, read_one_stack, write_one_stack
 from regard.interop.settings import Settings
 from regard.layers.multihead import BiasPlace
+from regard.layers.positions import FEW_TURNS, MANY_TURNS
 from regard.models.gpt import GPTConfig
 
 # -- the tables ------------------------------------------------------------------------------------------------------
@@ -125,18 +126,39 @@ _BIASES: dict[tuple[bool, bool], BiasPlace] = {
 }
 
 
-def _rotary_base(settings: Settings) -> float:
+def _rotary(settings: Settings) -> dict[str, Any]:
     """How the positions turn. transformers 5 keeps all of it in one table, before that it was in several keys."""
     key = "rope_scaling" if settings.table.get("rope_scaling") else "rope_parameters"
     table = settings.table.get(key) or {}
     if not isinstance(table, dict):
         raise settings.refusal(key, "it should be a table")
     rope = Settings(table, settings.origin)
-    if rope.table.get("rope_type", rope.table.get("type", "default")) != "default":
-        raise settings.refusal(key, "it knows rotary positions of the type default")
+    kind = rope.table.get("rope_type", rope.table.get("type", "default"))
+    if kind not in ("default", "linear", "llama3"):
+        raise settings.refusal(key, "it knows rotary positions of the types default, linear and llama3")
     for place in (settings, rope):
         place.must_be("partial_rotary_factor", 1.0)
-    return rope.fraction("rope_theta", settings.fraction("rope_theta", 10000.0))
+    found: dict[str, Any] = {"rotary_base": rope.fraction("rope_theta", settings.fraction("rope_theta", 10000.0))}
+    if kind != "default":
+        found["rotary_factor"] = rope.fraction("factor", 0.0)
+        if found["rotary_factor"] < 1:
+            raise settings.refusal(key, "its factor should be 1 or more")
+    if kind == "llama3":
+        rope.must_be("low_freq_factor", FEW_TURNS)
+        rope.must_be("high_freq_factor", MANY_TURNS)
+        found["rotary_context"] = rope.size("original_max_position_embeddings")
+    return found
+
+
+def _rope(config: GPTConfig) -> dict[str, Any]:
+    table: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rotary_base}
+    if config.rotary_factor == 1.0:
+        return table
+    table |= {"rope_type": "linear", "factor": config.rotary_factor}
+    if config.rotary_context:
+        table |= {"rope_type": "llama3", "low_freq_factor": FEW_TURNS, "high_freq_factor": MANY_TURNS}
+        table |= {"original_max_position_embeddings": config.rotary_context}
+    return table
 
 
 def _refuse_windows(settings: Settings, layers: int) -> None:
@@ -164,7 +186,7 @@ def _read_llama(settings: Settings, kind: LlamaKind) -> GPTConfig:
         norm_eps=settings.fraction("rms_norm_eps", 1e-6),
         activation=settings.choice("hidden_act", GATES, "silu"),  # type: ignore[arg-type]
         positions="rotary",
-        rotary_base=_rotary_base(settings),
+        **_rotary(settings),
         kv_heads=settings.size("num_key_value_heads", heads if kind == "llama" else 32),
         head_width=settings.number("head_dim", 128 if kind == "qwen3" else 0),
         qk_norm=kind == "qwen3",
@@ -184,7 +206,7 @@ def _write_llama(config: GPTConfig, kind: LlamaKind) -> dict[str, Any]:
         "intermediate_size": config.feedforward,
         "rms_norm_eps": config.norm_eps,
         "hidden_act": named(GATES, config.activation),
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base},
+        "rope_parameters": _rope(config),
         "num_key_value_heads": config.kv_heads or config.heads,
         "head_dim": config.head_width or config.width // config.heads,
         "tie_word_embeddings": config.tied,

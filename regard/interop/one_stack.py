@@ -108,7 +108,10 @@ def _essence(config: Any) -> dict[str, Any]:
         fields["kv_heads"] = config.kv_heads or config.heads
         fields["head_width"] = config.head_width or config.width // config.heads
     if fields["positions"] != "rotary":
-        fields.pop("rotary_base", None)
+        for field in ("rotary_base", "rotary_factor", "rotary_context"):
+            fields.pop(field, None)
+    elif fields.get("rotary_factor") == 1.0:
+        fields["rotary_context"] = 0
     if "groups" in fields:
         fields["groups"] = config.groups or config.layers
         if config.head != "classify":

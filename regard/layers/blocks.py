@@ -35,6 +35,8 @@ class BlockConfig:
     norm_eps: float = 1e-5
     activation: Activation = "relu"
     rotary_base: float | None = None
+    rotary_factor: float = 1.0
+    rotary_context: int = 0
     qk_norm_eps: float | None = None
     qk_norm_kind: NormKind = "rms"
     bias: BiasPlace = "all"
@@ -51,6 +53,8 @@ class BlockConfig:
             kv_heads=self.kv_heads,
             head_width=self.head_width,
             rotary_base=self.rotary_base if kind != "cross" else None,
+            rotary_factor=self.rotary_factor,
+            rotary_context=self.rotary_context,
             qk_norm_eps=self.qk_norm_eps,
             qk_norm_kind=self.qk_norm_kind,
             bias=self.bias,

@@ -37,6 +37,8 @@ class MultiHead(nn.Module):
         kv_heads: int | None = None,
         head_width: int | None = None,
         rotary_base: float | None = None,
+        rotary_factor: float = 1.0,
+        rotary_context: int = 0,
         qk_norm_eps: float | None = None,
         qk_norm_kind: NormKind = "rms",
         bias: BiasPlace = "all",
@@ -58,7 +60,9 @@ class MultiHead(nn.Module):
         self.score = make_score(
             score, self.head_width, self.head_width, hidden=self.head_width, max_keys=max_keys, heads=heads
         )
-        self.rotary = Rotary(self.head_width, rotary_base) if rotary_base else None
+        self.rotary = None
+        if rotary_base:
+            self.rotary = Rotary(self.head_width, rotary_base, rotary_factor, rotary_context)
         self.query_norm, self.key_norm = (
             make_norm(qk_norm_kind, self.head_width, qk_norm_eps) if qk_norm_eps else nn.Identity() for _ in range(2)
         )

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 
+# Llama 3's: pairs that turn less often over the context are slowed down in full, and those that turn more often not.
+FEW_TURNS, MANY_TURNS = 1.0, 4.0
 Turns = tuple[Float[Tensor, "*t 1 P"], Float[Tensor, "*t 1 P"]]
 PositionKind = Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative", "none"]
 
@@ -78,7 +80,9 @@ class Rotary(nn.Module):
     """Turns each pair of channels of q and k by an angle that grows with the position (Su et al. 2021).
 
     The dot product of two turned vectors depends on their distance alone. Pairs are (i, i + D/2); pair i turns by
-    base^(-2i/D) from one position to the next.
+    base^(-2i/D) from one position to the next. With a `factor` all turn so many times slower; with a `context` too only
+    those that turn less than once over it, those that turn four times and more as ever, and those between in between
+    (Llama 3, which learned from texts of that length first).
 
     >>> q = torch.randn(3, 1, 8)
     >>> torch.allclose(Rotary(8)(q, torch.tensor([0, 1, 2])).norm(dim=-1), q.norm(dim=-1))
@@ -87,14 +91,20 @@ class Rotary(nn.Module):
 
     rates: Tensor
 
-    def __init__(self, head_width: int, base: float = 10000.0) -> None:
+    def __init__(self, head_width: int, base: float = 10000.0, factor: float = 1.0, context: int = 0) -> None:
         super().__init__()
         if head_width % 2:
             raise RegardError(
                 f"Rotary positions need an even head width, not {head_width}.", "Change model.width or model.heads."
             )
+        if not factor >= 1:
+            raise RegardError(
+                f"Rotary positions {factor} times slower cannot be.", "Let model.rotary_factor be 1 or more."
+            )
         rates = base ** (-torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
-        self.register_buffer("rates", rates, persistent=False)
+        over_context = rates * context / (2 * math.pi)
+        kept = ((over_context - FEW_TURNS) / (MANY_TURNS - FEW_TURNS)).clamp(0, 1)
+        self.register_buffer("rates", rates * (kept + (1 - kept) / factor), persistent=False)
 
     def forward(self, x: Float[Tensor, "*n H D"], positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n H D"]:
         angle = (positions[..., None].float() * self.rates)[..., None, :]

@@ -32,6 +32,10 @@ class GPTConfig:
     positions: Literal["rotary", "learned", "sinusoidal", "none"] = "rotary"
     rotary_base: float = 10000.0
     """rotary positions: how much slower each pair of channels turns than the one before"""
+    rotary_factor: float = 1.0
+    """rotary positions: all pairs turn so many times slower, so that longer texts look like shorter ones"""
+    rotary_context: int = 0
+    """rotary positions: only pairs that turn little over a text of this length are slowed (Llama 3); 0: all"""
     score: ScoreName = "scaled_dot"
     kv_heads: int = 0
     """fewer heads of keys and values than of queries; 0: as many"""
@@ -59,6 +63,8 @@ class GPTConfig:
             norm_eps=self.norm_eps,
             activation=self.activation,
             rotary_base=self.rotary_base if self.positions == "rotary" else None,
+            rotary_factor=self.rotary_factor,
+            rotary_context=self.rotary_context,
             qk_norm_eps=self.norm_eps if self.qk_norm else None,
             bias=self.bias,
             max_len=self.max_len,

@@ -27,6 +27,14 @@ _LLAMA = dict(
     **dict(intermediate_size=37, max_position_embeddings=40),
 )
 _SLOW = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+_LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}}
+# Of five pairs of channels some are slowed down, some not, and some partly.
+_LLAMA_3 = {
+    "rope_parameters": {
+        **{"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_max_position_embeddings": 64,
+    }
+}
 CASES = [
     ("GPT2LMHeadModel", "GPT2Config", _GPT2),
     ("GPT2LMHeadModel", "GPT2Config", dict(_GPT2, n_inner=41, activation_function="relu", tie_word_embeddings=False)),
@@ -37,11 +45,14 @@ CASES = [
     ("LlamaForCausalLM", "LlamaConfig", dict(_LLAMA, head_dim=10, attention_bias=True, num_key_value_heads=1)),
     ("LlamaForCausalLM", "LlamaConfig", dict(_LLAMA, attention_bias=True, mlp_bias=True, rms_norm_eps=1e-2)),
     ("LlamaForCausalLM", "LlamaConfig", dict(_LLAMA, mlp_bias=True, hidden_act="gelu_pytorch_tanh")),
+    ("LlamaForCausalLM", "LlamaConfig", dict(_LLAMA, head_dim=10, **_LLAMA_3)),
+    ("LlamaForCausalLM", "LlamaConfig", dict(_LLAMA, num_key_value_heads=3, **_LINEAR)),
     ("Qwen2ForCausalLM", "Qwen2Config", _LLAMA),
     ("Qwen2ForCausalLM", "Qwen2Config", dict(_LLAMA, num_hidden_layers=3, tie_word_embeddings=True, **_SLOW)),
     ("Qwen3ForCausalLM", "Qwen3Config", dict(_LLAMA, head_dim=10)),
     ("Qwen3ForCausalLM", "Qwen3Config", dict(_LLAMA, head_dim=4, attention_bias=True, tie_word_embeddings=True)),
     ("Qwen3ForCausalLM", "Qwen3Config", dict(_LLAMA, hidden_size=25, head_dim=6, rms_norm_eps=1e-2, **_SLOW)),
+    ("Qwen3ForCausalLM", "Qwen3Config", dict(_LLAMA, head_dim=10, **_LLAMA_3)),
 ]
 
 
@@ -60,7 +71,7 @@ def test_logits_and_attention(transformers, tmp_path, name, config, sizes):
     assert torch.equal(run_theirs(again).logits, wanted.logits)
 
 
-@pytest.mark.parametrize(("name", "config", "sizes"), [CASES[0], CASES[4], CASES[9], CASES[11]])
+@pytest.mark.parametrize(("name", "config", "sizes"), [CASES[0], CASES[4], CASES[9], CASES[11], CASES[13]])
 def test_the_same_text_is_written(transformers, tmp_path, name, config, sizes):
     """Token by token, with the cache, as their own generation does."""
     theirs = made(transformers, name, config, sizes, tmp_path)
@@ -109,6 +120,19 @@ def test_rope_theta_by_its_old_name(transformers, tmp_path):
     torch.testing.assert_close(logits, real(run_theirs(theirs).logits), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("stated", [_LINEAR, _LLAMA_3], ids=["linear", "llama3"])
+def test_scaled_positions_by_their_old_names(transformers, tmp_path, stated):
+    """And with them the model is another one than without."""
+    theirs = made(transformers, "LlamaForCausalLM", "LlamaConfig", dict(_LLAMA, head_dim=10, **stated), tmp_path)
+    table = dict(stated["rope_parameters"])
+    scaling = {"type": table.pop("rope_type")} | {key: one for key, one in table.items() if key != "rope_theta"}
+    edited(tmp_path, "rope_parameters", rope_theta=table["rope_theta"], rope_scaling=scaling)
+    wanted = real(run_theirs(theirs).logits)
+    torch.testing.assert_close(import_folder(tmp_path).model(pack(ROWS)), wanted, atol=1e-4, rtol=0)
+    edited(tmp_path, "rope_scaling")
+    assert (import_folder(tmp_path).model(pack(ROWS)) - wanted).abs().max() > 0.01
+
+
 def test_what_the_class_has_by_default(transformers, tmp_path):
     """Configs used to be saved without it."""
     theirs = made(transformers, "LlamaForCausalLM", "LlamaConfig", dict(_LLAMA, num_key_value_heads=6), tmp_path)
@@ -125,15 +149,20 @@ def test_what_the_class_has_by_default(transformers, tmp_path):
         (0, "activation_function", "mish"),
         (0, "n_layer", 10**9),
         (4, "rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
-        (4, "rope_scaling", {"type": "linear", "factor": 2.0}),
+        (4, "rope_scaling", _LLAMA_3["rope_parameters"] | {"low_freq_factor": 2.0}),
+        (4, "rope_scaling", _LLAMA_3["rope_parameters"] | {"high_freq_factor": 8.0}),
+        (4, "rope_scaling", {"type": "linear"}),
+        (4, "rope_scaling", {"type": "linear", "factor": 0.5}),
+        (4, "rope_scaling", {"type": "dynamic", "factor": 2.0}),
+        (4, "rope_parameters", {"rope_type": "longrope", "factor": 2.0}),
         (4, "rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}),
         (4, "rope_parameters", {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
         (4, "partial_rotary_factor", 0.5),
         (4, "hidden_act", "relu"),
         (4, "tie_word_embeddings", "no"),
         (4, "hidden_size", 10**18),
-        (9, "layer_types", ["full_attention", "sliding_attention"]),
-        (11, "layer_types", ["full_attention"]),
+        (11, "layer_types", ["full_attention", "sliding_attention"]),
+        (13, "layer_types", ["full_attention"]),
     ],
 )
 def test_what_changes_the_computation_is_refused_by_its_key(transformers, tmp_path, case, key, value):
@@ -142,12 +171,15 @@ def test_what_changes_the_computation_is_refused_by_its_key(transformers, tmp_pa
     named = {"n_layer": "1000000000 layers", "hidden_size": "no model has such sizes"}.get(key, key)
     if isinstance(value, dict) and "partial_rotary_factor" in value:
         named = "partial_rotary_factor"
+    if isinstance(value, dict) and "llama3" in value.values():
+        changed = (one for one in ("low_freq_factor", "high_freq_factor") if value.get(one, 0) in (2.0, 8.0))
+        named = next(changed, "original_max_position_embeddings")
     with pytest.raises(RegardError, match=named):
         import_folder(tmp_path)
 
 
 def test_windows_count_only_where_a_layer_has_one(transformers, tmp_path):
-    made(transformers, *CASES[9], tmp_path)
+    made(transformers, *CASES[11], tmp_path)
     edited(tmp_path, "layer_types", use_sliding_window=True, sliding_window=2, max_window_layers=2)
     import_folder(tmp_path)
     edited(tmp_path, max_window_layers=1)
@@ -171,7 +203,7 @@ def test_special_ids(transformers, tmp_path):
 
 
 def test_a_text_that_nothing_ends(transformers, tmp_path):
-    made(transformers, *CASES[9], tmp_path, eos_token_id=None)
+    made(transformers, *CASES[11], tmp_path, eos_token_id=None)
     with pytest.raises(RegardError, match="which token ends a text"):
         import_folder(tmp_path)
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from regard.attention import Offsets, ScaledDot
 from regard.attention.reference import reference
+from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, Residual
 from regard.layers.cache import GrowingCache
 from regard.layers.dropout import Dropout
@@ -42,6 +43,21 @@ def test_rotated_dot_products_know_distances_alone():
 
     torch.testing.assert_close(product(7, 3), product(104, 100))
     assert not torch.isclose(product(7, 3), product(7, 4))
+
+
+def test_slower_rotation_for_longer_texts():
+    rates = Rotary(16, base=500.0).rates
+    torch.testing.assert_close(Rotary(16, 500.0, factor=4.0).rates, rates / 4)
+    assert torch.equal(Rotary(16, 500.0, context=99).rates, rates)
+    slowed = Rotary(16, 500.0, factor=4.0, context=100).rates
+    turns = 100 * rates / (2 * math.pi)
+    assert (turns > 4).any()
+    assert (turns < 1).any()
+    for rate, new, count in zip(rates.tolist(), slowed.tolist(), turns.tolist()):
+        kept = min(1.0, max(0.0, (count - 1) / 3))
+        assert new == pytest.approx(kept * rate + (1 - kept) * rate / 4, rel=1e-5)
+    with pytest.raises(RegardError, match=r"0\.5 times slower cannot be"):
+        Rotary(16, factor=0.5)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
