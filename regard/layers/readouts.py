@@ -67,8 +67,11 @@ class ClassQueries(nn.Module):
         if offsets is None:
             return patches @ queries.mT
         # Each patch with the queries of its own image.
-        padded = patches[offsets.rows] @ queries.unflatten(0, (-1, labels)).mT
-        return padded.flatten(0, 1)[offsets.cells]
+        count, longest = len(offsets.starts) - 1, offsets.max_len
+        cells = offsets.sequences * longest + offsets.places
+        padded = patches.new_zeros(count * longest, patches.shape[1]).index_copy(0, cells, patches)
+        labelled = padded.unflatten(0, (count, longest)) @ queries.unflatten(0, (count, labels)).mT
+        return labelled.flatten(0, 1).index_select(0, cells)
 
 
 class Painter(nn.Module):

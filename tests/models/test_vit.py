@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention import SCORES, record
 from regard.errors import RegardError
@@ -143,6 +144,36 @@ def test_drop_path_grows_with_depth_and_sleeps_outside_of_training():
     assert not torch.equal(first, model(images))
     torch.manual_seed(0)
     assert torch.equal(first, model(images))
+
+
+class Unasked(TorchDispatchMode):
+    """Refuses to tell Python what is in a tensor: on a GPU that waits, and a captured step cannot."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        dict(distilled=True),
+        dict(positions="rotary", pooling="query", patches="stem"),
+        dict(positions="sinusoidal", pooling="mean", qk_norm=True),
+        dict(head="segment", segmenter="queries"),
+        dict(head="pixels", decoder_width=32),
+    ],
+    ids=str,
+)
+def test_a_step_never_asks_the_device(choice):
+    model = small(drop_path=0.5, dropout=0.1, layer_scale=0.1, registers=1, **choice).train()
+    own, other = torch.rand(2, 3, 12, 20), torch.rand(2, 3, 16, 8)
+    for images in (own, other) if model.painter else (own, other, pack_images(pictures(), 4)):
+        with Unasked():
+            out = model.masked_loss(images) if model.painter else model(images)
+            (sum(one.sum() for one in out) if isinstance(out, list) else out.sum()).backward()
+    with pytest.raises(AssertionError), Unasked():
+        own.sum().item()
 
 
 # -- segmentation ------------------------------------------------------------------------------------------------------
