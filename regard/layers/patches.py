@@ -75,6 +75,8 @@ def grid_of(size: Sequence[int], patch: int) -> Grid:
     (2, 3)
     """
     height, width = size
+    if patch < 1:
+        raise RegardError(f"A patch of {patch}×{patch} pixels has none.", "Let model.patch be at least 1.")
     if height % patch or width % patch or not height or not width:
         raise RegardError(
             f"An image of {height}×{width} pixels does not divide into patches of {patch}×{patch}.",

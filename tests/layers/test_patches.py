@@ -87,6 +87,8 @@ def test_sides_that_are_no_whole_patches_are_refused(kind):
         Patches(3, 16, 4, kind)(torch.rand(1, 3, 14, 20))
     with pytest.raises(RegardError, match="20×14"):
         pack_images([torch.rand(3, 20, 14)], 4)
+    with pytest.raises(RegardError, match="0×0 pixels has none"):
+        pack_images([torch.rand(3, 20, 14)], 0)
 
 
 # -- batches of many sizes ---------------------------------------------------------------------------------------------
