@@ -18,11 +18,12 @@ PUBLIC = {
         *("weights", "window"),
     ],
     "regard.data": [
-        *("EOS", "IGNORED", "KINDS", "PAD", "SOS", "SPECIALS", "UNK", "AnswerBatches", "Batch", "Batches"),
-        *("BpeDropout", "ByLength", "Counts", "Labelled", "LabelledBatches", "MaskedBatches", "Pair", "Question"),
-        *("QuestionPieces", "Sequences", "Special", "TextBatches", "Texts", "Tokenizer", "clean", "encode_documents"),
-        *("encode_pairs", "encode_texts", "label_ids", "label_names", "phrasebook_pairs", "prefetch"),
-        *("read_documents", "read_labelled", "read_lines", "read_pairs", "read_squad", "read_vectors"),
+        *("EOS", "IGNORED", "KINDS", "PAD", "SOS", "SPECIALS", "UNK", "AnswerBatches", "AugmentConfig", "Augmented"),
+        *("Batch", "Batches", "BpeDropout", "ByLength", "Counts", "ImageSet", "Labelled", "LabelledBatches"),
+        *("MaskedBatches", "Pair", "Question", "QuestionPieces", "RaggedImages", "Sequences", "Special", "TextBatches"),
+        *("Texts", "Tokenizer", "augment", "clean", "encode_documents", "encode_pairs", "encode_texts", "label_ids"),
+        *("label_names", "phrasebook_pairs", "prefetch", "read_documents", "read_image", "read_images"),
+        *("read_labelled", "read_lines", "read_pairs", "read_ragged", "read_squad", "read_vectors", "soft_targets"),
         *("split_documents", "split_validation", "whole_text"),
     ],
     "regard.decode": [

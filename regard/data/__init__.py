@@ -1,9 +1,12 @@
-"""Readers, cleaning, tokenisers, packed batches for each task, word vectors."""
+"""Readers, cleaning, tokenisers, packed batches for each task, word vectors; pictures and their augmentation."""
 
+from regard.data.augmentation import AugmentConfig, Augmented, augment, soft_targets
 from regard.data.batches import IGNORED, Batch, Batches, encode_pairs, prefetch
 from regard.data.cleaning import Counts, clean, split_validation
 from regard.data.documents import encode_documents, read_documents, split_documents
 from regard.data.dropout import BpeDropout
+from regard.data.image_decoding import read_image
+from regard.data.images import ImageSet, RaggedImages, read_images, read_ragged
 from regard.data.labelled import Labelled, LabelledBatches, label_ids, label_names, read_labelled
 from regard.data.masking import MaskedBatches
 from regard.data.phrasebook import phrasebook_pairs
@@ -25,22 +28,27 @@ __all__ = [
     "SPECIALS",
     "UNK",
     "AnswerBatches",
+    "AugmentConfig",
+    "Augmented",
     "Batch",
     "Batches",
     "BpeDropout",
     "ByLength",
     "Counts",
+    "ImageSet",
     "Labelled",
     "LabelledBatches",
     "MaskedBatches",
     "Pair",
     "Question",
     "QuestionPieces",
+    "RaggedImages",
     "Sequences",
     "Special",
     "TextBatches",
     "Texts",
     "Tokenizer",
+    "augment",
     "clean",
     "encode_documents",
     "encode_pairs",
@@ -50,11 +58,15 @@ __all__ = [
     "phrasebook_pairs",
     "prefetch",
     "read_documents",
+    "read_image",
+    "read_images",
     "read_labelled",
     "read_lines",
     "read_pairs",
+    "read_ragged",
     "read_squad",
     "read_vectors",
+    "soft_targets",
     "split_documents",
     "split_validation",
     "whole_text",

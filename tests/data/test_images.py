@@ -1,0 +1,418 @@
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from regard.data import IGNORED, read_images, read_ragged
+from regard.errors import RegardError
+from tests.data.helpers import write
+from tests.data.pictures import SIDE, by_class, idx, picture, pictures, rows_of, sheet_of, table
+
+PIXELS = pictures()
+LABELS = ["b", "a", "c", "a", "b", "b", "c"]
+NUMBERS = np.array([1, 0, 2, 0, 1, 1, 2])
+MASKS = np.random.default_rng(1).integers(0, 4, (7, SIDE, SIDE), np.uint8)
+
+
+def check(images, pixels=PIXELS, numbers=NUMBERS, names=("a", "b", "c"), masks=None):
+    assert images.pixels.dtype == np.uint8
+    assert images.pixels.shape == pixels.shape
+    assert (images.pixels == pixels).all()
+    assert images.labels.tolist() == list(numbers)
+    assert images.names == names
+    assert images.skipped == ()
+    if masks is None:
+        assert images.masks is None
+    else:
+        assert (images.masks == masks).all()
+        assert images.mask_values == tuple(np.unique(masks))
+    values = pixels.reshape(-1, pixels.shape[-1]) / 255
+    assert np.allclose(images.mean, values.mean(0))
+    assert np.allclose(images.std, values.std(0))
+
+
+def test_a_folder_a_class(folder):
+    by_class("photos", PIXELS, LABELS)
+    order = np.argsort(NUMBERS, kind="stable")
+    check(read_images(["photos"]), PIXELS[order], NUMBERS[order])
+    check(read_images([folder / "photos"]), PIXELS[order], NUMBERS[order])
+
+
+def test_what_is_no_picture_is_left_out(folder):
+    by_class("photos", PIXELS, LABELS)
+    for name in (".hidden.png", "a/.hidden.png", "a/._01.png", "readme.txt", "a/Thumbs.db", "__MACOSX/x/1.png"):
+        Path("photos", name).parent.mkdir(parents=True, exist_ok=True)
+        write(f"photos/{name}", "nonsense")
+    Path("photos/.cache").mkdir()
+    Path("photos/a/deeper.png").mkdir()  # a folder, whatever it is called
+    assert len(read_images(["photos"])) == 7
+
+
+def test_links_are_followed(folder):
+    by_class("photos", PIXELS, LABELS)
+    os.rename("photos/c", "elsewhere")
+    os.symlink("../elsewhere", "photos/c")
+    os.symlink("01.png", "photos/a/09.PNG")
+    os.symlink("..", "photos/a/loop")
+    images = read_images(["photos"])
+    assert images.names == ("a", "b", "c")
+    assert len(images) == 8
+    os.symlink("nowhere.png", "photos/b/00x.png")
+    with pytest.raises(RegardError, match=r"^photos/b/00x\.png: there is no such file\. Mend the path or the link"):
+        read_images(["photos"])
+    assert len(read_images(["photos"], on_bad="skip")) == 8
+
+
+def test_a_folder_of_pictures_alone(folder):
+    for i in (3, 1, 2):
+        picture(PIXELS[i]).save(f"{i}.png")
+    check(read_images([folder]), PIXELS[1:4], [IGNORED] * 3, ())
+    check(read_images(["2.png", "1.png"]), PIXELS[[2, 1]], [IGNORED] * 2, ())
+
+
+def test_a_folder_of_images_and_masks(folder):
+    for kind, arrays in (("images", PIXELS), ("masks", MASKS)):
+        Path("data", kind).mkdir(parents=True)
+        for i, one in enumerate(arrays):
+            Image.fromarray(one).save(f"data/{kind}/{i}.{'bmp' if kind == 'images' else 'png'}")
+    check(read_images(["data"]), PIXELS, [IGNORED] * 7, (), MASKS)
+    os.remove("data/masks/3.png")
+    with pytest.raises(RegardError, match=r"^data/images/3\.bmp has no mask in data/masks\. Name it 3\.png there\."):
+        read_images(["data"])
+
+
+@pytest.mark.parametrize("name", ["index.csv", "index.tsv", "index.csv.gz", "deep/index.csv"])
+def test_a_table_of_files(folder, name):
+    Path("deep").mkdir()
+    check(read_images([table(name, PIXELS, LABELS, MASKS)]), masks=MASKS)
+
+
+def test_tables_in_other_words(folder):
+    table("index.csv", PIXELS, LABELS)
+    text = Path("index.csv").read_text()
+    for header in ("file,label", "Filename,Label ", "image,label"):
+        write("other.csv", "\ufeff" + text.replace("path,label", header).replace("\n", "\r\n") + "\r\n")
+        check(read_images(["other.csv"]))
+    write("quoted.csv", 'more,label,path\n"a, b\n",b,"index-0.png"\n,a,index-1.png\n')
+    check(read_images(["quoted.csv"]), PIXELS[:2], [1, 0], ("a", "b"))
+    write("none.csv", text.replace(",label", ",other"))
+    check(read_images(["none.csv"]), PIXELS, [IGNORED] * 7, ())
+    check(read_images(["none.csv"], label="other"))
+    check(read_images(["none.csv"], label="Other"))
+
+
+def test_parts_of_a_table(folder):
+    table("index.csv", PIXELS, LABELS, splits=["train", "test", "train", "test", "train", "train", "train"])
+    check(read_images(["index.csv"]))
+    check(read_images(["index.csv:test"]), PIXELS[[1, 3]], [0, 0], ("a",))
+    train = [0, 2, 4, 5, 6]
+    check(read_images(["index.csv:train"]), PIXELS[train], [0, 1, 0, 0, 1], ("b", "c"))
+    check(read_images(["index.csv:test", "index.csv:train"]), PIXELS[[1, 3, *train]], NUMBERS[[1, 3, *train]])
+    os.rename("index.csv", "index.csv:test")  # a file of that very name
+    os.link("index.csv:test", "a:b.csv")
+    check(read_images(["a:b.csv"]))
+
+
+@pytest.mark.parametrize("across", [2, 3, 7])
+@pytest.mark.parametrize("suffix", [".png", ".webp"])
+def test_sheets(folder, across, suffix):
+    for name, part in (("one", slice(0, 4)), ("two", slice(4, 7))):
+        options = {"lossless": True} if suffix == ".webp" else {}
+        Image.fromarray(sheet_of(PIXELS[part], across)).save(name + suffix, **options)
+        Image.fromarray(sheet_of(MASKS[part], across)).save(f"{name}.mask.png")
+    columns = {"sheet": ["one"] * 4 + ["two"] * 3, "tile": [0, 1, 2, 3, 0, 1, 2], "kind": LABELS}
+    columns["split"] = ["train"] * 4 + ["test"] * 3
+    write("index.csv", rows_of(columns))
+    check(read_images(["index.csv"], label="kind"), masks=MASKS)
+    check(read_images(["index.csv:test"], label="kind"), PIXELS[4:], [0, 0, 1], ("b", "c"), MASKS[4:])
+    # Rows may come in any order, and tiles be left out, where the side is told.
+    columns["side"] = [SIDE] * 7
+    mixed = {name: [values[i] for i in (6, 2, 5, 0)] for name, values in columns.items()}
+    order = [6, 5, 2, 0]  # those of a sheet together
+    write("index.csv", rows_of(mixed))
+    check(read_images(["index.csv"], label="kind"), PIXELS[order], [1, 0, 1, 0], ("b", "c"), MASKS[order])
+    write("index.csv", rows_of(mixed | {"tile": [0, 1, 50, 3]}))
+    with pytest.raises(RegardError, match=rf"{suffix}: tile 50 of 6 x 6 pixels lies outside of it\. A column 'side'"):
+        read_images(["index.csv"])
+
+
+def test_the_side_of_tiles_must_be_known(folder):
+    Image.fromarray(sheet_of(PIXELS[:4], 2)).save("one.png")
+    Image.fromarray(sheet_of(PIXELS[:4], 2)).save("two.png")
+    for told, said in (
+        ("sheet,tile\none,0\none,1\n", r"^index\.csv does not tell how large the tiles are\. Add a column 'side'"),
+        ("sheet,tile\none,0\none,3\ntwo,0\n", r"^index\.csv does not tell how large the tiles are\."),
+        (
+            "sheet,tile,side\none,0,6\none,1,3\n",
+            r"^index\.csv, line 2: the tiles' sides differ, or are 0\. Give every row",
+        ),
+        ("sheet,tile,side\none,0,x\none,1,x\n", r"^index\.csv, line 2: the side is 'x'\. It must be a whole number"),
+        ("sheet,tile,side\none,0,0\none,1,0\n", r"^index\.csv, line 2: the tiles' sides differ, or are 0"),
+    ):
+        write("index.csv", told)
+        with pytest.raises(RegardError, match=said):
+            read_images(["index.csv"])
+    Image.new("L", (4, 4)).save("one.bmp")
+    with pytest.raises(RegardError, match=r"^index\.csv: the sheet one may be one\.bmp or one\.png\. Name each"):
+        read_images(["index.csv"])
+    write("index.csv", "sheet,tile,side\none.png,3,6\n")
+    check(read_images(["index.csv"]), PIXELS[3:4], [IGNORED], ())
+    Image.new("L", (11, 12)).save("one.mask.png")
+    with pytest.raises(
+        RegardError, match=r"^one\.mask\.png: the mask has 11 x 12 pixels, but its picture one\.png has 12"
+    ):
+        read_images(["index.csv"])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options"),
+    [
+        (dict(images=PIXELS, labels=NUMBERS, names=np.array(["a", "b", "c"]), masks=MASKS), {}),
+        (dict(x=PIXELS, y=np.array(LABELS)[:, None], masks=MASKS.astype(np.int64)), {}),
+        (dict(images=PIXELS, labels=NUMBERS, kind=np.array(LABELS), masks=MASKS), {"label": "kind"}),
+        (dict(x=PIXELS, kind=NUMBERS + 1, kind_names=np.array(["", *"abc"]), masks=MASKS), {"label": "kind"}),
+        (dict(images=PIXELS / 255, labels=np.array(LABELS), masks=MASKS), {}),
+    ],
+)
+def test_npz(folder, arrays, options):
+    np.savez_compressed("a.npz", **arrays)
+    check(read_images(["a.npz"], **options), masks=MASKS)
+
+
+def test_parts_of_npz(folder):
+    np.savez("a.npz", x_train=PIXELS[:5], y_train=NUMBERS[:5], x_test=PIXELS[5:], y_test=NUMBERS[5:])
+    np.savez("b.npz", names=np.array(["a", "b", "c"]), train_images=PIXELS[:5], train_labels=NUMBERS[:5])
+    check(read_images(["a.npz:train"]), PIXELS[:5], NUMBERS[:5], ("0", "1", "2"))
+    check(read_images(["a.npz:test"]), PIXELS[5:], [0, 1], ("1", "2"))
+    check(read_images(["b.npz:train"]), PIXELS[:5], NUMBERS[:5])
+
+
+@pytest.mark.parametrize("packing", ["", ".gz"])
+def test_idx(folder, packing):
+    grey = pictures(grey=True)
+    images = idx("train-images-idx3-ubyte" + packing, grey[..., 0])
+    check(read_images([images]), grey, [IGNORED] * 7, ())
+    labels = idx("labels" + packing, NUMBERS.astype(np.uint8))
+    check(read_images([images, labels]), grey, NUMBERS, ("0", "1", "2"))
+    twice = np.tile(grey, (2, 1, 1, 1))
+    check(read_images([images, labels, images, labels]), twice, [*NUMBERS, *NUMBERS], ("0", "1", "2"))
+    os.rename(labels, "train-labels-idx1-ubyte" + packing)
+    check(read_images([images]), grey, NUMBERS, ("0", "1", "2"))
+    assert read_images([images], channels=3).pixels.tolist() == grey.repeat(3, -1).tolist()
+    check(read_images([idx("colour.idx", PIXELS)]), PIXELS, [IGNORED] * 7, ())
+
+
+def test_labels_that_are_numbers_are_in_their_order(folder):
+    labels = ["10", "2", "x", "1", "2", "10", "a"]
+    images = read_images([table("index.csv", PIXELS, labels)])
+    assert images.names == ("1", "2", "10", "a", "x")
+    assert [images.names[i] for i in images.labels] == labels
+
+
+def test_numbers_of_a_model_for_the_labels(folder):
+    images = read_images([table("index.csv", PIXELS, LABELS)])
+    other = images.with_names(("c", "x", "b", "a"))
+    assert other.labels.tolist() == [2, 3, 0, 3, 2, 2, 0]
+    assert other.names == ("c", "x", "b", "a")
+    with pytest.raises(RegardError, match=r"^Some pictures have the label 'c', which .* Its labels are a, b\."):
+        images.with_names(("a", "b"))
+    unlabelled = read_images(["index-0.png"]).with_names(("a", "b"))
+    assert unlabelled.labels.tolist() == [IGNORED]
+
+
+def test_sizes(folder):
+    for i, size in enumerate([(8, 6), (8, 6), (12, 16)]):
+        Image.new("L", size, 50 * i).save(f"{i}.png")
+    assert read_images(["0.png", "1.png"]).pixels.shape == (2, 6, 8, 1)
+    with pytest.raises(RegardError) as caught:
+        read_images(["0.png", "1.png", "2.png"])
+    assert str(caught.value) == (
+        "Pictures differ in size: 1.png has 8 x 6 pixels, 2.png 12 x 16. "
+        "Give the size (data.size) that all of them are brought to."
+    )
+    images = read_images(["0.png", "1.png", "2.png"], size=5)
+    assert images.pixels.shape == (3, 5, 5, 1)
+    assert (images.pixels == np.array([0, 50, 100])[:, None, None, None]).all()
+    assert read_images(["0.png", "2.png"], size=(4, 7), channels=3).pixels.shape == (2, 4, 7, 3)
+
+
+def test_channels_are_those_of_the_most_colourful(folder):
+    Image.new("L", (4, 4), 9).save("grey.png")
+    Image.new("RGB", (4, 4), (9, 8, 7)).save("colour.png")
+    assert read_images(["grey.png"]).pixels.shape[-1] == 1
+    both = read_images(["grey.png", "colour.png"]).pixels
+    assert both[:, 0, 0].tolist() == [[9, 9, 9], [9, 8, 7]]
+    assert read_images(["grey.png", "colour.png"], channels=1).pixels[:, 0, 0].tolist() == [[9], [8]]
+
+
+def test_bad_pictures_are_skipped_and_counted(folder, caplog):
+    by_class("photos", PIXELS, LABELS)
+    write("photos/a/00.png", "nonsense")
+    whole = Path("photos/b/00.png").read_bytes()
+    write("photos/b/000.png", whole[: len(whole) // 2])
+    with pytest.raises(RegardError, match=r"^photos/a/00\.png: not a picture"):
+        read_images(["photos"])
+    for options in ({}, {"size": 4, "channels": 3}):
+        images = read_images(["photos"], on_bad="skip", **options)
+        assert len(images) == 7
+        assert [one.split(":")[0] for one in images.skipped] == ["photos/a/00.png", "photos/b/000.png"]
+        assert "2 files were skipped; the first: photos/a/00.png: not a picture" in caplog.text
+        caplog.clear()
+    with pytest.raises(RegardError, match=r"^None of the pictures can be read; the first: photos/b/000\.png"):
+        read_images(["photos/b/000.png", "photos/a/00.png"], on_bad="skip")
+
+
+def test_many_pictures_keep_their_order_and_tell_how_far_they_are(folder):
+    many = pictures(count=300)
+    told = []
+    table("index.csv", many, [str(i) for i in range(300)])
+    images = read_images(["index.csv"], progress=lambda done, total: told.append((done, total)))
+    check(images, many, range(300), tuple(map(str, range(300))))
+    assert told == [(i + 1, 300) for i in range(300)]
+
+
+def test_pictures_of_many_sizes(folder):
+    sizes = [(20, 31), (16, 8), (3, 50)]
+    for i, (height, width) in enumerate(sizes):
+        Image.new("RGB", (width, height), (i, 10, 20)).save(f"{i}.png")
+        Image.new("L", (width, height), i).save(f"{i}-mask.png")
+    write("index.csv", "path,label,mask\n" + "".join(f"{i}.png,{i},{i}-mask.png\n" for i in range(3)))
+    images = read_ragged(["index.csv"], patch=8)
+    assert images.sizes.tolist() == [[16, 32], [16, 8], [8, 48]]
+    assert len(images) == 3
+    assert images.labels.tolist() == [0, 1, 2]
+    for i, one in enumerate(images.tensors([0, 1, 2])):
+        assert one.shape == (3, *images.sizes[i])
+        assert one.dtype == torch.float32
+        assert torch.allclose(one, torch.tensor([i, 10, 20])[:, None, None] / 255)
+        assert images.pixels(i).shape == (*images.sizes[i], 3)
+        assert (images.mask(i) == i).all()
+        assert images.mask(i).shape == tuple(images.sizes[i])
+    small = read_ragged(["index.csv"], patch=8, longest=24, cache="cache")
+    assert small.sizes.tolist() == [[16, 24], [16, 8], [8, 24]]
+    with pytest.raises(RegardError, match="Sides up to 4 cannot be whole patches of 8"):
+        read_ragged(["index.csv"], patch=8, longest=4)
+
+
+def fill(name, content):
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, dict):
+        np.savez(name, **content)
+    elif isinstance(content, np.ndarray):
+        idx(name, content)
+    else:
+        write(name, content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "read", "said"),
+    [
+        ("x", b"", "nothing", r"^There is no file or folder nothing\. Mend"),
+        ("x", b"", "nothing:train", r"^There is no file or folder nothing:train\."),
+        ("x", b"abc", "x", r"^x: not a kind of file that pictures are read from\. Give a folder, a table"),
+        ("x/readme.txt", b"", "x", r"^x: there is no picture\. Give a folder with"),
+        (
+            "x/cat/readme.txt",
+            b"",
+            "x",
+            r"^x/cat: the folder of the class 'cat' holds no picture\. Fill it or remove it",
+        ),
+        (
+            "x/train/cat/1.png",
+            b"",
+            "x",
+            r"^x/train: the folder .* holds only folders, such as cat\. Name the folder in",
+        ),
+        ("x/1.png", b"", "x:part", r"^x has no part 'part'\. Tables"),
+        ("a.csv", "", "a.csv", r"^a\.csv is empty\."),
+        ("a.csv", "path,label\n", "a.csv", r"^a\.csv names no picture\. Write a row"),
+        ("a.csv", "label,tile\na,1\n", "a.csv", r"^a\.csv has no column 'path'\. Its columns are label, tile\."),
+        ("a.csv", "sheet,label\na,1\n", "a.csv", r"^a\.csv has no column 'tile'\."),
+        ("a.csv", "path,label\na.png\n", "a.csv", r"^a\.csv, line 2: 1 columns, where the header has 2\."),
+        ("a.csv", "path,label\n\na.png,\n", "a.csv", r"^a\.csv, line 3: the label is empty\. Fill"),
+        ("a.csv", "path,mask\na.png,\n", "a.csv", r"^a\.csv, line 2: the mask is empty\."),
+        ("a.csv", "path,split\na.png,x\nb.png,y\n", "a.csv:z", r"^a\.csv: no row's split is 'z'\. There are x, y\."),
+        ("a.csv", "path\na.png\n", "a.csv:z", r"^a\.csv has no column 'split'\."),
+        ("a.csv", "path\na.png\n", "a.csv", r"^a\.png: there is no such file\."),
+        ("a.csv", "sheet,tile\na,0\n", "a.csv", r"^a\.csv: the sheet a is not there\. Name each"),
+        ("a.csv", "sheet,tile\na,-1\n", "a.csv", r"^a\.csv, line 2: the tile is '-1'\. It must be a whole number"),
+        ("a.csv", "sheet,tile,side\nx,0,4\nx,1,5\n", "a.csv", r"^a\.csv: the sheet x is not there"),
+        ("a.csv", "path\n" + "x" * 200_000 + "\n", "a.csv", r"^a\.csv, line 2: not a table \(field larger"),
+        ("a.npz", b"nonsense", "a.npz", r"^a\.npz: not arrays that can be read"),
+        ("a.npz", dict(images=np.array([None])), "a.npz", r"^a\.npz: not arrays that can be read \(Object arrays"),
+        ("a.npz", dict(z=PIXELS), "a.npz", r"^a\.npz has no array images or x\. It has z\. Those .* a\.npz:train\."),
+        ("a.npz", dict(x=PIXELS), "a.npz:t", r"^a\.npz has no array images or x of the part 't'\. It has x\.$"),
+        ("a.npz", dict(x=PIXELS[0, 0]), "a.npz", r"^a\.npz: an array of 6 x 3 does not hold pictures\. Its axes"),
+        ("a.npz", dict(x=np.zeros((2, 3, 8, 8))), "a.npz", r"^a\.npz: an array of 2 x 3 x 8 x 8 does not hold"),
+        ("a.npz", dict(x=PIXELS[:0]), "a.npz", r"^a\.npz: an array of 0 x 6 x 6 x 3 does not hold pictures"),
+        ("a.npz", dict(x=PIXELS * 1.0), "a.npz", r"^a\.npz: pictures of float64 from 0\.0 to 255\.0 cannot be told"),
+        ("a.npz", dict(x=PIXELS, y=NUMBERS[:3]), "a.npz", r"^a\.npz: 3 labels of int64 for 7 pictures\."),
+        ("a.npz", dict(x=PIXELS, y=NUMBERS * 1.5), "a.npz", r"^a\.npz: 7 labels of float64 for 7 pictures\."),
+        ("a.npz", dict(x=PIXELS, y=NUMBERS, names=np.array(["a"])), "a.npz", r"labels from 0 to 2, but 1 names"),
+        (
+            "a.npz",
+            dict(x=PIXELS, masks=MASKS[:, 1:]),
+            "a.npz",
+            r"^a\.npz: masks of 7 x 5 x 6 for pictures of 7 x 6 x 6",
+        ),
+        ("a.npz", dict(x=PIXELS, masks=MASKS * 1.0), "a.npz", r"^a\.npz: masks of float64\. Number the classes"),
+        ("idx", NUMBERS.astype(np.uint8), "idx", r"^idx: an array of 7 does not hold pictures"),
+        ("idx", b"\0\0\x08\x03" + b"\0\0\0\x02" * 3 + b"1234567", "idx", r"^idx: its header promises 2 x 2 x 2 bytes"),
+        ("idx", b"\0\0\x08\x03" + b"\0\0\0\x02" * 3 + b"123456789", "idx", r"^idx: its header promises 2 x 2 x 2"),
+        ("idx", b"\0\0\x08\x03\0\0", "idx", r"^idx: (broken idx data|its header promises)"),
+        ("idx", b"\0\0\x0d\x03" + b"\0\0\0\x01" * 3 + b"1234", "idx", r"^idx: its numbers are not bytes\. Store"),
+    ],
+)
+def test_what_is_wrong_is_told(folder, name, content, read, said):
+    fill(name, content)
+    with pytest.raises(RegardError, match=said):
+        read_images([read])
+
+
+def test_broken_gz_is_told(folder):
+    data = Path(idx("a.gz", PIXELS)).read_bytes()
+    write("b", data[:-300])
+    os.rename("b", "a.gz")
+    with pytest.raises(RegardError, match=r"^a\.gz: broken idx data .* Download the file again"):
+        read_images(["a.gz"])
+
+
+def test_no_array_of_that_name(folder):
+    np.savez("a.npz", x=PIXELS, y=NUMBERS)
+    with pytest.raises(RegardError, match=r"^a\.npz has no array breed\. It has x, y\."):
+        read_images(["a.npz"], label="breed")
+    table("a.csv", PIXELS, LABELS)
+    with pytest.raises(RegardError, match=r"^a\.csv has no column 'breed'\. Its columns are path, label\."):
+        read_images(["a.csv"], label="breed")
+
+
+def test_what_does_not_go_together(folder):
+    by_class("photos", PIXELS, LABELS)
+    picture(PIXELS[0]).save("alone.png")
+    with pytest.raises(RegardError, match="Some of the pictures have labels, and others none"):
+        read_images(["photos", "alone.png"])
+    write("masks.csv", "path,mask\nalone.png,alone.png\n")
+    Image.new("L", (SIDE, SIDE)).save("alone.png")
+    with pytest.raises(RegardError, match="Some of the pictures have masks, and others none"):
+        read_images(["alone.png", "masks.csv"])
+    picture(PIXELS[0]).save("photos/alone.png")
+    with pytest.raises(RegardError, match=r"^photos/alone\.png lies beside the folders of the classes\. Put every"):
+        read_images(["photos"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"size": -1}, "Pictures cannot have the size -1"),
+        ({"size": (0, 4)}, r"Pictures cannot have the size \(0, 4\)"),
+        ({"channels": 2}, "2 channels are not possible"),
+        ({"on_bad": "ignore"}, "on_bad = 'ignore' is not known"),
+    ],
+)
+def test_wrong_options(folder, options, said):
+    picture(PIXELS[0]).save("a.png")
+    with pytest.raises(RegardError, match=said):
+        read_images(["a.png"], **options)
