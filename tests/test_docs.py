@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from regard.cli import COMMANDS, main
+from regard.data import AugmentConfig
 from regard.decode import DecodeConfig
 from regard.models import FAMILIES
 from regard.train import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from
@@ -139,6 +140,7 @@ def _key_and_default(row: str) -> tuple[str, Any]:
         ("training.md", [DataConfig, TokenizerConfig, TrainConfig]),
         ("models.md", [family.config for family in FAMILIES.values()]),
         ("translating.md", [DecodeConfig]),
+        ("images.md", [AugmentConfig]),
     ],
 )
 def test_tables_have_every_key_and_default(page: str, configs: list[type]) -> None:

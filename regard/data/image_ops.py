@@ -150,7 +150,7 @@ def autocontrast(pixels: Pixels) -> Pixels:
 
 def equalize(pixels: Pixels) -> Pixels:
     """Each channel's 256 values spread so that all of them are about as frequent."""
-    values = _bytes(pixels).flatten(2)
+    values = _bytes(pixels).flatten(2).contiguous()
     every = torch.arange(256.0, device=pixels.device).expand(*values.shape[:2], 256).contiguous()
     # Sorted, so that the lesser ones can be counted without a histogram, whose sums a GPU makes in any order.
     less = torch.searchsorted(values.sort(dim=-1).values, every)
@@ -158,7 +158,7 @@ def equalize(pixels: Pixels) -> Pixels:
     step = (values.shape[-1] - most) // 255
     table = ((step // 2 + less) // step.clamp(min=1)).clamp(max=255)
     spread = torch.where(step > 0, table.gather(-1, values.long()).to(pixels.dtype), values)
-    return (spread / 255).view_as(pixels)
+    return (spread / 255).view(pixels.shape)
 
 
 def _bytes(pixels: Pixels) -> Pixels:

@@ -79,6 +79,42 @@ def test_no_number_leaves_the_device(masked):
     assert not masked or torch.equal(found.masks, wanted.masks)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_captured_graph_draws_anew(masked):
+    config = dataclasses.replace(EVERYTHING, mixup=0.0 if masked else 0.8)
+    pixels, targets = (one.cuda() for one in batch(50))
+    masks = torch.randint(0, 5, (50, 12, 9), device="cuda") if masked else None
+    torch.cuda.set_sync_debug_mode("error")
+    torch.use_deterministic_algorithms(True)
+    try:
+        augment(pixels, targets, config, masks)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = augment(pixels, targets, config, masks)
+    seen = []
+    for _ in range(2):
+        graph.replay()
+        seen.append(found.pixels.clone())
+        assert torch.isfinite(found.pixels).all()
+        assert torch.allclose(found.targets.sum(1).cpu(), torch.ones(50), atol=1e-5)
+    assert not torch.equal(*seen)
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_order_in_memory_does_not_matter():
+    pixels, targets = batch(28)
+    found = []
+    for one in (pixels, pixels.to(memory_format=torch.channels_last)):
+        torch.manual_seed(1)
+        found.append(augment(one, targets, EVERYTHING).pixels)
+    assert torch.allclose(*found, atol=1e-5)
+
+
 def test_gradients_stay_outside():
     pixels, targets = batch()
     assert not augment(pixels.requires_grad_(), targets, EVERYTHING).pixels.requires_grad
