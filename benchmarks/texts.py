@@ -3,9 +3,9 @@
     python benchmarks/texts.py --data data --out runs --at-once 3 \
         "shakespeare recipes/shakespeare.toml seed=1" "sst2 recipes/sst2.toml from=minilm" "piaf:0 recipes/answer.toml"
 
-What can be trained: `shakespeare`, `wikitext2`, `sst2`, and `xquad:FOLD` and `piaf:FOLD` (fold 0 to 4: the questions about
-every fifth text are held out, and those about the next fifth validate). The rest of a run's words are as in multi30k.py, and
-`from=FOLDER` is a model to begin with. `--data` is a folder that holds tinyshakespeare/input.txt.gz,
+What can be trained: `shakespeare`, `wikitext2`, `sst2`, and `xquad:FOLD` and `piaf:FOLD` (fold 0 to 4: the questions
+about every fifth text are held out, and those about the next fifth validate). The rest of a run's words are as in
+multi30k.py, and `from=FOLDER` is a model to begin with. `--data` is a folder that holds tinyshakespeare/input.txt.gz,
 wikitext2/{train,valid,test}.txt.gz, sst2/{train,dev}.tsv.gz, qa/xquad.en.json.gz, qa/piaf-v1.0.fr.json.gz.
 """
 
