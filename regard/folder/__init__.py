@@ -1,6 +1,6 @@
-"""Model folders: a model with its tokenisers, ready to use, on disk and in memory."""
+"""Model folders: a model, with its tokenisers if it reads text, ready to use, on disk and in memory."""
 
-from regard.folder.encoder import Classified, TextEncoder
+from regard.folder.encoder import TextEncoder
 from regard.folder.files import (
     FORMAT,
     OPENED,
@@ -18,7 +18,8 @@ from regard.folder.files import (
     write_tokenizers,
 )
 from regard.folder.language import Continuation, LanguageModel, TextLoss
-from regard.folder.scoring import PairScore
+from regard.folder.pictures import ImageModel
+from regard.folder.scoring import Classified, PairScore
 from regard.folder.translator import Translation, Translator
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Classified",
     "Continuation",
     "Device",
+    "ImageModel",
     "LanguageModel",
     "PairScore",
     "TextEncoder",

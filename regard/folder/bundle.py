@@ -1,4 +1,4 @@
-"""What every kind of model with its tokenisers has in common."""
+"""What every kind of model that is ready to use has in common."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,24 +6,35 @@ from typing import Any
 
 import torch
 
+from regard.data.special import Special
+from regard.data.tokenizer import Tokenizer
 from regard.layers.packed import Packed, pack
 
 
-class ModelWithTokenizers:
-    """The device that the model is on, ids as it takes them, and the way to disk."""
+class ReadyModel:
+    """The device that the model is on, and the way to disk. What reads no text has no tokenisers and no special ids."""
 
     model: Any
+    special: Special = Special()
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, ...]:
+        return ()
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-    def packed(self, sequences: Sequence[Sequence[int]]) -> Packed:
-        """Sequences of ids as one batch on the model's device."""
-        return pack(sequences).to(self.device)
 
     def save(self, path: str | Path) -> None:
         """Writes the model folder that `load` opens."""
         from regard.folder.files import save  # which knows all kinds of models
 
         save(path, self)  # type: ignore[arg-type]
+
+
+class ModelWithTokenizers(ReadyModel):
+    """Ids as a model takes them."""
+
+    def packed(self, sequences: Sequence[Sequence[int]]) -> Packed:
+        """Sequences of ids as one batch on the model's device."""
+        return pack(sequences).to(self.device)

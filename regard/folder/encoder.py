@@ -17,19 +17,11 @@ from regard.data.texts import ByLength, Inputs, Texts, encode_texts
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.folder.bundle import ModelWithTokenizers
+from regard.folder.scoring import Classified, classified
 from regard.models import Bert
 
 # Tokens that are encoded at once.
 BATCH_TOKENS = 8192
-
-
-@dataclass(frozen=True)
-class Classified:
-    """A text's label, how likely it is, and how likely every label is."""
-
-    label: str
-    probability: float
-    probabilities: dict[str, float]
 
 
 @dataclass
@@ -96,9 +88,7 @@ class TextEncoder(ModelWithTokenizers):
         found: list[Classified | None] = [None] * len(rows)
         for numbers, logits in self._outputs(encoded):
             for number, row in zip(numbers, logits.softmax(-1).tolist()):
-                shares = dict(zip(self.model.config.labels, row))
-                best = max(shares, key=lambda label: shares[label])
-                found[number] = Classified(best, shares[best], shares)
+                found[number] = classified(self.model.config.labels, row)
         return [one for one in found if one is not None]
 
     @torch.no_grad()

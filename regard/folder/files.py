@@ -1,4 +1,4 @@
-"""A model folder: the one place where a model and its tokenisers meet.
+"""A model folder: the one place where a model and its tokenisers meet. A model of images has none of these.
 
 config.json           what the model is: format, family, sizes; special ids, where they are not Regard's own
 model.safetensors     its weights, and nothing that could run
@@ -26,30 +26,36 @@ from regard.errors import RegardError
 from regard.files import write_whole
 from regard.folder.encoder import TextEncoder
 from regard.folder.language import LanguageModel
+from regard.folder.pictures import ImageModel
 from regard.folder.translator import Translator
 from regard.models import FAMILIES, family_of, make_model
 
 FORMAT = 1
+_TOKENIZER_FILES = ("tokenizer.json", "target_tokenizer.json")
 Device = Literal["auto", "cpu", "cuda", "mps"]
-Bundle = Translator | LanguageModel | TextEncoder
-B = TypeVar("B", Translator, LanguageModel, TextEncoder)
+Bundle = Translator | LanguageModel | TextEncoder | ImageModel
+B = TypeVar("B", Translator, LanguageModel, TextEncoder, ImageModel)
 
 
 class Opened(NamedTuple):
-    """What a folder of some family is opened as, the special ids of those trained here, and who uses it."""
+    """What a folder of some family is opened as, with how many tokenisers; the special ids of those trained here; and
+    who uses it.
+    """
 
     kind: type[Any]
+    sides: int
     special: Special
     says: str
     commands: str
 
 
-_TRANSLATOR = Opened(Translator, TRANSLATING, "a translator", "regard translate, evaluate, score, look, info")
+_TRANSLATOR = Opened(Translator, 2, TRANSLATING, "a translator", "regard translate, evaluate, score, look, info")
 OPENED = {
     "transformer": _TRANSLATOR,
     "seq2seq": _TRANSLATOR,
-    "gpt": Opened(LanguageModel, WRITING, "a language model", "regard generate, evaluate, look, info"),
-    "bert": Opened(TextEncoder, READING, "an encoder of texts", "regard embed, classify, answer, look, info"),
+    "gpt": Opened(LanguageModel, 1, WRITING, "a language model", "regard generate, evaluate, look, info"),
+    "bert": Opened(TextEncoder, 1, READING, "an encoder of texts", "regard embed, classify, answer, look, info"),
+    "vit": Opened(ImageModel, 0, Special(), "a model of images", "regard classify, segment, evaluate, look, info"),
 }
 
 
@@ -70,33 +76,35 @@ def find_device(name: Device) -> torch.device:
 def save(path: str | Path, bundle: Bundle) -> None:
     """Writes a model folder. Each file is written whole or not at all, the weights last but one, config.json last."""
     folder = Path(path)
-    source, target = bundle.tokenizers
-    write_tokenizers(folder, source, target)
+    write_tokenizers(folder, *bundle.tokenizers)
     write_whole(folder / "training.json", _json(bundle.training))
     weights = {
         name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.named_parameters()
     }  # tied weights are listed once
     write_whole(folder / "model.safetensors", weights_to_bytes(weights, metadata={"format": "pt"}))
     family = family_of(bundle.model.config)
-    config: dict[str, Any] = {"format": FORMAT, "family": family, "shared_tokenizer": source is target}
+    config: dict[str, Any] = {"format": FORMAT, "family": family}
+    if bundle.tokenizers:
+        config["shared_tokenizer"] = bundle.tokenizers[0] is bundle.tokenizers[-1]
     # Another program's tokeniser is known by it.
-    if bundle.special != OPENED[family].special or source.kind == FOREIGN:
+    if bundle.special != OPENED[family].special or any(one.kind == FOREIGN for one in bundle.tokenizers):
         config["special"] = dataclasses.asdict(bundle.special)
     write_whole(folder / "config.json", _json(config | dataclasses.asdict(bundle.model.config)))
 
 
-def write_tokenizers(folder: Path, source: Tokenizer, target: Tokenizer) -> None:
-    source.save(folder / "tokenizer.json")
-    if target is not source:
-        target.save(folder / "target_tokenizer.json")
-    else:
-        (folder / "target_tokenizer.json").unlink(missing_ok=True)  # of another model that was here before
+def write_tokenizers(folder: Path, *sides: Tokenizer) -> None:
+    """A file for each tokeniser; a target's that is the source's too has none."""
+    own = [side for i, side in enumerate(sides) if side is not sides[0] or i == 0]
+    for name, tokenizer in zip(_TOKENIZER_FILES, own):
+        tokenizer.save(folder / name)
+    for name in _TOKENIZER_FILES[len(own) :]:
+        (folder / name).unlink(missing_ok=True)  # of another model that was here before
 
 
 def read_tokenizers(folder: Path, *, foreign: bool = False) -> tuple[Tokenizer, Tokenizer]:
-    source = Tokenizer.load(folder / "tokenizer.json", foreign=foreign)
-    target_path = folder / "target_tokenizer.json"
-    return source, Tokenizer.load(target_path, foreign=foreign) if target_path.exists() else source
+    source, target = (folder / name for name in _TOKENIZER_FILES)
+    first = Tokenizer.load(source, foreign=foreign)
+    return first, Tokenizer.load(target, foreign=foreign) if target.exists() else first
 
 
 @overload
@@ -104,9 +112,10 @@ def load(path: str | Path | Sequence[str | Path], device: Device = "auto", *, ex
 @overload
 def load(path: str | Path | Sequence[str | Path], device: Device = "auto") -> Any: ...
 def load(path, device="auto", *, expect=None):
-    """Opens a model folder: a Translator, a LanguageModel or a TextEncoder, by its family. Runs no code from it.
+    """Opens a model folder, as what its family says: a Translator, LanguageModel, TextEncoder or ImageModel.
 
-    Several folders of translators vote together. Where only one kind will do, `expect` it: another is an error.
+    No code from the folder runs. Several folders of translators vote together. Where only one kind will do, `expect`
+    it: another is an error.
 
     >>> load("no-such-folder")
     Traceback (most recent call last):
@@ -135,8 +144,8 @@ def load(path, device="auto", *, expect=None):
     except SafetensorError as error:
         raise RegardError(f"{weights_path}: damaged ({error}).", "Put a good copy in its place.") from None
     model = model_of(config, weights, weights_path)
-    source, target = read_tokenizers(folder, foreign=special is not None)
-    for tokenizer, size in zip((source, target), vocabularies(config)):
+    tokenizers = read_tokenizers(folder, foreign=special is not None) if opened.sides else ()
+    for tokenizer, size in zip(tokenizers, vocabularies(config)):
         if tokenizer.vocab_size > size or (special is None and tokenizer.vocab_size != size):
             raise RegardError(
                 f"{folder}: a tokeniser of {tokenizer.vocab_size} entries, but the model knows {size}.",
@@ -144,25 +153,26 @@ def load(path, device="auto", *, expect=None):
             )
     training_path = folder / "training.json"
     training = _read_json(training_path) if training_path.exists() else {}
-    return bundle_of(model.to(find_device(device)).eval(), (source, target), training, special)
+    return bundle_of(model.to(find_device(device)).eval(), tokenizers, training, special)
 
 
 def bundle_of(
-    model: Any, tokenizers: tuple[Tokenizer, Tokenizer], training: dict[str, Any], special: Special | None = None
+    model: Any, tokenizers: tuple[Tokenizer, ...], training: dict[str, Any], special: Special | None = None
 ) -> Any:
-    """A model with its tokenisers, as the kind that its family is."""
+    """A model with its tokenisers, if it has any, as the kind that its family is."""
     opened = OPENED[family_of(model.config)]
-    sides = tokenizers if opened.kind is Translator else tokenizers[:1]
-    return opened.kind(model, *sides, training=training, special=special or opened.special)
+    if not opened.sides:
+        return opened.kind(model, training=training)
+    return opened.kind(model, *tokenizers[: opened.sides], training=training, special=special or opened.special)
 
 
 def vocabularies(config: Any) -> tuple[int, ...]:
-    """The sizes of vocabulary that a model's config states: of both sides, or of one.
+    """The sizes of vocabulary that a model's config states: of both sides, of one, or of none.
 
     >>> vocabularies(FAMILIES["gpt"].config(vocab=7))
     (7,)
     """
-    return (config.vocab,) if hasattr(config, "vocab") else (config.source_vocab, config.target_vocab)
+    return tuple(getattr(config, name) for name in ("vocab", "source_vocab", "target_vocab") if hasattr(config, name))
 
 
 def read_config(folder: Path) -> tuple[Any, Special | None]:

@@ -1,5 +1,6 @@
-"""How probable a model finds a given text."""
+"""How probable a model finds a given text, and each of the labels that it knows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxtyping import Float, Int
@@ -16,6 +17,25 @@ class PairScore:
     @property
     def mean(self) -> float:
         return self.logprob / self.tokens
+
+
+@dataclass(frozen=True)
+class Classified:
+    """The label of a text or an image, how likely it is, and how likely every label is."""
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+def classified(labels: Sequence[str], shares: Sequence[float]) -> Classified:
+    """The likeliest of the labels.
+
+    >>> classified(["cat", "dog"], [0.25, 0.75]).label
+    'dog'
+    """
+    best = max(range(len(labels)), key=lambda i: shares[i])
+    return Classified(labels[best], shares[best], dict(zip(labels, shares)))
 
 
 def logprobs(logits: Float[Tensor, "N V"], wanted: Int[Tensor, "N"]) -> Float[Tensor, "N"]:

@@ -13,7 +13,7 @@ from regard.attention import Recorded, record
 from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.files import write_whole
-from regard.folder import Bundle, LanguageModel, TextEncoder, Translator
+from regard.folder import LanguageModel, TextEncoder, Translator
 from regard.layers.packed import pack
 from regard.viewer.forcing import force, information
 
@@ -108,7 +108,9 @@ class Look:
         return self.source.strip(), self.translation.strip()
 
 
-def look(bundle: Bundle, source: str, target: str | None = None, *, truncate: bool = False) -> Look:
+def look(
+    bundle: Translator | LanguageModel | TextEncoder, source: str, target: str | None = None, *, truncate: bool = False
+) -> Look:
     """Translates a sentence (or takes the translation that is given) and shows what was regarded.
 
     A language model and an encoder of texts read the text, and show what was regarded in it.

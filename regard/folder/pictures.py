@@ -1,0 +1,158 @@
+"""A model of images, ready to use. It has no tokenisers: pixels are what it reads."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+
+from regard.data.image_decoding import load, naming, pixels_of
+from regard.data.images import ImageSet
+from regard.errors import RegardError
+from regard.folder.bundle import ReadyModel
+from regard.folder.scoring import Classified, classified
+from regard.models import ViT
+
+# Tokens that are encoded at once.
+BATCH_TOKENS = 16384
+
+Picture = str | Path | Image.Image | np.ndarray
+"""a file, an open picture, or its bytes: height, width and perhaps channels"""
+Pictures = Sequence[Picture] | ImageSet
+Size = tuple[int, int]
+
+
+@dataclass
+class ImageModel(ReadyModel):
+    """A model that says what is in a picture, or where in it.
+
+    >>> model = load("pets")  # doctest: +SKIP
+    >>> model.classify(["photo.jpg"])[0].label  # doctest: +SKIP
+    'Sphynx'
+    """
+
+    model: ViT
+    training: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.model.config.labels
+
+    @property
+    def size(self) -> Size:
+        """Height and width of the pictures that it was trained on."""
+        return self.model.config.image_height, self.model.config.image_width
+
+    def classify(self, images: Pictures) -> list[Classified]:
+        """The label of each picture, and how sure the model is of each label.
+
+        A picture is brought to the size of those that the model was trained on: scaled, and its middle cut out.
+        """
+        self._need("classify", "classify-images")
+        found: list[Classified] = []
+        for batch in self._batches(images):
+            rows = self.probabilities(np.stack([self._fitted(*one) for one in batch])).tolist()
+            found += [classified(self.labels, row) for row in rows]
+        return found
+
+    @torch.no_grad()
+    def probabilities(self, pixels: UInt8[np.ndarray, "M H W C"]) -> Float[np.ndarray, "M V"]:
+        """How likely each label is for each picture; all have one size, which is taken as it is."""
+        self._need("classify", "classify-images")
+        found = np.zeros((len(pixels), len(self.labels)), np.float32)
+        self.model.eval()
+        step = self._at_once(pixels.shape[1:3])
+        for start in range(0, len(pixels), step):
+            part = slice(start, start + step)
+            found[part] = self.model(self._tensor(pixels[part])).float().softmax(-1).cpu().numpy()
+        return found
+
+    @torch.no_grad()
+    def segment(self, images: Pictures) -> list[Int[np.ndarray, "_ _"]]:
+        """For each pixel of each picture the number of its label, at the picture's own size.
+
+        A picture is scaled until it covers the size of those that the model was trained on; nothing is cut off.
+        """
+        self._need("segment", "segment")
+        found: list[Int[np.ndarray, "_ _"]] = []
+        self.model.eval()
+        for batch in self._batches(images):
+            scaled = [self._covering(*one) for one in batch]
+            own = [image.size[::-1] for image, _ in batch]
+            for _, alike in groupby(range(len(batch)), key=lambda i: scaled[i].shape):
+                numbers = list(alike)
+                logits = self.model(self._tensor(np.stack([scaled[i] for i in numbers])))
+                found += [_best(one.float(), own[i]) for i, one in zip(numbers, logits)]
+        return found
+
+    def _need(self, head: str, task: str) -> None:
+        if self.model.config.head != head or not self.labels:
+            raise RegardError(
+                f"This model was not trained to {head}.", f"Train it on: regard train --task {task} --from …"
+            )
+
+    def _at_once(self, size: Sequence[int]) -> int:
+        """Pictures of this height and width that make up a batch."""
+        config = self.model.config
+        return max(1, BATCH_TOKENS // (config.prefix + size[0] * size[1] // config.patch**2))
+
+    def _tensor(self, pixels: UInt8[np.ndarray, "B H W C"]) -> Float[Tensor, "B C H W"]:
+        # Bytes travel, and become numbers from 0 to 1 where they are wanted.
+        return torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device).permute(0, 3, 1, 2).float() / 255
+
+    def _batches(self, images: Pictures) -> Iterator[list[tuple[Image.Image, str]]]:
+        """Open pictures, each with its name, as many as are encoded at once."""
+        rows: Sequence[Picture] = images.pixels if isinstance(images, ImageSet) else images  # type: ignore[assignment]
+        step = self._at_once(self.size)
+        for start in range(0, len(rows), step):
+            yield [_opened(rows[i], f"picture {i + 1}") for i in range(start, min(start + step, len(rows)))]
+
+    def _fitted(self, image: Image.Image, name: str) -> UInt8[np.ndarray, "H W C"]:
+        with naming(name):
+            return pixels_of(image, self.model.config.channels, self.size)
+
+    def _covering(self, image: Image.Image, name: str) -> UInt8[np.ndarray, "_ _ C"]:
+        """The whole picture, as large as in training along one side and at least as large along the other."""
+        config = self.model.config
+        scale = max(side / own for side, own in zip(self.size, image.size[::-1]))
+        height, width = (max(1, round(own * scale / config.patch)) * config.patch for own in image.size[::-1])
+        with naming(name):
+            pixels = pixels_of(image, config.channels, image.size[::-1])
+        if pixels.shape[:2] == (height, width):
+            return pixels
+        grey = config.channels == 1
+        whole = Image.fromarray(pixels[..., 0] if grey else pixels).resize((width, height), Image.Resampling.BICUBIC)
+        return np.asarray(whole).reshape(height, width, config.channels)
+
+
+def _opened(picture: Picture, name: str) -> tuple[Image.Image, str]:
+    """A picture, upright, and what it is called in a message."""
+    if isinstance(picture, str | Path):
+        with naming(picture):
+            return load(Path(picture))[0], str(picture)
+    if isinstance(picture, Image.Image):
+        with naming(name):
+            return ImageOps.exif_transpose(picture), name
+    if picture.dtype != np.uint8 or picture.ndim not in (2, 3) or picture.shape[2:] not in ((), (1,), (3,), (4,)):
+        raise RegardError(
+            f"{name}: an array of {picture.dtype} and shape {picture.shape} is not a picture.",
+            "Give uint8, of height, width and perhaps 1, 3 or 4 channels.",
+        )
+    return Image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture), name
+
+
+def _best(logits: Float[Tensor, "V _ _"], size: Size) -> Int[np.ndarray, "_ _"]:
+    """The number of the likeliest label of each pixel at another size: label by label, since pictures may be large."""
+    best = torch.full(size, -torch.inf, device=logits.device)
+    which = torch.zeros(size, dtype=torch.long, device=logits.device)
+    for number, plane in enumerate(logits):
+        wide = nn.functional.interpolate(plane[None, None], size, mode="bilinear")[0, 0]
+        which = torch.where(wide > best, number, which)
+        best = torch.maximum(best, wide)
+    return which.cpu().numpy().astype(np.min_scalar_type(len(logits) - 1))
