@@ -30,11 +30,8 @@ def model_of(head: str = "classify", **changes) -> ImageModel:
 
 def pixels(*sizes: tuple[int, int]) -> list[np.ndarray]:
     random = np.random.default_rng(0)
-    small = [random.integers(0, 256, (3, 4, channels), np.uint8) for _ in sizes]
-    return [
-        np.asarray(Image.fromarray(one).resize(size[::-1], Image.Resampling.BILINEAR))
-        for one, size in zip(small, sizes)
-    ]
+    small = [Image.fromarray(random.integers(0, 256, (3, 4, 3), np.uint8)) for _ in sizes]
+    return [np.asarray(one.resize(size[::-1], Image.Resampling.BILINEAR)) for one, size in zip(small, sizes)]
 
 
 def logits_of(model: ImageModel, image: np.ndarray) -> torch.Tensor:
