@@ -21,8 +21,8 @@ from regard.errors import RegardError
 PADDED = {"short": short, "sdpa": sdpa, "chunked": chunked}
 KERNELS = ("varlen", *PADDED, "reference")
 
-watchers: list[Callable[[Call], None]] = []
-"""Who wants to see each call as `attend` received it. Empty unless somebody looks."""
+watchers: list[Callable[[Call, Tensor], None]] = []
+"""Who wants to see each call as `attend` received it, and its output. Empty unless somebody looks."""
 
 _choices: "list[list[Choice]]" = []
 _forced: list[str] = []
@@ -52,13 +52,12 @@ def attend(
     tensor([1., 0., 0.])
     """
     call = _call(q, k, v, score, mask, bias, q_offsets, k_offsets)
+    packed = call.q_offsets is not None
+    out = _packed(call) if packed else _padded(call)
     if watchers:
         for watch in watchers:
-            watch(call)
-    if call.q_offsets is not None:
-        return _packed(call)
-    out = _padded(call)
-    return out if q.dim() == 4 else out.squeeze(1)
+            watch(call, out)
+    return out if packed or q.dim() == 4 else out.squeeze(1)
 
 
 def weights(

@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.attention.kernels import Call, chunked
 from regard.attention.masks import Form
 from regard.attention.offsets import Offsets
+from regard.attention.reference import repeat_heads
 from regard.errors import RegardError
 
 Chosen = int | slice | Sequence[int] | None
@@ -48,6 +49,21 @@ def _weights(call: Call, heads: Chosen, queries: Chosen) -> Float[Tensor, "B h t
         )
         out[b, :, t] = w
     return out if real is None else out.masked_fill_(~real[:, rows][:, None, :, None], 0.0)
+
+
+def gradients(call: Call, of_output: Float[Tensor, "..."]) -> Float[Tensor, "B H T S"]:
+    """The gradient of the weights, from that of the output: what weighs v_s into output t is worth of_output_t · v_s.
+
+    So nobody has to keep the weights for it. A packed call gives a padded rectangle, zero beyond each length.
+    """
+    precise = torch.promote_types(call.v.dtype, torch.float32)
+    g, v = of_output.to(precise), call.v.to(precise)
+    with torch.autocast(g.device.type, enabled=False):
+        if call.q_offsets is None or call.k_offsets is None:
+            return g @ repeat_heads(v, g.shape[1]).mT
+        g, v = _rectangle(g, call.q_offsets), _rectangle(v, call.k_offsets)
+        real = call.q_offsets.valid[:, None, :, None] & call.k_offsets.valid[:, None, None, :]
+        return (g @ repeat_heads(v, g.shape[1]).mT).masked_fill(~real, 0.0)
 
 
 def _rectangle(x: Float[Tensor, "N H D"], offsets: Offsets) -> Float[Tensor, "B H M D"]:

@@ -31,6 +31,8 @@ class Recorded:
     heads: Chosen = None
     queries: Chosen = None
     calls: list[Call] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    """what each call gave, while gradients are on: the graph that makes them holds it anyway"""
 
     @torch.no_grad()
     def weights(self, heads: Chosen = None, queries: Chosen = None) -> Float[Tensor, "B h t S"]:
@@ -45,12 +47,14 @@ class Recorded:
         queries = self.queries if queries is None else queries
         if len(self.calls) == 1:
             return exact.weights(self.calls[0], heads, queries)
-        steps = [exact.weights(call, heads) for call in self.calls]
+        whole = self._joined([exact.weights(call, heads) for call in self.calls])
+        return whole[:, :, exact.indices(queries, whole.shape[2], "query")]
+
+    def _joined(self, steps: Sequence[Float[Tensor, "B h _ _"]]) -> Float[Tensor, "B h t S"]:
         if len({len(step) for step in steps}) > 1:
             raise RegardError(f"{self.name} was called with several batch sizes.", "Ask .calls one by one.")
         keys = max(step.shape[-1] for step in steps)
-        whole = torch.cat([nn.functional.pad(step, (0, keys - step.shape[-1])) for step in steps], dim=2)
-        return whole[:, :, exact.indices(queries, whole.shape[2], "query")]
+        return torch.cat([nn.functional.pad(step, (0, keys - step.shape[-1])) for step in steps], dim=2)
 
 
 class Recording(dict[str, Recorded]):
@@ -58,6 +62,34 @@ class Recording(dict[str, Recorded]):
 
     def __missing__(self, name: str) -> Recorded:
         raise RegardError(f"No attention called {name!r} was recorded.", f"There are: {', '.join(self)}.")
+
+    @torch.no_grad()
+    def gradients(self, number: Float[Tensor, ""]) -> dict[str, Float[Tensor, "B H T S"]]:
+        """How fast a number that the model made, such as a label's logit, grows with each weight of each attention.
+
+        Each weight is taken for itself, as if it could change alone. The model must have run with gradients on, and
+        keeps its kernels: see `exact.gradients`. Attentions that the number does not depend on have zeros.
+
+        >>> class Self(nn.Module):
+        ...     kind = "self"
+        ...     def forward(self, x):
+        ...         return dispatch.attend(x, x, x)
+        >>> model = nn.Sequential(Self())
+        >>> with record(model) as recording:
+        ...     out = model(torch.tensor([[[1.0], [3.0]]], requires_grad=True))
+        >>> recording.gradients(out[0, 1, 0])["0"]
+        tensor([[[[0., 0.],
+                  [1., 3.]]]])
+        """
+        called = [one for one in self.values() if one.calls]
+        outputs = [output for one in called for output in one.outputs]
+        if not outputs or len(outputs) < sum(len(one.calls) for one in called) or not number.requires_grad:
+            raise RegardError(
+                "There are no gradients: the model ran without.",
+                "Run it outside of torch.no_grad, on inputs or with parameters that require them.",
+            )
+        found = iter(torch.autograd.grad(number, outputs, retain_graph=True, materialize_grads=True))
+        return {one.name: one._joined([exact.gradients(call, next(found)) for call in one.calls]) for one in called}
 
 
 @contextmanager
@@ -101,9 +133,11 @@ def record(
         if threading.get_ident() == thread:
             running.pop()
 
-    def watch(call: Call) -> None:
+    def watch(call: Call, output: Tensor) -> None:
         if threading.get_ident() == thread and running:
             recording[running[-1]].calls.append(call)
+            if output.requires_grad:
+                recording[running[-1]].outputs.append(output)
 
     hooks = [module.register_forward_pre_hook(enter(name)) for name, module in chosen.items()]
     hooks += [module.register_forward_hook(leave, always_call=True) for module in chosen.values()]

@@ -146,6 +146,93 @@ def test_packed_calls_give_rectangles():
     torch.testing.assert_close(found, expected)
 
 
+class Twin(nn.Module):
+    """The definition, which keeps its weights for autograd to fill."""
+
+    def __init__(self, mask=None):
+        super().__init__()
+        self.mask, self.kept = mask, []
+
+    def attend(self, q, k, v, **_):
+        k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
+        places = [torch.arange(y.shape[2]) for y in (q, k)]
+        allowed = None if self.mask is None else self.mask.block(*places)
+        self.kept.append(softmax(q @ k.mT / q.shape[-1] ** 0.5, allowed))
+        self.kept[-1].retain_grad()
+        return self.kept[-1] @ v
+
+
+class Grouped(nn.Module):
+    """Two layers of 4 heads over 2 of keys and values, with values of another width."""
+
+    kind = "self"
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(8, width, bias=False).double() for width in (12, 6, 10, 8))
+        self.last = nn.Linear(20, 8, bias=False).double()
+
+    def forward(self, x, attend=attend, **options):
+        for _ in range(2):
+            q, k, v = (
+                y(x).unflatten(-1, (heads, -1)).transpose(-3, -2) if x.dim() == 3 else y(x).unflatten(-1, (heads, -1))
+                for y, heads in zip(self.maps, (4, 2, 2))
+            )
+            out = attend(q, k, v, **options)
+            x = x + self.last((out.transpose(-3, -2) if x.dim() == 3 else out).flatten(-2)).tanh()
+        return x
+
+
+def test_gradients_of_the_weights_are_those_of_the_definition():
+    torch.manual_seed(0)
+    model, x, mask = Grouped(), random(2, 5, 8), causal()
+    with record(model) as recording:
+        number = model(x, mask=mask)[:, -1, 3].square().sum()
+    found = recording.gradients(number)[""]
+    twin = Twin(mask)
+    model(x, twin.attend)[:, -1, 3].square().sum().backward()
+    expected = torch.cat([one.grad for one in twin.kept], dim=2)
+    allowed = mask.block(torch.arange(5), torch.arange(5)).repeat(2, 1)  # a weight that is always 0 cannot change
+    torch.testing.assert_close(found * allowed, expected * allowed)
+    assert found.abs().amax(dim=(0, 1, 3)).tolist()[5:9] == [0.0] * 4  # in the last layer only the last query is asked
+    torch.testing.assert_close(recording.gradients(2 * number)[""], 2 * found)
+
+
+def test_gradients_of_packed_sequences_are_rectangles():
+    torch.manual_seed(0)
+    model, x, offsets = Grouped(), random(5, 8), torch.tensor([0, 2, 5])
+    with record(model) as recording:
+        number = model(x, q_offsets=offsets, k_offsets=offsets).square().sum()
+    found = recording.gradients(number)[""]
+    assert found.shape == (2, 4, 6, 3)
+    for b, (start, end) in enumerate([(0, 2), (2, 5)]):
+        twin = Twin()
+        model(x[None, start:end], twin.attend).square().sum().backward()
+        for layer, one in enumerate(twin.kept):
+            padded = nn.functional.pad(one.grad[0], (0, 3 - end + start, 0, 3 - end + start))
+            torch.testing.assert_close(found[b, :, 3 * layer : 3 * layer + 3], padded)
+
+
+def test_frozen_models_have_gradients_by_their_input(model):
+    model.requires_grad_(False)
+    with record(model) as recording:
+        out = model(SOURCE.clone().requires_grad_(), TARGET.clone().requires_grad_())
+    found = recording.gradients(out.sum())
+    assert [name for name, one in found.items() if one.abs().sum() > 0] == list(recording)
+
+
+def test_without_gradients_nothing_more_is_kept(model):
+    with torch.no_grad(), record(model) as recording:
+        out = model(SOURCE, TARGET)
+    assert not any(one.outputs for one in recording.values())
+    with pytest.raises(RegardError, match="the model ran without"):
+        recording.gradients(out.sum())
+    with record(model) as recording:
+        pass
+    with pytest.raises(RegardError, match="the model ran without"):
+        recording.gradients(SOURCE.sum())
+
+
 def test_compiled_models_are_recorded_too(model):
     compiled = torch.compile(model, backend="eager")
     with record(model) as recording:
