@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import tyro
 
+from regard.data import AugmentConfig
 from regard.errors import RegardError
 from regard.models import FAMILIES, ModelConfig, TransformerConfig
 from regard.train import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from, train
-from regard.train.recipe import PHRASEBOOK
+from regard.train.recipe import PHRASEBOOK, SECTIONS, with_cache
 from regard.train.tasks import TASKS
 
 
@@ -21,7 +22,8 @@ class Arguments:
 
     --task is what it learns: translate (sentence pairs), text2text (several such tasks, told apart by prefixes),
     language (plain text; to write more of it), mask (plain text; to encode it), classify (texts and labels), answer
-    (questions in the layout of SQuAD). --model.family (transformer, seq2seq, gpt, bert) decides which other --model
+    (questions in the layout of SQuAD), classify-images (pictures and labels), segment (pictures and masks), mask-images
+    (pictures alone; to begin with). --model.family (transformer, seq2seq, gpt, bert, vit) decides which other --model
     options there are. What the recipe and the command line leave open is chosen from the data. A run that was cut off
     goes on with the same command.
     """
@@ -36,6 +38,7 @@ class Arguments:
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     model: ModelConfig = dataclasses.field(default_factory=TransformerConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
 
 
 def run(argv: list[str]) -> int:
@@ -52,11 +55,9 @@ def run(argv: list[str]) -> int:
     first = _parse(argv, plain)
     if plain.task != "translate" and first.data.files == (PHRASEBOOK,):
         raise RegardError(f"There is nothing to train a model to {plain.task} with.", "Name files: --data FILE …")
-    corpus = TASKS[plain.task].read(first.data)
+    corpus = TASKS[plain.task].read(with_cache(first.data, first.out))
     chosen = _parse(argv, recipe_from(table, TASKS[plain.task].suggest(corpus, bool(first.start_from)), origin))
-    recipe = Recipe(
-        task=plain.task, data=chosen.data, tokenizer=chosen.tokenizer, model=chosen.model, train=chosen.train
-    )
+    recipe = Recipe(plain.task, **{section: getattr(chosen, section) for section in SECTIONS})
     bundle = train(recipe, chosen.out, start_from=chosen.start_from or None, corpus=corpus)
     best = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in bundle.training["validation"].items())
     print(
@@ -68,7 +69,7 @@ def run(argv: list[str]) -> int:
 
 
 def _parse(argv: list[str], recipe: Recipe) -> Arguments:
-    sections: dict[str, Any] = {name: getattr(recipe, name) for name in ("data", "tokenizer", "model", "train")}
+    sections: dict[str, Any] = {section: getattr(recipe, section) for section in SECTIONS}
     return tyro.cli(
         Arguments,
         prog="regard train",

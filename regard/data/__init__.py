@@ -5,6 +5,7 @@ from regard.data.batches import IGNORED, Batch, Batches, encode_pairs, prefetch
 from regard.data.cleaning import Counts, clean, split_validation
 from regard.data.documents import encode_documents, read_documents, split_documents
 from regard.data.dropout import BpeDropout
+from regard.data.image_batches import ImageBatch, ImageBatches, as_numbers
 from regard.data.image_decoding import read_image
 from regard.data.images import ImageSet, RaggedImages, read_images, read_ragged
 from regard.data.labelled import Labelled, LabelledBatches, label_ids, label_names, read_labelled
@@ -35,6 +36,8 @@ __all__ = [
     "BpeDropout",
     "ByLength",
     "Counts",
+    "ImageBatch",
+    "ImageBatches",
     "ImageSet",
     "Labelled",
     "LabelledBatches",
@@ -48,6 +51,7 @@ __all__ = [
     "TextBatches",
     "Texts",
     "Tokenizer",
+    "as_numbers",
     "augment",
     "clean",
     "encode_documents",

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
+from regard.data.image_batches import as_numbers
 from regard.data.image_decoding import load, naming, pixels_of
 from regard.data.images import ImageSet
 from regard.errors import RegardError
@@ -91,6 +92,11 @@ class ImageModel(ReadyModel):
                 found += [_best(one.float(), own[i]) for i, one in zip(numbers, logits)]
         return found
 
+    def seen(self, picture: Picture) -> UInt8[np.ndarray, "H W C"]:
+        """A picture as the model sees it: scaled as `segment` does it, or scaled and cut as `classify` does."""
+        opened = _opened(picture, "the picture")
+        return self._covering(*opened) if self.model.config.head == "segment" else self._fitted(*opened)
+
     def _need(self, head: str, task: str) -> None:
         if self.model.config.head != head or not self.labels:
             raise RegardError(
@@ -103,8 +109,7 @@ class ImageModel(ReadyModel):
         return max(1, BATCH_TOKENS // (config.prefix + size[0] * size[1] // config.patch**2))
 
     def _tensor(self, pixels: UInt8[np.ndarray, "B H W C"]) -> Float[Tensor, "B C H W"]:
-        # Bytes travel, and become numbers from 0 to 1 where they are wanted.
-        return torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device).permute(0, 3, 1, 2).float() / 255
+        return as_numbers(torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device), self.model.config.channels)
 
     def _batches(self, images: Pictures) -> Iterator[list[tuple[Image.Image, str]]]:
         """Open pictures, each with its name, as many as are encoded at once."""

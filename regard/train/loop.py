@@ -1,7 +1,6 @@
 """The training loop: one function that can be read from top to bottom."""
 
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -22,13 +21,14 @@ from torch import Tensor
 from regard.data import Batch, prefetch
 from regard.errors import RegardError
 from regard.folder import OPENED, bundle_of, fill_weights, find_device, load, read_tokenizers, save, write_tokenizers
-from regard.models import ModelConfig, family_of, make_model
+from regard.models import family_of, make_model
 from regard.train.allocator import keep_freed_memory
 from regard.train.checkpoint import Checkpoint, gather_state, restore_state, unique_parameters
+from regard.train.going_on import HEADS, taking_over, weights_for
 from regard.train.graphs import GraphedUpdate
 from regard.train.losses import LossParts
 from regard.train.optim import make_optimizer, schedule, set_rate
-from regard.train.recipe import FAMILIES_FOR, Recipe, TrainConfig, recipe_table
+from regard.train.recipe import Recipe, TrainConfig, recipe_table, with_cache
 from regard.train.report import Report, draw_losses, read_metrics
 from regard.train.tasks import TASKS
 from regard.train.tasks.base import Autocast, Corpus, EpochsOfBatches, Shape, evaluate_loss
@@ -37,11 +37,10 @@ from regard.train.vectors import use_vectors
 from regard.version import __version__
 
 # What may differ between a run and its continuation, since it does not change what is computed.
-MAY_CHANGE = {"train.device", "train.log_every", "train.save_every"}
+MAY_CHANGE = {"train.device", "train.log_every", "train.save_every", "data.cache"}
 STATE, METRICS = Path("state") / "last.safetensors", "metrics.jsonl"
-MOST_WORKERS, LEAST_SHARE = 16, 512
-# What a model may lack or have too much when it is trained on for another task.
-HEADS = ("output.", "mask_head.", "pooler.")
+# A share of fewer tokens or pictures than this would not be worth the exchange of gradients.
+MOST_WORKERS, LEAST_TOKENS, LEAST_PICTURES = 16, 512, 8
 
 
 def train(
@@ -61,15 +60,15 @@ def train(
     """
     out = Path(out)
     task = TASKS[recipe.task]
-    if recipe.train.validate_by not in ("loss", *task.qualities):
+    if recipe.train.validate_by not in ("loss", "last", *task.qualities):
         raise RegardError(
             f"A model trained to {recipe.task} is not judged by {recipe.train.validate_by}.",
-            f"Choose train.validate_by from: {', '.join(('loss', *task.qualities))}.",
+            f"Choose train.validate_by from: {', '.join(('loss', *task.qualities, 'last'))}.",
         )
     origin = load(start_from, "cpu") if start_from is not None else None
     if origin is not None:
-        recipe = _taking_over(recipe, origin.model.config, start_from)
-    corpus = corpus or task.read(recipe.data)
+        recipe = taking_over(recipe, origin.model.config, start_from)
+    corpus = corpus or task.read(with_cache(recipe.data, out))
     provenance = _provenance(recipe, corpus, start_from)
     before = _claim(out, provenance)
     if before is None:
@@ -87,7 +86,7 @@ def train(
             order |= {"start_from": start_from, "quiet": quiet}
             with lead(size, order) as team:
                 work(team, **order)
-    draw_losses(read_metrics(out / METRICS), out / "loss.png")
+    draw_losses(read_metrics(out / METRICS), out / "loss.png", task.unit)
     return load(out, recipe.train.device)
 
 
@@ -106,17 +105,24 @@ def work(
     autocast = _autocast(config, device)
     task = TASKS[recipe.task]
     origin = load(start_from, "cpu") if start_from is not None else None
-    special = OPENED[family_of(recipe.model)].special if origin is None else origin.special
-    tokenizers = read_tokenizers(out, foreign=special != OPENED[family_of(recipe.model)].special)
+    opened = OPENED[family_of(recipe.model)]
+    special = opened.special if origin is None else origin.special
+    tokenizers = read_tokenizers(out, foreign=special != opened.special) if opened.sides else ()
     model_config = task.sized(recipe.model, corpus, tokenizers)
     # Shapes that never change are what a GPU's captured steps need; a CPU would only compute the filling.
-    shape = Shape(config.batch_tokens // team.size, config.seed, constant=device.type == "cuda")
+    shape = Shape(
+        config.batch_tokens // team.size,
+        config.seed,
+        constant=device.type == "cuda",
+        images=max(1, config.batch_images // team.size),
+    )
     batches, validation, note = task.encode(corpus, tokenizers, special, recipe, model_config, shape)
     torch.manual_seed(config.seed)
     model = make_model(model_config)
     if origin is not None:
-        fill_weights(model, dict(origin.model.named_parameters()), Path(str(start_from)), may_differ=HEADS)
-    use_vectors(model, config, *tokenizers)
+        fill_weights(model, weights_for(model, origin.model), Path(str(start_from)), may_differ=HEADS)
+    if tokenizers:
+        use_vectors(model, config, *tokenizers)
     model.to(device).train()
     parameters = unique_parameters(model)
     optimizer = make_optimizer(config.optimizer, model, config.lr, config.beta2, config.weight_decay)
@@ -174,7 +180,7 @@ def work(
             scores = evaluate_loss(task, model, validation, autocast) | task.judge(bundle, corpus)
             model.train()
             report.add(facts["step"], "validation", **scores)
-            measure = -scores["nll"] if config.validate_by == "loss" else scores[config.validate_by]
+            measure = {"loss": -scores["nll"], "last": facts["step"], **scores}[config.validate_by]
             if facts["best"] is None or measure > facts["best"]:
                 facts.update(best=measure, best_step=facts["step"], waiting=0)
                 bundle.training |= {"step": facts["step"], "validation": scores}
@@ -206,7 +212,7 @@ def work(
             if average is not None:
                 _follow(average, model, config.ema, step)
             if step % config.log_every == 0:
-                _log(report, step, sums, rate(step - 1), time.monotonic() - since)
+                _log(report, step, sums, rate(step - 1), time.monotonic() - since, task.unit)
                 sums, since = [], time.monotonic()
             if not leads:
                 continue
@@ -227,17 +233,6 @@ def work(
                 )
 
 
-def _taking_over(recipe: Recipe, model: ModelConfig, origin: str | Path | None) -> Recipe:
-    """The recipe with the sizes of the model that it goes on from."""
-    families = FAMILIES_FOR[recipe.task]
-    if family_of(model) not in families:
-        raise RegardError(
-            f"{origin} holds a {family_of(model)}, which cannot be trained to {recipe.task}.",
-            f"Name a folder of: {', '.join(families)}.",
-        )
-    return dataclasses.replace(recipe, model=model)
-
-
 def _claim(out: Path, provenance: dict[str, Any]) -> dict[str, Any] | None:
     """Makes sure that `out` is free, or holds this very run; gives the facts of what it has done so far."""
     if (out / STATE).exists():
@@ -250,7 +245,7 @@ def _claim(out: Path, provenance: dict[str, Any]) -> dict[str, Any] | None:
                 continue
             other = f"{name} = {there.get(key)!r}, not {here[key]!r}"
             raise RegardError(
-                f"{out} holds a run with {'other sentences' if key.startswith('data.') else other}.",
+                f"{out} holds a run with {'other data' if key.startswith('data.') else other}.",
                 "Repeat its own settings and data to go on with it, or choose another --out.",
             )
         return facts
@@ -290,7 +285,7 @@ def _stream(
 def _arranged(recipe: Recipe, before: dict[str, Any] | None) -> Iterator[int]:
     """The arrangement of the machine that was measured to be fastest (benchmarks/README.md); gives the team's size.
 
-    A run goes on with as many as it began: they decide which sentences make up an update.
+    A run goes on with as many as it began: they decide what makes up an update.
     """
     config = recipe.train
     device, threads = find_device(config.device), torch.get_num_threads()
@@ -298,9 +293,11 @@ def _arranged(recipe: Recipe, before: dict[str, Any] | None) -> Iterator[int]:
     if device.type == "cpu":
         keep_freed_memory()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        # A share of fewer tokens than this would not be worth the exchange of gradients, or not hold a sentence.
-        share = max(LEAST_SHARE, recipe.model.max_len)
-        size = config.workers or max(1, min(cores, MOST_WORKERS, config.batch_tokens // share))
+        if OPENED[family_of(recipe.model)].sides:
+            shares = config.batch_tokens // max(LEAST_TOKENS, recipe.model.max_len)  # each holds any sentence
+        else:
+            shares = config.batch_images // LEAST_PICTURES
+        size = config.workers or max(1, min(cores, MOST_WORKERS, shares))
         if before is not None:
             size = before["workers"]
         torch.set_num_threads(1)
@@ -385,10 +382,11 @@ def _follow(average: dict[str, Tensor], model: torch.nn.Module, decay: float, st
     torch._foreach_lerp_(list(average.values()), list(unique_parameters(model).values()), 1 - decay)
 
 
-def _log(report: Report, step: int, sums: list[LossParts], rate: float, seconds: float) -> None:
+def _log(report: Report, step: int, sums: list[LossParts], rate: float, seconds: float, unit: str) -> None:
     loss, nll, tokens = (float(torch.stack(column).double().sum()) for column in zip(*sums))
     tokens = max(1.0, tokens)
-    report.add(step, "train", loss=loss / tokens, nll=nll / tokens, lr=rate, tokens_per_second=round(tokens / seconds))
+    speed = {f"{unit}s_per_second": round(tokens / seconds)}
+    report.add(step, "train", loss=loss / tokens, nll=nll / tokens, lr=rate, **speed)
 
 
 def _refuse_nonsense(loss: Tensor, step: int, out: Path) -> None:

@@ -1,5 +1,5 @@
 """How good are translations: BLEU as sacreBLEU and as papers on tokenised text compute it, chrF, exact match, WER.
-And how good are answers: exact match and F1 as SQuAD defines them."""
+How good are answers: exact match and F1 as SQuAD defines them. And how good are masks: intersection over union."""
 
 import re
 import string
@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from jaxtyping import Float, Int
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from regard.data import Question
+from regard.data import IGNORED, Question
 from regard.errors import RegardError
 
 # Words that do not count in an answer. English: SQuAD; German: MLQA, which has no French.
@@ -87,6 +89,30 @@ def squad_scores(
         exact += any(given == words for words in right)
         f1 += max(_f1(given, words) for words in right)
     return 100 * exact / max(1, len(questions)), 100 * f1 / max(1, len(questions))
+
+
+def label_counts(
+    found: Int[np.ndarray, "*n"], wanted: Int[np.ndarray, "*n"], labels: int
+) -> Int[np.ndarray, "labels labels"]:
+    """How often what has one label (rows) was given another (columns); what is IGNORED is not counted.
+
+    >>> label_counts(np.array([0, 1, 1, 1]), np.array([0, 0, 1, IGNORED]), 2)
+    array([[1, 1],
+           [0, 1]])
+    """
+    counted = wanted != IGNORED
+    pairs = wanted[counted].astype(np.int64) * labels + found[counted]
+    return np.bincount(pairs, minlength=labels**2).reshape(labels, labels)
+
+
+def intersection_over_union(counts: Int[np.ndarray, "V V"]) -> Float[np.ndarray, "V"]:
+    """Of each label, what has it and was given it, as a share of what has it or was given it; NaN where nothing is.
+
+    >>> intersection_over_union(np.array([[3, 1], [0, 4]]))
+    array([0.75, 0.8 ])
+    """
+    union = counts.sum(0) + counts.sum(1) - counts.diagonal()
+    return np.where(union > 0, counts.diagonal() / np.maximum(union, 1), np.nan)
 
 
 def _answer_words(text: str, language: str) -> list[str]:

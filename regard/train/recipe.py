@@ -9,11 +9,14 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from regard.data.augmentation import AugmentConfig
 from regard.errors import RegardError
 from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_of
 from regard.train.optim import OptimizerName, ScheduleName
 
-TaskName = Literal["translate", "text2text", "language", "mask", "classify", "answer"]
+TaskName = Literal[
+    "translate", "text2text", "language", "mask", "classify", "answer", "classify-images", "segment", "mask-images"
+]
 # The families that can be trained for each task; the first is taken where none is named.
 FAMILIES_FOR: dict[TaskName, tuple[str, ...]] = {
     "translate": ("transformer", "seq2seq"),
@@ -22,17 +25,22 @@ FAMILIES_FOR: dict[TaskName, tuple[str, ...]] = {
     "mask": ("bert",),
     "classify": ("bert",),
     "answer": ("bert",),
+    "classify-images": ("vit",),
+    "segment": ("vit",),
+    "mask-images": ("vit",),
 }
 TokenizerKind = Literal["word", "space", "char", "bpe", "bytes"]
 PHRASEBOOK = "phrasebook"
+CACHE = "regard-cache"
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where the sentence pairs come from, and which of them are kept."""
+    """Where the sentence pairs, the texts or the pictures come from, and which of them are kept."""
 
     files: tuple[str, ...] = (PHRASEBOOK,)
-    """two parallel files, or one TSV or JSONL file; plain, .gz or .xz; "-": standard input; "phrasebook": built in"""
+    """two parallel files, or one TSV or JSONL file; plain, .gz or .xz; "-": standard input; "phrasebook": built in.
+    Pictures: a folder, a table (.csv), .npz, idx"""
     validation: tuple[str, ...] = ()
     """the same for validation; without it a part of the data is set aside"""
     max_ratio: float = 9.0
@@ -43,6 +51,16 @@ class DataConfig:
     """text2text: what each file's sources begin with, so that the model knows the task"""
     weights: tuple[float, ...] = ()
     """text2text: how often each file's pairs are seen, against each other; the least is seen once an epoch"""
+    size: int = 0
+    """pictures: the side that they are scaled and cut to, in pixels; 0: the size that they have"""
+    channels: int = 0
+    """pictures: 1 (grey), 3 (colour), 0: grey if all of them are"""
+    label: str = "label"
+    """pictures: the column, or the array, that holds the labels"""
+    on_bad: Literal["stop", "skip"] = "stop"
+    """pictures: what is done about a file that cannot be read"""
+    cache: str = ""
+    """pictures: the folder in which they are kept decoded; without one regard-cache, beside the model's"""
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,8 @@ class TrainConfig:
     steps: int = 4000
     batch_tokens: int = 4096
     """tokens of either side in a batch: a batch closes when one side is full"""
+    batch_images: int = 256
+    """pictures in a batch"""
     accumulate: int = 1
     """batches per update"""
     optimizer: OptimizerName = "adam"
@@ -87,8 +107,8 @@ class TrainConfig:
     """word vectors (word2vec or GloVe text format) as initial embeddings"""
     target_vectors: str = ""
     validate_every: int = 500
-    validate_by: Literal["loss", "bleu", "accuracy", "f1"] = "loss"
-    """what decides which model is best: the loss or, where the task has it, another measure"""
+    validate_by: Literal["loss", "bleu", "accuracy", "f1", "iou", "last"] = "loss"
+    """what decides which model is kept: the loss or, where the task has it, another measure; or that it is the last"""
     patience: int = 0
     """validations without a new best before training ends early; 0: never"""
     save_every: int = 500
@@ -112,10 +132,13 @@ class Recipe:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     model: ModelConfig = field(default_factory=TransformerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    """what is done to pictures while they are learned from"""
 
 
+SECTIONS = ("data", "tokenizer", "model", "train", "augment")
 # Filled in from the tokenisers and the data, never by a user.
-DERIVED = frozenset({"source_vocab", "target_vocab", "shared_vocab", "vocab", "labels"})
+DERIVED = frozenset({"source_vocab", "target_vocab", "shared_vocab", "vocab", "labels", "image_height", "image_width"})
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list"}
@@ -138,9 +161,8 @@ def recipe_from(table: Mapping[str, Any], base: Recipe | None = None, origin: st
     10
     """
     base = base or Recipe()
-    sections = ["data", "tokenizer", "model", "train"]
-    _refuse_unknown(table, ["task", *sections], "", origin)
-    for section in sections:
+    _refuse_unknown(table, ["task", *SECTIONS], "", origin)
+    for section in SECTIONS:
         if not isinstance(table.get(section, {}), Mapping):
             raise RegardError(f"{origin}: {section} should be a table.", f"Write [{section}] and its keys below it.")
     task = table.get("task", base.task)
@@ -160,7 +182,17 @@ def recipe_from(table: Mapping[str, Any], base: Recipe | None = None, origin: st
         tokenizer=_fill(base.tokenizer, table.get("tokenizer", {}), "tokenizer", origin),
         model=_fill(model_base, model_table, "model", origin),
         train=_fill(base.train, table.get("train", {}), "train", origin),
+        augment=_fill(base.augment, table.get("augment", {}), "augment", origin),
     )
+
+
+def with_cache(data: DataConfig, out: str | Path) -> DataConfig:
+    """The data with a folder for decoded pictures: beside the model's, where none is named.
+
+    >>> with_cache(DataConfig(), "/models/pets").cache
+    '/models/regard-cache'
+    """
+    return data if data.cache else dataclasses.replace(data, cache=str(Path(out).absolute().parent / CACHE))
 
 
 def recipe_table(recipe: Recipe) -> dict[str, Any]:

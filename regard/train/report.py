@@ -87,7 +87,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def draw_losses(metrics: list[dict[str, Any]], path: Path) -> None:
+def draw_losses(metrics: list[dict[str, Any]], path: Path, unit: str = "token") -> None:
     """The loss curves of a run as a picture."""
     from matplotlib.figure import Figure  # slow to import, and only wanted at the end of a run
 
@@ -97,7 +97,7 @@ def draw_losses(metrics: list[dict[str, Any]], path: Path) -> None:
         points = [(line["step"], line["nll"]) for line in metrics if line["kind"] == kind and "nll" in line]
         if points:
             axes.plot(*zip(*points), label=name, marker="o" if kind == "validation" else None, markersize=3)
-    axes.set(xlabel="step", ylabel="nats per token", title="Loss")
+    axes.set(xlabel="step", ylabel=f"loss per {unit}", title="Loss")
     axes.grid(alpha=0.3)
     axes.legend()
     picture = io.BytesIO()

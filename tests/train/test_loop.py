@@ -205,7 +205,7 @@ def test_a_run_of_another_recipe_is_refused(plain, change, says):
 def test_a_run_on_other_data_is_refused(plain):
     corpus = small_corpus()
     changed = type(corpus)([*corpus.training[1:], ("new", "nouveau")], corpus.validation, corpus.counts)
-    with pytest.raises(RegardError, match="holds a run with other sentences"):
+    with pytest.raises(RegardError, match="holds a run with other data"):
         train(small(), plain, corpus=changed, quiet=True)
 
 

@@ -9,7 +9,7 @@ from regard.data.special import READING
 from regard.folder import Classified, TextEncoder, fill_weights, load
 from regard.models import Bert, make_model
 from regard.train import DataConfig, TrainConfig, recipe_from, train
-from regard.train.loop import HEADS
+from regard.train.going_on import HEADS
 from regard.train.tasks import TASKS
 from regard.train.tasks.base import Shape
 from regard.train.tasks.held import Held

@@ -1,6 +1,6 @@
 """What holds for every task: it trains from files, goes on exactly, keeps what it measured; and what is said when not.
 
-Translation, which the loop's own tests use, is not here.
+Translation, which the loop's own tests use, is not here, and pictures have a file of their own.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from regard.train.tasks.base import Shape, evaluate_loss
 from tests.train.helpers import same_bits, weights_of
 from tests.train.toy_tasks import KINDS, outputs, sentences, toy, write_squad, write_text
 
+PICTURES = {"classify-images", "segment", "mask-images"}
 every_task = pytest.mark.parametrize("task", KINDS)
 
 
@@ -44,7 +45,7 @@ def run_again(runs, task: str, out: Path, **sections):
 
 
 def test_every_task_is_here():
-    assert {"translate", *KINDS} == set(TASKS)
+    assert {"translate", *KINDS, *PICTURES} == set(TASKS)
 
 
 @every_task
@@ -201,11 +202,11 @@ def test_an_empty_file_to_validate_with(tmp_path, task):
 @pytest.mark.parametrize(
     ("task", "measure", "known"),
     [
-        ("language", "accuracy", "loss"),
-        ("mask", "bleu", "loss"),
-        ("classify", "f1", "loss, accuracy"),
-        ("answer", "accuracy", "loss, f1"),
-        ("text2text", "f1", "loss, bleu"),
+        ("language", "accuracy", "loss, last"),
+        ("mask", "bleu", "loss, last"),
+        ("classify", "f1", "loss, accuracy, last"),
+        ("answer", "accuracy", "loss, f1, last"),
+        ("text2text", "f1", "loss, bleu, last"),
     ],
 )
 def test_a_measure_of_another_task(tmp_path, task, measure, known):

@@ -7,8 +7,11 @@ from regard.train.recipe import DataConfig, Recipe, TaskName
 from regard.train.tasks.answer import Answer
 from regard.train.tasks.base import Task
 from regard.train.tasks.classify import Classify
+from regard.train.tasks.classify_images import ClassifyImages
 from regard.train.tasks.language import Language
 from regard.train.tasks.mask import Mask
+from regard.train.tasks.mask_images import MaskImages
+from regard.train.tasks.segment import Segment
 from regard.train.tasks.text2text import Text2Text
 from regard.train.tasks.translate import Translate
 
@@ -19,6 +22,9 @@ TASKS: dict[str, Task] = {
     "mask": Mask(),
     "classify": Classify(),
     "answer": Answer(),
+    "classify-images": ClassifyImages(),
+    "segment": Segment(),
+    "mask-images": MaskImages(),
 }
 
 

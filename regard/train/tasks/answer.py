@@ -25,6 +25,7 @@ JUDGED = 500
 
 class Answer:
     qualities: tuple[str, ...] = ("f1",)
+    unit = "question"
     try_it = 'regard answer {out} --question "…" --context "…"'
 
     def read(self, config: DataConfig) -> Held[Question]:

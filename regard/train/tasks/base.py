@@ -16,11 +16,12 @@ from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 Features = Callable[..., Tensor]
-Tokenizers = tuple[Tokenizer, Tokenizer]
+# Of both sides, which may be one and the same; of pictures there are none.
+Tokenizers = tuple[Tokenizer, ...]
 
 
 class Corpus(Protocol):
-    """What is learned from and judged by, as text."""
+    """What is learned from and judged by, as text or as pictures."""
 
     @property
     def fingerprints(self) -> dict[str, Any]:
@@ -38,16 +39,17 @@ class Encoded(NamedTuple):
     """The corpus as the model takes it, and a word about what did not fit."""
 
     batches: EpochsOfBatches
-    validation: list[Batch]
+    validation: Iterable[Batch]
     note: str
 
 
 class Shape(NamedTuple):
-    """How batches are to be cut: tokens of each, the run's seed, whether shapes may change from batch to batch."""
+    """How batches are to be cut: tokens of each, the run's seed, whether shapes may not change; pictures of each."""
 
     budget: int
     seed: int
     constant: bool
+    images: int = 1
 
 
 class Task(Protocol):
@@ -55,6 +57,8 @@ class Task(Protocol):
 
     qualities: tuple[str, ...]
     """measures of validation by which, other than the loss, the best model can be chosen"""
+    unit: str
+    """what the loss is counted by"""
     try_it: str
     """the command that uses the result"""
 
@@ -102,7 +106,7 @@ def features_loss(model: Any, features: Features, batch: Batch, config: TrainCon
 
 @torch.no_grad()
 def evaluate_loss(task: Task, model: Any, batches: Iterable[Batch], autocast: Autocast) -> dict[str, float]:
-    """Plain negative log-likelihood per token (no smoothing, no dropout) and the perplexity that it means."""
+    """The plain loss per token (no smoothing, no dropout) and, of texts, the perplexity that it means."""
     device = next(model.parameters()).device
     model.eval()
     nll, tokens = 0.0, 0.0
@@ -112,4 +116,4 @@ def evaluate_loss(task: Task, model: Any, batches: Iterable[Batch], autocast: Au
         nll += float(parts.nll)
         tokens += float(parts.tokens)
     mean = nll / max(1.0, tokens)
-    return {"nll": mean, "perplexity": math.exp(min(mean, 50.0))}
+    return {"nll": mean} if task.unit == "picture" else {"nll": mean, "perplexity": math.exp(min(mean, 50.0))}

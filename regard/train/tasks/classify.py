@@ -22,6 +22,7 @@ JUDGED = 2000
 
 class Classify:
     qualities: tuple[str, ...] = ("accuracy",)
+    unit = "text"
     try_it = 'regard classify {out} "…"'
 
     def read(self, config: DataConfig) -> Held[Labelled]:

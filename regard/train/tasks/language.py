@@ -20,6 +20,7 @@ FEW_CHARACTERS = 5_000_000
 
 class Language:
     qualities: tuple[str, ...] = ()
+    unit = "token"
     try_it = 'regard generate {out} "…"'
 
     def read(self, config: DataConfig) -> Held[str]:

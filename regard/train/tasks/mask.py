@@ -19,6 +19,7 @@ from regard.train.tasks.held import Held, with_validation
 
 class Mask:
     qualities: tuple[str, ...] = ()
+    unit = "token"
     try_it = 'regard embed {out} "…"'
 
     def read(self, config: DataConfig) -> Held[str]:

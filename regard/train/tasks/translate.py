@@ -21,6 +21,7 @@ BLEU_SENTENCES = 500
 
 class Translate:
     qualities: tuple[str, ...] = ("bleu",)
+    unit = "token"
     try_it = 'regard translate {out} "…"'
 
     def read(self, config: DataConfig) -> Corpus:

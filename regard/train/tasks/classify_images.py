@@ -1,0 +1,67 @@
+"""Pictures with labels to a model that gives a picture its label."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from regard.data import Augmented, ImageBatch, ImageSet, as_numbers, augment, soft_targets
+from regard.folder import ImageModel
+from regard.train.losses import LossParts
+from regard.train.recipe import Recipe, TrainConfig
+from regard.train.tasks.base import Features, Tokenizers
+from regard.train.tasks.pictures import Need, Pictures, PictureTask, suggested
+
+# Pictures that are fetched at a time to be judged.
+FETCHED = 2048
+
+
+class ClassifyImages(PictureTask):
+    qualities: tuple[str, ...] = ("accuracy",)
+    try_it = "regard classify {out} photo.jpg"
+    need: ClassVar[Need] = "labels"
+
+    def suggest(self, corpus: Pictures, goes_on: bool) -> Recipe:
+        height, width, channels = corpus.shape
+        side = min(height, width)
+        return suggested(
+            "classify-images",
+            corpus,
+            goes_on,
+            model={},
+            augment={"random_ops": 2} if channels == 3 else {"cutout": side // 4},
+            train={"label_smoothing": 0.1, "validate_by": "accuracy"},
+        )
+
+    def sized(self, config: Any, corpus: Pictures, tokenizers: Tokenizers) -> Any:
+        height, width, _ = corpus.shape
+        labels = corpus.training.images.names
+        return dataclasses.replace(config, image_height=height, image_width=width, head="classify", labels=labels)
+
+    def targets(self, images: ImageSet, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
+        return images.labels[rows]
+
+    def changed(self, batch: ImageBatch, model: Any) -> Augmented:
+        """Targets are the share of each label: two have one where pictures are mixed."""
+        return augment(
+            as_numbers(batch.pixels, model.channels), soft_targets(batch.targets, len(model.labels)), batch.augment
+        )
+
+    def loss(self, model: Any, features: Features, batch: Any, config: TrainConfig) -> LossParts:
+        pixels, targets, _ = self.changed(batch, model.config)
+        assert targets is not None
+        logprobs = model.logits(features(pixels)).float().log_softmax(-1)
+        counted = targets.sum(1)
+        nll, even = -(targets * logprobs).sum(), -(counted * logprobs.mean(1)).sum()
+        smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
+        return LossParts((1 - smoothing) * nll + smoothing * even, nll.detach(), counted.sum())
+
+    def judge(self, bundle: ImageModel, corpus: Pictures) -> dict[str, float]:
+        images, rows = corpus.validation
+        right = 0
+        for begin in range(0, len(rows), FETCHED):
+            some = rows[begin : begin + FETCHED]
+            right += int((bundle.probabilities(images.pixels[some]).argmax(1) == images.labels[some]).sum())
+        return {"accuracy": 100 * right / len(rows)}

@@ -1,0 +1,102 @@
+"""Pictures with masks to a model that gives each pixel its label."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from regard.data import IGNORED, Augmented, ImageBatch, ImageSet, as_numbers, augment
+from regard.errors import RegardError
+from regard.folder import ImageModel
+from regard.train.losses import LossParts
+from regard.train.metrics import intersection_over_union, label_counts
+from regard.train.recipe import Recipe, TrainConfig
+from regard.train.tasks.base import Features, Tokenizers
+from regard.train.tasks.pictures import NOTHING, Need, Pictures, PictureTask, suggested
+
+# Pictures that are segmented at a time to be judged.
+FETCHED = 256
+
+
+class Segment(PictureTask):
+    qualities: tuple[str, ...] = ("iou",)
+    try_it = "regard segment {out} photo.jpg --out mask.png"
+    need: ClassVar[Need] = "masks"
+
+    def read(self, config) -> Pictures:
+        corpus = super().read(config)
+        labels = _labels(corpus.training.images)
+        if len(labels) < 2:
+            raise RegardError(
+                "Every pixel of the masks has the same number: there is nothing to tell apart.",
+                "Give masks of at least two numbers; 255 is none.",
+            )
+        for label in _labels(corpus.validation.images):
+            if label not in labels:
+                raise RegardError(
+                    f"Some masks to validate with hold the number {label}, and none to learn from.",
+                    "Give both the same labels; 255 is none.",
+                )
+        return corpus
+
+    def suggest(self, corpus: Pictures, goes_on: bool) -> Recipe:
+        return suggested(
+            "segment",
+            corpus,
+            goes_on,
+            model={"segmenter": "queries"},
+            augment={"zoom": 0.5, "colour": 0.4} if corpus.shape[2] == 3 else {},
+            train={"label_smoothing": 0.0, "validate_by": "iou"},
+        )
+
+    def sized(self, config: Any, corpus: Pictures, tokenizers: Tokenizers) -> Any:
+        height, width, _ = corpus.shape
+        labels = _labels(corpus.training.images)
+        return dataclasses.replace(config, image_height=height, image_width=width, head="segment", labels=labels)
+
+    def targets(self, images: ImageSet, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B H W"]:
+        assert images.masks is not None
+        return _numbers(model.labels)[images.masks[rows]]
+
+    def changed(self, batch: ImageBatch, model: Any) -> Augmented:
+        return augment(as_numbers(batch.pixels, model.channels), None, batch.augment, batch.targets)
+
+    def loss(self, model: Any, features: Features, batch: Any, config: TrainConfig) -> LossParts:
+        """A picture's loss is the mean over its pixels that have a label."""
+        pixels, _, masks = self.changed(batch, model.config)
+        assert masks is not None
+        logprobs = model.masks(features(pixels), pixels).float().log_softmax(1)
+        wanted = masks[:, None] == torch.arange(len(model.config.labels), device=masks.device)[:, None, None]
+        counted = (masks != IGNORED).sum((1, 2))
+        nlls = -logprobs.masked_fill(~wanted, 0.0).sum((1, 2, 3)) / counted.clamp(min=1)
+        smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
+        nll, loss = nlls.sum(), (1 - smoothing) * nlls.sum()
+        if smoothing:
+            even = -logprobs.mean(1).masked_fill(masks == IGNORED, 0.0).sum((1, 2)) / counted.clamp(min=1)
+            loss = loss + smoothing * even.sum()
+        return LossParts(loss, nll.detach(), (counted > 0).float().sum())
+
+    def judge(self, bundle: ImageModel, corpus: Pictures) -> dict[str, float]:
+        images, rows = corpus.validation
+        assert images.masks is not None
+        counts = np.zeros((len(bundle.labels), len(bundle.labels)), np.int64)
+        for begin in range(0, len(rows), FETCHED):
+            some = rows[begin : begin + FETCHED]
+            found = np.stack(bundle.segment(list(images.pixels[some])))
+            counts += label_counts(found, _numbers(bundle.labels)[images.masks[some]], len(bundle.labels))
+        right = 100 * np.trace(counts) / max(1, counts.sum())
+        return {"iou": float(100 * np.nanmean(intersection_over_union(counts))), "pixel_accuracy": float(right)}
+
+
+def _labels(images: ImageSet) -> tuple[str, ...]:
+    """The numbers in the masks are the names of the labels."""
+    return tuple(str(value) for value in images.mask_values if value != NOTHING)
+
+
+def _numbers(labels: tuple[str, ...]) -> Int[np.ndarray, "256"]:
+    """For each number that a mask may hold, that of its label."""
+    table = np.full(256, IGNORED, np.int16)
+    table[[int(label) for label in labels]] = np.arange(len(labels))
+    return table
