@@ -19,9 +19,9 @@ class Options:
     """Opens a model of another program and writes it as a model folder: regard import FOLDER --out model
 
     FOLDER is in Hugging Face's format (config.json, safetensors, tokeniser): BERT, RoBERTa, XLM-RoBERTa, CamemBERT,
-    DistilBERT, ALBERT, GPT-2, Llama, Qwen2, Qwen3, BART, Marian, T5. Or it is a checkpoint of llama2.c, with
-    --tokenizer. Nothing in it is run, and no network is touched. A tensor that is missing or not known is an error that
-    names it.
+    DistilBERT, ALBERT, GPT-2, Llama, Qwen2, Qwen3, BART, Marian, T5, ViT, DeiT. Or it is a Vision Transformer of timm:
+    a folder with its config.json, or the safetensors alone. Or it is a checkpoint of llama2.c, with --tokenizer.
+    Nothing in it is run, and no network is touched. A tensor that is missing or not known is an error that names it.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
     options = parse(Options, "import", argv)
     if (options.out / "config.json").exists():
         raise RegardError(f"{options.out} holds a model already.", "Choose another --out, or delete that folder first.")
-    if options.model.is_file():
+    if options.model.is_file() and options.model.suffix != ".safetensors":
         if options.tokenizer is None:
             raise RegardError(f"{options.model} is a file: a checkpoint of llama2.c?", "Give --tokenizer FILE with it.")
         bundle = import_llama2c(options.model, options.tokenizer)

@@ -10,7 +10,16 @@ from torch import Tensor
 from regard.data.special import Special
 from regard.errors import RegardError
 from regard.interop.mapping import STACKED, Row, Table, both
-from regard.interop.one_stack import ACTIVATIONS, Kind, Weights, named, read_one_stack, write_one_stack
+from regard.interop.one_stack import (
+    ACTIVATIONS,
+    Kind,
+    Weights,
+    named,
+    read_labels,
+    read_one_stack,
+    write_labels,
+    write_one_stack,
+)
 from regard.interop.settings import Settings
 from regard.models.bert import BertConfig, Head
 
@@ -134,31 +143,6 @@ def _plain(settings: Settings, head: Head) -> None:
     settings.must_be("pruned_heads", {})
     if head == "mask":
         settings.must_be("tie_word_embeddings", True)
-    if head == "classify":  # one label a text, not any number of them, nor a quantity
-        settings.must_be("problem_type", "single_label_classification")
-
-
-def _labels(settings: Settings, head: Head) -> tuple[str, ...]:
-    if head != "classify":
-        return ()
-    stated = settings.table.get("id2label")
-    if stated is None:
-        return tuple(f"LABEL_{i}" for i in range(settings.size("num_labels", 2)))
-    try:
-        return tuple(str(stated[str(i)]) for i in range(len(stated)))
-    except (KeyError, TypeError):
-        raise RegardError(
-            f"{settings.origin}: id2label = {stated!r} should name the labels 0, 1, 2, …", "Mend the file."
-        ) from None
-
-
-def _with_labels(config: BertConfig, head: Head) -> dict[str, Any]:
-    if head != "classify":
-        return {}
-    return {
-        "id2label": {str(i): label for i, label in enumerate(config.labels)},
-        "label2id": {label: i for i, label in enumerate(config.labels)},
-    }
 
 
 def _read_bert(settings: Settings, head: Head) -> BertConfig:
@@ -175,7 +159,7 @@ def _read_bert(settings: Settings, head: Head) -> BertConfig:
         segments=settings.size("type_vocab_size", 2),
         head=head,
         pooler="tanh" if pooled else "none",
-        labels=_labels(settings, head),
+        labels=read_labels(settings) if head == "classify" else (),
         max_len=settings.size("max_position_embeddings", 512),
         vocab=settings.size("vocab_size", 30522),
     )
@@ -195,7 +179,7 @@ def _write_bert(config: BertConfig, head: Head) -> dict[str, Any]:
         "type_vocab_size": config.segments or 1,
         "max_position_embeddings": config.max_len,
         "vocab_size": config.vocab,
-        **_with_labels(config, head),
+        **(write_labels(config.labels) if head == "classify" else {}),
     }
 
 
@@ -237,7 +221,7 @@ def _read_distilbert(settings: Settings, head: Head) -> BertConfig:
         segments=0,
         head=head,
         pooler="relu" if head == "classify" else "none",
-        labels=_labels(settings, head),
+        labels=read_labels(settings) if head == "classify" else (),
         max_len=settings.size("max_position_embeddings", 512),
         vocab=settings.size("vocab_size", 30522),
     )
@@ -255,7 +239,7 @@ def _write_distilbert(config: BertConfig, head: Head) -> dict[str, Any]:
         "activation": named(ACTIVATIONS, config.activation),
         "max_position_embeddings": config.max_len,
         "vocab_size": config.vocab,
-        **_with_labels(config, head),
+        **(write_labels(config.labels) if head == "classify" else {}),
     }
 
 

@@ -5,6 +5,9 @@ generation_config.json       ids that begin and end what is written
 model.safetensors            the weights; also in several files, with an index
 pytorch_model.bin            the weights as a pickle, opened only if it holds nothing but tensors
 tokenizer.json               the tokeniser; or other files, which `tokenizer_files` lists
+preprocessor_config.json     of models of images: how pixels are normalised
+
+Folders of timm have a config.json of their own kind, which names an `architecture`.
 """
 
 import dataclasses
@@ -14,18 +17,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors.torch import save as weights_to_bytes
+from torch import Tensor
 
 from regard.data.special import Special
 from regard.data.tokenizer import FOREIGN, Tokenizer
 from regard.errors import RegardError
 from regard.files import write_whole
-from regard.folder import Bundle, bundle_of, model_of, vocabularies
-from regard.interop import bert_like, encoder_decoder, gpt_like
+from regard.folder import Bundle, ImageModel, bundle_of, model_of, vocabularies
+from regard.interop import bert_like, encoder_decoder, gpt_like, vit_like
 from regard.interop.bert_like import read_bert_like, write_bert_like
 from regard.interop.encoder_decoder import read_encoder_decoder, write_encoder_decoder
 from regard.interop.gpt_like import read_gpt_like, write_gpt_like
 from regard.interop.settings import Settings
-from regard.interop.tensors import SAFE, read_json, read_tensors
+from regard.interop.tensors import SAFE, read_json, read_tensor_file, read_tensors
+from regard.interop.timm_like import read_timm
 from regard.interop.tokenizer_files import (
     ROLES,
     FoundTokenizer,
@@ -36,7 +41,10 @@ from regard.interop.tokenizer_files import (
     write_tokenizer,
     write_two_tokenizers,
 )
-from regard.models import family_of
+from regard.interop.vit_like import read_vit_like, write_vit_like
+from regard.models import ViTConfig, family_of
+
+PICTURES = "preprocessor_config.json"
 
 
 class Architecture(NamedTuple):
@@ -61,17 +69,21 @@ ARCHITECTURES: dict[str, Architecture] = {
 def import_folder(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any:
     """A model in Hugging Face's format, as the kind of bundle that its family is. No code in the folder is run.
 
-    A tokeniser that is given stands in for the folder's own.
+    A tokeniser that is given stands in for the folder's own. Of timm's Vision Transformers the weights alone will do.
 
     >>> import_folder("no-such-folder")
     Traceback (most recent call last):
     regard.errors.RegardError: no-such-folder: there is no such folder. Name one that holds config.json.
     """
     folder = Path(folder)
+    if folder.is_file() and folder.suffix == ".safetensors":
+        return _of_timm(folder, {}, read_tensor_file(folder))
     if not folder.is_dir():
         raise RegardError(f"{folder}: there is no such folder.", "Name one that holds config.json.")
     path = folder / "config.json"
     table = read_json(path)
+    if "architecture" in table or (not path.exists() and (folder / SAFE).exists()):
+        return _of_timm(path if table else folder / SAFE, table, read_tensors(folder))
     name = _class_of(table, path)
     generation = read_json(folder / "generation_config.json")
     table |= {key: value for key, value in generation.items() if value is not None}  # which has the last word
@@ -79,6 +91,9 @@ def import_folder(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any
     # The weights are packed in some way; the model is another one than its class says.
     settings.must_be("quantization_config", None)
     settings.must_be("auto_map", None)
+    if name in vit_like.CLASSES:
+        pictures = Settings(read_json(folder / PICTURES), str(folder / PICTURES))
+        return _of_images(*read_vit_like(name, table, pictures, read_tensors(folder), str(path)), name, folder)
     if tokenizer is None:
         found = read_tokenizer(folder)
     else:
@@ -115,12 +130,17 @@ def export_folder(bundle: Bundle, folder: str | Path) -> str:
     if (folder / "config.json").exists():
         raise RegardError(f"{folder}: there is a model already.", "Name another folder.")
     config, special = bundle.model.config, bundle.special
-    source, target = bundle.tokenizers
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.named_parameters()}
+    if isinstance(bundle, ImageModel):
+        table, pictures, tensors = write_vit_like(bundle.model.config, weights)
+        write_whole(folder / PICTURES, _json(pictures))
+        return _written(folder, table, tensors)
+    source, target = bundle.tokenizers
     family = family_of(config)
     writers = {one.family: one.write for one in ARCHITECTURES.values()}
     if family not in writers:
-        raise RegardError(f"No class of transformers is a {family}.", f"Export one of {', '.join(writers)}.")
+        known = ", ".join([*writers, "vit"])
+        raise RegardError(f"No class of transformers is a {family}.", f"Export one of {known}.")
     table, generation, tensors = writers[family](config, special, weights)
     if source is target:
         two = getattr(config, "segments", 0) > 1 and special.between is None
@@ -131,10 +151,26 @@ def export_folder(bundle: Bundle, folder: str | Path) -> str:
         raise RegardError("The two sides have a tokeniser each, and such a folder has one.", "Train with a shared one.")
     if generation:
         write_whole(folder / "generation_config.json", _json(generation))
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    write_whole(folder / SAFE, weights_to_bytes(tensors, metadata={"format": "pt"}))
-    write_whole(folder / "config.json", _json(table | {"dtype": "float32"}))
+    return _written(folder, table, tensors)
+
+
+def _written(folder: Path, table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """The weights and, last, the config; the class that it names."""
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_whole(folder / SAFE, weights_to_bytes(whole, metadata={"format": "pt"}))
+    write_whole(folder / "config.json", _json({**table, "dtype": "float32"}))
     return table["architectures"][0]
+
+
+def _of_timm(path: Path, table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ImageModel:
+    """`path` is that of config.json or, where there is none, of the weights."""
+    config, weights = read_timm(table, tensors, str(path))
+    return _of_images(config, weights, table.get("architecture", "VisionTransformer"), path.parent)
+
+
+def _of_images(config: ViTConfig, weights: Mapping[str, Tensor], name: str, folder: Path) -> ImageModel:
+    model = model_of(config, weights, folder)
+    return bundle_of(model.eval(), (), {"imported": {"class": name, "folder": folder.name}})
 
 
 def _class_of(table: Mapping[str, Any], path: Path) -> str:
@@ -142,11 +178,11 @@ def _class_of(table: Mapping[str, Any], path: Path) -> str:
         raise RegardError(f"{path}: there is no such file.", "Name a folder that holds config.json.")
     if "format" in table and "family" in table:
         raise RegardError(f"{path.parent}: already a model folder of Regard.", "Use it as it is.")
-    stated = table.get("architectures")
+    stated, known = table.get("architectures"), [*ARCHITECTURES, *vit_like.CLASSES]
     if not isinstance(stated, list) or len(stated) != 1:
-        raise RegardError(f"{path}: architectures = {stated!r} names no class.", f"Known: {', '.join(ARCHITECTURES)}.")
-    if stated[0] not in ARCHITECTURES:
-        raise RegardError(f"{path}: the class {stated[0]} is not known.", f"Known: {', '.join(ARCHITECTURES)}.")
+        raise RegardError(f"{path}: architectures = {stated!r} names no class.", f"Known: {', '.join(known)}.")
+    if stated[0] not in known:
+        raise RegardError(f"{path}: the class {stated[0]} is not known.", f"Known: {', '.join(known)}.")
     return stated[0]
 
 

@@ -46,6 +46,20 @@ CUT = Change(lambda theirs: _first_third(theirs[0]), lambda ours: [torch.cat(our
 TRANSPOSED_CUT = Change(lambda theirs: _first_third(theirs[0].T), lambda ours: [torch.cat(ours).T.contiguous()])
 
 
+def sequence(parts: int) -> Change:
+    """Theirs are so many tensors of shape (1, n, E), ours is one of all their rows; each but the last has one row.
+
+    >>> change = sequence(2)
+    >>> ours = change.read([torch.ones(1, 1, 3), torch.zeros(1, 4, 3)])
+    >>> ours[0].shape, [one.shape for one in change.write(ours)]
+    (torch.Size([5, 3]), [torch.Size([1, 1, 3]), torch.Size([1, 4, 3])])
+    """
+    return Change(
+        lambda theirs: [torch.cat(theirs, dim=1).squeeze(0)],
+        lambda ours: [one.contiguous() for one in ours[0][None].tensor_split(list(range(1, parts)), dim=1)],
+    )
+
+
 class Row(NamedTuple):
     """Names of ours, names of theirs, and what lies between them."""
 

@@ -1,8 +1,8 @@
-"""What the relatives of BERT and of GPT have in common: one stack of blocks, one table a class, a config both ways."""
+"""What relatives of BERT, GPT and ViT have in common: one stack of blocks, one table a class, a config both ways."""
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -48,6 +48,32 @@ def named(names: Mapping[str, str], ours: str) -> str:
     ('gelu_new', 'silu')
     """
     return next((theirs for theirs, name in names.items() if name == ours), next(iter(names)))
+
+
+def read_labels(settings: Settings) -> tuple[str, ...]:
+    """The names of the labels, of which a text or an image has one: not any number of them, nor a quantity.
+
+    >>> read_labels(Settings({"id2label": {"0": "bad", "1": "good"}}, "config.json"))
+    ('bad', 'good')
+    """
+    settings.must_be("problem_type", "single_label_classification")
+    stated = settings.table.get("id2label")
+    if stated is None:
+        return tuple(f"LABEL_{i}" for i in range(settings.size("num_labels", 2)))
+    try:
+        return tuple(str(stated[str(i)]) for i in range(len(stated)))
+    except (KeyError, TypeError):
+        raise RegardError(
+            f"{settings.origin}: id2label = {stated!r} should name the labels 0, 1, 2, …", "Mend the file."
+        ) from None
+
+
+def write_labels(labels: Sequence[str]) -> dict[str, Any]:
+    """The names of the labels as their configs have them."""
+    return {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
 
 
 def read_one_stack(kind: Kind, settings: Settings, theirs: Mapping[str, Tensor]) -> tuple[Any, Weights]:

@@ -46,6 +46,22 @@ class Settings:
             raise RegardError(f"{self.origin}: {key} = {value!r} should be a number.", "Is the config complete?")
         return float(value)
 
+    def fractions(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        """Several numbers, or one."""
+        value = self._value(key, default)
+        several = value if isinstance(value, list | tuple) else [value]
+        if not several or any(type(one) not in (int, float) for one in several):
+            raise RegardError(f"{self.origin}: {key} = {value!r} should be numbers.", "Is the config complete?")
+        return tuple(float(one) for one in several)
+
+    def sides(self, key: str, default: int) -> tuple[int, int]:
+        """Height and width; or one number, which is both."""
+        value = self._value(key, default)
+        both = value if isinstance(value, list | tuple) else [value, value]
+        if len(both) != 2 or any(type(one) is not int or one < 1 for one in both):
+            raise RegardError(f"{self.origin}: {key} = {value!r} should be a height and a width.", "Mend the file.")
+        return both[0], both[1]
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if type(value) is not bool:

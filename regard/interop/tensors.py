@@ -34,7 +34,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors, by name. Nothing in the files is ever executed."""
     for name in (SAFE, PICKLED):
         if (folder / name).exists():
-            return _read_file(folder / name)
+            return read_tensor_file(folder / name)
         index = folder / f"{name}.index.json"
         if index.exists():
             return _read_parts(index)
@@ -48,7 +48,7 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
         raise RegardError(f"{index}: not an index of weights.", "Put a good copy in its place.")
     found: dict[str, Tensor] = {}
     for part in sorted(set(places.values())):
-        tensors = _read_file(index.parent / part)
+        tensors = read_tensor_file(index.parent / part)
         wrong = sorted(name for name, place in places.items() if place == part and name not in tensors)
         if wrong:
             raise RegardError(f"{index.parent / part}: there is no {', '.join(wrong)}.", "Is it complete?")
@@ -56,7 +56,8 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
     return found
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
+def read_tensor_file(path: Path) -> dict[str, Tensor]:
+    """All tensors of one file, by name."""
     if not path.is_file():
         raise RegardError(f"{path}: the file is missing.", "Is the folder complete?")
     try:

@@ -65,6 +65,8 @@ class ViTConfig:
     """the whole image: a token of its own, the patches' mean, or what a learned question finds in them"""
     pooled_norm: bool = False
     """the last norm comes after pooling, not before (timm's fc_norm)"""
+    pooled_map: bool = False
+    """what was pooled goes through a linear map and tanh before anybody sees it (the pooler of transformers)"""
     distilled: bool = False
     """a second class token with an output layer of its own, for a teacher's labels; the outputs' mean counts (DeiT)"""
     head: VisionHead = "classify"
@@ -216,8 +218,10 @@ class ViT(nn.Module):
         self.output: nn.Linear | None = None
         self.distilled: nn.Linear | None = None
         labels = len(config.labels)
-        if config.head in ("none", "classify") and config.pooling == "query":
-            self.pooler = QueryPool(block, config.score)
+        self.pooled_map: nn.Linear | None = None
+        if config.head in ("none", "classify"):
+            self.pooler = QueryPool(block, config.score) if config.pooling == "query" else None
+            self.pooled_map = nn.Linear(config.width, config.width) if config.pooled_map else None
         if config.head == "classify" and labels:
             self.output = nn.Linear(config.width, labels)
             self.distilled = nn.Linear(config.width, labels) if config.distilled else None
@@ -257,7 +261,7 @@ class ViT(nn.Module):
         for block in earlier:
             x = block(x, offsets, turns=turns)
         x = self.norm(last.first(x, offsets, 1 + self.config.distilled, turns))
-        return x if self.config.distilled else x[:, 0]
+        return self._mapped(x if self.config.distilled else x[:, 0])
 
     def pooled(self, encoded: Float[Tensor, "*n E"], images: Images) -> Float[Tensor, "B *two E"]:
         """The `features` of whole images from what `encode` gave."""
@@ -269,7 +273,10 @@ class ViT(nn.Module):
         else:
             x = take_away(encoded, config.prefix, offsets)
             x = self.pooler(x, offsets) if self.pooler is not None else _mean(x, offsets)
-        return self.norm(x) if self.norm_is_last else x
+        return self._mapped(self.norm(x) if self.norm_is_last else x)
+
+    def _mapped(self, pooled: Float[Tensor, "B *two E"]) -> Float[Tensor, "B *two E"]:
+        return pooled if self.pooled_map is None else self.pooled_map(pooled).tanh()
 
     def logits(self, features: Float[Tensor, "B *two E"]) -> Float[Tensor, "B V"]:
         """The image's label, from its features."""

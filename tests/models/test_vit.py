@@ -102,6 +102,10 @@ def test_the_class_token_is_read_and_the_mean_is_of_patches_alone():
     model = small(pooling="mean", pooled_norm=True)
     raw = model.encode(images)
     torch.testing.assert_close(model(images), model.output(model.norm(raw.mean(1))))
+    model = small(pooled_map=True)
+    mapped = torch.tanh(model.pooled_map(model.encode(images)[:, 0]))
+    torch.testing.assert_close(model(images), model.output(mapped))
+    torch.testing.assert_close(model.pooled(model.encode(images), images), mapped)
 
 
 def test_a_question_finds_what_is_pooled():
@@ -296,7 +300,7 @@ HEADS = [
     dict(score="location", head="segment"),
     dict(score="dot", head="segment", segmenter="queries", pooling="mean", positions="none"),
     dict(head="pixels", decoder_width=32),
-    dict(head="none", pooled_norm=True, pooling="query"),
+    dict(head="none", pooled_norm=True, pooled_map=True, pooling="query"),
 ]
 
 
