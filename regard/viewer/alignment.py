@@ -142,14 +142,14 @@ def _links(
 def _pieces_in_words(tokenizer: Tokenizer, text: str, words: Words) -> Bool[np.ndarray, "pieces words"]:
     """Which piece is a part of which word."""
     pieces = np.array([span for _, span in tokenizer.pieces(text)], int).reshape(-1, 1, 2)
-    spans = np.array(_spans(text, words(text)), int).reshape(1, -1, 2)
-    return (pieces[..., 0] < spans[..., 1]) & (spans[..., 0] < pieces[..., 1])
+    places = np.array(spans(text, words(text)), int).reshape(1, -1, 2)
+    return (pieces[..., 0] < places[..., 1]) & (places[..., 0] < pieces[..., 1])
 
 
-def _spans(text: str, words: list[str]) -> list[tuple[int, int]]:
+def spans(text: str, words: list[str]) -> list[tuple[int, int]]:
     """Where each word stands in the text.
 
-    >>> _spans("a bab", ["a", "b", "ab"])
+    >>> spans("a bab", ["a", "b", "ab"])
     [(0, 1), (2, 3), (3, 5)]
     """
     spans, end = [], 0

@@ -10,6 +10,7 @@ from regard.attention import Recording, record
 from regard.attention.recording import KINDS
 from regard.errors import RegardError
 from regard.folder import Bundle, Translator
+from regard.viewer.measures import entropy
 
 Ids = list[int]
 
@@ -34,7 +35,9 @@ def need_attention(translator: Translator) -> None:
 
 
 @torch.inference_mode()
-def force(translator: Translator, pairs: Sequence[tuple[Ids, Ids]], layers: Sequence[str] | None = None) -> Recording:
+def force(
+    translator: Translator, pairs: Sequence[tuple[Ids, Ids]], layers: str | Sequence[str] | None = None
+) -> Recording:
     """One packed forward in which the target is given (teacher forcing), and what each attention did in it.
 
     Pairs are ids as from `translator.source_ids` and `translator.target_ids`. The decoder reads `<sos>` and the target;
@@ -44,9 +47,8 @@ def force(translator: Translator, pairs: Sequence[tuple[Ids, Ids]], layers: Sequ
     torch.Size([1, 4, 2, 3])
     """
     need_attention(translator)
-    names = attentions(translator) if layers is None else layers
     translator.model.eval()
-    with record(translator.model, names) as recording:
+    with record(translator.model, layers) as recording:
         translator.model(*translator.teacher_forced(pairs))
     return recording
 
@@ -60,8 +62,4 @@ def information(weights: Float[np.ndarray, "T S"]) -> float:
     >>> information(np.eye(4)), information(np.eye(4)[[0, 0, 0, 0]])
     (2.0, 0.0)
     """
-
-    def entropy(p: np.ndarray) -> np.ndarray:
-        return (p * -np.log2(p, out=np.zeros_like(p), where=p > 0)).sum(-1)
-
     return float(entropy(weights.mean(0)) - entropy(weights).mean())

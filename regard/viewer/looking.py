@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,9 +16,30 @@ from regard.errors import RegardError
 from regard.files import write_whole
 from regard.folder import LanguageModel, TextEncoder, Translator
 from regard.layers.packed import pack
+from regard.models import family_of
+from regard.viewer.alignment import Link, Words, spans
 from regard.viewer.forcing import force, information
 
-FORMATS = ("png", "svg")
+PICTURES, PAGE = ("png", "svg"), "html"
+Layers = str | Sequence[str] | None
+# So many rows are enough to see how clear an attention is.
+SAMPLE = 256
+
+
+class Side(NamedTuple):
+    """What stands along an axis: its tokens, and the number of the word that each is a part of, -1 for none."""
+
+    name: str
+    tokens: list[str]
+    words: list[int]
+
+    def framed(self, name: str, before: Sequence[str] = (), after: Sequence[str] = ()) -> "Side":
+        """The same with special tokens around it.
+
+        >>> Side("source", ["cat"], [0]).framed("target", ["<sos>"])
+        Side(name='target', tokens=['<sos>', 'cat'], words=[-1, 0])
+        """
+        return Side(name, [*before, *self.tokens, *after], [-1] * len(before) + self.words + [-1] * len(after))
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +52,21 @@ class AttentionMap:
 
     name: str
     kind: str
-    rows: list[str]
-    columns: list[str]
+    queries: Side
+    keys: Side
     recorded: Recorded = field(repr=False)
+
+    @property
+    def rows(self) -> list[str]:
+        return self.queries.tokens
+
+    @property
+    def columns(self) -> list[str]:
+        return self.keys.tokens
+
+    @property
+    def heads(self) -> int:
+        return self.recorded.calls[0].q.shape[1]
 
     @cached_property
     def weights(self) -> Float[np.ndarray, "H T S"]:
@@ -43,9 +77,21 @@ class AttentionMap:
         """One head's weights, or the mean of all."""
         if head is None:
             return self.weights.mean(0)
-        if not 0 <= head < len(self.weights):
-            raise RegardError(f"{self.name} has no head {head}.", f"There are {len(self.weights)}, counted from 0.")
+        self.need(head)
         return self.weights[head]
+
+    def need(self, head: int | None) -> None:
+        """An error for a head that it does not have."""
+        if head is not None and not 0 <= head < self.heads:
+            raise RegardError(f"{self.name} has no head {head}.", f"There are {self.heads}, counted from 0.")
+
+    @property
+    def clearness(self) -> float:
+        """How much the rows, averaged over heads, tell about where they look: of a long text, a sample of them."""
+        if len(self.rows) <= SAMPLE:
+            return information(self.of())
+        some = np.linspace(0, len(self.rows) - 1, SAMPLE).astype(int).tolist()
+        return information(self.recorded.weights(queries=some)[0].float().mean(0).cpu().numpy())
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +107,16 @@ class Look:
     source_pieces: list[str]
     target_pieces: list[str]
     maps: dict[str, AttentionMap]
+    family: str = ""
+    """of the model"""
+    name: str = ""
+    """what the page calls the model"""
+    gold: list[Link] | None = None
+    """which word should be linked to which, where somebody said so"""
+
+    @property
+    def title(self) -> str:
+        return "  →  ".join(filter(None, self._texts()))
 
     @cached_property
     def alignment(self) -> AttentionMap:
@@ -68,32 +124,48 @@ class Look:
         between source and translation, where there are any.
         """
         cross = [one for one in self.maps.values() if one.kind == "cross"]
-        return max(cross or self.maps.values(), key=lambda one: information(one.of()))
+        return max(cross or self.maps.values(), key=lambda one: one.clearness)
+
+    def chosen(self, attention: str | None = None, head: int | None = None) -> AttentionMap:
+        """An attention by its name, by default the alignment; an error if it, or a head of it, is not there."""
+        if attention is not None and attention not in self.maps:
+            raise RegardError(f"The model has no attention {attention!r}.", f"There are: {', '.join(self.maps)}.")
+        one = self.alignment if attention is None else self.maps[attention]
+        one.need(head)
+        return one
 
     def save(
         self, path: str | Path, attention: str | None = None, head: int | None = None, *, overview: bool = False
     ) -> None:
-        """Writes a picture, .png or .svg: one attention, by default the alignment; its mean over heads, or one head.
+        """Writes a page, .html, which shows every attention and needs nothing else, no network either; or a picture,
+        .png or .svg, of one attention, by default the alignment: its mean over heads, or one head.
 
-        With `overview` (or attention "all") the picture is a small map for each head of each attention.
+        With `overview` (or attention "all") the picture is a small map for each head of each attention. A page has it
+        all, and opens with what a picture would show.
         """
         form = Path(path).suffix.lower().removeprefix(".")
-        if form not in FORMATS:
-            raise RegardError(f"{path}: pictures are .png or .svg.", "Change the name's ending.")
-        write_whole(Path(path), self._picture(form, attention, head, overview))
+        if form not in (PAGE, *PICTURES):
+            raise RegardError(f"{path}: pages are .html, pictures are .png or .svg.", "Change the name's ending.")
+        if attention == "all":
+            attention, overview = None, True
+        if form == PAGE:
+            from regard.viewer import page, scene  # which know what a look is
+
+            content = page.page(scene.scene_of(self, attention, head, overview=overview))
+        else:
+            content = self._picture(form, attention, head, overview)
+        write_whole(Path(path), content)
 
     def _picture(
         self, form: str, attention: str | None = None, head: int | None = None, overview: bool = False
     ) -> bytes:
         from regard.viewer import pictures  # matplotlib is slow to import, and wanted here alone
 
-        if overview or attention == "all":
+        if overview:
             panels = [pictures.Panels(one.name, one.weights, one.rows, one.columns) for one in self.maps.values()]
-            return pictures.overview("  →  ".join(filter(None, self._texts())), panels, form)
-        if attention is not None and attention not in self.maps:
-            raise RegardError(f"The model has no attention {attention!r}.", f"There are: {', '.join(self.maps)}.")
-        shown = self.alignment if attention is None else self.maps[attention]
-        heads = len(shown.weights)
+            return pictures.overview(self.title, panels, form)
+        shown = self.chosen(attention, head)
+        heads = shown.heads
         which = f"head {head}" if head is not None else f"mean of {heads} heads" if heads > 1 else "its one head"
         return pictures.heat_map(shown.of(head), shown.rows, shown.columns, f"{shown.name}, {which}", shown.kind, form)
 
@@ -109,79 +181,124 @@ class Look:
 
 
 def look(
-    bundle: Translator | LanguageModel | TextEncoder, source: str, target: str | None = None, *, truncate: bool = False
+    bundle: Translator | LanguageModel | TextEncoder,
+    source: str,
+    target: str | None = None,
+    *,
+    layers: Layers = None,
+    gold: Sequence[Link] | None = None,
+    words: Words = str.split,
+    name: str = "",
+    truncate: bool = False,
 ) -> Look:
     """Translates a sentence (or takes the translation that is given) and shows what was regarded.
 
-    A language model and an encoder of texts read the text, and show what was regarded in it.
+    A language model and an encoder of texts read the text, and show what was regarded in it. `layers` chooses some
+    attentions by name, with * and ?: of a long text all may be more than a page can hold. `gold` is what should be
+    linked, by the numbers of `words` of source and target; `name` is what a page calls the model.
 
     >>> seen = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
     >>> seen.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
     (4, 8, 7)
-    >>> seen.save("map.png")  # doctest: +SKIP
+    >>> seen.save("page.html")  # doctest: +SKIP
     """
     if not source.strip():
         raise RegardError("The text is empty: there is nothing to look at.", "Give a sentence.")
+    if gold is not None:
+        _check(gold, source, target, words)
     if isinstance(bundle, Translator):
-        return _look_at_translation(bundle, source, target, truncate)
-    if target is not None:
-        raise RegardError("Only a translator has a target to look at.", "Leave it out.")
-    if isinstance(bundle, LanguageModel):
-        ids = bundle.prompt_ids(source, name="the text", truncate=truncate)
+        seen = _look_at_translation(bundle, source, target, layers, words, truncate)
     else:
-        ids = bundle.text_ids(source, name="the text", truncate=truncate)
+        if target is not None:
+            raise RegardError("Only a translator has a target to look at.", "Leave it out.")
+        seen = _look_at_text(bundle, source, layers, words, truncate)
+    links = None if gold is None else sorted(set(gold))
+    return replace(seen, family=family_of(bundle.model.config), name=name, gold=links)
+
+
+def _check(gold: Sequence[Link], source: str, target: str | None, words: Words) -> None:
+    """An error for links between words that are not there."""
+    if target is None:
+        raise RegardError("Links are between a source and a target, and there is no target.", "Give it too.")
+    counts = len(words(source)), len(words(target))
+    for link in gold:
+        if not all(0 <= number < count for number, count in zip(link, counts)):
+            raise RegardError(
+                f"The link {link[0]}-{link[1]} leads nowhere.",
+                f"The source has {counts[0]} words and the target {counts[1]}, counted from 0.",
+            )
+
+
+def _look_at_text(bundle: LanguageModel | TextEncoder, text: str, layers: Layers, words: Words, truncate: bool) -> Look:
+    if isinstance(bundle, LanguageModel):
+        ids = bundle.prompt_ids(text, name="the text", truncate=truncate)
+    else:
+        ids = bundle.text_ids(text, name="the text", truncate=truncate)
     bundle.model.eval()
-    with torch.inference_mode(), record(bundle.model) as recording:
+    with torch.inference_mode(), record(bundle.model, layers) as recording:
         bundle.model(pack([ids]).to(bundle.device))
-    labels = _framed_labels(bundle, source, ids)
+    special, names = bundle.special, bundle.tokenizer.vocabulary
+    head, tail = (0 if one is None else 1 for one in (special.begin, special.end))
+    inside = _side(bundle.tokenizer, text, ids[head : len(ids) - tail], words)
+    side = inside.framed("text", [names[i] for i in ids[:head]], [names[i] for i in ids[len(ids) - tail :]])
     maps = {}
     for name, one in recording.items():
         for number, call in enumerate(one.calls):  # several where layers share their weights
             called = name if len(one.calls) == 1 else f"{name}.{number}"
-            maps[called] = AttentionMap(called, one.kind, labels, labels, replace(one, calls=[call]))
-    return Look(source, "", labels, [], maps)
+            maps[called] = AttentionMap(called, one.kind, side, side, replace(one, calls=[call]))
+    return Look(text, "", side.tokens, [], maps)
 
 
-def _framed_labels(bundle: LanguageModel | TextEncoder, text: str, ids: list[int]) -> list[str]:
-    """A label for each id: the text's pieces, and the names of what frames it."""
-    head = 0 if bundle.special.begin is None else 1
-    tail = 0 if bundle.special.end is None else 1
-    inside = ids[head : len(ids) - tail]
-    names = bundle.tokenizer.vocabulary
-    return [
-        *(names[i] for i in ids[:head]),
-        *_labels(bundle.tokenizer, text, inside),
-        *(names[i] for i in ids[len(ids) - tail :]),
-    ]
-
-
-def _look_at_translation(translator: Translator, source: str, target: str | None, truncate: bool) -> Look:
+def _look_at_translation(
+    translator: Translator, source: str, target: str | None, layers: Layers, words: Words, truncate: bool
+) -> Look:
     source_ids = translator.source_ids(source, name="the source", truncate=truncate)
     if target is None:
         best = translator.translate([source], truncate=truncate)[0][0]
         target, target_ids = best.text, best.hypothesis.ids[len(translator.special.begun([])) - 1 :]
     else:
         target_ids = translator.target_ids(target, name="the target", truncate=truncate)
-    recording = force(translator, [(source_ids, target_ids)])
-    begin, end = (0 if one is None else 1 for one in (translator.special.begin, translator.special.end))
-    sources = _labels(translator.source_tokenizer, source, source_ids[begin : len(source_ids) - end])
-    targets = _labels(translator.target_tokenizer, target, target_ids)
+    recording = force(translator, [(source_ids, target_ids)], layers)
     special, names = translator.special, translator.target_tokenizer.vocabulary
     source_names = translator.source_tokenizer.vocabulary
-    read = [*(source_names[i] for i in source_ids[:begin]), *sources]
-    read += [source_names[i] for i in source_ids[len(source_ids) - end :]]
-    begun = [*(names[i] for i in special.begun([])), *targets]
-    predicted = [*begun[1:], names[special.eos]]
-    axes = {"self": (read, read), "masked": (begun, begun), "cross": (predicted, read)}
+    begin, end = (0 if one is None else 1 for one in (special.begin, special.end))
+    last = len(source_ids) - end
+    sources = _side(translator.source_tokenizer, source, source_ids[begin:last], words)
+    targets = _side(translator.target_tokenizer, target, target_ids, words)
+    frame = [[source_names[i] for i in ids] for ids in (source_ids[:begin], source_ids[last:])]
+    read = sources.framed("source", *frame)
+    begun = [names[i] for i in special.begun([])]
+    written = targets.framed("target", begun)
+    predicted = targets.framed("predicted", begun[1:], [names[special.eos]])
+    axes = {"self": (read, read), "masked": (written, written), "cross": (predicted, read)}
     maps = {name: AttentionMap(name, one.kind, *axes[one.kind], one) for name, one in recording.items()}
-    return Look(source, target, sources, targets, maps)
+    return Look(source, target, sources.tokens, targets.tokens, maps)
 
 
-def _labels(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[str]:
+def _side(tokenizer: Tokenizer, text: str, ids: Sequence[int], words: Words) -> Side:
     """A label for each id: its piece of the text, unless these ids are not how the text is encoded.
 
-    A model may spell a word by other pieces than its tokeniser would, and may say `<unk>`.
+    A model may spell a word by other pieces than its tokeniser would, and may say `<unk>`. A text that was cut short is
+    its beginning, or its end.
     """
-    if tokenizer.encode(text)[: len(ids)] == list(ids):
-        return [piece for piece, _ in tokenizer.pieces(text)[: len(ids)]]
-    return [tokenizer.vocabulary[i] for i in ids]
+    whole = tokenizer.encode(text)
+    for cut in (slice(len(ids)), slice(len(whole) - len(ids), None)):
+        if whole[cut] == list(ids):
+            pieces = tokenizer.pieces(text)[cut]
+            labels = [piece for piece, _ in pieces]
+            break
+    else:
+        text, pieces = tokenizer.decode(ids), tokenizer.pieces_of(ids)
+        labels = [tokenizer.vocabulary[i] for i in ids]
+    return Side("", labels, _numbers([place for _, place in pieces], spans(text, words(text))))
+
+
+def _numbers(pieces: Sequence[tuple[int, int]], words: Sequence[tuple[int, int]]) -> list[int]:
+    """The number of the word that each piece is a part of, by their places; of the first, where it reaches into many.
+
+    >>> _numbers([(0, 2), (2, 3), (3, 4), (4, 6)], [(0, 3), (4, 6)])
+    [0, 0, -1, 1]
+    """
+    starts, ends = (np.array([word[i] for word in words], int) for i in (0, 1))
+    first = np.searchsorted(ends, [start for start, _ in pieces], side="right")
+    return [int(i) if i < len(words) and starts[i] < end else -1 for i, (_, end) in zip(first, pieces)]
