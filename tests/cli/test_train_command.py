@@ -3,7 +3,9 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from regard.cli import demo, main
 from regard.data import phrasebook_pairs
@@ -105,4 +107,26 @@ def test_the_demo_measures_shows_and_draws(tmp_path, capfd, monkeypatch):
         assert "The cat chased the mouse.  →" in said
         assert "alignment error rate" in said
     assert (tmp_path / "demo" / "attention.png").stat().st_size > 5000
-    assert (tmp_path / "demo" / "all-attentions.png").exists()
+    assert '"all":false' in (tmp_path / "demo" / "attention.html").read_text(encoding="utf-8")
+
+
+def test_pictures_alone_give_a_model(tmp_path, capfd):
+    random = np.random.default_rng(0)
+    for label, shade in (("dark", 40), ("light", 200)):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for i in range(12):
+            noise = random.normal(shade, 20, (18, 20, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(noise).save(tmp_path / "photos" / label / f"{i}.png")
+    out = tmp_path / "model"
+    common = ["train", "--task", "classify-images", "--data", str(tmp_path / "photos"), "--data.size", "16"]
+    small = ["--model.layers", "1", "--augment.mixup", "0.3", "--train.batch-images", "8"]
+    assert main([*common, "--out", str(out), *SMALL, *small]) == 0
+    assert "Try: regard classify" in capfd.readouterr().err
+    made = recipe_of(out)
+    assert made["augment"] | {"mixup": 0.3, "flip": 0.5, "random_ops": 2} == made["augment"]  # named, and suggested
+    assert made["data"]["cache"] == ""
+    assert (made["train"]["batch_images"], made["model"]["width"], made["model"]["patch"]) == (8, 16, 2)
+    assert json.loads((out / "config.json").read_text())["labels"] == ["dark", "light"]
+    assert (tmp_path / "regard-cache").is_dir()
+    assert main([*common, "--augment.flip", "2", "--out", str(tmp_path / "no")]) == 2
+    assert "flip = 2.0 makes no sense" in capfd.readouterr().err
