@@ -39,8 +39,9 @@ PUBLIC = {
         *("read_corpus", "read_toml", "recipe_from", "squad_scores", "suggest", "text_scores", "train"),
     ],
     "regard.viewer": [
-        *("AttentionMap", "Link", "Look", "align", "alignment_error_rate", "attentions", "best_layer"),
-        *("clearest_layer", "force", "format_links", "look", "need_attention", "read_links"),
+        *("AttentionMap", "ImageLook", "Link", "Look", "PatchMap", "Rollout", "align", "alignment_error_rate"),
+        *("attentions", "best_layer", "clearest_layer", "force", "format_links", "look", "need_attention"),
+        *("read_links", "roll_out"),
     ],
 }
 

@@ -11,11 +11,16 @@ from regard.viewer.alignment import (
 )
 from regard.viewer.forcing import attentions, force, need_attention
 from regard.viewer.looking import AttentionMap, Look, look
+from regard.viewer.overlays import ImageLook, PatchMap
+from regard.viewer.rollout import Rollout, roll_out
 
 __all__ = [
     "AttentionMap",
+    "ImageLook",
     "Link",
     "Look",
+    "PatchMap",
+    "Rollout",
     "align",
     "alignment_error_rate",
     "attentions",
@@ -26,4 +31,5 @@ __all__ = [
     "look",
     "need_attention",
     "read_links",
+    "roll_out",
 ]

@@ -1,24 +1,27 @@
-"""`look`: what every attention of a model regarded while it translated, or read, one text."""
+"""`look`: what every attention of a model regarded while it translated or read a text. Pictures: see overlays.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from regard.attention import Recorded, record
 from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.files import write_whole
-from regard.folder import LanguageModel, TextEncoder, Translator
+from regard.folder import ImageModel, LanguageModel, TextEncoder, Translator
+from regard.folder.pictures import Picture
 from regard.layers.packed import pack
-from regard.models import family_of
+from regard.models import ViT, family_of
 from regard.viewer.alignment import Link, Words, spans
 from regard.viewer.forcing import force, information
+from regard.viewer.overlays import ImageLook, look_at_picture
 
 PICTURES, PAGE = ("png", "svg"), "html"
 Layers = str | Sequence[str] | None
@@ -141,7 +144,7 @@ class Look:
         .png or .svg, of one attention, by default the alignment: its mean over heads, or one head.
 
         With `overview` (or attention "all") the picture is a small map for each head of each attention. A page has it
-        all, and opens with what a picture would show.
+        all; the same choices say what it opens with, which is otherwise the clearest head.
         """
         form = Path(path).suffix.lower().removeprefix(".")
         if form not in (PAGE, *PICTURES):
@@ -180,6 +183,7 @@ class Look:
         return self.source.strip(), self.translation.strip()
 
 
+@overload
 def look(
     bundle: Translator | LanguageModel | TextEncoder,
     source: str,
@@ -190,10 +194,24 @@ def look(
     words: Words = str.split,
     name: str = "",
     truncate: bool = False,
-) -> Look:
+) -> Look: ...
+@overload
+def look(bundle: ImageModel | ViT, source: Picture | Tensor) -> ImageLook: ...
+def look(
+    bundle: Any,
+    source: Any,
+    target: str | None = None,
+    *,
+    layers: Layers = None,
+    gold: Sequence[Link] | None = None,
+    words: Words = str.split,
+    name: str = "",
+    truncate: bool = False,
+) -> Look | ImageLook:
     """Translates a sentence (or takes the translation that is given) and shows what was regarded.
 
-    A language model and an encoder of texts read the text, and show what was regarded in it. `layers` chooses some
+    A language model and an encoder of texts read the text, and show what was regarded in it; a model of images looks
+    at a picture (a file, an open picture, bytes; or a tensor as it goes into the model). `layers` chooses some
     attentions by name, with * and ?: of a long text all may be more than a page can hold. `gold` is what should be
     linked, by the numbers of `words` of source and target; `name` is what a page calls the model.
 
@@ -202,6 +220,10 @@ def look(
     (4, 8, 7)
     >>> seen.save("page.html")  # doctest: +SKIP
     """
+    if isinstance(bundle, ImageModel | ViT):
+        if any(option is not None for option in (target, layers, gold)):
+            raise RegardError("A picture has no target, no gold links, and is looked at as a whole.", "Leave them out.")
+        return look_at_picture(bundle, source)
     if not source.strip():
         raise RegardError("The text is empty: there is nothing to look at.", "Give a sentence.")
     if gold is not None:

@@ -79,7 +79,7 @@ def heat_map(
     )
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(labelsize=8, labelcolor=FAINT, length=0)
-    return _render(figure, form)
+    return render(figure, form)
 
 
 @rc_context(STYLE)
@@ -104,7 +104,7 @@ def overview(title: str, attentions: Sequence[Panels], form: str) -> bytes:
                 f"{one.name}, head {head}" if head == 0 else f"head {head}", fontsize=8, color=INK, loc="left"
             )
     figure.suptitle(title, fontsize=13, color=INK, x=0.02, ha="left", parse_math=False)
-    return _render(figure, form)
+    return render(figure, form)
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -143,7 +143,7 @@ def _longest(labels: Sequence[str]) -> int:
     return max((len(label) for label in labels), default=0)
 
 
-def _render(figure: Figure, form: str) -> bytes:
+def render(figure: Figure, form: str) -> bytes:
     """The picture's file; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
