@@ -3,8 +3,6 @@
 The page computes them itself; these are what it is tested against.
 """
 
-import math
-
 import numpy as np
 from jaxtyping import Float
 
@@ -28,18 +26,25 @@ def mean_entropy(weights: Float[np.ndarray, "H T S"]) -> Float[np.ndarray, "H"]:
     return entropy(weights).sum(-1) / np.maximum(looking.sum(-1), 1)
 
 
-def agreement(weights: Float[np.ndarray, "H T S"]) -> float:
-    """How much heads look alike: 1 if all do, 0 if no two look at the same key.
+def agreement(a: Float[np.ndarray, "*n T S"], b: Float[np.ndarray, "*n T S"]) -> Float[np.ndarray, "*n"]:
+    """How much of their weight two heads put on the same keys, on average over rows: 1 if they look alike, 0 if no two
+    rows share a key. It is 1 less the total variation distance of the rows.
 
-    It is 1 less the Jensen-Shannon divergence of all heads at once (Lin 1991: the entropy of the mean row, less the
-    mean entropy of the rows), by log2 H, which is its greatest value; the mean over rows. Of two heads it is what is
-    commonly meant by that divergence; of many it needs no pairs.
-
-    >>> agreement(np.eye(2)[None].repeat(3, axis=0)), agreement(np.stack([np.eye(2), 1 - np.eye(2)]))
-    (1.0, 0.0)
+    >>> float(agreement(np.array([[0.5, 0.5], [1.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 0.0]])))
+    0.75
     """
-    looking = weights.sum((0, 2)) > 0
-    if len(weights) == 1 or not looking.any():
-        return 1.0
-    apart = entropy(weights.mean(0)) - entropy(weights).mean(0)
-    return float(1 - apart[looking].mean() / math.log2(len(weights)))
+    rows = ((a.sum(-1) > 0) | (b.sum(-1) > 0)).sum(-1)
+    return np.minimum(a, b).sum((-1, -2)) / np.maximum(rows, 1)
+
+
+def agreement_of_heads(weights: Float[np.ndarray, "H T S"]) -> Float[np.ndarray, "H"]:
+    """For each head how much it agrees with the others, on average over them. One head alone has 1.
+
+    >>> agreement_of_heads(np.stack([np.eye(2), np.eye(2), 1 - np.eye(2)]))
+    array([0.5, 0.5, 0. ])
+    """
+    others = len(weights) - 1
+    if not others:
+        return np.ones(1)
+    whole = np.array([[agreement(a, b) for b in weights] for a in weights])
+    return (whole.sum(1) - whole.diagonal()) / others

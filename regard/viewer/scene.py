@@ -33,6 +33,8 @@ FORMAT = 1
 # Bytes of q and k up to which they are carried as they are.
 EXACT = 16 << 20
 TITLE = 100
+# What people call a side, where that is not its name: rows of cross-attention stand at what they predict.
+CALLED = {"predicted": "Translation"}
 INSTEAD = "Save a picture: .png or .svg."
 
 
@@ -58,13 +60,16 @@ class Ingredients(NamedTuple):
 
 
 def scene_of(look: Look, attention: str | None = None, head: int | None = None, *, overview: bool = False) -> Scene:
-    """The scene of a look, and what it opens with: an attention, by default the alignment; the mean over its heads, or
-    one head; or the overview of all.
+    """The scene of a look, and what it opens with, where somebody says so: the mean over an attention's heads, or one
+    head, or the overview of all. Otherwise whoever shows it chooses.
 
     >>> scene_of(look(translator, "The cat sleeps.")).header["attentions"][0]["name"]  # doctest: +SKIP
     'encoder.0.attention'
     """
-    opens = {"attention": look.chosen(attention, head).name, "head": head, "all": overview}
+    opens = None
+    if attention is not None or head is not None or overview:
+        named = None if attention is head is None else look.chosen(attention, head).name
+        opens = {"attention": named, "head": head, "all": overview}
     made = {name: _ingredients(one.recorded) for name, one in look.maps.items()}
     exact = sum(x.nbytes for one in made.values() for x in (one.q, one.k)) <= EXACT
     blobs: list[bytes] = []
@@ -96,11 +101,16 @@ def scene_of(look: Look, attention: str | None = None, head: int | None = None, 
         "texts": {"source": look.source, "target": look.translation},
         "opens": opens,
         "sides": {
-            name: {"tokens": side.tokens, "words": side.words, "direction": direction(side)}
+            name: {
+                "called": CALLED.get(name, name.capitalize()),
+                "tokens": side.tokens,
+                "words": side.words,
+                "direction": direction(side),
+            }
             for name, side in sides.items()
         },
         "attentions": attentions,
-        "links": None if look.gold is None else [list(link) for link in look.gold],
+        "links": None if look.gold is None else [[target, source] for source, target in look.gold],
     }
     return Scene(header, blobs)
 
@@ -164,7 +174,7 @@ def _tree(mask: Mask | None) -> dict[str, Any] | None:
         case Window(n):
             return {"op": "window", "size": n}
         case Padding(lengths):
-            return {"op": "padding", "size": int(lengths[0])}
+            return {"op": "lengths", "length": int(lengths[0])}
         case And(left, right):
             return {"op": "and", "parts": [_tree(left), _tree(right)]}
         case Or(left, right):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from regard.viewer.measures import agreement, entropy, mean_entropy
+from regard.viewer.measures import agreement, agreement_of_heads, entropy, mean_entropy
 
 
 def drawn(heads: int, rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -29,25 +29,24 @@ def test_rows_that_look_at_nothing_are_left_out():
     weights = drawn(3, 5, 7)
     empty = np.concatenate([weights, np.zeros((3, 2, 7))], axis=1)
     np.testing.assert_allclose(mean_entropy(empty), entropy(weights).mean(1))
-    assert agreement(empty) == pytest.approx(agreement(weights))
+    np.testing.assert_allclose(agreement_of_heads(empty), agreement_of_heads(weights))
     assert mean_entropy(np.zeros((3, 2, 7))).tolist() == [0, 0, 0]
-    assert agreement(np.zeros((3, 2, 7))) == 1
 
 
-def test_two_heads_agree_by_their_jensen_shannon_divergence():
+def test_agreement_is_one_less_the_total_variation_distance():
     a, b = drawn(2, 5, 7)
-    apart = []
-    for p, q in zip(a, b):
-        middle = (p + q) / 2
-        apart += [sum(x * math.log2(x / m) for one in (p, q) for x, m in zip(one, middle) if x > 0) / 2]
-    assert agreement(np.stack([a, b])) == pytest.approx(1 - np.mean(apart))
-    assert 0.2 < agreement(np.stack([a, b])) < 0.9
+    apart = [sum(abs(x - y) for x, y in zip(p, q)) / 2 for p, q in zip(a.tolist(), b.tolist())]
+    assert float(agreement(a, b)) == pytest.approx(1 - sum(apart) / 5)
+    assert 0.1 < float(agreement(a, b)) < 0.9
+    assert float(agreement(a, a)) == pytest.approx(1)
 
 
-def test_agreement_is_between_nothing_in_common_and_the_same():
+def test_each_head_against_the_others():
     weights = drawn(4, 5, 7)
-    assert agreement(weights[:1].repeat(4, 0)) == pytest.approx(1)
-    assert agreement(weights[:1]) == 1
+    found = agreement_of_heads(weights)
+    for h in range(4):
+        expected = np.mean([float(agreement(weights[h], weights[other])) for other in range(4) if other != h])
+        assert found[h] == pytest.approx(expected)
+    assert agreement_of_heads(weights[:1]).tolist() == [1]
     apart = np.stack([np.eye(4)[[(t + h) % 4 for t in range(4)]] for h in range(4)])
-    assert agreement(apart) == pytest.approx(0)
-    assert agreement(weights) == pytest.approx(agreement(weights[::-1]))
+    assert agreement_of_heads(apart).tolist() == [0, 0, 0, 0]

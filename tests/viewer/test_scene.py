@@ -49,7 +49,7 @@ def may_look(mask: dict | None, p: int, s: int) -> bool:
             return s <= p
         case {"op": "window", "size": n}:
             return p - n < s <= p
-        case {"op": "padding", "size": n}:
+        case {"op": "lengths", "length": n}:
             return s < n
         case {"op": "and", "parts": parts}:
             return all(may_look(part, p, s) for part in parts)
@@ -353,10 +353,11 @@ def test_steps_whose_keys_grow_are_not_one_attention():
 def test_sides_words_and_what_opens(transformer):
     seen = look(transformer, "one two three", "trois deux", name="numbers")
     header = scene_of(seen, "decoder.0.cross", 1).header
-    assert header["sides"] == {
-        "source": {"tokens": ["one", "two", "three", "<eos>"], "words": [0, 1, 2, -1], "direction": "ltr"},
-        "target": {"tokens": ["<sos>", "trois", "deux"], "words": [-1, 0, 1], "direction": "ltr"},
-        "predicted": {"tokens": ["trois", "deux", "<eos>"], "words": [0, 1, -1], "direction": "ltr"},
+    sides = {name: (side["called"], side["tokens"], side["words"]) for name, side in header["sides"].items()}
+    assert sides == {
+        "source": ("Source", ["one", "two", "three", "<eos>"], [0, 1, 2, -1]),
+        "target": ("Target", ["<sos>", "trois", "deux"], [-1, 0, 1]),
+        "predicted": ("Translation", ["trois", "deux", "<eos>"], [0, 1, -1]),
     }
     axes = [(one["kind"], one["layer"], one["rows"], one["columns"]) for one in header["attentions"]]
     assert axes == [
@@ -373,13 +374,15 @@ def test_sides_words_and_what_opens(transformer):
     assert header["model"]["name"] == "numbers"
     assert header["links"] is None
     assert header["opens"] == {"attention": "decoder.0.cross", "head": 1, "all": False}
-    assert scene_of(seen).header["opens"] == {"attention": seen.alignment.name, "head": None, "all": False}
-    assert scene_of(seen, overview=True).header["opens"]["all"]
+    assert scene_of(seen, head=1).header["opens"] == {"attention": seen.alignment.name, "head": 1, "all": False}
+    assert scene_of(seen, overview=True).header["opens"] == {"attention": None, "head": None, "all": True}
+    assert scene_of(seen).header["opens"] is None
 
 
 def test_a_text_that_is_read_has_one_side():
     header = scene_of(look(reader_of("bert"), "one two three")).header
     assert header["sides"]["text"] == {
+        "called": "Text",
         "tokens": ["<sos>", "one", "two", "three", "<eos>"],
         "words": [-1, 0, 1, 2, -1],
         "direction": "ltr",
@@ -431,7 +434,7 @@ def test_the_direction_is_that_of_the_first_letter(transformer):
 
 def test_gold_links(transformer):
     seen = look(transformer, "one two", "deux un", gold=[(1, 0), (0, 1), (1, 0)])
-    assert scene_of(seen).header["links"] == [[0, 1], [1, 0]]
+    assert scene_of(seen).header["links"] == [[1, 0], [0, 1]]  # of target and source
     for gold, target, message in [
         ([(0, 2)], "deux un", "0-2 leads nowhere. The source has 2 words and the target 2"),
         ([(-1, 0)], "deux un", "-1-0 leads nowhere"),
@@ -472,7 +475,7 @@ def test_of_a_long_text_a_sample_of_rows_says_what_is_clearest(monkeypatch, tran
         return original(self, heads, queries)
 
     monkeypatch.setattr(Recorded, "weights", weights_of)
-    scene_of(look(transformer, SOURCE, "quatre trois deux un"))
+    scene_of(look(transformer, SOURCE, "quatre trois deux un"), head=0)
     assert asked == [[0, 2, 4]] * 2  # of the two cross-attentions, and no others
 
 
