@@ -454,7 +454,7 @@ def test_too_few_to_set_some_aside(tmp_path):
 @pytest.mark.parametrize(
     ("task", "sections", "says"),
     [
-        ("classify-images", {"train": {"r_drop": 1.0}}, "R-Drop is for texts."),
+        ("classify-images", {"train": {"r_drop": 1.0}}, "train.r_drop is for texts, and these are pictures."),
         (
             "classify-images",
             {"train": {"validate_by": "iou"}},

@@ -3,7 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -68,7 +68,7 @@ class Pictures:
 def read_pictures(config: DataConfig, need: Need) -> Pictures:
     """The pictures of a recipe's files; those to validate with are of the same size, and have the same labels."""
     training = _read(config, config.files, config.size, config.channels)
-    _refuse_lack(training, need)
+    refuse_lack(training, need)
     if need == "labels" and len(training.names) < 2:
         raise RegardError(
             f"Every picture has the label {training.names[0]!r}: there is nothing to tell apart.",
@@ -85,7 +85,7 @@ def read_pictures(config: DataConfig, need: Need) -> Pictures:
         return Pictures(Part(training, rows), Part(training, aside), origin)
     _, height, width, channels = training.pixels.shape
     validation = _read(config, config.validation, (height, width), channels)
-    _refuse_lack(validation, need)
+    refuse_lack(validation, need)
     if need == "labels":
         validation = validation.with_names(training.names)
     whole, judged = (Part(one, np.arange(len(one))) for one in (training, validation))
@@ -98,7 +98,8 @@ def _read(config: DataConfig, files: Sequence[str], size: int | tuple[int, int],
     )
 
 
-def _refuse_lack(images: ImageSet, need: Need) -> None:
+def refuse_lack(images: ImageSet, need: Need) -> None:
+    """An error for pictures without labels, or without masks, where these are needed."""
     if need == "labels" and not images.names:
         raise RegardError(
             "The pictures have no labels.",
@@ -145,8 +146,9 @@ class PictureTask(ABC):
     def encode(
         self, corpus: Pictures, tokenizers: Tokenizers, special: Special, recipe: Recipe, model: Any, shape: Shape
     ) -> Encoded:
-        if recipe.train.r_drop:
-            raise RegardError("R-Drop is for texts.", "Set train.r_drop to 0; augmentation does as much for pictures.")
+        for option in ("r_drop", "source_vectors", "target_vectors"):
+            if getattr(recipe.train, option):
+                raise RegardError(f"train.{option} is for texts, and these are pictures.", "Leave it out.")
         if (corpus.shape[2], model.channels) == (3, 1):
             raise RegardError(
                 "The pictures have colours, and the model takes grey ones.", "Set data.channels to 1 to have them grey."
@@ -162,7 +164,9 @@ class PictureTask(ABC):
             )
             for part in (corpus.training, corpus.validation)
         )
-        self.changed(next(training.epoch(0)), model)  # what cannot be done to them is said before the first step
+        first = next(training.epoch(0))
+        # What cannot be done to pictures is said before the first step.
+        self.changed(replace(first, inputs=(first.pixels[:2],), targets=first.targets[:2]), model)
         rows, columns = model.grid
         return Encoded(training, validation, f"a picture has {rows}×{columns} patches of {model.patch}×{model.patch}")
 
