@@ -1,0 +1,117 @@
+/**
+ * Colours of weights. Both scales are computed in OKLCH, where equal steps look equal: lightness falls (or, on dark
+ * pages, rises) all the way, so colour-blind people and black-and-white printers see the same order.
+ */
+
+/** @typedef {[number, number, number]} Rgb from 0 to 255 */
+
+export const COLOURS = { blue: "Blue", iris: "Iris" };
+export const SCALES = { linear: "Linear", root: "Square root", log: "Logarithmic" };
+/** What is lightest on a logarithmic scale. */
+const FAINTEST = 1e-4;
+const STEPS = 256;
+
+/**
+ * From OKLCH (lightness 0 to 1, chroma, hue in degrees) to sRGB. A colour that screens lack loses chroma until it is one.
+ * @param {number} lightness @param {number} chroma @param {number} hue @returns {Rgb}
+ */
+export function oklch(lightness, chroma, hue) {
+  const angle = (hue * Math.PI) / 180;
+  for (let c = chroma; ; c -= 0.002) {
+    const a = Math.max(0, c) * Math.cos(angle);
+    const b = Math.max(0, c) * Math.sin(angle);
+    // Björn Ottosson's matrices (2020): OKLab to cones, to linear sRGB.
+    const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+    const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+    const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
+    const linear = [
+      4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
+      -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+      -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
+    ];
+    if (c <= 0 || linear.every((x) => x > -0.0005 && x < 1.0005)) {
+      return /** @type {Rgb} */ (
+        linear.map((x) => {
+          const bounded = Math.max(0, Math.min(1, x));
+          const encoded = bounded <= 0.0031308 ? 12.92 * bounded : 1.055 * bounded ** (1 / 2.4) - 0.055;
+          return Math.round(255 * encoded);
+        })
+      );
+    }
+  }
+}
+
+/** The colour of a share between 0 (nothing: a breath more than the sheet) and 1. @param {string} name @param {boolean} dark @param {number} share @returns {Rgb} */
+function shade(name, dark, share) {
+  const lightness = dark ? 0.265 + 0.675 * share : 0.972 - 0.69 * share;
+  const paper = 0.01 * (1 - share);
+  if (name === "iris") {
+    // From nothing over yellow and green to violet; on dark pages the other way.
+    const hue = dark ? 290 - 190 * share : 100 + 190 * share;
+    return oklch(lightness, paper + 0.15 * Math.min(1, 5 * share), hue);
+  }
+  // One hue; most colour in the middle, where screens have most of it.
+  const chroma = 0.15 * Math.sin(Math.PI * share ** 0.85) ** 0.8 + (dark ? 0 : 0.07 * share);
+  return oklch(lightness, paper + Math.max(0, chroma), 252 + (dark ? -14 : 10) * share);
+}
+
+/** @type {Map<string, Uint8ClampedArray>} */
+const ramps = new Map();
+
+/** All 256 colours of a scale, r g b after r g b. @param {string} name @param {boolean} dark */
+export function ramp(name, dark) {
+  const key = `${name} ${dark}`;
+  if (!ramps.has(key)) {
+    const colours = new Uint8ClampedArray(3 * STEPS);
+    for (let i = 0; i < STEPS; i++) colours.set(shade(name, dark, i / (STEPS - 1)), 3 * i);
+    ramps.set(key, colours);
+  }
+  return ramps.get(key);
+}
+
+/** Which share of the colours a weight is shown by. @param {string} scale @param {number} weight */
+export function shareOf(scale, weight) {
+  if (!(weight > 0)) return 0;
+  if (scale === "root") return Math.min(1, Math.sqrt(weight));
+  if (scale === "log") return Math.max(0, Math.min(1, 1 - Math.log(weight) / Math.log(FAINTEST)));
+  return Math.min(1, weight);
+}
+
+/** The weights that a legend names. @param {string} scale */
+export function ticksOf(scale) {
+  if (scale === "log") return [FAINTEST, 1e-3, 1e-2, 0.1, 1];
+  return scale === "root" ? [0, 0.01, 0.1, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
+}
+
+/**
+ * The colours of weights as a painter: what belongs to a weight, and whether ink on it is light.
+ * @param {string} name @param {string} scale @param {boolean} dark
+ */
+export function painterOf(name, scale, dark) {
+  const colours = ramp(name, dark);
+  /** @param {number} weight */
+  const step = (weight) => Math.round(shareOf(scale, weight) * (STEPS - 1));
+  return {
+    /** @param {number} weight */
+    css(weight) {
+      const i = 3 * step(weight);
+      return `rgb(${colours[i]}, ${colours[i + 1]}, ${colours[i + 2]})`;
+    },
+    /** Whether white reads better than black on a weight's colour. @param {number} weight */
+    wantsLight(weight) {
+      const i = 3 * step(weight);
+      return 0.299 * colours[i] + 0.587 * colours[i + 1] + 0.114 * colours[i + 2] < 140;
+    },
+    /** Paints weights into pixels. @param {Float32Array} weights @param {Uint8ClampedArray} pixels r g b a */
+    fill(weights, pixels) {
+      for (let i = 0; i < weights.length; i++) {
+        const from = 3 * step(weights[i]);
+        const to = 4 * i;
+        pixels[to] = colours[from];
+        pixels[to + 1] = colours[from + 1];
+        pixels[to + 2] = colours[from + 2];
+        pixels[to + 3] = 255;
+      }
+    },
+  };
+}

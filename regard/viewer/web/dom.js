@@ -1,0 +1,69 @@
+/** Making elements. A text is always a text node: nothing that comes from a model or a file is ever read as markup. */
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** @typedef {Record<string, any>} Attributes `class`, `on…` functions, `data-…`; null and false are left out */
+
+/**
+ * An element with its attributes and children (texts or elements).
+ * @template {keyof HTMLElementTagNameMap} N
+ * @param {N} name @param {Attributes} [attributes] @param {...any} children @returns {HTMLElementTagNameMap[N]}
+ */
+export function h(name, attributes = {}, ...children) {
+  return /** @type {any} */ (dress(document.createElement(name), attributes, children));
+}
+
+/** The same in SVG. @param {string} name @param {Attributes} [attributes] @param {...any} children @returns {SVGElement} */
+export function s(name, attributes = {}, ...children) {
+  return /** @type {any} */ (dress(document.createElementNS(SVG, name), attributes, children));
+}
+
+/** @param {Element} element @param {Attributes} attributes @param {any[]} children */
+function dress(element, attributes, children) {
+  change(element, attributes);
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== false && child !== undefined));
+  return element;
+}
+
+/** Sets attributes; null and false take them away, functions are listeners. @param {Element} element @param {Attributes} attributes */
+export function change(element, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(name.slice(2), value);
+    else if (value === null || value === false || value === undefined) element.removeAttribute(name);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+}
+
+/** Puts children in the place of those that are there. @param {Element} element @param {...any} children */
+export function fill(element, ...children) {
+  element.replaceChildren();
+  dress(element, {}, children);
+}
+
+let numbers = 0;
+/** A name for an element that no other has, in this page or in another widget of it. @param {string} word */
+export function uniqueId(word) {
+  numbers += 1;
+  return `regard-${word}-${numbers}`;
+}
+
+/** A token as text of its own direction. @param {string} label @param {boolean} rtl @param {Attributes} [attributes] */
+export function tokenText(label, rtl, attributes = {}) {
+  return h("bdi", { dir: rtl ? "rtl" : "ltr", ...attributes }, label);
+}
+
+/** Hides an element from sight, not from screen readers. */
+export const UNSEEN = "unseen";
+
+/**
+ * A choice of a few, one of which is on.
+ * @param {string} label @param {Record<string, string>} options @param {(value: string) => void} chosen
+ */
+export function picker(label, options, chosen) {
+  const select = h(
+    "select",
+    { "aria-label": label, onchange: () => chosen(select.value) },
+    Object.entries(options).map(([value, text]) => h("option", { value }, text)),
+  );
+  return select;
+}

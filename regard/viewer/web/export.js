@@ -1,0 +1,200 @@
+/**
+ * Pictures of exactly what is on the screen. Every text, box, canvas and drawing of a part of the page is written down
+ * as SVG, where it stands and as it looks; a PNG is that SVG, painted. Controls are left out.
+ */
+
+import { s } from "./dom.js";
+
+/** What a shape in a drawing may take from the style sheet, and what it is when nothing is said. */
+const SHAPE_STYLE = {
+  fill: "rgb(0, 0, 0)",
+  "fill-opacity": "1",
+  stroke: "none",
+  "stroke-width": "1px",
+  "stroke-opacity": "1",
+  "stroke-dasharray": "none",
+  "stroke-linecap": "butt",
+  opacity: "1",
+  "mix-blend-mode": "normal",
+};
+const TEXT_STYLE = { "font-family": "", "font-size": "", "font-weight": "400", "font-style": "normal", "font-variant-numeric": "normal" };
+
+/** @param {CSSStyleDeclaration} style */
+const isUnseen = (style) => style.display === "none" || style.visibility !== "visible" || style.opacity === "0";
+
+/** @param {string} colour */
+const isClear = (colour) => colour === "transparent" || /^rgba\(.*, 0\)$/.test(colour);
+
+/** A part of the page as SVG. @param {HTMLElement} root @returns {SVGElement} */
+export function drawn(root) {
+  const frame = root.getBoundingClientRect();
+  const margin = 24;
+  const [width, height] = [Math.ceil(frame.width + 2 * margin), Math.ceil(frame.height + 2 * margin)];
+  const paper = getComputedStyle(root.closest(".regard")).backgroundColor;
+  const picture = s("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` });
+  picture.append(s("rect", { width, height, fill: paper }));
+  drawElement(root, picture, margin - frame.left, margin - frame.top);
+  return picture;
+}
+
+/** @param {Element} element @param {SVGElement} into @param {number} dx @param {number} dy */
+function drawElement(element, into, dx, dy) {
+  const style = getComputedStyle(element);
+  if (isUnseen(style) || element.classList.contains("unseen") || element.getAttribute("data-saved") === "no") return;
+  const box = element.getBoundingClientRect();
+  if (box.width * box.height > 0) drawBox(style, box, into, dx, dy);
+  if (element instanceof HTMLCanvasElement) {
+    if (!element.hidden && element.width * element.height > 1) into.append(canvasImage(element, style, box, dx, dy));
+  } else if (element instanceof SVGSVGElement) {
+    const copy = /** @type {SVGElement} */ (element.cloneNode(true));
+    dressAlike(element, copy);
+    copy.setAttribute("x", String(box.left + dx));
+    copy.setAttribute("y", String(box.top + dy));
+    into.append(copy);
+  } else if (element instanceof HTMLSelectElement) {
+    drawText(element.selectedOptions[0]?.textContent ?? "", style, box.left + parseFloat(style.paddingLeft), box, into, dx, dy);
+  } else {
+    for (const child of element.childNodes) {
+      if (child instanceof Element) drawElement(child, into, dx, dy);
+      else if (child instanceof Text) drawLines(child, style, into, dx, dy);
+    }
+  }
+}
+
+/** A box's ground and edges. @param {CSSStyleDeclaration} style @param {DOMRect} box @param {SVGElement} into @param {number} dx @param {number} dy */
+function drawBox(style, box, into, dx, dy) {
+  const edge = parseFloat(style.borderTopWidth);
+  const round = edge > 0 && parseFloat(style.borderLeftWidth) > 0;
+  if (!isClear(style.backgroundColor) || (round && !isClear(style.borderTopColor))) {
+    into.append(
+      s("rect", {
+        x: box.left + dx + (round ? edge / 2 : 0), y: box.top + dy + (round ? edge / 2 : 0),
+        width: box.width - (round ? edge : 0), height: box.height - (round ? edge : 0),
+        rx: Math.min(parseFloat(style.borderTopLeftRadius) || 0, box.height / 2),
+        fill: isClear(style.backgroundColor) ? "none" : style.backgroundColor,
+        stroke: round ? style.borderTopColor : null, "stroke-width": round ? edge : null,
+      }),
+    );
+  }
+  if (round) return;
+  for (const [side, y] of /** @type {[string, number][]} */ ([["Top", box.top], ["Bottom", box.bottom]])) {
+    const width = parseFloat(style[`border${side}Width`]);
+    const colour = style[`border${side}Color`];
+    if (width > 0 && !isClear(colour)) {
+      const at = y + dy + (side === "Top" ? width / 2 : -width / 2);
+      into.append(s("path", { d: `M${box.left + dx} ${at}h${box.width}`, stroke: colour, "stroke-width": width }));
+    }
+  }
+}
+
+/** @param {HTMLCanvasElement} canvas @param {CSSStyleDeclaration} style @param {DOMRect} box @param {number} dx @param {number} dy */
+function canvasImage(canvas, style, box, dx, dy) {
+  const turned = style.transform.startsWith("matrix(-1");
+  const image = s("image", {
+    href: canvas.toDataURL(), width: box.width, height: box.height, preserveAspectRatio: "none",
+    style: "image-rendering: pixelated",
+  });
+  const [x, y] = [box.left + dx, box.top + dy];
+  image.setAttribute("transform", turned ? `translate(${x + box.width} ${y}) scale(-1 1)` : `translate(${x} ${y})`);
+  return image;
+}
+
+/** Writes on the copy of a drawing how the original looks. @param {Element} original @param {Element} copy */
+function dressAlike(original, copy) {
+  const style = getComputedStyle(original);
+  if (isUnseen(style) && original.tagName !== "svg") {
+    copy.remove();
+    return;
+  }
+  const names = original.tagName === "text" ? { ...SHAPE_STYLE, ...TEXT_STYLE } : SHAPE_STYLE;
+  if (["g", "svg"].includes(original.tagName)) {
+    if (style.opacity !== "1") copy.setAttribute("opacity", style.opacity);
+  } else {
+    for (const [name, usual] of Object.entries(names)) {
+      const value = style.getPropertyValue(name);
+      if (value === usual) continue;
+      if (name === "mix-blend-mode" || name === "font-variant-numeric") copy.setAttribute("style", `${name}: ${value}`);
+      else copy.setAttribute(name, value);
+    }
+  }
+  copy.removeAttribute("class");
+  copy.removeAttribute("aria-hidden");
+  // From the end, so that one that goes does not move the others.
+  for (let i = original.children.length - 1; i >= 0; i--) dressAlike(original.children[i], copy.children[i]);
+}
+
+/** A text as the lines in which it is broken on the screen. @param {Text} node @param {CSSStyleDeclaration} style @param {SVGElement} into @param {number} dx @param {number} dy */
+function drawLines(node, style, into, dx, dy) {
+  const range = document.createRange();
+  /** @type {{text: string, left: number, right: number, box: DOMRect}[]} */
+  const lines = [];
+  for (const { 0: word, index } of node.data.matchAll(/\S+/gu)) {
+    range.setStart(node, index);
+    range.setEnd(node, index + word.length);
+    const box = range.getBoundingClientRect();
+    if (box.width * box.height === 0) continue;
+    const last = lines.at(-1);
+    if (last && Math.abs(last.box.top - box.top) < box.height / 2) {
+      last.text += ` ${word}`;
+      last.left = Math.min(last.left, box.left);
+      last.right = Math.max(last.right, box.right);
+    } else lines.push({ text: word, left: box.left, right: box.right, box });
+  }
+  for (const line of lines) {
+    drawText(line.text, style, style.direction === "rtl" ? line.right : line.left, line.box, into, dx, dy);
+  }
+}
+
+/** @param {string} text @param {CSSStyleDeclaration} style @param {number} x @param {DOMRect} box @param {SVGElement} into @param {number} dx @param {number} dy */
+function drawText(text, style, x, box, into, dx, dy) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = `${style.fontStyle} ${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
+  const { fontBoundingBoxAscent: ascent, fontBoundingBoxDescent: descent } = pen.measureText("x");
+  const upper = style.textTransform === "uppercase";
+  into.append(
+    s(
+      "text",
+      {
+        x: x + dx, y: box.top + dy + (box.height - ascent - descent) / 2 + ascent, fill: style.color,
+        direction: style.direction === "rtl" ? "rtl" : null,
+        "font-family": style.fontFamily, "font-size": style.fontSize,
+        "font-weight": style.fontWeight === "400" ? null : style.fontWeight,
+        "font-style": style.fontStyle === "normal" ? null : style.fontStyle,
+        "letter-spacing": style.letterSpacing === "normal" ? null : style.letterSpacing,
+        style: style.fontVariantNumeric === "normal" ? null : `font-variant-numeric: ${style.fontVariantNumeric}`,
+      },
+      upper ? text.toUpperCase() : text,
+    ),
+  );
+}
+
+/** @param {SVGElement} picture @returns {string} */
+export function svgText(picture) {
+  return new XMLSerializer().serializeToString(picture);
+}
+
+/** An SVG as a PNG, twice as fine as the screen where that is coarse. @param {SVGElement} picture @returns {Promise<Blob>} */
+export async function png(picture) {
+  const [width, height] = ["width", "height"].map((side) => Number(picture.getAttribute(side)));
+  const fine = Math.max(2, window.devicePixelRatio || 1);
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svgText(picture))}`;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [width * fine, height * fine];
+  const context = canvas.getContext("2d");
+  context.scale(fine, fine);
+  context.drawImage(image, 0, 0);
+  return new Promise((done, failed) => {
+    canvas.toBlob((blob) => (blob ? done(blob) : failed(new Error("The picture is too large to be painted."))), "image/png");
+  });
+}
+
+/** Gives a file to the reader. @param {Blob} blob @param {string} name */
+export function download(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}

@@ -1,0 +1,556 @@
+/** The view *Heads*: where each head of each layer looks, as lines, as a map, in the text, in numbers. */
+
+import { greatestIn, informationOf, mayLook } from "./maths.js";
+import { wholeOf } from "./maps.js";
+import { COLOURS, SCALES, painterOf, ramp, shareOf, ticksOf } from "./colours.js";
+import { FORMS } from "./state.js";
+import { change, fill, h, picker, s, uniqueId } from "./dom.js";
+import { exactly, shortened } from "./tokens.js";
+import { HeatMap, cellSays, shiftedBy, zoomedBy } from "./heatmap.js";
+import { Lines } from "./lines.js";
+import { Prose } from "./prose.js";
+import { Table, numbersOf } from "./table.js";
+import { Overview, headCalled, kindCalled, kindsOf } from "./overview.js";
+import { Measures, Reading } from "./reading.js";
+import { icon, isDark, tabList, toggle } from "./shell.js";
+
+/** @typedef {import("./state.js").Shown} Shown */
+/** @typedef {import("./state.js").View} View */
+/** @typedef {import("./heatmap.js").Cell} Cell */
+/** @typedef {import("./heatmap.js").Shot} Shot */
+
+/** Up to so many cells all heads are tried to find the one that tells most. */
+const TRIED = 3 * 2 ** 20;
+/** From so many columns on, weights are so small that a linear scale would show nothing. */
+const MANY = 128;
+
+/**
+ * What is shown first: the head whose rows tell most about where they look, between source and translation where there
+ * are both. Of a long text, where that would take time, a head of a later layer.
+ * @param {import("./maps.js").Attentions} attentions @returns {Promise<Shown>}
+ */
+export async function firstShown(attentions) {
+  const list = attentions.scene.attentions;
+  const { opens } = attentions.scene;
+  if (opens?.attention) {
+    const asked = { attention: opens.attention, head: opens.head ?? "mean" };
+    return attentions.has(asked) ? asked : { ...asked, head: 0 };
+  }
+  const cross = list.filter((one) => one.kind === "cross");
+  const some = cross.length ? cross : list;
+  const cells = some.reduce((sum, { q, k, heads }) => sum + heads * q.shape[0] * k.shape[0], 0);
+  if (cells > TRIED) return { attention: some[Math.floor((2 * some.length) / 3)].name, head: 0 };
+  let best = { information: -1, shown: { attention: some[0].name, head: 0 } };
+  for (const { name, heads } of some) {
+    await attentions.load(name);
+    for (let head = 0; head < heads; head++) {
+      const map = attentions.map({ attention: name, head }, false);
+      const information = informationOf(map.all(), map.rows, map.columns);
+      if (information > best.information) best = { information, shown: { attention: name, head } };
+    }
+  }
+  return best.shown;
+}
+
+/** One of the two figures, and the choice of what it shows. */
+class Panel {
+  /** @param {Heads} heads @param {number} number */
+  constructor(heads, number) {
+    this.heads = heads;
+    this.number = number;
+    const { attentions } = heads;
+    const list = attentions.scene.attentions;
+    const kinds = kindsOf(list);
+    this.attention = h(
+      "select",
+      { class: "attention", "aria-label": "Attention", onchange: () => this.choose({ attention: this.attention.value }) },
+      [...kinds].map((kind) =>
+        h(
+          "optgroup",
+          { label: kindCalled(kind, kinds) },
+          list.filter((one) => one.kind === kind).map((one) => h("option", { value: one.name }, this.layerCalled(one, list, kinds))),
+        ),
+      ),
+    );
+    this.head = h("select", { class: "head", "aria-label": "Head", onchange: () => this.choose({ head: this.head.value === "mean" ? "mean" : Number(this.head.value) }) });
+    this.previous = h("button", { type: "button", class: "round", "aria-label": "Head before", onclick: () => heads.step(number, 0, -1) }, icon("M14 6l-6 6 6 6"));
+    this.next = h("button", { type: "button", class: "round", "aria-label": "Next head", onclick: () => heads.step(number, 0, 1) }, icon("M10 6l6 6-6 6"));
+    this.place = h("div", { class: "place" });
+    this.says = h("p", { class: "says" });
+    this.element = h(
+      "article",
+      { class: "panel", "data-mark": number ? "second" : "first", onfocusin: () => heads.activate(number), onpointerdown: () => heads.activate(number) },
+      h("header", {}, h("span", { class: "mark", "aria-hidden": "true" }, "AB"[number]), h("h2", {}, this.attention, this.head), h("span", { class: "steps", "data-saved": "no" }, this.previous, this.next)),
+      this.says,
+      this.place,
+    );
+    /** @type {Record<string, any>} */
+    this.figures = {};
+    /** @type {Shot | null} */
+    this.shot = null;
+    new ResizeObserver(() => this.figure?.lay()).observe(this.place);
+  }
+
+  /** @param {any} one @param {any[]} list @param {Set<string>} kinds */
+  layerCalled(one, list, kinds) {
+    const alike = list.filter((other) => other.kind === one.kind && other.layer === one.layer).length > 1;
+    const name = kindCalled(one.kind, kinds);
+    return one.layer === null || alike ? `${name}, ${one.name}` : `${name}, layer ${one.layer}`;
+  }
+
+  /** @param {Partial<Shown>} part */
+  choose(part) {
+    const now = this.shown;
+    const { heads } = this.heads.attentions.byName.get(part.attention ?? now.attention);
+    const next = { ...now, ...part };
+    if (next.head === "mean" ? heads === 1 : next.head >= heads) next.head = heads - 1;
+    this.heads.state.set(this.number ? { other: next } : { shown: next });
+  }
+
+  /** @returns {Shown} */
+  get shown() {
+    return this.number ? this.heads.state.view.other : this.heads.state.view.shown;
+  }
+
+  get figure() {
+    return this.figures[this.heads.state.view.form];
+  }
+
+  /** @param {string} form */
+  make(form) {
+    const { heads, number } = this;
+    const told = {
+      point: (/** @type {Cell | null} */ cell) => heads.point(number, cell),
+      pin: (/** @type {Cell} */ cell) => heads.pin(number, cell),
+      zoom: (/** @type {any} */ zoom) => heads.zoom(number, zoom),
+    };
+    if (form === "map") return new HeatMap(heads.work, `map ${number}`, told);
+    if (form === "lines") return new Lines(told);
+    return form === "text" ? new Prose(told) : new Table(told);
+  }
+
+  /** Draws what is to be seen, if its numbers are there. @param {View} view */
+  show(view) {
+    const { attentions } = this.heads;
+    const { shown } = this;
+    const attention = attentions.byName.get(shown.attention);
+    this.attention.value = shown.attention;
+    fill(
+      this.head,
+      attention.heads > 1 ? h("option", { value: "mean" }, `mean of ${attention.heads} heads`) : null,
+      Array.from({ length: attention.heads }, (_, i) => h("option", { value: i }, attention.heads > 1 ? `head ${i}` : "its one head")),
+    );
+    this.head.value = String(shown.head);
+    this.previous.hidden = this.next.hidden = attention.heads === 1;
+    fill(this.says, this.heads.says(attention));
+    const { rows, columns } = attentions.axesOf(shown.attention, view.words);
+    const map = attentions.map(shown, view.words);
+    const [T, S] = [attention.q.shape[0], attention.k.shape[0]];
+    const gold = this.heads.goldOf(attention, rows, columns);
+    const shut = view.words || !attention.mask ? null : (/** @type {number} */ t, /** @type {number} */ c) => !mayLook(attention.mask, t + S - T, c);
+    this.shot = { map, rows, columns, zoom: this.heads.zoomOf(this.number, map), painter: this.heads.painter(), name: headCalled(attentions.scene.attentions, shown), gold, shut };
+    const figure = (this.figures[view.form] ??= this.make(view.form));
+    if (this.place.firstChild !== figure.element) fill(this.place, figure.element);
+    const { cursor, pin } = this.heads.marksOf(this.number);
+    [figure.cursor, figure.pin] = [cursor, pin];
+    figure.show(this.shot);
+  }
+}
+
+export class Heads {
+  /**
+   * @param {import("./maps.js").Attentions} attentions @param {import("./state.js").State} state
+   * @param {import("./work.js").Work} work @param {import("./shell.js").Voice} voice @param {any} title
+   */
+  constructor(attentions, state, work, voice, title) {
+    this.attentions = attentions;
+    this.scene = attentions.scene;
+    this.state = state;
+    this.work = work;
+    this.voice = voice;
+    /** The cell that is pointed at, and in which figure. @type {{panel: number, cell: Cell} | null} */
+    this.cursor = null;
+    this.active = 0;
+    this.overview = new Overview(attentions, work, (shown, second) => this.choose(shown, second));
+    this.reading = new Reading();
+    this.measures = new Measures(attentions, work);
+    this.panels = [new Panel(this, 0), new Panel(this, 1)];
+    this.panelsElement = h("div", { class: "panels", role: "tabpanel", id: uniqueId("panel"), onkeydown: (event) => this.key(event) }, this.panels.map((panel) => panel.element));
+    this.forms = tabList("Show as", FORMS, this.panelsElement.id, (form) => this.state.set({ form }));
+    this.words = toggle("Join words", (words) => this.state.set({ words, zoom: null }));
+    this.compare = toggle("Compare", (on) => this.setCompare(on));
+    this.legend = h("div", { class: "legend" });
+    this.scale = picker("Scale", SCALES, (scale) => this.state.set({ scale }));
+    this.colours = picker("Colours", COLOURS, (colours) => this.state.set({ colours }));
+    const pickers = h("div", { class: "pickers", "data-saved": "no" }, h("label", {}, "Scale ", this.scale), h("label", {}, "Colours ", this.colours));
+    this.zoomer = this.zoomButtons();
+    this.sheet = h("div", { class: "sheet-of-paper" }, this.panelsElement, h("div", { class: "foot" }, this.legend, pickers, this.zoomer));
+    this.stage = h(
+      "section",
+      { class: "stage", "aria-label": "Head" },
+      h(
+        "div",
+        { class: "bar", "data-saved": "no" },
+        this.forms.element,
+        h("div", { class: "toggles" }, this.words, this.compare),
+      ),
+      this.sheet,
+    );
+    this.element = h(
+      "div",
+      { class: "heads" },
+      title,
+      h("div", { class: "columns" }, this.overview.element, this.stage, h("aside", { class: "side", "aria-label": "What is read off" }, this.reading.element, this.measures.element)),
+    );
+    this.links = this.scene.links ? new Set(this.scene.links.map(String)) : null;
+    this.words.hidden = !attentions.scene.attentions.some((one) => {
+      const { rows, columns } = attentions.axesOf(one.name, true);
+      return rows.length < attentions.axis(one.rows, false).length || columns.length < attentions.axis(one.columns, false).length;
+    });
+    this.compare.hidden = this.overview.cells.size < 2;
+    state.listen((view, changed) => this.update(changed));
+  }
+
+  zoomButtons() {
+    /** @param {string} name @param {string} sign @param {() => void} action */
+    const button = (name, sign, action) => h("button", { type: "button", class: "round", "aria-label": name, title: name, onclick: action }, icon(sign));
+    this.whereBox = s("rect", { class: "box" });
+    this.where = s(
+      "svg",
+      { class: "where", viewBox: "0 0 100 100", "aria-hidden": "true", onpointerdown: (event) => this.goTo(event), onpointermove: (event) => event.buttons && this.goTo(event) },
+      s("rect", { class: "all", width: 100, height: 100, rx: 4 }),
+      this.whereBox,
+    );
+    return h(
+      "div",
+      { class: "zoomer", "data-saved": "no" },
+      this.where,
+      button("Zoom in", "M12 5v14M5 12h14", () => this.zoomBy(0.5)),
+      button("Zoom out", "M5 12h14", () => this.zoomBy(2)),
+      (this.showAll = button("Show all", "M4 9V4h5M20 9V4h-5M4 15v5h5M20 15v5h-5", () => this.zoom(0, null))),
+    );
+  }
+
+  /** How many figures there are. */
+  get count() {
+    return this.state.view.other ? 2 : 1;
+  }
+
+  get shownPanels() {
+    return this.panels.slice(0, this.count);
+  }
+
+  /** What is said of an attention: who looks at what. @param {any} attention */
+  says(attention) {
+    const [rows, columns] = Object.values(this.attentions.axesOf(attention.name, false)).map((axis) => axis.called.toLowerCase());
+    if (attention.kind === "cross") return `To predict each token of the ${rows}, it looks at the ${columns}.`;
+    if (attention.kind === "masked") return `Each token looks back at the ${columns} so far.`;
+    return `Each token looks around in the ${columns}.`;
+  }
+
+  /** Whether a cell is a gold link, where there are any. @param {any} attention @param {any} rows @param {any} columns */
+  goldOf(attention, rows, columns) {
+    if (!this.links || attention.kind !== "cross") return null;
+    return (/** @type {number} */ row, /** @type {number} */ column) => this.links.has(`${rows.wordAt(row)},${columns.wordAt(column)}`);
+  }
+
+  get autoScale() {
+    const { columns } = this.scene.attentions.reduce((most, one) => (one.k.shape[0] > most.columns ? { columns: one.k.shape[0] } : most), { columns: 0 });
+    return columns > MANY ? "root" : "linear";
+  }
+
+  painter() {
+    const { colours, scale, theme } = this.state.view;
+    return painterOf(colours, scale ?? this.autoScale, isDark(theme));
+  }
+
+  /** Whether both figures have the same axes, so that a cell of one is a cell of the other. */
+  get alike() {
+    const { shown, other } = this.state.view;
+    if (!other) return false;
+    const [a, b] = [shown, other].map((one) => this.attentions.byName.get(one.attention));
+    return a.rows === b.rows && a.columns === b.columns;
+  }
+
+  /** The part of a map that is shown, as far as the map reaches. @param {number} panel @param {import("./maps.js").Weights} map */
+  zoomOf(panel, map) {
+    const { zoom } = this.state.view;
+    if (!zoom || (panel === 1 && !this.alike)) return null;
+    if (zoom.rows[1] > map.rows || zoom.columns[1] > map.columns) return null;
+    return zoom;
+  }
+
+  /** Which cells are marked in a figure. @param {number} panel @returns {{cursor: Cell | null, pin: Cell | null}} */
+  marksOf(panel) {
+    const { pin, words } = this.state.view;
+    const { cursor } = this;
+    const { rows, columns } = this.attentions.axesOf(this.panels[panel].shown.attention, words);
+    const mine = panel === 0 || this.alike;
+    const pinned = pin && mine ? { row: rows.placeOf(pin[0]), column: columns.placeOf(pin[1]) } : null;
+    return { cursor: cursor && (cursor.panel === panel || this.alike) ? cursor.cell : null, pin: pinned };
+  }
+
+  /** Shows what the state says; numbers that are missing are fetched first. @param {Set<string> | null} [changed] */
+  async update(changed = null) {
+    const begun = performance.now();
+    const { view } = this.state;
+    const wanted = [view.shown, view.other].filter((one) => one !== null).map((one) => one.attention);
+    const missing = wanted.filter((name) => !this.attentions.isLoaded(name));
+    if (missing.length) {
+      await Promise.all(missing.map((name) => this.attentions.load(name)));
+      if (this.state.view !== view) return;
+    }
+    if (!view.other) this.active = 0;
+    if (changed?.has("shown") || changed?.has("other") || changed?.has("words")) this.cursor = null;
+    this.panels[1].element.hidden = !view.other;
+    this.element.dataset.form = view.form;
+    this.element.toggleAttribute("data-two", view.other !== null);
+    change(this.panelsElement, { "aria-labelledby": this.forms.mark(view.form) });
+    change(this.words, { "aria-pressed": String(view.words) });
+    change(this.compare, { "aria-pressed": String(view.other !== null) });
+    this.scale.value = view.scale ?? this.autoScale;
+    this.colours.value = view.colours;
+    for (const panel of this.shownPanels) panel.show(view);
+    this.drawLegend();
+    this.drawWhere();
+    this.overview.mark(view.shown, view.other);
+    this.activate(this.active);
+    this.read();
+    performance.measure("regard-show", { start: begun });
+    if (!changed || ["shown", "other", "words"].some((key) => changed.has(key))) {
+      this.measures.show(this.shownPanels.map((panel) => ({ shot: panel.shot, shown: panel.shown, mark: panel.number ? "second" : "first" })), this.scene.links);
+      if (changed) this.voice.say(this.shownPanels.map((panel) => panel.shot.name).join("; beside it "));
+    }
+    if (!changed || ["shown", "colours", "scale", "theme"].some((key) => changed.has(key))) this.overview.draw(this.painter(), view.shown);
+  }
+
+  /** The colours and their weights. */
+  drawLegend() {
+    const { view } = this.state;
+    const scale = view.scale ?? this.autoScale;
+    const colours = ramp(view.colours, isDark(view.theme));
+    const canvas = h("canvas", { width: 256, height: 1 });
+    const context = canvas.getContext("2d");
+    const image = context.createImageData(256, 1);
+    for (let i = 0; i < 256; i++) image.data.set([...colours.subarray(3 * i, 3 * i + 3), 255], 4 * i);
+    context.putImageData(image, 0, 0);
+    const ticks = ticksOf(scale).map((weight) => {
+      const tick = h("span", { class: "tick" }, String(weight));
+      tick.style.left = `${100 * shareOf(scale, weight)}%`;
+      return tick;
+    });
+    const gold = this.links && this.shownPanels.some((panel) => panel.shot.gold) ? h("span", { class: "gold-key" }, h("i", { "aria-hidden": "true" }), "gold link") : null;
+    fill(this.legend, h("span", { class: "name" }, "Weight"), h("div", { class: "scale" }, canvas, h("div", { class: "ticks" }, ticks)), gold);
+  }
+
+  /** Where the part that is shown lies. */
+  drawWhere() {
+    const { shot } = this.panels[0];
+    this.zoomer.hidden = this.state.view.form !== "map" || Math.max(shot.map.rows, shot.map.columns) < 16;
+    const zoom = shot.zoom ?? wholeOf(shot.map);
+    const [rows, columns] = [zoom.rows.map((t) => (100 * t) / shot.map.rows), zoom.columns.map((c) => (100 * c) / shot.map.columns)];
+    const x = shot.columns.rtl ? 100 - columns[1] : columns[0];
+    change(this.whereBox, { x, y: rows[0], width: Math.max(3, columns[1] - columns[0]), height: Math.max(3, rows[1] - rows[0]), rx: 2 });
+    this.where.toggleAttribute("hidden", !shot.zoom);
+    change(this.showAll, { disabled: !shot.zoom });
+  }
+
+  /** @param {PointerEvent} event */
+  goTo(event) {
+    const { shot } = this.panels[0];
+    if (!shot.zoom) return;
+    const box = this.where.getBoundingClientRect();
+    let x = (event.clientX - box.left) / box.width;
+    if (shot.columns.rtl) x = 1 - x;
+    const y = (event.clientY - box.top) / box.height;
+    const middle = (/** @type {[number, number]} */ range) => (range[0] + range[1]) / 2;
+    this.zoom(0, shiftedBy(shot, Math.round(y * shot.map.rows - middle(shot.zoom.rows)), Math.round(x * shot.map.columns - middle(shot.zoom.columns))));
+  }
+
+  /** Marks cells and reads them out. @param {number} [wait] how long a voice waits */
+  read(wait = -1) {
+    const readings = [];
+    for (const panel of this.shownPanels) {
+      const { cursor, pin } = this.marksOf(panel.number);
+      panel.figure?.mark(cursor, pin);
+      const cell = cursor ?? pin;
+      readings.push({ shot: panel.shot, cell, mark: panel.number ? "second" : "first" });
+    }
+    this.reading.show(readings, this.cursor === null && this.state.view.pin !== null);
+    if (wait < 0) return;
+    const said = readings.filter(({ cell }) => (cell?.row ?? null) !== null).map(({ shot, cell }) => {
+      const row = shot.map.exact(cell.row);
+      const full = { row: cell.row, column: cell.column ?? greatestIn(row) };
+      return cellSays(shot, full, exactly(row[full.column]));
+    });
+    if (said.length) this.voice.say(said.length > 1 ? `A: ${said[0]} B: ${said[1]}` : said[0], wait);
+  }
+
+  /** @param {number} panel @param {Cell | null} cell */
+  point(panel, cell) {
+    const now = this.cursor?.cell;
+    if ((cell === null && !this.cursor) || (cell && now && cell.row === now.row && cell.column === now.column && this.cursor.panel === panel)) return;
+    this.cursor = cell ? { panel, cell } : null;
+    this.read(200);
+  }
+
+  /** Pins a cell, or lets it go if it is the one. @param {number} panel @param {Cell} cell */
+  pin(panel, cell) {
+    if (panel === 1 && !this.alike) return;
+    const { shot } = this.panels[panel];
+    const row = cell.row ?? shot.map.greatest([0, Math.min(shot.map.rows, 4096)], [cell.column, cell.column + 1])[0];
+    const column = cell.column ?? greatestIn(shot.map.exact(row));
+    const pin = /** @type {[number, number]} */ ([shot.rows.tokenAt(row), shot.columns.tokenAt(column)]);
+    const same = JSON.stringify(this.state.view.pin) === JSON.stringify(pin);
+    this.state.set({ pin: same ? null : pin });
+    const name = `${shot.rows.labels[row]}, ${shot.columns.labels[column]}`;
+    this.voice.say(same ? `No longer pinned: ${name}.` : `Pinned: ${name}, ${exactly(shot.map.exact(row)[column])}.`);
+  }
+
+  /** @param {number} panel @param {import("./state.js").Zoom | null} zoom */
+  zoom(panel, zoom) {
+    if (panel === 1 && !this.alike) return;
+    this.state.set({ zoom });
+  }
+
+  /** @param {number} factor */
+  zoomBy(factor) {
+    const { shot } = this.panels[0];
+    const { cursor, pin } = this.marksOf(0);
+    const zoom = shot.zoom ?? wholeOf(shot.map);
+    const middle = { row: Math.floor((zoom.rows[0] + zoom.rows[1]) / 2), column: Math.floor((zoom.columns[0] + zoom.columns[1]) / 2) };
+    this.zoom(0, zoomedBy(shot, cursor ?? pin ?? middle, factor));
+  }
+
+  /** Makes a figure the one that the overview and keys change. @param {number} panel */
+  activate(panel) {
+    this.active = Math.min(panel, this.count - 1);
+    this.panels.forEach(({ element, number }) => element.toggleAttribute("data-active", this.count > 1 && number === this.active));
+  }
+
+  /** @param {Shown} shown @param {boolean} second */
+  choose(shown, second) {
+    if (second || (this.count > 1 && this.active === 1)) {
+      this.state.set({ other: shown });
+      this.activate(1);
+    } else this.state.set({ shown });
+  }
+
+  /** @param {boolean} on */
+  setCompare(on) {
+    if (!on) this.state.set({ other: null });
+    else {
+      const { shown } = this.state.view;
+      const { heads } = this.attentions.byName.get(shown.attention);
+      const names = [...this.attentions.byName.keys()];
+      const beside = heads > 1 ? { ...shown, head: shown.head === "mean" ? 0 : (shown.head + 1) % heads } : { attention: names[(names.indexOf(shown.attention) + 1) % names.length], head: /** @type {number} */ (0) };
+      this.state.set({ other: beside });
+      this.activate(1);
+    }
+  }
+
+  /** Goes to another layer or head. @param {number} panel @param {number} layers @param {number} heads */
+  step(panel, layers, heads) {
+    const { shown } = this.panels[panel];
+    const names = this.scene.attentions.filter((one) => one.kind === this.attentions.byName.get(shown.attention).kind).map((one) => one.name);
+    const name = names[(names.indexOf(shown.attention) + layers + names.length) % names.length];
+    const count = this.attentions.byName.get(name).heads;
+    const head = shown.head === "mean" ? (heads > 0 ? 0 : heads < 0 ? count - 1 : "mean") : (Math.min(shown.head, count - 1) + heads + count) % count;
+    this.state.set(panel ? { other: { attention: name, head } } : { shown: { attention: name, head } });
+  }
+
+  /** @param {KeyboardEvent} event */
+  key(event) {
+    if (event.altKey || event.metaKey || event.ctrlKey) return;
+    const target = /** @type {HTMLElement} */ (event.target);
+    const panel = this.shownPanels.find((one) => one.element.contains(target));
+    if (!panel || !panel.shot || target.closest("select, button, .scroll")) return;
+    if (this.keyed(event, panel)) {
+      event.preventDefault();
+      event.stopPropagation();
+    }
+  }
+
+  /** Does what a key says; false where it says nothing. @param {KeyboardEvent} event @param {Panel} panel @returns {boolean} */
+  keyed(event, panel) {
+    const far = event.shiftKey ? 10 : 1;
+    const across = panel.shot.columns.rtl && this.state.view.form === "map" ? -1 : 1;
+    const letters = { l: "lines", m: "map", t: "text", n: "table" };
+    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+    if (key in letters) this.state.set({ form: letters[key] });
+    else if (key === "ArrowUp") this.move(panel, -far, 0);
+    else if (key === "ArrowDown") this.move(panel, far, 0);
+    else if (key === "ArrowLeft") this.move(panel, 0, -far * across);
+    else if (key === "ArrowRight") this.move(panel, 0, far * across);
+    else if (key === "Home") this.move(panel, 0, -Infinity);
+    else if (key === "End") this.move(panel, 0, Infinity);
+    else if (key === "PageUp") this.move(panel, -20, 0);
+    else if (key === "PageDown") this.move(panel, 20, 0);
+    else if (key === "g") this.moveTo(panel, this.at(panel).row, greatestIn(panel.shot.map.exact(this.at(panel).row)));
+    else if (key === "Enter" || key === " ") this.pin(panel.number, this.at(panel));
+    else if (key === "Escape") return this.escape();
+    else if (key === "+" || key === "=") this.zoomBy(0.5);
+    else if (key === "-") this.zoomBy(2);
+    else if (key === "0") this.zoom(0, null);
+    else if (key === "[") this.step(panel.number, 0, -1);
+    else if (key === "]") this.step(panel.number, 0, 1);
+    else if (key === "{") this.step(panel.number, -1, 0);
+    else if (key === "}") this.step(panel.number, 1, 0);
+    else if (key === "w" && !this.words.hidden) this.state.set({ words: !this.state.view.words, zoom: null });
+    else if (key === "c" && !this.compare.hidden) this.setCompare(this.count === 1);
+    else return false;
+    return true;
+  }
+
+  escape() {
+    if (this.state.view.pin || this.cursor) {
+      this.cursor = null;
+      this.state.set({ pin: null });
+      this.read();
+    } else if (this.state.view.zoom) this.zoom(0, null);
+    else return false;
+    return true;
+  }
+
+  /** The cell where the keys are. @param {Panel} panel @returns {{row: number, column: number}} */
+  at(panel) {
+    const { cursor, pin } = this.marksOf(panel.number);
+    const { map, zoom } = panel.shot;
+    const cell = cursor ?? pin;
+    const row = Math.min(map.rows - 1, cell?.row ?? zoom?.rows[0] ?? 0);
+    return { row, column: Math.min(map.columns - 1, cell?.column ?? greatestIn(map.exact(row))) };
+  }
+
+  /** @param {Panel} panel @param {number} rows @param {number} columns */
+  move(panel, rows, columns) {
+    const { cursor, pin } = this.marksOf(panel.number);
+    const at = this.at(panel);
+    // The first key only shows where one is.
+    if (!cursor && !pin) this.moveTo(panel, at.row, at.column);
+    else this.moveTo(panel, at.row + rows, at.column + columns);
+  }
+
+  /** @param {Panel} panel @param {number} row @param {number} column */
+  moveTo(panel, row, column) {
+    const { map, zoom } = panel.shot;
+    const cell = { row: Math.max(0, Math.min(map.rows - 1, row)), column: Math.max(0, Math.min(map.columns - 1, column)) };
+    this.cursor = { panel: panel.number, cell };
+    if (zoom) {
+      /** How far a range has to move to hold a place. @param {[number, number]} range @param {number} place */
+      const by = ([from, to], place) => (place < from ? place - from : place >= to ? place - to + 1 : 0);
+      this.zoom(panel.number, shiftedBy(panel.shot, by(zoom.rows, cell.row), by(zoom.columns, cell.column)));
+    }
+    this.read(0);
+  }
+
+  /** What a file of the view is called. */
+  get fileName() {
+    const { shown, other } = this.state.view;
+    return ["regard", ...[shown, other].filter((one) => one !== null).map((one) => `${shortened(one.attention, 60)}.${one.head}`)].join("-").replace(/[^\w.-]+/g, "_");
+  }
+
+  /** All numbers of the first figure. */
+  get numbers() {
+    return numbersOf(this.panels[0].shot);
+  }
+}

@@ -1,0 +1,296 @@
+/**
+ * Rows of weights, fast: four queries by eight keys at a time, in 700 bytes of WebAssembly with four-wide arithmetic,
+ * put together here. A plain twin stands beside it (`weightsInto` in maths.js): it gives the numbers that people read
+ * and takes over where a page may not run WebAssembly. This one is for pictures: float32, right to about five digits.
+ */
+
+import { reachOf, weightsInto } from "./maths.js";
+
+/** @typedef {import("./maths.js").Head} Head */
+
+// The few instructions that are needed, by the names of the WebAssembly specification.
+const I32 = 0x7f;
+const F32 = 0x7d;
+const V128 = 0x7b;
+/** @param {number} local */
+const get = (local) => [0x20, local];
+/** @param {number} local */
+const set = (local) => [0x21, local];
+/** @param {number} local */
+const tee = (local) => [0x22, local];
+/** @param {number} code */
+const simd = (code) => [0xfd, ...unsigned(code)];
+/** @param {number} offset */
+const v128Load = (offset) => [simd(0), 0, unsigned(offset)];
+/** @param {number} offset */
+const v128LoadSplat = (offset) => [simd(9), 0, unsigned(offset)];
+/** @param {number} offset */
+const v128Store = (offset) => [simd(11), 0, unsigned(offset)];
+/** @param {number} lane */
+const f32x4Lane = (lane) => [simd(0x1f), lane];
+const i32x4Splat = simd(0x11);
+const f32x4Splat = simd(0x13);
+const f32x4Nearest = simd(0x6a);
+const i32x4Shl = simd(0xab);
+const i32x4Add = simd(0xae);
+const f32x4Add = simd(0xe4);
+const f32x4Sub = simd(0xe5);
+const f32x4Mul = simd(0xe6);
+const f32x4Max = simd(0xe9);
+const i32x4TruncSat = simd(0xf8);
+const i32Add = 0x6a;
+const i32Sub = 0x6b;
+const f32Add = 0x92;
+const f32Max = 0x97;
+/** @param {number} n */
+const i32Const = (n) => [0x41, signed(n)];
+/** @param {number} x */
+const f32Const = (x) => [0x43, ...new Uint8Array(new Float32Array([x]).buffer)];
+/** The same number four times. @param {number} x */
+const four = (x) => [f32Const(x), f32x4Splat];
+/** Moves a pointer on. @param {number} local @param {number} bytes */
+const advance = (local, bytes) => [get(local), i32Const(bytes), i32Add, set(local)];
+/** Repeats the body as often as a local says. @param {number} local @param {any[]} body */
+const times = (local, body) => [0x03, 0x40, body, get(local), i32Const(1), i32Sub, tee(local), 0x0d, 0, 0x0b];
+
+/** LEB128. @param {number} n @returns {number[]} */
+function unsigned(n) {
+  return n < 128 ? [n] : [(n & 127) | 128, ...unsigned(n >>> 7)];
+}
+
+/** @param {number} n @returns {number[]} */
+function signed(n) {
+  const last = (n >> 6 === 0 && !(n & 64)) || (n >> 6 === -1 && n & 64);
+  return last ? [n & 127] : [(n & 127) | 128, ...signed(n >> 7)];
+}
+
+/** Below every score, and still a number. */
+const LOWEST = -3e38;
+const LANES = [0, 1, 2, 3];
+
+/**
+ * dots(q, k, out, groups, D, stride): the products of four queries with 8 · groups keys. q holds, for each d, that number
+ * of the four queries; k, for each group and each d, that number of its eight keys. A query's row in `out` is `stride`
+ * bytes long.
+ */
+function dotsBody() {
+  const [q, k, out, groups, width, stride, d, query, place] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
+  /** The sum for query j and half h of the keys. @param {number} j @param {number} h */
+  const sum = (j, h) => 9 + 2 * j + h;
+  const [near, far, number] = [17, 18, 19];
+  return times(groups, [
+    LANES.map((j) => [four(0), tee(sum(j, 0)), set(sum(j, 1))]),
+    [get(q), set(query), get(width), set(d)],
+    times(d, [
+      [get(k), v128Load(0), set(near), get(k), v128Load(16), set(far)],
+      LANES.map((j) => [
+        [get(query), v128LoadSplat(4 * j), tee(number)],
+        [get(near), f32x4Mul, get(sum(j, 0)), f32x4Add, set(sum(j, 0))],
+        [get(number), get(far), f32x4Mul, get(sum(j, 1)), f32x4Add, set(sum(j, 1))],
+      ]),
+      [advance(k, 32), advance(query, 16)],
+    ]),
+    [get(out), set(place)],
+    LANES.map((j) => [
+      [get(place), get(sum(j, 0)), v128Store(0), get(place), get(sum(j, 1)), v128Store(16)],
+      [get(place), get(stride), i32Add, set(place)],
+    ]),
+    advance(out, 32),
+  ]);
+}
+
+/** greatest(x, n): the greatest of 4 n numbers. */
+function greatestBody() {
+  const [x, n, best] = [0, 1, 2];
+  return [
+    [four(LOWEST), set(best)],
+    times(n, [get(best), get(x), v128Load(0), f32x4Max, set(best), advance(x, 16)]),
+    [get(best), f32x4Lane(0), get(best), f32x4Lane(1), f32Max],
+    [get(best), f32x4Lane(2), get(best), f32x4Lane(3), f32Max, f32Max],
+  ];
+}
+
+/**
+ * exps(x, n, greatest): makes of each of 4 n numbers e^(x − greatest), and gives their sum.
+ * e^x = 2^n e^r, where n is x / ln 2 rounded and r what is left: eight terms of its series are enough.
+ */
+function expsBody() {
+  const [x, n, greatest, sum, rest, whole, power] = [0, 1, 2, 3, 4, 5, 6];
+  const coarse = 355 / 512; // ln 2 in two parts, so that n times the first is exact
+  const terms = [1];
+  for (let i = 1; i < 8; i++) terms.push(terms[i - 1] / i);
+  return [
+    [four(0), set(sum)],
+    times(n, [
+      [get(x), get(x), v128Load(0), get(greatest), f32x4Splat, f32x4Sub, four(-87), f32x4Max, set(rest)],
+      [get(rest), four(Math.LOG2E), f32x4Mul, f32x4Nearest, set(whole)],
+      [get(rest), get(whole), four(coarse), f32x4Mul, f32x4Sub],
+      [get(whole), four(Math.LN2 - coarse), f32x4Mul, f32x4Sub, set(rest)],
+      four(terms[7]),
+      [6, 5, 4, 3, 2, 1, 0].map((i) => [get(rest), f32x4Mul, four(terms[i]), f32x4Add]),
+      // 2^n by its bits: the exponent of a float begins at bit 23.
+      [get(whole), i32x4TruncSat, i32Const(127), i32x4Splat, i32x4Add, i32Const(23), i32x4Shl],
+      [f32x4Mul, tee(power), v128Store(0)],
+      [get(sum), get(power), f32x4Add, set(sum), advance(x, 16)],
+    ]),
+    [get(sum), f32x4Lane(0), get(sum), f32x4Lane(1), f32Add],
+    [get(sum), f32x4Lane(2), get(sum), f32x4Lane(3), f32Add, f32Add],
+  ];
+}
+
+/** The module's bytes: types, one imported memory, three functions and their names. @returns {Uint8Array} */
+export function kernelBytes() {
+  /** @param {any[]} parts @returns {number[]} */
+  const flat = (parts) => parts.flat(Infinity);
+  /** @param {any[]} items */
+  const list = (items) => flat([unsigned(items.length), items]);
+  /** @param {number} id @param {any[]} items */
+  const section = (id, items) => [id, unsigned(list(items).length), list(items)];
+  /** @param {string} text */
+  const name = (text) => list([...text].map((letter) => letter.charCodeAt(0)));
+  /** @param {any[]} locals @param {any[]} body */
+  const code = (locals, body) => {
+    const all = flat([list(locals), body, 0x0b]);
+    return [unsigned(all.length), all];
+  };
+  return Uint8Array.from(
+    flat([
+      [0, 0x61, 0x73, 0x6d, 1, 0, 0, 0],
+      section(1, [
+        [0x60, list([I32, I32, I32, I32, I32, I32]), list([])],
+        [0x60, list([I32, I32]), list([F32])],
+        [0x60, list([I32, I32, F32]), list([F32])],
+      ]),
+      section(2, [[name("page"), name("memory"), 2, 0, 1]]),
+      section(3, [0, 1, 2]),
+      section(7, [
+        [name("dots"), 0, 0],
+        [name("greatest"), 0, 1],
+        [name("exps"), 0, 2],
+      ]),
+      section(10, [
+        code([[3, I32], [11, V128]], dotsBody()),
+        code([[1, V128]], greatestBody()),
+        code([[4, V128]], expsBody()),
+      ]),
+    ]),
+  );
+}
+
+/** Keys of heads are kept in the kernel's memory up to so many numbers; then all make room. */
+const ROOM = 48 * 2 ** 20;
+
+/** Computes rows of weights of any head. */
+export class Kernel {
+  /** @param {boolean} [fast] whether WebAssembly may be tried */
+  constructor(fast = true) {
+    /** What is known of each head: where its keys lie, and for each row its greatest score and the sum of powers. */
+    this.known = new WeakMap();
+    this.run = null;
+    if (!fast) return;
+    try {
+      this.memory = new WebAssembly.Memory({ initial: 1 });
+      const module = new WebAssembly.Module(kernelBytes());
+      this.run = /** @type {any} */ (new WebAssembly.Instance(module, { page: { memory: this.memory } }).exports);
+      this.numbers = new Float32Array(this.memory.buffer);
+    } catch {
+      this.run = null; // forbidden by the page's policy, or no four-wide arithmetic here
+    }
+    this.generation = 0;
+    this.scratch = 0;
+    this.used = 0;
+  }
+
+  /**
+   * The weights of some rows for the keys from..to, row after row, into `out`.
+   * @param {Head} head @param {number[]} rows @param {number} from @param {number} to @param {Float32Array} out
+   */
+  rowsInto(head, rows, from, to, out) {
+    const width = to - from;
+    if (!this.run || head.w) {
+      const row = new Float64Array(head.S);
+      rows.forEach((t, i) => out.set(weightsInto(head, t, row).subarray(from, to), i * width));
+      return;
+    }
+    for (let i = 0; i < rows.length; i += 4) {
+      this.fourInto(head, rows.slice(i, i + 4), from, to, out.subarray(i * width));
+    }
+  }
+
+  /** @param {Head} head @param {number[]} rows at most four @param {number} from @param {number} to @param {Float32Array} out */
+  fourInto(head, rows, from, to, out) {
+    const { D, S, T, bias, scale, q } = head;
+    const place = this.placeOf(head);
+    const reaches = rows.map((t) => reachOf(head.mask, t + S - T, S));
+    // A row that was once seen whole is known by its greatest score and its sum: then a part of it is enough.
+    const seen = rows.every((t) => place.sums[t] !== 0);
+    let first = Math.min(...reaches.map((reach) => reach.from));
+    let end = Math.max(...reaches.map((reach) => reach.to));
+    if (seen) [first, end] = [Math.max(first, from), Math.min(end, to)];
+    const width = to - from;
+    out.fill(0, 0, rows.length * width);
+    if (first >= end) return;
+    const group = first >> 3;
+    const groups = ((end + 7) >> 3) - group;
+    const stride = groups * 8;
+    const f = this.numbers;
+    rows.forEach((t, j) => {
+      for (let d = 0; d < D; d++) f[4 * d + j] = q[t * D + d] * scale;
+    });
+    const results = 4 * D;
+    this.run.dots(0, 4 * (place.at + group * 8 * D), 4 * results, groups, D, 4 * stride);
+    rows.forEach((t, j) => {
+      const reach = reaches[j];
+      const begin = results + j * stride;
+      const key = group * 8; // the key of the first number
+      if (bias) for (let i = 0; i < stride && key + i < S; i++) f[begin + i] += bias[key + i - t + T - 1];
+      if (reach.from > key) f.fill(LOWEST, begin, begin + Math.min(stride, reach.from - key));
+      if (reach.to < key + stride) f.fill(LOWEST, begin + Math.max(0, reach.to - key), begin + stride);
+      if (reach.open) for (let i = 0; i < stride; i++) if (!reach.open(key + i)) f[begin + i] = LOWEST;
+      if (!seen) place.greatest[t] = this.run.greatest(4 * begin, stride / 4);
+      const nothing = place.greatest[t] < LOWEST / 2;
+      const sum = this.run.exps(4 * begin, stride / 4, place.greatest[t]);
+      if (!seen) place.sums[t] = nothing ? Infinity : sum;
+      const low = Math.max(from, reach.from, first);
+      const high = Math.min(to, reach.to, end);
+      for (let s = low; s < high; s++) out[j * width + s - from] = f[begin + s - key] / place.sums[t];
+      if (reach.open) for (let s = low; s < high; s++) if (!reach.open(s)) out[j * width + s - from] = 0;
+    });
+  }
+
+  /** Where a head's keys lie in the memory; they are put there if they are not. @param {Head} head */
+  placeOf(head) {
+    const { D, S, T, k } = head;
+    let place = this.known.get(head);
+    if (!place) {
+      place = { generation: -1, at: 0, greatest: new Float32Array(T), sums: new Float32Array(T) };
+      this.known.set(head, place);
+    }
+    if (place.generation === this.generation) return place;
+    const groups = (S + 7) >> 3;
+    const scratch = 4 * D + 4 * groups * 8;
+    const size = groups * 8 * D;
+    if (scratch > this.scratch || this.used + size > ROOM) {
+      this.generation++;
+      this.scratch = Math.max(scratch, this.scratch);
+      this.used = this.scratch;
+    }
+    place.generation = this.generation;
+    place.at = this.used;
+    this.used += size;
+    const missing = 4 * this.used - this.memory.buffer.byteLength;
+    if (missing > 0) {
+      this.memory.grow(Math.ceil(missing / 65536));
+      this.numbers = new Float32Array(this.memory.buffer);
+    }
+    const f = this.numbers;
+    for (let g = 0; g < groups; g++) {
+      for (let lane = 0; lane < 8; lane++) {
+        const s = 8 * g + lane;
+        const to = place.at + g * 8 * D + lane;
+        for (let d = 0; d < D; d++) f[to + 8 * d] = s < S ? k[s * D + d] : 0;
+      }
+    }
+    return place;
+  }
+}

@@ -1,0 +1,286 @@
+/**
+ * Attention's arithmetic: from q and k to weights, and what is measured on them. Nothing here knows of a page: it runs
+ * under node too, where it is compared with NumPy.
+ *
+ * Axes: T queries (rows), S keys (columns), H heads, G heads of the keys, D width. Query t stands at p = t + S − T.
+ */
+
+/** @typedef {{op: string, size?: number, length?: number, parts?: Mask[], part?: Mask}} Mask */
+/** @typedef {{called: string, form: string, scale?: number}} Score */
+/** @typedef {{numbers: Float32Array | Uint16Array, low: Float32Array | null, step: Float32Array | null}} Raw numbers as they came */
+/**
+ * One head of one attention: what a row of weights is computed from.
+ * @typedef {{T: number, S: number, D: number, q: Float32Array, k: Float32Array, scale: number,
+ *   w: Float32Array | null, bias: Float32Array | null, mask: Mask | null}} Head
+ */
+/** @typedef {Float32Array | Float64Array} Row */
+
+/**
+ * Numbers of a blob, still as they came. Large ones come in sixteen bits: for each channel (a number of a head) its least
+ * value and a step, then whole numbers of steps.
+ * @param {ArrayBuffer} buffer @param {{type: string, shape: number[]}} blob @returns {Raw}
+ */
+export function rawOf(buffer, { type, shape }) {
+  if (type === "float32") return { numbers: new Float32Array(buffer), low: null, step: null };
+  if (type !== "uint16") throw new Error(`Numbers of type ${type} are not known.`);
+  const channels = shape.slice(1).reduce((product, n) => product * n, 1);
+  return {
+    low: new Float32Array(buffer, 0, channels),
+    step: new Float32Array(buffer, 4 * channels, channels),
+    numbers: new Uint16Array(buffer, 8 * channels),
+  };
+}
+
+/**
+ * One head out of numbers of shape (rows, heads, width).
+ * @param {Raw} raw @param {number} rows @param {number} heads @param {number} width @param {number} head
+ */
+export function taken({ numbers, low, step }, rows, heads, width, head) {
+  const out = new Float32Array(rows * width);
+  const channel = head * width;
+  for (let row = 0; row < rows; row++) {
+    const from = row * heads * width + channel;
+    for (let d = 0; d < width; d++) {
+      const number = numbers[from + d];
+      out[row * width + d] = step ? low[channel + d] + step[channel + d] * number : number;
+    }
+  }
+  return out;
+}
+
+/**
+ * Head h of an attention. Where there are fewer heads of keys, neighbouring heads share one.
+ * @param {{heads: number, score: Score, mask: Mask | null, q: {shape: number[]}, k: {shape: number[]}}} attention
+ * @param {{q: Raw, k: Raw, w: Raw | null, bias: Raw | null}} raw
+ * @param {number} h
+ * @returns {Head}
+ */
+export function headOf(attention, raw, h) {
+  const [T, H, D] = attention.q.shape;
+  const [S, G] = attention.k.shape;
+  return {
+    T,
+    S,
+    D,
+    q: taken(raw.q, T, H, D, h),
+    k: taken(raw.k, S, G, D, Math.floor(h / (H / G))),
+    scale: attention.score.scale ?? 1,
+    w: raw.w ? taken(raw.w, 1, H, D, h) : null,
+    bias: raw.bias ? taken(raw.bias, 1, H, T + S - 1, h) : null,
+    mask: attention.mask,
+  };
+}
+
+/** Whether a query at p may look at key s. @param {Mask | null} mask @param {number} p @param {number} s @returns {boolean} */
+export function mayLook(mask, p, s) {
+  if (!mask) return true;
+  switch (mask.op) {
+    case "causal":
+      return s <= p;
+    case "window":
+      return s <= p && s > p - mask.size;
+    case "lengths":
+      return s < mask.length;
+    case "and":
+      return mask.parts.every((part) => mayLook(part, p, s));
+    case "or":
+      return mask.parts.some((part) => mayLook(part, p, s));
+    case "not":
+      return !mayLook(mask.part, p, s);
+  }
+  throw new Error(`A mask called ${mask.op} is not known.`);
+}
+
+/**
+ * The keys from..to among which are all that a query at p may look at; `open`, where some in between are shut.
+ * @param {Mask | null} mask @param {number} p @param {number} S
+ * @returns {{from: number, to: number, open: ((s: number) => boolean) | null}}
+ */
+export function reachOf(mask, p, S) {
+  const whole = { from: 0, to: S, open: null };
+  if (!mask) return whole;
+  const to = Math.max(0, Math.min(S, p + 1));
+  if (mask.op === "causal") return { ...whole, to };
+  if (mask.op === "window") return { ...whole, from: Math.max(0, p - mask.size + 1), to };
+  if (mask.op === "lengths") return { ...whole, to: Math.min(S, mask.length) };
+  if (mask.op !== "and") return { ...whole, open: (s) => mayLook(mask, p, s) };
+  const parts = mask.parts.map((part) => reachOf(part, p, S));
+  const tests = parts.map((part) => part.open).filter((open) => open !== null);
+  return {
+    from: Math.max(0, ...parts.map((part) => part.from)),
+    to: Math.min(S, ...parts.map((part) => part.to)),
+    open: tests.length ? (s) => tests.every((open) => open(s)) : null,
+  };
+}
+
+/** e^2x of the numbers of a concat head, so that tanh(q + k) = 1 − 2 / (e^2q e^2k + 1) needs no power for each pair. */
+const powers = new WeakMap();
+
+/** @param {Float32Array} numbers @returns {Float64Array} */
+function powersOf(numbers) {
+  if (!powers.has(numbers)) {
+    // Beyond ±20 tanh is ±1 to the last digit; bounded, no product of the two overflows.
+    powers.set(numbers, Float64Array.from(numbers, (x) => Math.exp(2 * Math.max(-170, Math.min(170, x)))));
+  }
+  return powers.get(numbers);
+}
+
+/**
+ * The raw scores of query t with the keys from..to, before mask and softmax, in double precision.
+ * @param {Head} head @param {number} t @param {number} from @param {number} to @param {Row} out
+ */
+export function scoresInto(head, t, from, to, out) {
+  const { D, T, bias, scale, w } = head;
+  if (w) {
+    const q = powersOf(head.q);
+    const k = powersOf(head.k);
+    let all = 0;
+    for (let d = 0; d < D; d++) all += w[d];
+    for (let s = from; s < to; s++) {
+      let sum = 0;
+      for (let d = 0, i = t * D, j = s * D; d < D; d++) sum += w[d] / (q[i + d] * k[j + d] + 1);
+      out[s] = all - 2 * sum;
+    }
+  } else {
+    const { q, k } = head;
+    for (let s = from; s < to; s++) {
+      // Two sums that do not wait for each other.
+      let even = 0;
+      let odd = 0;
+      let d = 0;
+      const i = t * D;
+      const j = s * D;
+      for (; d + 1 < D; d += 2) {
+        even += q[i + d] * k[j + d];
+        odd += q[i + d + 1] * k[j + d + 1];
+      }
+      if (d < D) even += q[i + d] * k[j + d];
+      out[s] = scale * (even + odd);
+    }
+  }
+  if (bias) for (let s = from; s < to; s++) out[s] += bias[s - t + T - 1];
+}
+
+/**
+ * The weights of query t: the softmax of its scores over the keys it may look at. Where there are none, zeros.
+ * @template {Row} R @param {Head} head @param {number} t @param {R} out @returns {R}
+ */
+export function weightsInto(head, t, out) {
+  const { from, to, open } = reachOf(head.mask, t + head.S - head.T, head.S);
+  out.fill(0);
+  if (from >= to) return out;
+  scoresInto(head, t, from, to, out);
+  let greatest = -Infinity;
+  for (let s = from; s < to; s++) {
+    if (open && !open(s)) out[s] = -Infinity;
+    if (out[s] > greatest) greatest = out[s];
+  }
+  let sum = 0;
+  for (let s = from; s < to; s++) {
+    out[s] = greatest === -Infinity ? 0 : Math.exp(out[s] - greatest);
+    sum += out[s];
+  }
+  if (sum > 0) for (let s = from; s < to; s++) out[s] /= sum;
+  return out;
+}
+
+/** How widely a row looks, in bits: 0 at one key, log2 n at n keys evenly. @param {Row} row @returns {number} */
+export function entropyOf(row) {
+  let sum = 0;
+  for (let s = 0; s < row.length; s++) if (row[s] > 0) sum -= row[s] * Math.log2(row[s]);
+  return sum;
+}
+
+/** The weight that two rows put on the same keys: 1 if they are the same, 0 if they share none. @param {Row} a @param {Row} b */
+export function overlapOf(a, b) {
+  let sum = 0;
+  for (let s = 0; s < a.length; s++) sum += Math.min(a[s], b[s]);
+  return sum;
+}
+
+/**
+ * How much the rows of a map tell about where they look, in bits: the entropy of the mean row less the rows' mean entropy.
+ * @param {Row} map @param {number} rows @param {number} columns
+ */
+export function informationOf(map, rows, columns) {
+  const mean = new Float64Array(columns);
+  let entropy = 0;
+  for (let i = 0; i < rows; i++) {
+    const row = map.subarray(i * columns, (i + 1) * columns);
+    entropy += entropyOf(row) / rows;
+    for (let s = 0; s < columns; s++) mean[s] += row[s] / rows;
+  }
+  return entropyOf(mean) - entropy;
+}
+
+/**
+ * Where each word begins, and at last where the text ends. Tokens of one word follow one another; a token without a
+ * word (null, or below 0) is one of its own.
+ * @param {(number | null)[]} words @returns {Int32Array}
+ */
+export function wordStarts(words) {
+  const starts = [];
+  words.forEach((word, i) => {
+    if (i === 0 || word === null || word < 0 || word !== words[i - 1]) starts.push(i);
+  });
+  return Int32Array.from([...starts, words.length]);
+}
+
+/**
+ * Adds a row over tokens to a row over words: the weights of a word's tokens are summed. `share` is what the row counts
+ * for: rows of one word are averaged. The row begins with token `first`.
+ * @param {Row} row @param {number} first @param {Int32Array} starts @param {number} from @param {number} to
+ * @param {number} share @param {Row} out
+ */
+export function addJoined(row, first, starts, from, to, share, out) {
+  for (let word = from; word < to; word++) {
+    let sum = 0;
+    for (let s = starts[word]; s < starts[word + 1]; s++) sum += row[s - first];
+    out[word - from] += share * sum;
+  }
+}
+
+/**
+ * Raises each of `out` to the greatest of its share of a row: block b holds row[b·size … (b + 1)·size).
+ * @param {Row} row @param {number} size @param {Row} out
+ */
+export function raiseTo(row, size, out) {
+  for (let b = 0; b < out.length; b++) {
+    const end = Math.min(row.length, (b + 1) * size);
+    let greatest = out[b];
+    for (let s = b * size; s < end; s++) if (row[s] > greatest) greatest = row[s];
+    out[b] = greatest;
+  }
+}
+
+/** The place of the greatest of a row, from..to. @param {Row} row @param {number} [from] @param {number} [to] */
+export function greatestIn(row, from = 0, to = row.length) {
+  let best = from;
+  for (let s = from + 1; s < to; s++) if (row[s] > row[best]) best = s;
+  return best;
+}
+
+/** The places of the greatest of a row, greatest first. @param {Row} row @param {number} count */
+export function greatestOf(row, count) {
+  /** @type {number[]} */
+  const best = [];
+  for (let s = 0; s < row.length; s++) {
+    if (best.length === count && row[s] <= row[best[count - 1]]) continue;
+    let place = best.length;
+    while (place > 0 && row[best[place - 1]] < row[s]) place--;
+    best.splice(place, 0, s);
+    if (best.length > count) best.pop();
+  }
+  return best;
+}
+
+/**
+ * 1 − 2 |A ∩ S| / (|A| + |S|): how far links are from the right ones (Och and Ney 2003, all gold links being sure).
+ * @param {[number, number][]} found @param {[number, number][]} gold
+ */
+export function alignmentError(found, gold) {
+  const mine = new Set(found.map(String));
+  const right = new Set(gold.map(String));
+  const both = [...mine].filter((link) => right.has(link)).length;
+  return mine.size + right.size ? 1 - (2 * both) / (mine.size + right.size) : 0;
+}

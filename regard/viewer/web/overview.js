@@ -1,0 +1,224 @@
+/** Every layer and head at a glance: a small map for each. */
+
+import { Picture, wholeOf } from "./maps.js";
+import { change, h } from "./dom.js";
+
+/** @typedef {import("./state.js").Shown} Shown */
+
+/** So many points at most is a small map wide. */
+const POINTS = 80;
+/** Small maps are drawn after what is in front of the eyes. */
+const LATER = 10;
+
+/** What people call the attentions of one kind, beside the other kinds of the same model. @param {string} kind @param {Set<string>} kinds */
+export function kindCalled(kind, kinds) {
+  if (kind === "cross") return "Cross-attention";
+  if (kind === "masked") return kinds.size > 1 ? "Decoder self-attention" : "Masked self-attention";
+  return kinds.size > 1 ? "Encoder self-attention" : "Self-attention";
+}
+
+/** @param {any[]} attentions @returns {Set<string>} */
+export function kindsOf(attentions) {
+  return new Set(attentions.map((one) => one.kind));
+}
+
+/** A head by its name, in full. @param {any[]} attentions @param {Shown} shown */
+export function headCalled(attentions, shown) {
+  const attention = attentions.find((one) => one.name === shown.attention);
+  const alike = attentions.filter((one) => one.kind === attention.kind && one.layer === attention.layer).length > 1;
+  const layer = attention.layer === null || alike ? attention.name : `layer ${attention.layer}`;
+  const head = shown.head === "mean" ? "mean of all heads" : attention.heads > 1 ? `head ${shown.head}` : "its one head";
+  return `${kindCalled(attention.kind, kindsOf(attentions))}, ${layer}, ${head}`;
+}
+
+export class Overview {
+  /**
+   * @param {import("./maps.js").Attentions} attentions @param {import("./work.js").Work} work
+   * @param {(shown: Shown, second: boolean) => void} chosen
+   */
+  constructor(attentions, work, chosen) {
+    this.attentions = attentions;
+    this.work = work;
+    this.chosen = chosen;
+    /** @type {Map<string, {shown: Shown, element: HTMLElement, canvas: HTMLCanvasElement, picture: Picture | null}>} */
+    this.cells = new Map();
+    /** @type {any[]} */
+    this.ready = [];
+    const list = attentions.scene.attentions;
+    this.element = h("nav", { class: "overview", "aria-label": "All layers and heads" }, [...kindsOf(list)].map((kind) => this.group(kind, list)));
+  }
+
+  /** @param {string} kind @param {any[]} list */
+  group(kind, list) {
+    const some = list.filter((one) => one.kind === kind);
+    const heads = Math.max(...some.map((one) => one.heads));
+    const name = kindCalled(kind, kindsOf(list));
+    const columns = heads > 1 ? ["mean", ...Array(heads).keys()] : [0];
+    const grid = h(
+      "div",
+      { class: "grid", role: "grid", "aria-label": `${name}: a row for each layer, a column for each head`, onkeydown: (event) => this.key(event) },
+      h(
+        "div",
+        { role: "row", class: "line heads" },
+        h("span", { role: "columnheader", class: "corner" }, h("span", { class: "unseen" }, "layer")),
+        columns.map((head) =>
+          h("span", { role: "columnheader", class: head === "mean" ? "mean" : "" }, heads > 1 ? String(head) : h("span", { class: "unseen" }, "head 0")),
+        ),
+      ),
+      some.map((one) =>
+        h(
+          "div",
+          { role: "row", class: "line" },
+          h("span", { role: "rowheader", class: "layer", title: one.name }, this.rowCalled(one, some)),
+          columns.filter((head) => head === "mean" ? one.heads > 1 : head < one.heads).map((head) => this.cell(one, head)),
+        ),
+      ),
+    );
+    grid.style.setProperty("--heads", String(heads > 1 ? heads + 1 : 1));
+    const size = heads > 1 || some.length > 1 ? `${some.length} ${some.length > 1 ? "layers" : "layer"} × ${heads}` : null;
+    return h("section", { class: "group" }, h("h2", {}, name, size ? h("span", { class: "size" }, size) : null), grid);
+  }
+
+  /** @param {any} one @param {any[]} some */
+  rowCalled(one, some) {
+    const alike = some.filter((other) => other.layer === one.layer).length > 1;
+    return one.layer === null || alike ? one.name : String(one.layer);
+  }
+
+  /** @param {any} attention @param {number | "mean"} head */
+  cell(attention, head) {
+    const shown = { attention: attention.name, head };
+    const canvas = h("canvas", { width: 1, height: 1 });
+    const name = headCalled(this.attentions.scene.attentions, shown);
+    const element = h(
+      "div",
+      {
+        role: "gridcell",
+        class: head === "mean" ? "thumb mean" : "thumb",
+        tabindex: -1,
+        "aria-label": name,
+        "aria-selected": "false",
+        title: name,
+        "data-shown": keyOf(shown),
+        onclick: (event) => this.chosen(shown, event.shiftKey),
+      },
+      canvas,
+    );
+    this.cells.set(keyOf(shown), { shown, element, canvas, picture: null });
+    return element;
+  }
+
+  /** Arrow keys go from map to map, and what they come to is shown. @param {KeyboardEvent} event */
+  key(event) {
+    const target = /** @type {HTMLElement} */ (event.target);
+    const shown = this.cells.get(target.dataset.shown)?.shown;
+    if (!shown || event.altKey || event.metaKey || event.ctrlKey) return;
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      this.chosen(shown, event.shiftKey);
+      return;
+    }
+    const lines = [...this.element.querySelectorAll(".line:not(.heads)")].map((line) => [...line.querySelectorAll(".thumb")]);
+    const row = lines.findIndex((line) => line.includes(target));
+    const column = lines[row].indexOf(target);
+    const moves = {
+      ArrowLeft: [row, column - 1],
+      ArrowRight: [row, column + 1],
+      ArrowUp: [row - 1, column],
+      ArrowDown: [row + 1, column],
+      Home: [row, 0],
+      End: [row, lines[row].length - 1],
+    };
+    const move = moves[event.key];
+    if (!move) return;
+    event.preventDefault();
+    const line = lines[move[0]];
+    const next = /** @type {HTMLElement | undefined} */ (line?.[Math.min(move[1], line.length - 1)]);
+    if (!next) return;
+    next.focus();
+    this.chosen(this.cells.get(next.dataset.shown).shown, false);
+  }
+
+  /** Marks the heads that are shown. @param {Shown} first @param {Shown | null} second */
+  mark(first, second) {
+    for (const [key, cell] of this.cells) {
+      const [one, two] = [key === keyOf(first), second !== null && key === keyOf(second)];
+      change(cell.element, {
+        "aria-selected": String(one || two),
+        tabindex: one ? 0 : -1,
+        "data-mark": one && two ? "both" : one ? "first" : two ? "second" : null,
+      });
+    }
+  }
+
+  /** Draws all small maps, a few at a time, those of the shown attention first. @param {any} painter @param {Shown} first */
+  draw(painter, first) {
+    this.painter = painter;
+    const waiting = [];
+    for (const cell of this.cells.values()) {
+      if (cell.picture) this.paint(cell);
+      else waiting.push(cell);
+    }
+    waiting.sort((a, b) => Number(b.shown.attention === first.attention) - Number(a.shown.attention === first.attention));
+    this.waiting = waiting;
+    if (waiting.length && !this.drawing) {
+      const side = waiting[0].element.clientWidth || 40;
+      this.dots = Math.min(POINTS, Math.round(side * (window.devicePixelRatio || 1)));
+      this.drawing = true;
+      this.next();
+    }
+  }
+
+  async next() {
+    const cell = this.waiting.shift();
+    if (!cell) {
+      this.drawing = false;
+      return;
+    }
+    await this.attentions.load(cell.shown.attention);
+    /** @type {Picture | null} */
+    let picture = null;
+    this.work.add("overview", LATER, () => {
+      if (!picture) {
+        const map = this.attentions.map(cell.shown, false);
+        picture = new Picture(map, wholeOf(map), this.dots, this.dots);
+      }
+      // Of a long map one row for each point is enough here.
+      const more = picture.step() && (picture.map.whole || !picture.begun);
+      if (!more) {
+        cell.picture = picture;
+        this.paintSoon(cell);
+        this.next();
+      }
+      return more;
+    });
+  }
+
+  /** Paints what is ready a few times a second: every change of the page costs it a new frame. @param {any} cell */
+  paintSoon(cell) {
+    this.ready.push(cell);
+    if (this.ready.length > 1) return;
+    setTimeout(() => {
+      for (const one of this.ready) this.paint(one);
+      this.ready = [];
+    }, 120);
+  }
+
+  /** @param {{canvas: HTMLCanvasElement, picture: Picture, element: HTMLElement}} cell */
+  paint({ canvas, picture, element }) {
+    const { rtl } = this.attentions.axesOf(element.dataset.shown.replace(/:[^:]*$/, ""), false).columns;
+    canvas.width = picture.width;
+    canvas.height = picture.height;
+    const context = canvas.getContext("2d");
+    const image = context.createImageData(picture.width, picture.height);
+    this.painter.fill(picture.values, image.data);
+    context.putImageData(image, 0, 0);
+    canvas.style.transform = rtl ? "scaleX(-1)" : "none";
+    element.dataset.drawn = "";
+  }
+}
+
+/** @param {Shown} shown */
+function keyOf(shown) {
+  return `${shown.attention}:${shown.head}`;
+}

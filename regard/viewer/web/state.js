@@ -1,0 +1,90 @@
+/** What is being looked at, and how: kept in one place, and in the address, so that a link restores the view. */
+
+/**
+ * @typedef {{attention: string, head: number | "mean"}} Shown one head of one attention, or the mean of its heads
+ * @typedef {{rows: [number, number], columns: [number, number]}} Zoom the tokens (or words) that are on the screen
+ * @typedef {{
+ *   shown: Shown, other: Shown | null, form: string, words: boolean, pin: [number, number] | null, zoom: Zoom | null,
+ *   scale: string | null, colours: string, theme: string, changed: Set<string>
+ * }} View
+ */
+
+export const FORMS = { lines: "Lines", map: "Map", text: "Text", table: "Table" };
+
+/** @param {Shown} shown */
+const writeShown = (shown) => `${shown.attention}:${shown.head}`;
+
+/** @param {string | null} text @returns {Shown | null} */
+function readShown(text) {
+  const found = /^(.+):(mean|\d+)$/.exec(text ?? "");
+  return found ? { attention: found[1], head: found[2] === "mean" ? "mean" : Number(found[2]) } : null;
+}
+
+/** Whole numbers out of a text such as "4-12". @param {string | null} text @param {number} count @returns {number[] | null} */
+function readNumbers(text, count) {
+  const numbers = (text ?? "").split(/[-,]/).map((part) => (/^\d{1,9}$/.test(part) ? Number(part) : NaN));
+  return numbers.length === count && numbers.every(Number.isFinite) ? numbers : null;
+}
+
+/** The part of an address after #. Only what differs from the beginning is said. @param {View} view @returns {string} */
+export function writeHash(view) {
+  const parts = new URLSearchParams();
+  parts.set("at", writeShown(view.shown));
+  if (view.other) parts.set("with", writeShown(view.other));
+  parts.set("as", view.form);
+  if (view.words) parts.set("words", "1");
+  if (view.pin) parts.set("pin", view.pin.join(","));
+  if (view.zoom) parts.set("zoom", [...view.zoom.rows, ...view.zoom.columns].join("-"));
+  if (view.scale) parts.set("scale", view.scale);
+  if (view.colours !== "blue") parts.set("colours", view.colours);
+  if (view.theme !== "auto") parts.set("theme", view.theme);
+  return parts.toString().replaceAll("%3A", ":").replaceAll("%2C", ",");
+}
+
+/**
+ * What an address says, as far as it makes sense: whatever does not is left out.
+ * @param {string} hash @returns {Partial<View>}
+ */
+export function readHash(hash) {
+  const parts = new URLSearchParams(hash.replace(/^#/, ""));
+  /** @type {Partial<View>} */
+  const view = {};
+  const shown = readShown(parts.get("at"));
+  if (shown) view.shown = shown;
+  view.other = readShown(parts.get("with"));
+  if (parts.get("as") in FORMS) view.form = parts.get("as");
+  view.words = parts.get("words") === "1";
+  view.pin = /** @type {[number, number] | null} */ (readNumbers(parts.get("pin"), 2));
+  const zoom = readNumbers(parts.get("zoom"), 4);
+  if (zoom && zoom[0] < zoom[1] && zoom[2] < zoom[3]) {
+    view.zoom = { rows: [zoom[0], zoom[1]], columns: [zoom[2], zoom[3]] };
+  } else view.zoom = null;
+  view.scale = ["linear", "root", "log"].includes(parts.get("scale")) ? parts.get("scale") : null;
+  view.colours = parts.get("colours") === "iris" ? "iris" : "blue";
+  view.theme = ["light", "dark"].includes(parts.get("theme")) ? parts.get("theme") : "auto";
+  return view;
+}
+
+/** A view that tells listeners what has changed. */
+export class State {
+  /** @param {View} view */
+  constructor(view) {
+    this.view = view;
+    /** @type {((view: View, changed: Set<string>) => void)[]} */
+    this.listeners = [];
+  }
+
+  /** @param {(view: View, changed: Set<string>) => void} listener */
+  listen(listener) {
+    this.listeners.push(listener);
+  }
+
+  /** Changes some of the view. @param {Partial<View>} part */
+  set(part) {
+    const before = this.view;
+    const changed = new Set(Object.keys(part).filter((key) => JSON.stringify(part[key]) !== JSON.stringify(before[key])));
+    if (changed.size === 0) return;
+    this.view = { ...before, ...part };
+    for (const listener of this.listeners) listener(this.view, changed);
+  }
+}

@@ -1,0 +1,60 @@
+/** Work that takes longer than a blink, done in slices, so that the page answers in between. */
+
+/** How long a slice may take, in milliseconds. */
+const SLICE = 12;
+
+/**
+ * A queue of jobs. A job is a function that does a little and says whether there is more. Jobs that are wanted sooner
+ * (a smaller number) go first; a job under the same key takes the place of the one before.
+ */
+export class Work {
+  /** @param {(busy: boolean) => void} told hears when work begins and when all is done */
+  constructor(told) {
+    this.told = told;
+    /** @type {Map<string, {when: number, step: () => boolean}>} */
+    this.jobs = new Map();
+    this.running = false;
+    const channel = new MessageChannel();
+    channel.port1.onmessage = () => this.slice();
+    this.next = () => channel.port2.postMessage(0);
+    this.close = () => {
+      this.jobs.clear();
+      channel.port1.close();
+    };
+  }
+
+  /** @param {string} key @param {number} when @param {() => boolean} step */
+  add(key, when, step) {
+    this.jobs.set(key, { when, step });
+    if (!this.running) {
+      this.running = true;
+      this.told(true);
+      this.next();
+    }
+  }
+
+  /** @param {string} key */
+  drop(key) {
+    this.jobs.delete(key);
+  }
+
+  slice() {
+    const end = performance.now() + SLICE;
+    while (this.jobs.size && performance.now() < end) {
+      const [key, job] = [...this.jobs].reduce((first, one) => (one[1].when < first[1].when ? one : first));
+      let more = false;
+      try {
+        more = job.step();
+      } catch (error) {
+        reportError(error);
+      }
+      // A step may have put another job under its own key.
+      if (!more && this.jobs.get(key) === job) this.jobs.delete(key);
+    }
+    if (this.jobs.size) this.next();
+    else {
+      this.running = false;
+      this.told(false);
+    }
+  }
+}
