@@ -58,7 +58,7 @@ def demo_recipe(seed: int = 1) -> Recipe:
 class Options:
     """Learns to translate English to French from the built-in phrasebook, in about a minute, on any machine."""
 
-    out: Annotated[Path, tyro.conf.arg(help="where the model and the picture go")] = Path("demo")
+    out: Annotated[Path, tyro.conf.arg(help="where the model, the picture and the page go")] = Path("demo")
     seed: int = 1
 
 
@@ -76,12 +76,13 @@ def run(argv: list[str]) -> int:
     _measure(translator, trained)
     for sentence, translation in zip(SHOWN, translator.translate(SHOWN)):
         print(f"{sentence}  →  {translation[0].text}")
-    picture = options.out / "attention.png"
-    look(translator, SENTENCE).save(picture)
-    look(translator, SENTENCE).save(options.out / "all-attentions.png", overview=True)
+    seen = look(translator, SENTENCE, name=options.out.resolve().name)
+    picture, page = options.out / "attention.png", options.out / "attention.html"
+    seen.save(picture)
+    seen.save(page)
     sys.stdout.flush()
     console.print(
-        f"\nWhat it regarded for each French word: {picture}; every layer and head: {options.out}/all-attentions.png\n"
+        f"\nWhat it regarded for each French word: {picture}; every layer and head, in a browser: {page}\n"
         f'Go on: regard translate {options.out} "Your sentence here."   or   regard train --data pairs.tsv --out model'
     )
     return 0

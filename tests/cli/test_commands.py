@@ -199,6 +199,20 @@ def test_look_at_a_given_target_one_head_or_all(run, tmp_path, transformer_folde
     assert "encoder.0.attention" in (tmp_path / "b.svg").read_text()
 
 
+def test_look_writes_a_page_where_no_picture_is_asked_for(run, tmp_path, monkeypatch, transformer_folder):
+    monkeypatch.chdir(tmp_path)
+    assert run("look", transformer_folder, "one two", "--target", "deux un") == ["deux un"]
+    whole = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '"name":"transformer"' in whole
+    assert '"opens":null' in whole
+    at = ["look", transformer_folder, "one two", "--target", "deux un", "--out", tmp_path / "some.html"]
+    run(*at, "--layers", "*.cross", "--attention", "decoder.1.cross", "--head", 1, "--all")
+    some = (tmp_path / "some.html").read_text(encoding="utf-8")
+    assert '"opens":{"attention":"decoder.1.cross","head":1,"all":true}' in some
+    assert "encoder.0.attention" in whole
+    assert "encoder.0.attention" not in some
+
+
 def test_info_tells_sizes_training_and_kernels(run, transformer_folder, transformer):
     text = "\n".join(run("info", transformer_folder))
     size = sum(one.numel() for one in transformer.model.parameters())

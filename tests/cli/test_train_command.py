@@ -107,7 +107,7 @@ def test_the_demo_measures_shows_and_draws(tmp_path, capfd, monkeypatch):
         assert "The cat chased the mouse.  →" in said
         assert "alignment error rate" in said
     assert (tmp_path / "demo" / "attention.png").stat().st_size > 5000
-    assert '"all":false' in (tmp_path / "demo" / "attention.html").read_text(encoding="utf-8")
+    assert '"name":"decoder.0.cross"' in (tmp_path / "demo" / "attention.html").read_text(encoding="utf-8")
 
 
 def test_pictures_alone_give_a_model(tmp_path, capfd):

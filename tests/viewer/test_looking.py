@@ -140,7 +140,7 @@ def test_any_script_and_any_sign_can_be_drawn(transformer, tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda seen, at: seen.save(at / "map.html2"), "pictures are .png or .svg"),
+        (lambda seen, at: seen.save(at / "map.html2"), "pages are .html, pictures are .png or .svg"),
         (
             lambda seen, at: seen.save(at / "map.png", "decoder.9.cross"),
             "no attention 'decoder.9.cross'.*decoder.1.cross",
