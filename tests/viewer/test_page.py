@@ -13,7 +13,7 @@ from regard.attention import Recorded, ScaledDot
 from regard.attention.kernels import Call
 from regard.attention.masks import FREE
 from regard.errors import RegardError
-from regard.viewer import AttentionMap, Look, look, page
+from regard.viewer import AttentionMap, Look, look, page, web
 from regard.viewer.looking import Side
 from regard.viewer.scene import Scene, scene_of
 
@@ -171,6 +171,14 @@ def big_look(layers: int, heads: int, width: int, length: int) -> Look:
         maps[name] = AttentionMap(name, "self", side, side, recorded)
     text = " ".join(tokens)
     return Look(text, text, tokens, tokens, maps)
+
+
+def test_the_module_itself_fits_into_a_page(monkeypatch, transformer):
+    monkeypatch.setattr(page, "module", web.module)
+    elements = Elements(page.page(scene_of(look(transformer, "one", "un"))).decode())
+    script = elements.named("script")[-1][1]
+    assert script == f"{web.module()}\nopenPage();\n"
+    assert "function openPage()" in script
 
 
 def test_a_page_for_all_heads_of_a_base_model_on_512_tokens_is_under_30_megabytes():
