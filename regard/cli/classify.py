@@ -1,22 +1,26 @@
-"""`regard classify`: texts to labels."""
+"""`regard classify`: texts, or pictures, to labels."""
 
 from dataclasses import dataclass
 
 from regard.cli.common import Input, Model, Texts, Truncate, numbered_texts, parse
-from regard.folder import Device, TextEncoder, load
+from regard.errors import RegardError
+from regard.folder import OPENED, Device, ImageModel, TextEncoder, load, read_config
+from regard.folder.scoring import Classified
+from regard.models import family_of
 
 
 @dataclass(frozen=True)
 class Options:
-    """Gives each text its label: regard classify MODEL "What a film!"
+    """Gives each text its label: regard classify MODEL "What a film!"; or each picture: regard classify MODEL photo.jpg
 
-    Each text is answered by a line: the label, a tab, how likely it is. A tab inside a text parts it in two, for models
-    that were trained on two texts. How often the labels are right on a file of labelled texts: regard evaluate.
+    Each is answered by a line: the label, a tab, how likely it is. A tab inside a text parts it in two, for models that
+    were trained on two texts. A model of images takes the names of pictures' files. How often the labels are right:
+    regard evaluate.
     """
 
     model: Model
     text: Texts = ()
-    """texts; without any, and without --input, each line of standard input is one"""
+    """texts, or files of pictures; without any, and without --input, each line of standard input is one"""
     input: Input = None
     all: bool = False
     """tell how likely every label is"""
@@ -26,11 +30,21 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "classify", argv)
-    texts = [tuple(text.split("\t")[:2]) for _, text in numbered_texts(options.text, options.input, "Type texts")]
-    encoder = load(options.model, options.device, expect=TextEncoder)
-    for found in encoder.classify(texts, truncate=options.truncate):
+    given = [text for _, text in numbered_texts(options.text, options.input, "Type texts, or names of pictures")]
+    if OPENED[family_of(read_config(options.model)[0])].kind is ImageModel:
+        found = _pictures(given, options)
+    else:
+        encoder = load(options.model, options.device, expect=TextEncoder)
+        found = encoder.classify([tuple(text.split("\t")[:2]) for text in given], truncate=options.truncate)
+    for one in found:
         if options.all:
-            print("\t".join(f"{label} {share:.4f}" for label, share in found.probabilities.items()))
+            print("\t".join(f"{label} {share:.4f}" for label, share in one.probabilities.items()))
         else:
-            print(f"{found.label}\t{found.probability:.4f}")
+            print(f"{one.label}\t{one.probability:.4f}")
     return 0
+
+
+def _pictures(files: list[str], options: Options) -> list[Classified]:
+    if options.truncate:
+        raise RegardError("Pictures are not cut short.", "Leave out --truncate.")
+    return load(options.model, options.device, expect=ImageModel).classify(files)

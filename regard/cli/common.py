@@ -28,7 +28,8 @@ Data = Annotated[
     tuple[str, ...],
     tyro.conf.arg(
         metavar="FILE",
-        help='two parallel files, or TSV or JSONL; plain, .gz or .xz; "-": stdin; phrasebook: the built-in test split',
+        help='two parallel files, or TSV or JSONL; plain, .gz or .xz; "-": stdin; phrasebook: the built-in test split; '
+        "pictures: a folder, a table (.csv), .npz, idx",
     ),
 ]
 Truncate = Annotated[bool, tyro.conf.arg(help="cut over-long lines short instead of refusing them")]

@@ -1,4 +1,4 @@
-"""`regard evaluate`: how good translations are, by every measure that the data allow."""
+"""`regard evaluate`: how good a model is, by every measure that the data allow."""
 
 import dataclasses
 import json
@@ -25,11 +25,13 @@ from regard.cli.common import (
     progress,
     read_examples,
 )
-from regard.data import label_ids, read_documents, read_labelled, read_squad
+from regard.cli.measuring import confusion_picture, pictures, texts
+from regard.data import read_documents, read_squad
+from regard.data.image_files import LABEL
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.files import write_whole
-from regard.folder import OPENED, Device, LanguageModel, TextEncoder, Translator, load, read_config
+from regard.folder import OPENED, Device, ImageModel, LanguageModel, TextEncoder, Translator, load, read_config
 from regard.models import family_of
 from regard.train.metrics import squad_scores, text_scores
 from regard.viewer import align, alignment_error_rate, attentions, best_layer, clearest_layer, read_links
@@ -45,7 +47,8 @@ class Options:
     A translator's outputs are measured against references; a pair of empty lines is left out, an empty source alone is
     answered by an empty line, and judged. A language model is measured on plain text: its loss, its perplexity for each
     word, and bits for each byte. A model that classifies wants labelled texts, one that answers questions a file in the
-    layout of SQuAD.
+    layout of SQuAD. A model of images wants pictures with labels, or with masks, in any of the files that it can be
+    trained on.
     """
 
     model: Model
@@ -59,6 +62,10 @@ class Options:
     language: Literal["en", "de", "fr"] = "en"
     """of answers: articles and punctuation of the language do not count"""
     empty: Empty = False
+    label: str = LABEL
+    """of pictures: the column, or the array, that holds the labels"""
+    confusion: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """of labels: a picture of what was taken for what, .png or .svg; the numbers are in --json"""
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """write the numbers to this file too"""
     truncate: Truncate = False
@@ -68,10 +75,16 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "evaluate", argv)
-    kind = OPENED[family_of(read_config(options.model)[0])].kind
+    config, _ = read_config(options.model)
+    kind = OPENED[family_of(config)].kind
+    if options.confusion is not None:
+        if getattr(config, "head", None) not in ("classify", "segment"):
+            raise RegardError("This model gives no labels that could be confused.", "Leave out --confusion.")
+        if options.confusion.suffix.lower() not in (".png", ".svg"):
+            raise RegardError(f"{options.confusion}: pictures are .png or .svg.", "Change the name's ending.")
     if kind is not Translator and not options.ensemble:
-        results = _language(options) if kind is LanguageModel else _encoder(options)
-        return _tell(results, options)
+        measure = {LanguageModel: _language, TextEncoder: _encoder, ImageModel: _images}[kind]
+        return _tell({"data": list(options.data)} | measure(options), options)
     examples = _examples(options)
     translator = open_translator(options.model, options.device, options.ensemble)
     results = {"data": list(options.data), "sentences": len(examples.pairs)}
@@ -86,7 +99,6 @@ def run(argv: list[str]) -> int:
 def _language(options: Options) -> dict[str, Any]:
     found = load(options.model, options.device, expect=LanguageModel).evaluate(read_documents(options.data))
     return {
-        "data": list(options.data),
         "tokens": found.tokens,
         "words": found.words,
         "bytes": found.bytes,
@@ -99,14 +111,9 @@ def _language(options: Options) -> dict[str, Any]:
 
 def _encoder(options: Options) -> dict[str, Any]:
     encoder = load(options.model, options.device, expect=TextEncoder)
-    results: dict[str, Any] = {"data": list(options.data)}
     match encoder.model.config.head:
         case "classify":
-            examples = read_labelled(options.data)
-            label_ids(examples, encoder.model.config.labels)  # which refuses what the model does not know
-            found = encoder.classify([one.texts for one in examples], truncate=options.truncate)
-            right = sum(one.label == example.label for one, example in zip(found, examples))
-            return results | {"texts": len(examples), "accuracy": 100 * right / len(examples)}
+            return texts(encoder, options.data, options.truncate)
         case "answer":
             read = [question for file in options.data for question in read_squad(file)]
             questions = [dataclasses.replace(one, id=str(i)) for i, one in enumerate(read)]  # files may share ids
@@ -115,10 +122,7 @@ def _encoder(options: Options) -> dict[str, Any]:
                 print(f"Questions without an answer: {without}. With --empty the model may say so.", file=sys.stderr)
             answers = {one.id: text for one, text in zip(questions, encoder.answer(questions, empty=options.empty))}
             exact, f1 = squad_scores(answers, questions, options.language)
-            return results | {
-                **{"questions": len(questions), "without_answer": without},
-                **{"exact_match": exact, "f1": f1},
-            }
+            return {"questions": len(questions), "without_answer": without, "exact_match": exact, "f1": f1}
         case head:
             raise RegardError(
                 f"There is no measure for a model with the head {head}.",
@@ -126,9 +130,16 @@ def _encoder(options: Options) -> dict[str, Any]:
             )
 
 
+def _images(options: Options) -> dict[str, Any]:
+    return pictures(load(options.model, options.device, expect=ImageModel), options.data, options.label)
+
+
 def _tell(results: dict[str, Any], options: Options) -> int:
     if options.json is not None:
         write_whole(options.json, (json.dumps(results, indent=2, ensure_ascii=False) + "\n").encode())
+    if options.confusion is not None:
+        form = options.confusion.suffix.lower().removeprefix(".")
+        write_whole(options.confusion, confusion_picture(results, form))
     _show(results)
     return 0
 
@@ -195,23 +206,30 @@ MEASURES = {
     "tokenized_bleu": ("BLEU, as tokenised, lower case", "{:.2f}"),
     "exact_match": ("exact match", "{:.1f} %"),
     "accuracy": ("accuracy", "{:.2f} %"),
+    "top_5": ("among the likeliest 5", "{:.2f} %"),
+    "mean_iou": ("mean intersection over union", "{:.2f} %"),
+    "pixel_accuracy": ("accuracy of pixels", "{:.2f} %"),
+    "calibration_error": ("calibration error", "{:.2f} %"),
     "f1": ("F1", "{:.2f} %"),
     "word_error_rate": ("word error rate", "{:.2f} %"),
     "loss": ("loss, nats a token", "{:.4f}"),
+    "cross_entropy": ("loss, nats", "{:.4f}"),
     "perplexity": ("perplexity", "{:.3f}"),
     "word_perplexity": ("perplexity a word", "{:.2f}"),
     "bits_per_byte": ("bits a byte", "{:.4f}"),
     "alignment_error_rate": ("alignment error rate", "{:.2f} %"),
     "sentences_per_second": ("sentences a second", "{:.1f}"),
+    "pictures_per_second": ("pictures a second", "{:.1f}"),
 }
 
 
-COUNTS = ("sentences", "tokens", "words", "bytes", "texts", "questions")
+COUNTS = ("sentences", "tokens", "words", "bytes", "texts", "questions", "pictures")
 
 
 def _show(results: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     counted = (f"{results[name]:,} {name}" for name in COUNTS if name in results)
     table = Table("measure", title=f"{' '.join(results['data'])}: {', '.join(counted)}", title_justify="left")
@@ -219,6 +237,8 @@ def _show(results: dict[str, Any]) -> None:
     for key, (name, form) in MEASURES.items():
         if key in results:
             table.add_row(name, form.format(results[key]))
+            for label, share in results["iou"].items() if key == "mean_iou" else ():
+                table.add_row(Text(f"  {label}"), form.format(share))
     console = Console(file=sys.stdout, highlight=False)
     console.print(table)
     if "signature" in results:

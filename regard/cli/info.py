@@ -10,7 +10,7 @@ import torch
 from regard.attention import explain
 from regard.cli.common import Model, parse
 from regard.data.special import EOS
-from regard.folder import Bundle, Device, Translator, load
+from regard.folder import Bundle, Device, ImageModel, LanguageModel, TextEncoder, Translator, load
 from regard.layers.packed import pack
 from regard.models import family_of
 from regard.viewer import attentions
@@ -43,23 +43,22 @@ def _sections(translator: Bundle) -> Iterator[tuple[str, Facts]]:
     parameters = sum(one.numel() for one in translator.model.parameters())
     facts: Facts = [("family", family_of(config)), ("parameters", f"{parameters:,}")]
     yield "model", facts + list(dataclasses.asdict(config).items())
-    source, target = translator.tokenizers
-    if source is target:
-        side = "both sides" if isinstance(translator, Translator) else "all text"
-        yield "tokeniser", [(side, f"{source.kind}, {source.vocab_size:,} entries")]
-    else:
-        yield (
-            "tokenisers",
-            [
-                (side, f"{one.kind}, {one.vocab_size:,} entries")
-                for side, one in (("source", source), ("target", target))
-            ],
-        )
+    if not isinstance(translator, ImageModel):
+        yield _tokenizers(translator)
     if translator.training:
         # The recipe's model is told above, as it became.
         yield "training", [fact for fact in _flat(translator.training) if not fact[0].startswith("recipe.model.")]
     if attentions(translator):
         yield f"attention on {translator.device}", _attentions(translator)
+
+
+def _tokenizers(translator: Translator | LanguageModel | TextEncoder) -> tuple[str, Facts]:
+    source, target = translator.tokenizers
+    if source is target:
+        side = "both sides" if isinstance(translator, Translator) else "all text"
+        return "tokeniser", [(side, f"{source.kind}, {source.vocab_size:,} entries")]
+    sides = (("source", source), ("target", target))
+    return "tokenisers", [(side, f"{one.kind}, {one.vocab_size:,} entries") for side, one in sides]
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -73,7 +72,7 @@ def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 @torch.inference_mode()
 def _attentions(translator: Bundle) -> Facts:
-    """Each attention's kind and score, and the kernel that takes it when the model runs on 20 tokens."""
+    """Each attention's kind and score, and the kernel that takes it when the model runs on 20 tokens or a picture."""
     ids = [EOS] * min(20, translator.model.config.max_len)
     taken: Facts = []
     with explain() as choices:
@@ -89,6 +88,9 @@ def _attentions(translator: Bundle) -> Facts:
         try:
             if isinstance(translator, Translator):
                 translator.model(*translator.teacher_forced([(ids, ids)]))
+            elif isinstance(translator, ImageModel):
+                channels = translator.model.config.channels
+                translator.model(torch.zeros(1, channels, *translator.size, device=translator.device))
             else:
                 translator.model(pack([ids]).to(translator.device))
         finally:

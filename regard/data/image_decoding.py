@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from regard.errors import RegardError
 
@@ -81,6 +81,9 @@ def naming(file: str | Path) -> Iterator[None]:
         raise RegardError(f"{file}: there is no such file.", "Mend the path or the link, or leave it out.") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_large(file) from None
+    except UnidentifiedImageError:  # which tells only where in memory the file is
+        hint = f"Replace or remove it; {', '.join(_FORMATS)} are read."
+        raise RegardError(f"{file}: not a picture that can be read.", hint) from None
     except Exception as error:  # decoders of broken data raise nearly everything
         message = f"{file}: not a picture that can be read ({str(error) or type(error).__name__})."
         raise RegardError(message, "Replace or remove the file, or have such files skipped.") from None

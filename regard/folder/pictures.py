@@ -50,6 +50,13 @@ class ImageModel(ReadyModel):
         """Height and width of the pictures that it was trained on."""
         return self.model.config.image_height, self.model.config.image_width
 
+    @property
+    def mask_values(self) -> tuple[int, ...]:
+        """The number that stands for each label in files of masks: its name if all names are such, else its place."""
+        numbers = {str(number): number for number in range(255)}  # 255 is no label's
+        named = [numbers[label] for label in self.labels if label in numbers]
+        return tuple(named if len(named) == len(self.labels) else range(len(self.labels)))
+
     def classify(self, images: Pictures) -> list[Classified]:
         """The label of each picture, and how sure the model is of each label.
 

@@ -146,7 +146,7 @@ class ImageLook:
 
         if rollout or (label is not None and not self._by_queries):
             if attention is not None or head is not None:
-                raise RegardError("Rollout goes through all attentions.", "Leave out the attention and the head.")
+                raise RegardError("Rollout goes through all attentions.", "Name neither an attention nor a head.")
             says, panels = self._rolled_out(patch, label)
         elif attention == "all":
             says, table = self._overview(patch)

@@ -143,10 +143,15 @@ def test_labels_and_how_likely_they_are(run, classifier, data):
 
 
 def test_accuracy_is_measured_on_labelled_texts(run, classifier, data, tmp_path):
-    assert "accuracy" in run("evaluate", classifier, "--data", data / "kinds.tsv", "--json", tmp_path / "r.json")
+    files = ["--json", tmp_path / "r.json", "--confusion", tmp_path / "c.svg"]
+    assert "accuracy" in run("evaluate", classifier, "--data", data / "kinds.tsv", *files)
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["texts"] == 300
     assert found["accuracy"] > 90
+    assert found["labels"] == ["question", "statement"]
+    assert np.trace(found["confusion"]) == pytest.approx(3 * found["accuracy"])
+    assert np.sum(found["confusion"]) == 300
+    assert "what its texts were taken for" in " ".join((tmp_path / "c.svg").read_text().split())
 
 
 def test_classifying_wants_a_model_that_was_trained_to(refused, encoder, classifier, tmp_path):

@@ -180,3 +180,32 @@ def test_a_model_of_images_is_not_an_encoder_of_texts(tmp_path):
     save(tmp_path, model_of())
     with pytest.raises(RegardError, match="holds a model of images, not an encoder of texts"):
         load(tmp_path, "cpu", expect=TextEncoder)
+
+
+# What a model sees, and the numbers in its masks
+
+
+def test_a_picture_as_the_model_sees_it():
+    image = pixels((24, 64))[0]
+    for head, seen in (("classify", (12, 16)), ("segment", (12, 32)), ("none", (12, 16))):
+        model = model_of(head)
+        found = model.seen(image)
+        assert found.shape == (*seen, 3)
+        middle = np.asarray(Image.fromarray(image).resize((32, 12), Image.Resampling.BICUBIC))
+        cut = (32 - seen[1]) // 2
+        np.testing.assert_allclose(found.astype(int), middle[:, cut : 32 - cut].astype(int), atol=3)
+
+
+@pytest.mark.parametrize(
+    ("labels", "values"),
+    [
+        (("1", "2", "3"), (1, 2, 3)),
+        (("0", "254"), (0, 254)),
+        (("cat", "2"), (0, 1)),
+        (("0", "255"), (0, 1)),  # 255 is nothing
+        (("01", "2"), (0, 1)),  # no number that a mask holds
+        (LABELS, (0, 1, 2)),
+    ],
+)
+def test_labels_that_are_numbers_are_those_of_the_masks(labels, values):
+    assert model_of("segment", labels=labels).mask_values == values

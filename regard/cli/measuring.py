@@ -1,0 +1,101 @@
+"""What `regard evaluate` measures of labels: of texts, of pictures, and of the pixels of pictures."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from regard.cli.common import progress
+from regard.data import IGNORED, ImageSet, label_ids, read_images, read_labelled
+from regard.errors import RegardError
+from regard.folder import ImageModel, TextEncoder
+from regard.train.label_scores import label_scores, mask_scores
+from regard.train.metrics import label_counts
+from regard.train.tasks.pictures import NOTHING, refuse_lack
+
+# Pictures that are looked at before the bar moves on.
+AT_A_TIME = 512
+
+
+def texts(encoder: TextEncoder, files: Sequence[str], truncate: bool) -> dict[str, Any]:
+    """How good the labels of texts are."""
+    names, examples = encoder.model.config.labels, read_labelled(files)
+    numbers = np.array(label_ids(examples, names))  # which refuses what the model does not know
+    found = encoder.classify([one.texts for one in examples], truncate=truncate)
+    shares = np.array([[one.probabilities[name] for name in names] for one in found])
+    return {"texts": len(examples)} | _labels(shares, numbers, names)
+
+
+def pictures(model: ImageModel, files: Sequence[str], column: str) -> dict[str, Any]:
+    """How good the labels of pictures are, or those of their pixels, at the size that the model was trained on."""
+    head = model.model.config.head
+    if head not in ("classify", "segment"):
+        raise RegardError(
+            f"There is no measure for a model with the head {head}.",
+            "Train it on for a task first: regard train --from …",
+        )
+    with progress("reading") as tell:
+        images = read_images(files, size=model.size, channels=model.model.config.channels, label=column, progress=tell)
+    refuse_lack(images, "labels" if head == "classify" else "masks")
+    began = time.perf_counter()
+    found = _whole(model, images) if head == "classify" else _pixels(model, images)
+    rate = len(images) / (time.perf_counter() - began)
+    return {"pictures": len(images)} | found | {"pictures_per_second": rate}
+
+
+def _whole(model: ImageModel, images: ImageSet) -> dict[str, Any]:
+    known = images.with_names(model.labels)
+    with progress("classifying") as tell:
+        shares = np.concatenate([model.probabilities(images.pixels[part]) for part in _parts(len(images), tell)])
+    return _labels(shares, known.labels, model.labels)
+
+
+def _labels(shares: Float[np.ndarray, "M V"], numbers: Int[np.ndarray, "M"], names: Sequence[str]) -> dict[str, Any]:
+    scores = label_scores(shares, numbers)
+    top = {"top_5": scores.top_5} if len(names) > 5 else {}
+    found = {
+        "accuracy": scores.accuracy,
+        **top,
+        "calibration_error": scores.calibration_error,
+        "cross_entropy": scores.loss,
+    }
+    return found | {"labels": list(names), "confusion": scores.counts.tolist()}
+
+
+def _pixels(model: ImageModel, images: ImageSet) -> dict[str, Any]:
+    assert images.masks is not None
+    table = np.full(256, IGNORED, np.int64)
+    table[list(model.mask_values)] = np.arange(len(model.labels))
+    for value in images.mask_values:
+        if value != NOTHING and table[value] == IGNORED:
+            known = ", ".join(map(str, model.mask_values[:10])) + (", …" if len(model.labels) > 10 else "")
+            message = f"Some masks hold the number {value}, which the model does not know."
+            raise RegardError(message, f"Its labels are {known}; {NOTHING} is none.")
+    counts = np.zeros((len(model.labels), len(model.labels)), np.int64)
+    with progress("segmenting") as tell:
+        for part in _parts(len(images), tell):
+            found = np.stack(model.segment(list(images.pixels[part])))
+            counts += label_counts(found, table[images.masks[part]], len(model.labels))
+    scores = mask_scores(counts)
+    shares = {label: float(iou) for label, iou in zip(model.labels, scores.iou) if not np.isnan(iou)}
+    measured = {"mean_iou": scores.mean_iou, "iou": shares, "pixel_accuracy": scores.pixel_accuracy}
+    return measured | {"labels": list(model.labels), "confusion": counts.tolist()}
+
+
+def _parts(count: int, tell: Callable[[int, int | None], None]) -> Iterator[slice]:
+    for start in range(0, count, AT_A_TIME):
+        yield slice(start, start + AT_A_TIME)
+        tell(min(start + AT_A_TIME, count), count)
+
+
+def confusion_picture(results: dict[str, Any], form: str) -> bytes:
+    """What texts, pictures, or their pixels were taken for."""
+    from regard.viewer.confusion import draw_confusion  # matplotlib is slow to import
+
+    what = "pixels" if "mean_iou" in results else "texts" if "texts" in results else "pictures"
+    measure = "mean IoU" if what == "pixels" else "accuracy"
+    value = results["mean_iou" if what == "pixels" else "accuracy"]
+    title = f"{' '.join(results['data'])}: {measure} {value:.2f} %"
+    return draw_confusion(np.array(results["confusion"]), results["labels"], title, what, form)

@@ -1,0 +1,55 @@
+"""`regard segment`: each pixel of a picture gets its label."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from regard.cli.common import Model, parse
+from regard.data import read_image
+from regard.errors import RegardError
+from regard.files import write_whole
+from regard.folder import Device, ImageModel, load
+from regard.viewer.masks import mask_overlay, mask_png
+
+
+@dataclass(frozen=True)
+class Options:
+    """Gives each pixel of a picture its label: regard segment MODEL photo.jpg --out mask.png
+
+    The mask is a PNG as large as the picture, with a colour for each label; its numbers are those of the masks that the
+    model was trained on. Labels that occur are told on standard output, each with its share of the pixels. How good
+    masks are: regard evaluate.
+    """
+
+    model: Model
+    picture: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PICTURE")]
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("mask.png")
+    """the mask, .png"""
+    overlay: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """the labels' colours over the picture, with their names; .png or .svg"""
+    device: Device = "auto"
+
+
+def run(argv: list[str]) -> int:
+    options = parse(Options, "segment", argv)
+    if options.out.suffix.lower() != ".png":
+        raise RegardError(f"{options.out}: masks are .png.", "Change the name's ending.")
+    form = "" if options.overlay is None else options.overlay.suffix.lower().removeprefix(".")
+    if form not in ("", "png", "svg"):
+        raise RegardError(f"{options.overlay}: pictures are .png or .svg.", "Change the name's ending.")
+    model = load(options.model, options.device, expect=ImageModel)
+    [mask] = model.segment([options.picture])
+    if options.overlay is not None:
+        pixels = read_image(options.picture)
+        write_whole(options.overlay, mask_overlay(pixels, mask, model.labels, options.picture.name, form))
+    write_whole(options.out, mask_png(mask, model.mask_values))
+    shares = np.bincount(mask.flatten(), minlength=len(model.labels)) / mask.size
+    for label, share in zip(model.labels, shares):
+        if share:
+            print(f"{label}\t{share:.4f}")
+    print(f"The mask is in {options.out}.", file=sys.stderr)
+    return 0
