@@ -83,6 +83,12 @@ export function ticksOf(scale) {
   return scale === "root" ? [0, 0.01, 0.1, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
 }
 
+/** How light a colour is, from 0 to 1, as WCAG counts. @param {number} r @param {number} g @param {number} b */
+export function luminance(r, g, b) {
+  const [red, green, blue] = [r, g, b].map((x) => (x <= 10 ? x / 3294.6 : ((x / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+}
+
 /**
  * The colours of weights as a painter: what belongs to a weight, and whether ink on it is light.
  * @param {string} name @param {string} scale @param {boolean} dark
@@ -100,7 +106,7 @@ export function painterOf(name, scale, dark) {
     /** Whether white reads better than black on a weight's colour. @param {number} weight */
     wantsLight(weight) {
       const i = 3 * step(weight);
-      return 0.299 * colours[i] + 0.587 * colours[i + 1] + 0.114 * colours[i + 2] < 140;
+      return luminance(colours[i], colours[i + 1], colours[i + 2]) < 0.179;
     },
     /** Paints weights into pixels. @param {Float32Array} weights @param {Uint8ClampedArray} pixels r g b a */
     fill(weights, pixels) {

@@ -19,6 +19,9 @@ const SHAPE_STYLE = {
 };
 const TEXT_STYLE = { "font-family": "", "font-size": "", "font-weight": "400", "font-style": "normal", "font-variant-numeric": "normal" };
 
+/** What cannot stand in a drawing's text at all. */
+const NO_XML = /[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu;
+
 /** @param {CSSStyleDeclaration} style */
 const isUnseen = (style) => style.display === "none" || style.visibility !== "visible" || style.opacity === "0";
 
@@ -163,7 +166,7 @@ function drawText(text, style, x, box, into, dx, dy) {
         "letter-spacing": style.letterSpacing === "normal" ? null : style.letterSpacing,
         style: style.fontVariantNumeric === "normal" ? null : `font-variant-numeric: ${style.fontVariantNumeric}`,
       },
-      upper ? text.toUpperCase() : text,
+      (upper ? text.toUpperCase() : text).replace(NO_XML, "\ufffd"),
     ),
   );
 }

@@ -200,14 +200,14 @@ export class Heads {
       "div",
       { class: "heads" },
       title,
-      h("div", { class: "columns" }, this.overview.element, this.stage, h("aside", { class: "side", "aria-label": "What is read off" }, this.reading.element, this.measures.element)),
+      h("div", { class: attentions.scene.opens?.all ? "columns all-first" : "columns" }, this.overview.element, this.stage, h("aside", { class: "side", "aria-label": "What is read off" }, this.reading.element, this.measures.element)),
     );
     this.links = this.scene.links ? new Set(this.scene.links.map(String)) : null;
     this.words.hidden = !attentions.scene.attentions.some((one) => {
       const { rows, columns } = attentions.axesOf(one.name, true);
       return rows.length < attentions.axis(one.rows, false).length || columns.length < attentions.axis(one.columns, false).length;
     });
-    this.compare.hidden = this.overview.cells.size < 2;
+    this.overview.element.hidden = this.compare.hidden = this.overview.cells.size < 2;
     state.listen((view, changed) => this.update(changed));
   }
 

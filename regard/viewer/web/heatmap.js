@@ -286,13 +286,14 @@ export class HeatMap {
     if (far && far !== picture && !far.complete) this.work.add(`${this.key} far`, 5, () => far.step());
   }
 
+  /** Paints a few times a second: to paint takes time from what is painted. */
   paintSoon() {
     if (this.waiting) return;
     this.waiting = true;
-    requestAnimationFrame(() => {
+    setTimeout(() => {
       this.waiting = false;
       this.paint();
-    });
+    }, 80);
   }
 
   /** Paints the picture's values as pixels. */

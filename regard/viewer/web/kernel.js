@@ -138,7 +138,7 @@ function expsBody() {
   ];
 }
 
-/** The module's bytes: types, one imported memory, three functions and their names. @returns {Uint8Array} */
+/** The module's bytes: types, one imported memory, three functions and their names. @returns {Uint8Array<ArrayBuffer>} */
 export function kernelBytes() {
   /** @param {any[]} parts @returns {number[]} */
   const flat = (parts) => parts.flat(Infinity);
@@ -178,12 +178,13 @@ export function kernelBytes() {
 }
 
 /** Keys of heads are kept in the kernel's memory up to so many numbers; then all make room. */
-const ROOM = 48 * 2 ** 20;
+const ROOM = 24 * 2 ** 20;
 
 /** Computes rows of weights of any head. */
 export class Kernel {
-  /** @param {boolean} [fast] whether WebAssembly may be tried */
-  constructor(fast = true) {
+  /** @param {boolean} [fast] whether WebAssembly may be tried @param {number} [room] numbers of keys to keep */
+  constructor(fast = true, room = ROOM) {
+    this.room = room;
     /** What is known of each head: where its keys lie, and for each row its greatest score and the sum of powers. */
     this.known = new WeakMap();
     this.run = null;
@@ -270,7 +271,7 @@ export class Kernel {
     const groups = (S + 7) >> 3;
     const scratch = 4 * D + 4 * groups * 8;
     const size = groups * 8 * D;
-    if (scratch > this.scratch || this.used + size > ROOM) {
+    if (scratch > this.scratch || this.used + size > this.room) {
       this.generation++;
       this.scratch = Math.max(scratch, this.scratch);
       this.used = this.scratch;

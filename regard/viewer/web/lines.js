@@ -9,7 +9,7 @@ import { roughly, shortened } from "./tokens.js";
 /** @typedef {import("./heatmap.js").Cell} Cell */
 
 /** So many tokens at most stand on a side; of a longer text those around the one that is looked at. */
-export const STANDING = 64;
+export const STANDING = 40;
 /** So many lines at most are drawn when no token is chosen: the strongest. */
 const DRAWN = 900;
 const LONGEST = 24;

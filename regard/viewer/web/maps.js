@@ -346,7 +346,7 @@ export class Picture {
     /** @type {number[]} */
     const rows = [];
     for (; ys.length < count && !this.visit.done; this.visit = this.order.next()) {
-      const y = this.visit.value;
+      const y = /** @type {number} */ (this.visit.value);
       const all = this.rowsOf(y);
       // Half a block on, then a quarter: a few rows of a block should be far from one another.
       const nth = this.seen[y];

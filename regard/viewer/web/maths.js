@@ -116,11 +116,11 @@ export function reachOf(mask, p, S) {
 /** e^2x of the numbers of a concat head, so that tanh(q + k) = 1 − 2 / (e^2q e^2k + 1) needs no power for each pair. */
 const powers = new WeakMap();
 
-/** @param {Float32Array} numbers @returns {Float64Array} */
+/** Null where a number is so great that its power would have no end. @param {Float32Array} numbers @returns {Float64Array | null} */
 function powersOf(numbers) {
   if (!powers.has(numbers)) {
-    // Beyond ±20 tanh is ±1 to the last digit; bounded, no product of the two overflows.
-    powers.set(numbers, Float64Array.from(numbers, (x) => Math.exp(2 * Math.max(-170, Math.min(170, x)))));
+    const small = numbers.every((x) => Math.abs(x) < 170);
+    powers.set(numbers, small ? Float64Array.from(numbers, (x) => Math.exp(2 * x)) : null);
   }
   return powers.get(numbers);
 }
@@ -132,14 +132,19 @@ function powersOf(numbers) {
 export function scoresInto(head, t, from, to, out) {
   const { D, T, bias, scale, w } = head;
   if (w) {
-    const q = powersOf(head.q);
-    const k = powersOf(head.k);
+    const [q, k] = [powersOf(head.q), powersOf(head.k)];
     let all = 0;
     for (let d = 0; d < D; d++) all += w[d];
     for (let s = from; s < to; s++) {
+      const [i, j] = [t * D, s * D];
       let sum = 0;
-      for (let d = 0, i = t * D, j = s * D; d < D; d++) sum += w[d] / (q[i + d] * k[j + d] + 1);
-      out[s] = all - 2 * sum;
+      if (q && k) {
+        for (let d = 0; d < D; d++) sum += w[d] / (q[i + d] * k[j + d] + 1);
+        out[s] = scale * (all - 2 * sum);
+      } else {
+        for (let d = 0; d < D; d++) sum += w[d] * Math.tanh(head.q[i + d] + head.k[j + d]);
+        out[s] = scale * sum;
+      }
     }
   } else {
     const { q, k } = head;

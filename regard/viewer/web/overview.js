@@ -53,6 +53,7 @@ export class Overview {
     const some = list.filter((one) => one.kind === kind);
     const heads = Math.max(...some.map((one) => one.heads));
     const name = kindCalled(kind, kindsOf(list));
+    /** @type {(number | "mean")[]} */
     const columns = heads > 1 ? ["mean", ...Array(heads).keys()] : [0];
     const grid = h(
       "div",
@@ -75,7 +76,7 @@ export class Overview {
       ),
     );
     grid.style.setProperty("--heads", String(heads > 1 ? heads + 1 : 1));
-    const size = heads > 1 || some.length > 1 ? `${some.length} ${some.length > 1 ? "layers" : "layer"} × ${heads}` : null;
+    const size = heads > 1 || some.length > 1 ? `${some.length} ${some.length > 1 ? "layers" : "layer"} × ${heads} ${heads > 1 ? "heads" : "head"}` : null;
     return h("section", { class: "group" }, h("h2", {}, name, size ? h("span", { class: "size" }, size) : null), grid);
   }
 

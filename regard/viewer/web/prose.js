@@ -1,5 +1,6 @@
 /** The text itself: point at a token, and those that it looks at are shaded. Long texts are read best this way. */
 
+import { greatestIn } from "./maths.js";
 import { change, fill, h } from "./dom.js";
 import { around } from "./lines.js";
 
@@ -117,8 +118,20 @@ export class Prose {
       ofRows = new Float32Array(this.seen.rows[1] - this.seen.rows[0]);
       map.rowsInto([...this.rowSpans.keys()], at.column, at.column + 1, ofRows);
     }
+    if (ofColumns) this.reveal(this.columnSpans.get(at.column ?? greatestIn(ofColumns)));
+    if (ofRows) this.reveal(this.rowSpans.get(this.seen.rows[0] + greatestIn(ofRows)));
+    if (at) this.reveal(this.rowSpans.get(at.row) ?? this.columnSpans.get(at.column));
     for (const [place, span] of this.columnSpans) this.shade(span, ofColumns ? ofColumns[place] : null);
     for (const [place, span] of this.rowSpans) this.shade(span, ofRows ? ofRows[place - this.seen.rows[0]] : null);
+  }
+
+  /** Scrolls a long text, not the page, until a token is seen. @param {HTMLElement | undefined} span */
+  reveal(span) {
+    const words = span?.parentElement;
+    if (!words || words.scrollHeight <= words.clientHeight) return;
+    const [token, box] = [span.getBoundingClientRect(), words.getBoundingClientRect()];
+    if (token.top < box.top) words.scrollTop += token.top - box.top - box.height / 3;
+    else if (token.bottom > box.bottom) words.scrollTop += token.bottom - box.bottom + box.height / 3;
   }
 
   /** @param {HTMLElement} span @param {number | null} weight */

@@ -56,7 +56,7 @@ export class Reading {
     const numbers = incoming ? (map.whole ? columnOf(map, cell.column) : null) : map.exact(cell.row);
     const [own, others] = incoming ? [columns, rows] : [rows, columns];
     const place = incoming ? cell.column : cell.row;
-    const best = numbers ? greatestOf(numbers, NAMED_WEIGHTS).filter((i) => numbers[i] > 0) : [];
+    const best = numbers ? greatestOf(numbers, NAMED_WEIGHTS).filter((i) => numbers[i] >= 0.00005) : [];
     const told = incoming ? cell.row : cell.column;
     const top = best.length ? numbers[best[0]] : 1;
     const rest = numbers ? numbers.reduce((sum, weight) => sum + weight, 0) - best.reduce((sum, i) => sum + numbers[i], 0) : 0;
@@ -98,7 +98,7 @@ export class Reading {
     const evenly = 2 ** bits;
     return (
       (others > 0 && rest > 0.00005 ? `${others} more: ${Math.max(0, rest).toFixed(4)} together. ` : "") +
-      `${bits.toFixed(2)} bits, as if it looked evenly at ${evenly.toFixed(1)}.`
+      `${bits.toFixed(2)} bits: as wide as an even look at ${evenly.toFixed(1)}.`
     );
   }
 }

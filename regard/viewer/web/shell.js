@@ -105,7 +105,7 @@ const KEYS = [
   ["Tab", "from one part of the page to the next"],
   ["↑ ↓", "another token that looks"],
   ["← →", "another token that is looked at"],
-  ["Shift with arrows", "ten at a time"],
+  ["Shift ↑ ↓ ← →", "ten at a time"],
   ["Home End", "the first, the last token of the row"],
   ["G", "the greatest weight of the row"],
   ["Enter", "pin the cell, or let it go"],
@@ -113,7 +113,7 @@ const KEYS = [
   ["+ − 0", "zoom in, out, all"],
   ["[ ]", "the head before, the next head"],
   ["{ }", "the layer before, the next layer"],
-  ["L M T N", "lines, map, text, numbers"],
+  ["L M T N", "lines, map, text, table of numbers"],
   ["W", "join words from their pieces"],
   ["C", "compare with another head"],
   ["?", "this list"],
@@ -129,7 +129,7 @@ export function helpDialog() {
     h(
       "dl",
       {},
-      KEYS.map(([keys, says]) => h("div", {}, h("dt", {}, keys.split(" ").map((key) => (key.length < 6 ? h("kbd", {}, key) : ` ${key} `))), h("dd", {}, says))),
+      KEYS.map(([keys, says]) => h("div", {}, h("dt", {}, keys.split(" ").map((key) => h("kbd", {}, key))), h("dd", {}, says))),
     ),
     h(
       "p",

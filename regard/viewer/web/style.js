@@ -2,14 +2,14 @@
 
 const LIGHT = `
   color-scheme: light;
-  --paper: #faf9f7; --sheet: #ffffff; --ink: #1c1f24; --soft: #5a606b; --line: #e5e3de; --hover: #f0eeea;
+  --paper: #faf9f7; --sheet: #ffffff; --ink: #1c1f24; --soft: #5a606b; --line: #e5e3de; --hover: #f0eeea; --raised: #ffffff; --knob: #cfccc5;
   --first: #1d5fb4; --first-soft: #e3edf9; --second: #a34e00; --second-soft: #fbeadb; --gold: #b8860b;
-  --ring: #0b0d10; --light: #ffffff; --dark: #1c1f24; --shadow: 0 1px 2px rgb(30 25 15 / 5%), 0 8px 28px rgb(30 25 15 / 5%);`;
+  --ring: #0b0d10; --light: #ffffff; --dark: #000000; --shadow: 0 1px 2px rgb(30 25 15 / 5%), 0 8px 28px rgb(30 25 15 / 5%);`;
 const DARK = `
   color-scheme: dark;
-  --paper: #121417; --sheet: #1a1d21; --ink: #eae8e3; --soft: #a3a8b1; --line: #2c3036; --hover: #24282e;
+  --paper: #121417; --sheet: #1a1d21; --ink: #eae8e3; --soft: #a3a8b1; --line: #2c3036; --hover: #24282e; --raised: #3a4048; --knob: #474e57;
   --first: #82b4f2; --first-soft: #1f3048; --second: #f0a560; --second-soft: #3d2b1a; --gold: #e8c25a;
-  --ring: #ffffff; --light: #ffffff; --dark: #14171b; --shadow: 0 1px 2px rgb(0 0 0 / 30%);`;
+  --ring: #ffffff; --light: #ffffff; --dark: #000000; --shadow: 0 1px 2px rgb(0 0 0 / 30%);`;
 
 export const STYLE = `
 .regard { ${LIGHT} }
@@ -83,10 +83,13 @@ body:has(> #regard) { margin: 0; }
   .regard .heads[data-two] .side { grid-column: 2; }
 }
 
+.regard .columns:has(> .overview[hidden]) { grid-template-columns: minmax(0, 1fr); }
+@media (min-width: 1240px) { .regard .columns:has(> .overview[hidden]) { grid-template-columns: minmax(0, 1fr) clamp(230px, 20vw, 320px); } }
+.regard .columns:has(> .overview[hidden]) .side { grid-column: auto; }
 .regard .overview { display: grid; gap: 22px; min-width: 0; }
 .regard .group { min-width: 0; }
-.regard .group h2 { font: 500 14.5px/1.3 var(--sans); margin: 0 0 4px; display: flex; justify-content: space-between; align-items: baseline; gap: 10px; }
-.regard .group h2 .size { color: var(--soft); font-weight: 400; font-size: 12.5px; }
+.regard .group h2 { font: 500 14.5px/1.3 var(--sans); margin: 0 0 4px; display: flex; justify-content: space-between; align-items: baseline; gap: 0 10px; flex-wrap: wrap; }
+.regard .group h2 .size { color: var(--soft); font-weight: 400; font-size: 12.5px; white-space: nowrap; }
 .regard .grid { display: grid; gap: 3px; overflow-x: auto; padding: 3px; margin: -3px; }
 .regard .line { display: grid; gap: 4px; align-items: center; }
 .regard .grid .line { grid-template-columns: minmax(18px, max-content) repeat(var(--heads), minmax(18px, 58px)); }
@@ -106,12 +109,12 @@ body:has(> #regard) { margin: 0; }
 .regard .tabs { display: inline-flex; gap: 2px; padding: 3px; border-radius: 12px; background: var(--hover); }
 .regard .tabs button { border: 0; background: none; border-radius: 9px; padding: 6px 16px; font-size: 15px; color: var(--soft); transition: background .15s; }
 .regard .tabs button:hover { color: var(--ink); }
-.regard .tabs [aria-selected="true"] { background: var(--sheet); color: var(--ink); box-shadow: 0 1px 3px rgb(0 0 0 / 10%); }
+.regard .tabs [aria-selected="true"] { background: var(--raised); color: var(--ink); box-shadow: 0 1px 3px rgb(0 0 0 / 10%); }
 .regard .toggles { display: flex; flex-wrap: wrap; gap: 4px 18px; }
 .regard .toggle { display: inline-flex; align-items: center; gap: 9px; border: 0; background: none; padding: 4px 2px; font-size: 15px; color: var(--soft); }
 .regard .toggle:hover, .regard .toggle[aria-pressed="true"] { color: var(--ink); }
-.regard .knob { width: 30px; height: 18px; border-radius: 9px; background: var(--line); position: relative; transition: background .15s; }
-.regard .knob::after { content: ""; position: absolute; left: 2px; top: 2px; width: 14px; height: 14px; border-radius: 50%; background: var(--sheet); box-shadow: 0 1px 2px rgb(0 0 0 / 25%); transition: transform .15s; }
+.regard .knob { width: 30px; height: 18px; border-radius: 9px; background: var(--knob); position: relative; transition: background .15s; }
+.regard .knob::after { content: ""; position: absolute; left: 2px; top: 2px; width: 14px; height: 14px; border-radius: 50%; background: #fff; box-shadow: 0 1px 2px rgb(0 0 0 / 25%); transition: transform .15s; }
 .regard .toggle[aria-pressed="true"] .knob { background: var(--first); }
 .regard .toggle[aria-pressed="true"] .knob::after { transform: translateX(12px); }
 .regard .pickers { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: 14px; color: var(--soft); margin-inline-start: auto; }
@@ -212,7 +215,7 @@ body:has(> #regard) { margin: 0; }
 .regard .where .box { fill: var(--first); fill-opacity: .3; stroke: var(--first); stroke-width: 2; }
 
 .regard .side { display: grid; gap: 34px; min-width: 0; align-content: start; }
-.regard .reading { min-height: 290px; }
+@media (min-width: 1240px) { .regard .reading { min-height: 290px; } }
 .regard .reading .hint { color: var(--soft); font-size: 16px; max-width: 34ch; }
 .regard .reading .one + .one { margin-top: 28px; }
 .regard .reading h2 { font: 400 23px/1.3 var(--serif); overflow-wrap: anywhere; }
@@ -255,7 +258,7 @@ body:has(> #regard) { margin: 0; }
 .regard .help { border: 1px solid var(--line); border-radius: 18px; padding: 28px 32px; max-width: 560px; background: var(--sheet); color: var(--ink); box-shadow: var(--shadow); }
 .regard .help::backdrop { background: rgb(0 0 0 / 35%); }
 .regard .help h2 { font: 400 26px/1.2 var(--serif); margin-bottom: 16px; }
-.regard .help dl > div { display: grid; grid-template-columns: 150px 1fr; gap: 16px; padding: 5px 0; font-size: 15px; }
+.regard .help dl > div { display: grid; grid-template-columns: 176px 1fr; gap: 16px; padding: 5px 0; font-size: 15px; }
 .regard .help dt { color: var(--soft); }
 .regard .help p { color: var(--soft); font-size: 14px; margin: 16px 0; }
 .regard kbd { font: 500 13px/1 var(--sans); border: 1px solid var(--line); border-bottom-width: 2px; border-radius: 6px; padding: 2px 7px; margin-inline-end: 4px; background: var(--paper); color: var(--ink); }
@@ -264,6 +267,7 @@ body:has(> #regard) { margin: 0; }
   .regard .stage { order: -1; }
   .regard .side { order: 0; }
   .regard .overview { order: 1; }
+  .regard .all-first .overview { order: -2; }
   .regard .sheet-of-paper { border-radius: 14px; padding: 14px; margin-inline: -8px; }
   .regard .model { display: none; }
   .regard .tools { margin-inline-start: auto; }

@@ -7,9 +7,8 @@ import { wordStarts } from "./maths.js";
 /** What the sides of a model are called where they are not named. */
 const CALLED = { source: "Source", target: "Translation", predicted: "Translation", text: "Text" };
 const NAMED = { "\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣", "\u00a0": "␣", "": "∅" };
-// Control characters, and those that have no width or change the direction of what follows.
-// eslint-disable-next-line no-control-regex
-const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/gu;
+// Control characters, those that have no width or change the direction of what follows, and halves of characters.
+const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/gu;
 
 /** A token that can be seen whole. @param {string} token @returns {string} */
 export function visible(token) {
