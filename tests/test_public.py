@@ -28,7 +28,7 @@ PUBLIC = {
     ],
     "regard.decode": [
         *("SPECIAL", "BeamHistory", "BeamStep", "Decodable", "DecodeConfig", "Ensemble", "Hypothesis", "NBest"),
-        *("Source", "Special", "beam", "decode_all", "decode_batch", "greedy", "sample"),
+        *("Refused", "Source", "Special", "beam", "decode_all", "decode_batch", "greedy", "sample"),
     ],
     "regard.interop": [
         *("export_ctranslate2", "export_folder", "export_onnx", "import_folder", "import_llama2c", "open_onnx"),

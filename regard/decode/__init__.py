@@ -4,7 +4,7 @@ from regard.decode.batching import decode_all, decode_batch
 from regard.decode.beams import beam
 from regard.decode.config import DecodeConfig
 from regard.decode.ensemble import Ensemble
-from regard.decode.hypotheses import BeamHistory, BeamStep, Hypothesis, NBest
+from regard.decode.hypotheses import BeamHistory, BeamStep, Hypothesis, NBest, Refused
 from regard.decode.protocol import SPECIAL, Decodable, Source, Special
 from regard.decode.stepwise import greedy, sample
 
@@ -17,6 +17,7 @@ __all__ = [
     "Ensemble",
     "Hypothesis",
     "NBest",
+    "Refused",
     "Source",
     "Special",
     "beam",

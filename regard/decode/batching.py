@@ -22,17 +22,18 @@ def decode_batch(
     room: int | None = None,
     on_token: OnToken | None = None,
 ) -> list[NBest]:
-    """Decode one batch by the config's method. `history` is heard by beam, `numbers` by sample: see there.
+    """Decode one batch by the config's method. `numbers` is heard by sample: see there.
 
+    `history` keeps what each step considered, took and left (`NBest.history`); the outputs stay the same, bit for bit.
     `room` bounds source and output together, for models whose output goes on with the source. `on_token(sentence,
     token)` is told each token as it is chosen, except by beam, which does not know until the end.
     """
-    common: dict[str, Any] = {"special": special, "prefixes": prefixes, "room": room}
+    common: dict[str, Any] = {"special": special, "prefixes": prefixes, "history": history, "room": room}
     if config.method == "greedy":
         return greedy(model, source, config, **common, on_token=on_token)
     if config.method == "sample":
         return sample(model, source, config, **common, numbers=numbers, on_token=on_token)
-    return beam(model, source, config, **common, history=history)
+    return beam(model, source, config, **common)
 
 
 def decode_all(

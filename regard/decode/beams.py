@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.decode.config import DecodeConfig
-from regard.decode.constraints import Constraints, refuse_nan
+from regard.decode.constraints import Constraints, log_softmax, refuse_nan
 from regard.decode.coverage import coverage_term, step_and_regard
-from regard.decode.hypotheses import BeamHistory, BeamStep, NBest
+from regard.decode.hypotheses import BeamHistory, BeamStep, Fate, NBest, Refused
 from regard.decode.protocol import SPECIAL, Decodable, Source, Special
 from regard.decode.stepwise import gather_hypotheses
 
@@ -99,7 +99,7 @@ def beam(
     """The `n_best` best outputs that a beam of `config.beam` finds, for each sentence.
 
     Each step ranks every continuation of every beam by its log-probability and looks at the best 2K of them. Those
-    among the first K that end in `<eos>` are finished; the K best others are the new beam.
+    among the first K that end in `<eos>` are finished; the K best others are the new beam. `history` keeps all of it.
 
     >>> from regard.layers.packed import pack
     >>> from regard.models.transformer import Transformer, TransformerConfig
@@ -146,7 +146,10 @@ def beam(
             finished = finished.add(live, _score(live, stuck[:, None].expand(-1, beams), lengths, config))
 
         if history:
-            for row, step in zip(rows.tolist(), _steps(candidates, parent, ends_well, chosen, going)):
+            scores = _score(candidates, torch.ones_like(ends), lengths, config)
+            refused = _refused(live, logits, log_p, constraints, t, 2 * K)
+            steps = _steps(candidates, parent, ends, ends_well, chosen, going, scores, refused)
+            for row, step in zip(rows.tolist(), steps):
                 trees[row].steps.append(step)
 
         live = candidates.choose(chosen, going)
@@ -155,6 +158,10 @@ def beam(
         if done.any():
             out = done.nonzero().squeeze(1)
             best = finished.take(out)
+            if history:
+                goes_on, enough = live.log_prob[:, 0] > -torch.inf, finished.count >= config.patience * K
+                for i in out.tolist():
+                    trees[int(rows[i])].stopped = "ended" if not goes_on[i] else "enough" if enough[i] else "bound"
             ended = gather_hypotheses(best.ids, best.log_ps, best.lengths, best.log_prob, best.score, special.eos)
             for row, result in zip(rows[out].tolist(), ended):
                 results[row] = result
@@ -207,20 +214,50 @@ def _is_done(live: Live, finished: Finished, limit: Int[Tensor, "B"], config: De
 def _steps(
     candidates: Live,
     parent: Int[Tensor, "B C"],
+    ends: Bool[Tensor, "B C"],
     ends_well: Bool[Tensor, "B C"],
     chosen: Int[Tensor, "B K"],
     going: Float[Tensor, "B K"],
+    scores: Float[Tensor, "B C"],
+    refused: list[list[Refused]],
 ) -> list[BeamStep]:
     """This step's record, for each sentence; empty places are left out."""
     fate = ends_well.long().scatter_add(1, chosen, 2 * (going > -torch.inf).long())
-    names = ("pruned", "finished", "live")
-    columns = (parent, candidates.ids[..., -1], candidates.log_prob, fate)
+    names: tuple[Fate, ...] = ("pruned", "finished", "live")
+    columns = (parent, candidates.ids[..., -1], candidates.log_prob, fate, scores, ends)
     steps = []
-    for sentence in zip(*(column.tolist() for column in columns)):
-        real = [entry for entry in zip(*sentence) if entry[2] > -float("inf")]
-        parents, tokens, log_probs, fates = (list(column) for column in zip(*real)) if real else ([], [], [], [])
-        steps.append(BeamStep(parents, tokens, log_probs, [names[number] for number in fates]))
+    for sentence, not_allowed in zip(zip(*(column.tolist() for column in columns)), refused):
+        step = BeamStep([], [], [], [], refused=not_allowed)
+        for beam_of, token, log_prob, number, score, ended in zip(*sentence):
+            if log_prob > -float("inf"):
+                step.parents.append(beam_of)
+                step.tokens.append(token)
+                step.logprobs.append(log_prob)
+                step.fates.append(names[number])
+                step.scores.append(score)
+                step.reasons.append("" if number else "end" if ended else "beam")
+        steps.append(step)
     return steps
+
+
+def _refused(
+    live: Live,
+    logits: Float[Tensor, "B K V"],
+    log_p: Float[Tensor, "B K V"],
+    constraints: Constraints,
+    t: int,
+    count: int,
+) -> list[list[Refused]]:
+    """What would have been among the best `count` candidates if it had been allowed, for each sentence."""
+    free, parent = _best_candidates(live, log_softmax(logits), count)
+    token = free.ids[..., -1]
+    allowed = log_p.flatten(1).gather(1, parent * log_p.shape[-1] + token)
+    banned = (allowed == -torch.inf) & (free.log_prob > -torch.inf)
+    found: list[list[Refused]] = [[] for _ in range(len(banned))]
+    for row, i in banned.nonzero().tolist():
+        which, price = int(token[row, i]), float(free.log_prob[row, i])
+        found[row].append(Refused(int(parent[row, i]), which, price, constraints.why(row, t, which)))
+    return found
 
 
 def _pick(tensor: Tensor, index: Int[Tensor, "B C"]) -> Tensor:

@@ -64,9 +64,7 @@ class Constraints:
     def log_probs(self, logits: Float[Tensor, "B K V"], t: int) -> Float[Tensor, "B K V"]:
         """Log-probabilities of the token at place t (from 0)."""
         log_p = log_softmax(logits)
-        forced = torch.where(t >= self.limit, self.special.eos, -1)
-        if t < self.prefix.shape[1]:
-            forced = torch.where(self.prefix[:, t] >= 0, self.prefix[:, t], forced)
+        forced = self.forced(t)
         is_forced = forced >= 0
         only = None
         if is_forced.any():
@@ -76,6 +74,21 @@ class Constraints:
         for token_id in banned | ({self.special.eos} if t < self.min_len else set()):
             log_p[..., token_id] = -torch.inf
         return log_p if only is None else torch.where(is_forced[:, None, None], only, log_p)
+
+    def forced(self, t: int) -> Int[Tensor, "B"]:
+        """The one token that may come at place t, or -1 where there is a choice."""
+        forced = torch.where(t >= self.limit, self.special.eos, -1)
+        if t < self.prefix.shape[1]:
+            forced = torch.where(self.prefix[:, t] >= 0, self.prefix[:, t], forced)
+        return forced
+
+    def why(self, row: int, t: int, token: int) -> str:
+        """Which constraint refuses a token at place t: see `Refused`."""
+        if t < self.prefix.shape[1] and self.prefix[row, t] >= 0:
+            return "prefix"
+        if t >= self.limit[row]:
+            return "limit"
+        return "min_len" if token == self.special.eos else "special"
 
 
 def log_softmax(logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:

@@ -1,7 +1,9 @@
 """What decoding gives back."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
+
+Fate = Literal["live", "finished", "pruned"]
 
 
 @dataclass(frozen=True)
@@ -19,9 +21,22 @@ class Hypothesis:
     token_logprobs: list[float]
 
 
+class Refused(NamedTuple):
+    """A continuation that would have been considered if it had been allowed.
+
+    `why` is "prefix" (another token is forced), "limit" (the output is as long as it may be, and must end), "min_len"
+    (it must not end yet) or "special" (`<pad>` and `<sos>` are never written).
+    """
+
+    parent: int
+    token: int
+    logprob: float
+    why: str
+
+
 @dataclass(frozen=True)
 class BeamStep:
-    """The candidates that one step of beam search considered, best first.
+    """The candidates that one step considered, best first.
 
     Candidate i continues live candidate number `parents[i]` of the step before (0, the empty output, at the first)
     by `tokens[i]`; `logprobs[i]` is that of the whole sequence so far. The live ones, in this order, are the beam.
@@ -30,15 +45,24 @@ class BeamStep:
     parents: list[int]
     tokens: list[int]
     logprobs: list[float]
-    fates: list[Literal["live", "finished", "pruned"]]
+    fates: list[Fate]
+    scores: list[float] = field(default_factory=list)
+    """What each would be ranked by if it ended here: see `DecodeConfig`."""
+    reasons: list[str] = field(default_factory=list)
+    """Why a candidate was pruned: "beam" (better ones fill the beam), "end" (it ends, but not among the best `beam`),
+    "greedy" (another is more probable), "top_k", "top_p" or "not drawn" (sampling). Others have ""."""
+    refused: list[Refused] = field(default_factory=list)
 
 
 @dataclass
 class BeamHistory:
-    """The tree that beam search grew for one sentence."""
+    """The tree that a search grew for one sentence. Greedy search is a beam of one; samples grow side by side."""
 
     eos: int
     steps: list[BeamStep] = field(default_factory=list)
+    stopped: str = ""
+    """Why the search was over: "enough" outputs had finished, no other could reach the `bound` of those that had, or
+    there was nothing left to go on ("ended")."""
 
     def path(self, hypothesis: Hypothesis) -> list[int]:
         """The candidate that the hypothesis was at every step: an index into `steps[t].tokens`.
@@ -60,6 +84,6 @@ class BeamHistory:
 
 
 class NBest(list[Hypothesis]):
-    """The hypotheses of one sentence, best first, and the tree they come from if `beam` was asked to keep it."""
+    """The hypotheses of one sentence, best first, and the tree they come from if `history` was asked for."""
 
     history: BeamHistory | None = None

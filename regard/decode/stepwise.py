@@ -11,6 +11,7 @@ from regard.decode.config import DecodeConfig
 from regard.decode.constraints import Constraints, refuse_nan
 from regard.decode.hypotheses import Hypothesis, NBest
 from regard.decode.protocol import SPECIAL, Decodable, Source, Special
+from regard.decode.watching import Watch
 
 # Dropping finished sentences from the batch copies the caches of the others: about what one step costs. Greedy
 # decoding does it when that saves a quarter of every step to come.
@@ -28,6 +29,7 @@ def greedy(
     *,
     special: Special = SPECIAL,
     prefixes: Sequence[Sequence[int]] | None = None,
+    history: bool = False,
     room: int | None = None,
     on_token: OnToken | None = None,
 ) -> list[NBest]:
@@ -43,7 +45,8 @@ def greedy(
     """
     config = config or DecodeConfig(method="greedy")
     constraints = Constraints.of(source, config, special, prefixes, room)
-    return _one_by_one(model, source, config, constraints, lambda log_p, t, rows: log_p.argmax(-1), 1, on_token)
+    watch = Watch(config, special, len(constraints.limit), 1) if history else None
+    return _one_by_one(model, source, config, constraints, lambda log_p, t, rows: log_p.argmax(-1), 1, on_token, watch)
 
 
 def sample(
@@ -53,6 +56,7 @@ def sample(
     *,
     special: Special = SPECIAL,
     prefixes: Sequence[Sequence[int]] | None = None,
+    history: bool = False,
     numbers: Sequence[int] | None = None,
     room: int | None = None,
     on_token: OnToken | None = None,
@@ -82,7 +86,8 @@ def sample(
     def choose(log_p: Float[Tensor, "B K V"], t: int, rows: Int[Tensor, "B"]) -> Int[Tensor, "B K"]:
         return draw(log_p, u_BTK[rows, t], config.temperature, config.top_k, config.top_p)
 
-    return _one_by_one(model, source, config, constraints, choose, config.n_best, on_token)
+    watch = Watch(config, special, B, config.n_best) if history else None
+    return _one_by_one(model, source, config, constraints, choose, config.n_best, on_token, watch)
 
 
 def draw(
@@ -124,6 +129,7 @@ def _one_by_one(
     choose: Choice,
     samples: int,
     on_token: OnToken | None,
+    watch: Watch | None,
 ) -> list[NBest]:
     B, K, special, device = len(constraints.limit), samples, constraints.special, constraints.limit.device
     if B == 0:
@@ -146,6 +152,8 @@ def _one_by_one(
         last = choose(log_p, t, rows)
         price = log_p.gather(-1, last[..., None]).squeeze(-1)
         refuse_nan(price)
+        if watch is not None:
+            watch.step(rows, logits, log_p, last, constraints, t)
         going = going & (price > -torch.inf)  # at -inf nothing may follow: the output ends without <eos>
         ids[rows, :, t] = torch.where(going, last, special.pad)
         log_ps[rows, :, t] = price
@@ -164,7 +172,10 @@ def _one_by_one(
             rows, going, last, constraints = rows[left], going[left], last[left], constraints.take(left)
 
     score = log_prob / lengths.clamp(min=1) ** config.length_penalty
-    return gather_hypotheses(ids, log_ps, lengths, log_prob, score, special.eos)
+    results = gather_hypotheses(ids, log_ps, lengths, log_prob, score, special.eos)
+    for result, tree in zip(results, watch.trees if watch is not None else ()):
+        result.history = tree
+    return results
 
 
 def gather_hypotheses(

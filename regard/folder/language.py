@@ -13,7 +13,7 @@ from regard.data.documents import encode_documents
 from regard.data.special import WRITING, Special
 from regard.data.streams import whole_text
 from regard.data.tokenizer import Tokenizer
-from regard.decode import DecodeConfig, Hypothesis, decode_all
+from regard.decode import BeamHistory, DecodeConfig, Hypothesis, decode_all
 from regard.errors import RegardError
 from regard.folder.bundle import ModelWithTokenizers
 from regard.folder.scoring import PairScore, logprobs
@@ -24,11 +24,12 @@ Hear = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class Continuation:
-    """What a model wrote after a prompt, and what it thought of it."""
+    """What a model wrote after a prompt, what it thought of it, and, where asked for, the search that found it."""
 
     text: str
     score: float
     hypothesis: Hypothesis
+    history: BeamHistory | None = None
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,14 @@ class LanguageModel(ModelWithTokenizers):
         config: DecodeConfig | None = None,
         *,
         truncate: bool = False,
+        history: bool = False,
         hear: Hear | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[list[Continuation]]:
         """For each prompt what the model writes after it, drawn at random unless the config says otherwise.
 
         `hear(number, text)` is told each piece of text of prompt `number` as it is written (not in beam search; of
-        several samples, the first one drawn).
+        several samples, the first one drawn). `history` keeps what each step considered.
         Outputs end where the model ends them, at max_len tokens, or where prompt and output fill the model's max_len.
         """
         config = config or DecodeConfig(method="sample")
@@ -123,6 +125,7 @@ class LanguageModel(ModelWithTokenizers):
             self.packed,
             config,
             special=self.special,
+            history=history,
             room=longest,
             on_token=on_token if hear is not None else None,
             progress=progress,
@@ -132,7 +135,7 @@ class LanguageModel(ModelWithTokenizers):
                 if rest := listener.rest():
                     hear(number, rest)
         return [
-            [Continuation(listener.text_after(h.ids), h.score, h) for h in n_best]
+            [Continuation(listener.text_after(h.ids), h.score, h, n_best.history) for h in n_best]
             for listener, n_best in zip(listeners, found)
         ]
 

@@ -82,7 +82,8 @@ class Translator(ModelWithTokenizers):
     ) -> list[list[Translation]]:
         """For each line its best translations, best first. An empty line is answered by an empty one.
 
-        `prefixes` are beginnings that the translations must have; `history` keeps the beam's tree.
+        `prefixes` are beginnings that the translations must have; `history` keeps what each step of the search
+        considered, took and left.
         """
         config = config or DecodeConfig()
         limit = min(model.config.max_len for model in [self.model, *self.partners]) - 1
