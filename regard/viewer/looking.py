@@ -116,6 +116,10 @@ class Look:
     """what the page calls the model"""
     gold: list[Link] | None = None
     """which word should be linked to which, where somebody said so"""
+    bundle: Any = field(default=None, repr=False)
+    """the model with its tokenisers, which a walk goes through"""
+    ids: tuple[list[int], ...] = field(default=(), repr=False)
+    """what it was given"""
 
     @property
     def title(self) -> str:
@@ -138,13 +142,20 @@ class Look:
         return one
 
     def save(
-        self, path: str | Path, attention: str | None = None, head: int | None = None, *, overview: bool = False
+        self,
+        path: str | Path,
+        attention: str | None = None,
+        head: int | None = None,
+        *,
+        overview: bool = False,
+        walk: bool | None = None,
     ) -> None:
         """Writes a page, .html, which shows every attention and needs nothing else, no network either; or a picture,
         .png or .svg, of one attention, by default the alignment: its mean over heads, or one head.
 
         With `overview` (or attention "all") the picture is a small map for each head of each attention. A page has it
-        all; the same choices say what it opens with, which is otherwise the clearest head.
+        all; the same choices say what it opens with, which is otherwise the clearest head. With `walk` it also has
+        every number between the text and the output; without, it has them if model and text are small.
         """
         form = Path(path).suffix.lower().removeprefix(".")
         if form not in (PAGE, *PICTURES):
@@ -154,7 +165,7 @@ class Look:
         if form == PAGE:
             from regard.viewer import page, scene  # which know what a look is
 
-            content = page.page(scene.scene_of(self, attention, head, overview=overview))
+            content = page.page(scene.scene_of(self, attention, head, overview=overview, walk=walk))
         else:
             content = self._picture(form, attention, head, overview)
         write_whole(Path(path), content)
@@ -268,7 +279,7 @@ def _look_at_text(bundle: LanguageModel | TextEncoder, text: str, layers: Layers
         for number, call in enumerate(one.calls):  # several where layers share their weights
             called = name if len(one.calls) == 1 else f"{name}.{number}"
             maps[called] = AttentionMap(called, one.kind, side, side, replace(one, calls=[call]))
-    return Look(text, "", side.tokens, [], maps)
+    return Look(text, "", side.tokens, [], maps, bundle=bundle, ids=(ids,))
 
 
 def _look_at_translation(
@@ -294,7 +305,8 @@ def _look_at_translation(
     predicted = targets.framed("predicted", begun[1:], [names[special.eos]])
     axes = {"self": (read, read), "masked": (written, written), "cross": (predicted, read)}
     maps = {name: AttentionMap(name, one.kind, *axes[one.kind], one) for name, one in recording.items()}
-    return Look(source, target, sources.tokens, targets.tokens, maps)
+    given = source_ids, special.begun(target_ids)
+    return Look(source, target, sources.tokens, targets.tokens, maps, bundle=translator, ids=given)
 
 
 def _side(tokenizer: Tokenizer, text: str, ids: Sequence[int], words: Words) -> Side:

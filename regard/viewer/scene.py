@@ -28,6 +28,7 @@ from regard.attention.scores import DotLike
 from regard.errors import RegardError
 from regard.version import __version__
 from regard.viewer.looking import AttentionMap, Look, Side
+from regard.viewer.walking import header_of, walk_for
 
 FORMAT = 1
 # Bytes of q and k up to which they are carried as they are.
@@ -59,9 +60,17 @@ class Ingredients(NamedTuple):
     mask: Mask | None
 
 
-def scene_of(look: Look, attention: str | None = None, head: int | None = None, *, overview: bool = False) -> Scene:
+def scene_of(
+    look: Look,
+    attention: str | None = None,
+    head: int | None = None,
+    *,
+    overview: bool = False,
+    walk: bool | None = None,
+) -> Scene:
     """The scene of a look, and what it opens with, where somebody says so: the mean over an attention's heads, or one
-    head, or the overview of all. Otherwise whoever shows it chooses.
+    head, or the overview of all. Otherwise whoever shows it chooses. With `walk` it has the walk too, which it has
+    anyway where model and text are small.
 
     >>> scene_of(look(translator, "The cat sleeps.")).header["attentions"][0]["name"]  # doctest: +SKIP
     'encoder.0.attention'
@@ -94,6 +103,7 @@ def scene_of(look: Look, attention: str | None = None, head: int | None = None, 
             }
         )
     sides = {side.name: side for one in look.maps.values() for side in (one.queries, one.keys)}
+    walked = walk_for(look, walk)
     header = {
         "format": FORMAT,
         "title": look.title if len(look.title) <= TITLE else look.title[: TITLE - 1] + "…",
@@ -110,6 +120,7 @@ def scene_of(look: Look, attention: str | None = None, head: int | None = None, 
             for name, side in sides.items()
         },
         "attentions": attentions,
+        "walk": None if walked is None else header_of(walked, blobs),
         "links": None if look.gold is None else [[target, source] for source, target in look.gold],
     }
     return Scene(header, blobs)
