@@ -1,7 +1,10 @@
 """`regard look`: a page, or a picture, of what the model regarded."""
 
+import os
 import re
 import sys
+import webbrowser
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +13,14 @@ import tyro
 
 from regard.cli.common import Model, Truncate, as_text, parse
 from regard.errors import RegardError
-from regard.folder import Device, ImageModel, load
-from regard.viewer import look
+from regard.folder import Device, ImageModel, Translator, load
+from regard.viewer import Look, look, need_attention
+from regard.viewer.asking import Desk
+from regard.viewer.live import Live
+from regard.viewer.scene import scene_of
+
+# That a request, which is under way when the page is closed, may still take.
+SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -22,13 +31,15 @@ class Options:
     shows the clearest cross-attention, its heads averaged; or another, one head of it, or all of them, and a page may
     open with that. A language model and an encoder of texts read the sentence, and show what they regarded in it.
 
+    --live opens a page that asks the model again, whenever its sentence is changed: regard look MODEL --live
+
     A model of images takes a picture: regard look MODEL photo.jpg --out map.png shows what each head of its last
     attention regarded of the patches.
     """
 
     model: Model
-    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
-    """the sentence, or the file of a picture"""
+    text: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")] = None
+    """the sentence, or the file of a picture; a live page can do without"""
     target: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     """the translation to look at, instead of the model's own"""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
@@ -47,27 +58,45 @@ class Options:
     """of a picture: all layers together"""
     label: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """of a picture: what in it speaks for this label; in a segmenter by queries, what the label's query regarded"""
+    live: bool = False
+    """serve the page, to this machine alone, until Ctrl-C"""
+    port: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """of the live page; by default one that is free"""
+    no_browser: bool = False
+    """print the live page's address, and do not open it"""
     truncate: Truncate = False
     device: Device = "auto"
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "look", argv)
+    if options.live and options.out is not None:
+        raise RegardError("A live page is not written to a file.", "Leave out --live or --out.")
+    if not options.live and (options.port or options.no_browser):
+        raise RegardError("Only a live page has a port and is opened.", "Give --live too, or leave it out.")
+    if options.text is None and (not options.live or options.target is not None):
+        raise RegardError("There is no text to look at.", "Give a sentence; or --live, and write it in the page.")
     translator = load(options.model, options.device)
     if isinstance(translator, ImageModel):
         return _picture(translator, options)
     if options.patch is not None or options.rollout or options.label is not None:
         raise RegardError("Only a picture has patches, rollout and labels.", "Leave out --patch, --rollout, --label.")
+    name = options.model.resolve().name
+    seen = None
+    if options.text is not None:
+        seen = look(
+            translator,
+            as_text(options.text, "the text"),
+            None if options.target is None else as_text(options.target, "--target"),
+            layers=options.layers,
+            name=name,
+            truncate=options.truncate,
+        )
+    if options.live:
+        desk = Desk(translator, name, options.layers, options.truncate)
+        return _serve(desk, seen, options)
+    assert seen is not None
     out = options.out or Path("page.html")
-    target = None if options.target is None else as_text(options.target, "--target")
-    seen = look(
-        translator,
-        as_text(options.text, "the text"),
-        target,
-        layers=options.layers,
-        name=options.model.resolve().name,
-        truncate=options.truncate,
-    )
     seen.save(out, options.attention, options.head, overview=options.all)
     if seen.translation:
         print(seen.translation)
@@ -78,7 +107,32 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+def _serve(desk: Desk, seen: Look | None, options: Options) -> int:
+    """The live page, until Ctrl-C."""
+    if isinstance(desk.bundle, Translator):
+        need_attention(desk.bundle)
+    scene = None if seen is None else scene_of(seen, options.attention, options.head, overview=options.all)
+    with Live(desk, scene, options.port) as live:
+        print(f"The page is at {live.address}\nCtrl-C closes it.", file=sys.stderr, flush=True)
+        if not options.no_browser and _has_screen():
+            webbrowser.open(live.address)
+        with suppress(KeyboardInterrupt):
+            live.serve_forever()
+    # What the model is doing for a page is done before Python takes it down.
+    desk.lock.acquire(timeout=SECONDS)
+    print("The page is closed.", file=sys.stderr)
+    return 0
+
+
+def _has_screen() -> bool:
+    """Whether a browser would have where to show itself; elsewhere one of texts might open, in this very terminal."""
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
 def _picture(model: ImageModel, options: Options) -> int:
+    if options.live:
+        raise RegardError("A live page is of texts.", "Leave out --live: a picture of a picture is saved.")
+    assert options.text is not None
     if options.target is not None or options.layers is not None or options.truncate:
         raise RegardError("Targets, layers and truncation are for texts.", "Leave out --target, --layers, --truncate.")
     out = options.out or Path("map.png")

@@ -21,7 +21,7 @@ MOST = 400 << 20
 # 'wasm-unsafe-eval' lets WebAssembly run, which the module computes maps with; it allows no text to be run as script.
 _POLICY = (
     "default-src 'none'; script-src 'sha256-{hash}' 'wasm-unsafe-eval'; style-src 'unsafe-inline'; "
-    "img-src data: blob:; connect-src 'none'; base-uri 'none'; form-action 'none'"
+    "img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
 )
 _PAGE = """\
 <!doctype html>
@@ -36,7 +36,6 @@ _PAGE = """\
 </head>
 <body>
 <main id="regard"><noscript>This page computes what it shows: please let it run its script.</noscript></main>
-<script type="application/json" id="scene">{header}</script>
 """
 
 
@@ -52,21 +51,31 @@ def page(scene: Scene) -> bytes:
             f"The page would have {size >> 20} MB, which is more than browsers like to open.",
             "Look at fewer attentions (--layers), or at a shorter text.",
         )
+    parts = [f'<script type="application/json" id="scene">{_json(scene.header)}</script>\n'.encode()]
+    for number, blob in enumerate(scene.blobs):
+        parts += [b'<script type="text/plain" id="blob-%d">' % number, base64.b64encode(blob), b"</script>\n"]
+    return _around(parts, scene.header["title"], connect="'none'")
+
+
+def live_page(title: str) -> bytes:
+    """The same without a scene, for which it asks the server that it came from, and nobody else.
+
+    >>> b"connect-src 'self'" in live_page("Regard")
+    True
+    """
+    return _around([], title, connect="'self'")
+
+
+def _around(parts: list[bytes], title: str, connect: str) -> bytes:
+    """The whole page: the module after whatever it shows."""
     script = f"{module()}\nopenPage();\n"
     if re.search(r"</script|<!--|[\r\0]", script, re.IGNORECASE):
         raise ValueError("The module holds what would end or change the script element that it stands in.")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     top = _PAGE.format(
-        policy=_POLICY.format(hash=digest),
-        version=__version__,
-        title=html.escape(_printable(scene.header["title"])),
-        header=_json(scene.header),
+        policy=_POLICY.format(hash=digest, connect=connect), version=__version__, title=html.escape(_printable(title))
     )
-    parts = [top.encode()]
-    for number, blob in enumerate(scene.blobs):
-        parts += [b'<script type="text/plain" id="blob-%d">' % number, base64.b64encode(blob), b"</script>\n"]
-    parts += [f'<script type="module">{script}</script>\n</body>\n</html>\n'.encode()]
-    return b"".join(parts)
+    return b"".join([top.encode(), *parts, f'<script type="module">{script}</script>\n</body>\n</html>\n'.encode()])
 
 
 def _json(header: dict[str, Any]) -> str:
