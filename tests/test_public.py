@@ -39,6 +39,8 @@ PUBLIC = {
         *("read_corpus", "read_toml", "recipe_from", "squad_scores", "suggest", "text_scores", "train"),
     ],
     "regard.viewer": [
+        *("Change", "HeadOff", "LayerOff", "MaskOff", "Outcome", "PositionsOff", "RowSet", "ScaleOff", "Step", "Tried"),
+        *("tried", "try_it"),
         *("AttentionMap", "ImageLook", "Link", "Look", "PatchMap", "Rollout", "align", "alignment_error_rate"),
         *("attentions", "best_layer", "clearest_layer", "force", "format_links", "look", "need_attention"),
         *("read_links", "roll_out"),

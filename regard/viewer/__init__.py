@@ -13,14 +13,38 @@ from regard.viewer.forcing import attentions, force, need_attention
 from regard.viewer.looking import AttentionMap, Look, look
 from regard.viewer.overlays import ImageLook, PatchMap
 from regard.viewer.rollout import Rollout, roll_out
+from regard.viewer.trying import (
+    Change,
+    HeadOff,
+    LayerOff,
+    MaskOff,
+    Outcome,
+    PositionsOff,
+    RowSet,
+    ScaleOff,
+    Step,
+    Tried,
+    tried,
+    try_it,
+)
 
 __all__ = [
     "AttentionMap",
+    "Change",
+    "HeadOff",
     "ImageLook",
+    "LayerOff",
     "Link",
     "Look",
+    "MaskOff",
+    "Outcome",
     "PatchMap",
+    "PositionsOff",
     "Rollout",
+    "RowSet",
+    "ScaleOff",
+    "Step",
+    "Tried",
     "align",
     "alignment_error_rate",
     "attentions",
@@ -32,4 +56,6 @@ __all__ = [
     "need_attention",
     "read_links",
     "roll_out",
+    "tried",
+    "try_it",
 ]

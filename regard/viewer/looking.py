@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -13,15 +13,19 @@ from torch import Tensor
 
 from regard.attention import Recorded, record
 from regard.data import Tokenizer
+from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.files import write_whole
-from regard.folder import ImageModel, LanguageModel, TextEncoder, Translator
+from regard.folder import ImageModel, LanguageModel, TextEncoder, Translation, Translator
 from regard.folder.pictures import Picture
 from regard.layers.packed import pack
 from regard.models import ViT, family_of
 from regard.viewer.alignment import Link, Words, spans
 from regard.viewer.forcing import force, information
 from regard.viewer.overlays import ImageLook, look_at_picture
+
+if TYPE_CHECKING:
+    from regard.viewer.beams import BeamTree
 
 PICTURES, PAGE = ("png", "svg"), "html"
 Layers = str | Sequence[str] | None
@@ -120,6 +124,8 @@ class Look:
     """the model with its tokenisers, which a walk goes through"""
     ids: tuple[list[int], ...] = field(default=(), repr=False)
     """what it was given"""
+    search: tuple[list[Translation], DecodeConfig, str] | None = field(default=None, repr=False)
+    """what the model found when it translated, how it searched, and the beginning that it was given"""
 
     @property
     def title(self) -> str:
@@ -132,6 +138,18 @@ class Look:
         """
         cross = [one for one in self.maps.values() if one.kind == "cross"]
         return max(cross or self.maps.values(), key=lambda one: one.clearness)
+
+    @cached_property
+    def decoding(self) -> "BeamTree | None":
+        """The search for the translation, where the model made it: computed when it is first asked for."""
+        from regard.viewer.beams import tree_of
+
+        if self.search is None or (history := self.search[0][0].history) is None:
+            return None
+        found, config, prefix = self.search
+        named = self.alignment.name if self.alignment.kind == "cross" else None
+        outputs = [one.hypothesis for one in found]
+        return tree_of(self.bundle, self.ids[0], outputs, history, config, prefix=prefix, attention=named)
 
     def chosen(self, attention: str | None = None, head: int | None = None) -> AttentionMap:
         """An attention by its name, by default the alignment; an error if it, or a head of it, is not there."""
@@ -203,6 +221,8 @@ def look(
     layers: Layers = None,
     gold: Sequence[Link] | None = None,
     words: Words = str.split,
+    config: DecodeConfig | None = None,
+    prefix: str = "",
     name: str = "",
     truncate: bool = False,
 ) -> Look: ...
@@ -216,6 +236,8 @@ def look(
     layers: Layers = None,
     gold: Sequence[Link] | None = None,
     words: Words = str.split,
+    config: DecodeConfig | None = None,
+    prefix: str = "",
     name: str = "",
     truncate: bool = False,
 ) -> Look | ImageLook:
@@ -224,7 +246,8 @@ def look(
     A language model and an encoder of texts read the text, and show what was regarded in it; a model of images looks
     at a picture (a file, an open picture, bytes; or a tensor as it goes into the model). `layers` chooses some
     attentions by name, with * and ?: of a long text all may be more than a page can hold. `gold` is what should be
-    linked, by the numbers of `words` of source and target; `name` is what a page calls the model.
+    linked, by the numbers of `words` of source and target; `config` is how to translate, and `prefix` what the
+    translation must begin with; `name` is what a page calls the model.
 
     >>> seen = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
     >>> seen.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
@@ -239,8 +262,13 @@ def look(
         raise RegardError("The text is empty: there is nothing to look at.", "Give a sentence.")
     if gold is not None:
         _check(gold, source, target, words)
+    if (config is not None or prefix) and (target is not None or not isinstance(bundle, Translator)):
+        raise RegardError(
+            "Nothing is translated here, so there is no search to configure.", "Leave config and prefix out."
+        )
     if isinstance(bundle, Translator):
-        seen = _look_at_translation(bundle, source, target, layers, words, truncate)
+        search = config or DecodeConfig(), prefix
+        seen = _look_at_translation(bundle, source, target, layers, words, search, truncate)
     else:
         if target is not None:
             raise RegardError("Only a translator has a target to look at.", "Leave it out.")
@@ -283,11 +311,21 @@ def _look_at_text(bundle: LanguageModel | TextEncoder, text: str, layers: Layers
 
 
 def _look_at_translation(
-    translator: Translator, source: str, target: str | None, layers: Layers, words: Words, truncate: bool
+    translator: Translator,
+    source: str,
+    target: str | None,
+    layers: Layers,
+    words: Words,
+    search: tuple[DecodeConfig, str],
+    truncate: bool,
 ) -> Look:
     source_ids = translator.source_ids(source, name="the source", truncate=truncate)
+    searched = None
     if target is None:
-        best = translator.translate([source], truncate=truncate)[0][0]
+        config, prefix = search
+        begin_with = [prefix] if prefix else None
+        found = translator.translate([source], config, prefixes=begin_with, truncate=truncate, history=True)[0]
+        searched, best = (found, config, prefix), found[0]
         target, target_ids = best.text, best.hypothesis.ids[len(translator.special.begun([])) - 1 :]
     else:
         target_ids = translator.target_ids(target, name="the target", truncate=truncate)
@@ -306,7 +344,7 @@ def _look_at_translation(
     axes = {"self": (read, read), "masked": (written, written), "cross": (predicted, read)}
     maps = {name: AttentionMap(name, one.kind, *axes[one.kind], one) for name, one in recording.items()}
     given = source_ids, special.begun(target_ids)
-    return Look(source, target, sources.tokens, targets.tokens, maps, bundle=translator, ids=given)
+    return Look(source, target, sources.tokens, targets.tokens, maps, bundle=translator, ids=given, search=searched)
 
 
 def _side(tokenizer: Tokenizer, text: str, ids: Sequence[int], words: Words) -> Side:

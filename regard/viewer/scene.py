@@ -27,6 +27,7 @@ from regard.attention.reference import repeat_heads
 from regard.attention.scores import DotLike
 from regard.errors import RegardError
 from regard.version import __version__
+from regard.viewer import beams
 from regard.viewer.looking import AttentionMap, Look, Side
 from regard.viewer.walking import header_of, walk_for
 
@@ -121,9 +122,14 @@ def scene_of(
         },
         "attentions": attentions,
         "walk": None if walked is None else header_of(walked, blobs),
+        "decode": None if look.decoding is None else _decode(look.decoding, blobs),
         "links": None if look.gold is None else [[target, source] for source, target in look.gold],
     }
     return Scene(header, blobs)
+
+
+def _decode(tree: beams.BeamTree, blobs: list[bytes]) -> dict[str, Any]:
+    return beams.header_of(tree, _add(blobs, tree.looked) if len(tree.looked) else None)
 
 
 def _add(blobs: list[bytes], x: np.ndarray | None, exact: bool = True) -> dict[str, Any] | None:
