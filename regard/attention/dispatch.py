@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +23,18 @@ KERNELS = ("varlen", *PADDED, "reference")
 
 watchers: list[Callable[[Call, Tensor], None]] = []
 """Who wants to see each call as `attend` received it, and its output. Empty unless somebody looks."""
+
+
+class Changer(Protocol):
+    """Who changes calls of `attend` from outside: what a kernel is given, and what came out of it."""
+
+    def before(self, call: Call) -> Call: ...
+
+    def after(self, call: Call, out: Tensor) -> Tensor: ...
+
+
+changers: list[Changer] = []
+"""Empty unless somebody tries something out; watchers see what these leave."""
 
 _choices: "list[list[Choice]]" = []
 _forced: list[str] = []
@@ -52,8 +64,12 @@ def attend(
     tensor([1., 0., 0.])
     """
     call = _call(q, k, v, score, mask, bias, q_offsets, k_offsets)
+    for changer in changers:
+        call = changer.before(call)
     packed = call.q_offsets is not None
     out = _packed(call) if packed else _padded(call)
+    for changer in changers:
+        out = changer.after(call, out)
     if watchers:
         for watch in watchers:
             watch(call, out)
