@@ -15,6 +15,7 @@ from regard.models import family_of
 from regard.version import __version__
 from regard.viewer.looking import Layers, look
 from regard.viewer.scene import FORMAT, Scene, scene_of
+from regard.viewer.trying import answer as tried_out
 
 
 class Answer(NamedTuple):
@@ -77,6 +78,13 @@ def _look(desk: Desk, wanted: Any) -> Answer:
     return Answer({"scene": scene.header}, scene.blobs)
 
 
+def _try(desk: Desk, wanted: Any) -> Answer:
+    """Changes, and the output before and after: see `trying.answer`."""
+    if not isinstance(wanted, dict):
+        raise RegardError("This is nothing to try.", "Give a source, and changes.")
+    return Answer(tried_out(desk.bundle, wanted), [])
+
+
 def _text(value: Any, name: str) -> str:
     """A text that is one: JSON can hold halves of characters, and other things than text."""
     try:
@@ -87,4 +95,4 @@ def _text(value: Any, name: str) -> str:
     raise RegardError(f"The {name} is no text.", "Give a string of whole characters.")
 
 
-REQUESTS: dict[str, Callable[[Desk, Any], Answer]] = {"look": _look}
+REQUESTS: dict[str, Callable[[Desk, Any], Answer]] = {"look": _look, "try": _try}

@@ -5,6 +5,7 @@ again after the with block. A model knows nothing of it.
 """
 
 import difflib
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -571,15 +572,21 @@ def answer(bundle: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     A request has `source`, and perhaps `target`, `prefix`, `instead` (another sentence), `changes` (each with its name
     as `change`, and its parts) and `shown`: the attention whose weights are wanted, and its head ("mean": of all).
     """
-    changes = [change_of(one) for one in request.get("changes", [])]
-    texts: dict[str, Any] = {}
-    for name, other in (("source", None), ("target", None), ("prefix", ""), ("instead", None)):
-        texts[name] = request.get(name)
-        if not isinstance(texts[name], str) and not (texts[name] is None and name != "source"):
+    told, shown = request.get("changes") or [], request.get("shown")
+    if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
+        raise RegardError("The changes are no list of changes.", "Give a list.")
+    if shown is not None and not isinstance(shown, dict):
+        raise RegardError("What should be shown has no name.", "Give an attention, and a head.")
+    changes = [change_of(one) for one in told]
+    texts = {name: request.get(name) for name in ("source", "target", "prefix", "instead")}
+    for name, text in texts.items():
+        if not isinstance(text, str) and not (text is None and name != "source"):
             raise RegardError(f"What was asked to be tried has no {name} that is a text.", "Give one.")
-        texts[name] = other if texts[name] is None else texts[name]
-    both = try_it(bundle, texts["source"], changes, texts["target"], texts["prefix"], instead=texts["instead"])
-    return {"before": _told(both.before, request.get("shown")), "after": _told(both.after, request.get("shown"))}
+        if text is not None and re.search("[\ud800-\udfff]", text):
+            raise RegardError(f"The {name} holds half a character.", "Give whole ones.")
+    source, target, prefix, instead = texts.values()
+    both = try_it(bundle, source or "", changes, target, prefix or "", instead=instead)
+    return {"before": _told(both.before, shown), "after": _told(both.after, shown)}
 
 
 def change_of(told: Mapping[str, Any]) -> Change:
@@ -617,6 +624,6 @@ def _told(outcome: Outcome, shown: Mapping[str, Any] | None) -> dict[str, Any]:
     one = None if shown is None else outcome.look.maps.get(str(shown.get("attention")))
     if one is not None:
         head = shown.get("head") if shown is not None else None
-        weights = one.weights[head] if isinstance(head, int) and head < len(one.weights) else one.weights.mean(0)
+        weights = one.weights[head] if type(head) is int and 0 <= head < len(one.weights) else one.weights.mean(0)
         told["map"] = {"rows": one.rows, "columns": one.columns, "weights": weights.tolist()}
     return told

@@ -16,6 +16,7 @@ from regard.layers.packed import pack
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.transformer import t5_small
 from regard.viewer import HeadOff, LayerOff, MaskOff, PositionsOff, RowSet, ScaleOff, look, tried, try_it
+from regard.viewer.asking import Desk
 from regard.viewer.trying import answer
 from tests.viewer.seeing import images, model_of, photo
 
@@ -501,6 +502,10 @@ def test_a_request_and_its_answer(seq2seq):
     assert told["after"]["map"]["columns"] == ["one", "two", "three", "<eos>"]
     assert told["before"]["steps"][0]["likeliest"][0][0] == "trois"
     assert answer(seq2seq, {"source": "one two three"})["after"]["map"] is None
+    through_the_page = Desk(seq2seq).answer({"try": asked})
+    assert through_the_page == (told, [])
+    with pytest.raises(RegardError, match="nothing to try"):
+        Desk(seq2seq).answer({"try": "one two"})
 
 
 @pytest.mark.parametrize(
@@ -508,6 +513,10 @@ def test_a_request_and_its_answer(seq2seq):
     [
         ({"source": 7}, "no source that is a text"),
         ({"prefix": ["a"]}, "no prefix that is a text"),
+        ({"instead": "half \ud83d"}, "half a character"),
+        ({"changes": {"change": "mask"}}, "no list"),
+        ({"changes": ["mask"]}, "no list"),
+        ({"shown": "decoder.attention"}, "no name"),
         ({"changes": [{"change": "heads"}]}, "No change is called 'heads'"),
         ({"changes": [{"change": "head", "attention": "decoder.attention"}]}, "too little"),
         ({"changes": [{"change": "head", "attention": "decoder.attention", "head": "0"}]}, "not what the change"),
