@@ -33,10 +33,12 @@ _PAGE = """\
 <meta name="color-scheme" content="light dark">
 <meta name="generator" content="Regard {version}">
 <title>{title}</title>
-</head>
+{more}</head>
 <body>
 <main id="regard"><noscript>This page computes what it shows: please let it run its script.</noscript></main>
 """
+# Browsers would ask a server for one.
+_NO_ICON = '<link rel="icon" href="data:,">\n'
 
 
 def page(scene: Scene) -> bytes:
@@ -54,7 +56,7 @@ def page(scene: Scene) -> bytes:
     parts = [f'<script type="application/json" id="scene">{_json(scene.header)}</script>\n'.encode()]
     for number, blob in enumerate(scene.blobs):
         parts += [b'<script type="text/plain" id="blob-%d">' % number, base64.b64encode(blob), b"</script>\n"]
-    return _around(parts, scene.header["title"], connect="'none'")
+    return _around(parts, scene.header["title"])
 
 
 def live_page(title: str) -> bytes:
@@ -63,17 +65,20 @@ def live_page(title: str) -> bytes:
     >>> b"connect-src 'self'" in live_page("Regard")
     True
     """
-    return _around([], title, connect="'self'")
+    return _around([], title, connect="'self'", more=_NO_ICON)
 
 
-def _around(parts: list[bytes], title: str, connect: str) -> bytes:
+def _around(parts: list[bytes], title: str, connect: str = "'none'", more: str = "") -> bytes:
     """The whole page: the module after whatever it shows."""
     script = f"{module()}\nopenPage();\n"
     if re.search(r"</script|<!--|[\r\0]", script, re.IGNORECASE):
         raise ValueError("The module holds what would end or change the script element that it stands in.")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     top = _PAGE.format(
-        policy=_POLICY.format(hash=digest, connect=connect), version=__version__, title=html.escape(_printable(title))
+        policy=_POLICY.format(hash=digest, connect=connect),
+        version=__version__,
+        title=html.escape(_printable(title)),
+        more=more,
     )
     return b"".join([top.encode(), *parts, f'<script type="module">{script}</script>\n</body>\n</html>\n'.encode()])
 

@@ -1,9 +1,13 @@
 /** Where the page runs: a saved page, a notebook, the live page. This file alone knows the difference. */
 
 /**
- * @typedef {{scene: any, blob: (n: number) => Promise<ArrayBuffer>, addressed: boolean}} Host
- * `addressed`: whether the address belongs to this view, and may hold it
- * @typedef {{get: (name: string) => any}} Model anywidget's model, as far as it is used
+ * @typedef {(n: number) => Promise<ArrayBuffer>} Blobs
+ * @typedef {{told: any, blob: Blobs}} Answer what the model says: JSON, and the numbers that go with it
+ * @typedef {{scene: any, blob: Blobs, addressed: boolean, asks: string[], ask?: (request: any) => Promise<Answer>}} Host
+ * `addressed`: whether the address belongs to this view, and may hold it. `ask` is there where there is a model to ask, and
+ * `asks` are the texts that it takes.
+ * @typedef {{get: (name: string) => any, send?: Function, on?: Function, off?: Function}} Model anywidget's model, as far as
+ * it is used
  */
 
 /** The newest form of scenes that is understood. */
@@ -11,39 +15,95 @@ const FORMAT = 1;
 
 /** @param {Model} model @returns {Host} */
 export function hostOf(model) {
-  const given = model.get("scene");
+  const blobs = model.get("blobs");
+  const asks = model.get("asks") ?? [];
+  const ask = model.get("ask") ?? ((/** @type {any} */ request) => askKernel(model, request));
+  return {
+    scene: sceneOf(model.get("scene")),
+    blob: onceEach(blobs ? viewsOf(blobs) : model.get("read_blob")),
+    addressed: blobs === undefined,
+    asks,
+    ask: asks.length ? ask : undefined,
+  };
+}
+
+/** The same host with the scene of an answer. @param {Host} host @param {Answer} answer @returns {Host} */
+export function hostWith(host, answer) {
+  return { ...host, scene: sceneOf(answer.told.scene), blob: answer.blob };
+}
+
+/** @param {any} given JSON, read or not */
+function sceneOf(given) {
   const scene = typeof given === "string" ? JSON.parse(given) : given;
   if (!(scene?.format <= FORMAT)) {
     throw new Error("This was written by a newer Regard than the one that shows it. Update Regard, then open it again.");
   }
-  const blobs = model.get("blobs");
-  const read = blobs ? async (/** @type {number} */ n) => bufferOf(blobs[n]) : model.get("read_blob");
+  return scene;
+}
+
+/** Reads each blob once. @param {Blobs} read @returns {Blobs} */
+function onceEach(read) {
   /** @type {Map<number, Promise<ArrayBuffer>>} */
   const kept = new Map();
-  return {
-    scene,
-    addressed: blobs === undefined,
-    blob(n) {
-      if (!kept.has(n)) kept.set(n, read(n));
-      return kept.get(n);
-    },
+  return (n) => {
+    if (!kept.has(n)) kept.set(n, read(n));
+    return kept.get(n);
   };
 }
 
-/** The model of a saved page or of the live page: what stands in the document, or else what the server gives. @returns {Model} */
-export function pageModel() {
-  const values = {
-    scene: document.getElementById("scene").textContent,
-    /** @param {number} n */
-    read_blob: async (n) => {
-      const element = document.getElementById(`blob-${n}`);
-      if (element) return decoded(element.textContent.trim());
-      const answer = await fetch(`blob/${n}`);
-      if (!answer.ok) throw new Error(`The numbers of blob ${n} could not be fetched (${answer.status}).`);
-      return answer.arrayBuffer();
-    },
-  };
+/** The model of a saved page, which has everything in it, or of the live page, which asks its server. @returns {Promise<Model>} */
+export async function pageModel() {
+  const element = document.getElementById("scene");
+  const values = element ? { scene: element.textContent, read_blob: blobInside } : await liveValues();
   return { get: (name) => values[name] };
+}
+
+/** @param {number} n */
+async function blobInside(n) {
+  return decoded(document.getElementById(`blob-${n}`).textContent.trim());
+}
+
+async function liveValues() {
+  const { told, blob } = await askServer("scene");
+  /** @param {any} request */
+  const ask = (request) => askServer("ask", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(request) });
+  return { scene: told.scene, asks: told.asks, read_blob: blob, ask };
+}
+
+/** @param {string} path @param {RequestInit} [options] @returns {Promise<Answer>} */
+async function askServer(path, options) {
+  const told = await (await fetched(path, options)).json();
+  return { told, blob: onceEach(async (n) => (await fetched(`blob/${told.blobs + n}`)).arrayBuffer()) };
+}
+
+/** @param {string} path @param {RequestInit} [options] */
+async function fetched(path, options) {
+  const answer = await fetch(path, options).catch(() => {
+    throw new Error("Regard does not answer any more. Start it again, and open the address that it prints.");
+  });
+  if (answer.ok) return answer;
+  const told = await answer.json().catch(() => null);
+  throw new Error(told?.error ?? `Regard answered with ${answer.status}. Load the page again.`);
+}
+
+/**
+ * Asks the notebook's kernel, which answers whenever it is free.
+ * @param {Model} model @param {any} request @returns {Promise<Answer>}
+ */
+function askKernel(model, request) {
+  // Several views may show one model, and all of them hear every answer.
+  const number = String(Math.random());
+  return new Promise((resolve, reject) => {
+    /** @param {any} message @param {DataView[]} views */
+    const hear = (message, views) => {
+      if (message?.answers !== number) return;
+      model.off("msg:custom", hear);
+      if (message.error) reject(new Error(message.error));
+      else resolve({ told: message.told, blob: onceEach(viewsOf(views)) });
+    };
+    model.on("msg:custom", hear);
+    model.send({ number, ask: request });
+  });
 }
 
 /** @param {string} base64 @returns {ArrayBuffer} */
@@ -56,7 +116,7 @@ export function decoded(base64) {
   return bytes.buffer;
 }
 
-/** A copy that begins at a multiple of what its numbers are long. @param {DataView} view @returns {ArrayBuffer} */
-function bufferOf(view) {
-  return /** @type {ArrayBuffer} */ (view.buffer).slice(view.byteOffset, view.byteOffset + view.byteLength);
+/** Copies, which begin at a multiple of what their numbers are long. @param {DataView[]} views @returns {Blobs} */
+function viewsOf(views) {
+  return async (n) => /** @type {ArrayBuffer} */ (views[n].buffer).slice(views[n].byteOffset, views[n].byteOffset + views[n].byteLength);
 }

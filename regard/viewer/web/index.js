@@ -6,29 +6,50 @@ import { State, readHash, writeHash } from "./state.js";
 import { Work } from "./work.js";
 import { h } from "./dom.js";
 import { STYLE } from "./style.js";
+import { ASK_STYLE, askForm, welcome } from "./ask.js";
 import { Heads, firstShown } from "./heads.js";
 import { Voice, helpDialog, icon, isDark, menu, title, topBar } from "./shell.js";
 import { download, drawn, png, svgText } from "./export.js";
+
+/** @typedef {import("./host.js").Host} Host */
+/** @typedef {import("./state.js").View} View */
 
 /**
  * Shows a scene in an element. Gives a function that ends it.
  * @param {{model: import("./host.js").Model, el: HTMLElement}} given
  */
 async function render({ model, el }) {
-  const root = h("div", { class: "regard", "data-busy": true });
-  el.append(h("style", {}, STYLE), root);
-  try {
-    return await open(hostOf(model), root);
-  } catch (error) {
-    root.append(h("p", { class: "failed", role: "alert" }, String(error?.message ?? error)));
-    throw error;
-  }
+  el.append(h("style", {}, STYLE + ASK_STYLE));
+  let now = null;
+  /** Shows a scene in the place of the one before. @param {() => Host} hosted @param {Record<string, string>} [texts] that were asked for */
+  const show = async (hosted, texts) => {
+    const earlier = texts && (now?.view ?? {});
+    now?.end();
+    now = null;
+    const root = h("div", { class: "regard", "data-busy": true });
+    el.append(root);
+    try {
+      const host = hosted();
+      const form = host.ask ? askForm(host, texts, (next, written) => show(() => next, written)) : null;
+      now = host.scene.attentions.length ? await open(host, root, form, earlier) : welcome(host, root, form);
+      if (texts) form.elements.source.focus({ preventScroll: true });
+    } catch (error) {
+      root.append(h("p", { class: "failed", role: "alert" }, String(error?.message ?? error)));
+      throw error;
+    }
+  };
+  await show(() => hostOf(model));
+  return () => now?.end();
 }
 
-/** @param {import("./host.js").Host} host @param {HTMLElement} root */
-async function open(host, root) {
+/**
+ * @param {Host} host @param {HTMLElement} root @param {HTMLElement | null} form to ask for another scene
+ * @param {Partial<View>} [earlier] how the scene before this one was looked at
+ */
+async function open(host, root, form, earlier) {
+  const { scene } = host;
   const attentions = new Attentions(host);
-  const asked = host.addressed ? readHash(location.hash) : {};
+  const asked = earlier ?? (host.addressed ? readHash(location.hash) : {});
   /** What the address asks for, as far as this scene has it. @param {Partial<import("./state.js").View>} view */
   const sensible = (view) => ({ ...view, ...(view.other && !attentions.has(view.other) ? { other: null } : {}) });
   const first = attentions.has(asked.shown) ? asked.shown : await firstShown(attentions);
@@ -38,7 +59,7 @@ async function open(host, root) {
   const voice = new Voice();
   const heads = new Heads(attentions, state, work, voice, title(host.scene));
   const help = helpDialog();
-  root.append(topBar(host.scene, tools(state, heads, help, voice)), heads.element, help, voice.element);
+  root.append(topBar(host.scene, tools(state, heads, help, voice)), form ?? "", heads.element, help, voice.element);
 
   const paint = () => {
     const { theme } = state.view;
@@ -56,7 +77,7 @@ async function open(host, root) {
   window.addEventListener("resize", () => heads.shownPanels.forEach((panel) => panel.figure?.lay()), { signal });
   root.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
-    if (event.key === "?" && !target.closest("select, dialog")) help.showModal();
+    if (event.key === "?" && !target.closest("select, dialog, textarea")) help.showModal();
   });
   if (host.addressed) {
     window.addEventListener(
@@ -69,10 +90,22 @@ async function open(host, root) {
     );
   }
   await heads.update();
-  return () => {
-    stop.abort();
-    work.close();
-    root.remove();
+  if (earlier) {
+    voice.say(scene.title);
+    if (host.addressed) {
+      document.title = scene.title;
+      remember(writeHash(state.view));
+    }
+  }
+  return {
+    get view() {
+      return { ...state.view, pin: null, zoom: null };
+    },
+    end() {
+      stop.abort();
+      work.close();
+      root.remove();
+    },
   };
 }
 
@@ -133,7 +166,11 @@ function tools(state, heads, help, voice) {
 
 /** What a saved page calls: shows the scene that stands in the document. */
 export function openPage() {
-  return render({ model: pageModel(), el: document.getElementById("regard") });
+  const el = document.getElementById("regard");
+  return pageModel().then(
+    (model) => render({ model, el }),
+    (error) => el.append(h("p", { role: "alert" }, error.message)),
+  );
 }
 
 export default { render };

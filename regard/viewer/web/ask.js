@@ -1,0 +1,91 @@
+/** The sentence, to be changed where there is a model that reads it. */
+
+import { hostWith } from "./host.js";
+import { change, h, uniqueId } from "./dom.js";
+import { topBar } from "./shell.js";
+
+/** @typedef {import("./host.js").Host} Host */
+
+const FIELD_NAMES = { source: "Sentence", target: "Translation" };
+const FIELD_HINTS = { source: "A sentence to look at", target: "Translation: the model’s own" };
+
+/**
+ * Fields for the texts that the model takes, and a button. What is written there is asked for, and the answer shown.
+ * @param {Host} host @param {Record<string, string> | undefined} texts what the fields hold, if not the scene's sentence
+ * @param {(host: Host, texts: Record<string, string>) => Promise<void>} show
+ */
+export function askForm(host, texts = { source: host.scene.texts.source }, show) {
+  const says = h("p", { class: "asked", id: uniqueId("asked"), role: "status" });
+  const fields = host.asks.map((name) =>
+    h("textarea", {
+      name,
+      rows: 1,
+      dir: "auto",
+      spellcheck: "false",
+      "aria-label": FIELD_NAMES[name],
+      "aria-describedby": says.id,
+      placeholder: FIELD_HINTS[name],
+      onkeydown: (event) => {
+        if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+        event.preventDefault();
+        form.requestSubmit();
+      },
+    }),
+  );
+  for (const field of fields) field.value = texts[field.name] ?? "";
+  const button = h("button", { type: "submit" }, "Look");
+
+  const ask = async () => {
+    const written = Object.fromEntries(fields.map((field) => [field.name, field.value]));
+    if (button.disabled) return;
+    change(button, { disabled: true });
+    says.textContent = "Looking …";
+    delete form.dataset.failed;
+    try {
+      const wanted = Object.fromEntries(Object.entries(written).filter(([name, text]) => name === "source" || text.trim()));
+      await show(hostWith(host, await host.ask({ look: wanted })), written);
+    } catch (error) {
+      form.dataset.failed = "";
+      says.textContent = error.message;
+    } finally {
+      change(button, { disabled: false });
+    }
+  };
+  const form = h(
+    "form",
+    {
+      class: "ask",
+      "data-saved": "no",
+      "aria-label": "Another sentence",
+      onsubmit: (event) => {
+        event.preventDefault();
+        ask();
+      },
+    },
+    fields,
+    button,
+    says,
+  );
+  return form;
+}
+
+/** The page before there is anything to see. @param {Host} host @param {HTMLElement} root @param {HTMLElement} form */
+export function welcome(host, root, form) {
+  root.append(topBar(host.scene, null, []), form, h("h1", { class: "welcome" }, "Write a sentence, and see what the model regards in it."));
+  root.removeAttribute("data-busy");
+  return { view: {}, end: () => root.remove() };
+}
+
+export const ASK_STYLE = `
+.regard .ask { display: flex; flex-wrap: wrap; align-items: start; gap: 8px; margin-top: 20px; max-width: 1100px; }
+.regard .ask textarea { font: inherit; color: inherit; flex: 1 1 260px; min-width: 0; max-height: 9.5em; resize: none; field-sizing: content; padding: 8px 14px; border: 1px solid var(--line); border-radius: 12px; background: var(--sheet); overflow-wrap: anywhere; }
+.regard .ask textarea::placeholder { color: var(--soft); opacity: 1; }
+.regard .ask textarea:focus-visible { outline-offset: 0; border-radius: 12px; }
+.regard .ask button { border: 0; border-radius: 12px; padding: 9px 22px; background: var(--first); color: var(--paper); font-weight: 600; }
+.regard .ask button:disabled { opacity: .5; cursor: default; }
+.regard .ask .asked { flex-basis: 100%; font-size: 14.5px; color: var(--soft); }
+.regard .ask .asked:empty { display: none; }
+.regard .ask[data-failed] .asked { color: var(--second); }
+.regard .welcome { font: 400 clamp(22px, 2.5vw, 33px)/1.32 var(--serif); padding: clamp(18px, 8vh, 80px) 0 0; max-width: 30ch; }
+@media print { .regard .ask { display: none; } }
+`;
