@@ -152,7 +152,7 @@ function softmaxParts(row, others) {
 }
 
 /** @param {Numbers} table @param {number[]} rows @returns {Numbers} */
-function taken(table, rows) {
+function rowsTaken(table, rows) {
   const size = table.data.length / table.shape[0];
   const y = zerosOf([rows.length, ...table.shape.slice(1)]);
   rows.forEach((row, i) => y.data.set(table.data.subarray(row * size, (row + 1) * size), i * size));
@@ -164,7 +164,7 @@ const folded = (all, f) => all.slice(1).reduce((x, other) => mapped(x, (value, a
 
 /** @type {Record<string, (inputs: Numbers[], params: Numbers[], options: any) => Numbers>} */
 export const OPERATIONS_OF_A_TAPE = {
-  take: (inputs, params, { rows }) => taken([...inputs, ...params][0], rows),
+  take: (inputs, params, { rows }) => rowsTaken([...inputs, ...params][0], rows),
   stack: (inputs) => {
     const y = zerosOf([inputs.reduce((sum, x) => sum + x.shape[0], 0), ...inputs[0].shape.slice(1)]);
     let at = 0;
