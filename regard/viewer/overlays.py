@@ -178,8 +178,7 @@ class ImageLook:
         panels = {"rollout": self.rollout(patch)}
         if label is None:
             return f"What {self._asker(None, patch)} comes from, through all layers.", panels
-        found = self.rollout(patch, label)
-        panels[f"for {label}"] = found / max(found.sum(), np.finfo(found.dtype).tiny)  # of the patches alone
+        panels[f"for {label}"] = self.rollout(patch, label)
         if self._by_queries:
             return f"What the picture, and the query of {label}, come from, through all layers.", panels
         return f"What the picture comes from, through all layers, and what of it speaks for {label}.", panels

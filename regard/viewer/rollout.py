@@ -62,8 +62,7 @@ def _asking(images: Images) -> Images:
 class Rollout:
     """Which tokens of the input each token of the last layer comes from, image by image. Every row sums to 1.
 
-    Only where a label was asked for, and nothing in the image speaks for it, `whole` is 0 (not with a class token: that
-    keeps a part for itself). How much that part is says little then: it depends on how large the logits are.
+    Only where a label was asked for, and in pooling nothing speaks for it, `whole` is 0.
     """
 
     matrix: Float[Tensor, "B T T"]
@@ -107,9 +106,10 @@ def roll_out(model: ViT, images: Images, labels: Sequence[int] | None = None) ->
     """Attention rollout (Abnar and Zuidema 2020): in each layer the heads are averaged, the identity is added for the
     residual connection, rows are made to sum to 1; the layers are multiplied.
 
-    With the number of a label for each image it is weighted by gradients (Chefer, Gur and Wolf 2021): a head counts
-    with the positive part of its weights times the gradient of the label's logit by them, rows are made to sum to 1 in
-    the end, and pooling, be it a mean, is one more layer.
+    With the number of a label for each image the same is weighted by gradients (after Chefer, Gur and Wolf 2021): of
+    each head the positive part of its weights times the gradient of the label's logit by them is taken. Rows of these
+    are made to sum to 1 before the identity is added, so that it does not matter how large logits are. What pools the
+    patches, be it their mean, is treated likewise.
 
     >>> from regard.models import ViTConfig
     >>> model = ViT(ViTConfig(layers=2, image_height=32, image_width=48, labels=("cat", "dog")))
@@ -135,7 +135,7 @@ def rolled(found: Run) -> Rollout:
     """The rollout of a run."""
     model, recording = found.model, found.recording
     config, grids = model.config, found.grids
-    matrix = _product(_averaged(recording[name].weights()) for name in _layers(found, "blocks"))
+    matrix = _product(_with_itself(recording[name].weights().mean(1)) for name in _layers(found, "blocks"))
     patches, queries = matrix[:, config.prefix :], None
     if config.pooling == "class" and config.head != "segment":
         whole = matrix[:, : 1 + config.distilled].mean(1)
@@ -145,7 +145,8 @@ def rolled(found: Run) -> Rollout:
         real = _real(grids, patches)
         whole = _through((real / real.sum(1, keepdim=True))[:, None], patches)[:, 0]
     if _layers(found, "segmenter.blocks"):
-        drawn = _product(_averaged(recording[name].weights()) for name in _layers(found, "segmenter.blocks"))
+        blocks = _layers(found, "segmenter.blocks")
+        drawn = _product(_with_itself(recording[name].weights().mean(1)) for name in blocks)
         count = len(config.labels)
         drawn = drawn[:, :count, count:]  # what a query keeps for itself, or has from others, is no patch
         queries = _through(drawn / drawn.sum(-1, keepdim=True), patches)
@@ -161,23 +162,23 @@ def _weighted(found: Run, labels: Sequence[int]) -> Rollout:
         asked = found.output.gather(1, torch.tensor(labels, device=found.output.device)[:, None]).sum()
     gradients = recording.gradients(asked)
 
-    def relevant(name: str) -> Float[Tensor, "B T S"]:
-        return (gradients[name] * recording[name].weights()).clamp(min=0).mean(1)
+    def speaking(name: str) -> Float[Tensor, "B T S"]:
+        return _summing_to_one((gradients[name] * recording[name].weights()).clamp(min=0).mean(1))
 
-    # R + A R for each layer: the identity stands for what is passed on as it is.
-    matrix = _product(_plus_identity(relevant(name)) for name in _layers(found, "blocks"))
+    matrix = _product(_with_itself(speaking(name)) for name in _layers(found, "blocks"))
     patches = matrix[:, config.prefix :]
     if config.pooling == "class":
         whole = matrix[:, : 1 + config.distilled].mean(1)
     else:
         if "pooler.attention" in recording:
-            share = relevant("pooler.attention")
+            shares = speaking("pooler.attention")
         else:
             # The mean is an attention of equal weights: weight times gradient is the product with the patch itself.
             (by_token,) = torch.autograd.grad(asked, found.encoded, retain_graph=True)
-            share = _rectangle((by_token * found.encoded).sum(-1), found)[:, None, config.prefix :].clamp(min=0)
-        whole = _through(share, patches)[:, 0]
-    return Rollout(_summing_to_one(matrix), _summing_to_one(whole), None, config.prefix, grids)
+            each = _rectangle((by_token * found.encoded).sum(-1), found)[:, None, config.prefix :]
+            shares = _summing_to_one(each.clamp(min=0))
+        whole = _through(shares, patches)[:, 0]
+    return Rollout(matrix, whole, None, config.prefix, grids)
 
 
 def _layers(found: Run, stack: str) -> list[str]:
@@ -185,12 +186,9 @@ def _layers(found: Run, stack: str) -> list[str]:
     return [name for name in found.recording if name.startswith(f"{stack}.")]
 
 
-def _averaged(weights: Float[Tensor, "B H T T"]) -> Float[Tensor, "B T T"]:
-    return _summing_to_one(_plus_identity(weights.mean(1)))
-
-
-def _plus_identity(layer: Float[Tensor, "B T T"]) -> Float[Tensor, "B T T"]:
-    return layer + torch.eye(layer.shape[-1], device=layer.device)
+def _with_itself(regarded: Float[Tensor, "B T T"]) -> Float[Tensor, "B T T"]:
+    """What a layer makes of tokens: half of it they regarded, the other half is passed on as it was."""
+    return _summing_to_one(regarded + torch.eye(regarded.shape[-1], device=regarded.device))
 
 
 def _summing_to_one(rows: Float[Tensor, "*b T"]) -> Float[Tensor, "*b T"]:

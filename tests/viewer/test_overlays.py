@@ -177,7 +177,7 @@ def saved(seen, tmp_path, **options):
         ("query", {}, {"attention": "all"}, ["blocks.0", "pooler", "head 1", "a row for each attention."]),
         ("class", {}, {"rollout": True}, ["rollout", "What the picture comes from, through all layers."]),
         ("class", {}, {"rollout": True, "patch": (0, 0)}, ["What the patch in row 0, column 0 comes from"]),
-        ("class", {}, {"label": "owl"}, ["rollout", "for owl", "speaks for owl", "all patches 100 %"]),
+        ("class", {}, {"label": "owl"}, ["rollout", "for owl", "speaks for owl."]),
         ("mean", dict(head="segment"), {"patch": (0, 1)}, ["the patch in row 0, column 1"]),
         (
             "mean",

@@ -61,7 +61,10 @@ class Keeping:
 
 
 def plain_weighted(model, image, label, monkeypatch):
-    """R + mean over heads of the positive part of gradient times weight, times R; pooling is one more such step."""
+    """Of each head the positive part of gradient times weight, the mean of heads, rows that sum to 1; then as ever.
+
+    Pooling is one more such step, from which nothing is passed on as it was.
+    """
     keeping, config = Keeping(), model.config
     monkeypatch.setattr(dispatch, "reference", keeping)
     with use("reference"):
@@ -78,13 +81,15 @@ def plain_weighted(model, image, label, monkeypatch):
     relevant = [(one * one.grad).detach()[0].clamp(min=0).mean(0) for one in keeping.weights]
     whole = torch.eye(encoded.shape[1], dtype=torch.double)
     for layer in relevant[: config.layers]:
-        whole = whole + layer @ whole
+        for t, row in enumerate(layer):
+            row /= row.sum() or 1
+            row[t] += 1
+            row /= row.sum()
+        whole = layer @ whole
     if config.pooling == "class":
-        row = whole[: 1 + config.distilled].mean(0)
-    else:
-        last = relevant[-1][0] if config.pooling == "query" else (shares * shares.grad).detach().clamp(min=0)
-        row = last @ whole[config.prefix :]
-    return (whole / whole.sum(1, keepdim=True)).numpy(), (row / row.sum()).numpy()
+        return whole.numpy(), whole[: 1 + config.distilled].mean(0).numpy()
+    last = relevant[-1][0] if config.pooling == "query" else (shares * shares.grad).detach().clamp(min=0)
+    return whole.numpy(), (last / last.sum() @ whole[config.prefix :]).numpy()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,8 +125,8 @@ def test_packed_images_of_many_sizes_are_as_one_by_one(kind):
         assert found.grids == ((2, 3), (1, 2), (4, 4))
         for b, one in enumerate(singles):
             alone = roll_out(model, one, None if labels is None else [labels[b]])
-            torch.testing.assert_close(found.over_patches(b), alone.over_patches(), rtol=0, atol=1e-5)
-            torch.testing.assert_close(found.over_patches(b, (0, 1)), alone.over_patches(0, (0, 1)), rtol=0, atol=1e-5)
+            torch.testing.assert_close(found.over_patches(b), alone.over_patches(), rtol=0, atol=1e-4)
+            torch.testing.assert_close(found.over_patches(b, (0, 1)), alone.over_patches(0, (0, 1)), rtol=0, atol=1e-4)
 
 
 def test_nothing_speaks_for_a_label_that_everything_speaks_against():
