@@ -70,7 +70,15 @@ def scene(
         "model": {"family": "transformer", "name": "invented", "regard": "0"},
         "texts": {"source": texts[0], "target": texts[1]},
         "opens": opens,
-        "sides": {one.name: {"tokens": one.tokens, "words": one.words, "direction": direction(one)} for one in sides},
+        "sides": {
+            one.name: {
+                "called": CALLED[one.name],
+                "tokens": one.tokens,
+                "words": one.words,
+                "direction": direction(one),
+            }
+            for one in sides
+        },
         "attentions": placed,
         "links": links,
     }

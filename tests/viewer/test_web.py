@@ -361,6 +361,7 @@ def test_scales_and_their_legend():
 
 def test_an_address_holds_the_view():
     view = {
+        "view": "walk",
         "shown": {"attention": "decoder.1.cross", "head": 3},
         "other": {"attention": "a:b & c", "head": "mean"},
         "form": "lines",
@@ -380,7 +381,7 @@ def test_an_address_holds_the_view():
     )
     for one in nothing:
         assert one == {
-            "other": None, "words": False, "pin": None, "zoom": None, "scale": None, "colours": "blue", "theme": "auto",
+            "view": "heads", "other": None, "words": False, "pin": None, "zoom": None, "scale": None, "colours": "blue", "theme": "auto",
         }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
  * as SVG, where it stands and as it looks; a PNG is that SVG, painted. Controls are left out.
  */
 
-import { s } from "./dom.js";
+import { s, uniqueId } from "./dom.js";
 
 /** What a shape in a drawing may take from the style sheet, and what it is when nothing is said. */
 const SHAPE_STYLE = {
@@ -36,7 +36,8 @@ export function drawn(root) {
   const paper = getComputedStyle(root.closest(".regard")).backgroundColor;
   const picture = s("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` });
   picture.append(s("rect", { width, height, fill: paper }));
-  drawElement(root, picture, margin - frame.left, margin - frame.top);
+  // Whole pixels, so that letters stand on the same ones as on the screen.
+  drawElement(root, picture, margin - Math.floor(frame.left), margin - Math.floor(frame.top));
   return picture;
 }
 
@@ -46,14 +47,17 @@ function drawElement(element, into, dx, dy) {
   if (isUnseen(style) || element.classList.contains("unseen") || element.getAttribute("data-saved") === "no") return;
   const box = element.getBoundingClientRect();
   if (box.width * box.height > 0) drawBox(style, box, into, dx, dy);
-  if (element instanceof HTMLCanvasElement) {
-    if (!element.hidden && element.width * element.height > 1) into.append(canvasImage(element, style, box, dx, dy));
-  } else if (element instanceof SVGSVGElement) {
+  if (element instanceof SVGSVGElement) {
     const copy = /** @type {SVGElement} */ (element.cloneNode(true));
     dressAlike(element, copy);
     copy.setAttribute("x", String(box.left + dx));
     copy.setAttribute("y", String(box.top + dy));
     into.append(copy);
+    return;
+  }
+  if (style.overflowX !== "visible" || element instanceof HTMLCanvasElement) into = clipped(style, box, into, dx, dy);
+  if (element instanceof HTMLCanvasElement) {
+    if (element.width * element.height > 0) into.append(canvasImage(element, style, box, dx, dy));
   } else if (element instanceof HTMLSelectElement) {
     drawText(element.selectedOptions[0]?.textContent ?? "", style, box.left + parseFloat(style.paddingLeft), box, into, dx, dy);
   } else {
@@ -64,30 +68,42 @@ function drawElement(element, into, dx, dy) {
   }
 }
 
-/** A box's ground and edges. @param {CSSStyleDeclaration} style @param {DOMRect} box @param {SVGElement} into @param {number} dx @param {number} dy */
+/** A group of which nothing is seen outside of a box. @param {CSSStyleDeclaration} style @param {DOMRect} box @param {SVGElement} into @param {number} dx @param {number} dy */
+function clipped(style, box, into, dx, dy) {
+  const id = uniqueId("clip");
+  const rounded = Math.min(parseFloat(style.borderTopLeftRadius) || 0, box.height / 2);
+  const edge = s("rect", { x: box.left + dx, y: box.top + dy, width: box.width, height: box.height, rx: rounded });
+  const group = s("g", { "clip-path": `url(#${id})` });
+  into.append(s("clipPath", { id }, edge), group);
+  return group;
+}
+
+/** A box's ground, edges and ring. @param {CSSStyleDeclaration} style @param {DOMRect} box @param {SVGElement} into @param {number} dx @param {number} dy */
 function drawBox(style, box, into, dx, dy) {
-  const edge = parseFloat(style.borderTopWidth);
-  const round = edge > 0 && parseFloat(style.borderLeftWidth) > 0;
-  if (!isClear(style.backgroundColor) || (round && !isClear(style.borderTopColor))) {
+  const radius = Math.min(parseFloat(style.borderTopLeftRadius) || 0, box.height / 2);
+  /** @param {number} inset @param {Record<string, any>} attributes */
+  const frame = (inset, attributes) =>
     into.append(
       s("rect", {
-        x: box.left + dx + (round ? edge / 2 : 0), y: box.top + dy + (round ? edge / 2 : 0),
-        width: box.width - (round ? edge : 0), height: box.height - (round ? edge : 0),
-        rx: Math.min(parseFloat(style.borderTopLeftRadius) || 0, box.height / 2),
-        fill: isClear(style.backgroundColor) ? "none" : style.backgroundColor,
-        stroke: round ? style.borderTopColor : null, "stroke-width": round ? edge : null,
+        x: box.left + dx + inset, y: box.top + dy + inset, width: Math.max(0, box.width - 2 * inset),
+        height: Math.max(0, box.height - 2 * inset), rx: Math.max(0, radius - inset), fill: "none", ...attributes,
       }),
     );
+  if (!isClear(style.backgroundColor)) frame(0, { fill: style.backgroundColor });
+  // A ring is written as a shadow without blur.
+  const ring = /^(rgba?\([^)]*\)) 0px 0px 0px ([\d.]+)px$/.exec(style.boxShadow);
+  if (ring) frame(-Number(ring[2]) / 2, { stroke: ring[1], "stroke-width": ring[2] });
+  const [top, bottom, left] = [style.borderTopWidth, style.borderBottomWidth, style.borderLeftWidth].map(parseFloat);
+  if (top > 0 && left > 0) {
+    if (!isClear(style.borderTopColor)) frame(top / 2, { stroke: style.borderTopColor, "stroke-width": top });
+    return;
   }
-  if (round) return;
-  for (const [side, y] of /** @type {[string, number][]} */ ([["Top", box.top], ["Bottom", box.bottom]])) {
-    const width = parseFloat(style[`border${side}Width`]);
-    const colour = style[`border${side}Color`];
-    if (width > 0 && !isClear(colour)) {
-      const at = y + dy + (side === "Top" ? width / 2 : -width / 2);
-      into.append(s("path", { d: `M${box.left + dx} ${at}h${box.width}`, stroke: colour, "stroke-width": width }));
-    }
-  }
+  /** @param {number} y @param {string} stroke @param {number} width */
+  const rule = (y, stroke, width) => {
+    if (width > 0 && !isClear(stroke)) into.append(s("path", { d: `M${box.left + dx} ${y + dy}h${box.width}`, stroke, "stroke-width": width }));
+  };
+  rule(box.top + top / 2, style.borderTopColor, top);
+  rule(box.bottom - bottom / 2, style.borderBottomColor, bottom);
 }
 
 /** @param {HTMLCanvasElement} canvas @param {CSSStyleDeclaration} style @param {DOMRect} box @param {number} dx @param {number} dy */

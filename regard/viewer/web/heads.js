@@ -148,7 +148,7 @@ class Panel {
     const [T, S] = [attention.q.shape[0], attention.k.shape[0]];
     const gold = this.heads.goldOf(attention, rows, columns);
     const shut = view.words || !attention.mask ? null : (/** @type {number} */ t, /** @type {number} */ c) => !mayLook(attention.mask, t + S - T, c);
-    this.shot = { map, rows, columns, zoom: this.heads.zoomOf(this.number, map), painter: this.heads.painter(), name: headCalled(attentions.scene.attentions, shown), gold, shut };
+    this.shot = { map, rows, columns, zoom: this.heads.zoomOf(this.number, map), painter: this.heads.painter(), name: headCalled(attentions.scene.attentions, shown), gold, shut, rounded: attention.q.type !== "float32" };
     const figure = (this.figures[view.form] ??= this.make(view.form));
     if (this.place.firstChild !== figure.element) fill(this.place, figure.element);
     const { cursor, pin } = this.heads.marksOf(this.number);
@@ -158,11 +158,8 @@ class Panel {
 }
 
 export class Heads {
-  /**
-   * @param {import("./maps.js").Attentions} attentions @param {import("./state.js").State} state
-   * @param {import("./work.js").Work} work @param {import("./shell.js").Voice} voice @param {any} title
-   */
-  constructor(attentions, state, work, voice, title) {
+  /** @param {import("./shell.js").Context} context */
+  constructor({ attentions, state, work, voice }) {
     this.attentions = attentions;
     this.scene = attentions.scene;
     this.state = state;
@@ -199,7 +196,6 @@ export class Heads {
     this.element = h(
       "div",
       { class: "heads" },
-      title,
       h("div", { class: attentions.scene.opens?.all ? "columns all-first" : "columns" }, this.overview.element, this.stage, h("aside", { class: "side", "aria-label": "What is read off" }, this.reading.element, this.measures.element)),
     );
     this.links = this.scene.links ? new Set(this.scene.links.map(String)) : null;
@@ -208,7 +204,6 @@ export class Heads {
       return rows.length < attentions.axis(one.rows, false).length || columns.length < attentions.axis(one.columns, false).length;
     });
     this.overview.element.hidden = this.compare.hidden = this.overview.cells.size < 2;
-    state.listen((view, changed) => this.update(changed));
   }
 
   zoomButtons() {
@@ -290,8 +285,8 @@ export class Heads {
     return { cursor: cursor && (cursor.panel === panel || this.alike) ? cursor.cell : null, pin: pinned };
   }
 
-  /** Shows what the state says; numbers that are missing are fetched first. @param {Set<string> | null} [changed] */
-  async update(changed = null) {
+  /** Shows what the state says; numbers that are missing are fetched first. @param {Set<string> | null} changed null: all */
+  async update(changed) {
     const begun = performance.now();
     const { view } = this.state;
     const wanted = [view.shown, view.other].filter((one) => one !== null).map((one) => one.attention);
@@ -381,7 +376,7 @@ export class Heads {
     const said = readings.filter(({ cell }) => (cell?.row ?? null) !== null).map(({ shot, cell }) => {
       const row = shot.map.exact(cell.row);
       const full = { row: cell.row, column: cell.column ?? greatestIn(row) };
-      return cellSays(shot, full, exactly(row[full.column]));
+      return cellSays(shot, full, exactly(row[full.column], shot.rounded));
     });
     if (said.length) this.voice.say(said.length > 1 ? `A: ${said[0]} B: ${said[1]}` : said[0], wait);
   }
@@ -404,7 +399,7 @@ export class Heads {
     const same = JSON.stringify(this.state.view.pin) === JSON.stringify(pin);
     this.state.set({ pin: same ? null : pin });
     const name = `${shot.rows.labels[row]}, ${shot.columns.labels[column]}`;
-    this.voice.say(same ? `No longer pinned: ${name}.` : `Pinned: ${name}, ${exactly(shot.map.exact(row)[column])}.`);
+    this.voice.say(same ? `No longer pinned: ${name}.` : `Pinned: ${name}, ${exactly(shot.map.exact(row)[column], shot.rounded)}.`);
   }
 
   /** @param {number} panel @param {import("./state.js").Zoom | null} zoom */
@@ -541,6 +536,11 @@ export class Heads {
       this.zoom(panel.number, shiftedBy(panel.shot, by(zoom.rows, cell.row), by(zoom.columns, cell.column)));
     }
     this.read(0);
+  }
+
+  /** Lays everything out anew, for another size of the window. */
+  lay() {
+    for (const panel of this.shownPanels) panel.figure?.lay();
   }
 
   /** What a file of the view is called. */

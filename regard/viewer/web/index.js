@@ -2,17 +2,23 @@
 
 import { hostOf, pageModel } from "./host.js";
 import { Attentions } from "./maps.js";
-import { State, readHash, writeHash } from "./state.js";
+import { BEGINNING, State, readHash, writeHash } from "./state.js";
 import { Work } from "./work.js";
-import { h } from "./dom.js";
+import { change, h, uniqueId } from "./dom.js";
 import { STYLE } from "./style.js";
 import { ASK_STYLE, askForm, welcome } from "./ask.js";
 import { Heads, firstShown } from "./heads.js";
-import { Voice, helpDialog, icon, isDark, menu, title, topBar } from "./shell.js";
+import { Decoding } from "./decoding.js";
+import { Trying } from "./trying.js";
+import { Walk } from "./walk.js";
+import { Voice, helpDialog, icon, isDark, menu, tabList, title, topBar } from "./shell.js";
 import { download, drawn, png, svgText } from "./export.js";
 
 /** @typedef {import("./host.js").Host} Host */
 /** @typedef {import("./state.js").View} View */
+/** @typedef {import("./state.js").Shown} Shown */
+/** @typedef {import("./shell.js").Shows} Shows */
+/** @typedef {import("./shell.js").Context} Context */
 
 /**
  * Shows a scene in an element. Gives a function that ends it.
@@ -43,53 +49,73 @@ async function render({ model, el }) {
 }
 
 /**
+ * The views, in the order of their tabs. One that a scene has nothing for is left out.
+ * @type {Record<string, {name: string, fits: (scene: any) => boolean, make: (context: Context) => Shows}>}
+ */
+const VIEWS = {
+  heads: { name: "Heads", fits: (scene) => scene.attentions.length > 0, make: (context) => new Heads(context) },
+  walk: { name: "Walk", fits: (scene) => Boolean(scene.walk), make: (context) => new Walk(context) },
+  decode: { name: "Decode", fits: (scene) => scene.decode?.nodes.length > 0, make: (context) => new Decoding(context) },
+  try: { name: "Try it", fits: (scene) => scene.attentions.length > 0, make: (context) => new Trying(context) },
+};
+
+/**
  * @param {Host} host @param {HTMLElement} root @param {HTMLElement | null} form to ask for another scene
  * @param {Partial<View>} [earlier] how the scene before this one was looked at
  */
 async function open(host, root, form, earlier) {
   const { scene } = host;
   const attentions = new Attentions(host);
+  const names = Object.keys(VIEWS).filter((name) => VIEWS[name].fits(scene));
+  /** What an address asks for, as far as this scene has it. @param {Partial<View>} view @param {Shown} shown instead */
+  const sensible = (view, shown) => ({
+    ...view,
+    view: names.includes(view.view) ? view.view : names[0],
+    shown: attentions.has(view.shown) ? view.shown : shown,
+    other: attentions.has(view.other) ? view.other : null,
+  });
   const asked = earlier ?? (host.addressed ? readHash(location.hash) : {});
-  /** What the address asks for, as far as this scene has it. @param {Partial<import("./state.js").View>} view */
-  const sensible = (view) => ({ ...view, ...(view.other && !attentions.has(view.other) ? { other: null } : {}) });
   const first = attentions.has(asked.shown) ? asked.shown : await firstShown(attentions);
-  const begin = { shown: first, other: null, form: "map", words: false, pin: null, zoom: null, scale: null, colours: "blue", theme: "auto" };
-  const state = new State(/** @type {any} */ ({ ...begin, ...sensible(asked), shown: first }));
+  const state = new State(/** @type {View} */ ({ ...BEGINNING, ...sensible(asked, first) }));
   const work = new Work((busy) => root.toggleAttribute("data-busy", busy));
   const voice = new Voice();
-  const heads = new Heads(attentions, state, work, voice, title(host.scene));
+  const context = { host, attentions, state, work, voice };
+  /** Views are made when they are first looked at. @type {Record<string, Shows>} */
+  const made = {};
+  const current = () => made[state.view.view];
+  const page = h("div", { class: "page", id: uniqueId("page") }, title(scene));
+  const tabs = names.length > 1 ? tabList("View", Object.fromEntries(names.map((name) => [name, VIEWS[name].name])), page.id, (view) => state.set({ view })) : null;
+  if (tabs) change(page, { role: "tabpanel" });
   const help = helpDialog();
-  root.append(topBar(host.scene, tools(state, heads, help, voice)), form ?? "", heads.element, help, voice.element);
+  root.append(topBar(scene, tabs?.element ?? null, tools(state, page, current, help, voice)), form ?? "", page, help, voice.element);
 
-  const paint = () => {
-    const { theme } = state.view;
+  /** @param {Set<string> | null} changed */
+  const show = async (changed) => {
+    const { theme, view } = state.view;
     if (theme === "auto") delete root.dataset.theme;
     else root.dataset.theme = theme;
+    if (tabs) change(page, { "aria-labelledby": tabs.mark(view) });
+    const isNew = !made[view];
+    if (isNew) page.append((made[view] = VIEWS[view].make(context)).element);
+    for (const [name, one] of Object.entries(made)) one.element.hidden = name !== view;
+    await current().update(isNew || changed?.has("view") ? null : changed);
   };
-  paint();
   state.listen((view, changed) => {
-    if (changed.has("theme")) paint();
+    show(changed);
     if (host.addressed) remember(writeHash(view));
   });
   const stop = new AbortController();
   const { signal } = stop;
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => heads.update(new Set(["theme"])), { signal });
-  window.addEventListener("resize", () => heads.shownPanels.forEach((panel) => panel.figure?.lay()), { signal });
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show(new Set(["theme"])), { signal });
+  window.addEventListener("resize", () => current().lay(), { signal });
   root.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
-    if (event.key === "?" && !target.closest("select, dialog, textarea")) help.showModal();
+    if (event.key === "?" && !target.closest("select, dialog, input, textarea")) help.showModal();
   });
   if (host.addressed) {
-    window.addEventListener(
-      "hashchange",
-      () => {
-        const view = sensible(readHash(location.hash));
-        state.set(attentions.has(view.shown) ? view : { ...view, shown: state.view.shown });
-      },
-      { signal },
-    );
+    window.addEventListener("hashchange", () => state.set(sensible(readHash(location.hash), state.view.shown)), { signal });
   }
-  await heads.update();
+  await show(null);
   if (earlier) {
     voice.say(scene.title);
     if (host.addressed) {
@@ -118,19 +144,27 @@ function remember(hash) {
   }
 }
 
-/** The buttons at the top. @param {State} state @param {Heads} heads @param {HTMLDialogElement} help @param {Voice} voice */
-function tools(state, heads, help, voice) {
+/**
+ * The buttons at the top.
+ * @param {State} state @param {HTMLElement} page @param {() => Shows} current @param {HTMLDialogElement} help @param {Voice} voice
+ */
+function tools(state, page, current, help, voice) {
   /** @param {HTMLElement} part @param {string} form */
   const save = async (part, form) => {
     try {
       const picture = drawn(part);
       const blob = form === "png" ? await png(picture) : new Blob([svgText(picture)], { type: "image/svg+xml" });
-      download(blob, `${heads.fileName}.${form}`);
+      download(blob, `${current().fileName}.${form}`);
       voice.say(`Saved as ${form.toUpperCase()}.`);
     } catch (error) {
       voice.say(`It could not be saved: ${error.message}`);
       throw error;
     }
+  };
+  const numbers = () => {
+    const { fileName, numbers: text } = current();
+    if (text) download(new Blob([text], { type: "text/tab-separated-values" }), `${fileName}.tsv`);
+    voice.say(text ? "Saved as TSV." : "There are no numbers to save here.");
   };
   const share = async () => {
     try {
@@ -154,11 +188,11 @@ function tools(state, heads, help, voice) {
     ),
     h("button", { type: "button", class: "round", "aria-label": "Keys", title: "Keys", onclick: () => help.showModal() }, icon("M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 17.5v.5")),
     menu("Save", icon("M12 4v11M7 11l5 5 5-5M5 20h14"), [
-      ["Figure as PNG", () => save(heads.sheet, "png")],
-      ["Figure as SVG", () => save(heads.sheet, "svg")],
-      ["Whole view as PNG", () => save(heads.element, "png")],
-      ["Whole view as SVG", () => save(heads.element, "svg")],
-      ["Numbers as TSV", () => download(new Blob([heads.numbers], { type: "text/tab-separated-values" }), `${heads.fileName}.tsv`)],
+      ["Figure as PNG", () => save(current().sheet, "png")],
+      ["Figure as SVG", () => save(current().sheet, "svg")],
+      ["Whole view as PNG", () => save(page, "png")],
+      ["Whole view as SVG", () => save(page, "svg")],
+      ["Numbers as TSV", () => numbers()],
       ["Copy link to this view", share],
     ]),
   ];

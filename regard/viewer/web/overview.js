@@ -104,6 +104,7 @@ export class Overview {
         onclick: (event) => this.chosen(shown, event.shiftKey),
       },
       canvas,
+      h("span", { class: "frame" }),
     );
     this.cells.set(keyOf(shown), { shown, element, canvas, picture: null });
     return element;

@@ -30,7 +30,7 @@ export class Reading {
     return h(
       "div",
       { class: "one", "data-mark": several ? mark : null },
-      h("h2", { class: "quiet" }, map.whole ? "Strongest" : "Point at the map"),
+      h("h2", { class: "quiet" }, badge(mark, several), map.whole ? "Strongest" : "Point at the map"),
       h(
         "ol",
         { class: "ranks pairs" },
@@ -40,7 +40,7 @@ export class Reading {
             "li",
             {},
             h("span", { class: "name" }, tokenText(rows.labels[row], rows.rtl), h("span", { class: "to" }, "→"), tokenText(columns.labels[column], columns.rtl)),
-            h("span", { class: "weight" }, map.exact(row)[column].toFixed(4)),
+            h("span", { class: "weight" }, map.exact(row)[column].toFixed(shot.rounded ? 3 : 4)),
           );
         }),
       ),
@@ -66,11 +66,12 @@ export class Reading {
       h(
         "h2",
         {},
+        badge(mark, several),
         incoming ? [h("span", { class: "verb" }, "who looks at "), tokenText(own.labels[place], own.rtl, { class: "subject" })] : [tokenText(own.labels[place], own.rtl, { class: "subject" }), h("span", { class: "verb" }, " looks at")],
         pinned ? h("span", { class: "pinned" }, "pinned") : null,
       ),
       told !== null && numbers
-        ? h("p", { class: "exact" }, tokenText(others.labels[told], others.rtl), " ", h("output", { "aria-live": "off" }, exactly(numbers[told])))
+        ? h("p", { class: "exact" }, tokenText(others.labels[told], others.rtl), " ", h("output", { "aria-live": "off" }, exactly(numbers[told], shot.rounded)))
         : null,
       h(
         "ol",
@@ -83,11 +84,12 @@ export class Reading {
             { class: i === told ? "on" : "" },
             h("span", { class: "name" }, tokenText(others.labels[i], others.rtl)),
             h("span", { class: "track" }, bar),
-            h("span", { class: "weight" }, numbers[i].toFixed(4)),
+            h("span", { class: "weight" }, numbers[i].toFixed(shot.rounded ? 3 : 4)),
           );
         }),
       ),
       numbers && !incoming ? h("p", { class: "rest" }, this.sums(numbers, best.length, rest)) : null,
+      shot.rounded ? h("p", { class: "rest" }, "To keep this page small, q and k are rounded to 16 bits: weights are right to about three digits.") : null,
     );
   }
 
@@ -101,6 +103,11 @@ export class Reading {
       `${bits.toFixed(2)} bits: as wide as an even look at ${evenly.toFixed(1)}.`
     );
   }
+}
+
+/** The letter of a figure, where there are two. @param {string} mark @param {boolean} several */
+function badge(mark, several) {
+  return several ? h("span", { class: "mark" }, mark === "first" ? "A" : "B") : null;
 }
 
 /** @param {import("./maps.js").Weights} map @param {number} column */

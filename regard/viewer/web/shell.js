@@ -2,6 +2,17 @@
 
 import { change, h, s, uniqueId } from "./dom.js";
 
+/**
+ * What a view is given.
+ * @typedef {{host: import("./host.js").Host, attentions: import("./maps.js").Attentions, state: import("./state.js").State,
+ *   work: import("./work.js").Work, voice: Voice}} Context
+ * What a view is: `element` is all of it, `sheet` the figure that is saved alone; `update` is told what has changed in the
+ * state (null: everything, the view has just been opened), `lay` that the window has another size. `numbers`, where there
+ * are any, is a table of tab-separated values.
+ * @typedef {{element: HTMLElement, sheet: HTMLElement, fileName: string, numbers?: string,
+ *   update: (changed: Set<string> | null) => Promise<void> | void, lay: () => void}} Shows
+ */
+
 /** A drawing of 24 by 24. @param {...string} paths */
 export function icon(...paths) {
   return s("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" }, paths.map((d) => s("path", { d })));
@@ -173,8 +184,8 @@ export function title(scene) {
   );
 }
 
-/** The bar at the top. @param {any} scene @param {any[]} tools */
-export function topBar(scene, tools) {
+/** The bar at the top. @param {any} scene @param {any} tabs of the views, where there are several @param {any[]} tools */
+export function topBar(scene, tabs, tools) {
   const model = [scene.model?.name, scene.model?.family].filter(Boolean);
   return h(
     "header",
@@ -191,6 +202,7 @@ export function topBar(scene, tools) {
       h("span", { class: "name" }, "Regard"),
     ),
     h("p", { class: "model" }, [...new Set(model)].join(" · ")),
+    tabs,
     h("div", { class: "tools", "data-saved": "no" }, tools),
   );
 }

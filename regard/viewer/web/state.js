@@ -5,7 +5,7 @@
  * @typedef {{rows: [number, number], columns: [number, number]}} Zoom the tokens (or words) that are on the screen
  * @typedef {{
  *   shown: Shown, other: Shown | null, form: string, words: boolean, pin: [number, number] | null, zoom: Zoom | null,
- *   scale: string | null, colours: string, theme: string, changed: Set<string>
+ *   scale: string | null, colours: string, theme: string, view: string, node: number | null
  * }} View
  */
 
@@ -29,6 +29,7 @@ function readNumbers(text, count) {
 /** The part of an address after #. Only what differs from the beginning is said. @param {View} view @returns {string} */
 export function writeHash(view) {
   const parts = new URLSearchParams();
+  if (view.view !== "heads") parts.set("view", view.view);
   parts.set("at", writeShown(view.shown));
   if (view.other) parts.set("with", writeShown(view.other));
   parts.set("as", view.form);
@@ -38,6 +39,7 @@ export function writeHash(view) {
   if (view.scale) parts.set("scale", view.scale);
   if (view.colours !== "blue") parts.set("colours", view.colours);
   if (view.theme !== "auto") parts.set("theme", view.theme);
+  if (view.node !== null) parts.set("node", String(view.node));
   return parts.toString().replaceAll("%3A", ":").replaceAll("%2C", ",");
 }
 
@@ -49,6 +51,7 @@ export function readHash(hash) {
   const parts = new URLSearchParams(hash.replace(/^#/, ""));
   /** @type {Partial<View>} */
   const view = {};
+  view.view = /^\w{1,20}$/.test(parts.get("view") ?? "") ? parts.get("view") : "heads";
   const shown = readShown(parts.get("at"));
   if (shown) view.shown = shown;
   view.other = readShown(parts.get("with"));
@@ -62,8 +65,14 @@ export function readHash(hash) {
   view.scale = ["linear", "root", "log"].includes(parts.get("scale")) ? parts.get("scale") : null;
   view.colours = parts.get("colours") === "iris" ? "iris" : "blue";
   view.theme = ["light", "dark"].includes(parts.get("theme")) ? parts.get("theme") : "auto";
+  view.node = readNumbers(parts.get("node"), 1)?.[0] ?? null;
   return view;
 }
+
+/** What is seen before anybody has chosen anything, besides what is shown. */
+export const BEGINNING = {
+  view: "heads", other: null, form: "map", words: false, pin: null, zoom: null, scale: null, colours: "blue", theme: "auto", node: null,
+};
 
 /** A view that tells listeners what has changed. */
 export class State {

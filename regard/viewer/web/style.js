@@ -60,6 +60,7 @@ body:has(> #regard) { margin: 0; }
 .regard .menu .sheet button:hover { background: var(--hover); }
 
 /* The text that is looked at. */
+.regard .top .tabs { margin-inline-end: 8px; }
 .regard .texts { padding: clamp(18px, 3.4vh, 36px) 0 clamp(18px, 3.2vh, 34px); max-width: 1100px; }
 .regard .texts.mixed .line { text-align: left; }
 .regard .texts h1 { font: 400 clamp(22px, 2.5vw, 33px)/1.32 var(--serif); letter-spacing: -.005em; }
@@ -98,10 +99,10 @@ body:has(> #regard) { margin: 0; }
 .regard .thumb { aspect-ratio: 1; border-radius: 5px; background: var(--hover); cursor: pointer; position: relative; overflow: hidden; }
 .regard .thumb canvas { position: absolute; inset: 0; width: 100%; height: 100%; image-rendering: pixelated; visibility: hidden; }
 .regard .thumb[data-drawn] canvas { visibility: visible; }
-.regard .thumb::after { content: ""; position: absolute; inset: 0; border-radius: inherit; box-shadow: inset 0 0 0 1px var(--line); }
-.regard .thumb:hover::after { box-shadow: inset 0 0 0 2px var(--soft); }
-.regard .thumb[data-mark="first"]::after, .regard .thumb[data-mark="both"]::after { box-shadow: inset 0 0 0 3px var(--first), inset 0 0 0 4px var(--sheet); }
-.regard .thumb[data-mark="second"]::after { box-shadow: inset 0 0 0 3px var(--second), inset 0 0 0 4px var(--sheet); }
+.regard .thumb .frame { position: absolute; inset: 0; border-radius: inherit; border: 1px solid var(--line); }
+.regard .thumb:hover .frame { border: 2px solid var(--soft); }
+.regard .thumb[data-mark="first"] .frame, .regard .thumb[data-mark="both"] .frame { border: 3px solid var(--first); }
+.regard .thumb[data-mark="second"] .frame { border: 3px solid var(--second); }
 .regard .thumb:focus-visible { outline-offset: 1px; border-radius: 5px; }
 
 .regard .stage { min-width: 0; }
@@ -204,7 +205,7 @@ body:has(> #regard) { margin: 0; }
 .regard .heads[data-form="lines"] .foot, .regard .heads[data-form="table"] .foot { display: none; }
 .regard .legend { display: flex; align-items: center; gap: 14px; font-size: 13px; color: var(--soft); }
 .regard .legend .scale { width: clamp(150px, 22vw, 240px); padding-bottom: 18px; margin-top: 9px; position: relative; }
-.regard .legend canvas { display: block; width: 100%; height: 10px; border-radius: 5px; border: 1px solid var(--line); }
+.regard .legend canvas { display: block; width: 100%; height: 10px; border-radius: 5px; }
 .regard .legend .ticks { position: absolute; inset: 13px 5px auto; height: 18px; }
 .regard .legend .tick { position: absolute; transform: translateX(-50%); font-size: 12px; }
 .regard .gold-key { display: inline-flex; align-items: center; gap: 6px; }
@@ -231,8 +232,8 @@ body:has(> #regard) { margin: 0; }
 .regard .ranks .track { height: 8px; border-radius: 4px; background: var(--hover); overflow: hidden; }
 .regard .ranks .bar { display: block; height: 100%; margin: 0; border-radius: 4px; background: var(--first); }
 .regard .one[data-mark="second"] .bar { background: var(--second); }
-.regard .one[data-mark] h2::before { content: "A"; display: inline-grid; place-items: center; width: 24px; height: 24px; border-radius: 50%; font: 600 13px/1 var(--sans); color: var(--paper); background: var(--first); margin-inline-end: 10px; vertical-align: 2px; }
-.regard .one[data-mark="second"] h2::before { content: "B"; background: var(--second); }
+.regard .one h2 .mark { display: inline-grid; place-items: center; width: 24px; height: 24px; border-radius: 50%; font: 600 13px/1 var(--sans); color: var(--paper); background: var(--first); margin-inline-end: 10px; vertical-align: 2px; }
+.regard .one[data-mark="second"] h2 .mark { background: var(--second); }
 .regard .ranks .weight { text-align: end; color: var(--soft); font-size: 14px; }
 .regard .ranks.pairs li { grid-template-columns: minmax(0, 1fr) 3.6em; }
 .regard .ranks .to { color: var(--soft); padding: 0 .35em; }

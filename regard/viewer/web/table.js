@@ -48,7 +48,7 @@ export class Table {
           "tr",
           {},
           h("th", { scope: "row" }, tokenText(rows.labels[t], rows.rtl)),
-          places.map((c) => h("td", { "data-row": t, "data-column": c }, exactly(row[c]))),
+          places.map((c) => h("td", { "data-row": t, "data-column": c }, exactly(row[c], this.shot.rounded))),
         ),
       );
     }
@@ -121,10 +121,11 @@ export class Table {
 /** All weights of a map as text: tabs between columns, a line for each row. @param {Shot} shot @returns {string} */
 export function numbersOf(shot) {
   const { map, rows, columns } = shot;
+  const digits = shot.rounded ? 4 : 9;
   // A token may hold the very signs that part the columns; labels have none of them.
   const lines = [["", ...columns.labels].join("\t")];
   for (let t = 0; t < map.rows; t++) {
-    lines.push([rows.labels[t], ...Array.from(map.exact(t), (weight) => Number(weight.toPrecision(9)))].join("\t"));
+    lines.push([rows.labels[t], ...Array.from(map.exact(t), (weight) => Number(weight.toPrecision(digits)))].join("\t"));
   }
   return `${lines.join("\n")}\n`;
 }

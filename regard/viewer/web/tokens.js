@@ -4,8 +4,6 @@ import { wordStarts } from "./maths.js";
 
 /** @typedef {{tokens: string[], words: (number | null)[], direction: "ltr" | "rtl", called?: string}} Side */
 
-/** What the sides of a model are called where they are not named. */
-const CALLED = { source: "Source", target: "Translation", predicted: "Translation", text: "Text" };
 const NAMED = { "\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣", "\u00a0": "␣", "": "∅" };
 // Control characters, those that have no width or change the direction of what follows, and halves of characters.
 const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/gu;
@@ -34,9 +32,13 @@ export function isolated(text) {
   return `\u2068${text}\u2069`;
 }
 
-/** A weight in six digits. @param {number} weight */
-export function exactly(weight) {
+/**
+ * A weight in six digits; in three where it was computed from rounded numbers, and has no more.
+ * @param {number} weight @param {boolean} [rounded]
+ */
+export function exactly(weight, rounded = false) {
   if (weight === 0 || weight === 1) return String(weight);
+  if (rounded) return weight < 0.001 ? "under 0.001" : weight.toFixed(3);
   return weight < 1e-4 ? weight.toExponential(4) : weight.toPrecision(6);
 }
 
@@ -51,7 +53,7 @@ export class Axis {
   /** @param {string} name @param {Side} side @param {boolean} joined */
   constructor(name, side, joined) {
     this.name = name;
-    this.called = side.called ?? CALLED[name] ?? name;
+    this.called = side.called ?? name;
     this.rtl = side.direction === "rtl";
     this.joined = joined;
     /** Where each word begins among the tokens. */
