@@ -201,6 +201,23 @@ class Look:
         which = f"head {head}" if head is not None else f"mean of {heads} heads" if heads > 1 else "its one head"
         return pictures.heat_map(shown.of(head), shown.rows, shown.columns, f"{shown.name}, {which}", shown.kind, form)
 
+    def widget(self) -> Any:
+        """The page as a widget, for notebooks: needs `regard[notebook]`. In its fields the sentence can be changed."""
+        return self._widget
+
+    @cached_property
+    def _widget(self) -> Any:
+        from regard.viewer import widget  # which knows what a look is
+
+        return widget.widget_of(self)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        """The widget in a notebook; without anywidget, or of what no page can show, only the picture."""
+        try:
+            return self.widget()._repr_mimebundle_()
+        except RegardError:
+            return None
+
     def _repr_png_(self) -> bytes:
         return self._picture("png")
 
