@@ -28,6 +28,10 @@ const SLIDERS = 48;
 const ASKED = 65536;
 /** So many changes of weights are named. */
 const NAMED_CHANGES = 6;
+/** So many tokens at most are listed in a choice. */
+const LISTED = 1000;
+/** So long a slider must rest, in milliseconds, before the model is asked. */
+const REST = 250;
 /** From so many columns on, weights are so small that a linear scale would show nothing. */
 const NARROW = 128;
 
@@ -77,6 +81,16 @@ class GivenWeights extends Weights {
   }
 }
 
+/** The tokens of an axis as a choice; -1 is none of them. @param {HTMLSelectElement} select @param {Axis} axis @param {number} chosen */
+function list(select, axis, chosen) {
+  const places = Array.from({ length: Math.min(LISTED, axis.length) }, (_, i) => i);
+  if (chosen >= LISTED) places.push(chosen);
+  const key = `${axis.name} ${places.at(-1)}`;
+  if (select.dataset.of !== key) fill(select, h("option", { value: -1, hidden: true }, "…"), places.map((i) => h("option", { value: i }, axis.labels[i])));
+  select.dataset.of = key;
+  select.value = String(chosen);
+}
+
 export class Trying {
   /** @param {import("./shell.js").Context} context */
   constructor({ host, attentions, state, work, voice }) {
@@ -92,6 +106,7 @@ export class Trying {
     this.own = null;
     this.row = 0;
     this.texts = { instead: this.scene.texts.source, prefix: "" };
+    this.keeps = false;
     /** What the model said, and to which request. @type {{before: Outcome, after: Outcome} | null} */
     this.answer = null;
     this.asked = 0;
@@ -139,8 +154,12 @@ export class Trying {
     this.layerOn = toggle("This attention", (on) => this.flip(this.off.layers, this.shown.attention, !on));
     this.feedOn = toggle("The feed-forward network after it", (on) => this.flip(this.off.layers, this.feedForward, !on));
     this.others = h("ul", { class: "others", "aria-label": "Also off" });
+    this.keep = toggle("Keep the translation", (on) => {
+      this.keeps = on;
+      this.changed();
+    });
     this.rowChoice = h("select", { "aria-label": "Token that looks", onchange: () => this.chooseRow(Number(this.rowChoice.value)) });
-    this.only = h("select", { "aria-label": "Look only at", onchange: () => this.lookOnlyAt(this.only.value) });
+    this.only = h("select", { "aria-label": "Look only at", onchange: () => this.lookOnlyAt(Number(this.only.value)) });
     this.sliders = h("div", { class: "sliders" });
     this.sum = h("p", { class: "sum" });
     /** @param {string} text @param {() => void} action */
@@ -169,9 +188,9 @@ export class Trying {
       "aside",
       { class: "changes", "aria-label": "Changes", "data-saved": "no" },
       group("Where", where),
-      group("On", h("div", { class: "switches" }, parts), this.others),
+      group("Switches", h("div", { class: "switches" }, parts), this.others),
       row,
-      this.asks ? group("Texts", this.textField("instead", "Sentence"), this.writes ? this.textField("prefix", "The output begins with") : null) : null,
+      this.asks ? group("Texts", this.textField("instead", "Sentence"), this.writes ? this.textField("prefix", "The output begins with") : null, this.scene.texts.target ? h("div", { class: "switches" }, this.keep) : null) : null,
       h("p", { class: "buttons" }, this.start),
       this.asks ? null : this.note(),
     );
@@ -253,6 +272,7 @@ export class Trying {
     this.off = { mask: false, scale: false, positions: false, heads: new Set(), layers: new Set() };
     this.own = null;
     this.texts = { instead: this.scene.texts.source, prefix: "" };
+    this.keeps = false;
     for (const name of /** @type {const} */ (["instead", "prefix"])) if (this[`${name}Field`]) this[`${name}Field`].value = this.texts[name];
     this.changed();
     this.voice.say("Everything is as it was.");
@@ -260,34 +280,34 @@ export class Trying {
 
   /** @param {number | null} row */
   chooseRow(row) {
-    if (row === null || row === this.row) return;
+    // After a change there may be more rows than the scene has.
+    if (row === null || row === this.row || row >= this.axes.rows.length) return;
     this.row = row;
     this.own = null;
     this.changed();
   }
 
-  /** @param {number[] | null} weights which need not sum to 1 yet */
-  setRow(weights) {
+  /** @param {number[] | null} weights which need not sum to 1 yet @param {number} [wait] */
+  setRow(weights, wait = 0) {
     const total = weights?.reduce((sum, weight) => sum + weight, 0) ?? 0;
     this.own = total > 0 ? { ...this.shown, row: this.row, weights: weights.map((weight) => weight / total) } : null;
-    this.changed();
+    this.changed(wait);
   }
 
-  /** @param {string} column */
+  /** @param {number} column */
   lookOnlyAt(column) {
-    const { columns } = this.before;
-    this.setRow(column === "" ? null : columns.labels.map((_, s) => (s === Number(column) ? 1 : 0)));
+    this.setRow(this.axes.columns.labels.map((_, s) => (s === column ? 1 : 0)));
   }
 
   evenly() {
-    const { columns, shut } = this.before;
-    const mask = !this.off.mask && shut;
-    this.setRow(columns.labels.map((_, s) => (mask && mask(this.row, s) ? 0 : 1)));
+    const { mask, q, k } = this.one;
+    const at = this.row + k.shape[0] - q.shape[0];
+    this.setRow(this.axes.columns.labels.map((_, s) => (this.off.mask || mayLook(mask, at, s) ? 1 : 0)));
   }
 
-  /** The figure of what was. */
-  get before() {
-    return this.shots[0];
+  /** What stands along the axes of the scene's own map. */
+  get axes() {
+    return this.attentions.axesOf(this.shown.attention, false);
   }
 
   // What becomes of it
@@ -307,12 +327,14 @@ export class Trying {
     const { source } = this.scene.texts;
     const instead = this.texts.instead.trim() && this.texts.instead !== source ? this.texts.instead : null;
     if (!changes.length && !instead && !this.texts.prefix) return null;
-    const { rows, columns } = this.attentions.axesOf(this.shown.attention, false);
+    const { rows, columns } = this.axes;
     const shown = rows.length * columns.length <= ASKED ? this.shown : null;
-    return { source, changes, instead, prefix: this.texts.prefix || null, shown };
+    const target = this.keeps ? this.scene.texts.target : null;
+    return { source, target, changes, instead, prefix: (!this.keeps && this.texts.prefix) || null, shown };
   }
 
-  async changed() {
+  /** Something is changed: what can be computed is shown, the rest is asked. @param {number} [wait] milliseconds */
+  async changed(wait = 0) {
     this.answer = null;
     change(this.failed, { hidden: true });
     this.show();
@@ -321,6 +343,8 @@ export class Trying {
     const number = (this.asked += 1);
     this.element.toggleAttribute("data-asking", request !== null);
     if (!request) return;
+    if (wait) await new Promise((done) => setTimeout(done, wait));
+    if (number !== this.asked) return;
     try {
       const { told } = await this.host.ask({ try: request });
       if (number !== this.asked) return;
@@ -372,7 +396,7 @@ export class Trying {
     const { attentions, one } = this;
     if (!attentions.isLoaded(attention)) return;
     const { colours, scale, theme } = this.state.view;
-    const axes = attentions.axesOf(attention, false);
+    const { axes } = this;
     const painter = painterOf(colours, scale ?? (axes.columns.length > NARROW ? "root" : "linear"), isDark(theme));
     const [T, S] = [one.q.shape[0], one.k.shape[0]];
     const plain = attentions.map({ attention, head }, false);
@@ -436,8 +460,8 @@ export class Trying {
         return h("li", {}, h("button", { type: "button", class: "small", onclick: () => this.flip(set, name, false), "aria-label": `${says} is off: switch it on` }, `${says} off ×`));
       }),
     );
-    fill(this.rowChoice, rows.labels.map((label, i) => h("option", { value: i }, label)));
-    this.rowChoice.value = String(this.row);
+    change(this.keep, { "aria-pressed": String(this.keeps) });
+    list(this.rowChoice, rows, this.row);
     this.showSliders(columns);
   }
 
@@ -445,8 +469,7 @@ export class Trying {
   showSliders(columns) {
     const weights = this.own?.weights ?? [...this.computed(this.attentions.map(this.shown, false)).exact(this.row)];
     const only = this.own?.weights.findIndex((weight) => weight === 1) ?? -1;
-    fill(this.only, h("option", { value: "" }, "…"), columns.labels.map((label, i) => h("option", { value: i }, label)));
-    this.only.value = only < 0 ? "" : String(only);
+    list(this.only, columns, only);
     change(this.asItWas, { disabled: !this.own });
     this.sum.textContent = this.own ? "Your weights, which sum to 1." : "The weights as they are. Move one: the others make room.";
     const many = columns.length > SLIDERS;
@@ -483,7 +506,7 @@ export class Trying {
     const now = this.own?.weights ?? [...this.computed(this.attentions.map(this.shown, false)).exact(this.row)];
     const rest = now.reduce((sum, other, s) => (s === column ? sum : sum + other), 0);
     const share = (/** @type {number} */ other) => (rest > 0 ? ((1 - weight) * other) / rest : (1 - weight) / (now.length - 1));
-    this.setRow(now.map((other, s) => (s === column ? weight : share(other))));
+    this.setRow(now.map((other, s) => (s === column ? weight : share(other))), REST);
   }
 
   showOutput() {
@@ -497,7 +520,7 @@ export class Trying {
         h("h2", {}, i ? "After" : "Before"),
         h("p", { class: "said", dir: "auto" }, outcome.text || (outcome.steps.length ? "" : "nothing")),
         outcome.logprob === null ? null : h("p", { class: "score" }, `log-probability ${outcome.logprob.toFixed(3)}`),
-        h("ol", { class: "steps" }, outcome.steps.map((step, n) => this.step(step, i === 1 && other.steps[n]?.token !== step.token))),
+        h("ol", { class: "steps", tabindex: 0, "aria-label": `Step by step, ${i ? "after" : "before"}` }, outcome.steps.map((step, n) => this.step(step, i === 1 && other.steps[n]?.token !== step.token))),
       );
     });
   }
@@ -517,7 +540,8 @@ export class Trying {
   /** Which weights changed most. */
   showMost() {
     const [was, is] = this.shots;
-    const alike = was.map.rows === is.map.rows && was.map.columns === is.map.columns && was.map.whole;
+    const same = (/** @type {Axis} */ a, /** @type {Axis} */ b) => a === b || a.labels.join("\n") === b.labels.join("\n");
+    const alike = same(was.rows, is.rows) && same(was.columns, is.columns) && was.map.whole;
     /** @type {{row: number, column: number, by: number}[]} */
     const most = [];
     if (alike && was.map !== is.map) {
@@ -529,7 +553,7 @@ export class Trying {
         most.sort((one, other) => other.by - one.by).splice(NAMED_CHANGES);
       }
     }
-    const says = was.map === is.map ? "Nothing is changed yet. Switch something off, or give a token a row of your own." : alike ? "No weight of this head changed." : "";
+    const says = was.map === is.map ? "Nothing is changed yet. Switch something off, or give a token a row of your own." : alike ? "No weight of this head changed." : was.map.whole ? "There are other tokens now, so weights have no counterpart." : "There are too many to compare.";
     fill(
       this.most,
       h("h2", { class: "quiet" }, most.length ? "Changed most" : "Weights"),
@@ -586,7 +610,7 @@ export class Trying {
       this.point({ row: within(at.row + rows, map.rows), column: within(at.column + columns, map.columns) }, number);
     } else if (event.key === "Enter" || event.key === " ") {
       this.chooseRow(at.row);
-      this.voice.say(`The row of ${this.before.rows.labels[this.row]} can be changed.`);
+      this.voice.say(`The row of ${this.axes.rows.labels[this.row]} can be changed.`);
     } else return;
     event.preventDefault();
     event.stopPropagation();

@@ -9,7 +9,7 @@ export const TRYING_STYLE = `
 .regard .changes .group h2 { font: 400 20px/1.3 var(--serif); color: var(--soft); }
 .regard .changes .where-to, .regard .changes .which { display: flex; flex-wrap: wrap; gap: 4px; align-items: baseline; margin-inline-start: -8px !important; }
 .regard .changes .which span { color: var(--soft); }
-.regard .switches { display: grid; justify-items: start; gap: 4px; margin-inline-start: -8px; }
+.regard .switches { display: grid; justify-items: start; gap: 4px; margin-inline-start: -2px; }
 .regard .toggle:disabled { opacity: .45; cursor: default; }
 .regard .others { list-style: none; display: flex; flex-wrap: wrap; gap: 6px; }
 .regard .others:empty { display: none; }
