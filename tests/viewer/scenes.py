@@ -8,6 +8,7 @@ import numpy as np
 from regard.viewer.looking import Side
 from regard.viewer.scene import Scene, _add, direction
 
+CALLED = {"source": "Source", "target": "Target", "predicted": "Translation", "text": "Text"}
 SOURCE = ["The", "cat", "chased", "the", "mouse", "through", "the", "garden", "."]
 TARGET = ["Le", "chat", "a", "pour", "chas", "sé", "la", "souris", "à", "travers", "le", "jardin", "."]
 

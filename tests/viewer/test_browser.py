@@ -228,7 +228,7 @@ def test_everything_is_reached_by_the_keyboard(opened, small):
 
 def test_tabs_by_the_keyboard(opened, small):
     page = opened(small, CROSS)
-    tabs = page.get_by_role("tab")
+    tabs = page.get_by_role("tablist", name="Show as").get_by_role("tab")
     page.get_by_role("tab", name="Map").focus()
     for key, form in (("ArrowRight", "text"), ("ArrowRight", "table"), ("ArrowRight", "lines"), ("ArrowLeft", "table"),
                       ("Home", "lines"), ("End", "table")):  # fmt: skip
@@ -238,7 +238,7 @@ def test_tabs_by_the_keyboard(opened, small):
         assert [tab.get_attribute("aria-selected") for tab in tabs.all()].count("true") == 1
         kind = {"text": "prose", "map": "heat"}.get(form, form)
         assert page.locator(f".figure.{kind}").count() == 1
-    panel = page.get_by_role("tabpanel")
+    panel = page.get_by_role("tabpanel", name="Table")
     assert panel.get_attribute("aria-labelledby") == page.get_by_role("tab", name="Table").get_attribute("id")
 
 
