@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 demo: $(VENV)/ready
 	$(BIN)/regard demo
 
-test: $(VENV)/ready-dev
+test: $(VENV)/ready-dev node_modules/ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/ready-dev
@@ -22,7 +22,7 @@ format: $(VENV)/ready-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) demo build dist *.egg-info
+	rm -rf $(VENV) node_modules demo build dist *.egg-info
 
 # What is needed to run, in pinned versions; torch first and alone, so that nothing else chooses its build.
 $(VENV)/ready: requirements-dev.txt pyproject.toml
@@ -36,3 +36,9 @@ $(VENV)/ready: requirements-dev.txt pyproject.toml
 $(VENV)/ready-dev: $(VENV)/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
 	touch $@
+
+# What tests of the page need besides a Chromium: axe-core, which looks for what people with disabilities would stumble
+# over. Without npm, or without a network, those tests are skipped.
+node_modules/ready: package.json
+	mkdir -p node_modules
+	if command -v npm > /dev/null && npm install --no-package-lock --no-audit --no-fund --silent; then touch $@; fi

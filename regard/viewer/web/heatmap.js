@@ -10,7 +10,7 @@ import { isolated, shortened } from "./tokens.js";
 /** @typedef {{row: number | null, column: number | null}} Cell */
 /**
  * What a figure shows.
- * @typedef {{map: Weights, rows: Axis, columns: Axis, zoom: Zoom | null, painter: any, name: string, rounded: boolean,
+ * @typedef {{map: Weights, rows: Axis, columns: Axis, zoom: Zoom | null, painter: any, name: string, rounded?: boolean,
  *   gold: ((row: number, column: number) => boolean) | null, shut: ((row: number, column: number) => boolean) | null}} Shot
  * What it tells.
  * @typedef {{point: (cell: Cell | null) => void, pin: (cell: Cell) => void, zoom: (zoom: Zoom | null) => void}} Told
