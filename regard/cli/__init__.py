@@ -7,6 +7,7 @@ import difflib
 import importlib
 import os
 import sys
+import warnings
 from typing import NamedTuple
 
 import regard
@@ -62,6 +63,8 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # text is UTF-8 here, whatever the locale says
             stream.reconfigure(encoding="utf-8")
+    # Pillow's word on pictures that are too large: they are refused anyway, with a sentence that says what to do.
+    warnings.filterwarnings("ignore", message="Image size .* could be decompression bomb")
     try:
         code = _run(argv)
         sys.stdout.flush()
