@@ -29,9 +29,9 @@ export const DECODE_STYLE = `
 .regard .tree .item:hover rect { stroke: var(--soft); }
 .regard .tree .item.along rect { stroke: var(--first); }
 .regard .tree .item.on rect { stroke: var(--first); stroke-width: 2.5; }
-.regard .tree .flag { fill: var(--soft); }
-.regard .tree .item[data-state="best"] .flag { fill: var(--first); }
-.regard .tree text.result { fill: var(--soft); pointer-events: none; }
+.regard .tree .item rect.flag { fill: var(--soft); stroke: var(--sheet); }
+.regard .tree .item[data-state="best"] rect.flag { fill: var(--first); stroke: var(--sheet); stroke-width: 1.2; }
+.regard .tree text.result { fill: var(--soft); pointer-events: none; paint-order: stroke; stroke: var(--sheet); stroke-width: 4px; stroke-linejoin: round; }
 .regard .tree text.result[data-state="best"] { fill: var(--first); font-weight: 600; }
 .regard .tree text.step-number { fill: var(--soft); }
 .regard .tree text.step-number.forced { fill: var(--second); }
@@ -71,6 +71,7 @@ export const DECODE_STYLE = `
 .regard .outputs button[aria-pressed="true"] { background: var(--first-soft); }
 .regard .outputs .score { color: var(--soft); font-size: 14px; }
 .regard .outputs li:first-child .words { font-weight: 600; }
+.regard .outputs .times { color: var(--soft); font-weight: 400; }
 .regard .constraints ul { margin: 0; padding: 0; list-style: none; display: grid; gap: 6px; font-size: 15px; color: var(--soft); }
 .regard .constraints bdi { color: var(--second); font-weight: 600; }
 .regard .decode-table .scroll { overflow: auto; max-height: 70vh; border: 1px solid var(--line); border-radius: 10px; }
@@ -78,7 +79,7 @@ export const DECODE_STYLE = `
 .regard .decode-table td.figure-of { text-align: end; }
 .regard .decode-table tr[data-state="best"] td { font-weight: 600; }
 .regard .decode-table tr[data-state="pruned"] td, .regard .decode-table tr[data-state="refused"] td { color: var(--soft); }
-.regard .decode-table tr.on td { background: var(--first-soft); }
+.regard .decode-table tr.on > * { background: var(--first-soft); }
 .regard .decode-table tbody th { font-weight: 400; }
 @media (forced-colors: active) { .regard .looked li { forced-color-adjust: none; } }
 `;

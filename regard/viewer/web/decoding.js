@@ -285,31 +285,27 @@ export class Decoding {
       h("p", { class: "fate" }, h("strong", {}, `Step ${one.step + 1}. `), `${fateOf(one)}.`),
       h("dl", {}, numbers.filter((pair) => pair !== null).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
     );
-    fill(
-      this.outputs,
-      this.given.results.length > 1 || one.number !== this.given.results[0]?.node
-        ? [
-            h("h2", {}, this.given.results.length > 1 ? `The best ${this.given.results.length}` : "What was found"),
-            h(
-              "ol",
-              {},
-              this.given.results.map((result) =>
-                h(
-                  "li",
-                  {},
-                  h(
-                    "button",
-                    { type: "button", "aria-pressed": String(result.node === one.number), onclick: () => result.node !== null && this.choose(result.node) },
-                    h("span", { class: "words", dir: "auto" }, result.text.trim() || "∅"),
-                    h("span", { class: "score" }, asScore(result.score)),
-                  ),
-                ),
-              ),
-            ),
-          ]
-        : null,
-    );
+    this.list(one);
     this.shade(one);
+  }
+
+  /** What was found, best first; samples that are equal are one. @param {Candidate} one */
+  list(one) {
+    const { results } = this.given;
+    const distinct = results.filter((result, i) => results.findIndex((other) => other.node === result.node) === i);
+    const times = (/** @type {number | null} */ node) => results.filter((result) => result.node === node).length;
+    const item = (/** @type {{text: string, score: number, node: number | null}} */ { text, score, node }) =>
+      h(
+        "li",
+        {},
+        h(
+          "button",
+          { type: "button", "aria-pressed": String(node === one.number), onclick: () => node !== null && (this.choose(node), this.reveal(node)) },
+          h("span", { class: "words", dir: "auto" }, text.trim() || "∅", times(node) > 1 ? h("span", { class: "times" }, ` ×${times(node)}`) : null),
+          h("span", { class: "score" }, asScore(score)),
+        ),
+      );
+    fill(this.outputs, h("h2", {}, distinct.length > 1 ? "What was found, best first" : "What was found"), h("ol", {}, distinct.map(item)));
   }
 
   /** Where the step looked, as shades of the source. @param {Candidate} one */
@@ -386,7 +382,8 @@ export class Decoding {
 
   /** Scrolls so far that a candidate is seen. @param {number} number */
   reveal(number) {
-    const box = this.places.boxes.get(number);
+    const box = this.places?.boxes.get(number);
+    if (!box || !this.scroller.isConnected) return;
     const { scrollLeft, clientWidth } = this.scroller;
     if (box.x - 60 < scrollLeft) this.scroller.scrollLeft = box.x - 60;
     else if (box.x + box.width + 80 > scrollLeft + clientWidth) this.scroller.scrollLeft = box.x + box.width + 80 - clientWidth;
@@ -447,9 +444,9 @@ function fateOf(one) {
   return one.leads ? "Kept: it leads to an output" : "Kept for now: it came to nothing";
 }
 
-/** A number with a minus sign that is as wide as a plus. @param {number} value @param {number} [digits] */
-function asScore(value, digits = 2) {
-  return value.toFixed(digits).replace("-", "−");
+/** A logarithm, with a minus sign that is as wide as a plus; small ones have more digits. @param {number} value @param {number} [digits] */
+function asScore(value, digits = Math.abs(value) < 0.1 ? 4 : 2) {
+  return Number(value.toFixed(digits)) === 0 ? "0" : value.toFixed(digits).replace("-", "−");
 }
 
 /** The candidates from the first step to this one. @param {Candidate[]} nodes @param {Candidate} one @returns {Candidate[]} */

@@ -146,7 +146,8 @@ export function helpDialog() {
       "p",
       {},
       "Keys with a letter work while a figure has the focus. On a map, drag over an area to zoom into it; a double click " +
-        "or a pinch zooms too, and Shift with a click on a small map compares.",
+        "or a pinch zooms too, and Shift with a click on a small map compares. In the tree of a search, arrows go along it, " +
+        "Home and End to the first and last token, B to the best output, N to the table.",
     ),
     h("button", { type: "button", class: "small", onclick: (event) => event.target.closest("dialog").close() }, "Close"),
   );

@@ -272,6 +272,9 @@ body:has(> #regard) { margin: 0; }
   .regard .sheet-of-paper { border-radius: 14px; padding: 14px; margin-inline: -8px; }
   .regard .model { display: none; }
   .regard .tools { margin-inline-start: auto; }
+  .regard .top { flex-wrap: wrap; }
+  .regard .top .tabs { order: 1; flex-basis: 100%; margin: 0; overflow-x: auto; }
+  .regard .top .tabs button { flex: 1; padding-inline: 10px; white-space: nowrap; }
 }
 @media (prefers-reduced-motion: reduce) { .regard *, .regard *::after { transition: none !important; animation: none !important; } }
 @media (forced-colors: active) { .regard .thumb, .regard .cells, .regard .square, .regard .legend canvas { forced-color-adjust: none; } }
