@@ -50,6 +50,8 @@ class Options:
     """one head of it, from 0"""
     all: bool = False
     """every head of every attention, as small maps"""
+    walk: bool = False
+    """have every number between text and output in the page, also of a large model and of a long text"""
     layers: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """look at these attentions alone, with * and ?: for texts that are too long for all"""
     patch: Annotated[str | None, tyro.conf.arg(metavar="ROW,COLUMN")] = None
@@ -97,7 +99,7 @@ def run(argv: list[str]) -> int:
         return _serve(desk, seen, options)
     assert seen is not None
     out = options.out or Path("page.html")
-    seen.save(out, options.attention, options.head, overview=options.all)
+    seen.save(out, options.attention, options.head, overview=options.all, walk=options.walk or None)
     if seen.translation:
         print(seen.translation)
     if out.suffix.lower() == ".html":
@@ -111,7 +113,11 @@ def _serve(desk: Desk, seen: Look | None, options: Options) -> int:
     """The live page, until Ctrl-C."""
     if isinstance(desk.bundle, Translator):
         need_attention(desk.bundle)
-    scene = None if seen is None else scene_of(seen, options.attention, options.head, overview=options.all)
+    scene = (
+        None
+        if seen is None
+        else scene_of(seen, options.attention, options.head, overview=options.all, walk=options.walk or None)
+    )
     with Live(desk, scene, options.port) as live:
         print(f"The page is at {live.address}\nCtrl-C closes it.", file=sys.stderr, flush=True)
         if not options.no_browser and _has_screen():

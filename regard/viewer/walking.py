@@ -638,7 +638,9 @@ class _Walker:
             where = DecoderBlock.forward if memory is not None else EncoderBlock.forward
             x = self.tape.give(x, self.named("out"), "What comes out of this layer, given", where)
             layer_of = re.sub(r"\.(attention|cross)(\.\d+)?$", "", self.chosen.name)
-            self.note = f"The model is large: the walk carries {layer_of} alone. What its other layers give is given."
+            self.note = (
+                f"The model is large: the walk carries {layer_of} alone. The output of its other layers is given."
+            )
         return self.tape.compare(x, self.own.output(module, self.call))
 
     def seen(self, name: str) -> str:

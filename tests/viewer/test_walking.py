@@ -14,9 +14,10 @@ import torch
 
 from regard.attention import SCORES, Concat, Cosine, Score
 from regard.attention.recording import record
+from regard.cli.look import run
 from regard.data import Tokenizer
 from regard.errors import RegardError
-from regard.folder import LanguageModel, TextEncoder, Translator
+from regard.folder import LanguageModel, TextEncoder, Translator, save
 from regard.layers.packed import pack
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.transformer import t5_small
@@ -301,6 +302,15 @@ def test_large_walks_are_made_on_request_alone(monkeypatch):
     assert scene_of(seen, walk=True).header["walk"] is not None
     monkeypatch.setattr(walking, "WHOLE", 100)
     assert scene_of(seen).header["walk"] is None
+
+
+def test_the_command_line_asks_for_a_walk(monkeypatch, tmp_path, capsys):
+    save(tmp_path / "model", bundle_of("gpt dot"))
+    monkeypatch.setattr(walking, "SHORT", 1)
+    for options, has in (([], False), (["--walk"], True)):
+        page = tmp_path / f"{has}.html"
+        assert run([str(tmp_path / "model"), SOURCE, "--out", str(page), *options]) == 0
+        assert ("What each token asks" in page.read_text()) == has
 
 
 def test_looks_at_some_attentions_walk_through_all():

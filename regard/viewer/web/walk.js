@@ -101,7 +101,8 @@ export class Walk {
     this.attention = picker("Attention", named, (attention) => this.goTo(attention));
     this.head = picker("Head", {}, (head) => this.state.set({ shown: { ...this.state.view.shown, head: Number(head) } }));
     this.headLabel = h("label", {}, "Head ", this.head);
-    fill(this.choice, h("label", {}, "Attention ", this.attention), this.headLabel);
+    const several = Object.keys(named).length > 1;
+    fill(this.choice, several ? h("label", {}, "Attention ", this.attention) : null, this.headLabel);
     fill(
       this.chips,
       Object.entries(this.walk.sides).map(([name, side]) => {
