@@ -5,7 +5,7 @@
  * the output only the model knows: where it can be asked, everything else can be tried too.
  */
 
-import { greatestIn, mayLook } from "./maths.js";
+import { greatestIn, mayLook, weightsInto } from "./maths.js";
 import { Weights } from "./maps.js";
 import { painterOf } from "./colours.js";
 import { change, fill, h, tokenText, uniqueId } from "./dom.js";
@@ -58,9 +58,7 @@ class TriedWeights extends Weights {
 
   computeExactly(row) {
     if (this.own?.row === row) return Float64Array.from(this.own.weights);
-    const out = new Float32Array(this.columns);
-    this.kernel.rowsInto(this.head, [row], 0, this.columns, out);
-    return Float64Array.from(out);
+    return weightsInto(this.head, row, new Float64Array(this.columns));
   }
 }
 
@@ -98,6 +96,7 @@ export class Trying {
     this.attentions = attentions;
     this.scene = attentions.scene;
     this.state = state;
+    this.work = work;
     this.voice = voice;
     this.asks = typeof this.host.ask === "function";
     /** What is switched off. */
@@ -376,6 +375,8 @@ export class Trying {
       const { rows } = this.attentions.axesOf(attention, false);
       this.row = Math.min(rows.length - 1, changed === null && pin ? pin[0] : this.row);
       this.cursor = null;
+      // Whoever waits for the page to be quiet need not wait for the model.
+      this.work.add("try", 1, () => false);
       await this.changed();
     } else if (["theme", "colours", "scale"].some((key) => changed.has(key))) this.show();
   }
