@@ -12,6 +12,7 @@ from typing import Annotated
 import tyro
 
 from regard.cli.common import Model, Truncate, as_text, parse
+from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.folder import Device, ImageModel, Translator, load
 from regard.viewer import Look, look, need_attention
@@ -42,6 +43,10 @@ class Options:
     """the sentence, or the file of a picture; a live page can do without"""
     target: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     """the translation to look at, instead of the model's own"""
+    beam: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """how many outputs the search for the translation, which a page shows, keeps side by side; by default 5"""
+    prefix: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
+    """what the model's translation must begin with"""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """the page, .html, or the picture, .png or .svg; by default page.html, for pictures map.png"""
     attention: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
@@ -78,6 +83,8 @@ def run(argv: list[str]) -> int:
         raise RegardError("Only a live page has a port and is opened.", "Give --live too, or leave it out.")
     if options.text is None and (not options.live or options.target is not None):
         raise RegardError("There is no text to look at.", "Give a sentence; or --live, and write it in the page.")
+    if options.text is None and (options.beam is not None or options.prefix is not None):
+        raise RegardError("There is no text to search a translation for.", "Give it, or leave out --beam and --prefix.")
     translator = load(options.model, options.device)
     if isinstance(translator, ImageModel):
         return _picture(translator, options)
@@ -91,6 +98,8 @@ def run(argv: list[str]) -> int:
             as_text(options.text, "the text"),
             None if options.target is None else as_text(options.target, "--target"),
             layers=options.layers,
+            config=None if options.beam is None else DecodeConfig(beam=options.beam),
+            prefix="" if options.prefix is None else as_text(options.prefix, "--prefix"),
             name=name,
             truncate=options.truncate,
         )
@@ -141,6 +150,8 @@ def _picture(model: ImageModel, options: Options) -> int:
     assert options.text is not None
     if options.target is not None or options.layers is not None or options.truncate:
         raise RegardError("Targets, layers and truncation are for texts.", "Leave out --target, --layers, --truncate.")
+    if options.beam is not None or options.prefix is not None:
+        raise RegardError("A model of pictures searches for nothing.", "Leave out --beam and --prefix.")
     out = options.out or Path("map.png")
     patch = None
     if options.patch is not None:

@@ -281,7 +281,7 @@ def look(
         _check(gold, source, target, words)
     if (config is not None or prefix) and (target is not None or not isinstance(bundle, Translator)):
         raise RegardError(
-            "Nothing is translated here, so there is no search to configure.", "Leave config and prefix out."
+            "Nothing is translated here, so there is no search to configure.", "Leave out config (--beam) and prefix."
         )
     if isinstance(bundle, Translator):
         search = config or DecodeConfig(), prefix

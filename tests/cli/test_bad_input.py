@@ -169,6 +169,8 @@ def test_models_of_different_tokenisers_cannot_vote(refuse, broken, transformer_
         (["--layers", "decoder.7.*"], "no attention that matches decoder.7.*"),
         (["--attention", "decoder.7.cross"], "no attention 'decoder.7.cross'"),
         (["--attention", "decoder.0.cross", "--head", "7"], "has no head 7"),
+        (["--beam", "0"], "beam = 0 makes no sense"),
+        (["--target", "un", "--beam", "3"], "no search to configure"),
     ],
 )
 def test_pictures_that_cannot_be(refuse, monkeypatch, tmp_path, transformer_folder, options, message):
@@ -181,6 +183,7 @@ def test_nothing_to_look_at(refuse, blind_folder, transformer_folder):
     assert "has no attention" in refuse("look", blind_folder, "one")
     assert "has no attention" in refuse("translate", blind_folder, "one", "--alignments")
     assert "empty" in refuse("look", transformer_folder, "")
+    assert "no text to search" in refuse("look", transformer_folder, "--live", "--prefix", "un")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is a folder in which nothing can be written")

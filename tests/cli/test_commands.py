@@ -213,6 +213,17 @@ def test_look_writes_a_page_where_no_picture_is_asked_for(run, tmp_path, monkeyp
     assert "encoder.0.attention" not in some
 
 
+def test_look_shows_the_search_that_is_asked_for(run, tmp_path, transformer_folder):
+    at = ["look", transformer_folder, "one two", "--out", tmp_path / "page.html"]
+    (told,) = run(*at, "--beam", 2, "--prefix", "deux")
+    assert told.startswith("deux")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '"method":"beam","beam":2,' in page
+    assert '"prefix":["deux"]' in page
+    run(*at, "--target", "deux un")
+    assert '"decode":null' in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 def test_info_tells_sizes_training_and_kernels(run, transformer_folder, transformer):
     text = "\n".join(run("info", transformer_folder))
     size = sum(one.numel() for one in transformer.model.parameters())
