@@ -21,7 +21,7 @@ from regard.folder import LanguageModel, TextEncoder, Translator, save
 from regard.layers.packed import pack
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.transformer import t5_small
-from regard.viewer import look, walking
+from regard.viewer import look, walk_parts, walking
 from regard.viewer.scene import scene_of
 from regard.viewer.tape import FUNCTIONS, OPERATIONS, Param, Tape, difference, location
 from regard.viewer.walking import Walk, walk_of
@@ -192,6 +192,24 @@ def test_every_place_that_is_named_exists(form):
         assert file.startswith("regard/")
 
 
+def test_all_words_are_said(monkeypatch):
+    said = set()
+
+    class Heard(dict):
+        def __getitem__(self, name):
+            said.add(name)
+            return super().__getitem__(name)
+
+    monkeypatch.setattr(walk_parts, "WORDS", Heard(walk_parts.WORDS))
+    for form in FORMS:
+        walk_of(looked(form))
+    bundle = bundle_of("transformer dot")
+    for block in bundle.model.decoder:
+        block.cross.score = Cosine(3.0)
+    walk_of(looked("transformer dot", bundle))
+    assert said == set(walk_parts.WORDS)
+
+
 def test_recurrent_steps_by_their_names():
     tape = walk_of(looked("bahdanau gru of two layers")).tape
     for name in ("decoder.attention.1.e", "decoder.attention.1.a", "decoder.attention.1.c", "decoder.attentional"):
@@ -237,7 +255,7 @@ def test_of_large_models_one_layer_is_carried(monkeypatch, form):
     seen = looked(form, bundle)
     whole = walk_of(seen)
     monkeypatch.setattr(walking, "WHOLE", 0)
-    monkeypatch.setattr(walking, "WHOLE_OUTPUT", 0)
+    monkeypatch.setattr(walk_parts, "WHOLE_OUTPUT", 0)
     some = walk_of(seen)
     assert whole.note is None
     assert some.note.startswith("The model is large")
