@@ -11,11 +11,12 @@ demo: $(VENV)/ready
 test: $(VENV)/ready-dev node_modules/ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-lint: $(VENV)/ready-dev
+lint: $(VENV)/ready-dev node_modules/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	if [ -x node_modules/.bin/tsc ]; then node_modules/.bin/tsc -p regard/viewer/web; fi
 
 format: $(VENV)/ready-dev
 	$(BIN)/ruff check --fix .
@@ -37,8 +38,8 @@ $(VENV)/ready-dev: $(VENV)/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
 	touch $@
 
-# What tests of the page need besides a Chromium: axe-core, which looks for what people with disabilities would stumble
-# over. Without npm, or without a network, those tests are skipped.
+# What checks of the page need besides a Chromium: axe-core, which looks for what people with disabilities would stumble
+# over, and tsc for the types. Without npm, or without a network, these checks are skipped.
 node_modules/ready: package.json
 	mkdir -p node_modules
 	if command -v npm > /dev/null && npm install --no-package-lock --no-audit --no-fund --silent; then touch $@; fi

@@ -41,7 +41,10 @@ export function oklch(lightness, chroma, hue) {
   }
 }
 
-/** The colour of a share between 0 (nothing: a breath more than the sheet) and 1. @param {string} name @param {boolean} dark @param {number} share @returns {Rgb} */
+/**
+ * The colour of a share between 0 (nothing: a breath more than the sheet) and 1.
+ * @param {string} name @param {boolean} dark @param {number} share @returns {Rgb}
+ */
 function shade(name, dark, share) {
   const lightness = dark ? 0.265 + 0.675 * share : 0.972 - 0.69 * share;
   const paper = 0.01 * (1 - share);

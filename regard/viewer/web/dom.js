@@ -13,7 +13,10 @@ export function h(name, attributes = {}, ...children) {
   return /** @type {any} */ (dress(document.createElement(name), attributes, children));
 }
 
-/** The same in SVG. @param {string} name @param {Attributes} [attributes] @param {...any} children @returns {SVGElement} */
+/**
+ * The same in SVG.
+ * @param {string} name @param {Attributes} [attributes] @param {...any} children @returns {SVGElement}
+ */
 export function s(name, attributes = {}, ...children) {
   return /** @type {any} */ (dress(document.createElementNS(SVG, name), attributes, children));
 }
@@ -21,11 +24,16 @@ export function s(name, attributes = {}, ...children) {
 /** @param {Element} element @param {Attributes} attributes @param {any[]} children */
 function dress(element, attributes, children) {
   change(element, attributes);
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== false && child !== undefined));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== false && child !== undefined),
+  );
   return element;
 }
 
-/** Sets attributes; null and false take them away, functions are listeners. @param {Element} element @param {Attributes} attributes */
+/**
+ * Sets attributes; null and false take them away, functions are listeners.
+ * @param {Element} element @param {Attributes} attributes
+ */
 export function change(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") element.addEventListener(name.slice(2), value);

@@ -17,7 +17,13 @@ const SHAPE_STYLE = {
   opacity: "1",
   "mix-blend-mode": "normal",
 };
-const TEXT_STYLE = { "font-family": "", "font-size": "", "font-weight": "400", "font-style": "normal", "font-variant-numeric": "normal" };
+const TEXT_STYLE = {
+  "font-family": "",
+  "font-size": "",
+  "font-weight": "400",
+  "font-style": "normal",
+  "font-variant-numeric": "normal",
+};
 
 /** What cannot stand in a drawing's text at all. */
 const NO_XML = /[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu;
@@ -59,7 +65,15 @@ function drawElement(element, into, dx, dy) {
   if (element instanceof HTMLCanvasElement) {
     if (element.width * element.height > 0) into.append(canvasImage(element, style, box, dx, dy));
   } else if (element instanceof HTMLSelectElement) {
-    drawText(element.selectedOptions[0]?.textContent ?? "", style, box.left + parseFloat(style.paddingLeft), box, into, dx, dy);
+    drawText(
+      element.selectedOptions[0]?.textContent ?? "",
+      style,
+      box.left + parseFloat(style.paddingLeft),
+      box,
+      into,
+      dx,
+      dy,
+    );
   } else {
     for (const child of element.childNodes) {
       if (child instanceof Element) drawElement(child, into, dx, dy);
@@ -68,7 +82,11 @@ function drawElement(element, into, dx, dy) {
   }
 }
 
-/** A group of which nothing is seen outside of a box. @param {CSSStyleDeclaration} style @param {DOMRect} box @param {SVGElement} into @param {number} dx @param {number} dy */
+/**
+ * A group of which nothing is seen outside of a box.
+ * @param {CSSStyleDeclaration} style @param {DOMRect} box @param {SVGElement} into @param {number} dx
+ * @param {number} dy
+ */
 function clipped(style, box, into, dx, dy) {
   const id = uniqueId("clip");
   const rounded = Math.min(parseFloat(style.borderTopLeftRadius) || 0, box.height / 2);
@@ -78,15 +96,24 @@ function clipped(style, box, into, dx, dy) {
   return group;
 }
 
-/** A box's ground, edges and ring. @param {CSSStyleDeclaration} style @param {DOMRect} box @param {SVGElement} into @param {number} dx @param {number} dy */
+/**
+ * A box's ground, edges and ring.
+ * @param {CSSStyleDeclaration} style @param {DOMRect} box @param {SVGElement} into @param {number} dx
+ * @param {number} dy
+ */
 function drawBox(style, box, into, dx, dy) {
   const radius = Math.min(parseFloat(style.borderTopLeftRadius) || 0, box.height / 2);
   /** @param {number} inset @param {Record<string, any>} attributes */
   const frame = (inset, attributes) =>
     into.append(
       s("rect", {
-        x: box.left + dx + inset, y: box.top + dy + inset, width: Math.max(0, box.width - 2 * inset),
-        height: Math.max(0, box.height - 2 * inset), rx: Math.max(0, radius - inset), fill: "none", ...attributes,
+        x: box.left + dx + inset,
+        y: box.top + dy + inset,
+        width: Math.max(0, box.width - 2 * inset),
+        height: Math.max(0, box.height - 2 * inset),
+        rx: Math.max(0, radius - inset),
+        fill: "none",
+        ...attributes,
       }),
     );
   if (!isClear(style.backgroundColor)) frame(0, { fill: style.backgroundColor });
@@ -100,17 +127,24 @@ function drawBox(style, box, into, dx, dy) {
   }
   /** @param {number} y @param {string} stroke @param {number} width */
   const rule = (y, stroke, width) => {
-    if (width > 0 && !isClear(stroke)) into.append(s("path", { d: `M${box.left + dx} ${y + dy}h${box.width}`, stroke, "stroke-width": width }));
+    if (width > 0 && !isClear(stroke))
+      into.append(s("path", { d: `M${box.left + dx} ${y + dy}h${box.width}`, stroke, "stroke-width": width }));
   };
   rule(box.top + top / 2, style.borderTopColor, top);
   rule(box.bottom - bottom / 2, style.borderBottomColor, bottom);
 }
 
-/** @param {HTMLCanvasElement} canvas @param {CSSStyleDeclaration} style @param {DOMRect} box @param {number} dx @param {number} dy */
+/**
+ * @param {HTMLCanvasElement} canvas @param {CSSStyleDeclaration} style @param {DOMRect} box @param {number} dx
+ * @param {number} dy
+ */
 function canvasImage(canvas, style, box, dx, dy) {
   const turned = style.transform.startsWith("matrix(-1");
   const image = s("image", {
-    href: canvas.toDataURL(), width: box.width, height: box.height, preserveAspectRatio: "none",
+    href: canvas.toDataURL(),
+    width: box.width,
+    height: box.height,
+    preserveAspectRatio: "none",
     style: "image-rendering: pixelated",
   });
   const [x, y] = [box.left + dx, box.top + dy];
@@ -142,7 +176,11 @@ function dressAlike(original, copy) {
   for (let i = original.children.length - 1; i >= 0; i--) dressAlike(original.children[i], copy.children[i]);
 }
 
-/** A text as the lines in which it is broken on the screen. @param {Text} node @param {CSSStyleDeclaration} style @param {SVGElement} into @param {number} dx @param {number} dy */
+/**
+ * A text as the lines in which it is broken on the screen.
+ * @param {Text} node @param {CSSStyleDeclaration} style @param {SVGElement} into @param {number} dx
+ * @param {number} dy
+ */
 function drawLines(node, style, into, dx, dy) {
   const range = document.createRange();
   /** @type {{text: string, left: number, right: number, box: DOMRect}[]} */
@@ -164,7 +202,10 @@ function drawLines(node, style, into, dx, dy) {
   }
 }
 
-/** @param {string} text @param {CSSStyleDeclaration} style @param {number} x @param {DOMRect} box @param {SVGElement} into @param {number} dx @param {number} dy */
+/**
+ * @param {string} text @param {CSSStyleDeclaration} style @param {number} x @param {DOMRect} box
+ * @param {SVGElement} into @param {number} dx @param {number} dy
+ */
 function drawText(text, style, x, box, into, dx, dy) {
   const pen = document.createElement("canvas").getContext("2d");
   pen.font = `${style.fontStyle} ${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
@@ -174,9 +215,12 @@ function drawText(text, style, x, box, into, dx, dy) {
     s(
       "text",
       {
-        x: x + dx, y: box.top + dy + (box.height - ascent - descent) / 2 + ascent, fill: style.color,
+        x: x + dx,
+        y: box.top + dy + (box.height - ascent - descent) / 2 + ascent,
+        fill: style.color,
         direction: style.direction === "rtl" ? "rtl" : null,
-        "font-family": style.fontFamily, "font-size": style.fontSize,
+        "font-family": style.fontFamily,
+        "font-size": style.fontSize,
         "font-weight": style.fontWeight === "400" ? null : style.fontWeight,
         "font-style": style.fontStyle === "normal" ? null : style.fontStyle,
         "letter-spacing": style.letterSpacing === "normal" ? null : style.letterSpacing,
@@ -192,7 +236,10 @@ export function svgText(picture) {
   return new XMLSerializer().serializeToString(picture);
 }
 
-/** An SVG as a PNG, twice as fine as the screen where that is coarse. @param {SVGElement} picture @returns {Promise<Blob>} */
+/**
+ * An SVG as a PNG, twice as fine as the screen where that is coarse.
+ * @param {SVGElement} picture @returns {Promise<Blob>}
+ */
 export async function png(picture) {
   const [width, height] = ["width", "height"].map((side) => Number(picture.getAttribute(side)));
   const fine = Math.max(2, window.devicePixelRatio || 1);
@@ -205,7 +252,10 @@ export async function png(picture) {
   context.scale(fine, fine);
   context.drawImage(image, 0, 0);
   return new Promise((done, failed) => {
-    canvas.toBlob((blob) => (blob ? done(blob) : failed(new Error("The picture is too large to be painted."))), "image/png");
+    canvas.toBlob(
+      (blob) => (blob ? done(blob) : failed(new Error("The picture is too large to be painted."))),
+      "image/png",
+    );
   });
 }
 

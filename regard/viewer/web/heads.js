@@ -63,24 +63,53 @@ class Panel {
     const kinds = kindsOf(list);
     this.attention = h(
       "select",
-      { class: "attention", "aria-label": "Attention", onchange: () => this.choose({ attention: this.attention.value }) },
+      {
+        class: "attention",
+        "aria-label": "Attention",
+        onchange: () => this.choose({ attention: this.attention.value }),
+      },
       [...kinds].map((kind) =>
         h(
           "optgroup",
           { label: kindCalled(kind, kinds) },
-          list.filter((one) => one.kind === kind).map((one) => h("option", { value: one.name }, this.layerCalled(one, list, kinds))),
+          list
+            .filter((one) => one.kind === kind)
+            .map((one) => h("option", { value: one.name }, this.layerCalled(one, list, kinds))),
         ),
       ),
     );
-    this.head = h("select", { class: "head", "aria-label": "Head", onchange: () => this.choose({ head: this.head.value === "mean" ? "mean" : Number(this.head.value) }) });
-    this.previous = h("button", { type: "button", class: "round", "aria-label": "Head before", onclick: () => heads.step(number, 0, -1) }, icon("M14 6l-6 6 6 6"));
-    this.next = h("button", { type: "button", class: "round", "aria-label": "Next head", onclick: () => heads.step(number, 0, 1) }, icon("M10 6l6 6-6 6"));
+    this.head = h("select", {
+      class: "head",
+      "aria-label": "Head",
+      onchange: () => this.choose({ head: this.head.value === "mean" ? "mean" : Number(this.head.value) }),
+    });
+    this.previous = h(
+      "button",
+      { type: "button", class: "round", "aria-label": "Head before", onclick: () => heads.step(number, 0, -1) },
+      icon("M14 6l-6 6 6 6"),
+    );
+    this.next = h(
+      "button",
+      { type: "button", class: "round", "aria-label": "Next head", onclick: () => heads.step(number, 0, 1) },
+      icon("M10 6l6 6-6 6"),
+    );
     this.place = h("div", { class: "place" });
     this.says = h("p", { class: "says" });
     this.element = h(
       "article",
-      { class: "panel", "data-mark": number ? "second" : "first", onfocusin: () => heads.activate(number), onpointerdown: () => heads.activate(number) },
-      h("header", {}, h("span", { class: "mark", "aria-hidden": "true" }, "AB"[number]), h("h2", {}, this.attention, this.head), h("span", { class: "steps", "data-saved": "no" }, this.previous, this.next)),
+      {
+        class: "panel",
+        "data-mark": number ? "second" : "first",
+        onfocusin: () => heads.activate(number),
+        onpointerdown: () => heads.activate(number),
+      },
+      h(
+        "header",
+        {},
+        h("span", { class: "mark", "aria-hidden": "true" }, "AB"[number]),
+        h("h2", {}, this.attention, this.head),
+        h("span", { class: "steps", "data-saved": "no" }, this.previous, this.next),
+      ),
       this.says,
       this.place,
     );
@@ -138,7 +167,9 @@ class Panel {
     fill(
       this.head,
       attention.heads > 1 ? h("option", { value: "mean" }, `mean of ${attention.heads} heads`) : null,
-      Array.from({ length: attention.heads }, (_, i) => h("option", { value: i }, attention.heads > 1 ? `head ${i}` : "its one head")),
+      Array.from({ length: attention.heads }, (_, i) =>
+        h("option", { value: i }, attention.heads > 1 ? `head ${i}` : "its one head"),
+      ),
     );
     this.head.value = String(shown.head);
     this.previous.hidden = this.next.hidden = attention.heads === 1;
@@ -147,8 +178,21 @@ class Panel {
     const map = attentions.map(shown, view.words);
     const [T, S] = [attention.q.shape[0], attention.k.shape[0]];
     const gold = this.heads.goldOf(attention, rows, columns);
-    const shut = view.words || !attention.mask ? null : (/** @type {number} */ t, /** @type {number} */ c) => !mayLook(attention.mask, t + S - T, c);
-    this.shot = { map, rows, columns, zoom: this.heads.zoomOf(this.number, map), painter: this.heads.painter(), name: headCalled(attentions.scene.attentions, shown), gold, shut, rounded: attention.q.type !== "float32" };
+    const shut =
+      view.words || !attention.mask
+        ? null
+        : (/** @type {number} */ t, /** @type {number} */ c) => !mayLook(attention.mask, t + S - T, c);
+    this.shot = {
+      map,
+      rows,
+      columns,
+      zoom: this.heads.zoomOf(this.number, map),
+      painter: this.heads.painter(),
+      name: headCalled(attentions.scene.attentions, shown),
+      gold,
+      shut,
+      rounded: attention.q.type !== "float32",
+    };
     const figure = (this.figures[view.form] ??= this.make(view.form));
     if (this.place.firstChild !== figure.element) fill(this.place, figure.element);
     const { cursor, pin } = this.heads.marksOf(this.number);
@@ -172,16 +216,30 @@ export class Heads {
     this.reading = new Reading();
     this.measures = new Measures(attentions, work);
     this.panels = [new Panel(this, 0), new Panel(this, 1)];
-    this.panelsElement = h("div", { class: "panels", role: "tabpanel", id: uniqueId("panel"), onkeydown: (event) => this.key(event) }, this.panels.map((panel) => panel.element));
+    this.panelsElement = h(
+      "div",
+      { class: "panels", role: "tabpanel", id: uniqueId("panel"), onkeydown: (event) => this.key(event) },
+      this.panels.map((panel) => panel.element),
+    );
     this.forms = tabList("Show as", FORMS, this.panelsElement.id, (form) => this.state.set({ form }));
     this.words = toggle("Join words", (words) => this.state.set({ words, zoom: null }));
     this.compare = toggle("Compare", (on) => this.setCompare(on));
     this.legend = h("div", { class: "legend" });
     this.scale = picker("Scale", SCALES, (scale) => this.state.set({ scale }));
     this.colours = picker("Colours", COLOURS, (colours) => this.state.set({ colours }));
-    const pickers = h("div", { class: "pickers", "data-saved": "no" }, h("label", {}, "Scale ", this.scale), h("label", {}, "Colours ", this.colours));
+    const pickers = h(
+      "div",
+      { class: "pickers", "data-saved": "no" },
+      h("label", {}, "Scale ", this.scale),
+      h("label", {}, "Colours ", this.colours),
+    );
     this.zoomer = this.zoomButtons();
-    this.sheet = h("div", { class: "sheet-of-paper" }, this.panelsElement, h("div", { class: "foot" }, this.legend, pickers, this.zoomer));
+    this.sheet = h(
+      "div",
+      { class: "sheet-of-paper" },
+      this.panelsElement,
+      h("div", { class: "foot" }, this.legend, pickers, this.zoomer),
+    );
     this.stage = h(
       "section",
       { class: "stage", "aria-label": "Head" },
@@ -196,23 +254,39 @@ export class Heads {
     this.element = h(
       "div",
       { class: "heads" },
-      h("div", { class: attentions.scene.opens?.all ? "columns all-first" : "columns" }, this.overview.element, this.stage, h("aside", { class: "side", "aria-label": "What is read off" }, this.reading.element, this.measures.element)),
+      h(
+        "div",
+        { class: attentions.scene.opens?.all ? "columns all-first" : "columns" },
+        this.overview.element,
+        this.stage,
+        h("aside", { class: "side", "aria-label": "What is read off" }, this.reading.element, this.measures.element),
+      ),
     );
     this.links = this.scene.links ? new Set(this.scene.links.map(String)) : null;
     this.words.hidden = !attentions.scene.attentions.some((one) => {
       const { rows, columns } = attentions.axesOf(one.name, true);
-      return rows.length < attentions.axis(one.rows, false).length || columns.length < attentions.axis(one.columns, false).length;
+      return (
+        rows.length < attentions.axis(one.rows, false).length ||
+        columns.length < attentions.axis(one.columns, false).length
+      );
     });
     this.overview.element.hidden = this.compare.hidden = this.overview.cells.size < 2;
   }
 
   zoomButtons() {
     /** @param {string} name @param {string} sign @param {() => void} action */
-    const button = (name, sign, action) => h("button", { type: "button", class: "round", "aria-label": name, title: name, onclick: action }, icon(sign));
+    const button = (name, sign, action) =>
+      h("button", { type: "button", class: "round", "aria-label": name, title: name, onclick: action }, icon(sign));
     this.whereBox = s("rect", { class: "box" });
     this.where = s(
       "svg",
-      { class: "where", viewBox: "0 0 100 100", "aria-hidden": "true", onpointerdown: (event) => this.goTo(event), onpointermove: (event) => event.buttons && this.goTo(event) },
+      {
+        class: "where",
+        viewBox: "0 0 100 100",
+        "aria-hidden": "true",
+        onpointerdown: (event) => this.goTo(event),
+        onpointermove: (event) => event.buttons && this.goTo(event),
+      },
       s("rect", { class: "all", width: 100, height: 100, rx: 4 }),
       this.whereBox,
     );
@@ -237,20 +311,29 @@ export class Heads {
 
   /** What is said of an attention: who looks at what. @param {any} attention */
   says(attention) {
-    const [rows, columns] = Object.values(this.attentions.axesOf(attention.name, false)).map((axis) => axis.called.toLowerCase());
+    const [rows, columns] = Object.values(this.attentions.axesOf(attention.name, false)).map((axis) =>
+      axis.called.toLowerCase(),
+    );
     if (attention.kind === "cross") return `To predict each token of the ${rows}, it looks at the ${columns}.`;
     if (attention.kind === "masked") return `Each token looks back at the ${columns} so far.`;
     return `Each token looks around in the ${columns}.`;
   }
 
-  /** Whether a cell is a gold link, where there are any. @param {any} attention @param {any} rows @param {any} columns */
+  /**
+   * Whether a cell is a gold link, where there are any.
+   * @param {any} attention @param {any} rows @param {any} columns
+   */
   goldOf(attention, rows, columns) {
     if (!this.links || attention.kind !== "cross") return null;
-    return (/** @type {number} */ row, /** @type {number} */ column) => this.links.has(`${rows.wordAt(row)},${columns.wordAt(column)}`);
+    return (/** @type {number} */ row, /** @type {number} */ column) =>
+      this.links.has(`${rows.wordAt(row)},${columns.wordAt(column)}`);
   }
 
   get autoScale() {
-    const { columns } = this.scene.attentions.reduce((most, one) => (one.k.shape[0] > most.columns ? { columns: one.k.shape[0] } : most), { columns: 0 });
+    const { columns } = this.scene.attentions.reduce(
+      (most, one) => (one.k.shape[0] > most.columns ? { columns: one.k.shape[0] } : most),
+      { columns: 0 },
+    );
     return columns > MANY ? "root" : "linear";
   }
 
@@ -267,7 +350,10 @@ export class Heads {
     return a.rows === b.rows && a.columns === b.columns;
   }
 
-  /** The part of a map that is shown, as far as the map reaches. @param {number} panel @param {import("./maps.js").Weights} map */
+  /**
+   * The part of a map that is shown, as far as the map reaches.
+   * @param {number} panel @param {import("./maps.js").Weights} map
+   */
   zoomOf(panel, map) {
     const { zoom } = this.state.view;
     if (!zoom || (panel === 1 && !this.alike)) return null;
@@ -285,7 +371,10 @@ export class Heads {
     return { cursor: cursor && (cursor.panel === panel || this.alike) ? cursor.cell : null, pin: pinned };
   }
 
-  /** Shows what the state says; numbers that are missing are fetched first. @param {Set<string> | null} changed null: all */
+  /**
+   * Shows what the state says; numbers that are missing are fetched first.
+   * @param {Set<string> | null} changed null: all
+   */
   async update(changed) {
     const begun = performance.now();
     const { view } = this.state;
@@ -313,10 +402,18 @@ export class Heads {
     this.read();
     performance.measure("regard-show", { start: begun });
     if (!changed || ["shown", "other", "words"].some((key) => changed.has(key))) {
-      this.measures.show(this.shownPanels.map((panel) => ({ shot: panel.shot, shown: panel.shown, mark: panel.number ? "second" : "first" })), this.scene.links);
+      this.measures.show(
+        this.shownPanels.map((panel) => ({
+          shot: panel.shot,
+          shown: panel.shown,
+          mark: panel.number ? "second" : "first",
+        })),
+        this.scene.links,
+      );
       if (changed) this.voice.say(this.shownPanels.map((panel) => panel.shot.name).join("; beside it "));
     }
-    if (!changed || ["shown", "colours", "scale", "theme"].some((key) => changed.has(key))) this.overview.draw(this.painter(), view.shown);
+    if (!changed || ["shown", "colours", "scale", "theme"].some((key) => changed.has(key)))
+      this.overview.draw(this.painter(), view.shown);
   }
 
   /** The colours and their weights. */
@@ -334,8 +431,16 @@ export class Heads {
       tick.style.left = `${100 * shareOf(scale, weight)}%`;
       return tick;
     });
-    const gold = this.links && this.shownPanels.some((panel) => panel.shot.gold) ? h("span", { class: "gold-key" }, h("i", { "aria-hidden": "true" }), "gold link") : null;
-    fill(this.legend, h("span", { class: "name" }, "Weight"), h("div", { class: "scale" }, canvas, h("div", { class: "ticks" }, ticks)), gold);
+    const gold =
+      this.links && this.shownPanels.some((panel) => panel.shot.gold)
+        ? h("span", { class: "gold-key" }, h("i", { "aria-hidden": "true" }), "gold link")
+        : null;
+    fill(
+      this.legend,
+      h("span", { class: "name" }, "Weight"),
+      h("div", { class: "scale" }, canvas, h("div", { class: "ticks" }, ticks)),
+      gold,
+    );
   }
 
   /** Where the part that is shown lies. */
@@ -343,9 +448,18 @@ export class Heads {
     const { shot } = this.panels[0];
     this.zoomer.hidden = this.state.view.form !== "map" || Math.max(shot.map.rows, shot.map.columns) < 16;
     const zoom = shot.zoom ?? wholeOf(shot.map);
-    const [rows, columns] = [zoom.rows.map((t) => (100 * t) / shot.map.rows), zoom.columns.map((c) => (100 * c) / shot.map.columns)];
+    const [rows, columns] = [
+      zoom.rows.map((t) => (100 * t) / shot.map.rows),
+      zoom.columns.map((c) => (100 * c) / shot.map.columns),
+    ];
     const x = shot.columns.rtl ? 100 - columns[1] : columns[0];
-    change(this.whereBox, { x, y: rows[0], width: Math.max(3, columns[1] - columns[0]), height: Math.max(3, rows[1] - rows[0]), rx: 2 });
+    change(this.whereBox, {
+      x,
+      y: rows[0],
+      width: Math.max(3, columns[1] - columns[0]),
+      height: Math.max(3, rows[1] - rows[0]),
+      rx: 2,
+    });
     this.where.toggleAttribute("hidden", !shot.zoom);
     change(this.showAll, { disabled: !shot.zoom });
   }
@@ -359,7 +473,14 @@ export class Heads {
     if (shot.columns.rtl) x = 1 - x;
     const y = (event.clientY - box.top) / box.height;
     const middle = (/** @type {[number, number]} */ range) => (range[0] + range[1]) / 2;
-    this.zoom(0, shiftedBy(shot, Math.round(y * shot.map.rows - middle(shot.zoom.rows)), Math.round(x * shot.map.columns - middle(shot.zoom.columns))));
+    this.zoom(
+      0,
+      shiftedBy(
+        shot,
+        Math.round(y * shot.map.rows - middle(shot.zoom.rows)),
+        Math.round(x * shot.map.columns - middle(shot.zoom.columns)),
+      ),
+    );
   }
 
   /** Marks cells and reads them out. @param {number} [wait] how long a voice waits */
@@ -373,18 +494,24 @@ export class Heads {
     }
     this.reading.show(readings, this.cursor === null && this.state.view.pin !== null);
     if (wait < 0) return;
-    const said = readings.filter(({ cell }) => (cell?.row ?? null) !== null).map(({ shot, cell }) => {
-      const row = shot.map.exact(cell.row);
-      const full = { row: cell.row, column: cell.column ?? greatestIn(row) };
-      return cellSays(shot, full, exactly(row[full.column], shot.rounded));
-    });
+    const said = readings
+      .filter(({ cell }) => (cell?.row ?? null) !== null)
+      .map(({ shot, cell }) => {
+        const row = shot.map.exact(cell.row);
+        const full = { row: cell.row, column: cell.column ?? greatestIn(row) };
+        return cellSays(shot, full, exactly(row[full.column], shot.rounded));
+      });
     if (said.length) this.voice.say(said.length > 1 ? `A: ${said[0]} B: ${said[1]}` : said[0], wait);
   }
 
   /** @param {number} panel @param {Cell | null} cell */
   point(panel, cell) {
     const now = this.cursor?.cell;
-    if ((cell === null && !this.cursor) || (cell && now && cell.row === now.row && cell.column === now.column && this.cursor.panel === panel)) return;
+    if (
+      (cell === null && !this.cursor) ||
+      (cell && now && cell.row === now.row && cell.column === now.column && this.cursor.panel === panel)
+    )
+      return;
     this.cursor = cell ? { panel, cell } : null;
     this.read(200);
   }
@@ -393,13 +520,17 @@ export class Heads {
   pin(panel, cell) {
     if (panel === 1 && !this.alike) return;
     const { shot } = this.panels[panel];
-    const row = cell.row ?? shot.map.greatest([0, Math.min(shot.map.rows, 4096)], [cell.column, cell.column + 1])[0];
+    // Who looks most at a token of a long text would take long to find: the first rows must do.
+    const most = shot.map.whole ? shot.map.rows : 256;
+    const row = cell.row ?? shot.map.greatest([0, Math.min(shot.map.rows, most)], [cell.column, cell.column + 1])[0];
     const column = cell.column ?? greatestIn(shot.map.exact(row));
     const pin = /** @type {[number, number]} */ ([shot.rows.tokenAt(row), shot.columns.tokenAt(column)]);
     const same = JSON.stringify(this.state.view.pin) === JSON.stringify(pin);
     this.state.set({ pin: same ? null : pin });
     const name = `${shot.rows.labels[row]}, ${shot.columns.labels[column]}`;
-    this.voice.say(same ? `No longer pinned: ${name}.` : `Pinned: ${name}, ${exactly(shot.map.exact(row)[column], shot.rounded)}.`);
+    this.voice.say(
+      same ? `No longer pinned: ${name}.` : `Pinned: ${name}, ${exactly(shot.map.exact(row)[column], shot.rounded)}.`,
+    );
   }
 
   /** @param {number} panel @param {import("./state.js").Zoom | null} zoom */
@@ -413,14 +544,19 @@ export class Heads {
     const { shot } = this.panels[0];
     const { cursor, pin } = this.marksOf(0);
     const zoom = shot.zoom ?? wholeOf(shot.map);
-    const middle = { row: Math.floor((zoom.rows[0] + zoom.rows[1]) / 2), column: Math.floor((zoom.columns[0] + zoom.columns[1]) / 2) };
+    const middle = {
+      row: Math.floor((zoom.rows[0] + zoom.rows[1]) / 2),
+      column: Math.floor((zoom.columns[0] + zoom.columns[1]) / 2),
+    };
     this.zoom(0, zoomedBy(shot, cursor ?? pin ?? middle, factor));
   }
 
   /** Makes a figure the one that the overview and keys change. @param {number} panel */
   activate(panel) {
     this.active = Math.min(panel, this.count - 1);
-    this.panels.forEach(({ element, number }) => element.toggleAttribute("data-active", this.count > 1 && number === this.active));
+    this.panels.forEach(({ element, number }) =>
+      element.toggleAttribute("data-active", this.count > 1 && number === this.active),
+    );
   }
 
   /** @param {Shown} shown @param {boolean} second */
@@ -438,7 +574,10 @@ export class Heads {
       const { shown } = this.state.view;
       const { heads } = this.attentions.byName.get(shown.attention);
       const names = [...this.attentions.byName.keys()];
-      const beside = heads > 1 ? { ...shown, head: shown.head === "mean" ? 0 : (shown.head + 1) % heads } : { attention: names[(names.indexOf(shown.attention) + 1) % names.length], head: /** @type {number} */ (0) };
+      const beside =
+        heads > 1
+          ? { ...shown, head: shown.head === "mean" ? 0 : (shown.head + 1) % heads }
+          : { attention: names[(names.indexOf(shown.attention) + 1) % names.length], head: /** @type {number} */ (0) };
       this.state.set({ other: beside });
       this.activate(1);
     }
@@ -447,10 +586,19 @@ export class Heads {
   /** Goes to another layer or head. @param {number} panel @param {number} layers @param {number} heads */
   step(panel, layers, heads) {
     const { shown } = this.panels[panel];
-    const names = this.scene.attentions.filter((one) => one.kind === this.attentions.byName.get(shown.attention).kind).map((one) => one.name);
+    const names = this.scene.attentions
+      .filter((one) => one.kind === this.attentions.byName.get(shown.attention).kind)
+      .map((one) => one.name);
     const name = names[(names.indexOf(shown.attention) + layers + names.length) % names.length];
     const count = this.attentions.byName.get(name).heads;
-    const head = shown.head === "mean" ? (heads > 0 ? 0 : heads < 0 ? count - 1 : "mean") : (Math.min(shown.head, count - 1) + heads + count) % count;
+    const head =
+      shown.head === "mean"
+        ? heads > 0
+          ? 0
+          : heads < 0
+            ? count - 1
+            : "mean"
+        : (Math.min(shown.head, count - 1) + heads + count) % count;
     this.state.set(panel ? { other: { attention: name, head } } : { shown: { attention: name, head } });
   }
 
@@ -466,7 +614,10 @@ export class Heads {
     }
   }
 
-  /** Does what a key says; false where it says nothing. @param {KeyboardEvent} event @param {Panel} panel @returns {boolean} */
+  /**
+   * Does what a key says; false where it says nothing.
+   * @param {KeyboardEvent} event @param {Panel} panel @returns {boolean}
+   */
   keyed(event, panel) {
     const far = event.shiftKey ? 10 : 1;
     const across = panel.shot.columns.rtl && this.state.view.form === "map" ? -1 : 1;
@@ -528,7 +679,10 @@ export class Heads {
   /** @param {Panel} panel @param {number} row @param {number} column */
   moveTo(panel, row, column) {
     const { map, zoom } = panel.shot;
-    const cell = { row: Math.max(0, Math.min(map.rows - 1, row)), column: Math.max(0, Math.min(map.columns - 1, column)) };
+    const cell = {
+      row: Math.max(0, Math.min(map.rows - 1, row)),
+      column: Math.max(0, Math.min(map.columns - 1, column)),
+    };
     this.cursor = { panel: panel.number, cell };
     if (zoom) {
       /** How far a range has to move to hold a place. @param {[number, number]} range @param {number} place */
@@ -546,7 +700,12 @@ export class Heads {
   /** What a file of the view is called. */
   get fileName() {
     const { shown, other } = this.state.view;
-    return ["regard", ...[shown, other].filter((one) => one !== null).map((one) => `${shortened(one.attention, 60)}.${one.head}`)].join("-").replace(/[^\w.-]+/g, "_");
+    return [
+      "regard",
+      ...[shown, other].filter((one) => one !== null).map((one) => `${shortened(one.attention, 60)}.${one.head}`),
+    ]
+      .join("-")
+      .replace(/[^\w.-]+/g, "_");
   }
 
   /** All numbers of the first figure. */

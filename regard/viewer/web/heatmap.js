@@ -1,4 +1,6 @@
-/** The heat map of one head, or of a part of it: a row for each token that looks, a column for each that is looked at. */
+/**
+ * The heat map of one head, or of a part of it: a row for each token that looks, a column for each that is looked at.
+ */
 
 import { Picture, wholeOf } from "./maps.js";
 import { change, fill, h, s } from "./dom.js";
@@ -39,7 +41,9 @@ export function textWidth(text, font) {
 
 /** A text in a picture. It has its own direction; `side` is where its place is: at its left, middle or right. */
 export function label(text, rtl, side, attributes) {
-  const anchors = rtl ? { left: "end", middle: "middle", right: "start" } : { left: "start", middle: "middle", right: "end" };
+  const anchors = rtl
+    ? { left: "end", middle: "middle", right: "start" }
+    : { left: "start", middle: "middle", right: "end" };
   return s(
     "text",
     { "text-anchor": anchors[side], direction: rtl ? "rtl" : "ltr", "unicode-bidi": "isolate", ...attributes },
@@ -135,8 +139,18 @@ export class HeatMap {
           const top = sloped ? slope + size : size + 14;
           const rtl = columns.rtl && sloped ? slope : 0;
           return {
-            zoom, tall, wide, cellWidth: fitted, cellHeight: fitted, labelled: true, sloped, size,
-            left: left + rtl, top, width: wide * fitted, height: tall * fitted,
+            zoom,
+            tall,
+            wide,
+            cellWidth: fitted,
+            cellHeight: fitted,
+            labelled: true,
+            sloped,
+            size,
+            left: left + rtl,
+            top,
+            width: wide * fitted,
+            height: tall * fitted,
             whole: { width: left + wide * fitted + (sloped ? slope : 2), height: top + tall * fitted + 2 },
           };
         }
@@ -150,8 +164,19 @@ export class HeatMap {
     width = Math.min(width, Math.max(140, (height * wide) / tall));
     if (tall * LABELLED < height) height = Math.max(60, Math.min(height, tall * LARGEST));
     return {
-      zoom, tall, wide, cellWidth: width / wide, cellHeight: height / tall, labelled: false, sloped: false, size: 12,
-      left, top, width, height, whole: { width: left + width + 2, height: top + height + 2 },
+      zoom,
+      tall,
+      wide,
+      cellWidth: width / wide,
+      cellHeight: height / tall,
+      labelled: false,
+      sloped: false,
+      size: 12,
+      left,
+      top,
+      width,
+      height,
+      whole: { width: left + width + 2, height: top + height + 2 },
     };
   }
 
@@ -166,7 +191,11 @@ export class HeatMap {
         `Heat map of ${name}: ${g.tall} rows, ${g.wide} columns. ` +
         "Arrow keys go from cell to cell, Enter pins, plus and minus zoom.",
     });
-    change(this.svg, { width: g.whole.width, height: g.whole.height, viewBox: `0 0 ${g.whole.width} ${g.whole.height}` });
+    change(this.svg, {
+      width: g.whole.width,
+      height: g.whole.height,
+      viewBox: `0 0 ${g.whole.width} ${g.whole.height}`,
+    });
     Object.assign(this.element.style, { height: `${g.whole.height}px` });
     this.cellsGroup = s("g", { class: "squares" });
     this.marks = s("g", { class: "marks" });
@@ -186,7 +215,11 @@ export class HeatMap {
     if (g.labelled) {
       for (let t = zoom.rows[0]; t < zoom.rows[1]; t++) {
         const text = label(shortened(rows.labels[t], LETTERS), rows.rtl, "right", {
-          x: g.left - 9, y: this.y(t) + g.cellHeight / 2, dy: "0.35em", "font-size": font, class: "label",
+          x: g.left - 9,
+          y: this.y(t) + g.cellHeight / 2,
+          dy: "0.35em",
+          "font-size": font,
+          class: "label",
         });
         this.rowLabels.set(t, text);
         group.append(text);
@@ -199,7 +232,9 @@ export class HeatMap {
         const text = g.sloped
           ? label(shown, columns.rtl, columns.rtl ? "right" : "left", {
               transform: `translate(${x + (columns.rtl ? 3 : -3) + Math.sign(lean) * -4} ${g.top - 8}) rotate(${lean})`,
-              "font-size": font, class: "label", dy: "0.35em",
+              "font-size": font,
+              class: "label",
+              dy: "0.35em",
             })
           : label(shown, columns.rtl, "middle", { x, y: g.top - 10, "font-size": font, class: "label" });
         this.columnLabels.set(c, text);
@@ -207,7 +242,13 @@ export class HeatMap {
       }
       return group;
     }
-    const edge = s("rect", { class: "edge", x: g.left - 0.5, y: g.top - 0.5, width: g.width + 1, height: g.height + 1 });
+    const edge = s("rect", {
+      class: "edge",
+      x: g.left - 0.5,
+      y: g.top - 0.5,
+      width: g.width + 1,
+      height: g.height + 1,
+    });
     group.append(edge);
     const rowStep = niceStep(44 / g.cellHeight);
     const columnStep = niceStep(56 / g.cellWidth);
@@ -260,11 +301,15 @@ export class HeatMap {
       before && JSON.stringify(before.zoom) === JSON.stringify(g.zoom) && before.height <= tall && before.width <= wide;
     if (!reuse) {
       if (!map.whole && zoomed && this.far) this.picture = new Picture(map, g.zoom, tall, wide, this.far);
-      else this.picture = !zoomed && this.far ? this.far : new Picture(map, g.zoom, tall, wide, map.whole ? null : before);
+      else
+        this.picture = !zoomed && this.far ? this.far : new Picture(map, g.zoom, tall, wide, map.whole ? null : before);
     }
     if (!zoomed && !map.whole) this.far = this.picture;
     Object.assign(this.canvas.style, {
-      left: `${g.left}px`, top: `${g.top}px`, width: `${g.width}px`, height: `${g.height}px`,
+      left: `${g.left}px`,
+      top: `${g.top}px`,
+      width: `${g.width}px`,
+      height: `${g.height}px`,
       transform: this.shot.columns.rtl ? "scaleX(-1)" : "none",
     });
     const picture = this.picture;
@@ -343,14 +388,22 @@ export class HeatMap {
         if (shut?.(t, g.zoom.columns[0] + i)) continue;
         this.cellsGroup.append(
           s("rect", {
-            x: x + gap / 2, y: this.y(t) + gap / 2, width: g.cellWidth - gap, height: g.cellHeight - gap, rx: rounded,
-            fill: painter.css(row[i]), class: "square",
+            x: x + gap / 2,
+            y: this.y(t) + gap / 2,
+            width: g.cellWidth - gap,
+            height: g.cellHeight - gap,
+            rx: rounded,
+            fill: painter.css(row[i]),
+            class: "square",
           }),
         );
         if (g.cellWidth >= NUMBERED && row[i] >= 0.005) {
           this.cellsGroup.append(
             label(row[i].toFixed(2), false, "middle", {
-              x: x + g.cellWidth / 2, y: this.y(t) + g.cellHeight / 2, dy: "0.35em", "font-size": g.cellWidth < 40 ? "10.5px" : "12px",
+              x: x + g.cellWidth / 2,
+              y: this.y(t) + g.cellHeight / 2,
+              dy: "0.35em",
+              "font-size": g.cellWidth < 40 ? "10.5px" : "12px",
               class: painter.wantsLight(row[i]) ? "number light" : "number dark",
             }),
           );
@@ -360,7 +413,10 @@ export class HeatMap {
     this.progress.textContent = "";
   }
 
-  /** Marks the cell that is looked at and the one that is pinned. @param {Cell | null} cursor @param {Cell | null} pin */
+  /**
+   * Marks the cell that is looked at and the one that is pinned.
+   * @param {Cell | null} cursor @param {Cell | null} pin
+   */
   mark(cursor, pin) {
     [this.cursor, this.pin] = [cursor, pin];
     if (!this.geometry || !this.marks) return;
@@ -368,11 +424,17 @@ export class HeatMap {
     const { rows, columns, gold } = this.shot;
     fill(this.marks);
     if (gold && g.tall * g.wide <= 40000) this.markGold(g, gold);
-    for (const [cell, kind] of /** @type {[Cell | null, string][]} */ ([[pin, "pin"], [cursor, "cursor"]])) {
+    for (const [cell, kind] of /** @type {[Cell | null, string][]} */ ([
+      [pin, "pin"],
+      [cursor, "cursor"],
+    ])) {
       if (cell) this.markCell(g, cell, kind);
     }
     const at = cursor ?? pin;
-    for (const [axis, labels] of /** @type {[string, Map<number, SVGElement>][]} */ ([["row", this.rowLabels], ["column", this.columnLabels]])) {
+    for (const [axis, labels] of /** @type {[string, Map<number, SVGElement>][]} */ ([
+      ["row", this.rowLabels],
+      ["column", this.columnLabels],
+    ])) {
       for (const [place, text] of labels) text.classList.toggle("on", at?.[axis] === place);
     }
     if (!g.labelled && at) this.markCounts(g, at, rows, columns);
@@ -396,13 +458,17 @@ export class HeatMap {
     const inColumn = cell.column !== null && cell.column >= g.zoom.columns[0] && cell.column < g.zoom.columns[1];
     const [w, t] = [g.cellWidth, g.cellHeight];
     if (inRow && t >= 6) {
-      this.marks.append(s("rect", { class: `band ${kind}`, x: g.left, y: this.y(cell.row), width: g.width, height: t, rx: 4 }));
+      this.marks.append(
+        s("rect", { class: `band ${kind}`, x: g.left, y: this.y(cell.row), width: g.width, height: t, rx: 4 }),
+      );
     } else if (inRow) {
       const y = this.y(cell.row) + t / 2;
       this.marks.append(s("path", { class: `hair ${kind}`, d: `M${g.left} ${y}h${g.width}` }));
     }
     if (inColumn && w >= 6) {
-      this.marks.append(s("rect", { class: `band ${kind}`, x: this.x(cell.column), y: g.top, width: w, height: g.height, rx: 4 }));
+      this.marks.append(
+        s("rect", { class: `band ${kind}`, x: this.x(cell.column), y: g.top, width: w, height: g.height, rx: 4 }),
+      );
     } else if (inColumn) {
       const x = this.x(cell.column) + w / 2;
       this.marks.append(s("path", { class: `hair ${kind}`, d: `M${x} ${g.top}v${g.height}` }));
@@ -411,14 +477,21 @@ export class HeatMap {
       const [width, height] = [Math.max(w, 7), Math.max(t, 7)];
       this.marks.append(
         s("rect", {
-          class: `ring ${kind}`, x: this.x(cell.column) + w / 2 - width / 2, y: this.y(cell.row) + t / 2 - height / 2,
-          width, height, rx: Math.min(5, width / 4),
+          class: `ring ${kind}`,
+          x: this.x(cell.column) + w / 2 - width / 2,
+          y: this.y(cell.row) + t / 2 - height / 2,
+          width,
+          height,
+          rx: Math.min(5, width / 4),
         }),
       );
     }
   }
 
-  /** The words of the cell, beside axes that only count. @param {any} g @param {Cell} at @param {Axis} rows @param {Axis} columns */
+  /**
+   * The words of the cell, beside axes that only count.
+   * @param {any} g @param {Cell} at @param {Axis} rows @param {Axis} columns
+   */
   markCounts(g, at, rows, columns) {
     const font = `600 13px ${getComputedStyle(this.element).fontFamily}`;
     /** @param {string} text @param {boolean} rtl @param {number} right @param {number} y */
@@ -441,7 +514,10 @@ export class HeatMap {
     }
   }
 
-  /** The cell under the pointer; where cells are too small to hit, the greatest of those nearby. @param {MouseEvent} event @returns {Cell | null} */
+  /**
+   * The cell under the pointer; where cells are too small to hit, the greatest of those nearby.
+   * @param {MouseEvent} event @returns {Cell | null}
+   */
   cellAt(event) {
     const g = this.geometry;
     if (!g) return null;
@@ -496,7 +572,10 @@ export class HeatMap {
     this.box = null;
   }
 
-  /** The tokens between two points. @param {{x: number, y: number}} from @param {MouseEvent} to @returns {Zoom | null} */
+  /**
+   * The tokens between two points.
+   * @param {{x: number, y: number}} from @param {MouseEvent} to @returns {Zoom | null}
+   */
   boxOf(from, to) {
     const g = this.geometry;
     const box = this.svg.getBoundingClientRect();
@@ -547,7 +626,10 @@ export class HeatMap {
   }
 }
 
-/** The part that is seen after zooming around a cell, or null for all of it. @param {Shot} shot @param {Cell} cell @param {number} factor @returns {Zoom | null} */
+/**
+ * The part that is seen after zooming around a cell, or null for all of it.
+ * @param {Shot} shot @param {Cell} cell @param {number} factor @returns {Zoom | null}
+ */
 export function zoomedBy(shot, cell, factor) {
   const now = shot.zoom ?? wholeOf(shot.map);
   /** @param {[number, number]} range @param {number | null} at @param {number} all @returns {[number, number]} */
@@ -565,7 +647,10 @@ export function zoomedBy(shot, cell, factor) {
   return JSON.stringify(zoom) === JSON.stringify(wholeOf(shot.map)) ? null : zoom;
 }
 
-/** The part that is seen after moving on by some rows and columns. @param {Shot} shot @param {number} rows @param {number} columns @returns {Zoom | null} */
+/**
+ * The part that is seen after moving on by some rows and columns.
+ * @param {Shot} shot @param {number} rows @param {number} columns @returns {Zoom | null}
+ */
 export function shiftedBy(shot, rows, columns) {
   if (!shot.zoom) return null;
   /** @param {[number, number]} range @param {number} by @param {number} all @returns {[number, number]} */

@@ -38,7 +38,7 @@ async function render({ model, el }) {
       const host = hosted();
       const form = host.ask ? askForm(host, texts, (next, written) => show(() => next, written)) : null;
       now = host.scene.attentions.length ? await open(host, root, form, earlier) : welcome(host, root, form);
-      if (texts) form.elements.source.focus({ preventScroll: true });
+      if (texts) /** @type {any} */ (form.elements.namedItem("source")).focus({ preventScroll: true });
     } catch (error) {
       root.append(h("p", { class: "failed", role: "alert" }, String(error?.message ?? error)));
       throw error;
@@ -84,10 +84,21 @@ async function open(host, root, form, earlier) {
   const made = {};
   const current = () => made[state.view.view];
   const page = h("div", { class: "page", id: uniqueId("page") }, title(scene));
-  const tabs = names.length > 1 ? tabList("View", Object.fromEntries(names.map((name) => [name, VIEWS[name].name])), page.id, (view) => state.set({ view })) : null;
+  const tabs =
+    names.length > 1
+      ? tabList("View", Object.fromEntries(names.map((name) => [name, VIEWS[name].name])), page.id, (view) =>
+          state.set({ view }),
+        )
+      : null;
   if (tabs) change(page, { role: "tabpanel" });
   const help = helpDialog();
-  root.append(topBar(scene, tabs?.element ?? null, tools(state, page, current, help, voice)), form ?? "", page, help, voice.element);
+  root.append(
+    topBar(scene, tabs?.element ?? null, tools(state, page, current, help, voice)),
+    form ?? "",
+    page,
+    help,
+    voice.element,
+  );
 
   /** @param {Set<string> | null} changed */
   const show = async (changed) => {
@@ -106,14 +117,18 @@ async function open(host, root, form, earlier) {
   });
   const stop = new AbortController();
   const { signal } = stop;
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show(new Set(["theme"])), { signal });
+  window
+    .matchMedia("(prefers-color-scheme: dark)")
+    .addEventListener("change", () => show(new Set(["theme"])), { signal });
   window.addEventListener("resize", () => current().lay(), { signal });
   root.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
     if (event.key === "?" && !target.closest("select, dialog, input, textarea")) help.showModal();
   });
   if (host.addressed) {
-    window.addEventListener("hashchange", () => state.set(sensible(readHash(location.hash), state.view.shown)), { signal });
+    window.addEventListener("hashchange", () => state.set(sensible(readHash(location.hash), state.view.shown)), {
+      signal,
+    });
   }
   await show(null);
   if (earlier) {
@@ -186,7 +201,11 @@ function tools(state, page, current, help, voice) {
       },
       icon("M12 3a9 9 0 1 0 9 9 7 7 0 0 1-9-9Z"),
     ),
-    h("button", { type: "button", class: "round", "aria-label": "Keys", title: "Keys", onclick: () => help.showModal() }, icon("M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 17.5v.5")),
+    h(
+      "button",
+      { type: "button", class: "round", "aria-label": "Keys", title: "Keys", onclick: () => help.showModal() },
+      icon("M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 17.5v.5"),
+    ),
     menu("Save", icon("M12 4v11M7 11l5 5 5-5M5 20h14"), [
       ["Figure as PNG", () => save(current().sheet, "png")],
       ["Figure as SVG", () => save(current().sheet, "svg")],

@@ -138,7 +138,10 @@ function expsBody() {
   ];
 }
 
-/** The module's bytes: types, one imported memory, three functions and their names. @returns {Uint8Array<ArrayBuffer>} */
+/**
+ * The module's bytes: types, one imported memory, three functions and their names.
+ * @returns {Uint8Array<ArrayBuffer>}
+ */
 export function kernelBytes() {
   /** @param {any[]} parts @returns {number[]} */
   const flat = (parts) => parts.flat(Infinity);
@@ -169,7 +172,13 @@ export function kernelBytes() {
         [name("exps"), 0, 2],
       ]),
       section(10, [
-        code([[3, I32], [11, V128]], dotsBody()),
+        code(
+          [
+            [3, I32],
+            [11, V128],
+          ],
+          dotsBody(),
+        ),
         code([[1, V128]], greatestBody()),
         code([[4, V128]], expsBody()),
       ]),
@@ -218,7 +227,10 @@ export class Kernel {
     }
   }
 
-  /** @param {Head} head @param {number[]} rows at most four @param {number} from @param {number} to @param {Float32Array} out */
+  /**
+   * @param {Head} head @param {number[]} rows at most four @param {number} from @param {number} to
+   * @param {Float32Array} out
+   */
   fourInto(head, rows, from, to, out) {
     const { D, S, T, bias, scale, q } = head;
     const place = this.placeOf(head);

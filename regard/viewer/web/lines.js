@@ -87,8 +87,17 @@ export class Lines {
     const height = head + more * step + 34;
     const spreads = [tall, other].map((count) => Math.min(1.5 * step, (more * step) / count));
     this.geometry = {
-      seen, step, size, left, right: width - right - numbers, width, height, head, numbers,
-      rowStep: spreads[0], columnStep: spreads[1],
+      seen,
+      step,
+      size,
+      left,
+      right: width - right - numbers,
+      width,
+      height,
+      head,
+      numbers,
+      rowStep: spreads[0],
+      columnStep: spreads[1],
       rowTop: head + (more * step - spreads[0] * tall) / 2,
       columnTop: head + (more * step - spreads[1] * other) / 2,
     };
@@ -124,14 +133,22 @@ export class Lines {
     this.columnTexts = new Map();
     for (let t = g.seen.rows[0]; t < g.seen.rows[1]; t++) {
       const text = label(shortened(rows.labels[t], LONGEST), rows.rtl, "right", {
-        x: g.left - 12, y: this.rowY(t), dy: "0.35em", class: "label", "font-size": `${g.size}px`,
+        x: g.left - 12,
+        y: this.rowY(t),
+        dy: "0.35em",
+        class: "label",
+        "font-size": `${g.size}px`,
       });
       this.rowTexts.set(t, text);
       group.append(text);
     }
     for (let c = g.seen.columns[0]; c < g.seen.columns[1]; c++) {
       const text = label(shortened(columns.labels[c], LONGEST), columns.rtl, "left", {
-        x: g.right + 12, y: this.columnY(c), dy: "0.35em", class: "label", "font-size": `${g.size}px`,
+        x: g.right + 12,
+        y: this.columnY(c),
+        dy: "0.35em",
+        class: "label",
+        "font-size": `${g.size}px`,
       });
       this.columnTexts.set(c, text);
       group.append(text);
@@ -241,12 +258,19 @@ export class Lines {
     const { width } = this.geometry;
     this.focus.append(
       label(roughly(weight), false, "right", {
-        x: width - 2, y, dy: "0.35em", class: on ? "weight on" : "weight", "font-size": "13px",
+        x: width - 2,
+        y,
+        dy: "0.35em",
+        class: on ? "weight on" : "weight",
+        "font-size": "13px",
       }),
     );
   }
 
-  /** Lines that leave the window are not hidden: they go to its edge. @param {number} row @param {{before: number, after: number}} outside */
+  /**
+   * Lines that leave the window are not hidden: they go to its edge.
+   * @param {number} row @param {{before: number, after: number}} outside
+   */
   markOutside(row, outside) {
     const g = this.geometry;
     const edges = { before: g.head - 6, after: g.height - 20 };
@@ -255,7 +279,11 @@ export class Lines {
       this.focus.append(
         this.line(this.rowY(row), edges[side], outside[side], "strand"),
         label(side === "before" ? "… before" : "… after", false, "left", {
-          x: g.right + 12, y: edges[side], dy: "0.35em", class: "label outside", "font-size": "13px",
+          x: g.right + 12,
+          y: edges[side],
+          dy: "0.35em",
+          class: "label outside",
+          "font-size": "13px",
         }),
       );
       this.number(outside[side], edges[side], false);
@@ -276,7 +304,10 @@ export class Lines {
     });
   }
 
-  /** The token nearest to the pointer: on the left one that looks, on the right one that is looked at. @param {MouseEvent} event @returns {Cell | null} */
+  /**
+   * The token nearest to the pointer: on the left one that looks, on the right one that is looked at.
+   * @param {MouseEvent} event @returns {Cell | null}
+   */
   cellAt(event) {
     const g = this.geometry;
     if (!g) return null;

@@ -32,7 +32,10 @@ export class Weights {
     return this.rows * this.columns <= WHOLE;
   }
 
-  /** The weights of some rows for the columns from..to, for pictures. @param {number[]} rows @param {number} from @param {number} to @param {Float32Array} out */
+  /**
+   * The weights of some rows for the columns from..to, for pictures.
+   * @param {number[]} rows @param {number} from @param {number} to @param {Float32Array} out
+   */
   rowsInto(rows, from, to, out) {
     const cells = this.all();
     const { columns } = this;
@@ -43,7 +46,12 @@ export class Weights {
   all() {
     if (!this.cells) {
       this.cells = new Float32Array(this.rows * this.columns);
-      this.compute(Array.from({ length: this.rows }, (_, i) => i), 0, this.columns, this.cells);
+      this.compute(
+        Array.from({ length: this.rows }, (_, i) => i),
+        0,
+        this.columns,
+        this.cells,
+      );
     }
     return this.cells;
   }
@@ -57,7 +65,10 @@ export class Weights {
     return this.exactRows.get(row);
   }
 
-  /** The place of the greatest weight in a block. @param {[number, number]} rows @param {[number, number]} columns @returns {[number, number]} */
+  /**
+   * The place of the greatest weight in a block.
+   * @param {[number, number]} rows @param {[number, number]} columns @returns {[number, number]}
+   */
   greatest(rows, columns) {
     const width = columns[1] - columns[0];
     const list = Array.from({ length: rows[1] - rows[0] }, (_, i) => rows[0] + i);
@@ -259,7 +270,9 @@ export class Attentions {
     }
     const attention = this.byName.get(name);
     if (head !== "mean") return new HeadWeights(headOf(attention, this.raws.get(name), head), this.kernel);
-    return new MeanWeights(Array.from({ length: attention.heads }, (_, h) => this.map({ attention: name, head: h }, false)));
+    return new MeanWeights(
+      Array.from({ length: attention.heads }, (_, h) => this.map({ attention: name, head: h }, false)),
+    );
   }
 }
 
@@ -323,7 +336,9 @@ export class Picture {
     }
   }
 
-  /** The rows of blocks in the order in which they are seen: every eighth, fourth, second, the rest; then round again. */
+  /**
+   * The rows of blocks in the order in which they are seen: every eighth, fourth, second, the rest; then round again.
+   */
   *visits() {
     for (let step = 8, first = true; step >= 1; step /= 2, first = false) {
       for (let y = 0; y < this.height; y += step) if (first || y % (2 * step) !== 0) yield y;
@@ -384,7 +399,10 @@ export class Picture {
   }
 }
 
-/** The n-th of `count` places when each is as far as can be from those before. @param {number} n @param {number} count */
+/**
+ * The n-th of `count` places when each is as far as can be from those before.
+ * @param {number} n @param {number} count
+ */
 function spread(n, count) {
   let bits = 1;
   while (1 << bits < count) bits++;
@@ -426,7 +444,10 @@ export function meanEntropy(map) {
   return sum / Math.max(1, looking);
 }
 
-/** How much of their weight two maps put on the same keys, on average over rows. @param {Weights} a @param {Weights} b */
+/**
+ * How much of their weight two maps put on the same keys, on average over rows.
+ * @param {Weights} a @param {Weights} b
+ */
 export function agreementOf(a, b) {
   let [sum, looking] = [0, 0];
   overSample([a, b], ([mine, theirs]) => {

@@ -7,7 +7,9 @@
 
 /** @typedef {{op: string, size?: number, length?: number, parts?: Mask[], part?: Mask}} Mask */
 /** @typedef {{called: string, form: string, scale?: number}} Score */
-/** @typedef {{numbers: Float32Array | Uint16Array, low: Float32Array | null, step: Float32Array | null}} Raw numbers as they came */
+/**
+ * @typedef {{numbers: Float32Array | Uint16Array, low: Float32Array | null, step: Float32Array | null}} Raw numbers as they came
+ */
 /**
  * One head of one attention: what a row of weights is computed from.
  * @typedef {{T: number, S: number, D: number, q: Float32Array, k: Float32Array, scale: number,
@@ -71,7 +73,10 @@ export function headOf(attention, raw, h) {
   };
 }
 
-/** Whether a query at p may look at key s. @param {Mask | null} mask @param {number} p @param {number} s @returns {boolean} */
+/**
+ * Whether a query at p may look at key s.
+ * @param {Mask | null} mask @param {number} p @param {number} s @returns {boolean}
+ */
 export function mayLook(mask, p, s) {
   if (!mask) return true;
   switch (mask.op) {
@@ -116,7 +121,10 @@ export function reachOf(mask, p, S) {
 /** e^2x of the numbers of a concat head, so that tanh(q + k) = 1 − 2 / (e^2q e^2k + 1) needs no power for each pair. */
 const powers = new WeakMap();
 
-/** Null where a number is so great that its power would have no end. @param {Float32Array} numbers @returns {Float64Array | null} */
+/**
+ * Null where a number is so great that its power would have no end.
+ * @param {Float32Array} numbers @returns {Float64Array | null}
+ */
 function powersOf(numbers) {
   if (!powers.has(numbers)) {
     const small = numbers.every((x) => Math.abs(x) < 170);
@@ -196,7 +204,10 @@ export function entropyOf(row) {
   return sum;
 }
 
-/** The weight that two rows put on the same keys: 1 if they are the same, 0 if they share none. @param {Row} a @param {Row} b */
+/**
+ * The weight that two rows put on the same keys: 1 if they are the same, 0 if they share none.
+ * @param {Row} a @param {Row} b
+ */
 export function overlapOf(a, b) {
   let sum = 0;
   for (let s = 0; s < a.length; s++) sum += Math.min(a[s], b[s]);

@@ -4,13 +4,17 @@ import { Picture, wholeOf } from "./maps.js";
 import { change, h } from "./dom.js";
 
 /** @typedef {import("./state.js").Shown} Shown */
+/** @typedef {{values: Float32Array, width: number, height: number}} Small */
 
 /** So many points at most is a small map wide. */
 const POINTS = 80;
 /** Small maps are drawn after what is in front of the eyes. */
 const LATER = 10;
 
-/** What people call the attentions of one kind, beside the other kinds of the same model. @param {string} kind @param {Set<string>} kinds */
+/**
+ * What people call the attentions of one kind, beside the other kinds of the same model.
+ * @param {string} kind @param {Set<string>} kinds
+ */
 export function kindCalled(kind, kinds) {
   if (kind === "cross") return "Cross-attention";
   if (kind === "masked") return kinds.size > 1 ? "Decoder self-attention" : "Masked self-attention";
@@ -27,7 +31,8 @@ export function headCalled(attentions, shown) {
   const attention = attentions.find((one) => one.name === shown.attention);
   const alike = attentions.filter((one) => one.kind === attention.kind && one.layer === attention.layer).length > 1;
   const layer = attention.layer === null || alike ? attention.name : `layer ${attention.layer}`;
-  const head = shown.head === "mean" ? "mean of all heads" : attention.heads > 1 ? `head ${shown.head}` : "its one head";
+  const head =
+    shown.head === "mean" ? "mean of all heads" : attention.heads > 1 ? `head ${shown.head}` : "its one head";
   return `${kindCalled(attention.kind, kindsOf(attentions))}, ${layer}, ${head}`;
 }
 
@@ -40,12 +45,16 @@ export class Overview {
     this.attentions = attentions;
     this.work = work;
     this.chosen = chosen;
-    /** @type {Map<string, {shown: Shown, element: HTMLElement, canvas: HTMLCanvasElement, picture: Picture | null}>} */
+    /** @type {Map<string, {shown: Shown, element: HTMLElement, canvas: HTMLCanvasElement, picture: Small | null}>} */
     this.cells = new Map();
     /** @type {any[]} */
     this.ready = [];
     const list = attentions.scene.attentions;
-    this.element = h("nav", { class: "overview", "aria-label": "All layers and heads" }, [...kindsOf(list)].map((kind) => this.group(kind, list)));
+    this.element = h(
+      "nav",
+      { class: "overview", "aria-label": "All layers and heads" },
+      [...kindsOf(list)].map((kind) => this.group(kind, list)),
+    );
   }
 
   /** @param {string} kind @param {any[]} list */
@@ -57,13 +66,22 @@ export class Overview {
     const columns = heads > 1 ? ["mean", ...Array(heads).keys()] : [0];
     const grid = h(
       "div",
-      { class: "grid", role: "grid", "aria-label": `${name}: a row for each layer, a column for each head`, onkeydown: (event) => this.key(event) },
+      {
+        class: "grid",
+        role: "grid",
+        "aria-label": `${name}: a row for each layer, a column for each head`,
+        onkeydown: (event) => this.key(event),
+      },
       h(
         "div",
         { role: "row", class: "line heads" },
         h("span", { role: "columnheader", class: "corner" }, h("span", { class: "unseen" }, "layer")),
         columns.map((head) =>
-          h("span", { role: "columnheader", class: head === "mean" ? "mean" : "" }, heads > 1 ? String(head) : h("span", { class: "unseen" }, "head 0")),
+          h(
+            "span",
+            { role: "columnheader", class: head === "mean" ? "mean" : "" },
+            heads > 1 ? String(head) : h("span", { class: "unseen" }, "head 0"),
+          ),
         ),
       ),
       some.map((one) =>
@@ -71,12 +89,17 @@ export class Overview {
           "div",
           { role: "row", class: "line" },
           h("span", { role: "rowheader", class: "layer", title: one.name }, this.rowCalled(one, some)),
-          columns.filter((head) => head === "mean" ? one.heads > 1 : head < one.heads).map((head) => this.cell(one, head)),
+          columns
+            .filter((head) => (head === "mean" ? one.heads > 1 : head < one.heads))
+            .map((head) => this.cell(one, head)),
         ),
       ),
     );
     grid.style.setProperty("--heads", String(heads > 1 ? heads + 1 : 1));
-    const size = heads > 1 || some.length > 1 ? `${some.length} ${some.length > 1 ? "layers" : "layer"} × ${heads} ${heads > 1 ? "heads" : "head"}` : null;
+    const size =
+      heads > 1 || some.length > 1
+        ? `${some.length} ${some.length > 1 ? "layers" : "layer"} × ${heads} ${heads > 1 ? "heads" : "head"}`
+        : null;
     return h("section", { class: "group" }, h("h2", {}, name, size ? h("span", { class: "size" }, size) : null), grid);
   }
 
@@ -120,7 +143,9 @@ export class Overview {
       this.chosen(shown, event.shiftKey);
       return;
     }
-    const lines = [...this.element.querySelectorAll(".line:not(.heads)")].map((line) => [...line.querySelectorAll(".thumb")]);
+    const lines = [...this.element.querySelectorAll(".line:not(.heads)")].map((line) => [
+      ...line.querySelectorAll(".thumb"),
+    ]);
     const row = lines.findIndex((line) => line.includes(target));
     const column = lines[row].indexOf(target);
     const moves = {
@@ -153,7 +178,10 @@ export class Overview {
     }
   }
 
-  /** Draws all small maps, a few at a time, those of the shown attention first. @param {any} painter @param {Shown} first */
+  /**
+   * Draws all small maps, a few at a time, those of the shown attention first.
+   * @param {any} painter @param {Shown} first
+   */
   draw(painter, first) {
     this.painter = painter;
     const waiting = [];
@@ -161,7 +189,9 @@ export class Overview {
       if (cell.picture) this.paint(cell);
       else waiting.push(cell);
     }
-    waiting.sort((a, b) => Number(b.shown.attention === first.attention) - Number(a.shown.attention === first.attention));
+    waiting.sort(
+      (a, b) => Number(b.shown.attention === first.attention) - Number(a.shown.attention === first.attention),
+    );
     this.waiting = waiting;
     if (waiting.length && !this.drawing) {
       const side = waiting[0].element.clientWidth || 40;
@@ -188,7 +218,8 @@ export class Overview {
       // Of a long map one row for each point is enough here.
       const more = picture.step() && (picture.map.whole || !picture.begun);
       if (!more) {
-        cell.picture = picture;
+        // Not the picture itself: it would keep its map, and there are many.
+        cell.picture = { values: picture.values, width: picture.width, height: picture.height };
         this.paintSoon(cell);
         this.next();
       }
@@ -206,7 +237,7 @@ export class Overview {
     }, 120);
   }
 
-  /** @param {{canvas: HTMLCanvasElement, picture: Picture, element: HTMLElement}} cell */
+  /** @param {{canvas: HTMLCanvasElement, picture: Small, element: HTMLElement}} cell */
   paint({ canvas, picture, element }) {
     const { rtl } = this.attentions.axesOf(element.dataset.shown.replace(/:[^:]*$/, ""), false).columns;
     canvas.width = picture.width;

@@ -52,8 +52,7 @@ export class Prose {
     this.columnSpans = this.spans("column", columns, this.seen.columns);
     const long = map.rows + map.columns > 80;
     change(this.element, {
-      "aria-label":
-        `Text of ${name}. Up and down go to another token that looks, left and right to what it looks at, Enter pins.`,
+      "aria-label": `Text of ${name}. Up and down go to another token that looks, left and right to what it looks at, Enter pins.`,
       class: long ? "figure prose long" : "figure prose",
     });
     fill(

@@ -20,10 +20,16 @@ export class Reading {
   /** @param {{shot: Shot, cell: Cell | null, mark: string}[]} readings one for each figure @param {boolean} pinned */
   show(readings, pinned) {
     const several = readings.length > 1;
-    fill(this.element, readings.map((one) => (one.cell ? this.one(one, pinned, several) : this.none(one, several))));
+    fill(
+      this.element,
+      readings.map((one) => (one.cell ? this.one(one, pinned, several) : this.none(one, several))),
+    );
   }
 
-  /** While nothing is pointed at: the greatest weights of all. @param {{shot: Shot, mark: string}} reading @param {boolean} several */
+  /**
+   * While nothing is pointed at: the greatest weights of all.
+   * @param {{shot: Shot, mark: string}} reading @param {boolean} several
+   */
   none({ shot, mark }, several) {
     const { rows, columns, map } = shot;
     const best = map.whole ? greatestOf(map.all(), NAMED_WEIGHTS) : [];
@@ -39,7 +45,13 @@ export class Reading {
           return h(
             "li",
             {},
-            h("span", { class: "name" }, tokenText(rows.labels[row], rows.rtl), h("span", { class: "to" }, "→"), tokenText(columns.labels[column], columns.rtl)),
+            h(
+              "span",
+              { class: "name" },
+              tokenText(rows.labels[row], rows.rtl),
+              h("span", { class: "to" }, "→"),
+              tokenText(columns.labels[column], columns.rtl),
+            ),
             h("span", { class: "weight" }, map.exact(row)[column].toFixed(shot.rounded ? 3 : 4)),
           );
         }),
@@ -59,7 +71,9 @@ export class Reading {
     const best = numbers ? greatestOf(numbers, NAMED_WEIGHTS).filter((i) => numbers[i] >= 0.00005) : [];
     const told = incoming ? cell.row : cell.column;
     const top = best.length ? numbers[best[0]] : 1;
-    const rest = numbers ? numbers.reduce((sum, weight) => sum + weight, 0) - best.reduce((sum, i) => sum + numbers[i], 0) : 0;
+    const rest = numbers
+      ? numbers.reduce((sum, weight) => sum + weight, 0) - best.reduce((sum, i) => sum + numbers[i], 0)
+      : 0;
     return h(
       "div",
       { class: "one", "data-mark": several ? mark : null },
@@ -67,11 +81,19 @@ export class Reading {
         "h2",
         {},
         badge(mark, several),
-        incoming ? [h("span", { class: "verb" }, "who looks at "), tokenText(own.labels[place], own.rtl, { class: "subject" })] : [tokenText(own.labels[place], own.rtl, { class: "subject" }), h("span", { class: "verb" }, " looks at")],
+        incoming
+          ? [h("span", { class: "verb" }, "who looks at "), tokenText(own.labels[place], own.rtl, { class: "subject" })]
+          : [tokenText(own.labels[place], own.rtl, { class: "subject" }), h("span", { class: "verb" }, " looks at")],
         pinned ? h("span", { class: "pinned" }, "pinned") : null,
       ),
       told !== null && numbers
-        ? h("p", { class: "exact" }, tokenText(others.labels[told], others.rtl), " ", h("output", { "aria-live": "off" }, exactly(numbers[told], shot.rounded)))
+        ? h(
+            "p",
+            { class: "exact" },
+            tokenText(others.labels[told], others.rtl),
+            " ",
+            h("output", { "aria-live": "off" }, exactly(numbers[told], shot.rounded)),
+          )
         : null,
       h(
         "ol",
@@ -89,7 +111,13 @@ export class Reading {
         }),
       ),
       numbers && !incoming ? h("p", { class: "rest" }, this.sums(numbers, best.length, rest)) : null,
-      shot.rounded ? h("p", { class: "rest" }, "To keep this page small, q and k are rounded to 16 bits: weights are right to about three digits.") : null,
+      shot.rounded
+        ? h(
+            "p",
+            { class: "rest" },
+            "To keep this page small, q and k are rounded to 16 bits: weights are right to about three digits.",
+          )
+        : null,
     );
   }
 
@@ -175,7 +203,10 @@ export class Measures {
     });
   }
 
-  /** The alignment error of a map of words: each word that looks is linked to its greatest. @param {Shot} shot @param {number[][]} gold */
+  /**
+   * The alignment error of a map of words: each word that looks is linked to its greatest.
+   * @param {Shot} shot @param {number[][]} gold
+   */
   error(shot, gold) {
     /** @type {[number, number][]} */
     const links = [];
@@ -210,7 +241,11 @@ export class Measures {
             { class: "figures" },
             panels.map(({ mark }, i) =>
               found[i].has(key) || key === "entropy"
-                ? h("span", { class: "value", "data-mark": panels.length > 1 && key !== "both" ? mark : null }, found[i].get(key) ?? "…")
+                ? h(
+                    "span",
+                    { class: "value", "data-mark": panels.length > 1 && key !== "both" ? mark : null },
+                    found[i].get(key) ?? "…",
+                  )
                 : null,
             ),
           ),

@@ -15,7 +15,11 @@ import { change, h, s, uniqueId } from "./dom.js";
 
 /** A drawing of 24 by 24. @param {...string} paths */
 export function icon(...paths) {
-  return s("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" }, paths.map((d) => s("path", { d })));
+  return s(
+    "svg",
+    { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" },
+    paths.map((d) => s("path", { d })),
+  );
 }
 
 /**
@@ -27,7 +31,14 @@ export function tabList(name, options, controls, chosen) {
   const tabs = values.map((value) =>
     h(
       "button",
-      { type: "button", role: "tab", id: uniqueId("tab"), "aria-controls": controls, "data-value": value, onclick: () => chosen(value) },
+      {
+        type: "button",
+        role: "tab",
+        id: uniqueId("tab"),
+        "aria-controls": controls,
+        "data-value": value,
+        onclick: () => chosen(value),
+      },
       options[value],
     ),
   );
@@ -39,7 +50,14 @@ export function tabList(name, options, controls, chosen) {
       "aria-label": name,
       onkeydown: (event) => {
         const now = tabs.indexOf(/** @type {any} */ (event.target));
-        const moves = { ArrowRight: now + 1, ArrowDown: now + 1, ArrowLeft: now - 1, ArrowUp: now - 1, Home: 0, End: -1 };
+        const moves = {
+          ArrowRight: now + 1,
+          ArrowDown: now + 1,
+          ArrowLeft: now - 1,
+          ArrowUp: now - 1,
+          Home: 0,
+          End: -1,
+        };
         if (!(event.key in moves)) return;
         event.preventDefault();
         event.stopPropagation();
@@ -67,7 +85,12 @@ export function tabList(name, options, controls, chosen) {
 export function toggle(name, chosen) {
   const button = h(
     "button",
-    { type: "button", class: "toggle", "aria-pressed": "false", onclick: () => chosen(button.getAttribute("aria-pressed") !== "true") },
+    {
+      type: "button",
+      class: "toggle",
+      "aria-pressed": "false",
+      onclick: () => chosen(button.getAttribute("aria-pressed") !== "true"),
+    },
     h("span", { class: "knob", "aria-hidden": "true" }),
     name,
   );
@@ -140,7 +163,18 @@ export function helpDialog() {
     h(
       "dl",
       {},
-      KEYS.map(([keys, says]) => h("div", {}, h("dt", {}, keys.split(" ").map((key) => h("kbd", {}, key))), h("dd", {}, says))),
+      KEYS.map(([keys, says]) =>
+        h(
+          "div",
+          {},
+          h(
+            "dt",
+            {},
+            keys.split(" ").map((key) => h("kbd", {}, key)),
+          ),
+          h("dd", {}, says),
+        ),
+      ),
     ),
     h(
       "p",
@@ -149,7 +183,11 @@ export function helpDialog() {
         "or a pinch zooms too, and Shift with a click on a small map compares. In the tree of a search, arrows go along it, " +
         "Home and End to the first and last token, B to the best output, N to the table.",
     ),
-    h("button", { type: "button", class: "small", onclick: (event) => event.target.closest("dialog").close() }, "Close"),
+    h(
+      "button",
+      { type: "button", class: "small", onclick: (event) => event.target.closest("dialog").close() },
+      "Close",
+    ),
   );
 }
 
@@ -176,16 +214,39 @@ export function title(scene) {
   const long = Math.max(source.length, target?.length ?? 0) > 150;
   /** @param {string} text @param {string} kind @param {string | undefined} direction */
   const line = (text, kind, direction) =>
-    text ? h("p", { class: `line ${kind}`, dir: direction ?? "auto", title: long ? text.slice(0, 2000) : null }, text.slice(0, 600)) : null;
+    text
+      ? h(
+          "p",
+          { class: `line ${kind}`, dir: direction ?? "auto", title: long ? text.slice(0, 2000) : null },
+          text.slice(0, 600),
+        )
+      : null;
   const mixed = target && sides.source?.direction !== sides.target?.direction;
   return h(
     "div",
-    { class: ["texts", long && "long", Math.max(source.length, target?.length ?? 0) > 400 && "endless", mixed && "mixed"].filter(Boolean).join(" ") },
-    h("h1", {}, line(source, "source", sides.source?.direction) ?? scene.title, line(target, "target", sides.target?.direction)),
+    {
+      class: [
+        "texts",
+        long && "long",
+        Math.max(source.length, target?.length ?? 0) > 400 && "endless",
+        mixed && "mixed",
+      ]
+        .filter(Boolean)
+        .join(" "),
+    },
+    h(
+      "h1",
+      {},
+      line(source, "source", sides.source?.direction) ?? scene.title,
+      line(target, "target", sides.target?.direction),
+    ),
   );
 }
 
-/** The bar at the top. @param {any} scene @param {any} tabs of the views, where there are several @param {any[]} tools */
+/**
+ * The bar at the top.
+ * @param {any} scene @param {any} tabs of the views, where there are several @param {any[]} tools
+ */
 export function topBar(scene, tabs, tools) {
   const model = [scene.model?.name, scene.model?.family].filter(Boolean);
   return h(
@@ -212,4 +273,3 @@ export function topBar(scene, tabs, tools) {
 export function isDark(theme) {
   return theme === "dark" || (theme !== "light" && window.matchMedia("(prefers-color-scheme: dark)").matches);
 }
-

@@ -71,7 +71,16 @@ export function readHash(hash) {
 
 /** What is seen before anybody has chosen anything, besides what is shown. */
 export const BEGINNING = {
-  view: "heads", other: null, form: "map", words: false, pin: null, zoom: null, scale: null, colours: "blue", theme: "auto", node: null,
+  view: "heads",
+  other: null,
+  form: "map",
+  words: false,
+  pin: null,
+  zoom: null,
+  scale: null,
+  colours: "blue",
+  theme: "auto",
+  node: null,
 };
 
 /** A view that tells listeners what has changed. */
@@ -91,7 +100,9 @@ export class State {
   /** Changes some of the view. @param {Partial<View>} part */
   set(part) {
     const before = this.view;
-    const changed = new Set(Object.keys(part).filter((key) => JSON.stringify(part[key]) !== JSON.stringify(before[key])));
+    const changed = new Set(
+      Object.keys(part).filter((key) => JSON.stringify(part[key]) !== JSON.stringify(before[key])),
+    );
     if (changed.size === 0) return;
     this.view = { ...before, ...part };
     for (const listener of this.listeners) listener(this.view, changed);

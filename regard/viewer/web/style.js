@@ -18,12 +18,13 @@ export const STYLE = `
 .regard[data-theme="dark"] { ${DARK} }
 
 body:has(> #regard) { margin: 0; }
+#regard > .regard { min-height: 100vh; }
 .regard {
   --sans: ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", "Liberation Sans", Arial, sans-serif;
   --serif: "Iowan Old Style", "Palatino Linotype", Palatino, Charter, "Source Serif 4", "Noto Serif", "DejaVu Serif", Georgia, serif;
   background: var(--paper); color: var(--ink);
   font: 16px/1.5 var(--sans); font-variant-numeric: tabular-nums;
-  min-height: 100vh; padding: 0 clamp(16px, 3.4vw, 56px) 72px; box-sizing: border-box;
+  padding: 0 clamp(16px, 3.4vw, 56px) 72px; box-sizing: border-box; container: regard / inline-size;
   -webkit-font-smoothing: antialiased; text-rendering: optimizeLegibility;
 }
 .regard *, .regard *::before, .regard *::after { box-sizing: border-box; }
@@ -63,7 +64,7 @@ body:has(> #regard) { margin: 0; }
 .regard .top .tabs { margin-inline-end: 8px; }
 .regard .texts { padding: clamp(18px, 3.4vh, 36px) 0 clamp(18px, 3.2vh, 34px); max-width: 1100px; }
 .regard .texts.mixed .line { text-align: left; }
-.regard .texts h1 { font: 400 clamp(22px, 2.5vw, 33px)/1.32 var(--serif); letter-spacing: -.005em; }
+.regard .texts h1 { font: 400 clamp(22px, 2.5cqw, 33px)/1.32 var(--serif); letter-spacing: -.005em; }
 .regard .texts .target { color: var(--soft); }
 .regard .texts .line { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden; overflow-wrap: anywhere; }
 .regard .texts.long h1 { font-size: 19px; line-height: 1.45; }
@@ -71,30 +72,31 @@ body:has(> #regard) { margin: 0; }
 .regard .texts .line + .line { margin-top: 4px; }
 
 /* Overview, figure, reading: side by side while there is room. */
-.regard .columns { display: grid; gap: 28px clamp(22px, 2.3vw, 48px); grid-template-columns: minmax(0, 1fr); align-items: start; }
-@media (min-width: 860px) {
-  .regard .columns { grid-template-columns: clamp(220px, 23vw, 350px) minmax(0, 1fr); }
+.regard .columns { display: grid; gap: 28px clamp(22px, 2.3cqw, 48px); grid-template-columns: minmax(0, 1fr); align-items: start; }
+@container regard (min-width: 790px) {
+  .regard .columns { grid-template-columns: clamp(220px, 23cqw, 350px) minmax(0, 1fr); }
   .regard .side { grid-column: 2; }
   .regard .overview { grid-row: span 2; }
 }
-@media (min-width: 1240px) {
-  .regard .columns { grid-template-columns: clamp(220px, 19vw, 320px) minmax(0, 1fr) clamp(230px, 17.5vw, 300px); }
+@container regard (min-width: 1150px) {
+  .regard .columns { grid-template-columns: clamp(220px, 19cqw, 320px) minmax(0, 1fr) clamp(230px, 17.5cqw, 300px); }
   .regard .side { grid-column: auto; }
-  .regard .heads[data-two] .columns { grid-template-columns: clamp(200px, 17vw, 280px) minmax(0, 1fr); }
+  .regard .heads[data-two] .columns { grid-template-columns: clamp(200px, 17cqw, 280px) minmax(0, 1fr); }
   .regard .heads[data-two] .side { grid-column: 2; }
 }
 
 .regard .columns:has(> .overview[hidden]) { grid-template-columns: minmax(0, 1fr); }
-@media (min-width: 1240px) { .regard .columns:has(> .overview[hidden]) { grid-template-columns: minmax(0, 1fr) clamp(230px, 20vw, 320px); } }
+@container regard (min-width: 1150px) { .regard .columns:has(> .overview[hidden]) { grid-template-columns: minmax(0, 1fr) clamp(230px, 20cqw, 320px); } }
 .regard .columns:has(> .overview[hidden]) .side { grid-column: auto; }
 .regard .overview { display: grid; gap: 22px; min-width: 0; }
 .regard .group { min-width: 0; }
-.regard .group h2 { font: 500 14.5px/1.3 var(--sans); margin: 0 0 4px; display: flex; justify-content: space-between; align-items: baseline; gap: 0 10px; flex-wrap: wrap; }
-.regard .group h2 .size { color: var(--soft); font-weight: 400; font-size: 12.5px; white-space: nowrap; }
+.regard .group h2 { font: 500 14.5px/1.3 var(--sans); margin: 0 0 4px; }
+.regard .group h2 .size { color: var(--soft); display: block; font-weight: 400; font-size: 12.5px; }
 .regard .grid { display: grid; gap: 3px; overflow-x: auto; padding: 3px; margin: -3px; }
 .regard .line { display: grid; gap: 4px; align-items: center; }
 .regard .grid .line { grid-template-columns: minmax(18px, max-content) repeat(var(--heads), minmax(18px, 58px)); }
 .regard .grid .line.heads { color: var(--soft); font-size: 11.5px; text-align: center; line-height: 1.4; }
+.regard .grid .heads .mean { font-size: 10px; letter-spacing: -.02em; }
 .regard .grid .layer, .regard .grid .corner { color: var(--soft); font-size: 11.5px; text-align: end; padding-inline-end: 4px; max-width: 110px; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .regard .thumb { aspect-ratio: 1; border-radius: 5px; background: var(--hover); cursor: pointer; position: relative; overflow: hidden; }
 .regard .thumb canvas { position: absolute; inset: 0; width: 100%; height: 100%; image-rendering: pixelated; visibility: hidden; }
@@ -127,7 +129,7 @@ body:has(> #regard) { margin: 0; }
 
 .regard .sheet-of-paper { background: var(--sheet); border: 1px solid var(--line); border-radius: 18px; padding: clamp(16px, 2vw, 30px); box-shadow: var(--shadow); }
 .regard .panels { display: grid; gap: 28px 36px; grid-template-columns: minmax(0, 1fr); }
-@media (min-width: 1000px) { .regard .heads[data-two] .panels { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); } }
+@container regard (min-width: 920px) { .regard .heads[data-two] .panels { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); } }
 .regard .panel { min-width: 0; }
 .regard .panel header { display: flex; align-items: center; gap: 10px; }
 .regard .panel h2 { display: flex; flex-wrap: wrap; gap: 0 4px; min-width: 0; font: 500 18px/1.3 var(--sans); margin-inline-start: -8px; }
@@ -204,7 +206,7 @@ body:has(> #regard) { margin: 0; }
 .regard .heads[data-form="lines"] .legend, .regard .heads[data-form="table"] .legend { display: none; }
 .regard .heads[data-form="lines"] .foot, .regard .heads[data-form="table"] .foot { display: none; }
 .regard .legend { display: flex; align-items: center; gap: 14px; font-size: 13px; color: var(--soft); }
-.regard .legend .scale { width: clamp(150px, 22vw, 240px); padding-bottom: 18px; margin-top: 9px; position: relative; }
+.regard .legend .scale { width: clamp(150px, 22cqw, 240px); padding-bottom: 18px; margin-top: 9px; position: relative; }
 .regard .legend canvas { display: block; width: 100%; height: 10px; border-radius: 5px; }
 .regard .legend .ticks { position: absolute; inset: 13px 5px auto; height: 18px; }
 .regard .legend .tick { position: absolute; transform: translateX(-50%); font-size: 12px; }
@@ -216,7 +218,7 @@ body:has(> #regard) { margin: 0; }
 .regard .where .box { fill: var(--first); fill-opacity: .3; stroke: var(--first); stroke-width: 2; }
 
 .regard .side { display: grid; gap: 34px; min-width: 0; align-content: start; }
-@media (min-width: 1240px) { .regard .reading { min-height: 290px; } }
+@container regard (min-width: 1150px) { .regard .reading { min-height: 290px; } }
 .regard .reading .hint { color: var(--soft); font-size: 16px; max-width: 34ch; }
 .regard .reading .one + .one { margin-top: 28px; }
 .regard .reading h2 { font: 400 23px/1.3 var(--serif); overflow-wrap: anywhere; }
@@ -240,7 +242,7 @@ body:has(> #regard) { margin: 0; }
 .regard .reading .hint + .ranks { margin-top: 14px; }
 .regard .reading h2.quiet { color: var(--soft); font-size: 20px; }
 .regard .rest { color: var(--soft); font-size: 14px; }
-@media (min-width: 1000px) {
+@container regard (min-width: 920px) {
   .regard .heads[data-two] .reading { display: grid; grid-template-columns: 1fr 1fr; gap: 36px; }
   .regard .heads[data-two] .reading .one + .one { margin-top: 0; }
 }
@@ -264,7 +266,7 @@ body:has(> #regard) { margin: 0; }
 .regard .help p { color: var(--soft); font-size: 14px; margin: 16px 0; }
 .regard kbd { font: 500 13px/1 var(--sans); border: 1px solid var(--line); border-bottom-width: 2px; border-radius: 6px; padding: 2px 7px; margin-inline-end: 4px; background: var(--paper); color: var(--ink); }
 
-@media (max-width: 859px) {
+@container regard (max-width: 789px) {
   .regard .stage { order: -1; }
   .regard .side { order: 0; }
   .regard .overview { order: 1; }

@@ -72,10 +72,12 @@ export class Table {
       h("thead", {}, head),
       h("tbody", {}, body),
     );
-    this.cells = new Map([...table.querySelectorAll("td[data-row]")].map((td) => [
-      `${/** @type {HTMLElement} */ (td).dataset.row} ${/** @type {HTMLElement} */ (td).dataset.column}`,
-      td,
-    ]));
+    this.cells = new Map(
+      [...table.querySelectorAll("td[data-row]")].map((td) => [
+        `${/** @type {HTMLElement} */ (td).dataset.row} ${/** @type {HTMLElement} */ (td).dataset.column}`,
+        td,
+      ]),
+    );
     fill(
       this.element,
       this.turner("rows", seen.rows, map.rows, ROWS),
@@ -86,7 +88,10 @@ export class Table {
     this.mark(this.cursor, this.pin);
   }
 
-  /** Buttons to turn to other rows or columns, where there are more. @param {"rows" | "columns"} axis @param {[number, number]} seen @param {number} all @param {number} step */
+  /**
+   * Buttons to turn to other rows or columns, where there are more.
+   * @param {"rows" | "columns"} axis @param {[number, number]} seen @param {number} all @param {number} step
+   */
   turner(axis, seen, all, step) {
     if (all <= step) return null;
     const turn = (/** @type {number} */ by) => () => {
@@ -111,7 +116,10 @@ export class Table {
   /** @param {Cell | null} cursor @param {Cell | null} pin */
   mark(cursor, pin) {
     [this.cursor, this.pin] = [cursor, pin];
-    for (const [kind, cell] of /** @type {[string, Cell | null][]} */ ([["cursor", cursor], ["pin", pin]])) {
+    for (const [kind, cell] of /** @type {[string, Cell | null][]} */ ([
+      ["cursor", cursor],
+      ["pin", pin],
+    ])) {
       this.element.querySelector(`td.${kind}`)?.classList.remove(kind);
       if (cell) this.cells?.get(`${cell.row} ${cell.column}`)?.classList.add(kind);
     }
@@ -125,7 +133,9 @@ export function numbersOf(shot) {
   // A token may hold the very signs that part the columns; labels have none of them.
   const lines = [["", ...columns.labels].join("\t")];
   for (let t = 0; t < map.rows; t++) {
-    lines.push([rows.labels[t], ...Array.from(map.exact(t), (weight) => Number(weight.toPrecision(digits)))].join("\t"));
+    lines.push(
+      [rows.labels[t], ...Array.from(map.exact(t), (weight) => Number(weight.toPrecision(digits)))].join("\t"),
+    );
   }
   return `${lines.join("\n")}\n`;
 }

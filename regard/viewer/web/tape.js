@@ -4,7 +4,7 @@
  */
 
 /**
- * @typedef {{data: Float64Array | Float32Array, shape: number[]}} Numbers
+ * @typedef {{data: Float64Array, shape: number[]}} Numbers
  * @typedef {{sign: string, name: string, offset: number, shape: number[]}} Param
  * @typedef {{
  *   id: string, section: number, title: string, formula: string, where: string, op: string, inputs: number[], params: Param[],
@@ -126,7 +126,7 @@ function weigh(a, v) {
   return z;
 }
 
-/** Changes each row of the last axis. @param {Numbers} x @param {(row: Float64Array | Float32Array, at: number) => ArrayLike<number>} f @returns {Numbers} */
+/** Changes each row of the last axis. @param {Numbers} x @param {(row: Float64Array, at: number) => ArrayLike<number>} f @returns {Numbers} */
 function byRow(x, f) {
   const width = lastOf(x);
   const y = zerosOf(x.shape);
@@ -134,14 +134,14 @@ function byRow(x, f) {
   return y;
 }
 
-/** @param {Float64Array | Float32Array} row @param {string} kind @param {number} eps */
+/** @param {Float64Array} row @param {string} kind @param {number} eps */
 function normParts(row, kind, eps) {
   const mean = kind === "layer" ? row.reduce((sum, x) => sum + x, 0) / row.length : 0;
   const variance = row.reduce((sum, x) => sum + (x - mean) ** 2, 0) / row.length;
   return { mean, variance, root: Math.sqrt(variance + eps) };
 }
 
-/** @param {Float64Array | Float32Array} row @param {number[]} others @returns {{most: number, total: number}} */
+/** @param {Float64Array} row @param {number[]} others @returns {{most: number, total: number}} */
 function softmaxParts(row, others) {
   const greatest = row.reduce((most, x) => Math.max(most, x), -Infinity);
   const most = Number.isFinite(greatest) ? greatest : 0;
@@ -296,8 +296,9 @@ export class Tape {
   /** @param {{steps: Step[]}} walk @param {Float32Array} params @param {Float32Array} outputs */
   constructor(walk, params, outputs) {
     this.steps = walk.steps;
-    this.params = params;
-    this.outputs = outputs;
+    // Float32Arrays; for types they are rows of numbers like all others here.
+    this.params = /** @type {any} */ (params);
+    this.outputs = /** @type {any} */ (outputs);
     /** @type {(Numbers | undefined)[]} */
     this.values = new Array(walk.steps.length);
     this.checks = new Array(walk.steps.length);

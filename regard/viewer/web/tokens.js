@@ -6,7 +6,8 @@ import { wordStarts } from "./maths.js";
 
 const NAMED = { "\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣", "\u00a0": "␣", "": "∅" };
 // Control characters, those that have no width or change the direction of what follows, and halves of characters.
-const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/gu;
+const HIDDEN =
+  /[\u0000-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/gu;
 
 /** A token that can be seen whole. @param {string} token @returns {string} */
 export function visible(token) {
