@@ -57,7 +57,6 @@ export const DECODE_STYLE = `
 
 .regard .node .text { font: 400 23px/1.35 var(--serif); overflow-wrap: anywhere; }
 .regard .node .text .new { color: var(--first); font-weight: 600; }
-.regard .node .text .nothing { color: var(--soft); }
 .regard .node .fate { color: var(--soft); font-size: 15px; margin: 8px 0 14px; }
 .regard .node .fate strong { color: var(--ink); font-weight: 600; }
 .regard .node dl { display: grid; gap: 7px; }

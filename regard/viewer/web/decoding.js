@@ -148,7 +148,7 @@ export class Decoding {
 
   tree() {
     const nodes = this.drawn;
-    this.places = layOut(nodes, this.steps, this.given.beam);
+    this.places = layOut(nodes, this.steps);
     const { width, height, parting } = this.places;
     /** @type {Map<number, SVGElement>} */
     this.items = new Map();
@@ -192,7 +192,7 @@ export class Decoding {
         onclick: () => this.choose(one.number),
       },
       s("rect", { x, y, width, height, rx: height / 2 }),
-      s("text", { x: faint ? x + 7 : x + width / 2, y: y + height / 2 + (faint ? 4.6 : 5.2), "text-anchor": faint ? "start" : "middle", "font-size": faint ? FAINT_FONT : FONT, direction: this.rtl ? "rtl" : null }, one.label),
+      s("text", { x: faint ? x + 7 : x + width / 2, y: y + height / 2 + (faint ? 4.6 : 5.2), "text-anchor": !faint ? "middle" : this.rtl ? "end" : "start", "font-size": faint ? FAINT_FONT : FONT, direction: this.rtl ? "rtl" : null }, one.label),
       one.ends ? s("rect", { class: "flag", x: x + width - 5, y: y + height / 2 - 5, width: 10, height: 10, rx: 2 }) : null,
     );
     this.items.set(one.number, element);
@@ -330,7 +330,6 @@ export class Decoding {
       ),
       h("p", { class: "rest" }, `${this.given.attention}, mean of its heads`),
     );
-    this.looked.dataset.scale = painter.css(0);
   }
 
   /** @param {number | null} number @param {number} wait */
@@ -474,9 +473,9 @@ function widthOfLabel(label, size) {
 /**
  * Where everything stands. A step is a column. What is kept stays in one row as long as it can, the best output in the
  * first; what is left stands below.
- * @param {Candidate[]} nodes @param {number} steps @param {number} beam
+ * @param {Candidate[]} nodes @param {number} steps
  */
-export function layOut(nodes, steps, beam) {
+export function layOut(nodes, steps) {
   const byStep = Array.from({ length: steps }, (_, step) => nodes.filter((one) => one.step === step));
   /** @type {Map<number, number>} */
   const lanes = new Map();
@@ -487,12 +486,9 @@ export function layOut(nodes, steps, beam) {
     for (const one of inOrder) {
       const wish = one.state === "best" ? 0 : Math.max(1, lanes.get(one.parent) ?? 1);
       let lane = wish;
-      // The free row next to the one that it comes from, below it if both are as near.
-      for (let away = 0; taken.has(lane) || lane < (one.state === "best" ? 0 : 1); away++) {
-        const below = wish + away;
-        const above = wish - away;
-        lane = !taken.has(below) ? below : above >= 1 && !taken.has(above) ? above : below;
-        if (away > nodes.length) break;
+      // The free row next to the one that it comes from, below it if both are as near; the first is the best output's.
+      for (let away = 1; taken.has(lane); away++) {
+        lane = !taken.has(wish + away) || wish - away < 1 ? wish + away : wish - away;
       }
       taken.add(lane);
       lanes.set(one.number, lane);
@@ -522,7 +518,7 @@ export function layOut(nodes, steps, beam) {
   }
   const height = rows ? floor + rows * FAINT_LANE + 4 : floor - 10;
   return {
-    boxes, columns, width: x - GAP + 44, height, parting: rows && deepest >= 0 ? floor - 8 : 0, beam,
+    boxes, columns, width: x - GAP + 44, height, parting: rows ? floor - 8 : 0,
     /** The way from its parent to a candidate. @param {Candidate} one */
     edge(one) {
       const to = boxes.get(one.number);
