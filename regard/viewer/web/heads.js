@@ -158,6 +158,11 @@ class Panel {
     return form === "text" ? new Prose(told) : new Table(told);
   }
 
+  /** Stops drawing what nobody sees. */
+  rest() {
+    this.figures.map?.rest();
+  }
+
   /** Draws what is to be seen, if its numbers are there. @param {View} view */
   show(view) {
     const { attentions } = this.heads;
@@ -193,6 +198,7 @@ class Panel {
       shut,
       rounded: attention.q.type !== "float32",
     };
+    if (view.form !== "map") this.rest();
     const figure = (this.figures[view.form] ??= this.make(view.form));
     if (this.place.firstChild !== figure.element) fill(this.place, figure.element);
     const { cursor, pin } = this.heads.marksOf(this.number);
@@ -213,6 +219,7 @@ export class Heads {
     this.cursor = null;
     this.active = 0;
     this.overview = new Overview(attentions, work, (shown, second) => this.choose(shown, second));
+    this.overview.painted = () => this.overview.paintInto(this.whereMap, this.state.view.shown);
     this.reading = new Reading();
     this.measures = new Measures(attentions, work);
     this.panels = [new Panel(this, 0), new Panel(this, 1)];
@@ -278,17 +285,17 @@ export class Heads {
     const button = (name, sign, action) =>
       h("button", { type: "button", class: "round", "aria-label": name, title: name, onclick: action }, icon(sign));
     this.whereBox = s("rect", { class: "box" });
-    this.where = s(
-      "svg",
+    this.whereMap = h("canvas", { width: 1, height: 1 });
+    this.where = h(
+      "div",
       {
         class: "where",
-        viewBox: "0 0 100 100",
         "aria-hidden": "true",
         onpointerdown: (event) => this.goTo(event),
         onpointermove: (event) => event.buttons && this.goTo(event),
       },
-      s("rect", { class: "all", width: 100, height: 100, rx: 4 }),
-      this.whereBox,
+      this.whereMap,
+      s("svg", { viewBox: "0 0 100 100" }, this.whereBox),
     );
     return h(
       "div",
@@ -387,6 +394,7 @@ export class Heads {
     if (!view.other) this.active = 0;
     if (changed?.has("shown") || changed?.has("other") || changed?.has("words")) this.cursor = null;
     this.panels[1].element.hidden = !view.other;
+    if (!view.other) this.panels[1].rest();
     this.element.dataset.form = view.form;
     this.element.toggleAttribute("data-two", view.other !== null);
     change(this.panelsElement, { "aria-labelledby": this.forms.mark(view.form) });
@@ -400,6 +408,7 @@ export class Heads {
     this.overview.mark(view.shown, view.other);
     this.activate(this.active);
     this.read();
+    performance.clearMeasures("regard-show");
     performance.measure("regard-show", { start: begun });
     if (!changed || ["shown", "other", "words"].some((key) => changed.has(key))) {
       this.measures.show(
@@ -460,7 +469,8 @@ export class Heads {
       height: Math.max(3, rows[1] - rows[0]),
       rx: 2,
     });
-    this.where.toggleAttribute("hidden", !shot.zoom);
+    this.where.hidden = !shot.zoom;
+    this.overview.painted();
     change(this.showAll, { disabled: !shot.zoom });
   }
 
@@ -607,7 +617,9 @@ export class Heads {
     if (event.altKey || event.metaKey || event.ctrlKey) return;
     const target = /** @type {HTMLElement} */ (event.target);
     const panel = this.shownPanels.find((one) => one.element.contains(target));
-    if (!panel || !panel.shot || target.closest("select, button, .scroll")) return;
+    if (!panel || !panel.shot || target.closest("select, button")) return;
+    // A table has keys of its own: it is scrolled by them.
+    if (target.closest(".scroll") && (event.key.length > 1 || event.key === " ")) return;
     if (this.keyed(event, panel)) {
       event.preventDefault();
       event.stopPropagation();

@@ -287,8 +287,7 @@ export class HeatMap {
     const { map } = this.shot;
     const squares = g.labelled && g.tall * g.wide <= SQUARES;
     this.canvas.hidden = squares;
-    this.work.drop(this.key);
-    this.work.drop(`${this.key} far`);
+    this.rest();
     if (squares) {
       this.picture = null;
       return this.drawSquares();
@@ -329,6 +328,12 @@ export class HeatMap {
       return more;
     });
     if (far && far !== picture && !far.complete) this.work.add(`${this.key} far`, 5, () => far.step());
+  }
+
+  /** Computes no further. */
+  rest() {
+    this.work.drop(this.key);
+    this.work.drop(`${this.key} far`);
   }
 
   /** Paints a few times a second: to paint takes time from what is painted. */

@@ -168,16 +168,29 @@ class WordWeights extends Weights {
 
   compute(rows, from, to, out) {
     const [first, end] = [this.columnStarts[from], this.columnStarts[to]];
-    out.fill(0, 0, rows.length * (to - from));
-    const row = new Float32Array(end - first);
+    const [wide, width] = [end - first, to - from];
+    out.fill(0, 0, rows.length * width);
+    /** @type {number[]} */
+    const tokens = [];
+    /** For each token, whose row it belongs to and what share of it it is. @type {[number, number][]} */
+    const parts = [];
     rows.forEach((word, i) => {
       const [begin, stop] = [this.rowStarts[word], this.rowStarts[word + 1]];
-      const into = out.subarray(i * (to - from), (i + 1) * (to - from));
       for (let t = begin; t < stop; t++) {
-        this.tokens.rowsInto([t], first, end, row);
-        addJoined(row, first, this.columnStarts, from, to, 1 / (stop - begin), into);
+        tokens.push(t);
+        parts.push([i, 1 / (stop - begin)]);
       }
     });
+    const block = new Float32Array(16 * wide);
+    for (let at = 0; at < tokens.length; at += 16) {
+      const some = tokens.slice(at, at + 16);
+      this.tokens.rowsInto(some, first, end, block);
+      some.forEach((_, j) => {
+        const [row, share] = parts[at + j];
+        const into = out.subarray(row * width, (row + 1) * width);
+        addJoined(block.subarray(j * wide, (j + 1) * wide), first, this.columnStarts, from, to, share, into);
+      });
+    }
   }
 
   computeExactly(word) {

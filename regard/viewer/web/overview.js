@@ -49,6 +49,8 @@ export class Overview {
     this.cells = new Map();
     /** @type {any[]} */
     this.ready = [];
+    /** Told when some small maps have been painted. */
+    this.painted = () => {};
     const list = attentions.scene.attentions;
     this.element = h(
       "nav",
@@ -234,20 +236,28 @@ export class Overview {
     setTimeout(() => {
       for (const one of this.ready) this.paint(one);
       this.ready = [];
+      this.painted();
     }, 120);
   }
 
-  /** @param {{canvas: HTMLCanvasElement, picture: Small, element: HTMLElement}} cell */
-  paint({ canvas, picture, element }) {
-    const { rtl } = this.attentions.axesOf(element.dataset.shown.replace(/:[^:]*$/, ""), false).columns;
+  /** @param {{canvas: HTMLCanvasElement, picture: Small, element: HTMLElement, shown: Shown}} cell */
+  paint({ canvas, element, shown }) {
+    this.paintInto(canvas, shown);
+    element.dataset.drawn = "";
+  }
+
+  /** Paints the small map of a head, if it is there. @param {HTMLCanvasElement} canvas @param {Shown} shown */
+  paintInto(canvas, shown) {
+    const picture = this.cells.get(keyOf(shown))?.picture;
+    if (!picture) return;
     canvas.width = picture.width;
     canvas.height = picture.height;
     const context = canvas.getContext("2d");
     const image = context.createImageData(picture.width, picture.height);
     this.painter.fill(picture.values, image.data);
     context.putImageData(image, 0, 0);
+    const { rtl } = this.attentions.axesOf(shown.attention, false).columns;
     canvas.style.transform = rtl ? "scaleX(-1)" : "none";
-    element.dataset.drawn = "";
   }
 }
 

@@ -216,7 +216,7 @@ export function title(scene) {
   const line = (text, kind, direction) =>
     text
       ? h(
-          "p",
+          "span",
           { class: `line ${kind}`, dir: direction ?? "auto", title: long ? text.slice(0, 2000) : null },
           text.slice(0, 600),
         )

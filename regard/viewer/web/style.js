@@ -213,9 +213,9 @@ body:has(> #regard) { margin: 0; }
 .regard .gold-key { display: inline-flex; align-items: center; gap: 6px; }
 .regard .gold-key i { width: 9px; height: 9px; border-radius: 50%; background: var(--gold); }
 .regard .zoomer { display: flex; align-items: center; gap: 2px; }
-.regard .where { width: 56px; height: 56px; margin-inline-end: 8px; cursor: pointer; }
-.regard .where .all { fill: var(--hover); stroke: var(--line); stroke-width: 2; }
-.regard .where .box { fill: var(--first); fill-opacity: .3; stroke: var(--first); stroke-width: 2; }
+.regard .where { position: relative; width: 60px; height: 60px; margin-inline-end: 8px; cursor: pointer; border-radius: 6px; overflow: hidden; background: var(--hover); }
+.regard .where > * { position: absolute; inset: 0; width: 100%; height: 100%; image-rendering: pixelated; }
+.regard .where .box { fill: var(--second); fill-opacity: .22; stroke: var(--second); stroke-width: 3; }
 
 .regard .side { display: grid; gap: 34px; min-width: 0; align-content: start; }
 @container regard (min-width: 1150px) { .regard .reading { min-height: 290px; } }
