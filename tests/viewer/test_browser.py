@@ -555,10 +555,25 @@ def saved(page: Any, name: str) -> Path:
     return Path(download.value.path())
 
 
-@pytest.mark.parametrize("form", ["map", "lines", "text"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("form", "scheme"),
+    [
+        ("map", "light"),
+        ("map", "dark"),
+        ("lines", "dark"),
+        ("text", "light"),
+        ("pixels", "light"),
+        ("leftward", "dark"),
+    ],
+)
 def test_a_picture_is_what_is_on_the_screen(opened, small, form, scheme):
-    page = opened(small, f"{CROSS}&as={form}&pin=7,4", color_scheme=scheme)
+    if form in ("pixels", "leftward"):  # so many cells that they are pixels of a canvas
+        word = {"pixels": "t", "leftward": "ש"}[form]
+        scene = scenes.translation([f"s{i}" for i in range(99)], [f"{word}{i}" for i in range(99)], 1, 1)
+        page = opened(scene, "#at=decoder.0.attention:0&pin=40,20", color_scheme=scheme)
+        assert page.locator("canvas.cells").first.is_visible()
+    else:
+        page = opened(small, f"{CROSS}&as={form}&pin=7,4", color_scheme=scheme)
     # Controls are left out of pictures.
     hide = ".steps, .pickers, .zoomer { visibility: hidden } .regard select { background: none !important }"
     page.add_style_tag(content=hide)

@@ -216,23 +216,35 @@ def test_the_kernel_makes_room():
     assert found["generations"] > 1
 
 
-def test_means_of_heads_and_joined_words():
+LONG = 'if (given.long) Object.defineProperty(Weights.prototype, "whole", { get: () => false });\n'
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_means_of_heads_and_joined_words(long):
+    """Also the way long texts go, where no map is ever whole."""
     seen = scenes.small()
     program = """
+    const rows = (map, list, from, to) => {
+      const out = new Float32Array(list.length * (to - from));
+      map.rowsInto(list, from, to, out);
+      return [...out];
+    };
     const found = {};
     const show = (map) => Array.from({ length: map.rows }, (_, t) => [...map.exact(t)]);
     found.mean = show(attentions.map({ attention: "decoder.1.cross", head: "mean" }, false));
     const words = attentions.map({ attention: "decoder.1.cross", head: 2 }, true);
     found.words = show(words);
-    found.picture = [...words.all()];
+    found.picture = rows(words, [...Array(words.rows).keys()], 0, words.columns);
+    found.part = rows(words, [4, 2], 3, 7);
     found.labels = attentions.axesOf("decoder.1.cross", true).rows.labels;"""
-    found = node(HEADS, OPEN + program + SHOW.format("found"), carried(seen))
+    found = node(HEADS, LONG + OPEN + program + SHOW.format("found"), carried(seen) | {"long": long})
     wanted = weights(seen, "decoder.1.cross")
     np.testing.assert_allclose(found["mean"], wanted.mean(0), atol=1e-6)
     pieces = np.array([0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9, 10, 11, 12])  # chas and sé are one word
     joined = np.stack([wanted[2][pieces == word].mean(0) for word in range(13)])
     np.testing.assert_allclose(found["words"], joined, atol=1e-6)
     np.testing.assert_allclose(np.reshape(found["picture"], joined.shape), joined, atol=1e-5)
+    np.testing.assert_allclose(np.reshape(found["part"], (2, 4)), joined[[4, 2], 3:7], atol=1e-5)
     assert found["labels"][4] == "chassé"
 
 
@@ -248,17 +260,16 @@ def test_columns_of_a_word_are_summed():
     np.testing.assert_allclose(found.sum(1), 1)
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_measures_are_those_of_python(whole):
+@pytest.mark.parametrize("long", [False, True])
+def test_measures_are_those_of_python(long):
     seen = odd_scene(np.random.default_rng(2))
     program = """
-    if (!given.whole) Object.defineProperty(Weights.prototype, "whole", { get: () => false });
     const found = {};
     for (const { name } of given.header.attentions) {
       const maps = [0, 1].map((head) => attentions.map({ attention: name, head }, false));
       found[name] = [...maps.map(meanEntropy), agreementOf(maps[0], maps[1])];
     }"""
-    found = node(HEADS, OPEN + program + SHOW.format("found"), carried(seen) | {"whole": whole})
+    found = node(HEADS, LONG + OPEN + program + SHOW.format("found"), carried(seen) | {"long": long})
     for name, numbers in found.items():
         wanted = weights(seen, name)[:2]
         expected = [*measures.mean_entropy(wanted), measures.agreement(wanted[0], wanted[1])]

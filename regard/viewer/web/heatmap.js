@@ -318,7 +318,7 @@ export class HeatMap {
       return;
     }
     // The first rows at once, so that something is seen; the rest in slices.
-    const soon = performance.now() + 30;
+    const soon = performance.now() + 20;
     while (!picture.complete && performance.now() < soon) picture.step();
     this.paint();
     const { far } = this;
