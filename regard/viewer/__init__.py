@@ -9,6 +9,7 @@ from regard.viewer.alignment import (
     format_links,
     read_links,
 )
+from regard.viewer.beams import BeamNode, BeamTree, watch_decoding
 from regard.viewer.forcing import attentions, force, need_attention
 from regard.viewer.looking import AttentionMap, Look, look
 from regard.viewer.overlays import ImageLook, PatchMap
@@ -30,6 +31,8 @@ from regard.viewer.trying import (
 
 __all__ = [
     "AttentionMap",
+    "BeamNode",
+    "BeamTree",
     "Change",
     "HeadOff",
     "ImageLook",
@@ -58,4 +61,5 @@ __all__ = [
     "roll_out",
     "tried",
     "try_it",
+    "watch_decoding",
 ]
