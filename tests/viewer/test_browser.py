@@ -496,7 +496,9 @@ def test_dark_and_light(opened, small):
     page.emulate_media(color_scheme="dark")
     dark = page.evaluate(ground)
     assert sum(map(int, re.findall(r"\d+", dark))) < 120 < 600 < sum(map(int, re.findall(r"\d+", light)))
-    assert square(page, 0, 9, 10).get_attribute("fill") != fills
+    page.wait_for_function(
+        "fill => document.querySelectorAll('rect.square')[9].getAttribute('fill') !== fill", arg=fills
+    )
     page.get_by_role("button", name="Light or dark").click()
     assert page.evaluate(ground) == light
     assert hash_of(page)["theme"] == "light"
