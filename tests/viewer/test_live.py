@@ -337,6 +337,8 @@ def test_the_command_serves_until_ctrl_c(transformer_folder, tmp_path):
         stdout=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
+        # A shell that runs in the background has its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         said, how = (process.stderr.readline() for _ in range(2))
         port, token = re.fullmatch(r"The page is at http://127\.0\.0\.1:(\d+)/([\w-]{32})/\n", said).groups()
