@@ -43,7 +43,7 @@ PUBLIC = {
         *("tried", "try_it"),
         *("AttentionMap", "ImageLook", "Link", "Look", "PatchMap", "Rollout", "align", "alignment_error_rate"),
         *("attentions", "best_layer", "clearest_layer", "force", "format_links", "look", "need_attention"),
-        *("BeamNode", "BeamTree", "read_links", "roll_out", "watch_decoding"),
+        *("BeamNode", "BeamTree", "read_links", "roll_out", "watch_decoding", "Walk", "walk_of"),
     ],
 }
 

@@ -28,6 +28,7 @@ from regard.viewer.trying import (
     tried,
     try_it,
 )
+from regard.viewer.walking import Walk, walk_of
 
 __all__ = [
     "AttentionMap",
@@ -48,6 +49,7 @@ __all__ = [
     "ScaleOff",
     "Step",
     "Tried",
+    "Walk",
     "align",
     "alignment_error_rate",
     "attentions",
@@ -61,5 +63,6 @@ __all__ = [
     "roll_out",
     "tried",
     "try_it",
+    "walk_of",
     "watch_decoding",
 ]
