@@ -10,24 +10,21 @@ from regard.viewer.alignment import (
     read_links,
 )
 from regard.viewer.beams import BeamNode, BeamTree, watch_decoding
-from regard.viewer.forcing import attentions, force, need_attention
-from regard.viewer.looking import AttentionMap, Look, look
-from regard.viewer.overlays import ImageLook, PatchMap
-from regard.viewer.rollout import Rollout, roll_out
-from regard.viewer.trying import (
+from regard.viewer.changes import (
     Change,
     HeadOff,
     LayerOff,
     MaskOff,
-    Outcome,
     PositionsOff,
     RowSet,
     ScaleOff,
-    Step,
-    Tried,
     tried,
-    try_it,
 )
+from regard.viewer.forcing import attentions, force, need_attention
+from regard.viewer.looking import AttentionMap, Look, look
+from regard.viewer.overlays import ImageLook, PatchMap
+from regard.viewer.rollout import Rollout, roll_out
+from regard.viewer.trying import Outcome, Step, Tried, try_it
 from regard.viewer.walking import Walk, walk_of
 
 __all__ = [
