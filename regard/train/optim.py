@@ -2,19 +2,23 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-OptimizerName = Literal["adam", "adamw", "sgd"]
+from regard.train.muon import Muon
+
+OptimizerName = Literal["adam", "adamw", "muon", "sgd"]
 ScheduleName = Literal["inverse_root", "cosine", "linear", "constant"]
 
 
 def make_optimizer(
     name: OptimizerName, model: nn.Module, lr: float, beta2: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Adam, AdamW or SGD with momentum 0.9; weights decay in matrices alone, not in norms and biases.
+    """Adam, AdamW, Muon or SGD with momentum 0.9; weights decay in matrices alone, not in norms and biases.
+
+    Muon is for the matrices of the layers; embeddings, output layers, norms and biases have AdamW.
 
     >>> make_optimizer("adam", nn.Linear(2, 2), 1e-3, 0.98, 0.0).defaults["betas"]
     (0.9, 0.98)
@@ -23,14 +27,27 @@ def make_optimizer(
     on_gpu = bool(parameters) and parameters[0].is_cuda
     # A rate that lives on the device can change between replays of a captured step.
     rate = torch.tensor(lr, device=parameters[0].device) if on_gpu else lr
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     if name == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=0.9, fused=True)
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    if name == "muon":
+        inner = {id(p) for p in _matrices_of_layers(model)}
+        first = groups[0]["params"]
+        groups[0]["params"] = [p for p in first if id(p) not in inner]
+        turned = [p for p in first if id(p) in inner]
+        groups.append({"params": turned, "weight_decay": weight_decay, "orthogonal": True})
+    kind = {"muon": Muon, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
     return kind(groups, lr=rate, betas=(0.9, beta2), eps=1e-9, fused=True, capturable=on_gpu)
+
+
+def _matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of linear maps inside the numbered layers of a model."""
+    layers = (layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module)
+    linear = (module for layer in layers for module in layer.modules() if isinstance(module, nn.Linear))
+    return [module.weight for module in linear]
 
 
 def schedule(name: ScheduleName, peak: float, warmup: int, steps: int) -> Callable[[int], float]:

@@ -115,9 +115,14 @@ def test_a_damaged_file_is_named_and_left_alone(tmp_path, spoil):
     assert path.read_bytes() == before
 
 
+class Layers(nn.ModuleList):
+    def forward(self, x):
+        return self[1](self[0](x))
+
+
 def model_and_optimizer(width: int = 3, name: str = "adam"):
     torch.manual_seed(width)
-    model = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
+    model = Layers([nn.Linear(width, width), nn.Linear(width, width)])
     model[1].weight = model[0].weight  # tied
     optimizer = make_optimizer(name, model, 0.1, 0.98, 0.01)
     return model, optimizer
@@ -132,7 +137,7 @@ def learn(model, optimizer, average, steps):
             tensor.lerp_(dict(model.named_parameters())[key].detach(), 0.5)
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "muon", "sgd"])
 def test_a_restored_state_goes_on_as_if_nothing_had_been(tmp_path, name):
     model, optimizer = model_and_optimizer(name=name)
     average = {key: p.detach().clone() for key, p in model.named_parameters()}

@@ -66,12 +66,41 @@ def test_decay_is_on_matrices_alone(name):
     torch.testing.assert_close(model[0].weight.detach(), expected)
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "muon", "sgd"])
 def test_set_rate(name):
-    model = nn.Linear(1, 1)
+    model = nn.ModuleList([nn.Linear(1, 1)])
     optimizer = make_optimizer(name, model, 0.1, 0.98, 0.0)
     set_rate(optimizer, 0.0)
-    before = model.weight.clone()
-    model(torch.ones(1, 1)).sum().backward()
+    before = model[0].weight.clone()
+    model[0](torch.ones(1, 1)).sum().backward()
     optimizer.step()
-    assert torch.equal(model.weight, before)
+    assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
+def test_muon_turns_the_matrices_of_layers(shape):
+    """The first change is U V' of the gradient's decomposition, of AdamW's size; the embedding has AdamW's change."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {"embedding": nn.Embedding(5, 8), "layers": nn.ModuleList([nn.Linear(*shape), nn.Linear(*shape)])}
+    )
+    optimizer = make_optimizer("muon", model, 0.1, 0.98, weight_decay=0.5)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    grads = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    for name in ("layers.0.weight", "layers.1.weight"):
+        u, _, v = torch.linalg.svd(grads[name], full_matrices=False)
+        grads[name] = u @ torch.diag(torch.linspace(1, 3, 8)) @ v
+    for name, p in model.named_parameters():
+        p.grad = grads[name]
+    optimizer.step()
+    for name, p in model.named_parameters():
+        change = (p.detach() - before[name] * (0.95 if p.dim() > 1 else 1.0)) / -0.1
+        if not name.endswith("weight") or name.startswith("embedding"):
+            torch.testing.assert_close(change, grads[name].sign(), atol=1e-4, rtol=0)
+            continue
+        u, _, v = torch.linalg.svd(grads[name], full_matrices=False)
+        turned = change / (0.2 * max(p.shape) ** 0.5)
+        values = (u.mT @ turned @ v.mT).diagonal()
+        assert values.min() > 0.65
+        assert values.max() < 1.25
+        torch.testing.assert_close(u @ torch.diag(values) @ v, turned, atol=1e-4, rtol=0)

@@ -1,0 +1,79 @@
+"""Muon (Jordan et al. 2024): what a layer's matrices are changed by is made orthogonal; AdamW does the rest."""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+# The polynomial that, applied five times, drives singular values from anywhere up to 1 to between 0.7 and 1.2.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_STEPS = 5
+_MOMENTUM = 0.95
+# Changes are scaled to the size that AdamW's have, so that one rate and one decay serve both (Liu et al. 2025).
+_RMS = 0.2
+
+
+def orthogonal(x: Float[Tensor, "M R C"]) -> Float[Tensor, "M R C"]:
+    """Matrices with the same singular vectors and all singular values near 1, without a decomposition.
+
+    >>> turned = orthogonal(torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0)))
+    >>> bool(((turned @ turned.mT).diagonal(dim1=1, dim2=2).sqrt() - 1).abs().max() < 0.35)
+    True
+    """
+    y = x.bfloat16() if x.is_cuda else x.float()
+    tall = y.shape[1] > y.shape[2]
+    y = y.mT if tall else y
+    y = y / (y.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(_STEPS):
+        gram = y @ y.mT
+        y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C), y, beta=_A)
+    return (y.mT if tall else y).to(x.dtype)
+
+
+class Muon(torch.optim.AdamW):
+    """AdamW, but for groups of matrices that are marked `orthogonal`: these follow their momentum made orthogonal.
+
+    >>> weight = torch.nn.Parameter(torch.eye(4))
+    >>> optimizer = Muon([{"params": [weight], "orthogonal": True}], lr=0.1, weight_decay=0.0)
+    >>> weight.sum().backward()
+    >>> optimizer.step()
+    >>> bool(weight[0, 1] < 0)
+    True
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], **usual: Any) -> None:
+        super().__init__([{"orthogonal": False} | group for group in groups], **usual)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        groups = self.param_groups
+        for group in groups:
+            if group["orthogonal"]:
+                self._turn(group)
+        try:
+            self.param_groups = [group for group in groups if not group["orthogonal"]]
+            super().step(closure)
+        finally:
+            self.param_groups = groups
+
+    def _turn(self, group: dict[str, Any]) -> None:
+        alike: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
+        for p in group["params"]:
+            if p.grad is not None:
+                alike[tuple(p.shape)].append(p)
+        for (rows, columns), parameters in alike.items():
+            grads = [p.grad for p in parameters if p.grad is not None]
+            for p in parameters:
+                if not self.state[p]:
+                    # AdamW asks every state for its step when it is opened again.
+                    self.state[p] |= {"step": torch.zeros(()), "momentum": torch.zeros_like(p)}
+            momenta = [self.state[p]["momentum"] for p in parameters]
+            torch._foreach_lerp_(momenta, grads, 1 - _MOMENTUM)
+            ahead = torch._foreach_lerp(grads, momenta, _MOMENTUM)  # Nesterov's
+            changes = list(orthogonal(torch.stack(ahead)).unbind())
+            rate = group["lr"]  # a number, or on a GPU a tensor that changes between replays of a captured step
+            torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+            torch._foreach_mul_(changes, -rate * _RMS * max(rows, columns) ** 0.5)
+            torch._foreach_add_(parameters, changes)
