@@ -11,7 +11,7 @@ import pytest
 from regard.decode import DecodeConfig
 from regard.viewer import look
 from regard.viewer.scene import Scene, scene_of
-from tests.viewer.test_browser import AXE, browser, hash_of, missing, opened, said, wait_said  # noqa: F401
+from tests.viewer.browsing import AXE, hash_of, missing, said, wait_said
 
 SENTENCE = "one two three"
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -36,7 +36,7 @@ def best_path(scene) -> list[int]:
     return [number for number, one in enumerate(scene.header["decode"]["nodes"]) if one["state"] == "best"]
 
 
-def test_every_candidate_is_drawn_as_what_became_of_it(opened, scene):  # noqa: F811
+def test_every_candidate_is_drawn_as_what_became_of_it(opened, scene):
     page = opened(scene)
     page.get_by_role("tab", name="Decode").click()
     page.wait_for_selector(".tree")
@@ -65,12 +65,12 @@ def test_every_candidate_is_drawn_as_what_became_of_it(opened, scene):  # noqa: 
     assert "at least 2 tokens" in page.locator(".constraints").text_content()
 
 
-def test_the_same_page_without_a_search_has_no_such_tab(opened, transformer):  # noqa: F811
+def test_the_same_page_without_a_search_has_no_such_tab(opened, transformer):
     page = opened(scene_of(look(transformer, SENTENCE, "trois deux un")))
     assert page.get_by_role("tab", name="Decode").count() == 0
 
 
-def test_a_candidate_says_its_numbers_and_where_it_looked(opened, scene):  # noqa: F811
+def test_a_candidate_says_its_numbers_and_where_it_looked(opened, scene):
     page = opened(scene, VIEW)
     told = scene.header["decode"]
     rows = np.frombuffer(scene.blobs[told["looked"]["at"]], "<f4").reshape(told["looked"]["shape"])
@@ -97,7 +97,7 @@ def test_a_candidate_says_its_numbers_and_where_it_looked(opened, scene):  # noq
     assert chosen(again) == number
 
 
-def test_pointing_reads_and_leaves_the_choice(opened, scene):  # noqa: F811
+def test_pointing_reads_and_leaves_the_choice(opened, scene):
     page = opened(scene, f"{VIEW}&node={best_path(scene)[0]}")
     pruned = next(i for i, one in enumerate(scene.header["decode"]["nodes"]) if one["state"] == "pruned")
     node(page, pruned).hover()
@@ -108,7 +108,7 @@ def test_pointing_reads_and_leaves_the_choice(opened, scene):  # noqa: F811
     assert chosen(page) == best_path(scene)[0]
 
 
-def test_keys_go_along_the_tree_and_it_is_read(opened, scene):  # noqa: F811
+def test_keys_go_along_the_tree_and_it_is_read(opened, scene):
     page = opened(scene, VIEW)
     told, path = scene.header["decode"], best_path(scene)
     page.locator(".scroll-tree").focus()
@@ -148,7 +148,7 @@ def test_keys_go_along_the_tree_and_it_is_read(opened, scene):  # noqa: F811
     assert {i for i, one in enumerate(told["nodes"]) if one["step"] < len(path)} <= reached
 
 
-def test_what_was_pruned_can_be_hidden(opened, scene):  # noqa: F811
+def test_what_was_pruned_can_be_hidden(opened, scene):
     page = opened(scene, VIEW)
     toggle = page.get_by_role("button", name="Pruned")
     assert toggle.get_attribute("aria-pressed") == "true"
@@ -159,7 +159,7 @@ def test_what_was_pruned_can_be_hidden(opened, scene):  # noqa: F811
     assert page.locator("svg.tree").bounding_box()["height"] < tall
 
 
-def test_the_table_has_it_all(opened, scene):  # noqa: F811
+def test_the_table_has_it_all(opened, scene):
     page = opened(scene, VIEW)
     page.locator(".scroll-tree").focus()
     page.keyboard.press("n")
@@ -176,7 +176,7 @@ def test_the_table_has_it_all(opened, scene):  # noqa: F811
     assert chosen(page) == 2
 
 
-def test_outputs_lead_to_their_ends(opened, scene):  # noqa: F811
+def test_outputs_lead_to_their_ends(opened, scene):
     page = opened(scene, VIEW)
     results = scene.header["decode"]["results"]
     buttons = page.locator(".outputs button")
@@ -186,7 +186,7 @@ def test_outputs_lead_to_their_ends(opened, scene):  # noqa: F811
     assert page.locator(".outputs button").nth(1).get_attribute("aria-pressed") == "true"
 
 
-def test_pictures_and_numbers_are_saved(opened, scene):  # noqa: F811
+def test_pictures_and_numbers_are_saved(opened, scene):
     page = opened(scene, VIEW)
     for choice, beginning in [("Figure as SVG", b"<svg"), ("Figure as PNG", b"\x89PNG"), ("Numbers as TSV", b"step\t")]:
         page.locator(".menu summary").click()
@@ -201,7 +201,7 @@ def test_pictures_and_numbers_are_saved(opened, scene):  # noqa: F811
             assert len(content.decode().splitlines()) == 1 + len(scene.header["decode"]["nodes"])
 
 
-def test_tokens_are_texts_whatever_they_hold(opened, scene):  # noqa: F811
+def test_tokens_are_texts_whatever_they_hold(opened, scene):
     header = copy.deepcopy(scene.header)
     told = header["decode"]
     for one in told["nodes"]:
@@ -216,7 +216,7 @@ def test_tokens_are_texts_whatever_they_hold(opened, scene):  # noqa: F811
 
 
 @pytest.mark.parametrize("search", ["greedy", "sample"])
-def test_other_searches(opened, transformer, search):  # noqa: F811
+def test_other_searches(opened, transformer, search):
     config = DecodeConfig("greedy") if search == "greedy" else DecodeConfig("sample", n_best=6, top_k=3)
     scene = scene_of(look(transformer, SENTENCE, config=config))
     page = opened(scene, VIEW)
@@ -229,7 +229,7 @@ def test_other_searches(opened, transformer, search):  # noqa: F811
     assert page.locator(".summary").text_content().startswith(title)
 
 
-def test_a_narrow_window_scrolls_the_tree_and_not_the_page(opened, scene):  # noqa: F811
+def test_a_narrow_window_scrolls_the_tree_and_not_the_page(opened, scene):
     page = opened(scene, VIEW, viewport={"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     tree = page.locator(".scroll-tree")
@@ -240,7 +240,7 @@ def test_a_narrow_window_scrolls_the_tree_and_not_the_page(opened, scene):  # no
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(opened, scene, scheme):  # noqa: F811
+def test_axe_finds_nothing(opened, scene, scheme):
     if not AXE.exists():
         missing("There is no axe-core here: npm install.")
     page = opened(scene, VIEW, color_scheme=scheme, reduced_motion="reduce")

@@ -14,7 +14,7 @@ from regard.viewer import look
 from regard.viewer.asking import Desk
 from regard.viewer.live import Live
 from regard.viewer.scene import scene_of
-from tests.viewer.test_browser import AXE, FLAGS, QUIET, browser, hash_of, missing, wait_said  # noqa: F401
+from tests.viewer.browsing import AXE, FLAGS, QUIET, hash_of, missing, wait_said
 
 CROSS = "#at=decoder.1.cross:1&as=table"
 REFUSED = "Failed to load resource: the server responded with a status of"
@@ -40,7 +40,7 @@ def served(transformer) -> Iterator[Callable[..., Live]]:
 
 
 @pytest.fixture
-def opened(browser: Any) -> Iterator[Callable[..., Any]]:  # noqa: F811
+def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     """Opens addresses. In the end no page may have complained, or asked any server but its own."""
     complaints: list[str] = []
     asked: list[str] = []
@@ -158,7 +158,7 @@ def test_tokens_are_text_here_too(opened, served):
     assert page.locator("#regard img").count() == 0
 
 
-def test_other_pages_of_the_browser_get_nothing(opened, served, browser):  # noqa: F811
+def test_other_pages_of_the_browser_get_nothing(opened, served, browser):
     """Even with the whole address: a page of another origin can neither read nor ask."""
     live, other = served("one two", "deux un"), served("three", "trois")
     before = live.newest
@@ -203,7 +203,7 @@ def test_other_pages_of_the_browser_get_nothing(opened, served, browser):  # noq
     page.context.close()
 
 
-def test_a_name_that_is_made_to_lead_here_is_refused(served, browser):  # noqa: F811
+def test_a_name_that_is_made_to_lead_here_is_refused(served, browser):
     """DNS rebinding: the browser believes that the page is evil.example's, and so does the server."""
     live = served("one two", "deux un")
     path = shutil.which("chromium") or shutil.which("chromium-browser")

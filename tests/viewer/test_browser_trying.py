@@ -18,11 +18,8 @@ from regard.viewer.asking import Desk
 from regard.viewer.live import Live
 from regard.viewer.scene import Scene, scene_of
 from tests.viewer import scenes
-from tests.viewer.test_browser import AXE, browser, missing, opened, said, wait_said  # noqa: F401
+from tests.viewer.browsing import AXE, missing, said, wait_said
 from tests.viewer.test_scene import weights
-
-# Fixtures of another file are names here too.
-# ruff: noqa: F811
 
 MASKED = "#view=try&at=decoder.0.attention:1"
 CROSS = "#view=try&at=decoder.1.cross:2"

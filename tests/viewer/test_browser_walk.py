@@ -6,7 +6,7 @@ import pytest
 
 from regard.viewer import look
 from regard.viewer.scene import Scene, scene_of
-from tests.viewer.test_browser import AXE, browser, hash_of, missing, opened, said  # noqa: F401
+from tests.viewer.browsing import AXE, hash_of, missing, said
 from tests.viewer.test_walking import SOURCE, TARGET, bundle_of, looked
 
 DONE = ".walk .verdict[data-agrees]"
@@ -17,7 +17,7 @@ def scene_for(form: str) -> Scene:
     return scene_of(looked(form), walk=True)
 
 
-def test_it_opens_at_the_clearest_token_and_all_steps_agree(opened):  # noqa: F811
+def test_it_opens_at_the_clearest_token_and_all_steps_agree(opened):
     scene = scene_for("rotary, grouped")
     page = opened(scene)
     page.get_by_role("tab", name="Walk").click()
@@ -39,7 +39,7 @@ def test_it_opens_at_the_clearest_token_and_all_steps_agree(opened):  # noqa: F8
     )
 
 
-def test_a_number_that_was_changed_on_the_way_is_found(opened):  # noqa: F811
+def test_a_number_that_was_changed_on_the_way_is_found(opened):
     scene = scene_for("transformer dot")
     at = scene.header["walk"]["params"]["at"]
     spoilt = bytearray(scene.blobs[at])
@@ -52,7 +52,7 @@ def test_a_number_that_was_changed_on_the_way_is_found(opened):  # noqa: F811
     assert page.locator(".stations .mark-of[data-agrees=no]").count() > 0
 
 
-def test_tokens_layers_and_heads_are_chosen_with_keys(opened):  # noqa: F811
+def test_tokens_layers_and_heads_are_chosen_with_keys(opened):
     page = opened(scene_for("transformer scaled_dot"), "#view=walk&at=decoder.0.cross:1&pin=1,2")
     page.wait_for_selector(DONE)
     token = page.locator("[data-side=target][aria-checked=true]")
@@ -74,7 +74,7 @@ def test_tokens_layers_and_heads_are_chosen_with_keys(opened):  # noqa: F811
     assert page.locator(".stations li", has_text="Encoder, layer 0: self-attention").locator(".step").count() > 8
 
 
-def test_a_number_says_how_it_is_made(opened):  # noqa: F811
+def test_a_number_says_how_it_is_made(opened):
     page = opened(scene_for("transformer scaled_dot"), "#view=walk&at=decoder.0.cross:0")
     page.wait_for_selector(DONE)
     card = page.locator(".stations details[open] .step", has_text="What each token asks: queries")
@@ -97,7 +97,7 @@ def test_a_number_says_how_it_is_made(opened):  # noqa: F811
 
 
 @pytest.mark.parametrize("form", ["bahdanau lstm of two layers", "luong gru of two layers", "T5", "albert", "answer"])
-def test_every_section_of_every_family_opens(opened, form):  # noqa: F811
+def test_every_section_of_every_family_opens(opened, form):
     scene = scene_for(form)
     page = opened(scene, "#view=walk")
     page.wait_for_selector(DONE)
@@ -114,7 +114,7 @@ def test_every_section_of_every_family_opens(opened, form):  # noqa: F811
     assert (hidden > 0) == any("token" in one for one in sections)
 
 
-def test_texts_are_never_markup(opened):  # noqa: F811
+def test_texts_are_never_markup(opened):
     seen = looked("transformer dot")
     scene = scene_of(seen, walk=True)
     walk = scene.header["walk"]
@@ -127,7 +127,7 @@ def test_texts_are_never_markup(opened):  # noqa: F811
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_in_the_walk(opened, scheme):  # noqa: F811
+def test_axe_finds_nothing_in_the_walk(opened, scheme):
     if not AXE.exists():
         missing("There is no axe-core here: npm install.")
     page = opened(scene_for("transformer scaled_dot"), "#view=walk", color_scheme=scheme)
@@ -137,13 +137,13 @@ def test_axe_finds_nothing_in_the_walk(opened, scheme):  # noqa: F811
     assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
 
 
-def test_small_screens_scroll_only_down(opened):  # noqa: F811
+def test_small_screens_scroll_only_down(opened):
     page = opened(scene_for("transformer scaled_dot"), "#view=walk", viewport={"width": 380, "height": 700})
     page.wait_for_selector(DONE)
     right = "Math.max(...[...document.querySelectorAll('.walk *')].map((one) => one.getBoundingClientRect().right))"
     assert page.evaluate(right) <= 380
 
 
-def test_pages_without_a_walk_have_no_tab_for_it(opened):  # noqa: F811
+def test_pages_without_a_walk_have_no_tab_for_it(opened):
     page = opened(scene_of(look(bundle_of("transformer dot"), SOURCE, TARGET), walk=False), "#view=walk")
     assert page.get_by_role("tab", name="Walk").count() == 0
