@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +23,11 @@ def missing(what: str) -> NoReturn:
     if os.environ.get("REGARD_BROWSER"):
         pytest.fail(f"{what} (REGARD_BROWSER is set: nothing is skipped)")
     pytest.skip(what)
+
+
+def node_program() -> str:
+    """Where node is, which runs JavaScript without a page."""
+    return shutil.which("node") or missing("There is no node here to run JavaScript with.")
 
 
 def said(page: Any) -> str:

@@ -25,12 +25,12 @@ from regard.viewer import look, walk_parts, walking
 from regard.viewer.scene import scene_of
 from regard.viewer.tape import FUNCTIONS, OPERATIONS, Param, Tape, difference, location
 from regard.viewer.walking import Walk, walk_of
+from tests.viewer.browsing import node_program
 
 SOURCE, TARGET = "one two three four", "quatre trois deux"
 WORDS = [*SOURCE.split(), *TARGET.split()]
 SMALL = dict(width=16, heads=4, feedforward=16, encoder_layers=1, decoder_layers=2, dropout=0.1)
 READER = dict(width=16, heads=4, feedforward=16, layers=2, dropout=0.1)
-NODE = shutil.which("node")
 WEB = Path(walking.__file__).parent / "web"
 
 
@@ -389,9 +389,9 @@ for (const name of JSON.parse(process.argv[2])) {
 """
 
 
-@pytest.mark.skipif(NODE is None, reason="node is not there")
 def test_the_page_finds_the_same_numbers(tmp_path):
     """One run of node for all forms; then one with a weight that was changed on the way, which must be noticed."""
+    node = node_program()
     shutil.copy(WEB / "tape.js", tmp_path / "tape.mjs")
     forms = {str(i): form for i, form in enumerate(FORMS)}
     for number, form in forms.items():
@@ -405,7 +405,7 @@ def test_the_page_finds_the_same_numbers(tmp_path):
     _write(tmp_path, "spoilt", spoilt)
     (tmp_path / "run.mjs").write_text(SCRIPT.replace("FOLDER", tmp_path.as_posix()))
     names = [*forms, "spoilt"]
-    ran = subprocess.run([NODE, tmp_path / "run.mjs", json.dumps(names)], capture_output=True, text=True, check=False)
+    ran = subprocess.run([node, tmp_path / "run.mjs", json.dumps(names)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     found = [json.loads(line) for line in ran.stdout.splitlines()]
     assert [one["name"] for one in found] == names

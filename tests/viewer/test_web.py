@@ -2,7 +2,6 @@
 
 import base64
 import json
-import shutil
 import subprocess
 from typing import Any
 
@@ -13,6 +12,7 @@ from regard.errors import RegardError
 from regard.viewer import measures, web
 from regard.viewer.scene import Scene, narrow
 from tests.viewer import scenes
+from tests.viewer.browsing import node_program
 from tests.viewer.test_scene import weights
 
 SOURCES = {path.name.removesuffix(".js"): path.read_text("utf-8") for path in web._sources()}
@@ -77,12 +77,10 @@ def test_a_file_that_two_import_is_there_once():
 
 def node(imports: str, program: str, given: Any = None) -> Any:
     """What a program makes of `given`, with names imported from the module's files."""
-    path = shutil.which("node")
-    if path is None:
-        pytest.skip("There is no node here to run JavaScript with.")
     told = json.dumps(given)
     text = web.join(SOURCES | {"index": f"{imports}\nconst given = {told};\n{program}\n"})
-    ran = subprocess.run([path, "--input-type=module", "-"], input=text, capture_output=True, text=True, timeout=60)
+    command = [node_program(), "--input-type=module", "-"]
+    ran = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 
