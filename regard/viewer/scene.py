@@ -11,7 +11,7 @@ with pair(q, k) = q·k ("dot": five of the six scores, q and k being folded as `
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -80,12 +80,31 @@ def scene_of(
     if attention is not None or head is not None or overview:
         named = None if attention is head is None else look.chosen(attention, head).name
         opens = {"attention": named, "head": head, "all": overview}
-    made = {name: _ingredients(one.recorded) for name, one in look.maps.items()}
-    exact = sum(x.nbytes for one in made.values() for x in (one.q, one.k)) <= EXACT
     blobs: list[bytes] = []
+    attentions = carried(look.maps, blobs)
+    walked = walk_for(look, walk)
+    header = {
+        "format": FORMAT,
+        "title": look.title if len(look.title) <= TITLE else look.title[: TITLE - 1] + "…",
+        "model": {"family": look.family, "name": look.name, "regard": __version__},
+        "texts": {"source": look.source, "target": look.translation},
+        "opens": opens,
+        "sides": sides_of(look.maps),
+        "attentions": attentions,
+        "walk": None if walked is None else header_of(walked, blobs),
+        "decode": None if look.decoding is None else _decode(look.decoding, blobs),
+        "links": None if look.gold is None else [[target, source] for source, target in look.gold],
+    }
+    return Scene(header, blobs)
+
+
+def carried(maps: Mapping[str, AttentionMap], blobs: list[bytes]) -> list[dict[str, Any]]:
+    """What a header says of attentions; their q and k go to the blobs."""
+    made = {name: _ingredients(one.recorded) for name, one in maps.items()}
+    exact = sum(x.nbytes for one in made.values() for x in (one.q, one.k)) <= EXACT
     attentions = []
-    for (name, one), layer in zip(made.items(), _layers(look.maps.values())):
-        shown = look.maps[name]
+    for (name, one), layer in zip(made.items(), _layers(maps.values())):
+        shown = maps[name]
         score = _called(shown.recorded.calls[0].score)
         attentions.append(
             {
@@ -97,42 +116,34 @@ def scene_of(
                 "columns": shown.keys.name,
                 "score": {"called": score, "form": "dot" if one.w is None else "concat", "scale": one.scale},
                 "mask": _tree(one.mask),
-                "q": _add(blobs, one.q, exact),
-                "k": _add(blobs, one.k, exact),
-                "w": _add(blobs, one.w),
-                "bias": _add(blobs, one.bias),
+                "q": put(blobs, one.q, exact),
+                "k": put(blobs, one.k, exact),
+                "w": put(blobs, one.w),
+                "bias": put(blobs, one.bias),
             }
         )
-    sides = {side.name: side for one in look.maps.values() for side in (one.queries, one.keys)}
-    walked = walk_for(look, walk)
-    header = {
-        "format": FORMAT,
-        "title": look.title if len(look.title) <= TITLE else look.title[: TITLE - 1] + "…",
-        "model": {"family": look.family, "name": look.name, "regard": __version__},
-        "texts": {"source": look.source, "target": look.translation},
-        "opens": opens,
-        "sides": {
-            name: {
-                "called": CALLED.get(name, name.capitalize()),
-                "tokens": side.tokens,
-                "words": side.words,
-                "direction": direction(side),
-            }
-            for name, side in sides.items()
-        },
-        "attentions": attentions,
-        "walk": None if walked is None else header_of(walked, blobs),
-        "decode": None if look.decoding is None else _decode(look.decoding, blobs),
-        "links": None if look.gold is None else [[target, source] for source, target in look.gold],
+    return attentions
+
+
+def sides_of(maps: Mapping[str, AttentionMap]) -> dict[str, Any]:
+    """What stands along the axes of attentions."""
+    sides = {side.name: side for one in maps.values() for side in (one.queries, one.keys)}
+    return {
+        name: {
+            "called": CALLED.get(name, name.capitalize()),
+            "tokens": side.tokens,
+            "words": side.words,
+            "direction": direction(side),
+        }
+        for name, side in sides.items()
     }
-    return Scene(header, blobs)
 
 
 def _decode(tree: beams.BeamTree, blobs: list[bytes]) -> dict[str, Any]:
-    return beams.header_of(tree, _add(blobs, tree.looked) if len(tree.looked) else None)
+    return beams.header_of(tree, put(blobs, tree.looked) if len(tree.looked) else None)
 
 
-def _add(blobs: list[bytes], x: np.ndarray | None, exact: bool = True) -> dict[str, Any] | None:
+def put(blobs: list[bytes], x: np.ndarray | None, exact: bool = True) -> dict[str, Any] | None:
     """Puts an array with the blobs; gives what the header says of it."""
     if x is None:
         return None

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from regard.viewer.looking import Side
-from regard.viewer.scene import Scene, _add, direction
+from regard.viewer.scene import Scene, direction, put
 
 CALLED = {"source": "Source", "target": "Target", "predicted": "Translation", "text": "Text"}
 SOURCE = ["The", "cat", "chased", "the", "mouse", "through", "the", "garden", "."]
@@ -61,8 +61,8 @@ def scene(
     blobs: list[bytes] = []
     placed = [
         one
-        | {part: _add(blobs, one[part], exact) for part in ("q", "k")}
-        | {part: _add(blobs, one[part]) for part in ("w", "bias")}
+        | {part: put(blobs, one[part], exact) for part in ("q", "k")}
+        | {part: put(blobs, one[part]) for part in ("w", "bias")}
         for one in attentions
     ]
     header = {
