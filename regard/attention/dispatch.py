@@ -10,16 +10,17 @@ from torch import Tensor
 
 from regard.attention import exact
 from regard.attention.bias import Bias
-from regard.attention.kernels import Call, chunked, sdpa, short, unpacked, varlen
+from regard.attention.kernels import Call, chunked, sdpa, sentences, short, unpacked, varlen
 from regard.attention.masks import Form, Mask
 from regard.attention.offsets import Offsets
 from regard.attention.reference import reference, reference_packed
 from regard.attention.scores import Location, ScaledDot, Score, too_many_keys
 from regard.errors import RegardError
 
-# In order of preference; chunked takes everything.
+# In order of preference; chunked takes everything. What none of the first takes is unpacked for the others.
+PACKED = {"sentences": sentences, "varlen": varlen}
 PADDED = {"short": short, "sdpa": sdpa, "chunked": chunked}
-KERNELS = ("varlen", *PADDED, "reference")
+KERNELS = (*PACKED, *PADDED, "reference")
 
 watchers: list[Callable[[Call, Tensor], None]] = []
 """Who wants to see each call as `attend` received it, and its output. Empty unless somebody looks."""
@@ -155,8 +156,9 @@ def _packed(call: Call) -> Tensor:
         return _chosen(
             "reference", call, reference_packed(call.q, call.k, call.v, call.score, mask, call.bias, *offsets)
         )
-    if varlen.takes(call) if not _forced else _forced[-1] == "varlen":
-        return _chosen("varlen", call, varlen.run(call))
+    for name, kernel in PACKED.items():
+        if _forced[-1] == name if _forced else kernel.takes(call):
+            return _chosen(name, call, kernel.run(call))
     return unpacked.run(call, _padded)
 
 

@@ -34,10 +34,8 @@ def run(call: Call) -> Float[Tensor, "N H Dv"]:
     assert q_offsets is not None
     assert k_offsets is not None
     H, width = call.q.shape[1], call.v.shape[-1]
-    # A score folds (H, N, D): heads first.
-    places = k_offsets.places if isinstance(call.score, Location) else None
-    q, k, scale = call.score.fold(call.q.transpose(0, 1), call.k.transpose(0, 1), places)
-    q, k, v = (_flash(x, H).to(call.v.dtype) for x in (q.transpose(0, 1), k.transpose(0, 1), call.v))
+    q, k, v, scale = folded(call)
+    q, k, v = (_flash(x, H) for x in (q, k, v))
     q, k, v = (pad(x, (0, max(q.shape[-1], v.shape[-1]) - x.shape[-1])) for x in (q, k, v))
     # Flash attention counts the keys to the left and to the right of the query's own; −1 is all of them.
     left = -1 if form.window is None else form.window - 1
@@ -60,6 +58,15 @@ def run(call: Call) -> Float[Tensor, "N H Dv"]:
     # A query whose sequence has no keys gets zeros, in the output and in what flows back.
     seeing = (k_offsets.lengths > 0)[q_offsets.sequences]
     return out.masked_fill(~seeing[:, None, None], 0.0)
+
+
+def folded(call: Call) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "M G D"], Float[Tensor, "M G Dv"], float]:
+    """q and k as the score changes them, v, all in its dtype; and the scale."""
+    assert call.k_offsets is not None
+    # A score folds (H, N, D): heads first.
+    places = call.k_offsets.places if isinstance(call.score, Location) else None
+    q, k, scale = call.score.fold(call.q.transpose(0, 1), call.k.transpose(0, 1), places)
+    return q.transpose(0, 1).to(call.v.dtype), k.transpose(0, 1).to(call.v.dtype), call.v, scale
 
 
 def _flash(x: Float[Tensor, "N G D"], heads: int) -> Float[Tensor, "N H P"]:

@@ -1,0 +1,157 @@
+"""Packed sequences of up to 128 tokens, each in a tile of about its own length (CUDA, bf16 or f16, in Triton).
+
+torch's variable-length attention has tiles of 128 rows; sentences of 10 to 100 tokens leave most of them empty. Nothing
+here waits for the device, and compilers see one operator, so it can be compiled and captured in a graph.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.attention.kernels import Call, triton_here, varlen
+
+MAX_LEN = 128
+MAX_WIDTH = 128
+# Queries at a time; all keys are there at once.
+MAX_ROWS = 64
+# How many numbers of a tile of keys or values each warp holds, forward and backward.
+FORWARD_CELLS, BACKWARD_CELLS = 2048, 1024
+
+
+def takes(call: Call) -> bool:
+    return (
+        varlen.takes(call)
+        and triton_here.FOUND
+        and call.form.window is None
+        and call.q_offsets is not None
+        and call.k_offsets is not None
+        and max(call.q_offsets.max_len, call.k_offsets.max_len) <= MAX_LEN
+        and max(call.q.shape[-1], call.k.shape[-1], call.v.shape[-1]) <= MAX_WIDTH
+    )
+
+
+def run(call: Call) -> Float[Tensor, "N H Dv"]:
+    q_offsets, k_offsets = call.q_offsets, call.k_offsets
+    assert q_offsets is not None
+    assert k_offsets is not None
+    q, k, v, scale = varlen.folded(call)
+    if k.shape[1] != v.shape[1]:  # Location makes a key for each head of q, whatever the heads of k
+        v = v.repeat_interleave(k.shape[1] // v.shape[1], dim=1)
+    starts = q_offsets.starts.int(), k_offsets.starts.int()
+    bounds = q_offsets.max_len, k_offsets.max_len
+    return attend_sentences(*(_rows(x) for x in (q, k, v)), *starts, *bounds, scale, call.form.causal)
+
+
+@torch.library.custom_op("regard::attend_sentences", mutates_args=())
+def attend_sentences(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_starts: Tensor,
+    k_starts: Tensor,
+    max_q: int,
+    max_k: int,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """The output (N, H, Dv) of q (N, H, D), k (M, G, D) and v (M, G, Dv), whose rows of one head are contiguous."""
+    from regard.attention.kernels import sentences_triton
+
+    out = torch.empty_strided(*_packed_rows(q, v.shape[-1]), dtype=v.dtype, device=v.device)
+    blocks = _blocks(q, v, max_q, max_k)
+    sentences_triton.forward[((len(q_starts) - 1) * q.shape[1],)](
+        *(q, k, v, out, q_starts, k_starts, scale),
+        *(stride for x in (q, k, v, out) for stride in x.stride()[:2]),
+        HEADS=q.shape[1],
+        GROUP=q.shape[1] // k.shape[1],
+        WIDTH=q.shape[-1],
+        VALUE_WIDTH=v.shape[-1],
+        CAUSAL=causal,
+        **blocks,
+        num_warps=_warps(blocks, FORWARD_CELLS),
+        num_stages=1,
+    )
+    return out
+
+
+@torch.library.custom_op("regard::attend_sentences_backward", mutates_args=())
+def attend_sentences_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_starts: Tensor,
+    k_starts: Tensor,
+    max_q: int,
+    max_k: int,
+    scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients by q, k and v."""
+    from regard.attention.kernels import sentences_triton
+
+    grad = _rows(grad)
+    grads = _empty_grads(q, k, v)
+    blocks = _blocks(q, v, max_q, max_k)
+    sentences_triton.backward[((len(q_starts) - 1) * k.shape[1],)](
+        *(q, k, v, grad, *grads, q_starts, k_starts, scale),
+        *(stride for x in (q, k, v, grad, *grads) for stride in x.stride()[:2]),
+        GROUPS=k.shape[1],
+        GROUP=q.shape[1] // k.shape[1],
+        WIDTH=q.shape[-1],
+        VALUE_WIDTH=v.shape[-1],
+        CAUSAL=causal,
+        **blocks,
+        num_warps=_warps(blocks, BACKWARD_CELLS),
+        num_stages=1,
+    )
+    return grads
+
+
+@attend_sentences.register_fake
+def _(q, k, v, q_starts, k_starts, max_q, max_k, scale, causal):
+    return torch.empty_strided(*_packed_rows(q, v.shape[-1]), dtype=v.dtype, device=v.device)
+
+
+@attend_sentences_backward.register_fake
+def _(grad, q, k, v, q_starts, k_starts, max_q, max_k, scale, causal):
+    return _empty_grads(q, k, v)
+
+
+def _keep(ctx, inputs, output) -> None:
+    *tensors, ctx.max_q, ctx.max_k, ctx.scale, ctx.causal = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _flow_back(ctx, grad: Tensor):
+    grads = attend_sentences_backward(grad, *ctx.saved_tensors, ctx.max_q, ctx.max_k, ctx.scale, ctx.causal)
+    return *grads, None, None, None, None, None, None
+
+
+attend_sentences.register_autograd(_flow_back, setup_context=_keep)
+
+
+def _packed_rows(x: Tensor, width: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Shape and strides of a fresh tensor with as many rows and heads as x."""
+    return (x.shape[0], x.shape[1], width), (x.shape[1] * width, width, 1)
+
+
+def _empty_grads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (torch.empty_strided(*_packed_rows(x, x.shape[-1]), dtype=x.dtype, device=x.device) for x in (q, k, v))
+    return dq, dk, dv
+
+
+def _rows(x: Float[Tensor, "N G D"]) -> Float[Tensor, "N G D"]:
+    """The numbers of a row and head side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _blocks(q: Tensor, v: Tensor, max_q: int, max_k: int) -> dict[str, int]:
+    """The sizes of tiles: powers of two from 16 on, the least that matrix units take."""
+    sizes = dict(BLOCK_T=min(max_q, MAX_ROWS), BLOCK_S=max_k, BLOCK_D=q.shape[-1], BLOCK_V=v.shape[-1])
+    return {name: max(16, 1 << (size - 1).bit_length()) for name, size in sizes.items()}
+
+
+def _warps(blocks: dict[str, int], cells: int) -> int:
+    wanted = blocks["BLOCK_S"] * max(blocks["BLOCK_D"], blocks["BLOCK_V"]) // cells
+    return min(8, max(1, wanted))
