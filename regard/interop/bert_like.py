@@ -19,6 +19,7 @@ from regard.interop.one_stack import (
     read_one_stack,
     write_labels,
     write_one_stack,
+    write_sizes,
 )
 from regard.interop.settings import Settings
 from regard.models.bert import BertConfig, Head
@@ -168,14 +169,7 @@ def _read_bert(settings: Settings, head: Head) -> BertConfig:
 def _write_bert(config: BertConfig, head: Head) -> dict[str, Any]:
     return {
         "model_type": "bert",
-        "hidden_size": config.width,
-        "num_attention_heads": config.heads,
-        "num_hidden_layers": config.layers,
-        "intermediate_size": config.feedforward,
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": 0.0,
-        "layer_norm_eps": config.norm_eps,
-        "hidden_act": named(ACTIVATIONS, config.activation),
+        **write_sizes(config),
         "type_vocab_size": config.segments or 1,
         "max_position_embeddings": config.max_len,
         "vocab_size": config.vocab,

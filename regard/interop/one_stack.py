@@ -76,6 +76,25 @@ def write_labels(labels: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def write_sizes(config: Any) -> dict[str, Any]:
+    """The sizes of an encoder as the configs of BERT and ViT have them.
+
+    >>> from regard.models import BertConfig
+    >>> write_sizes(BertConfig(width=48))["hidden_size"]
+    48
+    """
+    return {
+        "hidden_size": config.width,
+        "num_attention_heads": config.heads,
+        "num_hidden_layers": config.layers,
+        "intermediate_size": config.feedforward,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": 0.0,
+        "layer_norm_eps": config.norm_eps,
+        "hidden_act": named(ACTIVATIONS, config.activation),
+    }
+
+
 def read_one_stack(kind: Kind, settings: Settings, theirs: Mapping[str, Tensor]) -> tuple[Any, Weights]:
     """Our config, and the weights under our names."""
     config = kind.read(settings)

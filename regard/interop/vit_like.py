@@ -13,11 +13,11 @@ from regard.interop.one_stack import (
     ACTIVATIONS,
     Kind,
     Weights,
-    named,
     read_labels,
     read_one_stack,
     write_labels,
     write_one_stack,
+    write_sizes,
 )
 from regard.interop.settings import Settings
 from regard.models.vit import VisionHead, ViTConfig
@@ -114,14 +114,7 @@ def _write(config: ViTConfig, head: VisionHead, family: str) -> dict[str, Any]:
     sides = [config.image_height, config.image_width]
     return {
         "model_type": family,
-        "hidden_size": config.width,
-        "num_attention_heads": config.heads,
-        "num_hidden_layers": config.layers,
-        "intermediate_size": config.feedforward,
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": 0.0,
-        "layer_norm_eps": config.norm_eps,
-        "hidden_act": named(ACTIVATIONS, config.activation),
+        **write_sizes(config),
         "qkv_bias": config.qkv_bias,
         "num_channels": config.channels,
         "image_size": sides[0] if sides[0] == sides[1] else sides,

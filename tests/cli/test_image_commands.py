@@ -12,7 +12,6 @@ import torch
 from matplotlib.image import imread
 from PIL import Image
 
-from regard.cli import main
 from regard.folder import ImageModel, save
 from regard.models import ViT
 from regard.models.vit import vit_pico
@@ -88,29 +87,6 @@ def photos(tmp_path_factory) -> Path:
         (folder / LABELS[label]).mkdir(exist_ok=True)
         Image.fromarray(pixels).resize((24, 16)).save(folder / LABELS[label] / f"{i:02}.png")
     return folder
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*argv: object) -> str:
-        code = main([*map(str, argv), "--device", "cpu"])
-        out, err = capsys.readouterr()
-        assert code == 0, err
-        return out
-
-    return call
-
-
-@pytest.fixture
-def refused(capsys):
-    def call(*argv: object) -> str:
-        assert main([*map(str, argv)]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert "Traceback" not in err
-        return err
-
-    return call
 
 
 # classify

@@ -11,15 +11,6 @@ from regard.folder import load
 LINES = ["one two three", "four five", "nine"]
 
 
-@pytest.fixture
-def refused(capsys):
-    def call(*argv: object) -> str:
-        assert main([*map(str, argv)]) == 2
-        return capsys.readouterr().err
-
-    return call
-
-
 def translations(folder) -> list[str]:
     return [answer[0].text for answer in load(folder, "cpu").translate(LINES)]
 

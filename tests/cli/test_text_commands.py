@@ -61,29 +61,6 @@ def answerer(data) -> Path:
     return trained("answer", data / "squad.json", data / "answerer")
 
 
-@pytest.fixture
-def run(capsys):
-    def call(*argv: object) -> str:
-        code = main([*map(str, argv), "--device", "cpu"])
-        out, err = capsys.readouterr()
-        assert code == 0, err
-        return out
-
-    return call
-
-
-@pytest.fixture
-def refused(capsys):
-    def call(*argv: object) -> str:
-        assert main([*map(str, argv)]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert "Traceback" not in err
-        return err
-
-    return call
-
-
 # generate
 
 

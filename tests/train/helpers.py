@@ -2,14 +2,17 @@
 
 import dataclasses
 import functools
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from regard.folder import Bundle
 from regard.models import TransformerConfig
-from regard.train import Corpus, DataConfig, Recipe, TokenizerConfig, TrainConfig, read_corpus, recipe_from
+from regard.train import Corpus, DataConfig, Recipe, TokenizerConfig, TrainConfig, read_corpus, recipe_from, train
 from regard.train.loop import STATE
 
 SMALL = Recipe(
@@ -48,3 +51,9 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def run_again(runs: Mapping[str, Path], task: str, out: Path, **sections: dict[str, Any]) -> Bundle:
+    """The same files and recipe once more, but for the changes."""
+    recipe = json.loads((runs[task] / "training.json").read_text(encoding="utf-8"))["recipe"]
+    return train(recipe_from(sections, recipe_from(recipe)), out, quiet=True)

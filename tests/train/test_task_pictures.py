@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import pickle
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from regard.train.report import read_metrics
 from regard.train.tasks import TASKS
 from regard.train.tasks.base import Shape, evaluate_loss
 from regard.train.tasks.pictures import patch_for, set_aside
-from tests.train.helpers import same_bits, weights_of
+from tests.train.helpers import run_again, same_bits, weights_of
 from tests.train.toy_pictures import MEASURES, NAMES, draw, outputs, toy, write
 
 every_task = pytest.mark.parametrize("task", MEASURES)
@@ -41,12 +40,6 @@ def runs(tmp_path_factory) -> dict[str, Path]:
         train(toy(task, folder), folder / "out", quiet=True)
         folders[task] = folder / "out"
     return folders
-
-
-def run_again(runs, task: str, out: Path, **sections):
-    """The same files and recipe once more, but for the changes."""
-    recipe = json.loads((runs[task] / "training.json").read_text(encoding="utf-8"))["recipe"]
-    return train(recipe_from(sections, recipe_from(recipe)), out, quiet=True)
 
 
 def said(recipe, out: Path, **options) -> str:

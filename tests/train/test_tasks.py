@@ -5,7 +5,6 @@ Translation, which the loop's own tests use, is not here, and pictures have a fi
 
 import contextlib
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from regard.train.recipe import recipe_table
 from regard.train.report import read_metrics
 from regard.train.tasks import TASKS
 from regard.train.tasks.base import Shape, evaluate_loss
-from tests.train.helpers import same_bits, weights_of
+from tests.train.helpers import run_again, same_bits, weights_of
 from tests.train.toy_tasks import KINDS, outputs, sentences, toy, write_squad, write_text
 
 PICTURES = {"classify-images", "segment", "mask-images"}
@@ -36,12 +35,6 @@ def runs(tmp_path_factory) -> dict[str, Path]:
         train(toy(task, folder), folder / "out", quiet=True)
         folders[task] = folder / "out"
     return folders
-
-
-def run_again(runs, task: str, out: Path, **sections):
-    """The same files and recipe once more, but for the changes."""
-    recipe = json.loads((runs[task] / "training.json").read_text(encoding="utf-8"))["recipe"]
-    return train(recipe_from(sections, recipe_from(recipe)), out, quiet=True)
 
 
 def test_every_task_is_here():
