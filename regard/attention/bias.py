@@ -28,3 +28,14 @@ class Bias(Protocol):
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+class OfHeads(nn.Module):
+    """A bias for a few of its heads."""
+
+    def __init__(self, bias: Bias, chosen: list[int]) -> None:
+        super().__init__()
+        self.bias, self.chosen = bias, chosen
+
+    def forward(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Float[Tensor, "h t s"]:
+        return self.bias(p, s)[self.chosen]

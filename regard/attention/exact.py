@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.attention.bias import OfHeads
 from regard.attention.kernels import Call, chunked
-from regard.attention.masks import Form
+from regard.attention.masks import FREE, Form
 from regard.attention.offsets import Offsets
 from regard.attention.reference import repeat_heads
 from regard.errors import RegardError
@@ -18,37 +19,51 @@ Chosen = int | slice | Sequence[int] | None
 def weights(call: Call, heads: Chosen = None, queries: Chosen = None) -> Float[Tensor, "B h t S"]:
     """The weights of the chosen heads and queries; a packed call gives a padded rectangle, zero beyond each length.
 
-    Besides the result, memory is linear in T and S: queries are taken a few at a time.
+    Nothing is computed for other heads and queries. Besides the result, memory is linear in T and S: queries are taken
+    a few at a time.
     """
     with torch.autocast(call.q.device.type, enabled=False):
-        return _weights(call, heads, queries)
+        return _weights(of_heads(call, indices(heads, call.q.shape[1], "head")), queries)
 
 
-def _weights(call: Call, heads: Chosen, queries: Chosen) -> Float[Tensor, "B h t S"]:
+def of_heads(call: Call, chosen: list[int]) -> Call:
+    """The same call for a few of its heads, which are copied: the others can be let go."""
+    H = call.q.shape[1]
+    if chosen == list(range(H)):
+        return call
+    # Each head of k and v serves H / G heads of q. Heads are the second axis, packed or not.
+    q, k, v = (
+        torch.stack([x[:, h * x.shape[1] // H] for h in chosen], dim=1) if chosen else x[:, :0]
+        for x in (call.q, call.k, call.v)
+    )
+    bias = None if call.bias is None else OfHeads(call.bias, chosen)
+    return call._replace(q=q, k=k, v=v, score=call.score.of_heads(chosen), bias=bias)
+
+
+def _weights(call: Call, queries: Chosen) -> Float[Tensor, "B h t S"]:
     precise = torch.promote_types(call.q.dtype, torch.float32)
-    q, k, form = call.q.to(precise), call.k.to(precise), call.form
+    q, k, form = call.q, call.k, call.form
     positions, real = None, None
     if call.q_offsets is not None and call.k_offsets is not None:
         q, k = (_rectangle(x, o) for x, o in ((q, call.q_offsets), (k, call.k_offsets)))
         positions, real = torch.arange(k.shape[2], device=k.device), call.q_offsets.valid
         form = form.both(Form(lengths=call.k_offsets.lengths))
     (B, H, T, _), S = q.shape, k.shape[2]
-    chosen, rows = indices(heads, H, "head"), indices(queries, T, "query")
-    score = call.score
-    if rows != list(range(T)):
-        q = q[:, :, rows]
-    if chosen != list(range(H)):
-        q, score = q[:, chosen], score.of_heads(chosen)
-    # Each head of k serves H / G heads of q.
-    q, k, scale = score.fold(q, k[:, [h * k.shape[1] // H for h in chosen]], positions)
-    out = torch.zeros(B, len(chosen), len(rows), S, dtype=precise, device=q.device)
-    p, s = torch.tensor(rows, device=q.device) + (S - T), torch.arange(S, device=q.device)
-    for b, t, _ in chunked.blocks(q, S, score.pair_width(q.shape[-1]), Form()):
-        w = chunked.block_weights(
-            q[b, :, t], k[b], scale, score, form.of_batch(b), _of_heads(call.bias, chosen), p[t], s
+    rows = indices(queries, T, "query")
+    every = rows == list(range(T))
+    p, s = torch.arange(T, device=q.device) + (S - T), torch.arange(S, device=q.device)
+    if not every:
+        at = torch.tensor(rows, dtype=torch.long, device=q.device)
+        q, p, real = q[:, :, at], p[at], None if real is None else real[:, at]
+    q, k, scale = call.score.fold(q.to(precise), repeat_heads(k, H).to(precise), positions)
+    out = torch.zeros(B, H, len(rows), S, dtype=precise, device=q.device)
+    # Beside its pairs a block holds scores, masked scores and weights. Where all queries are asked for, keys that none
+    # of a block may see are left out.
+    for b, t, seen in chunked.blocks(q, S, call.score.pair_width(q.shape[-1]) + 3, form if every else FREE):
+        out[b, :, t, seen] = chunked.block_weights(
+            q[b, :, t], k[b, :, seen], scale, call.score, form.of_batch(b), call.bias, p[t], s[seen]
         )
-        out[b, :, t] = w
-    return out if real is None else out.masked_fill_(~real[:, rows][:, None, :, None], 0.0)
+    return out if real is None else out.masked_fill_(~real[:, None, :, None], 0.0)
 
 
 def gradients(call: Call, of_output: Float[Tensor, "..."]) -> Float[Tensor, "B H T S"]:
@@ -83,7 +98,3 @@ def indices(chosen: Chosen, count: int, what: str) -> list[int]:
         return [everything[i] for i in chosen]
     except IndexError:
         raise RegardError(f"There is no {what} {chosen}.", f"There are {count}, counted from 0.") from None
-
-
-def _of_heads(bias, chosen):
-    return None if bias is None else lambda p, s: bias(p, s)[chosen]

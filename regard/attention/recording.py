@@ -1,7 +1,8 @@
 """Recording: keep what `attend` was given, compute exact weights afterwards.
 
 Looking is something done to a model: it runs as ever, on its fused kernels, and knows nothing of it. Only references to
-q and k are kept, so a recording costs memory linear in the length, and no time until somebody asks for weights.
+q and k are kept, or copies of a few heads, so a recording costs memory linear in the length, and no time until somebody
+asks for weights.
 """
 
 import threading
@@ -29,10 +30,28 @@ class Recorded:
     name: str
     kind: str
     heads: Chosen = None
+    """the heads that are kept"""
     queries: Chosen = None
     calls: list[Call] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     """what each call gave, while gradients are on: the graph that makes them holds it anyway"""
+    count: int | None = None
+    """how many heads the attention has, where not all are kept"""
+
+    def keep(self, call: Call, output: Tensor) -> None:
+        """Keeps what a call was given. All heads are references; a few are copied, so that the others can go."""
+        if self.heads is not None:
+            self.count = call.q.shape[1]
+            with torch.no_grad():
+                call = exact.of_heads(call, self.kept)
+        self.calls.append(call)
+        if output.requires_grad:
+            self.outputs.append(output)
+
+    @property
+    def kept(self) -> list[int]:
+        """The numbers of the heads that the calls hold."""
+        return exact.indices(self.heads, self.count or self.calls[0].q.shape[1], "head")
 
     @torch.no_grad()
     def weights(self, heads: Chosen = None, queries: Chosen = None) -> Float[Tensor, "B h t S"]:
@@ -43,11 +62,18 @@ class Recorded:
         """
         if not self.calls:
             raise RegardError(f"{self.name} was not called while recording.", "Run the model inside the with block.")
-        heads = self.heads if heads is None else heads
+        kept = self.kept
+        asked = kept if heads is None else exact.indices(heads, self.count or len(kept), "head")
+        if missing := [head for head in asked if head not in kept]:
+            raise RegardError(
+                f"Head {missing[0]} of {self.name} was not recorded.",
+                f"Recorded: {', '.join(map(str, kept))}. Give record() other heads, or none for all.",
+            )
+        places = [kept.index(head) for head in asked]
         queries = self.queries if queries is None else queries
         if len(self.calls) == 1:
-            return exact.weights(self.calls[0], heads, queries)
-        whole = self._joined([exact.weights(call, heads) for call in self.calls])
+            return exact.weights(self.calls[0], places, queries)
+        whole = self._joined([exact.weights(call, places) for call in self.calls])
         return whole[:, :, exact.indices(queries, whole.shape[2], "query")]
 
     def _joined(self, steps: Sequence[Float[Tensor, "B h _ _"]]) -> Float[Tensor, "B h t S"]:
@@ -64,7 +90,7 @@ class Recording(dict[str, Recorded]):
         raise RegardError(f"No attention called {name!r} was recorded.", f"There are: {', '.join(self)}.")
 
     @torch.no_grad()
-    def gradients(self, number: Float[Tensor, ""]) -> dict[str, Float[Tensor, "B H T S"]]:
+    def gradients(self, number: Float[Tensor, ""]) -> dict[str, Float[Tensor, "B h T S"]]:
         """How fast a number that the model made, such as a label's logit, grows with each weight of each attention.
 
         Each weight is taken for itself, as if it could change alone. The model must have run with gradients on, and
@@ -89,7 +115,10 @@ class Recording(dict[str, Recorded]):
                 "Run it outside of torch.no_grad, on inputs or with parameters that require them.",
             )
         found = iter(torch.autograd.grad(number, outputs, retain_graph=True, materialize_grads=True))
-        return {one.name: one._joined([exact.gradients(call, next(found)) for call in one.calls]) for one in called}
+        return {
+            one.name: one._joined([exact.gradients(call, next(found)[:, one.kept]) for call in one.calls])
+            for one in called
+        }
 
 
 @contextmanager
@@ -99,7 +128,8 @@ def record(
     """Records the attentions of a model while it runs inside the with block.
 
     An attention is a module whose `kind` is "self", "masked" or "cross". `layers` chooses some by name, with * and ?;
-    `heads` and `queries` are those whose weights are asked for later, where nothing else is said.
+    `heads` are the only ones that are kept, which at great lengths saves memory; `queries` are those whose weights are
+    asked for later, where nothing else is said.
 
     >>> class Self(nn.Module):
     ...     kind = "self"
@@ -135,9 +165,7 @@ def record(
 
     def watch(call: Call, output: Tensor) -> None:
         if threading.get_ident() == thread and running:
-            recording[running[-1]].calls.append(call)
-            if output.requires_grad:
-                recording[running[-1]].outputs.append(output)
+            recording[running[-1]].keep(call, output)
 
     hooks = [module.register_forward_pre_hook(enter(name)) for name, module in chosen.items()]
     hooks += [module.register_forward_hook(leave, always_call=True) for module in chosen.values()]

@@ -79,14 +79,50 @@ def test_the_weights_are_those_that_were_used(model):
 
 
 def test_chosen_layers_heads_and_queries(model):
-    with record(model, layers="layers.*.cross", heads=1, queries=[0, 3]) as recording:
+    with record(model, layers="layers.*.cross", queries=[0, 3]) as recording:
         model(SOURCE, TARGET)
     assert list(recording) == ["layers.0.cross", "layers.1.cross"]
     one = recording["layers.0.cross"]
-    whole = one.weights(heads=slice(None), queries=slice(None))
+    whole = one.weights(queries=slice(None))
     assert whole.shape == (2, 2, 5, 6)
-    torch.testing.assert_close(one.weights(), whole[:, [1]][:, :, [0, 3]])
+    torch.testing.assert_close(one.weights(), whole[:, :, [0, 3]])
     torch.testing.assert_close(one.weights(heads=[1, 0], queries=-1), whole[:, [1, 0], -1:])
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_of_a_few_heads_nothing_else_is_kept(model, gradients):
+    target = TARGET.clone().requires_grad_()
+    with torch.set_grad_enabled(gradients):
+        with record(model) as recording:
+            out = model(SOURCE, target)
+        with record(model, heads=[1]) as few:
+            again = model(SOURCE, target)
+    assert few["encoder"].calls[0].k.untyped_storage().nbytes() == SOURCE.numel() * 4 // 2
+    for name, one in few.items():
+        torch.testing.assert_close(one.weights(), recording[name].weights(heads=1))
+        torch.testing.assert_close(one.weights(heads=-1, queries=[2]), recording[name].weights(heads=1, queries=2))
+        with pytest.raises(RegardError, match=f"Head 0 of {name} was not recorded"):
+            one.weights(heads=slice(None))
+    if gradients:
+        whole = recording.gradients(out[0].sum())
+        for name, one in few.gradients(again[0].sum()).items():
+            torch.testing.assert_close(one, whole[name][:, [1]])
+
+
+def test_a_few_heads_of_packed_and_grouped_calls():
+    class PackedAttention(nn.Module):
+        kind = "self"
+
+        def forward(self, q, k, offsets):
+            return attend(q, k, k, mask=causal(), bias=Slope(4), q_offsets=offsets, k_offsets=offsets)
+
+    model, q, k = PackedAttention(), random(7, 4, 3), random(7, 2, 3, seed=1)
+    offsets = Offsets(torch.tensor([0, 2, 7]), total=7, max_len=5)
+    with record(model) as whole:
+        model(q, k, offsets)
+    with record(model, heads=[3, 0]) as few:
+        model(q, k, offsets)
+    torch.testing.assert_close(few[""].weights(), whole[""].weights(heads=[3, 0]))
 
 
 def test_only_what_runs_inside_is_kept_and_nothing_stays_behind(model):
