@@ -4,6 +4,8 @@ torch's variable-length attention has tiles of 128 rows; sentences of 10 to 100 
 here waits for the device, and compilers see one operator, so it can be compiled and captured in a graph.
 """
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -12,10 +14,17 @@ from regard.attention.kernels import Call, triton_here, varlen
 
 MAX_LEN = 128
 MAX_WIDTH = 128
-# Queries at a time; all keys are there at once.
-MAX_ROWS = 64
-# How many numbers of a tile of keys or values each warp holds, forward and backward.
-FORWARD_CELLS, BACKWARD_CELLS = 2048, 1024
+
+
+class Tiling(NamedTuple):
+    """Queries at a time (all keys are there at once), and how many numbers of a tile of keys each warp holds."""
+
+    rows: int
+    cells: int
+
+
+# Backward there are more tiles at once: with fewer rows and more warps all of them stay in registers.
+FORWARD, BACKWARD = Tiling(64, 1024), Tiling(32, 512)
 
 
 def takes(call: Call) -> bool:
@@ -58,7 +67,7 @@ def attend_sentences(
     from regard.attention.kernels import sentences_triton
 
     out = torch.empty_strided(*_packed_rows(q, v.shape[-1]), dtype=v.dtype, device=v.device)
-    blocks = _blocks(q, v, max_q, max_k)
+    blocks = _blocks(q, v, max_q, max_k, FORWARD)
     sentences_triton.forward[((len(q_starts) - 1) * q.shape[1],)](
         *(q, k, v, out, q_starts, k_starts, scale),
         *(stride for x in (q, k, v, out) for stride in x.stride()[:2]),
@@ -68,8 +77,6 @@ def attend_sentences(
         VALUE_WIDTH=v.shape[-1],
         CAUSAL=causal,
         **blocks,
-        num_warps=_warps(blocks, FORWARD_CELLS),
-        num_stages=1,
     )
     return out
 
@@ -92,7 +99,7 @@ def attend_sentences_backward(
 
     grad = _rows(grad)
     grads = _empty_grads(q, k, v)
-    blocks = _blocks(q, v, max_q, max_k)
+    blocks = _blocks(q, v, max_q, max_k, BACKWARD)
     sentences_triton.backward[((len(q_starts) - 1) * k.shape[1],)](
         *(q, k, v, grad, *grads, q_starts, k_starts, scale),
         *(stride for x in (q, k, v, grad, *grads) for stride in x.stride()[:2]),
@@ -102,8 +109,6 @@ def attend_sentences_backward(
         VALUE_WIDTH=v.shape[-1],
         CAUSAL=causal,
         **blocks,
-        num_warps=_warps(blocks, BACKWARD_CELLS),
-        num_stages=1,
     )
     return grads
 
@@ -146,12 +151,9 @@ def _rows(x: Float[Tensor, "N G D"]) -> Float[Tensor, "N G D"]:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _blocks(q: Tensor, v: Tensor, max_q: int, max_k: int) -> dict[str, int]:
-    """The sizes of tiles: powers of two from 16 on, the least that matrix units take."""
-    sizes = dict(BLOCK_T=min(max_q, MAX_ROWS), BLOCK_S=max_k, BLOCK_D=q.shape[-1], BLOCK_V=v.shape[-1])
-    return {name: max(16, 1 << (size - 1).bit_length()) for name, size in sizes.items()}
-
-
-def _warps(blocks: dict[str, int], cells: int) -> int:
-    wanted = blocks["BLOCK_S"] * max(blocks["BLOCK_D"], blocks["BLOCK_V"]) // cells
-    return min(8, max(1, wanted))
+def _blocks(q: Tensor, v: Tensor, max_q: int, max_k: int, tiling: Tiling) -> dict[str, int]:
+    """The sizes of tiles, powers of two from 16 on, the least that matrix units take; and the warps that share them."""
+    sizes = dict(BLOCK_T=min(max_q, tiling.rows), BLOCK_S=max_k, BLOCK_D=q.shape[-1], BLOCK_V=v.shape[-1])
+    blocks = {name: max(16, 1 << (size - 1).bit_length()) for name, size in sizes.items()}
+    cells = blocks["BLOCK_S"] * max(blocks["BLOCK_D"], blocks["BLOCK_V"])
+    return blocks | {"num_warps": min(8, max(1, cells // tiling.cells)), "num_stages": 1}
