@@ -7,6 +7,7 @@ A training step is forward, loss, backward and a fused AdamW. Peers: timm, torch
 """
 
 import argparse
+import dataclasses
 import itertools
 import statistics
 import time
@@ -16,11 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from regard.attention.offsets import Offsets
 from regard.layers.patches import PackedImages, pack_images
 from regard.models.vit import ViT, ViTConfig, vit_small, vit_tiny
 
 LABELS, SIDE, PATCH = 1000, 224, 16
 ROUNDS, STEPS = 5, 10
+WHAT = ("training", "inference", "mixed")
 SHAPES = {"tiny": (192, 3), "small": (384, 6)}
 
 
@@ -111,18 +114,15 @@ def seconds(steps: dict[str, Callable[[], None]]) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def one_size(name: str, batch: int) -> None:
+def one_size(name: str, batch: int, what: str) -> None:
     images = torch.rand(batch, 3, SIDE, SIDE, device="cuda")
     labels = torch.randint(LABELS, (batch,), device="cuda")
-    for what in ("training", "inference"):
-        steps = {}
-        for entrant, make in entrants(name):
-            model = make().to("cuda")
-            steps[entrant] = (
-                training_step(model, images, labels) if what == "training" else inference_step(model, images)
-            )
-        for entrant, time_ in seconds(steps).items():
-            print(f"| ViT-{name}/16, {what} | {entrant} | {batch / time_:,.0f} |", flush=True)
+    steps = {}
+    for entrant, make in entrants(name):
+        model = make().to("cuda")
+        steps[entrant] = training_step(model, [images], labels) if what == "training" else inference_step(model, images)
+    for entrant, time_ in seconds(steps).items():
+        print(f"| ViT-{name}/16, {what} | {entrant} | {batch / time_:,.0f} |", flush=True)
 
 
 def sizes(count: int, seed: int) -> list[tuple[int, int]]:
@@ -136,26 +136,33 @@ def sizes(count: int, seed: int) -> list[tuple[int, int]]:
 
 
 def mixed(name: str, batch: int) -> None:
-    """The same images packed, and padded to the largest size; what is padding is computed too, and not compiled here:
-    packed batches differ in their number of patches."""
-    packed, padded, real = [], [], 0
-    for seed in range(4):
-        shapes = sizes(batch, seed)
-        images = [torch.rand(3, height, width) for height, width in shapes]
-        packed.append(pack_images(images, PATCH).to("cuda"))
-        wide = torch.zeros(batch, 3, *(max(side) for side in zip(*shapes)), device="cuda")
-        for i, image in enumerate(images):
-            wide[i, :, : image.shape[1], : image.shape[2]] = image
-        padded.append(wide)
-        real += sum(height * width for height, width in shapes)
-    labels = torch.randint(LABELS, (batch,), device="cuda")
+    """The same images packed, and padded to the largest size; what is padding is computed too.
+
+    Shapes are constant either way, so that both can be compiled: packed batches are filled up with a last image.
+    """
+    spread = [sizes(batch, seed) for seed in range(4)]
+    images = [[torch.rand(3, *size) for size in shapes] for shapes in spread]
+    counts = [sum(height * width for height, width in shapes) // PATCH**2 for shapes in spread]
+    filling = [torch.zeros(3, PATCH, PATCH * (max(counts) - count + 1)) for count in counts]
+    packed = [pack_images([*some, last], PATCH) for some, last in zip(images, filling)]
+    longest = max(one.offsets.max_len for one in packed)
+    for i, one in enumerate(packed):
+        offsets = Offsets(one.offsets.starts, one.offsets.total, longest)
+        packed[i] = dataclasses.replace(one, offsets=offsets).to("cuda")
+    height, width = (max(side) for side in zip(*itertools.chain(*spread)))
+    padded = [torch.zeros(batch, 3, height, width, device="cuda") for _ in images]
+    for wide, some in zip(padded, images):
+        for row, image in zip(wide, some):
+            row[:, : image.shape[1], : image.shape[2]] = image
+    filled = sum(counts) * PATCH**2 / (len(padded) * batch * height * width)
+    labels = torch.randint(LABELS, (batch + 1,), device="cuda")
     width, heads = SHAPES[name]
     config = ViTConfig(width=width, heads=heads, feedforward=4 * width, labels=tuple(map(str, range(LABELS))))
-    steps = {
-        "packed": training_step(ViT(config).to("cuda"), packed, labels, compiled=False),
-        "padded": training_step(ViT(config).to("cuda"), padded, labels, compiled=False),
-    }
-    filled = real / sum(one.numel() / 3 for one in padded)
+    steps = {}
+    for compiled in (False, True):
+        how = "compiled" if compiled else "eager"
+        steps[f"packed, {how}"] = training_step(ViT(config).to("cuda"), packed, labels, compiled)
+        steps[f"padded, {how}"] = training_step(ViT(config).to("cuda"), padded, labels[:-1], compiled)
     for way, time_ in seconds(steps).items():
         what = f"ViT-{name}/16, mixed sizes, {filled:.0%} of the padded pixels real, training"
         print(f"| {what} | {way} | {batch / time_:,.0f} |", flush=True)
@@ -164,13 +171,16 @@ def mixed(name: str, batch: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT))
     parser.add_argument("--batch", type=int, default=512)
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     print("| what | entrant | images/s |\n| --- | --- | ---: |")
-    for name in options.models:
-        one_size(name, options.batch)
-        mixed(name, options.batch // 2)
+    for name, what in itertools.product(options.models, options.what):
+        if what == "mixed":
+            mixed(name, options.batch // 2)
+        else:
+            one_size(name, options.batch, what)
 
 
 if __name__ == "__main__":
