@@ -37,6 +37,7 @@ COMMANDS = {
     "info": Command("regard.cli.info", "run", "what a model folder holds"),
     "import": Command("regard.cli.importing", "run", "open a model of another program"),
     "export": Command("regard.cli.exporting", "run", "write a model for another program"),
+    "bench": Command("regard.cli.bench", "run", "how fast it is here, beside every peer that is installed"),
 }
 
 HELP = "\n".join(

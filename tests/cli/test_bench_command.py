@@ -1,0 +1,33 @@
+"""`regard bench`: a table on stdout, JSON and a picture where asked for."""
+
+import json
+
+import pytest
+
+from regard.cli import main
+
+SMALL = ["--device", "cpu", "--lengths", "8", "--rounds", "1", "--no-compile"]
+
+
+def test_attention(capsys, tmp_path):
+    given = ["--scores", "dot", "--masks", "none", "--out", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]
+    assert main(["bench", "attention", *SMALL, *given]) == 0
+    told = capsys.readouterr().out
+    assert "ceilings: matrix product" in told
+    assert "| dot, forward+backward | 8 | **Regard** |" in told
+    assert json.loads((tmp_path / "a.json").read_text())["rows"][0]["entrant"] == "Regard"
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--out", "rows.csv"], "rows.csv: not a name"),
+        (["--plot", "plot.json"], "plot.json: not a name"),
+        (["--rounds", "0"], "0 rounds measure nothing"),
+        (["--scores", "dott"], "No score is called 'dott'"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_measured(capsys, given, said):
+    assert main(["bench", "attention", "--device", "cpu", *given]) == 2
+    assert said in capsys.readouterr().err
