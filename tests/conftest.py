@@ -1,6 +1,7 @@
 """Small trained models that tests of the upper rooms share. Their language: numbers in words, said backwards."""
 
 import dataclasses
+import os
 import random
 from collections.abc import Generator
 from pathlib import Path
@@ -18,6 +19,11 @@ ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine
 FRENCH = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix"]
 
 Pairs = list[tuple[str, str]]
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Tests run side by side, one on each core: more threads, in them or in programs that they start, would only wait.
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 # The rooms in whose tests the shapes of signatures are checked: elsewhere that would only be slow.
 SHAPED = ("attention", "layers", "models")

@@ -377,8 +377,10 @@ def test_training_outside_the_main_thread(plain, tmp_path):
 
 def test_threads_are_as_before(plain, tmp_path):
     before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
     run(small(train={"steps": 1}), tmp_path)
-    assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == before + 1
+    torch.set_num_threads(before)
 
 
 def test_the_model_of_a_run_translates(plain):
