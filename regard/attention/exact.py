@@ -7,10 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.bias import OfHeads
-from regard.attention.kernels import Call, chunked
+from regard.attention.kernels import Call, chunked, triton_here
 from regard.attention.masks import FREE, Form
 from regard.attention.offsets import Offsets
 from regard.attention.reference import repeat_heads
+from regard.attention.scores import Dot, DotLike, ScaledDot
 from regard.errors import RegardError
 
 Chosen = int | slice | Sequence[int] | None
@@ -42,28 +43,54 @@ def of_heads(call: Call, chosen: list[int]) -> Call:
 
 def _weights(call: Call, queries: Chosen) -> Float[Tensor, "B h t S"]:
     precise = torch.promote_types(call.q.dtype, torch.float32)
-    q, k, form = call.q, call.k, call.form
-    positions, real = None, None
+    q, k, form, q_lengths = call.q, call.k, call.form, None
+    positions = None
     if call.q_offsets is not None and call.k_offsets is not None:
         q, k = (_rectangle(x, o) for x, o in ((q, call.q_offsets), (k, call.k_offsets)))
-        positions, real = torch.arange(k.shape[2], device=k.device), call.q_offsets.valid
+        positions, q_lengths = torch.arange(k.shape[2], device=k.device), call.q_offsets.lengths
         form = form.both(Form(lengths=call.k_offsets.lengths))
     (B, H, T, _), S = q.shape, k.shape[2]
     rows = indices(queries, T, "query")
     every = rows == list(range(T))
-    p, s = torch.arange(T, device=q.device) + (S - T), torch.arange(S, device=q.device)
+    at = torch.arange(T, device=q.device) if every else torch.tensor(rows, dtype=torch.long, device=q.device)
     if not every:
-        at = torch.tensor(rows, dtype=torch.long, device=q.device)
-        q, p, real = q[:, :, at], p[at], None if real is None else real[:, at]
-    q, k, scale = call.score.fold(q.to(precise), repeat_heads(k, H).to(precise), positions)
+        q = q[:, :, at]
+    # The products of 16-bit numbers are exact in float32: where folding changes nothing they need not be widened first.
+    if type(call.score) not in (Dot, ScaledDot):
+        q, k = q.to(precise), k.to(precise)
+    q, k, scale = call.score.fold(q, k, positions)
+    if in_tiles(call, q, k, form):
+        from regard.attention import exact_triton
+
+        return exact_triton.weights(q, k, scale, form, at, S - T, q_lengths)
+    q, k = q.to(precise), repeat_heads(k, H).to(precise)
     out = torch.zeros(B, H, len(rows), S, dtype=precise, device=q.device)
+    p, s = at + (S - T), torch.arange(S, device=q.device)
     # Beside its pairs a block holds scores, masked scores and weights. Where all queries are asked for, keys that none
     # of a block may see are left out.
     for b, t, seen in chunked.blocks(q, S, call.score.pair_width(q.shape[-1]) + 3, form if every else FREE):
         out[b, :, t, seen] = chunked.block_weights(
             q[b, :, t], k[b, :, seen], scale, call.score, form.of_batch(b), call.bias, p[t], s[seen]
         )
-    return out if real is None else out.masked_fill_(~real[:, None, :, None], 0.0)
+    return out if q_lengths is None else out.masked_fill_(~(at < q_lengths[:, None])[:, None, :, None], 0.0)
+
+
+def in_tiles(call: Call, q: Tensor, k: Tensor, form: Form) -> bool:
+    """Whether `exact_triton` can make these weights, of folded q and k; it knows no gradients."""
+    return (
+        triton_here.FOUND
+        and q.is_cuda
+        and isinstance(call.score, DotLike)
+        and type(call.score).pair is DotLike.pair
+        and call.bias is None
+        and form.rest is None
+        and q.dtype == k.dtype
+        and q.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and q.shape[-1] <= 256
+        and q.numel() > 0
+        and k.numel() > 0
+        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad))
+    )
 
 
 def gradients(call: Call, of_output: Float[Tensor, "..."]) -> Float[Tensor, "B H T S"]:
