@@ -1,0 +1,224 @@
+"""Scaled dot attention on a GPU: `attend` beside each backend of SDPA, and every way to say which keys are real.
+
+    python benchmarks/attention_gpu.py --lengths 1024 4096 16384
+
+First plain and causal attention, and cosine and general; then padding, where most fall off the fast path. Each way is
+checked against the definition in float64 before it is timed. Speeds are of the pairs that the mask allows.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import pad
+
+from regard.attention import attend
+from regard.attention.kernels.sdpa import _mask_as_width
+from regard.attention.reference import reference
+from regard.bench import Row, Shape
+from regard.bench.attention import SHAPES, Case, overhead
+from regard.bench.measuring import Cannot, Entrant, compare, measure_ceilings
+from regard.bench.peers import BACKENDS, flex, sdpa
+from regard.bench.report import Report
+
+Way = Callable[[Tensor, Tensor, Tensor, Tensor, bool], Tensor]
+aten = torch.ops.aten
+
+
+def key_bias(k: Tensor, lengths: Tensor) -> Tensor:
+    """(B, 1, 1, S): 0 for a real key, −∞ for another."""
+    masked = torch.arange(k.shape[2], device=k.device) >= lengths[:, None, None, None]
+    return torch.zeros(masked.shape, dtype=k.dtype, device=k.device).masked_fill_(masked, float("-inf"))
+
+
+def cudnn_bias(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
+    bias = key_bias(k, lengths).expand(*q.shape[:3], k.shape[2])
+    return aten._scaled_dot_product_cudnn_attention(q, k, v, bias, torch.is_grad_enabled(), 0.0, causal, False)[0]
+
+
+def cudnn_bias_small(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
+    bias = key_bias(k, lengths)
+    return aten._scaled_dot_product_cudnn_attention(q, k, v, bias, torch.is_grad_enabled(), 0.0, causal, False)[0]
+
+
+def efficient_bias(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
+    bias = key_bias(k, lengths).expand(*q.shape[:3], k.shape[2])
+    return aten._scaled_dot_product_efficient_attention(q, k, v, bias, torch.is_grad_enabled(), 0.0, causal)[0]
+
+
+def _wider(q: Tensor, k: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    masked = torch.arange(k.shape[2], device=k.device) >= lengths[:, None, None, None]
+    q, k = _mask_as_width(q, k, masked)
+    return pad(q, (0, 7)), pad(k, (0, 7))
+
+
+def cudnn_width(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
+    scale = q.shape[-1] ** -0.5
+    q, k = _wider(q, k, lengths)
+    grad = torch.is_grad_enabled()
+    return aten._scaled_dot_product_cudnn_attention(q, k, v, None, grad, 0.0, causal, False, scale=scale)[0]
+
+
+def flash_width(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
+    scale, width = q.shape[-1] ** -0.5, v.shape[-1]
+    q, k = _wider(q, k, lengths)
+    out = aten._scaled_dot_product_flash_attention(q, k, pad(v, (0, 8)), 0.0, causal, False, scale=scale)[0]
+    return out[..., :width]
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def _starts(lengths: Tensor) -> Tensor:
+    return pad(lengths.cumsum(0), (1, 0)).int()
+
+
+def _pack_keys(x: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
+    """(B, H, S, D) to (B·S, H, D), real rows first; how many they are is never asked for."""
+    B, _, S, _ = x.shape
+    row = torch.arange(B * S, device=x.device)
+    b = torch.searchsorted(starts[1:].long(), row, right=True).clamp(max=B - 1)
+    place = (row - starts[b]).clamp(0, S - 1)
+    return x.transpose(1, 2)[b, place]
+
+
+def varlen_keys(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
+    B, H, T, D = q.shape
+    S = k.shape[2]
+    starts = _starts(lengths)
+    packed = [_pack_keys(x, lengths, starts) for x in (k, v)]
+    if not causal:
+        q_starts = torch.arange(0, (B + 1) * T, T, dtype=torch.int32, device=q.device)
+        out = varlen_attn(_flat(q), *packed, q_starts, starts, T, S)
+        return out.view(B, T, H, D).transpose(1, 2)
+    # Real queries, causal among the real keys; queries of the padding look at all real keys: two calls.
+    borders = torch.stack((torch.arange(B, device=q.device) * T, torch.arange(B, device=q.device) * T + lengths), 1)
+    borders = pad(borders.flatten(), (0, 1), value=B * T).int()
+    real = varlen_attn(_flat(q), _flat(k), _flat(v), borders, borders, T, T, window_size=(-1, 0))
+    k_borders = pad(torch.stack((starts[:-1], starts[:-1]), 1).flatten(), (0, 1), value=0)
+    k_borders[-1] = starts[-1]
+    rest = varlen_attn(_flat(q), *packed, borders, k_borders, T, S)
+    is_real = (torch.arange(T, device=q.device) < lengths[:, None]).flatten()[:, None, None]
+    return torch.where(is_real, real, rest).view(B, T, H, D).transpose(1, 2)
+
+
+def cudnn_varlen(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
+    if causal:
+        raise Cannot("aligns the causal mask to each sequence's own end")
+    B, H, T, D = q.shape
+    starts = _starts(lengths)
+    packed = [_pack_keys(x, lengths, starts) for x in (k, v)]
+    q_starts = torch.arange(0, (B + 1) * T, T, dtype=torch.int32, device=q.device)
+    out = aten._cudnn_attention_forward(
+        _flat(q), *packed, None, q_starts, starts, T, k.shape[2], torch.is_grad_enabled(), 0.0, False, False
+    )[0]
+    return out.view(B, T, H, D).transpose(1, 2)
+
+
+WAYS: dict[str, Way] = {
+    "cuDNN, bias of a row": cudnn_bias_small,
+    "cuDNN, bias expanded": cudnn_bias,
+    "efficient, bias": efficient_bias,
+    "cuDNN, mask as width": cudnn_width,
+    "flash, mask as width": flash_width,
+    "flash varlen, keys packed": varlen_keys,
+    "cuDNN varlen, keys packed": cudnn_varlen,
+}
+
+
+def plain_entrants(case: Case) -> Iterator[Entrant]:
+    q, k, v = case.inputs()
+    score, mask = case.make_score(), case.make_mask()
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, score=score, mask=mask)
+
+    yield Entrant("Regard", lambda: case.step(ours, score, q, k, v), ours=True)
+    dot = replace(case, score="scaled_dot").make_score()
+    for backend in (None, *BACKENDS):
+        name = f"SDPA, {backend}" if backend else "SDPA"
+        yield Entrant(name, lambda backend=backend: case.step(sdpa(dot, mask, backend), dot, q, k, v))
+
+
+def padded_entrants(case: Case, flexible: bool) -> Iterator[Entrant]:
+    yield from plain_entrants(case)
+    q, k, v = case.inputs()
+    lengths, score = case.lengths(), case.make_score()
+    causal = "causal" in case.mask
+    for name, way in WAYS.items():
+        check = replace(case, shape=Shape(2 * 512, 2, case.shape.width), length=512)
+
+        def ready(way: Way = way, check: Case = check) -> Callable[[], None]:
+            _check(way, check, causal)
+            return case.step(lambda q, k, v: way(q, k, v, lengths, causal), score, q, k, v)
+
+        yield Entrant(f"way: {name}", ready)
+    if flexible:
+        yield Entrant("FlexAttention", lambda: case.step(flex(score, case.make_mask(), q, k), score, q, k, v))
+
+
+def _check(way: Way, case: Case, causal: bool) -> None:
+    """Outputs and gradients beside the definition's in float64."""
+    inputs = [x.detach().requires_grad_() for x in case.inputs()]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    grad = torch.randn_like(inputs[2])
+    out = way(*inputs, case.lengths(), causal)
+    wanted = reference(*exact, case.make_score().double(), case.make_mask())
+    pairs = [(out, wanted)]
+    pairs += zip(torch.autograd.grad(out, inputs, grad), torch.autograd.grad(wanted, exact, grad.double()))
+    worst = max(float((a.double() - b).norm() / b.norm()) for a, b in pairs)
+    if not worst < 0.01:
+        raise Cannot(f"wrong: relative error {worst:.3g}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384])
+    parser.add_argument("--tokens", type=int, default=SHAPES["cuda"].tokens)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", help="a JSON file of all rows")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    shape = replace(SHAPES["cuda"], tokens=options.tokens)
+    ceilings = measure_ceilings(device, dtype)
+    rows = []
+    todo = [("scaled_dot", "none"), ("scaled_dot", "causal"), ("cosine", "none"), ("general", "none")]
+    todo += [("scaled_dot", "padding"), ("scaled_dot", "causal+padding")]
+    for score, mask in todo:
+        for length in options.lengths:
+            for backward in (False, True):
+                case = Case(score, mask, length, backward, shape, device, dtype)
+                flexible = length == 4096 and device.type == "cuda"
+                entrants = padded_entrants(case, flexible) if "padding" in mask else plain_entrants(case)
+                rows += compare(case.name, list(entrants), case.work(), ceilings, device, options.rounds, length)
+    rows += overhead(ceilings, device, dtype, options.rounds)
+    report = Report("scaled dot", ceilings, rows)
+    if options.out:
+        report.save(options.out)
+    print(f"cuDNN {torch.backends.cudnn.version()}, order of backends {torch._C._get_sdp_priority_order()}")
+    print(report.ceilings.machine)
+    print_short(rows, options.lengths)
+
+
+def print_short(rows: list[Row], lengths: list[int]) -> None:
+    """A line for each case and entrant: TFLOP/s of the allowed pairs at each length, or why there are none."""
+    print(f"| case | entrant | {' | '.join(map(str, lengths))} |\n| --- | --- |{' ---: |' * len(lengths)}")
+    lines: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.rate is not None:
+            said = f"{row.rate / 1e12:.1f}"
+        else:
+            said = f"{row.seconds * 1e6:.1f} µs" if row.seconds else row.note[:40]
+        lines.setdefault((row.case, row.entrant), []).append(said)
+    for (case, entrant), cells in lines.items():
+        print(f"| {case} | {entrant} | {' | '.join(dict.fromkeys(cells) if len(set(cells)) == 1 else cells)} |")
+
+
+if __name__ == "__main__":
+    main()
