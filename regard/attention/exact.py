@@ -55,9 +55,9 @@ def _weights(call: Call, queries: Chosen) -> Float[Tensor, "B h t S"]:
     at = torch.arange(T, device=q.device) if every else torch.tensor(rows, dtype=torch.long, device=q.device)
     if not every:
         q = q[:, :, at]
-    # The products of 16-bit numbers are exact in float32: where folding changes nothing they need not be widened first.
+    # Products of 16-bit numbers are exact in float32: where folding changes nothing they need not be widened first.
     if type(call.score) not in (Dot, ScaledDot):
-        q, k = q.to(precise), k.to(precise)
+        q, k = q.to(precise), repeat_heads(k, H).to(precise)
     q, k, scale = call.score.fold(q, k, positions)
     if in_tiles(call, q, k, form):
         from regard.attention import exact_triton
