@@ -59,16 +59,20 @@ class DropPath(nn.Module):
     tensor(6.)
     """
 
+    rate: Tensor
+
     def __init__(self, p: float) -> None:
         super().__init__()
-        self.p = p
+        self.p, self.drops = p, p > 0
+        # What is computed with is a tensor: layers that differ in p alone share their compiled code.
+        self.register_buffer("rate", torch.tensor(p), persistent=False)
 
     def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | None = None) -> Float[Tensor, "*n E"]:
-        if not self.training or self.p == 0:
+        if not self.training or not self.drops:
             return x
         count = len(x) if offsets is None else len(offsets.starts) - 1
         # Drawn as they are from torch's own generator, on the device: a captured step draws anew.
-        kept = (torch.rand(count, device=x.device) >= self.p).to(x.dtype) / (1 - self.p)
+        kept = (torch.rand(count, device=x.device) >= self.rate).to(x.dtype) / (1 - self.rate)
         return x * (kept[:, None, None] if offsets is None else kept[offsets.sequences, None])
 
     def extra_repr(self) -> str:

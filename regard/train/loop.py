@@ -24,6 +24,7 @@ from regard.folder import OPENED, bundle_of, fill_weights, find_device, load, re
 from regard.models import family_of, make_model
 from regard.train.allocator import keep_freed_memory
 from regard.train.checkpoint import Checkpoint, gather_state, restore_state, unique_parameters
+from regard.train.compiling import compiled_features
 from regard.train.going_on import HEADS, taking_over, weights_for
 from regard.train.graphs import GraphedUpdate
 from regard.train.losses import LossParts
@@ -148,7 +149,7 @@ def work(
     bundle = bundle_of(model, tokenizers, dict(provenance), special)
     report = Report(out / METRICS, config.steps, facts["step"], silent=quiet or not leads, writes=leads)
     report.say(corpus.describe(), note, _describe(model, device, team))
-    features = torch.compile(model.features, dynamic=False) if config.compile else model.features
+    features = compiled_features(model) if config.compile else model.features
 
     def update(group: list[Batch]) -> LossParts:
         """One update of the weights from this member's share of batches; never waits for a GPU."""
