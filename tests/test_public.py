@@ -36,8 +36,8 @@ PUBLIC = {
         *("read_sentencepiece", "write_sentencepiece"),
     ],
     "regard.train": [
-        *("TASKS", "Corpus", "DataConfig", "Recipe", "TextScores", "TokenizerConfig", "TrainConfig", "plan"),
-        *("read_corpus", "read_toml", "recipe_from", "squad_scores", "suggest", "text_scores", "train"),
+        *("TASKS", "Corpus", "DataConfig", "Recipe", "TextScores", "TokenizerConfig", "TrainConfig", "kept_steps"),
+        *("plan", "read_corpus", "read_toml", "recipe_from", "squad_scores", "suggest", "text_scores", "train"),
     ],
     "regard.viewer": [
         *("Change", "HeadOff", "LayerOff", "MaskOff", "Outcome", "PositionsOff", "RowSet", "ScaleOff", "Step", "Tried"),

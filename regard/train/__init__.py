@@ -1,5 +1,6 @@
 """From a recipe to a model folder."""
 
+from regard.train.checkpoint import kept_steps
 from regard.train.corpus import Corpus, read_corpus
 from regard.train.loop import train
 from regard.train.metrics import TextScores, squad_scores, text_scores
@@ -15,6 +16,7 @@ __all__ = [
     "TextScores",
     "TokenizerConfig",
     "TrainConfig",
+    "kept_steps",
     "plan",
     "read_corpus",
     "read_toml",

@@ -1,5 +1,9 @@
-"""A checkpoint: everything that a run needs to go on as if it had never stopped, in one file written whole or not."""
+"""A checkpoint: everything that a run needs to go on as if it had never stopped, in one file written whole or not.
 
+And, for those who want to see how a model came to be, folders of the model as it was after some of the steps.
+"""
+
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +17,9 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.files import write_whole
+from regard.folder import save
+
+STEPS = "steps"
 
 
 @dataclass
@@ -80,3 +87,23 @@ def restore_state(
 def unique_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
     """Each weight once, under its first name: tied weights are one tensor."""
     return dict(model.named_parameters(remove_duplicate=True))
+
+
+def keep_step(run: Path, bundle: Any, step: int, provenance: dict[str, Any]) -> None:
+    """Keeps the model of a run as it is after a step: a model folder like any other, such as steps/000500."""
+    save(run / STEPS / f"{step:06}", dataclasses.replace(bundle, training={**provenance, "step": step}))
+
+
+def kept_steps(run: str | Path) -> dict[int, Path]:
+    """The model folders that a run kept, by their steps; an error if there are none.
+
+    >>> kept_steps("no-such-run")
+    Traceback (most recent call last):
+    regard.errors.RegardError: no-such-run: no steps were kept here. Train with --train.keep_every N.
+    """
+    # A folder's config.json is written last: one without is not whole.
+    found = (path.parent for path in Path(run).glob(f"{STEPS}/*/config.json") if path.parent.name.isdecimal())
+    steps = {int(folder.name): folder for folder in found}
+    if not steps:
+        raise RegardError(f"{run}: no steps were kept here.", "Train with --train.keep_every N.")
+    return dict(sorted(steps.items()))

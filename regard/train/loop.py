@@ -23,7 +23,7 @@ from regard.errors import RegardError
 from regard.folder import OPENED, bundle_of, fill_weights, find_device, load, read_tokenizers, save, write_tokenizers
 from regard.models import family_of, make_model
 from regard.train.allocator import keep_freed_memory
-from regard.train.checkpoint import Checkpoint, gather_state, restore_state, unique_parameters
+from regard.train.checkpoint import Checkpoint, gather_state, keep_step, restore_state, unique_parameters
 from regard.train.compiling import compiled_features
 from regard.train.going_on import HEADS, taking_over, weights_for
 from regard.train.graphs import GraphedUpdate
@@ -38,7 +38,7 @@ from regard.train.vectors import use_vectors
 from regard.version import __version__
 
 # What may differ between a run and its continuation, since it does not change what is computed.
-MAY_CHANGE = {"train.device", "train.log_every", "train.save_every", "data.cache"}
+MAY_CHANGE = {"train.device", "train.log_every", "train.save_every", "train.keep_every", "data.cache"}
 STATE, METRICS = Path("state") / "last.safetensors", "metrics.jsonl"
 # A share of fewer tokens or pictures than this would not be worth the exchange of gradients.
 MOST_WORKERS, LEAST_TOKENS, LEAST_PICTURES = 16, 512, 8
@@ -189,7 +189,13 @@ def work(
             else:
                 facts["waiting"] += 1
 
+    def keep() -> None:
+        with _weights(model, average):
+            keep_step(out, bundle, facts["step"], provenance)
+
     if leads and not state_path.exists():
+        if config.keep_every:
+            keep()  # what is not trained at all, to begin with
         checkpoint()  # from now on the folder is this run's, and a model in it is never taken for a stranger's
     sums: list[LossParts] = []
     group: list[Batch] = []
@@ -218,13 +224,16 @@ def work(
             if not leads:
                 continue
             due = step % config.validate_every == 0 or step == config.steps
-            if due or requested or step % config.save_every == 0 or step % config.log_every == 0:
+            kept = config.keep_every > 0 and step % config.keep_every == 0
+            if due or kept or requested or step % config.save_every == 0 or step % config.log_every == 0:
                 _refuse_nonsense(parts.loss, step, out)
+            paused = time.monotonic()
+            if kept:
+                keep()
             if due:
-                paused = time.monotonic()
                 validate()
                 facts["done"] = stop = step == config.steps or 0 < config.patience <= facts["waiting"]
-                since += time.monotonic() - paused
+            since += time.monotonic() - paused
             if step % config.save_every == 0 or stop or requested:
                 checkpoint()
             if requested and not stop:

@@ -112,6 +112,8 @@ class TrainConfig:
     patience: int = 0
     """validations without a new best before training ends early; 0: never"""
     save_every: int = 500
+    keep_every: int = 0
+    """steps after which the model as it is then is kept, in a folder of its own under steps; 0: never"""
     log_every: int = 50
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from regard.errors import RegardError
 from regard.folder import load
-from regard.train import loop, train
+from regard.train import kept_steps, loop, train
 from regard.train.loop import METRICS, STATE
 from regard.train.report import read_metrics
 from regard.train.tasks import translate
@@ -80,6 +80,26 @@ def test_the_same_seed_gives_the_same_bits(lively, tmp_path):
     assert same_bits(weights_of(tmp_path / "again"), weights_of(lively))
     for name in ("config.json", "tokenizer.json", "training.json"):
         assert (tmp_path / "again" / name).read_bytes() == (lively / name).read_bytes()
+
+
+def test_models_of_some_steps_are_kept_and_change_nothing(lively, tmp_path, monkeypatch):
+    """Cut off and gone on: what is kept are the averaged weights, and the run ends with the same bits."""
+    kept = small(**LIVELY | {"train": LIVELY["train"] | {"keep_every": 6}})
+    with at_step(monkeypatch, 5, cut_power), pytest.raises(PowerCutError):
+        run(kept, tmp_path)
+    assert [path.name for path in kept_steps(tmp_path).values()] == ["000000"]
+    run(kept, tmp_path)
+    assert same_bits(weights_of(tmp_path), weights_of(lively))
+    steps = kept_steps(tmp_path)
+    assert list(steps) == [0, 6, 12]
+    assert json.loads((steps[6] / "training.json").read_text(encoding="utf-8"))["step"] == 6
+    first, last, best = (load_file(folder / "model.safetensors") for folder in (steps[0], steps[12], tmp_path))
+    assert load(tmp_path, "cpu").training["step"] == 12
+    assert same_bits(last, best)
+    assert not same_bits(first, best)
+    assert load(steps[0], "cpu")("The cat sleeps.") is not None
+    with pytest.raises(RegardError, match="no steps were kept here"):
+        kept_steps(lively)
 
 
 def test_another_seed_gives_others(plain, tmp_path):
@@ -180,7 +200,8 @@ def test_a_finished_run_is_not_run_again(plain, tmp_path, monkeypatch, capsys):
 def test_what_does_not_change_the_outcome_may_change(plain, tmp_path, monkeypatch):
     with at_step(monkeypatch, 5, cut_power), pytest.raises(PowerCutError):
         run(small(), tmp_path)
-    run(small(train={"save_every": 5, "log_every": 3}), tmp_path)
+    run(small(train={"save_every": 5, "log_every": 3, "keep_every": 8}), tmp_path)
+    assert list(kept_steps(tmp_path)) == [8]
     assert same_bits(weights_of(tmp_path), weights_of(plain))
 
 
