@@ -111,11 +111,15 @@ def run(argv: list[str]) -> int:
     seen.save(out, options.attention, options.head, overview=options.all, walk=options.walk or None)
     if seen.translation:
         print(seen.translation)
+    _tell(out)
+    return 0
+
+
+def _tell(out: Path) -> None:
     if out.suffix.lower() == ".html":
         print(f"The page is in {out}: open it in a browser.", file=sys.stderr)
     else:
         print(f"The picture is in {out}.", file=sys.stderr)
-    return 0
 
 
 def _serve(desk: Desk, seen: Look | None, options: Options) -> int:
@@ -159,10 +163,18 @@ def _picture(model: ImageModel, options: Options) -> int:
         if place is None:
             raise RegardError(f"--patch {options.patch} is not a row and a column.", "Write it like 3,5.")
         patch = int(place[1]), int(place[2])
-    seen = look(model, as_text(options.text, "the picture's name"))
+    seen = look(model, as_text(options.text, "the picture's name"), name=options.model.resolve().name)
     attention = "all" if options.all else options.attention
-    seen.save(out, attention, options.head, patch=patch, label=options.label, rollout=options.rollout)
+    seen.save(
+        out,
+        attention,
+        options.head,
+        patch=patch,
+        label=options.label,
+        rollout=options.rollout,
+        walk=options.walk or None,
+    )
     if seen.label is not None:
         print(f"{seen.label}\t{seen.probabilities[seen.label]:.4f}")
-    print(f"The picture is in {out}.", file=sys.stderr)
+    _tell(out)
     return 0

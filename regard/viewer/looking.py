@@ -244,7 +244,7 @@ def look(
     truncate: bool = False,
 ) -> Look: ...
 @overload
-def look(bundle: ImageModel | ViT, source: Picture | Tensor) -> ImageLook: ...
+def look(bundle: ImageModel | ViT, source: Picture | Tensor, *, name: str = "") -> ImageLook: ...
 def look(
     bundle: Any,
     source: Any,
@@ -274,7 +274,7 @@ def look(
     if isinstance(bundle, ImageModel | ViT):
         if any(option is not None for option in (target, layers, gold)):
             raise RegardError("A picture has no target, no gold links, and is looked at as a whole.", "Leave them out.")
-        return look_at_picture(bundle, source)
+        return look_at_picture(bundle, source, name)
     if not source.strip():
         raise RegardError("The text is empty: there is nothing to look at.", "Give a sentence.")
     if gold is not None:

@@ -20,7 +20,7 @@ from regard.layers.patches import Grid
 from regard.models import ViT
 from regard.viewer.rollout import Rollout, Run, number_of, roll_out, rolled, run
 
-FORMATS = ("png", "svg")
+PAGE, FORMATS = "html", ("png", "svg")
 # So many labels of a segmenter are shown at once: those that have most pixels.
 MOST_LABELS = 11
 BLOCKS, POOLER, SEGMENTER = "blocks.", "pooler.attention", "segmenter."
@@ -67,6 +67,9 @@ class ImageLook:
     """how likely each label is; empty unless the model gives pictures labels"""
     maps: dict[str, PatchMap]
     run: Run = field(repr=False)
+    bundle: ImageModel = field(repr=False)
+    model_name: str = ""
+    """what the page calls the model"""
 
     @property
     def label(self) -> str | None:
@@ -82,7 +85,7 @@ class ImageLook:
         patches regarded. Or the patch in a row and a column asks; or, in a segmenter by queries, that of a label. What
         was regarded of other tokens is missing from the sum of 1.
         """
-        shown, count = self._attention(attention, patch), self.grid[0] * self.grid[1]
+        shown, count = self.chosen(attention, patch), self.grid[0] * self.grid[1]
         first = len(shown.rows) - count  # of the patches, where they ask
         if patch is not None:
             if shown.name == POOLER:
@@ -91,8 +94,8 @@ class ImageLook:
         elif label is not None:
             if not shown.name.startswith(SEGMENTER):
                 raise RegardError(f"In {shown.name} no label asks.", "Leave it out, or ask for the rollout.")
-            rows = shown.weights[:, self._number(label)]
-        elif self._one_asks(shown):
+            rows = shown.weights[:, self.number(label)]
+        elif self.one_asks(shown):
             rows = shown.weights[:, 0]
         else:
             rows = shown.weights[:, first:].mean(1)
@@ -107,7 +110,7 @@ class ImageLook:
             return self._rollout.over_patches(patch=patch).cpu().numpy()
         if patch is not None:
             raise RegardError("Either a patch asks, or a label.", "Leave out one of them.")
-        number = self._number(label)
+        number = self.number(label)
         if self._rollout.queries is not None:
             return self._rollout.over_patches(query=number).cpu().numpy()
         return roll_out(self.run.model, self.run.images, [number]).over_patches().cpu().numpy()
@@ -121,17 +124,30 @@ class ImageLook:
         patch: Patch | None = None,
         label: str | None = None,
         rollout: bool = False,
+        walk: bool | None = None,
     ) -> None:
-        """Writes a picture, .png or .svg: beside the picture what each head of an attention, or one head, regarded.
+        """Writes a page, .html, which shows every head of every attention and needs nothing else, no network either; or
+        a picture, .png or .svg: beside the picture what each head of an attention, or one head, regarded.
 
         Who asks is as in `over_patches`. With attention "all" there is a small panel for each head of each attention.
         With `rollout`, or a label of a classifier, all layers are taken together. A segmenter by queries, of which
-        nothing in particular is asked, shows where the query of each label looked.
+        nothing in particular is asked, shows where the query of each label looked. A page has it all; the same choices
+        say what it opens with. With `walk` it also has every number between the pixels and the output; without, it has
+        them if model and picture are small.
         """
         form = Path(path).suffix.lower().removeprefix(".")
-        if form not in FORMATS:
-            raise RegardError(f"{path}: pictures are .png or .svg.", "Change the name's ending.")
-        write_whole(Path(path), self._picture(form, attention, head, patch, label, rollout))
+        if form not in (PAGE, *FORMATS):
+            raise RegardError(f"{path}: pages are .html, pictures are .png or .svg.", "Change the name's ending.")
+        if form == PAGE:
+            from regard.viewer import image_scene, page  # which know what a look is
+
+            scene = image_scene.scene_of_picture(
+                self, attention, head, patch=patch, label=label, rollout=rollout, walk=walk
+            )
+            content = page.page(scene)
+        else:
+            content = self._picture(form, attention, head, patch, label, rollout)
+        write_whole(Path(path), content)
 
     def _picture(
         self,
@@ -144,23 +160,23 @@ class ImageLook:
     ) -> bytes:
         from regard.viewer import overlay_pictures as pictures  # matplotlib is slow to import, and wanted here alone
 
-        if rollout or (label is not None and not self._by_queries):
+        if rollout or (label is not None and not self.by_queries):
             if attention is not None or head is not None:
                 raise RegardError("Rollout goes through all attentions.", "Name neither an attention nor a head.")
             says, panels = self._rolled_out(patch, label)
         elif attention == "all":
             says, table = self._overview(patch)
-            return pictures.overlay_table(self._title(), says, self.pixels, table, patch, form)
-        elif self._by_queries and attention is head is patch is label is None:
+            return pictures.overlay_table(self.title, says, self.pixels, table, patch, form)
+        elif self.by_queries and attention is head is patch is label is None:
             says, panels = self._queries()
         else:
             says, panels = self._heads(attention, head, patch, label)
-        return pictures.overlays(self._title(), says, self.pixels, panels, patch, form)
+        return pictures.overlays(self.title, says, self.pixels, panels, patch, form)
 
     def _heads(
         self, attention: str | None, head: int | None, patch: Patch | None, label: str | None
     ) -> tuple[str, dict[str, Weights]]:
-        shown, weights = self._attention(attention, patch), self.over_patches(attention, patch, label)
+        shown, weights = self.chosen(attention, patch), self.over_patches(attention, patch, label)
         if head is not None and not 0 <= head < len(weights):
             raise RegardError(f"{shown.name} has no head {head}.", f"There are {len(weights)}, counted from 0.")
         chosen = range(len(weights)) if head is None else [head]
@@ -179,7 +195,7 @@ class ImageLook:
         if label is None:
             return f"What {self._asker(None, patch)} comes from, through all layers.", panels
         panels[f"for {label}"] = self.rollout(patch, label)
-        if self._by_queries:
+        if self.by_queries:
             return f"What the picture, and the query of {label}, come from, through all layers.", panels
         return f"What the picture comes from, through all layers, and what of it speaks for {label}.", panels
 
@@ -189,7 +205,7 @@ class ImageLook:
         assert isinstance(output, Tensor)
         areas = torch.bincount(output[0].argmax(0).flatten(), minlength=len(labels)).tolist()
         most = sorted(range(len(labels)), key=lambda i: -areas[i])[:MOST_LABELS]
-        shown = self._attention(None, None)
+        shown = self.chosen(None, None)
         panels = {labels[i]: self.over_patches(shown.name, label=labels[i]).mean(0) for i in sorted(most)}
         return f"Where the query of each label looks in {shown.name}, mean of the heads.", panels
 
@@ -197,22 +213,23 @@ class ImageLook:
         return self._picture("png")
 
     def __repr__(self) -> str:
-        return f"ImageLook({self._title()!r}, {len(self.maps)} attentions: {', '.join(self.maps)})"
+        return f"ImageLook({self.title!r}, {len(self.maps)} attentions: {', '.join(self.maps)})"
 
-    def _title(self) -> str:
+    @property
+    def title(self) -> str:
         if self.label is None:
             return self.name
         return f"{self.name}: {self.label}, {100 * self.probabilities[self.label]:.0f} %"
 
     @property
-    def _by_queries(self) -> bool:
+    def by_queries(self) -> bool:
         return any(name.startswith(SEGMENTER) for name in self.maps)
 
     @cached_property
     def _rollout(self) -> Rollout:
         return rolled(self.run)
 
-    def _attention(self, name: str | None, patch: Patch | None) -> PatchMap:
+    def chosen(self, name: str | None, patch: Patch | None) -> PatchMap:
         """An attention by its name; without, the last in which there is somebody to ask."""
         if name is None:
             return [one for one in self.maps.values() if patch is None or one.name != POOLER][-1]
@@ -220,7 +237,7 @@ class ImageLook:
             raise RegardError(f"The model has no attention {name!r}.", f"There are: {', '.join(self.maps)}.")
         return self.maps[name]
 
-    def _one_asks(self, shown: PatchMap) -> bool:
+    def one_asks(self, shown: PatchMap) -> bool:
         """The first row of the attention speaks for the picture."""
         class_token = self.run.model.config.pooling == "class" and self.run.model.config.head != "segment"
         return shown.name == POOLER or (class_token and shown.name.startswith(BLOCKS))
@@ -230,11 +247,11 @@ class ImageLook:
             return f"the patch in row {patch[0]}, column {patch[1]}"
         if shown is None:
             return "the picture"
-        if self._one_asks(shown):
+        if self.one_asks(shown):
             return "the question of the pooling" if shown.name == POOLER else "the class token"
         return "a patch, on average,"
 
-    def _number(self, label: str) -> int:
+    def number(self, label: str) -> int:
         labels = self.run.model.config.labels
         if label not in labels:
             known = ", ".join(labels[:10]) + (", …" if len(labels) > 10 else "")
@@ -243,7 +260,7 @@ class ImageLook:
         return labels.index(label)
 
 
-def look_at_picture(model: ImageModel | ViT, picture: Picture | Tensor) -> ImageLook:
+def look_at_picture(model: ImageModel | ViT, picture: Picture | Tensor, model_name: str = "") -> ImageLook:
     """Lets a model look at a picture: a file, an open picture, bytes; or numbers from 0 to 1, as they go into it."""
     model = model if isinstance(model, ImageModel) else ImageModel(model)
     name = Path(picture).name if isinstance(picture, str | Path) else "the picture"
@@ -272,4 +289,4 @@ def look_at_picture(model: ImageModel | ViT, picture: Picture | Tensor) -> Image
     shares: Iterable[float] = ()
     if config.head == "classify" and config.labels and isinstance(found.output, Tensor):
         shares = found.output[0].float().softmax(-1).tolist()
-    return ImageLook(name, pixels, grid, dict(zip(config.labels, shares)), maps, found)
+    return ImageLook(name, pixels, grid, dict(zip(config.labels, shares)), maps, found, model, model_name)

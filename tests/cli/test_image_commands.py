@@ -293,7 +293,7 @@ def test_what_cannot_be_looked_at(refused, tmp_path, monkeypatch, classifier, ph
     )
     assert "no patch in row 7, column 0" in refused("look", classifier, file, "--patch", "7,0")
     assert "does not know the label 'cow'" in refused("look", classifier, file, "--label", "cow")
-    assert "x.html: pictures are .png or .svg" in refused("look", classifier, file, "--out", "x.html")
+    assert "x.htm: pages are .html, pictures are .png" in refused("look", classifier, file, "--out", "x.htm")
     assert "are for texts. Leave out --target" in refused("look", classifier, file, "--target", "x")
     assert "Rollout goes through all" in refused("look", classifier, file, "--rollout", "--all")
     assert "Only a picture has patches" in refused("look", seq2seq_folder, "one two", "--rollout")

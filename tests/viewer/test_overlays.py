@@ -252,7 +252,7 @@ def test_a_grey_model_shows_a_grey_picture(tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda seen, at: seen.save(at / "map.jpg"), "map.jpg: pictures are .png or .svg"),
+        (lambda seen, at: seen.save(at / "map.jpg"), "map.jpg: pages are .html, pictures are .png or .svg"),
         (
             lambda seen, at: seen.save(at / "map.png", "blocks.9.attention"),
             "no attention 'blocks.9.attention'.*blocks.2",

@@ -9,6 +9,7 @@ import { STYLE } from "./style.js";
 import { ASK_STYLE, askForm, welcome } from "./ask.js";
 import { Heads, firstShown } from "./heads.js";
 import { Decoding } from "./decoding.js";
+import { Images, openingOfPicture } from "./images.js";
 import { Trying } from "./trying.js";
 import { Walk } from "./walk.js";
 import { Voice, helpDialog, icon, isDark, menu, tabList, title, topBar } from "./shell.js";
@@ -53,6 +54,7 @@ async function render({ model, el }) {
  * @type {Record<string, {name: string, fits: (scene: any) => boolean, make: (context: Context) => Shows}>}
  */
 const VIEWS = {
+  images: { name: "Images", fits: (scene) => Boolean(scene.picture), make: (context) => new Images(context) },
   heads: { name: "Heads", fits: (scene) => scene.attentions.length > 0, make: (context) => new Heads(context) },
   walk: { name: "Walk", fits: (scene) => Boolean(scene.walk), make: (context) => new Walk(context) },
   decode: { name: "Decode", fits: (scene) => scene.decode?.nodes.length > 0, make: (context) => new Decoding(context) },
@@ -74,7 +76,7 @@ async function open(host, root, form, earlier) {
     shown: attentions.has(view.shown) ? view.shown : shown,
     other: attentions.has(view.other) ? view.other : null,
   });
-  const asked = earlier ?? (host.addressed ? readHash(location.hash) : {});
+  const asked = earlier ?? (host.addressed && location.hash.length > 1 ? readHash(location.hash) : openingOfPicture(scene));
   const first = attentions.has(asked.shown) ? asked.shown : await firstShown(attentions);
   const state = new State(/** @type {View} */ ({ ...BEGINNING, ...sensible(asked, first) }));
   const work = new Work((busy) => root.toggleAttribute("data-busy", busy));

@@ -181,7 +181,8 @@ export function helpDialog() {
       {},
       "Keys with a letter work while a figure has the focus. On a map, drag over an area to zoom into it; a double click " +
         "or a pinch zooms too, and Shift with a click on a small map compares. In the tree of a search, arrows go along it, " +
-        "Home and End to the first and last token, B to the best output, N to the table.",
+        "Home and End to the first and last token, B to the best output, N to the table. On a picture, arrows go from patch " +
+        "to patch, Enter lets one ask for good, F lets the pointer choose; P A R M show the picture, attention, rollout, labels.",
     ),
     h(
       "button",
@@ -209,7 +210,8 @@ export class Voice {
 
 /** The title: what was read, and what was written. @param {any} scene */
 export function title(scene) {
-  const { source, target } = scene.texts;
+  const { source } = scene.texts;
+  const target = scene.texts.target || scene.picture?.answer;
   const sides = scene.sides;
   const long = Math.max(source.length, target?.length ?? 0) > 150;
   /** @param {string} text @param {string} kind @param {string | undefined} direction */

@@ -5,8 +5,9 @@
  * @typedef {{rows: [number, number], columns: [number, number]}} Zoom the tokens (or words) that are on the screen
  * @typedef {{
  *   shown: Shown, other: Shown | null, form: string, words: boolean, pin: [number, number] | null, zoom: Zoom | null,
- *   scale: string | null, colours: string, theme: string, view: string, node: number | null
- * }} View
+ *   scale: string | null, colours: string, theme: string, view: string, node: number | null,
+ *   over: string | null, label: number | null, follow: boolean
+ * }} View of a picture: `over` is what lies over it, `label` the one it is about, `follow` whether the patch under the pointer asks
  */
 
 export const FORMS = { lines: "Lines", map: "Map", text: "Text", table: "Table" };
@@ -40,6 +41,9 @@ export function writeHash(view) {
   if (view.colours !== "blue") parts.set("colours", view.colours);
   if (view.theme !== "auto") parts.set("theme", view.theme);
   if (view.node !== null) parts.set("node", String(view.node));
+  if (view.over) parts.set("over", view.over);
+  if (view.label !== null) parts.set("label", String(view.label));
+  if (!view.follow) parts.set("follow", "0");
   return parts.toString().replaceAll("%3A", ":").replaceAll("%2C", ",");
 }
 
@@ -66,6 +70,9 @@ export function readHash(hash) {
   view.colours = parts.get("colours") === "iris" ? "iris" : "blue";
   view.theme = ["light", "dark"].includes(parts.get("theme")) ? parts.get("theme") : "auto";
   view.node = readNumbers(parts.get("node"), 1)?.[0] ?? null;
+  view.over = /^\w{1,20}$/.test(parts.get("over") ?? "") ? parts.get("over") : null;
+  view.label = readNumbers(parts.get("label"), 1)?.[0] ?? null;
+  view.follow = parts.get("follow") !== "0";
   return view;
 }
 
@@ -81,6 +88,9 @@ export const BEGINNING = {
   colours: "blue",
   theme: "auto",
   node: null,
+  over: null,
+  label: null,
+  follow: true,
 };
 
 /** A view that tells listeners what has changed. */
