@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.attention import exact
 from regard.attention.bias import Bias
-from regard.attention.kernels import Call, chunked, sdpa, sentences, short, unpacked, varlen
+from regard.attention.kernels import Call, chunked, concat, sdpa, sentences, short, unpacked, varlen
 from regard.attention.masks import Form, Mask
 from regard.attention.offsets import Offsets
 from regard.attention.reference import reference, reference_packed
@@ -18,9 +18,9 @@ from regard.attention.scores import Location, ScaledDot, Score, too_many_keys
 from regard.errors import RegardError
 
 # In order of preference; chunked takes everything. What none of the first takes is unpacked for the others.
-PACKED = {"sentences": sentences, "varlen": varlen}
-PADDED = {"short": short, "sdpa": sdpa, "chunked": chunked}
-KERNELS = (*PACKED, *PADDED, "reference")
+PACKED = {"sentences": sentences, "varlen": varlen, "concat": concat}
+PADDED = {"short": short, "sdpa": sdpa, "concat": concat, "chunked": chunked}
+KERNELS = (*dict.fromkeys((*PACKED, *PADDED)), "reference")
 
 watchers: list[Callable[[Call, Tensor], None]] = []
 """Who wants to see each call as `attend` received it, and its output. Empty unless somebody looks."""

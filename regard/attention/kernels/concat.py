@@ -1,0 +1,235 @@
+"""Additive attention, w·tanh(a + b) with a = W_b q and b = W_c k, fused: CUDA, in Triton, packed or padded.
+
+Neither scores nor weights are ever in memory; the backward pass has the output and a log-sum-exp for each query, and
+computes the rest again. `concat_triton` says how the tanh is done. Nothing here waits for the device, and compilers
+see one operator.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.attention.kernels import Call, triton_here
+from regard.attention.reference import repeat_heads
+from regard.attention.scores import Concat
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_HIDDEN = 1024
+MAX_WIDTH = 256
+
+
+class Tiling(NamedTuple):
+    """How many rows of the side a program belongs to it has at once, how many of the other, and its warps."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+# Four warps make the sixteen products of a row of columns in one thread each when there are 128.
+FORWARD = Tiling(64, 128, 4)
+BACKWARD = Tiling(64, 64, 4)
+# Few queries, as in decoding.
+FEW = Tiling(16, 64, 4)
+# Values wider than 128: their sums take the registers of a tile.
+WIDE = Tiling(64, 64, 8)
+
+
+def takes(call: Call) -> bool:
+    return (
+        isinstance(call.score, Concat)
+        and triton_here.FOUND
+        and call.q.is_cuda
+        and call.bias is None
+        and call.form.rest is None
+        and call.v.dtype in DTYPES
+        and call.score.weight_a.shape[-2] <= MAX_HIDDEN
+        and call.v.shape[-1] <= MAX_WIDTH
+    )
+
+
+def run(call: Call) -> Float[Tensor, "..."]:
+    score = call.score
+    assert isinstance(score, Concat)
+    packed = call.q_offsets is not None
+    # A score folds (…, H, N, D): heads before rows.
+    q, k, v = (x.transpose(0, 1) for x in (call.q, call.k, call.v)) if packed else (call.q, call.k, call.v)
+    # With shared parameters keys of a group are folded once; with a head's own, for each head.
+    if score.heads is not None and k.shape[-3] != score.heads:
+        k = k.repeat_interleave(score.heads // k.shape[-3], 0) if packed else repeat_heads(k, score.heads)
+    a, b, _ = call._replace(q=q, v=v).fold(k)
+    w = score.weight_a.float().reshape(1 if score.heads is None else score.heads, -1)
+    more = -w.shape[-1] % 4  # the kernel takes hidden numbers by fours; zeros add nothing
+    a, b = (_columns(x, more) for x in (a, b))
+    if more:
+        w = torch.nn.functional.pad(w, (0, more))
+    v = v if v.stride(-1) == 1 else v.contiguous()
+    sides = (call.q_offsets, a), (call.k_offsets, b)
+    starts = [None if offsets is None else offsets.starts for offsets, _ in sides]
+    bounds = [x.shape[-1] if offsets is None else offsets.max_len for offsets, x in sides]
+    lengths = None if call.form.lengths is None else call.form.lengths.to(v.device)
+    out, _ = attend_concat(a, b, w, v, *starts, lengths, *bounds, call.form.causal, call.form.window or 0)
+    return out.transpose(0, 1) if packed else out
+
+
+def _columns(x: Float[Tensor, "*H N C"], more: int) -> Float[Tensor, "*H C N"]:
+    """The hidden numbers of all rows one after another: what a tile reads lies side by side."""
+    x = x.mT
+    return (torch.nn.functional.pad(x, (0, 0, 0, more)) if more else x).contiguous()
+
+
+@torch.library.custom_op("regard::attend_concat", mutates_args=())
+def attend_concat(
+    a: Tensor,
+    b: Tensor,
+    w: Tensor,
+    v: Tensor,
+    q_starts: Tensor | None,
+    k_starts: Tensor | None,
+    lengths: Tensor | None,
+    max_q: int,
+    max_k: int,
+    causal: bool,
+    window: int,
+) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp of a (B, H, C, T), b (B, G, C, S), w (H or 1, C) and v (B, K, S, Dv).
+
+    Packed, B is missing: starts say where sequences begin, and max_q and max_k how long they may be. window 0 is none.
+    """
+    from regard.attention.kernels import concat_triton
+
+    out, lse = _empty(a, v)
+    tiling = _tiling(v, max_q, FORWARD)
+    tiles = -(-max_q // tiling.rows)
+    concat_triton.forward[(_sequences(a, q_starts) * a.shape[-3] * tiles,)](
+        *(a, b, w, v, out, lse, q_starts, k_starts, lengths, max_q, max_k, a.shape[-2], window, tiles),
+        *_strides(a, b, v, out, w, lse),
+        **_constants(a, b, v, tiling, q_starts, lengths, causal, window),
+    )
+    return out, lse
+
+
+@torch.library.custom_op("regard::attend_concat_backward", mutates_args=())
+def attend_concat_backward(
+    grad: Tensor,
+    a: Tensor,
+    b: Tensor,
+    w: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q_starts: Tensor | None,
+    k_starts: Tensor | None,
+    lengths: Tensor | None,
+    max_q: int,
+    max_k: int,
+    causal: bool,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients by a, b, w and v."""
+    from regard.attention.kernels import concat_backward_triton
+
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    B, H = _sequences(a, q_starts), a.shape[-3]
+    delta = torch.empty_like(lse)
+    da = torch.zeros_like(a, dtype=torch.float32)
+    db = b.new_zeros(*b.shape[:-3], H, *b.shape[-2:], dtype=torch.float32)
+    dv = v.new_empty(*v.shape[:-3], H, *v.shape[-2:])
+    dw = w.new_zeros(B, H, -(-max_q // _tiling(v, max_q, BACKWARD).rows), w.shape[-1])  # of each program
+    for keys, size, dx in ((False, max_q, da), (True, max_k, db)):
+        tiling = _tiling(v, size, BACKWARD)
+        tiles = -(-size // tiling.rows)
+        concat_backward_triton.backward[(B * H * tiles,)](
+            *(a, b, w, v, out, grad, lse, delta, dx, dw, dv, q_starts, k_starts, lengths),
+            *(max_q, max_k, a.shape[-2], window, tiles),
+            *_strides(a, b, v, out, grad, dx, dv, w, lse),
+            KEYS=keys,
+            SPLIT=v.dtype != torch.float32 and not triton_here.INTERPRETED,
+            **_constants(a, b, v, tiling, q_starts, lengths, causal, window),
+        )
+    dw = dw.sum((0, 2)) if len(w) == H else dw.sum((0, 1, 2))[None]
+    return da.to(a.dtype), _of_groups(db, b).to(b.dtype), dw, _of_groups(dv, v)
+
+
+@attend_concat.register_fake
+def _(a, b, w, v, q_starts, k_starts, lengths, max_q, max_k, causal, window):
+    return _empty(a, v)
+
+
+@attend_concat_backward.register_fake
+def _(grad, a, b, w, v, out, lse, q_starts, k_starts, lengths, max_q, max_k, causal, window):
+    return torch.empty_like(a), torch.empty_like(b), torch.empty_like(w), v.new_empty(v.shape)
+
+
+def _keep(ctx, inputs, output) -> None:
+    *tensors, ctx.max_q, ctx.max_k, ctx.causal, ctx.window = inputs
+    ctx.save_for_backward(*tensors[:4], *output, *tensors[4:])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _flow_back(ctx, grad: Tensor | None, _):
+    if grad is None:
+        return (None,) * 11
+    grads = attend_concat_backward(grad, *ctx.saved_tensors, ctx.max_q, ctx.max_k, ctx.causal, ctx.window)
+    return *grads, *(None,) * 7
+
+
+attend_concat.register_autograd(_flow_back, setup_context=_keep)
+
+
+def _empty(a: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp, not yet filled in; the heads of a row of the output side by side, as layers like it."""
+    *batch, H, _, rows = a.shape
+    return v.new_empty(*batch, rows, H, v.shape[-1]).transpose(-2, -3), a.new_empty(
+        *batch, H, rows, dtype=torch.float32
+    )
+
+
+def _of_groups(x: Tensor, like: Tensor) -> Tensor:
+    """Gradients of every head of the queries, summed over those that share a head of the keys."""
+    return x if x.shape == like.shape else x.unflatten(-3, (like.shape[-3], -1)).sum(-3)
+
+
+def _sequences(a: Tensor, q_starts: Tensor | None) -> int:
+    return a.shape[0] if q_starts is None else len(q_starts) - 1
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    """What a kernel is told: for (B, H, N, D) three strides, for w and the log-sum-exp, which come last, one and two.
+
+    The last axis is contiguous. A packed tensor has no sequences to step over, shared weights no heads.
+    """
+    *tiles, w, lse = tensors
+    told = [(0, *x.stride()[:-1])[-3:] for x in tiles]
+    return [*sum(told, ()), 0 if len(w) == 1 else w.stride(0), *(0, *lse.stride()[:-1])[-2:]]
+
+
+def _tiling(v: Tensor, rows: int, usual: Tiling) -> Tiling:
+    if rows <= FEW.rows:
+        return FEW
+    return WIDE if v.shape[-1] > 128 else usual
+
+
+def _constants(a, b, v, tiling, q_starts, lengths, causal, window) -> dict[str, Any]:
+    H = a.shape[-3]
+    return dict(
+        HEADS=H,
+        B_GROUP=H // b.shape[-3],
+        V_GROUP=H // v.shape[-3],
+        WIDTH=v.shape[-1],
+        PACKED=q_starts is not None,
+        LENGTHS=lengths is not None,
+        CAUSAL=causal,
+        WINDOW=window > 0,
+        # Matrix units multiply float32 as TF32, exact enough for halves; three such products are nearly float32.
+        PRECISION="tf32x3" if v.dtype == torch.float32 else "tf32",
+        QUICK=not triton_here.INTERPRETED,
+        ROWS=tiling.rows,
+        COLUMNS=tiling.columns,
+        BLOCK_V=max(16, 1 << (v.shape[-1] - 1).bit_length()),
+        num_warps=tiling.warps,
+        num_stages=1,
+    )

@@ -1,0 +1,210 @@
+"""What runs on the GPU for `concat` backward: two passes of one kernel, each over the rows of its own side.
+
+With G = ∂loss/∂score, N and D as in `concat_triton`: ∂N = G / D, ∂D = −G N / D². Both are products of matrices, so
+∂A_u = c_u (∂N B_u) + (∂D B_u), summed over keys, is one too; a_i is in the subsets u that hold i: ∂a_i = 2 Σ A_u ∂A_u.
+
+Queries' rows give ∂a and ∂w, keys' rows ∂b and ∂v. A program adds to rows that no other program writes, tile after
+tile: no atomics, so that the same numbers give the same bits. Scores and weights are computed again in each pass.
+"""
+
+import triton
+import triton.language as tl
+
+from regard.attention.kernels.concat_triton import (
+    LOG2E,
+    bit,
+    expand,
+    may_look,
+    reciprocal,
+    rows_too_large,
+    score_tile,
+    sequence,
+    signed,
+    spread,
+    tanh,
+)
+
+
+@triton.jit
+def _dot(x, y, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
+    """x y. SPLIT: as bf16, x in two parts, since its rounding is what would be left of terms that cancel."""
+    if SPLIT:
+        y = y.to(tl.bfloat16)
+        # Cut off rather than rounded: one instruction, and the other part has the rest.
+        high = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+        return tl.dot((x - high).to(tl.bfloat16), y, tl.dot(high.to(tl.bfloat16), y))
+    else:
+        return tl.dot(x, y, input_precision=PRECISION)
+
+
+@triton.jit
+def _add(x, more, valid):
+    tl.store(x, tl.load(x, mask=valid, other=0.0) + more, mask=valid)
+
+
+@triton.jit
+def _quick_gradients(
+    x, x_stride, x_valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dw, WEIGHTS: tl.constexpr,
+    COLUMNS: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr,
+):  # fmt: skip
+    u = tl.arange(0, 16)
+    for _ in range(0, C, 4):
+        rows = spread(x, x_stride, x_valid)
+        columns = expand(y, y_stride, y_valid, COLUMNS)
+        c = signed(w)[None, :]
+        d = tl.dot(rows, tl.trans(columns), input_precision=PRECISION)
+        n = tl.dot(rows * c, tl.trans(columns), input_precision=PRECISION)
+        r = reciprocal(d, QUICK)
+        dn = g * r
+        by_n = rows * _dot(dn, columns, SPLIT, PRECISION)
+        by_u = by_n * c - rows * _dot(dn * n * r, columns, SPLIT, PRECISION)
+        _add(dx, 2 * tl.sum(by_u * bit(u, 0)[None, :], 1), x_valid)
+        _add(dx + dx_stride, 2 * tl.sum(by_u * bit(u, 1)[None, :], 1), x_valid)
+        _add(dx + 2 * dx_stride, 2 * tl.sum(by_u * bit(u, 2)[None, :], 1), x_valid)
+        _add(dx + 3 * dx_stride, 2 * tl.sum(by_u * bit(u, 3)[None, :], 1), x_valid)
+        if WEIGHTS:
+            by_c = tl.sum(by_n, 0)
+            _add(dw, tl.sum(by_c * (2 * bit(u, 0) - 1), 0), True)
+            _add(dw + 1, tl.sum(by_c * (2 * bit(u, 1) - 1), 0), True)
+            _add(dw + 2, tl.sum(by_c * (2 * bit(u, 2) - 1), 0), True)
+            _add(dw + 3, tl.sum(by_c * (2 * bit(u, 3) - 1), 0), True)
+            dw += 4
+        x += 4 * x_stride
+        dx += 4 * dx_stride
+        y += 4 * y_stride
+        w += 4
+
+
+@triton.jit
+def _plain_gradients(
+    x, x_stride, x_valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dw, WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    for _ in range(0, C):
+        rows = tl.load(x, mask=x_valid, other=0.0).to(tl.float32)
+        columns = tl.load(y, mask=y_valid, other=0.0).to(tl.float32)
+        h = tanh(rows[:, None] + columns[None, :])
+        _add(dx, tl.sum(g * (1.0 - h * h), 1) * tl.load(w), x_valid)
+        if WEIGHTS:
+            _add(dw, tl.sum(tl.sum(g * h, 1), 0), True)
+            dw += 1
+        x += x_stride
+        dx += dx_stride
+        y += y_stride
+        w += 1
+
+
+@triton.jit
+def _rows(x, first, rows, count, columns, width, row_stride):
+    places = (first + rows).to(tl.int64)[:, None] * row_stride + columns[None, :]
+    return tl.load(x + places, mask=(rows < count)[:, None] & (columns < width)[None, :], other=0.0)
+
+
+@triton.jit(do_not_specialize=["T", "S", "C", "window", "tiles"])
+def backward(
+    a, b, w, v, out, grad, lse, delta, dx, dw, dv, q_starts, k_starts, lengths, T, S, C, window, tiles,
+    a_batch, a_head, a_stride, b_batch, b_head, b_stride, v_batch, v_head, v_row, out_batch, out_head, out_row,
+    grad_batch, grad_head, grad_row, dx_batch, dx_head, dx_stride, dv_batch, dv_head, dv_row,
+    w_head, lse_batch, lse_head,
+    KEYS: tl.constexpr, HEADS: tl.constexpr, B_GROUP: tl.constexpr, V_GROUP: tl.constexpr, WIDTH: tl.constexpr,
+    PACKED: tl.constexpr, LENGTHS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """KEYS: ∂b and ∂v of ROWS keys; otherwise ∂a and a part of ∂w from ROWS queries, and delta for the other pass.
+
+    ∂a and ∂b (dx) and ∂w begin at zero. Each head of the queries has its own ∂b and ∂v, summed over groups by others.
+    """
+    tile = tl.program_id(0) % tiles
+    head = tl.program_id(0) // tiles % HEADS
+    batch = tl.program_id(0) // tiles // HEADS
+    t0, T = sequence(q_starts, batch, T, PACKED)
+    s0, S = sequence(k_starts, batch, S, PACKED)
+    if tile * ROWS >= (S if KEYS else T):
+        return
+    batch, long_head = batch.to(tl.int64), head.to(tl.int64)
+    a += batch * a_batch + long_head * a_head + t0
+    b += batch * b_batch + (head // B_GROUP).to(tl.int64) * b_head + s0
+    v += batch * v_batch + (head // V_GROUP).to(tl.int64) * v_head
+    out += batch * out_batch + long_head * out_head
+    grad += batch * grad_batch + long_head * grad_head
+    lse += batch * lse_batch + long_head * lse_head + t0
+    delta += batch * lse_batch + long_head * lse_head + t0
+    w += head * w_head
+    dw += tl.program_id(0).to(tl.int64) * C
+    keys = tl.minimum(S, tl.load(lengths + batch)).to(tl.int32) if LENGTHS else S
+    e = tl.arange(0, BLOCK_V)
+    begin = tile * ROWS
+    rows = begin + tl.arange(0, ROWS)
+    end = tl.minimum(begin + ROWS, keys if KEYS else T)
+    # Which rows of the other side there are for these, from first to last.
+    first, last = 0, T if KEYS else keys
+    if KEYS:
+        if CAUSAL or WINDOW:
+            first = tl.maximum(0, begin - (S - T))
+        if WINDOW:
+            last = tl.minimum(last, end - 1 - (S - T) + window)
+        last = tl.where(begin < keys, last, 0)
+        x, x_stride, valid = b + rows, b_stride, rows < keys
+        dx += batch * dx_batch + long_head * dx_head + s0 + rows
+        mine = _rows(v, s0, rows, keys, e, WIDTH, v_row)
+    else:
+        if CAUSAL or WINDOW:
+            last = tl.minimum(last, end + (S - T))
+        if WINDOW:
+            first = tl.maximum(0, begin + (S - T) - window + 1)
+        x, x_stride, valid = a + rows, a_stride, rows < T
+        dx += batch * dx_batch + long_head * dx_head + t0 + rows
+        mine = _rows(grad, t0, rows, T, e, WIDTH, grad_row)
+        whole = tl.sum(mine.to(tl.float32) * _rows(out, t0, rows, T, e, WIDTH, out_row).to(tl.float32), 1)
+        tl.store(delta + rows, whole, mask=valid)
+        power = tl.load(lse + rows, mask=valid, other=float("inf"))
+    large = rows_too_large(x, x_stride, valid, C, ROWS)
+    by_values = tl.zeros((ROWS, BLOCK_V), tl.float32)
+    for other in range(first, last, COLUMNS):
+        columns = other + tl.arange(0, COLUMNS)
+        if KEYS:
+            y, y_stride, y_valid = a + columns, a_stride, columns < T
+            theirs = _rows(grad, t0, columns, T, e, WIDTH, grad_row)
+        else:
+            y, y_stride, y_valid = b + columns, b_stride, columns < keys
+            theirs = _rows(v, s0, columns, keys, e, WIDTH, v_row)
+        scores, plainly = score_tile(
+            x, x_stride, valid, large, y, y_stride, y_valid, w, C, ROWS, COLUMNS, PRECISION, QUICK
+        )
+        g = tl.dot(mine, tl.trans(theirs), input_precision=PRECISION)
+        if KEYS:
+            allowed = may_look(columns[None, :], rows[:, None], T, S, keys, window, CAUSAL, WINDOW)
+            power = tl.load(lse + columns, mask=y_valid, other=float("inf"))
+            p = tl.where(allowed, tl.exp2(scores * LOG2E - power[None, :]), 0.0)
+            by_values = tl.dot(p.to(theirs.dtype), theirs, by_values, input_precision=PRECISION)
+            g = p * (g - tl.load(delta + columns, mask=y_valid, other=0.0)[None, :])
+        else:
+            allowed = may_look(rows[:, None], columns[None, :], T, S, keys, window, CAUSAL, WINDOW)
+            p = tl.where(allowed, tl.exp2(scores * LOG2E - power[:, None]), 0.0)
+            g = p * (g - whole[:, None])
+        if plainly:
+            _plain_gradients(x, x_stride, valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dw, not KEYS)
+        else:
+            _quick_gradients(
+                x,
+                x_stride,
+                valid,
+                y,
+                y_stride,
+                y_valid,
+                w,
+                C,
+                g,
+                dx,
+                dx_stride,
+                dw,
+                not KEYS,
+                COLUMNS,
+                PRECISION,
+                SPLIT,
+                QUICK,
+            )
+    if KEYS:
+        places = (s0 + rows)[:, None] * dv_row + e[None, :]
+        dv += batch * dv_batch + long_head * dv_head + places
+        tl.store(dv, by_values.to(dv.dtype.element_ty), mask=(rows < S)[:, None] & (e < WIDTH)[None, :])
