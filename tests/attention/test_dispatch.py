@@ -35,7 +35,8 @@ def test_which_kernel():
     assert kernel(100, 100, mask=causal() | lengths) == "chunked"
     assert kernel(100, 100, bias=Slope(2).double()) == "chunked"
     assert kernel(16, 16, bias=Slope(2).double()) == "short"
-    assert kernel(16, 16, score=Concat(4, 4, 5).double()) == "chunked"
+    assert kernel(16, 16, score=Concat(4, 4, 5).double()) == "concat_cpu"
+    assert kernel(16, 16, score=Concat(4, 4, 5).double(), bias=Slope(2).double()) == "chunked"
     assert kernel(100, 100, score=General(4, 4).double()) == "sdpa"
     assert kernel(0, 5) == "reference"
 
@@ -44,7 +45,7 @@ def test_a_kernel_can_be_asked_for():
     with use("chunked"):
         assert kernel(16, 16) == "chunked"
     assert kernel(16, 16) == "short"
-    with pytest.raises(RegardError, match=r"'fast'.*varlen, concat, short, sdpa, chunked, reference"), use("fast"):
+    with pytest.raises(RegardError, match=r"'fast'.*varlen, concat, short, sdpa, concat_cpu, chunked, reference"), use("fast"):
         pass
     with pytest.raises(RegardError, match="varlen takes packed"), use("varlen"):
         kernel(2, 2)
