@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.attention import exact
 from regard.attention.bias import Bias
-from regard.attention.kernels import Call, chunked, concat, sdpa, sentences, short, unpacked, varlen
+from regard.attention.kernels import Call, chunked, concat, concat_cpu, sdpa, sentences, short, unpacked, varlen
 from regard.attention.masks import Form, Mask
 from regard.attention.offsets import Offsets
 from regard.attention.reference import reference, reference_packed
@@ -19,7 +19,7 @@ from regard.errors import RegardError
 
 # In order of preference; chunked takes everything. What none of the first takes is unpacked for the others.
 PACKED = {"sentences": sentences, "varlen": varlen, "concat": concat}
-PADDED = {"short": short, "sdpa": sdpa, "concat": concat, "chunked": chunked}
+PADDED = {"short": short, "sdpa": sdpa, "concat": concat, "concat_cpu": concat_cpu, "chunked": chunked}
 KERNELS = (*dict.fromkeys((*PACKED, *PADDED)), "reference")
 
 watchers: list[Callable[[Call, Tensor], None]] = []
