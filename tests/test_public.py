@@ -21,9 +21,10 @@ PUBLIC = {
     "regard.data": [
         *("EOS", "IGNORED", "KINDS", "PAD", "SOS", "SPECIALS", "UNK", "AnswerBatches", "AugmentConfig", "Augmented"),
         *("Batch", "Batches", "BpeDropout", "ByLength", "Counts", "ImageBatch", "ImageBatches", "ImageSet", "Labelled"),
-        *("LabelledBatches", "MaskedBatches", "Pair", "Question", "QuestionPieces", "RaggedImages", "Sequences"),
-        *("Special", "TextBatches", "Texts", "Tokenizer", "as_numbers", "augment", "clean", "encode_documents"),
-        *("encode_pairs", "encode_texts", "label_ids", "label_names", "phrasebook_pairs", "prefetch"),
+        *("LabelledBatches", "MaskedBatches", "Pair", "Question", "QuestionPieces", "RaggedBatch", "RaggedBatches"),
+        *("RaggedImages", "Sequences", "Special", "TextBatches", "Texts", "Tokenizer", "as_numbers", "augment"),
+        *("clean", "encode_documents", "encode_pairs", "encode_texts", "label_ids", "label_names"),
+        *("phrasebook_pairs", "prefetch"),
         *("read_documents", "read_image", "read_images", "read_labelled", "read_lines", "read_pairs", "read_ragged"),
         *("read_squad", "read_vectors", "soft_targets", "split_documents", "split_validation", "whole_text"),
     ],

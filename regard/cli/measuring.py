@@ -8,12 +8,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from regard.cli.common import progress
-from regard.data import IGNORED, ImageSet, label_ids, read_images, read_labelled
+from regard.data import IGNORED, label_ids, read_images, read_labelled, read_ragged
 from regard.errors import RegardError
 from regard.folder import ImageModel, TextEncoder
 from regard.train.label_scores import label_scores, mask_scores
 from regard.train.metrics import label_counts
-from regard.train.tasks.pictures import NOTHING, refuse_lack
+from regard.train.tasks.pictures import NOTHING, Images, refuse_lack
 
 # Pictures that are looked at before the bar moves on.
 AT_A_TIME = 512
@@ -37,7 +37,7 @@ def pictures(model: ImageModel, files: Sequence[str], column: str) -> dict[str, 
             "Train it on for a task first: regard train --from …",
         )
     with progress("reading") as tell:
-        images = read_images(files, size=model.size, channels=model.model.config.channels, label=column, progress=tell)
+        images = _read(model, files, column, tell)
     refuse_lack(images, "labels" if head == "classify" else "masks")
     began = time.perf_counter()
     found = _whole(model, images) if head == "classify" else _pixels(model, images)
@@ -45,10 +45,18 @@ def pictures(model: ImageModel, files: Sequence[str], column: str) -> dict[str, 
     return {"pictures": len(images)} | found | {"pictures_per_second": rate}
 
 
-def _whole(model: ImageModel, images: ImageSet) -> dict[str, Any]:
+def _read(model: ImageModel, files: Sequence[str], column: str, tell: Callable[[int, int | None], None]) -> Images:
+    config = model.model.config
+    if config.longest_side:
+        longest, patch = config.longest_side, config.patch
+        return read_ragged(files, patch=patch, longest=longest, channels=config.channels, label=column, progress=tell)
+    return read_images(files, size=model.size, channels=config.channels, label=column, progress=tell)
+
+
+def _whole(model: ImageModel, images: Images) -> dict[str, Any]:
     known = images.with_names(model.labels)
     with progress("classifying") as tell:
-        shares = np.concatenate([model.probabilities(images.pixels[part]) for part in _parts(len(images), tell)])
+        shares = np.concatenate([model.probabilities(images.some(part)) for part in _parts(len(images), tell)])
     return _labels(shares, known.labels, model.labels)
 
 
@@ -64,8 +72,7 @@ def _labels(shares: Float[np.ndarray, "M V"], numbers: Int[np.ndarray, "M"], nam
     return found | {"labels": list(names), "confusion": scores.counts.tolist()}
 
 
-def _pixels(model: ImageModel, images: ImageSet) -> dict[str, Any]:
-    assert images.masks is not None
+def _pixels(model: ImageModel, images: Images) -> dict[str, Any]:
     table = np.full(256, IGNORED, np.int64)
     table[list(model.mask_values)] = np.arange(len(model.labels))
     for value in images.mask_values:
@@ -76,17 +83,17 @@ def _pixels(model: ImageModel, images: ImageSet) -> dict[str, Any]:
     counts = np.zeros((len(model.labels), len(model.labels)), np.int64)
     with progress("segmenting") as tell:
         for part in _parts(len(images), tell):
-            found = np.stack(model.segment(list(images.pixels[part])))
-            counts += label_counts(found, table[images.masks[part]], len(model.labels))
+            for found, row in zip(model.segment(list(images.some(part))), part.tolist()):
+                counts += label_counts(found, table[images.mask(row)], len(model.labels))
     scores = mask_scores(counts)
     shares = {label: float(iou) for label, iou in zip(model.labels, scores.iou) if not np.isnan(iou)}
     measured = {"mean_iou": scores.mean_iou, "iou": shares, "pixel_accuracy": scores.pixel_accuracy}
     return measured | {"labels": list(model.labels), "confusion": counts.tolist()}
 
 
-def _parts(count: int, tell: Callable[[int, int | None], None]) -> Iterator[slice]:
+def _parts(count: int, tell: Callable[[int, int | None], None]) -> Iterator[Int[np.ndarray, "B"]]:
     for start in range(0, count, AT_A_TIME):
-        yield slice(start, start + AT_A_TIME)
+        yield np.arange(start, min(start + AT_A_TIME, count))
         tell(min(start + AT_A_TIME, count), count)
 
 

@@ -12,6 +12,7 @@ from regard.data.labelled import Labelled, LabelledBatches, label_ids, label_nam
 from regard.data.masking import MaskedBatches
 from regard.data.phrasebook import phrasebook_pairs
 from regard.data.questions import AnswerBatches, Question, QuestionPieces, read_squad
+from regard.data.ragged_batches import RaggedBatch, RaggedBatches
 from regard.data.readers import Pair, read_lines, read_pairs
 from regard.data.sequences import Sequences
 from regard.data.special import EOS, PAD, SOS, SPECIALS, UNK, Special
@@ -45,6 +46,8 @@ __all__ = [
     "Pair",
     "Question",
     "QuestionPieces",
+    "RaggedBatch",
+    "RaggedBatches",
     "RaggedImages",
     "Sequences",
     "Special",

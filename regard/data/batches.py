@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -72,6 +72,8 @@ class Batch:
     targets: Int[Tensor, "rows *more"]
     sentences: int
     tokens: int
+    # The same numbers are computed with for every batch whose inputs have the same shapes.
+    repeats: ClassVar[bool] = True
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         inputs = tuple(one.to(device, non_blocking=non_blocking) for one in self.inputs)

@@ -71,6 +71,15 @@ class ImageSet(_Pictures):
     masks: UInt8[np.ndarray, "M H W"] | None
     """the class of each pixel, as the files have it"""
 
+    def some(self, rows: Int[np.ndarray, "B"]) -> UInt8[np.ndarray, "B H W C"]:
+        """Some of the pictures."""
+        return self.pixels[rows]
+
+    def mask(self, row: int) -> UInt8[np.ndarray, "H W"]:
+        if self.masks is None:
+            raise ValueError("these pictures have no masks")
+        return self.masks[row]
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RaggedImages(_Pictures):
@@ -80,6 +89,10 @@ class RaggedImages(_Pictures):
     sizes: Int[np.ndarray, "M 2"]
     """heights and widths"""
     flat_masks: UInt8[np.ndarray, "bytes"] | None
+    patch: int
+    """what all sides are multiples of"""
+    longest: int
+    """what no side is longer than; 0: they are as long as they are"""
 
     @cached_property
     def _starts(self) -> Int[np.ndarray, "M"]:
@@ -91,6 +104,10 @@ class RaggedImages(_Pictures):
         height, width = self.sizes[row].tolist()
         channels, start = len(self.mean), int(self._starts[row])
         return self.flat[start * channels :][: height * width * channels].reshape(height, width, channels)
+
+    def some(self, rows: Int[np.ndarray, "B"]) -> list[UInt8[np.ndarray, "_ _ C"]]:
+        """Some of the pictures."""
+        return [self.pixels(row) for row in rows.tolist()]
 
     def mask(self, row: int) -> UInt8[np.ndarray, "H W"]:
         if self.flat_masks is None:
@@ -177,7 +194,14 @@ def read_ragged(
         raise RegardError(f"Sides up to {longest} cannot be whole patches of {patch}.", "A patch has at least 1 pixel.")
     fit = Fit(patch=patch, longest=longest)
     store = _store(files, fit, channels, label, on_bad, cache, progress, ragged=True)
-    return RaggedImages(flat=store.pixels, flat_masks=store.masks, sizes=store.sizes, **_known(store))
+    return RaggedImages(
+        flat=store.pixels,
+        flat_masks=store.masks,
+        sizes=store.sizes,
+        patch=patch,
+        longest=longest,
+        **_known(store),
+    )
 
 
 def _known(store: Store) -> dict:

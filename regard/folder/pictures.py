@@ -13,11 +13,12 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from regard.data.image_batches import as_numbers
-from regard.data.image_decoding import load, naming, pixels_of
+from regard.data.image_decoding import Fit, load, naming, pixels_of
 from regard.data.images import ImageSet
 from regard.errors import RegardError
 from regard.folder.bundle import ReadyModel
 from regard.folder.scoring import Classified, classified
+from regard.layers.patches import PackedImages, pack_images
 from regard.models import ViT
 
 # Tokens that are encoded at once.
@@ -26,6 +27,8 @@ BATCH_TOKENS = 16384
 Picture = str | Path | Image.Image | np.ndarray
 """a file, an open picture, or its bytes: height, width and perhaps channels"""
 Pictures = Sequence[Picture] | ImageSet
+PixelArrays = UInt8[np.ndarray, "M H W C"] | list[UInt8[np.ndarray, "_ _ C"]]
+"""bytes of pictures of one size, or of any sizes, in whole patches"""
 Size = tuple[int, int]
 
 
@@ -47,7 +50,7 @@ class ImageModel(ReadyModel):
 
     @property
     def size(self) -> Size:
-        """Height and width of the pictures that it was trained on."""
+        """Height and width of the pictures that it was trained on; if these had their own sizes, of the largest."""
         return self.model.config.image_height, self.model.config.image_width
 
     @property
@@ -60,32 +63,34 @@ class ImageModel(ReadyModel):
     def classify(self, images: Pictures) -> list[Classified]:
         """The label of each picture, and how sure the model is of each label.
 
-        A picture is brought to the size of those that the model was trained on: scaled, and its middle cut out.
+        A picture is brought to the size of those that the model was trained on: scaled, and its middle cut out. If
+        those had sizes of their own, it keeps its own too, as far as it is not larger than they were.
         """
-        self._need("classify", "classify-images")
         found: list[Classified] = []
         for batch in self._batches(images):
-            rows = self.probabilities(np.stack([self._fitted(*one) for one in batch])).tolist()
+            rows = self.probabilities([self._fitted(*one) for one in batch]).tolist()
             found += [classified(self.labels, row) for row in rows]
         return found
 
     @torch.no_grad()
-    def probabilities(self, pixels: UInt8[np.ndarray, "M H W C"]) -> Float[np.ndarray, "M V"]:
-        """How likely each label is for each picture; all have one size, which is taken as it is."""
+    def probabilities(self, pixels: PixelArrays) -> Float[np.ndarray, "M V"]:
+        """How likely each label is for each picture, which is taken as it is."""
         self._need("classify", "classify-images")
         found = np.zeros((len(pixels), len(self.labels)), np.float32)
         self.model.eval()
-        step = self._at_once(pixels.shape[1:3])
-        for start in range(0, len(pixels), step):
-            part = slice(start, start + step)
-            found[part] = self.model(self._tensor(pixels[part])).float().softmax(-1).cpu().numpy()
+        sizes = sorted(range(len(pixels)), key=lambda i: pixels[i].size)  # of about one size together
+        step = self._at_once(pixels[sizes[-1]].shape) if sizes else 1
+        for start in range(0, len(sizes), step):
+            part = sizes[start : start + step]
+            found[part] = self.model(self._together([pixels[i] for i in part])).float().softmax(-1).cpu().numpy()
         return found
 
     @torch.no_grad()
     def segment(self, images: Pictures) -> list[Int[np.ndarray, "_ _"]]:
         """For each pixel of each picture the number of its label, at the picture's own size.
 
-        A picture is scaled until it covers the size of those that the model was trained on; nothing is cut off.
+        A picture is scaled until it covers the size of those that the model was trained on; nothing is cut off. If
+        those had sizes of their own, it keeps its own too, as far as it is not larger than they were.
         """
         self._need("segment", "segment")
         found: list[Int[np.ndarray, "_ _"]] = []
@@ -118,6 +123,14 @@ class ImageModel(ReadyModel):
     def _tensor(self, pixels: UInt8[np.ndarray, "B H W C"]) -> Float[Tensor, "B C H W"]:
         return as_numbers(torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device), self.model.config.channels)
 
+    def _together(self, pixels: list[UInt8[np.ndarray, "_ _ C"]]) -> Float[Tensor, "B C H W"] | PackedImages:
+        """Pictures as the model takes them: packed, where they are not of one size."""
+        config = self.model.config
+        if len({one.shape for one in pixels}) == 1:
+            return self._tensor(np.stack(pixels))
+        numbers = [as_numbers(torch.tensor(one)[None], config.channels)[0] for one in pixels]
+        return pack_images(numbers, config.patch).to(self.device)
+
     def _batches(self, images: Pictures) -> Iterator[list[tuple[Image.Image, str]]]:
         """Open pictures, each with its name, as many as are encoded at once."""
         rows: Sequence[Picture] = images.pixels if isinstance(images, ImageSet) else images  # type: ignore[assignment]
@@ -127,13 +140,20 @@ class ImageModel(ReadyModel):
 
     def _fitted(self, image: Image.Image, name: str) -> UInt8[np.ndarray, "H W C"]:
         with naming(name):
-            return pixels_of(image, self.model.config.channels, self.size)
+            return pixels_of(image, self.model.config.channels, self._own(image) or self.size)
+
+    def _own(self, image: Image.Image) -> Size | None:
+        """The height and width of a picture in whole patches, for models of pictures of their own sizes."""
+        config = self.model.config
+        fit = Fit(patch=config.patch, longest=config.longest_side)
+        return fit.target(image.height, image.width) if config.longest_side else None
 
     def _covering(self, image: Image.Image, name: str) -> UInt8[np.ndarray, "_ _ C"]:
         """The whole picture, as large as in training along one side and at least as large along the other."""
         config = self.model.config
         scale = max(side / own for side, own in zip(self.size, image.size[::-1]))
-        height, width = (max(1, round(own * scale / config.patch)) * config.patch for own in image.size[::-1])
+        covering = (max(1, round(own * scale / config.patch)) * config.patch for own in image.size[::-1])
+        height, width = self._own(image) or covering
         with naming(name):
             pixels = pixels_of(image, config.channels, image.size[::-1])
         if pixels.shape[:2] == (height, width):

@@ -51,6 +51,8 @@ class ViTConfig:
     image_height: int = 224
     """in pixels; other sizes work too, and learned positions are then interpolated"""
     image_width: int = 224
+    longest_side: int = 0
+    """images keep their own size and proportions, no side longer than this; 0: they are brought to the size above"""
     patch: int = 16
     """side of a patch in pixels"""
     patches: PatchKind = "linear"

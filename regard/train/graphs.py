@@ -25,6 +25,8 @@ class GraphedUpdate:
 
     def __call__(self, group: list[Batch]) -> LossParts:
         (batch,) = group
+        if not batch.repeats:
+            return self.update(group)
         shape = tuple(one.max_len if isinstance(one, Packed) else one.shape for one in batch.inputs)
         if self.seen.get(shape, 0) < WARM_UP:
             self.seen[shape] = self.seen.get(shape, 0) + 1

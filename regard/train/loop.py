@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.data import Batch, prefetch
 from regard.errors import RegardError
 from regard.folder import OPENED, bundle_of, fill_weights, find_device, load, read_tokenizers, save, write_tokenizers
-from regard.models import family_of, make_model
+from regard.models import ViTConfig, family_of, make_model
 from regard.train.allocator import keep_freed_memory
 from regard.train.checkpoint import Checkpoint, gather_state, keep_step, restore_state, unique_parameters
 from regard.train.compiling import compiled_features
@@ -305,6 +305,9 @@ def _arranged(recipe: Recipe, before: dict[str, Any] | None) -> Iterator[int]:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if OPENED[family_of(recipe.model)].sides:
             shares = config.batch_tokens // max(LEAST_TOKENS, recipe.model.max_len)  # each holds any sentence
+        elif isinstance(recipe.model, ViTConfig) and recipe.data.longest:
+            largest = recipe.model.prefix + (recipe.data.longest // recipe.model.patch) ** 2
+            shares = config.batch_tokens // max(LEAST_TOKENS, largest)
         else:
             shares = config.batch_images // LEAST_PICTURES
         size = config.workers or max(1, min(cores, MOST_WORKERS, shares))

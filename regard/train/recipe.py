@@ -53,6 +53,10 @@ class DataConfig:
     """text2text: how often each file's pairs are seen, against each other; the least is seen once an epoch"""
     size: int = 0
     """pictures: the side that they are scaled and cut to, in pixels; 0: the size that they have"""
+    longest: int = 0
+    """pictures: each keeps its own size and proportions, no side longer than this, in pixels; 0: all have one size"""
+    patch: int = 0
+    """pictures of their own sizes: sides are multiples of this, the model's patch; 0: as suits the longest"""
     channels: int = 0
     """pictures: 1 (grey), 3 (colour), 0: grey if all of them are"""
     label: str = "label"
@@ -140,7 +144,9 @@ class Recipe:
 
 SECTIONS = ("data", "tokenizer", "model", "train", "augment")
 # Filled in from the tokenisers and the data, never by a user.
-DERIVED = frozenset({"source_vocab", "target_vocab", "shared_vocab", "vocab", "labels", "image_height", "image_width"})
+DERIVED = frozenset(
+    {"source_vocab", "target_vocab", "shared_vocab", "vocab", "labels", "image_height", "image_width", "longest_side"}
+)
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list"}

@@ -44,6 +44,15 @@ def table(name, pixels, labels, masks=None, splits=None):
     return write(name, rows_of(columns, "\t" if ".tsv" in name else ","))
 
 
+def some_sizes(folder, count=18, seed=0):
+    """A table of pictures of four sizes, in whole patches of 4, with labels and masks: ten times these is their red."""
+    random = np.random.default_rng(seed)
+    sizes = [((8, 8), (4, 8), (12, 20), (8, 12))[i] for i in random.integers(0, 4, count)]
+    masks = [random.integers(1, 26, size, np.uint8) for size in sizes]
+    pixels = [np.stack([10 * mask, *random.integers(0, 256, (2, *mask.shape), np.uint8)], axis=-1) for mask in masks]
+    return table(str(Path(folder) / "index.csv"), pixels, [f"label {i % 3}" for i in range(count)], masks)
+
+
 def rows_of(columns, delimiter=","):
     return "".join(delimiter.join(map(str, row)) + "\n" for row in [list(columns), *zip(*columns.values())])
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from regard.data import Augmented, ImageBatch, ImageSet, as_numbers, augment, soft_targets
+from regard.data import Augmented, ImageBatch, RaggedBatch, as_numbers, augment, soft_targets
 from regard.folder import ImageModel
 from regard.train.losses import LossParts
 from regard.train.recipe import Recipe, TrainConfig
@@ -25,22 +25,25 @@ class ClassifyImages(PictureTask):
 
     def suggest(self, corpus: Pictures, goes_on: bool) -> Recipe:
         height, width, channels = corpus.shape
-        side = min(height, width)
+        if corpus.ragged:
+            # Operations are drawn for pictures of one size, which may be few: other changes are quicker.
+            changes: dict[str, Any] = {"zoom": 0.5, "colour": 0.4} if channels == 3 else {}
+        else:
+            changes = {"random_ops": 2} if channels == 3 else {"cutout": min(height, width) // 4}
         return suggested(
             "classify-images",
             corpus,
             goes_on,
             model={},
-            augment={"random_ops": 2} if channels == 3 else {"cutout": side // 4},
+            augment=changes,
             train={"label_smoothing": 0.1, "validate_by": "accuracy"},
         )
 
     def sized(self, config: Any, corpus: Pictures, tokenizers: Tokenizers) -> Any:
-        height, width, _ = corpus.shape
         labels = corpus.training.images.names
-        return dataclasses.replace(config, image_height=height, image_width=width, head="classify", labels=labels)
+        return dataclasses.replace(config, **corpus.sizes, head="classify", labels=labels)
 
-    def targets(self, images: ImageSet, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
+    def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
         return images.labels[rows]
 
     def changed(self, batch: ImageBatch, model: Any) -> Augmented:
@@ -50,9 +53,15 @@ class ClassifyImages(PictureTask):
         )
 
     def loss(self, model: Any, features: Features, batch: Any, config: TrainConfig) -> LossParts:
-        pixels, targets, _ = self.changed(batch, model.config)
-        assert targets is not None
-        logprobs = model.logits(features(pixels)).float().log_softmax(-1)
+        images: Any
+        if isinstance(batch, RaggedBatch):
+            images, _ = batch.changed(model.config.channels, model.config.patch)
+            targets = soft_targets(batch.targets, len(model.config.labels))
+        else:
+            images, changed, _ = self.changed(batch, model.config)
+            assert changed is not None
+            targets = changed
+        logprobs = model.logits(features(images)).float().log_softmax(-1)
         counted = targets.sum(1)
         nll, even = -(targets * logprobs).sum(), -(counted * logprobs.mean(1)).sum()
         smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
@@ -63,5 +72,5 @@ class ClassifyImages(PictureTask):
         right = 0
         for begin in range(0, len(rows), FETCHED):
             some = rows[begin : begin + FETCHED]
-            right += int((bundle.probabilities(images.pixels[some]).argmax(1) == images.labels[some]).sum())
+            right += int((bundle.probabilities(images.some(some)).argmax(1) == images.labels[some]).sum())
         return {"accuracy": 100 * right / len(rows)}

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from regard.data import IGNORED, Augmented, ImageBatch, ImageSet, as_numbers, augment
+from regard.data import IGNORED, Augmented, ImageBatch, as_numbers, augment
+from regard.errors import RegardError
 from regard.folder import ImageModel
 from regard.train.losses import LossParts
-from regard.train.recipe import Recipe, TrainConfig
+from regard.train.recipe import DataConfig, Recipe, TrainConfig
 from regard.train.tasks.base import Features, Tokenizers
 from regard.train.tasks.pictures import Need, Pictures, PictureTask, suggested
 
@@ -24,6 +25,11 @@ class MaskImages(PictureTask):
     qualities: tuple[str, ...] = ()
     try_it = "regard train --task classify-images --from {out} --data …"
     need: ClassVar[Need] = "nothing"
+
+    def read(self, config: DataConfig) -> Pictures:
+        if config.longest:
+            raise RegardError("Patches are hidden in pictures of one size only.", "Set data.size, not data.longest.")
+        return super().read(config)
 
     def suggest(self, corpus: Pictures, goes_on: bool) -> Recipe:
         return suggested(
@@ -37,10 +43,9 @@ class MaskImages(PictureTask):
         )
 
     def sized(self, config: Any, corpus: Pictures, tokenizers: Tokenizers) -> Any:
-        height, width, _ = corpus.shape
-        return dataclasses.replace(config, image_height=height, image_width=width, head="pixels", labels=())
+        return dataclasses.replace(config, **corpus.sizes, head="pixels", labels=())
 
-    def targets(self, images: ImageSet, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
+    def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
         return np.full(len(rows), IGNORED)
 
     def changed(self, batch: ImageBatch, model: Any) -> Augmented:

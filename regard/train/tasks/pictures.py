@@ -10,7 +10,17 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from regard.data import AugmentConfig, Augmented, ImageBatch, ImageBatches, ImageSet, read_images
+from regard.data import (
+    AugmentConfig,
+    Augmented,
+    ImageBatch,
+    ImageBatches,
+    ImageSet,
+    RaggedBatches,
+    RaggedImages,
+    read_images,
+    read_ragged,
+)
 from regard.data.special import Special
 from regard.errors import RegardError
 from regard.models import ViTConfig
@@ -26,10 +36,14 @@ NOTHING = 255
 FEWEST, LONGEST = 49, 16
 
 
+Images = ImageSet | RaggedImages
+
+
 class Part(NamedTuple):
     """Some of the pictures."""
 
-    images: ImageSet
+    images: Any
+    """of one size, or of many: an ImageSet or RaggedImages"""
     rows: Int[np.ndarray, "M"]
 
 
@@ -50,14 +64,31 @@ class Pictures:
         }
 
     @property
+    def ragged(self) -> bool:
+        """Each has its own size."""
+        return isinstance(self.training.images, RaggedImages)
+
+    @property
     def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels."""
-        _, height, width, channels = self.training.images.pixels.shape
+        """Height, width and channels; where each has its own size, those of the largest that there may be."""
+        images = self.training.images
+        if self.ragged:
+            side = images.longest // images.patch * images.patch
+            return side, side, len(images.mean)
+        _, height, width, channels = images.pixels.shape
         return height, width, channels
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What a model's config says of the pictures' sizes."""
+        height, width, _ = self.shape
+        longest = self.training.images.longest if self.ragged else 0
+        return dict(image_height=height, image_width=width, longest_side=longest)
 
     def describe(self) -> str:
         height, width, channels = self.shape
-        kind = f"{height}×{width} {'grey' if channels == 1 else 'colour'} pixels"
+        size = f"their own sizes up to {height}" if self.ragged else f"{height}×{width}"
+        kind = f"{size} {'grey' if channels == 1 else 'colour'} pixels"
         return f"{len(self.training.rows):,} pictures of {kind}; {len(self.validation.rows):,} more to validate with"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -67,6 +98,11 @@ class Pictures:
 
 def read_pictures(config: DataConfig, need: Need) -> Pictures:
     """The pictures of a recipe's files; those to validate with are of the same size, and have the same labels."""
+    if config.size and config.longest:
+        raise RegardError(
+            "data.size brings all pictures to one size, and data.longest lets each keep its own.",
+            "Leave out one of them.",
+        )
     training = _read(config, config.files, config.size, config.channels)
     refuse_lack(training, need)
     if need == "labels" and len(training.names) < 2:
@@ -83,8 +119,8 @@ def read_pictures(config: DataConfig, need: Need) -> Pictures:
                 "Give more of them, or validation files of their own.",
             )
         return Pictures(Part(training, rows), Part(training, aside), origin)
-    _, height, width, channels = training.pixels.shape
-    validation = _read(config, config.validation, (height, width), channels)
+    size = config.size if isinstance(training, RaggedImages) else training.pixels.shape[1:3]
+    validation = _read(config, config.validation, size, len(training.mean))
     refuse_lack(validation, need)
     if need == "labels":
         validation = validation.with_names(training.names)
@@ -92,20 +128,23 @@ def read_pictures(config: DataConfig, need: Need) -> Pictures:
     return Pictures(whole, judged, origin)
 
 
-def _read(config: DataConfig, files: Sequence[str], size: int | tuple[int, int], channels: int) -> ImageSet:
-    return read_images(
-        files, size=size, channels=channels, label=config.label, on_bad=config.on_bad, cache=config.cache or None
-    )
+def _read(config: DataConfig, files: Sequence[str], size: int | tuple[int, int], channels: int) -> Images:
+    common: dict[str, Any] = dict(channels=channels, label=config.label, on_bad=config.on_bad)
+    common["cache"] = config.cache or None
+    if config.longest:
+        patch = config.patch or patch_within(config.longest)
+        return read_ragged(files, patch=patch, longest=config.longest, **common)
+    return read_images(files, size=size, **common)
 
 
-def refuse_lack(images: ImageSet, need: Need) -> None:
+def refuse_lack(images: Images, need: Need) -> None:
     """An error for pictures without labels, or without masks, where these are needed."""
     if need == "labels" and not images.names:
         raise RegardError(
             "The pictures have no labels.",
             "Give a folder with a folder for each class, or a table with a column label.",
         )
-    if need == "masks" and images.masks is None:
+    if need == "masks" and not images.mask_values:
         raise RegardError(
             "The pictures have no masks.",
             "Give a folder with the folders images and masks, or a table with a column mask.",
@@ -153,6 +192,8 @@ class PictureTask(ABC):
             raise RegardError(
                 "The pictures have colours, and the model takes grey ones.", "Set data.channels to 1 to have them grey."
             )
+        if corpus.ragged:
+            return self._packed(corpus, recipe.augment, model, shape)
         training, validation = (
             ImageBatches(
                 part.images,
@@ -170,8 +211,38 @@ class PictureTask(ABC):
         rows, columns = model.grid
         return Encoded(training, validation, f"a picture has {rows}×{columns} patches of {model.patch}×{model.patch}")
 
+    def _packed(self, corpus: Pictures, augment: AugmentConfig, model: Any, shape: Shape) -> Encoded:
+        """Batches of pictures of their own sizes."""
+        patch = corpus.training.images.patch
+        if model.patch != patch:
+            raise RegardError(
+                f"Sides of pictures are multiples of {patch}, and the model's patches have {model.patch}×{model.patch}"
+                " pixels.",
+                f"Set data.patch to {model.patch}.",
+            )
+        if augment.mixup or augment.cutmix:
+            raise RegardError(
+                "Pictures of different sizes cannot be mixed.",
+                "Set augment.mixup and augment.cutmix to 0, or data.size instead of data.longest.",
+            )
+        training, validation = (
+            RaggedBatches(
+                part.images,
+                part.rows,
+                partial(self.targets, part.images, model),
+                budget=shape.budget,
+                prefix=model.prefix,
+                seed=shape.seed,
+                augment=augment,
+            )
+            for part in (corpus.training, corpus.validation)
+        )
+        training.smallest().changed(model.channels, patch)  # what cannot be done to it is said before the first step
+        note = f"a picture has {training.usual:.0f} tokens on average, of {patch}×{patch} pixels each"
+        return Encoded(training, validation, note)
+
     @abstractmethod
-    def targets(self, images: ImageSet, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B *pixels"]:
+    def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B *pixels"]:
         """What should come out for some of the pictures."""
 
     @abstractmethod
@@ -212,12 +283,18 @@ def suggested(
     height, width, channels = corpus.shape
     count = len(corpus.training.rows)
     size = next(size for size in _SIZES if count <= size.pictures)
-    patch = patch_for(height, width)
+    images = corpus.training.images
+    patch = images.patch if corpus.ragged else patch_for(height, width)
     batch = min(size.batch, count)
     steps = max(200, int(passes * size.passes * (0.25 if goes_on else 1) * count / batch))
-    images = corpus.training.images
     # Digits and letters, which are grey most often, are others when they are mirrored.
     moved: dict[str, Any] = dict(crop=min(height, width) // 8) | (dict(flip=0.5) if channels == 3 else {})
+    tokens = TrainConfig.batch_tokens
+    if corpus.ragged:
+        # None is moved out of sight, and a batch holds as many as usual.
+        moved["crop"] = min(moved["crop"], int(images.sizes.min()) - 1)
+        patches = (images.sizes // patch).prod(1)
+        tokens = -(-int(max(batch * patches.mean(), patches.max() + 1)) // 256) * 256
     sizes: dict[str, Any] = dict(
         width=size.width,
         heads=size.heads,
@@ -238,9 +315,19 @@ def suggested(
     return Recipe(
         task=task,
         model=ViTConfig(**(sizes | model)),
-        train=suggested_training(steps, TrainConfig.batch_tokens, lr, **(usual | train)),
+        train=suggested_training(steps, tokens, lr, **(usual | train)),
         augment=AugmentConfig(**(moved | augment)),
     )
+
+
+def patch_within(longest: int) -> int:
+    """The side of patches that suits pictures of all sizes up to this: the largest power of 2 that leaves enough.
+
+    >>> [patch_within(longest) for longest in (28, 64, 100, 224, 1000)]
+    [4, 8, 8, 16, 16]
+    """
+    sides = (1 << power for power in range(LONGEST.bit_length()))
+    return max((side for side in sides if (longest // side) ** 2 >= FEWEST), default=1)
 
 
 def patch_for(height: int, width: int) -> int:

@@ -5,16 +5,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from regard.data import IGNORED, Augmented, ImageBatch, ImageSet, as_numbers, augment
+from regard.data import IGNORED, Augmented, ImageBatch, RaggedBatch, RaggedImages, as_numbers, augment
 from regard.errors import RegardError
 from regard.folder import ImageModel
 from regard.train.losses import LossParts
 from regard.train.metrics import intersection_over_union, label_counts
 from regard.train.recipe import Recipe, TrainConfig
 from regard.train.tasks.base import Features, Tokenizers
-from regard.train.tasks.pictures import NOTHING, Need, Pictures, PictureTask, suggested
+from regard.train.tasks.pictures import NOTHING, Images, Need, Pictures, PictureTask, suggested
 
 # Pictures that are segmented at a time to be judged.
 FETCHED = 256
@@ -52,45 +53,56 @@ class Segment(PictureTask):
         )
 
     def sized(self, config: Any, corpus: Pictures, tokenizers: Tokenizers) -> Any:
-        height, width, _ = corpus.shape
         labels = _labels(corpus.training.images)
-        return dataclasses.replace(config, image_height=height, image_width=width, head="segment", labels=labels)
+        return dataclasses.replace(config, **corpus.sizes, head="segment", labels=labels)
 
-    def targets(self, images: ImageSet, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B H W"]:
-        assert images.masks is not None
-        return _numbers(model.labels)[images.masks[rows]]
+    def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "*pixels"]:
+        if isinstance(images, RaggedImages):
+            masks = np.concatenate([images.mask(row).reshape(-1) for row in rows.tolist()])
+        else:
+            masks = images.masks[rows]
+        return _numbers(model.labels)[masks]
 
     def changed(self, batch: ImageBatch, model: Any) -> Augmented:
         return augment(as_numbers(batch.pixels, model.channels), None, batch.augment, batch.targets)
 
     def loss(self, model: Any, features: Features, batch: Any, config: TrainConfig) -> LossParts:
         """A picture's loss is the mean over its pixels that have a label."""
-        pixels, _, masks = self.changed(batch, model.config)
-        assert masks is not None
-        logprobs = model.masks(features(pixels), pixels).float().log_softmax(1)
-        wanted = masks[:, None] == torch.arange(len(model.config.labels), device=masks.device)[:, None, None]
-        counted = (masks != IGNORED).sum((1, 2))
-        nlls = -logprobs.masked_fill(~wanted, 0.0).sum((1, 2, 3)) / counted.clamp(min=1)
         smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
-        nll, loss = nlls.sum(), (1 - smoothing) * nlls.sum()
-        if smoothing:
-            even = -logprobs.mean(1).masked_fill(masks == IGNORED, 0.0).sum((1, 2)) / counted.clamp(min=1)
-            loss = loss + smoothing * even.sum()
-        return LossParts(loss, nll.detach(), (counted > 0).float().sum())
+        if not isinstance(batch, RaggedBatch):
+            pixels, _, masks = self.changed(batch, model.config)
+            assert masks is not None
+            return _loss(model.masks(features(pixels), pixels), masks, smoothing)
+        images, groups = batch.changed(model.config.channels, model.config.patch, masked=True)
+        logits, parts = iter(model.masks(features(images), images)), []
+        for masks in groups:  # of one size each
+            parts.append(_loss(torch.stack([next(logits) for _ in masks]), masks, smoothing))
+        return LossParts(*(torch.stack(column).sum() for column in zip(*parts)))
 
     def judge(self, bundle: ImageModel, corpus: Pictures) -> dict[str, float]:
         images, rows = corpus.validation
-        assert images.masks is not None
         counts = np.zeros((len(bundle.labels), len(bundle.labels)), np.int64)
         for begin in range(0, len(rows), FETCHED):
             some = rows[begin : begin + FETCHED]
-            found = np.stack(bundle.segment(list(images.pixels[some])))
-            counts += label_counts(found, _numbers(bundle.labels)[images.masks[some]], len(bundle.labels))
+            for found, row in zip(bundle.segment(list(images.some(some))), some.tolist()):
+                counts += label_counts(found, _numbers(bundle.labels)[images.mask(row)], len(bundle.labels))
         right = 100 * np.trace(counts) / max(1, counts.sum())
         return {"iou": float(100 * np.nanmean(intersection_over_union(counts))), "pixel_accuracy": float(right)}
 
 
-def _labels(images: ImageSet) -> tuple[str, ...]:
+def _loss(logits: Float[Tensor, "B V H W"], masks: Int[Tensor, "B H W"], smoothing: float) -> LossParts:
+    logprobs = logits.float().log_softmax(1)
+    wanted = masks[:, None] == torch.arange(logits.shape[1], device=masks.device)[:, None, None]
+    counted = (masks != IGNORED).sum((1, 2))
+    nlls = -logprobs.masked_fill(~wanted, 0.0).sum((1, 2, 3)) / counted.clamp(min=1)
+    nll, loss = nlls.sum(), (1 - smoothing) * nlls.sum()
+    if smoothing:
+        even = -logprobs.mean(1).masked_fill(masks == IGNORED, 0.0).sum((1, 2)) / counted.clamp(min=1)
+        loss = loss + smoothing * even.sum()
+    return LossParts(loss, nll.detach(), (counted > 0).float().sum())
+
+
+def _labels(images: Images) -> tuple[str, ...]:
     """The numbers in the masks are the names of the labels."""
     return tuple(str(value) for value in images.mask_values if value != NOTHING)
 
