@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from regard.folder import load as load
     from regard.folder import save as save
     from regard.train.recipe import Recipe as Recipe
+    from regard.viewer import compare as compare
     from regard.viewer import look as look
 
 # Public names and where they live: imported when first used, so that `import regard` is quick.
@@ -20,6 +21,7 @@ _PUBLIC = {
     "Recipe": "regard.train",
     "RegardError": "regard.errors",
     "Translator": "regard.folder",
+    "compare": "regard.viewer",
     "load": "regard.folder",
     "look": "regard.viewer",
     "save": "regard.folder",

@@ -11,7 +11,7 @@ import pytest
 import regard
 
 PUBLIC = {
-    "regard": ["DecodeConfig", "Recipe", "RegardError", "Translator", "load", "look", "save"],
+    "regard": ["DecodeConfig", "Recipe", "RegardError", "Translator", "compare", "load", "look", "save"],
     "regard.attention": [
         *("SCORES", "Bias", "Choice", "Concat", "Cosine", "Dot", "General", "Location", "Mask", "Offsets", "Recorded"),
         *("Recording", "ScaledDot", "Score", "attend", "causal", "explain", "make_score", "padding", "record", "use"),
@@ -42,7 +42,7 @@ PUBLIC = {
     ],
     "regard.viewer": [
         *("Change", "HeadOff", "LayerOff", "MaskOff", "Outcome", "PositionsOff", "RowSet", "ScaleOff", "Step", "Tried"),
-        *("tried", "try_it"),
+        *("Comparison", "compare", "tried", "try_it"),
         *("AttentionMap", "ImageLook", "Link", "Look", "PatchMap", "Rollout", "align", "alignment_error_rate"),
         *("attentions", "best_layer", "clearest_layer", "force", "format_links", "look", "need_attention"),
         *("BeamNode", "BeamTree", "read_links", "roll_out", "watch_decoding", "Walk", "walk_of"),

@@ -20,6 +20,7 @@ from regard.viewer.changes import (
     ScaleOff,
     tried,
 )
+from regard.viewer.comparing import Comparison, compare
 from regard.viewer.forcing import attentions, force, need_attention
 from regard.viewer.looking import AttentionMap, Look, look
 from regard.viewer.overlays import ImageLook, PatchMap
@@ -32,6 +33,7 @@ __all__ = [
     "BeamNode",
     "BeamTree",
     "Change",
+    "Comparison",
     "HeadOff",
     "ImageLook",
     "LayerOff",
@@ -52,6 +54,7 @@ __all__ = [
     "attentions",
     "best_layer",
     "clearest_layer",
+    "compare",
     "force",
     "format_links",
     "look",

@@ -42,6 +42,12 @@ class Desk:
         """The texts that it takes."""
         return ["source", "target"] if isinstance(self.bundle, Translator) else ["source"]
 
+    def see(self, texts: dict[str, str]) -> Scene:
+        """What was regarded in texts that were written into the fields."""
+        target = texts.get("target", "").strip() or None  # a field that was left empty is none
+        seen = look(self.bundle, texts["source"], target, layers=self.layers, name=self.name, truncate=self.truncate)
+        return scene_of(seen)
+
     def answer(self, request: Any) -> Answer:
         """Does what is asked; a RegardError for a request that makes no sense."""
         match request:
@@ -71,10 +77,7 @@ def _look(desk: Desk, wanted: Any) -> Answer:
     """A sentence, and a translation or else the model's own: what was regarded."""
     if not isinstance(wanted, dict) or "source" not in wanted or not set(wanted) <= set(desk.fields):
         raise RegardError("This is nothing to look at.", f"Give a text as {', or as well '.join(desk.fields)}.")
-    texts = {name: _text(text, name) for name, text in wanted.items()}
-    target = texts.get("target", "").strip() or None  # a field that was left empty is none
-    seen = look(desk.bundle, texts["source"], target, layers=desk.layers, name=desk.name, truncate=desk.truncate)
-    scene = scene_of(seen)
+    scene = desk.see({name: _text(text, name) for name, text in wanted.items()})
     return Answer({"scene": scene.header}, scene.blobs)
 
 

@@ -107,6 +107,25 @@ def overview(title: str, attentions: Sequence[Panels], form: str) -> bytes:
     return render(figure, form)
 
 
+@rc_context(STYLE)
+def beside(title: str, attentions: Sequence[Panels], form: str) -> bytes:
+    """The first head of each, side by side, a few in a row, each under its own name."""
+    wide = min(4, len(attentions))
+    tall = -(-len(attentions) // wide)
+    side = 3.2  # inches
+    figure = _figure(wide * side, tall * side + 0.6)
+    for number, one in enumerate(attentions):
+        axes = figure.add_subplot(tall, wide, number + 1)
+        _draw(axes, one.weights[0])
+        _label(axes, one.rows, one.columns, max(1.5, min(9.0, 110 / max(len(one.rows), len(one.columns)))))
+        for label in axes.get_xticklabels():
+            label.set(rotation=90)
+        name = one.name if len(one.name) <= 40 else one.name[:39] + "…"
+        axes.set_title(name, fontsize=10, color=INK, loc="left", parse_math=False)
+    figure.suptitle(title, fontsize=13, color=INK, x=0.02, ha="left", parse_math=False)
+    return render(figure, form)
+
+
 def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 

@@ -76,16 +76,13 @@ def scene_of(
     >>> scene_of(look(translator, "The cat sleeps.")).header["attentions"][0]["name"]  # doctest: +SKIP
     'encoder.0.attention'
     """
-    opens = None
-    if attention is not None or head is not None or overview:
-        named = None if attention is head is None else look.chosen(attention, head).name
-        opens = {"attention": named, "head": head, "all": overview}
+    opens = opening(look, attention, head, overview)
     blobs: list[bytes] = []
     attentions = carried(look.maps, blobs)
     walked = walk_for(look, walk)
     header = {
         "format": FORMAT,
-        "title": look.title if len(look.title) <= TITLE else look.title[: TITLE - 1] + "…",
+        "title": shortened(look.title),
         "model": {"family": look.family, "name": look.name, "regard": __version__},
         "texts": {"source": look.source, "target": look.translation},
         "opens": opens,
@@ -93,15 +90,34 @@ def scene_of(
         "attentions": attentions,
         "walk": None if walked is None else header_of(walked, blobs),
         "decode": None if look.decoding is None else _decode(look.decoding, blobs),
-        "links": None if look.gold is None else [[target, source] for source, target in look.gold],
+        "links": links_of(look),
     }
     return Scene(header, blobs)
 
 
-def carried(maps: Mapping[str, AttentionMap], blobs: list[bytes]) -> list[dict[str, Any]]:
-    """What a header says of attentions; their q and k go to the blobs."""
+def opening(
+    look: Look, attention: str | None = None, head: int | None = None, overview: bool = False
+) -> dict[str, Any] | None:
+    """What a page opens with, where somebody says so; an error for what the look does not have."""
+    if attention is None and head is None and not overview:
+        return None
+    named = None if attention is head is None else look.chosen(attention, head).name
+    return {"attention": named, "head": head, "all": overview}
+
+
+def shortened(title: str) -> str:
+    return title if len(title) <= TITLE else title[: TITLE - 1] + "…"
+
+
+def links_of(look: Look) -> list[list[int]] | None:
+    """Gold links, which a page counts from the target's words."""
+    return None if look.gold is None else [[target, source] for source, target in look.gold]
+
+
+def carried(maps: Mapping[str, AttentionMap], blobs: list[bytes], looks: int = 1) -> list[dict[str, Any]]:
+    """What a header says of attentions; their q and k go to the blobs, which several looks may share."""
     made = {name: _ingredients(one.recorded) for name, one in maps.items()}
-    exact = sum(x.nbytes for one in made.values() for x in (one.q, one.k)) <= EXACT
+    exact = sum(x.nbytes for one in made.values() for x in (one.q, one.k)) <= EXACT // looks
     attentions = []
     for (name, one), layer in zip(made.items(), _layers(maps.values())):
         shown = maps[name]

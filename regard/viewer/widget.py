@@ -8,7 +8,7 @@ from regard.errors import RegardError
 from regard.interop.extras import need
 from regard.viewer.asking import Desk
 from regard.viewer.looking import Look
-from regard.viewer.scene import scene_of
+from regard.viewer.scene import Scene, scene_of
 from regard.viewer.web import module
 
 _LOG = logging.getLogger("regard")
@@ -19,9 +19,12 @@ def widget_of(look: Look) -> Any:
 
     Its traits: `scene` (the header), `blobs` (bytes), `asks` (the texts that the model takes).
     """
-    scene = scene_of(look)
     layers = list(dict.fromkeys(one.recorded.name for one in look.maps.values()))
-    desk = None if look.bundle is None else Desk(look.bundle, look.name, layers)
+    return widget_with(scene_of(look), None if look.bundle is None else Desk(look.bundle, look.name, layers))
+
+
+def widget_with(scene: Scene, desk: Desk | None) -> Any:
+    """A widget with a scene, and with somebody who answers its page."""
     return _kind()(desk, scene=scene.header, blobs=scene.blobs, asks=desk.fields if desk else [])
 
 
