@@ -97,7 +97,8 @@ class Residual(nn.Module):
         """`first` chooses the tokens that the sublayer is about, where these are not all."""
         added = sublayer(self.norm(x) if self.place == "pre" else x)
         x = (x if first is None else first(x)) + self._tamed(added, offsets)
-        return x if self.place == "pre" else self.norm(x)
+        # Under autocast norms give float32; the sum stays as wide as it came in.
+        return x if self.place == "pre" else self.norm(x).to(x.dtype)
 
     def _tamed(self, added: Float[Tensor, "*m E"], offsets: Offsets | None) -> Float[Tensor, "*m E"]:
         added = self.dropout(added)

@@ -72,6 +72,8 @@ class Embedding(nn.Module):
         self.norm = norm if norm is not None else nn.Identity()
         self.scale = width**0.5 if scaled else 1.0
         self.dropout = Dropout(dropout)
+        self.narrow = False
+        """whether under autocast the sums that blocks add to are kept in its dtype, too"""
 
     def forward(
         self,
@@ -87,7 +89,10 @@ class Embedding(nn.Module):
         if self.positions is not None:
             self.positions.reserve(longest if longest is not None else int(positions.max()) + 1)
             x = x + self.positions(positions).to(x.dtype)
-        return self.dropout(self.norm(x))
+        x = self.dropout(self.norm(x))
+        if self.narrow and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        return x
 
 
 class ImageTokens(NamedTuple):

@@ -12,6 +12,7 @@ from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, Residual
 from regard.layers.cache import GrowingCache
 from regard.layers.dropout import Dropout
+from regard.layers.embeddings import Embedding
 from regard.layers.multihead import MultiHead
 from regard.layers.norms import make_norm
 from regard.layers.positions import Rotary, Sinusoidal
@@ -117,3 +118,18 @@ def test_a_cache_grows_beyond_its_first_room_and_keeps_what_it_has():
     assert torch.equal(keys, torch.cat(rows, dim=2))
     assert torch.equal(values, -keys)
     assert torch.equal(cache.reorder(torch.tensor([1])).append(rows[0][:1], rows[0][:1])[0][:, :, :40], keys[1:])
+
+
+@pytest.mark.parametrize("place", ["pre", "post"])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_sums_stay_as_wide_as_the_embedding_makes_them(place, narrow):
+    embedding = Embedding(10, 8)
+    embedding.narrow = narrow
+    residual = Residual(BlockConfig(8, 2, 16, dropout=0.0, norm=place))
+    ids = torch.tensor([4, 5, 6])
+    exact = residual(embedding(ids, ids), lambda y: y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = residual(embedding(ids, ids), lambda y: y.to(torch.bfloat16))
+    assert found.dtype == (torch.bfloat16 if narrow else torch.float32)
+    torch.testing.assert_close(found.float(), exact, atol=0.05, rtol=0.02)
+    assert embedding(ids, ids).dtype == torch.float32  # without autocast nothing is narrowed

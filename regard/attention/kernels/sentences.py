@@ -68,7 +68,7 @@ def attend_sentences(
 
     out = torch.empty_strided(*_packed_rows(q, v.shape[-1]), dtype=v.dtype, device=v.device)
     blocks = _blocks(q, v, max_q, max_k, FORWARD)
-    sentences_triton.forward[((len(q_starts) - 1) * q.shape[1],)](
+    sentences_triton.sentences_forward[((len(q_starts) - 1) * q.shape[1],)](
         *(q, k, v, out, q_starts, k_starts, scale),
         *(stride for x in (q, k, v, out) for stride in x.stride()[:2]),
         HEADS=q.shape[1],
@@ -100,7 +100,7 @@ def attend_sentences_backward(
     grad = _rows(grad)
     grads = _empty_grads(q, k, v)
     blocks = _blocks(q, v, max_q, max_k, BACKWARD)
-    sentences_triton.backward[((len(q_starts) - 1) * k.shape[1],)](
+    sentences_triton.sentences_backward[((len(q_starts) - 1) * k.shape[1],)](
         *(q, k, v, grad, *grads, q_starts, k_starts, scale),
         *(stride for x in (q, k, v, grad, *grads) for stride in x.stride()[:2]),
         GROUPS=k.shape[1],

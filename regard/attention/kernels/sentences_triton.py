@@ -37,7 +37,7 @@ def _exponentials(q, k, t, s, S, scale, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def forward(
+def sentences_forward(
     q, k, v, out, q_starts, k_starts, scale,
     q_row, q_head, k_row, k_head, v_row, v_head, out_row, out_head,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
@@ -62,7 +62,7 @@ def forward(
 
 
 @triton.jit
-def backward(
+def sentences_backward(
     q, k, v, grad, dq, dk, dv, q_starts, k_starts, scale,
     q_row, q_head, k_row, k_head, v_row, v_head, grad_row, grad_head,
     dq_row, dq_head, dk_row, dk_head, dv_row, dv_head,
