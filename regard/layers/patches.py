@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import torch
@@ -170,9 +171,13 @@ class Patches(nn.Module):
     def _packed(self, images: PackedImages) -> Float[Tensor, "N E"]:
         if self.kind != "stem":
             return self.of_pixels(images.pixels)
-        # One by one, each as the picture that it was.
-        cells = images.pixels.split([rows * columns for rows, columns in images.grids])
-        return torch.cat([self(joined(one[None], grid, self.patch))[0] for one, grid in zip(cells, images.grids)])
+        # Each as the picture that it was; those of one size that follow each other at once.
+        groups = [(grid, len(list(alike))) for grid, alike in groupby(images.grids)]
+        parts = images.pixels.split([count * rows * columns for (rows, columns), count in groups])
+        pictures = (
+            joined(part.unflatten(0, (count, -1)), grid, self.patch) for part, (grid, count) in zip(parts, groups)
+        )
+        return torch.cat([self(some).flatten(0, 1) for some in pictures])
 
 
 def _stem(channels: int, width: int, patch: int) -> nn.Sequential:

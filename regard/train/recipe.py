@@ -88,9 +88,9 @@ class TrainConfig:
 
     steps: int = 4000
     batch_tokens: int = 4096
-    """tokens of either side in a batch: a batch closes when one side is full"""
+    """tokens of either side in a batch: a batch closes when one side is full; patches of pictures of their own sizes"""
     batch_images: int = 256
-    """pictures in a batch"""
+    """pictures in a batch, if they have one size"""
     accumulate: int = 1
     """batches per update"""
     optimizer: OptimizerName = "adam"

@@ -94,6 +94,14 @@ def test_sides_that_are_no_whole_patches_are_refused(kind):
 # -- batches of many sizes ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", ["linear", "convolution", "stem"])
+def test_tokens_of_packed_images_are_those_of_each_alone(kind):
+    images = [torch.rand(3, *size) for size in ((12, 8), (12, 8), (4, 16), (12, 8))]  # of one size together, and apart
+    patches = Patches(3, 16, 4, kind)
+    alone = torch.cat([patches(image[None])[0] for image in images])
+    torch.testing.assert_close(patches(pack_images(images, 4)), alone)
+
+
 def test_packed_images_know_where_each_patch_was():
     batch = pack_images(pictures(), 4)
     assert batch.grids == ((3, 5), (1, 1), (7, 3), (3, 5))
