@@ -5,9 +5,9 @@ import re
 import sys
 import webbrowser
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -15,10 +15,12 @@ from regard.cli.common import Model, Truncate, as_text, parse
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.folder import Device, ImageModel, Translator, load
-from regard.viewer import Look, look, need_attention
+from regard.viewer import look, need_attention
 from regard.viewer.asking import Desk
+from regard.viewer.image_asking import PictureDesk
+from regard.viewer.image_scene import scene_of_picture
 from regard.viewer.live import Live
-from regard.viewer.scene import scene_of
+from regard.viewer.scene import Scene, scene_of
 
 # That a request, which is under way when the page is closed, may still take.
 SECONDS = 5.0
@@ -34,13 +36,15 @@ class Options:
 
     --live opens a page that asks the model again, whenever its sentence is changed: regard look MODEL --live
 
-    A model of images takes a picture: regard look MODEL photo.jpg --out map.png shows what each head of its last
-    attention regarded of the patches.
+    A model of images takes a picture: regard look MODEL photo.jpg --out page.html shows what every head regarded of its
+    patches, and all layers together; map.png what each head of the last attention did.
     """
 
     model: Model
     text: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")] = None
     """the sentence, or the file of a picture; a live page can do without"""
+    more: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PICTURE")] = ()
+    """more pictures, for a live page, which shows one after the other"""
     target: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     """the translation to look at, instead of the model's own"""
     beam: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
@@ -88,6 +92,8 @@ def run(argv: list[str]) -> int:
     translator = load(options.model, options.device)
     if isinstance(translator, ImageModel):
         return _picture(translator, options)
+    if options.more:
+        raise RegardError(f"{options.more[0]!r} is one text too many.", "Put the sentence in quotation marks.")
     if options.patch is not None or options.rollout or options.label is not None:
         raise RegardError("Only a picture has patches, rollout and labels.", "Leave out --patch, --rollout, --label.")
     name = options.model.resolve().name
@@ -105,7 +111,10 @@ def run(argv: list[str]) -> int:
         )
     if options.live:
         desk = Desk(translator, name, options.layers, options.truncate)
-        return _serve(desk, seen, options)
+        if isinstance(translator, Translator):
+            need_attention(translator)
+        how: dict[str, Any] = dict(overview=options.all, walk=options.walk or None)
+        return _serve(desk, None if seen is None else scene_of(seen, options.attention, options.head, **how), options)
     assert seen is not None
     out = options.out or Path("page.html")
     seen.save(out, options.attention, options.head, overview=options.all, walk=options.walk or None)
@@ -122,15 +131,8 @@ def _tell(out: Path) -> None:
         print(f"The picture is in {out}.", file=sys.stderr)
 
 
-def _serve(desk: Desk, seen: Look | None, options: Options) -> int:
+def _serve(desk: Desk, scene: Scene | None, options: Options) -> int:
     """The live page, until Ctrl-C."""
-    if isinstance(desk.bundle, Translator):
-        need_attention(desk.bundle)
-    scene = (
-        None
-        if seen is None
-        else scene_of(seen, options.attention, options.head, overview=options.all, walk=options.walk or None)
-    )
     with Live(desk, scene, options.port) as live:
         print(f"The page is at {live.address}\nCtrl-C closes it.", file=sys.stderr, flush=True)
         if not options.no_browser and _has_screen():
@@ -149,9 +151,10 @@ def _has_screen() -> bool:
 
 
 def _picture(model: ImageModel, options: Options) -> int:
-    if options.live:
-        raise RegardError("A live page is of texts.", "Leave out --live: a picture of a picture is saved.")
-    assert options.text is not None
+    if options.text is None:
+        raise RegardError("There is no picture to look at.", "Name its file.")
+    if options.more and not options.live:
+        raise RegardError("A page or a picture is of one picture.", "Name one; or give --live too.")
     if options.target is not None or options.layers is not None or options.truncate:
         raise RegardError("Targets, layers and truncation are for texts.", "Leave out --target, --layers, --truncate.")
     if options.beam is not None or options.prefix is not None:
@@ -163,17 +166,17 @@ def _picture(model: ImageModel, options: Options) -> int:
         if place is None:
             raise RegardError(f"--patch {options.patch} is not a row and a column.", "Write it like 3,5.")
         patch = int(place[1]), int(place[2])
-    seen = look(model, as_text(options.text, "the picture's name"), name=options.model.resolve().name)
+    name = options.model.resolve().name
+    pictures = [as_text(one, "the picture's name") for one in (options.text, *options.more)]
+    seen = look(model, pictures[0], name=name)
+    how: dict[str, Any] = dict(patch=patch, label=options.label, rollout=options.rollout, walk=options.walk or None)
     attention = "all" if options.all else options.attention
-    seen.save(
-        out,
-        attention,
-        options.head,
-        patch=patch,
-        label=options.label,
-        rollout=options.rollout,
-        walk=options.walk or None,
-    )
+    if options.live:
+        # By their names, as they were given: a page can ask for these, and for no other file.
+        seen = replace(seen, name=pictures[0])
+        scene = scene_of_picture(seen, attention, options.head, **how, pictures=pictures)
+        return _serve(PictureDesk(model, name, pictures={one: one for one in pictures}), scene, options)
+    seen.save(out, attention, options.head, **how)
     if seen.label is not None:
         print(f"{seen.label}\t{seen.probabilities[seen.label]:.4f}")
     _tell(out)

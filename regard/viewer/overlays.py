@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -208,6 +209,25 @@ class ImageLook:
         shown = self.chosen(None, None)
         panels = {labels[i]: self.over_patches(shown.name, label=labels[i]).mean(0) for i in sorted(most)}
         return f"Where the query of each label looks in {shown.name}, mean of the heads.", panels
+
+    def widget(self) -> Any:
+        """The page as a widget, for notebooks: needs `regard[notebook]`. Changes can be tried in it."""
+        return self._widget
+
+    @cached_property
+    def _widget(self) -> Any:
+        from regard.viewer import image_asking, image_scene, widget  # which know what a look is
+
+        assert isinstance(self.run.images, Tensor)
+        desk = image_asking.PictureDesk(self.bundle, self.model_name, pictures={self.name: self.run.images[0]})
+        return widget.widget_with(image_scene.scene_of_picture(self), desk)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        """The widget in a notebook; without anywidget, or of what no page can show, only the picture."""
+        try:
+            return self.widget()._repr_mimebundle_()
+        except RegardError:
+            return None
 
     def _repr_png_(self) -> bytes:
         return self._picture("png")

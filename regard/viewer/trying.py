@@ -104,7 +104,7 @@ def try_it(
 def _outcome(bundle: Any, source: Any, target: str | None, prefix: str, writer: Any) -> Outcome:
     if isinstance(bundle, ImageModel):
         seen = look(bundle, source)
-        return _labelled(seen.probabilities, seen)
+        return _labelled(seen.probabilities, seen) if seen.probabilities else Outcome("", None, _areas(seen), seen)
     if isinstance(bundle, Translator):
         if target is None:
             target = writer.translate([source], prefixes=[prefix] if prefix else None)[0][0].text
@@ -131,6 +131,16 @@ def _labelled(probabilities: Mapping[str, float], seen: Look | ImageLook) -> Out
         return Outcome("", None, [], seen)
     label, share = next(iter(best.items()))
     return Outcome(label, None, [Step(label, share, best)], seen)
+
+
+def _areas(seen: ImageLook) -> list[Step]:
+    """Of a segmenter: how many of the pixels have which label."""
+    labels, output = seen.run.model.config.labels, seen.run.output
+    if seen.run.model.config.head != "segment" or not isinstance(output, Tensor):
+        return []
+    shares = torch.bincount(output[0].argmax(0).flatten(), minlength=len(labels)) / output[0, 0].numel()
+    best, which = shares.topk(min(LIKELIEST, len(labels)))
+    return [Step("pixels", None, {labels[i]: share for i, share in zip(which.tolist(), best.tolist())})]
 
 
 def _forced(translator: Translator, seen: Look, source: str, target: str) -> Outcome:
@@ -260,11 +270,12 @@ class _Rereading(nn.Module):
 # Requests: what a page asks for, as JSON
 
 
-def answer(bundle: Any, request: Mapping[str, Any]) -> dict[str, Any]:
+def answer(bundle: Any, request: Mapping[str, Any], picture: Picture | Tensor | None = None) -> dict[str, Any]:
     """A request of a page, and what it shows of the answer.
 
     A request has `source`, and perhaps `target`, `prefix`, `instead` (another sentence), `changes` (each with its name
     as `change`, and its parts) and `shown`: the attention whose weights are wanted, and its head ("mean": of all).
+    Of a picture, which whoever asks must not choose, the source is only a name.
     """
     told, shown = request.get("changes") or [], request.get("shown")
     if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
@@ -279,7 +290,8 @@ def answer(bundle: Any, request: Mapping[str, Any]) -> dict[str, Any]:
         if text is not None and re.search("[\ud800-\udfff]", text):
             raise RegardError(f"The {name} holds half a character.", "Give whole ones.")
     source, target, prefix, instead = texts.values()
-    both = try_it(bundle, source or "", changes, target, prefix or "", instead=instead)
+    given: Any = (source or "") if picture is None else picture
+    both = try_it(bundle, given, changes, target, prefix or "", instead=instead)
     return {"before": _told(both.before, shown), "after": _told(both.after, shown)}
 
 

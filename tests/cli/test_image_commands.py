@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ from PIL import Image
 from regard.folder import ImageModel, save
 from regard.models import ViT
 from regard.models.vit import vit_pico
+from regard.viewer.live import Live
 from regard.viewer.masks import label_colours
 
 SIZES = dict(width=32, heads=2, layers=2, feedforward=64, patch=4, image_height=8, image_width=12)
@@ -285,6 +287,29 @@ def test_a_picture_goes_to_map_png_unless_told_otherwise(run, tmp_path, monkeypa
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_page_of_a_picture(run, tmp_path, classifier, photos):
+    out = tmp_path / "page.html"
+    assert run("look", classifier, photos / "light/10.png", "--out", out, "--patch", "1,2").startswith("light\t")
+    header = json.loads(re.search(r'id="scene">(.*?)</script>', out.read_text())[1])
+    assert header["texts"]["source"] == "10.png"
+    assert header["model"]["name"] == "classifier"
+    assert header["opens"]["token"] == 2 + 5  # after the class token and a register
+
+
+def test_a_live_page_can_be_asked_for_the_pictures_that_were_named(run, monkeypatch, classifier, photos):
+    asked = []
+
+    def closed(self, poll_interval=0.5):
+        names = self.newest.told["scene"]["pictures"]
+        asked.extend(self.ask({"look": {"picture": name}})["scene"]["texts"]["source"] for name in names)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Live, "serve_forever", closed)
+    files = sorted(map(str, photos.rglob("*.png")))[:2]
+    assert run("look", classifier, *files, "--live", "--no-browser") == ""
+    assert asked == files
+
+
 def test_what_cannot_be_looked_at(refused, tmp_path, monkeypatch, classifier, photos, seq2seq_folder):
     monkeypatch.chdir(tmp_path)
     file = photos / "light/10.png"
@@ -297,6 +322,9 @@ def test_what_cannot_be_looked_at(refused, tmp_path, monkeypatch, classifier, ph
     assert "are for texts. Leave out --target" in refused("look", classifier, file, "--target", "x")
     assert "Rollout goes through all" in refused("look", classifier, file, "--rollout", "--all")
     assert "Only a picture has patches" in refused("look", seq2seq_folder, "one two", "--rollout")
+    assert "is of one picture. Name one; or give --live" in refused("look", classifier, file, file)
+    assert "no picture to look at" in refused("look", classifier, "--live")
+    assert "'two' is one text too many. Put the sentence" in refused("look", seq2seq_folder, "one", "two")
     assert not list(tmp_path.iterdir())
 
 

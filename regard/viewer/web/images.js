@@ -120,7 +120,7 @@ export class Images {
     this.sheet = h("div", { class: "sheet-of-paper" }, this.panel, this.foot, this.queries.element);
     this.stage = h(
       "section",
-      { class: "stage", "aria-label": "Picture" },
+      { class: "stage", "aria-label": "What is regarded" },
       h("div", { class: "bar", "data-saved": "no" }, this.tabs.element, h("div", { class: "toggles" }, this.follow, this.asTable)),
       this.sheet,
     );

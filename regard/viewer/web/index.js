@@ -7,6 +7,7 @@ import { Work } from "./work.js";
 import { change, h, uniqueId } from "./dom.js";
 import { STYLE } from "./style.js";
 import { ASK_STYLE, askForm, welcome } from "./ask.js";
+import { pictureForm } from "./imageask.js";
 import { Heads, firstShown } from "./heads.js";
 import { Decoding } from "./decoding.js";
 import { Images, openingOfPicture } from "./images.js";
@@ -37,9 +38,10 @@ async function render({ model, el }) {
     el.append(root);
     try {
       const host = hosted();
-      const form = host.ask ? askForm(host, texts, (next, written) => show(() => next, written)) : null;
+      const again = (/** @type {Host} */ next, /** @type {Record<string, string>} */ written) => show(() => next, written);
+      const form = !host.ask ? null : host.scene.picture ? pictureForm(host, again) : askForm(host, texts, again);
       now = host.scene.attentions.length ? await open(host, root, form, earlier) : welcome(host, root, form);
-      if (texts) /** @type {any} */ (form.elements.namedItem("source")).focus({ preventScroll: true });
+      if (texts) /** @type {any} */ (form.elements.namedItem(host.asks[0])).focus({ preventScroll: true });
     } catch (error) {
       root.append(h("p", { class: "failed", role: "alert" }, String(error?.message ?? error)));
       throw error;

@@ -189,7 +189,7 @@ export class Trying {
       group("Where", where),
       group("Switches", h("div", { class: "switches" }, parts), this.others),
       row,
-      this.asks ? group("Texts", this.textField("instead", "Sentence"), this.writes ? this.textField("prefix", "The output begins with") : null, this.scene.texts.target ? h("div", { class: "switches" }, this.keep) : null) : null,
+      this.asks && !this.scene.picture ? group("Texts", this.textField("instead", "Sentence"), this.writes ? this.textField("prefix", "The output begins with") : null, this.scene.texts.target ? h("div", { class: "switches" }, this.keep) : null) : null,
       h("p", { class: "buttons" }, this.start),
       this.asks ? null : this.note(),
     );
@@ -219,7 +219,7 @@ export class Trying {
       { class: "note", role: "note" },
       h("strong", {}, "A saved page knows weights, not the model. "),
       "To see the output change too, and to switch off heads, layers and positions, open the live page: ",
-      h("code", {}, "regard look MODEL --live"),
+      h("code", {}, this.scene.picture ? "regard look MODEL PICTURE --live" : "regard look MODEL --live"),
       ".",
     );
   }
