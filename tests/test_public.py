@@ -17,7 +17,7 @@ PUBLIC = {
         *("Recording", "ScaledDot", "Score", "attend", "causal", "explain", "make_score", "padding", "record", "use"),
         *("weights", "window"),
     ],
-    "regard.bench": ["Ceilings", "Report", "Row", "Shape", "bench_attention"],
+    "regard.bench": ["Ceilings", "Report", "Row", "Shape", "bench_attention", "bench_growth"],
     "regard.data": [
         *("EOS", "IGNORED", "KINDS", "PAD", "SOS", "SPECIALS", "UNK", "AnswerBatches", "AugmentConfig", "Augmented"),
         *("Batch", "Batches", "BpeDropout", "ByLength", "Counts", "ImageBatch", "ImageBatches", "ImageSet", "Labelled"),

@@ -1,4 +1,4 @@
-"""`regard bench attention` and `growth`: every score beside every other way to compute it."""
+"""`regard bench attention`: every score beside every other way to compute it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ def bench_attention(
     """
     where = find_device(device)
     dtype, shape = DTYPES[where.type], shape or SHAPES[where.type]
-    lengths = _known_lengths(lengths or LENGTHS[where.type])
+    lengths = known_lengths(lengths or LENGTHS[where.type])
     scores, masks = known(scores or tuple(SCORES), tuple(SCORES), "score"), known(masks or MASKS, MASKS, "mask")
     ceilings = measure_ceilings(where, dtype)
     rows: list[Row] = []
@@ -85,7 +85,7 @@ def overhead(ceilings: Ceilings, device: torch.device, dtype: torch.dtype, round
         Entrant("Regard", without_gradients(attend), ours=True),
         Entrant("SDPA", without_gradients(torch.nn.functional.scaled_dot_product_attention)),
     ]
-    return compare("one query, 16 keys: the overhead", entrants, Work(), ceilings, device, max(rounds, 5), 1)
+    return compare("one query, 16 keys: the overhead", entrants, Work(), ceilings, device, max(rounds, 5))
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def known(names: Sequence[str], there: Sequence[str], what: str) -> Sequence[str
     return names
 
 
-def _known_lengths(lengths: Sequence[int]) -> Sequence[int]:
+def known_lengths(lengths: Sequence[int]) -> Sequence[int]:
     if any(length < 1 for length in lengths):
         raise RegardError(f"A length of {min(lengths)} is none.", "Give lengths of at least 1.")
     return lengths

@@ -17,6 +17,9 @@ ROUNDS = 5
 TURN = 0.02
 """The least seconds of a turn: what is quicker is called several times."""
 
+SIDE = {"cpu": 1024, "mps": 2048, "cuda": 8192}
+"""Of the squares whose product is the ceiling."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -103,8 +106,9 @@ def compare(
         try:
             call = entrant.ready()
             call()  # compilers and caches
+            began = time.perf_counter()
             memory = peak_memory(call, device)
-            once = _seconds(call, 1, device)
+            once = time.perf_counter() - began
             calls[entrant.name] = call, max(1, min(1000, round(TURN / max(once, 1e-7)))), memory
         except Exception as error:  # whatever a peer cannot do is a row of the table
             rows[entrant.name] = Row(case, entrant.name, entrant.ours, length, note=_why(error))
@@ -135,9 +139,9 @@ def compare(
     return [rows[entrant.name] for entrant in entrants]
 
 
-def measure_ceilings(device: torch.device, dtype: torch.dtype, size: int | None = None) -> Ceilings:
-    """Times a large matrix product and a large copy; `size` is the side of the product's squares."""
-    size = size or (8192 if device.type == "cuda" else 1024)
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """Times a large matrix product and a large copy."""
+    size = SIDE[device.type]
     a = torch.randn(size, size, device=device).to(dtype)
     out = torch.empty_like(a)
     product = _best(lambda: torch.mm(a, a, out=out), device)
@@ -168,7 +172,7 @@ def _best(call: Callable[[], Any], device: torch.device) -> float:
     for _ in range(3):
         call()
     times = max(1, round(TURN / max(_seconds(call, 1, device), 1e-7)))
-    return min(_seconds(call, times, device) / times for _ in range(5))
+    return min(_seconds(call, times, device) / times for _ in range(15))
 
 
 def _seconds(call: Callable[[], Any], times: int, device: torch.device) -> float:
@@ -190,7 +194,6 @@ def wait_for(device: torch.device) -> None:
 
 def peak_memory(call: Callable[[], Any], device: torch.device) -> int | None:
     """The most bytes that are in use during a call, less those in use before; None where the system does not tell."""
-    gc.collect()
     if device.type == "cuda":
         wait_for(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -33,9 +33,10 @@ def formula(score: Score, mask: Mask | None) -> Attention:
     return lambda q, k, v: reference(q, k, v, score, mask)
 
 
-def compiled_formula(score: Score, mask: Mask | None) -> Attention:
+def compiled_formula(score: Score, mask: Mask | None, dynamic: bool = False) -> Attention:
+    """The same, compiled: for one shape, or (dynamic) once for all of them."""
     torch.compiler.reset()  # each case is compiled for itself, not for whatever shapes came before
-    return torch.compile(formula(score, mask), dynamic=False)
+    return torch.compile(formula(score, mask), dynamic=dynamic)
 
 
 def sdpa(score: Score, mask: Mask | None, backend: str | None = None) -> Attention:

@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = "osDv^Px"
 FORMS = (".png", ".svg")
+MOST_PANELS = 12
 
 
 def draw(report: "Report", path: Path) -> None:
-    """Lines over the length where a case has several lengths, otherwise bars."""
+    """Lines over the length where there are several and not too many cases, otherwise bars."""
     if path.suffix not in FORMS:
         raise RegardError(f"{path}: a plot is written as {' or '.join(FORMS)}.", "Choose such a name.")
     rows = [row for row in report.rows if row.seconds is not None]
     if not rows:
         raise RegardError("Nothing was measured, so there is nothing to draw.", "Leave out --plot.")
-    several = len({row.length for row in rows}) > 1
-    figure = _lines(rows) if several else _bars(rows)
+    several = len({row.length for row in rows if row.length is not None}) > 1
+    figure = _lines(rows) if several and len({row.case for row in rows}) <= MOST_PANELS else _bars(rows)
     figure.suptitle(f"{report.what}: {report.ceilings.machine}", fontsize=9)
     written = io.BytesIO()
     figure.savefig(written, format=path.suffix[1:], dpi=150)
@@ -54,7 +55,9 @@ def _lines(rows: list[Row]) -> Figure:
                     axes.plot(*zip(*points), **style)
         _label(times, f"{case}: seconds")
         _label(memories, f"{case}: peak memory, MiB")
-    panels[0][0].legend(fontsize=7)
+    # An entrant may be missing from the first panels.
+    drawn = {line.get_label(): line for pair in panels for line in pair[0].get_lines()}
+    figure.legend(handles=[drawn[name] for name in names], loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 
@@ -70,6 +73,10 @@ def _label(axes: Axes, title: str) -> None:
     axes.grid(alpha=0.3)
 
 
+def _of_row(row: Row) -> str:
+    return f"{row.case}{'' if row.length is None else f', {row.length}'}: {row.entrant}"
+
+
 def _bars(rows: list[Row]) -> Figure:
     """A bar for each row, cases one below the other."""
     figure = Figure(figsize=(9, 1.2 + 0.22 * len(rows)), layout="constrained")
@@ -80,7 +87,7 @@ def _bars(rows: list[Row]) -> Figure:
         [row.seconds or 0 for row in rows],
         color=[COLOURS[names.index(row.entrant) % len(COLOURS)] for row in rows],
     )
-    axes.set_yticks(range(len(rows)), [f"{row.case}: {row.entrant}" for row in rows], fontsize=7)
+    axes.set_yticks(range(len(rows)), [_of_row(row) for row in rows], fontsize=7)
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.set_xlabel("seconds", fontsize=8)

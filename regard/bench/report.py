@@ -47,9 +47,9 @@ class Report:
                 row.case,
                 "" if row.length is None else str(row.length),
                 name,
-                _time(row.seconds),
+                in_seconds(row.seconds),
                 f"{best / row.seconds:.2f}" if best and row.seconds else "",
-                _bytes(row.memory),
+                in_bytes(row.memory),
                 "" if row.rate is None else f"{scaled(row.rate)}{row.unit}",
                 "" if row.share is None else f"{row.share:.1%}",
                 row.note,
@@ -63,7 +63,7 @@ class Report:
         yield f"matrix product {scaled(self.ceilings.flops)}FLOP/s"
         yield f"memory copy {scaled(self.ceilings.bytes)}B/s (read and written)"
         if self.ceilings.tanhs:
-            yield f"tanh {scaled(self.ceilings.tanhs)}/s"
+            yield f"tanh {scaled(self.ceilings.tanhs)}/s (concat can do without)"
 
     def _best_peer(self, row: Row) -> float | None:
         peers = [
@@ -109,7 +109,7 @@ def scaled(number: float) -> str:
     return f"{number:.3g} " if number < 10 or number >= 100 else f"{number:.1f} "
 
 
-def _time(seconds: float | None) -> str:
+def in_seconds(seconds: float | None) -> str:
     if seconds is None:
         return "–"
     for size, unit in ((1.0, "s"), (1e-3, "ms")):
@@ -118,7 +118,7 @@ def _time(seconds: float | None) -> str:
     return f"{seconds * 1e6:.1f} µs"
 
 
-def _bytes(number: int | None) -> str:
+def in_bytes(number: int | None) -> str:
     if number is None:
         return ""
     for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB")):

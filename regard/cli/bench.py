@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 import tyro
 
-from regard.bench import bench_attention
+from regard.bench import Report, bench_attention, bench_growth
 from regard.cli.common import parse
 from regard.errors import RegardError
 from regard.folder import Device
 
-What = Literal["attention"]
+What = Literal["attention", "growth"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Options:
     """Measures this machine's ceilings, then Regard beside every peer that is installed, in turns: medians, one table.
 
     attention: every score and mask, forward, and forward and backward, and the overhead of a call.
+    growth: time and memory of every score as sequences grow, to where each way to compute it runs out.
     """
 
     what: Annotated[What, tyro.conf.Positional]
@@ -46,17 +47,20 @@ def run(argv: list[str]) -> int:
             raise RegardError(f"{path}: not a name for what is to be written.", f"End it in {' or '.join(forms)}.")
     if options.rounds < 1:
         raise RegardError(f"{options.rounds} rounds measure nothing.", "Give --rounds 1 or more.")
-    report = bench_attention(
-        options.device,
-        options.lengths,
-        options.scores,
-        options.masks,
-        compiled=not options.no_compile,
-        rounds=options.rounds,
-    )
+    report = _report(options)
     print(report)
     if options.out is not None:
         report.save(options.out)
     if options.plot is not None:
         report.plot(options.plot)
     return 0
+
+
+def _report(options: Options) -> Report:
+    device, lengths, scores, rounds = options.device, options.lengths, options.scores, options.rounds
+    compiled = not options.no_compile
+    match options.what:
+        case "attention":
+            return bench_attention(device, lengths, scores, options.masks, compiled=compiled, rounds=rounds)
+        case "growth":
+            return bench_growth(device, lengths, scores, compiled=compiled, rounds=rounds)

@@ -59,7 +59,7 @@ def test_memory_is_that_of_the_call():
 
 
 def test_ceilings_are_measured():
-    found = measure_ceilings(CPU, torch.float32, size=64)
+    found = measure_ceilings(CPU, torch.float32)
     assert found.flops > 1e6
     assert found.bytes > 1e6
     assert found.tanhs > 1e5

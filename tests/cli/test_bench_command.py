@@ -4,9 +4,16 @@ import json
 
 import pytest
 
+from regard.bench import measuring
 from regard.cli import main
 
 SMALL = ["--device", "cpu", "--lengths", "8", "--rounds", "1", "--no-compile"]
+
+
+@pytest.fixture(autouse=True)
+def _low_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "TURN", 1e-4)
+    monkeypatch.setitem(measuring.SIDE, "cpu", 64)
 
 
 def test_attention(capsys, tmp_path):
@@ -17,6 +24,13 @@ def test_attention(capsys, tmp_path):
     assert "| dot, forward+backward | 8 | **Regard** |" in told
     assert json.loads((tmp_path / "a.json").read_text())["rows"][0]["entrant"] == "Regard"
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_growth(capsys, tmp_path):
+    given = ["--scores", "dot", "--plot", str(tmp_path / "a.svg")]
+    assert main(["bench", "growth", "--device", "cpu", "--lengths", "8", "16", "--no-compile", *given]) == 0
+    assert "| dot | 16 | formula, eager |" in capsys.readouterr().out
+    assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
 
 
 @pytest.mark.parametrize(
