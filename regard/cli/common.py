@@ -1,7 +1,7 @@
 """What several commands share: arguments, data, progress."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeVar
@@ -15,6 +15,7 @@ from regard.errors import RegardError
 from regard.folder import Device, Translator, load
 from regard.interop.onnx_runner import holds_graphs, open_onnx
 from regard.train.recipe import PHRASEBOOK
+from regard.train.report import Tell, bar
 from regard.viewer import Link
 from regard.viewer.alignment import Words
 
@@ -105,15 +106,10 @@ def as_text(argument: str, name: str) -> str:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
+def progress(what: str) -> Iterator[Tell]:
     """A bar on stderr, where that is a terminal and results do not go there as well: call it with (done, total)."""
     if not sys.stderr.isatty() or sys.stdout.isatty():
         yield lambda done, total: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with bar(what) as tell:
+        yield tell

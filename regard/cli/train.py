@@ -13,7 +13,7 @@ from regard.errors import RegardError
 from regard.models import FAMILIES, ModelConfig, TransformerConfig
 from regard.train import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from, train
 from regard.train.recipe import PHRASEBOOK, SECTIONS, with_cache
-from regard.train.tasks import TASKS
+from regard.train.tasks import TASKS, read_data
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
     first = _parse(argv, plain)
     if plain.task != "translate" and first.data.files == (PHRASEBOOK,):
         raise RegardError(f"There is nothing to train a model to {plain.task} with.", "Name files: --data FILE …")
-    corpus = TASKS[plain.task].read(with_cache(first.data, first.out))
+    corpus = read_data(plain.task, with_cache(first.data, first.out))
     chosen = _parse(argv, recipe_from(table, TASKS[plain.task].suggest(corpus, bool(first.start_from)), origin))
     recipe = Recipe(plain.task, **{section: getattr(chosen, section) for section in SECTIONS})
     bundle = train(recipe, chosen.out, start_from=chosen.start_from or None, corpus=corpus)

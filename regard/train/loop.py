@@ -31,7 +31,7 @@ from regard.train.losses import LossParts
 from regard.train.optim import make_optimizer, schedule, set_rate
 from regard.train.recipe import Recipe, TrainConfig, recipe_table, with_cache
 from regard.train.report import Report, draw_losses, read_metrics
-from regard.train.tasks import TASKS
+from regard.train.tasks import TASKS, read_data
 from regard.train.tasks.base import Autocast, Corpus, EpochsOfBatches, Shape, evaluate_loss
 from regard.train.team import Team, lead
 from regard.train.vectors import use_vectors
@@ -69,7 +69,7 @@ def train(
     origin = load(start_from, "cpu") if start_from is not None else None
     if origin is not None:
         recipe = taking_over(recipe, origin.model.config, start_from)
-    corpus = corpus or task.read(with_cache(recipe.data, out))
+    corpus = corpus or read_data(recipe.task, with_cache(recipe.data, out), quiet=quiet)
     provenance = _provenance(recipe, corpus, start_from)
     before = _claim(out, provenance)
     if before is None:

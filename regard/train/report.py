@@ -4,6 +4,8 @@ import io
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,54 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from regard.errors import RegardError
 from regard.files import write_whole
+
+Tell = Callable[[int, int | None], None]
+"""what is called with how much of some work is done, and how much there is in all"""
+# Seconds between two lines of a log about the same work.
+EVERY = 10.0
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Tell]:
+    """A bar on a terminal, which goes when the work is done; there is none until something is told."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = shown.add_task(what, total=None)
+
+    def tell(done: int, total: int | None) -> None:
+        shown.start()
+        shown.update(task, completed=done, total=total)
+
+    try:
+        yield tell
+    finally:
+        shown.stop()
+
+
+@contextmanager
+def telling(what: str, silent: bool = False) -> Iterator[Tell]:
+    """How far some work is: a bar on a terminal; in a log a line now and then, if it takes long.
+
+    >>> with telling("decoding", silent=True) as tell:
+    ...     tell(1, 20)
+    """
+    if silent:
+        yield lambda done, total: None
+    elif Console(stderr=True).is_terminal:
+        with bar(what) as tell:
+            yield tell
+    else:
+        yield _Lines(what)
+
+
+class _Lines:
+    def __init__(self, what: str) -> None:
+        self.what, self.since = what, time.monotonic()
+
+    def __call__(self, done: int, total: int | None) -> None:
+        if time.monotonic() - self.since >= EVERY:
+            self.since = time.monotonic()
+            print(f"{self.what}: {done:,}" + (f" of {total:,}" if total else ""), file=sys.stderr, flush=True)
 
 
 class Report:

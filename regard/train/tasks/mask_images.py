@@ -14,6 +14,7 @@ from regard.errors import RegardError
 from regard.folder import ImageModel
 from regard.train.losses import LossParts
 from regard.train.recipe import DataConfig, Recipe, TrainConfig
+from regard.train.report import Tell
 from regard.train.tasks.base import Features, Tokenizers
 from regard.train.tasks.pictures import Need, Pictures, PictureTask, suggested
 
@@ -26,10 +27,10 @@ class MaskImages(PictureTask):
     try_it = "regard train --task classify-images --from {out} --data …"
     need: ClassVar[Need] = "nothing"
 
-    def read(self, config: DataConfig) -> Pictures:
+    def read(self, config: DataConfig, tell: Tell | None = None) -> Pictures:
         if config.longest:
             raise RegardError("Patches are hidden in pictures of one size only.", "Set data.size, not data.longest.")
-        return super().read(config)
+        return super().read(config, tell)
 
     def suggest(self, corpus: Pictures, goes_on: bool) -> Recipe:
         return suggested(

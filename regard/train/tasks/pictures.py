@@ -25,6 +25,7 @@ from regard.data.special import Special
 from regard.errors import RegardError
 from regard.models import ViTConfig
 from regard.train.recipe import DataConfig, Recipe, TaskName, TokenizerConfig, TrainConfig
+from regard.train.report import Tell
 from regard.train.tasks.base import Encoded, Shape, Tokenizers, suggested_training
 
 Need = Literal["labels", "masks", "nothing"]
@@ -96,14 +97,14 @@ class Pictures:
         return super().__reduce_ex__(protocol) if self.origin is None else (read_pictures, self.origin)
 
 
-def read_pictures(config: DataConfig, need: Need) -> Pictures:
+def read_pictures(config: DataConfig, need: Need, tell: Tell | None = None) -> Pictures:
     """The pictures of a recipe's files; those to validate with are of the same size, and have the same labels."""
     if config.size and config.longest:
         raise RegardError(
             "data.size brings all pictures to one size, and data.longest lets each keep its own.",
             "Leave out one of them.",
         )
-    training = _read(config, config.files, config.size, config.channels)
+    training = _read(config, config.files, config.size, config.channels, tell)
     refuse_lack(training, need)
     if need == "labels" and len(training.names) < 2:
         raise RegardError(
@@ -120,7 +121,7 @@ def read_pictures(config: DataConfig, need: Need) -> Pictures:
             )
         return Pictures(Part(training, rows), Part(training, aside), origin)
     size = config.size if isinstance(training, RaggedImages) else training.pixels.shape[1:3]
-    validation = _read(config, config.validation, size, len(training.mean))
+    validation = _read(config, config.validation, size, len(training.mean), tell)
     refuse_lack(validation, need)
     if need == "labels":
         validation = validation.with_names(training.names)
@@ -128,9 +129,11 @@ def read_pictures(config: DataConfig, need: Need) -> Pictures:
     return Pictures(whole, judged, origin)
 
 
-def _read(config: DataConfig, files: Sequence[str], size: int | tuple[int, int], channels: int) -> Images:
+def _read(
+    config: DataConfig, files: Sequence[str], size: int | tuple[int, int], channels: int, tell: Tell | None
+) -> Images:
     common: dict[str, Any] = dict(channels=channels, label=config.label, on_bad=config.on_bad)
-    common["cache"] = config.cache or None
+    common |= dict(cache=config.cache or None, progress=tell)
     if config.longest:
         patch = config.patch or patch_within(config.longest)
         return read_ragged(files, patch=patch, longest=config.longest, **common)
@@ -176,8 +179,9 @@ class PictureTask(ABC):
     unit = "picture"
     need: ClassVar[Need]
 
-    def read(self, config: DataConfig) -> Pictures:
-        return read_pictures(config, self.need)
+    def read(self, config: DataConfig, tell: Tell | None = None) -> Pictures:
+        """The pictures of a recipe's files; `tell` is told how far it is."""
+        return read_pictures(config, self.need, tell)
 
     def make_tokenizers(self, corpus: Pictures, config: TokenizerConfig) -> Tokenizers:
         return ()

@@ -13,7 +13,8 @@ from regard.errors import RegardError
 from regard.folder import ImageModel
 from regard.train.losses import LossParts
 from regard.train.metrics import intersection_over_union, label_counts
-from regard.train.recipe import Recipe, TrainConfig
+from regard.train.recipe import DataConfig, Recipe, TrainConfig
+from regard.train.report import Tell
 from regard.train.tasks.base import Features, Tokenizers
 from regard.train.tasks.pictures import NOTHING, Images, Need, Pictures, PictureTask, suggested
 
@@ -26,8 +27,8 @@ class Segment(PictureTask):
     try_it = "regard segment {out} photo.jpg --out mask.png"
     need: ClassVar[Need] = "masks"
 
-    def read(self, config) -> Pictures:
-        corpus = super().read(config)
+    def read(self, config: DataConfig, tell: Tell | None = None) -> Pictures:
+        corpus = super().read(config, tell)
         labels = _labels(corpus.training.images)
         if len(labels) < 2:
             raise RegardError(
