@@ -137,19 +137,21 @@ def attend_concat_backward(
     da = torch.zeros_like(a, dtype=torch.float32)
     db = b.new_zeros(*b.shape[:-3], H, *b.shape[-2:], dtype=torch.float32)
     dv = v.new_empty(*v.shape[:-3], H, *v.shape[-2:])
-    dw = w.new_zeros(B, H, -(-max_q // _tiling(v, max_q, BACKWARD).rows), w.shape[-1])  # of each program
+    # By c, of each program, for each four of w.
+    dc = w.new_zeros(B, H, -(-max_q // _tiling(v, max_q, BACKWARD).rows), w.shape[-1] // 4, 16)
     for keys, size, dx in ((False, max_q, da), (True, max_k, db)):
         tiling = _tiling(v, size, BACKWARD)
         tiles = -(-size // tiling.rows)
         concat_backward_triton.backward[(B * H * tiles,)](
-            *(a, b, w, v, out, grad, lse, delta, dx, dw, dv, q_starts, k_starts, lengths),
+            *(a, b, w, v, out, grad, lse, delta, dx, dc, dv, q_starts, k_starts, lengths),
             *(max_q, max_k, a.shape[-2], window, tiles),
             *_strides(a, b, v, out, grad, dx, dv, w, lse),
             KEYS=keys,
-            SPLIT=v.dtype != torch.float32 and not triton_here.INTERPRETED,
+            SPLIT=v.dtype == torch.bfloat16 and not triton_here.INTERPRETED,
             **_constants(a, b, v, tiling, q_starts, lengths, causal, window),
         )
-    dw = dw.sum((0, 2)) if len(w) == H else dw.sum((0, 1, 2))[None]
+    dc = dc.sum((0, 2) if len(w) == H else (0, 1, 2)).view(len(w), -1, 16)
+    dw = (dc.unsqueeze(-2) * _signs(dc)).sum(-1).flatten(1)
     return da.to(a.dtype), _of_groups(db, b).to(b.dtype), dw, _of_groups(dv, v)
 
 
@@ -188,6 +190,11 @@ def _empty(a: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
+def _signs(like: Tensor) -> Float[Tensor, "4 16"]:
+    """+1 where i of four is in a subset u, −1 where not: c_u is the sum of signed w_i."""
+    return (torch.arange(16, device=like.device) >> torch.arange(4, device=like.device)[:, None] & 1) * 2.0 - 1.0
+
+
 def _of_groups(x: Tensor, like: Tensor) -> Tensor:
     """Gradients of every head of the queries, summed over those that share a head of the keys."""
     return x if x.shape == like.shape else x.unflatten(-3, (like.shape[-3], -1)).sum(-3)
@@ -224,9 +231,10 @@ def _constants(a, b, v, tiling, q_starts, lengths, causal, window) -> dict[str, 
         LENGTHS=lengths is not None,
         CAUSAL=causal,
         WINDOW=window > 0,
-        # Matrix units multiply float32 as TF32, exact enough for halves; three such products are nearly float32.
-        PRECISION="tf32x3" if v.dtype == torch.float32 else "tf32",
+        # Matrix units multiply float32 as TF32, exact enough beside bf16; three such products are nearly float32.
+        PRECISION="tf32" if v.dtype == torch.bfloat16 else "tf32x3",
         QUICK=not triton_here.INTERPRETED,
+        THREADS=32 * tiling.warps,
         ROWS=tiling.rows,
         COLUMNS=tiling.columns,
         BLOCK_V=max(16, 1 << (v.shape[-1] - 1).bit_length()),

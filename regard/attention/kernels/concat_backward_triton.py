@@ -38,59 +38,46 @@ def _dot(x, y, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _add(x, more, valid):
-    tl.store(x, tl.load(x, mask=valid, other=0.0) + more, mask=valid)
-
-
-@triton.jit
 def _quick_gradients(
-    x, x_stride, x_valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dw, WEIGHTS: tl.constexpr,
-    COLUMNS: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr,
+    x, x_stride, x_valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dc, WEIGHTS: tl.constexpr,
+    COLUMNS: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     u = tl.arange(0, 16)
-    for _ in range(0, C, 4):
-        rows = spread(x, x_stride, x_valid)
-        columns = expand(y, y_stride, y_valid, COLUMNS)
-        c = signed(w)[None, :]
+    for i in range(0, C, 4):
+        rows = spread(x + i * x_stride, x_stride, x_valid)
+        columns = expand(y + i * y_stride, y_stride, y_valid, COLUMNS, THREADS)
+        c = signed(w + i)[None, :]
         d = tl.dot(rows, tl.trans(columns), input_precision=PRECISION)
         n = tl.dot(rows * c, tl.trans(columns), input_precision=PRECISION)
         r = reciprocal(d, QUICK)
         dn = g * r
         by_n = rows * _dot(dn, columns, SPLIT, PRECISION)
-        by_u = by_n * c - rows * _dot(dn * n * r, columns, SPLIT, PRECISION)
-        _add(dx, 2 * tl.sum(by_u * bit(u, 0)[None, :], 1), x_valid)
-        _add(dx + dx_stride, 2 * tl.sum(by_u * bit(u, 1)[None, :], 1), x_valid)
-        _add(dx + 2 * dx_stride, 2 * tl.sum(by_u * bit(u, 2)[None, :], 1), x_valid)
-        _add(dx + 3 * dx_stride, 2 * tl.sum(by_u * bit(u, 3)[None, :], 1), x_valid)
+        by_u = 2 * (by_n * c - rows * _dot(dn * (n * r), columns, SPLIT, PRECISION))
+        to = dx + i * dx_stride
+        tl.atomic_add(to, tl.sum(by_u * bit(u, 0)[None, :], 1), mask=x_valid, sem="relaxed")
+        tl.atomic_add(to + dx_stride, tl.sum(by_u * bit(u, 1)[None, :], 1), mask=x_valid, sem="relaxed")
+        tl.atomic_add(to + 2 * dx_stride, tl.sum(by_u * bit(u, 2)[None, :], 1), mask=x_valid, sem="relaxed")
+        tl.atomic_add(to + 3 * dx_stride, tl.sum(by_u * bit(u, 3)[None, :], 1), mask=x_valid, sem="relaxed")
         if WEIGHTS:
-            by_c = tl.sum(by_n, 0)
-            _add(dw, tl.sum(by_c * (2 * bit(u, 0) - 1), 0), True)
-            _add(dw + 1, tl.sum(by_c * (2 * bit(u, 1) - 1), 0), True)
-            _add(dw + 2, tl.sum(by_c * (2 * bit(u, 2) - 1), 0), True)
-            _add(dw + 3, tl.sum(by_c * (2 * bit(u, 3) - 1), 0), True)
-            dw += 4
-        x += 4 * x_stride
-        dx += 4 * dx_stride
-        y += 4 * y_stride
-        w += 4
+            tl.atomic_add(dc + 4 * i + u, tl.sum(by_n, 0), sem="relaxed")
 
 
 @triton.jit
 def _plain_gradients(
-    x, x_stride, x_valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dw, WEIGHTS: tl.constexpr,
+    x, x_stride, x_valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dc, WEIGHTS: tl.constexpr
 ):  # fmt: skip
-    for _ in range(0, C):
-        rows = tl.load(x, mask=x_valid, other=0.0).to(tl.float32)
-        columns = tl.load(y, mask=y_valid, other=0.0).to(tl.float32)
+    u = tl.arange(0, 16)
+    for i in range(0, C):
+        rows = tl.load(x + i * x_stride, mask=x_valid, other=0.0).to(tl.float32)
+        columns = tl.load(y + i * y_stride, mask=y_valid, other=0.0).to(tl.float32)
         h = tanh(rows[:, None] + columns[None, :])
-        _add(dx, tl.sum(g * (1.0 - h * h), 1) * tl.load(w), x_valid)
+        by_x = tl.sum(g * (1.0 - h * h), 1) * tl.load(w + i)
+        tl.atomic_add(dx + i * dx_stride, by_x, mask=x_valid, sem="relaxed")
         if WEIGHTS:
-            _add(dw, tl.sum(tl.sum(g * h, 1), 0), True)
-            dw += 1
-        x += x_stride
-        dx += dx_stride
-        y += y_stride
-        w += 1
+            # As ∂c that comes to this ∂w_i and no other: half with all signs +, less half with the sign of i alone −.
+            half = 0.5 * tl.sum(tl.sum(g * h, 1), 0)
+            by_c = tl.where(u == 15, half, tl.where(u == 15 - (1 << (i % 4)), -half, 0.0))
+            tl.atomic_add(dc + i // 4 * 16 + u, by_c, sem="relaxed")
 
 
 @triton.jit
@@ -99,15 +86,15 @@ def _rows(x, first, rows, count, columns, width, row_stride):
     return tl.load(x + places, mask=(rows < count)[:, None] & (columns < width)[None, :], other=0.0)
 
 
-@triton.jit(do_not_specialize=["T", "S", "C", "window", "tiles"])
+@triton.jit(do_not_specialize=["C", "window", "tiles"])
 def backward(
-    a, b, w, v, out, grad, lse, delta, dx, dw, dv, q_starts, k_starts, lengths, T, S, C, window, tiles,
+    a, b, w, v, out, grad, lse, delta, dx, dc, dv, q_starts, k_starts, lengths, T, S, C, window, tiles,
     a_batch, a_head, a_stride, b_batch, b_head, b_stride, v_batch, v_head, v_row, out_batch, out_head, out_row,
     grad_batch, grad_head, grad_row, dx_batch, dx_head, dx_stride, dv_batch, dv_head, dv_row,
     w_head, lse_batch, lse_head,
     KEYS: tl.constexpr, HEADS: tl.constexpr, B_GROUP: tl.constexpr, V_GROUP: tl.constexpr, WIDTH: tl.constexpr,
     PACKED: tl.constexpr, LENGTHS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr,
+    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """KEYS: ∂b and ∂v of ROWS keys; otherwise ∂a and a part of ∂w from ROWS queries, and delta for the other pass.
@@ -130,7 +117,7 @@ def backward(
     lse += batch * lse_batch + long_head * lse_head + t0
     delta += batch * lse_batch + long_head * lse_head + t0
     w += head * w_head
-    dw += tl.program_id(0).to(tl.int64) * C
+    dc += tl.program_id(0).to(tl.int64) * (C * 4)
     keys = tl.minimum(S, tl.load(lengths + batch)).to(tl.int32) if LENGTHS else S
     e = tl.arange(0, BLOCK_V)
     begin = tile * ROWS
@@ -169,7 +156,7 @@ def backward(
             y, y_stride, y_valid = b + columns, b_stride, columns < keys
             theirs = _rows(v, s0, columns, keys, e, WIDTH, v_row)
         scores, plainly = score_tile(
-            x, x_stride, valid, large, y, y_stride, y_valid, w, C, ROWS, COLUMNS, PRECISION, QUICK
+            x, x_stride, valid, large, y, y_stride, y_valid, w, C, ROWS, COLUMNS, PRECISION, QUICK, THREADS
         )
         g = tl.dot(mine, tl.trans(theirs), input_precision=PRECISION)
         if KEYS:
@@ -183,27 +170,12 @@ def backward(
             p = tl.where(allowed, tl.exp2(scores * LOG2E - power[:, None]), 0.0)
             g = p * (g - whole[:, None])
         if plainly:
-            _plain_gradients(x, x_stride, valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dw, not KEYS)
+            _plain_gradients(x, x_stride, valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dc, not KEYS)
         else:
             _quick_gradients(
-                x,
-                x_stride,
-                valid,
-                y,
-                y_stride,
-                y_valid,
-                w,
-                C,
-                g,
-                dx,
-                dx_stride,
-                dw,
-                not KEYS,
-                COLUMNS,
-                PRECISION,
-                SPLIT,
-                QUICK,
-            )
+                x, x_stride, valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dc, not KEYS,
+                COLUMNS, PRECISION, SPLIT, QUICK, THREADS,
+            )  # fmt: skip
     if KEYS:
         places = (s0 + rows)[:, None] * dv_row + e[None, :]
         dv += batch * dv_batch + long_head * dv_head + places

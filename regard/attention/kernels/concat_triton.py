@@ -44,18 +44,28 @@ def too_large(x0, x1, x2, x3):
 
 
 @triton.jit
-def expand(x, stride, valid, ROWS: tl.constexpr):
-    """B_u of the columns' side, (ROWS, 16): a thread makes all sixteen of its row of four powers."""
-    x0, x1, x2, x3 = four(x, stride, valid)
-    x0 = tl.where(too_large(x0, x1, x2, x3), float("nan"), x0)
-    e0, e1, e2, e3 = tl.exp2(x0), tl.exp2(x1), tl.exp2(x2), tl.exp2(x3)
-    e01, e23 = e0 * e1, e2 * e3
-    # u = 8·(3 in u) + 4·(2 in u) + 2·(1 in u) + (0 in u); what is joined first is the highest bit.
-    y0 = _four_joined(tl.full((ROWS,), 1.0, tl.float32), e3, e2, e23)
-    y1 = _four_joined(e1, e1 * e3, e1 * e2, e1 * e23)
-    y2 = _four_joined(e0, e0 * e3, e0 * e2, e0 * e23)
-    y3 = _four_joined(e01, e01 * e3, e01 * e2, e01 * e23)
-    return tl.reshape(_four_joined(y0, y1, y2, y3), (ROWS, 16))
+def expand(x, stride, valid, ROWS: tl.constexpr, THREADS: tl.constexpr):
+    """B_u of the columns' side, (ROWS, 16): one thread (or two, where there are more) makes the sixteen of a row."""
+    if ROWS < THREADS:
+        last = tl.arange(0, 2)[None, :]
+        x0, x1, x2, x3 = four(x[:, None] + last * 0, stride, valid[:, None])
+        x3 = tl.where(too_large(x0, x1, x2, x3), float("nan"), x3 * last)
+        e0, e1, e2, e3 = tl.exp2(x0), tl.exp2(x1), tl.exp2(x2), tl.exp2(x3)
+        y0 = _four_joined(e3, e3 * e2, e3 * e1, e3 * (e1 * e2))
+        e3 *= e0
+        y1 = _four_joined(e3, e3 * e2, e3 * e1, e3 * (e1 * e2))
+        return tl.reshape(tl.join(y0, y1), (ROWS, 16))
+    else:
+        x0, x1, x2, x3 = four(x, stride, valid)
+        x0 = tl.where(too_large(x0, x1, x2, x3), float("nan"), x0)
+        e0, e1, e2, e3 = tl.exp2(x0), tl.exp2(x1), tl.exp2(x2), tl.exp2(x3)
+        e01, e23 = e0 * e1, e2 * e3
+        # u = 8·(3 in u) + 4·(2 in u) + 2·(1 in u) + (0 in u); what is joined first is the highest bit.
+        y0 = _four_joined(tl.full((ROWS,), 1.0, tl.float32), e3, e2, e23)
+        y1 = _four_joined(e1, e1 * e3, e1 * e2, e1 * e23)
+        y2 = _four_joined(e0, e0 * e3, e0 * e2, e0 * e23)
+        y3 = _four_joined(e01, e01 * e3, e01 * e2, e01 * e23)
+        return tl.reshape(_four_joined(y0, y1, y2, y3), (ROWS, 16))
 
 
 @triton.jit
@@ -99,13 +109,13 @@ def reciprocal(x, QUICK: tl.constexpr):
 
 @triton.jit
 def rows_too_large(x, stride, valid, C, ROWS: tl.constexpr):
-    """Which rows have, in some four of their C numbers, more than LIMIT."""
-    large = tl.zeros((ROWS,), tl.int32)
+    """1 for rows that have, in some four of their C numbers, more than LIMIT; 0 for others."""
+    large = tl.zeros((ROWS,), tl.float32)
     for _ in range(0, C, 4):
         x0, x1, x2, x3 = four(x, stride, valid)
-        large = large | too_large(x0, x1, x2, x3).to(tl.int32)
+        large = tl.maximum(large, too_large(x0, x1, x2, x3).to(tl.float32))
         x += 4 * stride
-    return large > 0
+    return large
 
 
 @triton.jit
@@ -114,50 +124,26 @@ def tanh(x):
 
 
 @triton.jit
-def plain_scores(
-    x, x_stride, x_valid, y, y_stride, y_valid, w, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):  # fmt: skip
-    scores = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for _ in range(0, C):
-        rows = tl.load(x, mask=x_valid, other=0.0).to(tl.float32)
-        columns = tl.load(y, mask=y_valid, other=0.0).to(tl.float32)
-        scores += tl.load(w) * tanh(rows[:, None] + columns[None, :])
-        x += x_stride
-        y += y_stride
-        w += 1
-    return scores
-
-
-@triton.jit
-def quick_scores(
-    x, x_stride, x_valid, y, y_stride, y_valid, w, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, QUICK: tl.constexpr,
-):  # fmt: skip
-    scores = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for _ in range(0, C, 4):
-        rows = spread(x, x_stride, x_valid)
-        columns = tl.trans(expand(y, y_stride, y_valid, COLUMNS))
-        d = tl.dot(rows, columns, input_precision=PRECISION)
-        n = tl.dot(rows * signed(w)[None, :], columns, input_precision=PRECISION)
-        scores += n * reciprocal(d, QUICK)
-        x += 4 * x_stride
-        y += 4 * y_stride
-        w += 4
-    return scores
-
-
-@triton.jit
 def score_tile(
     x, x_stride, x_valid, x_large, y, y_stride, y_valid, w, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, QUICK: tl.constexpr,
+    PRECISION: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     """Σ_i w_i tanh(x_i + y_i) for the tile's rows and columns, and whether it had to be computed plainly."""
-    scores = quick_scores(x, x_stride, x_valid, y, y_stride, y_valid, w, C, ROWS, COLUMNS, PRECISION, QUICK)
-    # x − x is 0 for all numbers but infinities and NaN.
-    lost = (scores - scores != 0.0) | x_large[:, None]
-    plainly = tl.max(tl.max(lost.to(tl.int32), 1), 0) > 0
-    if plainly:
-        scores = plain_scores(x, x_stride, x_valid, y, y_stride, y_valid, w, C, ROWS, COLUMNS)
+    scores = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for i in range(0, C, 4):
+        rows = spread(x + i * x_stride, x_stride, x_valid)
+        columns = tl.trans(expand(y + i * y_stride, y_stride, y_valid, COLUMNS, THREADS))
+        d = tl.dot(rows, columns, input_precision=PRECISION)
+        n = tl.dot(rows * signed(w + i)[None, :], columns, input_precision=PRECISION)
+        scores += n * reciprocal(d, QUICK)
+    # 0x is 0 for all numbers but infinities and NaN, and a sum with NaN is NaN.
+    plainly = tl.sum(tl.sum(scores * 0.0, 1) + x_large, 0) != 0.0
+    scores = tl.where(plainly, 0.0, scores)
+    # A loop that is hardly ever run, rather than a branch: a branch would have the tile in more than one layout.
+    for i in range(0, tl.where(plainly, C, 0)):
+        rows = tl.load(x + i * x_stride, mask=x_valid, other=0.0).to(tl.float32)
+        columns = tl.load(y + i * y_stride, mask=y_valid, other=0.0).to(tl.float32)
+        scores += tl.load(w + i) * tanh(rows[:, None] + columns[None, :])
     return scores, plainly
 
 
@@ -182,14 +168,14 @@ def may_look(t, s, T, S, keys, window, CAUSAL: tl.constexpr, WINDOW: tl.constexp
     return allowed
 
 
-@triton.jit(do_not_specialize=["T", "S", "C", "window", "tiles"])
+@triton.jit(do_not_specialize=["C", "window", "tiles"])
 def forward(
     a, b, w, v, out, lse, q_starts, k_starts, lengths, T, S, C, window, tiles,
     a_batch, a_head, a_stride, b_batch, b_head, b_stride, v_batch, v_head, v_row, out_batch, out_head, out_row,
     w_head, lse_batch, lse_head,
     HEADS: tl.constexpr, B_GROUP: tl.constexpr, V_GROUP: tl.constexpr, WIDTH: tl.constexpr,
     PACKED: tl.constexpr, LENGTHS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr, QUICK: tl.constexpr,
+    PRECISION: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """The output and the log-sum-exp (in powers of two) of ROWS queries of one head."""
@@ -221,7 +207,7 @@ def forward(
     for begin in range(first, last, COLUMNS):
         s = begin + tl.arange(0, COLUMNS)
         scores, _ = score_tile(
-            a, a_stride, t < T, large, b + s, b_stride, s < keys, w, C, ROWS, COLUMNS, PRECISION, QUICK
+            a, a_stride, t < T, large, b + s, b_stride, s < keys, w, C, ROWS, COLUMNS, PRECISION, QUICK, THREADS
         )
         allowed = may_look(t[:, None], s[None, :], T, S, keys, window, CAUSAL, WINDOW)
         scores = tl.where(allowed, scores * LOG2E, float("-inf"))
