@@ -33,6 +33,7 @@ from regard.data.streams import TextBatches
 from regard.layers.embeddings import Embedding
 from regard.models import GPTConfig, TransformerConfig, make_model
 from regard.models.gpt import gpt2, gpt_small
+from regard.train import vocabulary
 from regard.train.checkpoint import unique_parameters
 from regard.train.compiling import compiled_features
 from regard.train.graphs import WARM_UP, GraphedUpdate
@@ -81,6 +82,7 @@ class Variant(NamedTuple):
     graph: bool = True
     attention: str | None = None
     narrow: bool = True
+    fused_loss: bool = True
 
 
 class Row(NamedTuple):
@@ -121,10 +123,15 @@ def ours(config: TransformerConfig | GPTConfig, variant: Variant, smoothing: flo
 
     run = GraphedUpdate(update) if variant.graph and DEVICE == "cuda" else update
     forced = (lambda: use(variant.attention)) if variant.attention else contextlib.nullcontext
+    fused = vocabulary.takes
 
     def step(batch: Batch) -> object:
-        with forced():
-            return run([batch])
+        vocabulary.takes = fused if variant.fused_loss else lambda features: False
+        try:
+            with forced():
+                return run([batch])
+        finally:
+            vocabulary.takes = fused
 
     return step
 
@@ -263,6 +270,7 @@ def parts(sizes: Sizes, ceiling: float, deadline: float) -> str:
         "everything": everything,
         "sums in float32": everything._replace(narrow=False),
         "torch's varlen attention": everything._replace(attention="varlen"),
+        "the plain sweep over the logits": everything._replace(fused_loss=False),
         "compiled, not captured": everything._replace(graph=False),
         "compiled as a whole, captured": everything._replace(compile="whole"),
         "captured, not compiled": everything._replace(compile="no"),

@@ -3,11 +3,14 @@
     python benchmarks/training_parts.py --only attention
 
 Attention over packed sentences: 25,600 tokens, 8 heads of 64, forward and backward, by how long the sentences are; the
-tilings beside each other; and the error against float64. Bounded to about a minute each.
+tilings beside each other; and the error against float64. The loss: 25,600 features of 512, 32,000 entries, label
+smoothing, forward and backward together, beside its three matrix products alone. About a minute each.
 """
 
 import argparse
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +20,7 @@ from regard.attention import Offsets, ScaledDot, attend, causal, use
 from regard.attention.kernels import sentences
 from regard.attention.kernels.sentences import Tiling
 from regard.attention.reference import reference_packed
+from regard.train import losses, vocabulary
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
@@ -52,13 +56,16 @@ def error(heads: int, width: int, lengths: np.ndarray, max_len: int, masked: boo
 
 
 @contextlib.contextmanager
-def tilings(forward: Tiling, backward: Tiling):
-    before = sentences.FORWARD, sentences.BACKWARD
-    sentences.FORWARD, sentences.BACKWARD = forward, backward
+def changed(place: Any, **values: Any):
+    """A module's constants for a while."""
+    before = {name: getattr(place, name) for name in values}
+    for name, value in values.items():
+        setattr(place, name, value)
     try:
         yield
     finally:
-        sentences.FORWARD, sentences.BACKWARD = before
+        for name, value in before.items():
+            setattr(place, name, value)
 
 
 def attention(tiny: bool) -> None:
@@ -102,7 +109,7 @@ def attention(tiny: bool) -> None:
                 *(Tiling(r, c) for r in (32, 64) for c in ((1024,) if tiny else (512, 1024, 2048))),
                 *([] if tiny else [Tiling(16, 512), Tiling(16, 1024)]),
             ]:
-                with tilings(tiling, tiling):
+                with changed(sentences, FORWARD=tiling, BACKWARD=tiling):
                     variants[tiling] = measure("sentences")
             row = [f"{len(of_size)} of {low}–{longest}, {'causal' if masked else 'all'}"]
             for way in (0, 1):
@@ -119,7 +126,69 @@ def attention(tiny: bool) -> None:
     print(table(head, timed))
 
 
-PARTS = {"attention": attention}
+def loss(tiny: bool) -> None:
+    N, E, V = (40, 16, 50) if tiny else (25_600, 512, 32_000)
+    features, twin = (torch.randn(N, E, device=DEVICE).to(WIDE).requires_grad_() for _ in range(2))
+    weight = (torch.randn(V, E, device=DEVICE) * E**-0.5).requires_grad_()
+    targets = torch.randint(0, V, (N,), device=DEVICE)
+    targets[::10] = -1
+    narrow = weight.detach().to(WIDE)
+    rows = []
+
+    def run(divergence: float = 0.0, features=features) -> list[torch.Tensor]:
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=DEVICE == "cuda"):
+            other = twin if divergence else None
+            parts = losses.token_loss(features, weight, targets, 0.1, other, divergence)
+        return [parts.loss, *torch.autograd.grad(parts.loss, [features, weight])]
+
+    def plain() -> list[torch.Tensor]:
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=DEVICE == "cuda"):
+            logits = features @ weight.T
+        given = dict(label_smoothing=0.1, ignore_index=-1, reduction="sum")
+        found = torch.nn.functional.cross_entropy(logits.float(), targets, **given)
+        return [found, *torch.autograd.grad(found, [features, weight])]
+
+    def products() -> None:
+        logits = features.detach() @ narrow.T
+        logits @ narrow
+        logits.T @ features.detach()
+
+    def enter(name: str, function: Callable[[], object]) -> None:
+        if DEVICE == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() if DEVICE == "cuda" else 0
+        spent = milliseconds(function)
+        memory = (torch.cuda.max_memory_allocated() - before) / 2**30 if DEVICE == "cuda" else 0.0
+        rows.append([name, f"{spent:.2f}", f"{memory:.2f}"])
+        print(*rows[-1], flush=True)
+
+    exact = [x.double() for x in plain()]
+    errors = [float(((a.double() - b).norm() / b.norm()).detach()) for a, b in zip(run(), exact)]
+    print("against float32 logits, loss and gradients by features and weights:", *(f"{e:.1e}" for e in errors))
+    enter("the three products", products)
+    enter("ours", run)
+    for cells in (2**12,) if tiny else (2**26, 2**27, 2**29, 2**30):
+        with changed(vocabulary, CELLS=cells):
+            enter(f"ours, 2^{cells.bit_length() - 1} logits at a time", run)
+    for block, warps in (
+        ((16, 4),) if tiny else ((2048, 4), (4096, 4), (8192, 8), (16384, 16), (32768, 16), (32768, 32))
+    ):
+        with changed(vocabulary, BLOCK=block, WARPS=warps):
+            enter(f"ours, {block} columns by {warps} warps", run)
+    with changed(vocabulary, _adds_in_float32=lambda: False):
+        enter("ours, products added in bf16", run)
+    enter("ours, R-Drop", lambda: run(2.5))
+    if DEVICE == "cuda":
+        without = changed(vocabulary, takes=lambda features: False)
+        with without, changed(losses, _rows_loss=torch.compile(losses._rows_loss, dynamic=False)):
+            enter("the plain sweep, compiled", run)
+            enter("the plain sweep, compiled, R-Drop", lambda: run(2.5))
+        enter("torch.compile of the formula", torch.compile(plain, dynamic=False))
+    enter("the formula, eager", plain)
+    print(table(["loss", "ms", "GiB"], rows))
+
+
+PARTS = {"attention": attention, "loss": loss}
 
 
 def main() -> None:

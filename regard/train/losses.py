@@ -1,8 +1,5 @@
 """Cross-entropy with label smoothing, and R-Drop, computed in chunks so that the full logits never exist."""
 
-import functools
-import logging
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.data.batches import IGNORED
+from regard.train import vocabulary
 
 
 class LossParts(NamedTuple):
@@ -60,48 +58,11 @@ class _TokenLoss(torch.autograd.Function):
         narrow = features.dtype
         if torch.is_autocast_enabled(features.device.type):
             narrow = torch.get_autocast_dtype(features.device.type)
-        narrow_weight = weight.to(narrow)
-        # The smoothed part of the target is the same for every token, 1/V, so all that it needs is the mean row:
-        # the mean logit is features · mean row, and its gradient a matrix of rank one.
-        mean_row = weight.mean(dim=0, dtype=torch.float32)
-        feature_grads = [torch.empty_like(x) for x in passes] if wanted else []
-        weight_grad = torch.zeros_like(weight) if wanted else None
-        mean_grad = torch.zeros_like(mean_row)
-        bias_grad = torch.zeros_like(bias) if wanted and bias is not None else None
-        mean_bias = 0.0 if bias is None else bias.mean(dtype=torch.float32)
-        loss, nll = (torch.zeros((), device=features.device) for _ in range(2))
-        counted = (targets != IGNORED).float()
-        targets = targets.clamp(min=0)
-        share = counted / len(passes)
-        rows_loss = _compiled_rows_loss() if features.is_cuda else _rows_loss
-        rows = chunk_rows(weight.shape[0], features.device)
-        for begin in range(0, len(targets), rows):
-            part = slice(begin, begin + rows)
-            inputs = [x[part].to(narrow) for x in passes]
-            logits = [x @ narrow_weight.T for x in inputs]
-            if bias is not None:
-                logits = [row + bias.to(narrow) for row in logits]
-            norms, nlls, divergences, grads = rows_loss(logits, targets[part], smoothing, divergence, wanted)
-            own_share = share[part]
-            for x, norm, own_nll in zip(passes, norms, nlls):
-                nll += (own_nll * own_share).sum()
-                smooth = norm - x[part].float() @ mean_row - mean_bias
-                loss += (((1 - smoothing) * own_nll + smoothing * smooth) * own_share).sum()
-            for kl in divergences:
-                loss += divergence * (kl * own_share).sum()
-            for x, grad, feature_grad in zip(inputs, grads, feature_grads):
-                narrow_share = own_share[:, None].to(narrow)
-                feature_grad[part] = (grad @ narrow_weight - smoothing * mean_row.to(narrow)) * narrow_share
-                shared = x * narrow_share
-                weight_grad += grad.T @ shared
-                mean_grad += shared.sum(dim=0, dtype=torch.float32)
-                if bias_grad is not None:
-                    bias_grad += (own_share @ grad.float()).to(bias_grad.dtype)
-        if weight_grad is not None:
-            weight_grad -= (smoothing / len(weight)) * mean_grad.to(weight_grad.dtype)
-        tokens = counted.sum()
-        if bias_grad is not None:
-            bias_grad -= (smoothing / len(weight)) * tokens
+        sweep = vocabulary.sweep if vocabulary.takes(features) else _sweep
+        loss, nll, weight_grad, bias_grad, feature_grads = sweep(
+            passes, weight, targets, smoothing, divergence, bias, narrow, wanted
+        )
+        tokens = (targets != IGNORED).float().sum()
         ctx.pair = twin is not None
         ctx.save_for_backward(weight_grad, bias_grad, *feature_grads)
         ctx.mark_non_differentiable(nll, tokens)
@@ -112,6 +73,61 @@ class _TokenLoss(torch.autograd.Function):
         weight_grad, bias_grad, *feature_grads = ctx.saved_tensors
         first, second = (feature_grads[0] * scale, feature_grads[1] * scale if ctx.pair else None)
         return first, weight_grad * scale, None, None, second, None, None if bias_grad is None else bias_grad * scale
+
+
+def _sweep(
+    passes: list[Float[Tensor, "N E"]],
+    weight: Float[Tensor, "V E"],
+    targets: Int[Tensor, "N"],
+    smoothing: float,
+    divergence: float,
+    bias: Float[Tensor, "V"] | None,
+    narrow: torch.dtype,
+    wanted: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, list[Tensor]]:
+    """Sums of the loss and of the negative log-likelihood; if wanted, gradients by weight, bias and features."""
+    narrow_weight = weight.to(narrow)
+    # The smoothed part of the target is the same for every token, 1/V, so all that it needs is the mean row:
+    # the mean logit is features · mean row, and its gradient a matrix of rank one.
+    mean_row = weight.mean(dim=0, dtype=torch.float32)
+    feature_grads = [torch.empty_like(x) for x in passes] if wanted else []
+    weight_grad = torch.zeros_like(weight) if wanted else None
+    mean_grad = torch.zeros_like(mean_row)
+    bias_grad = torch.zeros_like(bias) if wanted and bias is not None else None
+    mean_bias = 0.0 if bias is None else bias.mean(dtype=torch.float32)
+    loss, nll = (torch.zeros((), device=targets.device) for _ in range(2))
+    counted = (targets != IGNORED).float()
+    targets = targets.clamp(min=0)
+    share = counted / len(passes)
+    rows = chunk_rows(weight.shape[0], targets.device)
+    for begin in range(0, len(targets), rows):
+        part = slice(begin, begin + rows)
+        inputs = [x[part].to(narrow) for x in passes]
+        logits = [x @ narrow_weight.T for x in inputs]
+        if bias is not None:
+            logits = [row + bias.to(narrow) for row in logits]
+        norms, nlls, divergences, grads = _rows_loss(logits, targets[part], smoothing, divergence, wanted)
+        own_share = share[part]
+        for x, norm, own_nll in zip(passes, norms, nlls):
+            nll += (own_nll * own_share).sum()
+            smooth = norm - x[part].float() @ mean_row - mean_bias
+            loss += (((1 - smoothing) * own_nll + smoothing * smooth) * own_share).sum()
+        for kl in divergences:
+            loss += divergence * (kl * own_share).sum()
+        for x, grad, feature_grad in zip(inputs, grads, feature_grads):
+            assert weight_grad is not None
+            narrow_share = own_share[:, None].to(narrow)
+            feature_grad[part] = (grad @ narrow_weight - smoothing * mean_row.to(narrow)) * narrow_share
+            shared = x * narrow_share
+            weight_grad += grad.T @ shared
+            mean_grad += shared.sum(dim=0, dtype=torch.float32)
+            if bias_grad is not None:
+                bias_grad += (own_share @ grad.float()).to(bias_grad.dtype)
+    if weight_grad is not None:
+        weight_grad -= (smoothing / len(weight)) * mean_grad.to(weight_grad.dtype)
+    if bias_grad is not None:
+        bias_grad -= (smoothing / len(weight)) * counted.sum()
+    return loss, nll, weight_grad, bias_grad, feature_grads
 
 
 def _rows_loss(
@@ -144,16 +160,3 @@ def _rows_loss(
     for grad in grads:
         grad.scatter_add_(1, targets[:, None], grad.new_full((len(targets), 1), smoothing - 1))
     return norms, nlls, divergences, [grad.to(row.dtype) for grad, row in zip(grads, logits)]
-
-
-@functools.cache
-def _compiled_rows_loss() -> Callable:
-    """On a GPU the dozen passes over the logits become two or three, where torch can compile."""
-    compiled = torch.compile(_rows_loss, dynamic=False)
-    try:
-        logits, targets = torch.zeros(4, 8, device="cuda"), torch.zeros(4, dtype=torch.long, device="cuda")
-        compiled([logits], targets, 0.1, 0.0, True)
-    except Exception as error:
-        logging.getLogger("regard").warning("The loss runs uncompiled, and slower: %s", error)
-        return _rows_loss
-    return compiled

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.attention.kernels import triton_here
 from regard.data import Batches, Sequences
 from regard.data.batches import IGNORED
 from regard.models import TransformerConfig, make_model
-from regard.train import losses
+from regard.train import losses, vocabulary
 from regard.train.losses import token_loss
 
 
@@ -35,17 +36,32 @@ def example(rows=11, vocab=17, width=5, seed=0) -> tuple[Tensor, Tensor, Tensor,
     return features, weight, targets, twin
 
 
+@pytest.fixture(params=["plain", "kernel"])
+def at_once(request, monkeypatch):
+    """Sets how many rows a chunk has, for the plain sweep and for the GPU's, whose kernels an interpreter runs."""
+    if request.param == "kernel" and not triton_here.INTERPRETED:
+        pytest.skip("needs Triton's interpreter")
+    monkeypatch.setattr(vocabulary, "takes", lambda features: request.param == "kernel")
+    monkeypatch.setattr(vocabulary, "BLOCK", 8)
+
+    def set_rows(rows):
+        monkeypatch.setattr(losses, "chunk_rows", lambda vocab, device: rows)
+        monkeypatch.setattr(vocabulary, "even_rows", lambda count, vocab: rows)
+
+    return set_rows
+
+
 @pytest.mark.parametrize(("smoothing", "divergence"), [(0.0, 0.0), (0.1, 0.0), (0.1, 2.5)])
-def test_an_output_layer_may_have_a_bias(monkeypatch, smoothing, divergence):
-    monkeypatch.setattr(losses, "chunk_rows", lambda vocab, device: 4)
-    features, weight, targets, twin = (x.double() if x.is_floating_point() else x for x in example())
-    bias = torch.randn(len(weight), dtype=torch.float64)
-    given = [x.requires_grad_() for x in (features, weight, twin, bias)]
-    wanted = formula(features, weight, targets, smoothing, twin, divergence, bias)
-    grads = torch.autograd.grad(wanted[0], given)
-    parts = token_loss(features, weight, targets, smoothing, twin, divergence, bias)
+def test_an_output_layer_may_have_a_bias(at_once, smoothing, divergence):
+    at_once(4)
+    features, weight, targets, twin = example()
+    single = [x.requires_grad_() for x in (features, weight, twin, torch.randn(len(weight)))]
+    double = [x.detach().double().requires_grad_() for x in single]
+    wanted = formula(double[0], double[1], targets, smoothing, double[2], divergence, double[3])
+    grads = torch.autograd.grad(wanted[0], double)
+    parts = token_loss(single[0], single[1], targets, smoothing, single[2], divergence, single[3])
     torch.testing.assert_close(parts.loss.double(), wanted[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(torch.autograd.grad(parts.loss, given), grads, rtol=1e-5, atol=1e-5, check_dtype=False)
+    torch.testing.assert_close(torch.autograd.grad(parts.loss, single), grads, rtol=1e-5, atol=1e-5, check_dtype=False)
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 4, 64])
@@ -53,8 +69,8 @@ def test_an_output_layer_may_have_a_bias(monkeypatch, smoothing, divergence):
     ("smoothing", "with_twin", "divergence"),
     [(0.0, False, 0.0), (0.1, False, 0.0), (0.0, True, 0.0), (0.2, True, 0.0), (0.0, True, 3.0), (0.1, True, 2.5)],
 )
-def test_value_and_gradients_are_those_of_the_formula(monkeypatch, rows_at_once, smoothing, with_twin, divergence):
-    monkeypatch.setattr(losses, "chunk_rows", lambda vocab, device: rows_at_once)
+def test_value_and_gradients_are_those_of_the_formula(at_once, rows_at_once, smoothing, with_twin, divergence):
+    at_once(rows_at_once)
     features, weight, targets, twin = example()
     single = [x.clone().requires_grad_() for x in (features, weight, twin)]
     double = [x.double().requires_grad_() for x in (features, weight, twin)]
@@ -88,7 +104,8 @@ def test_r_drop_of_equal_passes_is_the_plain_loss():
     assert twins.loss.item() == pytest.approx(plain.loss.item(), rel=1e-6)
 
 
-def test_ignored_rows_have_no_gradient_whatever_is_in_them():
+def test_ignored_rows_have_no_gradient_whatever_is_in_them(at_once):
+    at_once(4)
     features, weight, targets, _ = example()
     features[2] = 1e4
     features.requires_grad_()
@@ -97,7 +114,8 @@ def test_ignored_rows_have_no_gradient_whatever_is_in_them():
     assert features.grad[0].ne(0).all()
 
 
-def test_nothing_but_ignored_rows_is_zero():
+def test_nothing_but_ignored_rows_is_zero(at_once):
+    at_once(64)
     features, weight, _, _ = example()
     features.requires_grad_()
     parts = token_loss(features, weight, torch.full((len(features),), IGNORED), 0.1)
@@ -116,6 +134,33 @@ def test_no_gradient_is_computed_where_none_is_wanted(monkeypatch):
         token_loss(features, weight, targets)
     token_loss(features, weight, targets)
     assert asked == [False, True]
+
+
+@pytest.mark.skipif(not triton_here.INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.parametrize("divergence", [0.0, 2.5])
+def test_in_halves_it_is_as_exact_as_halves_are(monkeypatch, divergence):
+    """Narrow features and logits, float32 weights: what autocast gives on a GPU, where halves are bf16."""
+    monkeypatch.setattr(vocabulary, "takes", lambda features: True)
+    features, weight, targets, twin = example(rows=40, vocab=60, width=16)
+    given = [x.half().requires_grad_() for x in (features, twin)]
+    weight = weight.half().float().requires_grad_()
+    exact = [x.detach().double().requires_grad_() for x in (given[0], given[1], weight)]
+    wanted = formula(exact[0], exact[2], targets, 0.1, exact[1], divergence)
+    with torch.autocast("cpu", dtype=torch.float16):
+        parts = token_loss(given[0], weight, targets, 0.1, given[1], divergence)
+    assert parts.loss.item() == pytest.approx(wanted[0].item(), rel=1e-3)
+    found = torch.autograd.grad(parts.loss, [*given, weight])
+    assert [x.dtype for x in found] == [torch.float16, torch.float16, torch.float32]
+    for one, other in zip(found, torch.autograd.grad(wanted[0], exact)):
+        assert (one.double() - other).norm() <= 2e-3 * other.norm()
+
+
+def test_chunks_are_even_and_bounded():
+    for count, vocab in ((25_600, 32_000), (1, 32_000), (100_000, 50_257), (300, 10)):
+        rows = vocabulary.even_rows(count, vocab)
+        assert rows % 128 == 0
+        assert (rows - 128) * vocab <= vocabulary.CELLS
+        assert rows < count + 128
 
 
 @pytest.mark.parametrize("constant_shapes", [False, True])
@@ -144,3 +189,21 @@ def test_a_packed_batch_has_the_loss_and_gradients_of_its_sentences_one_by_one(c
     together = gradients([0, 1, 2, 3], 64)
     alone = [gradients([i], 16) for i in range(4)]
     torch.testing.assert_close(together, torch.stack(alone).sum(0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("divergence", [0.0, 2.5])
+@pytest.mark.parametrize("vocab", [2, 999, 5000])
+def test_cuda_in_bf16(monkeypatch, vocab, divergence):
+    monkeypatch.setattr(vocabulary, "even_rows", lambda count, vocab: 128)
+    features, weight, targets, twin = (x.cuda() for x in example(rows=300, vocab=vocab, width=64))
+    given = [x.bfloat16().requires_grad_() for x in (features, twin)]
+    weight = (0.1 * weight).bfloat16().float().requires_grad_()
+    exact = [x.detach().double().requires_grad_() for x in (*given, weight)]
+    wanted = formula(exact[0], exact[2], targets, 0.1, exact[1], divergence)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        parts = token_loss(given[0], weight, targets, 0.1, given[1], divergence)
+    assert parts.loss.item() == pytest.approx(wanted[0].item(), rel=5e-3)
+    found = torch.autograd.grad(parts.loss, [*given, weight])
+    for one, other in zip(found, torch.autograd.grad(wanted[0], exact)):
+        assert (one.double() - other).norm() <= 2e-2 * other.norm()
