@@ -1,12 +1,28 @@
 """Where each sequence of a packed run begins and ends."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+
+Made = TypeVar("Made")
+
+
+def to_keep(make: Callable[[], Made]) -> Made:
+    """What is made here may be kept: though it is first needed in inference mode, autograd can use it afterwards.
+
+    >>> with torch.inference_mode():
+    ...     to_keep(lambda: torch.ones(2) + 1).is_inference()
+    False
+    """
+    if torch.compiler.is_compiling():  # which does not leave a mode, and keeps nothing
+        return make()
+    with torch.inference_mode(False):
+        return make()
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,18 +55,22 @@ class Offsets:
     @cached_property
     def valid(self) -> Bool[Tensor, "B M"]:
         """Which cells of the padded (B, max_len) rectangle hold a row."""
-        return torch.arange(self.max_len, device=self.starts.device) < self.lengths[:, None]
+        return to_keep(lambda: torch.arange(self.max_len, device=self.starts.device) < self.lengths[:, None])
 
     @cached_property
     def rows(self) -> Int[Tensor, "B M"]:
         """For each cell of the padded rectangle the packed row that it holds (an empty cell: some row)."""
-        cells = self.starts[:-1, None].long() + torch.arange(self.max_len, device=self.starts.device)
-        return cells.clamp(max=max(self.total - 1, 0))
+
+        def rows() -> Tensor:
+            cells = self.starts[:-1, None].long() + torch.arange(self.max_len, device=self.starts.device)
+            return cells.clamp(max=max(self.total - 1, 0))
+
+        return to_keep(rows)
 
     @cached_property
     def cells(self) -> Int[Tensor, "N"]:
         """For each packed row its cell in the flattened (B * max_len) rectangle: the way back."""
-        return self.sequences * self.max_len + self.places
+        return to_keep(lambda: self.sequences * self.max_len + self.places)
 
     @cached_property
     def layouts(self) -> dict["Offsets", Any]:

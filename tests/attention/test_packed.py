@@ -109,6 +109,24 @@ def test_mixed_lengths_waste_little():
 
 
 @pytest.mark.parametrize("lengths", [[3, 5, 4], [1, 0, 30, 2, 7]])
+def test_offsets_that_were_used_in_inference_mode_serve_autograd(lengths):
+    offsets, fresh = offsets_of(lengths), offsets_of(lengths)
+    x = random(offsets.total, 2, 4).requires_grad_()
+
+    def gradient(of: Offsets) -> torch.Tensor:
+        found = (
+            attend(x, x, x, q_offsets=of, k_offsets=of) + (x * x)[of.rows].sum() + (x * of.cells[:, None, None]).sum()
+        )
+        return torch.autograd.grad(found.square().sum(), x)[0]
+
+    with torch.inference_mode():
+        attend(x, x, x, q_offsets=offsets, k_offsets=offsets)
+        kept = [offsets.valid, offsets.rows, offsets.cells]
+    assert not any(one.is_inference() for one in kept)
+    assert torch.equal(gradient(offsets), gradient(fresh))
+
+
+@pytest.mark.parametrize("lengths", [[3, 5, 4], [1, 0, 30, 2, 7]])
 @pytest.mark.parametrize("mask", [None, causal()])
 def test_compiled_it_is_the_same(lengths, mask, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled

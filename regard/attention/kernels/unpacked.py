@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.attention.kernels import Call
 from regard.attention.masks import Form
-from regard.attention.offsets import Offsets
+from regard.attention.offsets import Offsets, to_keep
 
 
 def run(call: Call, padded: Callable[[Call], Tensor]) -> Float[Tensor, "N H Dv"]:
@@ -68,16 +68,19 @@ class Side:
         return _Pack.apply(flat, self._rows_and_cells(H)[1]).view(-1, H, D)
 
     def _rows_and_cells(self, H: int) -> tuple[Int[Tensor, "RH"], Int[Tensor, "NH"]]:
-        if H not in self.kept:
+        def both() -> tuple[Tensor, Tensor]:
             heads = torch.arange(H, device=self.origins.device)
             widths = self.widths if isinstance(self.widths, int) else self.widths[:, None]
             cells = ((self.origins * H + self.places)[:, None] + heads * widths).flatten()
             # An empty cell names row 0: whatever it holds is masked, or dropped on the way back.
             rows = torch.zeros(H * sum(b * m for b, m in self.shapes), dtype=torch.long, device=cells.device)
             rows[cells] = torch.arange(len(cells), device=cells.device)
-            if torch.compiler.is_compiling():
-                return rows, cells
-            self.kept[H] = rows, cells
+            return rows, cells
+
+        if torch.compiler.is_compiling():
+            return both()
+        if H not in self.kept:
+            self.kept[H] = to_keep(both)
         return self.kept[H]
 
 
@@ -92,7 +95,7 @@ def _layout(
         )
         return q_side, k_side, None, [k_offsets.lengths]
     if k_offsets not in q_offsets.layouts:
-        q_offsets.layouts[k_offsets] = _read_layout(q_offsets, k_offsets)
+        q_offsets.layouts[k_offsets] = to_keep(lambda: _read_layout(q_offsets, k_offsets))
     return q_offsets.layouts[k_offsets]
 
 
