@@ -6,15 +6,15 @@ import { topBar } from "./shell.js";
 
 /** @typedef {import("./host.js").Host} Host */
 
-const FIELD_NAMES = { source: "Sentence", target: "Translation" };
-const FIELD_HINTS = { source: "A sentence to look at", target: "Translation: the model’s own" };
+const FIELD_NAMES = { source: "Sentence", target: "Translation", beside: "Other sentence" };
+const FIELD_HINTS = { source: "A sentence to look at", target: "Translation: the model’s own", beside: "Another, to compare it with" };
 
 /**
  * Fields for the texts that the model takes, and a button. What is written there is asked for, and the answer shown.
  * @param {Host} host @param {Record<string, string> | undefined} texts what the fields hold, if not the scene's sentence
  * @param {(host: Host, texts: Record<string, string>) => Promise<void>} show
  */
-export function askForm(host, texts = { source: host.scene.texts.source }, show) {
+export function askForm(host, texts = writtenIn(host.scene), show) {
   const says = h("p", { class: "asked", id: uniqueId("asked"), role: "status" });
   const fields = host.asks.map((name) =>
     h("textarea", {
@@ -67,6 +67,12 @@ export function askForm(host, texts = { source: host.scene.texts.source }, show)
     says,
   );
   return form;
+}
+
+/** What was asked for, as far as the scene tells. @param {any} scene @returns {Record<string, string>} */
+function writtenIn(scene) {
+  const [first, second] = (scene.compared ?? [scene]).map((one) => one.texts.source);
+  return { source: first, beside: second ?? "" };
 }
 
 /** The page before there is anything to see. @param {Host} host @param {HTMLElement} root @param {HTMLElement} form */

@@ -55,7 +55,8 @@ function shade(name, dark, share) {
   }
   // One hue; most colour in the middle, where screens have most of it.
   const chroma = 0.15 * Math.sin(Math.PI * share ** 0.85) ** 0.8 + (dark ? 0 : 0.07 * share);
-  return oklch(lightness, paper + Math.max(0, chroma), 252 + (dark ? -14 : 10) * share);
+  const hue = name === "rust" ? 62 + (dark ? 10 : -14) * share : 252 + (dark ? -14 : 10) * share;
+  return oklch(lightness, paper + Math.max(0, chroma), hue);
 }
 
 /** @type {Map<string, Uint8ClampedArray>} */
@@ -122,5 +123,33 @@ export function painterOf(name, scale, dark) {
         pixels[to + 3] = 255;
       }
     },
+  };
+}
+
+/**
+ * The same for differences: blue above zero, rust below, which colour-blind people tell apart, and as dark (on dark
+ * pages, as light) on one side as on the other.
+ * @param {string} scale @param {boolean} dark
+ */
+export function differencePainter(scale, dark) {
+  const [more, less] = [ramp("blue", dark), ramp("rust", dark)];
+  /** @param {number} share from -1 to 1 @returns {Rgb} */
+  const colour = (share) => {
+    const side = share < 0 ? less : more;
+    const i = 3 * Math.round(Math.min(1, Math.abs(share)) * (STEPS - 1));
+    return [side[i], side[i + 1], side[i + 2]];
+  };
+  /** @param {number} difference */
+  const signedShare = (difference) => Math.sign(difference) * shareOf(scale, Math.abs(difference));
+  /** @param {Float32Array} shares @param {Uint8ClampedArray} pixels r g b a */
+  const fillShares = (shares, pixels) => shares.forEach((share, i) => pixels.set([...colour(share), 255], 4 * i));
+  return {
+    /** @param {number} difference */
+    css: (difference) => `rgb(${colour(signedShare(difference)).join(", ")})`,
+    /** @param {number} difference */
+    wantsLight: (difference) => luminance(...colour(signedShare(difference))) < 0.179,
+    /** @param {Float32Array} differences @param {Uint8ClampedArray} pixels */
+    fill: (differences, pixels) => fillShares(differences.map(signedShare), pixels),
+    fillShares,
   };
 }

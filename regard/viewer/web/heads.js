@@ -2,16 +2,17 @@
 
 import { greatestIn, informationOf, mayLook } from "./maths.js";
 import { wholeOf } from "./maps.js";
-import { COLOURS, SCALES, painterOf, ramp, shareOf, ticksOf } from "./colours.js";
+import { COLOURS, SCALES, differencePainter, painterOf, ramp, shareOf, ticksOf } from "./colours.js";
 import { FORMS } from "./state.js";
 import { change, fill, h, picker, s, uniqueId } from "./dom.js";
-import { exactly, shortened } from "./tokens.js";
+import { exactly, shortened, withSign } from "./tokens.js";
 import { HeatMap, cellSays, shiftedBy, zoomedBy } from "./heatmap.js";
 import { Lines } from "./lines.js";
 import { Prose } from "./prose.js";
 import { Table, numbersOf } from "./table.js";
 import { Overview, headCalled, kindCalled, kindsOf } from "./overview.js";
 import { Measures, Reading } from "./reading.js";
+import { Chooser, Difference } from "./comparing.js";
 import { icon, isDark, tabList, toggle } from "./shell.js";
 
 /** @typedef {import("./state.js").Shown} Shown */
@@ -52,32 +53,34 @@ export async function firstShown(attentions) {
   return best.shown;
 }
 
+/**
+ * What a page opens with: the head that tells most, in the look that comes last; where there are two, in both.
+ * @param {import("./comparing.js").Members} members @returns {Promise<{shown: Shown, other?: Shown}>}
+ */
+export async function openingOf(members) {
+  const last = members.length - 1;
+  const shown = await firstShown(members.all[last]);
+  if (last === 0) return { shown };
+  const there = { ...shown, of: last };
+  return last === 1 ? { shown: members.fitting(there, 0), other: there } : { shown: there };
+}
+
 /** One of the two figures, and the choice of what it shows. */
 class Panel {
   /** @param {Heads} heads @param {number} number */
   constructor(heads, number) {
     this.heads = heads;
     this.number = number;
-    const { attentions } = heads;
-    const list = attentions.scene.attentions;
-    const kinds = kindsOf(list);
-    this.attention = h(
-      "select",
-      {
-        class: "attention",
-        "aria-label": "Attention",
-        onchange: () => this.choose({ attention: this.attention.value }),
-      },
-      [...kinds].map((kind) =>
-        h(
-          "optgroup",
-          { label: kindCalled(kind, kinds) },
-          list
-            .filter((one) => one.kind === kind)
-            .map((one) => h("option", { value: one.name }, this.layerCalled(one, list, kinds))),
-        ),
-      ),
-    );
+    const { members } = heads;
+    /** The look whose attentions can be chosen. @type {import("./maps.js").Attentions | null} */
+    this.offered = null;
+    this.attention = h("select", {
+      class: "attention",
+      "aria-label": "Attention",
+      onchange: () => this.choose({ attention: this.attention.value }),
+    });
+    this.chooser = members.length > 1 ? new Chooser(members.labels, "Look", (of) => this.turnTo(of)) : null;
+    this.wrote = h("p", { class: "wrote" });
     this.head = h("select", {
       class: "head",
       "aria-label": "Head",
@@ -110,6 +113,8 @@ class Panel {
         h("h2", {}, this.attention, this.head),
         h("span", { class: "steps", "data-saved": "no" }, this.previous, this.next),
       ),
+      this.chooser?.element,
+      this.wrote,
       this.says,
       this.place,
     );
@@ -127,10 +132,48 @@ class Panel {
     return one.layer === null || alike ? `${name}, ${one.name}` : `${name}, layer ${one.layer}`;
   }
 
+  /** The attentions of the look that the figure shows. */
+  get attentions() {
+    return this.heads.members.of(this.shown);
+  }
+
+  /** Lists the attentions of the look, where it is another than before. */
+  offer() {
+    const { attentions } = this;
+    if (this.offered === attentions) return;
+    this.offered = attentions;
+    const list = attentions.scene.attentions;
+    const kinds = kindsOf(list);
+    fill(
+      this.attention,
+      [...kinds].map((kind) =>
+        h(
+          "optgroup",
+          { label: kindCalled(kind, kinds) },
+          list
+            .filter((one) => one.kind === kind)
+            .map((one) => h("option", { value: one.name }, this.layerCalled(one, list, kinds))),
+        ),
+      ),
+    );
+    // What the page's title does not say: the texts of this look alone.
+    const { texts } = attentions.scene;
+    const common = this.heads.scene.texts;
+    const own = ["source", "target"].filter((side) => texts[side] !== common[side]).map((side) => texts[side].trim());
+    const label = this.heads.members.labelOf(this.shown);
+    this.wrote.textContent = own.filter((text) => text && text !== label).join("  →  ");
+  }
+
+  /** Shows the same head of another look. @param {number} of */
+  turnTo(of) {
+    const next = this.heads.members.fitting(this.shown, of);
+    this.heads.state.set(this.number ? { other: next } : { shown: next });
+  }
+
   /** @param {Partial<Shown>} part */
   choose(part) {
     const now = this.shown;
-    const { heads } = this.heads.attentions.byName.get(part.attention ?? now.attention);
+    const { heads } = this.attentions.byName.get(part.attention ?? now.attention);
     const next = { ...now, ...part };
     if (next.head === "mean" ? heads === 1 : next.head >= heads) next.head = heads - 1;
     this.heads.state.set(this.number ? { other: next } : { shown: next });
@@ -145,14 +188,19 @@ class Panel {
     return this.figures[this.heads.state.view.form];
   }
 
-  /** @param {string} form */
-  make(form) {
+  /** What the figures tell of what is done to them. */
+  get told() {
     const { heads, number } = this;
-    const told = {
+    return {
       point: (/** @type {Cell | null} */ cell) => heads.point(number, cell),
       pin: (/** @type {Cell} */ cell) => heads.pin(number, cell),
       zoom: (/** @type {any} */ zoom) => heads.zoom(number, zoom),
     };
+  }
+
+  /** @param {string} form */
+  make(form) {
+    const { heads, number, told } = this;
     if (form === "map") return new HeatMap(heads.work, `map ${number}`, told);
     if (form === "lines") return new Lines(told);
     return form === "text" ? new Prose(told) : new Table(told);
@@ -165,9 +213,10 @@ class Panel {
 
   /** Draws what is to be seen, if its numbers are there. @param {View} view */
   show(view) {
-    const { attentions } = this.heads;
-    const { shown } = this;
+    const { attentions, shown } = this;
     const attention = attentions.byName.get(shown.attention);
+    this.offer();
+    this.chooser?.mark(shown.of ?? 0);
     this.attention.value = shown.attention;
     fill(
       this.head,
@@ -178,11 +227,12 @@ class Panel {
     );
     this.head.value = String(shown.head);
     this.previous.hidden = this.next.hidden = attention.heads === 1;
-    fill(this.says, this.heads.says(attention));
+    fill(this.says, this.heads.says(attentions, attention));
     const { rows, columns } = attentions.axesOf(shown.attention, view.words);
     const map = attentions.map(shown, view.words);
     const [T, S] = [attention.q.shape[0], attention.k.shape[0]];
-    const gold = this.heads.goldOf(attention, rows, columns);
+    const gold = this.heads.goldOf(attentions, attention, rows, columns);
+    const label = this.heads.members.labelOf(shown);
     const shut =
       view.words || !attention.mask
         ? null
@@ -193,7 +243,7 @@ class Panel {
       columns,
       zoom: this.heads.zoomOf(this.number, map),
       painter: this.heads.painter(),
-      name: headCalled(attentions.scene.attentions, shown),
+      name: (label ? `${label}: ` : "") + headCalled(attentions.scene.attentions, shown),
       gold,
       shut,
       rounded: attention.q.type !== "float32",
@@ -209,28 +259,32 @@ class Panel {
 
 export class Heads {
   /** @param {import("./shell.js").Context} context */
-  constructor({ attentions, state, work, voice }) {
-    this.attentions = attentions;
-    this.scene = attentions.scene;
+  constructor({ host, members, state, work, voice }) {
+    this.members = members;
+    this.scene = host.scene;
     this.state = state;
     this.work = work;
     this.voice = voice;
     /** The cell that is pointed at, and in which figure. @type {{panel: number, cell: Cell} | null} */
     this.cursor = null;
     this.active = 0;
-    this.overview = new Overview(attentions, work, (shown, second) => this.choose(shown, second));
-    this.overview.painted = () => this.overview.paintInto(this.whereMap, this.state.view.shown);
+    /** One for each look that was looked at. @type {Map<number, Overview>} */
+    this.overviews = new Map();
+    this.overview = this.overviewOf(state.view.shown);
     this.reading = new Reading();
-    this.measures = new Measures(attentions, work);
+    this.measures = new Measures(members.all[0], work);
     this.panels = [new Panel(this, 0), new Panel(this, 1)];
+    this.difference = new Difference(work, this.panels[0].told);
     this.panelsElement = h(
       "div",
       { class: "panels", role: "tabpanel", id: uniqueId("panel"), onkeydown: (event) => this.key(event) },
       this.panels.map((panel) => panel.element),
+      this.difference.element,
     );
     this.forms = tabList("Show as", FORMS, this.panelsElement.id, (form) => this.state.set({ form }));
     this.words = toggle("Join words", (words) => this.state.set({ words, zoom: null }));
     this.compare = toggle("Compare", (on) => this.setCompare(on));
+    this.minus = toggle("Difference", (minus) => this.state.set({ minus }));
     this.legend = h("div", { class: "legend" });
     this.scale = picker("Scale", SCALES, (scale) => this.state.set({ scale }));
     this.colours = picker("Colours", COLOURS, (colours) => this.state.set({ colours }));
@@ -254,7 +308,7 @@ export class Heads {
         "div",
         { class: "bar", "data-saved": "no" },
         this.forms.element,
-        h("div", { class: "toggles" }, this.words, this.compare),
+        h("div", { class: "toggles" }, this.words, this.compare, this.minus),
       ),
       this.sheet,
     );
@@ -263,21 +317,53 @@ export class Heads {
       { class: "heads" },
       h(
         "div",
-        { class: attentions.scene.opens?.all ? "columns all-first" : "columns" },
+        { class: this.scene.opens?.all ? "columns all-first" : "columns" },
         this.overview.element,
         this.stage,
         h("aside", { class: "side", "aria-label": "What is read off" }, this.reading.element, this.measures.element),
       ),
     );
-    this.links = this.scene.links ? new Set(this.scene.links.map(String)) : null;
-    this.words.hidden = !attentions.scene.attentions.some((one) => {
-      const { rows, columns } = attentions.axesOf(one.name, true);
-      return (
-        rows.length < attentions.axis(one.rows, false).length ||
-        columns.length < attentions.axis(one.columns, false).length
-      );
-    });
-    this.overview.element.hidden = this.compare.hidden = this.overview.cells.size < 2;
+    this.words.hidden = !members.all.some((attentions) =>
+      attentions.scene.attentions.some((one) => {
+        const { rows, columns } = attentions.axesOf(one.name, true);
+        return (
+          rows.length < attentions.axis(one.rows, false).length ||
+          columns.length < attentions.axis(one.columns, false).length
+        );
+      }),
+    );
+    this.compare.hidden = this.overview.cells.size < 2 && members.length < 2;
+  }
+
+  /** The small maps of the look that a head belongs to. @param {Shown} shown */
+  overviewOf(shown) {
+    const of = shown.of ?? 0;
+    if (!this.overviews.has(of)) {
+      const one = new Overview(this.members.all[of], this.work, (head, second) => this.choose(head, second));
+      one.painted = () => this.paintWhere();
+      one.element.hidden = one.cells.size < 2;
+      this.overviews.set(of, one);
+    }
+    return this.overviews.get(of);
+  }
+
+  /** Shows the small maps of the look in the figure that keys change. */
+  showOverview() {
+    const { view } = this.state;
+    const active = this.panels[this.active].shown;
+    const next = this.overviewOf(active);
+    if (next !== this.overview) {
+      this.overview.rest();
+      this.overview.element.replaceWith(next.element);
+      this.overview = next;
+      next.draw(this.painter(), active);
+    }
+    const here = (/** @type {Shown | null} */ shown) => (shown && (shown.of ?? 0) === (active.of ?? 0) ? shown : null);
+    next.mark(here(view.shown), here(view.other));
+  }
+
+  paintWhere() {
+    this.overviewOf(this.state.view.shown).paintInto(this.whereMap, this.state.view.shown);
   }
 
   zoomButtons() {
@@ -316,9 +402,9 @@ export class Heads {
     return this.panels.slice(0, this.count);
   }
 
-  /** What is said of an attention: who looks at what. @param {any} attention */
-  says(attention) {
-    const [rows, columns] = Object.values(this.attentions.axesOf(attention.name, false)).map((axis) =>
+  /** What is said of an attention: who looks at what. @param {import("./maps.js").Attentions} attentions @param {any} attention */
+  says(attentions, attention) {
+    const [rows, columns] = Object.values(attentions.axesOf(attention.name, false)).map((axis) =>
       axis.called.toLowerCase(),
     );
     if (attention.kind === "cross") return `To predict each token of the ${rows}, it looks at the ${columns}.`;
@@ -328,20 +414,18 @@ export class Heads {
 
   /**
    * Whether a cell is a gold link, where there are any.
-   * @param {any} attention @param {any} rows @param {any} columns
+   * @param {import("./maps.js").Attentions} attentions @param {any} attention @param {any} rows @param {any} columns
    */
-  goldOf(attention, rows, columns) {
-    if (!this.links || attention.kind !== "cross") return null;
+  goldOf(attentions, attention, rows, columns) {
+    if (!attentions.scene.links || attention.kind !== "cross") return null;
+    const links = new Set(attentions.scene.links.map(String));
     return (/** @type {number} */ row, /** @type {number} */ column) =>
-      this.links.has(`${rows.wordAt(row)},${columns.wordAt(column)}`);
+      links.has(`${rows.wordAt(row)},${columns.wordAt(column)}`);
   }
 
   get autoScale() {
-    const { columns } = this.scene.attentions.reduce(
-      (most, one) => (one.k.shape[0] > most.columns ? { columns: one.k.shape[0] } : most),
-      { columns: 0 },
-    );
-    return columns > MANY ? "root" : "linear";
+    const columns = this.members.all.flatMap((one) => one.scene.attentions.map(({ k }) => k.shape[0]));
+    return Math.max(...columns) > MANY ? "root" : "linear";
   }
 
   painter() {
@@ -352,9 +436,12 @@ export class Heads {
   /** Whether both figures have the same axes, so that a cell of one is a cell of the other. */
   get alike() {
     const { shown, other } = this.state.view;
-    if (!other) return false;
-    const [a, b] = [shown, other].map((one) => this.attentions.byName.get(one.attention));
-    return a.rows === b.rows && a.columns === b.columns;
+    return other !== null && this.members.alike(shown, other);
+  }
+
+  /** Whether the difference of both figures is to be seen. */
+  get subtracted() {
+    return this.state.view.minus && this.alike && this.difference.fits(this.state.view.form);
   }
 
   /**
@@ -372,7 +459,7 @@ export class Heads {
   marksOf(panel) {
     const { pin, words } = this.state.view;
     const { cursor } = this;
-    const { rows, columns } = this.attentions.axesOf(this.panels[panel].shown.attention, words);
+    const { rows, columns } = this.panels[panel].attentions.axesOf(this.panels[panel].shown.attention, words);
     const mine = panel === 0 || this.alike;
     const pinned = pin && mine ? { row: rows.placeOf(pin[0]), column: columns.placeOf(pin[1]) } : null;
     return { cursor: cursor && (cursor.panel === panel || this.alike) ? cursor.cell : null, pin: pinned };
@@ -385,10 +472,10 @@ export class Heads {
   async update(changed) {
     const begun = performance.now();
     const { view } = this.state;
-    const wanted = [view.shown, view.other].filter((one) => one !== null).map((one) => one.attention);
-    const missing = wanted.filter((name) => !this.attentions.isLoaded(name));
+    const wanted = [view.shown, view.other].filter((one) => one !== null);
+    const missing = wanted.filter((one) => !this.members.of(one).isLoaded(one.attention));
     if (missing.length) {
-      await Promise.all(missing.map((name) => this.attentions.load(name)));
+      await Promise.all(missing.map((one) => this.members.of(one).load(one.attention)));
       if (this.state.view !== view) return;
     }
     if (!view.other) this.active = 0;
@@ -403,9 +490,9 @@ export class Heads {
     this.scale.value = view.scale ?? this.autoScale;
     this.colours.value = view.colours;
     for (const panel of this.shownPanels) panel.show(view);
+    this.showDifference();
     this.drawLegend();
     this.drawWhere();
-    this.overview.mark(view.shown, view.other);
     this.activate(this.active);
     this.read();
     performance.clearMeasures("regard-show");
@@ -415,14 +502,26 @@ export class Heads {
         this.shownPanels.map((panel) => ({
           shot: panel.shot,
           shown: panel.shown,
+          attentions: panel.attentions,
           mark: panel.number ? "second" : "first",
         })),
-        this.scene.links,
+        this.panels[0].attentions.scene.links,
       );
       if (changed) this.voice.say(this.shownPanels.map((panel) => panel.shot.name).join("; beside it "));
     }
     if (!changed || ["shown", "colours", "scale", "theme"].some((key) => changed.has(key)))
-      this.overview.draw(this.painter(), view.shown);
+      this.overview.draw(this.painter(), this.panels[this.active].shown);
+  }
+
+  /** What one of the two figures has more than the other, where somebody wants to see it. */
+  showDifference() {
+    const { view } = this.state;
+    this.minus.hidden = !this.alike || !this.difference.fits(view.form);
+    change(this.minus, { "aria-pressed": String(view.minus) });
+    if (!this.subtracted) return this.difference.hide();
+    const [one, other] = this.panels.map((panel) => panel.shot);
+    const scale = view.scale ?? this.autoScale;
+    this.difference.show(view.form, one, other, differencePainter(scale, isDark(view.theme)), scale);
   }
 
   /** The colours and their weights. */
@@ -441,7 +540,7 @@ export class Heads {
       return tick;
     });
     const gold =
-      this.links && this.shownPanels.some((panel) => panel.shot.gold)
+      this.shownPanels.some((panel) => panel.shot.gold)
         ? h("span", { class: "gold-key" }, h("i", { "aria-hidden": "true" }), "gold link")
         : null;
     fill(
@@ -470,7 +569,7 @@ export class Heads {
       rx: 2,
     });
     this.where.hidden = !shot.zoom;
-    this.overview.painted();
+    this.paintWhere();
     change(this.showAll, { disabled: !shot.zoom });
   }
 
@@ -502,7 +601,11 @@ export class Heads {
       const cell = cursor ?? pin;
       readings.push({ shot: panel.shot, cell, mark: panel.number ? "second" : "first" });
     }
-    this.reading.show(readings, this.cursor === null && this.state.view.pin !== null);
+    const { cursor, pin } = this.marksOf(0);
+    const cell = cursor ?? pin;
+    const apart = this.subtracted && typeof cell?.row === "number" && typeof cell.column === "number" ? this.difference.at(cell) : null;
+    if (this.subtracted) this.difference.figure.mark(cursor, pin);
+    this.reading.show(readings, this.cursor === null && this.state.view.pin !== null, apart);
     if (wait < 0) return;
     const said = readings
       .filter(({ cell }) => (cell?.row ?? null) !== null)
@@ -511,7 +614,8 @@ export class Heads {
         const full = { row: cell.row, column: cell.column ?? greatestIn(row) };
         return cellSays(shot, full, exactly(row[full.column], shot.rounded));
       });
-    if (said.length) this.voice.say(said.length > 1 ? `A: ${said[0]} B: ${said[1]}` : said[0], wait);
+    const more = apart === null ? "" : ` A minus B: ${withSign(apart)}.`;
+    if (said.length) this.voice.say(said.length > 1 ? `A: ${said[0]} B: ${said[1]}${more}` : said[0], wait);
   }
 
   /** @param {number} panel @param {Cell | null} cell */
@@ -567,40 +671,48 @@ export class Heads {
     this.panels.forEach(({ element, number }) =>
       element.toggleAttribute("data-active", this.count > 1 && number === this.active),
     );
+    this.showOverview();
   }
 
   /** @param {Shown} shown @param {boolean} second */
   choose(shown, second) {
+    const { of } = this.panels[this.active].shown;
+    const next = of === undefined ? shown : { ...shown, of };
     if (second || (this.count > 1 && this.active === 1)) {
-      this.state.set({ other: shown });
+      this.state.set({ other: next });
       this.activate(1);
-    } else this.state.set({ shown });
+    } else this.state.set({ shown: next });
   }
 
   /** @param {boolean} on */
   setCompare(on) {
     if (!on) this.state.set({ other: null });
     else {
-      const { shown } = this.state.view;
-      const { heads } = this.attentions.byName.get(shown.attention);
-      const names = [...this.attentions.byName.keys()];
-      const beside =
-        heads > 1
-          ? { ...shown, head: shown.head === "mean" ? 0 : (shown.head + 1) % heads }
-          : { attention: names[(names.indexOf(shown.attention) + 1) % names.length], head: /** @type {number} */ (0) };
-      this.state.set({ other: beside });
+      this.state.set({ other: this.beside(this.state.view.shown) });
       this.activate(1);
     }
   }
 
+  /** What a head is compared with, to begin with: itself in another look, or the next head. @param {Shown} shown @returns {Shown} */
+  beside(shown) {
+    const { length } = this.members;
+    if (length > 1) return this.members.fitting(shown, (shown.of ?? 0) > 0 ? 0 : length - 1);
+    const { byName } = this.members.of(shown);
+    const { heads } = byName.get(shown.attention);
+    const names = [...byName.keys()];
+    return heads > 1
+      ? { ...shown, head: shown.head === "mean" ? 0 : (shown.head + 1) % heads }
+      : { attention: names[(names.indexOf(shown.attention) + 1) % names.length], head: 0 };
+  }
+
   /** Goes to another layer or head. @param {number} panel @param {number} layers @param {number} heads */
   step(panel, layers, heads) {
-    const { shown } = this.panels[panel];
-    const names = this.scene.attentions
-      .filter((one) => one.kind === this.attentions.byName.get(shown.attention).kind)
+    const { shown, attentions } = this.panels[panel];
+    const names = attentions.scene.attentions
+      .filter((one) => one.kind === attentions.byName.get(shown.attention).kind)
       .map((one) => one.name);
     const name = names[(names.indexOf(shown.attention) + layers + names.length) % names.length];
-    const count = this.attentions.byName.get(name).heads;
+    const count = attentions.byName.get(name).heads;
     const head =
       shown.head === "mean"
         ? heads > 0
@@ -609,15 +721,18 @@ export class Heads {
             ? count - 1
             : "mean"
         : (Math.min(shown.head, count - 1) + heads + count) % count;
-    this.state.set(panel ? { other: { attention: name, head } } : { shown: { attention: name, head } });
+    const next = /** @type {Shown} */ ({ ...shown, attention: name, head });
+    this.state.set(panel ? { other: next } : { shown: next });
   }
 
   /** @param {KeyboardEvent} event */
   key(event) {
     if (event.altKey || event.metaKey || event.ctrlKey) return;
     const target = /** @type {HTMLElement} */ (event.target);
-    const panel = this.shownPanels.find((one) => one.element.contains(target));
-    if (!panel || !panel.shot || target.closest("select, button")) return;
+    const panel =
+      this.shownPanels.find((one) => one.element.contains(target)) ??
+      (this.difference.element.contains(target) ? this.panels[0] : null);
+    if (!panel || !panel.shot || target.closest("select, button, input")) return;
     // A table has keys of its own: it is scrolled by them.
     if (target.closest(".scroll") && (event.key.length > 1 || event.key === " ")) return;
     if (this.keyed(event, panel)) {
@@ -656,8 +771,17 @@ export class Heads {
     else if (key === "}") this.step(panel.number, 1, 0);
     else if (key === "w" && !this.words.hidden) this.state.set({ words: !this.state.view.words, zoom: null });
     else if (key === "c" && !this.compare.hidden) this.setCompare(this.count === 1);
+    else if (key === "d" && !this.minus.hidden) this.state.set({ minus: !this.state.view.minus });
+    else if (key === "," || key === ".") return this.turn(panel, key === "," ? -1 : 1);
     else return false;
     return true;
+  }
+
+  /** Goes to another look. @param {Panel} panel @param {number} by */
+  turn(panel, by) {
+    const { length } = this.members;
+    if (length > 1) panel.turnTo(((panel.shown.of ?? 0) + by + length) % length);
+    return length > 1;
   }
 
   escape() {
@@ -707,6 +831,7 @@ export class Heads {
   /** Lays everything out anew, for another size of the window. */
   lay() {
     for (const panel of this.shownPanels) panel.figure?.lay();
+    if (this.subtracted) this.difference.figure.lay();
   }
 
   /** What a file of the view is called. */
@@ -714,7 +839,9 @@ export class Heads {
     const { shown, other } = this.state.view;
     return [
       "regard",
-      ...[shown, other].filter((one) => one !== null).map((one) => `${shortened(one.attention, 60)}.${one.head}`),
+      ...[shown, other]
+        .filter((one) => one !== null)
+        .map((one) => [shortened(this.members.labelOf(one), 30), `${shortened(one.attention, 60)}.${one.head}`].filter(Boolean).join("-")),
     ]
       .join("-")
       .replace(/[^\w.-]+/g, "_");

@@ -366,7 +366,7 @@ export class HeatMap {
   blockSays() {
     const { block } = this.picture ?? { block: { rows: 1, columns: 1 } };
     if (block.rows * block.columns === 1) return "";
-    return `Each point shows the greatest of ${block.rows} × ${block.columns} weights.`;
+    return `Each point shows the greatest of ${block.rows} × ${block.columns} ${this.shot.map.signed ? "differences" : "weights"}.`;
   }
 
   announceProgress() {
@@ -402,9 +402,10 @@ export class HeatMap {
             class: "square",
           }),
         );
-        if (g.cellWidth >= NUMBERED && row[i] >= 0.005) {
+        if (g.cellWidth >= NUMBERED && Math.abs(row[i]) >= 0.005) {
+          const sign = map.signed ? (row[i] < 0 ? "−" : "+") : "";
           this.cellsGroup.append(
-            label(row[i].toFixed(2), false, "middle", {
+            label(sign + Math.abs(row[i]).toFixed(2), false, "middle", {
               x: x + g.cellWidth / 2,
               y: this.y(t) + g.cellHeight / 2,
               dy: "0.35em",

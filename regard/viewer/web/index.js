@@ -1,14 +1,14 @@
 /** The way in: anywidget's contract, and the call that a saved page makes. */
 
 import { hostOf, pageModel } from "./host.js";
-import { Attentions } from "./maps.js";
 import { BEGINNING, State, readHash, writeHash } from "./state.js";
 import { Work } from "./work.js";
 import { change, h, uniqueId } from "./dom.js";
 import { STYLE } from "./style.js";
 import { ASK_STYLE, askForm, welcome } from "./ask.js";
 import { pictureForm } from "./imageask.js";
-import { Heads, firstShown } from "./heads.js";
+import { COMPARE_STYLE, Members } from "./comparing.js";
+import { Heads, openingOf } from "./heads.js";
 import { Decoding } from "./decoding.js";
 import { Images, openingOfPicture } from "./images.js";
 import { Trying } from "./trying.js";
@@ -27,7 +27,7 @@ import { download, drawn, png, svgText } from "./export.js";
  * @param {{model: import("./host.js").Model, el: HTMLElement}} given
  */
 async function render({ model, el }) {
-  el.append(h("style", {}, STYLE + ASK_STYLE));
+  el.append(h("style", {}, STYLE + ASK_STYLE + COMPARE_STYLE));
   let now = null;
   /** Shows a scene in the place of the one before. @param {() => Host} hosted @param {Record<string, string>} [texts] that were asked for */
   const show = async (hosted, texts) => {
@@ -60,7 +60,11 @@ const VIEWS = {
   heads: { name: "Heads", fits: (scene) => scene.attentions.length > 0, make: (context) => new Heads(context) },
   walk: { name: "Walk", fits: (scene) => Boolean(scene.walk), make: (context) => new Walk(context) },
   decode: { name: "Decode", fits: (scene) => scene.decode?.nodes.length > 0, make: (context) => new Decoding(context) },
-  try: { name: "Try it", fits: (scene) => scene.attentions.length > 0, make: (context) => new Trying(context) },
+  try: {
+    name: "Try it",
+    fits: (scene) => scene.attentions.length > 0 && !scene.compared,
+    make: (context) => new Trying(context),
+  },
 };
 
 /**
@@ -69,21 +73,21 @@ const VIEWS = {
  */
 async function open(host, root, form, earlier) {
   const { scene } = host;
-  const attentions = new Attentions(host);
+  const members = new Members(host);
   const names = Object.keys(VIEWS).filter((name) => VIEWS[name].fits(scene));
   /** What an address asks for, as far as this scene has it. @param {Partial<View>} view @param {Shown} shown instead */
   const sensible = (view, shown) => ({
     ...view,
     view: names.includes(view.view) ? view.view : names[0],
-    shown: attentions.has(view.shown) ? view.shown : shown,
-    other: attentions.has(view.other) ? view.other : null,
+    shown: members.has(view.shown) ? view.shown : shown,
+    other: members.has(view.other) ? view.other : null,
   });
   const asked = earlier ?? (host.addressed && location.hash.length > 1 ? readHash(location.hash) : openingOfPicture(scene));
-  const first = attentions.has(asked.shown) ? asked.shown : await firstShown(attentions);
-  const state = new State(/** @type {View} */ ({ ...BEGINNING, ...sensible(asked, first) }));
+  const opening = members.has(asked.shown) ? { shown: asked.shown } : await openingOf(members);
+  const state = new State(/** @type {View} */ ({ ...BEGINNING, ...sensible({ ...opening, ...asked }, opening.shown) }));
   const work = new Work((busy) => root.toggleAttribute("data-busy", busy));
   const voice = new Voice();
-  const context = { host, attentions, state, work, voice };
+  const context = { host, members, attentions: members.all[0], state, work, voice };
   /** Views are made when they are first looked at. @type {Record<string, Shows>} */
   const made = {};
   const current = () => made[state.view.view];

@@ -1,6 +1,6 @@
 /** Maps of weights: of a head, of the mean of heads, of words; and pictures of parts of them, at any length. */
 
-import { addJoined, entropyOf, greatestIn, headOf, overlapOf, raiseTo, rawOf, weightsInto } from "./maths.js";
+import { addJoined, entropyOf, farthestIn, greatestIn, headOf, overlapOf, raiseFar, raiseTo, rawOf, weightsInto } from "./maths.js";
 import { Kernel } from "./kernel.js";
 import { Axis } from "./tokens.js";
 
@@ -25,6 +25,8 @@ export class Weights {
     this.exactRows = new Map();
     /** @type {Float32Array | null} */
     this.cells = null;
+    /** Whether there are numbers below zero, as in differences: then those are great that are far from it. */
+    this.signed = false;
   }
 
   /** Whether the map is kept whole. */
@@ -74,7 +76,7 @@ export class Weights {
     const list = Array.from({ length: rows[1] - rows[0] }, (_, i) => rows[0] + i);
     const out = new Float32Array(list.length * width);
     this.rowsInto(list, columns[0], columns[1], out);
-    const best = greatestIn(out);
+    const best = this.signed ? farthestIn(out) : greatestIn(out);
     return [rows[0] + Math.floor(best / width), columns[0] + (best % width)];
   }
 
@@ -205,11 +207,11 @@ class WordWeights extends Weights {
 
 /** The attentions of a scene: their axes, their maps, their names. */
 export class Attentions {
-  /** @param {import("./host.js").Host} host */
-  constructor(host) {
+  /** @param {import("./host.js").Host} host @param {Kernel} [kernel] */
+  constructor(host, kernel = new Kernel()) {
     this.host = host;
     this.scene = host.scene;
-    this.kernel = new Kernel();
+    this.kernel = kernel;
     /** @type {Map<string, any>} */
     this.byName = new Map(this.scene.attentions.map((one) => [one.name, one]));
     /** @type {Map<string, any>} */
@@ -389,7 +391,7 @@ export class Picture {
     ys.forEach((y, i) => {
       const into = this.values.subarray(y * this.width, (y + 1) * this.width);
       if (this.seen[y] === 1) into.fill(0);
-      raiseTo(out.subarray(i * length, (i + 1) * length), this.block.columns, into);
+      (this.map.signed ? raiseFar : raiseTo)(out.subarray(i * length, (i + 1) * length), this.block.columns, into);
       // Until their own numbers are there, the rows below show this one's.
       if (!this.seeded && !this.begun) {
         for (let below = y + 1; below < Math.min(y + 8, this.height) && this.seen[below] === 0; below++) {

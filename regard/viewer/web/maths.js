@@ -269,6 +269,24 @@ export function raiseTo(row, size, out) {
   }
 }
 
+/**
+ * The same for numbers of both signs: the farthest from zero.
+ * @param {Row} row @param {number} size @param {Float32Array} out
+ */
+export function raiseFar(row, size, out) {
+  for (let b = 0; b < out.length; b++) {
+    const end = Math.min(row.length, (b + 1) * size);
+    for (let s = b * size; s < end; s++) if (Math.abs(row[s]) > Math.abs(out[b])) out[b] = row[s];
+  }
+}
+
+/** The place of the number that is farthest from zero. @param {Row} row */
+export function farthestIn(row) {
+  let best = 0;
+  for (let s = 1; s < row.length; s++) if (Math.abs(row[s]) > Math.abs(row[best])) best = s;
+  return best;
+}
+
 /** The place of the greatest of a row, from..to. @param {Row} row @param {number} [from] @param {number} [to] */
 export function greatestIn(row, from = 0, to = row.length) {
   let best = from;

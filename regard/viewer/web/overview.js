@@ -1,7 +1,7 @@
 /** Every layer and head at a glance: a small map for each. */
 
 import { Picture, wholeOf } from "./maps.js";
-import { change, h } from "./dom.js";
+import { change, h, uniqueId } from "./dom.js";
 
 /** @typedef {import("./state.js").Shown} Shown */
 /** @typedef {{values: Float32Array, width: number, height: number}} Small */
@@ -44,6 +44,9 @@ export class Overview {
   constructor(attentions, work, chosen) {
     this.attentions = attentions;
     this.work = work;
+    this.job = uniqueId("overview");
+    /** Counts the beginnings of drawing: what was begun before is not gone on with. */
+    this.turn = 0;
     this.chosen = chosen;
     /** @type {Map<string, {shown: Shown, element: HTMLElement, canvas: HTMLCanvasElement, picture: Small | null}>} */
     this.cells = new Map();
@@ -168,13 +171,13 @@ export class Overview {
     this.chosen(this.cells.get(next.dataset.shown).shown, false);
   }
 
-  /** Marks the heads that are shown. @param {Shown} first @param {Shown | null} second */
+  /** Marks the heads that are shown. @param {Shown | null} first @param {Shown | null} second */
   mark(first, second) {
     for (const [key, cell] of this.cells) {
-      const [one, two] = [key === keyOf(first), second !== null && key === keyOf(second)];
+      const [one, two] = [first, second].map((shown) => shown !== null && key === keyOf(shown));
       change(cell.element, {
         "aria-selected": String(one || two),
-        tabindex: one ? 0 : -1,
+        tabindex: one || (first === null && two) ? 0 : -1,
         "data-mark": one && two ? "both" : one ? "first" : two ? "second" : null,
       });
     }
@@ -199,20 +202,30 @@ export class Overview {
       const side = waiting[0].element.clientWidth || 40;
       this.dots = Math.min(POINTS, Math.round(side * (window.devicePixelRatio || 1)));
       this.drawing = true;
+      this.turn += 1;
       this.next();
     }
   }
 
+  /** Draws no further. */
+  rest() {
+    this.work.drop(this.job);
+    this.drawing = false;
+    this.turn += 1;
+  }
+
   async next() {
+    const { turn } = this;
     const cell = this.waiting.shift();
     if (!cell) {
       this.drawing = false;
       return;
     }
     await this.attentions.load(cell.shown.attention);
+    if (turn !== this.turn) return;
     /** @type {Picture | null} */
     let picture = null;
-    this.work.add("overview", LATER, () => {
+    this.work.add(this.job, LATER, () => {
       if (!picture) {
         const map = this.attentions.map(cell.shown, false);
         picture = new Picture(map, wholeOf(map), this.dots, this.dots);

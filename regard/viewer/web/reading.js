@@ -3,7 +3,7 @@
 import { alignmentError, entropyOf, greatestIn, greatestOf } from "./maths.js";
 import { agreementOf, meanEntropy } from "./maps.js";
 import { fill, h, tokenText } from "./dom.js";
-import { exactly } from "./tokens.js";
+import { exactly, withSign } from "./tokens.js";
 
 /** @typedef {import("./heatmap.js").Shot} Shot */
 /** @typedef {import("./heatmap.js").Cell} Cell */
@@ -17,12 +17,19 @@ export class Reading {
     this.element = h("section", { class: "reading", "aria-label": "Reading" });
   }
 
-  /** @param {{shot: Shot, cell: Cell | null, mark: string}[]} readings one for each figure @param {boolean} pinned */
-  show(readings, pinned) {
+  /**
+   * @param {{shot: Shot, cell: Cell | null, mark: string}[]} readings one for each figure @param {boolean} pinned
+   * @param {number | null} [apart] how much more the first has in its cell than the second
+   */
+  show(readings, pinned, apart = null) {
     const several = readings.length > 1;
+    const rounded = readings.some(({ shot }) => shot.rounded);
     fill(
       this.element,
       readings.map((one) => (one.cell ? this.one(one, pinned, several) : this.none(one, several))),
+      apart === null
+        ? null
+        : h("p", { class: "exact apart" }, "A − B ", h("output", { "aria-live": "off" }, withSign(apart, rounded))),
     );
   }
 
@@ -165,7 +172,10 @@ export class Measures {
     );
   }
 
-  /** @param {{shot: Shot, shown: import("./state.js").Shown, mark: string}[]} panels @param {number[][] | null} gold */
+  /**
+   * @param {{shot: Shot, shown: import("./state.js").Shown, mark: string, attentions?: import("./maps.js").Attentions}[]} panels
+   * of these attentions, or of others @param {number[][] | null} gold the links that the first should have
+   */
   show(panels, gold) {
     /** @type {Map<string, string>[]} */
     const found = panels.map(() => new Map());
@@ -173,19 +183,20 @@ export class Measures {
     draw();
     /** @type {(() => void)[]} */
     const steps = [];
-    panels.forEach(({ shot, shown }, i) => {
+    panels.forEach(({ shot, shown, attentions = this.attentions }, i) => {
       const { map } = shot;
+      const links = i ? attentions.scene.links : gold;
       steps.push(() => found[i].set("entropy", meanEntropy(map).toFixed(2)));
-      if (gold && shot.rows.joined) {
-        steps.push(() => found[i].set("error", this.error(shot, gold).toFixed(2)));
+      if (links && shot.rows.joined) {
+        steps.push(() => found[i].set("error", this.error(shot, links).toFixed(2)));
       }
-      const { heads } = this.attentions.byName.get(shown.attention);
+      const { heads } = attentions.byName.get(shown.attention);
       if (heads > 1 && shown.head !== "mean") {
         let [sum, others] = [0, 0];
         for (let head = 0; head < heads; head++) {
           if (head === shown.head) continue;
           steps.push(() => {
-            sum += agreementOf(map, this.attentions.map({ attention: shown.attention, head }, shot.rows.joined));
+            sum += agreementOf(map, attentions.map({ attention: shown.attention, head }, shot.rows.joined));
             others += 1;
             if (others === heads - 1) found[i].set("agreement", (sum / others).toFixed(2));
           });

@@ -4,8 +4,8 @@ import { change, h, s, uniqueId } from "./dom.js";
 
 /**
  * What a view is given.
- * @typedef {{host: import("./host.js").Host, attentions: import("./maps.js").Attentions, state: import("./state.js").State,
- *   work: import("./work.js").Work, voice: Voice}} Context
+ * @typedef {{host: import("./host.js").Host, attentions: import("./maps.js").Attentions,
+ *   members: import("./comparing.js").Members, state: import("./state.js").State, work: import("./work.js").Work, voice: Voice}} Context
  * What a view is: `element` is all of it, `sheet` the figure that is saved alone; `update` is told what has changed in the
  * state (null: everything, the view has just been opened), `lay` that the window has another size. `numbers`, where there
  * are any, is a table of tab-separated values.
@@ -150,6 +150,8 @@ const KEYS = [
   ["L M T N", "lines, map, text, table of numbers"],
   ["W", "join words from their pieces"],
   ["C", "compare with another head"],
+  ["D", "what one of two has more than the other"],
+  [", .", "the look before, the next look, where several are compared"],
   ["?", "this list"],
 ];
 

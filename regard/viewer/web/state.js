@@ -1,24 +1,27 @@
 /** What is being looked at, and how: kept in one place, and in the address, so that a link restores the view. */
 
 /**
- * @typedef {{attention: string, head: number | "mean"}} Shown one head of one attention, or the mean of its heads
+ * @typedef {{attention: string, head: number | "mean", of?: number}} Shown one head of one attention, or the mean of its
+ * heads; `of` is the look that it belongs to, where several are compared
  * @typedef {{rows: [number, number], columns: [number, number]}} Zoom the tokens (or words) that are on the screen
  * @typedef {{
  *   shown: Shown, other: Shown | null, form: string, words: boolean, pin: [number, number] | null, zoom: Zoom | null,
  *   scale: string | null, colours: string, theme: string, view: string, node: number | null,
- *   over: string | null, label: number | null, follow: boolean
- * }} View of a picture: `over` is what lies over it, `label` the one it is about, `follow` whether the patch under the pointer asks
+ *   over: string | null, label: number | null, follow: boolean, minus: boolean
+ * }} View `minus`: whether the difference of two heads is shown; of a picture: `over` is what lies over it, `label` the one it is about, `follow` whether the patch under the pointer asks
  */
 
 export const FORMS = { lines: "Lines", map: "Map", text: "Text", table: "Table" };
 
 /** @param {Shown} shown */
-const writeShown = (shown) => `${shown.attention}:${shown.head}`;
+const writeShown = (shown) => `${shown.of ? `${shown.of}/` : ""}${shown.attention}:${shown.head}`;
 
 /** @param {string | null} text @returns {Shown | null} */
 function readShown(text) {
-  const found = /^(.+):(mean|\d+)$/.exec(text ?? "");
-  return found ? { attention: found[1], head: found[2] === "mean" ? "mean" : Number(found[2]) } : null;
+  const found = /^(?:(\d{1,4})\/)?(.+):(mean|\d+)$/.exec(text ?? "");
+  if (!found) return null;
+  const head = found[3] === "mean" ? "mean" : Number(found[3]);
+  return { attention: found[2], head, ...(found[1] ? { of: Number(found[1]) } : {}) };
 }
 
 /** Whole numbers out of a text such as "4-12". @param {string | null} text @param {number} count @returns {number[] | null} */
@@ -33,6 +36,7 @@ export function writeHash(view) {
   if (view.view !== "heads") parts.set("view", view.view);
   parts.set("at", writeShown(view.shown));
   if (view.other) parts.set("with", writeShown(view.other));
+  if (view.minus) parts.set("minus", "1");
   parts.set("as", view.form);
   if (view.words) parts.set("words", "1");
   if (view.pin) parts.set("pin", view.pin.join(","));
@@ -44,7 +48,7 @@ export function writeHash(view) {
   if (view.over) parts.set("over", view.over);
   if (view.label !== null) parts.set("label", String(view.label));
   if (!view.follow) parts.set("follow", "0");
-  return parts.toString().replaceAll("%3A", ":").replaceAll("%2C", ",");
+  return parts.toString().replaceAll("%3A", ":").replaceAll("%2C", ",").replaceAll("%2F", "/");
 }
 
 /**
@@ -60,6 +64,7 @@ export function readHash(hash) {
   if (shown) view.shown = shown;
   view.other = readShown(parts.get("with"));
   if (parts.get("as") in FORMS) view.form = parts.get("as");
+  view.minus = parts.get("minus") === "1";
   view.words = parts.get("words") === "1";
   view.pin = /** @type {[number, number] | null} */ (readNumbers(parts.get("pin"), 2));
   const zoom = readNumbers(parts.get("zoom"), 4);
@@ -80,6 +85,7 @@ export function readHash(hash) {
 export const BEGINNING = {
   view: "heads",
   other: null,
+  minus: false,
   form: "map",
   words: false,
   pin: null,

@@ -2,7 +2,7 @@
 
 import { change, fill, h, tokenText } from "./dom.js";
 import { around } from "./lines.js";
-import { exactly } from "./tokens.js";
+import { exactly, withSign } from "./tokens.js";
 
 /** @typedef {import("./heatmap.js").Shot} Shot */
 /** @typedef {import("./heatmap.js").Cell} Cell */
@@ -40,6 +40,7 @@ export class Table {
       columns: around([0, map.columns], this.from.columns, COLUMNS),
     };
     const places = Array.from({ length: seen.columns[1] - seen.columns[0] }, (_, i) => seen.columns[0] + i);
+    const number = map.signed ? withSign : exactly;
     const body = [];
     for (let t = seen.rows[0]; t < seen.rows[1]; t++) {
       const row = map.exact(t);
@@ -48,7 +49,7 @@ export class Table {
           "tr",
           {},
           h("th", { scope: "row" }, tokenText(rows.labels[t], rows.rtl)),
-          places.map((c) => h("td", { "data-row": t, "data-column": c }, exactly(row[c], this.shot.rounded))),
+          places.map((c) => h("td", { "data-row": t, "data-column": c }, number(row[c], this.shot.rounded))),
         ),
       );
     }
@@ -78,12 +79,15 @@ export class Table {
         td,
       ]),
     );
+    const focused = this.cells && this.element.querySelector(".scroll") === document.activeElement;
     fill(
       this.element,
       this.turner("rows", seen.rows, map.rows, ROWS),
       this.turner("columns", seen.columns, map.columns, COLUMNS),
       h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Table of ${name}` }, table),
     );
+    // Keys that show another head go on working.
+    if (focused) /** @type {HTMLElement} */ (this.element.querySelector(".scroll")).focus({ preventScroll: true });
     if (columns.rtl) change(table, { dir: "rtl" });
     this.mark(this.cursor, this.pin);
   }

@@ -43,6 +43,11 @@ export function exactly(weight, rounded = false) {
   return weight < 1e-4 ? weight.toExponential(4) : weight.toPrecision(6);
 }
 
+/** How much more one weight is than another: with its sign. @param {number} difference @param {boolean} [rounded] */
+export function withSign(difference, rounded = false) {
+  return `${difference < 0 ? "−" : "+"}${exactly(Math.abs(difference), rounded)}`;
+}
+
 /** A weight in two or three. @param {number} weight */
 export function roughly(weight) {
   if (weight > 0 && weight < 0.001) return weight.toExponential(0);
