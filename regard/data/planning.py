@@ -32,8 +32,9 @@ class Planner:
             )
         self.budget, self.max_len, self.constant_shapes = budget, max_len, constant_shapes
         self._pool = max(1, int(POOL * budget / usual))
-        # Room for sentences of half the usual length, and for the tail of a batch that holds a single short one.
-        self._count = _round_up(int(max(2 * budget / usual, budget / self._step(1) + 2)), 64)
+        # Room for sentences of half the usual length, and for those of half the shortest step: with less, what fills the
+        # tail in such steps would take the places of short sentences, and their batches would be nearly empty.
+        self._count = _round_up(int(2 * max(budget / usual, budget / self._step(1)) + 2), 64)
 
     def plan(
         self, generator: np.random.Generator, first: Int[np.ndarray, "B"], second: Int[np.ndarray, "B"] | None = None

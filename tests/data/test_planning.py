@@ -34,3 +34,13 @@ def test_one_side_is_both():
 def test_a_sentence_may_not_be_longer_than_a_batch():
     with pytest.raises(RegardError, match=r"A sentence may have 64 tokens, but a batch only 32\. Raise"):
         Planner(5.0, budget=32, max_len=64)
+
+
+def test_batches_of_short_sentences_are_full_too():
+    """Constant shapes have room for many short sentences: only a pool's last batch may be far from full."""
+    lengths = np.random.default_rng(0).lognormal(3.2, 0.55, 20_000).round().clip(2, 128).astype(int)
+    planner = Planner(float(lengths.mean()), budget=8192, max_len=128, constant_shapes=True)
+    filled = [lengths[rows].sum() / 8192 for rows in planner.plan(np.random.default_rng(1), lengths)]
+    assert min(lengths) < 6
+    assert sum(share < 0.9 for share in filled) <= 3  # of the pool's two ends: its shortest and its last
+    assert np.mean(filled) > 0.97
