@@ -32,8 +32,8 @@ class Planner:
             )
         self.budget, self.max_len, self.constant_shapes = budget, max_len, constant_shapes
         self._pool = max(1, int(POOL * budget / usual))
-        # Room for sentences of half the usual length, and for those of half the shortest step: with less, what fills the
-        # tail in such steps would take the places of short sentences, and their batches would be nearly empty.
+        # Room for sentences of half the usual length, and for those of half the shortest step: with less, what fills
+        # the tail in such steps would take the places of short sentences, and their batches would be nearly empty.
         self._count = _round_up(int(2 * max(budget / usual, budget / self._step(1)) + 2), 64)
 
     def plan(
