@@ -22,6 +22,8 @@ class GraphedUpdate:
         self.seen: dict[tuple, int] = {}
         self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, Batch, LossParts]] = {}
         self.stream = torch.cuda.Stream()
+        # One graph's working memory is another's: they never run at once, and what they give is copied.
+        self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, group: list[Batch]) -> LossParts:
         (batch,) = group
@@ -39,7 +41,7 @@ class GraphedUpdate:
             still = _copied(batch)
             graph = torch.cuda.CUDAGraph()
             # The thread that prepares batches goes on meanwhile, and may ask for page-locked memory.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 parts = self.update([still])
             self.graphs[shape] = (graph, still, parts)
         graph, still, parts = self.graphs[shape]
