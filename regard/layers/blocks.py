@@ -41,7 +41,8 @@ class BlockConfig:
     qk_norm_kind: NormKind = "rms"
     bias: BiasPlace = "all"
     max_len: int = 256
-    drop_path: float = 0.0
+    drop_path: float | None = None
+    """None: nothing is left out. A rate of 0 computes as any other does, so that layers share their compiled code"""
     layer_scale: float = 0.0
 
     def attention(self, kind: Literal["self", "masked", "cross"], score: str) -> MultiHead:
@@ -85,7 +86,7 @@ class Residual(nn.Module):
         self.scale = nn.Parameter(torch.empty(config.width)) if config.layer_scale else None
         if self.scale is not None:
             nn.init.constant_(self.scale, config.layer_scale)
-        self.drop_path = DropPath(config.drop_path)
+        self.drop_path = DropPath(config.drop_path) if config.drop_path is not None else None
 
     def forward(
         self,
@@ -104,7 +105,7 @@ class Residual(nn.Module):
         added = self.dropout(added)
         if self.scale is not None:
             added = added * self.scale.to(added.dtype)
-        return self.drop_path(added, offsets)
+        return added if self.drop_path is None else self.drop_path(added, offsets)
 
 
 class EncoderBlock(nn.Module):

@@ -63,12 +63,12 @@ class DropPath(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        self.p, self.drops = p, p > 0
+        self.p = p
         # What is computed with is a tensor: layers that differ in p alone share their compiled code.
         self.register_buffer("rate", torch.tensor(p), persistent=False)
 
     def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | None = None) -> Float[Tensor, "*n E"]:
-        if not self.training or not self.drops:
+        if not self.training:
             return x
         count = len(x) if offsets is None else len(offsets.starts) - 1
         # Drawn as they are from torch's own generator, on the device: a captured step draws anew.

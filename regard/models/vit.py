@@ -197,7 +197,8 @@ class ViT(nn.Module):
             dropout=config.dropout,
         )
         block = config.block()
-        rates = [config.drop_path * i / max(1, config.layers - 1) for i in range(config.layers)]
+        rates: list[float | None] = [config.drop_path * i / max(1, config.layers - 1) for i in range(config.layers)]
+        rates = rates if config.drop_path else [None] * config.layers
         blocks = (EncoderBlock(replace(block, drop_path=rate), config.score) for rate in rates)
         self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
         # Post-norm blocks end in a norm already.
