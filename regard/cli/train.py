@@ -12,7 +12,7 @@ from regard.data import AugmentConfig
 from regard.errors import RegardError
 from regard.models import FAMILIES, ModelConfig, TransformerConfig
 from regard.train import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from, train
-from regard.train.recipe import PHRASEBOOK, SECTIONS, with_cache
+from regard.train.recipe import DERIVED, PHRASEBOOK, SECTIONS, with_cache
 from regard.train.tasks import TASKS, read_data
 
 
@@ -70,13 +70,32 @@ def run(argv: list[str]) -> int:
 
 def _parse(argv: list[str], recipe: Recipe) -> Arguments:
     sections: dict[str, Any] = {section: getattr(recipe, section) for section in SECTIONS}
-    return tyro.cli(
+    kind = type(recipe.model)
+    shown = _without_derived(kind)
+    sections["model"] = _as(shown, recipe.model)
+    found = tyro.cli(
         Arguments,
         prog="regard train",
         args=argv,
         default=Arguments(**sections),
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff, tyro.conf.SuppressFixed),
     )
+    return dataclasses.replace(found, model=_as(kind, found.model))
+
+
+def _without_derived(kind: type) -> type:
+    """The config of a model whose fields that follow from the data are no options."""
+    derived = [one for one in dataclasses.fields(kind) if one.name in DERIVED]
+    fixed = [
+        (one.name, Annotated[one.type, tyro.conf.Fixed], dataclasses.field(default=one.default)) for one in derived
+    ]
+    return dataclasses.make_dataclass(
+        kind.__name__, fixed, bases=(kind,), frozen=True, namespace={"__doc__": kind.__doc__}
+    )
+
+
+def _as(kind: type, config: Any) -> Any:
+    return kind(**{one.name: getattr(config, one.name) for one in dataclasses.fields(kind)})
 
 
 def _take(argv: list[str], option: str, known: Iterable[str]) -> tuple[list[str], str]:

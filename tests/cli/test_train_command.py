@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from PIL import Image
 
 from regard.cli import demo, main
 from regard.data import phrasebook_pairs
-from regard.models import TransformerConfig
+from regard.models import FAMILIES, TransformerConfig
+from regard.train.recipe import DERIVED, FAMILIES_FOR
 
 SMALL = [
     "--train.workers",
@@ -130,3 +132,20 @@ def test_pictures_alone_give_a_model(tmp_path, capfd):
     assert (tmp_path / "regard-cache").is_dir()
     assert main([*common, "--augment.flip", "2", "--out", str(tmp_path / "no")]) == 2
     assert "flip = 2.0 makes no sense" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("family", "task"), {family: task for task, known in FAMILIES_FOR.items() for family in known}.items()
+)
+def test_help_shows_what_can_be_said_and_no_more(capsys, monkeypatch, family, task):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["train", "--task", task, "--model.family", family, "--help"]) == 0
+    shown = set(re.findall(r"--model\.([\w-]+)", capsys.readouterr().out))
+    config = FAMILIES[family].config
+    fields = {one.name.replace("_", "-") for one in dataclasses.fields(config) if one.name not in DERIVED}
+    assert shown - {"family"} == fields
+
+
+def test_what_follows_from_the_data_is_no_option(pairs, capsys):
+    assert main(["train", "--data", str(pairs), "--model.source-vocab", "7"]) == 2
+    assert "--model.source-vocab" in capsys.readouterr().err
