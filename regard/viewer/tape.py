@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 import regard
+from regard.viewer.image_tape import PICTURE_OPERATIONS
 
 Array = Float[np.ndarray, "..."]
 Options = dict[str, Any]
@@ -104,9 +105,11 @@ def _turn(inputs: Sequence[Array], params: Sequence[Array]) -> Array:
     return inputs[0].T
 
 
-def _rotate(inputs: Sequence[Array], params: Sequence[Array], positions: Sequence[int]) -> Array:
-    """Pair (i, i + D/2) of each head turns by position · rate_i."""
-    angle = np.multiply.outer(np.array(positions, float), params[0])[:, None]
+def _rotate(inputs: Sequence[Array], params: Sequence[Array], positions: Sequence[int | Sequence[int]]) -> Array:
+    """Pair (i, i + D/2) of each head turns by position · rate_i; of places in a grid, half of them by the row, half by
+    the column."""
+    places = np.array(positions, float).reshape(len(positions), 1, -1, 1)
+    angle = (places * params[0]).reshape(len(positions), 1, -1)
     a, b = np.split(inputs[0], 2, axis=-1)
     return np.concatenate((a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)), axis=-1)
 
@@ -289,7 +292,8 @@ class Tape:
         **options: Any,
     ) -> Value:
         """Does a step and writes it down. `where` is the function of Regard that does the same."""
-        x = OPERATIONS[op]([one.x for one in inputs], [np.asarray(one.x, np.float64) for one in params], **options)
+        does = OPERATIONS[op] if op in OPERATIONS else PICTURE_OPERATIONS[op]
+        x = does([one.x for one in inputs], [np.asarray(one.x, np.float64) for one in params], **options)
         axes = inputs[0].axes if axes is None else axes
         if not self.writes:
             return Value(None, x, axes)

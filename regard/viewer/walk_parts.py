@@ -19,7 +19,7 @@ from regard.layers.blocks import Residual
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import _GATES, FeedForward, activate
 from regard.layers.multihead import MultiHead
-from regard.layers.positions import Learned, RelativeBias, Rotary
+from regard.layers.positions import Learned, RelativeBias, Rotary, turn
 from regard.viewer.tape import Param, Tape, Value
 from regard.viewer.walk_words import ACTIVATION, WORDS
 
@@ -32,7 +32,8 @@ NAMED = 10
 class Own:
     """What the model itself computes of a text: each module's outputs, and the weights of each attention."""
 
-    def __init__(self, model: nn.Module, inputs: Sequence[Any]) -> None:
+    def __init__(self, model: nn.Module, inputs: Sequence[Any], forward: Callable[..., Any] | None = None) -> None:
+        """`forward` is another way through the model than its own."""
         self.outputs: dict[nn.Module, list[Any]] = {}
 
         def keep(module: nn.Module, given: Any, output: Any) -> None:
@@ -41,7 +42,7 @@ class Own:
         hooks = [module.register_forward_hook(keep) for module in model.modules()]
         try:
             with torch.inference_mode(), record(model) as self.recording:
-                model(*inputs)
+                (forward or model)(*inputs)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -61,8 +62,8 @@ class Own:
 class Parts:
     """Writes the parts of a model on a tape, under the names of its modules."""
 
-    def __init__(self, model: nn.Module, inputs: Sequence[Any]) -> None:
-        self.own, self.tape = Own(model, inputs), Tape()
+    def __init__(self, model: nn.Module, inputs: Sequence[Any], forward: Callable[..., Any] | None = None) -> None:
+        self.own, self.tape = Own(model, inputs, forward), Tape()
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.paths = {module: name for name, module in model.named_modules()}
         self.path = ""
@@ -73,6 +74,12 @@ class Parts:
         """the letter of the states of the recurrent layer at hand"""
         self.ends: dict[int, str] = {}
         """the names of the columns of the last step"""
+        self.turns: tuple[Tensor, list[list[int]]] | None = None
+        """of tokens that stand in a grid: the rates at which q and k turn, and each token's row and column"""
+
+    def words(self, name: str) -> tuple[str, str]:
+        """What a step is called, and its formula."""
+        return WORDS[name]
 
     def named(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name
@@ -90,7 +97,7 @@ class Parts:
         **options: Any,
     ) -> Value:
         """A step, with its words; `says` is whose, where they are not those of its name."""
-        title, formula = WORDS[says or name]
+        title, formula = self.words(says or name)
         formula = re.sub("h(?=[ₜ₀₁])", self.state, formula)
         return self.tape.do(op, self.named(name), title, formula, where, inputs, params, axes=axes, **options)
 
@@ -117,7 +124,7 @@ class Parts:
     ) -> Value:
         """y = x W + b, or a part of its outputs. The signs are those of the formula, which loses a bias that is not
         there."""
-        title, formula = WORDS[says or name]
+        title, formula = self.words(says or name)
         weight, bias = re.findall(r"(\S+) \+ (\S+)$", formula)[0]
         params = [self.param(weight, module.weight, part)]
         if module.bias is not None:
@@ -136,7 +143,7 @@ class Parts:
         kind = "layer" if isinstance(module, nn.LayerNorm) else "rms"
         gain, bias = module.weight, getattr(module, "bias", None)
         params = [self.param(sign, p) for sign, p in (("γ", gain), ("β", bias)) if p is not None]
-        title, formula = WORDS[kind]
+        title, formula = self.words(kind)
         formula += "".join(f" {'·' if one.sign == 'γ' else '+'} {one.sign}" for one in params)
         eps = float(torch.finfo(torch.float32).eps if module.eps is None else module.eps)
         y = self.tape.do("norm", self.named(name), title, formula, where, [x], params, kind=kind, eps=eps)
@@ -199,6 +206,10 @@ class Parts:
             places = [list(range(len(one.x))) for one in (q, k)]
             q = self.do("rotate", "q_turned", Rotary.forward, [q], rates, positions=places[0])
             k = self.do("rotate", "k_turned", Rotary.forward, [k], rates, positions=places[1])
+        if self.turns is not None and memory is None:
+            rates = [Param("θ", numbers(self.turns[0]), "embedding.rotary.rates")]
+            q = self.do("rotate", "q_turned", turn, [q], rates, positions=self.turns[1])
+            k = self.do("rotate", "k_turned", turn, [k], rates, positions=self.turns[1])
         a = self.weights(module.score, q, k, bias, module.mask is not None)
         self.tape.compare(a, self.own.weights(self.paths[module], self.call))
         z = self.do("weigh", "z", reference, [a, v], axes=(side, *apart))
@@ -290,6 +301,9 @@ class Parts:
         self.path = f"{path}.{name}"
         added = sublayer(given)
         self.path = path
+        if module.scale is not None:
+            scale = self.param("λ", module.scale)
+            added = self.do("multiply", f"{name}_scaled", where, [added], [scale], says="scale_added")
         x = self.do("add", f"{name}_sum", where, [x, added])
         x = self.norm(x, module.norm, f"{name}_norm", where) if module.place == "post" else x
         return self.tape.compare(x, self.own.output(module, self.call))

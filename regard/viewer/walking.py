@@ -6,7 +6,7 @@ each step says how far the two are apart.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class Walk:
     """of the columns of the last step that matter to somebody: the ten likeliest of each row"""
     note: str | None
     """what is given and not computed, where that is so"""
+    linked: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
+    """sides that are followed along with another: whose, and which of their tokens for each of its"""
 
 
 def walk_of(look: Look) -> Walk:
@@ -59,14 +61,14 @@ def walk_of(look: Look) -> Walk:
         raise RegardError("This look does not know its model: there is no walk.", "Make it with regard.look.")
     if (longest := max(map(len, look.ids))) > LONGEST:
         raise RegardError(f"The text has {longest} tokens: a walk takes at most {LONGEST}.", "Shorten the text.")
-    return _Walker(look).walk()
+    return Walker(look).walk()
 
 
 def walk_for(look: Look, wanted: bool | None = None) -> Walk | None:
     """A page's walk: if it is wanted, or if nobody said and model and text are small enough that it costs little."""
     if wanted is not None:
         return walk_of(look) if wanted else None
-    if look.bundle is None or max(map(len, look.ids)) > SHORT or _bytes_inside(look.bundle.model) > WHOLE:
+    if look.bundle is None or max(map(len, look.ids)) > SHORT or bytes_inside(look.bundle.model) > WHOLE:
         return None
     try:
         walk = walk_of(look)
@@ -83,7 +85,11 @@ def header_of(walk: Walk, blobs: list[bytes]) -> dict[str, Any]:
         blobs.append(raw)
         places[name] = {"at": len(blobs) - 1, "shape": [len(raw) // 4], "type": "float32"}
     return {
-        "sides": {name: {"tokens": side.tokens, "words": side.words} for name, side in walk.sides.items()},
+        "sides": {
+            name: {"tokens": side.tokens, "words": side.words}
+            | (dict(zip(("of", "rows"), walk.linked[name])) if name in walk.linked else {})
+            for name, side in walk.sides.items()
+        },
         "focus": walk.focus,
         "names": {str(column): name for column, name in walk.names.items()},
         "note": walk.note,
@@ -93,7 +99,7 @@ def header_of(walk: Walk, blobs: list[bytes]) -> dict[str, Any]:
     }
 
 
-def _bytes_inside(model: nn.Module) -> int:
+def bytes_inside(model: nn.Module) -> int:
     """Of the parameters between embeddings and output layer, of whose rows only a few may be needed."""
     tables = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
     output = getattr(model, "output", None)
@@ -101,13 +107,13 @@ def _bytes_inside(model: nn.Module) -> int:
     return sum(4 * p.numel() for p in model.parameters() if id(p) not in tables)
 
 
-class _Walker(RecurrentParts):
+class Walker(RecurrentParts):
     """Writes the tape of one forward of a whole model."""
 
     def __init__(self, look: Look) -> None:
         self.look, self.bundle, self.model = look, look.bundle, look.bundle.model.eval()
         super().__init__(self.model, [pack([ids]).to(self.bundle.device) for ids in look.ids])
-        self.whole = _bytes_inside(self.model) <= WHOLE
+        self.whole = bytes_inside(self.model) <= WHOLE
         self.chosen = look.alignment
 
     def walk(self) -> Walk:

@@ -45,8 +45,11 @@ export const IMAGE_STYLE = `
 
 .regard .picture-of { position: relative; width: min(100%, 190px); aspect-ratio: var(--aspect); }
 .regard .picture-of canvas { position: absolute; inset: 0; width: 100%; height: 100%; border-radius: 4px; }
-.regard .picture-of[data-coarse] canvas { image-rendering: pixelated; }
-.regard .picture-of .tokens-of { position: absolute; inset: 0; display: grid; gap: 0; margin: 0; padding: 0; max-height: none; overflow: visible; grid-template-columns: repeat(var(--columns), minmax(0, 1fr)); grid-template-rows: repeat(var(--rows), minmax(0, 1fr)); }
+.regard .follow .picture-of { width: min(100%, 200px, calc(110px * var(--aspect))); }
+.regard .numbers-of .picture-of { margin: 2px 0 10px; }
+.regard .picture-of .veil, .regard .picture-of[data-coarse] canvas { image-rendering: pixelated; }
+.regard .tokens-of.with-picture { max-height: none; overflow: visible; align-items: center; gap: 6px 4px; }
+.regard .picture-of .patches-of { position: absolute; inset: 0; display: grid; grid-template-columns: repeat(var(--columns), minmax(0, 1fr)); grid-template-rows: repeat(var(--rows), minmax(0, 1fr)); }
 .regard .picture-of .chip-token { padding: 0; border-radius: 0; min-width: 0; border: 0; }
 .regard .picture-of .chip-token:hover { background: rgb(255 255 255 / 35%); }
 .regard .picture-of .chip-token[aria-checked="true"] { background: none; outline: 2px solid #fff; box-shadow: 0 0 0 4px #000; z-index: 1; }

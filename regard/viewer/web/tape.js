@@ -11,6 +11,7 @@
  *   options: Record<string, any>, output: {offset: number, shape: number[], axes: string[]}, differs: number | null
  * }} Step
  * @typedef {{pieces: string[], sign: string, before: string, after: string}} Sum how one number is made of others
+ * @typedef {{does: (inputs: Numbers[], params: Numbers[], options: any) => Numbers, made: (inputs: Numbers[], params: Numbers[], options: any, at: number) => Sum}} Operation
  */
 
 /** @param {number[]} shape */
@@ -151,6 +152,9 @@ function softmaxParts(row, others) {
   return { most, total };
 }
 
+/** How far a pair of channels turns; of a place in a grid, half of them by its row, half by its column. @param {number | number[]} place @param {Float64Array} rates @param {number} pair */
+const angleOf = (place, rates, pair) => [place].flat()[Math.floor(pair / rates.length)] * rates[pair % rates.length];
+
 /** @param {Numbers} table @param {number[]} rows @returns {Numbers} */
 function rowsTaken(table, rows) {
   const size = table.data.length / table.shape[0];
@@ -212,7 +216,7 @@ export const OPERATIONS_OF_A_TAPE = {
     const half = width / 2;
     return mapped(x, (value, at) => {
       const channel = at % width;
-      const angle = positions[Math.floor(at / width / heads)] * rates.data[channel % half];
+      const angle = angleOf(positions[Math.floor(at / width / heads)], rates.data, channel % half);
       return channel < half
         ? value * Math.cos(angle) - x.data[at + half] * Math.sin(angle)
         : value * Math.cos(angle) + x.data[at - half] * Math.sin(angle);
@@ -290,11 +294,12 @@ export function inDigits(x) {
 }
 
 /** The same as a factor or a summand, which begins with no minus of its own. @param {number} x */
-const inBrackets = (x) => (x < 0 ? `(${inDigits(x)})` : inDigits(x));
+export const inBrackets = (x) => (x < 0 ? `(${inDigits(x)})` : inDigits(x));
 
 export class Tape {
-  /** @param {{steps: Step[]}} walk @param {Float32Array} params @param {Float32Array} outputs */
-  constructor(walk, params, outputs) {
+  /** @param {{steps: Step[]}} walk @param {Float32Array} params @param {Float32Array} outputs @param {Record<string, Operation>} [more] operations that texts do without */
+  constructor(walk, params, outputs, more = {}) {
+    this.more = more;
     this.steps = walk.steps;
     // Float32Arrays; for types they are rows of numbers like all others here.
     this.params = /** @type {any} */ (params);
@@ -334,7 +339,7 @@ export class Tape {
   computed(n) {
     const { op, inputs, options, output } = this.steps[n];
     if (op === "given") return { data: this.given(n), shape: output.shape };
-    return OPERATIONS_OF_A_TAPE[op](inputs.map((i) => this.values[i]), this.paramsOf(n), options);
+    return (OPERATIONS_OF_A_TAPE[op] ?? this.more[op].does)(inputs.map((i) => this.values[i]), this.paramsOf(n), options);
   }
 
   /** How far what was computed is from what came along, in parts of the largest number where that is above 1. @param {number} n @returns {number} */
@@ -358,6 +363,7 @@ export class Tape {
     const { op, options, inputs: numbers } = this.steps[n];
     const inputs = numbers.map((i) => this.value(i));
     const params = this.paramsOf(n);
+    if (op in this.more) return this.more[op].made(inputs, params, options, at);
     const [x, other] = inputs;
     const y = this.value(n);
     const width = lastOf(y);
@@ -427,7 +433,7 @@ export class Tape {
     if (op === "activate") return sum([inDigits(x.data[at])], "", `${options.function}(`, ")");
     if (op === "rotate") {
       const half = width / 2;
-      const angle = options.positions[Math.floor(at / width / y.shape[1])] * params[0].data[channel % half];
+      const angle = angleOf(options.positions[Math.floor(at / width / y.shape[1])], params[0].data, channel % half);
       const partner = channel < half ? -x.data[at + half] : x.data[at - half];
       return sum([`${inDigits(x.data[at])}·cos(${inDigits(angle)})`, `${inBrackets(partner)}·sin(${inDigits(angle)})`]);
     }

@@ -1,6 +1,8 @@
 /** The view *Walk*: from the sentence to the output, step by step, with the numbers of one token. */
 
 import { Tape, inDigits } from "./tape.js";
+import { PICTURE_OPERATIONS } from "./imagetape.js";
+import { overPatchButtons, rowMap } from "./imagepicker.js";
 import { change, fill, h, picker, tokenText } from "./dom.js";
 import { exactly, isolated, visible } from "./tokens.js";
 import { WALK_STYLE } from "./walkstyle.js";
@@ -15,6 +17,8 @@ import { WALK_STYLE } from "./walkstyle.js";
 /** So many numbers, and so many terms of a sum, are shown before somebody asks for more. */
 const FEW_CELLS = 8;
 const FEW_TERMS = 4;
+/** So many weights of a picture's tokens are named. */
+const MOST_BARS = 10;
 /** So many steps are computed before the page may answer again. */
 const AT_ONCE = 8;
 /** Numbers that are farther apart than this do not agree. */
@@ -103,9 +107,11 @@ export class Walk {
     this.headLabel = h("label", {}, "Head ", this.head);
     const several = Object.keys(named).length > 1;
     fill(this.choice, several ? h("label", {}, "Attention ", this.attention) : null, this.headLabel);
+    // Sides that go along with another are not chosen from.
+    const own = Object.entries(this.walk.sides).filter(([, side]) => !side.of);
     fill(
       this.chips,
-      Object.entries(this.walk.sides).map(([name, side]) => {
+      own.map(([name, side]) => {
         const known = this.host.scene.sides[name];
         const called = known?.called ?? name.charAt(0).toUpperCase() + name.slice(1);
         const buttons = side.tokens.map((/** @type {string} */ token, /** @type {number} */ t) =>
@@ -126,9 +132,16 @@ export class Walk {
           },
           buttons,
         );
-        return h("div", { class: "side-of" }, h("p", { class: "side-name", "aria-hidden": "true" }, called), group);
+        const choice = this.host.scene.picture ? overPatchButtons(this.host, name, group, buttons) : group;
+        return h("div", { class: "side-of" }, h("p", { class: "side-name", "aria-hidden": "true" }, called), choice);
       }),
     );
+  }
+
+  /** The token of a side that is followed: of one that goes along with another, the one that belongs to it. @param {string} side */
+  tokenOf(side) {
+    const { of, rows } = this.walk.sides[side];
+    return of ? (rows[this.tokens[of]] ?? 0) : this.tokens[side];
   }
 
   /** Arrow keys go from one button of a group to the next, and choose it. @param {KeyboardEvent} event @param {HTMLElement[]} buttons */
@@ -230,7 +243,7 @@ export class Walk {
   async update(changed) {
     if (!this.tape) {
       const [params, outputs] = await Promise.all([this.host.blob(this.walk.params.at), this.host.blob(this.walk.outputs.at)]);
-      this.tape = new Tape(this.walk, new Float32Array(params), new Float32Array(outputs));
+      this.tape = new Tape(this.walk, new Float32Array(params), new Float32Array(outputs), PICTURE_OPERATIONS);
       this.work.add("walk", 5, () => this.checkSome());
     }
     const { pin } = this.state.view;
@@ -323,7 +336,7 @@ export class Walk {
     const width = shape[shape.length - 1];
     const { head } = this.shown;
     const side = axes[0] === "heads" ? axes[1] : axes[0];
-    const t = side in this.tokens ? Math.min(this.tokens[side], (axes[0] === "heads" ? shape[1] : shape[0]) - 1) : 0;
+    const t = side in this.tokens ? Math.min(this.tokenOf(side), (axes[0] === "heads" ? shape[1] : shape[0]) - 1) : 0;
     const token = side in this.tokens ? this.walk.sides[side].tokens[t] : null;
     let of = token === null ? "" : isolated(visible(token));
     let row = t;
@@ -346,9 +359,15 @@ export class Walk {
       // The likeliest ten, by their names.
       places = places.sort((a, b) => data[b] - data[a]).slice(0, 10);
       names = places.map((at) => visible(this.walk.names[at - row * width] ?? `token ${at - row * width}`));
-      if (of && side !== "one") of = `after ${of}`;
+      if (of && side !== "one" && !this.host.scene.picture) of = `after ${of}`;
     }
     const way = step.op === "softmax" ? "bars" : "cells";
+    if (way === "bars" && this.host.scene.picture && names && places.length > MOST_BARS) {
+      // Of many patches the greatest, by their names; all of them are painted.
+      const all = names;
+      places = places.sort((a, b) => data[b] - data[a]).slice(0, MOST_BARS);
+      names = places.map((at) => all[at - row * width]);
+    }
     const greatest = places.reduce((best, at, i) => (data[at] > data[places[best]] ? i : best), 0);
     return { of, places, names, way, total: width, first: names ? greatest : 0 };
   }
@@ -361,7 +380,7 @@ export class Walk {
     const show = () => {
       const { places, names, way } = row;
       const pointed = Math.min(this.pointed.get(n) ?? row.first, places.length - 1);
-      fill(body, way === "bars" ? this.bars(n, row, pointed, show) : this.cells(n, row, pointed, show), this.making(n, row, pointed, names));
+      fill(body, this.painted(n), way === "bars" ? this.bars(n, row, pointed, show) : this.cells(n, row, pointed, show), this.making(n, row, pointed, names));
     };
     show();
     const gap = this.tape.check(n);
@@ -389,6 +408,16 @@ export class Walk {
         step.differs === null ? null : h("span", { class: "own" }, step.differs === 0 ? "the model's own numbers: the same" : `the model's own numbers: within ${gapSays(step.differs)}`),
       ),
     );
+  }
+
+  /** Weights over patches, painted; null where there are none. @param {number} n */
+  painted(n) {
+    const { op, output } = this.walk.steps[n];
+    const side = output.axes[output.axes.length - 1];
+    if (op !== "softmax" || !(side in (this.host.scene.picture?.first ?? {}))) return null;
+    const width = output.shape[output.shape.length - 1];
+    const start = Math.floor(this.rowOf(n).places[0] / width) * width;
+    return rowMap(this.host, side, this.tape.value(n).data.subarray(start, start + width));
   }
 
   /** Numbers in a row, each of which can be asked how it is made. @param {number} n @param {Row} row @param {number} pointed @param {() => void} show */
