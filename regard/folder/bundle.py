@@ -8,6 +8,7 @@ import torch
 
 from regard.data.special import Special
 from regard.data.tokenizer import Tokenizer
+from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
 
 
@@ -38,3 +39,20 @@ class ModelWithTokenizers(ReadyModel):
     def packed(self, sequences: Sequence[Sequence[int]]) -> Packed:
         """Sequences of ids as one batch on the model's device."""
         return pack(sequences).to(self.device)
+
+
+def within(ids: list[int], room: int, name: str, truncate: bool, *, the_end: bool = False) -> list[int]:
+    """Ids that a model has room for. Too many are an error; with `truncate` the first are kept, or those at the end.
+
+    >>> within([1, 2, 3], 2, "the text", truncate=True), within([1, 2, 3], 2, "the text", truncate=True, the_end=True)
+    ([1, 2], [2, 3])
+    """
+    if len(ids) <= room:
+        return ids
+    if truncate:
+        return ids[len(ids) - room :] if the_end else ids[:room]
+    hint = "Shorten it, or use --truncate to leave its beginning out."
+    raise RegardError(
+        f"{name} has {len(ids)} tokens, and the model takes at most {room}.",
+        hint if the_end else "Split it, or use --truncate to cut it short.",
+    )

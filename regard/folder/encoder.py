@@ -16,7 +16,7 @@ from regard.data.special import MASK_NAME, READING, Special
 from regard.data.texts import ByLength, Inputs, Texts, encode_texts
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.folder.bundle import ModelWithTokenizers
+from regard.folder.bundle import ModelWithTokenizers, within
 from regard.folder.scoring import Classified, classified
 from regard.models import Bert
 
@@ -44,14 +44,8 @@ class TextEncoder(ModelWithTokenizers):
 
     def text_ids(self, text: str, *, name: str = "the text", truncate: bool = False) -> list[int]:
         """A text as the model reads it; too long a one is an error, or is cut short."""
-        ids = self.tokenizer.encode(text)
         room = self.model.config.max_len - len(self.special.framed([]))
-        if len(ids) > room and not truncate:
-            raise RegardError(
-                f"{name} has {len(ids)} tokens, and the model takes at most {room}.",
-                "Split it, or use --truncate to cut it short.",
-            )
-        return self.special.framed(ids[:room])
+        return self.special.framed(within(self.tokenizer.encode(text), room, name, truncate))
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Float[np.ndarray, "B E"]:

@@ -15,7 +15,7 @@ from regard.data.streams import whole_text
 from regard.data.tokenizer import Tokenizer
 from regard.decode import BeamHistory, DecodeConfig, Hypothesis, decode_all
 from regard.errors import RegardError
-from regard.folder.bundle import ModelWithTokenizers
+from regard.folder.bundle import ModelWithTokenizers, within
 from regard.folder.scoring import PairScore, logprobs
 from regard.models import GPT
 
@@ -77,15 +77,9 @@ class LanguageModel(ModelWithTokenizers):
 
     def prompt_ids(self, prompt: str, *, name: str = "the prompt", truncate: bool = False) -> list[int]:
         """A text as the model reads it; too long a one is an error or, with `truncate`, loses its beginning."""
-        ids = self.tokenizer.encode(prompt)
         begun = self.special.framed([])
         room = self.model.config.max_len - len(begun)
-        if len(ids) > room and not truncate:
-            raise RegardError(
-                f"{name} has {len(ids)} tokens, and the model takes at most {room}.",
-                "Shorten it, or use --truncate to leave its beginning out.",
-            )
-        ids = [*begun, *ids[max(0, len(ids) - room) :]]
+        ids = [*begun, *within(self.tokenizer.encode(prompt), room, name, truncate, the_end=True)]
         if not ids:
             raise RegardError(f"{name} is empty, and this model cannot begin by itself.", "Give it some text.")
         return ids

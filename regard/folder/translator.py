@@ -12,7 +12,7 @@ from regard.data.special import TRANSLATING, Special
 from regard.data.tokenizer import Tokenizer
 from regard.decode import BeamHistory, DecodeConfig, Ensemble, Hypothesis, decode_all
 from regard.errors import RegardError
-from regard.folder.bundle import ModelWithTokenizers
+from regard.folder.bundle import ModelWithTokenizers, within
 from regard.folder.scoring import PairScore, logprobs
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
@@ -62,12 +62,7 @@ class Translator(ModelWithTokenizers):
     def _within_limit(self, ids: list[int], name: str, truncate: bool) -> list[int]:
         frame = max(len(self.special.framed([])), len(self.special.begun([])))
         room = min(model.config.max_len for model in [self.model, *self.partners]) - frame
-        if len(ids) > room and not truncate:
-            raise RegardError(
-                f"{name} has {len(ids)} tokens, and the model takes at most {room}.",
-                "Split it, or use --truncate to cut it short.",
-            )
-        return ids[:room]
+        return within(ids, room, name, truncate)
 
     @torch.no_grad()
     def translate(
