@@ -43,17 +43,17 @@ def of_heads(call: Call, chosen: list[int]) -> Call:
 
 def _weights(call: Call, queries: Chosen) -> Float[Tensor, "B h t S"]:
     precise = torch.promote_types(call.q.dtype, torch.float32)
-    q, k, form, q_lengths = call.q, call.k, call.form, None
-    positions = None
+    q, k, form, q_lengths, positions = call.q, call.k, call.form, None, None
     if call.q_offsets is not None and call.k_offsets is not None:
         q, k = (_rectangle(x, o) for x, o in ((q, call.q_offsets), (k, call.k_offsets)))
-        positions, q_lengths = torch.arange(k.shape[2], device=k.device), call.q_offsets.lengths
-        form = form.both(Form(lengths=call.k_offsets.lengths))
+        positions = torch.arange(k.shape[2], device=k.device)
+        if not (_alone(call.q_offsets) and _alone(call.k_offsets)):
+            q_lengths = call.q_offsets.lengths
+            form = form.both(Form(lengths=call.k_offsets.lengths))
     (B, H, T, _), S = q.shape, k.shape[2]
-    rows = indices(queries, T, "query")
-    every = rows == list(range(T))
-    at = torch.arange(T, device=q.device) if every else torch.tensor(rows, dtype=torch.long, device=q.device)
-    if not every:
+    at = None
+    if queries is not None:
+        at = torch.tensor(indices(queries, T, "query"), dtype=torch.long, device=q.device)
         q = q[:, :, at]
     # Products of 16-bit numbers are exact in float32: where folding changes nothing they need not be widened first.
     if type(call.score) not in (Dot, ScaledDot):
@@ -64,15 +64,15 @@ def _weights(call: Call, queries: Chosen) -> Float[Tensor, "B h t S"]:
 
         return exact_triton.weights(q, k, scale, form, at, S - T, q_lengths)
     q, k = q.to(precise), repeat_heads(k, H).to(precise)
-    out = torch.zeros(B, H, len(rows), S, dtype=precise, device=q.device)
-    p, s = at + (S - T), torch.arange(S, device=q.device)
+    out = torch.zeros(B, H, q.shape[2], S, dtype=precise, device=q.device)
+    rows, s = torch.arange(T, device=q.device) if at is None else at, torch.arange(S, device=q.device)
     # Beside its pairs a block holds scores, masked scores and weights. Where all queries are asked for, keys that none
     # of a block may see are left out.
-    for b, t, seen in chunked.blocks(q, S, call.score.pair_width(q.shape[-1]) + 3, form if every else FREE):
+    for b, t, seen in chunked.blocks(q, S, call.score.pair_width(q.shape[-1]) + 3, form if at is None else FREE):
         out[b, :, t, seen] = chunked.block_weights(
-            q[b, :, t], k[b, :, seen], scale, call.score, form.of_batch(b), call.bias, p[t], s[seen]
+            q[b, :, t], k[b, :, seen], scale, call.score, form.of_batch(b), call.bias, rows[t] + (S - T), s[seen]
         )
-    return out if q_lengths is None else out.masked_fill_(~(at < q_lengths[:, None])[:, None, :, None], 0.0)
+    return out if q_lengths is None else out.masked_fill_(~(rows < q_lengths[:, None])[:, None, :, None], 0.0)
 
 
 def in_tiles(call: Call, q: Tensor, k: Tensor, form: Form) -> bool:
@@ -109,7 +109,12 @@ def gradients(call: Call, of_output: Float[Tensor, "..."]) -> Float[Tensor, "B H
 
 
 def _rectangle(x: Float[Tensor, "N H D"], offsets: Offsets) -> Float[Tensor, "B H M D"]:
-    return x[offsets.rows].transpose(1, 2)
+    return x.transpose(0, 1)[None] if _alone(offsets) else x[offsets.rows].transpose(1, 2)
+
+
+def _alone(offsets: Offsets) -> bool:
+    """Whether one sequence fills the whole run, as when somebody looks at a text: then nothing needs to be moved."""
+    return len(offsets.starts) == 2 and offsets.total == offsets.max_len
 
 
 def indices(chosen: Chosen, count: int, what: str) -> list[int]:

@@ -22,17 +22,18 @@ MASKS = {
 }
 
 
-def in_the_kernel(call, queries=slice(None)):
+def in_the_kernel(call, queries=None):
     """The weights of all heads as the kernel makes them, and as they are made without it."""
     from regard.attention import exact_triton
 
-    rows = torch.arange(call.q.shape[2])[queries]
-    q, k, scale = call.score.fold(call.q[:, :, rows], call.k)
+    rows = None if queries is None else torch.tensor(queries)
+    q, k, scale = call.score.fold(call.q if rows is None else call.q[:, :, rows], call.k)
     lengths = call.form.lengths
     form = Form(call.form.causal, call.form.window, None if lengths is None else lengths.to(DEVICE))
     shift = call.k.shape[2] - call.q.shape[2]
-    found = exact_triton.weights(q.to(DEVICE), k.to(DEVICE), scale, form, rows.to(DEVICE), shift, None)
-    return found.cpu(), weights(call, queries=rows.tolist())
+    places = None if rows is None else rows.to(DEVICE)
+    found = exact_triton.weights(q.to(DEVICE), k.to(DEVICE), scale, form, places, shift, None)
+    return found.cpu(), weights(call, queries=queries)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -67,7 +68,7 @@ def test_packed_rows_beyond_a_sequence_are_zero():
     expected = weights(Call(x, x, x, ScaledDot(), Form.of(causal()), None, offsets, offsets))
     wide, lengths = x[offsets.rows].transpose(1, 2).to(DEVICE), offsets.lengths.to(DEVICE)
     form = Form(causal=True, lengths=lengths)
-    found = exact_triton.weights(wide, wide, 0.25, form, torch.arange(40, device=DEVICE), 0, lengths)
+    found = exact_triton.weights(wide, wide, 0.25, form, None, 0, lengths)
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-6)
 
 
