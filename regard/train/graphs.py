@@ -27,7 +27,7 @@ class GraphedUpdate:
 
     def __call__(self, group: list[Batch]) -> LossParts:
         (batch,) = group
-        if not batch.repeats:
+        if not batch.repeats:  # what is captured would not be what the next batch needs
             return self.update(group)
         shape = tuple(one.max_len if isinstance(one, Packed) else one.shape for one in batch.inputs)
         if self.seen.get(shape, 0) < WARM_UP:

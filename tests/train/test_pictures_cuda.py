@@ -10,6 +10,7 @@ from regard.train import train
 from regard.train.graphs import GraphedUpdate
 from regard.train.loop import METRICS
 from regard.train.report import read_metrics
+from tests.train import test_own_sizes
 from tests.train.helpers import same_bits, weights_of
 from tests.train.toy_pictures import MEASURES, toy
 
@@ -42,6 +43,18 @@ def test_a_deterministic_run_repeats_itself_in_cuda(tmp_path, task):
     finally:
         torch.use_deterministic_algorithms(False)
     assert same_bits(weights_of(tmp_path / "one"), weights_of(tmp_path / "two"))
+
+
+@pytest.mark.parametrize("task", ["classify-images", "segment"])
+def test_own_sizes_are_learned_from_in_cuda(tmp_path, monkeypatch, task):
+    made = []
+    monkeypatch.setattr(GraphedUpdate, "__init__", _noting(GraphedUpdate.__init__, made))
+    recipe = test_own_sizes.toy(task, tmp_path, train={"device": "cuda", "steps": 60, "validate_every": 30})
+    train(recipe, tmp_path / "out", quiet=True)
+    [update] = made
+    assert not update.graphs
+    first, last = (line["nll"] for line in read_metrics(tmp_path / "out" / METRICS) if line["kind"] == "validation")
+    assert last < first
 
 
 def _noting(original, made):
