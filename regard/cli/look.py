@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from regard.cli.common import Model, Truncate, as_text, parse
+from regard.cli.comparing import desk_for
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.folder import Device, ImageModel, Translator, load
@@ -35,6 +36,9 @@ class Options:
     open with that. A language model and an encoder of texts read the sentence, and show what they regarded in it.
 
     --live opens a page that asks the model again, whenever its sentence is changed: regard look MODEL --live
+
+    --beside puts another model, or another sentence, beside it: regard look MODEL "The cat sleeps." --beside OTHER; and
+    --steps all models that a run kept while it learned, with a slider.
 
     A model of images takes a picture: regard look MODEL photo.jpg --out page.html shows what every head regarded of its
     patches, and all layers together; map.png what each head of the last attention did.
@@ -69,6 +73,10 @@ class Options:
     """of a picture: all layers together"""
     label: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """of a picture: what in it speaks for this label; in a segmenter by queries, what the label's query regarded"""
+    beside: Annotated[str | None, tyro.conf.arg(metavar="MODEL|TEXT")] = None
+    """the folder of another model, or another sentence: one page compares both"""
+    steps: bool = False
+    """all models that a run kept while it learned (train.keep_every), in one page, with a slider"""
     live: bool = False
     """serve the page, to this machine alone, until Ctrl-C"""
     port: Annotated[int, tyro.conf.arg(metavar="N")] = 0
@@ -89,6 +97,8 @@ def run(argv: list[str]) -> int:
         raise RegardError("There is no text to look at.", "Give a sentence; or --live, and write it in the page.")
     if options.text is None and (options.beam is not None or options.prefix is not None):
         raise RegardError("There is no text to search a translation for.", "Give it, or leave out --beam and --prefix.")
+    if options.beside is not None or options.steps:
+        return _compare(options)
     translator = load(options.model, options.device)
     if isinstance(translator, ImageModel):
         return _picture(translator, options)
@@ -120,6 +130,21 @@ def run(argv: list[str]) -> int:
     seen.save(out, options.attention, options.head, overview=options.all, walk=options.walk or None)
     if seen.translation:
         print(seen.translation)
+    _tell(out)
+    return 0
+
+
+def _compare(options: Options) -> int:
+    desk, texts = desk_for(options)
+    seen = desk.compared(texts) if texts else None
+    if options.live:
+        return _serve(desk, None if seen is None else seen.scene(options.attention, options.head), options)
+    assert seen is not None
+    out = options.out or Path("page.html")
+    seen.save(out, options.attention, options.head)
+    for label, one in zip(seen.labels, seen.looks):
+        if one.translation:
+            print(f"{label}\t{one.translation}")
     _tell(out)
     return 0
 
