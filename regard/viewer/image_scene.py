@@ -16,7 +16,7 @@ from regard.viewer.image_walking import walk_for_picture
 from regard.viewer.looking import AttentionMap, Side
 from regard.viewer.masks import label_colours
 from regard.viewer.overlays import BLOCKS, POOLER, SEGMENTER, ImageLook, Patch
-from regard.viewer.rollout import number_of
+from regard.viewer.rollout import number_of, roll_outs
 from regard.viewer.scene import FORMAT, TITLE, Scene, carried, put, sides_of
 from regard.viewer.walking import header_of
 
@@ -129,14 +129,15 @@ def _labels(look: ImageLook, asked: str | None, blobs: list[bytes]) -> list[dict
         return [{"number": i, "name": name} for i, name in enumerate(look.run.model.config.labels)]
     best = sorted(look.probabilities, key=lambda one: -look.probabilities[one])[:LIKELIEST]
     best += [] if asked is None or asked in best else [asked]
+    spoken = roll_outs(look.run.model, look.run.images, [[look.number(name)] for name in best])
     return [
         {
             "number": look.number(name),
             "name": name,
             "probability": look.probabilities[name],
-            "rollout": put(blobs, look.rollout(label=name)),
+            "rollout": put(blobs, one.over_patches().cpu().numpy()),
         }
-        for name in best
+        for name, one in zip(best, spoken)
     ]
 
 

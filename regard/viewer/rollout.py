@@ -119,15 +119,27 @@ def roll_out(model: ViT, images: Images, labels: Sequence[int] | None = None) ->
     """
     if labels is None:
         return rolled(run(model, images))
+    if len(labels) != len(images):
+        raise RegardError(f"{len(labels)} labels for {len(images)} images.", "Give one for each image.")
+    return roll_outs(model, images, [labels])[0]
+
+
+def roll_outs(model: ViT, images: Images, choices: Iterable[Sequence[int]]) -> list[Rollout]:
+    """The rollouts for several choices of labels; the model runs only once.
+
+    >>> from regard.models import ViTConfig
+    >>> model = ViT(ViTConfig(layers=2, image_height=32, image_width=48, labels=("cat", "dog")))
+    >>> len(roll_outs(model, torch.rand(1, 3, 32, 48), [[0], [1]]))
+    2
+    """
     if model.config.head != "classify" or model.output is None:
         raise RegardError(
             f"A model with the head {model.config.head} gives images no label that rollout could ask for.",
             "Leave the label out, or take a model that classifies.",
         )
-    if len(labels) != len(images):
-        raise RegardError(f"{len(labels)} labels for {len(images)} images.", "Give one for each image.")
     with torch.inference_mode(False):
-        return _weighted(run(model, images, gradients=True), labels)
+        found = run(model, images, gradients=True)
+        return [_weighted(found, labels) for labels in choices]
 
 
 @torch.no_grad()
