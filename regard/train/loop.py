@@ -7,7 +7,6 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -29,10 +28,11 @@ from regard.train.going_on import HEADS, taking_over, weights_for
 from regard.train.graphs import GraphedUpdate
 from regard.train.losses import LossParts
 from regard.train.optim import make_optimizer, schedule, set_rate
-from regard.train.recipe import Recipe, TrainConfig, recipe_table, with_cache
+from regard.train.precision import autocast_of, settle_precision
+from regard.train.recipe import Recipe, recipe_table, with_cache
 from regard.train.report import Report, draw_losses, read_metrics
 from regard.train.tasks import TASKS, read_data
-from regard.train.tasks.base import Autocast, Corpus, EpochsOfBatches, Shape, evaluate_loss
+from regard.train.tasks.base import Corpus, EpochsOfBatches, Shape, evaluate_loss
 from regard.train.team import Team, lead
 from regard.train.vectors import use_vectors
 from regard.version import __version__
@@ -83,8 +83,8 @@ def train(
             print(f"{out} holds the whole run already: {before['step']} steps.", file=sys.stderr)
     else:
         with _arranged(recipe, before) as size:
-            order: dict[str, Any] = {"recipe": recipe, "out": out, "corpus": corpus, "provenance": provenance}
-            order |= {"start_from": start_from, "quiet": quiet}
+            order: dict[str, Any] = {"recipe": settle_precision(recipe), "out": out, "corpus": corpus}
+            order |= {"provenance": provenance, "start_from": start_from, "quiet": quiet}
             with lead(size, order) as team:
                 work(team, **order)
     draw_losses(read_metrics(out / METRICS), out / "loss.png", task.unit)
@@ -103,7 +103,7 @@ def work(
     """What each member of the team does; the leader (rank 0) also validates, reports and saves."""
     config, state_path = recipe.train, out / STATE
     device = find_device(config.device)
-    autocast = _autocast(config, device)
+    autocast = autocast_of(config, device)
     task = TASKS[recipe.task]
     origin = load(start_from, "cpu") if start_from is not None else None
     opened = OPENED[family_of(recipe.model)]
@@ -323,26 +323,6 @@ def _arranged(recipe: Recipe, before: dict[str, Any] | None) -> Iterator[int]:
         yield size
     finally:
         torch.set_num_threads(threads)
-
-
-def _autocast(config: TrainConfig, device: torch.device) -> Autocast:
-    """The context in which forward passes run: bfloat16 matrix products, or nothing."""
-    narrow = config.precision == "bfloat16" or (config.precision == "auto" and device.type == "cuda")
-    if not narrow:
-        return contextlib.nullcontext
-    if device.type == "cpu" and not _bfloat16_survives():
-        raise RegardError(
-            "This CPU advertises bfloat16 matrix products but dies of an illegal instruction when they run.",
-            "Use train.precision float32, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment.",
-        )
-    # The cache of cast weights would outlive a captured step.
-    return lambda: torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
-
-
-def _bfloat16_survives() -> bool:
-    """Tries a bfloat16 product in a child process: on some CPUs it kills the process."""
-    probe = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(a, a)"
-    return subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode == 0
 
 
 @contextlib.contextmanager

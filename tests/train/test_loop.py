@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -355,37 +354,6 @@ def test_a_loss_that_is_not_a_number_saves_nothing_and_says_so(tmp_path):
     with pytest.raises(RegardError, match=r"The loss is not a number at step \d+; .* smaller train\.lr"):
         run(small(train={"lr": 1e38, "warmup": 0, "schedule": "constant", "optimizer": "sgd", "clip": 0.0}), tmp_path)
     assert all(tensor.isfinite().all() for tensor in load_file(tmp_path / STATE).values())
-
-
-def test_bfloat16_where_the_processor_dies_of_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "_bfloat16_survives", lambda: False)
-    with pytest.raises(RegardError, match=r"illegal instruction.*train\.precision float32"):
-        run(small(train={"precision": "bfloat16"}), tmp_path)
-
-
-def test_bfloat16_where_it_works(monkeypatch):
-    monkeypatch.setattr(loop, "_bfloat16_survives", lambda: True)
-    with loop._autocast(small(train={"precision": "bfloat16"}).train, torch.device("cpu"))():
-        assert torch.is_autocast_enabled("cpu")
-        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
-
-
-def test_float32_needs_no_trial(monkeypatch):
-    monkeypatch.setattr(loop, "_bfloat16_survives", lambda: pytest.fail("nobody asked for bfloat16"))
-    for precision in ("auto", "float32"):
-        loop._autocast(small(train={"precision": precision}).train, torch.device("cpu"))
-
-
-@pytest.mark.parametrize(("code", "survives"), [(0, True), (-signal.SIGILL, False)])
-def test_the_trial_is_in_another_process(monkeypatch, code, survives):
-    tried = []
-    monkeypatch.setattr(
-        subprocess, "run", lambda command, **_: tried.append(command) or subprocess.CompletedProcess(command, code)
-    )
-    assert loop._bfloat16_survives() is survives
-    [[executable, _, program]] = tried
-    assert executable == sys.executable
-    compile(program, "probe", "exec")
 
 
 def test_training_outside_the_main_thread(plain, tmp_path):
