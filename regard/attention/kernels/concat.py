@@ -28,13 +28,14 @@ class Tiling(NamedTuple):
     warps: int
 
 
-# Four warps make the sixteen products of a row of columns in one thread each when there are 128.
-FORWARD = Tiling(64, 128, 4)
-BACKWARD = Tiling(64, 64, 4)
-# Few queries, as in decoding.
-FEW = Tiling(16, 64, 4)
-# Values wider than 128: their sums take the registers of a tile.
-WIDE = Tiling(64, 64, 8)
+# For values up to so wide. Wider ones leave fewer registers and less shared memory (99 KiB on small GPUs) for tiles; so
+# do products in three parts, which `exact` dtypes need, see _constants.
+FORWARD = {128: Tiling(64, 128, 4), 256: Tiling(64, 64, 8)}
+FORWARD_EXACT = {128: Tiling(64, 64, 4), 256: Tiling(64, 32, 4)}
+BACKWARD = {128: Tiling(64, 64, 4), 256: Tiling(64, 32, 4)}
+BACKWARD_EXACT = {64: Tiling(64, 64, 4), 128: Tiling(64, 32, 4), 256: Tiling(32, 32, 4)}
+# The least that matrix units take, and how many cells of a tile are worth a warp.
+FEWEST, CELLS = Tiling(16, 32, 1), 1024
 
 
 def takes(call: Call) -> bool:
@@ -70,7 +71,7 @@ def run(call: Call) -> Float[Tensor, "..."]:
     starts = [None if offsets is None else offsets.starts for offsets, _ in sides]
     bounds = [x.shape[-1] if offsets is None else offsets.max_len for offsets, x in sides]
     lengths = None if call.form.lengths is None else call.form.lengths.to(v.device)
-    out, _ = attend_concat(a, b, w, v, *starts, lengths, *bounds, call.form.causal, call.form.window or 0)
+    out, *_ = attend_concat(a, b, w, v, *starts, lengths, *bounds, call.form.causal, call.form.window or 0)
     return out.transpose(0, 1) if packed else out
 
 
@@ -93,22 +94,23 @@ def attend_concat(
     max_k: int,
     causal: bool,
     window: int,
-) -> tuple[Tensor, Tensor]:
-    """The output and the log-sum-exp of a (B, H, C, T), b (B, G, C, S), w (H or 1, C) and v (B, K, S, Dv).
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, what its rounding took away, and the log-sum-exp of a (B, H, C, T), b (B, G, C, S), w (H or 1, C), v.
 
-    Packed, B is missing: starts say where sequences begin, and max_q and max_k how long they may be. window 0 is none.
+    v is (B, K, S, Dv). Packed, B is missing: starts say where sequences begin, max_q and max_k how long they may be.
+    A window of 0 is none.
     """
     from regard.attention.kernels import concat_triton
 
-    out, lse = _empty(a, v)
-    tiling = _tiling(v, max_q, FORWARD)
+    out, rest, lse = _empty(a, v)
+    tiling = _tiling(v, max_q, max_k)
     tiles = -(-max_q // tiling.rows)
     concat_triton.forward[(_sequences(a, q_starts) * a.shape[-3] * tiles,)](
-        *(a, b, w, v, out, lse, q_starts, k_starts, lengths, max_q, max_k, a.shape[-2], window, tiles),
+        *(a, b, w, v, out, rest, lse, q_starts, k_starts, lengths, max_q, max_k, a.shape[-2], window, tiles),
         *_strides(a, b, v, out, w, lse),
         **_constants(a, b, v, tiling, q_starts, lengths, causal, window),
     )
-    return out, lse
+    return out, rest, lse
 
 
 @torch.library.custom_op("regard::attend_concat_backward", mutates_args=())
@@ -119,6 +121,7 @@ def attend_concat_backward(
     w: Tensor,
     v: Tensor,
     out: Tensor,
+    rest: Tensor,
     lse: Tensor,
     q_starts: Tensor | None,
     k_starts: Tensor | None,
@@ -137,17 +140,17 @@ def attend_concat_backward(
     da = torch.zeros_like(a, dtype=torch.float32)
     db = b.new_zeros(*b.shape[:-3], H, *b.shape[-2:], dtype=torch.float32)
     dv = v.new_empty(*v.shape[:-3], H, *v.shape[-2:])
+    tilings = _tiling(v, max_q, max_k, backward=True), _tiling(v, max_k, max_q, backward=True)
     # By c, of each program, for each four of w.
-    dc = w.new_zeros(B, H, -(-max_q // _tiling(v, max_q, BACKWARD).rows), w.shape[-1] // 4, 16)
-    for keys, size, dx in ((False, max_q, da), (True, max_k, db)):
-        tiling = _tiling(v, size, BACKWARD)
+    dc = w.new_zeros(B, H, -(-max_q // tilings[0].rows), w.shape[-1] // 4, 16)
+    for keys, size, dx, tiling in zip((False, True), (max_q, max_k), (da, db), tilings):
         tiles = -(-size // tiling.rows)
         concat_backward_triton.backward[(B * H * tiles,)](
-            *(a, b, w, v, out, grad, lse, delta, dx, dc, dv, q_starts, k_starts, lengths),
+            *(a, b, w, v, out, rest, grad, lse, delta, dx, dc, dv, q_starts, k_starts, lengths),
             *(max_q, max_k, a.shape[-2], window, tiles),
             *_strides(a, b, v, out, grad, dx, dv, w, lse),
             KEYS=keys,
-            SPLIT=v.dtype == torch.bfloat16 and not triton_here.INTERPRETED,
+            SPLIT=not _exact(v),
             **_constants(a, b, v, tiling, q_starts, lengths, causal, window),
         )
     dc = dc.sum((0, 2) if len(w) == H else (0, 1, 2)).view(len(w), -1, 16)
@@ -161,18 +164,18 @@ def _(a, b, w, v, q_starts, k_starts, lengths, max_q, max_k, causal, window):
 
 
 @attend_concat_backward.register_fake
-def _(grad, a, b, w, v, out, lse, q_starts, k_starts, lengths, max_q, max_k, causal, window):
+def _(grad, a, b, w, v, out, rest, lse, q_starts, k_starts, lengths, max_q, max_k, causal, window):
     return torch.empty_like(a), torch.empty_like(b), torch.empty_like(w), v.new_empty(v.shape)
 
 
 def _keep(ctx, inputs, output) -> None:
     *tensors, ctx.max_q, ctx.max_k, ctx.causal, ctx.window = inputs
     ctx.save_for_backward(*tensors[:4], *output, *tensors[4:])
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _flow_back(ctx, grad: Tensor | None, _):
+def _flow_back(ctx, grad: Tensor | None, *_):
     if grad is None:
         return (None,) * 11
     grads = attend_concat_backward(grad, *ctx.saved_tensors, ctx.max_q, ctx.max_k, ctx.causal, ctx.window)
@@ -182,12 +185,14 @@ def _flow_back(ctx, grad: Tensor | None, _):
 attend_concat.register_autograd(_flow_back, setup_context=_keep)
 
 
-def _empty(a: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp, not yet filled in; the heads of a row of the output side by side, as layers like it."""
+def _empty(a: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, rest and log-sum-exp, not yet filled in; heads of a row of the output side by side, as layers like it.
+
+    The backward pass takes sums of the output in which nearly everything cancels: it needs more digits than are given.
+    """
     *batch, H, _, rows = a.shape
-    return v.new_empty(*batch, rows, H, v.shape[-1]).transpose(-2, -3), a.new_empty(
-        *batch, H, rows, dtype=torch.float32
-    )
+    out, rest = (v.new_empty(*batch, rows, H, v.shape[-1]).transpose(-2, -3) for _ in range(2))
+    return out, rest if v.dtype != torch.float32 else v.new_empty(0), a.new_empty(*batch, H, rows, dtype=torch.float32)
 
 
 def _signs(like: Tensor) -> Float[Tensor, "4 16"]:
@@ -214,10 +219,23 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [*sum(told, ()), 0 if len(w) == 1 else w.stride(0), *(0, *lse.stride()[:-1])[-2:]]
 
 
-def _tiling(v: Tensor, rows: int, usual: Tiling) -> Tiling:
-    if rows <= FEW.rows:
-        return FEW
-    return WIDE if v.shape[-1] > 128 else usual
+def _exact(v: Tensor) -> bool:
+    return v.dtype != torch.bfloat16
+
+
+def _tiling(v: Tensor, rows: int, columns: int, backward: bool = False) -> Tiling:
+    """Tiles as large as is good for values so wide, and hardly larger than there are rows and columns."""
+    tables = (FORWARD, FORWARD_EXACT), (BACKWARD, BACKWARD_EXACT)
+    largest = next(tiling for width, tiling in tables[backward][_exact(v)].items() if v.shape[-1] <= width)
+    rows = min(largest.rows, _power(rows, FEWEST.rows))
+    columns = min(largest.columns, _power(columns, FEWEST.columns))
+    cells = rows * max(columns, _power(v.shape[-1], 16))
+    return Tiling(rows, columns, min(largest.warps, max(FEWEST.warps, cells // CELLS)))
+
+
+def _power(number: int, least: int) -> int:
+    """The next power of two."""
+    return max(least, 1 << (number - 1).bit_length())
 
 
 def _constants(a, b, v, tiling, q_starts, lengths, causal, window) -> dict[str, Any]:
@@ -232,12 +250,12 @@ def _constants(a, b, v, tiling, q_starts, lengths, causal, window) -> dict[str, 
         CAUSAL=causal,
         WINDOW=window > 0,
         # Matrix units multiply float32 as TF32, exact enough beside bf16; three such products are nearly float32.
-        PRECISION="tf32" if v.dtype == torch.bfloat16 else "tf32x3",
+        PRECISION="tf32x3" if _exact(v) else "tf32",
         QUICK=not triton_here.INTERPRETED,
         THREADS=32 * tiling.warps,
         ROWS=tiling.rows,
         COLUMNS=tiling.columns,
-        BLOCK_V=max(16, 1 << (v.shape[-1] - 1).bit_length()),
+        BLOCK_V=_power(v.shape[-1], 16),
         num_warps=tiling.warps,
         num_stages=1,
     )

@@ -24,6 +24,9 @@ from regard.attention.kernels.concat_triton import (
     tanh,
 )
 
+# Gradients are small and D may be large: a power of two keeps their quotient a number.
+SCALE = tl.constexpr(2.0**40)
+
 
 @triton.jit
 def _dot(x, y, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
@@ -43,6 +46,7 @@ def _quick_gradients(
     COLUMNS: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     u = tl.arange(0, 16)
+    g *= SCALE
     for i in range(0, C, 4):
         rows = spread(x + i * x_stride, x_stride, x_valid)
         columns = expand(y + i * y_stride, y_stride, y_valid, COLUMNS, THREADS)
@@ -52,25 +56,26 @@ def _quick_gradients(
         r = reciprocal(d, QUICK)
         dn = g * r
         by_n = rows * _dot(dn, columns, SPLIT, PRECISION)
-        by_u = 2 * (by_n * c - rows * _dot(dn * (n * r), columns, SPLIT, PRECISION))
+        by_u = (2 / SCALE) * (by_n * c - rows * _dot(dn * (n * r), columns, SPLIT, PRECISION))
         to = dx + i * dx_stride
         tl.atomic_add(to, tl.sum(by_u * bit(u, 0)[None, :], 1), mask=x_valid, sem="relaxed")
         tl.atomic_add(to + dx_stride, tl.sum(by_u * bit(u, 1)[None, :], 1), mask=x_valid, sem="relaxed")
         tl.atomic_add(to + 2 * dx_stride, tl.sum(by_u * bit(u, 2)[None, :], 1), mask=x_valid, sem="relaxed")
         tl.atomic_add(to + 3 * dx_stride, tl.sum(by_u * bit(u, 3)[None, :], 1), mask=x_valid, sem="relaxed")
         if WEIGHTS:
-            tl.atomic_add(dc + 4 * i + u, tl.sum(by_n, 0), sem="relaxed")
+            tl.atomic_add(dc + 4 * i + u, tl.sum(by_n, 0) * (1 / SCALE), sem="relaxed")
 
 
 @triton.jit
 def _plain_gradients(
-    x, x_stride, x_valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dc, WEIGHTS: tl.constexpr
+    x, x_stride, x_valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dc, WEIGHTS: tl.constexpr,
+    PRECISION: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
     u = tl.arange(0, 16)
     for i in range(0, C):
         rows = tl.load(x + i * x_stride, mask=x_valid, other=0.0).to(tl.float32)
         columns = tl.load(y + i * y_stride, mask=y_valid, other=0.0).to(tl.float32)
-        h = tanh(rows[:, None] + columns[None, :])
+        h = tanh(rows[:, None] + columns[None, :], PRECISION, QUICK)
         by_x = tl.sum(g * (1.0 - h * h), 1) * tl.load(w + i)
         tl.atomic_add(dx + i * dx_stride, by_x, mask=x_valid, sem="relaxed")
         if WEIGHTS:
@@ -88,7 +93,7 @@ def _rows(x, first, rows, count, columns, width, row_stride):
 
 @triton.jit(do_not_specialize=["C", "window", "tiles"])
 def backward(
-    a, b, w, v, out, grad, lse, delta, dx, dc, dv, q_starts, k_starts, lengths, T, S, C, window, tiles,
+    a, b, w, v, out, rest, grad, lse, delta, dx, dc, dv, q_starts, k_starts, lengths, T, S, C, window, tiles,
     a_batch, a_head, a_stride, b_batch, b_head, b_stride, v_batch, v_head, v_row, out_batch, out_head, out_row,
     grad_batch, grad_head, grad_row, dx_batch, dx_head, dx_stride, dv_batch, dv_head, dv_row,
     w_head, lse_batch, lse_head,
@@ -113,6 +118,7 @@ def backward(
     b += batch * b_batch + (head // B_GROUP).to(tl.int64) * b_head + s0
     v += batch * v_batch + (head // V_GROUP).to(tl.int64) * v_head
     out += batch * out_batch + long_head * out_head
+    rest += batch * out_batch + long_head * out_head
     grad += batch * grad_batch + long_head * grad_head
     lse += batch * lse_batch + long_head * lse_head + t0
     delta += batch * lse_batch + long_head * lse_head + t0
@@ -142,7 +148,10 @@ def backward(
         x, x_stride, valid = a + rows, a_stride, rows < T
         dx += batch * dx_batch + long_head * dx_head + t0 + rows
         mine = _rows(grad, t0, rows, T, e, WIDTH, grad_row)
-        whole = tl.sum(mine.to(tl.float32) * _rows(out, t0, rows, T, e, WIDTH, out_row).to(tl.float32), 1)
+        mean = _rows(out, t0, rows, T, e, WIDTH, out_row).to(tl.float32)
+        if mine.dtype != tl.float32:
+            mean += _rows(rest, t0, rows, T, e, WIDTH, out_row).to(tl.float32)
+        whole = tl.sum(mine.to(tl.float32) * mean, 1)
         tl.store(delta + rows, whole, mask=valid)
         power = tl.load(lse + rows, mask=valid, other=float("inf"))
     large = rows_too_large(x, x_stride, valid, C, ROWS)
@@ -170,7 +179,9 @@ def backward(
             p = tl.where(allowed, tl.exp2(scores * LOG2E - power[:, None]), 0.0)
             g = p * (g - whole[:, None])
         if plainly:
-            _plain_gradients(x, x_stride, valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dc, not KEYS)
+            _plain_gradients(
+                x, x_stride, valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dc, not KEYS, PRECISION, QUICK
+            )  # fmt: skip
         else:
             _quick_gradients(
                 x, x_stride, valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dc, not KEYS,

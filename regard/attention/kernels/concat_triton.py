@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# With 2^60 for the powers of a query and of a key D stays below 2^124; and what underflows on one side is nothing even
-# after multiplication with the largest of the other.
-LIMIT = tl.constexpr(60.0)
+# With 2^48 for the powers of a query and of a key D stays below 2^100, and gradients that are divided by it are still
+# numbers; and what underflows on one side is nothing even after multiplication with the largest of the other.
+LIMIT = tl.constexpr(48.0)
 
 
 @triton.jit
@@ -119,8 +119,11 @@ def rows_too_large(x, stride, valid, C, ROWS: tl.constexpr):
 
 
 @triton.jit
-def tanh(x):
-    return 1.0 - 2.0 / (1.0 + tl.exp2(x * (2 * LOG2E)))
+def tanh(x, PRECISION: tl.constexpr, QUICK: tl.constexpr):
+    if QUICK and PRECISION == "tf32":
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    else:
+        return 1.0 - 2.0 * reciprocal(1.0 + tl.exp2(x * (2 * LOG2E)), QUICK)
 
 
 @triton.jit
@@ -143,7 +146,7 @@ def score_tile(
     for i in range(0, tl.where(plainly, C, 0)):
         rows = tl.load(x + i * x_stride, mask=x_valid, other=0.0).to(tl.float32)
         columns = tl.load(y + i * y_stride, mask=y_valid, other=0.0).to(tl.float32)
-        scores += tl.load(w + i) * tanh(rows[:, None] + columns[None, :])
+        scores += tl.load(w + i) * tanh(rows[:, None] + columns[None, :], PRECISION, QUICK)
     return scores, plainly
 
 
@@ -170,7 +173,7 @@ def may_look(t, s, T, S, keys, window, CAUSAL: tl.constexpr, WINDOW: tl.constexp
 
 @triton.jit(do_not_specialize=["C", "window", "tiles"])
 def forward(
-    a, b, w, v, out, lse, q_starts, k_starts, lengths, T, S, C, window, tiles,
+    a, b, w, v, out, rest, lse, q_starts, k_starts, lengths, T, S, C, window, tiles,
     a_batch, a_head, a_stride, b_batch, b_head, b_stride, v_batch, v_head, v_row, out_batch, out_head, out_row,
     w_head, lse_batch, lse_head,
     HEADS: tl.constexpr, B_GROUP: tl.constexpr, V_GROUP: tl.constexpr, WIDTH: tl.constexpr,
@@ -224,6 +227,10 @@ def forward(
     mean = tl.where(total > 0.0, 1.0 / total, 0.0)[:, None] * mean
     # A row without any key: +∞ makes all its weights zero in the backward pass.
     sum_of_powers = tl.where(total > 0.0, top + tl.log2(total), float("inf"))
-    out += batch * out_batch + head.to(tl.int64) * out_head + (t0 + t)[:, None] * out_row + e[None, :]
-    tl.store(out, mean.to(out.dtype.element_ty), mask=(t < T)[:, None] & (e < WIDTH)[None, :])
+    places = batch * out_batch + head.to(tl.int64) * out_head + (t0 + t)[:, None] * out_row + e[None, :]
+    valid = (t < T)[:, None] & (e < WIDTH)[None, :]
+    rounded = mean.to(out.dtype.element_ty)
+    tl.store(out + places, rounded, mask=valid)
+    if rounded.dtype != tl.float32:
+        tl.store(rest + places, (mean - rounded.to(tl.float32)).to(rounded.dtype), mask=valid)
     tl.store(lse + batch * lse_batch + head.to(tl.int64) * lse_head + t0 + t, sum_of_powers, mask=t < T)
