@@ -24,11 +24,11 @@ def sentence_pairs(
     tokens: int, longest: int, vocab: int, *, batches: int, seed: int = 0, mean: float = MEAN
 ) -> list[Batch]:
     """Batches of pairs of sentences as in training, sorted by length within pools, `tokens` a side at most."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng([seed, 1])  # not the one that draws the lengths
     count = 4 * batches * tokens // int(min(mean, longest)) + 16
-    sources = sentence_lengths(count, longest - 1, seed, mean)
-    targets = np.clip(np.rint(sources * generator.lognormal(0.0, 0.15, count)), 2, longest - 1).astype(int)
-    sides = [Sequences.of(generator.integers(4, vocab, n) for n in lengths) for lengths in (sources, targets)]
+    usual, ratio = sentence_lengths(count, longest - 1, seed, mean), generator.lognormal(0.0, 0.1, count)
+    lengths = (np.clip(np.rint(usual * r), 2, longest - 1).astype(int) for r in (ratio, 1 / ratio))
+    sides = [Sequences.of(generator.integers(4, vocab, n) for n in side) for side in lengths]
     made = Batches(*sides, budget=tokens, max_len=longest, seed=seed, constant_shapes=True)
     return list(itertools.islice(made.epoch(0), batches))
 

@@ -176,7 +176,7 @@ def loss(tiny: bool) -> None:
         with changed(vocabulary, BLOCK=block, WARPS=warps):
             enter(f"ours, {block} columns by {warps} warps", run)
     with changed(vocabulary, _adds_in_float32=lambda: False):
-        enter("ours, products added in bf16", run)
+        enter("ours, products added in a pass of its own", run)
     enter("ours, R-Drop", lambda: run(2.5))
     if DEVICE == "cuda":
         without = changed(vocabulary, takes=lambda features: False)

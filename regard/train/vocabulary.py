@@ -139,13 +139,15 @@ def _block(vocab: int) -> int:
 
 
 def _add_product(total: Float[Tensor, "V E"], a: Float[Tensor, "V n"], b: Float[Tensor, "n E"]) -> None:
-    """total += a @ b, summed in float32 where the library can."""
+    """total += a @ b, in float32 where the library can."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
-    elif a.is_cuda and _adds_in_float32():
+    elif not a.is_cuda:
+        total += a @ b
+    elif _adds_in_float32():
         torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
     else:
-        total += a @ b
+        total += torch.mm(a, b, out_dtype=total.dtype)
 
 
 @functools.cache
