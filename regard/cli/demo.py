@@ -47,6 +47,7 @@ def demo_recipe(seed: int = 1) -> Recipe:
             label_smoothing=0.0,
             validate_every=350,
             save_every=350,
+            keep_every=50,
             log_every=100,
             seed=seed,
             device="cpu",
@@ -83,6 +84,7 @@ def run(argv: list[str]) -> int:
     sys.stdout.flush()
     console.print(
         f"\nWhat it regarded for each French word: {picture}; every layer and head, in a browser: {page}\n"
+        f'How it learned to, step by step: regard look {options.out} "{SENTENCE}" --steps\n'
         f'Go on: regard translate {options.out} "Your sentence here."   or   regard train --data pairs.tsv --out model'
     )
     return 0
