@@ -19,9 +19,23 @@ import torch
 from torch import Tensor
 
 ONLY = ("errors", "variants", "peers", "shapes", "long")
-# Rows of the own side, of the other, warps.
-FORWARD = [(64, 128, 4), (64, 256, 8), (64, 64, 4), (128, 128, 8), (128, 64, 4)]
-BACKWARD = [(64, 64, 4), (64, 128, 4), (64, 32, 4), (128, 64, 8), (64, 64, 8)]
+# Rows of the own side, of the other, warps, registers of a thread (None: as the compiler likes).
+FORWARD = [
+    (64, 128, 4, None),
+    (64, 64, 4, 168),
+    (64, 64, 4, None),
+    (64, 128, 8, 128),
+    (64, 256, 8, None),
+    (128, 128, 8, None),
+]
+BACKWARD = [
+    (64, 64, 4, None),
+    (64, 64, 4, 168),
+    (64, 64, 4, 128),
+    (64, 128, 4, None),
+    (64, 32, 4, 168),
+    (128, 64, 8, None),
+]
 SECONDS = {"errors": 40, "variants": 70, "peers": 45, "shapes": 40, "long": 30}
 
 
@@ -159,7 +173,7 @@ def variants(device: str, until: float) -> Iterator[list[str]]:
     """Tile sizes at the main shape, in the order of FORWARD and BACKWARD; each pass by itself."""
     from regard.attention.kernels import concat
 
-    yield ["pass", "rows, columns, warps", "ms", "T elements/s"]
+    yield ["pass", "rows, columns, warps, registers", "ms", "T elements/s"]
     given = Given(**MAIN)
     usual = concat.FORWARD, concat.BACKWARD
     with torch.no_grad():

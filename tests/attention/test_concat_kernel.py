@@ -232,9 +232,12 @@ class _Cuda(torch.Tensor):
     ],
     ids=str,
 )
-def test_what_it_takes(changes, taken):
+def test_what_it_takes(changes, taken, monkeypatch):
+    monkeypatch.setattr(concat, "_new_enough", lambda x: True)
     given = {"width": 256, "hidden": 1024, "dtype": torch.bfloat16, "form": Form(), "bias": None} | changes
     q, v = (torch.zeros(1, 1, 4, n, dtype=given["dtype"]).as_subclass(_Cuda) for n in (4, given["width"]))
     call = Call(q, q, v, Concat(4, 4, hidden=given["hidden"]), given["form"], given["bias"])
     assert concat.takes(call) == taken
     assert not concat.takes(call._replace(q=torch.zeros(1, 1, 4, 4)))
+    monkeypatch.setattr(concat, "_new_enough", lambda x: False)
+    assert not concat.takes(call)

@@ -21,11 +21,12 @@ MAX_WIDTH = 256
 
 
 class Tiling(NamedTuple):
-    """How many rows of the side a program belongs to it has at once, how many of the other, and its warps."""
+    """How many rows of its own side a program has at once, how many of the other; its warps, registers of a thread."""
 
     rows: int
     columns: int
     warps: int
+    registers: int | None = None  # as many as the compiler likes
 
 
 # For values up to so wide. Wider ones leave fewer registers and less shared memory (99 KiB on small GPUs) for tiles; so
@@ -48,7 +49,13 @@ def takes(call: Call) -> bool:
         and call.v.dtype in DTYPES
         and call.score.weight_a.shape[-2] <= MAX_HIDDEN
         and call.v.shape[-1] <= MAX_WIDTH
+        and _new_enough(call.q)
     )
+
+
+def _new_enough(x: Tensor) -> bool:
+    """Whether the device multiplies TF32 and bf16: NVIDIA's from Ampere on. (A compiler knows this at once.)"""
+    return torch.version.hip is None and torch.cuda.get_device_properties(x.device).major >= 8
 
 
 def run(call: Call) -> Float[Tensor, "..."]:
@@ -230,7 +237,7 @@ def _tiling(v: Tensor, rows: int, columns: int, backward: bool = False) -> Tilin
     rows = min(largest.rows, _power(rows, FEWEST.rows))
     columns = min(largest.columns, _power(columns, FEWEST.columns))
     cells = rows * max(columns, _power(v.shape[-1], 16))
-    return Tiling(rows, columns, min(largest.warps, max(FEWEST.warps, cells // CELLS)))
+    return Tiling(rows, columns, min(largest.warps, max(FEWEST.warps, cells // CELLS)), largest.registers)
 
 
 def _power(number: int, least: int) -> int:
@@ -258,4 +265,5 @@ def _constants(a, b, v, tiling, q_starts, lengths, causal, window) -> dict[str, 
         BLOCK_V=_power(v.shape[-1], 16),
         num_warps=tiling.warps,
         num_stages=1,
+        maxnreg=tiling.registers,
     )
