@@ -17,7 +17,9 @@ PUBLIC = {
         *("Recording", "ScaledDot", "Score", "attend", "causal", "explain", "make_score", "padding", "record", "use"),
         *("weights", "window"),
     ],
-    "regard.bench": ["Ceilings", "Report", "Row", "Shape", "bench_attention", "bench_growth"],
+    "regard.bench": [
+        *("Ceilings", "Report", "Row", "Shape", "TrainingShape", "bench_attention", "bench_growth", "bench_training"),
+    ],
     "regard.data": [
         *("EOS", "IGNORED", "KINDS", "PAD", "SOS", "SPECIALS", "UNK", "AnswerBatches", "AugmentConfig", "Augmented"),
         *("Batch", "Batches", "BpeDropout", "ByLength", "Counts", "ImageBatch", "ImageBatches", "ImageSet", "Labelled"),

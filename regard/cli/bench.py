@@ -1,17 +1,28 @@
 """`regard bench`: ours beside every peer that is installed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from regard.bench import Report, bench_attention, bench_growth
+from regard.bench import Report, bench_attention, bench_growth, bench_training
 from regard.cli.common import parse
 from regard.errors import RegardError
 from regard.folder import Device
 
-What = Literal["attention", "growth"]
+What = Literal["attention", "growth", "training"]
+BENCHES: dict[str, Callable[..., Report]] = {
+    "attention": bench_attention,
+    "growth": bench_growth,
+    "training": bench_training,
+}
+TAKES: dict[str, tuple[str, ...]] = {
+    "attention": ("lengths", "scores", "masks", "compiled"),
+    "growth": ("lengths", "scores", "compiled"),
+    "training": ("compiled",),
+}
 
 
 @dataclass(frozen=True)
@@ -20,6 +31,7 @@ class Options:
 
     attention: every score and mask, forward, and forward and backward, and the overhead of a call.
     growth: time and memory of every score as sequences grow, to where each way to compute it runs out.
+    training: tokens a second of whole steps, as by default, beside other libraries' models of the same shape.
     """
 
     what: Annotated[What, tyro.conf.Positional]
@@ -30,10 +42,10 @@ class Options:
     """only these scores"""
     masks: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MASK")] = ()
     """only these masks: none, causal, padding, causal+padding"""
-    rounds: int = 3
-    """how many turns each entrant has; the median counts"""
-    no_compile: bool = False
-    """leave out the peers that torch.compile makes, which take seconds each"""
+    rounds: int | None = None
+    """how many turns each entrant has, of which the median counts"""
+    compiled: bool = True
+    """without the peers that torch.compile makes, which take seconds each"""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.json")] = None
     """write the rows here too"""
     plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
@@ -45,8 +57,11 @@ def run(argv: list[str]) -> int:
     for path, forms in ((options.out, (".json",)), (options.plot, (".png", ".svg"))):
         if path is not None and path.suffix not in forms:  # said before the minute of measuring, not after it
             raise RegardError(f"{path}: not a name for what is to be written.", f"End it in {' or '.join(forms)}.")
-    if options.rounds < 1:
+    if options.rounds is not None and options.rounds < 1:
         raise RegardError(f"{options.rounds} rounds measure nothing.", "Give --rounds 1 or more.")
+    for name in ("lengths", "scores", "masks"):
+        if getattr(options, name) and name not in TAKES[options.what]:
+            raise RegardError(f"bench {options.what} has no --{name}.", "Leave it out.")
     report = _report(options)
     print(report)
     if options.out is not None:
@@ -57,10 +72,7 @@ def run(argv: list[str]) -> int:
 
 
 def _report(options: Options) -> Report:
-    device, lengths, scores, rounds = options.device, options.lengths, options.scores, options.rounds
-    compiled = not options.no_compile
-    match options.what:
-        case "attention":
-            return bench_attention(device, lengths, scores, options.masks, compiled=compiled, rounds=rounds)
-        case "growth":
-            return bench_growth(device, lengths, scores, compiled=compiled, rounds=rounds)
+    function, taken = BENCHES[options.what], {name: getattr(options, name) for name in TAKES[options.what]}
+    if options.rounds is not None:
+        taken["rounds"] = options.rounds
+    return function(options.device, **taken)

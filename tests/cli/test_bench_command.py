@@ -7,7 +7,7 @@ import pytest
 from regard.bench import measuring
 from regard.cli import main
 
-SMALL = ["--device", "cpu", "--lengths", "8", "--rounds", "1", "--no-compile"]
+SMALL = ["--device", "cpu", "--lengths", "8", "--rounds", "1", "--no-compiled"]
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +28,16 @@ def test_attention(capsys, tmp_path):
 
 def test_growth(capsys, tmp_path):
     given = ["--scores", "dot", "--plot", str(tmp_path / "a.svg")]
-    assert main(["bench", "growth", "--device", "cpu", "--lengths", "8", "16", "--no-compile", *given]) == 0
+    assert main(["bench", "growth", "--device", "cpu", "--lengths", "8", "16", "--no-compiled", *given]) == 0
     assert "| dot | 16 | formula, eager |" in capsys.readouterr().out
     assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
+
+
+@pytest.mark.parametrize("option", ["lengths", "scores", "masks"])
+def test_options_that_a_benchmark_does_not_have(capsys, option):
+    value = "8" if option == "lengths" else "dot"
+    assert main(["bench", "training", f"--{option}", value]) == 2
+    assert f"bench training has no --{option}." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
