@@ -48,6 +48,7 @@ def _kind() -> Any:
             """Answers a page's request, under the number that it came with."""
             match message:
                 case {"number": number, "ask": request} if self.desk is not None:
+                    self.send({"heard": number})  # so that the page knows a kernel that is at work from one that is not
                     try:
                         told, blobs = self.desk.answer(request)
                         self.send({"answers": number, "told": told}, blobs)

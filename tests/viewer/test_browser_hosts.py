@@ -249,9 +249,16 @@ NOTEBOOK = """async ([source, traits, blobs]) => {
     get: (name) => values[name],
     on: (event, listener) => event === "msg:custom" && listeners.add(listener),
     off: (event, listener) => listeners.delete(listener),
-    send: (content) => window.kernel(content).then((sent) => {
-      for (const [told, buffers] of sent) for (const listener of [...listeners]) listener(told, viewsOf(buffers));
-    }),
+    send: (content) => {
+      if (window.silent === "dead") throw new Error("Kernel is dead");
+      if (window.silent === true) return;
+      return window.kernel(content).then((sent) => {
+        window.heard = window.silent && sent.length;
+        for (const [told, buffers] of window.silent ? sent.slice(0, 1) : sent) {
+          for (const listener of [...listeners]) listener(told, viewsOf(buffers));
+        }
+      });
+    },
   };
   const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
   const widget = (await import(url)).default;
@@ -323,3 +330,35 @@ def test_the_widget_shows_the_look_and_asks_the_kernel(notebook, transformer):
     assert page.evaluate("window.listeners.size") == 0
     page.evaluate("window.ends.forEach((end) => end())")
     assert page.locator(".regard").count() == 0
+
+
+def test_a_kernel_that_does_not_answer(notebook, transformer):
+    """After a while the page says what to do; a kernel that has heard may take as long as it needs."""
+    page = notebook(look(transformer, "one two", "deux un"))
+    one = page.locator("#one")
+    page.clock.install()
+
+    def ask_in_vain() -> None:
+        one.get_by_role("textbox", name="Sentence").fill("four")
+        one.get_by_role("button", name="Look").click()
+        page.wait_for_selector("#one .asked:text('Looking')")
+
+    page.evaluate("window.silent = true")
+    ask_in_vain()
+    page.clock.fast_forward(9_000)
+    assert one.locator(".asked").text_content() == "Looking …"
+    page.clock.fast_forward(1_500)
+    page.wait_for_selector("#one form[data-failed]")
+    assert "run this cell again" in one.locator(".asked").text_content()
+    assert page.evaluate("window.listeners.size") == 0
+
+    page.evaluate("window.silent = 'after it has heard'")
+    ask_in_vain()
+    page.wait_for_function("() => window.heard")
+    page.clock.fast_forward(60_000)
+    assert one.locator(".asked").text_content() == "Looking …"
+
+    page.evaluate("window.silent = 'dead'")
+    page.locator("#two").get_by_role("button", name="Look").click()
+    page.wait_for_selector("#two form[data-failed]")
+    assert "does not answer" in page.locator("#two .asked").text_content()

@@ -22,10 +22,12 @@ def seen(transformer):
 
 
 def told(widget, message):
-    """What a widget sends back to a page that sent a message."""
+    """What a widget sends back to a page that sent a message; that it has heard comes first."""
     sent = []
     widget.send = lambda content, buffers=None: sent.append((content, buffers or []))
     widget._handle_custom_msg(message, [])
+    if sent:
+        assert sent.pop(0) == ({"heard": message["number"]}, [])
     return sent
 
 

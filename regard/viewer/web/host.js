@@ -10,6 +10,8 @@
  * it is used
  */
 
+/** How long a kernel may be silent before somebody is told, in milliseconds. */
+const KERNEL_PATIENCE = 10000;
 /** The newest form of scenes that is understood. */
 const FORMAT = 1;
 
@@ -87,22 +89,41 @@ async function fetched(path, options) {
 }
 
 /**
- * Asks the notebook's kernel, which answers whenever it is free.
+ * Asks the notebook's kernel. It says that it has heard before it begins, and then has all the time that it needs.
  * @param {Model} model @param {any} request @returns {Promise<Answer>}
  */
 function askKernel(model, request) {
   // Several views may show one model, and all of them hear every answer.
   const number = String(Math.random());
   return new Promise((resolve, reject) => {
+    const end = () => {
+      clearTimeout(waiting);
+      model.off("msg:custom", hear);
+    };
+    const giveUp = () => {
+      end();
+      reject(
+        new Error(
+          "The notebook's kernel does not answer. While it runs another cell it cannot: wait, and ask again. " +
+            "If it has stopped or was restarted, run this cell again.",
+        ),
+      );
+    };
     /** @param {any} message @param {DataView[]} views */
     const hear = (message, views) => {
+      if (message?.heard === number) clearTimeout(waiting);
       if (message?.answers !== number) return;
-      model.off("msg:custom", hear);
+      end();
       if (message.error) reject(new Error(message.error));
       else resolve({ told: message.told, blob: onceEach(viewsOf(views)) });
     };
+    const waiting = setTimeout(giveUp, KERNEL_PATIENCE);
     model.on("msg:custom", hear);
-    model.send({ number, ask: request });
+    try {
+      model.send({ number, ask: request });
+    } catch {
+      giveUp(); // notebooks that know of it refuse to send anything to a kernel that has stopped
+    }
   });
 }
 
