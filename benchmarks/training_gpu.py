@@ -30,6 +30,7 @@ from gpu_common import matrix_ceiling, sentence_lengths, sentence_pairs, table
 from regard.attention import use
 from regard.data import Batch
 from regard.data.streams import TextBatches
+from regard.layers import linear_relu
 from regard.layers.embeddings import Embedding
 from regard.models import GPTConfig, TransformerConfig, make_model
 from regard.models.gpt import gpt2, gpt_small
@@ -47,7 +48,7 @@ KINDS = {
     "loss": ("vocabulary",),
     "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "cublas"),
     "optimiser": ("adam", "multi_tensor", "lpnorm"),
-    "compiled passes": ("triton_",),
+    "compiled passes": ("triton_", "relu_backward"),
 }
 
 
@@ -83,6 +84,7 @@ class Variant(NamedTuple):
     attention: str | None = None
     narrow: bool = False
     fused_loss: bool = True
+    fused_relu: bool = True
 
 
 class Row(NamedTuple):
@@ -123,15 +125,18 @@ def ours(config: TransformerConfig | GPTConfig, variant: Variant, smoothing: flo
 
     run = GraphedUpdate(update) if variant.graph and DEVICE == "cuda" else update
     forced = (lambda: use(variant.attention)) if variant.attention else contextlib.nullcontext
-    fused = vocabulary.takes
+    before = vocabulary.takes, linear_relu.takes
 
     def step(batch: Batch) -> object:
-        vocabulary.takes = fused if variant.fused_loss else lambda features: False
+        if not variant.fused_loss:
+            vocabulary.takes = lambda features: False
+        if not variant.fused_relu:
+            linear_relu.takes = lambda x, layer: False
         try:
             with forced():
                 return run([batch])
         finally:
-            vocabulary.takes = fused
+            vocabulary.takes, linear_relu.takes = before
 
     return step
 
@@ -272,6 +277,7 @@ def parts(sizes: Sizes, ceiling: float, deadline: float) -> str:
         "sums in float32": everything._replace(narrow=False),
         "torch's varlen attention": everything._replace(attention="varlen"),
         "the plain sweep over the logits": everything._replace(fused_loss=False),
+        "relu in passes of its own": everything._replace(fused_relu=False),
         "compiled, not captured": everything._replace(graph=False),
         "compiled as a whole, captured": everything._replace(compile="whole"),
         "captured, not compiled": everything._replace(compile="no"),
