@@ -1,0 +1,22 @@
+"""Every kernel in Triton compiles for real GPUs, which the interpreter does not tell; none is needed for that."""
+
+import subprocess
+import sys
+
+import pytest
+
+from regard.attention.kernels import triton_here
+
+# What a program may have at most on the GPUs with the least of it (compute capability 8.6 and 8.9).
+SHARED = 99 * 1024
+
+
+@pytest.mark.skipif(not triton_here.FOUND or sys.platform != "linux", reason="needs Triton")
+def test_every_kernel_compiles_for_a_gpu():
+    program = [sys.executable, "-W", "ignore", "-m", "tests.compiled_kernels", "90"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [line.split() for line in done.stdout.splitlines()]
+    kernels = {"forward", "backward", "_sums", "_weights", "sentences_forward", "sentences_backward"}
+    assert {name for name, _ in found} == kernels | {"vocabulary_rows", "vocabulary_twins"}
+    assert max(int(shared) for _, shared in found) <= SHARED

@@ -1,0 +1,67 @@
+"""Compiles every kernel in Triton for a GPU that need not be there, and prints each kernel's name and shared memory.
+
+Run as a program of its own, since it tells Triton that there is such a GPU: python -m tests.compiled_kernels 90
+"""
+
+import os
+import sys
+
+os.environ.pop("TRITON_INTERPRET", None)
+# Products in bfloat16 are not looked at here, but must not be fatal either.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from regard.attention import Concat, attend, causal, exact_triton, use
+from regard.attention.masks import Form
+from regard.train import vocabulary
+
+
+class NoGPU:
+    """What Triton asks of a driver before it compiles."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", int(sys.argv[1]), 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def compile_alone(self: JITFunction, grid: object):
+    """In the place of a launch: nothing runs, and outputs stay as they are."""
+
+    def launch(*args, **kwargs) -> None:
+        made = self.warmup(*args, grid=grid, **kwargs)
+        assert made.asm["cubin"]
+        print(self.__name__, made.metadata.shared, flush=True)
+
+    return launch
+
+
+def everything() -> None:
+    starts = torch.tensor([0, 40, 100], dtype=torch.int32)
+    for dtype in (torch.bfloat16, torch.float32):
+        q, k, v = (torch.randn(1, 2, 100, 64).to(dtype).requires_grad_() for _ in range(3))
+        with use("concat"):
+            attend(q, k, v, score=Concat(64, 64, hidden=64).to(dtype), mask=causal()).sum().backward()
+        exact_triton.weights(q.detach(), k.detach(), 0.125, Form.of(causal()), None, 0, None)
+    q, k, v = (torch.randn(100, 2, 64).bfloat16().requires_grad_() for _ in range(3))
+    with use("sentences"):
+        attend(q, k, v, mask=causal(), q_offsets=starts, k_offsets=starts).sum().backward()
+    x, weight, targets = torch.randn(16, 32).bfloat16(), torch.randn(1000, 32), torch.arange(16)
+    for passes, divergence in (([x], 0.0), ([x, x], 1.0)):
+        vocabulary.sweep(passes, weight, targets, 0.1, divergence, None, torch.bfloat16, True)
+
+
+driver.set_active(NoGPU())
+JITFunction.__getitem__ = compile_alone
+everything()
