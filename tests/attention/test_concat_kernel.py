@@ -226,6 +226,8 @@ class _Cuda(torch.Tensor):
         ({"dtype": torch.float64}, False),
         ({"width": 257}, False),
         ({"hidden": 1025}, False),
+        ({"rows": 1 << 20}, True),
+        ({"rows": 1 << 22}, False),
         ({"form": Form(causal=True, window=3, lengths=torch.tensor([1]))}, True),
         ({"form": Form(rest=~causal())}, False),
         ({"bias": torch.nn.Identity()}, False),
@@ -234,8 +236,11 @@ class _Cuda(torch.Tensor):
 )
 def test_what_it_takes(changes, taken, monkeypatch):
     monkeypatch.setattr(concat, "_new_enough", lambda x: True)
-    given = {"width": 256, "hidden": 1024, "dtype": torch.bfloat16, "form": Form(), "bias": None} | changes
-    q, v = (torch.zeros(1, 1, 4, n, dtype=given["dtype"]).as_subclass(_Cuda) for n in (4, given["width"]))
+    given = {"width": 256, "hidden": 1024, "rows": 4, "dtype": torch.bfloat16, "form": Form(), "bias": None} | changes
+    q, v = (
+        torch.zeros(1, dtype=given["dtype"]).expand(1, 1, given["rows"], n).as_subclass(_Cuda)
+        for n in (4, given["width"])
+    )
     call = Call(q, q, v, Concat(4, 4, hidden=given["hidden"]), given["form"], given["bias"])
     assert concat.takes(call) == taken
     assert not concat.takes(call._replace(q=torch.zeros(1, 1, 4, 4)))

@@ -18,6 +18,7 @@ from regard.attention.scores import Concat
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HIDDEN = 1024
 MAX_WIDTH = 256
+MAX_NUMBERS = 1 << 31  # of all rows of one head: the kernel counts them in 32 bits
 
 
 class Tiling(NamedTuple):
@@ -40,6 +41,7 @@ FEWEST, CELLS = Tiling(16, 32, 1), 1024
 
 
 def takes(call: Call) -> bool:
+    rows = max(x.shape[-2 if call.q_offsets is None else 0] for x in (call.q, call.k))
     return (
         isinstance(call.score, Concat)
         and triton_here.FOUND
@@ -47,7 +49,7 @@ def takes(call: Call) -> bool:
         and call.bias is None
         and call.form.rest is None
         and call.v.dtype in DTYPES
-        and call.score.weight_a.shape[-2] <= MAX_HIDDEN
+        and call.score.weight_a.shape[-2] <= min(MAX_HIDDEN, MAX_NUMBERS // max(1, rows))
         and call.v.shape[-1] <= MAX_WIDTH
         and _new_enough(call.q)
     )
