@@ -18,7 +18,8 @@ PUBLIC = {
         *("weights", "window"),
     ],
     "regard.bench": [
-        *("Ceilings", "Report", "Row", "Shape", "TrainingShape", "bench_attention", "bench_growth", "bench_training"),
+        *("Ceilings", "DecodingShape", "RecordingShape", "Report", "Row", "Shape", "TrainingShape", "bench_attention"),
+        *("bench_decoding", "bench_growth", "bench_recording", "bench_training"),
     ],
     "regard.data": [
         *("EOS", "IGNORED", "KINDS", "PAD", "SOS", "SPECIALS", "UNK", "AnswerBatches", "AugmentConfig", "Augmented"),

@@ -50,7 +50,7 @@ class Report:
                 in_seconds(row.seconds),
                 f"{best / row.seconds:.2f}" if best and row.seconds else "",
                 in_bytes(row.memory),
-                "" if row.rate is None else f"{scaled(row.rate)}{row.unit}",
+                "" if row.rate is None else f"{scaled(row.rate)}{row.unit}".replace("  ", " "),
                 "" if row.share is None else f"{row.share:.1%}",
                 row.note,
             )

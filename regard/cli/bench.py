@@ -7,21 +7,25 @@ from typing import Annotated, Literal
 
 import tyro
 
-from regard.bench import Report, bench_attention, bench_growth, bench_training
+from regard.bench import Report, bench_attention, bench_decoding, bench_growth, bench_recording, bench_training
 from regard.cli.common import parse
 from regard.errors import RegardError
 from regard.folder import Device
 
-What = Literal["attention", "growth", "training"]
+What = Literal["attention", "growth", "training", "decoding", "recording"]
 BENCHES: dict[str, Callable[..., Report]] = {
     "attention": bench_attention,
     "growth": bench_growth,
     "training": bench_training,
+    "decoding": bench_decoding,
+    "recording": bench_recording,
 }
 TAKES: dict[str, tuple[str, ...]] = {
     "attention": ("lengths", "scores", "masks", "compiled"),
     "growth": ("lengths", "scores", "compiled"),
     "training": ("compiled",),
+    "decoding": (),
+    "recording": ("lengths",),
 }
 
 
@@ -32,6 +36,8 @@ class Options:
     attention: every score and mask, forward, and forward and backward, and the overhead of a call.
     growth: time and memory of every score as sequences grow, to where each way to compute it runs out.
     training: tokens a second of whole steps, as by default, beside other libraries' models of the same shape.
+    decoding: sentences a second, greedily and with a beam, beside transformers and CTranslate2.
+    recording: what it costs to look at the weights of a language model, beside transformers.
     """
 
     what: Annotated[What, tyro.conf.Positional]
