@@ -362,3 +362,22 @@ def test_a_kernel_that_does_not_answer(notebook, transformer):
     page.locator("#two").get_by_role("button", name="Look").click()
     page.wait_for_selector("#two form[data-failed]")
     assert "does not answer" in page.locator("#two .asked").text_content()
+
+
+def test_every_view_fits_into_a_narrow_cell_of_a_wide_window(notebook, transformer):
+    page = notebook(look(transformer, "one two three"))
+    one = page.locator("#one")
+    for width, count in ((1280, 2), (520, 1)):
+        page.evaluate("width => (document.getElementById('one').style.width = `${width}px`)", width)
+        for view, columns in (
+            ("Heads", ".columns"),
+            ("Walk", ".side-of"),
+            ("Decode", ".decode-columns"),
+            ("Try it", ".trying"),
+        ):
+            one.get_by_role("tab", name=view, exact=True).click()
+            page.wait_for_selector(f"#one {columns}:visible")
+            page.wait_for_selector(f"#one {QUIET}")
+            tracks = one.locator(columns).first.evaluate("one => getComputedStyle(one).gridTemplateColumns")
+            assert min(2, len(tracks.split())) == count, (view, width)
+            assert one.locator(".regard").evaluate("one => one.scrollWidth - one.clientWidth") <= 0, (view, width)

@@ -93,6 +93,6 @@ export const ASK_STYLE = `
 .regard .ask .asked:empty { display: none; }
 .regard .ask[data-failed] .asked { color: var(--second); }
 .regard dl dt, .regard dl dd { float: none; width: auto; margin: 0; font-weight: inherit; } /* notebooks have them side by side */
-.regard .welcome { font: 400 clamp(22px, 2.5vw, 33px)/1.32 var(--serif); padding: clamp(18px, 8vh, 80px) 0 0; max-width: 30ch; }
+.regard .welcome { font: 400 clamp(22px, 2.5cqw, 33px)/1.32 var(--serif); padding: clamp(18px, 8vh, 80px) 0 0; max-width: 30ch; }
 @media print { .regard .ask { display: none; } }
 `;

@@ -3,8 +3,8 @@
 export const DECODE_STYLE = `
 .regard .decode .summary { color: var(--soft); font-size: 16px; max-width: 76ch; margin: 0 0 18px; }
 .regard .decode .summary strong { color: var(--ink); font-weight: 600; }
-.regard .decode-columns { display: grid; gap: 28px clamp(22px, 2.3vw, 48px); grid-template-columns: minmax(0, 1fr); align-items: start; }
-@media (min-width: 1100px) { .regard .decode-columns { grid-template-columns: minmax(0, 1fr) clamp(250px, 21vw, 330px); } }
+.regard .decode-columns { display: grid; gap: 28px clamp(22px, 2.3cqw, 48px); grid-template-columns: minmax(0, 1fr); align-items: start; }
+@container regard (min-width: 1020px) { .regard .decode-columns { grid-template-columns: minmax(0, 1fr) clamp(250px, 22cqw, 330px); } }
 .regard .decode .sheet-of-paper { min-width: 0; }
 .regard .decode .scroll-tree { overflow-x: auto; margin: 0 -8px; padding: 4px 8px 8px; border-radius: 10px; scroll-behavior: smooth; }
 .regard .decode .scroll-tree:focus-visible { outline-offset: 0; }

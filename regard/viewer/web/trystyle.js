@@ -1,8 +1,8 @@
 /** How *Try it* looks. */
 
 export const TRYING_STYLE = `
-.regard .trying { display: grid; gap: 28px clamp(22px, 2.3vw, 48px); grid-template-columns: minmax(0, 1fr); align-items: start; }
-@media (min-width: 860px) { .regard .trying { grid-template-columns: clamp(250px, 24vw, 340px) minmax(0, 1fr); } }
+.regard .trying { display: grid; gap: 28px clamp(22px, 2.3cqw, 48px); grid-template-columns: minmax(0, 1fr); align-items: start; }
+@container regard (min-width: 790px) { .regard .trying { grid-template-columns: clamp(250px, 26cqw, 340px) minmax(0, 1fr); } }
 .regard .trying h2, .regard .trying ul { margin: 0; padding: 0; font-weight: inherit; }
 .regard .changes { display: grid; gap: 26px; min-width: 0; align-content: start; }
 .regard .changes .group { display: grid; gap: 10px; min-width: 0; }
@@ -29,13 +29,13 @@ export const TRYING_STYLE = `
 .regard .refused { border-inline-start: 3px solid var(--second); padding: 4px 14px !important; }
 .regard .trying[data-asking] .outcomes, .regard .trying[data-asking] .panels { opacity: .55; }
 .regard .panels.two, .regard .outcomes { display: grid; gap: 28px 36px; grid-template-columns: minmax(0, 1fr); }
-@media (min-width: 1100px) { .regard .panels.two, .regard .outcomes { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); } }
+@container regard (min-width: 1020px) { .regard .panels.two, .regard .outcomes { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); } }
 .regard .trying .panel h2, .regard .outcome h2 { font: 500 15px/1.3 var(--sans); margin: 0 0 10px; color: var(--first); }
 .regard .trying .panel:nth-child(2) h2, .regard .outcome:nth-child(2) h2 { color: var(--second); }
 .regard .trying .panel h2 { display: block; }
 .regard .outcomes { margin-bottom: 30px; padding-bottom: 26px; border-bottom: 1px solid var(--line); }
 .regard .outcome { min-width: 0; }
-.regard .said { font: 400 clamp(19px, 1.8vw, 24px)/1.35 var(--serif); overflow-wrap: anywhere; }
+.regard .said { font: 400 clamp(19px, 1.9cqw, 24px)/1.35 var(--serif); overflow-wrap: anywhere; }
 .regard .outcome .score { color: var(--soft); font-size: 14px; margin: 4px 0 12px !important; }
 .regard .steps { list-style: none; display: grid; gap: 3px; max-height: 46vh; overflow-y: auto; }
 .regard .steps li { display: grid; grid-template-columns: minmax(0, 7em) 3.4em minmax(0, 1fr); gap: 10px; align-items: baseline; font-size: 15px; padding: 1px 6px; border-radius: 6px; border-inline-start: 3px solid transparent; }

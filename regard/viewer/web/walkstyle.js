@@ -35,7 +35,7 @@ export const WALK_STYLE = `
 .regard .mark-of[data-agrees="no"] { color: var(--second); font-weight: 600; }
 
 .regard .walk .cards { display: grid; gap: 14px; padding: 8px 0 26px; }
-.regard .walk .step { background: var(--sheet); border: 1px solid var(--line); border-radius: 14px; padding: 16px clamp(14px, 2vw, 24px) 12px; box-shadow: var(--shadow); min-width: 0; }
+.regard .walk .step { background: var(--sheet); border: 1px solid var(--line); border-radius: 14px; padding: 16px clamp(14px, 2cqw, 24px) 12px; box-shadow: var(--shadow); min-width: 0; }
 .regard .walk .step header { display: flex; gap: 14px; align-items: baseline; justify-content: space-between; }
 .regard .walk .step h3 { font: 500 15.5px/1.4 var(--sans); }
 .regard .walk .check { font-size: 13px; color: var(--soft); white-space: nowrap; }
@@ -70,7 +70,7 @@ export const WALK_STYLE = `
 .regard .walk .param i { font-family: var(--serif); font-size: 14px; }
 .regard .walk .own { margin-inline-start: auto; }
 
-@media (max-width: 859px) {
+@container regard (max-width: 789px) {
   .regard .follow { position: static; grid-template-columns: minmax(0, 1fr); }
   .regard .follow .choice { justify-items: start; }
   .regard .side-of { grid-template-columns: minmax(0, 1fr); gap: 2px; }
