@@ -71,7 +71,9 @@ export class Members {
     const key = [a.of, mine.rows, mine.columns, b.of, theirs.rows, theirs.columns].join(" ");
     if (!this.sameTokens.has(key)) {
       const [one, other] = [a, b].map((head) => this.of(head).axesOf(head.attention, false));
-      const same = ["rows", "columns"].every((axis) => JSON.stringify(one[axis].labels) === JSON.stringify(other[axis].labels));
+      const same = ["rows", "columns"].every(
+        (axis) => JSON.stringify(one[axis].labels) === JSON.stringify(other[axis].labels),
+      );
       this.sameTokens.set(key, same);
     }
     return this.sameTokens.get(key);
@@ -116,7 +118,14 @@ export class Chooser {
     this.label = h("output", { "aria-hidden": "true" });
     this.play = h(
       "button",
-      { type: "button", class: "round", "data-saved": "no", "aria-label": "Go through them", "aria-pressed": "false", onclick: () => (this.playing ? this.pause() : this.start()) },
+      {
+        type: "button",
+        class: "round",
+        "data-saved": "no",
+        "aria-label": "Go through them",
+        "aria-pressed": "false",
+        onclick: () => (this.playing ? this.pause() : this.start()),
+      },
       icon("M8 5l11 7-11 7Z"),
     );
     return h("p", { class: "chooser" }, this.play, this.input, this.label);
@@ -206,7 +215,8 @@ export class Difference {
 
   /** @param {string} form @param {Shot} one @param {Shot} other @param {any} painter @param {string} scale */
   show(form, one, other, painter, scale) {
-    if (this.map?.one !== one.map || this.map?.other !== other.map) this.map = new DifferenceWeights(one.map, other.map);
+    if (this.map?.one !== one.map || this.map?.other !== other.map)
+      this.map = new DifferenceWeights(one.map, other.map);
     this.element.hidden = false;
     this.figure = this.figures[form];
     if (form !== "map") this.figures.map.rest();
@@ -243,7 +253,11 @@ export class Difference {
       tick.style.left = `${50 + 50 * Math.sign(weight) * shareOf(scale, Math.abs(weight))}%`;
       return tick;
     });
-    fill(this.legend, h("span", { class: "name" }, "Difference"), h("div", { class: "scale" }, canvas, h("div", { class: "ticks" }, ticks)));
+    fill(
+      this.legend,
+      h("span", { class: "name" }, "Difference"),
+      h("div", { class: "scale" }, canvas, h("div", { class: "ticks" }, ticks)),
+    );
   }
 }
 

@@ -1,6 +1,17 @@
 /** Maps of weights: of a head, of the mean of heads, of words; and pictures of parts of them, at any length. */
 
-import { addJoined, entropyOf, farthestIn, greatestIn, headOf, overlapOf, raiseFar, raiseTo, rawOf, weightsInto } from "./maths.js";
+import {
+  addJoined,
+  entropyOf,
+  farthestIn,
+  greatestIn,
+  headOf,
+  overlapOf,
+  raiseFar,
+  raiseTo,
+  rawOf,
+  weightsInto,
+} from "./maths.js";
 import { Kernel } from "./kernel.js";
 import { Axis } from "./tokens.js";
 
