@@ -20,7 +20,15 @@ pytestmark = [
 
 DEVICE = "cpu" if triton_here.INTERPRETED else "cuda"
 # The interpreter cannot multiply bf16; float16 takes the same way through the kernel.
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3} | ({} if triton_here.INTERPRETED else {torch.bfloat16: 2e-2})
+TOLERANCE = (
+    {torch.float32: 1e-5, torch.float16: 3e-3}
+    if triton_here.INTERPRETED
+    else {
+        torch.float32: 3e-5,  # three products of TF32, and quick powers and reciprocals
+        torch.float16: 4e-3,
+        torch.bfloat16: 3e-2,
+    }
+)
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +139,7 @@ def test_packed_equals_the_definition(case, own):
         exact_score,
         grad.cpu().double(),
     )
-    compare(found, expected, 1e-5)
+    compare(found, expected, TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("scale", [10.0, 100.0])
@@ -147,7 +155,7 @@ def test_numbers_that_powers_of_e_cannot_hold(scale):
     with use("concat"):
         found = gradients(lambda q, k, v, s: attend(q, k, v, score=s), here, score, grad)
     expected = gradients(lambda q, k, v, s: reference(q, k, v, s), exact, exact_score, grad.cpu().double())
-    compare(found, expected, 2e-5)
+    compare(found, expected, 2 * TOLERANCE[torch.float32])
 
 
 def test_small_gradients_of_large_numbers():
@@ -166,7 +174,7 @@ def test_small_gradients_of_large_numbers():
     tanh = (exact[0].mT[..., :, None, :] + exact[1].mT[..., None, :, :]).tanh()
     expected = torch.autograd.grad((tanh @ exact[2][0]).softmax(-1) @ exact[3], exact, grad)
     for one, other in zip(found, expected):
-        assert (one.double().cpu() - other).norm() <= 1e-5 * other.norm()
+        assert (one.double().cpu() - other).norm() <= TOLERANCE[torch.float32] * other.norm()
 
 
 def test_those_who_may_look_at_nothing_get_zeros_and_give_none():
