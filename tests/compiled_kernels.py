@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from regard.attention import Concat, attend, causal, exact_triton, use
 from regard.attention.masks import Form
+from regard.layers import add_norm, linear_relu
 from regard.train import vocabulary
 
 
@@ -60,6 +61,11 @@ def everything() -> None:
     x, weight, targets = torch.randn(16, 32).bfloat16(), torch.randn(1000, 32), torch.arange(16)
     for passes, divergence in (([x], 0.0), ([x, x], 1.0)):
         vocabulary.sweep(passes, weight, targets, 0.1, divergence, None, torch.bfloat16, True)
+    x, y, weight, bias = (
+        torch.randn(*shape).bfloat16().requires_grad_() for shape in ((9, 32), (9, 32), (64, 32), (64,))
+    )
+    linear_relu.linear_relu(x, weight, bias).sum().backward()
+    add_norm.run(x, y, torch.nn.LayerNorm(32), 0.1).sum().backward()
 
 
 driver.set_active(NoGPU())

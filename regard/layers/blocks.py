@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention import Bias, Offsets
+from regard.layers import add_norm
 from regard.layers.cache import GrowingCache, MemoryCache
 from regard.layers.dropout import Dropout, DropPath
 from regard.layers.feedforward import Activation, FeedForward
@@ -97,6 +98,9 @@ class Residual(nn.Module):
     ) -> Float[Tensor, "*m E"]:
         """`first` chooses the tokens that the sublayer is about, where these are not all."""
         added = sublayer(self.norm(x) if self.place == "pre" else x)
+        plain = self.place == "post" and first is None and self.scale is None and self.drop_path is None
+        if plain and add_norm.takes(x, added, self.norm):
+            return add_norm.run(x, added, self.norm, self.dropout.p if self.training else 0.0)
         x = (x if first is None else first(x)) + self._tamed(added, offsets)
         # Under autocast norms give float32; the sum stays as wide as it came in.
         return x if self.place == "pre" else self.norm(x).to(x.dtype)

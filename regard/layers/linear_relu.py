@@ -44,7 +44,7 @@ def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @torch.library.custom_op("regard::relu_backward", mutates_args=())
 def relu_backward(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient where `out` is above zero, and its sum over the rows."""
-    from regard.layers import linear_relu_triton
+    from regard.gpu import linear_relu_triton
 
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     rows, columns = out.shape

@@ -138,7 +138,9 @@ class _Cuda(torch.Tensor):
     [
         ({}, True),
         ({"max_len": 129}, False),
-        ({"width": 136}, False),
+        ({"width": 72}, False),
+        ({"width": 72, "max_len": 64}, True),
+        ({"width": 136, "max_len": 64}, False),
         ({"dtype": torch.float32}, False),
         ({"form": Form(causal=True)}, True),
         ({"form": Form(window=3)}, False),
@@ -146,7 +148,7 @@ class _Cuda(torch.Tensor):
     ids=str,
 )
 def test_what_it_takes(changes, taken):
-    given = {"max_len": 128, "width": 128, "dtype": torch.bfloat16, "form": Form()} | changes
+    given = {"max_len": 128, "width": 64, "dtype": torch.bfloat16, "form": Form()} | changes
     x = torch.zeros(4, 2, given["width"], dtype=given["dtype"]).as_subclass(_Cuda)
     offsets = Offsets(torch.tensor([0, 4]), 4, given["max_len"])
     call = sentences.Call(x, x, x, ScaledDot(), given["form"], None, offsets, offsets)

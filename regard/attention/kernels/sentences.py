@@ -13,7 +13,8 @@ from torch import Tensor
 from regard.attention.kernels import Call, triton_here, varlen
 
 MAX_LEN = 128
-MAX_WIDTH = 128
+# Numbers in a tile of keys: with more, the shared memory of a desktop's GPU is too small for the backward pass.
+MAX_CELLS = 128 * 64
 
 
 class Tiling(NamedTuple):
@@ -35,7 +36,7 @@ def takes(call: Call) -> bool:
         and call.q_offsets is not None
         and call.k_offsets is not None
         and max(call.q_offsets.max_len, call.k_offsets.max_len) <= MAX_LEN
-        and max(call.q.shape[-1], call.k.shape[-1], call.v.shape[-1]) <= MAX_WIDTH
+        and call.k_offsets.max_len * _tile(max(call.q.shape[-1], call.k.shape[-1], call.v.shape[-1])) <= MAX_CELLS
     )
 
 
@@ -151,9 +152,14 @@ def _rows(x: Float[Tensor, "N G D"]) -> Float[Tensor, "N G D"]:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _tile(size: int) -> int:
+    """The least power of two that is no less, from 16 on, the least that matrix units take."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
 def _blocks(q: Tensor, v: Tensor, max_q: int, max_k: int, tiling: Tiling) -> dict[str, int]:
-    """The sizes of tiles, powers of two from 16 on, the least that matrix units take; and the warps that share them."""
+    """The sizes of tiles, and the warps that share them."""
     sizes = dict(BLOCK_T=min(max_q, tiling.rows), BLOCK_S=max_k, BLOCK_D=q.shape[-1], BLOCK_V=v.shape[-1])
-    blocks = {name: max(16, 1 << (size - 1).bit_length()) for name, size in sizes.items()}
+    blocks = {name: _tile(size) for name, size in sizes.items()}
     cells = blocks["BLOCK_S"] * max(blocks["BLOCK_D"], blocks["BLOCK_V"])
     return blocks | {"num_warps": min(8, max(1, cells // tiling.cells)), "num_stages": 1}
