@@ -99,3 +99,18 @@ def test_models_without_attention_or_of_pictures(refused, transformer_folder, bl
     said = refused("look", transformer_folder, SENTENCE, "--beside", tmp_path / "eye")
     assert "Looks at pictures cannot be compared" in said
     assert "no attention" in refused("look", transformer_folder, SENTENCE, "--beside", blind_folder)
+
+
+def test_live_pages_of_what_is_compared(run, monkeypatch, run_folder, transformer_folder):
+    """What the server is given; tests/viewer/test_browser_comparing.py asks it."""
+    served = []
+    monkeypatch.setattr("regard.cli.look._serve", lambda desk, scene, options: served.append((desk, scene)) or 0)
+    run("look", run_folder, SENTENCE, "--steps", "--live", "--head", 1)
+    run("look", run_folder, "--steps", "--live")
+    run("look", transformer_folder, SENTENCE, "--beside", "two one", "--live")
+    (steps, scene), (_, blank), (sentences, _) = served
+    assert steps.fields == ["source", "target"]
+    assert scene.header["opens"]["head"] == 1
+    assert [one["label"] for one in scene.header["compared"]] == ["step 5", "step 40"]
+    assert blank is None
+    assert sentences.fields == ["source", "beside"]

@@ -5,9 +5,13 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 import regard
+from regard.data import Tokenizer
 from regard.errors import RegardError
+from regard.folder import LanguageModel
+from regard.models import GPT, GPTConfig
 from regard.viewer import Comparison, compare, look
 from regard.viewer.asking import Desk
 from regard.viewer.comparing import ComparingDesk
@@ -176,3 +180,20 @@ def test_the_widget_has_it_all(models):
     assert widget.asks == ["source", "target"]
     data, _ = both._repr_mimebundle_()
     assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == widget.model_id
+
+
+def test_texts_that_are_read(tmp_path):
+    """Two language models of different depths on one text: their tokens are the same, so there is a difference."""
+    tokenizer = Tokenizer.train(["a cat sleeps"], "char")
+    torch.manual_seed(0)
+    sizes = dict(width=16, heads=2, feedforward=16, vocab=tokenizer.vocab_size)
+    one, other = (
+        LanguageModel(GPT(GPTConfig(layers=layers, **sizes)).eval(), tokenizer, {"step": layers}) for layers in (1, 2)
+    )
+    both = compare(look(one, "a cat"), look(other, "a cat"))
+    assert both.labels == ("step 1", "step 2")
+    assert both.difference("blocks.0.attention", 0).shape == (6, 6)
+    assert both.scene().header["texts"] == {"source": "a cat", "target": ""}
+    assert both.desk.fields == ["source"]
+    with pytest.raises(RegardError, match=r"no attention 'blocks\.1\.attention'"):
+        both.difference("blocks.1.attention")
