@@ -44,14 +44,17 @@ def plot(out: Path, picture: Path) -> None:
     import matplotlib.pyplot as plt
 
     rows = [json.loads(line) for line in (out / "patches.jsonl").read_text().splitlines()]
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
-    for ax, (task, (_, label)) in zip(axes, QUALITY.items()):
-        mine = [row for row in rows if row["task"] == task]
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    figure, axes = plt.subplots(1, len(tasks), figsize=(4.5 * len(tasks), 3.2), layout="constrained", squeeze=False)
+    for ax, task in zip(axes[0], tasks):
+        label, mine = QUALITY[task][1], [row for row in rows if row["task"] == task]
         speeds, qualities = [row["pictures_per_second"] for row in mine], [row["quality"] for row in mine]
         ax.plot(speeds, qualities, marker="o", color="#0072b2")
         for row, x, y in zip(mine, speeds, qualities):
             ax.annotate(f"{row['patch']}×{row['patch']}", (x, y), xytext=(6, 4), textcoords="offset points")
         ax.set(xscale="log", xlabel="pictures a second, training", ylabel=label, title=task)
+        ax.set_xticks(speeds, [f"{speed:,}" for speed in speeds], rotation=30)
+        ax.minorticks_off()
         ax.margins(x=0.2, y=0.15)
         ax.grid(alpha=0.3)
     figure.savefig(picture, dpi=150)
