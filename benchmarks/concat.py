@@ -11,9 +11,11 @@ numbers; beside each the error of the definition itself in the same dtype. Both 
 
 import argparse
 import copy
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 from torch import Tensor
@@ -36,7 +38,7 @@ BACKWARD = [
     (64, 32, 4, 168),
     (128, 64, 8, None),
 ]
-SECONDS = {"errors": 40, "variants": 70, "peers": 45, "shapes": 40, "long": 30}
+SECONDS = {"errors": 25, "variants": 25, "peers": 40, "shapes": 20, "long": 10}
 
 
 class Given:
@@ -90,40 +92,44 @@ def formula(q, k, v, score, mask):
     return reference(q, k, v, score, mask)
 
 
+def error_cases(device: str) -> list[dict]:
+    small = [
+        dict(B=2, H=2, G=1, T=33, S=45, D=16, hidden=16, heads=True, mask="lengths"),
+        dict(B=1, H=1, G=1, T=20, S=20, D=8, Dv=24, hidden=20, mask="causal", scale=20.0),
+    ]
+    large = [
+        dict(B=2, H=4, G=2, T=333, S=257, D=64, hidden=64),
+        dict(B=1, H=2, G=2, T=256, S=256, D=64, hidden=64, scale=6.0),
+        dict(B=2, H=1, G=1, T=40, S=50, D=64, Dv=200, hidden=1024, mask="lengths"),
+        dict(B=3, H=4, G=1, T=130, S=517, D=48, Dv=96, hidden=36, mask="causal+lengths"),
+        dict(B=1, H=2, G=2, T=300, S=300, D=128, Dv=256, hidden=128, mask="window"),
+        dict(B=4, H=2, G=2, T=1, S=300, D=64, hidden=512),
+        dict(B=2, H=4, G=4, T=256, S=256, D=64, hidden=64, heads=True, mask="causal"),
+        dict(B=1, H=2, G=2, T=256, S=256, D=64, hidden=64, scale=40.0),
+        dict(B=1, H=2, G=2, T=1024, S=1024, D=64, hidden=64),
+    ]
+    if device == "cpu":
+        return [case | dict(dtype=dtype, device=device) for dtype in (torch.float16, torch.float32) for case in small]
+    some = {torch.bfloat16: [*small, *large], torch.float16: large[:3], torch.float32: large[:5]}
+    return [case | dict(dtype=dtype, device=device) for dtype, cases in some.items() for case in cases]
+
+
 def errors(device: str, until: float) -> Iterator[list[str]]:
     yield ["shape", "dtype", "mask", "out", "eager", "q", "eager", "k", "eager", "v", "eager", "parameters", "eager"]
-    small = device == "cpu"
-    cases = [
-        # B, H, G, T, S, D, Dv, hidden, heads of the score's own, mask, scale of q and k
-        (2, 2, 1, 33, 45, 16, 16, 16, True, "lengths", 1.0),
-        (1, 1, 1, 20, 20, 8, 24, 20, False, "causal", 20.0),
-    ]
-    if not small:
-        cases += [
-            (2, 4, 2, 333, 257, 64, 64, 64, False, "none", 1.0),
-            (2, 4, 4, 256, 256, 64, 64, 64, True, "causal", 1.0),
-            (3, 4, 1, 130, 517, 48, 96, 36, False, "causal+lengths", 1.0),
-            (1, 2, 2, 300, 300, 128, 256, 128, False, "window", 1.0),
-            (2, 1, 1, 40, 50, 64, 200, 1024, False, "lengths", 1.0),
-            (4, 2, 2, 1, 300, 64, 64, 512, False, "none", 1.0),
-            (1, 2, 2, 256, 256, 64, 64, 64, False, "none", 6.0),
-            (1, 2, 2, 256, 256, 64, 64, 64, False, "none", 40.0),
-            (1, 2, 2, 1024, 1024, 64, 64, 64, False, "none", 1.0),
-        ]
-    for dtype in (torch.bfloat16, torch.float16, torch.float32)[1 if small else 0 :]:
-        for i, (B, H, G, T, S, D, Dv, hidden, heads, mask, scale) in enumerate(cases):
-            if time.time() > until:
-                yield ["out of time"]
-                return
-            given = Given(B, H, G, T, S, D, hidden, dtype, device, mask, Dv, heads, seed=i, scale=scale)
-            exact = given.exact().both(formula)
-            found, eager = ([error(x, y) for x, y in zip(given.both(f), exact)] for f in (ours, formula))
-            # The largest of the parameters' errors is the last.
-            pairs = [*zip(found[:4], eager[:4]), (max(found[4:]), max(eager[4:]))]
-            worse = any(x > max(1.2 * y, 1e-5) for x, y in pairs)
-            sizes = f"{B}×{H}/{G} {T}×{S} {D}/{Dv}/{hidden}" + ("" if scale == 1 else f" ·{scale:g}")
-            numbers = [f"{x:.1e}" for pair in pairs for x in pair]
-            yield [sizes, str(dtype).removeprefix("torch."), mask, *numbers, "WORSE" if worse else ""]
+    for i, case in enumerate(error_cases(device)):
+        if time.time() > until:
+            yield ["out of time"]
+            return
+        given = Given(**case, seed=i)
+        exact = given.exact().both(formula)
+        found, eager = ([error(x, y) for x, y in zip(given.both(f), exact)] for f in (ours, formula))
+        # The largest of the parameters' errors is the last.
+        pairs = [*zip(found[:4], eager[:4]), (max(found[4:]), max(eager[4:]))]
+        worse = any(x > max(1.2 * y, 1e-5) for x, y in pairs)
+        sizes = "{B}×{H}/{G} {T}×{S} {D}/{Dv}/{hidden} ·{scale:g}".format(**dict(Dv=case["D"], scale=1.0) | case)
+        numbers = [f"{x:.1e}" for pair in pairs for x in pair]
+        dtype = str(case["dtype"]).removeprefix("torch.")
+        yield [sizes, dtype, case.get("mask", "none"), *numbers, "WORSE" if worse else ""]
 
 
 def error(one: Tensor, other: Tensor) -> float:
@@ -181,7 +187,7 @@ def variants(device: str, until: float) -> Iterator[list[str]]:
         a, b, _ = given.score.fold(q, k)
         a, b = a.mT.contiguous(), b.mT.contiguous()
         w = given.score.weight_a.float().reshape(1, -1)
-        rest = (None, None, None, 1024, 1024, False, 0)
+        rest = (None, None, None, given.tensors[0].shape[2], given.tensors[1].shape[2], False, 0)
         kept = concat.attend_concat(a, b, w, v, *rest)
         for name, tilings in (("forward", FORWARD), ("backward", BACKWARD)):
             for tiling in tilings:
@@ -215,28 +221,33 @@ def peers(device: str, until: float) -> Iterator[list[str]]:
             yield [f"B{B} H8 N{N} D64", name, *times(given, function)]
 
 
-def shapes(device: str, until: float) -> Iterator[list[str]]:
-    """Widths, lengths, masks, dtypes."""
-    yield ["shape", "mask", "dtype", *TIMES]
-    many = [
-        *(dict(D=D, hidden=D) for D in (16, 32, 128, 256)),
-        dict(B=1, H=8, G=8, T=512, S=512, D=64, hidden=1024),
-        *(dict(B=max(1, 8 * 1024**2 // N**2), T=N, S=N) for N in (128, 512, 2048, 8192)),
+def shape_cases() -> list[dict]:
+    changes = [
         *(dict(mask=mask) for mask in ("causal", "lengths", "causal+lengths", "window")),
-        dict(G=2),
+        *(dict(B=max(1, 8 * 1024**2 // N**2), T=N, S=N) for N in (128, 512, 2048, 8192)),
+        *(dict(D=D, hidden=D) for D in (16, 32, 128, 256)),
         dict(dtype=torch.float32),
         dict(dtype=torch.float16),
+        dict(G=2),
+        dict(B=1, T=512, S=512, D=64, hidden=1024),
+        dict(B=64, H=1, G=1, T=30, S=30, D=512, hidden=512),
         dict(B=64, H=1, G=1, T=1, S=64, D=512, hidden=512),
     ]
-    for changes in many:
+    return [MAIN | one for one in changes]
+
+
+def shapes(device: str, until: float) -> Iterator[list[str]]:
+    """Masks, lengths, widths, dtypes."""
+    yield ["shape", "mask", "dtype", *TIMES]
+    for case in shape_cases():
         if time.time() > until:
             yield ["out of time"]
             return
-        sizes = MAIN | changes
-        given = Given(**sizes)
-        shape = "B{B} H{H}/{G} {T}×{S} D{D} hidden {hidden}".format(**sizes)
-        dtype = str(sizes["dtype"]).removeprefix("torch.")
-        yield [shape, str(sizes.get("mask", "none")), dtype, *times(given, ours)]
+        if case["D"] > 256:  # values are narrower
+            case["Dv"] = 256
+        shape = "B{B} H{H}/{G} {T}×{S} D{D} hidden {hidden}".format(**case)
+        dtype = str(case["dtype"]).removeprefix("torch.")
+        yield [shape, str(case.get("mask", "none")), dtype, *times(Given(**case), ours)]
 
 
 def long(device: str, until: float) -> Iterator[list[str]]:
@@ -255,6 +266,34 @@ def long(device: str, until: float) -> Iterator[list[str]]:
     yield ["B1 H1 N65536 D64", *(f"{ms:.1f}" for ms in found), *rates, f"{peak(lambda: given.both(ours)):.3f}"]
 
 
+def compile_all(parts: list[str]) -> None:
+    """Every kernel that is going to be asked for, by many processes at once: what they compile is kept on disk."""
+    tasks: list[tuple[dict, str, tuple | None]] = [(MAIN, "", None)]
+    if "variants" in parts:
+        few = MAIN | dict(B=1, H=1, G=1)
+        tasks += [(few, "FORWARD", one) for one in FORWARD] + [(few, "BACKWARD", one) for one in BACKWARD]
+    tasks += [(case, "", None) for case in (error_cases("cuda") if "errors" in parts else [])]
+    tasks += [(case, "", None) for case in (shape_cases() if "shapes" in parts else [])]
+    workers = min(12, os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_one, tasks))
+
+
+def compile_one(task: tuple[dict, str, tuple | None]) -> None:
+    from regard.attention.kernels import concat
+
+    case, table, tiling = task
+    usual = concat.FORWARD, concat.BACKWARD
+    try:
+        if tiling is not None:
+            setattr(concat, table, {256: concat.Tiling(*tiling)})
+        Given(**dict(Dv=min(case["D"], 256)) | case).both(ours)
+        torch.cuda.synchronize()
+    except Exception as problem:  # whoever asks for it meets it again
+        print("  ", task, str(problem)[:100], flush=True)
+    concat.FORWARD, concat.BACKWARD = usual
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", choices=ONLY, default=ONLY)
@@ -263,6 +302,11 @@ def main() -> None:
     if given.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
         given.only = ["errors"]
+    else:
+        print("compiling …", flush=True)
+        start = time.time()
+        compile_all(given.only)
+        print(f"   {time.time() - start:.0f} s", flush=True)
     torch.backends.cuda.matmul.allow_tf32 = False
     parts = dict(errors=errors, variants=variants, peers=peers, shapes=shapes, long=long)
     tables = {}

@@ -116,8 +116,9 @@ def attend_concat(
     tiles = -(-max_q // tiling.rows)
     concat_triton.forward[(_sequences(a, q_starts) * a.shape[-3] * tiles,)](
         *(a, b, w, v, out, rest, lse, q_starts, k_starts, lengths, max_q, max_k, a.shape[-2], window, tiles),
+        *_heads(a, b, v),
         *_strides(a, b, v, out, w, lse),
-        **_constants(a, b, v, tiling, q_starts, lengths, causal, window),
+        **_constants(v, tiling, q_starts, lengths, causal, window),
     )
     return out, rest, lse
 
@@ -157,10 +158,11 @@ def attend_concat_backward(
         concat_backward_triton.backward[(B * H * tiles,)](
             *(a, b, w, v, out, rest, grad, lse, delta, dx, dc, dv, q_starts, k_starts, lengths),
             *(max_q, max_k, a.shape[-2], window, tiles),
+            *_heads(a, b, v),
             *_strides(a, b, v, out, grad, dx, dv, w, lse),
             KEYS=keys,
             SPLIT=not _exact(v),
-            **_constants(a, b, v, tiling, q_starts, lengths, causal, window),
+            **_constants(v, tiling, q_starts, lengths, causal, window),
         )
     dc = dc.sum((0, 2) if len(w) == H else (0, 1, 2)).view(len(w), -1, 16)
     dw = (dc.unsqueeze(-2) * _signs(dc)).sum(-1).flatten(1)
@@ -218,6 +220,12 @@ def _sequences(a: Tensor, q_starts: Tensor | None) -> int:
     return a.shape[0] if q_starts is None else len(q_starts) - 1
 
 
+def _heads(a: Tensor, b: Tensor, v: Tensor) -> tuple[int, int, int]:
+    """How many there are, and how many share one of b's and one of v's."""
+    H = a.shape[-3]
+    return H, H // b.shape[-3], H // v.shape[-3]
+
+
 def _strides(*tensors: Tensor) -> list[int]:
     """What a kernel is told: for (B, H, N, D) three strides, for w and the log-sum-exp, which come last, one and two.
 
@@ -247,12 +255,8 @@ def _power(number: int, least: int) -> int:
     return max(least, 1 << (number - 1).bit_length())
 
 
-def _constants(a, b, v, tiling, q_starts, lengths, causal, window) -> dict[str, Any]:
-    H = a.shape[-3]
+def _constants(v, tiling, q_starts, lengths, causal, window) -> dict[str, Any]:
     return dict(
-        HEADS=H,
-        B_GROUP=H // b.shape[-3],
-        V_GROUP=H // v.shape[-3],
         WIDTH=v.shape[-1],
         PACKED=q_starts is not None,
         LENGTHS=lengths is not None,

@@ -91,14 +91,15 @@ def _rows(x, first, rows, count, columns, width, row_stride):
     return tl.load(x + places, mask=(rows < count)[:, None] & (columns < width)[None, :], other=0.0)
 
 
-@triton.jit(do_not_specialize=["C", "window", "tiles"])
+@triton.jit(do_not_specialize=["C", "window", "tiles", "heads", "b_group", "v_group"])
 def backward(
     a, b, w, v, out, rest, grad, lse, delta, dx, dc, dv, q_starts, k_starts, lengths, T, S, C, window, tiles,
+    heads, b_group, v_group,
     a_batch, a_head, a_stride, b_batch, b_head, b_stride, v_batch, v_head, v_row, out_batch, out_head, out_row,
     grad_batch, grad_head, grad_row, dx_batch, dx_head, dx_stride, dv_batch, dv_head, dv_row,
     w_head, lse_batch, lse_head,
-    KEYS: tl.constexpr, HEADS: tl.constexpr, B_GROUP: tl.constexpr, V_GROUP: tl.constexpr, WIDTH: tl.constexpr,
-    PACKED: tl.constexpr, LENGTHS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
+    LENGTHS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
@@ -107,16 +108,16 @@ def backward(
     ∂a and ∂b (dx) and ∂w begin at zero. Each head of the queries has its own ∂b and ∂v, summed over groups by others.
     """
     tile = tl.program_id(0) % tiles
-    head = tl.program_id(0) // tiles % HEADS
-    batch = tl.program_id(0) // tiles // HEADS
+    head = tl.program_id(0) // tiles % heads
+    batch = tl.program_id(0) // tiles // heads
     t0, T = sequence(q_starts, batch, T, PACKED)
     s0, S = sequence(k_starts, batch, S, PACKED)
     if tile * ROWS >= (S if KEYS else T):
         return
     batch, long_head = batch.to(tl.int64), head.to(tl.int64)
     a += batch * a_batch + long_head * a_head + t0
-    b += batch * b_batch + (head // B_GROUP).to(tl.int64) * b_head + s0
-    v += batch * v_batch + (head // V_GROUP).to(tl.int64) * v_head
+    b += batch * b_batch + (head // b_group).to(tl.int64) * b_head + s0
+    v += batch * v_batch + (head // v_group).to(tl.int64) * v_head
     out += batch * out_batch + long_head * out_head
     rest += batch * out_batch + long_head * out_head
     grad += batch * grad_batch + long_head * grad_head

@@ -171,21 +171,20 @@ def may_look(t, s, T, S, keys, window, CAUSAL: tl.constexpr, WINDOW: tl.constexp
     return allowed
 
 
-@triton.jit(do_not_specialize=["C", "window", "tiles"])
+@triton.jit(do_not_specialize=["C", "window", "tiles", "heads", "b_group", "v_group"])
 def forward(
-    a, b, w, v, out, rest, lse, q_starts, k_starts, lengths, T, S, C, window, tiles,
+    a, b, w, v, out, rest, lse, q_starts, k_starts, lengths, T, S, C, window, tiles, heads, b_group, v_group,
     a_batch, a_head, a_stride, b_batch, b_head, b_stride, v_batch, v_head, v_row, out_batch, out_head, out_row,
     w_head, lse_batch, lse_head,
-    HEADS: tl.constexpr, B_GROUP: tl.constexpr, V_GROUP: tl.constexpr, WIDTH: tl.constexpr,
-    PACKED: tl.constexpr, LENGTHS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    WIDTH: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     PRECISION: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """The output and the log-sum-exp (in powers of two) of ROWS queries of one head."""
     # The last queries first: under a causal mask they have the most to do.
     tile = tiles - 1 - tl.program_id(0) % tiles
-    head = tl.program_id(0) // tiles % HEADS
-    batch = tl.program_id(0) // tiles // HEADS
+    head = tl.program_id(0) // tiles % heads
+    batch = tl.program_id(0) // tiles // heads
     t0, T = sequence(q_starts, batch, T, PACKED)
     s0, S = sequence(k_starts, batch, S, PACKED)
     if tile * ROWS >= T:
@@ -193,8 +192,8 @@ def forward(
     batch = batch.to(tl.int64)
     t = tile * ROWS + tl.arange(0, ROWS)
     a += batch * a_batch + head.to(tl.int64) * a_head + t0 + t
-    b += batch * b_batch + (head // B_GROUP).to(tl.int64) * b_head + s0
-    v += batch * v_batch + (head // V_GROUP).to(tl.int64) * v_head + s0 * v_row
+    b += batch * b_batch + (head // b_group).to(tl.int64) * b_head + s0
+    v += batch * v_batch + (head // v_group).to(tl.int64) * v_head + s0 * v_row
     w += head * w_head
     keys = tl.minimum(S, tl.load(lengths + batch)).to(tl.int32) if LENGTHS else S
     first, last = 0, keys
