@@ -1,9 +1,11 @@
 """What the measurements on a GPU share: synthetic sentences, the machine's ceiling, a stopwatch and a table."""
 
+import contextlib
 import itertools
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,6 +53,19 @@ def matrix_ceiling(device: str, size: int = 8192) -> float:
     """TFLOP/s of a large bf16 matrix product on random numbers: what no training step can pass."""
     a, b = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
     return 2 * size**3 / milliseconds(lambda: a @ b) / 1e9
+
+
+@contextlib.contextmanager
+def changed(place: Any, **values: Any):
+    """A module's constants for a while."""
+    before = {name: getattr(place, name) for name in values}
+    for name, value in values.items():
+        setattr(place, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(place, name, value)
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

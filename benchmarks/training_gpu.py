@@ -25,12 +25,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import training_peers as peers
-from gpu_common import matrix_ceiling, sentence_lengths, sentence_pairs, table
+from gpu_common import changed, matrix_ceiling, sentence_lengths, sentence_pairs, table
 
 from regard.attention import use
 from regard.data import Batch
 from regard.data.streams import TextBatches
-from regard.layers import linear_relu
+from regard.layers import add_norm, linear_relu
 from regard.layers.embeddings import Embedding
 from regard.models import GPTConfig, TransformerConfig, make_model
 from regard.models.gpt import gpt2, gpt_small
@@ -46,6 +46,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = {
     "attention": ("sentences_", "flash", "fmha", "attention"),
     "loss": ("vocabulary",),
+    "norms": ("add_norm",),
     "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "cublas"),
     "optimiser": ("adam", "multi_tensor", "lpnorm"),
     "compiled passes": ("triton_", "relu_backward"),
@@ -85,6 +86,7 @@ class Variant(NamedTuple):
     narrow: bool = False
     fused_loss: bool = True
     fused_relu: bool = True
+    fused_norm: bool = True
 
 
 class Row(NamedTuple):
@@ -125,18 +127,14 @@ def ours(config: TransformerConfig | GPTConfig, variant: Variant, smoothing: flo
 
     run = GraphedUpdate(update) if variant.graph and DEVICE == "cuda" else update
     forced = (lambda: use(variant.attention)) if variant.attention else contextlib.nullcontext
-    before = vocabulary.takes, linear_relu.takes
+    places = {vocabulary: variant.fused_loss, linear_relu: variant.fused_relu, add_norm: variant.fused_norm}
 
     def step(batch: Batch) -> object:
-        if not variant.fused_loss:
-            vocabulary.takes = lambda features: False
-        if not variant.fused_relu:
-            linear_relu.takes = lambda x, layer: False
-        try:
-            with forced():
-                return run([batch])
-        finally:
-            vocabulary.takes, linear_relu.takes = before
+        with forced(), contextlib.ExitStack() as stack:
+            for place, taken in places.items():
+                if not taken:
+                    stack.enter_context(changed(place, takes=lambda *given: False))
+            return run([batch])
 
     return step
 
@@ -278,6 +276,7 @@ def parts(sizes: Sizes, ceiling: float, deadline: float) -> str:
         "torch's varlen attention": everything._replace(attention="varlen"),
         "the plain sweep over the logits": everything._replace(fused_loss=False),
         "relu in passes of its own": everything._replace(fused_relu=False),
+        "norms as they are compiled": everything._replace(fused_norm=False),
         "compiled, not captured": everything._replace(graph=False),
         "compiled as a whole, captured": everything._replace(compile="whole"),
         "captured, not compiled": everything._replace(compile="no"),

@@ -8,13 +8,11 @@ smoothing, forward and backward together, beside its three matrix products alone
 """
 
 import argparse
-import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
-from gpu_common import milliseconds, sentence_lengths, table
+from gpu_common import changed, milliseconds, sentence_lengths, table
 
 from regard.attention import Offsets, ScaledDot, attend, causal, use
 from regard.attention.kernels import sentences
@@ -53,19 +51,6 @@ def error(heads: int, width: int, lengths: np.ndarray, max_len: int, masked: boo
         grad.double().cpu(),
     )
     return [float(((one.double().cpu() - other).norm() / other.norm()).detach()) for one, other in zip(found, exact)]
-
-
-@contextlib.contextmanager
-def changed(place: Any, **values: Any):
-    """A module's constants for a while."""
-    before = {name: getattr(place, name) for name in values}
-    for name, value in values.items():
-        setattr(place, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(place, name, value)
 
 
 def attention(tiny: bool) -> None:
