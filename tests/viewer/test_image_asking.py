@@ -115,7 +115,7 @@ def test_a_look_is_a_widget():
     assert widget.asks == ["picture"]
     data, _ = seen._repr_mimebundle_()
     assert data[VIEW]["model_id"] == widget.model_id
-    ((content, _),) = told(widget, {"number": "3", "ask": head_off("the picture")})
+    *_, (content, _) = told(widget, {"number": "3", "ask": head_off("the picture")})
     assert probabilities(content["told"]["before"]) == pytest.approx(seen.probabilities, abs=1e-6)
 
 

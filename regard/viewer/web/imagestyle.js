@@ -24,15 +24,15 @@ export const IMAGE_STYLE = `
 .regard .says-labels h2, .regard .pixel-labels h2, .regard .queries h2 { font: 500 14.5px/1.3 var(--sans); margin-bottom: 8px; }
 .regard .says-labels .about, .regard .pixel-labels .about { font-size: 13.5px; color: var(--soft); margin-top: 8px; }
 .regard .label-list { list-style: none; display: grid; gap: 2px; margin: 0 -8px !important; max-height: 320px; overflow-y: auto; padding: 2px !important; }
-.regard .label-list button { display: grid; grid-template-columns: minmax(0, 7.5em) 1fr 3.6em; gap: 10px; align-items: center; width: 100%; padding: 4px 8px; border: 1px solid transparent; border-radius: 8px; background: none; text-align: start; font-size: 15px; }
-.regard .pixel-labels .label-list button { grid-template-columns: 16px minmax(0, 1fr) 3.6em; }
+.regard .label-list button { display: grid; grid-template-columns: minmax(0, 6.5em) 1fr max-content; gap: 10px; align-items: center; width: 100%; padding: 4px 8px; border: 1px solid transparent; border-radius: 8px; background: none; text-align: start; font-size: 15px; }
+.regard .pixel-labels .label-list button { grid-template-columns: 16px minmax(0, 1fr) max-content; }
 .regard .label-list button:hover { background: var(--hover); }
 .regard .label-list button[aria-pressed="true"] { background: var(--first-soft); border-color: var(--first); }
 .regard .label-list .name { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .regard .label-list .track { height: 8px; border-radius: 4px; background: var(--hover); overflow: hidden; }
 .regard .label-list button:hover .track, .regard .label-list button[aria-pressed="true"] .track { background: var(--line); }
 .regard .label-list .bar { display: block; height: 100%; margin: 0; border-radius: 4px; background: var(--first); }
-.regard .label-list .share { text-align: end; color: var(--soft); font-size: 14px; }
+.regard .label-list .share { min-width: 3.6em; white-space: nowrap; text-align: end; color: var(--soft); font-size: 14px; }
 .regard .swatch { width: 16px; height: 16px; border-radius: 4px; border: 1px solid var(--line); }
 
 .regard .queries { margin-top: 24px; }
