@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch._inductor.config
 import training_peers as peers
 from gpu_common import changed, matrix_ceiling, sentence_lengths, sentence_pairs, table
 
@@ -87,6 +88,8 @@ class Variant(NamedTuple):
     fused_loss: bool = True
     fused_relu: bool = True
     fused_norm: bool = True
+    combined: bool = False
+    """small compiled passes that do not depend on each other are one launch"""
 
 
 class Row(NamedTuple):
@@ -102,6 +105,7 @@ class Row(NamedTuple):
 
 def ours(config: TransformerConfig | GPTConfig, variant: Variant, smoothing: float = 0.1) -> peers.Step:
     """One update as the training loop makes it."""
+    torch._inductor.config.combo_kernels = variant.combined
     torch.manual_seed(0)
     model = make_model(config).to(DEVICE).train()
     for module in model.modules():
@@ -277,6 +281,7 @@ def parts(sizes: Sizes, ceiling: float, deadline: float) -> str:
         "the plain sweep over the logits": everything._replace(fused_loss=False),
         "relu in passes of its own": everything._replace(fused_relu=False),
         "norms as they are compiled": everything._replace(fused_norm=False),
+        "small passes combined": everything._replace(combined=True),
         "compiled, not captured": everything._replace(graph=False),
         "compiled as a whole, captured": everything._replace(compile="whole"),
         "captured, not compiled": everything._replace(compile="no"),
