@@ -23,6 +23,7 @@ from regard.models.seq2seq import Decoder
 from regard.viewer.forcing import information
 from regard.viewer.looking import Look, Side
 from regard.viewer.measures import entropy
+from regard.viewer.overlays import ImageLook
 from regard.viewer.tape import Tape, Value
 from regard.viewer.walk_recurrent import ONE, RecurrentParts
 
@@ -50,13 +51,17 @@ class Walk:
     """sides that are followed along with another: whose, and which of their tokens for each of its"""
 
 
-def walk_of(look: Look) -> Walk:
-    """The walk of a look: each step from its text to the output.
+def walk_of(look: Look | ImageLook) -> Walk:
+    """The walk of a look: each step from its text, or its picture, to the output.
 
     >>> walk = walk_of(look(translator, "The cat sleeps."))  # doctest: +SKIP
     >>> walk.tape["decoder.0.cross.a"].shape  # the weights a = softmax(e)  # doctest: +SKIP
     (4, 5, 6)
     """
+    if isinstance(look, ImageLook):
+        from regard.viewer.image_walking import walk_of_picture  # which builds on what is here
+
+        return walk_of_picture(look)
     if look.bundle is None:
         raise RegardError("This look does not know its model: there is no walk.", "Make it with regard.look.")
     if (longest := max(map(len, look.ids))) > LONGEST:

@@ -338,3 +338,16 @@ def test_an_address_that_makes_no_sense_is_survived(opened, seen, fragment):
     assert page.locator(".images .thumb[data-drawn]").count() == 9
     assert page.locator(".reading h2").text_content() == "class token looks at"
     assert json.dumps(hash_of(page))
+
+
+def test_other_views_show_the_same_tokens(opened, seen):
+    page = opened(scene_of_picture(seen), IMAGES + "&pin=3,3")
+    page.get_by_role("tab", name="Heads").click()
+    page.wait_for_selector(QUIET)
+    assert page.get_by_label("Scale").locator("visible=true").input_value() == "log"
+    assert page.locator(".heads .reading h2").text_content() == "0,1 looks atpinned"
+    wanted = seen.maps["blocks.1.attention"].weights[1, 3]
+    shown = page.locator(".heads .ranks .weight").all_text_contents()
+    assert float(shown[0]) == pytest.approx(wanted.max(), abs=6e-5)
+    page.get_by_role("tab", name="Try it").click()
+    assert "regard look MODEL PICTURE --live" in page.locator(".changes .note").text_content()

@@ -14,7 +14,7 @@ from regard.attention import SCORES, Score, record
 from regard.errors import RegardError
 from regard.models import ViT
 from regard.models.vit import vit_pico
-from regard.viewer import image_walking, walking
+from regard.viewer import image_walking, walk_of, walking
 from regard.viewer.image_scene import scene_of_picture
 from regard.viewer.image_tape import PICTURE_OPERATIONS
 from regard.viewer.image_walking import PictureWalker, walk_of_picture
@@ -144,7 +144,7 @@ def test_cells_of_a_stem_are_followed_along_with_their_patch():
 
 def test_it_begins_at_the_patch_that_matters_most():
     seen = looked("class")
-    focus = walk_of_picture(seen).focus
+    focus = walk_of(seen).focus
     over = seen.over_patches("blocks.1.attention")[focus["head"]]
     assert focus["attention"] == "blocks.1.attention"
     assert over.flatten()[focus["picture"] - 1] == over.max()

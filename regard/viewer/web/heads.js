@@ -190,6 +190,8 @@ export class Heads {
 
   get autoScale() {
     const columns = this.members.all.flatMap((one) => one.scene.attentions.map(({ k }) => k.shape[0]));
+    // Patches share a weight among all of them.
+    if (this.scene.picture) return "log";
     return Math.max(...columns) > MANY ? "root" : "linear";
   }
 

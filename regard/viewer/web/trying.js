@@ -398,7 +398,7 @@ export class Trying {
     if (!attentions.isLoaded(attention)) return;
     const { colours, scale, theme } = this.state.view;
     const { axes } = this;
-    const painter = painterOf(colours, scale ?? (axes.columns.length > NARROW ? "root" : "linear"), isDark(theme));
+    const painter = painterOf(colours, scale ?? (this.scene.picture ? "log" : axes.columns.length > NARROW ? "root" : "linear"), isDark(theme));
     const [T, S] = [one.q.shape[0], one.k.shape[0]];
     const plain = attentions.map({ attention, head }, false);
     const named = headCalled(this.scene.attentions, { attention, head });
