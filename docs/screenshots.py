@@ -7,13 +7,30 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import sync_playwright
 
 import regard
+from regard.train import kept_steps
 
 SENTENCE = "The cat chased the mouse."
 VIEWS = {"Heads": "page-heads.png", "Walk": "page-walk.png", "Decode": "page-decode.png"}
+
+
+def shoot_steps(page: Any, run: str, into: str) -> None:
+    """A picture of an early step of a run beside its last, for the last one's translation."""
+    models = [regard.load(one, "cpu") for one in kept_steps(run).values()]
+    target = models[-1](SENTENCE)
+    steps = regard.compare(*(regard.look(model, SENTENCE, target) for model in models))
+    shown = f"{steps.looks[-1].alignment.name}:mean"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "steps.html"
+        steps.save(file)
+        page.set_viewport_size({"width": 1280, "height": 960})
+        page.goto(file.as_uri() + f"#at=2/{shown}&with={len(models) - 1}/{shown}")
+        page.wait_for_timeout(1500)
+        page.screenshot(path=str(Path(__file__).with_name(into)))
 
 
 def main() -> None:
@@ -30,6 +47,7 @@ def main() -> None:
             page.get_by_role("tab", name=name, exact=True).click()
             page.wait_for_timeout(1500)  # until small maps are drawn
             page.screenshot(path=str(Path(__file__).with_name(file)))
+        shoot_steps(browser.new_page(), sys.argv[1], "page-steps.png")
         browser.close()
 
 
