@@ -1,25 +1,22 @@
 /** The view *Images*: what each head regards of a picture's patches, what all layers together do, which pixel is what. */
 
 import { greatestIn } from "./maths.js";
-import { COLOURS, SCALES } from "./colours.js";
-import { change, fill, h, picker, uniqueId } from "./dom.js";
-import { exactly, isolated, shortened, visible } from "./tokens.js";
+import { change, fill, h } from "./dom.js";
+import { exactly, isolated, shortened } from "./tokens.js";
 import { PictureLooks } from "./imagelooks.js";
 import { PictureAsking } from "./imageasking.js";
+import { PictureControls } from "./imagecontrols.js";
 import { PatchFigure } from "./imagefigure.js";
 import { PictureOverview, QueryMaps, headOfPicture, layerOfPicture } from "./imageoverview.js";
 import { LabelList, greatestLaid, legendOf, patchCalled, readingOf, sharesOfLabels } from "./imagereading.js";
 import { IMAGE_STYLE } from "./imagestyle.js";
 import { Measures } from "./reading.js";
 import { Table, numbersOf } from "./table.js";
-import { icon, tabList, toggle } from "./shell.js";
 
 /** @typedef {import("./state.js").Shown} Shown */
 /** @typedef {import("./imagereading.js").Laid} Laid */
-/** @typedef {import("./imageasking.js").Asking} Asking */
 
-/** What may lie over a picture. */
-const OVERS = { picture: "Picture", attention: "Attention", rollout: "Rollout", mask: "Labels" };
+/** The keys of what may lie over a picture. */
 const OVER_KEYS = { p: "picture", a: "attention", r: "rollout", m: "mask" };
 
 /** What a scene of a picture opens with, where the address says nothing. @param {any} scene @returns {any} */
@@ -81,49 +78,21 @@ export class Images {
   }
 
   makeStage() {
-    const list = this.scene.attentions;
-    this.attention = picker("Layer", Object.fromEntries(list.map((one) => [one.name, layerOfPicture(one)])), (attention) =>
-      this.choose({ attention, head: this.state.view.shown.head }),
-    );
-    this.head = picker("Head", {}, (head) => this.choose({ ...this.state.view.shown, head: head === "mean" ? "mean" : Number(head) }));
-    /** @param {string} name @param {string} sign @param {number} by */
-    const step = (name, sign, by) =>
-      h("button", { type: "button", class: "round", "aria-label": name, onclick: () => this.step(0, by) }, icon(sign));
-    this.steps = h("span", { class: "steps", "data-saved": "no" }, step("Head before", "M14 6l-6 6 6 6", -1), step("Next head", "M10 6l6 6-6 6", 1));
-    this.who = h("select", { "aria-label": "Who asks", onchange: () => this.ask(this.who.value) });
-    this.label = h("select", { "aria-label": "Label", onchange: () => this.state.set({ label: this.label.value === "" ? null : Number(this.label.value) }) });
-    this.overName = h("span", { class: "over-name" });
-    this.whoAsks = h("span", {});
-    this.whoLabel = h("label", {}, this.whoAsks, this.who);
-    this.about = h("span", {});
+    this.controls = new PictureControls(this.asking, {
+      choose: (shown) => this.choose(shown),
+      step: (by) => this.step(0, by),
+      ask: (who) => this.ask(who),
+    });
     this.place = h("div", { class: "place" });
     this.waits = h("p", { class: "waits" });
-    this.panel = h(
-      "div",
-      { class: "panel", role: "tabpanel", id: uniqueId("panel"), onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) },
-      // All of it stays where it is, so that whatever has the focus keeps it.
-      h("header", {}, h("h2", {}, this.overName, this.attention, this.head, this.label), this.steps),
-      h("p", { class: "asks" }, this.whoLabel, this.about),
-      this.place,
-      this.waits,
-    );
-    const overs = Object.fromEntries(this.asking.overs.map((over) => [over, OVERS[over]]));
-    this.tabs = tabList("Over the picture", overs, this.panel.id, (over) => this.state.set({ over }));
-    this.asTable = toggle("Table", (on) => this.state.set({ form: on ? "table" : "map" }));
-    this.follow = toggle("Follow the pointer", (on) => this.state.set({ follow: on, ...(on ? { pin: null } : {}) }));
+    const { panel, bar, pickers } = this.controls;
+    panel.append(this.place, this.waits);
+    panel.addEventListener("keydown", (event) => this.key(event));
     this.legend = h("div", { class: "legend" });
-    this.scale = picker("Scale", SCALES, (scale) => this.state.set({ scale }));
-    this.colours = picker("Colours", COLOURS, (colours) => this.state.set({ colours }));
-    this.pickers = h("div", { class: "pickers", "data-saved": "no" }, h("label", {}, "Scale ", this.scale), h("label", {}, "Colours ", this.colours));
-    this.foot = h("div", { class: "foot" }, this.legend, this.pickers);
+    this.foot = h("div", { class: "foot" }, this.legend, pickers);
     this.queries = new QueryMaps(this.asking, (label) => this.ask(label === null ? "pointer" : String(label)));
-    this.sheet = h("div", { class: "sheet-of-paper" }, this.panel, this.foot, this.queries.element);
-    this.stage = h(
-      "section",
-      { class: "stage", "aria-label": "What is regarded" },
-      h("div", { class: "bar", "data-saved": "no" }, this.tabs.element, h("div", { class: "toggles" }, this.follow, this.asTable)),
-      this.sheet,
-    );
+    this.sheet = h("div", { class: "sheet-of-paper" }, panel, this.foot, this.queries.element);
+    this.stage = h("section", { class: "stage", "aria-label": "What is regarded" }, bar, this.sheet);
   }
 
   // Showing
@@ -143,7 +112,9 @@ export class Images {
     if (this.state.view !== view) return;
     if (changed?.has("shown") && this.asking.over === "attention") this.voice.say(this.named());
     this.rollSoon(through);
-    this.showControls();
+    this.controls.show(this.isTable);
+    this.overview.mark(this.asking.over === "attention" ? view.shown : null);
+    this.list?.mark(["rollout", "mask"].includes(this.asking.over) ? this.asking.chosenLabel : null);
     this.draw();
     this.queries.show(this.common);
     if (!changed || changed.has("shown") || changed.has("over")) this.measure();
@@ -210,66 +181,6 @@ export class Images {
       } else fill(this.waits, `Multiplying layers: ${Math.round(100 * Number(value))} %`);
       return !done;
     });
-  }
-
-  showControls() {
-    const { view } = this.state;
-    const { over, asker } = this.asking;
-    const attention = this.attentions.byName.get(view.shown.attention);
-    change(this.panel, { "aria-labelledby": this.tabs.mark(over) });
-    this.attention.value = view.shown.attention;
-    const heads = [...(attention.heads > 1 ? ["mean"] : []), ...Array(attention.heads).keys()];
-    fill(this.head, heads.map((head) => h("option", { value: head }, headOfPicture(attention, /** @type {any} */ (head)))));
-    this.head.value = String(view.shown.head);
-    fill(this.label, h("option", { value: "" }, "no label in particular"), this.picture.labels.map((/** @type {any} */ one) => h("option", { value: one.number }, visible(one.name))));
-    this.label.value = this.asking.chosenLabel === null ? "" : String(this.asking.chosenLabel);
-    this.overName.textContent = { picture: "The picture", rollout: "Through all layers", mask: "Which pixel is what" }[over] ?? "";
-    this.overName.hidden = over === "attention";
-    this.attention.hidden = this.head.hidden = over !== "attention";
-    this.label.hidden = over !== "rollout" || !(this.asking.given.size || this.looks.segmenter.length);
-    this.steps.hidden = over !== "attention" || attention.heads === 1;
-    this.fillWho(attention, asker);
-    this.whoLabel.hidden = !this.asking.askable;
-    this.whoAsks.textContent = over === "rollout" ? "What it comes from, of " : "Who asks: ";
-    this.about.textContent = this.aboutNow();
-    change(this.follow, { "aria-pressed": String(this.asking.follows), hidden: !this.asking.askable || this.isTable });
-    change(this.asTable, { "aria-pressed": String(this.isTable), hidden: !["attention", "rollout"].includes(over) });
-    this.scale.value = view.scale ?? "linear";
-    this.colours.value = view.colours;
-    this.pickers.hidden = !["attention", "rollout"].includes(over);
-    this.overview.mark(over === "attention" ? view.shown : null);
-    this.list?.mark(over === "rollout" || over === "mask" ? this.asking.chosenLabel : null);
-  }
-
-  /** What is said of what is laid over the picture, where nobody can choose who asks. */
-  aboutNow() {
-    const { over } = this.asking;
-    const { rows, columns } = this.looks;
-    if (over === "picture") return `${rows} × ${columns} patches of ${this.picture.patch} × ${this.picture.patch} pixels.`;
-    if (over === "mask") return "Each pixel has the colour of its likeliest label.";
-    if (this.asking.askable) return "";
-    if (over === "attention") return "The question by which the patches are pooled asks.";
-    return this.asking.given.has(this.asking.chosenLabel) ? "Weighted by gradients: what speaks for the label." : "What the label’s query comes from.";
-  }
-
-  /** @param {any} attention @param {Asking} asker */
-  fillWho(attention, asker) {
-    const rolls = this.asking.over === "rollout";
-    const side = rolls ? "picture" : attention.rows;
-    const first = this.picture.first[side] ?? 0;
-    const tokens = rolls && attention.rows !== "picture" ? [] : this.scene.sides[side].tokens.slice(0, first);
-    const group = side === "labels" ? "Queries of labels" : "Other tokens";
-    const speaks = this.picture.speaks[attention.name];
-    fill(
-      this.who,
-      h("option", { value: "pointer" }, "the patch under the pointer"),
-      h("option", { value: "whole" }, rolls ? "the picture" : speaks === null ? "patches, on average" : `the picture: ${this.asking.speakerOf(attention.name)}`),
-      tokens.length
-        ? h("optgroup", { label: group }, tokens.map((/** @type {string} */ name, /** @type {number} */ i) => h("option", { value: i }, visible(name))))
-        : null,
-      this.asking.pinned !== null && asker && "patch" in asker ? h("option", { value: "patch" }, this.asking.askerCalled(asker, "")) : null,
-    );
-    this.who.value = this.asking.pinned === null ? (this.state.view.follow ? "pointer" : "whole") : asker && "patch" in asker ? "patch" : String(this.asking.pinned);
   }
 
   /** Draws what is laid over the picture, and reads it. */
