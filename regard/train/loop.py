@@ -83,7 +83,8 @@ def train(
             print(f"{out} holds the whole run already: {before['step']} steps.", file=sys.stderr)
     else:
         with _arranged(recipe, before) as size:
-            order: dict[str, Any] = {"recipe": settle_precision(recipe), "out": out, "corpus": corpus}
+            settled = settle_precision(recipe, before["precision"] if before else None)
+            order: dict[str, Any] = {"recipe": settled, "out": out, "corpus": corpus}
             order |= {"provenance": provenance, "start_from": start_from, "quiet": quiet}
             with lead(size, order) as team:
                 work(team, **order)
@@ -138,6 +139,7 @@ def work(
         "waiting": 0,
         "done": False,
         "workers": team.size,
+        "precision": config.precision,
         "provenance": provenance,
     }
     if state_path.exists():

@@ -9,6 +9,7 @@ import signal
 import time
 import warnings
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -24,8 +25,10 @@ LEAST_WIDTH = 256
 _MODEST = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
-def settle_precision(recipe: Recipe) -> Recipe:
+def settle_precision(recipe: Recipe, begun: Literal["float32", "bfloat16"] | None = None) -> Recipe:
     """The recipe with `auto` replaced by what is meant on this machine; bfloat16 that would be fatal is an error.
+
+    A run that was `begun` in one of the two goes on in it, if it can.
 
     >>> settle_precision(Recipe(train=TrainConfig(device="cpu", precision="float32"))).train.precision
     'float32'
@@ -33,7 +36,8 @@ def settle_precision(recipe: Recipe) -> Recipe:
     config, device = recipe.train, find_device(recipe.train.device)
     chosen = config.precision
     if chosen == "auto":
-        narrow = device.type == "cuda" or (device.type == "cpu" and _pays(recipe) and survives_bfloat16())
+        wanted = begun == "bfloat16" if begun else device.type == "cuda" or (device.type == "cpu" and _pays(recipe))
+        narrow = wanted and (device.type == "cuda" or (device.type == "cpu" and survives_bfloat16()))
         chosen = "bfloat16" if narrow else "float32"
     elif chosen == "bfloat16" and device.type == "cpu" and not survives_bfloat16():
         raise RegardError(

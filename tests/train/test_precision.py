@@ -8,7 +8,8 @@ import torch
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig
 from regard.train import Recipe, TrainConfig, precision, train
-from regard.train.loop import METRICS
+from regard.train.checkpoint import Checkpoint
+from regard.train.loop import METRICS, STATE
 from regard.train.precision import autocast_of, settle_precision, survives_bfloat16
 from regard.train.report import read_metrics
 from tests.train.helpers import small, small_corpus
@@ -45,6 +46,21 @@ def test_wide_models_on_a_cpu_that_multiplies_bfloat16(survivals):
 def test_narrow_and_recurrent_models_stay_as_they_are(survivals, model):
     assert settle_precision(recipe(model)).train.precision == "float32"
     assert survivals[1] == []  # nothing had to be tried
+
+
+def test_a_run_goes_on_in_the_precision_that_it_began_in(survivals):
+    """Also where another process would begin otherwise, such as one in which oneDNN did something before."""
+    assert settle_precision(recipe(), "float32").train.precision == "float32"
+    assert survivals[1] == []
+    survivals[0].append(True)
+    assert settle_precision(recipe(TransformerConfig(width=128)), "bfloat16").train.precision == "bfloat16"
+    survivals[0][:] = [False, False]
+    assert settle_precision(recipe(), "bfloat16").train.precision == "float32"  # moved to a machine that cannot
+
+
+def test_what_a_run_began_in_is_kept(tmp_path, survivals):
+    train(small(train={"steps": 2}), tmp_path / "run", corpus=small_corpus(), quiet=True)
+    assert Checkpoint.load(tmp_path / "run" / STATE).facts["precision"] == "float32"
 
 
 def test_a_cpu_without_instructions_for_it(survivals, monkeypatch):
