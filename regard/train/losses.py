@@ -19,8 +19,8 @@ class LossParts(NamedTuple):
 
 
 def chunk_rows(vocab: int, device: torch.device) -> int:
-    """How many rows of logits to hold at a time: what stays in a CPU's cache, or fills a GPU."""
-    cells = 2**20 if device.type == "cpu" else 2**27
+    """How many rows of logits to hold at a time: enough for a CPU's products, in its cache; or what fills a GPU."""
+    cells = 2**22 if device.type == "cpu" else 2**27
     return max(64, cells // vocab)
 
 
@@ -136,20 +136,27 @@ def _rows_loss(
     """Of some rows of logits, which are used up, for each pass over them: log-sum-exp, negative log-likelihood,
     divergence from the other pass, and the gradient by the logits (without smoothing's part, the same for all rows).
     """
-    norms, nlls, logprobs = [], [], []
+    norms, nlls, shares, logprobs = [], [], [], []
     for row in logits:
         full = row.float()
-        norm = full.logsumexp(dim=-1)
-        norms.append(norm)
-        nlls.append(norm - full.gather(1, targets[:, None])[:, 0])
-        logprobs.append(full.sub_(norm[:, None]))
+        wanted_logit = full.gather(1, targets[:, None])
+        top = full.amax(dim=-1, keepdim=True)
+        # Exponentials are what costs on a CPU: the same ones serve the sum and the gradient.
+        full.sub_(top)
+        powers = full.exp() if divergence else full.exp_()
+        total = powers.sum(dim=-1, keepdim=True)
+        norm = top + total.log()
+        norms.append(norm[:, 0])
+        nlls.append((norm - wanted_logit)[:, 0])
+        shares.append(powers.div_(total))
+        logprobs.append(full.sub_(total.log()) if divergence else full)
     if not wanted:
         return norms, nlls, [], []
     if not divergence:
         divergences: list[Tensor] = []
-        grads = [logprob.exp_() for logprob in logprobs]
+        grads = shares
     else:
-        p, q = (logprob.exp() for logprob in logprobs)
+        p, q = shares
         gap = logprobs[0].sub_(logprobs[1])
         divergences = [(p * gap).sum(-1), -(q * gap).sum(-1)]
         # By the logits of p: d KL(p||q) = p (log p - log q - KL), d KL(q||p) = p - q; by those of q likewise.
