@@ -88,6 +88,7 @@ def _bars(rows: list[Row]) -> Figure:
         color=[COLOURS[names.index(row.entrant) % len(COLOURS)] for row in rows],
     )
     axes.set_yticks(range(len(rows)), [_of_row(row) for row in rows], fontsize=7)
+    axes.margins(y=0.005)
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.set_xlabel("seconds", fontsize=8)

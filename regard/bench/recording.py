@@ -110,6 +110,8 @@ def _transformers(
         n_embd=shape.width,
         n_layer=shape.layers,
         n_head=shape.heads,
+        bos_token_id=0,
+        eos_token_id=0,
         use_cache=False,
     )
     config._attn_implementation = implementation
