@@ -25,6 +25,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
 
+# A program of its own, which needs Triton.
+collect_ignore = ["compiled_kernels.py"]
+
 # The rooms in whose tests the shapes of signatures are checked: elsewhere that would only be slow.
 SHAPED = ("attention", "layers", "models")
 

@@ -1,5 +1,6 @@
 """Every kernel in Triton compiles for real GPUs, which the interpreter does not tell; none is needed for that."""
 
+import os
 import subprocess
 import sys
 
@@ -14,7 +15,9 @@ SHARED = 99 * 1024
 @pytest.mark.skipif(not triton_here.FOUND or sys.platform != "linux", reason="needs Triton")
 def test_every_kernel_compiles_for_a_gpu():
     program = [sys.executable, "-W", "ignore", "-m", "tests.compiled_kernels", "90"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=300)
+    # Nothing is interpreted there. Products in bfloat16 are not looked at, but must not be fatal either.
+    surroundings = os.environ | {"TRITON_INTERPRET": "0", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=surroundings)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [line.split() for line in done.stdout.splitlines()]
     kernels = {"forward", "backward", "_sums", "_weights", "sentences_forward", "sentences_backward"}

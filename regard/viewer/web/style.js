@@ -127,7 +127,7 @@ body:has(> #regard) { margin: 0; }
 .regard select:hover { background-color: var(--hover); }
 .regard select option, .regard select optgroup { background: var(--sheet); color: var(--ink); }
 
-.regard .sheet-of-paper { background: var(--sheet); border: 1px solid var(--line); border-radius: 18px; padding: clamp(16px, 2cqw, 30px); box-shadow: var(--shadow); }
+.regard .sheet-of-paper { background: var(--sheet); border: 1px solid var(--line); border-radius: 18px; padding: round(clamp(16px, 2cqw, 30px), 1px); box-shadow: var(--shadow); } /* whole pixels, as in pictures of it */
 .regard .panels { display: grid; gap: 28px 36px; grid-template-columns: minmax(0, 1fr); }
 @container regard (min-width: 920px) { .regard .heads[data-two] .panels { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); } }
 .regard .panel { min-width: 0; }
