@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ from regard.version import __version__
 from regard.viewer.asking import Desk
 from regard.viewer.looking import PAGE, PICTURES, AttentionMap, Look, look
 from regard.viewer.scene import FORMAT, Scene, carried, links_of, opening, shortened, sides_of
+from regard.viewer.showing import Showing
 
 BESIDE = "beside"
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Showing):
     """Several looks, each with a label. Shows itself in a notebook: one page, in which any two stand side by side, and
     what one has more than the other; of more than two a slider chooses.
     """
@@ -115,25 +115,10 @@ class Comparison:
             return ComparingDesk(models[0], self.looks[0].name, layers)
         return None
 
-    def widget(self) -> Any:
-        """The page as a widget, for notebooks: needs `regard[notebook]`. In its fields the sentence can be changed."""
-        return self._widget
-
-    @cached_property
-    def _widget(self) -> Any:
+    def _make_widget(self) -> Any:
         from regard.viewer import widget  # which asks for anywidget
 
         return widget.widget_with(self.scene(), self.desk)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        """The widget in a notebook; without anywidget, or of what no page can show, only the picture."""
-        try:
-            return self.widget()._repr_mimebundle_()
-        except RegardError:
-            return None
-
-    def _repr_png_(self) -> bytes:
-        return self._picture("png")
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(map(repr, self.labels))})"

@@ -23,6 +23,7 @@ from regard.models import ViT, family_of
 from regard.viewer.alignment import Link, Words, spans
 from regard.viewer.forcing import force, information
 from regard.viewer.overlays import ImageLook, look_at_picture
+from regard.viewer.showing import Showing
 
 if TYPE_CHECKING:
     from regard.viewer.beams import BeamTree
@@ -102,7 +103,7 @@ class AttentionMap:
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class Look(Showing):
     """A sentence, its translation, and every attention between them; or a text that was read, and every attention
     inside it. Shows itself in a notebook.
 
@@ -201,25 +202,10 @@ class Look:
         which = f"head {head}" if head is not None else f"mean of {heads} heads" if heads > 1 else "its one head"
         return pictures.heat_map(shown.of(head), shown.rows, shown.columns, f"{shown.name}, {which}", shown.kind, form)
 
-    def widget(self) -> Any:
-        """The page as a widget, for notebooks: needs `regard[notebook]`. In its fields the sentence can be changed."""
-        return self._widget
-
-    @cached_property
-    def _widget(self) -> Any:
+    def _make_widget(self) -> Any:
         from regard.viewer import widget  # which knows what a look is
 
         return widget.widget_of(self)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        """The widget in a notebook; without anywidget, or of what no page can show, only the picture."""
-        try:
-            return self.widget()._repr_mimebundle_()
-        except RegardError:
-            return None
-
-    def _repr_png_(self) -> bytes:
-        return self._picture("png")
 
     def __repr__(self) -> str:
         texts = " → ".join(repr(text) for text in self._texts() if text)

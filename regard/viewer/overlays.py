@@ -20,6 +20,7 @@ from regard.folder.pictures import Picture
 from regard.layers.patches import Grid
 from regard.models import ViT
 from regard.viewer.rollout import Rollout, Run, number_of, roll_out, rolled, run
+from regard.viewer.showing import Showing
 
 PAGE, FORMATS = "html", ("png", "svg")
 # So many labels of a segmenter are shown at once: those that have most pixels.
@@ -53,7 +54,7 @@ class PatchMap:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageLook:
+class ImageLook(Showing):
     """A picture, and every attention of a model in it. Shows itself in a notebook.
 
     `maps` are the attentions by their modules' names: `look.maps["blocks.3.attention"].weights`.
@@ -210,27 +211,12 @@ class ImageLook:
         panels = {labels[i]: self.over_patches(shown.name, label=labels[i]).mean(0) for i in sorted(most)}
         return f"Where the query of each label looks in {shown.name}, mean of the heads.", panels
 
-    def widget(self) -> Any:
-        """The page as a widget, for notebooks: needs `regard[notebook]`. Changes can be tried in it."""
-        return self._widget
-
-    @cached_property
-    def _widget(self) -> Any:
+    def _make_widget(self) -> Any:
         from regard.viewer import image_asking, image_scene, widget  # which know what a look is
 
         assert isinstance(self.run.images, Tensor)
         desk = image_asking.PictureDesk(self.bundle, self.model_name, pictures={self.name: self.run.images[0]})
         return widget.widget_with(image_scene.scene_of_picture(self), desk)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        """The widget in a notebook; without anywidget, or of what no page can show, only the picture."""
-        try:
-            return self.widget()._repr_mimebundle_()
-        except RegardError:
-            return None
-
-    def _repr_png_(self) -> bytes:
-        return self._picture("png")
 
     def __repr__(self) -> str:
         return f"ImageLook({self.title!r}, {len(self.maps)} attentions: {', '.join(self.maps)})"

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from regard.errors import RegardError
 from regard.folder import Bundle
 from regard.models import TransformerConfig
 from regard.train import Corpus, DataConfig, Recipe, TokenizerConfig, TrainConfig, read_corpus, recipe_from, train
@@ -38,6 +40,13 @@ def small(**sections: dict[str, Any]) -> Recipe:
 def small_corpus() -> Corpus:
     corpus = read_corpus(SMALL.data)
     return dataclasses.replace(corpus, validation=corpus.validation[:6])
+
+
+def said(recipe: Recipe, out: Path, **options: Any) -> str:
+    """What the user is told of a run that is refused."""
+    with pytest.raises(RegardError) as caught:
+        train(recipe, out, quiet=True, **options)
+    return str(caught.value)
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

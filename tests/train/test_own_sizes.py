@@ -15,7 +15,6 @@ from PIL import Image
 
 from regard.cli import main
 from regard.data import RaggedBatches, RaggedImages
-from regard.errors import RegardError
 from regard.folder import ImageModel, load
 from regard.models import make_model
 from regard.train import DataConfig, Recipe, TrainConfig, loop, plan, recipe_from, train
@@ -23,7 +22,7 @@ from regard.train.graphs import GraphedUpdate
 from regard.train.tasks import TASKS
 from regard.train.tasks.base import Shape, evaluate_loss
 from regard.viewer import look
-from tests.train.helpers import run_again, same_bits, weights_of
+from tests.train.helpers import run_again, said, same_bits, weights_of
 from tests.train.toy_pictures import NAMES, TRAIN, VIT
 
 every_task = pytest.mark.parametrize("task", ["classify-images", "segment"])
@@ -71,12 +70,6 @@ def runs(tmp_path_factory) -> dict[str, Path]:
         train(toy(task, folder), folder / "out", quiet=True)
         folders[task] = folder / "out"
     return folders
-
-
-def said(recipe, out: Path, **options) -> str:
-    with pytest.raises(RegardError) as caught:
-        train(recipe, out, quiet=True, **options)
-    return str(caught.value)
 
 
 # As for pictures of one size

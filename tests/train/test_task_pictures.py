@@ -23,7 +23,7 @@ from regard.train.report import read_metrics
 from regard.train.tasks import TASKS
 from regard.train.tasks.base import Shape, evaluate_loss
 from regard.train.tasks.pictures import patch_for, set_aside
-from tests.train.helpers import run_again, same_bits, weights_of
+from tests.train.helpers import run_again, said, same_bits, weights_of
 from tests.train.toy_pictures import MEASURES, NAMES, draw, outputs, toy, write
 
 every_task = pytest.mark.parametrize("task", MEASURES)
@@ -40,12 +40,6 @@ def runs(tmp_path_factory) -> dict[str, Path]:
         train(toy(task, folder), folder / "out", quiet=True)
         folders[task] = folder / "out"
     return folders
-
-
-def said(recipe, out: Path, **options) -> str:
-    with pytest.raises(RegardError) as caught:
-        train(recipe, out, quiet=True, **options)
-    return str(caught.value)
 
 
 # As every task

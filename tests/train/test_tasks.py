@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from regard.data.special import Special
-from regard.errors import RegardError
 from regard.folder import load, save
 from regard.train import loop, recipe_from, train
 from regard.train.loop import METRICS
@@ -19,7 +18,7 @@ from regard.train.recipe import recipe_table
 from regard.train.report import read_metrics
 from regard.train.tasks import TASKS
 from regard.train.tasks.base import Shape, evaluate_loss
-from tests.train.helpers import run_again, same_bits, weights_of
+from tests.train.helpers import run_again, said, same_bits, weights_of
 from tests.train.toy_tasks import KINDS, outputs, sentences, toy, write_squad, write_text
 
 PICTURES = {"classify-images", "segment", "mask-images"}
@@ -149,12 +148,6 @@ def test_two_workers_compute_what_one_would(runs, tmp_path):
 
 
 # What is wrong with the data
-
-
-def said(recipe, out: Path, **options) -> str:
-    with pytest.raises(RegardError) as caught:
-        train(recipe, out, quiet=True, **options)
-    return str(caught.value)
 
 
 @every_task

@@ -123,7 +123,7 @@ def test_keys_choose_the_row_and_read_both_weights(opened, small):
     page.locator(".trying .figure").nth(1).focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):  # the first key shows where one is
         page.keyboard.press(key)
-    wait_said(page, "after")
+    wait_said(page, "Row 3 of 14, column 2")
     score = {"called": "scaled_dot", "form": "dot", "scale": 1.0}
     before, after = weights(small, "decoder.1.cross")[2], changed(small, "decoder.1.cross", score=score)[2]
     told = re.search(
@@ -271,7 +271,7 @@ def test_heads_that_are_off_elsewhere_are_listed(live, transformer):
     assert told["after"]["logprob"] == pytest.approx(
         try_it(transformer, "one two three", off[:1]).after.logprob, abs=1e-5
     )
-    assert other.count() == 0
+    other.wait_for(state="detached")
 
 
 def test_a_row_a_prefix_and_another_sentence(live, transformer):

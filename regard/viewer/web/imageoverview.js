@@ -2,6 +2,7 @@
 
 import { paintPatches } from "./imagefigure.js";
 import { change, fill, h } from "./dom.js";
+import { keyOf, thumbByKey, thumbOf } from "./thumbs.js";
 
 /** @typedef {import("./state.js").Shown} Shown */
 /** @typedef {{shown: Shown, element: HTMLElement, canvas: HTMLCanvasElement}} Thumb */
@@ -32,9 +33,6 @@ export function headOfPicture(attention, head) {
   if (attention.heads === 1) return "its one head";
   return head === "mean" ? `mean of ${attention.heads} heads` : `head ${head}`;
 }
-
-/** @param {Shown} shown */
-const thumbKey = (shown) => `${shown.attention}:${shown.head}`;
 
 export class PictureOverview {
   /**
@@ -97,56 +95,22 @@ export class PictureOverview {
   thumb(attention, head) {
     const shown = { attention: attention.name, head };
     const name = `${layerOfPicture(attention)}, ${headOfPicture(attention, head)}`;
-    const canvas = h("canvas", { width: 1, height: 1 });
-    const element = h(
-      "div",
-      {
-        role: "gridcell",
-        class: head === "mean" ? "thumb mean" : "thumb",
-        tabindex: -1,
-        "aria-label": name,
-        "aria-selected": "false",
-        title: name,
-        "data-shown": thumbKey(shown),
-        onclick: () => this.chosen(shown),
-      },
-      canvas,
-      h("span", { class: "frame" }),
-    );
-    this.thumbs.set(thumbKey(shown), { shown, element, canvas });
-    return element;
+    const thumb = thumbOf(shown, name, () => this.chosen(shown));
+    this.thumbs.set(keyOf(shown), thumb);
+    return thumb.element;
   }
 
   /** Arrow keys go from map to map, and what they come to is shown. @param {KeyboardEvent} event */
   key(event) {
     const target = /** @type {HTMLElement} */ (event.target);
     if (!this.thumbs.has(target.dataset.shown) || event.altKey || event.metaKey || event.ctrlKey) return;
-    const lines = [...this.element.querySelectorAll(".line:not(.heads)")].map((line) => [...line.querySelectorAll(".thumb")]);
-    const row = lines.findIndex((line) => line.includes(target));
-    const column = lines[row].indexOf(target);
-    const moves = {
-      ArrowLeft: [row, column - 1],
-      ArrowRight: [row, column + 1],
-      ArrowUp: [row - 1, column],
-      ArrowDown: [row + 1, column],
-      Home: [row, 0],
-      End: [row, lines[row].length - 1],
-      Enter: [row, column],
-      " ": [row, column],
-    };
-    const move = moves[event.key];
-    if (!move) return;
-    event.preventDefault();
-    const line = lines[move[0]];
-    const next = /** @type {HTMLElement | undefined} */ (line?.[Math.min(move[1], line.length - 1)]);
-    if (!next) return;
-    next.focus();
-    this.chosen(this.thumbs.get(next.dataset.shown).shown);
+    const next = thumbByKey(this.element, event);
+    if (next) this.chosen(this.thumbs.get(next.dataset.shown).shown);
   }
 
   /** Marks the head that is shown. @param {Shown | null} shown */
   mark(shown) {
-    const key = shown && thumbKey(shown);
+    const key = shown && keyOf(shown);
     const first = this.thumbs.keys().next().value;
     for (const [name, { element }] of this.thumbs) {
       const on = name === key;

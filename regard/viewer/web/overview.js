@@ -2,6 +2,7 @@
 
 import { Picture, wholeOf } from "./maps.js";
 import { change, h, uniqueId } from "./dom.js";
+import { keyOf, thumbByKey, thumbOf } from "./thumbs.js";
 
 /** @typedef {import("./state.js").Shown} Shown */
 /** @typedef {{values: Float32Array, width: number, height: number}} Small */
@@ -117,25 +118,10 @@ export class Overview {
   /** @param {any} attention @param {number | "mean"} head */
   cell(attention, head) {
     const shown = { attention: attention.name, head };
-    const canvas = h("canvas", { width: 1, height: 1 });
     const name = headCalled(this.attentions.scene.attentions, shown);
-    const element = h(
-      "div",
-      {
-        role: "gridcell",
-        class: head === "mean" ? "thumb mean" : "thumb",
-        tabindex: -1,
-        "aria-label": name,
-        "aria-selected": "false",
-        title: name,
-        "data-shown": keyOf(shown),
-        onclick: (event) => this.chosen(shown, event.shiftKey),
-      },
-      canvas,
-      h("span", { class: "frame" }),
-    );
-    this.cells.set(keyOf(shown), { shown, element, canvas, picture: null });
-    return element;
+    const thumb = thumbOf(shown, name, (event) => this.chosen(shown, event.shiftKey));
+    this.cells.set(keyOf(shown), { ...thumb, picture: null });
+    return thumb.element;
   }
 
   /** Arrow keys go from map to map, and what they come to is shown. @param {KeyboardEvent} event */
@@ -143,32 +129,9 @@ export class Overview {
     const target = /** @type {HTMLElement} */ (event.target);
     const shown = this.cells.get(target.dataset.shown)?.shown;
     if (!shown || event.altKey || event.metaKey || event.ctrlKey) return;
-    if (event.key === "Enter" || event.key === " ") {
-      event.preventDefault();
-      this.chosen(shown, event.shiftKey);
-      return;
-    }
-    const lines = [...this.element.querySelectorAll(".line:not(.heads)")].map((line) => [
-      ...line.querySelectorAll(".thumb"),
-    ]);
-    const row = lines.findIndex((line) => line.includes(target));
-    const column = lines[row].indexOf(target);
-    const moves = {
-      ArrowLeft: [row, column - 1],
-      ArrowRight: [row, column + 1],
-      ArrowUp: [row - 1, column],
-      ArrowDown: [row + 1, column],
-      Home: [row, 0],
-      End: [row, lines[row].length - 1],
-    };
-    const move = moves[event.key];
-    if (!move) return;
-    event.preventDefault();
-    const line = lines[move[0]];
-    const next = /** @type {HTMLElement | undefined} */ (line?.[Math.min(move[1], line.length - 1)]);
-    if (!next) return;
-    next.focus();
-    this.chosen(this.cells.get(next.dataset.shown).shown, false);
+    const next = thumbByKey(this.element, event);
+    const second = event.shiftKey && (event.key === "Enter" || event.key === " ");
+    if (next) this.chosen(this.cells.get(next.dataset.shown).shown, second);
   }
 
   /** Marks the heads that are shown. @param {Shown | null} first @param {Shown | null} second */
@@ -272,9 +235,4 @@ export class Overview {
     const { rtl } = this.attentions.axesOf(shown.attention, false).columns;
     canvas.style.transform = rtl ? "scaleX(-1)" : "none";
   }
-}
-
-/** @param {Shown} shown */
-function keyOf(shown) {
-  return `${shown.attention}:${shown.head}`;
 }
