@@ -18,7 +18,7 @@ from regard.viewer.asking import Desk
 from regard.viewer.live import Live
 from regard.viewer.scene import Scene, scene_of
 from tests.viewer import scenes
-from tests.viewer.browsing import AXE, missing, said, wait_said
+from tests.viewer.browsing import AXE, QUIET, missing, said, wait_said
 from tests.viewer.test_scene import weights
 
 MASKED = "#view=try&at=decoder.0.attention:1"
@@ -189,7 +189,7 @@ def live(browser, transformer) -> Iterator[Any]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     context = browser.new_context(viewport={"width": 1360, "height": 900})
-    context.set_default_timeout(8000)
+    context.set_default_timeout(30_000)
     page = context.new_page()
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -205,6 +205,7 @@ def live(browser, transformer) -> Iterator[Any]:
 
 def asked(page: Any, act: Any) -> dict[str, Any]:
     """What the model answers to what `act` does, once the page shows it."""
+    page.wait_for_selector(QUIET)  # nothing is drawn anew between the press and the release of a button
     with page.expect_response(lambda response: response.url.endswith("/ask")) as answer:
         act()
     told = answer.value.json()
