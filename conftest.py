@@ -10,6 +10,8 @@ import torch
 # Where there is no GPU, kernels in Triton are tested in its interpreter; it looks here when it is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+if os.environ.get("REGARD_BROWSER") == "1" and not importlib.util.find_spec("triton"):
+    raise pytest.UsageError("Triton is missing: its kernels would go untested where nothing may be skipped.")
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["*_triton.py"]
 
 

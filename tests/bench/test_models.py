@@ -9,8 +9,6 @@ RECORDING = RecordingShape(width=16, heads=2, layers=2, vocabulary=50)
 
 
 def test_decoding_beside_everybody():
-    pytest.importorskip("transformers")
-    pytest.importorskip("ctranslate2")
     report = bench_decoding("cpu", shape=DECODING, rounds=1)
     assert [row.note for row in report.rows] == [""] * 12
     assert [row.entrant for row in report.rows[:4]] == [
@@ -21,7 +19,6 @@ def test_decoding_beside_everybody():
 
 def test_every_output_is_as_long_as_it_should_be():
     """With the same weights CTranslate2 gives the same tokens: so it does the same work."""
-    pytest.importorskip("ctranslate2")
     words = [f"w{i}" for i in range(DECODING.vocabulary - 4)]
     translator = decoding._translator(DECODING, words)
     config = decoding.DecodeConfig(method="greedy", min_len=3, max_len=3)
@@ -39,7 +36,6 @@ def test_who_is_not_installed_is_named(monkeypatch):
 
 
 def test_recording_beside_transformers():
-    pytest.importorskip("transformers")
     report = bench_recording("cpu", [8], shape=RECORDING, rounds=1)
     assert [(row.case, row.entrant) for row in report.rows] == [
         ("nobody looks", "Regard"),

@@ -22,8 +22,6 @@ def test_ours_in_a_process_of_its_own(monkeypatch):
 
 @pytest.mark.parametrize("name", ["marian", "nn.Transformer"])
 def test_a_peer_takes_a_step(name):
-    if name == "marian":
-        pytest.importorskip("transformers")
     assert bench._peer(Order(name, name), TINY, torch.device("cpu"), steps=1) > 0
 
 

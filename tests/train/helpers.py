@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from regard.errors import RegardError
 from regard.folder import Bundle
 from regard.models import TransformerConfig
-from regard.train import Corpus, DataConfig, Recipe, TokenizerConfig, TrainConfig, read_corpus, recipe_from, train
+from regard.train import Corpus, DataConfig, Recipe, TokenizerConfig, TrainConfig, loop, read_corpus, recipe_from, train
 from regard.train.loop import STATE
 
 SMALL = Recipe(
@@ -47,6 +47,23 @@ def said(recipe: Recipe, out: Path, **options: Any) -> str:
     with pytest.raises(RegardError) as caught:
         train(recipe, out, quiet=True, **options)
     return str(caught.value)
+
+
+def cut_off_and_go_on(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
+    """A run that breaks off before its eighth update, and once more, whole."""
+    set_rate, calls = loop.set_rate, []
+
+    def cut_off(*arguments: Any) -> None:
+        calls.append(None)
+        if len(calls) == 8:  # after a validation, and between two saves
+            raise ConnectionError
+        set_rate(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "set_rate", cut_off)
+        with pytest.raises(ConnectionError):
+            run()
+    run()
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ from regard.train.graphs import GraphedUpdate
 from regard.train.tasks import TASKS
 from regard.train.tasks.base import Shape, evaluate_loss
 from regard.viewer import look
-from tests.train.helpers import run_again, said, same_bits, weights_of
+from tests.train.helpers import cut_off_and_go_on, run_again, said, same_bits, weights_of
 from tests.train.toy_pictures import NAMES, TRAIN, VIT
 
 every_task = pytest.mark.parametrize("task", ["classify-images", "segment"])
@@ -85,19 +85,7 @@ def test_the_same_seed_gives_the_same_bits(runs, tmp_path, task):
 
 @every_task
 def test_a_run_that_was_cut_off_goes_on_exactly(runs, tmp_path, monkeypatch, task):
-    set_rate, calls = loop.set_rate, []
-
-    def cut_off(*arguments):
-        calls.append(None)
-        if len(calls) == 8:
-            raise ConnectionError
-        set_rate(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "set_rate", cut_off)
-        with pytest.raises(ConnectionError):
-            run_again(runs, task, tmp_path)
-    run_again(runs, task, tmp_path)
+    cut_off_and_go_on(monkeypatch, lambda: run_again(runs, task, tmp_path))
     assert same_bits(weights_of(tmp_path), weights_of(runs[task]))
 
 

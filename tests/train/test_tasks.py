@@ -12,13 +12,13 @@ import torch
 
 from regard.data.special import Special
 from regard.folder import load, save
-from regard.train import loop, recipe_from, train
+from regard.train import recipe_from, train
 from regard.train.loop import METRICS
 from regard.train.recipe import recipe_table
 from regard.train.report import read_metrics
 from regard.train.tasks import TASKS
 from regard.train.tasks.base import Shape, evaluate_loss
-from tests.train.helpers import run_again, said, same_bits, weights_of
+from tests.train.helpers import cut_off_and_go_on, run_again, said, same_bits, weights_of
 from tests.train.toy_tasks import KINDS, outputs, sentences, toy, write_squad, write_text
 
 PICTURES = {"classify-images", "segment", "mask-images"}
@@ -50,19 +50,7 @@ def test_the_same_seed_gives_the_same_bits(runs, tmp_path, task):
 
 @every_task
 def test_a_run_that_was_cut_off_goes_on_exactly(runs, tmp_path, monkeypatch, task):
-    set_rate, calls = loop.set_rate, []
-
-    def cut_off(*arguments):
-        calls.append(None)
-        if len(calls) == 8:  # after a validation, and between two saves
-            raise ConnectionError
-        set_rate(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "set_rate", cut_off)
-        with pytest.raises(ConnectionError):
-            run_again(runs, task, tmp_path)
-    run_again(runs, task, tmp_path)
+    cut_off_and_go_on(monkeypatch, lambda: run_again(runs, task, tmp_path))
     assert same_bits(weights_of(tmp_path), weights_of(runs[task]))
     steps = [[(line["step"], line["kind"]) for line in read_metrics(out / METRICS)] for out in (tmp_path, runs[task])]
     assert steps[0] == steps[1]
