@@ -26,12 +26,12 @@ RUNS = {
 QUALITY = {"classify": ("accuracy", "% of the labels right"), "segment": ("mean_iou", "mean IoU of the masks, %")}
 
 
-def measure(data: Path, out: Path, sides: list[int]) -> None:
+def measure(data: Path, out: Path, tasks: list[str], sides: list[int]) -> None:
     print("| task | patch | tokens | pictures/s | seconds | quality |\n| --- | ---: | ---: | ---: | ---: | ---: |")
     with (out / "patches.jsonl").open("w") as file:
-        for task, words in RUNS.items():
+        for task in tasks:
             for side in sides:
-                result = one_run(read_run(f"{words} model.patch={side}"), data, out / f"{task}-{side}")
+                result = one_run(read_run(f"{RUNS[task]} model.patch={side}"), data, out / f"{task}-{side}")
                 tokens = ({"classify": 32, "segment": 80}[task] // side) ** 2
                 row = {"task": task, "patch": side, "tokens": tokens, "quality": result[QUALITY[task][0]]}
                 row |= {"seconds": result["seconds"], "pictures_per_second": result["pictures_per_second"]}
@@ -64,6 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="the folder of the data")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tasks", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--sides", type=int, nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--plot", type=Path, help="draw what was measured, into this file")
     options = parser.parse_args()
@@ -71,7 +72,7 @@ def main() -> None:
         plot(options.out, options.plot)
     else:
         options.out.mkdir(parents=True, exist_ok=True)
-        measure(options.data, options.out, options.sides)
+        measure(options.data, options.out, options.tasks, options.sides)
 
 
 if __name__ == "__main__":
