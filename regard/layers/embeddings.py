@@ -39,7 +39,8 @@ class Embedding(nn.Module):
     """A learned vector a token, times the root of the width, plus the code of its position (C1, C2).
 
     Families differ in what else there is: no scale (`scaled=False`), a vector for each of several `segments` (BERT's
-    first and second text), a norm after the sum.
+    first and second text), a norm after the sum. Under autocast the sums that blocks add to are float32 or, if
+    `narrow`, as narrow as its products. That is safe where every sum is normed, so that no rounding outlives its layer.
 
     >>> Embedding(100, 16)(torch.tensor([4, 5]), torch.tensor([0, 1])).shape
     torch.Size([2, 16])
@@ -58,6 +59,7 @@ class Embedding(nn.Module):
         offset: int = 0,
         segments: int = 0,
         norm: nn.Module | None = None,
+        narrow: bool = False,
     ) -> None:
         super().__init__()
         self.tokens = tokens if tokens is not None else nn.Embedding(vocab, width)
@@ -72,8 +74,7 @@ class Embedding(nn.Module):
         self.norm = norm if norm is not None else nn.Identity()
         self.scale = width**0.5 if scaled else 1.0
         self.dropout = Dropout(dropout)
-        self.narrow = False
-        """whether under autocast the sums that blocks add to are kept in its dtype, too"""
+        self.narrow = narrow
 
     def forward(
         self,

@@ -131,6 +131,7 @@ class Bert(nn.Module):
             offset=config.position_offset,
             segments=config.segments,
             norm=norm(narrow),
+            narrow=config.norm == "post",
         )
         self.widen = nn.Linear(narrow, config.width) if config.embedding_width else nn.Identity()
         block, count = config.block(), config.groups or config.layers

@@ -153,6 +153,7 @@ class Transformer(nn.Module):
             dropout=config.dropout,
             scaled=config.embedding_scale,
             offset=config.position_offset,
+            narrow=config.norm == "post",
         )
         self.source_embedding = embedding(config.source_vocab, norm=norm() if config.embedding_norm else None)
         shared = self.source_embedding.tokens if config.shared_vocab else None

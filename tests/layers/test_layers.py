@@ -123,8 +123,7 @@ def test_a_cache_grows_beyond_its_first_room_and_keeps_what_it_has():
 @pytest.mark.parametrize("place", ["pre", "post"])
 @pytest.mark.parametrize("narrow", [False, True])
 def test_sums_stay_as_wide_as_the_embedding_makes_them(place, narrow):
-    embedding = Embedding(10, 8)
-    embedding.narrow = narrow
+    embedding = Embedding(10, 8, narrow=narrow)
     residual = Residual(BlockConfig(8, 2, 16, dropout=0.0, norm=place))
     ids = torch.tensor([4, 5, 6])
     exact = residual(embedding(ids, ids), lambda y: y)

@@ -11,7 +11,6 @@ from regard.attention import explain, use
 from regard.attention.kernels import triton_here
 from regard.data import Batches, Sequences
 from regard.layers import add_norm, linear_relu
-from regard.layers.embeddings import Embedding
 from regard.models import TransformerConfig, make_model
 from regard.train import compiling, vocabulary
 from regard.train.losses import token_loss
@@ -70,9 +69,6 @@ def test_cuda_the_same_update(monkeypatch, compiled):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled
     model, one = small_model(), batch()
     exact = gradients(model, model.features, one)
-    for module in model.modules():
-        if isinstance(module, Embedding):
-            module.narrow = True
     narrow = functools.partial(torch.autocast, "cuda", dtype=torch.bfloat16, cache_enabled=False)
     with narrow(), explain() as choices:
         features = compiling.compiled_features(model) if compiled else model.features
