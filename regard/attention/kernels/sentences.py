@@ -18,14 +18,18 @@ MAX_CELLS = 128 * 64
 
 
 class Tiling(NamedTuple):
-    """Queries at a time (all keys are there at once), and how many numbers of a tile of keys each warp holds."""
+    """Queries at a time (all keys are there at once), warps of a program, and registers of a thread."""
 
     rows: int
-    cells: int
+    warps: int
+    registers: int
 
 
-# Backward there are more tiles at once: with fewer rows and more warps all of them stay in registers.
-FORWARD, BACKWARD = Tiling(64, 1024), Tiling(32, 512)
+# By the numbers in a tile of keys, at most. Registers are so few that a handful is spilled at most: the more programs a
+# processor holds, the more of them compute while others wait for memory.
+FORWARD = {1024: Tiling(16, 1, 80), 2048: Tiling(32, 1, 168), 4096: Tiling(64, 4, 96), MAX_CELLS: Tiling(64, 4, 168)}
+BACKWARD = {1024: Tiling(16, 1, 128), 2048: Tiling(32, 1, 255), 4096: Tiling(64, 4, 168), MAX_CELLS: Tiling(32, 8, 128)}
+REGISTERS = 2**16  # of a processor
 
 
 def takes(call: Call) -> bool:
@@ -68,16 +72,16 @@ def attend_sentences(
     from regard.attention.kernels import sentences_triton
 
     out = torch.empty_strided(*_packed_rows(q, v.shape[-1]), dtype=v.dtype, device=v.device)
-    blocks = _blocks(q, v, max_q, max_k, FORWARD)
-    sentences_triton.sentences_forward[((len(q_starts) - 1) * q.shape[1],)](
-        *(q, k, v, out, q_starts, k_starts, scale),
+    sequences, tiling = len(q_starts) - 1, _tiling(q, v, max_k, FORWARD)
+    sentences_triton.sentences_forward[(_programs(q, sequences * q.shape[1], tiling),)](
+        *(q, k, v, out, q_starts, k_starts, sequences, scale),
         *(stride for x in (q, k, v, out) for stride in x.stride()[:2]),
         HEADS=q.shape[1],
         GROUP=q.shape[1] // k.shape[1],
         WIDTH=q.shape[-1],
         VALUE_WIDTH=v.shape[-1],
         CAUSAL=causal,
-        **blocks,
+        **_blocks(q, v, max_q, max_k, tiling),
     )
     return out
 
@@ -100,16 +104,16 @@ def attend_sentences_backward(
 
     grad = _rows(grad)
     grads = _empty_grads(q, k, v)
-    blocks = _blocks(q, v, max_q, max_k, BACKWARD)
-    sentences_triton.sentences_backward[((len(q_starts) - 1) * k.shape[1],)](
-        *(q, k, v, grad, *grads, q_starts, k_starts, scale),
+    sequences, tiling = len(q_starts) - 1, _tiling(q, v, max_k, BACKWARD)
+    sentences_triton.sentences_backward[(_programs(q, sequences * k.shape[1], tiling),)](
+        *(q, k, v, grad, *grads, q_starts, k_starts, sequences, scale),
         *(stride for x in (q, k, v, grad, *grads) for stride in x.stride()[:2]),
         GROUPS=k.shape[1],
         GROUP=q.shape[1] // k.shape[1],
         WIDTH=q.shape[-1],
         VALUE_WIDTH=v.shape[-1],
         CAUSAL=causal,
-        **blocks,
+        **_blocks(q, v, max_q, max_k, tiling),
     )
     return grads
 
@@ -157,9 +161,20 @@ def _tile(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
+def _tiling(q: Tensor, v: Tensor, max_k: int, tilings: dict[int, Tiling]) -> Tiling:
+    cells = _tile(max_k) * _tile(max(q.shape[-1], v.shape[-1]))
+    return next((tiling for most, tiling in tilings.items() if cells <= most), tilings[MAX_CELLS])
+
+
+def _programs(x: Tensor, pieces: int, tiling: Tiling) -> int:
+    """As many as run at once: each goes from piece to piece. A program for each piece would be slower, since batches of
+    a constant shape have thousands of empty sequences."""
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+    return max(1, min(pieces, processors * (REGISTERS // (32 * tiling.warps * tiling.registers))))
+
+
 def _blocks(q: Tensor, v: Tensor, max_q: int, max_k: int, tiling: Tiling) -> dict[str, int]:
-    """The sizes of tiles, and the warps that share them."""
+    """The sizes of tiles, and what a program has."""
     sizes = dict(BLOCK_T=min(max_q, tiling.rows), BLOCK_S=max_k, BLOCK_D=q.shape[-1], BLOCK_V=v.shape[-1])
-    blocks = {name: _tile(size) for name, size in sizes.items()}
-    cells = blocks["BLOCK_S"] * max(blocks["BLOCK_D"], blocks["BLOCK_V"])
-    return blocks | {"num_warps": min(8, max(1, cells // tiling.cells)), "num_stages": 1}
+    blocks = {name: _tile(size) for name, size in sizes.items()} | {"SEVERAL": max_q > tiling.rows}
+    return blocks | {"num_warps": tiling.warps, "num_stages": 1, "maxnreg": tiling.registers}
