@@ -1,6 +1,6 @@
-"""Vision Transformers trained side by side on one machine and scored on the test pictures.
+"""Vision Transformers trained one after another and scored on the test pictures.
 
-    python benchmarks/images_training.py --data data --out runs --at-once 3 \
+    python benchmarks/images_training.py --data data --out runs \
         "fashion recipes/fashion-mnist.toml seed=1" "cifar10 recipes/cifar10.toml seed=1" \
         "pets-mask recipes/pets-mask.toml" "pets-breed recipes/pets-classify.toml from=earlier/run2 lr=5e-4"
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from side_by_side import Run, main
+from training_runs import Run, main
 
 from regard.data import read_images
 from regard.folder import ImageModel

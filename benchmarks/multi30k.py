@@ -1,6 +1,6 @@
-"""Multi30k: trains runs side by side on one machine, and scores each on test2016 and test2017 (beam 5).
+"""Multi30k: trains runs one after another, and scores each on test2016 and test2017 (beam 5).
 
-    python benchmarks/multi30k.py --data multi30k/tok --out runs --at-once 3 \
+    python benchmarks/multi30k.py --data multi30k/tok --out runs \
         "en-de recipes/multi30k-transformer.toml seed=1" "en-fr recipes/multi30k-transformer.toml seed=1 steps=4000"
 
 A run is a language pair, a recipe, and changes to it (`key=value`, the key being of [train], or `section.key`).
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from side_by_side import Run, main
+from training_runs import Run, main
 
 from regard.data import read_lines
 from regard.decode import DecodeConfig

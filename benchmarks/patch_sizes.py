@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from images_training import one_run
-from side_by_side import read_run
+from training_runs import read_run
 
 SIDES = (2, 4, 8, 16)
 MODEL = "model.width=192 model.heads=6 model.layers=6 model.feedforward=768 model.patches=linear model.drop_path=0"

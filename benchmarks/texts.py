@@ -1,6 +1,6 @@
-"""Language models, classifiers and answerers of questions, trained side by side on one machine and scored.
+"""Language models, classifiers and answerers of questions, trained one after another and scored.
 
-    python benchmarks/texts.py --data data --out runs --at-once 3 \
+    python benchmarks/texts.py --data data --out runs \
         "shakespeare recipes/shakespeare.toml seed=1" "sst2 recipes/sst2.toml from=minilm" "piaf:0 recipes/answer.toml"
 
 What can be trained: `shakespeare`, `wikitext2`, `sst2`, and `xquad:FOLD` and `piaf:FOLD` (fold 0 to 4: the questions
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from side_by_side import Run, main
+from training_runs import Run, main
 
 from regard.data import read_documents, read_labelled, read_squad, split_documents
 from regard.train import recipe_from, train

@@ -1,6 +1,7 @@
 """Positions, dropout, norms and multi-head attention, each against its formula."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -132,3 +133,12 @@ def test_sums_stay_as_wide_as_the_embedding_makes_them(place, narrow):
     assert found.dtype == (torch.bfloat16 if narrow else torch.float32)
     torch.testing.assert_close(found.float(), exact, atol=0.05, rtol=0.02)
     assert embedding(ids, ids).dtype == torch.float32  # without autocast nothing is narrowed
+
+
+def test_narrow_numbers_are_normed_in_float32_and_without_a_warning():
+    norm, x = make_norm("rms", 64), torch.randn(50, 64).bfloat16()
+    torch.nn.init.normal_(norm.weight)
+    with torch.autocast("cpu", dtype=torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = norm(x)
+    assert torch.equal(found, norm(x.float()).bfloat16())

@@ -1,12 +1,11 @@
-"""Runs of training side by side on one machine: each a process of its own with a log, its result a line of JSON."""
+"""Runs of training one after another, the result of each a line of JSON."""
 
 import argparse
 import contextlib
 import json
-import subprocess
-import sys
 import time
 import tomllib
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,29 +47,14 @@ def main(description: str | None, one_run: Callable[[Run, Path, Path], dict[str,
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the data")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--at-once", type=int, default=1, help="how many runs share the machine at a time")
-    parser.add_argument("--single", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.single:
+    # In one process: what one run compiled, the next one has.
+    for number, words in enumerate(options.runs):
         began = time.monotonic()
-        result = one_run(read_run(options.runs[0]), options.data, options.out)
-        print(json.dumps({"run": options.runs[0]} | result | {"whole_seconds": round(time.monotonic() - began, 1)}))
-        return
-    waiting, running = list(enumerate(options.runs)), []
-    options.out.mkdir(parents=True, exist_ok=True)
-    while waiting or running:
-        while waiting and len(running) < options.at_once:
-            number, run = waiting.pop(0)
-            folder = options.out / f"run{number}"
-            command = [sys.executable, sys.argv[0], "--single", "--data", options.data, "--out", folder, run]
-            log, result = options.out / f"run{number}.log", options.out / f"run{number}.json"
-            with log.open("w") as errors, result.open("w") as output:
-                running.append((number, run, subprocess.Popen(command, stdout=output, stderr=errors)))
-        for entry in list(running):
-            number, run, process = entry
-            if process.poll() is not None:
-                running.remove(entry)
-                outcome = (options.out / f"run{number}.json").read_text().strip()
-                said = (options.out / f"run{number}.log").read_text()
-                print(outcome or f"run {number} ({run}) failed:\n{said[-600:]}", flush=True)
-        time.sleep(0.5)
+        try:
+            result = one_run(read_run(words), options.data, options.out / f"run{number}")
+        except Exception:  # the others are still to be run
+            print(f"run {number} ({words}) failed:\n{traceback.format_exc()[-600:]}", flush=True)
+        else:
+            result["whole_seconds"] = round(time.monotonic() - began, 1)
+            print(json.dumps({"run": words} | result), flush=True)
