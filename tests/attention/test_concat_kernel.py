@@ -99,6 +99,13 @@ def test_equals_the_definition(case, dtype):
     compare(found, expected, TOLERANCE[dtype])
 
 
+@pytest.mark.skipif(not triton_here.INTERPRETED, reason="real tiles are in halves where they are large enough")
+def test_columns_in_two_halves(monkeypatch):
+    monkeypatch.setattr(concat, "BACKWARD_EXACT", {256: Tiling(16, 32, 1)})
+    monkeypatch.setattr(concat, "HALVED", 32)
+    test_equals_the_definition("causal, groups", torch.float32)
+
+
 # Lengths of queries, of keys (None: self-attention), mask, lengths that padding() gives besides.
 PACKED = {
     "causal, empty ones": ([1, 0, 20, 0, 7], None, causal(), None),

@@ -34,8 +34,10 @@ class Tiling(NamedTuple):
 # do products in three parts, which `exact` dtypes need, see _constants.
 FORWARD = {128: Tiling(64, 128, 4), 256: Tiling(64, 64, 8)}
 FORWARD_EXACT = {128: Tiling(64, 64, 4), 256: Tiling(64, 32, 4)}
-BACKWARD = {128: Tiling(64, 64, 4), 256: Tiling(64, 32, 4)}
+BACKWARD = {64: Tiling(64, 128, 4), 128: Tiling(64, 64, 4), 256: Tiling(64, 32, 4)}
 BACKWARD_EXACT = {64: Tiling(64, 64, 4), 128: Tiling(64, 32, 4), 256: Tiling(32, 32, 4)}
+# From so many columns on a backward pass takes first one half of them, then the other.
+HALVED = 128
 # The least that matrix units take, and how many cells of a tile are worth a warp.
 FEWEST, CELLS = Tiling(16, 32, 1), 1024
 
@@ -151,8 +153,9 @@ def attend_concat_backward(
     db = b.new_zeros(*b.shape[:-3], H, *b.shape[-2:], dtype=torch.float32)
     dv = v.new_empty(*v.shape[:-3], H, *v.shape[-2:])
     tilings = _tiling(v, max_q, max_k, backward=True), _tiling(v, max_k, max_q, backward=True)
-    # By c, of each program, for each four of w.
-    dc = w.new_zeros(B, H, -(-max_q // tilings[0].rows), w.shape[-1] // 4, 16)
+    # By c, of sixteen rows of each program, for each four of w.
+    rows = tilings[0].rows
+    dc = w.new_zeros(B, H, -(-max_q // rows), rows // 16, w.shape[-1] // 4, 16)
     for keys, size, dx, tiling in zip((False, True), (max_q, max_k), (da, db), tilings):
         tiles = -(-size // tiling.rows)
         concat_backward_triton.backward[(B * H * tiles,)](
@@ -162,9 +165,10 @@ def attend_concat_backward(
             *_strides(a, b, v, out, grad, dx, dv, w, lse),
             KEYS=keys,
             SPLIT=not _exact(v),
+            HALVES=tiling.columns >= HALVED,
             **_constants(v, tiling, q_starts, lengths, causal, window),
         )
-    dc = dc.sum((0, 2) if len(w) == H else (0, 1, 2)).view(len(w), -1, 16)
+    dc = dc.sum((0, 2, 3) if len(w) == H else (0, 1, 2, 3)).view(len(w), -1, 16)
     dw = (dc.unsqueeze(-2) * _signs(dc)).sum(-1).flatten(1)
     return da.to(a.dtype), _of_groups(db, b).to(b.dtype), dw, _of_groups(dv, v)
 

@@ -29,41 +29,81 @@ SCALE = tl.constexpr(2.0**40)
 
 
 @triton.jit
-def _dot(x, y, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
-    """x y. SPLIT: as bf16, x in two parts, since its rounding is what would be left of terms that cancel."""
+def _cut(x):
+    """x without the bits that bf16 has no place for. One instruction, which a conversion there and back is not."""
+    return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _rounded(x):
+    """x to the nearest number of bf16, as float32."""
+    return _cut((x.to(tl.int32, bitcast=True) + 32768).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _add_products(
+    by_n, by_d, rows, c, y, y_stride, y_valid, g, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
+):  # fmt: skip
+    """Adds ∂N B_u and −∂D B_u of some columns.
+
+    SPLIT: as bf16. Both products see the same rounded ∂N, so that its rounding is that of a gradient's term. They
+    nearly cancel, and ∂D rounded would be what is left of them: it comes in two parts.
+    """
+    columns = expand(y, y_stride, y_valid, COLUMNS, THREADS)
+    d = tl.dot(rows, tl.trans(columns), input_precision=PRECISION)
+    n = tl.dot(rows * c, tl.trans(columns), input_precision=PRECISION)
+    r = reciprocal(d, QUICK)
     if SPLIT:
-        y = y.to(tl.bfloat16)
-        # Cut off rather than rounded: one instruction, and the other part has the rest.
-        high = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
-        return tl.dot((x - high).to(tl.bfloat16), y, tl.dot(high.to(tl.bfloat16), y))
+        dn = _rounded(g * r)
+        dd = dn * (n * r)
+        high = _cut(dd)
+        columns = columns.to(tl.bfloat16)
+        by_n = tl.dot(dn.to(tl.bfloat16), columns, by_n)
+        by_d = tl.dot(high.to(tl.bfloat16), columns, by_d)
+        by_d = tl.dot((dd - high).to(tl.bfloat16), columns, by_d)
     else:
-        return tl.dot(x, y, input_precision=PRECISION)
+        dn = g * r
+        by_n = tl.dot(dn, columns, by_n, input_precision=PRECISION)
+        by_d = tl.dot(dn * (n * r), columns, by_d, input_precision=PRECISION)
+    return by_n, by_d
 
 
 @triton.jit
 def _quick_gradients(
-    x, x_stride, x_valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dc, WEIGHTS: tl.constexpr,
-    COLUMNS: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
+    x, x_stride, x_valid, y, y_stride, y_count, w, C, g, dx, dx_stride, dc, WEIGHTS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr,
+    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    u = tl.arange(0, 16)
+    """HALVES: one half of the columns after the other, since the registers do not hold d and n of all."""
+    u, group = tl.arange(0, 16), tl.arange(0, ROWS // 16)
+    PART: tl.constexpr = COLUMNS // 2 if HALVES else COLUMNS
+    s = tl.arange(0, PART)
     g *= SCALE
+    if HALVES:
+        g, g_more = tl.split(tl.permute(tl.reshape(g, (ROWS, 2, PART)), (0, 2, 1)))
     for i in range(0, C, 4):
         rows = spread(x + i * x_stride, x_stride, x_valid)
-        columns = expand(y + i * y_stride, y_stride, y_valid, COLUMNS, THREADS)
         c = signed(w + i)[None, :]
-        d = tl.dot(rows, tl.trans(columns), input_precision=PRECISION)
-        n = tl.dot(rows * c, tl.trans(columns), input_precision=PRECISION)
-        r = reciprocal(d, QUICK)
-        dn = g * r
-        by_n = rows * _dot(dn, columns, SPLIT, PRECISION)
-        by_u = (2 / SCALE) * (by_n * c - rows * _dot(dn * (n * r), columns, SPLIT, PRECISION))
-        to = dx + i * dx_stride
-        tl.atomic_add(to, tl.sum(by_u * bit(u, 0)[None, :], 1), mask=x_valid, sem="relaxed")
-        tl.atomic_add(to + dx_stride, tl.sum(by_u * bit(u, 1)[None, :], 1), mask=x_valid, sem="relaxed")
-        tl.atomic_add(to + 2 * dx_stride, tl.sum(by_u * bit(u, 2)[None, :], 1), mask=x_valid, sem="relaxed")
-        tl.atomic_add(to + 3 * dx_stride, tl.sum(by_u * bit(u, 3)[None, :], 1), mask=x_valid, sem="relaxed")
+        by_n, by_d = tl.zeros((ROWS, 16), tl.float32), tl.zeros((ROWS, 16), tl.float32)
+        by_n, by_d = _add_products(
+            by_n, by_d, rows, c, y + i * y_stride + s, y_stride, s < y_count, g, PART, PRECISION, SPLIT, QUICK, THREADS
+        )
+        if HALVES:
+            by_n, by_d = _add_products(
+                by_n, by_d, rows, c, y + i * y_stride + PART + s, y_stride, PART + s < y_count, g_more, PART,
+                PRECISION, SPLIT, QUICK, THREADS,
+            )  # fmt: skip
+        by_n *= rows
+        by_u = (2 / SCALE) * (by_n * c - rows * by_d)
+        by_02 = tl.join(tl.sum(by_u * bit(u, 0)[None, :], 1), tl.sum(by_u * bit(u, 2)[None, :], 1))
+        by_13 = tl.join(tl.sum(by_u * bit(u, 1)[None, :], 1), tl.sum(by_u * bit(u, 3)[None, :], 1))
+        to = dx[:, None] + (i + tl.arange(0, 4))[None, :] * dx_stride
+        tl.atomic_add(to, tl.reshape(tl.join(by_02, by_13), (ROWS, 4)), mask=x_valid[:, None], sem="relaxed")
         if WEIGHTS:
-            tl.atomic_add(dc + 4 * i + u, tl.sum(by_n, 0) * (1 / SCALE), sem="relaxed")
+            # Of each sixteen rows by themselves: those are one warp's, and no warp waits for another.
+            by_c = tl.sum(tl.reshape(by_n, (ROWS // 16, 16, 16)), 1) * (1 / SCALE)
+            tl.atomic_add(dc + group[:, None] * (C * 4) + 4 * i + u[None, :], by_c, sem="relaxed")
 
 
 @triton.jit
@@ -101,7 +141,7 @@ def backward(
     KEYS: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
     LENGTHS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_V: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """KEYS: ∂b and ∂v of ROWS keys; otherwise ∂a and a part of ∂w from ROWS queries, and delta for the other pass.
 
@@ -124,7 +164,7 @@ def backward(
     lse += batch * lse_batch + long_head * lse_head + t0
     delta += batch * lse_batch + long_head * lse_head + t0
     w += head * w_head
-    dc += tl.program_id(0).to(tl.int64) * (C * 4)
+    dc += tl.program_id(0).to(tl.int64) * (ROWS // 16 * C * 4)
     keys = tl.minimum(S, tl.load(lengths + batch)).to(tl.int32) if LENGTHS else S
     e = tl.arange(0, BLOCK_V)
     begin = tile * ROWS
@@ -139,6 +179,7 @@ def backward(
             last = tl.minimum(last, end - 1 - (S - T) + window)
         last = tl.where(begin < keys, last, 0)
         x, x_stride, valid = b + rows, b_stride, rows < keys
+        y, y_stride, count = a, a_stride, T
         dx += batch * dx_batch + long_head * dx_head + s0 + rows
         mine = _rows(v, s0, rows, keys, e, WIDTH, v_row)
     else:
@@ -147,6 +188,7 @@ def backward(
         if WINDOW:
             first = tl.maximum(0, begin + (S - T) - window + 1)
         x, x_stride, valid = a + rows, a_stride, rows < T
+        y, y_stride, count = b, b_stride, keys
         dx += batch * dx_batch + long_head * dx_head + t0 + rows
         mine = _rows(grad, t0, rows, T, e, WIDTH, grad_row)
         mean = _rows(out, t0, rows, T, e, WIDTH, out_row).to(tl.float32)
@@ -159,14 +201,13 @@ def backward(
     by_values = tl.zeros((ROWS, BLOCK_V), tl.float32)
     for other in range(first, last, COLUMNS):
         columns = other + tl.arange(0, COLUMNS)
+        y_valid = columns < count
         if KEYS:
-            y, y_stride, y_valid = a + columns, a_stride, columns < T
             theirs = _rows(grad, t0, columns, T, e, WIDTH, grad_row)
         else:
-            y, y_stride, y_valid = b + columns, b_stride, columns < keys
             theirs = _rows(v, s0, columns, keys, e, WIDTH, v_row)
         scores, plainly = score_tile(
-            x, x_stride, valid, large, y, y_stride, y_valid, w, C, ROWS, COLUMNS, PRECISION, QUICK, THREADS
+            x, x_stride, valid, large, y + columns, y_stride, y_valid, w, C, ROWS, COLUMNS, PRECISION, QUICK, THREADS
         )
         g = tl.dot(mine, tl.trans(theirs), input_precision=PRECISION)
         if KEYS:
@@ -181,12 +222,13 @@ def backward(
             g = p * (g - whole[:, None])
         if plainly:
             _plain_gradients(
-                x, x_stride, valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dc, not KEYS, PRECISION, QUICK
+                x, x_stride, valid, y + columns, y_stride, y_valid, w, C, g, dx, dx_stride, dc, not KEYS,
+                PRECISION, QUICK,
             )  # fmt: skip
         else:
             _quick_gradients(
-                x, x_stride, valid, y, y_stride, y_valid, w, C, g, dx, dx_stride, dc, not KEYS,
-                COLUMNS, PRECISION, SPLIT, QUICK, THREADS,
+                x, x_stride, valid, y + other, y_stride, count - other, w, C, g, dx, dx_stride, dc, not KEYS,
+                ROWS, COLUMNS, HALVES, PRECISION, SPLIT, QUICK, THREADS,
             )  # fmt: skip
     if KEYS:
         places = (s0 + rows)[:, None] * dv_row + e[None, :]
