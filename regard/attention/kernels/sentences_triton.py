@@ -37,17 +37,14 @@ def _borders(starts, sequence, sequences):
 
 
 @triton.jit
-def _exponentials(q, k, t, s, S, scale, CAUSAL: tl.constexpr):
-    """exp(score − the row's maximum), zero where a query may not look, and one over the sums of rows."""
+def _weights(q, k, t, s, S, scale, CAUSAL: tl.constexpr):
+    """What each query makes of each key; zeros for a query that may look at none."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)
-    allowed = s[None, :] < S
-    if CAUSAL:
-        allowed = allowed & (s[None, :] <= t[:, None])
-    scores = tl.where(allowed, scores, float("-inf"))
+    last = tl.minimum(t, S - 1)[:, None] if CAUSAL else S - 1
+    scores = tl.where(s[None, :] <= last, scores, float("-inf"))
     top = tl.max(scores, 1)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    p = tl.exp2(scores - top[:, None])
-    return p, 1.0 / tl.maximum(tl.sum(p, 1), 1e-30)
+    p = tl.exp2(scores - tl.where(top == float("-inf"), 0.0, top)[:, None])
+    return p * (1.0 / tl.maximum(tl.sum(p, 1), 1e-30))[:, None]
 
 
 @triton.jit(do_not_specialize=["sequences"])
@@ -72,8 +69,8 @@ def sentences_forward(
         s0, s1 = _borders(k_starts, place // HEADS, sequences)
         for begin in range(0, T if SEVERAL else BLOCK_T, BLOCK_T):
             queries = _load(_at(q, row + begin, q_row, head, q_head), i, T - begin, d, WIDTH, q_row)
-            p, share = _exponentials(queries, keys, begin + i, s, S, scale, CAUSAL)
-            mean = tl.dot(p.to(values.dtype), values, input_precision="ieee") * share[:, None]
+            p = _weights(queries, keys, begin + i, s, S, scale, CAUSAL)
+            mean = tl.dot(p.to(values.dtype), values, input_precision="ieee")
             _store(_at(out, row + begin, out_row, head, out_head), mean, i, T - begin, e, VALUE_WIDTH, out_row)
 
 
@@ -104,13 +101,12 @@ def sentences_backward(
             for begin in range(0, T if SEVERAL else BLOCK_T, BLOCK_T):
                 queries = _load(_at(q, row + begin, q_row, head, q_head), i, T - begin, d, WIDTH, q_row)
                 flow = _load(_at(grad, row + begin, grad_row, head, grad_head), i, T - begin, e, VALUE_WIDTH, grad_row)
-                p, share = _exponentials(queries, keys, begin + i, s, S, scale, CAUSAL)
-                p = p * share[:, None]
+                p = _weights(queries, keys, begin + i, s, S, scale, CAUSAL)
                 value_grad += tl.dot(tl.trans(p.to(flow.dtype)), flow, input_precision="ieee")
                 dp = tl.dot(flow, tl.trans(values), input_precision="ieee")
-                ds = (p * (dp - tl.sum(p * dp, 1)[:, None])).to(keys.dtype)
-                query_grad = tl.dot(ds, keys, input_precision="ieee") * scale
+                ds = (p * scale * (dp - tl.sum(p * dp, 1)[:, None])).to(keys.dtype)
+                query_grad = tl.dot(ds, keys, input_precision="ieee")
                 _store(_at(dq, row + begin, dq_row, head, dq_head), query_grad, i, T - begin, d, WIDTH, dq_row)
                 key_grad += tl.dot(tl.trans(ds), queries, input_precision="ieee")
-        _store(_at(dk, key, dk_row, group, dk_head), key_grad * scale, s, S, d, WIDTH, dk_row)
+        _store(_at(dk, key, dk_row, group, dk_head), key_grad, s, S, d, WIDTH, dk_row)
         _store(_at(dv, key, dv_row, group, dv_head), value_grad, s, S, e, VALUE_WIDTH, dv_row)
