@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import regard
 
@@ -82,4 +83,10 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_importing_regard_is_quick():
     """Names are fetched when they are first used: `regard --help` must not wait for torch."""
     program = "import sys, regard; sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch's kernel for packed sequences wants it")
+def test_nobody_waits_for_a_compiler_that_is_not_asked_for():
+    program = "import sys, regard.train; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

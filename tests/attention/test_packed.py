@@ -179,7 +179,7 @@ def test_varlen_says_the_same_to_its_kernel(case, monkeypatch):
     q_offsets = offsets_of(q_lengths, spare=2)
     k_offsets = q_offsets if k_lengths is None else offsets_of(k_lengths)
     calls = []
-    monkeypatch.setattr(varlen, "varlen_attn", stand_in(calls))
+    monkeypatch.setattr(varlen, "varlen_attn", stand_in(calls), raising=False)
 
     q, k, v = (
         random(q_offsets.total, 4, 6),

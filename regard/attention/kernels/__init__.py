@@ -4,6 +4,8 @@ Each has the same two functions: `takes(call)` says whether this kernel is made 
 All are linear in memory. Only `dispatch` knows which kernels there are.
 """
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -37,3 +39,13 @@ class Call(NamedTuple):
         if q.dtype != self.v.dtype or k.dtype != self.v.dtype:
             q, k = q.to(self.v.dtype), k.to(self.v.dtype)
         return q, k, scale
+
+
+def outside_graphs(run: Callable[[Call], Tensor]) -> Callable[[Call], Tensor]:
+    """`torch.compiler.disable`, but its import, a second or more, waits for the first compiler that comes by."""
+
+    @functools.wraps(run)
+    def either_way(call: Call) -> Tensor:
+        return torch.compiler.disable(run)(call) if torch.compiler.is_compiling() else run(call)
+
+    return either_way

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.kernels import Call
+from regard.attention.kernels import Call, outside_graphs
 from regard.attention.masks import Form
 from regard.attention.reference import repeat_heads, softmax
 from regard.attention.scores import Score
@@ -25,7 +25,7 @@ def takes(call: Call) -> bool:
     return True
 
 
-@torch.compiler.disable
+@outside_graphs
 def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     H = call.q.shape[1]
     q, k, scale = call.fold(repeat_heads(call.k, H))

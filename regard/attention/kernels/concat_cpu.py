@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.kernels import Call, chunked
+from regard.attention.kernels import Call, chunked, outside_graphs
 from regard.attention.masks import Form
 from regard.attention.reference import repeat_heads, softmax
 from regard.attention.scores import Concat
@@ -30,7 +30,7 @@ def takes(call: Call) -> bool:
     )
 
 
-@torch.compiler.disable
+@outside_graphs
 def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     H = call.q.shape[1]
     q, k, _ = call.fold(repeat_heads(call.k, H))

@@ -6,11 +6,13 @@ Nothing here waits for the device or depends on data in its shapes, so it can be
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad
 
 from regard.attention.kernels import Call
 from regard.attention.scores import DotLike, Location
+
+if torch.cuda.is_available():  # otherwise nobody asks for it, and it takes a second to import
+    from torch.nn.attention.varlen import varlen_attn
 
 MAX_WIDTH = 256
 
