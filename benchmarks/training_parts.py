@@ -2,17 +2,28 @@
 
     python benchmarks/training_parts.py --only attention
 
-Attention over packed sentences: 25,600 tokens, 8 heads of 64, forward and backward, by how long the sentences are; the
-tilings beside each other; and the error against float64. The loss: 25,600 features of 512, 32,000 entries, label
-smoothing, forward and backward together, beside its three matrix products alone. About a minute each.
+Attention over packed sentences: the error against float64; then 25,600 tokens, 8 heads of 64, forward and backward, by
+how long the sentences are, with the tilings that may be fastest beside each other and beside torch's variable-length
+attention; the best come last. The loss: 25,600 features of 512, 32,000 entries, label smoothing, forward and backward
+together, beside its three matrix products alone. About a minute each. To see on a CPU whether the script runs:
+
+    TRITON_INTERPRET=1 python benchmarks/training_parts.py --tiny
 """
 
 import argparse
+import math
+import multiprocessing
+import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from gpu_common import changed, milliseconds, sentence_lengths, table
+from torch import Tensor
 
 from regard.attention import Offsets, ScaledDot, attend, causal, use
 from regard.attention.kernels import sentences
@@ -24,91 +35,165 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 
 
-def packed(lengths: np.ndarray, max_len: int) -> Offsets:
-    starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])).int()
-    return Offsets(starts.to(DEVICE), int(lengths.sum()), max_len)
+# By the longest sentence: what may be fastest, today's choice first. Chosen by registers, spills and instructions.
+FORWARD = {
+    16: [Tiling(16, 1, 80), Tiling(16, 1, 104), Tiling(16, 2, 64)],
+    32: [Tiling(32, 1, 168), Tiling(32, 2, 96), Tiling(16, 1, 128), Tiling(32, 2, 128), Tiling(32, 1, 255)],
+    64: [Tiling(64, 4, 96), Tiling(64, 4, 128), Tiling(32, 2, 128), Tiling(64, 2, 168), Tiling(32, 4, 96)],
+    128: [Tiling(64, 4, 168), Tiling(64, 4, 128), Tiling(32, 2, 255), Tiling(128, 8, 128), Tiling(64, 8, 128)],
+}
+BACKWARD = {
+    16: [Tiling(16, 1, 128), Tiling(16, 1, 112), Tiling(16, 2, 96), Tiling(16, 1, 168)],
+    32: [Tiling(32, 1, 255), Tiling(32, 2, 168), Tiling(32, 2, 128), Tiling(16, 2, 168), Tiling(32, 4, 128)],
+    64: [
+        Tiling(64, 4, 168),
+        Tiling(64, 4, 255),
+        *(Tiling(r, w, 128) for r, w in ((32, 8), (64, 8))),
+        Tiling(32, 4, 168),
+    ],
+    128: [Tiling(32, 8, 128), Tiling(32, 8, 255), Tiling(16, 8, 128), Tiling(64, 8, 255)],
+}
+HEADS, WIDTH, TOKENS = (2, 16, 64) if DEVICE == "cpu" else (8, 64, 25_600)
 
 
-def error(heads: int, width: int, lengths: np.ndarray, max_len: int, masked: bool) -> list[float]:
+class Given(NamedTuple):
+    """What both operators are given: sentences of up to `longest` tokens, and empty ones as training's batches have."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    grad: Tensor
+    offsets: Offsets
+    masked: bool
+
+    @staticmethod
+    def of(lengths: np.ndarray, longest: int, masked: bool, width: int = WIDTH) -> "Given":
+        starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])).int()
+        offsets = Offsets(starts.to(DEVICE), int(lengths.sum()), longest)
+        q, grad = (torch.randn(offsets.total, HEADS, width, device=DEVICE).to(WIDE) for _ in range(2))
+        # As a layer gives them: halves of one tensor.
+        k, v = torch.randn(offsets.total, 2, HEADS, width, device=DEVICE).to(WIDE).unbind(1)
+        return Given(q, k, v, grad, offsets, masked)
+
+    @property
+    def _rest(self) -> tuple:
+        starts, longest = self.offsets.starts, self.offsets.max_len
+        return starts, starts, longest, longest, self.q.shape[-1] ** -0.5, self.masked
+
+    def forward(self, tiling: Tiling | None = None) -> tuple[Tensor, ...]:
+        with changed(sentences, FORWARD=sentences.FORWARD if tiling is None else {sentences.MAX_CELLS: tiling}):
+            return (sentences.attend_sentences(self.q, self.k, self.v, *self._rest),)
+
+    def backward(self, tiling: Tiling | None = None) -> tuple[Tensor, ...]:
+        with changed(sentences, BACKWARD=sentences.BACKWARD if tiling is None else {sentences.MAX_CELLS: tiling}):
+            return sentences.attend_sentences_backward(self.grad, self.q, self.k, self.v, *self._rest)
+
+    def microseconds(self, way: str, tiling: Tiling, first: Tiling) -> float:
+        """Infinite where it does not run, or gives something else than the first."""
+        run = getattr(self, way)
+        try:
+            if not all(relative(x, y) < 1e-2 for x, y in zip(run(tiling), run(first))):
+                return math.inf
+        except Exception as problem:  # too many registers, or too much shared memory
+            print("  ", way, tiling, str(problem)[:100], flush=True)
+            return math.inf
+        if DEVICE == "cpu":
+            return 1e3 * milliseconds(partial(run, tiling))
+        from triton.testing import do_bench_cudagraph
+
+        # In a graph, as in training: launching one by one takes the CPU longer than the GPU computes.
+        return 1e3 * do_bench_cudagraph(partial(run, tiling), rep=10, return_mode="median")
+
+    def theirs(self) -> tuple[float, float]:
+        """Milliseconds of torch's variable-length attention."""
+        tensors = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
+        given = dict(mask=causal() if self.masked else None, q_offsets=self.offsets, k_offsets=self.offsets)
+
+        def run() -> Tensor:
+            with use("varlen"):
+                return attend(*tensors, **given)
+
+        with torch.no_grad():
+            forward = milliseconds(run, 10)
+        out = run()
+        return forward, milliseconds(lambda: torch.autograd.grad(out, tensors, self.grad, retain_graph=True), 10)
+
+
+def error(longest: int, masked: bool, width: int) -> list[float]:
     """‖found − exact‖ / ‖exact‖ of the output and the three gradients."""
-    offsets = packed(lengths, max_len)
-    there = Offsets(offsets.starts.cpu(), offsets.total, offsets.max_len)
-    q, k, v, grad = (torch.randn(offsets.total, heads, width, device=DEVICE).to(WIDE) for _ in range(4))
-    mask = causal() if masked else None
-
-    def both(function, tensors, grad):
-        out = function(*tensors)
-        return [out, *torch.autograd.grad(out, tensors, grad)]
-
-    def ours(q, k, v):
-        with use("sentences"):
-            return attend(q, k, v, mask=mask, q_offsets=offsets, k_offsets=offsets)
-
-    found = both(ours, [x.clone().requires_grad_() for x in (q, k, v)], grad)
-    exact = both(
-        lambda q, k, v: reference_packed(q, k, v, ScaledDot(), mask, None, there, there),
-        [x.double().cpu().requires_grad_() for x in (q, k, v)],
-        grad.double().cpu(),
+    given = Given.of(
+        np.random.default_rng(0).integers(0, longest + 1, 3 if DEVICE == "cpu" else 40), longest, masked, width
     )
-    return [float(((one.double().cpu() - other).norm() / other.norm()).detach()) for one, other in zip(found, exact)]
+    there = Offsets(given.offsets.starts.cpu(), given.offsets.total, longest)
+    exact = [x.double().cpu().requires_grad_() for x in (given.q, given.k, given.v)]
+    out = reference_packed(*exact, ScaledDot(), causal() if masked else None, None, there, there)
+    expected = [out, *torch.autograd.grad(out, exact, given.grad.double().cpu())]
+    return [relative(x.cpu(), y) for x, y in zip([*given.forward(), *given.backward()], expected)]
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float(((found.double() - expected.double()).norm() / expected.double().norm()).detach())
+
+
+def compile_one(task: tuple[str, int, bool, int, Tiling | None]) -> None:
+    """What is compiled is kept on disk."""
+    way, longest, masked, width, tiling = task
+    try:
+        getattr(Given.of(np.array([longest, 0]), longest, masked, width), way)(tiling)
+        torch.cuda.synchronize()
+    except Exception as problem:  # whoever asks for it meets it again
+        print("  ", task, str(problem)[:100], flush=True)
 
 
 def attention(tiny: bool) -> None:
-    tokens, heads, width = (64, 2, 16) if tiny else (25_600, 8, 64)
-    generator = np.random.default_rng(0)
-    rows = []
-    for d in (16,) if tiny else (32, 64, 80, 128):
-        for longest in (16,) if tiny else (16, 32, 64, 128):
-            lengths = generator.integers(0, longest + 1, 3 if tiny else 40)
-            for masked in (False, True):
-                errors = error(3, d, lengths, longest, masked)
-                rows.append([f"{d}, {longest}, {'causal' if masked else 'all'}", *(f"{e:.1e}" for e in errors)])
-    print(table(["width, longest, mask", "output", "dq", "dk", "dv"], rows), flush=True)
+    began = time.time()
+    sizes = (16,) if tiny else (16, 32, 64, 128)
+    checked = [(16, True, 16)] if tiny else [(s, m, 64) for s in sizes for m in (False, True)]
+    checked += [] if tiny else [(64, True, 80), (64, False, 128), (128, True, 32)]
+    tilings = {"forward": FORWARD, "backward": BACKWARD}
+    tasks = [(way, *case, None) for way in tilings for case in checked]
+    for way, table_of in tilings.items():
+        tasks += [(way, s, m, WIDTH, one) for s in sizes for m in (False, True) for one in table_of[s]]
+    if DEVICE == "cuda":
+        with ProcessPoolExecutor(min(14, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(compile_one, tasks))
+    print(f"compiled {len(tasks)} kernels after {time.time() - began:.0f} s", flush=True)
+    rows = [
+        [f"{s}, {'causal' if masked else 'all'}, {width}", *(f"{e:.1e}" for e in error(s, masked, width))]
+        for s, masked, width in checked
+    ]
+    print(table(["longest, mask, width", "output", "dq", "dk", "dv"], rows))
+    print(f"after {time.time() - began:.0f} s", flush=True)
 
-    lengths = sentence_lengths(8 * tokens // 8, 128, seed=1)
-    timed = []
-    for low, longest in ((1, 16),) if tiny else ((9, 16), (17, 32), (33, 64), (65, 128)):
-        of_size = lengths[(lengths >= low) & (lengths <= longest)]
-        of_size = of_size[: int(np.searchsorted(np.cumsum(of_size), tokens))]
-        offsets = packed(of_size, longest)
-        q, grad = (torch.randn(offsets.total, heads, width, device=DEVICE).to(WIDE) for _ in range(2))
-        # As a layer gives them: halves of one tensor.
-        keys_values = torch.randn(offsets.total, 2, heads, width, device=DEVICE).to(WIDE)
-        k, v = (x.requires_grad_() for x in keys_values.unbind(1))
-        q.requires_grad_()
+    drawn = sentence_lengths(8 * TOKENS, 128, seed=1)
+    rows, spent = [], {}
+    for longest in sizes:
+        lengths = drawn[(drawn > longest // 2) & (drawn <= longest)]
+        lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), TOKENS))]
+        # Batches of a constant shape have places for sentences of eight tokens; most are empty.
+        lengths = np.pad(lengths, (0, TOKENS // 8 - len(lengths)))
         for masked in (False, True):
-            mask = causal() if masked else None
-
-            def run(kernel: str, q=q, k=k, v=v, mask=mask, offsets=offsets):
-                with use(kernel):
-                    return attend(q, k, v, mask=mask, q_offsets=offsets, k_offsets=offsets)
-
-            def measure(kernel: str, run=run, q=q, k=k, v=v, grad=grad) -> tuple[float, float]:
-                with torch.no_grad():
-                    forward = milliseconds(lambda: run(kernel))
-                out = run(kernel)
-                return forward, milliseconds(lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True))
-
-            variants = {}
-            for tiling in [
-                *(Tiling(r, c) for r in (32, 64) for c in ((1024,) if tiny else (512, 1024, 2048))),
-                *([] if tiny else [Tiling(16, 512), Tiling(16, 1024)]),
-            ]:
-                with changed(sentences, FORWARD=tiling, BACKWARD=tiling):
-                    variants[tiling] = measure("sentences")
-            row = [f"{len(of_size)} of {low}–{longest}, {'causal' if masked else 'all'}"]
-            for way in (0, 1):
-                best = min(variants, key=lambda tiling: variants[tiling][way])
+            given = Given.of(lengths, longest, masked)
+            for way, table_of in tilings.items():
+                for tiling in table_of[longest]:
+                    spent[way, longest, masked, tiling] = given.microseconds(way, tiling, table_of[longest][0])
+            theirs = given.theirs() if DEVICE == "cuda" else (math.nan, math.nan)
+            row = [f"{(lengths > 0).sum()} of up to {longest}, {'causal' if masked else 'all'}"]
+            for way, other in zip(tilings, theirs):
+                found = {one: spent[way, longest, masked, one] for one in tilings[way][longest]}
                 row += [
-                    " ".join(f"{r}/{c}:{1e3 * variants[r, c][way]:.0f}" for r, c in variants),
-                    f"{best.rows}/{best.cells}",
+                    " ".join(f"{'/'.join(map(str, one))}:{x:.0f}" for one, x in found.items()),
+                    f"{1e3 * other:.0f}",
                 ]
-            chosen = measure("sentences")
-            theirs = measure("varlen") if DEVICE == "cuda" else (float("nan"),) * 2
-            timed.append([row[0], *(f"{1e3 * x:.0f}" for x in (*chosen, *theirs)), row[2], row[4]])
-            print(f"{row[0]}: forward {row[1]}; backward {row[3]}", flush=True)
-    head = ["sentences", "forward µs", "backward µs", "varlen forward", "varlen backward", "best tiling", "backward"]
-    print(table(head, timed))
+            rows.append(row)
+            print(*row, sep="; ", flush=True)
+    names = ["forward, rows/warps/registers: µs", "varlen forward", "backward", "varlen backward"]
+    print(table(["sentences", *names], rows))
+    for way, table_of in tilings.items():
+        best = {
+            s: min(table_of[s], key=lambda one: spent[way, s, False, one] + spent[way, s, True, one]) for s in sizes
+        }
+        print(f"best {way}:", *(f"{s}: {tuple(one)}" for s, one in best.items()), f"({time.time() - began:.0f} s)")
 
 
 def loss(tiny: bool) -> None:
@@ -120,13 +205,13 @@ def loss(tiny: bool) -> None:
     narrow = weight.detach().to(WIDE)
     rows = []
 
-    def run(divergence: float = 0.0, features=features) -> list[torch.Tensor]:
+    def run(divergence: float = 0.0, features=features) -> list[Tensor]:
         with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=DEVICE == "cuda"):
             other = twin if divergence else None
             parts = losses.token_loss(features, weight, targets, 0.1, other, divergence)
         return [parts.loss, *torch.autograd.grad(parts.loss, [features, weight])]
 
-    def plain() -> list[torch.Tensor]:
+    def plain() -> list[Tensor]:
         with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=DEVICE == "cuda"):
             logits = features @ weight.T
         given = dict(label_smoothing=0.1, ignore_index=-1, reduction="sum")
