@@ -29,7 +29,7 @@ class Tiling(NamedTuple):
 # processor holds, the more of them compute while others wait for memory.
 FORWARD = {1024: Tiling(16, 1, 80), 2048: Tiling(32, 1, 168), 4096: Tiling(64, 4, 96), MAX_CELLS: Tiling(64, 4, 168)}
 BACKWARD = {1024: Tiling(16, 1, 128), 2048: Tiling(32, 1, 255), 4096: Tiling(64, 4, 168), MAX_CELLS: Tiling(32, 8, 128)}
-REGISTERS = 2**16  # of a processor
+REGISTERS = 2**14  # of each of the four parts of a processor, which share out a program's warps
 
 
 def takes(call: Call) -> bool:
@@ -170,7 +170,8 @@ def _programs(x: Tensor, pieces: int, tiling: Tiling) -> int:
     """As many as run at once: each goes from piece to piece. A program for each piece would be slower, since batches of
     a constant shape have thousands of empty sequences."""
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
-    return max(1, min(pieces, processors * (REGISTERS // (32 * tiling.warps * tiling.registers))))
+    at_once = 4 * (REGISTERS // (32 * tiling.registers)) // tiling.warps
+    return max(1, min(pieces, processors * at_once))
 
 
 def _blocks(q: Tensor, v: Tensor, max_q: int, max_k: int, tiling: Tiling) -> dict[str, int]:
