@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from regard.attention import Concat, attend, causal, exact_triton, use
+from regard.attention import Concat, attend, causal, exact_triton, unit_rows, use
 from regard.attention.masks import Form
 from regard.layers import add_norm, linear_relu
 from regard.train import vocabulary
@@ -63,6 +63,7 @@ def everything() -> None:
     )
     linear_relu.linear_relu(x, weight, bias).sum().backward()
     add_norm.run(x, y, torch.nn.LayerNorm(32), 0.1).sum().backward()
+    unit_rows.unit_rows(q, torch.ones(2), 1e-6).sum().backward()
 
 
 if __name__ == "__main__":

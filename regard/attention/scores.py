@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention import unit_rows
 from regard.errors import RegardError
 
 
@@ -97,6 +98,15 @@ class ScaledDot(DotLike):
 _TINY = {torch.float16: 1e-4}  # the least length of a vector that has a direction, where not 1e-6
 
 
+def _units(x: Float[Tensor, "*b N D"], scale: Tensor | None) -> Float[Tensor, "*b N D"]:
+    """Every row brought to length 1, then multiplied; a zero vector has no direction, and stays what it is."""
+    eps = _TINY.get(x.dtype, 1e-6)
+    if unit_rows.takes(x):
+        return unit_rows.unit_rows(x, scale, eps)
+    x = nn.functional.normalize(x, dim=-1, eps=eps).to(x.dtype)
+    return x if scale is None else x * scale.to(x.dtype)
+
+
 class Cosine(DotLike):
     """scale · s·h / (|s| |h|).
 
@@ -119,11 +129,8 @@ class Cosine(DotLike):
         self.log_scale = nn.Parameter(start) if learned else None
 
     def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
-        # A zero vector has no direction: its cosine is 0, for norms are bounded from below.
-        q, k = (nn.functional.normalize(x, dim=-1, eps=_TINY.get(x.dtype, 1e-6)).to(x.dtype) for x in (q, k))
-        if self.log_scale is None:
-            return q, k, self.scale
-        return q * self.log_scale.exp().to(q.dtype), k, 1.0
+        scale = None if self.log_scale is None else self.log_scale.exp()
+        return _units(q, scale), _units(k, None), self.scale if scale is None else 1.0
 
 
 class General(DotLike):
