@@ -14,6 +14,7 @@ from regard.attention.kernels.concat_triton import (
     LOG2E,
     bit,
     expand,
+    fraction,
     may_look,
     reciprocal,
     rows_too_large,
@@ -42,8 +43,8 @@ def _rounded(x):
 
 @triton.jit
 def _add_products(
-    by_n, by_d, rows, c, y, y_stride, y_valid, g, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
+    by_n, by_d, rows, c, y, y_stride, y_valid, g, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr, JOINED: tl.constexpr,
 ):  # fmt: skip
     """Adds ∂N B_u and −∂D B_u of some columns.
 
@@ -51,8 +52,7 @@ def _add_products(
     nearly cancel, and ∂D rounded would be what is left of them: it comes in two parts.
     """
     columns = expand(y, y_stride, y_valid, COLUMNS, THREADS)
-    d = tl.dot(rows, tl.trans(columns), input_precision=PRECISION)
-    n = tl.dot(rows * c, tl.trans(columns), input_precision=PRECISION)
+    n, d = fraction(rows, columns, c, ROWS, COLUMNS, PRECISION, JOINED)
     r = reciprocal(d, QUICK)
     if SPLIT:
         dn = _rounded(g * r)
@@ -73,7 +73,7 @@ def _add_products(
 def _quick_gradients(
     x, x_stride, x_valid, y, y_stride, y_count, w, C, g, dx, dx_stride, dc, WEIGHTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr,
-    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
+    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr, JOINED: tl.constexpr,
 ):  # fmt: skip
     """HALVES: one half of the columns after the other, since the registers do not hold d and n of all."""
     u, group = tl.arange(0, 16), tl.arange(0, ROWS // 16)
@@ -87,12 +87,13 @@ def _quick_gradients(
         c = signed(w + i)[None, :]
         by_n, by_d = tl.zeros((ROWS, 16), tl.float32), tl.zeros((ROWS, 16), tl.float32)
         by_n, by_d = _add_products(
-            by_n, by_d, rows, c, y + i * y_stride + s, y_stride, s < y_count, g, PART, PRECISION, SPLIT, QUICK, THREADS
-        )
+            by_n, by_d, rows, c, y + i * y_stride + s, y_stride, s < y_count, g, ROWS, PART,
+            PRECISION, SPLIT, QUICK, THREADS, JOINED,
+        )  # fmt: skip
         if HALVES:
             by_n, by_d = _add_products(
-                by_n, by_d, rows, c, y + i * y_stride + PART + s, y_stride, PART + s < y_count, g_more, PART,
-                PRECISION, SPLIT, QUICK, THREADS,
+                by_n, by_d, rows, c, y + i * y_stride + PART + s, y_stride, PART + s < y_count, g_more, ROWS, PART,
+                PRECISION, SPLIT, QUICK, THREADS, JOINED,
             )  # fmt: skip
         by_n *= rows
         by_u = (2 / SCALE) * (by_n * c - rows * by_d)
@@ -141,6 +142,7 @@ def backward(
     KEYS: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
     LENGTHS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
+    JOINED: tl.constexpr, AHEAD: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """KEYS: ∂b and ∂v of ROWS keys; otherwise ∂a and a part of ∂w from ROWS queries, and delta for the other pass.
@@ -207,8 +209,9 @@ def backward(
         else:
             theirs = _rows(v, s0, columns, keys, e, WIDTH, v_row)
         scores, plainly = score_tile(
-            x, x_stride, valid, large, y + columns, y_stride, y_valid, w, C, ROWS, COLUMNS, PRECISION, QUICK, THREADS
-        )
+            x, x_stride, valid, large, y + columns, y_stride, y_valid, w, C, ROWS, COLUMNS, PRECISION, QUICK, THREADS,
+            JOINED, AHEAD,
+        )  # fmt: skip
         g = tl.dot(mine, tl.trans(theirs), input_precision=PRECISION)
         if KEYS:
             allowed = may_look(columns[None, :], rows[:, None], T, S, keys, window, CAUSAL, WINDOW)
@@ -228,7 +231,7 @@ def backward(
         else:
             _quick_gradients(
                 x, x_stride, valid, y + other, y_stride, count - other, w, C, g, dx, dx_stride, dc, not KEYS,
-                ROWS, COLUMNS, HALVES, PRECISION, SPLIT, QUICK, THREADS,
+                ROWS, COLUMNS, HALVES, PRECISION, SPLIT, QUICK, THREADS, JOINED,
             )  # fmt: skip
     if KEYS:
         places = (s0 + rows)[:, None] * dv_row + e[None, :]

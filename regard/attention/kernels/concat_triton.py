@@ -29,12 +29,19 @@ def bit(u, i: tl.constexpr):
 
 @triton.jit
 def four(x, stride, valid):
-    """Four rows of 2a (or 2b), in powers of two: e^{2a} = 2^x."""
-    x0 = tl.load(x, mask=valid, other=0.0).to(tl.float32) * (2 * LOG2E)
-    x1 = tl.load(x + stride, mask=valid, other=0.0).to(tl.float32) * (2 * LOG2E)
-    x2 = tl.load(x + 2 * stride, mask=valid, other=0.0).to(tl.float32) * (2 * LOG2E)
-    x3 = tl.load(x + 3 * stride, mask=valid, other=0.0).to(tl.float32) * (2 * LOG2E)
+    """Four rows of a (or b)."""
+    x0 = tl.load(x, mask=valid, other=0.0)
+    x1 = tl.load(x + stride, mask=valid, other=0.0)
+    x2 = tl.load(x + 2 * stride, mask=valid, other=0.0)
+    x3 = tl.load(x + 3 * stride, mask=valid, other=0.0)
     return x0, x1, x2, x3
+
+
+@triton.jit
+def exponents(x0, x1, x2, x3):
+    """Of 2a (or 2b) in powers of two: e^{2a} = 2^x."""
+    k: tl.constexpr = 2 * LOG2E
+    return x0.to(tl.float32) * k, x1.to(tl.float32) * k, x2.to(tl.float32) * k, x3.to(tl.float32) * k
 
 
 @triton.jit
@@ -46,9 +53,24 @@ def too_large(x0, x1, x2, x3):
 @triton.jit
 def expand(x, stride, valid, ROWS: tl.constexpr, THREADS: tl.constexpr):
     """B_u of the columns' side, (ROWS, 16): one thread (or two, where there are more) makes the sixteen of a row."""
+    x, valid = shared_by_two(x, valid, ROWS, THREADS)
+    x0, x1, x2, x3 = four(x, stride, valid)
+    return powers(x0, x1, x2, x3, ROWS, THREADS)
+
+
+@triton.jit
+def shared_by_two(x, valid, ROWS: tl.constexpr, THREADS: tl.constexpr):
+    if ROWS < THREADS:
+        return x[:, None] + tl.arange(0, 2)[None, :] * 0, valid[:, None]
+    else:
+        return x, valid
+
+
+@triton.jit
+def powers(x0, x1, x2, x3, ROWS: tl.constexpr, THREADS: tl.constexpr):
+    x0, x1, x2, x3 = exponents(x0, x1, x2, x3)
     if ROWS < THREADS:
         last = tl.arange(0, 2)[None, :]
-        x0, x1, x2, x3 = four(x[:, None] + last * 0, stride, valid[:, None])
         x3 = tl.where(too_large(x0, x1, x2, x3), float("nan"), x3 * last)
         e0, e1, e2, e3 = tl.exp2(x0), tl.exp2(x1), tl.exp2(x2), tl.exp2(x3)
         y0 = _four_joined(e3, e3 * e2, e3 * e1, e3 * (e1 * e2))
@@ -56,7 +78,6 @@ def expand(x, stride, valid, ROWS: tl.constexpr, THREADS: tl.constexpr):
         y1 = _four_joined(e3, e3 * e2, e3 * e1, e3 * (e1 * e2))
         return tl.reshape(tl.join(y0, y1), (ROWS, 16))
     else:
-        x0, x1, x2, x3 = four(x, stride, valid)
         x0 = tl.where(too_large(x0, x1, x2, x3), float("nan"), x0)
         e0, e1, e2, e3 = tl.exp2(x0), tl.exp2(x1), tl.exp2(x2), tl.exp2(x3)
         e01, e23 = e0 * e1, e2 * e3
@@ -113,6 +134,7 @@ def rows_too_large(x, stride, valid, C, ROWS: tl.constexpr):
     large = tl.zeros((ROWS,), tl.float32)
     for _ in range(0, C, 4):
         x0, x1, x2, x3 = four(x, stride, valid)
+        x0, x1, x2, x3 = exponents(x0, x1, x2, x3)
         large = tl.maximum(large, too_large(x0, x1, x2, x3).to(tl.float32))
         x += 4 * stride
     return large
@@ -127,17 +149,40 @@ def tanh(x, PRECISION: tl.constexpr, QUICK: tl.constexpr):
 
 
 @triton.jit
+def fraction(
+    rows, columns, c, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, JOINED: tl.constexpr
+):
+    """N and D of a tile. JOINED: by one product instead of two, with which fewer threads wait for others."""
+    if JOINED:
+        both = tl.reshape(tl.permute(tl.join(columns, columns * c), (2, 0, 1)), (2 * COLUMNS, 16))
+        both = tl.dot(rows, tl.trans(both), input_precision=PRECISION)
+        d, n = tl.split(tl.permute(tl.reshape(both, (ROWS, 2, COLUMNS)), (0, 2, 1)))
+    else:
+        d = tl.dot(rows, tl.trans(columns), input_precision=PRECISION)
+        n = tl.dot(rows * c, tl.trans(columns), input_precision=PRECISION)
+    return n, d
+
+
+@triton.jit
 def score_tile(
     x, x_stride, x_valid, x_large, y, y_stride, y_valid, w, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
+    PRECISION: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Σ_i w_i tanh(x_i + y_i) for the tile's rows and columns, and whether it had to be computed plainly."""
     scores = tl.zeros((ROWS, COLUMNS), tl.float32)
+    # Columns are loaded one step ahead: the first to read them waits for them.
+    to, to_valid = shared_by_two(y, y_valid, COLUMNS, THREADS)
+    y0, y1, y2, y3 = four(to, y_stride, to_valid)
     for i in range(0, C, 4):
         rows = spread(x + i * x_stride, x_stride, x_valid)
-        columns = tl.trans(expand(y + i * y_stride, y_stride, y_valid, COLUMNS, THREADS))
-        d = tl.dot(rows, columns, input_precision=PRECISION)
-        n = tl.dot(rows * signed(w + i)[None, :], columns, input_precision=PRECISION)
+        if AHEAD:
+            columns = powers(y0, y1, y2, y3, COLUMNS, THREADS)
+        else:
+            columns = expand(y + i * y_stride, y_stride, y_valid, COLUMNS, THREADS)
+        n, d = fraction(rows, columns, signed(w + i)[None, :], ROWS, COLUMNS, PRECISION, JOINED)
+        if AHEAD:
+            to += tl.where(i + 4 < C, 4 * y_stride, 0)  # the last step loads its own once more
+            y0, y1, y2, y3 = four(to, y_stride, to_valid)
         scores += n * reciprocal(d, QUICK)
     # 0x is 0 for all numbers but infinities and NaN, and a sum with NaN is NaN.
     plainly = tl.sum(tl.sum(scores * 0.0, 1) + x_large, 0) != 0.0
@@ -177,7 +222,7 @@ def forward(
     a_batch, a_head, a_stride, b_batch, b_head, b_stride, v_batch, v_head, v_row, out_batch, out_head, out_row,
     w_head, lse_batch, lse_head,
     WIDTH: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
+    PRECISION: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """The output and the log-sum-exp (in powers of two) of ROWS queries of one head."""
@@ -209,8 +254,9 @@ def forward(
     for begin in range(first, last, COLUMNS):
         s = begin + tl.arange(0, COLUMNS)
         scores, _ = score_tile(
-            a, a_stride, t < T, large, b + s, b_stride, s < keys, w, C, ROWS, COLUMNS, PRECISION, QUICK, THREADS
-        )
+            a, a_stride, t < T, large, b + s, b_stride, s < keys, w, C, ROWS, COLUMNS, PRECISION, QUICK, THREADS,
+            JOINED, AHEAD,
+        )  # fmt: skip
         allowed = may_look(t[:, None], s[None, :], T, S, keys, window, CAUSAL, WINDOW)
         scores = tl.where(allowed, scores * LOG2E, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
