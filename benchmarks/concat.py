@@ -2,6 +2,7 @@
 
     python benchmarks/concat.py                  # everything: about two minutes on an H200
     python benchmarks/concat.py --only errors    # or variants, peers, shapes, long
+    python benchmarks/concat.py --small          # errors of a few small shapes: short enough for compute-sanitizer
     python benchmarks/concat.py --device cpu     # a few small shapes in Triton's interpreter: whether the script runs
 
 Speed is in elements, B·H·T·S·hidden, a second; masked ones are not counted. Times are medians, through `attend`, linear
@@ -10,7 +11,9 @@ numbers; beside each the error of the definition itself in the same dtype. Both 
 """
 
 import argparse
+import contextlib
 import copy
+import functools
 import multiprocessing
 import os
 import time
@@ -21,24 +24,30 @@ import torch
 from torch import Tensor
 
 ONLY = ("errors", "variants", "peers", "shapes", "long")
-# Rows of the own side, of the other, warps, registers of a thread (None: as the compiler likes).
+# Rows of the own side, of the other, warps, registers of a thread (None: as the compiler likes), and what else is set.
 FORWARD = [
-    (64, 128, 4, None),
-    (64, 64, 4, 168),
-    (64, 64, 4, None),
-    (64, 128, 8, 128),
-    (64, 256, 8, None),
-    (128, 128, 8, None),
+    ((64, 128, 4, None), {}),
+    ((64, 128, 4, None), {"JOINED": True}),
+    ((64, 128, 4, None), {"AHEAD": True}),
+    ((64, 128, 4, None), {"JOINED": True, "AHEAD": True}),
+    ((64, 64, 4, 168), {"JOINED": True, "AHEAD": True}),
+    ((64, 128, 4, 168), {"JOINED": True, "AHEAD": True}),
 ]
 BACKWARD = [
-    (64, 64, 4, None),
-    (64, 64, 4, 168),
-    (64, 64, 4, 128),
-    (64, 128, 4, None),
-    (64, 32, 4, 168),
-    (128, 64, 8, None),
+    ((64, 128, 4, None), {}),
+    ((64, 128, 4, None), {"JOINED": True}),
+    ((64, 128, 4, None), {"AHEAD": True}),
+    ((64, 128, 4, None), {"JOINED": True, "AHEAD": True}),
+    ((64, 128, 4, None), {"HALVED": 256}),
+    ((64, 64, 4, None), {}),
+    ((64, 64, 4, None), {"JOINED": True, "AHEAD": True}),
+    ((64, 64, 4, 168), {}),
+    ((64, 64, 4, 168), {"JOINED": True, "AHEAD": True}),
+    ((32, 64, 2, None), {}),
+    ((32, 128, 2, None), {}),
+    ((16, 64, 1, None), {}),
 ]
-SECONDS = {"errors": 25, "variants": 25, "peers": 40, "shapes": 20, "long": 10}
+SECONDS = {"errors": 25, "variants": 40, "peers": 40, "shapes": 20, "long": 10}
 
 
 class Given:
@@ -92,7 +101,7 @@ def formula(q, k, v, score, mask):
     return reference(q, k, v, score, mask)
 
 
-def error_cases(device: str) -> list[dict]:
+def error_cases(device: str, small_only: bool = False) -> list[dict]:
     small = [
         dict(B=2, H=2, G=1, T=33, S=45, D=16, hidden=16, heads=True, mask="lengths"),
         dict(B=1, H=1, G=1, T=20, S=20, D=8, Dv=24, hidden=20, mask="causal", scale=20.0),
@@ -110,13 +119,16 @@ def error_cases(device: str) -> list[dict]:
     ]
     if device == "cpu":
         return [case | dict(dtype=dtype, device=device) for dtype in (torch.float16, torch.float32) for case in small]
+    if small_only:
+        few = [*small, dict(B=1, H=2, G=1, T=130, S=140, D=64, hidden=8, mask="causal")]
+        return [case | dict(dtype=dtype, device=device) for dtype in (torch.bfloat16, torch.float32) for case in few]
     some = {torch.bfloat16: [*small, *large], torch.float16: large[:3], torch.float32: large[:5]}
     return [case | dict(dtype=dtype, device=device) for dtype, cases in some.items() for case in cases]
 
 
-def errors(device: str, until: float) -> Iterator[list[str]]:
+def errors(device: str, until: float, small_only: bool = False) -> Iterator[list[str]]:
     yield ["shape", "dtype", "mask", "out", "eager", "q", "eager", "k", "eager", "v", "eager", "parameters", "eager"]
-    for i, case in enumerate(error_cases(device)):
+    for i, case in enumerate(error_cases(device, small_only)):
         if time.time() > until:
             yield ["out of time"]
             return
@@ -133,9 +145,10 @@ def errors(device: str, until: float) -> Iterator[list[str]]:
 
 
 def error(one: Tensor, other: Tensor) -> float:
+    one, other = one.detach(), other.detach()
     if not torch.isfinite(one).all():
         return float("inf")
-    return float((one.detach().double() - other).norm() / other.norm())
+    return float((one.double() - other).norm() / other.norm())
 
 
 def milliseconds(function: Callable[[], object], repeat: float = 150) -> float:
@@ -176,12 +189,11 @@ MAIN = dict(B=8, H=8, G=8, T=1024, S=1024, D=64, hidden=64, dtype=torch.bfloat16
 
 
 def variants(device: str, until: float) -> Iterator[list[str]]:
-    """Tile sizes at the main shape, in the order of FORWARD and BACKWARD; each pass by itself."""
+    """Tile sizes and ways at the main shape, in the order of FORWARD and BACKWARD; each pass by itself."""
     from regard.attention.kernels import concat
 
-    yield ["pass", "rows, columns, warps, registers", "ms", "T elements/s"]
+    yield ["pass", "rows, columns, warps, registers", "with", "ms", "T elements/s", "error"]
     given = Given(**MAIN)
-    usual = concat.FORWARD, concat.BACKWARD
     with torch.no_grad():
         q, k, v = given.tensors
         a, b, _ = given.score.fold(q, k)
@@ -189,23 +201,41 @@ def variants(device: str, until: float) -> Iterator[list[str]]:
         w = given.score.weight_a.float().reshape(1, -1)
         rest = (None, None, None, given.tensors[0].shape[2], given.tensors[1].shape[2], False, 0)
         kept = concat.attend_concat(a, b, w, v, *rest)
-        for name, tilings in (("forward", FORWARD), ("backward", BACKWARD)):
-            for tiling in tilings:
+        passes = {
+            "FORWARD": lambda: concat.attend_concat(a, b, w, v, *rest)[:1],
+            "BACKWARD": lambda: concat.attend_concat_backward(given.grad, a, b, w, v, *kept, *rest),
+        }
+        for name, variants in (("FORWARD", FORWARD), ("BACKWARD", BACKWARD)):
+            usual = passes[name]()
+            for tiling, settings in variants:
+                what = [name.lower(), str(tiling), " ".join(f"{key}={value}" for key, value in settings.items())]
                 if time.time() > until:
-                    yield ["out of time"]
-                    break
-                try:
-                    if name == "forward":
-                        concat.FORWARD = {256: concat.Tiling(*tiling)}
-                        ms = milliseconds(lambda: concat.attend_concat(a, b, w, v, *rest))
-                    else:
-                        concat.BACKWARD = {256: concat.Tiling(*tiling)}
-                        ms = milliseconds(lambda: concat.attend_concat_backward(given.grad, a, b, w, v, *kept, *rest))
-                except Exception as problem:  # too many registers, or too much shared memory: a row like any other
-                    yield [name, str(tiling), str(problem)[:60]]
+                    yield [*what, "out of time"]
                     continue
-                yield [name, str(tiling), f"{ms:.3f}", f"{given.elements / 1e9 / ms:.2f}"]
-            concat.FORWARD, concat.BACKWARD = usual
+                with setting(name, tiling, settings):
+                    try:
+                        # Wrong numbers are no faster ones: beside those of the tiling that is in use.
+                        off = max(error(x, y.double()) for x, y in zip(passes[name](), usual))
+                        ms = milliseconds(passes[name])
+                    except Exception as problem:  # too many registers, or too much shared memory: a row like any other
+                        yield [*what, str(problem)[:60]]
+                        continue
+                yield [*what, f"{ms:.3f}", f"{given.elements / 1e9 / ms:.2f}", f"{off:.0e}"]
+
+
+@contextlib.contextmanager
+def setting(table: str, tiling: tuple, settings: dict) -> Iterator[None]:
+    from regard.attention.kernels import concat
+
+    changed = {table: {256: concat.Tiling(*tiling)}, **settings}
+    usual = {name: getattr(concat, name) for name in changed}
+    for name, value in changed.items():
+        setattr(concat, name, value)
+    try:
+        yield
+    finally:
+        for name, value in usual.items():
+            setattr(concat, name, value)
 
 
 def peers(device: str, until: float) -> Iterator[list[str]]:
@@ -268,47 +298,52 @@ def long(device: str, until: float) -> Iterator[list[str]]:
 
 def compile_all(parts: list[str]) -> None:
     """Every kernel that is going to be asked for, by many processes at once: what they compile is kept on disk."""
-    tasks: list[tuple[dict, str, tuple | None]] = [(MAIN, "", None)]
+    tasks: list[tuple[dict, str, tuple | None, dict]] = [(MAIN, "", None, {})]
     if "variants" in parts:
         few = MAIN | dict(B=1, H=1, G=1)
-        tasks += [(few, "FORWARD", one) for one in FORWARD] + [(few, "BACKWARD", one) for one in BACKWARD]
-    tasks += [(case, "", None) for case in (error_cases("cuda") if "errors" in parts else [])]
-    tasks += [(case, "", None) for case in (shape_cases() if "shapes" in parts else [])]
+        tables = ("FORWARD", FORWARD), ("BACKWARD", BACKWARD)
+        tasks += [(few, table, *variant) for table, variants in tables for variant in variants]
+    tasks += [(case, "", None, {}) for case in (error_cases("cuda") if "errors" in parts else [])]
+    tasks += [(case, "", None, {}) for case in (shape_cases() if "shapes" in parts else [])]
     workers = min(12, os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_one, tasks))
 
 
-def compile_one(task: tuple[dict, str, tuple | None]) -> None:
-    from regard.attention.kernels import concat
-
-    case, table, tiling = task
-    usual = concat.FORWARD, concat.BACKWARD
+def compile_one(task: tuple[dict, str, tuple | None, dict]) -> None:
+    case, table, tiling, settings = task
     try:
-        if tiling is not None:
-            setattr(concat, table, {256: concat.Tiling(*tiling)})
-        Given(**dict(Dv=min(case["D"], 256)) | case).both(ours)
-        torch.cuda.synchronize()
+        with contextlib.nullcontext() if tiling is None else setting(table, tiling, settings):
+            Given(**dict(Dv=min(case["D"], 256)) | case).both(ours)
+            torch.cuda.synchronize()
     except Exception as problem:  # whoever asks for it meets it again
         print("  ", task, str(problem)[:100], flush=True)
-    concat.FORWARD, concat.BACKWARD = usual
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", choices=ONLY, default=ONLY)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="errors alone, of small shapes")
     given = parser.parse_args()
+    if given.small:
+        given.only = ["errors"]
     if given.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
         given.only = ["errors"]
-    else:
+    elif not given.small:
         print("compiling …", flush=True)
         start = time.time()
         compile_all(given.only)
         print(f"   {time.time() - start:.0f} s", flush=True)
     torch.backends.cuda.matmul.allow_tf32 = False
-    parts = dict(errors=errors, variants=variants, peers=peers, shapes=shapes, long=long)
+    parts = dict(
+        errors=functools.partial(errors, small_only=given.small),
+        variants=variants,
+        peers=peers,
+        shapes=shapes,
+        long=long,
+    )
     tables = {}
     for name in given.only:
         print(f"{name} …", flush=True)
