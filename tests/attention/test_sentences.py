@@ -40,7 +40,7 @@ CASES = {
     "causal, empty ones": ([1, 0, 30, 0, 7, 0], None, 2, 2, 64, 64, causal()),
     "odd widths, groups": ([3, 17], None, 4, 2, 20, 9, causal()),
     "several tiles of queries": ([70, 128], None, 1, 1, 16, 32, causal()),
-    "cross": ([1, 9, 0, 3, 17, 2], [8, 0, 3, 40, 1, 0], 2, 1, 32, 24, None),
+    "cross": ([1, 9, 0, 3, 17, 2, 0], [8, 0, 3, 40, 1, 0, 5], 2, 1, 32, 24, None),
     "wide": ([33], [12], 1, 1, 128, 128, None),
 }
 
