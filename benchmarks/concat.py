@@ -38,6 +38,7 @@ BACKWARD = [
     ((64, 128, 4, None), {"JOINED": True}),
     ((64, 128, 4, None), {"AHEAD": True}),
     ((64, 128, 4, None), {"JOINED": True, "AHEAD": True}),
+    ((64, 128, 4, None), {"STORED": True}),
     ((64, 128, 4, None), {"HALVED": 256}),
     ((64, 64, 4, None), {}),
     ((64, 64, 4, None), {"JOINED": True, "AHEAD": True}),

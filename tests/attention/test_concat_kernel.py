@@ -100,7 +100,7 @@ def test_equals_the_definition(case, dtype):
 
 
 @pytest.mark.skipif(not triton_here.INTERPRETED, reason="sizes for the interpreter")
-@pytest.mark.parametrize(("name", "value"), [("HALVED", 32), ("JOINED", True), ("AHEAD", True)])
+@pytest.mark.parametrize(("name", "value"), [("HALVED", 32), ("JOINED", True), ("AHEAD", True), ("STORED", True)])
 def test_other_ways(name, value, monkeypatch):
     monkeypatch.setattr(concat, "BACKWARD_EXACT", {256: Tiling(16, 32, 1)})
     monkeypatch.setattr(concat, name, value)

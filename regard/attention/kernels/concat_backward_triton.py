@@ -74,8 +74,12 @@ def _quick_gradients(
     x, x_stride, x_valid, y, y_stride, y_count, w, C, g, dx, dx_stride, dc, WEIGHTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr,
     PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr, JOINED: tl.constexpr,
+    STORED: tl.constexpr,
 ):  # fmt: skip
-    """HALVES: one half of the columns after the other, since the registers do not hold d and n of all."""
+    """HALVES: one half of the columns after the other, since the registers do not hold d and n of all.
+
+    STORED: gradients are loaded and stored instead of added to in memory, for which fences may have to wait.
+    """
     u, group = tl.arange(0, 16), tl.arange(0, ROWS // 16)
     PART: tl.constexpr = COLUMNS // 2 if HALVES else COLUMNS
     s = tl.arange(0, PART)
@@ -85,6 +89,9 @@ def _quick_gradients(
     for i in range(0, C, 4):
         rows = spread(x + i * x_stride, x_stride, x_valid)
         c = signed(w + i)[None, :]
+        to = dx[:, None] + (i + tl.arange(0, 4))[None, :] * dx_stride
+        if STORED:
+            before = tl.load(to, mask=x_valid[:, None], other=0.0)
         by_n, by_d = tl.zeros((ROWS, 16), tl.float32), tl.zeros((ROWS, 16), tl.float32)
         by_n, by_d = _add_products(
             by_n, by_d, rows, c, y + i * y_stride + s, y_stride, s < y_count, g, ROWS, PART,
@@ -99,12 +106,19 @@ def _quick_gradients(
         by_u = (2 / SCALE) * (by_n * c - rows * by_d)
         by_02 = tl.join(tl.sum(by_u * bit(u, 0)[None, :], 1), tl.sum(by_u * bit(u, 2)[None, :], 1))
         by_13 = tl.join(tl.sum(by_u * bit(u, 1)[None, :], 1), tl.sum(by_u * bit(u, 3)[None, :], 1))
-        to = dx[:, None] + (i + tl.arange(0, 4))[None, :] * dx_stride
-        tl.atomic_add(to, tl.reshape(tl.join(by_02, by_13), (ROWS, 4)), mask=x_valid[:, None], sem="relaxed")
+        by_four = tl.reshape(tl.join(by_02, by_13), (ROWS, 4))
+        if STORED:
+            tl.store(to, before + by_four, mask=x_valid[:, None])
+        else:
+            tl.atomic_add(to, by_four, mask=x_valid[:, None], sem="relaxed")
         if WEIGHTS:
             # Of each sixteen rows by themselves: those are one warp's, and no warp waits for another.
             by_c = tl.sum(tl.reshape(by_n, (ROWS // 16, 16, 16)), 1) * (1 / SCALE)
-            tl.atomic_add(dc + group[:, None] * (C * 4) + 4 * i + u[None, :], by_c, sem="relaxed")
+            to = dc + group[:, None] * (C * 4) + 4 * i + u[None, :]
+            if STORED:
+                tl.store(to, tl.load(to) + by_c)
+            else:
+                tl.atomic_add(to, by_c, sem="relaxed")
 
 
 @triton.jit
@@ -142,7 +156,7 @@ def backward(
     KEYS: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
     LENGTHS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
-    JOINED: tl.constexpr, AHEAD: tl.constexpr,
+    JOINED: tl.constexpr, AHEAD: tl.constexpr, STORED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """KEYS: ∂b and ∂v of ROWS keys; otherwise ∂a and a part of ∂w from ROWS queries, and delta for the other pass.
@@ -231,7 +245,7 @@ def backward(
         else:
             _quick_gradients(
                 x, x_stride, valid, y + other, y_stride, count - other, w, C, g, dx, dx_stride, dc, not KEYS,
-                ROWS, COLUMNS, HALVES, PRECISION, SPLIT, QUICK, THREADS, JOINED,
+                ROWS, COLUMNS, HALVES, PRECISION, SPLIT, QUICK, THREADS, JOINED, STORED,
             )  # fmt: skip
     if KEYS:
         places = (s0 + rows)[:, None] * dv_row + e[None, :]
