@@ -43,15 +43,14 @@ def _rounded(x):
 
 @triton.jit
 def _add_products(
-    by_n, by_d, rows, c, y, y_stride, y_valid, g, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr, JOINED: tl.constexpr,
+    by_n, by_d, rows, c, columns, g, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, JOINED: tl.constexpr,
 ):  # fmt: skip
     """Adds ∂N B_u and −∂D B_u of some columns.
 
     SPLIT: as bf16. Both products see the same rounded ∂N, so that its rounding is that of a gradient's term. They
     nearly cancel, and ∂D rounded would be what is left of them: it comes in two parts.
     """
-    columns = expand(y, y_stride, y_valid, COLUMNS, THREADS)
     n, d = fraction(rows, columns, c, ROWS, COLUMNS, PRECISION, JOINED)
     r = reciprocal(d, QUICK)
     if SPLIT:
@@ -92,16 +91,14 @@ def _quick_gradients(
         to = dx[:, None] + (i + tl.arange(0, 4))[None, :] * dx_stride
         if STORED:
             before = tl.load(to, mask=x_valid[:, None], other=0.0)
-        by_n, by_d = tl.zeros((ROWS, 16), tl.float32), tl.zeros((ROWS, 16), tl.float32)
-        by_n, by_d = _add_products(
-            by_n, by_d, rows, c, y + i * y_stride + s, y_stride, s < y_count, g, ROWS, PART,
-            PRECISION, SPLIT, QUICK, THREADS, JOINED,
-        )  # fmt: skip
+        # Both halves' powers before all products: their loads are waited for once.
+        columns = expand(y + i * y_stride + s, y_stride, s < y_count, PART, THREADS)
         if HALVES:
-            by_n, by_d = _add_products(
-                by_n, by_d, rows, c, y + i * y_stride + PART + s, y_stride, PART + s < y_count, g_more, ROWS, PART,
-                PRECISION, SPLIT, QUICK, THREADS, JOINED,
-            )  # fmt: skip
+            more = expand(y + i * y_stride + PART + s, y_stride, PART + s < y_count, PART, THREADS)
+        by_n, by_d = tl.zeros((ROWS, 16), tl.float32), tl.zeros((ROWS, 16), tl.float32)
+        by_n, by_d = _add_products(by_n, by_d, rows, c, columns, g, ROWS, PART, PRECISION, SPLIT, QUICK, JOINED)
+        if HALVES:
+            by_n, by_d = _add_products(by_n, by_d, rows, c, more, g_more, ROWS, PART, PRECISION, SPLIT, QUICK, JOINED)
         by_n *= rows
         by_u = (2 / SCALE) * (by_n * c - rows * by_d)
         by_02 = tl.join(tl.sum(by_u * bit(u, 0)[None, :], 1), tl.sum(by_u * bit(u, 2)[None, :], 1))
