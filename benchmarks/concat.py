@@ -25,31 +25,9 @@ import torch
 from torch import Tensor
 
 ONLY = ("errors", "variants", "peers", "shapes", "long")
-# Rows of the own side, of the other, warps, registers of a thread (None: as the compiler likes), and what else is set.
-FORWARD = [
-    ((64, 128, 4, None), {}),
-    ((64, 128, 4, None), {"JOINED": True}),
-    ((64, 128, 4, None), {"AHEAD": True}),
-    ((64, 128, 4, None), {"JOINED": True, "AHEAD": True}),
-    ((64, 64, 4, 168), {"JOINED": True, "AHEAD": True}),
-    ((64, 128, 4, 168), {"JOINED": True, "AHEAD": True}),
-]
-BACKWARD = [
-    ((64, 128, 4, None), {}),
-    ((64, 128, 4, None), {"JOINED": True}),
-    ((64, 128, 4, None), {"AHEAD": True}),
-    ((64, 128, 4, None), {"JOINED": True, "AHEAD": True}),
-    ((64, 128, 4, None), {"STORED": True}),
-    ((64, 128, 4, None), {"JOINED": True, "AHEAD": True, "STORED": True}),
-    ((64, 128, 4, None), {"HALVED": 256}),
-    ((64, 64, 4, None), {}),
-    ((64, 64, 4, None), {"JOINED": True, "AHEAD": True}),
-    ((64, 64, 4, 168), {}),
-    ((64, 64, 4, 168), {"JOINED": True, "AHEAD": True}),
-    ((32, 64, 2, None), {}),
-    ((32, 128, 2, None), {}),
-    ((16, 64, 1, None), {}),
-]
+# Rows of the own side, of the other, warps, registers of a thread (None: as the compiler likes).
+FORWARD = [(64, 128, 4, None), (64, 64, 4, 168), (64, 128, 8, 128)]
+BACKWARD = [(64, 128, 4, None), (64, 64, 4, None), (64, 64, 4, 168), (32, 128, 2, None)]
 SECONDS = {"errors": 25, "variants": 40, "peers": 40, "shapes": 20, "long": 10}
 
 
@@ -192,10 +170,10 @@ MAIN = dict(B=8, H=8, G=8, T=1024, S=1024, D=64, hidden=64, dtype=torch.bfloat16
 
 
 def variants(device: str, until: float) -> Iterator[list[str]]:
-    """Tile sizes and ways at the main shape, in the order of FORWARD and BACKWARD; each pass by itself."""
+    """Tile sizes at the main shape, in the order of FORWARD and BACKWARD; each pass by itself."""
     from regard.attention.kernels import concat
 
-    yield ["pass", "rows, columns, warps, registers", "with", "ms", "T elements/s", "error"]
+    yield ["pass", "rows, columns, warps, registers", "ms", "T elements/s", "error"]
     given = Given(**MAIN)
     with torch.no_grad():
         q, k, v = given.tensors
@@ -210,12 +188,12 @@ def variants(device: str, until: float) -> Iterator[list[str]]:
         }
         for name, variants in (("FORWARD", FORWARD), ("BACKWARD", BACKWARD)):
             usual = passes[name]()
-            for tiling, settings in variants:
-                what = [name.lower(), str(tiling), " ".join(f"{key}={value}" for key, value in settings.items())]
+            for tiling in variants:
+                what = [name.lower(), str(tiling)]
                 if time.time() > until:
                     yield [*what, "out of time"]
                     continue
-                with setting(name, tiling, settings):
+                with tiled(name, tiling):
                     try:
                         # Wrong numbers are no faster ones: beside those of the tiling that is in use.
                         off = max(error(x, y.double()) for x, y in zip(passes[name](), usual))
@@ -227,18 +205,15 @@ def variants(device: str, until: float) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def setting(table: str, tiling: tuple, settings: dict) -> Iterator[None]:
+def tiled(table: str, tiling: tuple) -> Iterator[None]:
     from regard.attention.kernels import concat
 
-    changed = {table: {256: concat.Tiling(*tiling)}, **settings}
-    usual = {name: getattr(concat, name) for name in changed}
-    for name, value in changed.items():
-        setattr(concat, name, value)
+    usual = getattr(concat, table)
+    setattr(concat, table, {256: concat.Tiling(*tiling)})
     try:
         yield
     finally:
-        for name, value in usual.items():
-            setattr(concat, name, value)
+        setattr(concat, table, usual)
 
 
 def peers(device: str, until: float) -> Iterator[list[str]]:
@@ -301,22 +276,21 @@ def long(device: str, until: float) -> Iterator[list[str]]:
 
 def compile_all(parts: list[str]) -> None:
     """Every kernel that is going to be asked for, by many processes at once: what they compile is kept on disk."""
-    tasks: list[tuple[dict, str, tuple | None, dict]] = [(MAIN, "", None, {})]
+    tasks: list[tuple[dict, str, tuple | None]] = [(MAIN, "", None)]
     if "variants" in parts:
         few = MAIN | dict(B=1, H=1, G=1)
-        tables = ("FORWARD", FORWARD), ("BACKWARD", BACKWARD)
-        tasks += [(few, table, *variant) for table, variants in tables for variant in variants]
-    tasks += [(case, "", None, {}) for case in (error_cases("cuda") if "errors" in parts else [])]
-    tasks += [(case, "", None, {}) for case in (shape_cases() if "shapes" in parts else [])]
+        tasks += [(few, "FORWARD", one) for one in FORWARD] + [(few, "BACKWARD", one) for one in BACKWARD]
+    tasks += [(case, "", None) for case in (error_cases("cuda") if "errors" in parts else [])]
+    tasks += [(case, "", None) for case in (shape_cases() if "shapes" in parts else [])]
     workers = min(12, os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_one, tasks))
 
 
-def compile_one(task: tuple[dict, str, tuple | None, dict]) -> None:
-    case, table, tiling, settings = task
+def compile_one(task: tuple[dict, str, tuple | None]) -> None:
+    case, table, tiling = task
     try:
-        with contextlib.nullcontext() if tiling is None else setting(table, tiling, settings):
+        with contextlib.nullcontext() if tiling is None else tiled(table, tiling):
             Given(**dict(Dv=min(case["D"], 256)) | case).both(ours)
             torch.cuda.synchronize()
     except Exception as problem:  # whoever asks for it meets it again

@@ -38,10 +38,6 @@ BACKWARD = {64: Tiling(64, 128, 4), 128: Tiling(64, 64, 4), 256: Tiling(64, 32, 
 BACKWARD_EXACT = {64: Tiling(64, 64, 4), 128: Tiling(64, 32, 4), 256: Tiling(32, 32, 4)}
 # From so many columns on a backward pass takes first one half of them, then the other.
 HALVED = 128
-# One product for numerators and denominators together; a step's columns loaded in the step before.
-JOINED, AHEAD = False, False
-# Gradients loaded and stored rather than added to in memory.
-STORED = False
 # The least that matrix units take, and how many cells of a tile are worth a warp.
 FEWEST, CELLS = Tiling(16, 32, 1), 1024
 
@@ -170,7 +166,6 @@ def attend_concat_backward(
             KEYS=keys,
             SPLIT=not _exact(v),
             HALVES=tiling.columns >= HALVED,
-            STORED=STORED,
             **_constants(v, tiling, q_starts, lengths, causal, window),
         )
     dc = dc.sum((0, 2, 3) if len(w) == H else (0, 1, 2, 3)).view(len(w), -1, 16)
@@ -275,8 +270,6 @@ def _constants(v, tiling, q_starts, lengths, causal, window) -> dict[str, Any]:
         PRECISION="tf32x3" if _exact(v) else "tf32",
         QUICK=not triton_here.INTERPRETED,
         THREADS=32 * tiling.warps,
-        JOINED=JOINED,
-        AHEAD=AHEAD,
         ROWS=tiling.rows,
         COLUMNS=tiling.columns,
         BLOCK_V=_power(v.shape[-1], 16),

@@ -44,14 +44,14 @@ def _rounded(x):
 @triton.jit
 def _add_products(
     by_n, by_d, rows, c, columns, g, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, JOINED: tl.constexpr,
+    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
     """Adds ∂N B_u and −∂D B_u of some columns.
 
     SPLIT: as bf16. Both products see the same rounded ∂N, so that its rounding is that of a gradient's term. They
     nearly cancel, and ∂D rounded would be what is left of them: it comes in two parts.
     """
-    n, d = fraction(rows, columns, c, ROWS, COLUMNS, PRECISION, JOINED)
+    n, d = fraction(rows, columns, c, ROWS, COLUMNS, PRECISION)
     r = reciprocal(d, QUICK)
     if SPLIT:
         dn = _rounded(g * r)
@@ -72,13 +72,9 @@ def _add_products(
 def _quick_gradients(
     x, x_stride, x_valid, y, y_stride, y_count, w, C, g, dx, dx_stride, dc, WEIGHTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr,
-    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr, JOINED: tl.constexpr,
-    STORED: tl.constexpr,
+    PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """HALVES: one half of the columns after the other, since the registers do not hold d and n of all.
-
-    STORED: gradients are loaded and stored instead of added to in memory, for which fences may have to wait.
-    """
+    """HALVES: one half of the columns after the other, since the registers do not hold d and n of all."""
     u, group = tl.arange(0, 16), tl.arange(0, ROWS // 16)
     PART: tl.constexpr = COLUMNS // 2 if HALVES else COLUMNS
     s = tl.arange(0, PART)
@@ -89,33 +85,25 @@ def _quick_gradients(
         rows = spread(x + i * x_stride, x_stride, x_valid)
         c = signed(w + i)[None, :]
         to = dx[:, None] + (i + tl.arange(0, 4))[None, :] * dx_stride
-        if STORED:
-            before = tl.load(to, mask=x_valid[:, None], other=0.0)
         # Both halves' powers before all products: their loads are waited for once.
         columns = expand(y + i * y_stride + s, y_stride, s < y_count, PART, THREADS)
         if HALVES:
             more = expand(y + i * y_stride + PART + s, y_stride, PART + s < y_count, PART, THREADS)
         by_n, by_d = tl.zeros((ROWS, 16), tl.float32), tl.zeros((ROWS, 16), tl.float32)
-        by_n, by_d = _add_products(by_n, by_d, rows, c, columns, g, ROWS, PART, PRECISION, SPLIT, QUICK, JOINED)
+        by_n, by_d = _add_products(by_n, by_d, rows, c, columns, g, ROWS, PART, PRECISION, SPLIT, QUICK)
         if HALVES:
-            by_n, by_d = _add_products(by_n, by_d, rows, c, more, g_more, ROWS, PART, PRECISION, SPLIT, QUICK, JOINED)
+            by_n, by_d = _add_products(by_n, by_d, rows, c, more, g_more, ROWS, PART, PRECISION, SPLIT, QUICK)
         by_n *= rows
         by_u = (2 / SCALE) * (by_n * c - rows * by_d)
         by_02 = tl.join(tl.sum(by_u * bit(u, 0)[None, :], 1), tl.sum(by_u * bit(u, 2)[None, :], 1))
         by_13 = tl.join(tl.sum(by_u * bit(u, 1)[None, :], 1), tl.sum(by_u * bit(u, 3)[None, :], 1))
         by_four = tl.reshape(tl.join(by_02, by_13), (ROWS, 4))
-        if STORED:
-            tl.store(to, before + by_four, mask=x_valid[:, None])
-        else:
-            tl.atomic_add(to, by_four, mask=x_valid[:, None], sem="relaxed")
+        tl.atomic_add(to, by_four, mask=x_valid[:, None], sem="relaxed")
         if WEIGHTS:
             # Of each sixteen rows by themselves: those are one warp's, and no warp waits for another.
             by_c = tl.sum(tl.reshape(by_n, (ROWS // 16, 16, 16)), 1) * (1 / SCALE)
             to = dc + group[:, None] * (C * 4) + 4 * i + u[None, :]
-            if STORED:
-                tl.store(to, tl.load(to) + by_c)
-            else:
-                tl.atomic_add(to, by_c, sem="relaxed")
+            tl.atomic_add(to, by_c, sem="relaxed")
 
 
 @triton.jit
@@ -153,7 +141,6 @@ def backward(
     KEYS: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,
     LENGTHS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     PRECISION: tl.constexpr, SPLIT: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
-    JOINED: tl.constexpr, AHEAD: tl.constexpr, STORED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """KEYS: ∂b and ∂v of ROWS keys; otherwise ∂a and a part of ∂w from ROWS queries, and delta for the other pass.
@@ -220,9 +207,8 @@ def backward(
         else:
             theirs = _rows(v, s0, columns, keys, e, WIDTH, v_row)
         scores, plainly = score_tile(
-            x, x_stride, valid, large, y + columns, y_stride, y_valid, w, C, ROWS, COLUMNS, PRECISION, QUICK, THREADS,
-            JOINED, AHEAD,
-        )  # fmt: skip
+            x, x_stride, valid, large, y + columns, y_stride, y_valid, w, C, ROWS, COLUMNS, PRECISION, QUICK, THREADS
+        )
         g = tl.dot(mine, tl.trans(theirs), input_precision=PRECISION)
         if KEYS:
             allowed = may_look(columns[None, :], rows[:, None], T, S, keys, window, CAUSAL, WINDOW)
@@ -242,7 +228,7 @@ def backward(
         else:
             _quick_gradients(
                 x, x_stride, valid, y + other, y_stride, count - other, w, C, g, dx, dx_stride, dc, not KEYS,
-                ROWS, COLUMNS, HALVES, PRECISION, SPLIT, QUICK, THREADS, JOINED, STORED,
+                ROWS, COLUMNS, HALVES, PRECISION, SPLIT, QUICK, THREADS,
             )  # fmt: skip
     if KEYS:
         places = (s0 + rows)[:, None] * dv_row + e[None, :]

@@ -149,24 +149,18 @@ def tanh(x, PRECISION: tl.constexpr, QUICK: tl.constexpr):
 
 
 @triton.jit
-def fraction(
-    rows, columns, c, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, JOINED: tl.constexpr
-):
-    """N and D of a tile. JOINED: by one product instead of two, with which fewer threads wait for others."""
-    if JOINED:
-        both = tl.reshape(tl.permute(tl.join(columns, columns * c), (2, 0, 1)), (2 * COLUMNS, 16))
-        both = tl.dot(rows, tl.trans(both), input_precision=PRECISION)
-        d, n = tl.split(tl.permute(tl.reshape(both, (ROWS, 2, COLUMNS)), (0, 2, 1)))
-    else:
-        d = tl.dot(rows, tl.trans(columns), input_precision=PRECISION)
-        n = tl.dot(rows * c, tl.trans(columns), input_precision=PRECISION)
+def fraction(rows, columns, c, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr):
+    """N and D of a tile: by one product, since with two of them threads wait for each other more often."""
+    both = tl.reshape(tl.permute(tl.join(columns, columns * c), (2, 0, 1)), (2 * COLUMNS, 16))
+    both = tl.dot(rows, tl.trans(both), input_precision=PRECISION)
+    d, n = tl.split(tl.permute(tl.reshape(both, (ROWS, 2, COLUMNS)), (0, 2, 1)))
     return n, d
 
 
 @triton.jit
 def score_tile(
     x, x_stride, x_valid, x_large, y, y_stride, y_valid, w, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr,
+    PRECISION: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     """Σ_i w_i tanh(x_i + y_i) for the tile's rows and columns, and whether it had to be computed plainly."""
     scores = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -175,14 +169,10 @@ def score_tile(
     y0, y1, y2, y3 = four(to, y_stride, to_valid)
     for i in range(0, C, 4):
         rows = spread(x + i * x_stride, x_stride, x_valid)
-        if AHEAD:
-            columns = powers(y0, y1, y2, y3, COLUMNS, THREADS)
-        else:
-            columns = expand(y + i * y_stride, y_stride, y_valid, COLUMNS, THREADS)
-        n, d = fraction(rows, columns, signed(w + i)[None, :], ROWS, COLUMNS, PRECISION, JOINED)
-        if AHEAD:
-            to += tl.where(i + 4 < C, 4 * y_stride, 0)  # the last step loads its own once more
-            y0, y1, y2, y3 = four(to, y_stride, to_valid)
+        columns = powers(y0, y1, y2, y3, COLUMNS, THREADS)
+        n, d = fraction(rows, columns, signed(w + i)[None, :], ROWS, COLUMNS, PRECISION)
+        to += tl.where(i + 4 < C, 4 * y_stride, 0)  # the last step loads its own once more
+        y0, y1, y2, y3 = four(to, y_stride, to_valid)
         scores += n * reciprocal(d, QUICK)
     # 0x is 0 for all numbers but infinities and NaN, and a sum with NaN is NaN.
     plainly = tl.sum(tl.sum(scores * 0.0, 1) + x_large, 0) != 0.0
@@ -222,7 +212,7 @@ def forward(
     a_batch, a_head, a_stride, b_batch, b_head, b_stride, v_batch, v_head, v_row, out_batch, out_head, out_row,
     w_head, lse_batch, lse_head,
     WIDTH: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr,
+    PRECISION: tl.constexpr, QUICK: tl.constexpr, THREADS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """The output and the log-sum-exp (in powers of two) of ROWS queries of one head."""
@@ -254,9 +244,8 @@ def forward(
     for begin in range(first, last, COLUMNS):
         s = begin + tl.arange(0, COLUMNS)
         scores, _ = score_tile(
-            a, a_stride, t < T, large, b + s, b_stride, s < keys, w, C, ROWS, COLUMNS, PRECISION, QUICK, THREADS,
-            JOINED, AHEAD,
-        )  # fmt: skip
+            a, a_stride, t < T, large, b + s, b_stride, s < keys, w, C, ROWS, COLUMNS, PRECISION, QUICK, THREADS
+        )
         allowed = may_look(t[:, None], s[None, :], T, S, keys, window, CAUSAL, WINDOW)
         scores = tl.where(allowed, scores * LOG2E, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
