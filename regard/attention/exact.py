@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.attention import triton_here
 from regard.attention.bias import OfHeads
-from regard.attention.kernels import Call, chunked, triton_here
+from regard.attention.kernels import Call, chunked
 from regard.attention.masks import FREE, Form
 from regard.attention.offsets import Offsets
 from regard.attention.reference import repeat_heads

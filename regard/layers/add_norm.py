@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.attention.kernels import triton_here
+from regard.attention import triton_here
 
 MAX_WIDTH = 4096
 # Numbers that a program holds of each tensor, and programs of the backward pass.

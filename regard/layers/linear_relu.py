@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.attention.kernels import triton_here
+from regard.attention import triton_here
 
 # Rows and columns that a program of the backward pass holds at a time, and how many programs share the columns' rows.
 BLOCK_R, BLOCK_C, SHARES = 16, 256, 66

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.attention.kernels import triton_here
+from regard.attention import triton_here
 from regard.data.batches import IGNORED
 
 # Logits that exist at a time: larger chunks add up the weights' gradient less often.

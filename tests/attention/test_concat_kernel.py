@@ -6,8 +6,8 @@ import jaxtyping
 import pytest
 import torch
 
-from regard.attention import Concat, Offsets, attend, causal, explain, padding, use, window
-from regard.attention.kernels import Call, concat, triton_here
+from regard.attention import Concat, Offsets, attend, causal, explain, padding, triton_here, use, window
+from regard.attention.kernels import Call, concat
 from regard.attention.kernels.concat import Tiling, attend_concat
 from regard.attention.masks import Form
 from regard.attention.reference import reference, reference_packed

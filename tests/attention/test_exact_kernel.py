@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from regard.attention import Cosine, Dot, Offsets, ScaledDot, attend, causal, padding, window
+from regard.attention import Cosine, Dot, Offsets, ScaledDot, attend, causal, padding, triton_here, window
 from regard.attention.exact import in_tiles, weights
-from regard.attention.kernels import Call, triton_here
+from regard.attention.kernels import Call
 from regard.attention.masks import Form
 from tests.attention.helpers import Slope, random
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from regard.attention.kernels import triton_here
+from regard.attention import triton_here
 
 # What a program may have at most on the GPUs with the least of it (compute capability 8.6 and 8.9).
 SHARED = 99 * 1024

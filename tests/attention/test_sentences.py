@@ -4,8 +4,8 @@ import jaxtyping
 import pytest
 import torch
 
-from regard.attention import Location, Offsets, ScaledDot, attend, causal, use
-from regard.attention.kernels import sentences, triton_here
+from regard.attention import Location, Offsets, ScaledDot, attend, causal, triton_here, use
+from regard.attention.kernels import sentences
 from regard.attention.kernels.sentences import attend_sentences
 from regard.attention.masks import Form
 from regard.attention.reference import reference_packed

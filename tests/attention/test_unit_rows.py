@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.attention import Cosine, scores, unit_rows
-from regard.attention.kernels import triton_here
+from regard.attention import Cosine, scores, triton_here, unit_rows
 from regard.attention.unit_rows import unit_rows as brought
 
 pytestmark = pytest.mark.skipif(not triton_here.FOUND, reason="needs Triton")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.attention.kernels import triton_here
+from regard.attention import triton_here
 from regard.layers import add_norm
 from regard.layers.blocks import BlockConfig, Residual
 

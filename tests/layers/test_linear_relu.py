@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.attention.kernels import triton_here
+from regard.attention import triton_here
 from regard.layers import linear_relu
 from regard.layers.feedforward import FeedForward
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from regard.attention import use
-from regard.attention.kernels import triton_here
+from regard.attention import triton_here, use
 from regard.layers.packed import pack
 from regard.models import GPTConfig, Seq2SeqConfig, TransformerConfig, ViTConfig, make_model
 from regard.train import compiling

@@ -7,8 +7,7 @@ import jaxtyping
 import pytest
 import torch
 
-from regard.attention import explain, use
-from regard.attention.kernels import triton_here
+from regard.attention import explain, triton_here, use
 from regard.data import Batches, Sequences
 from regard.layers import add_norm, linear_relu
 from regard.models import TransformerConfig, make_model

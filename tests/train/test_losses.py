@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.attention.kernels import triton_here
+from regard.attention import triton_here
 from regard.data import Batches, Sequences
 from regard.data.batches import IGNORED
 from regard.models import TransformerConfig, make_model

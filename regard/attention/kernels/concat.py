@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.kernels import Call, triton_here
+from regard.attention import triton_here
+from regard.attention.kernels import Call
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import Concat
 

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.kernels import Call, triton_here, varlen
+from regard.attention import triton_here
+from regard.attention.kernels import Call, varlen
 
 MAX_LEN = 128
 # Numbers in a tile of keys: with more, the shared memory of a desktop's GPU is too small for the backward pass.
