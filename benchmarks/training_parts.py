@@ -5,7 +5,8 @@
 Attention over packed sentences: the error against float64; then 25,600 tokens, 8 heads of 64, forward and backward, by
 how long the sentences are, with the tilings that may be fastest beside each other and beside torch's variable-length
 attention; the best come last. The loss: 25,600 features of 512, 32,000 entries, label smoothing, forward and backward
-together, beside its three matrix products alone. About a minute each. To see on a CPU whether the script runs:
+together, beside its three matrix products alone. Norms: norm(x + dropout(y)) of 25,600 rows of 512. At most a minute
+each. To see on a CPU whether the script runs:
 
     TRITON_INTERPRET=1 python benchmarks/training_parts.py --tiny
 """
@@ -29,6 +30,7 @@ from regard.attention import Offsets, ScaledDot, attend, causal, use
 from regard.attention.kernels import sentences
 from regard.attention.kernels.sentences import Tiling
 from regard.attention.reference import reference_packed
+from regard.layers import add_norm
 from regard.train import losses, vocabulary
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -258,7 +260,36 @@ def loss(tiny: bool) -> None:
     print(table(["loss", "ms", "GiB"], rows))
 
 
-PARTS = {"attention": attention, "loss": loss}
+def norms(tiny: bool) -> None:
+    N, E = (40, 32) if tiny else (25_600, 512)
+    x, y, grad = (torch.randn(N, E, device=DEVICE).to(WIDE) for _ in range(3))
+    norm = torch.nn.LayerNorm(E).to(DEVICE)
+    seed = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    given = (norm.weight, norm.bias, seed, 0.1, norm.eps)
+    rows = []
+    for cells in (512,) if tiny else (1024, 2048, 4096):
+        for warps in (4,) if tiny else (4, 8):
+            times = []
+            for programs in (3,) if tiny else (264, 528, 1056, 2112):
+                with changed(add_norm, CELLS=cells, WARPS=warps, PROGRAMS=programs):
+                    if not times:
+                        times.append(milliseconds(lambda: add_norm.add_norm(x, y, *given)))
+                        total = add_norm.add_norm(x, y, *given)[1]
+                    back = (grad, total, norm.weight, seed, 0.1, norm.eps)
+                    times.append(milliseconds(lambda back=back: add_norm.add_norm_backward(*back)))
+            rows.append([f"{cells} cells, {warps} warps", *(f"{1e3 * ms:.0f}" for ms in times)])
+            print(*rows[-1], flush=True)
+    copied = milliseconds(lambda: (x.clone(), y.clone()))
+    print(
+        table(
+            ["", "forward µs", "backward µs with 264, 528, 1056, 2112 programs"],
+            [[a, b, " ".join(c)] for a, b, *c in rows],
+        )
+    )
+    print(f"two copies of such a tensor: {1e3 * copied:.0f} µs")
+
+
+PARTS = {"attention": attention, "loss": loss, "norms": norms}
 
 
 def main() -> None:

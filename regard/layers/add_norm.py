@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from regard.attention import triton_here
 
 MAX_WIDTH = 4096
-# Numbers that a program holds of each tensor, and programs of the backward pass.
-CELLS, PROGRAMS = 2048, 528
+# Numbers that a program holds of each tensor, its warps, and programs of the backward pass.
+CELLS, WARPS, PROGRAMS = 2048, 4, 528
 
 
 def takes(x: Tensor, y: Tensor, norm: nn.Module) -> bool:
@@ -119,4 +119,4 @@ def _dropping(p: float) -> tuple[int, float]:
 
 def _blocks(width: int) -> dict[str, int]:
     block = max(16, 1 << (width - 1).bit_length())
-    return {"BLOCK_R": max(1, CELLS // block), "BLOCK_E": block}
+    return {"BLOCK_R": max(1, CELLS // block), "BLOCK_E": block, "num_warps": WARPS}
