@@ -19,7 +19,14 @@ from regard.errors import RegardError
 
 # In order of preference; chunked takes everything. What none of the first takes is unpacked for the others.
 PACKED = {"sentences": sentences, "varlen": varlen, "concat": concat}
-PADDED = {"short": short, "sdpa": sdpa, "concat": concat, "concat_cpu": concat_cpu, "chunked": chunked}
+PADDED = {
+    "short": short,
+    "sentences": sentences,
+    "sdpa": sdpa,
+    "concat": concat,
+    "concat_cpu": concat_cpu,
+    "chunked": chunked,
+}
 KERNELS = (*dict.fromkeys((*PACKED, *PADDED)), "reference")
 
 watchers: list[Callable[[Call, Tensor], None]] = []

@@ -4,11 +4,11 @@ import jaxtyping
 import pytest
 import torch
 
-from regard.attention import Location, Offsets, ScaledDot, attend, causal, triton_here, use
-from regard.attention.kernels import sentences
+from regard.attention import Location, Offsets, ScaledDot, attend, causal, padding, triton_here, use
+from regard.attention.kernels import Call, sentences
 from regard.attention.kernels.sentences import attend_sentences
 from regard.attention.masks import Form
-from regard.attention.reference import reference_packed
+from regard.attention.reference import reference, reference_packed
 from tests.attention.helpers import random
 
 pytestmark = pytest.mark.skipif(not triton_here.FOUND, reason="needs Triton")
@@ -154,4 +154,52 @@ def test_what_it_takes(changes, taken):
     x = torch.zeros(4, 2, given["width"], dtype=given["dtype"]).as_subclass(_Cuda)
     offsets = Offsets(torch.tensor([0, 4]), 4, given["max_len"])
     call = sentences.Call(x, x, x, ScaledDot(), given["form"], None, offsets, offsets)
+    assert sentences.takes(call) == taken
+
+
+# Sequences, queries and keys of each, heads, of which of keys, widths of keys and of values, mask.
+SAME = {
+    "alike": (3, 20, 20, 2, 2, 16, 16, None),
+    "causal, groups": (2, 17, 17, 4, 2, 16, 24, causal()),
+    "cross": (2, 16, 33, 2, 1, 16, 16, None),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_sequences_of_one_length_lie_end_to_end(case):
+    B, T, S, H, G, D, Dv, mask = SAME[case]
+    shapes = (B, T, H, D), (B, S, G, D), (B, S, G, Dv), (B, T, H, Dv)
+    # Heads of a token side by side, as layers have them.
+    q, k, v, grad = (random(*shape, seed=i).transpose(1, 2) for i, shape in enumerate(shapes))
+    here = [x.float().to(DEVICE).requires_grad_() for x in (q, k, v)]
+    exact = [x.float().double().requires_grad_() for x in (q, k, v)]
+    with use("sentences"):
+        out = attend(*here, mask=mask)
+    found = torch.autograd.grad(out, here, grad.float().to(DEVICE))
+    expected = reference(*exact, ScaledDot(), mask)
+    compare([out, *found], [expected, *torch.autograd.grad(expected, exact, grad.float().double())], 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken"),
+    [
+        ({}, True),
+        ({"T": 64, "S": 64}, True),
+        ({"T": 64, "S": 65}, False),
+        ({"T": 1}, False),
+        ({"heads_first": True}, False),
+        ({"mask": causal()}, True),
+        ({"mask": causal(), "S": 40}, False),
+        ({"mask": padding(torch.tensor([3, 4]))}, False),
+        ({"unpacked": True}, False),
+    ],
+    ids=str,
+)
+def test_takes_sequences_of_one_short_length(changes, taken):
+    given = {"T": 32, "S": 32, "mask": None, "heads_first": False, "unpacked": False} | changes
+    tensors = []
+    for rows in (given["T"], given["S"], given["S"]):
+        x = torch.zeros(2, 2, rows, 16) if given["heads_first"] else torch.zeros(2, rows, 2, 16).transpose(1, 2)
+        tensors.append(x.bfloat16().as_subclass(_Cuda))
+    call = Call(*tensors, ScaledDot(), Form.of(given["mask"]), unpacked=given["unpacked"])
     assert sentences.takes(call) == taken

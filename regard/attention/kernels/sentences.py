@@ -1,4 +1,6 @@
-"""Packed sequences of up to 128 tokens, each in a tile of about its own length (CUDA, bf16 or f16, in Triton).
+"""Short sequences, each in a tile of about its own length: packed ones of up to 128 tokens, others of 16 to 64.
+
+CUDA, bf16 or f16, in Triton.
 
 torch's variable-length attention has tiles of 128 rows; sentences of 10 to 100 tokens leave most of them empty. Nothing
 here waits for the device, and compilers see one operator, so it can be compiled and captured in a graph.
@@ -12,8 +14,11 @@ from torch import Tensor
 
 from regard.attention import triton_here
 from regard.attention.kernels import Call, varlen
+from regard.attention.offsets import Offsets
 
 MAX_LEN = 128
+# Sequences of one length, (B, H, T, D): of more tokens than that torch's own kernels are as fast.
+SAME_LEN = range(16, 65)
 # Numbers in a tile of keys: with more, the shared memory of a desktop's GPU is too small for the backward pass.
 MAX_CELLS = 128 * 64
 
@@ -34,18 +39,48 @@ REGISTERS = 2**14  # of each of the four parts of a processor, which share out a
 
 
 def takes(call: Call) -> bool:
+    if call.q_offsets is None or call.k_offsets is None:
+        max_q, max_k = call.q.shape[2], call.k.shape[2]
+        placed = max_q in SAME_LEN and max_k in SAME_LEN and _side_by_side(call)
+    else:
+        max_q, max_k = call.q_offsets.max_len, call.k_offsets.max_len
+        placed = max(max_q, max_k) <= MAX_LEN
     return (
-        varlen.takes(call)
+        placed
+        and varlen.suits(call)
         and triton_here.FOUND
         and call.form.window is None
-        and call.q_offsets is not None
-        and call.k_offsets is not None
-        and max(call.q_offsets.max_len, call.k_offsets.max_len) <= MAX_LEN
-        and call.k_offsets.max_len * _tile(max(call.q.shape[-1], call.k.shape[-1], call.v.shape[-1])) <= MAX_CELLS
+        and max_k * _tile(max(call.q.shape[-1], call.k.shape[-1], call.v.shape[-1])) <= MAX_CELLS
     )
 
 
-def run(call: Call) -> Float[Tensor, "N H Dv"]:
+def _side_by_side(call: Call) -> bool:
+    """Whether heads of a token lie side by side, as in layers: then laying sequences end to end moves nothing."""
+    q, k, v = call.q, call.k, call.v
+    return (
+        all(x.stride(0) == x.shape[2] * x.stride(2) for x in (q, k, v))
+        and (q.shape[2] == k.shape[2] or not call.form.causal)
+        and not call.unpacked
+    )
+
+
+def _end_to_end(call: Call) -> Call:
+    """(B, H, T, D) as packed sequences."""
+    sides = [x.transpose(1, 2).flatten(0, 1) for x in (call.q, call.k, call.v)]
+    offsets = [_alike(x) for x in (call.q, call.k)]
+    if call.q.shape[2] == call.k.shape[2]:
+        offsets[1] = offsets[0]
+    return call._replace(q=sides[0], k=sides[1], v=sides[2], q_offsets=offsets[0], k_offsets=offsets[1])
+
+
+def _alike(x: Float[Tensor, "B H T D"]) -> Offsets:
+    B, T = x.shape[0], x.shape[2]
+    return Offsets(torch.arange(0, (B + 1) * T, T, dtype=torch.int32, device=x.device), total=B * T, max_len=T)
+
+
+def run(call: Call) -> Float[Tensor, "..."]:
+    if call.q_offsets is None:
+        return run(_end_to_end(call)).unflatten(0, (call.q.shape[0], -1)).transpose(1, 2)
     q_offsets, k_offsets = call.q_offsets, call.k_offsets
     assert q_offsets is not None
     assert k_offsets is not None

@@ -18,10 +18,14 @@ MAX_WIDTH = 256
 
 
 def takes(call: Call) -> bool:
+    return call.q_offsets is not None and suits(call)
+
+
+def suits(call: Call) -> bool:
+    """Whether device, dtype, score, mask and widths are right, packed or not."""
     form = call.form
     return (
-        call.q_offsets is not None
-        and call.q.is_cuda
+        call.q.is_cuda
         and call.v.dtype in (torch.bfloat16, torch.float16)
         and isinstance(call.score, DotLike)
         and call.bias is None
