@@ -90,6 +90,8 @@ class Variant(NamedTuple):
     fused_norm: bool = True
     combined: bool = False
     """small compiled passes that do not depend on each other are one launch"""
+    patterns: bool = True
+    """the compiler makes one call of a product and a sum, which copies the sum first"""
 
 
 class Row(NamedTuple):
@@ -106,6 +108,7 @@ class Row(NamedTuple):
 def ours(config: TransformerConfig | GPTConfig, variant: Variant, smoothing: float = 0.1) -> peers.Step:
     """One update as the training loop makes it."""
     torch._inductor.config.combo_kernels = variant.combined
+    torch._inductor.config.pattern_matcher = variant.patterns
     torch.manual_seed(0)
     model = make_model(config).to(DEVICE).train()
     for module in model.modules():
@@ -275,12 +278,13 @@ def parts(sizes: Sizes, ceiling: float, deadline: float) -> str:
     everything = Variant()
     variants = {
         "everything": everything,
+        "small passes combined": everything._replace(combined=True),
+        "sums apart from products": everything._replace(patterns=False),
         "sums in float32": everything._replace(narrow=False),
         "torch's varlen attention": everything._replace(attention="varlen"),
         "the plain sweep over the logits": everything._replace(fused_loss=False),
         "relu in passes of its own": everything._replace(fused_relu=False),
         "norms as they are compiled": everything._replace(fused_norm=False),
-        "small passes combined": everything._replace(combined=True),
         "compiled, not captured": everything._replace(graph=False),
         "compiled as a whole, captured": everything._replace(compile="whole"),
         "captured, not compiled": everything._replace(compile="no"),

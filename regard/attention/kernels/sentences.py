@@ -18,7 +18,7 @@ from regard.attention.offsets import Offsets
 
 MAX_LEN = 128
 # Sequences of one length, (B, H, T, D): of more tokens than that torch's own kernels are as fast.
-SAME_LEN = range(16, 65)
+LEAST_SAME, MOST_SAME = 16, 64
 # Numbers in a tile of keys: with more, the shared memory of a desktop's GPU is too small for the backward pass.
 MAX_CELLS = 128 * 64
 
@@ -41,7 +41,7 @@ REGISTERS = 2**14  # of each of the four parts of a processor, which share out a
 def takes(call: Call) -> bool:
     if call.q_offsets is None or call.k_offsets is None:
         max_q, max_k = call.q.shape[2], call.k.shape[2]
-        placed = max_q in SAME_LEN and max_k in SAME_LEN and _side_by_side(call)
+        placed = LEAST_SAME <= max_q <= MOST_SAME and LEAST_SAME <= max_k <= MOST_SAME and _side_by_side(call)
     else:
         max_q, max_k = call.q_offsets.max_len, call.k_offsets.max_len
         placed = max(max_q, max_k) <= MAX_LEN
