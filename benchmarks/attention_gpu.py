@@ -188,15 +188,17 @@ def main() -> None:
     shape = replace(SHAPES["cuda"], tokens=options.tokens)
     ceilings = measure_ceilings(device, dtype)
     rows = []
-    todo = [("scaled_dot", "none"), ("scaled_dot", "causal"), ("cosine", "none"), ("general", "none")]
-    todo += [("scaled_dot", "padding"), ("scaled_dot", "causal+padding")]
+    todo = [("scaled_dot", mask) for mask in ("none", "causal", "padding", "causal+padding")]
+    todo += [("cosine", "none"), ("general", "none")]
     for score, mask in todo:
         for length in options.lengths:
             for backward in (False, True):
                 case = Case(score, mask, length, backward, shape, device, dtype)
                 flexible = length == 4096 and device.type == "cuda"
                 entrants = padded_entrants(case, flexible) if "padding" in mask else plain_entrants(case)
-                rows += compare(case.name, list(entrants), case.work(), ceilings, device, options.rounds, length)
+                found = compare(case.name, list(entrants), case.work(), ceilings, device, options.rounds, length)
+                print_short(found, [length])  # as it comes: a run that is cut off has told something
+                rows += found
     rows += overhead(ceilings, device, dtype, options.rounds)
     report = Report("scaled dot", ceilings, rows)
     if options.out:
@@ -217,7 +219,8 @@ def print_short(rows: list[Row], lengths: list[int]) -> None:
             said = f"{row.seconds * 1e6:.1f} µs" if row.seconds else row.note[:40]
         lines.setdefault((row.case, row.entrant), []).append(said)
     for (case, entrant), cells in lines.items():
-        print(f"| {case} | {entrant} | {' | '.join(dict.fromkeys(cells) if len(set(cells)) == 1 else cells)} |")
+        said = dict.fromkeys(cells) if len(set(cells)) == 1 else cells
+        print(f"| {case} | {entrant} | {' | '.join(said)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention import triton_here
+from regard.layers.add_up import add_up
 
 MAX_WIDTH = 4096
 # Numbers that a program holds of each tensor, its warps, and programs of the backward pass.
@@ -74,8 +75,8 @@ def add_norm_backward(
         DROPS=seed is not None,
         **blocks,
     )
-    gain_grad, bias_grad = sums.sum(1).to(gain.dtype)
-    return dx, dy, gain_grad.clone(), bias_grad.clone()
+    gain_grad, bias_grad = add_up(sums, gain.dtype)
+    return dx, dy, gain_grad, bias_grad
 
 
 @add_norm.register_fake

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention import triton_here
+from regard.layers.add_up import add_up
 
 # Rows and columns that a program of the backward pass holds at a time, and how many programs share the columns' rows.
 BLOCK_R, BLOCK_C, SHARES = 16, 256, 66
@@ -50,13 +51,14 @@ def relu_backward(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = out.shape
     masked = torch.empty_like(out)
     shares = max(1, min(SHARES, -(-rows // BLOCK_R)))
-    sums = torch.empty(shares, columns, dtype=torch.float32, device=out.device)
+    sums = torch.empty(1, shares, columns, dtype=torch.float32, device=out.device)
     linear_relu_triton.relu_backward[(-(-columns // BLOCK_C), shares)](
         *(grad, out, masked, sums, rows, columns, grad.stride(0), out.stride(0), -(-rows // shares)),
         BLOCK_R=BLOCK_R,
         BLOCK_C=BLOCK_C,
     )
-    return masked, sums.sum(0).to(out.dtype)
+    [summed] = add_up(sums, out.dtype)
+    return masked, summed
 
 
 @linear_relu.register_fake

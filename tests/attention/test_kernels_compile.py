@@ -22,6 +22,6 @@ def test_every_kernel_compiles_for_a_gpu():
     found = [line.split() for line in done.stdout.splitlines()]
     kernels = {"forward", "backward", "_sums", "_weights", "sentences_forward", "sentences_backward"}
     kernels |= {"vocabulary_rows", "vocabulary_twins", "relu_backward", "add_norm_forward", "add_norm_backward"}
-    kernels |= {"unit_rows_forward", "unit_rows_backward"}
+    kernels |= {"unit_rows_forward", "unit_rows_backward", "add_up"}
     assert {name for name, _ in found} == kernels
     assert max(int(shared) for _, shared in found) <= SHARED
