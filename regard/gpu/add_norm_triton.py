@@ -48,21 +48,32 @@ def add_norm_forward(
 
 
 @triton.jit
+def _both(grad, total, r, N, grad_row, e, E: tl.constexpr):
+    """Some rows of the gradient and of the sum."""
+    inside = (r[:, None] < N) & (e[None, :] < E)
+    wide = r.to(tl.int64)[:, None]
+    flow = tl.load(grad + wide * grad_row + e[None, :], mask=inside, other=0.0)
+    return flow, tl.load(total + wide * E + e[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
 def add_norm_backward(
     grad, total, gain, seed, dx, dy, gain_sums, bias_sums, N, grad_row, eps, dropped, factor,
     E: tl.constexpr, DROPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Each program takes every so many-th block of rows; its sums for gain and bias are a row of their own."""
-    e = tl.arange(0, BLOCK_E)
+    i, e = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_E)
     g = tl.load(gain + e, mask=e < E, other=0.0)
     gain_sum = tl.zeros((BLOCK_R, BLOCK_E), tl.float32)
     bias_sum = tl.zeros((BLOCK_R, BLOCK_E), tl.float32)
+    coming, z_coming = _both(grad, total, tl.program_id(0) * BLOCK_R + i, N, grad_row, e, E)
     for block in range(tl.program_id(0), tl.cdiv(N, BLOCK_R), tl.num_programs(0)):
-        r = block * BLOCK_R + tl.arange(0, BLOCK_R)
+        r = block * BLOCK_R + i
         inside = (r[:, None] < N) & (e[None, :] < E)
         wide = r.to(tl.int64)[:, None]
-        flow = tl.load(grad + wide * grad_row + e[None, :], mask=inside, other=0.0).to(tl.float32)
-        z = tl.load(total + wide * E + e[None, :], mask=inside, other=0.0).to(tl.float32)
+        flow, z = coming.to(tl.float32), z_coming.to(tl.float32)
+        # The next rows are on their way while these are worked on.
+        coming, z_coming = _both(grad, total, r + tl.num_programs(0) * BLOCK_R, N, grad_row, e, E)
         normed, scale = _normed(z, inside, E, eps)
         gain_sum += flow * normed
         bias_sum += flow
