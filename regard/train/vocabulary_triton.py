@@ -13,15 +13,17 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def _log_sum_exp(row, V, BLOCK: tl.constexpr):
     """log Σ exp of a row, and the row's mean."""
-    top, total, added = -float("inf"), 0.0, 0.0
+    top = -float("inf")
+    # Each column of a block has its own sums until the end: to add them up, threads would wait for each other.
+    total, added = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     for begin in range(0, V, BLOCK):
         columns = begin + tl.arange(0, BLOCK)
         x = tl.load(row + columns, mask=columns < V, other=-float("inf")).to(tl.float32)
         higher = tl.maximum(top, tl.max(x, 0))
-        total = total * tl.exp2((top - higher) * LOG2E) + tl.sum(tl.exp2((x - higher) * LOG2E), 0)
-        added += tl.sum(tl.where(columns < V, x, 0.0), 0)
+        total = total * tl.exp2((top - higher) * LOG2E) + tl.exp2((x - higher) * LOG2E)
+        added += tl.where(columns < V, x, 0.0)
         top = higher
-    return top + tl.log(total), added / V
+    return top + tl.log(tl.sum(total, 0)), tl.sum(added, 0) / V
 
 
 @triton.jit
