@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention.masks import Form
+from regard.attention.triton_here import contiguous_rows, power_of_two
 
 # Rows and keys of a tile, and the warps that share it: of the sums, of the weights.
 SUMS, WEIGHTS = (32, 128, 4), (64, 128, 8)
@@ -30,14 +31,14 @@ def weights(
     Of a sequence's queries those from its length on are none, and get zeros. `form.rest` must be None.
     """
     (B, H, T, D), S = q.shape, k.shape[2]
-    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    q, k = (contiguous_rows(x) for x in (q, k))
     out = torch.empty(B, H, T, S, dtype=torch.float32, device=q.device)
     # Of each row the score, in units of log 2, from which its weights are counted.
     base = torch.empty(B, H, T, dtype=torch.float32, device=q.device)
     tensors = (q, k, base, *(out if x is None else x for x in (rows, form.lengths, q_lengths)))
     sizes = (scale, shift, T, S, *q.stride()[:3], *k.stride()[:3])
     given = dict(
-        HEADS=H, GROUP=H // k.shape[1], WIDTH=D, BLOCK_D=max(16, triton.next_power_of_2(D)), CAUSAL=form.causal,
+        HEADS=H, GROUP=H // k.shape[1], WIDTH=D, BLOCK_D=power_of_two(D, 16), CAUSAL=form.causal,
         WINDOW=form.window or 0, ROWS=rows is not None, LENGTHS=form.lengths is not None,
         QUERY_LENGTHS=q_lengths is not None,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Rows brought to length 1 and, for q, multiplied by a number: what `Cosine` does, in one pass (CUDA, in Triton).
 
-torch takes three or four passes for it and ten for the way back, which at a thousand keys costs as much as attention.
+torch takes three or four passes for it and about ten for the way back.
 """
 
 import torch
@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention import triton_here
+from regard.attention.triton_here import contiguous_rows, power_of_two
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_WIDTH = 1024
@@ -28,7 +29,7 @@ def unit_rows(x: Tensor, scale: Tensor | None, eps: float) -> Tensor:
     """
     from regard.attention import unit_rows_triton
 
-    x, out = _rows(x), torch.empty_like(x)
+    x, out = contiguous_rows(x), torch.empty_like(x)
     rows, sizes, blocks = _sizes(x)
     unit_rows_triton.unit_rows_forward[(-(-rows // blocks["BLOCK_R"]),)](
         *(x, out, scale, rows, *sizes, _step(scale), *_strides(x), *_strides(out), eps),
@@ -43,7 +44,7 @@ def unit_rows_backward(grad: Tensor, x: Tensor, scale: Tensor | None, eps: float
     """The gradient by x and, for each row, that by its scale (nothing where there is none)."""
     from regard.attention import unit_rows_triton
 
-    grad, x = _rows(grad), _rows(x)
+    grad, x = contiguous_rows(grad), contiguous_rows(x)
     dx, dots = torch.empty_like(x), _dots(x, scale)
     rows, sizes, blocks = _sizes(x)
     unit_rows_triton.unit_rows_backward[(-(-rows // blocks["BLOCK_R"]),)](
@@ -56,12 +57,12 @@ def unit_rows_backward(grad: Tensor, x: Tensor, scale: Tensor | None, eps: float
 
 @unit_rows.register_fake
 def _(x, scale, eps):
-    return torch.empty_like(_rows(x))
+    return torch.empty_like(contiguous_rows(x))
 
 
 @unit_rows_backward.register_fake
 def _(grad, x, scale, eps):
-    return torch.empty_like(_rows(x)), _dots(x, scale)
+    return torch.empty_like(contiguous_rows(x)), _dots(x, scale)
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -78,10 +79,6 @@ def _flow_back(ctx, grad: Tensor):
 
 
 unit_rows.register_autograd(_flow_back, setup_context=_keep)
-
-
-def _rows(x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _dots(x: Tensor, scale: Tensor | None) -> Float[Tensor, "heads N"]:
@@ -103,5 +100,5 @@ def _strides(x: Tensor) -> tuple[int, int, int]:
 def _sizes(x: Tensor) -> tuple[int, tuple[int, int], dict[str, int]]:
     """How many rows there are; heads, and rows of each; what a program takes."""
     heads, rows = (1, *x.shape[:-1])[-2:]
-    block = max(16, 1 << (x.shape[-1] - 1).bit_length())
+    block = power_of_two(x.shape[-1], 16)
     return x.shape[:-1].numel(), (heads, rows), dict(D=x.shape[-1], BLOCK_R=CELLS // block, BLOCK_D=block)

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention import triton_here
+from regard.attention.triton_here import contiguous_rows, power_of_two
 from regard.layers.add_up import add_up
 
 MAX_WIDTH = 4096
@@ -43,7 +44,7 @@ def add_norm(
     """The normed sum, and the sum."""
     from regard.gpu import add_norm_triton
 
-    x, y = _rows(x), _rows(y)
+    x, y = contiguous_rows(x), contiguous_rows(y)
     out, total = _fresh(x), _fresh(x)
     N, E = x.shape
     blocks = _blocks(E)
@@ -63,7 +64,7 @@ def add_norm_backward(
     """Gradients by x, y (empty where nothing is dropped: it is that by x), gain and bias."""
     from regard.gpu import add_norm_triton
 
-    grad = _rows(grad)
+    grad = contiguous_rows(grad)
     N, E = total.shape
     dx, dy = _fresh(total), total.new_empty(total.shape if seed is not None else (0,))
     blocks = _blocks(E)
@@ -109,15 +110,11 @@ def _fresh(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _dropping(p: float) -> tuple[int, float]:
     """The bound below which 32 random bits mean that a number is dropped, and the factor of those that stay."""
     return round(p * 2**32), 1 / (1 - p)
 
 
 def _blocks(width: int) -> dict[str, int]:
-    block = max(16, 1 << (width - 1).bit_length())
+    block = power_of_two(width, 16)
     return {"BLOCK_R": max(1, CELLS // block), "BLOCK_E": block, "num_warps": WARPS}

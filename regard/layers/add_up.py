@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.attention.triton_here import power_of_two
+
 # That a program adds up.
 COLUMNS = 16
 
@@ -20,7 +22,7 @@ def add_up(sums: Float[Tensor, "kinds P E"], dtype: torch.dtype) -> list[Float[T
     add_up_triton.add_up[(-(-E // COLUMNS), kinds)](
         *(sums, found[0], found[-1], programs),
         E=E,
-        BLOCK_P=1 << (programs - 1).bit_length(),
+        BLOCK_P=power_of_two(programs),
         BLOCK_E=COLUMNS,
         num_warps=8,
     )

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention import triton_here
+from regard.attention.triton_here import contiguous_rows
 from regard.layers.add_up import add_up
 
 # Rows and columns that a program of the backward pass holds at a time, and how many programs share the columns' rows.
@@ -47,7 +48,7 @@ def relu_backward(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient where `out` is above zero, and its sum over the rows."""
     from regard.gpu import linear_relu_triton
 
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    grad = contiguous_rows(grad)
     rows, columns = out.shape
     masked = torch.empty_like(out)
     shares = max(1, min(SHARES, -(-rows // BLOCK_R)))

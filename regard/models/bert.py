@@ -119,21 +119,21 @@ class Bert(nn.Module):
         if config.groups and config.layers % config.groups:
             raise RegardError(f"{config.layers} layers do not divide into {config.groups} groups.", "Change groups.")
         self.config = config
-        narrow = config.embedding_width or config.width
+        inner = config.embedding_width or config.width
         norm = partial(make_norm, config.norm_kind, eps=config.norm_eps)
         self.embedding = Embedding(
             config.vocab,
-            narrow,
+            inner,
             config.positions,
             config.max_len,
             config.dropout,
             scaled=False,
             offset=config.position_offset,
             segments=config.segments,
-            norm=norm(narrow),
+            norm=norm(inner),
             narrow=config.norm == "post",
         )
-        self.widen = nn.Linear(narrow, config.width) if config.embedding_width else nn.Identity()
+        self.widen = nn.Linear(inner, config.width) if config.embedding_width else nn.Identity()
         block, count = config.block(), config.groups or config.layers
         self.blocks = nn.ModuleList(EncoderBlock(block, config.score) for _ in range(count))  # type: ignore[assignment]
         self.norm = norm(config.width) if config.norm == "pre" else nn.Identity()
@@ -142,8 +142,8 @@ class Bert(nn.Module):
         outputs = {"none": 0, "mask": config.vocab, "classify": len(config.labels), "answer": 2}[config.head]
         self.mask_head = None
         if config.head == "mask":
-            self.mask_head = MaskHead(config.width, narrow, config.activation, norm(narrow))
-        self.output = nn.Linear(narrow if config.head == "mask" else config.width, outputs) if outputs else None
+            self.mask_head = MaskHead(config.width, inner, config.activation, norm(inner))
+        self.output = nn.Linear(inner if config.head == "mask" else config.width, outputs) if outputs else None
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2 and ".score." not in name:
                 nn.init.normal_(parameter, std=0.02)

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention import triton_here
+from regard.attention.triton_here import power_of_two
 from regard.data.batches import IGNORED
 
 # Logits that exist at a time: larger chunks add up the weights' gradient less often.
@@ -135,7 +136,7 @@ def _(first, second, targets, losses, nlls, smoothing, divergence):
 
 
 def _block(vocab: int) -> int:
-    return min(BLOCK, max(32, 1 << (vocab - 1).bit_length()))
+    return min(BLOCK, power_of_two(vocab, 32))
 
 
 def _add_product(total: Float[Tensor, "V E"], a: Float[Tensor, "V n"], b: Float[Tensor, "n E"]) -> None:

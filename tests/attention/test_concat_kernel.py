@@ -99,7 +99,7 @@ def test_equals_the_definition(case, dtype):
     compare(found, expected, TOLERANCE[dtype])
 
 
-@pytest.mark.skipif(not triton_here.INTERPRETED, reason="sizes for the interpreter")
+@pytest.mark.skipif(not triton_here.INTERPRETED, reason="tiles that only the interpreter takes")
 def test_columns_in_two_halves(monkeypatch):
     monkeypatch.setattr(concat, "BACKWARD_EXACT", {256: Tiling(16, 32, 1)})
     monkeypatch.setattr(concat, "HALVED", 32)

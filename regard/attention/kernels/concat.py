@@ -15,6 +15,7 @@ from regard.attention import triton_here
 from regard.attention.kernels import Call
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import Concat
+from regard.attention.triton_here import contiguous_rows, power_of_two
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HIDDEN = 1024
@@ -78,7 +79,7 @@ def run(call: Call) -> Float[Tensor, "..."]:
     a, b = (_columns(x, more) for x in (a, b))
     if more:
         w = torch.nn.functional.pad(w, (0, more))
-    v = v if v.stride(-1) == 1 else v.contiguous()
+    v = contiguous_rows(v)
     sides = (call.q_offsets, a), (call.k_offsets, b)
     starts = [None if offsets is None else offsets.starts for offsets, _ in sides]
     bounds = [x.shape[-1] if offsets is None else offsets.max_len for offsets, x in sides]
@@ -147,7 +148,7 @@ def attend_concat_backward(
     """The gradients by a, b, w and v."""
     from regard.attention.kernels import concat_backward_triton
 
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    grad = contiguous_rows(grad)
     B, H = _sequences(a, q_starts), a.shape[-3]
     delta = torch.empty_like(lse)
     da = torch.zeros_like(a, dtype=torch.float32)
@@ -249,15 +250,10 @@ def _tiling(v: Tensor, rows: int, columns: int, backward: bool = False) -> Tilin
     """Tiles as large as is good for values so wide, and hardly larger than there are rows and columns."""
     tables = (FORWARD, FORWARD_EXACT), (BACKWARD, BACKWARD_EXACT)
     largest = next(tiling for width, tiling in tables[backward][_exact(v)].items() if v.shape[-1] <= width)
-    rows = min(largest.rows, _power(rows, FEWEST.rows))
-    columns = min(largest.columns, _power(columns, FEWEST.columns))
-    cells = rows * max(columns, _power(v.shape[-1], 16))
+    rows = min(largest.rows, power_of_two(rows, FEWEST.rows))
+    columns = min(largest.columns, power_of_two(columns, FEWEST.columns))
+    cells = rows * max(columns, power_of_two(v.shape[-1], 16))
     return Tiling(rows, columns, min(largest.warps, max(FEWEST.warps, cells // CELLS)), largest.registers)
-
-
-def _power(number: int, least: int) -> int:
-    """The next power of two."""
-    return max(least, 1 << (number - 1).bit_length())
 
 
 def _constants(v, tiling, q_starts, lengths, causal, window) -> dict[str, Any]:
@@ -273,7 +269,7 @@ def _constants(v, tiling, q_starts, lengths, causal, window) -> dict[str, Any]:
         THREADS=32 * tiling.warps,
         ROWS=tiling.rows,
         COLUMNS=tiling.columns,
-        BLOCK_V=_power(v.shape[-1], 16),
+        BLOCK_V=power_of_two(v.shape[-1], 16),
         num_warps=tiling.warps,
         num_stages=1,
         maxnreg=tiling.registers,

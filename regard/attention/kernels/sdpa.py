@@ -13,6 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from regard.attention.kernels import Call
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import DotLike
+from regard.attention.triton_here import contiguous_rows
 
 
 def takes(call: Call) -> bool:
@@ -81,4 +82,4 @@ def _equal_widths(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tens
 def _wide(x: Tensor, width: int) -> Tensor:
     if x.shape[-1] != width:
         return pad(x, (0, width - x.shape[-1]))
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return contiguous_rows(x)

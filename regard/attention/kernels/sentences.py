@@ -15,9 +15,12 @@ from torch import Tensor
 from regard.attention import triton_here
 from regard.attention.kernels import Call, varlen
 from regard.attention.offsets import Offsets
+from regard.attention.triton_here import contiguous_rows, power_of_two
 
 MAX_LEN = 128
-# Sequences of one length, (B, H, T, D): of more tokens than that torch's own kernels are as fast.
+# The least side of a tile that matrix units take.
+FEWEST = 16
+# Tokens of sequences of one length, (B, H, T, D): longer ones fill the tiles of torch's own kernels.
 LEAST_SAME, MOST_SAME = 16, 64
 # Numbers in a tile of keys: with more, the shared memory of a desktop's GPU is too small for the backward pass.
 MAX_CELLS = 128 * 64
@@ -50,7 +53,7 @@ def takes(call: Call) -> bool:
         and varlen.suits(call)
         and triton_here.FOUND
         and call.form.window is None
-        and max_k * _tile(max(call.q.shape[-1], call.k.shape[-1], call.v.shape[-1])) <= MAX_CELLS
+        and max_k * power_of_two(max(call.q.shape[-1], call.k.shape[-1], call.v.shape[-1]), FEWEST) <= MAX_CELLS
     )
 
 
@@ -89,7 +92,7 @@ def run(call: Call) -> Float[Tensor, "..."]:
         v = v.repeat_interleave(k.shape[1] // v.shape[1], dim=1)
     starts = q_offsets.starts.int(), k_offsets.starts.int()
     bounds = q_offsets.max_len, k_offsets.max_len
-    return attend_sentences(*(_rows(x) for x in (q, k, v)), *starts, *bounds, scale, call.form.causal)
+    return attend_sentences(*(contiguous_rows(x) for x in (q, k, v)), *starts, *bounds, scale, call.form.causal)
 
 
 @torch.library.custom_op("regard::attend_sentences", mutates_args=())
@@ -138,7 +141,7 @@ def attend_sentences_backward(
     """The gradients by q, k and v."""
     from regard.attention.kernels import sentences_triton
 
-    grad = _rows(grad)
+    grad = contiguous_rows(grad)
     grads = _empty_grads(q, k, v)
     sequences, tiling = len(q_starts) - 1, _tiling(q, v, max_k, BACKWARD)
     sentences_triton.sentences_backward[(_programs(q, sequences * k.shape[1], tiling),)](
@@ -187,18 +190,9 @@ def _empty_grads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
     return dq, dk, dv
 
 
-def _rows(x: Float[Tensor, "N G D"]) -> Float[Tensor, "N G D"]:
-    """The numbers of a row and head side by side."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _tile(size: int) -> int:
-    """The least power of two that is no less, from 16 on, the least that matrix units take."""
-    return max(16, 1 << (size - 1).bit_length())
-
-
 def _tiling(q: Tensor, v: Tensor, max_k: int, tilings: dict[int, Tiling]) -> Tiling:
-    cells = _tile(max_k) * _tile(max(q.shape[-1], v.shape[-1], 64))  # with narrow heads, scores take the room
+    width = max(q.shape[-1], v.shape[-1], 64)  # with narrow heads, scores take the room
+    cells = power_of_two(max_k, FEWEST) * power_of_two(width, FEWEST)
     return next((tiling for most, tiling in tilings.items() if cells <= most), tilings[MAX_CELLS])
 
 
@@ -213,5 +207,5 @@ def _programs(x: Tensor, pieces: int, tiling: Tiling) -> int:
 def _blocks(q: Tensor, v: Tensor, max_q: int, max_k: int, tiling: Tiling) -> dict[str, int]:
     """The sizes of tiles, and what a program has."""
     sizes = dict(BLOCK_T=min(max_q, tiling.rows), BLOCK_S=max_k, BLOCK_D=q.shape[-1], BLOCK_V=v.shape[-1])
-    blocks = {name: _tile(size) for name, size in sizes.items()} | {"SEVERAL": max_q > tiling.rows}
+    blocks = {name: power_of_two(size, FEWEST) for name, size in sizes.items()} | {"SEVERAL": max_q > tiling.rows}
     return blocks | {"num_warps": tiling.warps, "num_stages": 1, "maxnreg": tiling.registers}
