@@ -11,14 +11,24 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def _columns(row, begin, V, BLOCK: tl.constexpr):
+    """Logits of a row from `begin` on; −∞ where there are none."""
+    columns = begin + tl.arange(0, BLOCK)
+    return tl.load(row + columns, mask=columns < V, other=-float("inf"))
+
+
+@triton.jit
 def _log_sum_exp(row, V, BLOCK: tl.constexpr):
     """log Σ exp of a row, and the row's mean."""
     top = -float("inf")
     # Each column of a block has its own sums until the end: to add them up, threads would wait for each other.
     total, added = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    coming = _columns(row, 0, V, BLOCK)
     for begin in range(0, V, BLOCK):
         columns = begin + tl.arange(0, BLOCK)
-        x = tl.load(row + columns, mask=columns < V, other=-float("inf")).to(tl.float32)
+        x = coming.to(tl.float32)
+        # The next columns are on their way while these are worked on.
+        coming = _columns(row, begin + BLOCK, V, BLOCK)
         higher = tl.maximum(top, tl.max(x, 0))
         total = total * tl.exp2((top - higher) * LOG2E) + tl.exp2((x - higher) * LOG2E)
         added += tl.where(columns < V, x, 0.0)
@@ -57,9 +67,11 @@ def vocabulary_rows(
         _add(nlls + i, share * nll)
         if WANTED:
             tl.debug_barrier()  # nobody may write where somebody still reads
+            coming = _columns(row, 0, V, BLOCK)
             for begin in range(0, V, BLOCK):
                 columns = begin + tl.arange(0, BLOCK)
-                x = tl.load(row + columns, mask=columns < V, other=0.0).to(tl.float32)
+                x = coming.to(tl.float32)
+                coming = _columns(row, begin + BLOCK, V, BLOCK)
                 wanted = tl.where(columns == target, 1 - smoothing, 0.0) + smoothing / V
                 grad = share * (tl.exp2((x - norm) * LOG2E) - wanted)
                 tl.store(row + columns, grad.to(row.dtype.element_ty), mask=columns < V)

@@ -42,6 +42,9 @@ BACKWARD_EXACT = {64: Tiling(64, 64, 4), 128: Tiling(64, 32, 4), 256: Tiling(32,
 HALVED = 128
 # The least that matrix units take, and how many cells of a tile are worth a warp.
 FEWEST, CELLS = Tiling(16, 32, 1), 1024
+# Values are at least so wide in a tile. Matrix units take 16, but ptxas 12.8 then reads descriptors of shared memory
+# from registers that nothing has written (sm_90): wrong numbers, or an illegal address.
+FEWEST_VALUES = 32
 
 
 def takes(call: Call) -> bool:
@@ -252,7 +255,7 @@ def _tiling(v: Tensor, rows: int, columns: int, backward: bool = False) -> Tilin
     largest = next(tiling for width, tiling in tables[backward][_exact(v)].items() if v.shape[-1] <= width)
     rows = min(largest.rows, power_of_two(rows, FEWEST.rows))
     columns = min(largest.columns, power_of_two(columns, FEWEST.columns))
-    cells = rows * max(columns, power_of_two(v.shape[-1], 16))
+    cells = rows * max(columns, power_of_two(v.shape[-1], FEWEST_VALUES))
     return Tiling(rows, columns, min(largest.warps, max(FEWEST.warps, cells // CELLS)), largest.registers)
 
 
@@ -269,7 +272,7 @@ def _constants(v, tiling, q_starts, lengths, causal, window) -> dict[str, Any]:
         THREADS=32 * tiling.warps,
         ROWS=tiling.rows,
         COLUMNS=tiling.columns,
-        BLOCK_V=power_of_two(v.shape[-1], 16),
+        BLOCK_V=power_of_two(v.shape[-1], FEWEST_VALUES),
         num_warps=tiling.warps,
         num_stages=1,
         maxnreg=tiling.registers,
