@@ -2,6 +2,8 @@
 
     python benchmarks/images_speed.py --models tiny small --batch 512
 
+Compilation takes longest; `--only timm` in processes side by side beforehand leaves what they compiled on disk.
+
 Each entrant is compiled alike, runs in bf16 autocast, and is timed in turns with the others; the median round counts.
 A training step is forward, loss, backward and a fused AdamW. Peers: timm, torchvision, transformers.
 """
@@ -114,11 +116,13 @@ def seconds(steps: dict[str, Callable[[], None]]) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def one_size(name: str, batch: int, what: str) -> None:
+def one_size(name: str, batch: int, what: str, only: list[str]) -> None:
     images = torch.rand(batch, 3, SIDE, SIDE, device="cuda")
     labels = torch.randint(LABELS, (batch,), device="cuda")
     steps = {}
     for entrant, make in entrants(name):
+        if only and entrant not in only:
+            continue
         model = make().to("cuda")
         steps[entrant] = training_step(model, [images], labels) if what == "training" else inference_step(model, images)
     for entrant, time_ in seconds(steps).items():
@@ -172,6 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT))
+    parser.add_argument("--only", nargs="+", metavar="ENTRANT", default=[])
     parser.add_argument("--batch", type=int, default=512)
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
@@ -180,7 +185,7 @@ def main() -> None:
         if what == "mixed":
             mixed(name, options.batch // 2)
         else:
-            one_size(name, options.batch, what)
+            one_size(name, options.batch, what, options.only)
 
 
 if __name__ == "__main__":

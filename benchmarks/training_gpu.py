@@ -40,7 +40,7 @@ from regard.train.checkpoint import unique_parameters
 from regard.train.compiling import compiled_features
 from regard.train.graphs import WARM_UP, GraphedUpdate
 from regard.train.losses import LossParts, token_loss
-from regard.train.optim import make_optimizer
+from regard.train.optim import make_optimizer, scale_gradients
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Kernels by what they are for, from a part of their names; the first that fits.
@@ -126,8 +126,7 @@ def ours(config: TransformerConfig | GPTConfig, variant: Variant, smoothing: flo
         with torch.autocast(DEVICE, dtype=torch.bfloat16, cache_enabled=False, enabled=DEVICE == "cuda"):
             parts = token_loss(features(*batch.inputs), model.output.weight, batch.targets, smoothing)
         parts.loss.backward()
-        torch._foreach_div_([p.grad for p in parameters], parts.tokens.clamp(min=1))
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        scale_gradients([p.grad for p in parameters], parts.tokens, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         return LossParts(*(part.detach() for part in parts))

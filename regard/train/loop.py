@@ -27,7 +27,7 @@ from regard.train.compiling import compiled_features
 from regard.train.going_on import HEADS, taking_over, weights_for
 from regard.train.graphs import GraphedUpdate
 from regard.train.losses import LossParts
-from regard.train.optim import make_optimizer, schedule, set_rate
+from regard.train.optim import make_optimizer, scale_gradients, schedule, set_rate
 from regard.train.precision import autocast_of, settle_precision
 from regard.train.recipe import Recipe, recipe_table, with_cache
 from regard.train.report import Report, draw_losses, read_metrics
@@ -165,9 +165,7 @@ def work(
         grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters.values()]
         team.sum([*grads, *sums])
         parts = LossParts(*sums)
-        torch._foreach_div_(grads, parts.tokens.clamp(min=1))  # in a batch of unknown words nothing is hidden
-        if config.clip:
-            torch.nn.utils.clip_grad_norm_(parameters.values(), config.clip)
+        scale_gradients(grads, parts.tokens, config.clip)
         optimizer.step()
         optimizer.zero_grad()
         return parts

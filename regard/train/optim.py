@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from regard.train.muon import Muon
 
@@ -48,6 +49,21 @@ def _matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:
     layers = (layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module)
     linear = (module for layer in layers for module in layer.modules() if isinstance(module, nn.Linear))
     return [module.weight for module in linear]
+
+
+def scale_gradients(grads: list[Tensor], count: Float[Tensor, ""], clip: float) -> None:
+    """Gradients of a sum become those of its mean over `count`, of norm `clip` at most (0: any), in one pass.
+
+    >>> grads = [torch.tensor([6.0, 8.0])]
+    >>> scale_gradients(grads, torch.tensor(2.0), clip=1.0)
+    >>> grads[0]
+    tensor([0.6000, 0.8000])
+    """
+    factor = 1 / count.clamp(min=1)  # in a batch of unknown words nothing is hidden
+    if clip:
+        norm = torch.nn.utils.get_total_norm(grads) * factor
+        factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_(grads, factor)
 
 
 def schedule(name: ScheduleName, peak: float, warmup: int, steps: int) -> Callable[[int], float]:

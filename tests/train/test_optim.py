@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.train.optim import make_optimizer, schedule, set_rate
+from regard.train.optim import make_optimizer, scale_gradients, schedule, set_rate
 
 
 @pytest.mark.parametrize(
@@ -104,3 +104,17 @@ def test_muon_turns_the_matrices_of_layers(shape):
         assert values.min() > 0.65
         assert values.max() < 1.25
         torch.testing.assert_close(u @ torch.diag(values) @ v, turned, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("clip", "count"), [(0.0, 7), (1.0, 7), (1e6, 7), (1.0, 0)])
+def test_gradients_are_those_of_the_mean_and_clipped_as_torch_clips(clip, count):
+    torch.manual_seed(0)
+    sums = [torch.randn(3, 5), torch.randn(4)]
+    parameters = [nn.Parameter(torch.zeros_like(x)) for x in sums]
+    for p, x in zip(parameters, sums):
+        p.grad = x / max(count, 1)
+    if clip:
+        nn.utils.clip_grad_norm_(parameters, clip)
+    scale_gradients(sums, torch.tensor(float(count)), clip)
+    for p, x in zip(parameters, sums):
+        torch.testing.assert_close(x, p.grad)
