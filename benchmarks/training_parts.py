@@ -58,6 +58,15 @@ BACKWARD = {
 HEADS, WIDTH, TOKENS = (2, 16, 64) if DEVICE == "cpu" else (8, 64, 25_600)
 
 
+def captured_milliseconds(function: Callable[[], object]) -> float:
+    """In a graph, as in training: launching one by one takes the CPU longer than the GPU computes."""
+    if DEVICE == "cpu":
+        return milliseconds(function)
+    from triton.testing import do_bench_cudagraph
+
+    return do_bench_cudagraph(function, rep=10, return_mode="median")
+
+
 class Given(NamedTuple):
     """What both operators are given: sentences of up to `longest` tokens, and empty ones as training's batches have."""
 
@@ -99,12 +108,7 @@ class Given(NamedTuple):
         except Exception as problem:  # too many registers, or too much shared memory
             print("  ", way, tiling, str(problem)[:100], flush=True)
             return math.inf
-        if DEVICE == "cpu":
-            return 1e3 * milliseconds(partial(run, tiling))
-        from triton.testing import do_bench_cudagraph
-
-        # In a graph, as in training: launching one by one takes the CPU longer than the GPU computes.
-        return 1e3 * do_bench_cudagraph(partial(run, tiling), rep=10, return_mode="median")
+        return 1e3 * captured_milliseconds(partial(run, tiling))
 
     def theirs(self) -> tuple[float, float]:
         """Milliseconds of torch's variable-length attention."""
@@ -273,13 +277,13 @@ def norms(tiny: bool) -> None:
             for programs in (3,) if tiny else (264, 528, 1056, 2112):
                 with changed(add_norm, CELLS=cells, WARPS=warps, PROGRAMS=programs):
                     if not times:
-                        times.append(milliseconds(lambda: add_norm.add_norm(x, y, *given)))
+                        times.append(captured_milliseconds(lambda: add_norm.add_norm(x, y, *given)))
                         total = add_norm.add_norm(x, y, *given)[1]
                     back = (grad, total, norm.weight, seed, 0.1, norm.eps)
-                    times.append(milliseconds(lambda back=back: add_norm.add_norm_backward(*back)))
+                    times.append(captured_milliseconds(lambda back=back: add_norm.add_norm_backward(*back)))
             rows.append([f"{cells} cells, {warps} warps", *(f"{1e3 * ms:.0f}" for ms in times)])
             print(*rows[-1], flush=True)
-    copied = milliseconds(lambda: (x.clone(), y.clone()))
+    copied = captured_milliseconds(lambda: (x.clone(), y.clone()))
     print(
         table(
             ["", "forward µs", "backward µs with 264, 528, 1056, 2112 programs"],

@@ -17,7 +17,7 @@ from regard.data.batches import IGNORED
 # Logits that exist at a time: larger chunks add up the weights' gradient less often.
 CELLS = 2**28
 # Columns that a program reads at a time, and its warps.
-BLOCK, WARPS = 4096, 8
+BLOCK, WARPS = 4096, 4
 
 
 def takes(features: Float[Tensor, "N E"]) -> bool:
