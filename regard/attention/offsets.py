@@ -52,6 +52,15 @@ class Offsets:
     def lengths(self) -> Int[Tensor, "B"]:
         return self.starts[1:] - self.starts[:-1]
 
+    @property
+    def even(self) -> bool:
+        """Whether all sequences are as long as they may be: as they lie, they are a rectangle (B, max_len).
+
+        >>> Offsets(torch.tensor([0, 3, 6], dtype=torch.int32), total=6, max_len=3).even
+        True
+        """
+        return self.total == (len(self.starts) - 1) * self.max_len
+
     @cached_property
     def valid(self) -> Bool[Tensor, "B M"]:
         """Which cells of the padded (B, max_len) rectangle hold a row."""

@@ -99,12 +99,16 @@ def test_cuda_padded(shape, mask_name, dtype):
             near(found[:compared], expected[:compared], DTYPES[dtype], (name, mask_name, bias), plain)
 
 
-LENGTHS = {"self": ([5, 0, 33, 64, 1, 0], None), "cross": ([5, 0, 33, 64, 1, 0], [7, 4, 0, 20, 90, 0])}
+LENGTHS = {
+    "self": ([5, 0, 33, 64, 1, 0], None),
+    "cross": ([5, 0, 33, 64, 1, 0], [7, 4, 0, 20, 90, 0]),
+    "even": ([130, 130], None),
+}
 
 
 def packed_offsets(lengths):
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
-    return Offsets(starts, total=sum(lengths), max_len=96)
+    return Offsets(starts, total=sum(lengths), max_len=max(96, *lengths))
 
 
 def on_gpu(offsets):

@@ -6,8 +6,21 @@ import jaxtyping
 import pytest
 import torch
 
-from regard.attention import Cosine, Location, Offsets, attend, causal, explain, padding, use, weights, window
-from regard.attention.kernels import varlen
+from regard.attention import (
+    Cosine,
+    Location,
+    Offsets,
+    ScaledDot,
+    attend,
+    causal,
+    explain,
+    padding,
+    use,
+    weights,
+    window,
+)
+from regard.attention.kernels import unpacked, varlen
+from regard.attention.masks import Form
 from regard.attention.reference import reference_packed
 from regard.errors import RegardError
 from tests.attention.helpers import Slope, random, scores
@@ -28,6 +41,8 @@ CASES = {
     "cross, mixed": ([1, 9, 0, 3, 17, 2], [8, 0, 3, 20, 1, 0]),
     "cross, full": ([3, 3], [5, 5]),
     "one": ([1], None),
+    "even": ([4, 4], None),
+    "cross, even": ([3, 3], [5, 5]),
 }
 
 
@@ -35,8 +50,10 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_equals_one_by_one(case, dtype):
     q_lengths, k_lengths = CASES[case]
-    q_offsets = offsets_of(q_lengths, spare=2)
-    k_offsets = q_offsets if k_lengths is None else offsets_of(k_lengths, spare=1)
+    tight = "even" in case  # the bound on the lengths is what all of them are
+    q_offsets = offsets_of(q_lengths, spare=0 if tight else 2)
+    k_offsets = q_offsets if k_lengths is None else offsets_of(k_lengths, spare=0 if tight else 1)
+    assert q_offsets.even == k_offsets.even == tight
     H, G, D, Dv = 4, 2, 6, 5
     tensors = (
         random(q_offsets.total, H, D),
@@ -214,3 +231,28 @@ def test_errors(monkeypatch):
         attend(x[None], x[None], x[None], q_offsets=offsets, k_offsets=offsets)
     with pytest.raises(RegardError, match="3 keys, but W_a has 2 rows"):
         attend(x, x, x, score=Location(4, 2), q_offsets=offsets, k_offsets=offsets)
+
+
+class _Cuda(torch.Tensor):
+    """Says that it lies on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("max_len", "mask", "taken"), [(9, None, True), (8, None, False), (8, causal(), False), (8, window(3), True)]
+)
+def test_sequences_of_one_length_are_left_to_the_kernels_of_rectangles(max_len, mask, taken):
+    x = torch.zeros(16, 2, 8, dtype=torch.bfloat16).as_subclass(_Cuda)
+    offsets = Offsets(torch.tensor([0, 8, 16]), 16, max_len)
+    assert varlen.takes(varlen.Call(x, x, x, ScaledDot(), Form.of(mask), None, offsets, offsets)) == taken
+
+
+def test_sequences_of_one_length_do_not_move():
+    offsets = offsets_of([4, 4, 4])
+    q, k, v = torch.randn(3, 12, 2, 8)
+    seen = []
+    unpacked.run(
+        unpacked.Call(q, k, v, ScaledDot(), Form(), None, offsets, offsets), lambda call: seen.append(call) or call.q
+    )
+    assert [x.data_ptr() for x in seen[0][:3]] == [x.data_ptr() for x in (q, k, v)]

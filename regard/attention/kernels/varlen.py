@@ -18,7 +18,10 @@ MAX_WIDTH = 256
 
 
 def takes(call: Call) -> bool:
-    return call.q_offsets is not None and suits(call)
+    if call.q_offsets is None or call.k_offsets is None or not suits(call):
+        return False
+    # Sequences of one length are a rectangle as they lie, and torch's kernels for these are faster. None has a window.
+    return call.form.window is not None or not (call.q_offsets.even and call.k_offsets.even)
 
 
 def suits(call: Call) -> bool:
