@@ -279,7 +279,7 @@ def norms(tiny: bool) -> None:
                     if not times:
                         times.append(captured_milliseconds(lambda: add_norm.add_norm(x, y, *given)))
                         total = add_norm.add_norm(x, y, *given)[1]
-                    back = (grad, total, norm.weight, seed, 0.1, norm.eps)
+                    back = (grad, None, total, norm.weight, True, seed, 0.1, norm.eps)
                     times.append(captured_milliseconds(lambda back=back: add_norm.add_norm_backward(*back)))
             rows.append([f"{cells} cells, {warps} warps", *(f"{1e3 * ms:.0f}" for ms in times)])
             print(*rows[-1], flush=True)

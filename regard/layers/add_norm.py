@@ -1,6 +1,6 @@
-"""norm(x + dropout(y)), as a residual connection with its norm after it needs it, in one pass (CUDA, in Triton).
+"""x + dropout(y) and its norm, as residual connections with norms before or after them need it (CUDA, in Triton).
 
-For sums that are kept in bf16 or f16. A compiler makes one pass of the way there too, but spends longer on random
+One pass for what products have left narrow. A compiler makes one pass of the way there too, but spends longer on random
 numbers than on memory, stores the mask, and goes over everything again for the gradients of gain and bias.
 """
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.attention import triton_here
 from regard.attention.triton_here import contiguous_rows, power_of_two
 from regard.layers.add_up import add_up
+from regard.layers.norms import RMSNorm
 
 MAX_WIDTH = 4096
 # Numbers that a program holds of each tensor, its warps, and programs of the backward pass.
@@ -21,36 +22,43 @@ def takes(x: Tensor, y: Tensor, norm: nn.Module) -> bool:
     return (
         triton_here.FOUND
         and x.is_cuda
-        and x.dim() == 2
-        and x.dtype in (torch.bfloat16, torch.float16)
-        and y.dtype == x.dtype
-        and isinstance(norm, nn.LayerNorm)
+        and x.dim() >= 2
+        and y.dtype in (torch.bfloat16, torch.float16)
+        and x.dtype in (torch.float32, y.dtype)
+        and x.shape == y.shape
+        and (isinstance(norm, RMSNorm) or (isinstance(norm, nn.LayerNorm) and norm.bias is not None))
         and x.shape[-1] <= MAX_WIDTH
     )
 
 
-def run(x: Float[Tensor, "N E"], y: Float[Tensor, "N E"], norm: nn.Module, p: float) -> Float[Tensor, "N E"]:
-    """norm(x + dropout(y)) with dropout's probability p."""
-    assert isinstance(norm, nn.LayerNorm)
+def run(
+    x: Float[Tensor, "*n E"], y: Float[Tensor, "*n E"], norm: nn.Module, p: float
+) -> tuple[Float[Tensor, "*n E"], Float[Tensor, "*n E"]]:
+    """The sum x + dropout(y), as wide as x, and its norm, as wide as y; dropout's probability is p."""
+    assert isinstance(norm, nn.LayerNorm | RMSNorm)
     # Drawn on the device from torch's own generator: a captured step draws anew.
     seed = torch.randint(2**31, (1,), device=x.device) if p else None
-    return add_norm(x, y, norm.weight, norm.bias, seed, p, norm.eps)[0]
+    bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
+    flat = (one.reshape(-1, one.shape[-1]) for one in (x, y))
+    out, total = add_norm(*flat, norm.weight, bias, seed, p, norm.eps or torch.finfo(norm.weight.dtype).eps)
+    return total.view(x.shape), out.view(x.shape)
 
 
 @torch.library.custom_op("regard::add_norm", mutates_args=())
 def add_norm(
-    x: Tensor, y: Tensor, gain: Tensor, bias: Tensor, seed: Tensor | None, p: float, eps: float
+    x: Tensor, y: Tensor, gain: Tensor, bias: Tensor | None, seed: Tensor | None, p: float, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The normed sum, and the sum."""
+    """The normed sum (LayerNorm; without bias RMSNorm), and the sum."""
     from regard.gpu import add_norm_triton
 
     x, y = contiguous_rows(x), contiguous_rows(y)
-    out, total = _fresh(x), _fresh(x)
+    out, total = _fresh(y), _fresh(x)
     N, E = x.shape
     blocks = _blocks(E)
     add_norm_triton.add_norm_forward[(-(-N // blocks["BLOCK_R"]),)](
         *(x, y, gain, bias, seed, out, total, N, x.stride(0), y.stride(0), eps, *_dropping(p)),
         E=E,
+        CENTRED=bias is not None,
         DROPS=seed is not None,
         **blocks,
     )
@@ -59,48 +67,70 @@ def add_norm(
 
 @torch.library.custom_op("regard::add_norm_backward", mutates_args=())
 def add_norm_backward(
-    grad: Tensor, total: Tensor, gain: Tensor, seed: Tensor | None, p: float, eps: float
+    grad: Tensor,
+    sum_grad: Tensor | None,
+    total: Tensor,
+    gain: Tensor,
+    centred: bool,
+    seed: Tensor | None,
+    p: float,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients by x, y (empty where nothing is dropped: it is that by x), gain and bias."""
+    """Gradients by x, y (empty where it is that by x), gain and bias (empty where there is none).
+
+    `sum_grad` flows into the sum itself, if anybody but the norm has taken it.
+    """
     from regard.gpu import add_norm_triton
 
     grad = contiguous_rows(grad)
+    sum_grad = None if sum_grad is None else contiguous_rows(sum_grad)
     N, E = total.shape
-    dx, dy = _fresh(total), total.new_empty(total.shape if seed is not None else (0,))
+    dx, dy = _fresh(total), _other_grad(grad, total, seed)
     blocks = _blocks(E)
     programs = max(1, min(PROGRAMS, -(-N // blocks["BLOCK_R"])))
-    sums = torch.empty(2, programs, E, dtype=torch.float32, device=total.device)
+    sums = torch.empty(1 + centred, programs, E, dtype=torch.float32, device=total.device)
     add_norm_triton.add_norm_backward[(programs,)](
-        *(grad, total, gain, seed, dx, dy, *sums, N, grad.stride(0), eps, *_dropping(p)),
+        *(grad, sum_grad, total, gain, seed, dx, dy, sums[0], sums[-1], N),
+        *(grad.stride(0), 0 if sum_grad is None else sum_grad.stride(0), eps, *_dropping(p)),
         E=E,
+        CENTRED=centred,
+        SUMMED=sum_grad is not None,
         DROPS=seed is not None,
+        SPLIT=dy.numel() > 0,
         **blocks,
     )
-    gain_grad, bias_grad = add_up(sums, gain.dtype)
-    return dx, dy, gain_grad, bias_grad
+    found = add_up(sums, gain.dtype)
+    return dx, dy, found[0], found[1] if centred else gain.new_empty(0)
 
 
 @add_norm.register_fake
 def _(x, y, gain, bias, seed, p, eps):
-    return _fresh(x), _fresh(x)
+    return _fresh(y), _fresh(x)
 
 
 @add_norm_backward.register_fake
-def _(grad, total, gain, seed, p, eps):
-    dy = total.new_empty(total.shape if seed is not None else (0,))
-    return _fresh(total), dy, torch.empty_like(gain), torch.empty_like(gain)
+def _(grad, sum_grad, total, gain, centred, seed, p, eps):
+    bias_grad = torch.empty_like(gain) if centred else gain.new_empty(0)
+    return _fresh(total), _other_grad(grad, total, seed), torch.empty_like(gain), bias_grad
+
+
+def _other_grad(grad: Tensor, total: Tensor, seed: Tensor | None) -> Tensor:
+    """Room for the gradient by y, which is as wide as the normed sum; none where it is that by x."""
+    return grad.new_empty(grad.shape if seed is not None or grad.dtype != total.dtype else (0,))
 
 
 def _keep(ctx, inputs, output) -> None:
-    _, _, gain, _, seed, ctx.p, ctx.eps = inputs
+    _, _, gain, bias, seed, ctx.p, ctx.eps = inputs
+    ctx.centred = bias is not None
     ctx.save_for_backward(output[1], gain, seed)
-    ctx.set_materialize_grads(False)  # nobody asks for the gradient by the sum itself
+    ctx.set_materialize_grads(False)  # with norms after the sum nobody asks for the gradient by the sum itself
 
 
-def _flow_back(ctx, grad: Tensor, _grad_of_sum: Tensor | None):
+def _flow_back(ctx, grad: Tensor, sum_grad: Tensor | None):
     total, gain, seed = ctx.saved_tensors
-    dx, dy, gain_grad, bias_grad = add_norm_backward(grad, total, gain, seed, ctx.p, ctx.eps)
-    return dx, dx if seed is None else dy, gain_grad, bias_grad, None, None, None
+    given = grad, sum_grad, total, gain, ctx.centred, seed, ctx.p, ctx.eps
+    dx, dy, gain_grad, bias_grad = add_norm_backward(*given)
+    return dx, dy if dy.numel() else dx, gain_grad, bias_grad if ctx.centred else None, None, None, None
 
 
 add_norm.register_autograd(_flow_back, setup_context=_keep)

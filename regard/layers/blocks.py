@@ -1,6 +1,6 @@
 """Encoder and decoder blocks: attention and feed-forward, each with its residual connection and norm (C3, C4)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -98,18 +98,63 @@ class Residual(nn.Module):
     ) -> Float[Tensor, "*m E"]:
         """`first` chooses the tokens that the sublayer is about, where these are not all."""
         added = sublayer(self.norm(x) if self.place == "pre" else x)
-        plain = self.place == "post" and first is None and self.scale is None and self.drop_path is None
-        if plain and add_norm.takes(x, added, self.norm):
-            return add_norm.run(x, added, self.norm, self.dropout.p if self.training else 0.0)
-        x = (x if first is None else first(x)) + self._tamed(added, offsets)
-        # Under autocast norms give float32; the sum stays as wide as it came in.
-        return x if self.place == "pre" else self.norm(x).to(x.dtype)
+        return self._sum(x if first is None else first(x), added, offsets, None)[0]
+
+    def before(
+        self,
+        following: "Residual | None",
+        x: Float[Tensor, "*n E"],
+        ready: Float[Tensor, "*n E"] | None,
+        sublayer: Callable[[Float[Tensor, "*n E"]], Float[Tensor, "*n E"]],
+        offsets: Offsets | None = None,
+    ) -> tuple[Float[Tensor, "*n E"], Float[Tensor, "*n E"] | None]:
+        """The same, and that normed for the connection which follows, where one pass makes both.
+
+        `ready` is norm(x) where the connection before has made it.
+        """
+        if ready is None:
+            ready = self.norm(x) if self.place == "pre" else x
+        return self._sum(x, sublayer(ready), offsets, following)
+
+    def _sum(
+        self,
+        x: Float[Tensor, "*m E"],
+        added: Float[Tensor, "*m E"],
+        offsets: Offsets | None,
+        following: "Residual | None",
+    ) -> tuple[Float[Tensor, "*m E"], Float[Tensor, "*m E"] | None]:
+        plain = self.scale is None and self.drop_path is None
+        p = self.dropout.p if self.training else 0.0
+        if self.place == "post":
+            narrow = x.dtype == added.dtype and x.dim() == 2
+            if plain and narrow and add_norm.takes(x, added, self.norm):
+                return add_norm.run(x, added, self.norm, p)[1], None
+            x = x + self._tamed(added, offsets)
+            # Under autocast norms give float32; the sum stays as wide as it came in.
+            return self.norm(x).to(x.dtype), None
+        # Not for single tokens that are written: launching takes longer than computing there.
+        if plain and self.training and following is not None and add_norm.takes(x, added, following.norm):
+            return add_norm.run(x, added, following.norm, p)
+        return x + self._tamed(added, offsets), None
 
     def _tamed(self, added: Float[Tensor, "*m E"], offsets: Offsets | None) -> Float[Tensor, "*m E"]:
         added = self.dropout(added)
         if self.scale is not None:
             added = added * self.scale.to(added.dtype)
         return added if self.drop_path is None else self.drop_path(added, offsets)
+
+
+def in_turn(
+    x: Float[Tensor, "*n E"],
+    residuals: Iterable[nn.Module],
+    sublayers: Sequence[Callable[[Float[Tensor, "*n E"]], Float[Tensor, "*n E"]]],
+    offsets: Offsets | None = None,
+) -> Float[Tensor, "*n E"]:
+    """Sublayers one after another, each within its residual connection."""
+    connections, ready = [one for one in residuals if isinstance(one, Residual)], None
+    for one, following, sublayer in zip(connections, [*connections[1:], None], sublayers):
+        x, ready = one.before(following, x, ready, sublayer, offsets)
+    return x
 
 
 class EncoderBlock(nn.Module):
@@ -137,12 +182,12 @@ class EncoderBlock(nn.Module):
     ) -> Float[Tensor, "*n E"]:
         """Whole sequences, packed or (without offsets) all of one length; with a cache and no offsets one token for
         each of the (B, K) hypotheses."""
-        x = self.residuals[0](
-            x,
+
+        sublayers = (
             lambda y: self.attention(y, offsets, positions=positions, bias=bias, cache=cache, turns=turns),
-            offsets,
+            self.feedforward,
         )
-        return self.residuals[1](x, self.feedforward, offsets)
+        return in_turn(x, self.residuals, sublayers, offsets)
 
     def first(
         self, x: Float[Tensor, "*n E"], offsets: Offsets | None, count: int, turns: Turns | None = None
@@ -195,9 +240,12 @@ class DecoderBlock(nn.Module):
         positions: Int[Tensor, "N"] | None = None,
         bias: Bias | None = None,
     ) -> Float[Tensor, "N E"]:
-        x = self.residuals[0](x, lambda y: self.attention(y, offsets, positions=positions, bias=bias))
-        x = self.residuals[1](x, lambda y: self.cross(y, offsets, memory=memory, memory_offsets=memory_offsets))
-        return self.residuals[2](x, self.feedforward)
+        sublayers = (
+            lambda y: self.attention(y, offsets, positions=positions, bias=bias),
+            lambda y: self.cross(y, offsets, memory=memory, memory_offsets=memory_offsets),
+            self.feedforward,
+        )
+        return in_turn(x, self.residuals, sublayers)
 
     def step(
         self,
