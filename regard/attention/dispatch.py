@@ -78,9 +78,8 @@ def attend(
     out = _packed(call) if packed else _padded(call)
     for changer in changers:
         out = changer.after(call, out)
-    if watchers:
-        for watch in watchers:
-            watch(call, out)
+    for watch in watchers:
+        watch(call, out)
     return out if packed or q.dim() == 4 else out.squeeze(1)
 
 
@@ -146,25 +145,27 @@ def use(kernel: str) -> Iterator[None]:
 
 def _padded(call: Call) -> Tensor:
     q, k = call.q, call.k
+    forced = _forced[-1] if _forced else None
     # Nobody asks, or nobody is asked: the definition knows what that means.
-    if not (q.numel() and k.numel()) or _forced[-1:] == ["reference"]:
+    if forced == "reference" or not (q.numel() and k.numel()):
         return _chosen("reference", call, reference(q, k, call.v, call.score, call.form.mask, call.bias))
     for name, kernel in PADDED.items():
-        if _forced[-1] == name if _forced else kernel.takes(call):
+        if forced == name if forced else kernel.takes(call):
             return _chosen(name, call, kernel.run(call))
-    raise RegardError(f"The kernel {_forced[-1]} takes packed sequences only.", "Give offsets.")
+    raise RegardError(f"The kernel {forced} takes packed sequences only.", "Give offsets.")
 
 
 def _packed(call: Call) -> Tensor:
     assert call.q_offsets is not None
     assert call.k_offsets is not None
-    if not (call.q.numel() and call.k.numel()) or _forced[-1:] == ["reference"]:
+    forced = _forced[-1] if _forced else None
+    if forced == "reference" or not (call.q.numel() and call.k.numel()):
         mask, offsets = call.form.mask, (call.q_offsets, call.k_offsets)
         return _chosen(
             "reference", call, reference_packed(call.q, call.k, call.v, call.score, mask, call.bias, *offsets)
         )
     for name, kernel in PACKED.items():
-        if _forced[-1] == name if _forced else kernel.takes(call):
+        if forced == name if forced else kernel.takes(call):
             return _chosen(name, call, kernel.run(call))
     return unpacked.run(call, _padded)
 
@@ -182,19 +183,20 @@ def _call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:
     if q_offsets is None and k_offsets is None:
         if q.dim() == 3 and k.dim() == 3:
             q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
-        if not (q.dim() == k.dim() == v.dim() == 4 and q.shape[0] == k.shape[0] and k.shape[:3] == v.shape[:3]):
+        # Each is asked for its shape once: that takes longer than all that is done with it.
+        of_q, of_k, of_v = q.shape, k.shape, v.shape
+        if not (len(of_q) == len(of_k) == len(of_v) == 4 and of_q[0] == of_k[0] and _alike(of_k, of_v)):
             raise _wrong(q, k, v, "Give (B, T, D) or (B, H, T, D), k and v alike but for their width.")
-        heads, group = q.shape[1], k.shape[1]
-        if form.lengths is not None and form.lengths.shape != q.shape[:1]:
+        if form.lengths is not None and form.lengths.shape != of_q[:1]:
             raise _wrong(q, k, v, f"padding() was given {tuple(form.lengths.shape)} lengths: give one a sequence.")
     else:
         if q_offsets is None or k_offsets is None:
             raise RegardError(
                 "Packed attention needs both q_offsets and k_offsets.", "Give the same twice for self-attention."
             )
-        if not (q.dim() == k.dim() == v.dim() == 3 and k.shape[:2] == v.shape[:2]):
+        of_q, of_k, of_v = q.shape, k.shape, v.shape
+        if not (len(of_q) == len(of_k) == len(of_v) == 3 and _alike(of_k, of_v)):
             raise _wrong(q, k, v, "With offsets give (N, H, D), k and v alike but for their width.")
-        heads, group = q.shape[1], k.shape[1]
         same = q_offsets is k_offsets
         q_offsets = Offsets.of(q_offsets)
         k_offsets = q_offsets if same else Offsets.of(k_offsets)
@@ -217,13 +219,19 @@ def _call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:
             longest = int(k_offsets.lengths.max()) if len(k_offsets.starts) > 1 else 0
             if longest > score.max_keys:
                 raise too_many_keys(longest, score.max_keys)
+    heads, group = of_q[1], of_k[1]
     if heads != group and (group == 0 or heads % group):
         raise _wrong(q, k, v, "The heads of q must be a multiple of those of k.")
     if score.heads is not None and score.heads != heads:
         raise _wrong(q, k, v, f"The score has {score.heads} heads.")
-    if score.one_width and q.shape[-1] != k.shape[-1]:
+    if score.one_width and of_q[-1] != of_k[-1]:
         raise _wrong(q, k, v, "This score needs q and k of one width; General and Concat do not.")
     return Call(q, k, v, score, form, bias, q_offsets, k_offsets)
+
+
+def _alike(of_k: torch.Size, of_v: torch.Size) -> bool:
+    """Whether two shapes are the same but for their last number."""
+    return of_k == of_v or of_k[:-1] == of_v[:-1]
 
 
 def _equal(a: Offsets, b: Offsets) -> bool:

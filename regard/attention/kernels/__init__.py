@@ -36,8 +36,9 @@ class Call(NamedTuple):
         """The folded queries and keys, both in the values' dtype (autocast may leave others), and the scale."""
         positions = torch.arange(k.shape[-2], device=k.device) if self.unpacked else None
         q, k, scale = self.score.fold(self.q, k, positions)
-        if q.dtype != self.v.dtype or k.dtype != self.v.dtype:
-            q, k = q.to(self.v.dtype), k.to(self.v.dtype)
+        dtype = self.v.dtype
+        if q.dtype != dtype or k.dtype != dtype:
+            q, k = q.to(dtype), k.to(dtype)
         return q, k, scale
 
 

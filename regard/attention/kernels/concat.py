@@ -48,10 +48,11 @@ FEWEST_VALUES = 32
 
 
 def takes(call: Call) -> bool:
+    if not isinstance(call.score, Concat):
+        return False
     rows = max(x.shape[-2 if call.q_offsets is None else 0] for x in (call.q, call.k))
     return (
-        isinstance(call.score, Concat)
-        and triton_here.FOUND
+        triton_here.FOUND
         and call.q.is_cuda
         and call.bias is None
         and call.form.rest is None

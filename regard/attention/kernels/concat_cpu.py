@@ -23,8 +23,8 @@ LIMIT = 40.0
 
 def takes(call: Call) -> bool:
     return (
-        call.q.device.type == "cpu"
-        and type(call.score) is Concat
+        type(call.score) is Concat
+        and call.q.device.type == "cpu"
         and call.bias is None
         and call.v.dtype in (torch.float32, torch.float64)
     )

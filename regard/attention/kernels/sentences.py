@@ -42,6 +42,8 @@ REGISTERS = 2**14  # of each of the four parts of a processor, which share out a
 
 
 def takes(call: Call) -> bool:
+    if not (call.q.is_cuda and triton_here.FOUND):
+        return False
     if call.q_offsets is None or call.k_offsets is None:
         max_q, max_k = call.q.shape[2], call.k.shape[2]
         placed = LEAST_SAME <= max_q <= MOST_SAME and LEAST_SAME <= max_k <= MOST_SAME and _side_by_side(call)
@@ -51,7 +53,6 @@ def takes(call: Call) -> bool:
     return (
         placed
         and varlen.suits(call)
-        and triton_here.FOUND
         and call.form.window is None
         and max_k * power_of_two(max(call.q.shape[-1], call.k.shape[-1], call.v.shape[-1]), FEWEST) <= MAX_CELLS
     )
