@@ -28,7 +28,7 @@ ONLY = ("errors", "variants", "peers", "shapes", "long")
 # Rows of the own side, of the other, warps, registers of a thread (None: as the compiler likes).
 FORWARD = [(64, 128, 4, None), (64, 64, 4, 168), (64, 128, 8, 128)]
 BACKWARD = [(64, 128, 4, None), (64, 64, 4, None), (64, 64, 4, 168), (32, 128, 2, None)]
-SECONDS = {"errors": 25, "variants": 40, "peers": 40, "shapes": 20, "long": 10}
+SECONDS = {"errors": 25, "variants": 40, "peers": 40, "shapes": 60, "long": 10}
 
 
 class Given:

@@ -47,6 +47,11 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
+def test_python_runs_the_package_as_the_command():
+    done = subprocess.run([sys.executable, "-m", "regard", "tranlsate"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.split(".")[0]) == (2, "regard: There is no command 'tranlsate'")
+
+
 @pytest.mark.parametrize(
     ("raised", "exit_code", "said"),
     [
