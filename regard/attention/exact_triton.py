@@ -35,11 +35,12 @@ def weights(
     out = torch.empty(B, H, T, S, dtype=torch.float32, device=q.device)
     # Of each row the score, in units of log 2, from which its weights are counted.
     base = torch.empty(B, H, T, dtype=torch.float32, device=q.device)
-    tensors = (q, k, base, *(out if x is None else x for x in (rows, form.lengths, q_lengths)))
+    lengths = None if form.lengths is None else form.lengths.to(q.device)
+    tensors = (q, k, base, *(out if x is None else x for x in (rows, lengths, q_lengths)))
     sizes = (scale, shift, T, S, *q.stride()[:3], *k.stride()[:3])
     given = dict(
         HEADS=H, GROUP=H // k.shape[1], WIDTH=D, BLOCK_D=power_of_two(D, 16), CAUSAL=form.causal,
-        WINDOW=form.window or 0, ROWS=rows is not None, LENGTHS=form.lengths is not None,
+        WINDOW=form.window or 0, ROWS=rows is not None, LENGTHS=lengths is not None,
         QUERY_LENGTHS=q_lengths is not None,
     )  # fmt: skip
     t, s, warps = SUMS

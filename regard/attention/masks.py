@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from regard.attention.offsets import to_keep
 from regard.errors import RegardError
 
 
@@ -146,6 +148,8 @@ def window(n: int) -> Mask:
 def padding(lengths: Int[Tensor, "B"]) -> Mask:
     """Of the keys of sequence b only the first lengths[b] are real; queries are not masked.
 
+    Lengths are best given from the CPU, also for attention on a GPU: there `attend` can ask them without waiting.
+
     >>> padding(torch.tensor([1, 2])).block(torch.arange(2), torch.arange(3)).int().flatten(0, 2)
     tensor([[1, 0, 0],
             [1, 1, 0]], dtype=torch.int32)
@@ -181,7 +185,7 @@ class Form:
         return Form(
             causal=self.causal or other.causal,
             window=_one_or(min, self.window, other.window),
-            lengths=_one_or(torch.minimum, self.lengths, other.lengths),
+            lengths=_one_or(_shorter, self.lengths, other.lengths),
             rest=_one_or(And, self.rest, other.rest),
         )
 
@@ -210,6 +214,63 @@ FREE = Form()
 CAUSAL = Form(causal=True)
 
 
+def _shorter(a: Int[Tensor, "B"], b: Int[Tensor, "B"]) -> Int[Tensor, "B"]:
+    # Of two that lie apart the one on the CPU goes to the other.
+    return torch.minimum(a.to(b.device), b) if a.device.type == "cpu" else torch.minimum(a, b.to(a.device))
+
+
 def _one_or(join: Any, one: Any, other: Any) -> Any:
     """The join of two, or the one that there is."""
     return other if one is None else one if other is None else join(one, other)
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """Which of S keys are real, on the device where it is asked. A sequence without any has its first one.
+
+    Those are told apart by `seeing`, which is None when it is known, without waiting for a GPU, that there are none.
+
+    >>> keys = Keys.of(torch.tensor([1, 0]), 2, torch.device("cpu"), torch.float32)
+    >>> keys.allowed.flatten(1).tolist(), keys.seeing.flatten().tolist()
+    ([[True, False], [True, False]], [True, False])
+    """
+
+    allowed: Bool[Tensor, "B 1 1 S"]
+    bias: Float[Tensor, "B 1 1 S"] | None
+    """The same as numbers that are added to scores, 0 or −∞: on a GPU alone, whose kernels take no other."""
+    seeing: Bool[Tensor, "B 1 1 1"] | None
+
+    @staticmethod
+    def of(lengths: Int[Tensor, "B"], S: int, device: torch.device, dtype: torch.dtype) -> "Keys":
+        """Made once, and kept as long as the lengths are there and nobody changes them: a model's layers share it."""
+        # What is made while a graph is captured belongs to the graph, which makes it anew each time that it runs;
+        # tensors of inference mode do not tell whether they were changed.
+        compiled = torch.compiler.is_compiling()
+        if compiled or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()) or lengths.is_inference():
+            return Keys._made(lengths, S, device, dtype)
+        wanted = lengths._version, S, device, dtype
+        known, keys = _kept.get(lengths, (None, None))
+        if known != wanted:
+            keys = to_keep(lambda: Keys._made(lengths, S, device, dtype))
+            _kept[lengths] = wanted, keys
+        return keys
+
+    @staticmethod
+    def _made(lengths: Tensor, S: int, device: torch.device, dtype: torch.dtype) -> "Keys":
+        at_hand = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
+        all_see = at_hand and bool((lengths > 0).all())
+        # Memory that is not pinned is read before the call returns, without waiting for what the GPU has still to do.
+        at_once = at_hand and device.type == "cuda" and not lengths.is_pinned()
+        lengths = lengths.to(device, non_blocking=at_once).view(-1, 1, 1, 1)
+        allowed = torch.arange(S, device=device) < lengths.clamp(min=1)
+        bias = _bias(allowed, dtype) if device.type == "cuda" else None
+        return Keys(allowed, bias, None if all_see else lengths > 0)
+
+
+def _bias(allowed: Bool[Tensor, "B 1 1 S"], dtype: torch.dtype) -> Float[Tensor, "B 1 1 S"]:
+    zeros = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return zeros.masked_fill(allowed.logical_not(), float("-inf"))
+
+
+# Nothing of what is kept may be a view of the lengths: it would hold them.
+_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

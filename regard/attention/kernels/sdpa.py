@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.attention.kernels import Call
+from regard.attention.masks import Keys
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import DotLike
 from regard.attention.triton_here import contiguous_rows
@@ -34,30 +35,51 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     v, form = call.v, call.form
     T, S, width = q.shape[2], k.shape[2], v.shape[-1]
     causal = form.causal and T > 1  # a single query stands at the last key and sees them all
-    allowed, seeing = None, None
-    if form.lengths is not None:
-        lengths = form.lengths.to(q.device)[:, None, None, None]
-        # A sequence without keys looks at its first one, and the result is set to zero afterwards.
-        allowed = torch.arange(S, device=q.device) < lengths.clamp(min=1)
-        seeing = lengths > 0
-        # (B, 1, 1, S), not expanded: torch turns it into numbers, and would do so with all T×S.
-        if causal:
-            q, k = _mask_as_width(q, k, ~allowed)
-            allowed = None
+    keys = None if form.lengths is None else Keys.of(form.lengths, S, q.device, q.dtype)
+    cudnn = causal and keys is not None and cudnn_takes(q, k, v)
+    if causal and keys is not None and not cudnn:
+        q, k = _mask_as_width(q, k, ~keys.allowed)
     # Location makes a key for each head of q, whatever the heads of k.
     q, k, v = _equal_widths(q, k, repeat_heads(v, k.shape[1]))
     # Causal, T < S: rows are put before the queries to make a square, and dropped again.
     # Causal, T > S: the first T − S queries see nothing.
     if causal and T != S:
         q = pad(q, (0, 0, S - T, 0)) if T < S else q[:, :, T - S :]
-    out = scaled_dot_product_attention(
-        q, k, v, attn_mask=allowed, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    if cudnn:
+        assert keys is not None
+        k, v = (repeat_heads(x, q.shape[1]) for x in (k, v))
+        out = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            q, k, v, keys.bias, torch.is_grad_enabled(), is_causal=True, scale=scale
+        )[0]
+    else:
+        # (B, 1, 1, S), not expanded: torch turns truth values into numbers, and would do so with all T×S.
+        mask = None if keys is None or causal else keys.allowed if keys.bias is None else keys.bias
+        out = scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
     if causal and T != S:
         out = out[:, :, S - T :] if T < S else pad(out, (0, 0, T - S, 0))
     if out.shape[-1] != width:
         out = out[..., :width]
-    return out if seeing is None else out * seeing
+    return out if keys is None or keys.seeing is None else out * keys.seeing
+
+
+def cudnn_takes(q: Float[Tensor, "B H T D"], k: Float[Tensor, "B G S D"], v: Float[Tensor, "B G S Dv"]) -> bool:
+    """Whether cuDNN's kernel can be asked by itself: it takes a bias beside `is_causal`, SDPA does not.
+
+    What it demands is in torch's `can_use_cudnn_attention`, which cannot be compiled.
+    """
+    return (
+        q.is_cuda
+        and torch.version.hip is None
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and max(q.shape[-1], v.shape[-1]) <= 128
+        and max(q.shape[:2]) < 1 << 16
+        and k.shape[2] > 1
+        and torch._C._get_cudnn_sdp_enabled()  # torch.backends.cuda.cudnn_sdp_enabled cannot be compiled either
+        and not torch.are_deterministic_algorithms_enabled()
+        and torch.cuda.get_device_capability(q.device) >= (9, 0)  # measured there; before, flash is preferred
+    )
 
 
 def _mask_as_width(q: Tensor, k: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
