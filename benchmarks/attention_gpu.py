@@ -1,4 +1,4 @@
-"""Scaled dot attention on a GPU: `attend` beside each backend of SDPA, and every way to say which keys are real.
+"""Scaled dot attention on a GPU: `attend` beside each backend of SDPA, and the two ways to say which keys are real.
 
     python benchmarks/attention_gpu.py --lengths 1024 4096 16384
 
@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad
 
 from regard.attention import attend
@@ -35,104 +34,24 @@ def key_bias(k: Tensor, lengths: Tensor) -> Tensor:
 
 
 def cudnn_bias(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
-    bias = key_bias(k, lengths).expand(*q.shape[:3], k.shape[2])
-    return aten._scaled_dot_product_cudnn_attention(q, k, v, bias, torch.is_grad_enabled(), 0.0, causal, False)[0]
-
-
-def cudnn_bias_small(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
     bias = key_bias(k, lengths)
     return aten._scaled_dot_product_cudnn_attention(q, k, v, bias, torch.is_grad_enabled(), 0.0, causal, False)[0]
 
 
-def efficient_bias(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
-    bias = key_bias(k, lengths).expand(*q.shape[:3], k.shape[2])
-    return aten._scaled_dot_product_efficient_attention(q, k, v, bias, torch.is_grad_enabled(), 0.0, causal)[0]
-
-
-def _wider(q: Tensor, k: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    masked = torch.arange(k.shape[2], device=k.device) >= lengths[:, None, None, None]
-    q, k = _mask_as_width(q, k, masked)
-    return pad(q, (0, 7)), pad(k, (0, 7))
-
-
 def cudnn_width(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
+    masked = torch.arange(k.shape[2], device=k.device) >= lengths[:, None, None, None]
     scale = q.shape[-1] ** -0.5
-    q, k = _wider(q, k, lengths)
+    q, k = (pad(x, (0, 7)) for x in _mask_as_width(q, k, masked))
     grad = torch.is_grad_enabled()
     return aten._scaled_dot_product_cudnn_attention(q, k, v, None, grad, 0.0, causal, False, scale=scale)[0]
 
 
-def flash_width(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
-    scale, width = q.shape[-1] ** -0.5, v.shape[-1]
-    q, k = _wider(q, k, lengths)
-    out = aten._scaled_dot_product_flash_attention(q, k, pad(v, (0, 8)), 0.0, causal, False, scale=scale)[0]
-    return out[..., :width]
-
-
-def _flat(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).flatten(0, 1)
-
-
-def _starts(lengths: Tensor) -> Tensor:
-    return pad(lengths.cumsum(0), (1, 0)).int()
-
-
-def _pack_keys(x: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
-    """(B, H, S, D) to (B·S, H, D), real rows first; how many they are is never asked for."""
-    B, _, S, _ = x.shape
-    row = torch.arange(B * S, device=x.device)
-    b = torch.searchsorted(starts[1:].long(), row, right=True).clamp(max=B - 1)
-    place = (row - starts[b]).clamp(0, S - 1)
-    return x.transpose(1, 2)[b, place]
-
-
-def varlen_keys(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
-    B, H, T, D = q.shape
-    S = k.shape[2]
-    starts = _starts(lengths)
-    packed = [_pack_keys(x, lengths, starts) for x in (k, v)]
-    if not causal:
-        q_starts = torch.arange(0, (B + 1) * T, T, dtype=torch.int32, device=q.device)
-        out = varlen_attn(_flat(q), *packed, q_starts, starts, T, S)
-        return out.view(B, T, H, D).transpose(1, 2)
-    # Real queries, causal among the real keys; queries of the padding look at all real keys: two calls.
-    borders = torch.stack((torch.arange(B, device=q.device) * T, torch.arange(B, device=q.device) * T + lengths), 1)
-    borders = pad(borders.flatten(), (0, 1), value=B * T).int()
-    real = varlen_attn(_flat(q), _flat(k), _flat(v), borders, borders, T, T, window_size=(-1, 0))
-    k_borders = pad(torch.stack((starts[:-1], starts[:-1]), 1).flatten(), (0, 1), value=0)
-    k_borders[-1] = starts[-1]
-    rest = varlen_attn(_flat(q), *packed, borders, k_borders, T, S)
-    is_real = (torch.arange(T, device=q.device) < lengths[:, None]).flatten()[:, None, None]
-    return torch.where(is_real, real, rest).view(B, T, H, D).transpose(1, 2)
-
-
-def cudnn_varlen(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
-    if causal:
-        raise Cannot("aligns the causal mask to each sequence's own end")
-    B, H, T, D = q.shape
-    starts = _starts(lengths)
-    packed = [_pack_keys(x, lengths, starts) for x in (k, v)]
-    q_starts = torch.arange(0, (B + 1) * T, T, dtype=torch.int32, device=q.device)
-    out = aten._cudnn_attention_forward(
-        _flat(q), *packed, None, q_starts, starts, T, k.shape[2], torch.is_grad_enabled(), 0.0, False, False
-    )[0]
-    return out.view(B, T, H, D).transpose(1, 2)
-
-
-WAYS: dict[str, Way] = {
-    "cuDNN, bias of a row": cudnn_bias_small,
-    "cuDNN, bias expanded": cudnn_bias,
-    "efficient, bias": efficient_bias,
-    "cuDNN, mask as width": cudnn_width,
-    "flash, mask as width": flash_width,
-    "flash varlen, keys packed": varlen_keys,
-    "cuDNN varlen, keys packed": cudnn_varlen,
-}
+WAYS: dict[str, Way] = {"cuDNN, bias of a row": cudnn_bias, "cuDNN, mask as width": cudnn_width}
 
 
 def plain_entrants(case: Case) -> Iterator[Entrant]:
     q, k, v = case.inputs()
-    score, mask = case.make_score(), case.make_mask()
+    score, mask, theirs = case.make_score(), case.make_mask(), case.make_mask(case.device)
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, score=score, mask=mask)
@@ -141,13 +60,13 @@ def plain_entrants(case: Case) -> Iterator[Entrant]:
     dot = replace(case, score="scaled_dot").make_score()
     for backend in (None, *BACKENDS):
         name = f"SDPA, {backend}" if backend else "SDPA"
-        yield Entrant(name, lambda backend=backend: case.step(sdpa(dot, mask, backend), dot, q, k, v))
+        yield Entrant(name, lambda backend=backend: case.step(sdpa(dot, theirs, backend), dot, q, k, v))
 
 
 def padded_entrants(case: Case, flexible: bool) -> Iterator[Entrant]:
     yield from plain_entrants(case)
     q, k, v = case.inputs()
-    lengths, score = case.lengths(), case.make_score()
+    lengths, score = case.lengths().to(case.device), case.make_score()
     causal = "causal" in case.mask
     for name, way in WAYS.items():
         check = replace(case, shape=Shape(2 * 512, 2, case.shape.width), length=512)
@@ -158,7 +77,9 @@ def padded_entrants(case: Case, flexible: bool) -> Iterator[Entrant]:
 
         yield Entrant(f"way: {name}", ready)
     if flexible:
-        yield Entrant("FlexAttention", lambda: case.step(flex(score, case.make_mask(), q, k), score, q, k, v))
+        yield Entrant(
+            "FlexAttention", lambda: case.step(flex(score, case.make_mask(case.device), q, k), score, q, k, v)
+        )
 
 
 def _check(way: Way, case: Case, causal: bool) -> None:
@@ -166,7 +87,7 @@ def _check(way: Way, case: Case, causal: bool) -> None:
     inputs = [x.detach().requires_grad_() for x in case.inputs()]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     grad = torch.randn_like(inputs[2])
-    out = way(*inputs, case.lengths(), causal)
+    out = way(*inputs, case.lengths().to(case.device), causal)
     wanted = reference(*exact, case.make_score().double(), case.make_mask())
     pairs = [(out, wanted)]
     pairs += zip(torch.autograd.grad(out, inputs, grad), torch.autograd.grad(wanted, exact, grad.double()))

@@ -103,12 +103,13 @@ class Case:
     def measure(self, ceilings: Ceilings, compiled: bool, rounds: int) -> list[Row]:
         q, k, v = self.inputs()
         score, mask = self.make_score(), self.make_mask()
+        theirs = self.make_mask(self.device)
 
         def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return attend(q, k, v, score=score, mask=mask)
 
         entrants = [Entrant("Regard", lambda: self.step(ours, score, q, k, v), ours=True)]
-        for name, make in attentions(score, mask, q, k, compiled):
+        for name, make in attentions(score, theirs, q, k, compiled):
             entrants.append(Entrant(name, lambda make=make: self.step(make(), score, q, k, v)))
         rows = compare(self.name, entrants, self.work(), ceilings, self.device, rounds, self.length)
         with explain() as choices, torch.no_grad():
@@ -145,17 +146,18 @@ class Case:
     def lengths(self) -> Tensor:
         """From half of the length up to all of it; three quarters where there is one sequence alone."""
         if self.batch == 1:
-            return torch.tensor([max(1, 3 * self.length // 4)], device=self.device)
-        return torch.linspace(self.length / 2, self.length, self.batch, device=self.device).ceil().long()
+            return torch.tensor([max(1, 3 * self.length // 4)])
+        return torch.linspace(self.length / 2, self.length, self.batch).ceil().long()
 
-    def make_mask(self) -> Mask | None:
+    def make_mask(self, device: torch.device | None = None) -> Mask | None:
+        """Lengths lie on the CPU, as `padding` likes them, or on the device that is given, as others do."""
         match self.mask:
             case "causal":
                 return causal()
             case "padding":
-                return padding(self.lengths())
+                return padding(self.lengths().to(device))
             case "causal+padding":
-                return causal() & padding(self.lengths())
+                return causal() & padding(self.lengths().to(device))
         return None
 
     def pairs(self) -> float:

@@ -95,6 +95,8 @@ def compare(
 ) -> list[Row]:
     """Times the entrants in turns, so that a machine's moods hit all alike; the median of each counts.
 
+    Their order changes from round to round: nobody always comes after the same one.
+
     >>> cpu = torch.device("cpu")
     >>> rows = compare("nothing", [Entrant("ours", lambda: lambda: None)], Work(), Ceilings(1, 1), cpu, rounds=1)
     >>> rows[0].seconds < 1
@@ -116,8 +118,11 @@ def compare(
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, (call, times, _) in calls.items():
+    for turn in range(rounds):
+        first = turn // 2 % max(1, len(calls))
+        order = [*calls][first:] + [*calls][:first]
+        for name in order[:: -1 if turn % 2 else 1]:
+            call, times, _ = calls[name]
             found[name].append(_seconds(call, times, device) / times)
     for entrant in entrants:
         if entrant.name not in calls:
