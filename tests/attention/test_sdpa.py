@@ -192,3 +192,27 @@ def test_when_cudnn_is_asked_by_itself(changes, taken, monkeypatch):
         assert sdpa.cudnn_takes(x, x, x) == taken
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(37, 37, 4, 24), (33, 45, 2, 20), (45, 33, 4, 24), (2, 2, 4, 16), (256, 256, 4, 24)])
+def test_cuda_causal_and_padding(shape, dtype, where):
+    T, S, G, Dv = shape
+    tensors = random(3, 4, T, 24), random(3, G, S, 24, seed=1), random(3, G, S, Dv, seed=2)
+    for lengths in ([S, 0, S // 2], [S, 1, S // 2]):
+        mask = causal() & padding(torch.tensor(lengths, device=where))
+        found = [x.to("cuda", dtype).requires_grad_() for x in tensors]
+        wanted = [x.detach().cpu().double().requires_grad_() for x in found]
+        grad = random(3, 4, T, Dv, seed=3).to(dtype)
+        with use("sdpa"):
+            out = attend(*found, mask=mask)
+        expected = reference(*wanted, ScaledDot(), causal() & padding(torch.tensor(lengths)))
+        pairs = [(out, expected)]
+        pairs += zip(torch.autograd.grad(out, found, grad.cuda()), torch.autograd.grad(expected, wanted, grad.double()))
+        for one, other in pairs:
+            other = other.detach()
+            error = (one.detach().cpu().double() - other).norm()
+            assert error < 0.03 * (other.norm() + 0.01 * other.numel() ** 0.5)
+        assert (out[1] == 0).all() == (lengths[1] == 0)
