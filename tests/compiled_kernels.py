@@ -62,8 +62,10 @@ def everything() -> None:
         torch.randn(*shape).bfloat16().requires_grad_() for shape in ((9, 32), (9, 32), (64, 32), (64,))
     )
     linear_relu.linear_relu(x, weight, bias).sum().backward()
-    add_norm.run(x, y, torch.nn.LayerNorm(32), 0.1).sum().backward()
-    unit_rows.unit_rows(q, torch.ones(2), 1e-6).sum().backward()
+    total, normed = add_norm.run(x, y, torch.nn.LayerNorm(32), 0.1)
+    (total + normed).sum().backward()
+    q, k = unit_rows.unit_rows(q.transpose(0, 1), k.transpose(0, 1), torch.zeros(2, 1, 1), 1e-6)
+    (q + k).sum().backward()
 
 
 if __name__ == "__main__":

@@ -98,13 +98,14 @@ class ScaledDot(DotLike):
 _TINY = {torch.float16: 1e-4}  # the least length of a vector that has a direction, where not 1e-6
 
 
-def _units(x: Float[Tensor, "*b N D"], scale: Tensor | None) -> Float[Tensor, "*b N D"]:
-    """Every row brought to length 1, then multiplied; a zero vector has no direction, and stays what it is."""
-    eps = _TINY.get(x.dtype, 1e-6)
-    if unit_rows.takes(x):
-        return unit_rows.unit_rows(x, scale, eps)
-    x = nn.functional.normalize(x, dim=-1, eps=eps).to(x.dtype)
-    return x if scale is None else x * scale.to(x.dtype)
+def _units(
+    q: Float[Tensor, "*b T D"], k: Float[Tensor, "*g S D"], log_scale: Tensor | None
+) -> tuple[Float[Tensor, "*b T D"], Float[Tensor, "*g S D"]]:
+    """Every row brought to length 1, q's then multiplied; a zero vector has no direction, and stays what it is."""
+    if unit_rows.takes(q, k):
+        return unit_rows.unit_rows(q, k, log_scale, _TINY.get(q.dtype, 1e-6))
+    q, k = (nn.functional.normalize(x, dim=-1, eps=_TINY.get(x.dtype, 1e-6)).to(x.dtype) for x in (q, k))
+    return q if log_scale is None else q * log_scale.exp().to(q.dtype), k
 
 
 class Cosine(DotLike):
@@ -129,8 +130,8 @@ class Cosine(DotLike):
         self.log_scale = nn.Parameter(start) if learned else None
 
     def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
-        scale = None if self.log_scale is None else self.log_scale.exp()
-        return _units(q, scale), _units(k, None), self.scale if scale is None else 1.0
+        q, k = _units(q, k, self.log_scale)
+        return q, k, self.scale if self.log_scale is None else 1.0
 
 
 class General(DotLike):
@@ -171,12 +172,16 @@ class Concat(Score):
         self.weight_a = _matrix(heads, hidden, 1, std=hidden**-0.5)
 
     def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+        weight_q, weight_k = self.matrices
+        return q @ weight_q.to(q.dtype), k @ weight_k.to(k.dtype), 1.0
+
+    @property
+    def matrices(self) -> tuple[Float[Tensor, "*H D C"], Float[Tensor, "*H E C"]]:
+        """What q and k are multiplied by."""
         # [s; h] W = s W[:dim_q] + h W[dim_q:]: the joint form never needs the concatenation of each pair.
         if self.joint:
-            weight_q, weight_k = self.weight[..., : self.dim_q, :], self.weight[..., self.dim_q :, :]
-        else:
-            weight_q, weight_k = self.weight_q, self.weight_k
-        return q @ weight_q.to(q.dtype), k @ weight_k.to(k.dtype), 1.0
+            return self.weight[..., : self.dim_q, :], self.weight[..., self.dim_q :, :]
+        return self.weight_q, self.weight_k
 
     def pair(self, q: Float[Tensor, "*b T C"], k: Float[Tensor, "*b S C"]) -> Float[Tensor, "*b T S"]:
         tanh = (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh_()

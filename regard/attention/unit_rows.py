@@ -1,6 +1,6 @@
-"""Rows brought to length 1 and, for q, multiplied by a number: what `Cosine` does, in one pass (CUDA, in Triton).
+"""Rows brought to length 1, and those of q multiplied: what `Cosine` does, in one launch (CUDA, in Triton).
 
-torch takes three or four passes for it and about ten for the way back.
+torch takes seven or eight passes for it and about twenty for the way back.
 """
 
 import torch
@@ -16,89 +16,118 @@ MAX_WIDTH = 1024
 CELLS = 4096
 
 
-def takes(x: Tensor) -> bool:
-    return triton_here.FOUND and x.is_cuda and x.dtype in DTYPES and 2 <= x.dim() <= 4 and 0 < x.shape[-1] <= MAX_WIDTH
+def takes(q: Tensor, k: Tensor) -> bool:
+    return (
+        triton_here.FOUND
+        and q.is_cuda
+        and q.device == k.device
+        and q.dtype in DTYPES
+        and q.dtype == k.dtype
+        and 2 <= q.dim() <= 4
+        and 2 <= k.dim() <= 4
+        and q.shape[-1] == k.shape[-1]
+        and 0 < q.shape[-1] <= MAX_WIDTH
+    )
+
+
+def unit_rows(
+    q: Float[Tensor, "*b T D"], k: Float[Tensor, "*g S D"], log_scale: Tensor | None, eps: float
+) -> tuple[Float[Tensor, "*b T D"], Float[Tensor, "*g S D"]]:
+    """exp(log_scale) · q / max(|q|, eps) and k / max(|k|, eps), row by row.
+
+    The scale is one number, or one for each head of q (…, H, T, D).
+
+    >>> if torch.cuda.is_available():
+    ...     q, k = unit_rows(*torch.ones(2, 3, 4, device="cuda"), None, 1e-6)
+    ...     assert q.eq(0.5).all() and k.eq(0.5).all()
+    """
+    return _UnitRows.apply(q, k, log_scale, eps)
+
+
+class _UnitRows(torch.autograd.Function):
+    # Operators that know their gradients themselves do the same, and take twice a processor's time to call.
+
+    @staticmethod
+    def forward(ctx, q, k, log_scale, eps):  # type: ignore[override]
+        ctx.save_for_backward(q, k, log_scale)
+        ctx.eps = eps
+        return forward(q, k, log_scale, eps)
+
+    @staticmethod
+    def backward(ctx, q_grad, k_grad):
+        q, k, log_scale = ctx.saved_tensors
+        dq, dk, dots = backward(q_grad, k_grad, q, k, log_scale, ctx.eps)
+        if log_scale is None:
+            return dq, dk, None, None
+        # One sum, of all rows or of a head's.
+        flow = dots.sum((0, 2)) if log_scale.numel() > 1 else dots.sum()
+        return dq, dk, flow.view_as(log_scale).to(log_scale.dtype), None
 
 
 @torch.library.custom_op("regard::unit_rows", mutates_args=())
-def unit_rows(x: Tensor, scale: Tensor | None, eps: float) -> Tensor:
-    """scale · x / max(|x|, eps) for each row of x (…, H, N, D); `scale` is one number, or one for each of H heads.
-
-    >>> if torch.cuda.is_available():
-    ...     assert unit_rows(torch.ones(2, 4, device="cuda"), None, 1e-6).eq(0.5).all()
-    """
+def forward(q: Tensor, k: Tensor, log_scale: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     from regard.attention import unit_rows_triton
 
-    x, out = contiguous_rows(x), torch.empty_like(x)
-    rows, sizes, blocks = _sizes(x)
-    unit_rows_triton.unit_rows_forward[(-(-rows // blocks["BLOCK_R"]),)](
-        *(x, out, scale, rows, *sizes, _step(scale), *_strides(x), *_strides(out), eps),
-        SCALED=scale is not None,
+    q, k = contiguous_rows(q), contiguous_rows(k)
+    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    programs, blocks = _programs(q, k)
+    unit_rows_triton.unit_rows_forward[(programs,)](
+        *(*_side(q, q_out), *_side(k, k_out), log_scale, _step(log_scale), eps),
+        SCALED=log_scale is not None,
         **blocks,
     )
-    return out
+    return q_out, k_out
 
 
 @torch.library.custom_op("regard::unit_rows_backward", mutates_args=())
-def unit_rows_backward(grad: Tensor, x: Tensor, scale: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """The gradient by x and, for each row, that by its scale (nothing where there is none)."""
+def backward(
+    q_grad: Tensor, k_grad: Tensor, q: Tensor, k: Tensor, log_scale: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients by q and k and, for each row of q, that by its logarithm (nothing where there is none)."""
     from regard.attention import unit_rows_triton
 
-    grad, x = contiguous_rows(grad), contiguous_rows(x)
-    dx, dots = torch.empty_like(x), _dots(x, scale)
-    rows, sizes, blocks = _sizes(x)
-    unit_rows_triton.unit_rows_backward[(-(-rows // blocks["BLOCK_R"]),)](
-        *(grad, x, scale, dx, dots, rows, *sizes, _step(scale), *_strides(grad), *_strides(x), *_strides(dx), eps),
-        SCALED=scale is not None,
+    q_grad, k_grad, q, k = (contiguous_rows(x) for x in (q_grad, k_grad, q, k))
+    dq, dk, dots = torch.empty_like(q), torch.empty_like(k), _dots(q, log_scale)
+    programs, blocks = _programs(q, k)
+    unit_rows_triton.unit_rows_backward[(programs,)](
+        *(*_side(q, q_grad, dq), *_side(k, k_grad, dk), log_scale, dots, _step(log_scale), eps),
+        SCALED=log_scale is not None,
         **blocks,
     )
-    return dx, dots
+    return dq, dk, dots
 
 
-@unit_rows.register_fake
-def _(x, scale, eps):
-    return torch.empty_like(contiguous_rows(x))
+@forward.register_fake
+def _(q, k, log_scale, eps):
+    return torch.empty_like(contiguous_rows(q)), torch.empty_like(contiguous_rows(k))
 
 
-@unit_rows_backward.register_fake
-def _(grad, x, scale, eps):
-    return torch.empty_like(contiguous_rows(x)), _dots(x, scale)
+@backward.register_fake
+def _(q_grad, k_grad, q, k, log_scale, eps):
+    return torch.empty_like(contiguous_rows(q)), torch.empty_like(contiguous_rows(k)), _dots(q, log_scale)
 
 
-def _keep(ctx, inputs, output) -> None:
-    x, scale, ctx.eps = inputs
-    ctx.save_for_backward(x, scale)
+def _dots(q: Tensor, log_scale: Tensor | None) -> Float[Tensor, "B H T"]:
+    """Room for a number a row."""
+    shape = (1, 1, *q.shape[:-1])[-3:]
+    return q.new_empty(shape if log_scale is not None else (0, 0, 0), dtype=torch.float32)
 
 
-def _flow_back(ctx, grad: Tensor):
-    x, scale = ctx.saved_tensors
-    dx, dots = unit_rows_backward(grad, x, scale, ctx.eps)
-    if scale is None:
-        return dx, None, None
-    return dx, dots.sum(-1).unflatten(0, (-1, scale.numel())).sum(0).view_as(scale), None
-
-
-unit_rows.register_autograd(_flow_back, setup_context=_keep)
-
-
-def _dots(x: Tensor, scale: Tensor | None) -> Float[Tensor, "heads N"]:
-    """Room for a number a row, heads of all sequences one after another."""
-    return x.new_empty(0 if scale is None else x.shape[:-2].numel(), x.shape[-2], dtype=torch.float32)
-
-
-def _step(scale: Tensor | None) -> int:
+def _step(log_scale: Tensor | None) -> int:
     """From a head's number to the next one's."""
-    return int(scale is not None and scale.numel() > 1)
+    return int(log_scale is not None and log_scale.numel() > 1)
 
 
-def _strides(x: Tensor) -> tuple[int, int, int]:
-    """Of sequences, heads and rows."""
-    sequence, head, row = (0, 0, *x.stride()[:-1])[-3:]
-    return sequence, head, row
+def _programs(q: Tensor, k: Tensor) -> tuple[int, dict[str, int]]:
+    """How many programs there are, and what each takes: rows of q or rows of k."""
+    width = q.shape[-1]
+    block = power_of_two(width, 16)
+    rows = CELLS // block
+    return sum(-(-x.shape[:-1].numel() // rows) for x in (q, k)), dict(D=width, BLOCK_R=rows, BLOCK_D=block)
 
 
-def _sizes(x: Tensor) -> tuple[int, tuple[int, int], dict[str, int]]:
-    """How many rows there are; heads, and rows of each; what a program takes."""
-    heads, rows = (1, *x.shape[:-1])[-2:]
-    block = power_of_two(x.shape[-1], 16)
-    return x.shape[:-1].numel(), (heads, rows), dict(D=x.shape[-1], BLOCK_R=CELLS // block, BLOCK_D=block)
+def _side(x: Tensor, *others: Tensor) -> tuple[Tensor | int, ...]:
+    """What a kernel is told of q or k: tensors of its shape, all rows, heads, rows of each, each tensor's strides."""
+    heads, size = (1, *x.shape[:-1])[-2:]
+    strides = (stride for one in (x, *others) for stride in (0, 0, *one.stride()[:-1])[-3:])
+    return x, *others, x.shape[:-1].numel(), heads, size, *strides

@@ -1,4 +1,7 @@
-"""What runs on the GPU for `unit_rows`: whole rows in registers, each read and written once."""
+"""What runs on the GPU for `unit_rows`: whole rows in registers, each read and written once.
+
+One launch serves q and k: the first programs take q's rows, the others k's.
+"""
 
 import triton
 import triton.language as tl
@@ -13,30 +16,50 @@ def _places(r, heads, size, sequence_stride, head_stride, row_stride, d):
 
 
 @triton.jit
-def unit_rows_forward(
-    x, out, scale, rows, heads, size, step, x_sequence, x_head, x_row, out_sequence, out_head, out_row, eps,
+def _forward(
+    block, x, out, rows, heads, size, x_sequence, x_head, x_row, out_sequence, out_head, out_row, log_scale, step, eps,
     SCALED: tl.constexpr, D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    r = block * BLOCK_R + tl.arange(0, BLOCK_R)
     d = tl.arange(0, BLOCK_D)
     inside = (r < rows)[:, None] & (d < D)[None, :]
     numbers = tl.load(x + _places(r, heads, size, x_sequence, x_head, x_row, d), mask=inside, other=0.0)
     numbers = numbers.to(tl.float32)
     factor = 1.0 / tl.maximum(tl.sqrt(tl.sum(numbers * numbers, 1)), eps)
     if SCALED:
-        factor *= tl.load(scale + r // size % heads * step, mask=r < rows, other=0.0).to(tl.float32)
+        factor *= tl.exp(tl.load(log_scale + r // size % heads * step, mask=r < rows, other=0.0).to(tl.float32))
     found = (numbers * factor[:, None]).to(out.dtype.element_ty)
     tl.store(out + _places(r, heads, size, out_sequence, out_head, out_row, d), found, mask=inside)
 
 
 @triton.jit
-def unit_rows_backward(
-    grad, x, scale, dx, dots, rows, heads, size, step, grad_sequence, grad_head, grad_row, x_sequence, x_head, x_row,
-    dx_sequence, dx_head, dx_row, eps,
+def unit_rows_forward(
+    q, q_out, q_rows, q_heads, q_size, q_sequence, q_head, q_row, q_out_sequence, q_out_head, q_out_row,
+    k, k_out, k_rows, k_heads, k_size, k_sequence, k_head, k_row, k_out_sequence, k_out_head, k_out_row,
+    log_scale, step, eps,
     SCALED: tl.constexpr, D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """With u = x / |x| and y = scale·u: ∂x = scale / |x| (∂y − u (u·∂y)), ∂scale = u·∂y. Short rows do not turn."""
-    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    block, border = tl.program_id(0), tl.cdiv(q_rows, BLOCK_R)
+    if block < border:
+        _forward(
+            block, q, q_out, q_rows, q_heads, q_size, q_sequence, q_head, q_row, q_out_sequence, q_out_head, q_out_row,
+            log_scale, step, eps, SCALED, D, BLOCK_R, BLOCK_D,
+        )  # fmt: skip
+    else:
+        _forward(
+            block - border, k, k_out, k_rows, k_heads, k_size, k_sequence, k_head, k_row, k_out_sequence, k_out_head,
+            k_out_row, log_scale, step, eps, False, D, BLOCK_R, BLOCK_D,
+        )  # fmt: skip
+
+
+@triton.jit
+def _backward(
+    block, x, grad, dx, rows, heads, size, x_sequence, x_head, x_row, grad_sequence, grad_head, grad_row,
+    dx_sequence, dx_head, dx_row, log_scale, dots, step, eps,
+    SCALED: tl.constexpr, D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """With u = x / |x|, y = a·u, a = exp(l): ∂x = a / |x| (∂y − u (u·∂y)), ∂l = a u·∂y. Short rows do not turn."""
+    r = block * BLOCK_R + tl.arange(0, BLOCK_R)
     d = tl.arange(0, BLOCK_D)
     inside = (r < rows)[:, None] & (d < D)[None, :]
     numbers = tl.load(x + _places(r, heads, size, x_sequence, x_head, x_row, d), mask=inside, other=0.0)
@@ -47,8 +70,33 @@ def unit_rows_backward(
     unit = numbers * factor[:, None]
     dot = tl.sum(unit * flow, 1)
     if SCALED:
-        tl.store(dots + r, dot, mask=r < rows)
-        factor *= tl.load(scale + r // size % heads * step, mask=r < rows, other=0.0).to(tl.float32)
+        scale = tl.exp(tl.load(log_scale + r // size % heads * step, mask=r < rows, other=0.0).to(tl.float32))
+        tl.store(dots + r, scale * dot, mask=r < rows)
+        factor *= scale
     along = tl.where(length > eps, dot, 0.0)
     found = (factor[:, None] * (flow - unit * along[:, None])).to(dx.dtype.element_ty)
     tl.store(dx + _places(r, heads, size, dx_sequence, dx_head, dx_row, d), found, mask=inside)
+
+
+@triton.jit
+def unit_rows_backward(
+    q, q_grad, dq, q_rows, q_heads, q_size, q_sequence, q_head, q_row,
+    q_grad_sequence, q_grad_head, q_grad_row, dq_sequence, dq_head, dq_row,
+    k, k_grad, dk, k_rows, k_heads, k_size, k_sequence, k_head, k_row,
+    k_grad_sequence, k_grad_head, k_grad_row, dk_sequence, dk_head, dk_row,
+    log_scale, dots, step, eps,
+    SCALED: tl.constexpr, D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    block, border = tl.program_id(0), tl.cdiv(q_rows, BLOCK_R)
+    if block < border:
+        _backward(
+            block, q, q_grad, dq, q_rows, q_heads, q_size, q_sequence, q_head, q_row,
+            q_grad_sequence, q_grad_head, q_grad_row, dq_sequence, dq_head, dq_row,
+            log_scale, dots, step, eps, SCALED, D, BLOCK_R, BLOCK_D,
+        )  # fmt: skip
+    else:
+        _backward(
+            block - border, k, k_grad, dk, k_rows, k_heads, k_size, k_sequence, k_head, k_row,
+            k_grad_sequence, k_grad_head, k_grad_row, dk_sequence, dk_head, dk_row,
+            log_scale, dots, step, eps, False, D, BLOCK_R, BLOCK_D,
+        )  # fmt: skip
