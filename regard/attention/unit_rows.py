@@ -123,11 +123,14 @@ def _programs(q: Tensor, k: Tensor) -> tuple[int, dict[str, int]]:
     width = q.shape[-1]
     block = power_of_two(width, 16)
     rows = CELLS // block
-    return sum(-(-x.shape[:-1].numel() // rows) for x in (q, k)), dict(D=width, BLOCK_R=rows, BLOCK_D=block)
+    full = rows * width
+    return -(-q.numel() // full) + -(-k.numel() // full), dict(D=width, BLOCK_R=rows, BLOCK_D=block)
 
 
-def _side(x: Tensor, *others: Tensor) -> tuple[Tensor | int, ...]:
+def _side(x: Tensor, *others: Tensor) -> list[Tensor | int]:
     """What a kernel is told of q or k: tensors of its shape, all rows, heads, rows of each, each tensor's strides."""
-    heads, size = (1, *x.shape[:-1])[-2:]
-    strides = (stride for one in (x, *others) for stride in (0, 0, *one.stride()[:-1])[-3:])
-    return x, *others, x.shape[:-1].numel(), heads, size, *strides
+    sequences, heads, size = (1, 1, *x.shape[:-1])[-3:]
+    told = [x, *others, sequences * heads * size, heads, size]
+    for one in (x, *others):
+        told += (0, 0, *one.stride()[:-1])[-3:]
+    return told

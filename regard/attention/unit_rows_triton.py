@@ -6,6 +6,9 @@ One launch serves q and k: the first programs take q's rows, the others k's.
 import triton
 import triton.language as tl
 
+# Batches differ in them; a kernel made for each kind of number would be no faster.
+LENGTHS = ["q_rows", "q_size", "k_rows", "k_size"]
+
 
 @triton.jit
 def _places(r, heads, size, sequence_stride, head_stride, row_stride, d):
@@ -32,7 +35,7 @@ def _forward(
     tl.store(out + _places(r, heads, size, out_sequence, out_head, out_row, d), found, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def unit_rows_forward(
     q, q_out, q_rows, q_heads, q_size, q_sequence, q_head, q_row, q_out_sequence, q_out_head, q_out_row,
     k, k_out, k_rows, k_heads, k_size, k_sequence, k_head, k_row, k_out_sequence, k_out_head, k_out_row,
@@ -78,7 +81,7 @@ def _backward(
     tl.store(dx + _places(r, heads, size, dx_sequence, dx_head, dx_row, d), found, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def unit_rows_backward(
     q, q_grad, dq, q_rows, q_heads, q_size, q_sequence, q_head, q_row,
     q_grad_sequence, q_grad_head, q_grad_row, dq_sequence, dq_head, dq_row,
