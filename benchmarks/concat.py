@@ -177,8 +177,7 @@ def variants(device: str, until: float) -> Iterator[list[str]]:
     given = Given(**MAIN)
     with torch.no_grad():
         q, k, v = given.tensors
-        a, b, _ = given.score.fold(q, k)
-        a, b = a.mT.contiguous(), b.mT.contiguous()
+        a, b = (concat._columns(x, matrix) for x, matrix in zip((q, k), given.score.matrices))
         w = given.score.weight_a.float().reshape(1, -1)
         rest = (None, None, None, given.tensors[0].shape[2], given.tensors[1].shape[2], False, 0)
         kept = concat.attend_concat(a, b, w, v, *rest)

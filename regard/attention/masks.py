@@ -257,7 +257,7 @@ class Keys:
 
     @staticmethod
     def _made(lengths: Tensor, S: int, device: torch.device, dtype: torch.dtype) -> "Keys":
-        at_hand = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
+        at_hand = _at_hand(lengths)
         all_see = at_hand and bool((lengths > 0).all())
         # Memory that is not pinned is read before the call returns, without waiting for what the GPU has still to do.
         at_once = at_hand and device.type == "cuda" and not lengths.is_pinned()
@@ -265,6 +265,11 @@ class Keys:
         allowed = torch.arange(S, device=device) < lengths.clamp(min=1)
         bias = _bias(allowed, dtype) if device.type == "cuda" else None
         return Keys(allowed, bias, None if all_see else lengths > 0)
+
+
+def _at_hand(lengths: Int[Tensor, "B"]) -> bool:
+    """Whether they can be read without waiting for a GPU, and without a compiler's objecting."""
+    return lengths.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _bias(allowed: Bool[Tensor, "B 1 1 S"], dtype: torch.dtype) -> Float[Tensor, "B 1 1 S"]:

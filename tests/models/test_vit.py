@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.attention import SCORES, record
+from regard.attention import SCORES, masks, record
 from regard.errors import RegardError
 from regard.layers.patches import cut, pack_images, rows_of
 from regard.models.vit import ViT, ViTConfig, vit_base, vit_pico, vit_small, vit_tiny
@@ -169,7 +169,8 @@ class Unasked(TorchDispatchMode):
     ],
     ids=str,
 )
-def test_a_step_never_asks_the_device(choice):
+def test_a_step_never_asks_the_device(choice, monkeypatch):
+    monkeypatch.setattr(masks, "_at_hand", lambda lengths: False)  # nor would they be on a GPU
     model = small(drop_path=0.5, dropout=0.1, layer_scale=0.1, registers=1, **choice).train()
     own, other = torch.rand(2, 3, 12, 20), torch.rand(2, 3, 16, 8)
     for images in (own, other) if model.painter else (own, other, pack_images(pictures(), 4)):

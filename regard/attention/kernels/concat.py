@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.attention import triton_here
 from regard.attention.kernels import Call
@@ -77,12 +78,12 @@ def run(call: Call) -> Float[Tensor, "..."]:
     # With shared parameters keys of a group are folded once; with a head's own, for each head.
     if score.heads is not None and k.shape[-3] != score.heads:
         k = k.repeat_interleave(score.heads // k.shape[-3], 0) if packed else repeat_heads(k, score.heads)
-    a, b, _ = call._replace(q=q, v=v).fold(k)
     w = score.weight_a.float().reshape(1 if score.heads is None else score.heads, -1)
+    matrix_q, matrix_k = score.matrices
     more = -w.shape[-1] % 4  # the kernel takes hidden numbers by fours; zeros add nothing
-    a, b = (_columns(x, more) for x in (a, b))
     if more:
-        w = torch.nn.functional.pad(w, (0, more))
+        w, matrix_q, matrix_k = (pad(x, (0, more)) for x in (w, matrix_q, matrix_k))
+    a, b = _columns(q, matrix_q).to(v.dtype), _columns(k, matrix_k).to(v.dtype)
     v = contiguous_rows(v)
     sides = (call.q_offsets, a), (call.k_offsets, b)
     starts = [None if offsets is None else offsets.starts for offsets, _ in sides]
@@ -92,10 +93,11 @@ def run(call: Call) -> Float[Tensor, "..."]:
     return out.transpose(0, 1) if packed else out
 
 
-def _columns(x: Float[Tensor, "*H N C"], more: int) -> Float[Tensor, "*H C N"]:
-    """The hidden numbers of all rows one after another: what a tile reads lies side by side."""
-    x = x.mT
-    return (torch.nn.functional.pad(x, (0, 0, 0, more)) if more else x).contiguous()
+def _columns(x: Float[Tensor, "*H N D"], matrix: Float[Tensor, "*G D C"]) -> Float[Tensor, "*H C N"]:
+    """x times the matrix, the hidden numbers of all rows one after another: what a tile reads lies side by side."""
+    matrix = matrix.to(x.dtype).expand(*x.shape[:-2], -1, -1)
+    # A plain product of matrices would come out the other way round, and be copied.
+    return torch.bmm(matrix.flatten(0, -3).mT, x.flatten(0, -3).mT).unflatten(0, x.shape[:-2])
 
 
 @torch.library.custom_op("regard::attend_concat", mutates_args=())
