@@ -52,7 +52,7 @@ def bench_growth(
     shape: Shape | None = None,
     limits: Limits | None = None,
     compiled: bool = True,
-    rounds: int = 1,
+    rounds: int = 3,
 ) -> Report:
     """Time and peak memory of forward and backward against the length: the formula, the formula compiled, and ours.
 

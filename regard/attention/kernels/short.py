@@ -20,7 +20,7 @@ FAST_ROW = 16
 
 
 def takes(call: Call) -> bool:
-    if call.k.shape[2] > MAX_KEYS or not isinstance(call.score, DotLike):
+    if (call.bias is None and call.q.is_cuda) or call.k.shape[2] > MAX_KEYS or not isinstance(call.score, DotLike):
         return False
     B, H, T, _ = call.q.shape
     return call.bias is not None or (B * H * T >= MIN_ROWS and call.q.device.type == "cpu")
