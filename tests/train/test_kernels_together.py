@@ -20,11 +20,14 @@ DEVICE = "cpu" if triton_here.INTERPRETED else "cuda"
 OURS = (vocabulary, linear_relu, add_norm)
 
 
-def small_model():
+KINDS = {"post": dict(norm="post"), "pre": dict(norm="pre", norm_kind="rms")}
+
+
+def small_model(kind):
     torch.manual_seed(0)
     sizes = dict(width=32, heads=2, feedforward=64, encoder_layers=1, decoder_layers=1, max_len=32)
     vocab = dict(source_vocab=50, target_vocab=50, shared_vocab=True)
-    return make_model(TransformerConfig(dropout=0.0, norm="post", **sizes, **vocab)).to(DEVICE).train()
+    return make_model(TransformerConfig(dropout=0.0, **KINDS[kind], **sizes, **vocab)).to(DEVICE).train()
 
 
 def batch():
@@ -45,10 +48,11 @@ def gradients(model, features, one):
 
 
 @pytest.mark.skipif(not triton_here.INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_same_update(monkeypatch, compiled):
+def test_the_same_update(monkeypatch, compiled, kind):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled
-    model, one = small_model(), batch()
+    model, one = small_model(kind), batch()
     expected = gradients(model, model.features, one)
     for place in OURS:
         monkeypatch.setattr(place, "takes", lambda *given: True)
@@ -62,11 +66,12 @@ def test_the_same_update(monkeypatch, compiled):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_cuda_the_same_update(monkeypatch, compiled):
+def test_cuda_the_same_update(monkeypatch, compiled, kind):
     """In bf16, with and without our kernels: about as far from float32 as each other."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled
-    model, one = small_model(), batch()
+    model, one = small_model(kind), batch()
     exact = gradients(model, model.features, one)
     narrow = functools.partial(torch.autocast, "cuda", dtype=torch.bfloat16, cache_enabled=False)
     with narrow(), explain() as choices:
