@@ -95,47 +95,31 @@ class Residual(nn.Module):
         sublayer: Callable[[Float[Tensor, "*n E"]], Float[Tensor, "*m E"]],
         offsets: Offsets | None = None,
         first: Callable[[Float[Tensor, "*n E"]], Float[Tensor, "*m E"]] | None = None,
-    ) -> Float[Tensor, "*m E"]:
-        """`first` chooses the tokens that the sublayer is about, where these are not all."""
-        added = sublayer(self.norm(x) if self.place == "pre" else x)
-        return self._sum(x if first is None else first(x), added, offsets, None)[0]
+        *,
+        ready: Float[Tensor, "*n E"] | None = None,
+        following: "Residual | None" = None,
+    ) -> Float[Tensor, "*m E"] | tuple[Float[Tensor, "*m E"], Float[Tensor, "*m E"]]:
+        """`first` chooses the tokens that the sublayer is about, where these are not all.
 
-    def before(
-        self,
-        following: "Residual | None",
-        x: Float[Tensor, "*n E"],
-        ready: Float[Tensor, "*n E"] | None,
-        sublayer: Callable[[Float[Tensor, "*n E"]], Float[Tensor, "*n E"]],
-        offsets: Offsets | None = None,
-    ) -> tuple[Float[Tensor, "*n E"], Float[Tensor, "*n E"] | None]:
-        """The same, and that normed for the connection which follows, where one pass makes both.
-
-        `ready` is norm(x) where the connection before has made it.
+        To the connection that is `following` it may give what is that one's `ready`, norm(x), made in the same pass.
         """
         if ready is None:
             ready = self.norm(x) if self.place == "pre" else x
-        return self._sum(x, sublayer(ready), offsets, following)
-
-    def _sum(
-        self,
-        x: Float[Tensor, "*m E"],
-        added: Float[Tensor, "*m E"],
-        offsets: Offsets | None,
-        following: "Residual | None",
-    ) -> tuple[Float[Tensor, "*m E"], Float[Tensor, "*m E"] | None]:
+        added = sublayer(ready)
+        x = x if first is None else first(x)
         plain = self.scale is None and self.drop_path is None
         p = self.dropout.p if self.training else 0.0
         if self.place == "post":
             narrow = x.dtype == added.dtype and x.dim() == 2
             if plain and narrow and add_norm.takes(x, added, self.norm):
-                return add_norm.run(x, added, self.norm, p)[1], None
+                return add_norm.run(x, added, self.norm, p)[1]
             x = x + self._tamed(added, offsets)
             # Under autocast norms give float32; the sum stays as wide as it came in.
-            return self.norm(x).to(x.dtype), None
+            return self.norm(x).to(x.dtype)
         # Not for single tokens that are written: launching takes longer than computing there.
         if plain and self.training and following is not None and add_norm.takes(x, added, following.norm):
             return add_norm.run(x, added, following.norm, p)
-        return x + self._tamed(added, offsets), None
+        return x + self._tamed(added, offsets)
 
     def _tamed(self, added: Float[Tensor, "*m E"], offsets: Offsets | None) -> Float[Tensor, "*m E"]:
         added = self.dropout(added)
@@ -151,9 +135,10 @@ def in_turn(
     offsets: Offsets | None = None,
 ) -> Float[Tensor, "*n E"]:
     """Sublayers one after another, each within its residual connection."""
-    connections, ready = [one for one in residuals if isinstance(one, Residual)], None
+    connections, ready = [*residuals], None
     for one, following, sublayer in zip(connections, [*connections[1:], None], sublayers):
-        x, ready = one.before(following, x, ready, sublayer, offsets)
+        found = one(x, sublayer, offsets, ready=ready, following=following)
+        x, ready = found if isinstance(found, tuple) else (found, None)
     return x
 
 
