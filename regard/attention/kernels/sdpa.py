@@ -18,45 +18,41 @@ from regard.attention.triton_here import contiguous_rows
 
 
 def takes(call: Call) -> bool:
-    T, S = call.q.shape[2], call.k.shape[2]
     form = call.form
-    return (
-        isinstance(call.score, DotLike)
-        and call.bias is None
-        and form.rest is None
-        and form.window is None
-        # Fewer queries than keys are filled up to a square (see below): not worth it when few of many.
-        and (not form.causal or T == 1 or 2 * T >= S)
-    )
+    if not isinstance(call.score, DotLike) or call.bias is not None or form.rest is not None or form.window is not None:
+        return False
+    if not form.causal:
+        return True
+    # Fewer queries than keys are filled up to a square (see below): not worth it when few of many.
+    T, S = call.q.shape[2], call.k.shape[2]
+    return T == 1 or 2 * T >= S
 
 
 def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     q, k, scale = call.fold(call.k)
     v, form = call.v, call.form
-    T, S, width = q.shape[2], k.shape[2], v.shape[-1]
+    (_, H, T, _), (_, G, S, _), width = q.shape, k.shape, v.shape[-1]
     causal = form.causal and T > 1  # a single query stands at the last key and sees them all
     keys = None if form.lengths is None else Keys.of(form.lengths, S, q.device, q.dtype)
     cudnn = causal and keys is not None and cudnn_takes(q, k, v)
     if causal and keys is not None and not cudnn:
         q, k = _mask_as_width(q, k, ~keys.allowed)
     # Location makes a key for each head of q, whatever the heads of k.
-    q, k, v = _equal_widths(q, k, repeat_heads(v, k.shape[1]))
+    q, k, v = _equal_widths(q, k, repeat_heads(v, G))
     # Causal, T < S: rows are put before the queries to make a square, and dropped again.
     # Causal, T > S: the first T − S queries see nothing.
     if causal and T != S:
         q = pad(q, (0, 0, S - T, 0)) if T < S else q[:, :, T - S :]
     if cudnn:
         assert keys is not None
-        k, v = (repeat_heads(x, q.shape[1]) for x in (k, v))
+        k, v = (repeat_heads(x, H) for x in (k, v))
         out = torch.ops.aten._scaled_dot_product_cudnn_attention(
             q, k, v, keys.bias, torch.is_grad_enabled(), is_causal=True, scale=scale
         )[0]
     else:
         # (B, 1, 1, S), not expanded: torch turns truth values into numbers, and would do so with all T×S.
         mask = None if keys is None or causal else keys.allowed if keys.bias is None else keys.bias
-        out = scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=H != G)
     if causal and T != S:
         out = out[:, :, S - T :] if T < S else pad(out, (0, 0, T - S, 0))
     if out.shape[-1] != width:
@@ -95,13 +91,12 @@ def _mask_as_width(q: Tensor, k: Tensor, masked: Tensor) -> tuple[Tensor, Tensor
 
 def _equal_widths(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """All three of one width (on a GPU a multiple of 8), with zeros, which change no dot product."""
-    width = max(q.shape[-1], v.shape[-1])
-    if q.device.type == "cuda":
+    of_q, of_v = q.shape[-1], v.shape[-1]
+    width = max(of_q, of_v)
+    if q.is_cuda:
         width = -(-width // 8) * 8
-    return _wide(q, width), _wide(k, width), _wide(v, width)
-
-
-def _wide(x: Tensor, width: int) -> Tensor:
-    if x.shape[-1] != width:
-        return pad(x, (0, width - x.shape[-1]))
-    return contiguous_rows(x)
+    if of_q != width:
+        q, k = pad(q, (0, width - of_q)), pad(k, (0, width - of_q))
+    if of_v != width:
+        v = pad(v, (0, width - of_v))
+    return contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
