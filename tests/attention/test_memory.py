@@ -90,7 +90,8 @@ print(grown(lambda: attention(4096, D=64, Dv=64, score=Concat(64, 64, hidden=64)
 
 
 def printed_by(script: str) -> list[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # Large blocks go back to the system as soon as they are freed: what glibc keeps of them, and where, is chance.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
