@@ -323,7 +323,7 @@ def characters(tiny: bool, ceiling: float, deadline: float) -> str:
     shape = (DEVICE, width, heads, layers, context, vocab)
     race.enter("Regard, GPT-2's form, compiled, captured", lambda: ours(alike, Variant(), 0.0), profiled=True)
     race.enter("HF GPT-2, compiled", lambda: peers.gpt2(*shape, "static"))
-    race.enter("Regard, its own form, compiled, captured", lambda: ours(own, Variant(), 0.0))
+    race.enter("Regard, its own form, compiled, captured", lambda: ours(own, Variant(), 0.0), profiled=True)
     race.enter("Regard, GPT-2's form, compiled", lambda: ours(alike, Variant(graph=False), 0.0))
     race.enter("HF GPT-2, compiled with CUDA graphs", lambda: peers.gpt2(*shape, "graphs"))
     race.enter("Regard, compiled as a whole, captured", lambda: ours(alike, Variant("whole"), 0.0))
