@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from regard.attention import attend
 from regard.attention.kernels.sdpa import _mask_as_width
+from regard.attention.masks import Keys
 from regard.attention.reference import reference
 from regard.bench import Row, Shape
 from regard.bench.attention import SHAPES, Case, overhead
@@ -27,21 +28,14 @@ Way = Callable[[Tensor, Tensor, Tensor, Tensor, bool], Tensor]
 aten = torch.ops.aten
 
 
-def key_bias(k: Tensor, lengths: Tensor) -> Tensor:
-    """(B, 1, 1, S): 0 for a real key, −∞ for another."""
-    masked = torch.arange(k.shape[2], device=k.device) >= lengths[:, None, None, None]
-    return torch.zeros(masked.shape, dtype=k.dtype, device=k.device).masked_fill_(masked, float("-inf"))
-
-
 def cudnn_bias(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
-    bias = key_bias(k, lengths)
+    bias = Keys.of(lengths, k.shape[2], k.device, k.dtype).bias
     return aten._scaled_dot_product_cudnn_attention(q, k, v, bias, torch.is_grad_enabled(), 0.0, causal, False)[0]
 
 
 def cudnn_width(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
-    masked = torch.arange(k.shape[2], device=k.device) >= lengths[:, None, None, None]
-    scale = q.shape[-1] ** -0.5
-    q, k = (pad(x, (0, 7)) for x in _mask_as_width(q, k, masked))
+    scale, allowed = q.shape[-1] ** -0.5, Keys.of(lengths, k.shape[2], k.device, k.dtype).allowed
+    q, k = (pad(x, (0, 7)) for x in _mask_as_width(q, k, ~allowed))
     grad = torch.is_grad_enabled()
     return aten._scaled_dot_product_cudnn_attention(q, k, v, None, grad, 0.0, causal, False, scale=scale)[0]
 

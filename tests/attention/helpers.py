@@ -1,9 +1,15 @@
-"""What the tests of attention share: scores and masks by name, and inputs."""
+"""What the tests of attention share: scores and masks by name, and inputs, also such as there are on GPUs."""
 
 import torch
 from torch import nn
 
 from regard.attention import Concat, Cosine, Dot, General, Location, ScaledDot, causal, padding, window
+
+
+class OnGPU(torch.Tensor):
+    """Says that it lies on a GPU, to whoever asks before computing."""
+
+    is_cuda = True
 
 
 class Slope(nn.Module):

@@ -11,7 +11,7 @@ from regard.attention.kernels import Call, concat
 from regard.attention.kernels.concat import Tiling, attend_concat
 from regard.attention.masks import Form
 from regard.attention.reference import reference, reference_packed
-from tests.attention.helpers import random
+from tests.attention.helpers import OnGPU, random
 
 pytestmark = [
     pytest.mark.skipif(not triton_here.FOUND, reason="needs Triton"),
@@ -228,12 +228,6 @@ def test_a_compiler_sees_one_graph(monkeypatch):
         torch.testing.assert_close(gradients(compiled, tensors, score, grad), gradients(function, tensors, score, grad))
 
 
-class _Cuda(torch.Tensor):
-    """Says that it lies on a GPU."""
-
-    is_cuda = True
-
-
 @pytest.mark.parametrize(
     ("changes", "taken"),
     [
@@ -253,7 +247,7 @@ def test_what_it_takes(changes, taken, monkeypatch):
     monkeypatch.setattr(concat, "_new_enough", lambda x: True)
     given = {"width": 256, "hidden": 1024, "rows": 4, "dtype": torch.bfloat16, "form": Form(), "bias": None} | changes
     q, v = (
-        torch.zeros(1, dtype=given["dtype"]).expand(1, 1, given["rows"], n).as_subclass(_Cuda)
+        torch.zeros(1, dtype=given["dtype"]).expand(1, 1, given["rows"], n).as_subclass(OnGPU)
         for n in (4, given["width"])
     )
     call = Call(q, q, v, Concat(4, 4, hidden=given["hidden"]), given["form"], given["bias"])

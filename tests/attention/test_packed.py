@@ -23,7 +23,7 @@ from regard.attention.kernels import unpacked, varlen
 from regard.attention.masks import Form
 from regard.attention.reference import reference_packed
 from regard.errors import RegardError
-from tests.attention.helpers import Slope, random, scores
+from tests.attention.helpers import OnGPU, Slope, random, scores
 from tests.attention.test_attend import TOLERANCE, check, outputs_and_gradients
 
 
@@ -233,17 +233,11 @@ def test_errors(monkeypatch):
         attend(x, x, x, score=Location(4, 2), q_offsets=offsets, k_offsets=offsets)
 
 
-class _Cuda(torch.Tensor):
-    """Says that it lies on a GPU."""
-
-    is_cuda = True
-
-
 @pytest.mark.parametrize(
     ("max_len", "mask", "taken"), [(9, None, True), (8, None, False), (8, causal(), False), (8, window(3), True)]
 )
 def test_sequences_of_one_length_are_left_to_the_kernels_of_rectangles(max_len, mask, taken):
-    x = torch.zeros(16, 2, 8, dtype=torch.bfloat16).as_subclass(_Cuda)
+    x = torch.zeros(16, 2, 8, dtype=torch.bfloat16).as_subclass(OnGPU)
     offsets = Offsets(torch.tensor([0, 8, 16]), 16, max_len)
     assert varlen.takes(varlen.Call(x, x, x, ScaledDot(), Form.of(mask), None, offsets, offsets)) == taken
 

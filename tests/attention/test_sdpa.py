@@ -12,7 +12,7 @@ from regard.attention.kernels import sdpa
 from regard.attention.masks import Form, Keys
 from regard.attention.reference import reference
 from regard.attention.scores import ScaledDot
-from tests.attention.helpers import random
+from tests.attention.helpers import OnGPU, random
 
 CPU = torch.device("cpu")
 
@@ -155,12 +155,6 @@ def test_lengths_on_two_devices_meet_where_it_is_not_the_cpu():
         assert Form(lengths=one).both(Form(lengths=other)).lengths.device.type == "meta"
 
 
-class _Cuda(torch.Tensor):
-    """Says that it lies on a GPU."""
-
-    is_cuda = True
-
-
 @pytest.mark.parametrize(
     ("changes", "taken"),
     [
@@ -186,7 +180,7 @@ def test_when_cudnn_is_asked_by_itself(changes, taken, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", given.get("hip"))
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: given.get("deterministic", False))
     x = torch.zeros(1, dtype=given["dtype"]).expand(given["batch"], 2, given["keys"], given["width"])
-    x = x.as_subclass(_Cuda) if given.get("cuda", True) else x
+    x = x.as_subclass(OnGPU) if given.get("cuda", True) else x
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(given.get("enabled", True))
     try:

@@ -9,7 +9,7 @@ from regard.attention.kernels import Call, sentences
 from regard.attention.kernels.sentences import attend_sentences
 from regard.attention.masks import Form
 from regard.attention.reference import reference, reference_packed
-from tests.attention.helpers import random
+from tests.attention.helpers import OnGPU, random
 
 pytestmark = pytest.mark.skipif(not triton_here.FOUND, reason="needs Triton")
 
@@ -129,12 +129,6 @@ def test_a_compiler_sees_one_graph(monkeypatch):
     torch.testing.assert_close(gradients(compiled), gradients(function))
 
 
-class _Cuda(torch.Tensor):
-    """Says that it lies on a GPU."""
-
-    is_cuda = True
-
-
 @pytest.mark.parametrize(
     ("changes", "taken"),
     [
@@ -151,7 +145,7 @@ class _Cuda(torch.Tensor):
 )
 def test_what_it_takes(changes, taken):
     given = {"max_len": 128, "width": 64, "dtype": torch.bfloat16, "form": Form()} | changes
-    x = torch.zeros(4, 2, given["width"], dtype=given["dtype"]).as_subclass(_Cuda)
+    x = torch.zeros(4, 2, given["width"], dtype=given["dtype"]).as_subclass(OnGPU)
     offsets = Offsets(torch.tensor([0, 4]), 4, given["max_len"])
     call = sentences.Call(x, x, x, ScaledDot(), given["form"], None, offsets, offsets)
     assert sentences.takes(call) == taken
@@ -200,6 +194,6 @@ def test_takes_sequences_of_one_short_length(changes, taken):
     tensors = []
     for rows in (given["T"], given["S"], given["S"]):
         x = torch.zeros(2, 2, rows, 16) if given["heads_first"] else torch.zeros(2, rows, 2, 16).transpose(1, 2)
-        tensors.append(x.bfloat16().as_subclass(_Cuda))
+        tensors.append(x.bfloat16().as_subclass(OnGPU))
     call = Call(*tensors, ScaledDot(), Form.of(given["mask"]), unpacked=given["unpacked"])
     assert sentences.takes(call) == taken

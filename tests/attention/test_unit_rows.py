@@ -6,6 +6,7 @@ from torch import nn
 
 from regard.attention import Cosine, scores, triton_here, unit_rows
 from regard.attention.unit_rows import unit_rows as brought
+from tests.attention.helpers import OnGPU
 
 pytestmark = pytest.mark.skipif(not triton_here.FOUND, reason="needs Triton")
 
@@ -91,15 +92,9 @@ def test_cosine_through_it_is_cosine(heads, monkeypatch):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-class _Cuda(torch.Tensor):
-    """Says that it lies on a GPU."""
-
-    is_cuda = True
-
-
 def test_what_it_takes():
     def zeros(*shape, dtype=torch.bfloat16):
-        return torch.zeros(shape, dtype=dtype).as_subclass(_Cuda)
+        return torch.zeros(shape, dtype=dtype).as_subclass(OnGPU)
 
     assert unit_rows.takes(zeros(2, 4, 3, 8), zeros(2, 1, 5, 8))
     assert not unit_rows.takes(torch.zeros(3, 8), torch.zeros(3, 8))

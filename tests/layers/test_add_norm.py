@@ -9,6 +9,7 @@ from regard.attention import Offsets, triton_here
 from regard.layers import add_norm
 from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, Residual
 from regard.layers.norms import RMSNorm
+from tests.attention.helpers import OnGPU
 
 pytestmark = pytest.mark.skipif(not triton_here.FOUND, reason="needs Triton")
 
@@ -142,14 +143,8 @@ def test_norms_before_the_sublayers_take_it_too(block, kind, monkeypatch):
     torch.testing.assert_close(outputs_and_gradients(compiled), expected)
 
 
-class _Cuda(torch.Tensor):
-    """Says that it lies on a GPU."""
-
-    is_cuda = True
-
-
 def test_what_it_takes():
-    x = torch.zeros(4, 8, dtype=torch.bfloat16).as_subclass(_Cuda)
+    x = torch.zeros(4, 8, dtype=torch.bfloat16).as_subclass(OnGPU)
     assert add_norm.takes(x, x, nn.LayerNorm(8))
     assert add_norm.takes(x[None].float(), x[None], RMSNorm(8))
     assert not add_norm.takes(x, x, nn.LayerNorm(8, bias=False))

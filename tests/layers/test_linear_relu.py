@@ -8,6 +8,7 @@ from torch import nn
 from regard.attention import triton_here
 from regard.layers import linear_relu
 from regard.layers.feedforward import FeedForward
+from tests.attention.helpers import OnGPU
 
 pytestmark = pytest.mark.skipif(not triton_here.FOUND, reason="needs Triton")
 
@@ -58,14 +59,8 @@ def test_feed_forward_takes_it_where_it_can(monkeypatch):
                                torch.autograd.grad(expected.sum(), network.inner.weight))  # fmt: skip
 
 
-class _Cuda(torch.Tensor):
-    """Says that it lies on a GPU."""
-
-    is_cuda = True
-
-
 def test_what_it_takes():
-    layer, narrow = nn.Linear(8, 16), torch.zeros(4, 8, dtype=torch.bfloat16).as_subclass(_Cuda)
+    layer, narrow = nn.Linear(8, 16), torch.zeros(4, 8, dtype=torch.bfloat16).as_subclass(OnGPU)
     assert linear_relu.takes(narrow, layer)
     assert not linear_relu.takes(narrow.float(), layer)
     assert not linear_relu.takes(narrow[None], layer)
