@@ -285,7 +285,7 @@ def test_arguments_of_training_and_those_that_are_off_are_passed_over(tmp_path):
         ({"patch_embed.proj.weight": torch.ones(30, 48)}, "another shape: patch_embed.proj.weight"),
         ({"patch_embed.proj.weight": torch.ones(30, 3, 0, 0)}, "another shape: patch_embed.proj.weight"),
         ({"blocks.0.attn.qkv.weight": torch.ones(91, 30)}, "blocks.0.attn.qkv.weight"),
-        ({f"blocks.{i}.attn.{x}_norm.weight": torch.rand(6) for i in (0, 1) for x in "qk"}, "q_norm.bias"),
+        ({f"blocks.{i}.attn.{x}_norm.weight": torch.full((6,), 0.5) for i in (0, 1) for x in "qk"}, "q_norm.bias"),
         ({"blocks.0.attn.q_norm.weight": torch.ones(64)}, "blocks.0.attn.k_norm"),
         ({"cls_token": torch.ones(1, 2, 30)}, "cls_token"),
     ],
