@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention import triton_here
-from regard.attention.triton_here import contiguous_rows, power_of_two
+from regard.attention.triton_here import contiguous_rows, operator, power_of_two
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_WIDTH = 1024
@@ -41,30 +41,10 @@ def unit_rows(
     ...     q, k = unit_rows(*torch.ones(2, 3, 4, device="cuda"), None, 1e-6)
     ...     assert q.eq(0.5).all() and k.eq(0.5).all()
     """
-    return _UnitRows.apply(q, k, log_scale, eps)
+    return forward(q, k, log_scale, eps)
 
 
-class _UnitRows(torch.autograd.Function):
-    # Operators that know their gradients themselves do the same, and take twice a processor's time to call.
-
-    @staticmethod
-    def forward(ctx, q, k, log_scale, eps):  # type: ignore[override]
-        ctx.save_for_backward(q, k, log_scale)
-        ctx.eps = eps
-        return forward(q, k, log_scale, eps)
-
-    @staticmethod
-    def backward(ctx, q_grad, k_grad):
-        q, k, log_scale = ctx.saved_tensors
-        dq, dk, dots = backward(q_grad, k_grad, q, k, log_scale, ctx.eps)
-        if log_scale is None:
-            return dq, dk, None, None
-        # One sum, of all rows or of a head's.
-        flow = dots.sum((0, 2)) if log_scale.numel() > 1 else dots.sum()
-        return dq, dk, flow.view_as(log_scale).to(log_scale.dtype), None
-
-
-@torch.library.custom_op("regard::unit_rows", mutates_args=())
+@operator("regard::unit_rows")
 def forward(q: Tensor, k: Tensor, log_scale: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     from regard.attention import unit_rows_triton
 
@@ -79,7 +59,7 @@ def forward(q: Tensor, k: Tensor, log_scale: Tensor | None, eps: float) -> tuple
     return q_out, k_out
 
 
-@torch.library.custom_op("regard::unit_rows_backward", mutates_args=())
+@operator("regard::unit_rows_backward")
 def backward(
     q_grad: Tensor, k_grad: Tensor, q: Tensor, k: Tensor, log_scale: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,6 +85,24 @@ def _(q, k, log_scale, eps):
 @backward.register_fake
 def _(q_grad, k_grad, q, k, log_scale, eps):
     return torch.empty_like(contiguous_rows(q)), torch.empty_like(contiguous_rows(k)), _dots(q, log_scale)
+
+
+def _keep(ctx, inputs, output) -> None:
+    q, k, log_scale, ctx.eps = inputs
+    ctx.save_for_backward(q, k, log_scale)
+
+
+def _flow_back(ctx, q_grad: Tensor, k_grad: Tensor):
+    q, k, log_scale = ctx.saved_tensors
+    dq, dk, dots = backward(q_grad, k_grad, q, k, log_scale, ctx.eps)
+    if log_scale is None:
+        return dq, dk, None, None
+    # One sum, of all rows or of a head's.
+    flow = dots.sum((0, 2)) if log_scale.numel() > 1 else dots.sum()
+    return dq, dk, flow.view_as(log_scale).to(log_scale.dtype), None
+
+
+forward.register_autograd(_flow_back, setup_context=_keep)
 
 
 def _dots(q: Tensor, log_scale: Tensor | None) -> Float[Tensor, "B H T"]:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention import triton_here
-from regard.attention.triton_here import contiguous_rows, power_of_two
+from regard.attention.triton_here import contiguous_rows, operator, power_of_two
 from regard.layers.add_up import add_up
 from regard.layers.norms import RMSNorm
 
@@ -44,7 +44,7 @@ def run(
     return total.view(x.shape), out.view(x.shape)
 
 
-@torch.library.custom_op("regard::add_norm", mutates_args=())
+@operator("regard::add_norm")
 def add_norm(
     x: Tensor, y: Tensor, gain: Tensor, bias: Tensor | None, seed: Tensor | None, p: float, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ def add_norm(
     return out, total
 
 
-@torch.library.custom_op("regard::add_norm_backward", mutates_args=())
+@operator("regard::add_norm_backward")
 def add_norm_backward(
     grad: Tensor,
     sum_grad: Tensor | None,

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention import triton_here
-from regard.attention.triton_here import contiguous_rows
+from regard.attention.triton_here import contiguous_rows, operator
 from regard.layers.add_up import add_up
 
 # Rows and columns that a program of the backward pass holds at a time, and how many programs share the columns' rows.
@@ -38,12 +38,12 @@ def _dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-@torch.library.custom_op("regard::linear_relu", mutates_args=())
+@operator("regard::linear_relu")
 def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch._addmm_activation(bias, x, weight.T, use_gelu=False)
 
 
-@torch.library.custom_op("regard::relu_backward", mutates_args=())
+@operator("regard::relu_backward")
 def relu_backward(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient where `out` is above zero, and its sum over the rows."""
     from regard.gpu import linear_relu_triton

@@ -108,7 +108,7 @@ def test_the_operator_keeps_torchs_rules():
     """The shapes it promises are those it gives, compiled gradients are its own, and nothing given is changed."""
     offsets = offsets_of([3, 0, 5])
     q, k, v = (random(8, 2, 16, seed=i).float().to(DEVICE).requires_grad_() for i in range(3))
-    torch.library.opcheck(attend_sentences, (q, k, v, offsets.starts, offsets.starts, 5, 5, 0.25, True))
+    torch.library.opcheck(attend_sentences.operator, (q, k, v, offsets.starts, offsets.starts, 5, 5, 0.25, True))
 
 
 def test_a_compiler_sees_one_graph(monkeypatch):

@@ -122,5 +122,5 @@ def test_operators_are_what_they_say():
     q, k, log_scale = torch.randn(3, 5, 16), torch.randn(5, 2, 16).transpose(0, 1), torch.zeros(3, 1, 1)
     for scale in (None, log_scale):
         q, k, scale = (None if x is None else x.to(DEVICE) for x in (q, k, scale))
-        torch.library.opcheck(unit_rows.forward, (q, k, scale, 1e-6))
-        torch.library.opcheck(unit_rows.backward, (q, k, q, k, scale, 1e-6))
+        torch.library.opcheck(unit_rows.forward.operator, (q, k, scale, 1e-6))
+        torch.library.opcheck(unit_rows.backward.operator, (q, k, q, k, scale, 1e-6))

@@ -94,9 +94,9 @@ def test_masks_have_no_pattern():
 def test_the_operator_keeps_torchs_rules():
     given, _ = example(5, 16, torch.float32)
     given = [one.requires_grad_() for one in given]
-    torch.library.opcheck(add_norm.add_norm, (*given, torch.tensor([3], device=DEVICE), 0.3, 1e-5))
-    torch.library.opcheck(add_norm.add_norm, (*given, None, 0.0, 1e-5))
-    torch.library.opcheck(add_norm.add_norm, (*given[:3], None, None, 0.0, 1e-5))
+    torch.library.opcheck(add_norm.add_norm.operator, (*given, torch.tensor([3], device=DEVICE), 0.3, 1e-5))
+    torch.library.opcheck(add_norm.add_norm.operator, (*given, None, 0.0, 1e-5))
+    torch.library.opcheck(add_norm.add_norm.operator, (*given[:3], None, None, 0.0, 1e-5))
 
 
 @pytest.mark.parametrize("training", [False, True])

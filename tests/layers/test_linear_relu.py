@@ -44,7 +44,7 @@ def test_in_halves():
 
 def test_the_operator_keeps_torchs_rules():
     x, weight, bias = (torch.randn(*shape, device=DEVICE).requires_grad_() for shape in ((5, 8), (16, 8), (16,)))
-    torch.library.opcheck(linear_relu.linear_relu, (x, weight, bias))
+    torch.library.opcheck(linear_relu.linear_relu.operator, (x, weight, bias))
 
 
 def test_feed_forward_takes_it_where_it_can(monkeypatch):

@@ -5,6 +5,7 @@ computes the rest again. `concat_triton` says how the tanh is done. Nothing here
 see one operator.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from regard.attention import triton_here
 from regard.attention.kernels import Call
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import Concat
-from regard.attention.triton_here import contiguous_rows, power_of_two
+from regard.attention.triton_here import contiguous_rows, operator, power_of_two
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HIDDEN = 1024
@@ -100,7 +101,7 @@ def _columns(x: Float[Tensor, "*H N D"], matrix: Float[Tensor, "*G D C"]) -> Flo
     return torch.bmm(matrix.flatten(0, -3).mT, x.flatten(0, -3).mT).unflatten(0, x.shape[:-2])
 
 
-@torch.library.custom_op("regard::attend_concat", mutates_args=())
+@operator("regard::attend_concat")
 def attend_concat(
     a: Tensor,
     b: Tensor,
@@ -133,7 +134,7 @@ def attend_concat(
     return out, rest, lse
 
 
-@torch.library.custom_op("regard::attend_concat_backward", mutates_args=())
+@operator("regard::attend_concat_backward")
 def attend_concat_backward(
     grad: Tensor,
     a: Tensor,
@@ -177,7 +178,7 @@ def attend_concat_backward(
             **_constants(v, tiling, q_starts, lengths, causal, window),
         )
     dc = dc.sum((0, 2, 3) if len(w) == H else (0, 1, 2, 3)).view(len(w), -1, 16)
-    dw = (dc.unsqueeze(-2) * _signs(dc)).sum(-1).flatten(1)
+    dw = (dc.unsqueeze(-2) * _signs(dc.device)).sum(-1).flatten(1)
     return da.to(a.dtype), _of_groups(db, b).to(b.dtype), dw, _of_groups(dv, v)
 
 
@@ -218,9 +219,10 @@ def _empty(a: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return out, rest if v.dtype != torch.float32 else v.new_empty(0), a.new_empty(*batch, H, rows, dtype=torch.float32)
 
 
-def _signs(like: Tensor) -> Float[Tensor, "4 16"]:
+@functools.cache
+def _signs(device: torch.device) -> Float[Tensor, "4 16"]:
     """+1 where i of four is in a subset u, −1 where not: c_u is the sum of signed w_i."""
-    return (torch.arange(16, device=like.device) >> torch.arange(4, device=like.device)[:, None] & 1) * 2.0 - 1.0
+    return (torch.arange(16, device=device) >> torch.arange(4, device=device)[:, None] & 1) * 2.0 - 1.0
 
 
 def _of_groups(x: Tensor, like: Tensor) -> Tensor:

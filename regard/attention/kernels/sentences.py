@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.attention import triton_here
 from regard.attention.kernels import Call, varlen
 from regard.attention.offsets import Offsets
-from regard.attention.triton_here import contiguous_rows, power_of_two
+from regard.attention.triton_here import contiguous_rows, operator, power_of_two
 
 MAX_LEN = 128
 # The least side of a tile that matrix units take.
@@ -96,7 +96,7 @@ def run(call: Call) -> Float[Tensor, "..."]:
     return attend_sentences(*(contiguous_rows(x) for x in (q, k, v)), *starts, *bounds, scale, call.form.causal)
 
 
-@torch.library.custom_op("regard::attend_sentences", mutates_args=())
+@operator("regard::attend_sentences")
 def attend_sentences(
     q: Tensor,
     k: Tensor,
@@ -126,7 +126,7 @@ def attend_sentences(
     return out
 
 
-@torch.library.custom_op("regard::attend_sentences_backward", mutates_args=())
+@operator("regard::attend_sentences_backward")
 def attend_sentences_backward(
     grad: Tensor,
     q: Tensor,
