@@ -43,7 +43,7 @@ def power_of_two(number: int, least: int = 1) -> int:
 class Operator:
     """A function on tensors that compilers see as one operator, and everybody else calls as it is.
 
-    Going through torch's dispatcher, as compilers need it, takes a processor about 80 µs longer for a call and its
+    Going through torch's dispatcher, as compilers need it, takes a processor about 50 µs longer for a call and its
     gradients: more than a small kernel runs.
 
     >>> double = Operator("regard::doubled_for_this_example", lambda x: 2 * x, "(Tensor x) -> Tensor")

@@ -5,7 +5,6 @@ computes the rest again. `concat_triton` says how the tanh is done. Nothing here
 see one operator.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -178,7 +177,7 @@ def attend_concat_backward(
             **_constants(v, tiling, q_starts, lengths, causal, window),
         )
     dc = dc.sum((0, 2, 3) if len(w) == H else (0, 1, 2, 3)).view(len(w), -1, 16)
-    dw = (dc.unsqueeze(-2) * _signs(dc.device)).sum(-1).flatten(1)
+    dw = (dc.unsqueeze(-2) * _signs(dc)).sum(-1).flatten(1)
     return da.to(a.dtype), _of_groups(db, b).to(b.dtype), dw, _of_groups(dv, v)
 
 
@@ -219,10 +218,9 @@ def _empty(a: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return out, rest if v.dtype != torch.float32 else v.new_empty(0), a.new_empty(*batch, H, rows, dtype=torch.float32)
 
 
-@functools.cache
-def _signs(device: torch.device) -> Float[Tensor, "4 16"]:
+def _signs(like: Tensor) -> Float[Tensor, "4 16"]:
     """+1 where i of four is in a subset u, −1 where not: c_u is the sum of signed w_i."""
-    return (torch.arange(16, device=device) >> torch.arange(4, device=device)[:, None] & 1) * 2.0 - 1.0
+    return (torch.arange(16, device=like.device) >> torch.arange(4, device=like.device)[:, None] & 1) * 2.0 - 1.0
 
 
 def _of_groups(x: Tensor, like: Tensor) -> Tensor:
