@@ -1,7 +1,7 @@
 """The kernel for additive attention: its error, its speed and its memory beside torch.compile and eager torch.
 
     python benchmarks/concat.py                  # everything: about two minutes on an H200
-    python benchmarks/concat.py --only errors    # or variants, peers, shapes, long
+    python benchmarks/concat.py --only errors    # or variants, peers, shapes, short, long
     python benchmarks/concat.py --small          # errors of a few small shapes; run twice, the second time, when all
                                                  # is compiled, under compute-sanitizer
     python benchmarks/concat.py --device cpu     # a few small shapes in Triton's interpreter: whether the script runs
@@ -24,11 +24,11 @@ from concurrent.futures import ProcessPoolExecutor
 import torch
 from torch import Tensor
 
-ONLY = ("errors", "variants", "peers", "shapes", "long")
+ONLY = ("errors", "variants", "peers", "shapes", "short", "long")
 # Rows of the own side, of the other, warps, registers of a thread (None: as the compiler likes).
 FORWARD = [(64, 128, 4, None), (64, 64, 4, 168), (64, 128, 8, 128)]
 BACKWARD = [(64, 128, 4, None), (64, 64, 4, None), (64, 64, 4, 168), (32, 128, 2, None)]
-SECONDS = {"errors": 25, "variants": 40, "peers": 40, "shapes": 60, "long": 10}
+SECONDS = {"errors": 25, "variants": 40, "peers": 40, "shapes": 60, "short": 20, "long": 10}
 
 
 class Given:
@@ -217,15 +217,37 @@ def tiled(table: str, tiling: tuple) -> Iterator[None]:
 
 def peers(device: str, until: float) -> Iterator[list[str]]:
     """Ours, compiled and eager at two shapes."""
+    return beside([dict(B=B, T=N, S=N) for B, N in ((8, 1024), (2, 4096))], True, until)
+
+
+def short_cases() -> list[dict]:
+    recurrent = dict(H=1, G=1, S=30, D=256, hidden=512)
+    return [
+        *(recurrent | dict(B=B, T=T) for B, T in ((64, 30), (256, 30), (64, 1))),
+        dict(B=800, T=30, S=30),
+        dict(B=16, T=128, S=128),
+    ]
+
+
+def short(device: str, until: float) -> Iterator[list[str]]:
+    """Ours and eager for short sequences, as recurrent models have them: launching takes longer than computing."""
+    return beside(short_cases(), False, until)
+
+
+def beside(changes: list[dict], compiled: bool, until: float) -> Iterator[list[str]]:
     yield ["shape", "entrant", *TIMES]
-    for B, N in ((8, 1024), (2, 4096)):
-        given = Given(**MAIN | dict(B=B, T=N, S=N))
-        entrants = {"ours": ours, "torch.compile": torch.compile(formula), "eager": formula}
+    for change in changes:
+        given = Given(**MAIN | change)
+        entrants = {"ours": ours} | ({"torch.compile": torch.compile(formula)} if compiled else {}) | {"eager": formula}
         for name, function in entrants.items():
             if time.time() > until:
                 yield ["out of time"]
                 return
-            yield [f"B{B} H8 N{N} D64", name, *times(given, function)]
+            yield [shape_of(MAIN | change), name, *times(given, function)]
+
+
+def shape_of(case: dict) -> str:
+    return "B{B} H{H}/{G} {T}×{S} D{D} hidden {hidden}".format(**case)
 
 
 def shape_cases() -> list[dict]:
@@ -252,9 +274,8 @@ def shapes(device: str, until: float) -> Iterator[list[str]]:
             return
         if case["D"] > 256:  # values are narrower
             case["Dv"] = 256
-        shape = "B{B} H{H}/{G} {T}×{S} D{D} hidden {hidden}".format(**case)
         dtype = str(case["dtype"]).removeprefix("torch.")
-        yield [shape, str(case.get("mask", "none")), dtype, *times(Given(**case), ours)]
+        yield [shape_of(case), str(case.get("mask", "none")), dtype, *times(Given(**case), ours)]
 
 
 def long(device: str, until: float) -> Iterator[list[str]]:
@@ -281,6 +302,7 @@ def compile_all(parts: list[str]) -> None:
         tasks += [(few, "FORWARD", one) for one in FORWARD] + [(few, "BACKWARD", one) for one in BACKWARD]
     tasks += [(case, "", None) for case in (error_cases("cuda") if "errors" in parts else [])]
     tasks += [(case, "", None) for case in (shape_cases() if "shapes" in parts else [])]
+    tasks += [(MAIN | case, "", None) for case in (short_cases() if "short" in parts else [])]
     workers = min(12, os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_one, tasks))
@@ -318,6 +340,7 @@ def main() -> None:
         variants=variants,
         peers=peers,
         shapes=shapes,
+        short=short,
         long=long,
     )
     tables = {}

@@ -46,14 +46,16 @@ class Operator:
     Going through torch's dispatcher, as compilers need it, takes a processor about 50 µs longer for a call and its
     gradients: more than a small kernel runs.
 
-    >>> double = Operator("regard::doubled_for_this_example", lambda x: 2 * x, "(Tensor x) -> Tensor")
+    >>> @operator("regard::doubled_for_this_example")
+    ... def double(x: Tensor) -> Tensor:
+    ...     return 2 * x
     >>> double.register_fake(torch.empty_like)
     >>> double(torch.ones(2))
     tensor([2., 2.])
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], schema: str | None = None) -> None:
-        self.operator = torch.library.custom_op(name, function, mutates_args=(), schema=schema)
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.operator = torch.library.custom_op(name, function, mutates_args=())
         self.plain = function
 
     def register_fake(self, shapes: Callable[..., Any]) -> None:
