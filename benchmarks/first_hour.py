@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,29 +71,27 @@ def tatoeba(data: Path, folder: Path) -> Row:
         pairs = random.Random(0).sample(list(zip(*sides)), count)
         write_pairs(folder / f"tatoeba-{part}.tsv", pairs)
     baseline = BLEU().corpus_score([source for source, _ in pairs], [[target for _, target in pairs]]).score
-    return Row(
-        "Tatoeba, 10,000 pairs", ["--data", "tatoeba-train.tsv"], ["--data", "tatoeba-val.tsv"], "bleu", baseline
-    )
+    train, test = ["--data", "tatoeba-train.tsv"], ["--data", "tatoeba-val.tsv"]
+    return Row(f"Tatoeba, {TATOEBA_PAIRS:,} pairs", train, test, "bleu", baseline)
 
 
 def sst2(data: Path, folder: Path) -> Row:
     """Sentiment of sentences; the baseline always gives the commonest label."""
     for part in ("train", "dev"):
         (folder / f"sst2-{part}.tsv").write_text(read_gz(data / f"sst2/{part}.tsv.gz"), encoding="utf-8")
-    labels = Counter(line.split("\t")[1] for line in (folder / "sst2-dev.tsv").read_text("utf-8").splitlines()[1:])
+    labels = Counter(line.split("\t")[0] for line in (folder / "sst2-dev.tsv").read_text("utf-8").splitlines()[1:])
     baseline = 100 * max(labels.values()) / sum(labels.values())
     train = ["--task", "classify", "--data", "sst2-train.tsv"]
     return Row("SST-2", train, ["--data", "sst2-dev.tsv"], "accuracy", baseline)
 
 
 def shakespeare(data: Path, folder: Path) -> Row:
-    """Characters of Shakespeare, the last tenth held out; the baseline is the entropy of characters given the last one."""
+    """Characters of Shakespeare, the last tenth held out; the baseline is a bigram model."""
     text = read_gz(data / "tinyshakespeare/input.txt.gz")
     cut = int(0.9 * len(text))
     (folder / "books.txt").write_text(text[:cut], encoding="utf-8")
     (folder / "books-test.txt").write_text(text[cut:], encoding="utf-8")
-    pairs, firsts = Counter(zip(text[:cut], text[1:cut])), Counter(text[: cut - 1])
-    held = Counter(zip(text[cut:], text[cut + 1 :]))
+    pairs, firsts, held = Counter(pairwise(text[:cut])), Counter(text[: cut - 1]), Counter(pairwise(text[cut:]))
     size = len(firsts)
     baseline = -sum(n * math.log((pairs[p] + 1) / (firsts[p[0]] + size)) for p, n in held.items()) / sum(held.values())
     train = ["--task", "language", "--data", "books.txt"]
@@ -163,8 +162,8 @@ def main() -> int:
         failed |= not (better and kept)
         steps = json.loads((model / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])["step"]
         table.append(
-            f"| {row.name} | {minutes:.1f} | {steps} ({training['step']}) | {row.score.replace('_', ' ')} | {score:.2f} | "
-            f"{row.baseline:.2f} |{'' if better else ' NOT BETTER'}{'' if kept else ' NOT THE BEST VALIDATION'}"
+            f"| {row.name} | {minutes:.1f} | {steps} ({training['step']}) | {row.score.replace('_', ' ')} "
+            f"| {score:.2f} | {row.baseline:.2f} |{'' if better else ' NOT BETTER'}{'' if kept else ' NOT THE BEST'}"
         )
         print(table[-1], file=sys.stderr, flush=True)
     table.append(f"| all | {(time.monotonic() - began) / 60:.1f} | | | | |")

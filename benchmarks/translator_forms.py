@@ -3,7 +3,7 @@
     python benchmarks/translator_forms.py --data ../data --out runs/forms --jobs 8 --seeds 1 2
 
 Every run takes the recipe that `regard train` suggests for the data, with the form's changes, and is scored on the
-validation data with a beam of 5: BLEU for sentences, exact match for pronunciations. "suggested" is the recipe as it is,
+validation data with a beam of 5: BLEU for sentences, exact match for pronunciations. "suggested" is the recipe itself,
 with early stopping; the other forms train for all its steps and keep the last model. A line of JSON per run goes to
 results.jsonl. `--only multi30k/rotary` runs the names that contain it.
 """
