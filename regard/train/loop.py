@@ -27,6 +27,7 @@ from regard.train.compiling import compiled_features
 from regard.train.going_on import HEADS, taking_over, weights_for
 from regard.train.graphs import GraphedUpdate
 from regard.train.losses import LossParts
+from regard.train.memory import check_sizes
 from regard.train.optim import make_optimizer, scale_gradients, schedule, set_rate
 from regard.train.precision import autocast_of, settle_precision
 from regard.train.recipe import Recipe, recipe_table, with_cache
@@ -70,6 +71,7 @@ def train(
     if origin is not None:
         recipe = taking_over(recipe, origin.model.config, start_from)
     corpus = corpus or read_data(recipe.task, with_cache(recipe.data, out), quiet=quiet)
+    check_sizes(recipe, task, corpus)
     provenance = _provenance(recipe, corpus, start_from)
     before = _claim(out, provenance)
     if before is None:
