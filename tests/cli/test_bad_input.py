@@ -49,6 +49,33 @@ def test_a_newer_format(refused, broken):
     assert "format 99 is newer" in refused("info", broken)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"width": 0}, "width must be at least 1 (got 0)."),
+        ({"heads": 0}, "heads must be at least 1 (got 0)."),
+        ({"width": 10**9}, "width is 1,000,000,000, and no tensor has this dimension."),
+        ({"decoder_layers": 10**6}, "decoder_layers must be between 1 and 10,000 (got 1000000)."),
+        ({"width": 10**30}, "width must be at most 1,000,000,000"),
+    ],
+    ids=str,
+)
+def test_info_on_sizes_that_lie(refused, broken, changes, says):
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | changes))
+    assert says in refused("info", broken)
+
+
+def test_info_on_deep_nesting(refused, broken):
+    (broken / "config.json").write_text("[" * 100_000)
+    assert "nested too deeply" in refused("info", broken)
+
+
+def test_info_on_training_without_facts(run, broken):
+    (broken / "training.json").write_text('{"note": ""}')
+    assert "training" in run("info", broken)
+
+
 def test_a_config_that_is_not_json(refused, broken):
     (broken / "config.json").write_text("{")
     assert "config.json: not JSON" in refused("info", broken)

@@ -73,7 +73,7 @@ def test_going_on_from_a_trained_model_keeps_its_sizes(pairs, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--model.family", "perceptron"], "'perceptron' is not known"),
+        (["--model.family", "perceptron"], "model.family must be one of transformer, "),
         (["--model.family"], "--model.family wants a name"),
         (["--data", "missing.tsv"], "missing.tsv"),
         (["missing.toml"], "no such recipe"),

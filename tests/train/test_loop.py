@@ -269,7 +269,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(plain, tmp_path, monkeypatch
 
 
 def test_early_stopping(tmp_path):
-    recipe = small(train={"lr": 0.0, "validate_every": 2, "patience": 2, "steps": 100})
+    recipe = small(train={"lr": 1e-30, "validate_every": 2, "patience": 2, "steps": 100})
     run(recipe, tmp_path)
     validated = [step for step, kind in metric_steps(tmp_path) if kind == "validation"]
     assert validated == [2, 4, 6]  # the first is the best, and two more are no better
@@ -299,7 +299,9 @@ def test_going_on_from_a_trained_model(plain, tmp_path):
     corpus = small_corpus()
     other = type(corpus)(corpus.training[:50], corpus.validation, corpus.counts)
     # sizes and tokeniser are the first model's, whatever the recipe says
-    recipe = small(model={"width": 32}, tokenizer={"kind": "char"}, train={"lr": 0.0, "steps": 2, "validate_every": 2})
+    recipe = small(
+        model={"width": 32}, tokenizer={"kind": "char"}, train={"lr": 1e-30, "steps": 2, "validate_every": 2}
+    )
     translator = train(recipe, tmp_path / "out", start_from=plain, corpus=other, quiet=True)
     assert translator.model.config.width == 16
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (plain / "tokenizer.json").read_bytes()
