@@ -110,7 +110,9 @@ def test_a_damaged_file_is_named_and_left_alone(tmp_path, spoil):
 
         save_file({"a": torch.ones(2)}, path)
     before = path.read_bytes()
-    with pytest.raises(RegardError, match=r"last\.safetensors: damaged, or not a checkpoint"):
+    with pytest.raises(
+        RegardError, match=r"last\.safetensors: damaged, or not a checkpoint.* Put a good copy in its place"
+    ):
         Checkpoint.load(path)
     assert path.read_bytes() == before
 

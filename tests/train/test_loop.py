@@ -247,10 +247,12 @@ def test_a_truncated_state_is_an_error_that_loses_nothing(plain, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(plain, out)
     (out / STATE).write_bytes((plain / STATE).read_bytes()[:1000])
-    with pytest.raises(RegardError, match=r"last\.safetensors: damaged"):
+    with pytest.raises(RegardError, match=r"last\.safetensors: damaged.* train again with another --out\."):
         run(small(), out)
     assert (out / STATE).stat().st_size == 1000
     assert (out / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
+    run(small(), tmp_path / "another")  # the advice
+    assert same_bits(weights_of(tmp_path / "another"), weights_of(plain))
 
 
 def test_a_full_disk_ends_the_run_and_loses_nothing(plain, tmp_path, monkeypatch):
