@@ -37,6 +37,7 @@ class DecodeConfig:
     max_ratio: float = 2.0
     max_extra: int = 20
     min_len: int = 0
+    """No output ends before this number of tokens, unless it has reached its limit."""
     temperature: float = 1.0
     """Sampling: above 1 flattens the distribution, below 1 sharpens it."""
     top_k: int = 0
@@ -64,6 +65,10 @@ class DecodeConfig:
         need(self.max_ratio >= 0, "max_ratio", "It must be 0 or more.")
         need(self.max_extra >= 0, "max_extra", "It must be 0 or more.")
         need(self.min_len >= 0, "min_len", "It must be 0 or more.")
+        if self.min_len > self.max_len:
+            raise RegardError(
+                f"min_len is {self.min_len}, more than max_len ({self.max_len}).", "Lower min_len or raise max_len."
+            )
         need(self.temperature > 0, "temperature", "It must be above 0; for the most probable token use greedy.")
         need(self.top_k >= 0, "top_k", "It must be 0 (all tokens) or more.")
         need(0 < self.top_p <= 1, "top_p", "It must be above 0 and at most 1.")
