@@ -77,7 +77,7 @@ def restore_state(
     numbered = [p for group in optimizer.param_groups for p in group["params"]]
     for name, tensor in parts["optimizer"].items():
         index = int(name.split(".", 1)[0])
-        if index >= len(numbered) or tensor.dim() and tensor.shape != numbered[index].shape:
+        if index >= len(numbered) or (tensor.dim() and tensor.shape != numbered[index].shape):
             raise complain(f"the optimizer's {name} does not fit")
     with torch.no_grad():
         for own, kept in ((unique_parameters(model), parts["model"]), (average or {}, parts["average"])):

@@ -33,7 +33,7 @@ from regard.train.recipe import Recipe, recipe_table, with_cache
 from regard.train.report import Report, draw_losses, read_metrics
 from regard.train.tasks import TASKS, read_data
 from regard.train.tasks.base import Corpus, EpochsOfBatches, Shape, evaluate_loss
-from regard.train.team import Team, lead
+from regard.train.team import Team, lead, usable_workers
 from regard.train.vectors import use_vectors
 from regard.version import __version__
 
@@ -311,8 +311,8 @@ def _arranged(recipe: Recipe, before: dict[str, Any] | None) -> Iterator[int]:
         else:
             shares = config.batch_images // LEAST_PICTURES
         size = config.workers or max(1, min(cores, MOST_WORKERS, shares))
-        if before is not None:
-            size = before["workers"]
+        # A resumed run keeps its number of workers, which decides what makes up an update.
+        size = usable_workers(size) if before is None else before["workers"]
         torch.set_num_threads(1)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
