@@ -94,10 +94,10 @@ def cached_store(
 def _stamp(source: Source) -> str:
     """A text that changes when a source's files or its options do.
 
-    Size and modification time are not enough: a file may be replaced by one of equal size and time (`cp -p`, `rsync -t`,
-    an unpacked archive). So the inode and the time of its last change (ctime) count as well, which no program can set
-    back. They also change when the same file is copied or its mode is set: the images are then decoded once more.
-    Reading all files for a digest would cost about as much as decoding them.
+    Size and modification time are not enough: a file may be replaced by one of equal size and time (`cp -p`,
+    `rsync -t`, an unpacked archive). So the inode and the time of its last change (ctime) count as well, which no
+    program can set back. They also change when the same file is copied or its mode is set: the images are then decoded
+    once more. Reading all files for a digest would cost about as much as decoding them.
     """
     told = [source.told]
     for file in source.files:

@@ -28,6 +28,7 @@ from regard.errors import RegardError
 _MEMBER = "from regard.train.team import follow; follow()"
 # Nobody waits in vain, for the death of a member closes its connection; a validation may well take an hour.
 _PATIENCE = timedelta(days=7)
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclass
@@ -80,11 +81,11 @@ def usable_workers(size: int) -> int:
 
 def has_loopback() -> bool:
     """Whether processes on this machine can connect to each other; some containers have no loopback interface."""
-    if "GLOO_SOCKET_IFNAME" in os.environ:  # another interface was chosen
+    if os.environ.get("GLOO_SOCKET_IFNAME", _LOOPBACK) != _LOOPBACK:  # another interface was chosen
         return True
     try:
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
     except OSError:
         return False
     return True
@@ -206,7 +207,7 @@ def _die_with_leader() -> None:
 
 
 def _join(rank: int, size: int, place: str) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
     dist.init_process_group(
         "gloo", init_method=f"file://{Path(place) / 'store'}", rank=rank, world_size=size, timeout=_PATIENCE
     )

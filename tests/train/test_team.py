@@ -110,7 +110,7 @@ def test_workers_that_cannot_connect_are_reported(monkeypatch):
 
     monkeypatch.setattr(team, "_MEMBER", STARTED + "import time; time.sleep(60)")
     monkeypatch.setattr(team, "_join", fail)
-    with pytest.raises(RegardError, match="could not connect .*Unable to find address for: lo.* --train.workers 1"):
+    with pytest.raises(RegardError, match=r"could not connect .*Unable to find address for: lo.* --train.workers 1"):
         team.lead(2, {})
 
 
@@ -123,14 +123,13 @@ def test_without_loopback_one_worker_trains(monkeypatch, capsys):
         team.lead(2, {})  # as a resumed run would, whose number of workers must not change
 
 
-def test_an_address_that_cannot_be_bound_is_no_loopback(monkeypatch):
-    class NoLoopback(team.socket.socket):
-        def bind(self, address):
-            raise OSError("Cannot assign requested address")
+def test_loopback_is_there_when_a_connection_succeeds(monkeypatch):
+    def unreachable(*_, **__):
+        raise OSError(101, "Network is unreachable")
 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert team.has_loopback()
-    monkeypatch.setattr(team.socket, "socket", NoLoopback)
+    monkeypatch.setattr(team.socket, "create_connection", unreachable)
     assert not team.has_loopback()
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     assert team.has_loopback()
