@@ -28,6 +28,8 @@ PADDED = {
     "chunked": chunked,
 }
 KERNELS = (*dict.fromkeys((*PACKED, *PADDED)), "reference")
+# Made of plain operations: their scores are rounded to the dtype of the inputs. The others accumulate in float32.
+PLAIN = ("short", "chunked", "reference")
 
 watchers: list[Callable[[Call, Tensor], None]] = []
 """Who wants to see each call as `attend` received it, and its output. Empty unless somebody looks."""
@@ -148,10 +150,10 @@ def _padded(call: Call) -> Tensor:
     forced = _forced[-1] if _forced else None
     # Nobody asks, or nobody is asked: the definition knows what that means.
     if forced == "reference" or not (q.numel() and k.numel()):
-        return _chosen("reference", call, reference(q, k, call.v, call.score, call.form.mask, call.bias))
+        return _run("reference", lambda one: reference(one.q, one.k, one.v, one.score, one.form.mask, one.bias), call)
     for name, kernel in PADDED.items():
         if forced == name if forced else kernel.takes(call):
-            return _chosen(name, call, kernel.run(call))
+            return _run(name, kernel.run, call)
     raise RegardError(f"The kernel {forced} takes packed sequences only.", "Give offsets.")
 
 
@@ -160,20 +162,29 @@ def _packed(call: Call) -> Tensor:
     assert call.k_offsets is not None
     forced = _forced[-1] if _forced else None
     if forced == "reference" or not (call.q.numel() and call.k.numel()):
-        mask, offsets = call.form.mask, (call.q_offsets, call.k_offsets)
-        return _chosen(
-            "reference", call, reference_packed(call.q, call.k, call.v, call.score, mask, call.bias, *offsets)
+        offsets = call.q_offsets, call.k_offsets
+        return _run(
+            "reference",
+            lambda one: reference_packed(one.q, one.k, one.v, one.score, one.form.mask, one.bias, *offsets),
+            call,
         )
     for name, kernel in PACKED.items():
         if forced == name if forced else kernel.takes(call):
-            return _chosen(name, call, kernel.run(call))
+            return _run(name, kernel.run, call)
     return unpacked.run(call, _padded)
 
 
-def _chosen(kernel: str, call: Call, out: Tensor) -> Tensor:
+def _run(name: str, kernel: Callable[[Call], Tensor], call: Call) -> Tensor:
+    """The output of a kernel. In float16 a score may exceed the largest number, 65504: where a kernel would round its
+    scores to that, and everywhere on a CPU, it computes in float32.
+    """
     for choices in _choices:
-        choices.append(Choice(kernel, tuple(call.q.shape), tuple(call.k.shape)))
-    return out
+        choices.append(Choice(name, tuple(call.q.shape), tuple(call.k.shape)))
+    device, dtype = call.q.device.type, call.v.dtype
+    if dtype != torch.float16 or not (name in PLAIN or device == "cpu"):
+        return kernel(call)
+    with torch.autocast(device, enabled=False):
+        return kernel(call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())).to(dtype)
 
 
 def _call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:

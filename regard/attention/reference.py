@@ -29,6 +29,8 @@ def reference(
     (H, T), S = q.shape[1:3], k.shape[2]
     k, v = repeat_heads(k, H), repeat_heads(v, H)
     p, s = torch.arange(T, device=q.device) + (S - T), torch.arange(S, device=q.device)
+    if q.dtype == torch.float16:  # ends at 65504, where scores need not
+        q, k = q.float(), k.float()
     scores = score(q, k)
     if bias is not None:
         scores = scores + bias(p, s)
@@ -64,7 +66,9 @@ def reference_packed(
 ) -> Float[Tensor, "N H Dv"]:
     """The same for packed sequences: one by one."""
     outs = []
-    borders = zip(q_offsets.starts.tolist(), k_offsets.starts.tolist())
+    borders = list(zip(q_offsets.starts.tolist(), k_offsets.starts.tolist()))
+    if len(borders) == 1:  # no sequences: the same as one of no queries and no keys
+        borders, mask = borders * 2, None
     for b, ((t0, s0), (t1, s1)) in enumerate(pairwise(borders)):
         one_q, one_k, one_v = (x[None].transpose(1, 2) for x in (q[t0:t1], k[s0:s1], v[s0:s1]))
         out = reference(one_q, one_k, one_v, score, mask and mask.of_batch(slice(b, b + 1)), bias)

@@ -33,9 +33,13 @@ class Score(nn.Module):
     """Whether q and k must be of the same width."""
 
     def forward(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S C"]) -> Float[Tensor, "*b T S"]:
+        dtype = q.dtype
+        if dtype == torch.float16:  # whose largest number, 65504, a product may exceed before it is scaled
+            q, k = q.float(), k.float()
         q, k, scale = self.fold(q, k)
         raw = self.pair(q, k)
-        return raw if scale == 1.0 else raw * scale
+        scores = raw if scale == 1.0 else raw * scale
+        return scores.to(dtype) if dtype == torch.float16 else scores
 
     def fold(
         self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*g S C"], positions: Int[Tensor, "..."] | None = None
@@ -104,7 +108,13 @@ def _units(
     """Every row brought to length 1, q's then multiplied; a zero vector has no direction, and stays what it is."""
     if unit_rows.takes(q, k):
         return unit_rows.unit_rows(q, k, log_scale, _TINY.get(q.dtype, 1e-6))
-    q, k = (nn.functional.normalize(x, dim=-1, eps=_TINY.get(x.dtype, 1e-6)).to(x.dtype) for x in (q, k))
+    # A length may exceed float16's largest number where no component does.
+    q, k = (
+        nn.functional.normalize(x.float() if x.dtype == torch.float16 else x, dim=-1, eps=_TINY.get(x.dtype, 1e-6)).to(
+            x.dtype
+        )
+        for x in (q, k)
+    )
     return q if log_scale is None else q * log_scale.exp().to(q.dtype), k
 
 

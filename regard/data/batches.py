@@ -33,7 +33,10 @@ def encode_pairs(
     seed: int = 0,
 ) -> tuple[Side, Side, int]:
     """Both sides of the pairs as ids, without those longer than `max_len` on either side (`<eos>` counts), and how
-    many those were.
+    many pairs are too long.
+
+    BPE-dropout makes texts longer, anew in each epoch. The count then includes the pairs that are too long in one
+    drawing, an estimate for every epoch; these pairs are kept, since another epoch may shorten them.
 
     >>> tokenizer = Tokenizer.train(["a b c d"], "word")
     >>> sources, targets, too_long = encode_pairs([("a b", "c"), ("a b c", "d")], tokenizer, tokenizer, max_len=3)
@@ -49,12 +52,24 @@ def encode_pairs(
         )
     too_long = len(pairs) - len(kept)
     if dropout:
-        return (
-            BpeDropout(source, [pairs[i][0] for i in kept], dropout, seed),
-            BpeDropout(target, [pairs[i][1] for i in kept], dropout, seed),
-            too_long,
+        first, second = (
+            BpeDropout(tokenizer, [pairs[i][side] for i in kept], dropout, seed)
+            for side, tokenizer in enumerate((source, target))
         )
+        fits = np.maximum(*_usual_lengths(first, second, seed)) < max_len
+        if not fits.any():
+            raise RegardError(
+                f"With BPE-dropout {dropout} every one of {len(pairs)} pairs is longer than {max_len} tokens.",
+                hint="Lower tokenizer.dropout, or raise model.max_len.",
+            )
+        return first, second, too_long + int((~fits).sum())
     return Sequences.of(sources[i] for i in kept), Sequences.of(targets[i] for i in kept), too_long
+
+
+def _usual_lengths(source: Side, target: Side, seed: int) -> tuple[Int[np.ndarray, "B"], Int[np.ndarray, "B"]]:
+    """The lengths of both sides in one drawing, which belongs to no epoch."""
+    generator = np.random.default_rng(seed)
+    return source.draw(generator).lengths, target.draw(generator).lengths
 
 
 # A target that is none: the loss does not count it.
@@ -118,8 +133,7 @@ class Batches:
         self.source, self.target = source, target
         self.source_special, self.target_special = special
         self.seed = seed
-        first = np.random.default_rng(seed)
-        usual = float(1 + np.maximum(source.draw(first).lengths, target.draw(first).lengths).mean())
+        usual = float(1 + np.maximum(*_usual_lengths(source, target, seed)).mean())
         self._planner = Planner(usual, budget=budget, max_len=max_len, constant_shapes=constant_shapes)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
@@ -152,7 +166,8 @@ Item = TypeVar("Item")
 def prefetch(items: Iterable[Item], depth: int = 4) -> Iterator[Item]:
     """The same items in the same order, made by a thread that is up to `depth` of them ahead.
 
-    What the thread raises is raised here; when the caller stops early, so does the thread.
+    What the thread raises is raised here; when the caller stops early, so does the thread. An item that takes longer
+    than a second then is not waited for: Ctrl-C must end the program.
 
     >>> list(prefetch(range(3)))
     [0, 1, 2]
@@ -191,4 +206,4 @@ def prefetch(items: Iterable[Item], depth: int = 4) -> Iterator[Item]:
                 raise value  # type: ignore[misc]
     finally:
         stopped.set()
-        thread.join()
+        thread.join(timeout=1.0)

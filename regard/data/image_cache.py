@@ -92,12 +92,19 @@ def cached_store(
 
 
 def _stamp(source: Source) -> str:
-    """What changes when a source's files do, or what is said of them."""
+    """A text that changes when a source's files or its options do.
+
+    Size and modification time are not enough: a file may be replaced by one of equal size and time (`cp -p`,
+    `rsync -t`, an unpacked archive). So the inode and the time of its last change (ctime) count as well, which no
+    program can set back. They also change when the same file is copied or its mode is set: the images are then decoded
+    once more. Reading all files for a digest would cost about as much as decoding them.
+    """
     told = [source.told]
     for file in source.files:
         try:
             state = file.stat()
-            told.append(f"{file.absolute()}: {state.st_size} {state.st_mtime_ns}")
+            times = f"{state.st_mtime_ns} {state.st_ctime_ns}"
+            told.append(f"{file.absolute()}: {state.st_size} {times} {state.st_ino}")
         except OSError:
             told.append(f"{file.absolute()}: missing")
     return "\n".join(told)

@@ -41,12 +41,18 @@ class Planner:
     ) -> list[list[int]]:
         """Which sequences make up each batch, given the lengths of each side with what frames them.
 
-        Sequences longer than max_len are left out.
+        Sequences longer than max_len are left out. If that is all of them, it is an error: an epoch without a batch
+        would make training loop forever.
         """
         second = first if second is None else second
         longer = np.maximum(first, second)
         order = generator.permutation(len(first))
         order = order[longer[order] <= self.max_len]
+        if len(first) and not len(order):
+            raise RegardError(
+                f"An epoch has no batch: all {len(first)} sequences are longer than max_len ({self.max_len} tokens).",
+                "Raise model.max_len, or lower tokenizer.dropout if BPE-dropout is on.",
+            )
         batches: list[list[int]] = []
         for begin in range(0, len(order), self._pool):
             pool = order[begin : begin + self._pool]

@@ -43,6 +43,7 @@ class DecodeConfig:
     max_ratio: NonNegative = 2.0
     max_extra: Natural = 20
     min_len: Natural = 0
+    """No output ends before this number of tokens, unless it has reached its limit."""
     temperature: Temperature = 1.0
     """Sampling: above 1 flattens the distribution, below 1 sharpens it."""
     top_k: Natural = 0
@@ -61,6 +62,10 @@ class DecodeConfig:
         if self.method == "greedy" and self.n_best > 1:
             raise RegardError(
                 f"n_best must be 1 for greedy decoding (got {self.n_best}).", "For several use beam or sample."
+            )
+        if self.min_len > self.max_len:
+            raise RegardError(
+                f"min_len is {self.min_len}, more than max_len ({self.max_len}).", "Lower min_len or raise max_len."
             )
 
     def limit(self, source_len: int) -> int:

@@ -32,7 +32,10 @@ class Constraints:
         prefixes: Sequence[Sequence[int]] | None,
         room: int | None = None,
     ) -> "Constraints":
-        """`room` bounds source and output together, for models whose output goes on with the source."""
+        """`room` limits the length of source and output together, for models whose output continues the source.
+
+        A prefix raises the limit of its sentence where that is lower, but not beyond the room: that is an error.
+        """
         lengths = source.offsets.lengths.tolist()
         prefixes = [()] * len(lengths) if prefixes is None else prefixes
         if len(prefixes) != len(lengths):
@@ -48,6 +51,13 @@ class Constraints:
         filled = [[*prefix, *[-1] * (longest - len(prefix))] for prefix in prefixes]
         limits = [max(config.limit(length), len(prefix)) for length, prefix in zip(lengths, prefixes)]
         if room is not None:
+            for number, (length, prefix) in enumerate(zip(lengths, prefixes), 1):
+                if prefix and length + len(prefix) > room:
+                    raise RegardError(
+                        f"Prefix {number} has {len(prefix)} tokens; after a prompt of {length} the model has room for "
+                        f"{max(0, room - length)}.",
+                        "Shorten the prefix or the prompt.",
+                    )
             limits = [max(0, min(limit, room - length)) for limit, length in zip(limits, lengths)]
         device = source.offsets.starts.device
         return cls(

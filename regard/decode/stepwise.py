@@ -143,6 +143,7 @@ def _one_by_one(
     rows = torch.arange(B, device=device)  # the sentences still in the batch
     going = torch.ones((B, K), dtype=torch.bool, device=device)
     last = torch.full((B, K), special.sos, device=device)
+    lowest_limit = int(constraints.limit.min())
     state = model.start(source)
     if K > 1:
         state = model.reorder(state, rows[:, None].repeat(1, K))
@@ -167,9 +168,11 @@ def _one_by_one(
         left = going.any(1).nonzero().squeeze(1)
         if len(left) == 0:
             break
-        if len(left) <= KEEP_WHOLE * len(rows):
+        # A finished row may stay in the batch until its limit, never beyond: the model may have no position there.
+        if t >= lowest_limit or len(left) <= KEEP_WHOLE * len(rows):
             state = model.reorder(state, left[:, None] * K + torch.arange(K, device=device))
             rows, going, last, constraints = rows[left], going[left], last[left], constraints.take(left)
+            lowest_limit = int(constraints.limit.min())
 
     score = log_prob / lengths.clamp(min=1) ** config.length_penalty
     results = gather_hypotheses(ids, log_ps, lengths, log_prob, score, special.eos)

@@ -81,14 +81,20 @@ def restore_state(
         wrong = [n for n in own.keys() | kept.keys() if n not in own or n not in kept or own[n].shape != kept[n].shape]
         if wrong:
             raise complain(f"{len(wrong)} tensors do not fit, {sorted(wrong)[0]} among them")
+    # The optimizer numbers weights group by group, and an earlier version may have grouped them otherwise.
+    numbered = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, tensor in parts["optimizer"].items():
+        index = int(name.split(".", 1)[0])
+        if index >= len(numbered) or (tensor.dim() and tensor.shape != numbered[index].shape):
+            raise complain(f"the optimizer's {name} does not fit")
     with torch.no_grad():
         for own, kept in ((unique_parameters(model), parts["model"]), (average or {}, parts["average"])):
             for name, tensor in own.items():
                 tensor.copy_(kept[name])
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in parts["optimizer"].items():
-        index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = tensor
+        number, key = name.split(".", 1)
+        state.setdefault(int(number), {})[key] = tensor
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 

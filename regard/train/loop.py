@@ -38,7 +38,7 @@ from regard.train.schedules import DECAY_RATIO, Schedule, parse_duration
 from regard.train.state import TrainState
 from regard.train.tasks import TASKS, read_data
 from regard.train.tasks.base import Autocast, Corpus, EpochsOfBatches, Shape, Task, evaluate_loss
-from regard.train.team import Team, lead
+from regard.train.team import Team, lead, usable_workers
 from regard.train.vectors import use_vectors
 from regard.version import __version__
 
@@ -372,8 +372,8 @@ def _arranged(recipe: Recipe, before: TrainState | None) -> Iterator[int]:
         else:
             shares = config.batch_images // LEAST_PICTURES
         size = config.workers or max(1, min(cores, MOST_WORKERS, shares))
-        if before is not None:
-            size = before.workers
+        # A resumed run keeps its number of workers, which decides what makes up an update.
+        size = usable_workers(size) if before is None else before.workers
         torch.set_num_threads(1)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")

@@ -2,7 +2,7 @@
 
 Row t of a cross-attention belongs to the token that it predicts. Heads are averaged; the weights of the pieces of a
 source word are summed, those of the pieces of a target word averaged; the link of a target word is to the source word
-with the greatest weight. `<eos>` is left out.
+with the greatest weight. Special tokens around the two texts, such as `<eos>`, are left out.
 """
 
 import re
@@ -116,11 +116,16 @@ def _align(
 ) -> dict[str, list[list[Link]]]:
     """For each layer the alignment of each pair. A pair with an empty side has no links."""
     found: dict[str, list[list[Link]]] = {layer: [[] for _ in pairs] for layer in layers}
+    special = translator.special
+    # The frame of special tokens. Rows: those that the decoder reads after <sos>, then <eos>. Columns: `begin`, `end`.
+    first_row = len(special.begun([])) - 1
+    first_column, after = (0 if token is None else 1 for token in (special.begin, special.end))
     for i, maps in _maps(translator, pairs, layers, truncate):
         columns = _pieces_in_words(translator.source_tokenizer, pairs[i][0], words)
         rows = _pieces_in_words(translator.target_tokenizer, pairs[i][1], words)
         for layer, weights in maps.items():
-            found[layer][i] = _links(weights[:-1, :-1], rows, columns)
+            text = weights[first_row:-1, first_column : weights.shape[1] - after]
+            found[layer][i] = _links(text, rows, columns)
     return found
 
 
@@ -178,14 +183,15 @@ def _maps(
     # Pairs of like lengths go together, as many as fit into the rectangle of the longest.
     order = sorted(encoded, key=lambda i: max(map(len, encoded[i])))
     while order:
-        longest, batch = max(map(len, encoded[order[-1]])) + 1, [order.pop()]
+        longest, batch = max(map(len, encoded[order[-1]])) + 2, [order.pop()]
         while order and (len(batch) + 1) * longest <= batch_tokens:
             batch.append(order.pop())
         recording = force(translator, [encoded[i] for i in batch], layers)
         means = {layer: recording[layer].weights().mean(1).cpu().numpy() for layer in layers}
         for b, i in enumerate(batch):
             source_ids, target_ids = encoded[i]
-            yield i, {layer: mean[b, : len(target_ids) + 1, : len(source_ids)] for layer, mean in means.items()}
+            rows = len(translator.special.begun(target_ids))
+            yield i, {layer: mean[b, :rows, : len(source_ids)] for layer, mean in means.items()}
 
 
 def _filled(pair: tuple[str, str]) -> bool:

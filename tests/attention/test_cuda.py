@@ -258,3 +258,24 @@ def test_cuda_nothing_is_launched_beside_what_sdpa_launches(mask):
     expected = launched(sdpa)
     assert expected
     assert launched(lambda: attend(q, k, v, mask=mask)) == expected
+
+
+@pytest.mark.parametrize("kernel", [None, "short", "sdpa", "chunked", "reference"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_cuda_float16_scores_beyond_its_largest_number(kernel, biased):
+    """65504: kernels of plain operations compute in float32, the fused ones accumulate in it."""
+    if biased and kernel == "sdpa":
+        return  # takes no bias
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randint(-16, 17, (2, 2, 33, 16), generator=generator) * 64.0 for _ in range(2))
+    q, k, v = (x.to("cuda", torch.float16) for x in (q, k, torch.randn(2, 2, 33, 16, generator=generator)))
+    assert (q @ k.mT).isinf().any()
+    bias = Slope(2).cuda() if biased else None
+    if kernel is None:
+        out = attend(q, k, v, bias=bias)
+    else:
+        with use(kernel):
+            out = attend(q, k, v, bias=bias)
+    wide = copy.deepcopy(bias).double() if biased else None
+    expected = reference(q.double(), k.double(), v.double(), ScaledDot(), None, wide)
+    torch.testing.assert_close(out.double(), expected, atol=4e-3, rtol=2e-3)

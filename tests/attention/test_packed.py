@@ -250,3 +250,28 @@ def test_sequences_of_one_length_do_not_move():
         unpacked.Call(q, k, v, ScaledDot(), Form(), None, offsets, offsets), lambda call: seen.append(call) or call.q
     )
     assert [x.data_ptr() for x in seen[0][:3]] == [x.data_ptr() for x in (q, k, v)]
+
+
+@pytest.mark.parametrize("max_len", [0, 8])
+@pytest.mark.parametrize("mask", ["none", "causal", "padding", "window"])
+@pytest.mark.parametrize("name", scores(4, 4, 3, 2))
+def test_no_sequences_at_all(name, mask, max_len):
+    """Outputs, weights and gradients of nothing are empty; parameters of the score get zeros."""
+    score = scores(4, 4, 8, 2)[name]
+    allowed = {"none": None, "causal": causal(), "padding": padding(torch.zeros(0, dtype=int)), "window": window(2)}
+    offsets = Offsets(torch.zeros(1, dtype=torch.int32), total=0, max_len=max_len)
+    q, k, v = (torch.zeros(0, 2, width, requires_grad=True) for width in (4, 4, 5))
+    for bias in (None, Slope(2)):
+        where = {"score": score, "mask": allowed[mask], "bias": bias, "q_offsets": offsets, "k_offsets": offsets}
+        out = attend(q, k, v, **where)
+        assert out.shape == (0, 2, 5)
+        out.sum().backward()
+        assert v.grad is not None
+        assert all(p.grad is None or not p.grad.any() for p in score.parameters())
+        assert weights(q, k, **where).shape == (0, 2, max_len, max_len)
+
+
+def test_no_sequences_by_a_plain_tensor_of_offsets():
+    q = torch.zeros(0, 2, 4)
+    assert attend(q, q, q, q_offsets=torch.tensor([0]), k_offsets=torch.tensor([0])).shape == (0, 2, 4)
+    assert weights(q, q, q_offsets=torch.tensor([0]), k_offsets=torch.tensor([0])).shape == (0, 2, 0, 0)

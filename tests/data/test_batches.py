@@ -127,13 +127,14 @@ def test_a_batch_of_many_short_pairs_leaves_room_for_the_tail():
 
 def test_pairs_lengthened_by_dropout_miss_the_epoch():
     tokenizer = Tokenizer.train(["abab"] * 5, "bpe", vocab_size=60)
-    source, target, too_long = encode_pairs([("abab", "abab")] * 9, tokenizer, tokenizer, max_len=3, dropout=0.5)
-    assert too_long == 0
+    source, target, too_long = encode_pairs([("abab", "abab")] * 200, tokenizer, tokenizer, max_len=3, dropout=0.5)
     epochs = [
         sum(batch.sentences for batch in Batches(source, target, budget=8, max_len=3, seed=0).epoch(epoch))
         for epoch in range(5)
     ]
-    assert 0 < sum(epochs) < 45
+    assert all(0 < sentences < 200 for sentences in epochs)
+    assert len(set(epochs)) > 1
+    assert abs(200 - too_long - sum(epochs) / 5) < 30  # about as many are too long in every epoch
 
 
 def test_encode_pairs_counts_what_is_too_long():
@@ -159,6 +160,46 @@ def test_batch_moves_as_a_whole():
     moved = batch.to("meta")
     assert {one.device.type for one in (moved.inputs[0].ids, moved.inputs[1].ids, moved.targets)} == {"meta"}
     assert (moved.sentences, moved.tokens) == (2, 5)
+
+
+def test_pairs_that_dropout_makes_too_long_are_counted():
+    """Short pairs stay short; long ones have 4 tokens, and 12 characters without any merge."""
+    pairs = [("ab", "ab")] * 3 + [("abc abc abc", "ab")] * 4 + [("abc " * 9, "ab")] * 2
+    tokenizer = Tokenizer.train([side for pair in pairs for side in pair], "bpe", vocab_size=40)
+    assert len(tokenizer.encode("abc abc abc")) == 3
+    assert encode_pairs(pairs, tokenizer, tokenizer, max_len=6)[2] == 2
+    source, target, too_long = encode_pairs(pairs, tokenizer, tokenizer, max_len=6, dropout=1.0)
+    assert too_long == 2 + 4
+    assert len(source) == len(target) == 7  # with less dropout another epoch might shorten them
+    epoch = Batches(source, target, budget=64, max_len=6, seed=0).epoch(0)
+    assert sum(batch.sentences for batch in epoch) == 3
+
+
+def test_dropout_that_makes_every_pair_too_long_is_an_error():
+    pairs = [("abc abc abc", "ab")] * 4
+    tokenizer = Tokenizer.train([side for pair in pairs for side in pair], "bpe", vocab_size=40)
+    with pytest.raises(RegardError, match=r"With BPE-dropout 1.0 every one of 4 pairs is longer than 6 tokens.*Lower"):
+        encode_pairs(pairs, tokenizer, tokenizer, max_len=6, dropout=1.0)
+    sides = [BpeDropout(tokenizer, list(texts), 1.0, seed=0) for texts in zip(*pairs)]
+    batches = prefetch(Batches(*sides, budget=64, max_len=6, seed=0).epoch(0))
+    with pytest.raises(RegardError, match="no batch: all 4 sequences are longer than max_len"):
+        next(batches)
+
+
+def test_prefetch_does_not_wait_for_an_item_that_never_comes():
+    """Ctrl-C ends a program whose reader is stuck, in a slow file system for instance."""
+    never = threading.Event()
+
+    def stuck():
+        yield 1
+        never.wait()
+
+    items = prefetch(stuck())
+    assert next(items) == 1
+    start = time.monotonic()
+    items.close()
+    assert time.monotonic() - start < 3
+    never.set()
 
 
 def test_prefetch_keeps_order_and_passes_errors_on():

@@ -58,6 +58,31 @@ def test_other_settings_have_their_own(photos, decoded):
     assert len(decoded) == 7 * 5
 
 
+@pytest.mark.parametrize("by", ["writing", "renaming"])
+def test_a_file_replaced_by_one_of_equal_size_and_time_is_decoded_anew(photos, decoded, by):
+    """As `cp -p` or `rsync -t` may do it."""
+    file = Path(photos, "a", "01.png")
+    content = [Path(photos, "b", f"0{i}.png") for i in (0, 4)]
+    for one in content:  # the two must have one size: PNG readers ignore what follows the image
+        one.write_bytes(one.read_bytes().ljust(2000, b"\0"))
+    file.write_bytes(content[0].read_bytes())
+    os.utime(file, ns=(10**18, 10**18))
+    other = Path(photos, "a", "other.tmp")
+    other.write_bytes(content[1].read_bytes())
+    os.utime(other, ns=(10**18, 10**18))
+    first = read_images([photos], cache="cache", on_bad="skip")
+    count = len(decoded)
+    if by == "renaming":
+        os.replace(other, file)
+    else:
+        file.write_bytes(other.read_bytes())
+        other.unlink()
+        os.utime(file, ns=(10**18, 10**18))
+    second = read_images([photos], cache="cache", on_bad="skip")
+    assert len(decoded) > count
+    assert not (first.pixels == second.pixels).all()
+
+
 @pytest.mark.parametrize("change", ["content", "time", "more", "fewer", "class"])
 def test_changed_files_are_decoded_anew(photos, decoded, change):
     first = read_images([photos], cache="cache")

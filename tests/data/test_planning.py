@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from regard.data.planning import Planner
@@ -12,6 +12,7 @@ from regard.layers.packed import pack
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=80), st.integers(30, 90), st.integers(3, 30), st.booleans())
 def test_a_plan_fits_its_shape(lengths, budget, max_len, constant_shapes):
     """Whatever the lengths, those that were expected or others: `pack` refuses what does not fit."""
+    assume(min(lengths) <= max_len)
     planner = Planner(max_len / 2, budget=budget, max_len=max_len, constant_shapes=constant_shapes)
     plan = planner.plan(np.random.default_rng(0), np.array(lengths))
     assert sorted(row for rows in plan for row in rows) == [i for i, one in enumerate(lengths) if one <= max_len]
@@ -44,3 +45,13 @@ def test_batches_of_short_sentences_are_full_too():
     assert min(lengths) < 6
     assert sum(share < 0.9 for share in filled) <= 3  # of the pool's two ends: its shortest and its last
     assert np.mean(filled) > 0.97
+
+
+@pytest.mark.parametrize("lengths", [[9], [9, 12, 30]])
+def test_an_epoch_without_a_batch_is_an_error(lengths):
+    """Otherwise training would plan one epoch after another, forever."""
+    planner = Planner(5.0, budget=32, max_len=8)
+    with pytest.raises(RegardError, match=f"no batch: all {len(lengths)} sequences are longer than max_len .8 tokens"):
+        planner.plan(np.random.default_rng(0), np.array(lengths))
+    assert planner.plan(np.random.default_rng(0), np.array([*lengths, 8])) == [[len(lengths)]]
+    assert planner.plan(np.random.default_rng(0), np.array([], int)) == []

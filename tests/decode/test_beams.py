@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.decode import SPECIAL, DecodeConfig, beam, greedy
+from regard.errors import RegardError
 from tests.decode.toys import HistoryModel, TableModel, log_prob, pack, try_everything
 
 SENTENCES = [[5, 1, 1, 1], [9, 1], [4, 1, 1], [7], [6, 1, 1, 1, 1, 1]]
@@ -213,3 +214,19 @@ def test_history_leads_to_every_hypothesis(seed: int) -> None:
 
 def test_history_is_kept_only_when_asked_for() -> None:
     assert beam(HistoryModel(9), pack([[4]]))[0].history is None
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_a_beam_larger_than_the_vocabulary_finds_every_output_once(history) -> None:
+    """Three words and at most two tokens: 1 + 3 + 9 outputs, fewer than asked for."""
+    model = HistoryModel(6, seed=3)
+    sources = [[4], [5, 1], [7, 1, 1]]
+    config = DecodeConfig("beam", beam=50, n_best=50, max_len=2, patience=math.inf)
+    for source, found in zip(sources, beam(model, pack(sources), config, history=history)):
+        assert [one.ids for one in found] == [ids for _, ids in try_everything(model, source, 6, config, SPECIAL)]
+        assert len(found) == 13
+
+
+def test_a_least_length_above_the_largest_is_refused() -> None:
+    with pytest.raises(RegardError, match=r"min_len is 9, more than max_len \(2\)"):
+        DecodeConfig(min_len=9, max_len=2)

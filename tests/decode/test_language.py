@@ -59,6 +59,22 @@ def test_the_other_limits_hold_too(config) -> None:
         assert max(len(one.ids) for one in n_best) <= min(3, 6 - len(source))
 
 
+@every_method
+@pytest.mark.parametrize("prefix", [2, 3, 4, 5])
+def test_a_prefix_stays_within_the_room(config, prefix) -> None:
+    """Sources have 1 to 5 tokens; a prefix that does not fit is an error, not an output cut short."""
+    prefixes = [[4] * min(prefix, 7 - len(source)) for source in SENTENCES]
+    for source, given, n_best in zip(SENTENCES, prefixes, decode(config, room=7, prefixes=prefixes)):
+        for one in n_best:
+            assert one.ids[: len(given)] == given
+            assert len(source) + len(one.ids) <= 7
+            assert len(one.token_logprobs) == len(one.ids) + 1
+    longest = max(range(len(SENTENCES)), key=lambda i: len(SENTENCES[i]))
+    prefixes[longest] = [4, 4, 4]
+    with pytest.raises(RegardError, match=f"Prefix {longest + 1} has 3 tokens; after a prompt of 5 .* room for 2"):
+        greedy(HistoryModel(V, seed=1), pack(SENTENCES), room=7, prefixes=prefixes)
+
+
 # Tokens as they come
 
 

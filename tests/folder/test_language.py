@@ -219,7 +219,7 @@ def test_texts_end_at_the_limit_or_where_the_model_is_full():
     never = dataclasses.replace(GREEDY, min_len=100)
     found = writer.generate(["", "ou", TEXT[:22], TEXT[:23]], never)
     assert [len(one[0].hypothesis.ids) for one in found] == [23, 21, 1, 0]
-    short = writer.generate(["", "ou", TEXT[:22], TEXT[:23]], dataclasses.replace(never, max_len=4))
+    short = writer.generate(["", "ou", TEXT[:22], TEXT[:23]], dataclasses.replace(never, min_len=4, max_len=4))
     assert [len(one[0].hypothesis.ids) for one in short] == [4, 4, 1, 0]
     for one, other in zip(found, short):
         assert one[0].text.startswith(other[0].text)

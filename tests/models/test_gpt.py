@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.attention import SCORES, record
-from regard.decode import DecodeConfig, beam, greedy
+from regard.decode import DecodeConfig, Ensemble, beam, greedy, sample
 from regard.errors import RegardError
 from regard.layers.packed import pack
 from regard.models.gpt import GPT, GPTConfig, gpt2, gpt_small
@@ -88,6 +88,33 @@ def test_room_bounds_prompt_and_output_together():
     assert [len(n_best[0].ids) for n_best in greedy(model, pack(PROMPTS), config, room=8)] == [3, 6, 7]
     with pytest.raises(RegardError, match="longer than the 8 learned positions"):
         greedy(model, pack(PROMPTS), config)
+
+
+@pytest.mark.parametrize("score", ["scaled_dot", "location"])  # location: its keys are limited to max_len too
+@pytest.mark.parametrize("method", ["greedy", "sample", "beam"])
+def test_a_prompt_at_its_limit_does_not_stop_the_others(method, score):
+    """One long prompt beside four short ones: finished rows must not advance past the last learned position."""
+    model = small(positions="learned", max_len=16, score=score)
+    prompts = [[2, *[4, 5, 6, 7] * 3][:12], *([2, 4 + i] for i in range(4))]
+    config = DecodeConfig(method=method, beam=3, n_best=1, max_len=99, min_len=9)
+    verb = {"greedy": greedy, "sample": sample, "beam": beam}[method]
+    together = verb(model, pack(prompts), config, room=16)
+    assert len(together[0][0].ids) == 4
+    assert min(len(n_best[0].ids) for n_best in together[1:]) >= 9
+    for number, (prompt, n_best) in enumerate(zip(prompts, together)):
+        options = {"numbers": [number]} if method == "sample" else {}
+        alone = verb(model, pack([prompt]), config, room=16, **options)[0]
+        assert [one.ids for one in n_best] == [one.ids for one in alone]
+        assert n_best[0].logprob == pytest.approx(alone[0].logprob, abs=1e-4)
+
+
+def test_an_ensemble_with_a_prompt_at_its_limit():
+    model = small(positions="learned", max_len=16)
+    prompts = [[4] * 15, [5], [6], [7], [8]]
+    config = DecodeConfig(method="greedy", max_len=99, min_len=14)
+    alone = greedy(model, pack(prompts), config, room=16)
+    together = greedy(Ensemble([model, model]), pack(prompts), config, room=16)
+    assert [n_best[0].ids for n_best in together] == [n_best[0].ids for n_best in alone]
 
 
 def test_its_attention_can_be_recorded():

@@ -1,12 +1,17 @@
 """Optimizers and schedules."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from torch import nn
 
-from regard.train.optim import make_optimizer, scale_gradients, set_rate
+from regard.attention import SCORES
+from regard.errors import RegardError
+from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, ViTConfig, make_model
+from regard.train.checkpoint import gather_state, restore_state
+from regard.train.optim import decayed_parameters, make_optimizer, scale_gradients, set_rate
 from regard.train.schedules import Schedule
 
 
@@ -65,6 +70,90 @@ def test_decay_is_on_matrices_alone(name):
     shrunk = {"adamw": before["0.weight"] * 0.95, "sgd": before["0.weight"] * 0.95}
     expected = shrunk.get(name, before["0.weight"] - 0.1 * before["0.weight"].sign())
     torch.testing.assert_close(model[0].weight.detach(), expected)
+
+
+SMALL = {"width": 8, "heads": 2, "feedforward": 8}
+TEXT = {"source_vocab": 9, "target_vocab": 9}
+IMAGE = {**SMALL, "layers": 1, "image_height": 8, "image_width": 8, "patch": 4, "labels": ("a", "b")}
+# Each model with the parameters of at least two axes that do not decay: no weights of a map, and no embeddings.
+MODELS = {
+    "transformer": (TransformerConfig(**SMALL, **TEXT, encoder_layers=1, decoder_layers=1, qk_norm=True), set()),
+    "transformer-untied": (TransformerConfig(**SMALL, **TEXT, tied=False, positions="learned"), set()),
+    "transformer-relative": (
+        TransformerConfig(**SMALL, **TEXT, positions="relative"),
+        {"encoder_bias.table.weight", "decoder_bias.table.weight"},
+    ),
+    "gpt": (GPTConfig(**SMALL, layers=1, vocab=9, positions="learned"), set()),
+    "bert": (BertConfig(**SMALL, layers=1, vocab=9), set()),
+    "seq2seq": (Seq2SeqConfig(width=8, **TEXT), set()),
+    "seq2seq-lstm": (Seq2SeqConfig(width=8, **TEXT, cell="lstm", attention="bahdanau", score="concat"), set()),
+    "vit": (ViTConfig(**IMAGE, registers=2, layer_scale=0.1), {"embedding.prefix"}),
+    "vit-stem": (ViTConfig(**IMAGE, patches="stem", pooling="mean"), set()),
+    "vit-query": (ViTConfig(**IMAGE, patches="convolution", pooling="query"), {"pooler.question"}),
+    "vit-segment": (
+        ViTConfig(**IMAGE, head="segment", segmenter="queries", pooling="mean"),
+        {"segmenter.queries"},
+    ),
+    "vit-paint": (ViTConfig(**IMAGE, head="pixels", decoder_width=64), {"embedding.prefix", "painter.hidden"}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_decays_in_every_family(name):
+    """Weights of linear maps, convolutions, cells, scores, and embeddings; nothing else, whatever its shape."""
+    config, kept = MODELS[name]
+    model = make_model(config)
+    named = dict(model.named_parameters())
+    decayed = decayed_parameters(model)
+    assert {key for key, p in named.items() if p.dim() >= 2} - decayed.keys() == kept
+    assert all(named[key].dim() >= 2 for key in decayed)
+    assert all(key.rpartition(".")[2].startswith("weight") for key in decayed)
+    for optimizer in ("adamw", "muon"):
+        groups = make_optimizer(optimizer, model, 0.1, 0.98, weight_decay=0.5).param_groups
+        found = [id(p) for group in groups if group["weight_decay"] for p in group["params"]]
+        assert sorted(found) == sorted(id(p) for p in decayed.values())  # a tied weight once
+        assert sum(len(group["params"]) for group in groups) == len(named)
+
+
+@pytest.mark.parametrize("family", ["gpt", "seq2seq", "vit"])
+@pytest.mark.parametrize("score", SCORES)
+def test_matrices_of_scores_decay_and_a_learned_scale_does_not(family, score):
+    config, _ = MODELS[family]
+    model = make_model(dataclasses.replace(config, score=score))
+    own = {name for name, _ in model.named_parameters() if ".score." in name}
+    decayed = own & decayed_parameters(model).keys()
+    assert decayed == ({name for name in own if not name.endswith("log_scale")})
+    assert bool(own) == (score not in ("dot", "scaled_dot"))
+    assert bool(decayed) == (score in ("general", "concat", "location"))
+
+
+def test_without_a_gradient_a_learned_scale_stays():
+    model = make_model(GPTConfig(**SMALL, layers=1, vocab=9, score="cosine"))
+    scale = next(p for name, p in model.named_parameters() if name.endswith("log_scale"))
+    before = scale.detach().clone()
+    optimizer = make_optimizer("adamw", model, 0.1, 0.98, weight_decay=0.5)
+    for _ in range(5):
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+    assert torch.equal(scale, before)
+
+
+def test_the_state_of_other_groups_is_refused():
+    """A run of a version that grouped weights otherwise cannot be resumed, and says so."""
+    model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 4))
+    optimizer = make_optimizer("adam", model, 0.1, 0.98, 0.0)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    tensors = gather_state(model, optimizer, None)
+    restore_state(tensors, model, optimizer, None, RegardError)
+    swapped = {name.replace("optimizer.0.", "optimizer.9."): tensor for name, tensor in tensors.items()}
+    with pytest.raises(RegardError, match="optimizer's 9"):
+        restore_state(swapped, model, optimizer, None, RegardError)
+    tensors["optimizer.0.exp_avg"] = tensors["optimizer.1.exp_avg"]
+    with pytest.raises(RegardError, match=r"optimizer's 0.exp_avg does not fit"):
+        restore_state(tensors, model, optimizer, None, RegardError)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon", "sgd"])

@@ -86,10 +86,81 @@ def test_the_death_of_a_member_is_told(tmp_path, monkeypatch):
     assert (tmp_path / STATE).exists()
 
 
-def test_a_member_that_does_not_start_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(team, "_MEMBER", "raise SystemExit(3)")
-    with pytest.raises(RegardError, match="A process of the team did not start"):
-        run(small(train={"workers": 2}), tmp_path)
+STARTED = "import os, pickle, sys; pickle.load(sys.stdin.buffer); os.write(1, b'!'); "
+
+
+@pytest.mark.parametrize(
+    ("member", "how"),
+    [
+        ("raise SystemExit(3)", "status 3"),
+        ("import os; os.kill(os.getpid(), 9)", "signal 9"),
+        (STARTED + "os.kill(os.getpid(), 9)", "signal 9"),  # before it has joined the process group
+        (STARTED + "import time; time.sleep(0.5); os._exit(4)", "status 4"),
+    ],
+)
+def test_a_worker_that_ends_while_starting_is_reported(monkeypatch, member, how):
+    monkeypatch.setattr(team, "_MEMBER", member)
+    with pytest.raises(RegardError, match=rf"A worker process ended while starting \({how}\).*--train.workers 1"):
+        team.lead(3, {})
+
+
+def test_workers_that_cannot_connect_are_reported(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("[enforce fail] Unable to find address for: lo\nand more")
+
+    monkeypatch.setattr(team, "_MEMBER", STARTED + "import time; time.sleep(60)")
+    monkeypatch.setattr(team, "_join", fail)
+    with pytest.raises(RegardError, match=r"could not connect .*Unable to find address for: lo.* --train.workers 1"):
+        team.lead(2, {})
+
+
+def test_without_loopback_one_worker_trains(monkeypatch, capsys):
+    assert team.usable_workers(4) == 4
+    monkeypatch.setattr(team, "has_loopback", lambda: False)
+    assert team.usable_workers(4) == team.usable_workers(1) == 1
+    assert capsys.readouterr().err == "regard: no loopback network interface, so training runs on 1 worker.\n"
+    with pytest.raises(RegardError, match="No loopback network interface: 2 workers cannot connect"):
+        team.lead(2, {})  # as a resumed run would, whose number of workers must not change
+
+
+def test_loopback_is_there_when_a_connection_succeeds(monkeypatch):
+    def unreachable(*_, **__):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert team.has_loopback()
+    monkeypatch.setattr(team.socket, "create_connection", unreachable)
+    assert not team.has_loopback()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert team.has_loopback()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("member", ["import time; time.sleep(60)", STARTED + "import time; time.sleep(60)"])
+def test_ctrl_c_while_workers_start_leaves_none_behind(member):
+    """While the leader waits for their first sign, and while it waits for them to join."""
+    program = (
+        f"from regard.train import team; team._MEMBER = {member!r}; print('ready', flush=True); team.lead(3, {{}})"
+    )
+    leader = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert leader.stdout.readline() == "ready\n"
+    deadline = time.monotonic() + 60
+    while len(members := kill_test.members_of(leader.pid)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    leader.send_signal(signal.SIGINT)
+    _, errors = leader.communicate(timeout=60)
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert len(members) == 2
+    assert kill_test.left_alive(members, patience=10) == 0
+
+
+def test_a_worker_without_a_leader_ends_silently():
+    worker = subprocess.run([sys.executable, "-c", team._MEMBER], input=b"", capture_output=True)
+    assert worker.returncode == 1
+    assert worker.stderr == b""
 
 
 def command(*arguments: str | Path) -> list[str]:

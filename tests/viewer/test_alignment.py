@@ -5,10 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from regard.attention import record
 from regard.data import Tokenizer
 from regard.data.phrasebook import phrasebook_pairs, words
+from regard.data.special import Special
 from regard.errors import RegardError
 from regard.folder import Translator
+from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig, TransformerConfig, make_model
 from regard.viewer import (
     align,
@@ -165,3 +168,41 @@ def test_recurrent_alignments_in_one_batch_of_many_lengths():
     config = dataclasses.replace(config, source_vocab=size, target_vocab=size)
     translator = Translator(make_model(config).eval(), tokenizer, tokenizer)
     assert align(translator, pairs) == [align(translator, [pair])[0] for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        Special(end=3),
+        Special(begin=4, end=3),
+        Special(end=3, forced=4),
+        Special(begin=4, end=3, forced=5),
+        Special(),
+        Special(begin=4),
+    ],
+    ids=["end", "begin end", "end forced", "begin end forced", "no frame", "begin"],
+)
+def test_special_tokens_around_the_texts_shift_no_link(special):
+    """Models from other libraries may begin a source with a token, and force one after <sos> (BART)."""
+    pairs = [*number_pairs(6, seed=9), ("one", "un")]
+    tokenizer = Tokenizer.train([side for pair in pairs for side in pair], "word")
+    size = tokenizer.vocab_size
+    config = TransformerConfig(width=16, heads=2, feedforward=16, source_vocab=size, target_vocab=size, max_len=16)
+    translator = Translator(make_model(config).eval(), tokenizer, tokenizer, special=special)
+    layer = "decoder.1.cross"
+    expected = []
+    for source, target in pairs:
+        ids = special.framed(tokenizer.encode(source)), special.begun(tokenizer.encode(target))
+        with record(translator.model) as recording:
+            translator.model(pack([ids[0]]), pack([ids[1]]))
+        weights = recording[layer].weights()[0].mean(0)
+        row, column = len(special.begun([])) - 1, int(special.begin is not None)
+        rows, columns = len(target.split()), len(source.split())
+        best = weights[row : row + rows, column : column + columns].argmax(1).tolist()
+        expected.append(sorted((s, t) for t, s in enumerate(best)))
+    assert align(translator, pairs, layer) == expected
+    assert clearest_layer(translator, pairs) in attentions(translator, "cross")
+    # Cut to max_len, the words that are left keep their numbers.
+    [links] = align(translator, [("one " * 30, "un " * 30)], layer, truncate=True)
+    room = 16 - max(len(special.framed([])), len(special.begun([])))
+    assert [target for _, target in sorted(links, key=lambda link: link[1])] == list(range(room))
