@@ -93,6 +93,13 @@ _ACTIVATIONS = {
     "swiglu": ("SWISH", True),
     "geglu": ("GELUTanh", True),
 }
+# The values that CTranslate2 supports, for the fields in which it does not support all. It has QK-norm, but normalizes
+# the queries of the cross-attention over all heads at once instead of each head's by itself.
+CHOICES: dict[str, tuple] = {
+    "activation": tuple(_ACTIVATIONS),
+    "qk_norm": (False,),
+    **dict.fromkeys(("encoder_score", "decoder_score", "cross_score"), ("scaled_dot", "dot")),
+}
 _NORM_EPS = {"layer": 1e-5, "rms": 1e-6}  # theirs, where nothing is said
 
 
@@ -119,11 +126,11 @@ def export_ctranslate2(translator: Translator, folder: str | Path) -> None:
     if not isinstance(model, Transformer):
         raise RegardError("CTranslate2 runs Transformers, and this is a recurrent model.", "Train a Transformer.")
     config = model.config
-    found = misfits(config, _choices(config))
+    found = misfits(config, CHOICES)
     if found:
         raise RegardError(
-            f"CTranslate2 cannot compute what this model does; it differs in {in_words(config, found)}.",
-            "Export to onnx, or train with other choices.",
+            f"CTranslate2 does not support {in_words(config, found)}.",
+            "Export to onnx, or train with --for ctranslate2.",
         )
     if special.end not in (None, special.eos):
         raise RegardError("In CTranslate2 a source ends as a target does, and here it does not.", "Export to onnx.")
@@ -148,13 +155,6 @@ def export_ctranslate2(translator: Translator, folder: str | Path) -> None:
     spec.optimize()  # which here means that tied weights are written once
     write_tokenizers(folder, *translator.tokenizers)
     spec.save(str(folder))
-
-
-def _choices(config: TransformerConfig) -> dict[str, tuple]:
-    """What their models can be, field by field; of all the other fields any value will do."""
-    scores = ("encoder_score", "decoder_score", "cross_score")
-    # They normalise the queries of the cross-attention over all heads at once, and not each head's by itself.
-    return {"activation": tuple(_ACTIVATIONS), "qk_norm": (False,), **dict.fromkeys(scores, ("scaled_dot", "dot"))}
 
 
 def _specification(specs: Any, config: TransformerConfig) -> Any:
