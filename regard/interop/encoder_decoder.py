@@ -358,13 +358,13 @@ def class_for(config: TransformerConfig) -> str:
     return name
 
 
-def nearest_class(config: TransformerConfig) -> tuple[str, dict[str, tuple]]:
+def nearest_class(config: TransformerConfig, names: Sequence[str] = (*KINDS, T5)) -> tuple[str, dict[str, tuple]]:
     """The class that differs in the fewest fields, and for each of these fields the values that the class supports.
 
     >>> nearest_class(TransformerConfig(positions="rotary", shared_vocab=True))
     ('PegasusForConditionalGeneration', {'positions': ('sinusoidal', 'sinusoidal_halves')})
     """
-    found = {name: misfits(config, _choices(name, config)) for name in (*KINDS, T5)}
+    found = {name: misfits(config, _choices(name, config)) for name in names}
     name = min(found, key=lambda one: len(found[one]))
     return name, found[name]
 

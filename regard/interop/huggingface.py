@@ -130,7 +130,8 @@ def export_folder(bundle: Bundle, folder: str | Path) -> str:
     folder = Path(folder)
     if (folder / "config.json").exists():
         raise RegardError(f"{folder}: there is a model already.", "Name another folder.")
-    config, special = bundle.model.config, bundle.special
+    config: Any = bundle.model.config
+    special = bundle.special
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.named_parameters()}
     if isinstance(bundle, ImageModel):
         table, pictures, tensors = write_vit_like(bundle.model.config, weights)
@@ -143,9 +144,8 @@ def export_folder(bundle: Bundle, folder: str | Path) -> str:
         known = ", ".join([*writers, "vit"])
         raise RegardError(f"No class of transformers is a {family}.", f"Export one of {known}.")
     # Classes of transformers have one vocabulary; only Marian's can have two, which must be of sentencepiece.
-    two = source is not target
-    marian = two and config.norm == "post" and source.kind == target.kind == FOREIGN
-    if two and not marian:
+    marian = source is not target and config.norm == "post" and source.kind == target.kind == FOREIGN
+    if source is not target and not marian:
         source = target = join_tokenizers(source, target, config.source_vocab)
         special, weights = join_special(special, config.source_vocab), join_weights(config, weights)
         config = join_config(config)

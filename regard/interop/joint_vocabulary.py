@@ -1,7 +1,7 @@
 """Two vocabularies as one: for formats in which both sides of a model share a vocabulary and its embedding.
 
-The joint vocabulary is the source's followed by the target's, so the encoder reads ids of the first part and the decoder
-reads and writes ids of the second. A bias of the output layer rules out the first part, so the probabilities stay exact.
+The joint vocabulary is the source's followed by the target's: the encoder reads ids of the first part, the decoder
+reads and writes ids of the second. A bias of the output layer excludes the first part, so probabilities stay exact.
 """
 
 import dataclasses
@@ -72,6 +72,11 @@ def join_config(config: TransformerConfig) -> TransformerConfig:
 
 def join_weights(config: TransformerConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of the same model with joint vocabularies."""
+    if config.positions == "relative":
+        raise RegardError(
+            "T5ForConditionalGeneration has one vocabulary for both sides, and this model has two.",  # and no output bias
+            "Train with tokenizer.shared = true, or export to ctranslate2 or onnx.",
+        )
     source, target = "source_embedding.tokens.weight", "target_embedding.tokens.weight"
     joined = dict(weights)
     excluded = torch.full((config.source_vocab,), EXCLUDED)
@@ -81,4 +86,3 @@ def join_weights(config: TransformerConfig, weights: Mapping[str, Tensor]) -> di
         output = joined["output.weight"]
         joined["output.weight"] = torch.cat((output.new_zeros(config.source_vocab, config.width), output))
     return joined
-

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from regard.errors import RegardError
 from regard.interop import ctranslate
-from regard.interop.encoder_decoder import nearest_class
+from regard.interop.encoder_decoder import KINDS, nearest_class
 from regard.interop.fitting import in_words, misfits
 from regard.interop.joint_vocabulary import join_config
 from regard.models import family_of
@@ -53,7 +53,7 @@ def unsupported(config: Any, target: Target) -> dict[str, tuple]:
             "Leave out --for, or train with --model.family transformer.",
         )
     if target == "huggingface":
-        # Two vocabularies are exported as one.
-        _, found = nearest_class(config if config.shared_vocab else join_config(config))
-        return found
+        if config.shared_vocab:
+            return nearest_class(config)[1]
+        return nearest_class(join_config(config), [*KINDS])[1]  # T5 has no output bias to exclude source tokens with
     return misfits(config, ctranslate.CHOICES) if target == "ctranslate2" else {}

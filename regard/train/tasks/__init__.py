@@ -69,7 +69,7 @@ def restrict_recipe(recipe: Recipe, target: Target) -> Recipe:
     False
     """
     model = exportable(_with_vocabularies(recipe), target)
-    return dataclasses.replace(recipe, model=dataclasses.replace(model, shared_vocab=recipe.model.shared_vocab))
+    return dataclasses.replace(recipe, model=dataclasses.replace(model, shared_vocab=False))
 
 
 def check_recipe(recipe: Recipe, target: Target) -> None:
