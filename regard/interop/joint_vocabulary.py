@@ -74,7 +74,7 @@ def join_weights(config: TransformerConfig, weights: Mapping[str, Tensor]) -> di
     """The weights of the same model with joint vocabularies."""
     if config.positions == "relative":
         raise RegardError(
-            "T5ForConditionalGeneration has one vocabulary for both sides, and this model has two.",  # and no output bias
+            "T5ForConditionalGeneration has one vocabulary for both sides, and this model has two.",
             "Train with tokenizer.shared = true, or export to ctranslate2 or onnx.",
         )
     source, target = "source_embedding.tokens.weight", "target_embedding.tokens.weight"
