@@ -1,4 +1,4 @@
-"""A Transformer of ours as a model folder of CTranslate2, which runs it on CPUs and GPUs without PyTorch."""
+"""Export of Transformers to CTranslate2, which runs them on CPUs and GPUs without PyTorch."""
 
 from pathlib import Path
 from typing import Any
@@ -104,20 +104,19 @@ _NORM_EPS = {"layer": 1e-5, "rms": 1e-6}  # theirs, where nothing is said
 
 
 def export_ctranslate2(translator: Translator, folder: str | Path) -> None:
-    """Writes a model folder of CTranslate2, in float32, and the tokeniser beside it.
+    """Writes a model folder for CTranslate2, in float32, with its tokenizer.
 
-    To translate there as here:
+    To translate with it as Regard does:
 
         import ctranslate2, tokenizers
         runner, tokenizer = ctranslate2.Translator("out"), tokenizers.Tokenizer.from_file("out/tokenizer.json")
         pieces = tokenizer.encode("The cat chased the mouse.", add_special_tokens=False).tokens
         never = [["<pad>"], ["<sos>"]]
-        (told,) = runner.translate_batch([pieces], beam_size=5, min_decoding_length=0, suppress_sequences=never)
-        best = told.hypotheses[0]
-        tokenizer.decode([tokenizer.token_to_id(piece) for piece in best])
+        (result,) = runner.translate_batch([pieces], beam_size=5, min_decoding_length=0, suppress_sequences=never)
+        tokenizer.decode([tokenizer.token_to_id(piece) for piece in result.hypotheses[0]])
 
-    What frames a source here (`<eos>` after it) is added there. Where the two sides have a tokeniser each, the second
-    is target_tokenizer.json; where a model is made to begin with some token (BART's `<s>`), give it as target_prefix.
+    CTranslate2 adds the `<eos>` that ends a source. If the two sides have different tokenizers, the target's is
+    target_tokenizer.json. If the model's outputs begin with a forced token (BART's `<s>`), pass it as target_prefix.
     """
     library = need("ctranslate2", "ctranslate2")
     folder, model, special = Path(folder), translator.model, translator.special
