@@ -1,29 +1,32 @@
-"""`regard export`: a model folder becomes a model of another program."""
+"""`regard export`: write a model in another format."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from regard.cli.common import Model, parse
 from regard.folder import Translator, load
 from regard.interop import export_ctranslate2, export_folder, export_onnx
+from regard.interop.targets import Target
 
 
 @dataclass(frozen=True)
 class Options:
-    """Writes a model for another program: regard export MODEL --to ctranslate2 --out folder
+    """Export a model to another format: regard export MODEL --to ctranslate2 --out folder
 
-    huggingface: a folder that transformers opens, as the class that computes the same; where there is none, that is an
-    error, and nothing is written. ctranslate2 and onnx: translators, for CTranslate2 and for ONNX Runtime.
+    ctranslate2 and onnx: translators, for CTranslate2 and ONNX Runtime. huggingface: a folder that transformers opens,
+    as the class that computes exactly the same. A model that the format does not support is an error, and nothing is
+    written; `regard train --for` trains a model that it supports.
     """
 
     model: Model
-    to: Literal["huggingface", "ctranslate2", "onnx"]
+    to: Target
+    """format"""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-    """the folder to write"""
+    """folder to write"""
 
 
 def run(argv: list[str]) -> int:
@@ -35,7 +38,7 @@ def run(argv: list[str]) -> int:
     translator = load(options.model, "cpu", expect=Translator)
     if options.to == "ctranslate2":
         export_ctranslate2(translator, options.out)
-        print(f"{options.out} is a model of CTranslate2, its tokeniser beside it.", file=sys.stderr)
+        print(f"{options.out} is a model folder for CTranslate2, with its tokenizer.", file=sys.stderr)
     else:
         export_onnx(translator, options.out)
         print(

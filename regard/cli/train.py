@@ -10,10 +10,11 @@ import tyro
 
 from regard.data import AugmentConfig
 from regard.errors import RegardError
+from regard.interop.targets import Target
 from regard.models import FAMILIES, ModelConfig, TransformerConfig
 from regard.train import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from, train
 from regard.train.recipe import DERIVED, PHRASEBOOK, SECTIONS, with_cache
-from regard.train.tasks import TASKS, read_data
+from regard.train.tasks import TASKS, check_recipe, read_data, restrict_recipe
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Arguments:
     """the folder of the trained model"""
     start_from: Annotated[str, tyro.conf.arg(name="from")] = ""
     """a model folder to go on from with these data: its weights, sizes and tokenisers"""
+    export_for: Annotated[Target | None, tyro.conf.arg(name="for")] = None
+    """export target: restricts the model to a form that exports there"""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     model: ModelConfig = dataclasses.field(default_factory=TransformerConfig)
@@ -55,9 +58,18 @@ def run(argv: list[str]) -> int:
     first = _parse(argv, plain)
     if plain.task != "translate" and first.data.files == (PHRASEBOOK,):
         raise RegardError(f"There is nothing to train a model to {plain.task} with.", "Name files: --data FILE …")
+    if first.export_for and first.start_from:
+        raise RegardError(
+            f"--for {first.export_for} cannot change the form of {first.start_from} (--from).", "Leave out --for."
+        )
     corpus = read_data(plain.task, with_cache(first.data, first.out))
-    chosen = _parse(argv, recipe_from(table, TASKS[plain.task].suggest(corpus, bool(first.start_from)), origin))
+    suggested = TASKS[plain.task].suggest(corpus, bool(first.start_from))
+    if first.export_for:
+        suggested = restrict_recipe(suggested, first.export_for)
+    chosen = _parse(argv, recipe_from(table, suggested, origin))
     recipe = Recipe(plain.task, **{section: getattr(chosen, section) for section in SECTIONS})
+    if chosen.export_for:
+        check_recipe(recipe, chosen.export_for)
     bundle = train(recipe, chosen.out, start_from=chosen.start_from or None, corpus=corpus)
     best = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in bundle.training["validation"].items())
     print(

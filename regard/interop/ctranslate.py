@@ -1,4 +1,4 @@
-"""A Transformer of ours as a model folder of CTranslate2, which runs it on CPUs and GPUs without PyTorch."""
+"""Export of Transformers to CTranslate2, which runs them on CPUs and GPUs without PyTorch."""
 
 from pathlib import Path
 from typing import Any
@@ -93,24 +93,30 @@ _ACTIVATIONS = {
     "swiglu": ("SWISH", True),
     "geglu": ("GELUTanh", True),
 }
+# The values that CTranslate2 supports, for the fields in which it does not support all. It has QK-norm, but normalizes
+# the queries of the cross-attention over all heads at once instead of each head's by itself.
+CHOICES: dict[str, tuple] = {
+    "activation": tuple(_ACTIVATIONS),
+    "qk_norm": (False,),
+    **dict.fromkeys(("encoder_score", "decoder_score", "cross_score"), ("scaled_dot", "dot")),
+}
 _NORM_EPS = {"layer": 1e-5, "rms": 1e-6}  # theirs, where nothing is said
 
 
 def export_ctranslate2(translator: Translator, folder: str | Path) -> None:
-    """Writes a model folder of CTranslate2, in float32, and the tokeniser beside it.
+    """Writes a model folder for CTranslate2, in float32, with its tokenizer.
 
-    To translate there as here:
+    To translate with it as Regard does:
 
         import ctranslate2, tokenizers
         runner, tokenizer = ctranslate2.Translator("out"), tokenizers.Tokenizer.from_file("out/tokenizer.json")
         pieces = tokenizer.encode("The cat chased the mouse.", add_special_tokens=False).tokens
         never = [["<pad>"], ["<sos>"]]
-        (told,) = runner.translate_batch([pieces], beam_size=5, min_decoding_length=0, suppress_sequences=never)
-        best = told.hypotheses[0]
-        tokenizer.decode([tokenizer.token_to_id(piece) for piece in best])
+        (result,) = runner.translate_batch([pieces], beam_size=5, min_decoding_length=0, suppress_sequences=never)
+        tokenizer.decode([tokenizer.token_to_id(piece) for piece in result.hypotheses[0]])
 
-    What frames a source here (`<eos>` after it) is added there. Where the two sides have a tokeniser each, the second
-    is target_tokenizer.json; where a model is made to begin with some token (BART's `<s>`), give it as target_prefix.
+    CTranslate2 adds the `<eos>` that ends a source. If the two sides have different tokenizers, the target's is
+    target_tokenizer.json. If the model's outputs begin with a forced token (BART's `<s>`), pass it as target_prefix.
     """
     library = need("ctranslate2", "ctranslate2")
     folder, model, special = Path(folder), translator.model, translator.special
@@ -119,11 +125,11 @@ def export_ctranslate2(translator: Translator, folder: str | Path) -> None:
     if not isinstance(model, Transformer):
         raise RegardError("CTranslate2 runs Transformers, and this is a recurrent model.", "Train a Transformer.")
     config = model.config
-    found = misfits(config, _choices(config))
+    found = misfits(config, CHOICES)
     if found:
         raise RegardError(
-            f"CTranslate2 cannot compute what this model does; it differs in {in_words(config, found)}.",
-            "Export to onnx, or train with other choices.",
+            f"CTranslate2 does not support {in_words(config, found)}.",
+            "Export to onnx, or train with --for ctranslate2.",
         )
     if special.end not in (None, special.eos):
         raise RegardError("In CTranslate2 a source ends as a target does, and here it does not.", "Export to onnx.")
@@ -148,13 +154,6 @@ def export_ctranslate2(translator: Translator, folder: str | Path) -> None:
     spec.optimize()  # which here means that tied weights are written once
     write_tokenizers(folder, *translator.tokenizers)
     spec.save(str(folder))
-
-
-def _choices(config: TransformerConfig) -> dict[str, tuple]:
-    """What their models can be, field by field; of all the other fields any value will do."""
-    scores = ("encoder_score", "decoder_score", "cross_score")
-    # They normalise the queries of the cross-attention over all heads at once, and not each head's by itself.
-    return {"activation": tuple(_ACTIVATIONS), "qk_norm": (False,), **dict.fromkeys(scores, ("scaled_dot", "dot"))}
 
 
 def _specification(specs: Any, config: TransformerConfig) -> Any:

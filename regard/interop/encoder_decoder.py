@@ -348,15 +348,25 @@ def class_for(config: TransformerConfig) -> str:
     >>> class_for(TransformerConfig(norm="post", shared_vocab=True))
     'MarianMTModel'
     """
-    found = {name: misfits(config, _choices(name, config)) for name in (*KINDS, T5)}
-    name = min(found, key=lambda one: len(found[one]))
-    if found[name]:
-        said = in_words(config, found[name])
+    name, found = nearest_class(config)
+    if found:
         raise RegardError(
-            f"No class of transformers computes what this model does; the nearest, {name}, differs in {said}.",
-            "Train with other choices to export there.",
+            f"No class of transformers computes what this model does; the nearest, {name}, differs in "
+            f"{in_words(config, found)}.",
+            "Export to onnx, or train with --for huggingface.",
         )
     return name
+
+
+def nearest_class(config: TransformerConfig, names: Sequence[str] = (*KINDS, T5)) -> tuple[str, dict[str, tuple]]:
+    """The class that differs in the fewest fields, and for each of these fields the values that the class supports.
+
+    >>> nearest_class(TransformerConfig(positions="rotary", shared_vocab=True))
+    ('PegasusForConditionalGeneration', {'positions': ('sinusoidal', 'sinusoidal_halves')})
+    """
+    found = {name: misfits(config, _choices(name, config)) for name in names}
+    name = min(found, key=lambda one: len(found[one]))
+    return name, found[name]
 
 
 def _choices(name: str, config: TransformerConfig) -> dict[str, tuple]:
@@ -374,8 +384,8 @@ def _choices(name: str, config: TransformerConfig) -> dict[str, tuple]:
         can |= {"norm": (kind.norm,), "norm_kind": ("layer",), "norm_eps": (1e-5,)}
         can |= {"activation": (*dict.fromkeys(ACTIVATIONS.values()),)}
         # A table of learned positions can hold sinusoids.
-        places = ("sinusoidal", "sinusoidal_halves", *(["learned"] if kind.positions == "learned" else []))
-        can |= {"positions": places, **dict.fromkeys(scores, ("scaled_dot",))}
+        positions = ("sinusoidal", "sinusoidal_halves", *(["learned"] if kind.positions == "learned" else []))
+        can |= {"positions": positions, **dict.fromkeys(scores, ("scaled_dot",))}
         can |= {"head_width": (0, config.width // config.heads)}
         can |= {"embedding_norm": (kind.embedding_norm,), "output_scale": (False,)}
         can |= {"shared_vocab": (True, False) if kind.model_type == "marian" else (True,)}

@@ -28,6 +28,7 @@ from regard.interop import bert_like, encoder_decoder, gpt_like, vit_like
 from regard.interop.bert_like import read_bert_like, write_bert_like
 from regard.interop.encoder_decoder import read_encoder_decoder, write_encoder_decoder
 from regard.interop.gpt_like import read_gpt_like, write_gpt_like
+from regard.interop.joint_vocabulary import join_config, join_special, join_tokenizers, join_weights
 from regard.interop.settings import Settings
 from regard.interop.tensors import SAFE, read_json, read_tensor_file, read_tensors
 from regard.interop.timm_like import read_timm
@@ -129,7 +130,8 @@ def export_folder(bundle: Bundle, folder: str | Path) -> str:
     folder = Path(folder)
     if (folder / "config.json").exists():
         raise RegardError(f"{folder}: there is a model already.", "Name another folder.")
-    config, special = bundle.model.config, bundle.special
+    config: Any = bundle.model.config
+    special = bundle.special
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.named_parameters()}
     if isinstance(bundle, ImageModel):
         table, pictures, tensors = write_vit_like(bundle.model.config, weights)
@@ -141,14 +143,18 @@ def export_folder(bundle: Bundle, folder: str | Path) -> str:
     if family not in writers:
         known = ", ".join([*writers, "vit"])
         raise RegardError(f"No class of transformers is a {family}.", f"Export one of {known}.")
+    # Classes of transformers have one vocabulary; only Marian's can have two, which must be of sentencepiece.
+    marian = source is not target and config.norm == "post" and source.kind == target.kind == FOREIGN
+    if source is not target and not marian:
+        source = target = join_tokenizers(source, target, config.source_vocab)
+        special, weights = join_special(special, config.source_vocab), join_weights(config, weights)
+        config = join_config(config)
     table, generation, tensors = writers[family](config, special, weights)
-    if source is target:
-        two = getattr(config, "segments", 0) > 1 and special.between is None
-        write_tokenizer(source, folder, special, segments=two, max_len=config.max_len)
-    elif table["architectures"] == ["MarianMTModel"] and source.kind == target.kind == FOREIGN:
+    if marian:
         write_two_tokenizers(source, target, folder, special, max_len=config.max_len)
     else:
-        raise RegardError("The two sides have a tokeniser each, and such a folder has one.", "Train with a shared one.")
+        segments = getattr(config, "segments", 0) > 1 and special.between is None
+        write_tokenizer(source, folder, special, segments=segments, max_len=config.max_len)
     if generation:
         write_whole(folder / "generation_config.json", _json(generation))
     return _written(folder, table, tensors)

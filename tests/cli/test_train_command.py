@@ -149,3 +149,15 @@ def test_help_shows_what_can_be_said_and_no_more(capsys, monkeypatch, family, ta
 def test_what_follows_from_the_data_is_no_option(pairs, capsys):
     assert main(["train", "--data", str(pairs), "--model.source-vocab", "7"]) == 2
     assert "--model.source-vocab" in capsys.readouterr().err
+
+
+def test_for_restricts_the_form_to_one_that_exports(refused, pairs, tmp_path):
+    out = tmp_path / "model"
+    training = ["train", "--data", str(pairs), "--out", str(out), *SMALL]
+    said = refused(*training, "--for", "huggingface", "--model.positions", "rotary")
+    assert "--for huggingface does not support positions = 'rotary'" in said
+    assert "cannot change the form of" in refused(*training, "--for", "onnx", "--from", str(tmp_path))
+    assert not out.exists()
+    assert main([*training, "--for", "huggingface"]) == 0
+    assert main(["export", str(out), "--to", "huggingface", "--out", str(tmp_path / "hf")]) == 0
+    assert main(["export", str(out), "--to", "ctranslate2", "--out", str(tmp_path / "ct2")]) == 0

@@ -346,14 +346,6 @@ def test_where_no_class_fits_the_field_is_named_and_nothing_written(tmp_path, ch
     assert not (tmp_path / "out").exists()
 
 
-def test_two_tokenisers_of_ours_have_no_place_there(tmp_path):
-    bundle = ours(norm="post", shared_vocab=False)
-    bundle.target_tokenizer = Tokenizer.train([" ".join(f"v{i}" for i in range(46))], "word")
-    with pytest.raises(RegardError, match="The two sides have a tokeniser each"):
-        export_folder(bundle, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_trained_model_translates_there_as_here(transformers, transformer, tmp_path):
     theirs = exported(transformers, transformer, tmp_path)
     lines = ["one two three", "nine four", "ten six five eight", "seven"]

@@ -14,6 +14,7 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.folder import Translator
 from regard.interop.ctranslate import export_ctranslate2
+from regard.interop.huggingface import export_folder
 from regard.interop.onnx_graphs import export_onnx
 from regard.interop.onnx_runner import open_onnx
 from regard.layers.packed import pack
@@ -124,6 +125,68 @@ def test_ctranslate2_translates_as_we_do(ctranslate2, transformer, tmp_path, cho
     assert len(set(found)) > 20
     with pytest.raises(RegardError, match="there is a model already"):
         export_ctranslate2(transformer, tmp_path)
+
+
+DEFAULT_FORMS = [{"positions": "sinusoidal"}, {"positions": "rotary"}]
+
+
+@pytest.fixture(scope="module", params=DEFAULT_FORMS, ids=str)
+def two_vocabularies(request) -> Translator:
+    """A translator of the default form (pre-norm, relu, tied output) with two vocabularies, trained for 60 steps."""
+    small = dict(width=32, heads=2, feedforward=64, encoder_layers=1, decoder_layers=1, dropout=0.0, max_len=32)
+    lists = [list(side) for side in zip(*number_pairs(32 * 60, seed=1))]
+    source, target = (Tokenizer.train(texts, "word") for texts in lists)
+    vocabularies = dict(source_vocab=source.vocab_size, target_vocab=target.vocab_size)
+    torch.manual_seed(3)
+    model = Transformer(TransformerConfig(**small, **vocabularies, **request.param))
+    translator = Translator(model, source, target)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for start in range(0, len(lists[0]), 32):
+        rows = [side[start : start + 32] for side in lists]
+        pairs = [(translator.source_ids(a), translator.target_ids(b)) for a, b in zip(*rows)]
+        wanted = torch.tensor([i for _, ids in pairs for i in (*ids, translator.special.eos)])
+        torch.nn.functional.cross_entropy(model(*translator.teacher_forced(pairs)), wanted).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    return translator
+
+
+LINES = [source for source, _ in number_pairs(100, seed=7)]
+
+
+def test_default_form_translates_identically_in_ctranslate2(ctranslate2, two_vocabularies, tmp_path):
+    export_ctranslate2(two_vocabularies, tmp_path)
+    runner = ctranslate2.Translator(str(tmp_path), compute_type="float32", intra_threads=1)
+    source, target = (one.library for one in two_vocabularies.tokenizers)
+    pieces = [source.encode(line, add_special_tokens=False).tokens for line in LINES]
+    told = runner.translate_batch(pieces, **like(beam=5, longest=16))
+    found = [target.decode([target.token_to_id(piece) for piece in one.hypotheses[0]]) for one in told]
+    assert found == translations(two_vocabularies)
+
+
+def test_default_form_translates_identically_in_onnx(two_vocabularies, tmp_path):
+    export_onnx(two_vocabularies, tmp_path)
+    assert translations(open_onnx(tmp_path)) == translations(two_vocabularies)
+
+
+def test_default_form_translates_identically_in_transformers(transformers, two_vocabularies, tmp_path):
+    if two_vocabularies.model.config.positions == "rotary":
+        with pytest.raises(RegardError, match="train with --for huggingface"):
+            export_folder(two_vocabularies, tmp_path)
+        return
+    export_folder(two_vocabularies, tmp_path)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    given = tokenizer(LINES, return_tensors="pt", padding=True)
+    written = model.generate(**given, max_length=17, forced_eos_token_id=None)
+    assert tokenizer.batch_decode(written, skip_special_tokens=True) == translations(two_vocabularies)
+
+
+def translations(translator: Translator) -> list[str]:
+    found = [best.text for best, *_ in translator.translate(LINES, DecodeConfig(beam=5, max_len=16, max_extra=16))]
+    assert len(set(found)) > 20
+    return found
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+from regard.interop.targets import Target, check_exportable, exportable
+from regard.models import TransformerConfig
 from regard.train.recipe import DataConfig, Recipe, TaskName
 from regard.train.report import telling
 from regard.train.tasks.answer import Answer
@@ -43,12 +45,46 @@ def read_data(task: TaskName, data: DataConfig, *, quiet: bool = False) -> Any:
         return reader.read(data, tell)
 
 
-def plan(task: TaskName, data: DataConfig, *, goes_on: bool = False) -> tuple[Recipe, Any]:
+def plan(
+    task: TaskName, data: DataConfig, *, goes_on: bool = False, export_for: Target | None = None
+) -> tuple[Recipe, Any]:
     """A task's data, read, and the recipe that suits them; `goes_on`: for a model that is trained already.
 
-    >>> recipe, corpus = plan("translate", DataConfig(phrasebook_size=100))
-    >>> recipe.tokenizer.kind, len(corpus.training)
-    ('bpe', 100)
+    `export_for` restricts the model to a form that this export target computes.
+
+    >>> recipe, corpus = plan("translate", DataConfig(phrasebook_size=100), export_for="huggingface")
+    >>> recipe.tokenizer.kind, recipe.model.positions, len(corpus.training)
+    ('bpe', 'sinusoidal', 100)
     """
     corpus = read_data(task, data, quiet=True)
-    return dataclasses.replace(TASKS[task].suggest(corpus, goes_on), data=data), corpus
+    recipe = dataclasses.replace(TASKS[task].suggest(corpus, goes_on), data=data)
+    return restrict_recipe(recipe, export_for) if export_for else recipe, corpus
+
+
+def restrict_recipe(recipe: Recipe, target: Target) -> Recipe:
+    """The recipe with the model's form changed, where necessary, to one that exports to `target`.
+
+    >>> from regard.models import TransformerConfig
+    >>> restrict_recipe(Recipe(model=TransformerConfig(qk_norm=True)), "ctranslate2").model.qk_norm
+    False
+    """
+    model = exportable(_with_vocabularies(recipe), target)
+    return dataclasses.replace(recipe, model=dataclasses.replace(model, shared_vocab=False))
+
+
+def check_recipe(recipe: Recipe, target: Target) -> None:
+    """Raises an error if the recipe's model does not export to `target`.
+
+    >>> from regard.models import TransformerConfig
+    >>> check_recipe(Recipe(model=TransformerConfig(qk_norm=True)), "ctranslate2")
+    Traceback (most recent call last):
+    regard.errors.RegardError: ...
+    """
+    check_exportable(_with_vocabularies(recipe), target)
+
+
+def _with_vocabularies(recipe: Recipe) -> Any:
+    """The recipe's model config, which says whether both sides share a vocabulary, as it will once it is trained."""
+    if not isinstance(recipe.model, TransformerConfig):
+        return recipe.model
+    return dataclasses.replace(recipe.model, shared_vocab=recipe.tokenizer.shared)
