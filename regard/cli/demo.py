@@ -1,4 +1,4 @@
-"""`regard demo`: learn to translate English to French here and now, and look at what was regarded."""
+"""`regard demo`: a small English-French translator, trained in a minute, and its attention."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from regard.cli.common import phrasebook_examples
+from regard.cli.common import Quiet, note, parse, phrasebook_examples
 from regard.decode import DecodeConfig
 from regard.folder import Translator
 from regard.models import TransformerConfig
@@ -57,20 +57,20 @@ def demo_recipe(seed: int = 1) -> Recipe:
 
 @dataclass(frozen=True)
 class Options:
-    """Learns to translate English to French from the built-in phrasebook, in about a minute, on any machine."""
+    """Train a small English-French translator on the built-in phrasebook, in about a minute."""
 
     out: Annotated[Path, tyro.conf.arg(help="where the model, the picture and the page go")] = Path("demo")
-    seed: int = 1
+    seed: Annotated[int, tyro.conf.arg(metavar="N", help="seed of the training run")] = 1
+    quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
-    options = tyro.cli(Options, prog="regard demo", args=argv)
-    console = Console(stderr=True)
-    console.print("Learning English to French from sentences that a small grammar makes up.")
+    options = parse(Options, "demo", argv)
+    note("Training on English-French sentences generated from a small grammar.")
     recipe = demo_recipe(options.seed)
     corpus = read_corpus(recipe.data)
     began = time.monotonic()
-    translator = train(recipe, options.out, corpus=corpus)
+    translator = train(recipe, options.out, corpus=corpus, quiet=options.quiet)
     trained = time.monotonic() - began
     # A model as small as this one is quickest with a thread of its own.
     torch.set_num_threads(1)
@@ -82,10 +82,10 @@ def run(argv: list[str]) -> int:
     seen.save(picture)
     seen.save(page)
     sys.stdout.flush()
-    console.print(
-        f"\nWhat it regarded for each French word: {picture}; every layer and head, in a browser: {page}\n"
-        f'How it learned to, step by step: regard look {options.out} "{SENTENCE}" --steps\n'
-        f'Go on: regard translate {options.out} "Your sentence here."   or   regard train --data pairs.tsv --out model'
+    note(
+        f"\nAttention of each French word: {picture}; every layer and head, in a browser: {page}\n"
+        f'Attention during training, step by step: regard look {options.out} "{SENTENCE}" --steps\n'
+        f'Next: regard translate {options.out} "Your sentence here."   or   regard train --data pairs.tsv --out model'
     )
     return 0
 
