@@ -18,7 +18,7 @@ from regard.errors import RegardError
 from regard.models import FAMILIES
 from regard.train.recipe import DERIVED, FAMILIES_FOR, Recipe
 
-# What the suggestion for the data sets, by section; of [model], by the family that it suggests.
+# What the suggestion for the data sets, by section; of [model], by the family that it suggests, and by task.
 CHOSEN: dict[str, set[str]] = {
     "tokenizer": {"kind", "target_kind", "vocab_size", "shared"},
     "transformer": {
@@ -29,8 +29,11 @@ CHOSEN: dict[str, set[str]] = {
     "bert": {"width", "layers", "feedforward", "dropout", "norm", "norm_eps", "positions", "max_len"},
     "vit": {
         *("width", "heads", "layers", "feedforward", "drop_path", "channels", "patch", "patches", "positions"),
-        *("pooling", "head", "mean", "std"),
+        *("pooling", "mean", "std"),
     },
+    "text2text": {"activation", "bias", "norm_kind", "norm_eps"},
+    "segment": {"head", "segmenter"},
+    "mask-images": {"head"},
     "train": {
         *("steps", "batch_tokens", "batch_images", "optimizer", "lr", "schedule", "warmup", "weight_decay"),
         *("label_smoothing", "ema", "validate_every", "validate_by", "save_every"),
@@ -115,17 +118,18 @@ TASK_NOTES = (
 )
 
 
-def key_options(family: str, table: Table = NO_TABLE) -> dict[str, Option]:
-    """Every key of a recipe for a model of this family, as an option; `table`: the recipe in use.
+def key_options(task: str, family: str, table: Table = NO_TABLE) -> dict[str, Option]:
+    """Every key of a recipe for this task and a model of this family, as an option; `table`: the recipe in use.
 
-    >>> key_options("gpt")["train.seed"].default, key_options("gpt")["train.steps"].default
+    >>> options = key_options("language", "gpt")
+    >>> options["train.seed"].default, options["train.steps"].default
     ('1', 'chosen from the data')
     """
     aliases = {alias.key: name for name, alias in ALIASES.items()}
     found = {}
     for section, config in _sections(family):
         documented, plain, stated = field_docs(config), config(), table.get(section, {})
-        chosen = CHOSEN.get(family if section == "model" else section, ())
+        chosen = chosen_keys(section, task, family)
         for name, kind in get_type_hints(config).items():
             if name in DERIVED:
                 continue
@@ -140,6 +144,11 @@ def key_options(family: str, table: Table = NO_TABLE) -> dict[str, Option]:
             names = (*([alias] if alias else []), key.replace("_", "-"))
             found[key] = Option(names, key, METAVARS.get(key) or _metavar(kind), text, default)
     return found
+
+
+def chosen_keys(section: str, task: str, family: str) -> set[str]:
+    """The keys of a section that the suggestion sets."""
+    return CHOSEN.get(family, set()) | CHOSEN.get(task, set()) if section == "model" else CHOSEN.get(section, set())
 
 
 def other_options(task: str, family: str) -> dict[str, Option]:
@@ -197,7 +206,7 @@ def every_option() -> dict[str, Option]:
     """The options of all families, by key."""
     found = other_options("translate", "transformer")
     for family in FAMILIES:
-        found |= key_options(family)
+        found |= key_options("translate", family)
     return found
 
 
@@ -244,7 +253,7 @@ def option_name(key: str) -> str:
 
 def short_help(task: str, family: str, table: Table = NO_TABLE) -> str:
     """The options that people use, on one screen."""
-    keys, others = key_options(family, table), other_options(task, family)
+    keys, others = key_options(task, family, table), other_options(task, family)
     rows = [RECIPE]
     for name in SHORT:
         key = ALIASES[name].key if name in ALIASES else name
@@ -262,7 +271,7 @@ def full_help(task: str, family: str, table: Table = NO_TABLE) -> str:
     """Every option, by section of the recipe."""
     lines = [USAGE, "", *_wrapped(ABOUT), "", *_wrapped(TASK_NOTES), "", *_columns([RECIPE])]
     lines += _columns(_row(option) for option in other_options(task, family).values())
-    keys = key_options(family, table).values()
+    keys = key_options(task, family, table).values()
     titles = {"model": f"[model] of the family {family}"}
     for section, _ in _sections(family):
         rows = [_row(option) for option in keys if option.key.startswith(f"{section}.")]
