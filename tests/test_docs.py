@@ -180,6 +180,16 @@ def _as_in_help(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def test_the_table_of_options_is_that_of_the_help() -> None:
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    table = re.search(r"^\| option \| short for \| meaning \|\n.+\n((?:\|.+\n)+)", page, re.M)
+    assert table is not None
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        assert main(["train", "--help"]) == 0
+    listed = re.findall(r"^  (--[\w-]+)", shown.getvalue(), re.M)
+    assert re.findall(r"^\| `(--[\w-]+)", table[1], re.M) == [name for name in listed if "help" not in name]
+
+
 def test_the_number_and_names_of_families_agree() -> None:
     count = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")[len(FAMILIES)]
     models, index = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("models.md", "README.md"))

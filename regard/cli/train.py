@@ -80,8 +80,8 @@ def run(argv: list[str]) -> int:
     # Task and family decide which other keys there are.
     if "task" in said:
         table["task"] = said["task"]
-    if "model.family" in said:
-        table["model"] = table.get("model", {}) | {"family": said["model.family"]}
+    if "model.family" in said and isinstance(table.setdefault("model", {}), dict):
+        table["model"]["family"] = said["model.family"]
     origin = arguments.recipe or COMMAND_LINE
     plain = recipe_from(table, origin=origin)
     task, family = TASKS[plain.task], family_of(plain.model)

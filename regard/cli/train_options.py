@@ -130,10 +130,9 @@ def key_options(task: str, family: str, table: Table = NO_TABLE) -> dict[str, Op
     for section, config in _sections(family):
         documented, plain, stated = field_docs(config), config(), table.get(section, {})
         chosen = chosen_keys(section, task, family)
-        for name, kind in get_type_hints(config).items():
-            if name in DERIVED:
-                continue
-            key = f"{section}.{name}"
+        kinds = get_type_hints(config)
+        for name in (field.name for field in dataclasses.fields(config) if field.name not in DERIVED):
+            key, kind = f"{section}.{name}", kinds[name]
             default = FROM_DATA if name in chosen else _shown(getattr(plain, name))
             if name in stated:
                 default = _shown(stated[name])

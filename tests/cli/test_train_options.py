@@ -121,6 +121,12 @@ def test_help_fits_one_screen(task, capsys, monkeypatch):
     assert not re.search(r"\b(STR|INT|FLOAT|None|True|False)\b", "\n".join(lines))
 
 
+def test_a_recipe_that_is_no_table_is_a_sentence(tmp_path, refused):
+    (tmp_path / "r.toml").write_text("model = 5\n")
+    for words in (["--family", "gpt"], ["--data", "x.tsv"], ["-h"]):
+        assert "model should be a table" in refused("train", tmp_path / "r.toml", *words)
+
+
 def test_help_shows_the_values_of_the_recipe(capsys):
     assert main(["train", "multi30k-rnn", "--steps", "7", "--help-all"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
