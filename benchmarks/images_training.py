@@ -1,8 +1,8 @@
 """Vision Transformers trained one after another and scored on the test pictures.
 
     python benchmarks/images_training.py --data data --out runs \
-        "fashion recipes/fashion-mnist.toml seed=1" "cifar10 recipes/cifar10.toml seed=1" \
-        "pets-mask recipes/pets-mask.toml" "pets-breed recipes/pets-classify.toml from=earlier/run2 lr=5e-4"
+        "fashion fashion-mnist seed=1" "cifar10 cifar10 seed=1" \
+        "pets-mask pets-mask" "pets-breed pets-classify from=earlier/run2 lr=5e-4"
 
 What can be trained: `fashion`, `cifar10`, `pets-breed`, `pets-species`, `pets-segment`, `pets-mask`. The rest of a
 run's words are as in texts.py: `steps=500`, `model.patch=4`, `augment.mixup=0`, `from=FOLDER` to begin with a model.

@@ -25,6 +25,7 @@ RECIPE = """
 task = "translate"
 
 [data]
+files = ["phrasebook"]
 phrasebook_size = 2000
 
 [tokenizer]

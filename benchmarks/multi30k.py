@@ -1,7 +1,7 @@
 """Multi30k: trains runs one after another, and scores each on test2016 and test2017 (beam 5).
 
     python benchmarks/multi30k.py --data multi30k/tok --out runs \
-        "en-de recipes/multi30k-transformer.toml seed=1" "en-fr recipes/multi30k-transformer.toml seed=1 steps=4000"
+        "en-de multi30k-transformer seed=1" "en-fr multi30k-transformer seed=1 steps=4000"
 
 A run is a language pair, a recipe, and changes to it (`key=value`, the key being of [train], or `section.key`).
 """

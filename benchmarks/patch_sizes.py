@@ -18,10 +18,9 @@ SIDES = (2, 4, 8, 16)
 MODEL = "model.width=192 model.heads=6 model.layers=6 model.feedforward=768 model.patches=linear model.drop_path=0"
 MODEL += " compile=false warmup=100 ema=0.99 validate_every=100000"
 RUNS = {
-    "classify": f"cifar10 recipes/cifar10.toml {MODEL} steps=1500 batch_images=512"
+    "classify": f"cifar10 cifar10 {MODEL} steps=1500 batch_images=512"
     " augment.random_ops=0 augment.mixup=0 augment.cutmix=0",
-    "segment": f"pets-segment recipes/pets-segment.toml {MODEL} steps=800 batch_images=64 model.segmenter=linear"
-    " augment.cutmix=0",
+    "segment": f"pets-segment pets-segment {MODEL} steps=800 batch_images=64 model.segmenter=linear augment.cutmix=0",
 }
 QUALITY = {"classify": ("accuracy", "% of the labels right"), "segment": ("mean_iou", "mean IoU of the masks, %")}
 

@@ -1,7 +1,7 @@
 """Language models, classifiers and answerers of questions, trained one after another and scored.
 
     python benchmarks/texts.py --data data --out runs \
-        "shakespeare recipes/shakespeare.toml seed=1" "sst2 recipes/sst2.toml from=minilm" "piaf:0 recipes/answer.toml"
+        "shakespeare shakespeare seed=1" "sst2 sst2 from=minilm" "piaf:0 answer-finetuned from=minilm"
 
 What can be trained: `shakespeare`, `wikitext2`, `sst2`, and `xquad:FOLD` and `piaf:FOLD` (fold 0 to 4: the questions
 about every fifth text are held out, and those about the next fifth validate). The rest of a run's words are as in

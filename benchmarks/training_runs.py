@@ -22,13 +22,14 @@ class Run(NamedTuple):
 def read_run(words: str) -> Run:
     """What a run's words say.
 
-    >>> read_run("en-de recipes/multi30k-rnn.toml seed=3").recipe["train"]["seed"]
+    >>> read_run("en-de multi30k-rnn seed=3").recipe["train"]["seed"]
     3
     """
+    from regard.recipes import find_recipe
     from regard.train import read_toml
 
-    what, recipe_file, *changes = words.split()
-    table, start_from = read_toml(recipe_file), None
+    what, name, *changes = words.split()
+    table, start_from = read_toml(find_recipe(name)), None
     for change in changes:
         key, value = change.split("=")
         if key == "from":

@@ -1,4 +1,4 @@
-"""Regard trains, runs and shows attention models."""
+"""Train, run and explain attention models."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -33,3 +33,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
     return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

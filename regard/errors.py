@@ -1,4 +1,4 @@
-"""The one error that a user of Regard ever sees."""
+"""Errors that a user can act on."""
 
 
 class RegardError(Exception):
@@ -9,7 +9,20 @@ class RegardError(Exception):
     regard.errors.RegardError: pairs.tsv, line 3: no tab. Write source<TAB>target on every line.
     """
 
+    exit_code = 2
+    """exit code of the command line"""
+
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(f"{message} {hint}".strip())
         self.message = message
         self.hint = hint
+
+
+class Interrupted(RegardError):
+    """Stopped by Ctrl-C or SIGTERM after the work so far was saved.
+
+    >>> Interrupted("Interrupted at step 7.", "The same command resumes the run.").exit_code
+    130
+    """
+
+    exit_code = 130

@@ -21,6 +21,7 @@ from regard.cli import COMMANDS, main
 from regard.data import AugmentConfig
 from regard.decode import DecodeConfig
 from regard.models import FAMILIES
+from regard.recipes import recipe_names
 from regard.train import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from
 from regard.train.recipe import DERIVED
 
@@ -68,11 +69,9 @@ def run_block(page: Path, block: Block, names: dict[str, Any]) -> None:
 @functools.cache
 def accepted(*command: str) -> frozenset[str]:
     """Every --option that the help of a command names."""
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
-        assert main([*command, "--help"]) == 0
-    family = {"--model.family", "--task"} if command[0] == "train" else set()  # read before there is a help to print
-    return frozenset(OPTION.findall(told.getvalue())) | family
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        assert main([*command, "--help-all" if command[0] == "train" else "--help"]) == 0
+    return frozenset(OPTION.findall(shown.getvalue()))
 
 
 def commands(text: str) -> list[list[str]]:
@@ -107,8 +106,8 @@ def test_commands_and_options_exist(page: Path, monkeypatch: pytest.MonkeyPatch)
         for name, *words in commands(block.text):
             assert name in COMMANDS, f"{page}, line {block.line}: regard {name}"
             # Which options of the model there are depends on its family, and so on the recipe.
-            chosen = [word for word in words[:1] if name == "train" and Path(word).is_file()]
-            for option in ("--model.family", "--task"):
+            chosen = [word for word in words[:1] if name == "train" and word in recipe_names()]
+            for option in ("--model.family", "--family", "--task"):
                 if option in words:
                     place = words.index(option)
                     chosen += words[place : place + 2]
@@ -146,6 +145,59 @@ def _key_and_default(row: str) -> tuple[str, Any]:
 def test_tables_have_every_key_and_default(page: str, configs: list[type]) -> None:
     wanted = [{key: value for key, value in vars(config()).items() if key not in DERIVED} for config in configs]
     assert tables(ROOT / "docs" / page) == wanted
+
+
+def test_the_help_and_the_tables_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and defaults of `regard train --help-all` are those of the tables, but for what is chosen from the data."""
+    monkeypatch.setenv("COLUMNS", "100")
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        assert main(["train", "--help-all"]) == 0
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    chosen = re.search(r"^`regard train` chooses:\n\n((?:- .+\n(?:  .+\n)*)+)", page, re.M)
+    assert chosen is not None, "the list of what is chosen from the data"
+    for section, table in zip(("data", "tokenizer", "train"), tables(ROOT / "docs" / "training.md")):
+        block = re.search(rf"^\[{section}\]\n(.+?)(?:\n\n|\Z)", shown.getvalue(), re.M | re.S)
+        assert block is not None
+        options = re.split(r"^  (?=--)", block[1], flags=re.M)[1:]
+        found = {}
+        for text in (" ".join(option.split()) for option in options):
+            key = re.findall(rf"--{section}\.([\w-]+)", text)[0].replace("-", "_")
+            default = re.search(r"\(default: ([^()]*)\)$", text)
+            found[key] = default[1] if default else ""
+        listed = re.search(rf"^- `\[{section}\]`: ((?:.+\n)(?:  .+\n)*)", chosen[1], re.M)
+        by_data = set(re.findall(r"`(\w+)`", listed[1])) if listed else set()
+        assert {key for key, default in found.items() if default == "chosen from the data"} == by_data
+        wanted = {key: _as_in_help(value) for key, value in table.items()}
+        wanted |= dict.fromkeys(by_data, "chosen from the data")
+        if section == "data":
+            wanted["files"] = ""  # a Recipe has a default, the command line wants --data
+        assert found == wanted
+
+
+def _as_in_help(value: Any) -> str:
+    if value is None or isinstance(value, tuple):
+        return " ".join(value or ())
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def test_the_table_of_options_is_that_of_the_help() -> None:
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    table = re.search(r"^\| option \| short for \| meaning \|\n.+\n((?:\|.+\n)+)", page, re.M)
+    assert table is not None
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        assert main(["train", "--help"]) == 0
+    listed = re.findall(r"^  (--[\w-]+)", shown.getvalue(), re.M)
+    assert re.findall(r"^\| `(--[\w-]+)", table[1], re.M) == [name for name in listed if "help" not in name]
+
+
+def test_the_number_and_names_of_families_agree() -> None:
+    count = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")[len(FAMILIES)]
+    models, index = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("models.md", "README.md"))
+    assert f"{count.capitalize()} families" in models
+    assert f"the {count} families" in index
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        assert main(["train", "--help"]) == 0
+    assert ", ".join(FAMILIES) in " ".join(shown.getvalue().split())
 
 
 def anchors(page: Path) -> set[str]:

@@ -75,6 +75,11 @@ def test_no_module_bears_the_name_of_a_public_function():
     assert [name for name in modules if name.rpartition(".")[2] in functions] == []
 
 
+def test_dir_lists_the_public_names():
+    program = "import sys, regard; sys.exit(not {*regard.__all__, '__version__'} <= set(dir(regard)))"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'regard' has no attribute 'lok'"):
         importlib.import_module("regard").lok  # noqa: B018

@@ -6,55 +6,63 @@ Nothing heavy is imported before a command runs, so that `regard --help` answers
 import difflib
 import importlib
 import os
+import signal
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import regard
-from regard.errors import RegardError
+from regard.errors import Interrupted, RegardError
+
+INTERRUPTED = "regard: interrupted."
 
 
 class Command(NamedTuple):
-    """Where a command's function is, and what it does, in a line."""
+    """The module whose `run` is a command, and what the command does, in the imperative."""
 
     module: str
-    function: str
-    says: str
+    summary: str
 
 
 COMMANDS = {
-    "demo": Command("regard.cli.demo", "run", "learn to translate English to French, here and now"),
-    "train": Command("regard.cli.train", "run", "from files to a model folder"),
-    "translate": Command("regard.cli.translate", "run", "translate lines"),
-    "generate": Command("regard.cli.generate", "run", "go on with a text"),
-    "classify": Command("regard.cli.classify", "run", "give texts, or pictures, their labels"),
-    "segment": Command("regard.cli.segment", "run", "give each pixel of a picture its label"),
-    "answer": Command("regard.cli.answer", "run", "find answers to questions in texts"),
-    "embed": Command("regard.cli.embed", "run", "texts as vectors"),
-    "evaluate": Command("regard.cli.evaluate", "run", "measure a model on data that it has not seen"),
-    "score": Command("regard.cli.score", "run", "the log-probability of given translations"),
-    "look": Command("regard.cli.look", "run", "a page, or a picture, of what the model regarded"),
-    "info": Command("regard.cli.info", "run", "what a model folder holds"),
-    "import": Command("regard.cli.importing", "run", "open a model of another program"),
-    "export": Command("regard.cli.exporting", "run", "write a model for another program"),
-    "bench": Command("regard.cli.bench", "run", "how fast it is here, beside every peer that is installed"),
+    "demo": Command("regard.cli.demo", "Train a small English-French translator in a minute"),
+    "train": Command("regard.cli.train", "Train a model from files"),
+    "translate": Command("regard.cli.translate", "Translate text"),
+    "generate": Command("regard.cli.generate", "Generate text from a prompt"),
+    "classify": Command("regard.cli.classify", "Classify texts or images"),
+    "segment": Command("regard.cli.segment", "Label every pixel of an image"),
+    "answer": Command("regard.cli.answer", "Answer questions from a text"),
+    "embed": Command("regard.cli.embed", "Embed texts as vectors"),
+    "evaluate": Command("regard.cli.evaluate", "Evaluate a model on test data"),
+    "score": Command("regard.cli.score", "Score given translations by their log-probability"),
+    "look": Command("regard.cli.look", "Look inside a model: its attention as a page or an image"),
+    "info": Command("regard.cli.info", "Describe a model folder"),
+    "import": Command("regard.cli.importing", "Import a model from Hugging Face, timm or llama2.c"),
+    "export": Command("regard.cli.exporting", "Export a model to Hugging Face, CTranslate2 or ONNX"),
+    "recipes": Command("regard.cli.recipes", "List the packaged recipes, or print one"),
+    "config": Command("regard.cli.config", "Show the recipe and configuration of a model"),
+    "bench": Command("regard.cli.bench", "Benchmark this machine against installed peer libraries"),
+    "completion": Command("regard.cli.completion", "Print a completion script for bash, zsh or fish"),
 }
 
 HELP = "\n".join(
     [
         "usage: regard COMMAND …",
         "",
-        "Trains, runs and shows attention models.",
+        "Train, run and explain attention models.",
         "",
-        *(f"  {name:<10}  {command.says}" for name, command in COMMANDS.items()),
+        *(f"  {name:<10}  {command.summary}" for name, command in COMMANDS.items()),
         "",
-        "regard COMMAND --help tells more; regard --version tells the version.",
+        "regard COMMAND --help shows the options of a command; regard --version shows the version.",
     ]
 )
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command; gives its exit code: 0 for done, 2 for something that the user can put right.
+    """Run a command and return its exit code: 0 for success, 2 for an error, 130 for an interrupt.
 
     >>> main(["--version"])  # doctest: +ELLIPSIS
     regard ...
@@ -72,12 +80,12 @@ def main(argv: list[str] | None = None) -> int:
         return code
     except RegardError as error:
         print(f"regard: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except KeyboardInterrupt:
-        print("regard: interrupted.", file=sys.stderr)
-        return 130
+        print(INTERRUPTED, file=sys.stderr)
+        return Interrupted.exit_code
     except BrokenPipeError:
-        # Whoever read our output has had enough (| head). Python must not try again at exit.
+        # The reader closed the pipe (| head). Python must not flush again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -102,8 +110,31 @@ def _run(argv: list[str]) -> int:
             f"There is no command {name!r}.",
             f"Did you mean {near[0]}?" if near else f"There are {', '.join(COMMANDS)}.",
         )
-    command = COMMANDS[name]
+    with _exit_on_interrupt():
+        module = importlib.import_module(COMMANDS[name].module)
     try:
-        return getattr(importlib.import_module(command.module), command.function)(rest)
+        return module.run(rest)
     except SystemExit as stop:  # how tyro ends after --help, or an option that it does not know
         return stop.code if isinstance(stop.code, int) else 2
+
+
+@contextmanager
+def _exit_on_interrupt() -> Iterator[None]:
+    """Inside, Ctrl-C ends the process at once.
+
+    A KeyboardInterrupt in the middle of importing torch may surface as another error, or as a traceback that Python
+    prints and ignores. There is nothing to save yet.
+    """
+
+    def leave(*_: object) -> None:
+        os.write(2, f"{INTERRUPTED}\n".encode())
+        os._exit(Interrupted.exit_code)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

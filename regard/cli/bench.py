@@ -31,7 +31,7 @@ TAKES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """Measures this machine's ceilings, then Regard beside every peer that is installed, in turns: medians, one table.
+    """Benchmark this machine, and Regard against every peer library that is installed: medians, in one table.
 
     attention: every score and mask, forward, and forward and backward, and the overhead of a call.
     growth: time and memory of every score as sequences grow, to where each way to compute it runs out.

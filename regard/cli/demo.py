@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from regard.cli.common import phrasebook_examples
+from regard.cli.common import Quiet, note, parse, phrasebook_examples
 from regard.decode import DecodeConfig
 from regard.folder import Translator
 from regard.models import TransformerConfig
@@ -60,20 +60,20 @@ def demo_recipe(seed: int = 1) -> Recipe:
 
 @dataclass(frozen=True)
 class Options:
-    """Train an English-French translator on the built-in phrasebook, in about a minute on two cores."""
+    """Train a small English-French translator on the built-in phrasebook, in about a minute."""
 
-    out: Annotated[Path, tyro.conf.arg(help="folder for the model, the image and the page")] = Path("demo")
-    seed: int = 1
+    out: Annotated[Path, tyro.conf.arg(help="where the model, the picture and the page go")] = Path("demo")
+    seed: Annotated[int, tyro.conf.arg(metavar="N", help="seed of the training run")] = 1
+    quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
-    options = tyro.cli(Options, prog="regard demo", args=argv)
-    console = Console(stderr=True)
-    console.print("Training an English-French translator on sentences that a small grammar generates.")
+    options = parse(Options, "demo", argv)
+    note("Training on English-French sentences generated from a small grammar.")
     recipe = demo_recipe(options.seed)
     corpus = read_corpus(recipe.data)
     began = time.monotonic()
-    translator = train(recipe, options.out, corpus=corpus)
+    translator = train(recipe, options.out, corpus=corpus, quiet=options.quiet)
     trained = time.monotonic() - began
     # A model this small runs fastest on one thread.
     torch.set_num_threads(1)
@@ -85,9 +85,9 @@ def run(argv: list[str]) -> int:
     seen.save(picture)
     seen.save(page)
     sys.stdout.flush()
-    console.print(
-        f"\nWhat it attended to for each French word: {picture}; every layer and head, in a browser: {page}\n"
-        f'The attention during training: regard look {options.out} "{SENTENCE}" --steps\n'
+    note(
+        f"\nAttention of each French word: {picture}; every layer and head, in a browser: {page}\n"
+        f'Attention during training, step by step: regard look {options.out} "{SENTENCE}" --steps\n'
         f'Next: regard translate {options.out} "Your sentence here."   or   regard train --data pairs.tsv --out model'
     )
     return 0

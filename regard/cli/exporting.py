@@ -1,13 +1,12 @@
 """`regard export`: write a model in another format."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from regard.cli.common import Model, parse
+from regard.cli.common import Model, Quiet, note, parse
 from regard.folder import Translator, load
 from regard.interop import export_ctranslate2, export_folder, export_onnx
 from regard.interop.targets import Target
@@ -27,22 +26,20 @@ class Options:
     """format"""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """folder to write"""
+    quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "export", argv)
     if options.to == "huggingface":
         name = export_folder(load(options.model, "cpu"), options.out)
-        print(f"{options.out} opens in transformers as {name}.", file=sys.stderr)
+        note(f"{options.out} opens in transformers as {name}.")
         return 0
     translator = load(options.model, "cpu", expect=Translator)
     if options.to == "ctranslate2":
         export_ctranslate2(translator, options.out)
-        print(f"{options.out} is a model folder for CTranslate2, with its tokenizer.", file=sys.stderr)
+        note(f"{options.out} is a model folder for CTranslate2, with its tokenizer.")
     else:
         export_onnx(translator, options.out)
-        print(
-            f"{options.out} holds graphs for ONNX Runtime; regard translate, evaluate and score run them.",
-            file=sys.stderr,
-        )
+        note(f"{options.out} holds graphs for ONNX Runtime; regard translate, evaluate and score run them.")
     return 0

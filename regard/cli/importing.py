@@ -1,13 +1,12 @@
 """`regard import`: a model of another program becomes a model folder."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from regard.cli.common import parse
+from regard.cli.common import Quiet, note, parse
 from regard.errors import RegardError
 from regard.folder import OPENED, save
 from regard.interop import import_folder, import_llama2c
@@ -16,7 +15,7 @@ from regard.models import family_of
 
 @dataclass(frozen=True)
 class Options:
-    """Opens a model of another program and writes it as a model folder: regard import FOLDER --out model
+    """Import a model of another format as a model folder: regard import FOLDER --out model
 
     FOLDER is in Hugging Face's format (config.json, safetensors, tokeniser): BERT, RoBERTa, XLM-RoBERTa, CamemBERT,
     DistilBERT, ALBERT, GPT-2, Llama, Qwen2, Qwen3, BART, Marian, T5, ViT, DeiT. Or it is a Vision Transformer of timm:
@@ -28,7 +27,8 @@ class Options:
     out: Annotated[Path, tyro.conf.arg(metavar="MODEL")]
     """the model folder to write"""
     tokenizer: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """llama2.c: the file of its tokeniser"""
+    """llama2.c: the file of its tokenizer"""
+    quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
@@ -44,9 +44,8 @@ def run(argv: list[str]) -> int:
     save(options.out, bundle)
     opened = OPENED[family_of(bundle.model.config)]
     size = sum(one.numel() for one in bundle.model.parameters())
-    print(
+    note(
         f"{opened.says[0].upper()}{opened.says[1:]} of {size / 1e6:.2f} M parameters is in {options.out}. "
-        f"Use it with: {opened.commands}.",
-        file=sys.stderr,
+        f"Use it with: {opened.commands}."
     )
     return 0

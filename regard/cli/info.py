@@ -18,7 +18,7 @@ from regard.viewer import attentions
 
 @dataclass(frozen=True)
 class Options:
-    """What a model is, how it came to be, and which kernel each of its attentions takes on this machine."""
+    """Describe a model folder: sizes, training, and the kernel of each attention on this machine."""
 
     model: Model
     device: Device = "auto"

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from regard.cli.common import Model, Truncate, as_text, parse
+from regard.cli.common import Model, Quiet, Truncate, as_text, note, parse
 from regard.cli.comparing import desk_for
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
@@ -29,7 +29,7 @@ SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Options:
-    """Translates a sentence and shows where the model looked: regard look MODEL "The cat sleeps." --out page.html
+    """Show the attention of a model on a sentence or an image: regard look MODEL "The cat sleeps." --out page.html
 
     A page (.html) shows every head of every attention, in any browser and without a network. A picture (.png, .svg)
     shows the clearest cross-attention, its heads averaged; or another, one head of it, or all of them, and a page may
@@ -85,6 +85,7 @@ class Options:
     """print the live page's address, and do not open it"""
     truncate: Truncate = False
     device: Device = "auto"
+    quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
@@ -151,9 +152,9 @@ def _compare(options: Options) -> int:
 
 def _tell(out: Path) -> None:
     if out.suffix.lower() == ".html":
-        print(f"The page is in {out}: open it in a browser.", file=sys.stderr)
+        note(f"The page is in {out}: open it in a browser.")
     else:
-        print(f"The picture is in {out}.", file=sys.stderr)
+        note(f"The picture is in {out}.")
 
 
 def _serve(desk: Desk, scene: Scene | None, options: Options) -> int:
@@ -166,7 +167,7 @@ def _serve(desk: Desk, scene: Scene | None, options: Options) -> int:
             live.serve_forever()
     # What the model is doing for a page is done before Python takes it down.
     desk.lock.acquire(timeout=SECONDS)
-    print("The page is closed.", file=sys.stderr)
+    note("The page is closed.")
     return 0
 
 

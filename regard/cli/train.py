@@ -1,120 +1,165 @@
 """`regard train`: from files to a model folder."""
 
-import dataclasses
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-import tyro
-
-from regard.data import AugmentConfig
+from regard.cli.config import recipe_toml
+from regard.cli.train_options import full_help, option_name, parse_words, recipe_keys, short_help
 from regard.errors import RegardError
-from regard.interop.targets import Target
-from regard.models import FAMILIES, ModelConfig, TransformerConfig
-from regard.train import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from, train
-from regard.train.recipe import DERIVED, PHRASEBOOK, SECTIONS, with_cache
+from regard.folder import read_config
+from regard.interop.targets import TARGETS
+from regard.models import family_of
+from regard.recipes import find_recipe, recipe_names
+from regard.train import Recipe, read_toml, recipe_from, train
+from regard.train.going_on import taking_over
+from regard.train.plan import metric_name
+from regard.train.recipe import PHRASEBOOK, with_cache
+from regard.train.run_folder import stored_recipe
 from regard.train.tasks import TASKS, check_recipe, read_data, restrict_recipe
+
+COMMAND_LINE = "the command line"
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Trains a model: regard train --data pairs.tsv --out model/
+    """The command line of `regard train`, read but not yet checked."""
 
-    --task is what it learns: translate (sentence pairs), text2text (several such tasks, told apart by prefixes),
-    language (plain text; to write more of it), mask (plain text; to encode it), classify (texts and labels), answer
-    (questions in the layout of SQuAD), classify-images (pictures and labels), segment (pictures and masks), mask-images
-    (pictures alone; to begin with). --model.family (transformer, seq2seq, gpt, bert, vit) decides which other --model
-    options there are. What the recipe and the command line leave open is chosen from the data. A run that was cut off
-    goes on with the same command.
-    """
-
-    recipe: Annotated[str, tyro.conf.Positional] = ""
-    """a recipe (.toml); options on the command line win over it"""
+    recipe: str = ""
+    """path of a recipe, or name of a packaged one"""
     out: str = "model"
-    """the folder of the trained model"""
-    start_from: Annotated[str, tyro.conf.arg(name="from")] = ""
-    """a model folder to go on from with these data: its weights, sizes and tokenisers"""
-    export_for: Annotated[Target | None, tyro.conf.arg(name="for")] = None
-    """export target: restricts the model to a form that exports there"""
-    data: DataConfig = dataclasses.field(default_factory=DataConfig)
-    tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
-    model: ModelConfig = dataclasses.field(default_factory=TransformerConfig)
-    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
-    augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
+    start_from: str = ""
+    """model folder to fine-tune"""
+    export_for: Any = None
+    """export target: the model takes a form that exports there"""
+    quiet: bool = False
+    dry_run: bool = False
+    help: str = ""
+    """which help to show: short or full"""
+    said: dict[str, Any] = field(default_factory=dict)
+    """the words of every other option, by key"""
+
+
+def parse_arguments(argv: Sequence[str]) -> Arguments:
+    """The arguments, with the recipe wherever it stands among them.
+
+    >>> parse_arguments(["--data", "pairs.tsv", "--out", "m", "r.toml"]).recipe
+    'r.toml'
+    """
+    words, said = parse_words(argv)
+    for key in ("data.files", "data.validation"):
+        # `--data pairs.tsv recipe.toml`: no data file is named like a recipe.
+        words += filter(_is_recipe, said.get(key, ()))
+        if key in said:
+            said[key] = [word for word in said[key] if not _is_recipe(word)]
+            if not said[key]:
+                raise RegardError(f"{option_name(key)}: expected at least one file.", "Name the data after it.")
+    files = [word for word in words if not _is_recipe(word)]
+    if len(words) > 1:
+        if len(files) == len(words):
+            raise RegardError(f"{words[0]} is not a recipe.", f"Did you mean --data {' '.join(words)}?")
+        if files:
+            raise RegardError(f"Unexpected argument {files[0]}.", f"Did you mean --data {' '.join(files)}?")
+        raise RegardError(f"Two recipes are given: {words[0]} and {words[1]}.", "Name one.")
+    for name in ("out", "from"):
+        if said.get(name) == "":
+            raise RegardError(f"--{name} is empty.", "Name a folder.")
+    return Arguments(
+        recipe="".join(words),
+        out=said.pop("out", "model"),
+        start_from=said.pop("from", ""),
+        export_for=_target(said.pop("for", None)),
+        quiet=said.pop("quiet", False),
+        dry_run=said.pop("dry-run", False),
+        help="full" if said.pop("help-all", False) else "short" if said.pop("help", False) else "",
+        said=said,
+    )
 
 
 def run(argv: list[str]) -> int:
-    argv = ["--data.files" if word == "--data" else word for word in argv]
-    argv, family = _take(argv, "--model.family", FAMILIES)
-    argv, task = _take(argv, "--task", TASKS)
-    named = bool(argv) and not argv[0].startswith("-")
-    table, origin = (read_toml(argv[0]), argv[0]) if named else ({}, "the command line")
-    if family:
-        table = table | {"model": table.get("model", {}) | {"family": family}}
-    if task:
-        table = table | {"task": task}
+    arguments = parse_arguments(argv)
+    said = arguments.said
+    path = find_recipe(arguments.recipe) if arguments.recipe else None
+    table = read_toml(path) if path else {}
+    # Task and family decide which other keys there are.
+    if "task" in said:
+        table["task"] = said["task"]
+    if "model.family" in said and isinstance(table.setdefault("model", {}), dict):
+        table["model"]["family"] = said["model.family"]
+    origin = arguments.recipe or COMMAND_LINE
     plain = recipe_from(table, origin=origin)
-    first = _parse(argv, plain)
-    if plain.task != "translate" and first.data.files == (PHRASEBOOK,):
-        raise RegardError(f"There is nothing to train a model to {plain.task} with.", "Name files: --data FILE …")
-    if first.export_for and first.start_from:
+    task, family = TASKS[plain.task], family_of(plain.model)
+    if arguments.help:
+        print((full_help if arguments.help == "full" else short_help)(plain.task, family, table))
+        return 0
+    overrides = recipe_keys(said, family)
+    data = recipe_from(overrides, plain, COMMAND_LINE).data
+    if "files" not in {**table.get("data", {}), **overrides.get("data", {})}:
+        raise RegardError("There are no data to train on.", "Pass --data FILE …")
+    if data.files == (PHRASEBOOK,) and plain.task != "translate":
+        raise RegardError(f"The phrasebook has no data for the task {plain.task}.", "Pass --data FILE …")
+    if arguments.export_for and arguments.start_from:
         raise RegardError(
-            f"--for {first.export_for} cannot change the form of {first.start_from} (--from).", "Leave out --for."
+            f"--for {arguments.export_for} cannot change the form of {arguments.start_from} (--from).",
+            "Leave out --for.",
         )
-    corpus = read_data(plain.task, with_cache(first.data, first.out))
-    suggested = TASKS[plain.task].suggest(corpus, bool(first.start_from))
-    if first.export_for:
-        suggested = restrict_recipe(suggested, first.export_for)
-    chosen = _parse(argv, recipe_from(table, suggested, origin))
-    recipe = Recipe(plain.task, **{section: getattr(chosen, section) for section in SECTIONS})
-    if chosen.export_for:
-        check_recipe(recipe, chosen.export_for)
-    bundle = train(recipe, chosen.out, start_from=chosen.start_from or None, corpus=corpus)
-    best = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in bundle.training["validation"].items())
-    print(
-        f"Best at step {bundle.training['step']} on what was set aside: {best}; {chosen.out}/loss.png shows the way "
-        f"there.\nThe model is in {chosen.out}. Try: {TASKS[plain.task].try_it.format(out=chosen.out)}",
-        file=sys.stderr,
-    )
+    corpus = read_data(plain.task, with_cache(data, arguments.out), quiet=arguments.quiet)
+    # A run that is resumed keeps what was chosen for it, unless the command says otherwise.
+    suggested = stored_recipe(arguments.out) or task.suggest(corpus, bool(arguments.start_from))
+    if arguments.export_for:
+        suggested = restrict_recipe(suggested, arguments.export_for)
+    recipe = recipe_from(overrides, recipe_from(table, suggested, origin), COMMAND_LINE)
+    if arguments.start_from:
+        _refuse_ignored(overrides, recipe, arguments.start_from)
+    if arguments.export_for:
+        check_recipe(recipe, arguments.export_for)
+    options: dict[str, Any] = {"start_from": arguments.start_from or None, "corpus": corpus, "quiet": arguments.quiet}
+    if arguments.dry_run:
+        train(recipe, arguments.out, dry_run=True, **options)
+        print(recipe_toml(recipe))
+        return 0
+    bundle = train(recipe, arguments.out, **options)
+    if not arguments.quiet:
+        scores = bundle.training["validation"].items()
+        best = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in scores)
+        print(
+            f"Kept: the model of step {bundle.training['step']}, the {_selection(recipe)}: {best}.\n"
+            f"Loss curves: {arguments.out}/loss.png. The model is in {arguments.out}. "
+            f"Try: {task.try_it.format(out=arguments.out)}",
+            file=sys.stderr,
+        )
     return 0
 
 
-def _parse(argv: list[str], recipe: Recipe) -> Arguments:
-    sections: dict[str, Any] = {section: getattr(recipe, section) for section in SECTIONS}
-    kind = type(recipe.model)
-    shown = _without_derived(kind)
-    sections["model"] = _as(shown, recipe.model)
-    found = tyro.cli(
-        Arguments,
-        prog="regard train",
-        args=argv,
-        default=Arguments(**sections),
-        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff, tyro.conf.SuppressFixed),
-    )
-    return dataclasses.replace(found, model=_as(kind, found.model))
+def _selection(recipe: Recipe) -> str:
+    by = recipe.train.validate_by
+    return "last" if by == "last" else f"best of all validations by {metric_name(recipe.train)}"
 
 
-def _without_derived(kind: type) -> type:
-    """The config of a model whose fields that follow from the data are no options."""
-    derived = [one for one in dataclasses.fields(kind) if one.name in DERIVED]
-    fixed = [
-        (one.name, Annotated[one.type, tyro.conf.Fixed], dataclasses.field(default=one.default)) for one in derived
-    ]
-    return dataclasses.make_dataclass(
-        kind.__name__, fixed, bases=(kind,), frozen=True, namespace={"__doc__": kind.__doc__}
-    )
+def _target(name: str | None) -> str | None:
+    if name is not None and name not in TARGETS:
+        raise RegardError(f"--for {name} is not an export target.", f"Choose from: {', '.join(TARGETS)}.")
+    return name
 
 
-def _as(kind: type, config: Any) -> Any:
-    return kind(**{one.name: getattr(config, one.name) for one in dataclasses.fields(kind)})
+def _is_recipe(word: str) -> bool:
+    return word.endswith(".toml") or (word in recipe_names() and not Path(word).exists())
 
 
-def _take(argv: list[str], option: str, known: Iterable[str]) -> tuple[list[str], str]:
-    """These decide which other options there are, so they are read before them."""
-    for i, word in enumerate(argv):
-        if word == option:
-            if i + 1 == len(argv):
-                raise RegardError(f"{option} wants a name.", f"Choose from: {', '.join(known)}.")
-            return argv[:i] + argv[i + 2 :], argv[i + 1]
-    return argv, ""
+def _refuse_ignored(overrides: dict[str, dict[str, Any]], recipe: Recipe, start_from: str) -> None:
+    """Options that a model to fine-tune overrides are errors, where they differ from it."""
+    for name in overrides.get("tokenizer", {}):
+        if name != "dropout":  # which only training uses
+            raise RegardError(
+                f"--from uses the tokenizers of {start_from}.", f"Leave out {option_name(f'tokenizer.{name}')}."
+            )
+    model = taking_over(recipe, read_config(Path(start_from))[0], start_from).model
+    for name, value in overrides.get("model", {}).items():
+        kept = getattr(model, name, value)
+        if kept != value:
+            raise RegardError(
+                f"--from uses the model of {start_from}, whose {name} is {kept} (got {value}).",
+                f"Leave out {option_name(f'model.{name}')}.",
+            )

@@ -1,7 +1,7 @@
 """Export targets: which model configs each can compute."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from regard.errors import RegardError
 from regard.interop import ctranslate
@@ -12,6 +12,7 @@ from regard.models import family_of
 from regard.models.transformer import TransformerConfig
 
 Target = Literal["huggingface", "ctranslate2", "onnx"]
+TARGETS: tuple[str, ...] = get_args(Target)
 
 
 def exportable(config: Any, target: Target) -> Any:

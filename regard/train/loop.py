@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.data import Batch, prefetch
-from regard.errors import RegardError
+from regard.errors import Interrupted, RegardError
 from regard.folder import OPENED, bundle_of, fill_weights, find_device, load, read_tokenizers, save, write_tokenizers
 from regard.models import ViTConfig, family_of, make_model
 from regard.train.allocator import keep_freed_memory
@@ -315,7 +315,7 @@ def work(
                     bundle.training |= {"step": step}
                     with _weights(model, average):
                         save(out, bundle)
-                raise RegardError(
+                raise Interrupted(
                     f"Interrupted; everything up to step {step} is saved in {out}.",
                     "The same command resumes the run.",
                 )

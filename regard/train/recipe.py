@@ -147,7 +147,7 @@ class TrainConfig:
     log_every: Count = 50
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on CUDA, float32 elsewhere"""
+    """auto: bfloat16 on CUDA, and on CPUs that multiply it where the model is at least 256 wide; float32 elsewhere"""
     workers: Annotated[int, Range(low=0, high=256)] = 0
     """processes of one thread each that share every update on a CPU; 0: one for each core"""
     compile: bool = False

@@ -10,6 +10,7 @@ from typing import Any
 
 from regard.errors import RegardError
 from regard.train.checkpoint import STEPS, Checkpoint
+from regard.train.recipe import Recipe, recipe_from
 from regard.train.state import TrainState
 
 STATE, LOCK = Path("state") / "last.safetensors", Path("state") / "lock"
@@ -74,6 +75,12 @@ def refuse_foreign_files(out: Path) -> None:
 def read_state(out: Path) -> TrainState | None:
     """The state of the run in this folder; None if it has not begun."""
     return TrainState.from_json(Checkpoint.load(out / STATE).facts) if (out / STATE).exists() else None
+
+
+def stored_recipe(out: str | Path) -> Recipe | None:
+    """The recipe of the run in this folder; None if there is no run."""
+    state = read_state(Path(out))
+    return None if state is None else recipe_from(state.provenance["recipe"], origin=f"{out}/{STATE}")
 
 
 def refuse_other_run(out: Path, state: TrainState, provenance: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import tomllib
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 from regard.cli import demo, main
 from regard.data import phrasebook_pairs
 from regard.models import FAMILIES, TransformerConfig
+from regard.train import recipe_from
 from regard.train.recipe import DERIVED, FAMILIES_FOR
 
 SMALL = [
@@ -55,6 +57,37 @@ def test_the_command_line_wins_over_the_recipe_and_the_recipe_over_the_suggestio
     assert made["tokenizer"]["kind"] == "bpe"
 
 
+def test_a_recipe_after_the_data_is_used(pairs, tmp_path):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("[train]\nsteps = 3\nworkers = 1\n[model]\nwidth = 16\nheads = 2\n")
+    assert main(["train", "--data", str(pairs), "--out", str(tmp_path / "m"), "--device=cpu", str(recipe)]) == 0
+    assert recipe_of(tmp_path / "m")["train"]["steps"] == 3
+
+
+def test_aliases_and_a_packaged_recipe(pairs, tmp_path, capfd):
+    words = ["multi30k-rnn", f"--data={pairs}", "--model.width", "16", "--tokenizer.vocab-size", "300"]
+    words += ["--steps", "2", "--score=dot", "--seed", "5", "--device", "cpu", "--train.workers", "1", "--quiet"]
+    assert main(["train", *words, "--out", str(tmp_path / "m")]) == 0
+    made = recipe_of(tmp_path / "m")
+    assert (made["model"]["family"], made["model"]["score"], made["model"]["width"]) == ("seq2seq", "dot", 16)
+    assert (made["train"]["steps"], made["train"]["seed"], made["train"]["ema"]) == (2, 5, 0.999)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_dry_run_prints_the_recipe_and_writes_nothing(pairs, tmp_path, capsys):
+    assert main(["train", "--data", str(pairs), "--dry-run", "--steps", "7", "--out", str(tmp_path / "m")]) == 0
+    assert recipe_from(tomllib.loads(capsys.readouterr().out)).train.steps == 7
+    assert not (tmp_path / "m").exists()
+
+
+def test_sizes_that_fine_tuning_would_ignore_are_refused(pairs, tmp_path, refused):
+    assert main(["train", "--data", str(pairs), "--out", str(tmp_path / "a"), *SMALL]) == 0
+    words = ["train", "--data", pairs, "--from", tmp_path / "a", "--out", tmp_path / "b"]
+    assert "whose width is 16 (got 64). Leave out --model.width." in refused(*words, "--model.width", "64")
+    assert "Leave out --tokenizer.kind." in refused(*words, "--tokenizer.kind", "char")
+    assert not (tmp_path / "b").exists()
+
+
 def test_another_family_brings_its_own_options(pairs, tmp_path):
     family = ["--model.family", "seq2seq", "--model.score", "concat", "--model.width", "16"]
     small = ["--train.workers", "1", "--train.steps", "2", "--train.device", "cpu"]
@@ -74,7 +107,7 @@ def test_going_on_from_a_trained_model_keeps_its_sizes(pairs, tmp_path):
     ("arguments", "sentence"),
     [
         (["--model.family", "perceptron"], "model.family must be one of transformer, "),
-        (["--model.family"], "--model.family wants a name"),
+        (["--model.family"], "--family: expected one argument"),
         (["--data", "missing.tsv"], "missing.tsv"),
         (["missing.toml"], "no such recipe"),
     ],
@@ -139,7 +172,7 @@ def test_pictures_alone_give_a_model(tmp_path, capfd):
 )
 def test_help_shows_what_can_be_said_and_no_more(capsys, monkeypatch, family, task):
     monkeypatch.setenv("COLUMNS", "200")
-    assert main(["train", "--task", task, "--model.family", family, "--help"]) == 0
+    assert main(["train", "--task", task, "--model.family", family, "--help-all"]) == 0
     shown = set(re.findall(r"--model\.([\w-]+)", capsys.readouterr().out))
     config = FAMILIES[family].config
     fields = {one.name.replace("_", "-") for one in dataclasses.fields(config) if one.name not in DERIVED}

@@ -65,7 +65,7 @@ def test_a_cut_during_the_decay_resumes_exactly(tmp_path, stalling, monkeypatch)
 
 def test_workers_follow_the_decision(tmp_path):
     """With a learning rate of 0 nothing improves: both workers decay at the same step, and the run ends."""
-    run(small(train=STALLS | {"workers": 2, "lr": 0.0}), tmp_path)
+    run(small(train=STALLS | {"workers": 2, "lr": 1e-30}), tmp_path)
     assert read_metrics(tmp_path / METRICS)[-1]["step"] == 8  # the first is the best; stalled at 6
 
 

@@ -123,7 +123,7 @@ def test_a_finished_run_is_extended(tmp_path, finished):
 
 
 def test_an_early_stopped_run_is_extended(tmp_path):
-    stalls = {"lr": 0.0, "validate_every": 2, "patience": 1, "schedule": "wsd", "log_every": 1}
+    stalls = {"lr": 1e-30, "validate_every": 2, "patience": 1, "schedule": "wsd", "log_every": 1}
     run(small(train=stalls | {"steps": 20}), tmp_path)
     # The second validation is no better; the decay takes one step.
     assert read_metrics(tmp_path / METRICS)[-1]["step"] == 5

@@ -1,0 +1,76 @@
+"""`regard config`: the recipe and the configuration of a model folder, as TOML."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from regard.cli.common import Model, parse
+from regard.cli.train_options import as_toml
+from regard.errors import RegardError
+from regard.folder import read_config
+from regard.models import family_of
+from regard.train.recipe import DERIVED, Recipe, recipe_table
+
+
+@dataclass(frozen=True)
+class Options:
+    """Show the configuration of a model: regard config show MODEL > recipe.toml
+
+    It is the recipe that the model was trained with, which `regard train` reads. A model that was imported has no
+    recipe, only a [model] table. What follows from the data, such as the vocabulary sizes, is shown in comments.
+    """
+
+    action: Annotated[Literal["show"], tyro.conf.Positional]
+    model: Model
+
+
+def run(argv: list[str]) -> int:
+    options = parse(Options, "config", argv)
+    config = read_config(options.model)[0]
+    values = dataclasses.asdict(config)
+    free = {name: value for name, value in values.items() if name not in DERIVED}
+    print(toml_text(_read_recipe(options.model) or {"model": {"family": family_of(config)} | free}))
+    print("\n# From the data:")
+    for name in (name for name in values if name not in free):
+        print(f"# {name} = {as_toml(values[name])}")
+    return 0
+
+
+def _read_recipe(model: Path) -> dict[str, Any]:
+    """The recipe that a model was trained with; empty where there is none."""
+    path = model / "training.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8")).get("recipe", {}) if path.exists() else {}
+    except (ValueError, AttributeError) as error:
+        raise RegardError(f"{path}: damaged ({error}).", "Put a good copy in its place.") from None
+
+
+def recipe_toml(recipe: Recipe) -> str:
+    """A recipe as TOML that `regard train` reads.
+
+    >>> recipe_toml(Recipe()).splitlines()[0]
+    'task = "translate"'
+    """
+    return toml_text(recipe_table(recipe))
+
+
+def toml_text(table: Mapping[str, Any]) -> str:
+    """The tables of a recipe as TOML. A target tokenizer of the source's kind, None elsewhere, is written as that kind.
+
+    >>> print(toml_text({"task": "mask", "train": {"steps": 5}}))
+    task = "mask"
+    <BLANKLINE>
+    [train]
+    steps = 5
+    """
+    lines = [f"{key} = {as_toml(value)}" for key, value in table.items() if not isinstance(value, Mapping)]
+    for name, section in table.items():
+        if isinstance(section, Mapping):
+            stated = {key: section.get("kind") if value is None else value for key, value in section.items()}
+            lines += ["", f"[{name}]", *(f"{key} = {as_toml(value)}" for key, value in stated.items())]
+    return "\n".join(lines).strip()

@@ -1,0 +1,49 @@
+"""Packaged recipes: TOML files of this folder, found by name."""
+
+import difflib
+from pathlib import Path
+
+from regard.errors import RegardError
+
+_FOLDER = Path(__file__).parent
+
+
+def recipe_names() -> list[str]:
+    """The names of the packaged recipes, sorted.
+
+    >>> "multi30k-transformer" in recipe_names()
+    True
+    """
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def recipe_summary(name: str) -> str:
+    """The first line of a packaged recipe, without the comment sign.
+
+    >>> recipe_summary("shakespeare")
+    'Tiny Shakespeare, characters: GPT of 6 layers, width 384, context of 512.'
+    """
+    return find_recipe(name).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe, given by its path (.toml) or by the name of a packaged recipe.
+
+    >>> find_recipe("sst2").name
+    'sst2.toml'
+    """
+    path = Path(name)
+    if path.suffix == ".toml":
+        if not path.exists():
+            raise RegardError(f"{name}: no such recipe.", _nearest(path.stem))
+        return path
+    if name in recipe_names():
+        return _FOLDER / f"{name}.toml"
+    if path.suffix or path.exists():
+        raise RegardError(f"{name} is not a recipe.", f"Did you mean --data {name}?")
+    raise RegardError(f"There is no recipe named {name!r}.", _nearest(name))
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name, recipe_names(), n=1)
+    return f"Did you mean {near[0]}?" if near else "`regard recipes` lists the packaged ones."

@@ -1,0 +1,164 @@
+"""Options of `regard train`: names, aliases, where the recipe stands, help."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from regard.cli import main
+from regard.cli.train import parse_arguments
+from regard.cli.train_options import (
+    ALIASES,
+    CHOSEN,
+    FROM_DATA,
+    SHORT,
+    chosen_keys,
+    every_option,
+    key_options,
+    parse_words,
+    recipe_keys,
+)
+from regard.models import FAMILIES, family_of
+from regard.train import DataConfig, Recipe, plan
+from regard.train.recipe import FAMILIES_FOR, SECTIONS
+from tests.train import toy_pictures, toy_tasks
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["r.toml", "--data", "a.tsv", "--out", "m"],
+        ["--data", "a.tsv", "--out", "m", "r.toml"],
+        ["--data", "a.tsv", "r.toml", "--out", "m"],
+        ["--data=a.tsv", "r.toml", "--out=m"],
+        ["--out", "m", "r.toml", "--data", "a.tsv"],
+        ["--quiet", "r.toml", "--out", "m", "--data", "a.tsv"],
+    ],
+)
+def test_a_recipe_is_used_wherever_it_stands(words):
+    found = parse_arguments(words)
+    assert (found.recipe, found.out, found.said["data.files"]) == ("r.toml", "m", ["a.tsv"])
+
+
+def test_a_packaged_recipe_is_found_among_the_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse_arguments(["--data", "a.tsv", "sst2"]).recipe == "sst2"
+    Path("sst2").touch()
+    assert parse_arguments(["--data", "a.tsv", "sst2"]).said["data.files"] == ["a.tsv", "sst2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a.toml", "b.toml", "--data", "x.tsv"], "Two recipes are given: a.toml and b.toml. Name one."),
+        (["a.toml", "--data", "x.tsv", "b.toml"], "Two recipes are given"),
+        (["sst2", "--data", "x.tsv", "cifar10"], "Two recipes are given: sst2 and cifar10."),
+        (["pairs.tsv"], "pairs.tsv is not a recipe. Did you mean --data pairs.tsv?"),
+        (["a.en", "a.fr"], "a.en is not a recipe. Did you mean --data a.en a.fr?"),
+        (["r.toml", "a.tsv"], "Unexpected argument a.tsv. Did you mean --data a.tsv?"),
+        (["multi30k-transfomer"], "no recipe named 'multi30k-transfomer'. Did you mean multi30k-transformer?"),
+        (["recipes/sst2.toml"], "recipes/sst2.toml: no such recipe. Did you mean sst2?"),
+        (["--data", "r.toml"], "--data: expected at least one file."),
+        (["--data"], "--data: expected at least one argument."),
+        (["--steps"], "--steps: expected one argument."),
+        (["--stepz", "5"], "Unknown option --stepz. Did you mean --steps?"),
+        (["--train.stepz=5"], "Unknown option --train.stepz. Did you mean --train.steps?"),
+        (["--data", "a.tsv", "--step", "5"], "Unknown option --step. Did you mean --steps?"),
+        (["--data", "a.tsv", "--steps", "1.5"], "--steps must be a whole number (got '1.5')."),
+        (["--data", "a.tsv", "--train.clip", "much"], "--train.clip must be a number (got 'much')."),
+        (["--data", "a.tsv", "--model.tied", "perhaps"], "--model.tied must be true or false (got 'perhaps')."),
+        (["--data", "a.tsv", "--device", "gpu"], "train.device must be one of"),
+        (["--data", "a.tsv", "--score", "dott"], "--score dott is not a score. Choose from: dot, scaled_dot,"),
+        (["--data", "a.tsv", "--model.cell", "gru"], "--model.cell is no option of the family transformer."),
+        (["--data", "a.tsv", "--out", ""], "--out is empty. Name a folder."),
+        ([], "There are no data to train on. Pass --data FILE …"),
+        (["multi30k-rnn"], "There are no data to train on. Pass --data FILE …"),
+        (["--task", "language", "--data", "phrasebook"], "The phrasebook has no data for the task language."),
+    ],
+)
+def test_mistakes_are_one_sentence_and_leave_nothing_behind(words, message, tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    assert message in refused("train", *words)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["--train.steps", "5"], ["--steps", "5"], ["--steps=5"], ["--train.steps=5"]])
+def test_an_option_has_four_spellings(words):
+    assert parse_words(words) == ([], {"train.steps": "5"})
+
+
+def test_values_are_typed():
+    words = ["--data=-", "--lr", "1", "--model.tied", "False", "--tokenizer.target_kind", "none", "--device=cpu"]
+    words += ["--data.weights", "1", "0.5", "--train.r-drop", "-1", "--task=text2text", "--model.family=transformer"]
+    _, said = parse_words(words)
+    assert recipe_keys(said, "transformer") == {
+        "data": {"files": ("-",), "weights": (1.0, 0.5)},
+        "train": {"lr": 1.0, "r_drop": -1.0, "device": "cpu"},
+        "model": {"tied": False},
+        "tokenizer": {"target_kind": None},
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_score_is_spelled_as_the_family_spells_it(family):
+    scores = recipe_keys({"score": "cosine"}, family)["model"]
+    three = {"encoder_score", "decoder_score", "cross_score"}
+    assert scores.keys() == (three if family == "transformer" else {"score"})
+    assert set(scores.values()) == {"cosine"}
+    name = next(iter(scores))
+    assert recipe_keys({"score": "cosine", f"model.{name}": "dot"}, family)["model"][name] == "dot"
+
+
+@pytest.mark.parametrize("task", FAMILIES_FOR)
+def test_help_fits_one_screen(task, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["train", "--task", task, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    known = [name for name in SHORT if name not in ALIASES or ALIASES[name].key in every_option()]
+    assert re.findall(r"^  --([\w-]+)", "\n".join(lines), re.M) == known
+    assert not re.search(r"\b(STR|INT|FLOAT|None|True|False)\b", "\n".join(lines))
+
+
+def test_a_recipe_that_is_no_table_is_a_sentence(tmp_path, refused):
+    (tmp_path / "r.toml").write_text("model = 5\n")
+    for words in (["--family", "gpt"], ["--data", "x.tsv"], ["-h"]):
+        assert "model should be a table" in refused("train", tmp_path / "r.toml", *words)
+
+
+def test_help_shows_the_values_of_the_recipe(capsys):
+    assert main(["train", "multi30k-rnn", "--steps", "7", "--help-all"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--steps, --train.steps N updates of the weights (default: 2000)" in shown
+    assert "[model] of the family seq2seq --model.width N of embeddings and states (default: 384)" in shown
+
+
+def small_data(task: str, folder: Path) -> list[DataConfig]:
+    if task == "translate":
+        words = folder / "words.tsv"
+        words.write_text("".join(f"w{i}o\tw e {i % 10} d\n" for i in range(120)), encoding="utf-8")
+        return [DataConfig(phrasebook_size=100), DataConfig(files=(str(words),))]
+    return [(toy_pictures if task in toy_pictures.MEASURES else toy_tasks).toy(task, folder).data]
+
+
+@pytest.mark.parametrize("task", FAMILIES_FOR)
+def test_the_help_says_what_is_chosen_from_the_data(task, tmp_path):
+    """Every other default in the help is the one that a run with nothing but data uses."""
+    for data in small_data(task, tmp_path):
+        recipe, _ = plan(task, data)
+        family = family_of(recipe.model)
+        assert family == FAMILIES_FOR[task][0]
+        plain = Recipe(task, model=FAMILIES[family].config())
+        for section in set(SECTIONS) - {"data"}:
+            ours, usual = vars(getattr(recipe, section)), vars(getattr(plain, section))
+            differing = {name for name in ours if ours[name] != usual[name]}
+            assert differing <= chosen_keys(section, task, family), f"[{section}]"
+
+
+def test_what_the_suggestion_does_not_reach_has_its_real_default():
+    """Sizes are suggested for one family per task: no other is described as chosen from the data."""
+    assert CHOSEN.keys() & FAMILIES.keys() == {families[0] for families in FAMILIES_FOR.values()}
+    assert key_options("translate", "seq2seq")["model.width"].default == "256"
+    assert key_options("translate", "transformer")["model.width"].default == FROM_DATA
+    assert key_options("translate", "transformer")["model.activation"].default == "relu"
