@@ -9,8 +9,9 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 import tyro
 
 from regard.data import read_pairs
+from regard.data.compression import STDIN
 from regard.data.phrasebook import phrasebook_pairs, words
-from regard.data.readers import STDIN, numbered_lines
+from regard.data.readers import numbered_lines
 from regard.errors import RegardError
 from regard.folder import Device, Translator, load
 from regard.interop.onnx_runner import holds_graphs, open_onnx
