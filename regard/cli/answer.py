@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from regard.cli.common import Empty, Model, as_text, parse
+from regard.cli.common import Empty, Model, Quiet, as_text, note, parse
 from regard.data.questions import Question, read_squad
 from regard.errors import RegardError
 from regard.files import write_whole
@@ -17,7 +17,7 @@ from regard.folder import Device, TextEncoder, load
 
 @dataclass(frozen=True)
 class Options:
-    """Finds the answer in a text: regard answer MODEL --question "Who chased the mouse?" --context "The cat …"
+    """Find the answer in a text: regard answer MODEL --question "Who chased the mouse?" --context "The cat …"
 
     Or in many: --data squad.json --out answers.json. How good they are, where the file has answers: regard evaluate.
     """
@@ -32,6 +32,7 @@ class Options:
     """where the answers go, as one JSON object from the questions' ids; by default to standard output"""
     empty: Empty = False
     device: Device = "auto"
+    quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
@@ -52,5 +53,5 @@ def run(argv: list[str]) -> int:
         sys.stdout.write(table)
     else:
         write_whole(options.out, table.encode())
-        print(f"{len(answers)} answers are in {options.out}.", file=sys.stderr)
+        note(f"{len(answers)} answers are in {options.out}.")
     return 0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from regard.cli.common import Input, Model, Texts, Truncate, numbered_texts, parse
+from regard.cli.common import Input, Model, Quiet, Texts, Truncate, numbered_texts, parse
 from regard.errors import RegardError
 from regard.folder import OPENED, Device, ImageModel, TextEncoder, load, read_config
 from regard.folder.scoring import Classified
@@ -11,7 +11,7 @@ from regard.models import family_of
 
 @dataclass(frozen=True)
 class Options:
-    """Gives each text its label: regard classify MODEL "What a film!"; or each picture: regard classify MODEL photo.jpg
+    """Classify texts or images: regard classify MODEL "What a film!", regard classify MODEL photo.jpg
 
     Each is answered by a line: the label, a tab, how likely it is. A tab inside a text parts it in two, for models that
     were trained on two texts. A model of images takes the names of pictures' files. How often the labels are right:
@@ -26,6 +26,7 @@ class Options:
     """tell how likely every label is"""
     truncate: Truncate = False
     device: Device = "auto"
+    quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:

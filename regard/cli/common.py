@@ -1,10 +1,11 @@
-"""What several commands share: arguments, data, progress."""
+"""Arguments, data and progress that several commands share."""
 
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import tyro
 
@@ -40,12 +41,42 @@ Empty = Annotated[
     tyro.conf.arg(help="an answer may be nothing; for models that were trained on questions without an answer too"),
 ]
 
+Quiet = Annotated[bool, tyro.conf.arg(help="print results and errors only")]
+
 Options = TypeVar("Options")
+_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
+_CONFIG = (tyro.conf.FlagCreatePairsOff,)
+_registry = tyro.constructors.ConstructorRegistry()
+# Whether --quiet was given to the command that is running.
+_quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+@_registry.primitive_rule
+def _named_values(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """Numbers and texts, called N, X and TEXT in the help."""
+    kind: Any = info.type
+    if kind not in _METAVARS:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=_METAVARS[kind],
+        instance_from_str=lambda words: kind(words[0]),
+        is_instance=lambda value: isinstance(value, int | float if kind is float else kind),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 def parse(options: type[Options], command: str, argv: list[str]) -> Options:
-    """The options of a command, from the command line."""
-    return tyro.cli(options, prog=f"regard {command}", args=argv, config=(tyro.conf.FlagCreatePairsOff,))
+    """The options of a command, from the command line; `quiet` among them silences `note` and `progress`."""
+    found = tyro.cli(options, prog=f"regard {command}", args=argv, config=_CONFIG, registry=_registry)
+    _quiet.set(getattr(found, "quiet", False))
+    return found
+
+
+def note(text: str) -> None:
+    """Prints a remark to stderr, unless --quiet was given."""
+    if not _quiet.get():
+        print(text, file=sys.stderr, flush=True)
 
 
 def open_translator(model: Path, device: Device, ensemble: Sequence[Path] = ()) -> Translator:
@@ -91,7 +122,7 @@ def numbered_texts(texts: tuple[str, ...], file: Path | None, invitation: str) -
     if texts:
         return
     if file is None and sys.stdin.isatty():
-        print(f"{invitation}; Ctrl-D ends.", file=sys.stderr)
+        note(f"{invitation}; Ctrl-D ends.")
     name = "stdin" if file is None else str(file)
     for number, line in numbered_lines(STDIN if file is None else file):
         yield f"{name}, line {number}", line
@@ -108,8 +139,8 @@ def as_text(argument: str, name: str) -> str:
 
 @contextmanager
 def progress(what: str) -> Iterator[Tell]:
-    """A bar on stderr, where that is a terminal and results do not go there as well: call it with (done, total)."""
-    if not sys.stderr.isatty() or sys.stdout.isatty():
+    """A progress bar on stderr, if that is a terminal and stdout is not: call it with (done, total)."""
+    if _quiet.get() or not sys.stderr.isatty() or sys.stdout.isatty():
         yield lambda done, total: None
         return
     with bar(what) as tell:

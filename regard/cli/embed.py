@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from regard.cli.common import Input, Model, Texts, Truncate, numbered_texts, parse
+from regard.cli.common import Input, Model, Quiet, Texts, Truncate, note, numbered_texts, parse
 from regard.errors import RegardError
 from regard.files import write_whole
 from regard.folder import Device, TextEncoder, load
@@ -18,7 +18,7 @@ from regard.folder import Device, TextEncoder, load
 
 @dataclass(frozen=True)
 class Options:
-    """Gives each text a vector, so that texts of like meaning lie near each other: regard embed MODEL "A cat sleeps."
+    """Embed texts as vectors, such that similar texts have similar vectors: regard embed MODEL "A cat sleeps."
 
     A vector is the mean over the text's tokens, of length 1: the dot product of two is their cosine.
     """
@@ -31,6 +31,7 @@ class Options:
     """where the vectors go: .npy (one row a text) or .jsonl; by default JSON lines on standard output"""
     truncate: Truncate = False
     device: Device = "auto"
+    quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
@@ -58,5 +59,5 @@ def run(argv: list[str]) -> int:
         else:
             write_whole(options.out, "".join(rows).encode())
     if options.out is not None:
-        print(f"{len(texts)} vectors of {vectors.shape[1]} numbers are in {options.out}.", file=sys.stderr)
+        note(f"{len(texts)} vectors of {vectors.shape[1]} numbers are in {options.out}.")
     return 0

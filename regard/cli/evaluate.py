@@ -18,7 +18,9 @@ from regard.cli.common import (
     Ensemble,
     Examples,
     Model,
+    Quiet,
     Truncate,
+    note,
     open_translator,
     parse,
     phrasebook_examples,
@@ -42,7 +44,7 @@ VALIDATION_SIZE = 500
 
 @dataclass(frozen=True)
 class Options:
-    """Measures a model on data that it has not seen: regard evaluate MODEL --data test.en test.fr
+    """Evaluate a model on test data: regard evaluate MODEL --data test.en test.fr
 
     A translator's outputs are measured against references; a pair of empty lines is left out, an empty source alone is
     answered by an empty line, and judged. A language model is measured on plain text: its loss, its perplexity for each
@@ -70,6 +72,7 @@ class Options:
     """write the numbers to this file too"""
     truncate: Truncate = False
     device: Device = "auto"
+    quiet: Quiet = False
     decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(default_factory=DecodeConfig)
 
 
@@ -119,7 +122,7 @@ def _encoder(options: Options) -> dict[str, Any]:
             questions = [dataclasses.replace(one, id=str(i)) for i, one in enumerate(read)]  # files may share ids
             without = sum(not one.answers for one in questions)
             if without and not options.empty:
-                print(f"Questions without an answer: {without}. With --empty the model may say so.", file=sys.stderr)
+                note(f"Questions without an answer: {without}. With --empty the model may say so.")
             answers = {one.id: text for one, text in zip(questions, encoder.answer(questions, empty=options.empty))}
             exact, f1 = squad_scores(answers, questions, options.language)
             return {"questions": len(questions), "without_answer": without, "exact_match": exact, "f1": f1}
@@ -159,7 +162,7 @@ def _examples(options: Options) -> Examples:
     if not kept:
         raise RegardError(f"{name}: every pair is empty.", "Give some text.")
     if len(kept) < len(examples.pairs):
-        print(f"Pairs left out because they are empty: {len(examples.pairs) - len(kept)}.", file=sys.stderr)
+        note(f"Pairs left out because they are empty: {len(examples.pairs) - len(kept)}.")
     return Examples(
         [examples.pairs[i] for i in kept], None if gold is None else [gold[i] for i in kept], examples.words
     )

@@ -1,4 +1,4 @@
-"""`regard generate`: a language model goes on with a text."""
+"""`regard generate`: text from a prompt."""
 
 import json
 import sys
@@ -7,14 +7,14 @@ from typing import Annotated
 
 import tyro
 
-from regard.cli.common import Input, Model, Texts, numbered_texts, parse, progress
+from regard.cli.common import Input, Model, Quiet, Texts, numbered_texts, parse, progress
 from regard.decode import DecodeConfig
 from regard.folder import Device, LanguageModel, load
 
 
 @dataclass(frozen=True)
 class Options:
-    """Goes on with a text: regard generate MODEL "Once upon a time"
+    """Generate text from a prompt: regard generate MODEL "Once upon a time"
 
     One prompt is answered by the whole text, written as it comes into being. Several prompts, or several samples of
     one, are answered by a JSON object a line: the prompt, the text after it, its score.
@@ -26,6 +26,7 @@ class Options:
     input: Input = None
     truncate: Annotated[bool, tyro.conf.arg(help="leave out the beginning of over-long prompts")] = False
     device: Device = "auto"
+    quiet: Quiet = False
     decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(
         default_factory=lambda: DecodeConfig(method="sample")
     )

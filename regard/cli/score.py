@@ -1,17 +1,16 @@
 """`regard score`: how probable the model finds given translations."""
 
 import math
-import sys
 from dataclasses import dataclass
 
-from regard.cli.common import Data, Model, Truncate, open_translator, parse, read_examples
+from regard.cli.common import Data, Model, Quiet, Truncate, note, open_translator, parse, read_examples
 from regard.errors import RegardError
 from regard.folder import Device
 
 
 @dataclass(frozen=True)
 class Options:
-    """The log-probability of each target, its source being given: regard score MODEL --data pairs.tsv
+    """Score each target by its log-probability given the source: regard score MODEL --data pairs.tsv
 
     Each pair is answered by a line of its sum, its mean per token, and the number of tokens (the end included),
     separated by tabs; a pair of empty lines by an empty line. The total is told on stderr.
@@ -21,6 +20,7 @@ class Options:
     data: Data
     truncate: Truncate = False
     device: Device = "auto"
+    quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
@@ -39,8 +39,5 @@ def run(argv: list[str]) -> int:
         print(f"{found.logprob:.6f}\t{found.mean:.6f}\t{found.tokens}" if found else "")
     total, tokens = sum(one.logprob for one in scores.values()), sum(one.tokens for one in scores.values())
     perplexity = math.exp(-total / tokens)
-    print(
-        f"{len(filled)} pairs, {tokens} tokens: log-probability {total:.4f}, perplexity {perplexity:.4f}",
-        file=sys.stderr,
-    )
+    note(f"{len(filled)} pairs, {tokens} tokens: log-probability {total:.4f}, perplexity {perplexity:.4f}")
     return 0

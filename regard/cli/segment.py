@@ -1,6 +1,5 @@
 """`regard segment`: each pixel of a picture gets its label."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +7,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from regard.cli.common import Model, parse
+from regard.cli.common import Model, Quiet, note, parse
 from regard.data import read_image
 from regard.errors import RegardError
 from regard.files import write_whole
@@ -18,7 +17,7 @@ from regard.viewer.masks import mask_overlay, mask_png
 
 @dataclass(frozen=True)
 class Options:
-    """Gives each pixel of a picture its label: regard segment MODEL photo.jpg --out mask.png
+    """Label every pixel of an image: regard segment MODEL photo.jpg --out mask.png
 
     The mask is a PNG as large as the picture, with a colour for each label; its numbers are those of the masks that the
     model was trained on. Labels that occur are told on standard output, each with its share of the pixels. How good
@@ -32,6 +31,7 @@ class Options:
     overlay: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """the labels' colours over the picture, with their names; .png or .svg"""
     device: Device = "auto"
+    quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
@@ -51,5 +51,5 @@ def run(argv: list[str]) -> int:
     for label, share in zip(model.labels, shares):
         if share:
             print(f"{label}\t{share:.4f}")
-    print(f"The mask is in {options.out}.", file=sys.stderr)
+    note(f"The mask is in {options.out}.")
     return 0

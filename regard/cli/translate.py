@@ -12,6 +12,7 @@ from regard.cli.common import (
     Ensemble,
     Input,
     Model,
+    Quiet,
     Texts,
     Truncate,
     as_text,
@@ -32,7 +33,7 @@ BLOCK = 1024
 
 @dataclass(frozen=True)
 class Options:
-    """Translates lines, given as arguments, in a file, or on standard input: regard translate MODEL "The cat sleeps."
+    """Translate lines, given as arguments, in a file, or on standard input: regard translate MODEL "The cat sleeps."
 
     Each line is answered by a line, an empty one by an empty one. With more than the text on it, a line is
     text ||| score ||| alignment; of several hypotheses each has a line, which begins with its input's number, from 0.
@@ -51,6 +52,7 @@ class Options:
     """what every translation must begin with"""
     truncate: Truncate = False
     device: Device = "auto"
+    quiet: Quiet = False
     decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(default_factory=DecodeConfig)
 
 
