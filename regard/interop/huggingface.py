@@ -23,7 +23,7 @@ from regard.data.special import Special
 from regard.data.tokenizer import FOREIGN, Tokenizer
 from regard.errors import RegardError
 from regard.files import write_whole
-from regard.folder import Bundle, ImageModel, bundle_of, model_of, vocabularies
+from regard.folder import Bundle, ImageModel, Translator, bundle_of, model_of, vocabularies
 from regard.interop import bert_like, encoder_decoder, gpt_like, vit_like
 from regard.interop.bert_like import read_bert_like, write_bert_like
 from regard.interop.encoder_decoder import read_encoder_decoder, write_encoder_decoder
@@ -45,6 +45,8 @@ from regard.interop.vit_like import read_vit_like, write_vit_like
 from regard.models import ViTConfig, family_of
 
 PICTURES = "preprocessor_config.json"
+# What tokenizer_config.json calls the two languages, as Marian's does.
+_LANGUAGES = ("source_lang", "target_lang")
 
 
 class Architecture(NamedTuple):
@@ -118,6 +120,10 @@ def import_folder(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any
     source = tokenizer if tokenizer is not None else Tokenizer(found.source, FOREIGN)
     target = source if found.target is found.source else Tokenizer(found.target, FOREIGN)
     bundle = bundle_of(model.eval(), (source, target), {"imported": {"class": name, "folder": folder.name}})
+    if isinstance(bundle, Translator):
+        stated = read_json(folder / "tokenizer_config.json")
+        languages = [stated.get(name) for name in _LANGUAGES]
+        bundle.languages = tuple(one for one in languages if isinstance(one, str)) if all(languages) else ()
     return dataclasses.replace(bundle, special=special)
 
 
@@ -149,6 +155,9 @@ def export_folder(bundle: Bundle, folder: str | Path) -> str:
         write_two_tokenizers(source, target, folder, special, max_len=config.max_len)
     else:
         raise RegardError("The two sides have a tokeniser each, and such a folder has one.", "Train with a shared one.")
+    if isinstance(bundle, Translator) and bundle.languages:
+        settings = folder / "tokenizer_config.json"
+        write_whole(settings, _json({**read_json(settings), **dict(zip(_LANGUAGES, bundle.languages))}))
     if generation:
         write_whole(folder / "generation_config.json", _json(generation))
     return _written(folder, table, tensors)

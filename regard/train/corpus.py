@@ -50,6 +50,11 @@ def read_corpus(config: DataConfig) -> Corpus:
     >>> len(read_corpus(DataConfig(phrasebook_size=100)).training)
     100
     """
+    if len(config.languages) not in (0, 2):
+        raise RegardError(
+            f"data.languages = {list(config.languages)}; expected two codes.",
+            "Name two, for example en fr.",
+        )
     if config.files == (PHRASEBOOK,):
         training = [(pair.source, pair.target) for pair in phrasebook_pairs("train", config.phrasebook_size)]
         validation = [(pair.source, pair.target) for pair in phrasebook_pairs("val", 500)]

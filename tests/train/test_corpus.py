@@ -36,3 +36,8 @@ def test_columns_of_every_task_that_reads_tables(table):
 def test_a_column_that_is_missing(table):
     with pytest.raises(RegardError, match=r"line 1: no column 'de' in the first row \(id, en, fr\)"):
         read_corpus(DataConfig(files=(table,), columns=("en", "de")))
+
+
+def test_languages_are_two(table):
+    with pytest.raises(RegardError, match=r"data\.languages = \['en'\]; expected two codes"):
+        read_corpus(DataConfig(files=(table,), columns=("en", "fr"), languages=("en",)))
