@@ -5,6 +5,7 @@ import gzip
 import importlib
 import io
 import lzma
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -74,11 +75,19 @@ class Input:
 @contextmanager
 def open_input(file: str | Path) -> Iterator[Input]:
     """A file, or standard input ("-"), decompressed whatever its name says."""
-    if file == STDIN:
-        yield Input(sys.stdin.buffer, "stdin")  # not ours to close
+    if file != STDIN:
+        with open(file, "rb") as stream:
+            yield Input(stream, str(file))
         return
-    with open(file, "rb") as stream:
-        yield Input(stream, str(file))
+    try:
+        own = os.dup(sys.stdin.fileno())
+    except (OSError, ValueError):  # replaced by something that is no file
+        yield Input(sys.stdin.buffer, "stdin")
+        return
+    # A buffer of our own: a thread that waits for input may hold its lock when Python ends, which waits for that of
+    # sys.stdin.
+    with open(own, "rb") as stream:
+        yield Input(stream, "stdin")
 
 
 class _Counted:
