@@ -3,14 +3,14 @@
 import contextlib
 import hashlib
 import itertools
-import json
 import math
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +27,24 @@ from regard.train.compiling import compiled_features
 from regard.train.going_on import HEADS, taking_over, weights_for
 from regard.train.graphs import GraphedUpdate
 from regard.train.losses import LossParts
-from regard.train.optim import make_optimizer, scale_gradients, schedule, set_rate
+from regard.train.optim import make_optimizer, scale_gradients, set_rate
+from regard.train.plan import Cost, describe_plan, peak_memory
 from regard.train.precision import autocast_of, settle_precision
 from regard.train.recipe import Recipe, recipe_table, with_cache
 from regard.train.report import Report, draw_losses, read_metrics
+from regard.train.run_folder import LOSSES, METRICS, STATE, locked, read_state, refuse_foreign_files, refuse_other_run
+from regard.train.schedules import DECAY_RATIO, Schedule, parse_duration
+from regard.train.state import TrainState
 from regard.train.tasks import TASKS, read_data
-from regard.train.tasks.base import Corpus, EpochsOfBatches, Shape, evaluate_loss
+from regard.train.tasks.base import Autocast, Corpus, EpochsOfBatches, Shape, Task, evaluate_loss
 from regard.train.team import Team, lead
 from regard.train.vectors import use_vectors
 from regard.version import __version__
 
-# What may differ between a run and its continuation, since it does not change what is computed.
-MAY_CHANGE = {"train.device", "train.log_every", "train.save_every", "train.keep_every", "data.cache"}
-STATE, METRICS = Path("state") / "last.safetensors", "metrics.jsonl"
 # A share of fewer tokens or pictures than this would not be worth the exchange of gradients.
 MOST_WORKERS, LEAST_TOKENS, LEAST_PICTURES = 16, 512, 8
+# Updates between two looks at the clock, where there is a time budget; of which a part is left for the last validation.
+CLOCK_EVERY, TIME_SHARE = 10, 0.97
 
 
 def train(
@@ -51,45 +54,81 @@ def train(
     start_from: str | Path | None = None,
     corpus: Corpus | None = None,
     quiet: bool = False,
+    dry_run: bool = False,
 ) -> Any:
-    """Trains a model and leaves it in the folder `out`; a run that was cut off goes on where it was.
+    """Trains a model into the folder `out`; an interrupted run is resumed, and a finished one extended by more steps.
 
-    `start_from` is a model folder whose weights, tokenisers and sizes are taken over. A `corpus` that was read
-    already is used as it is. Gives what `load` opens `out` as.
+    `start_from` is a model folder to fine-tune: its weights, tokenizers and sizes are used. A `corpus` that was read
+    already is used as it is. With `dry_run` the plan is printed, and nothing is trained or written. Returns what `load`
+    opens `out` as.
 
     >>> train(Recipe(), "model")  # doctest: +SKIP
     """
-    out = Path(out)
+    began, out = time.monotonic(), Path(out)
     task = TASKS[recipe.task]
-    if recipe.train.validate_by not in ("loss", "last", *task.qualities):
-        raise RegardError(
-            f"A model trained to {recipe.task} is not judged by {recipe.train.validate_by}.",
-            f"Choose train.validate_by from: {', '.join(('loss', *task.qualities, 'last'))}.",
-        )
+    _check(recipe, task)
     origin = load(start_from, "cpu") if start_from is not None else None
     if origin is not None:
         recipe = taking_over(recipe, origin.model.config, start_from)
     corpus = corpus or read_data(recipe.task, with_cache(recipe.data, out), quiet=quiet)
     provenance = _provenance(recipe, corpus, start_from)
-    before = _claim(out, provenance)
-    if before is None:
-        # The tokenisers are written before the first step, and never change.
-        if origin is not None:
-            write_tokenizers(out, *origin.tokenizers)
+    order: dict[str, Any] = {"corpus": corpus, "provenance": provenance, "start_from": start_from, "quiet": quiet}
+    order |= {"began": began, "dry_run": dry_run}
+
+    def begin(folder: Path) -> None:
+        """The tokenizers are written before the first step, and never change."""
+        write_tokenizers(
+            folder, *(origin.tokenizers if origin is not None else task.make_tokenizers(corpus, recipe.tokenizer))
+        )
+
+    def run(folder: Path, state: TrainState | None) -> None:
+        with _arranged(recipe, state) as size:
+            settled = settle_precision(recipe, state.precision if state else None)
+            settings = order | {"recipe": settled, "out": folder}
+            with lead(size, settings) as team:
+                work(team, **settings)
+
+    if dry_run:
+        with tempfile.TemporaryDirectory(prefix="regard-") as folder:
+            begin(Path(folder))
+            run(Path(folder), None)
+        return None
+    refuse_foreign_files(out)
+    with locked(out):
+        state = read_state(out)
+        if state is None:
+            begin(out)
         else:
-            write_tokenizers(out, *task.make_tokenizers(corpus, recipe.tokenizer))
-    if before is not None and before["done"]:
-        if not quiet:
-            print(f"{out} holds the whole run already: {before['step']} steps.", file=sys.stderr)
-    else:
-        with _arranged(recipe, before) as size:
-            settled = settle_precision(recipe, before["precision"] if before else None)
-            order: dict[str, Any] = {"recipe": settled, "out": out, "corpus": corpus}
-            order |= {"provenance": provenance, "start_from": start_from, "quiet": quiet}
-            with lead(size, order) as team:
-                work(team, **order)
-    draw_losses(read_metrics(out / METRICS), out / "loss.png", task.unit)
+            refuse_other_run(out, state, provenance)
+        if state is not None and state.done and not _extends(recipe, state):
+            if not quiet:
+                print(f"{out} holds the finished run: {state.step} steps.", file=sys.stderr)
+        else:
+            run(out, state)
+        draw_losses(read_metrics(out / METRICS), out / LOSSES, task.unit)
     return load(out, recipe.train.device)
+
+
+def _check(recipe: Recipe, task: Task) -> None:
+    config = recipe.train
+    if config.validate_by not in ("loss", "last", *task.qualities):
+        raise RegardError(
+            f"train.validate_by = {config.validate_by!r} does not fit the task {recipe.task}.",
+            f"Choose train.validate_by from: {', '.join(('loss', *task.qualities, 'last'))}.",
+        )
+    if config.time and config.schedule != "wsd":
+        raise RegardError(
+            f"train.time needs the schedule wsd, whose decay can begin at any step (got {config.schedule}).",
+            "Set train.schedule to wsd, or leave out train.time.",
+        )
+    parse_duration(config.time)
+
+
+def _extends(recipe: Recipe, state: TrainState) -> bool:
+    """Whether the recipe allows more steps, or more time, than the run of this state had."""
+    before = state.provenance["recipe"]["train"]
+    more_time = bool(before["time"]) and parse_duration(recipe.train.time) > parse_duration(before["time"])
+    return recipe.train.steps > before["steps"] or more_time
 
 
 def work(
@@ -100,8 +139,10 @@ def work(
     provenance: dict[str, Any],
     start_from: str | Path | None,
     quiet: bool,
+    began: float,
+    dry_run: bool,
 ) -> None:
-    """What each member of the team does; the leader (rank 0) also validates, reports and saves."""
+    """What each worker does; the first (rank 0) also validates, reports and saves."""
     config, state_path = recipe.train, out / STATE
     device = find_device(config.device)
     autocast = autocast_of(config, device)
@@ -128,33 +169,25 @@ def work(
     model.to(device).train()
     parameters = unique_parameters(model)
     optimizer = make_optimizer(config.optimizer, model, config.lr, config.beta2, config.weight_decay)
-    rate = schedule(config.schedule, config.lr, config.warmup, config.steps)
+    schedule, budget = Schedule(config.schedule, config.lr, config.warmup, config.steps), parse_duration(config.time)
     average = {name: p.detach().clone() for name, p in parameters.items()} if config.ema else None
-    facts: dict[str, Any] = {
-        "step": 0,
-        "epoch": 0,
-        "batch": 0,
-        "best": None,
-        "best_step": 0,
-        "waiting": 0,
-        "done": False,
-        "workers": team.size,
-        "precision": config.precision,
-        "provenance": provenance,
-    }
+    state = TrainState(provenance, team.size, "bfloat16" if config.precision == "bfloat16" else "float32")
     if state_path.exists():
         resumed = Checkpoint.load(state_path)
         restore_state(resumed.tensors, model, optimizer, average, lambda why: _other_model(state_path, why))
-        facts = resumed.facts
+        state = TrainState.from_json(resumed.facts)
+        if _extends(recipe, state):
+            state.decay_start, state.stale, state.done = None, 0, False
+        state.provenance = provenance
+    # Where the budget is counted from: this process's start, less what earlier ones took.
+    began -= state.seconds
 
     leads = team.rank == 0
     bundle = bundle_of(model, tokenizers, dict(provenance), special)
-    report = Report(out / METRICS, config.steps, facts["step"], silent=quiet or not leads, writes=leads)
-    report.say(corpus.describe(), note, _describe(model, device, team))
     features = compiled_features(model) if config.compile else model.features
 
     def update(group: list[Batch]) -> LossParts:
-        """One update of the weights from this member's share of batches; never waits for a GPU."""
+        """One update of the weights from this worker's share of batches; never waits for a GPU."""
         sums = [torch.zeros((), device=device) for _ in LossParts._fields]
         for batch in group:
             with autocast():
@@ -172,108 +205,135 @@ def work(
 
     run_update = GraphedUpdate(update) if device.type == "cuda" and config.accumulate == 1 else update
 
+    report = Report(out / METRICS, config.steps, state.step, silent=quiet or not leads, writes=leads and not dry_run)
+    if state.step:
+        report.say(f"Resuming from step {state.step:,} of {config.steps:,}.")
+    elif not report.silent or dry_run:
+        cost = _measure_cost(lambda batch: task.loss(model, features, batch, config).loss, batches, autocast, device)
+        optimizer.zero_grad()
+        report.say(*describe_plan(recipe, task, corpus, model, note, cost, team.size, device, origin is not None))
+    if dry_run:
+        return
+
     def checkpoint() -> None:
-        Checkpoint(gather_state(model, optimizer, average), facts).save(state_path)
+        state.seconds = time.monotonic() - began
+        state.unlogged, state.unlogged_seconds = [[float(part) for part in parts] for parts in sums], seconds()
+        Checkpoint(gather_state(model, optimizer, average), state.to_json()).save(state_path)
 
     def validate() -> None:
-        """Measures on the validation set, keeps the best model, and counts how long there was no better one."""
+        """Measures on the validation split, keeps the best model, and counts validations without a better one."""
         with _weights(model, average):
             scores = evaluate_loss(task, model, validation, autocast) | task.judge(bundle, corpus)
             model.train()
-            report.add(facts["step"], "validation", **scores)
-            measure = {"loss": -scores["nll"], "last": facts["step"], **scores}[config.validate_by]
-            if facts["best"] is None or measure > facts["best"]:
-                facts.update(best=measure, best_step=facts["step"], waiting=0)
-                bundle.training |= {"step": facts["step"], "validation": scores}
+            report.add(state.step, "validation", **scores)
+            metric = {"loss": -scores["nll"], "last": float(state.step), **scores}[config.validate_by]
+            if state.improves(metric, scores["nll"]):
+                state.best, state.best_step, state.stale = (metric, -scores["nll"]), state.step, 0
+                bundle.training |= {"step": state.step, "validation": scores, "selected_by": config.validate_by}
                 save(out, bundle)
             else:
-                facts["waiting"] += 1
+                state.stale += 1
+
+    def decay_if_due(stalled: bool) -> None:
+        """Lets the learning rate of "wsd" decay once validation has stalled or the time budget is nearly used.
+
+        Rank 0 decides, and every worker follows. A decision by the clock is saved at once: a resumed run repeats it.
+        """
+        if config.schedule != "wsd" or state.decay_start is not None or state.step >= schedule.planned_decay:
+            return
+        late = bool(budget) and time.monotonic() - began >= TIME_SHARE * budget / (1 + DECAY_RATIO)
+        decision = torch.tensor([float(leads and (late or stalled))])
+        team.sum([decision])
+        if decision.item():
+            state.decay_start = state.step
+            why = f"validation stalled ({state.stale} without improvement)" if stalled else "the time budget is used"
+            report.say(f"step {state.step}: {why}; the learning rate decays until step {schedule.end(state.step)}.")
+            report.steps = schedule.end(state.step)
+            if leads and late:
+                checkpoint()
 
     def keep() -> None:
         with _weights(model, average):
-            keep_step(out, bundle, facts["step"], provenance)
+            keep_step(out, bundle, state.step, provenance)
+
+    sums = [LossParts(*(torch.tensor(part, device=device) for part in parts)) for parts in state.unlogged]
+    group: list[Batch] = []
+    since = time.monotonic() - state.unlogged_seconds
+
+    def seconds() -> float:
+        return time.monotonic() - since
 
     if leads and not state_path.exists():
         if config.keep_every:
-            keep()  # what is not trained at all, to begin with
-        checkpoint()  # from now on the folder is this run's, and a model in it is never taken for a stranger's
-    sums: list[LossParts] = []
-    group: list[Batch] = []
-    since = time.monotonic()
+            keep()  # the untrained model first
+        checkpoint()  # from here on the folder is this run's
     stop = False
     with report, _stop_requests() as requested:
-        for epoch, index, batch in _stream(batches, facts["epoch"], facts["batch"], device):
-            if stop or facts["step"] >= config.steps:
+        for epoch, index, batch in _stream(batches, state.epoch, state.batch, device):
+            if stop or state.step >= schedule.end(state.decay_start):
                 break
             group.append(batch)
             if len(group) < config.accumulate * team.size:
                 continue
             # All that is random in an update is a function of these three: a resumed run needs no other memory of it.
-            torch.manual_seed(_mixed(config.seed, facts["step"], team.rank))
-            set_rate(optimizer, rate(facts["step"]))
+            torch.manual_seed(_mixed(config.seed, state.step, team.rank))
+            set_rate(optimizer, schedule.rate(state.step, state.decay_start))
             parts = run_update(group[team.rank :: team.size])
             sums.append(parts)
             group = []
-            facts.update(step=facts["step"] + 1, epoch=epoch, batch=index + 1)
-            step = facts["step"]
+            state.step, state.epoch, state.batch = state.step + 1, epoch, index + 1
+            step, last = state.step, state.step == schedule.end(state.decay_start)
+            report.advance(step)
             if average is not None:
                 _follow(average, model, config.ema, step)
             if step % config.log_every == 0:
-                _log(report, step, sums, rate(step - 1), time.monotonic() - since, task.unit)
+                _log(report, step, sums, schedule.rate(step - 1, state.decay_start), seconds(), task.unit)
                 sums, since = [], time.monotonic()
+            due = step % config.validate_every == 0 or last
+            stalled = False
+            if leads:
+                kept = config.keep_every > 0 and step % config.keep_every == 0
+                if due or kept or requested or step % config.save_every == 0 or step % config.log_every == 0:
+                    _refuse_nonsense(parts.loss, step, out)
+                paused = time.monotonic()
+                if kept:
+                    keep()
+                if due:
+                    validate()
+                    stalled = 0 < config.patience <= state.stale
+                    state.done = stop = last or (stalled and config.schedule != "wsd")
+                since += time.monotonic() - paused
+            if due or (budget and step % CLOCK_EVERY == 0):
+                decay_if_due(stalled)
             if not leads:
                 continue
-            due = step % config.validate_every == 0 or step == config.steps
-            kept = config.keep_every > 0 and step % config.keep_every == 0
-            if due or kept or requested or step % config.save_every == 0 or step % config.log_every == 0:
-                _refuse_nonsense(parts.loss, step, out)
-            paused = time.monotonic()
-            if kept:
-                keep()
-            if due:
-                validate()
-                facts["done"] = stop = step == config.steps or 0 < config.patience <= facts["waiting"]
-            since += time.monotonic() - paused
             if step % config.save_every == 0 or stop or requested:
                 checkpoint()
             if requested and not stop:
+                if state.best is None:  # so that there is a model to try
+                    bundle.training |= {"step": step}
+                    with _weights(model, average):
+                        save(out, bundle)
                 raise RegardError(
                     f"Interrupted; everything up to step {step} is saved in {out}.",
-                    "The same command goes on from there.",
+                    "The same command resumes the run.",
                 )
 
 
-def _claim(out: Path, provenance: dict[str, Any]) -> dict[str, Any] | None:
-    """Makes sure that `out` is free, or holds this very run; gives the facts of what it has done so far."""
-    if (out / STATE).exists():
-        facts = Checkpoint.load(out / STATE).facts
-        here = _flat(json.loads(json.dumps(provenance)))  # as it looks when it comes back from a file
-        there = _flat(facts["provenance"])
-        for key in here:
-            name = key.removeprefix("recipe.")
-            if there.get(key) == here[key] or name in MAY_CHANGE or key.startswith("versions."):
-                continue
-            other = f"{name} = {there.get(key)!r}, not {here[key]!r}"
-            raise RegardError(
-                f"{out} holds a run with {'other data' if key.startswith('data.') else other}.",
-                "Repeat its own settings and data to go on with it, or choose another --out.",
-            )
-        return facts
-    if (out / "config.json").exists():
-        raise RegardError(f"{out} holds a model already.", "Choose another --out, or delete that folder first.")
-    try:
-        (out / STATE).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RegardError(f"{out}: cannot be made: {error.strerror}.", "Choose another --out.") from None
-    return None
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} as {"a.b": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
+def _measure_cost(
+    loss: Callable[[Batch], Tensor], batches: EpochsOfBatches, autocast: Autocast, device: torch.device
+) -> Cost:
+    """Time and peak memory of a forward and a backward pass; the gradients are not used."""
+    times = []
+    for batch in itertools.islice(batches.epoch(0), 3):
+        start = time.monotonic()
+        with autocast():
+            value = loss(batch.to(device))
+        value.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.monotonic() - start)
+    return Cost(min(times), peak_memory(device))
 
 
 def _stream(
@@ -292,7 +352,7 @@ def _stream(
 
 
 @contextlib.contextmanager
-def _arranged(recipe: Recipe, before: dict[str, Any] | None) -> Iterator[int]:
+def _arranged(recipe: Recipe, before: TrainState | None) -> Iterator[int]:
     """The arrangement of the machine that was measured to be fastest (benchmarks/README.md); gives the team's size.
 
     A run goes on with as many as it began: they decide what makes up an update.
@@ -312,7 +372,7 @@ def _arranged(recipe: Recipe, before: dict[str, Any] | None) -> Iterator[int]:
             shares = config.batch_images // LEAST_PICTURES
         size = config.workers or max(1, min(cores, MOST_WORKERS, shares))
         if before is not None:
-            size = before["workers"]
+            size = before.workers
         torch.set_num_threads(1)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -399,12 +459,6 @@ def _provenance(recipe: Recipe, corpus: Corpus, start_from: str | Path | None) -
         "start_from": str(start_from) if start_from is not None else None,
         "versions": {"regard": __version__, "torch": torch.__version__},
     }
-
-
-def _describe(model: torch.nn.Module, device: torch.device, team: Team) -> str:
-    size = sum(p.numel() for p in model.parameters())
-    where = device.type if team.size == 1 else f"{team.size} processes"
-    return f"{type(model).__name__} of {size / 1e6:.2f} M parameters on {where}"
 
 
 def _mixed(*numbers: int) -> int:

@@ -14,6 +14,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from regard.data import IGNORED, Question
+from regard.data.scripts import bleu_tokenizer_for
 from regard.errors import RegardError
 
 # Words that do not count in an answer. English: SQuAD; German: MLQA, which has no French.
@@ -36,15 +37,28 @@ class TextScores:
     signature: str
 
 
-def text_scores(outputs: Sequence[str], references: Sequence[str]) -> TextScores:
+def text_scores(outputs: Sequence[str], references: Sequence[str], bleu_tokenizer: str = "auto") -> TextScores:
     """Scores of outputs against one reference each.
 
-    `tokenized_bleu` splits on white space and lower-cases, which is how papers score text that is tokenised already.
+    `bleu_tokenizer` is a name of sacreBLEU's (13a, zh, ja-mecab, char, …); auto is 13a, or for references written
+    without spaces the one that fits them. `tokenized_bleu` splits on white space and lower-cases, which is how papers
+    score text that is tokenized already. Without any outputs every score is 0.
 
     >>> text_scores(["le chat dort"], ["le chat dort"]).exact_match
     100.0
     """
-    bleu = BLEU()
+    if len(outputs) != len(references):
+        raise RegardError(
+            f"{len(outputs)} outputs and {len(references)} references.", "Pass one reference for each output."
+        )
+    name = bleu_tokenizer_for(references) if bleu_tokenizer == "auto" else bleu_tokenizer
+    try:
+        bleu = BLEU(tokenize=name)
+    except (ValueError, RuntimeError, ImportError) as error:
+        hint = f"Choose from: {', '.join(BLEU.TOKENIZERS)}; some need a package of their own."
+        raise RegardError(f"sacreBLEU cannot use the tokenizer {name!r}: {error}.", hint) from None
+    if not outputs:
+        return TextScores(0.0, 0.0, 0.0, 0.0, 0.0, "")
     tokenized = BLEU(tokenize="none", lowercase=True, force=True)
     return TextScores(
         bleu=bleu.corpus_score(outputs, [references]).score,

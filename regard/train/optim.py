@@ -1,7 +1,5 @@
-"""Optimisers and schedules, each a name to a small function."""
+"""Optimizers by name."""
 
-import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -11,7 +9,6 @@ from torch import Tensor, nn
 from regard.train.muon import Muon
 
 OptimizerName = Literal["adam", "adamw", "muon", "sgd"]
-ScheduleName = Literal["inverse_root", "cosine", "linear", "constant"]
 
 
 def make_optimizer(
@@ -64,32 +61,6 @@ def scale_gradients(grads: list[Tensor], count: Float[Tensor, ""], clip: float) 
         norm = torch.nn.utils.get_total_norm(grads) * factor
         factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(grads, factor)
-
-
-def schedule(name: ScheduleName, peak: float, warmup: int, steps: int) -> Callable[[int], float]:
-    """The learning rate of update `step` (the first is 0): a straight rise over `warmup`, then the fall by its name.
-
-    inverse_root is the rule of Vaswani et al. 2017 (Noam), written by its peak; cosine and linear end at 0.
-
-    >>> schedule("linear", 1.0, 10, 110)(60)
-    0.5
-    """
-
-    def rate(step: int) -> float:
-        if step < warmup:
-            return peak * (step + 1) / warmup
-        done = min(1.0, (step - warmup) / max(1, steps - warmup))
-        match name:
-            case "inverse_root":
-                return peak * math.sqrt(max(1, warmup) / max(1, step + 1))
-            case "cosine":
-                return peak * 0.5 * (1 + math.cos(math.pi * done))
-            case "linear":
-                return peak * (1 - done)
-            case "constant":
-                return peak
-
-    return rate
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -12,7 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from regard.data.augmentation import AugmentConfig
 from regard.errors import RegardError
 from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_of
-from regard.train.optim import OptimizerName, ScheduleName
+from regard.train.optim import OptimizerName
+from regard.train.schedules import ScheduleName
 
 TaskName = Literal[
     "translate", "text2text", "language", "mask", "classify", "answer", "classify-images", "segment", "mask-images"
@@ -115,10 +116,12 @@ class TrainConfig:
     """word vectors (word2vec or GloVe text format) as initial embeddings"""
     target_vectors: str = ""
     validate_every: int = 500
-    validate_by: Literal["loss", "bleu", "accuracy", "f1", "iou", "last"] = "loss"
-    """what decides which model is kept: the loss or, where the task has it, another measure; or that it is the last"""
+    validate_by: Literal["loss", "bleu", "chrf", "exact_match", "accuracy", "f1", "iou", "last"] = "loss"
+    """metric that selects the model, where the task has it (ties are broken by the loss); or last: the last model"""
     patience: int = 0
-    """validations without a new best before training ends early; 0: never"""
+    """validations without improvement before training ends (schedule wsd: before the learning rate decays); 0: never"""
+    time: str = ""
+    """time budget, such as 10m or 1h30m: the learning rate decays in time for it (schedule wsd)"""
     save_every: int = 500
     keep_every: int = 0
     """steps after which the model as it is then is kept, in a folder of its own under steps; 0: never"""

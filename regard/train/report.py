@@ -5,7 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from regard.errors import RegardError
 from regard.files import write_whole
+from regard.train.schedules import format_duration
 
 Tell = Callable[[int, int | None], None]
 """what is called with how much of some work is done, and how much there is in all"""
@@ -68,8 +69,8 @@ class Report:
     """Collects the numbers of a run. Every line of metrics.jsonl is one JSON object with its step."""
 
     def __init__(self, path: Path, steps: int, step: int = 0, silent: bool = False, writes: bool = True) -> None:
-        self.path, self.silent, self.writes = path, silent, writes
-        self.began = time.monotonic()
+        self.path, self.steps, self.silent, self.writes = path, steps, silent, writes
+        self.first, self.began = step, time.monotonic()
         if writes:
             self._forget_after(step)
         console = Console(stderr=True)
@@ -81,7 +82,7 @@ class Report:
         self.board = _tensorboard(path.parent / "tensorboard") if writes else None
 
     def _forget_after(self, step: int) -> None:
-        """A resumed run repeats what came after its checkpoint: those lines go, so that none stands twice."""
+        """Removes the lines after a resumed run's checkpoint, whose steps are about to be repeated."""
         if self.path.exists():
             kept = [line for line in read_metrics(self.path) if line["step"] <= step]
             write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
@@ -100,18 +101,32 @@ class Report:
             for name, value in numbers.items():
                 self.board.add_scalar(f"{kind}/{name}", value, step)
         text = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+        text = f"step {step} of {self.steps}  {kind}  {text}"
         if self.bar is not None:
-            self.bar.update(self.task, completed=step)
             if kind == "train":
                 self.bar.update(self.task, note=f"loss {numbers['loss']:.3f}")
             else:
-                self.bar.console.print(f"step {step}  {kind}  {text}", highlight=False)
+                self.bar.console.print(text, highlight=False)
         elif not self.silent:
-            print(f"step {step}  {kind}  {text}", file=sys.stderr, flush=True)
+            print(f"{text}  {self._left(step)}" if kind == "train" else text, file=sys.stderr, flush=True)
+
+    def advance(self, step: int) -> None:
+        """Moves the bar to this step."""
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step, total=self.steps)
+
+    def _left(self, step: int) -> str:
+        """The time left, from the pace since this process began."""
+        pace = (time.monotonic() - self.began) / max(1, step - self.first)
+        return f"{format_duration(pace * max(0, self.steps - step))} left"
 
     def say(self, *lines: str) -> None:
-        if not self.silent:
-            for line in lines:
+        if self.silent:
+            return
+        for line in lines:
+            if self.bar is not None:
+                self.bar.console.print(line, highlight=False, markup=False)
+            else:
                 print(line, file=sys.stderr, flush=True)
 
     def __enter__(self) -> "Report":
@@ -127,13 +142,13 @@ class Report:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; a last line cut short by a crash is left out."""
+    """The lines of a metrics.jsonl, without what is not an object with a step, such as a line cut short by a crash."""
     lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            break
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict) and isinstance(found.get("step"), int):
+                lines.append(found)
     return lines
 
 

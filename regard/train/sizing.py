@@ -3,10 +3,16 @@
 import dataclasses
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Literal, NamedTuple, TypeVar
 
+from regard.data.scripts import is_unsegmented
 from regard.models import TransformerConfig
 from regard.train.corpus import Corpus
-from regard.train.recipe import Recipe, TokenizerConfig, TrainConfig
+from regard.train.recipe import Recipe, TokenizerConfig, TokenizerKind, TrainConfig
+
+Item = TypeVar("Item")
+# Validations without improvement after which the learning rate decays; there are about twenty in a run.
+PATIENCE = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,41 +31,95 @@ class _Size:
 
 # Little text wants a small model, much dropout and many passes. The last two rows are for a GPU.
 _SIZES = (
-    _Size(30_000, width=128, heads=4, layers=2, dropout=0.3, lr=3e-3, batch_tokens=1024, epochs=120),
-    _Size(150_000, width=128, heads=4, layers=3, dropout=0.3, lr=4e-3, batch_tokens=1024, epochs=80),
-    _Size(500_000, width=128, heads=4, layers=3, dropout=0.2, lr=4e-3, batch_tokens=2048, epochs=40),
-    _Size(1_500_000, width=192, heads=4, layers=3, dropout=0.2, lr=3e-3, batch_tokens=4096, epochs=20),
+    _Size(30_000, width=128, heads=4, layers=2, dropout=0.3, lr=2e-3, batch_tokens=1024, epochs=120),
+    _Size(150_000, width=128, heads=4, layers=3, dropout=0.3, lr=2e-3, batch_tokens=1024, epochs=80),
+    _Size(500_000, width=128, heads=4, layers=3, dropout=0.2, lr=2e-3, batch_tokens=2048, epochs=40),
+    _Size(1_500_000, width=192, heads=4, layers=3, dropout=0.2, lr=2e-3, batch_tokens=4096, epochs=20),
     _Size(6_000_000, width=256, heads=4, layers=4, dropout=0.15, lr=2e-3, batch_tokens=4096, epochs=12),
     _Size(40_000_000, width=512, heads=8, layers=6, dropout=0.1, lr=1e-3, batch_tokens=8192, epochs=8),
     _Size(float("inf"), width=512, heads=8, layers=6, dropout=0.1, lr=1e-3, batch_tokens=16384, epochs=4),
 )
 
 
+class PairProfile(NamedTuple):
+    """What the pairs are like, and what follows from it for tokenizers and for the metric that selects the model."""
+
+    spelling: bool
+    """sources are single words: pronunciation, inflection"""
+    symbols: bool
+    """targets are many words of one or two letters: phonemes separated by spaces"""
+    unsegmented: bool
+    """targets are written without spaces"""
+    target_words: float
+    target_characters: float
+
+    @property
+    def metric(self) -> Literal["bleu", "chrf", "exact_match"]:
+        """BLEU counts sequences of four words: it is 0 for shorter targets, and for text without spaces."""
+        if self.symbols or (self.target_words < 1.5 and self.target_characters < (8 if self.unsegmented else 20)):
+            return "exact_match"
+        return "chrf" if self.unsegmented or self.target_words < 4 else "bleu"
+
+    def reasons(self) -> list[str]:
+        """Why the tokenizer and the metric are what they are."""
+        sources = "sources are single words" if self.spelling else "sources are text"
+        targets = (
+            "targets are symbols separated by spaces"
+            if self.symbols
+            else "targets are written without spaces"
+            if self.unsegmented
+            else "targets are single words"
+            if self.target_words < 1.5
+            else f"targets have {self.target_words:.0f} words on average"
+        )
+        names = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match"}
+        return [f"tokenizer: {sources}", f"model selection by {names[self.metric]}: {targets}"]
+
+
+def profile_pairs(pairs: Sequence[tuple[str, str]]) -> PairProfile:
+    """The profile of sentence pairs, from a sample of them.
+
+    >>> profile_pairs([("cat", "cats"), ("dog", "dogs")]).metric
+    'exact_match'
+    """
+    sample = _sample(pairs)
+    sources, targets = ([pair[side].split() for pair in sample] for side in (0, 1))
+    words = fmean(map(len, targets))
+    symbols = words > 1.5 and _mean_letters(targets) < 2.5
+    return PairProfile(
+        spelling=fmean(map(len, sources)) < 1.5,
+        symbols=symbols,
+        unsegmented=not symbols and is_unsegmented(target for _, target in sample),
+        target_words=words,
+        target_characters=fmean(len(target) for _, target in sample),
+    )
+
+
 def suggest(corpus: Corpus, goes_on: bool = False) -> Recipe:
-    """The recipe for these pairs; `goes_on`: for a model that is trained already, which a fresh run's rate would undo.
+    """The recipe for these pairs; `goes_on`: to fine-tune a model, which the learning rate of a fresh run would undo.
 
     Single words in the source mean spelling (pronunciation, inflection): characters. Targets of many one- or
-    two-letter words are symbols separated by spaces (phonemes). All else is text: byte-pair encoding, one vocabulary
-    for both sides.
+    two-letter words are symbols separated by spaces (phonemes); targets without spaces are characters too. All else is
+    text: byte-pair encoding, one vocabulary for both sides.
 
     >>> from regard.data import Counts
     >>> suggest(Corpus([("abc", "e b i")] * 9, [("a", "e")], Counts())).tokenizer.target_kind
     'space'
     """
-    sample = corpus.training[:: max(1, len(corpus.training) // 5000)]
-    sources, targets = ([pair[side].split() for pair in sample] for side in (0, 1))
-    spelling = fmean(len(words) for words in sources) < 1.5
-    symbols = fmean(len(words) for words in targets) > 1.5 and _mean_letters(targets) < 2.5
-    words = {word for pair in sample for side in pair for word in side.split()}
-    letters = spelling and not symbols
-    target_length = 1 + fmean(len(pair[1]) if letters else 1.3 * len(pair[1].split()) for pair in sample)
+    sample, profile = _sample(corpus.training), profile_pairs(corpus.training)
+    by_character = (profile.spelling or profile.unsegmented) and not profile.symbols
+    target_length = 1 + fmean(len(pair[1]) if by_character else 1.3 * len(pair[1].split()) for pair in sample)
     tokens = len(corpus.training) * target_length
     size = next(size for size in _SIZES if tokens <= size.tokens)
+    kind: TokenizerKind = "char" if profile.spelling else "bpe"
+    target_kind: TokenizerKind = "space" if profile.symbols else "char" if by_character else kind
+    sides = (0, 1) if target_kind == "bpe" else (0,)
+    words = {word for pair in sample for side in sides for word in pair[side].split()}
     tokenizer = TokenizerConfig(
-        kind="char" if spelling else "bpe",
-        target_kind="space" if symbols else None,
+        kind=kind,
+        target_kind=None if target_kind == kind else target_kind,
         vocab_size=_vocabulary(len(words), len(sample), len(corpus.training)),
-        shared=not symbols,
+        shared=target_kind == kind,
     )
     epochs, least, lr = size.epochs, 500, size.lr
     if goes_on:
@@ -75,22 +135,22 @@ def suggest(corpus: Corpus, goes_on: bool = False) -> Recipe:
             encoder_layers=size.layers,
             decoder_layers=size.layers,
             dropout=size.dropout,
-            # These two learned the demo's grammar in half the steps (benchmarks/LOG.md).
+            # Worth 0.9 to 1.4 BLEU beside sinusoidal positions; QK-norm is worth nothing (benchmarks/README.md).
             positions="rotary",
-            qk_norm=True,
             max_len=256 if longest < 1000 else 512,
         ),
         train=TrainConfig(
             steps=steps,
             batch_tokens=size.batch_tokens,
             lr=lr,
-            schedule="linear" if goes_on else "cosine",
+            schedule="linear" if goes_on else "wsd",
             warmup=min(1000, steps // 10),
             validate_every=max(100, steps // 20),
             save_every=max(100, steps // 20),
+            patience=0 if goes_on else PATIENCE,
             ema=0.999 if steps > 5000 else 0.99,
-            # Exact outputs go on improving while the likelihood no longer does.
-            validate_by="bleu",
+            # Exact outputs keep improving when the likelihood no longer does.
+            validate_by=profile.metric,
         ),
     )
 
@@ -101,8 +161,12 @@ def vocabulary_for(texts: Sequence[str]) -> int:
     >>> vocabulary_for(["the cat sat"])
     1000
     """
-    sample = texts[:: max(1, len(texts) // 5000)]
+    sample = _sample(texts)
     return _vocabulary(len({word for text in sample for word in text.split()}), len(sample), len(texts))
+
+
+def _sample(items: Sequence[Item]) -> Sequence[Item]:
+    return items[:: max(1, len(items) // 5000)]
 
 
 def _mean_letters(lines: list[list[str]]) -> float:

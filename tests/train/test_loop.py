@@ -114,6 +114,7 @@ def test_what_a_run_leaves_behind(plain):
         "metrics.jsonl",
         "model.safetensors",
         "state/last.safetensors",
+        "state/lock",
         "tokenizer.json",
         "training.json",
     ]
@@ -123,7 +124,7 @@ def test_what_a_run_leaves_behind(plain):
     assert training["data"]["training"]["pairs"] == 200
     assert len(training["data"]["validation"]["sha256"]) == 64
     assert training["versions"]["torch"] == torch.__version__
-    assert set(training["validation"]) == {"nll", "perplexity", "bleu", "exact_match"}
+    assert set(training["validation"]) == {"nll", "perplexity", "bleu", "chrf", "exact_match"}
 
 
 def test_metrics(plain):
@@ -161,7 +162,7 @@ def test_ctrl_c_saves_says_so_and_goes_on_exactly(lively, tmp_path, monkeypatch)
     handler = signal.getsignal(signal.SIGINT)
     with (
         at_step(monkeypatch, 4, press_ctrl_c),
-        pytest.raises(RegardError, match=r"Interrupted; everything up to step 5 is saved in .* goes on from there"),
+        pytest.raises(RegardError, match=r"Interrupted; everything up to step 5 is saved in .* resumes the run"),
     ):
         run(recipe, tmp_path)
     assert signal.getsignal(signal.SIGINT) is handler
@@ -192,7 +193,7 @@ def test_a_finished_run_is_not_run_again(plain, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(loop, "work", lambda *_, **__: pytest.fail("it trains again"))
     translator = train(small(), tmp_path / "out", corpus=small_corpus())
     assert translator("The cat sleeps.") is not None
-    assert "holds the whole run already: 12 steps" in capsys.readouterr().err
+    assert "holds the finished run: 12 steps" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -208,7 +209,7 @@ def test_what_does_not_change_the_outcome_may_change(plain, tmp_path, monkeypatc
     ("change", "says"),
     [
         ({"train": {"lr": 0.5}}, "holds a run with train.lr = 0.002, not 0.5."),
-        ({"train": {"steps": 13}}, "holds a run with train.steps = 12, not 13."),
+        ({"train": {"steps": 11}}, "holds a run of 12 steps, more than train.steps (11)."),
         ({"model": {"width": 32}}, "holds a run with model.width = 16, not 32."),
         ({"model": {"family": "seq2seq"}}, "holds a run with model.family = 'transformer', not 'seq2seq'."),
         ({"tokenizer": {"kind": "char"}}, "holds a run with tokenizer.kind = 'bpe', not 'char'."),

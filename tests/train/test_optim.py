@@ -1,4 +1,4 @@
-"""Optimisers and schedules."""
+"""Optimizers and schedules."""
 
 import math
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from regard.train.optim import make_optimizer, scale_gradients, schedule, set_rate
+from regard.train.optim import make_optimizer, scale_gradients, set_rate
+from regard.train.schedules import Schedule
 
 
 @pytest.mark.parametrize(
@@ -32,12 +33,12 @@ from regard.train.optim import make_optimizer, scale_gradients, schedule, set_ra
     ],
 )
 def test_schedules(name, step, expected):
-    assert schedule(name, 1.0, warmup=5, steps=25)(step) == pytest.approx(expected, abs=1e-12)
+    assert Schedule(name, 1.0, warmup=5, steps=25).rate(step) == pytest.approx(expected, abs=1e-12)
 
 
 def test_inverse_root_is_the_published_rule():
     width, warmup = 512, 4000
-    ours = schedule("inverse_root", (width * warmup) ** -0.5, warmup, 100_000)
+    ours = Schedule("inverse_root", (width * warmup) ** -0.5, warmup, 100_000).rate
     for number in (1, 100, 4000, 4001, 50_000):  # the paper counts its steps from 1
         published = width**-0.5 * min(number**-0.5, number * warmup**-1.5)
         assert ours(number - 1) == pytest.approx(published, rel=1e-9)
@@ -45,7 +46,7 @@ def test_inverse_root_is_the_published_rule():
 
 @pytest.mark.parametrize("name", ["cosine", "linear", "inverse_root", "constant"])
 def test_no_warm_up(name):
-    assert schedule(name, 0.5, warmup=0, steps=10)(0) == pytest.approx(0.5)
+    assert Schedule(name, 0.5, warmup=0, steps=10).rate(0) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])

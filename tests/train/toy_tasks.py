@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[type[Any], set[str]]] = {
     "mask": (TextEncoder, set()),
     "classify": (TextEncoder, {"accuracy"}),
     "answer": (TextEncoder, {"exact_match", "f1"}),
-    "text2text": (Translator, {"bleu", "exact_match"}),
+    "text2text": (Translator, {"bleu", "chrf", "exact_match"}),
 }
 
 

@@ -21,10 +21,11 @@ from regard.train.tasks.held import Held, with_validation
 
 # Questions of the validation set that are answered each time.
 JUDGED = 500
+ENOUGH_QUESTIONS = 20_000
 
 
 class Answer:
-    qualities: tuple[str, ...] = ("f1",)
+    qualities: tuple[str, ...] = ("f1", "exact_match")
     unit = "question"
     try_it = 'regard answer {out} --question "…" --context "…"'
 
@@ -47,7 +48,7 @@ class Answer:
                 steps,
                 batch,
                 lr=1e-4 if goes_on else 1e-3,
-                schedule="linear" if goes_on else "cosine",
+                schedule="linear" if goes_on else "wsd",
                 validate_by="f1",
             ),
         )
@@ -95,6 +96,14 @@ class Answer:
         answers = bundle.answer(questions, empty=any(not one.answers for one in corpus.training))
         exact, f1 = squad_scores({one.id: text for one, text in zip(questions, answers)}, questions)
         return {"exact_match": exact, "f1": f1}
+
+    def reasons(self, corpus: Held[Question], recipe: Recipe) -> list[str]:
+        return [f"size and steps: {len(corpus.training):,} questions; model selection by F1"]
+
+    def warnings(self, corpus: Held[Question]) -> list[str]:
+        if len(corpus.training) >= ENOUGH_QUESTIONS:
+            return []
+        return [f"{len(corpus.training):,} questions are few to train from scratch: fine-tune an encoder with --from."]
 
 
 def places_loss(

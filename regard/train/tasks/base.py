@@ -1,7 +1,8 @@
 """What the training loop asks of a task: the task knows the data and what is good, the loop knows how to train."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -82,16 +83,37 @@ class Task(Protocol):
     def judge(self, bundle: Any, corpus: Any) -> dict[str, float]:
         """Measures of validation beside the loss."""
 
+    def reasons(self, corpus: Any, recipe: Recipe) -> list[str]:
+        """What was chosen from the data, and why: a sentence each."""
+
+    def warnings(self, corpus: Any) -> list[str]:
+        """What about the data may disappoint, with what to expect: a sentence each."""
+
+
+def warn_of_rare_labels(counts: Mapping[str, int], items: str, enough: int) -> list[str]:
+    """A warning if most labels have few examples.
+
+    >>> warn_of_rare_labels({"cat": 30, "dog": 31}, "images", enough=200)[0][:48]
+    '30 images per label (median) are few for a model'
+    """
+    median = int(statistics.median_low(counts.values())) if counts else 0
+    if median >= enough:
+        return []
+    return [
+        f"{median} {items} per label (median) are few for a model trained from scratch: expect it to be right far less "
+        f"often on new {items} than on these. From about {enough} it becomes useful; or fine-tune a model with --from."
+    ]
+
 
 def suggested_training(steps: int, batch_tokens: int, lr: float, **changes: Any) -> TrainConfig:
-    """AdamW, a tenth of the steps to warm up, ten validations: how most tasks are trained where nobody says otherwise.
+    """The defaults of most tasks: AdamW, a tenth of the steps as warm-up, twenty validations, early stopping.
 
     >>> suggested_training(5000, 4096, 1e-3, validate_by="f1").warmup
     500
     """
-    every = max(50, steps // 10)
+    every = max(50, steps // 20)
     usual: dict[str, Any] = dict(optimizer="adamw", warmup=min(1000, steps // 10), weight_decay=0.01)
-    usual |= dict(label_smoothing=0.0, validate_every=every, save_every=every)
+    usual |= dict(label_smoothing=0.0, validate_every=every, save_every=every, schedule="wsd", patience=5)
     return TrainConfig(steps=steps, batch_tokens=batch_tokens, lr=lr, **(usual | changes))
 
 

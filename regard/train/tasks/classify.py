@@ -1,6 +1,7 @@
 """Texts with labels to a model that gives a text its label."""
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 from regard.data import Batch, Tokenizer
@@ -13,11 +14,21 @@ from regard.models.bert import bert_tiny
 from regard.train.losses import LossParts
 from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from regard.train.sizing import vocabulary_for
-from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss, suggested_training
+from regard.train.tasks.base import (
+    Encoded,
+    Features,
+    Shape,
+    Tokenizers,
+    features_loss,
+    suggested_training,
+    warn_of_rare_labels,
+)
 from regard.train.tasks.held import Held, with_validation
 
 # Texts of the validation set that are classified each time.
 JUDGED = 2000
+# Per label; below it accuracy on new texts is poor.
+ENOUGH_TEXTS = 100
 
 
 class Classify:
@@ -54,7 +65,7 @@ class Classify:
                 steps,
                 batch,
                 lr=1e-4 if goes_on else 1e-3,
-                schedule="linear" if goes_on else "cosine",
+                schedule="linear" if goes_on else "wsd",
                 label_smoothing=0.1,
                 validate_by="accuracy",
             ),
@@ -115,3 +126,10 @@ class Classify:
         found = bundle.classify([one.texts for one in examples], truncate=True)
         right = sum(answer.label == example.label for answer, example in zip(found, examples))
         return {"accuracy": 100 * right / len(examples)}
+
+    def reasons(self, corpus: Held[Labelled], recipe: Recipe) -> list[str]:
+        labels = len(label_names(corpus.training))
+        return [f"size and steps: {len(corpus.training):,} texts, {labels} labels; model selection by accuracy"]
+
+    def warnings(self, corpus: Held[Labelled]) -> list[str]:
+        return warn_of_rare_labels(Counter(one.label for one in corpus.training), "texts", ENOUGH_TEXTS)

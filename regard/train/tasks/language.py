@@ -17,6 +17,7 @@ from regard.train.tasks.held import Held
 
 # Below so many characters letters are learned; above, pieces of words.
 FEW_CHARACTERS = 5_000_000
+ENOUGH_CHARACTERS = 300_000
 
 
 class Language:
@@ -77,3 +78,15 @@ class Language:
 
     def judge(self, bundle: LanguageModel, corpus: Held[str]) -> dict[str, float]:
         return {}
+
+    def reasons(self, corpus: Held[str], recipe: Recipe) -> list[str]:
+        count = sum(map(len, corpus.training))
+        return [f"tokenizer {recipe.tokenizer.kind}, size and steps: {count:,} characters of text"]
+
+    def warnings(self, corpus: Held[str]) -> list[str]:
+        count = sum(map(len, corpus.training))
+        if count >= ENOUGH_CHARACTERS:
+            return []
+        return [
+            f"{count:,} characters are few: the model will repeat pieces of them. Expect text from about 1 million."
+        ]

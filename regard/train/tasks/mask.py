@@ -16,6 +16,8 @@ from regard.train.sizing import vocabulary_for
 from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss, suggested_training
 from regard.train.tasks.held import Held, with_validation
 
+ENOUGH_TEXTS = 10_000
+
 
 class Mask:
     qualities: tuple[str, ...] = ()
@@ -74,6 +76,14 @@ class Mask:
 
     def judge(self, bundle: TextEncoder, corpus: Held[str]) -> dict[str, float]:
         return {}
+
+    def reasons(self, corpus: Held[str], recipe: Recipe) -> list[str]:
+        return [f"size and steps: {len(corpus.training):,} texts"]
+
+    def warnings(self, corpus: Held[str]) -> list[str]:
+        if len(corpus.training) >= ENOUGH_TEXTS:
+            return []
+        return [f"{len(corpus.training):,} texts are few: an encoder needs far more to be worth fine-tuning."]
 
 
 def _lines(files: tuple[str, ...]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +28,7 @@ from regard.models import ViTConfig
 from regard.train.corpus import describe_split
 from regard.train.recipe import DataConfig, Recipe, TaskName, TokenizerConfig, TrainConfig
 from regard.train.report import Tell
-from regard.train.tasks.base import Encoded, Shape, Tokenizers, suggested_training
+from regard.train.tasks.base import Encoded, Shape, Tokenizers, suggested_training, warn_of_rare_labels
 
 Need = Literal["labels", "masks", "nothing"]
 # Of each label this share of the pictures is set aside, and at most so many in all.
@@ -36,6 +37,8 @@ SHARE, MOST = 0.1, 2000
 NOTHING = 255
 # A picture has at least so many patches, where the choice is ours, and patches no longer sides than this.
 FEWEST, LONGEST = 49, 16
+# Per label; below it a model trained from scratch mostly guesses.
+ENOUGH_IMAGES = 200
 
 
 Images = ImageSet | RaggedImages
@@ -245,6 +248,19 @@ class PictureTask(ABC):
         training.smallest().changed(model.channels, patch)  # what cannot be done to it is said before the first step
         note = f"a picture has {training.usual:.0f} tokens on average, of {patch}×{patch} pixels each"
         return Encoded(training, validation, note)
+
+    def reasons(self, corpus: Pictures, recipe: Recipe) -> list[str]:
+        height, width, _ = corpus.shape
+        return [f"size, patches and steps: {len(corpus.training.rows):,} images of {height}×{width} pixels"]
+
+    def warnings(self, corpus: Pictures) -> list[str]:
+        images, rows = corpus.training
+        if self.need == "labels":
+            labels = Counter(images.names[label] for label in images.labels[rows].tolist())
+            return warn_of_rare_labels(labels, "images", ENOUGH_IMAGES)
+        if len(rows) >= 10 * ENOUGH_IMAGES:
+            return []
+        return [f"{len(rows):,} images are few for a model trained from scratch: fine-tune one with --from."]
 
     @abstractmethod
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B *pixels"]:

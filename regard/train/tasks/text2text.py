@@ -56,7 +56,7 @@ class Text2Text(Translate):
         sizes = {name: getattr(recipe.model, name) for name in names}
         # T5's own form, unscaled scores and embeddings, wants more data than most people have.
         scores = dict.fromkeys(("encoder_score", "decoder_score", "cross_score"), "scaled_dot")
-        model = t5_small(**sizes, **scores, head_width=0, tied=True, embedding_scale=True, qk_norm=True)
+        model = t5_small(**sizes, **scores, head_width=0, tied=True, embedding_scale=True)
         return dataclasses.replace(recipe, task="text2text", model=model)
 
 

@@ -12,7 +12,7 @@ from regard.train.corpus import Corpus, read_corpus, train_tokenizers
 from regard.train.losses import LossParts
 from regard.train.metrics import text_scores
 from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.train.sizing import suggest
+from regard.train.sizing import profile_pairs, suggest
 from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss
 
 # Sentences of the validation set that are translated for BLEU each time.
@@ -20,7 +20,7 @@ BLEU_SENTENCES = 500
 
 
 class Translate:
-    qualities: tuple[str, ...] = ("bleu",)
+    qualities: tuple[str, ...] = ("bleu", "chrf", "exact_match")
     unit = "token"
     try_it = 'regard translate {out} "…"'
 
@@ -73,4 +73,17 @@ class Translate:
         pairs = corpus.validation[:BLEU_SENTENCES]
         outputs = bundle.translate([source for source, _ in pairs], DecodeConfig(method="greedy"), truncate=True)
         scores = text_scores([best[0].text for best in outputs], [target for _, target in pairs])
-        return {"bleu": scores.bleu, "exact_match": scores.exact_match}
+        return {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_match}
+
+    def reasons(self, corpus: Corpus, recipe: Recipe) -> list[str]:
+        return profile_pairs(corpus.training).reasons()
+
+    def warnings(self, corpus: Corpus) -> list[str]:
+        spelling, count = profile_pairs(corpus.training).spelling, len(corpus.training)
+        enough, what = (1_000, "words") if spelling else (10_000, "sentence pairs")
+        if count >= enough:
+            return []
+        return [
+            f"{count:,} pairs are few: from fewer than about {enough:,} {what} a model learns the commonest patterns "
+            "and fails on most new input. More data helps most; or fine-tune a trained model with --from."
+        ]

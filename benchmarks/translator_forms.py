@@ -1,0 +1,103 @@
+"""What QK-norm, rotary positions and the schedule are worth: the suggested recipe for translation in several forms.
+
+    python benchmarks/translator_forms.py --data ../data --out runs/forms --jobs 8 --seeds 1 2
+
+Every run takes the recipe that `regard train` suggests for the data, with the form's changes and the last model kept,
+and is scored on the validation data with a beam of 5: BLEU for sentences, exact match for pronunciations. A line of JSON
+per run goes to results.jsonl. `--only multi30k/rotary` runs the names that contain it.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+DATA = {
+    "multi30k": (("multi30k/train.en.gz", "multi30k/train.de.gz"), ("multi30k/val.en.gz", "multi30k/val.de.gz")),
+    "tatoeba": (
+        ("tatoeba/en-fr/train.en.gz", "tatoeba/en-fr/train.fr.gz"),
+        ("tatoeba/en-fr/val.en.gz", "tatoeba/en-fr/val.fr.gz"),
+    ),
+    "hun": (("g2p/hun_train.tsv.gz",), ("g2p/hun_dev.tsv.gz",)),
+    "fre": (("g2p/fre_train.tsv.gz",), ("g2p/fre_dev.tsv.gz",)),
+}
+# Changes of [model], and of [train]; `lr` is a factor.
+FORMS = {
+    "rotary+qk": ({"positions": "rotary", "qk_norm": True}, {}),
+    "rotary": ({"positions": "rotary", "qk_norm": False}, {}),
+    "sinusoidal": ({"positions": "sinusoidal", "qk_norm": False}, {}),
+    "sinusoidal+qk": ({"positions": "sinusoidal", "qk_norm": True}, {}),
+    "rotary lr/2": ({"positions": "rotary", "qk_norm": False}, {"lr": 0.5}),
+    "sinusoidal lr/2": ({"positions": "sinusoidal", "qk_norm": False}, {"lr": 0.5}),
+    "rotary+qk wsd": ({"positions": "rotary", "qk_norm": True}, {"schedule": "wsd"}),
+    "rotary wsd": ({"positions": "rotary", "qk_norm": False}, {"schedule": "wsd"}),
+}
+
+
+def run_one(data: Path, out: Path, name: str, form: str, seed: int) -> dict:
+    from regard.decode import DecodeConfig
+    from regard.train import DataConfig, read_corpus, suggest, text_scores, train
+    from regard.train.recipe import recipe_from, recipe_table
+
+    files, validation = (tuple(str(data / file) for file in part) for part in DATA[name])
+    config = DataConfig(files=files, validation=validation)
+    corpus = read_corpus(config)
+    table = recipe_table(suggest(corpus)) | {"data": {"files": files, "validation": validation}}
+    model, training = FORMS[form]
+    table["model"] |= model
+    table["train"] |= training | {"lr": table["train"]["lr"] * training.get("lr", 1.0), "seed": seed}
+    table["train"] |= {"validate_every": table["train"]["steps"], "validate_by": "last", "patience": 0}
+    began = time.monotonic()
+    translator = train(recipe_from(table), out, corpus=corpus, quiet=True)
+    seconds = time.monotonic() - began
+    answers = translator.translate([source for source, _ in corpus.validation], DecodeConfig(beam=5), truncate=True)
+    scores = text_scores([best[0].text for best in answers], [target for _, target in corpus.validation])
+    return {
+        **{"data": name, "form": form, "seed": seed, "steps": table["train"]["steps"], "seconds": round(seconds)},
+        **{"bleu": round(scores.bleu, 2), "exact_match": round(scores.exact_match, 2), "chrf": round(scores.chrf, 2)},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--only", default="")
+    parser.add_argument("--minutes", type=float, default=600, help="no run starts after this")
+    parser.add_argument("--run", nargs=3, metavar=("DATA", "FORM", "SEED"), help="a single run, in this process")
+    options = parser.parse_args()
+    if options.run:
+        name, form, seed = options.run
+        print(json.dumps(run_one(options.data, options.out, name, form, int(seed))))
+        return
+    began = time.monotonic()
+    options.out.mkdir(parents=True, exist_ok=True)
+
+    def launch(job: tuple[str, str, int]) -> None:
+        if time.monotonic() - began > 60 * options.minutes:
+            return
+        name, form, seed = job
+        folder = options.out / f"{name}-{form.replace(' ', '-').replace('/', '-')}-{seed}"
+        command = [sys.executable, __file__, "--data", options.data, "--out", folder, "--run", name, form, str(seed)]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        line = (
+            done.stdout.strip().splitlines()[-1]
+            if done.returncode == 0
+            else json.dumps({"data": name, "form": form, "seed": seed, "error": done.stderr[-2000:]})
+        )
+        print(line, flush=True)
+        with open(options.out / "results.jsonl", "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    jobs = [(name, form, seed) for seed in options.seeds for form in FORMS for name in DATA]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(launch, [job for job in jobs if options.only in f"{job[0]}/{job[1]}"]))
+
+
+if __name__ == "__main__":
+    main()
