@@ -39,7 +39,7 @@ from regard.models import family_of
 from regard.train.metrics import squad_scores, text_scores
 from regard.viewer import align, alignment_error_rate, attentions, best_layer, clearest_layer, read_links
 
-BleuTokenizer = Literal["13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none", "flores101", "flores200", "spm"]
+BleuTokenizer = Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"]
 # Pairs of the phrasebook's validation split by which the layer is chosen.
 VALIDATION_SIZE = 500
 
@@ -69,8 +69,8 @@ class Options:
     empty: Empty = False
     label: str = LABEL
     """of pictures: the column, or the array, that holds the labels"""
-    bleu_tokenizer: BleuTokenizer = "13a"
-    """of translations: sacreBLEU's tokenizer for BLEU"""
+    bleu_tokenizer: BleuTokenizer = "auto"
+    """of translations: sacreBLEU's tokenizer; auto: 13a, or what fits references written without spaces"""
     confusion: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """of labels: a picture of what was taken for what, .png or .svg; the numbers are in --json"""
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
@@ -93,6 +93,7 @@ def run(argv: list[str]) -> int:
     if kind is not Translator and not options.ensemble:
         measure = {LanguageModel: _language, TextEncoder: _encoder, ImageModel: _images}[kind]
         return _tell({"data": list(options.data)} | measure(options), options)
+    text_scores([], [], options.bleu_tokenizer)  # an error of its comes before the minutes of translating, not after
     examples = _examples(options)
     translator = open_translator(options.model, options.device, options.ensemble)
     results = {"data": list(options.data), "sentences": len(examples.pairs)}

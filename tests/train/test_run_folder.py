@@ -114,7 +114,9 @@ def test_a_finished_run_is_extended(tmp_path, finished):
     steps = [(line["step"], line["kind"]) for line in read_metrics(tmp_path / "out" / METRICS)]
     assert steps[:8] == [(s, k) for s, k in steps[:8] if s <= 12]  # what was there stays
     assert steps[-1] == (16, "validation")
-    assert json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))["recipe"]["train"]["steps"] == 16
+    assert (
+        json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))["recipe"]["train"]["steps"] == 16
+    )
     before = weights_of(tmp_path / "out")
     run(small(train={"steps": 16}), tmp_path / "out")  # and is finished again
     assert same_bits(weights_of(tmp_path / "out"), before)
