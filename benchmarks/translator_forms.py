@@ -2,9 +2,10 @@
 
     python benchmarks/translator_forms.py --data ../data --out runs/forms --jobs 8 --seeds 1 2
 
-Every run takes the recipe that `regard train` suggests for the data, with the form's changes and the last model kept,
-and is scored on the validation data with a beam of 5: BLEU for sentences, exact match for pronunciations. A line of JSON
-per run goes to results.jsonl. `--only multi30k/rotary` runs the names that contain it.
+Every run takes the recipe that `regard train` suggests for the data, with the form's changes, and is scored on the
+validation data with a beam of 5: BLEU for sentences, exact match for pronunciations. "suggested" is the recipe itself,
+with early stopping; the other forms train for all its steps and keep the last model. A line of JSON per run goes to
+results.jsonl. `--only multi30k/rotary` runs the names that contain it.
 """
 
 import argparse
@@ -24,16 +25,14 @@ DATA = {
     "hun": (("g2p/hun_train.tsv.gz",), ("g2p/hun_dev.tsv.gz",)),
     "fre": (("g2p/fre_train.tsv.gz",), ("g2p/fre_dev.tsv.gz",)),
 }
-# Changes of [model], and of [train]; `lr` is a factor.
-FORMS = {
-    "rotary+qk": ({"positions": "rotary", "qk_norm": True}, {}),
-    "rotary": ({"positions": "rotary", "qk_norm": False}, {}),
-    "sinusoidal": ({"positions": "sinusoidal", "qk_norm": False}, {}),
-    "sinusoidal+qk": ({"positions": "sinusoidal", "qk_norm": True}, {}),
-    "rotary lr/2": ({"positions": "rotary", "qk_norm": False}, {"lr": 0.5}),
-    "sinusoidal lr/2": ({"positions": "sinusoidal", "qk_norm": False}, {"lr": 0.5}),
-    "rotary+qk wsd": ({"positions": "rotary", "qk_norm": True}, {"schedule": "wsd"}),
-    "rotary wsd": ({"positions": "rotary", "qk_norm": False}, {"schedule": "wsd"}),
+# Changes of [model], and of [train].
+COSINE = {"schedule": "cosine", "patience": 0, "validate_by": "last"}
+FORMS: dict[str, tuple[dict, dict]] = {
+    "suggested": ({}, {}),
+    "rotary": ({"positions": "rotary", "qk_norm": False}, COSINE),
+    "rotary+qk": ({"positions": "rotary", "qk_norm": True}, COSINE),
+    "sinusoidal": ({"positions": "sinusoidal", "qk_norm": False}, COSINE),
+    "rotary wsd": ({"positions": "rotary", "qk_norm": False}, COSINE | {"schedule": "wsd"}),
 }
 
 
@@ -41,6 +40,7 @@ def run_one(data: Path, out: Path, name: str, form: str, seed: int) -> dict:
     from regard.decode import DecodeConfig
     from regard.train import DataConfig, read_corpus, suggest, text_scores, train
     from regard.train.recipe import recipe_from, recipe_table
+    from regard.train.report import read_metrics
 
     files, validation = (tuple(str(data / file) for file in part) for part in DATA[name])
     config = DataConfig(files=files, validation=validation)
@@ -48,8 +48,9 @@ def run_one(data: Path, out: Path, name: str, form: str, seed: int) -> dict:
     table = recipe_table(suggest(corpus)) | {"data": {"files": files, "validation": validation}}
     model, training = FORMS[form]
     table["model"] |= model
-    table["train"] |= training | {"lr": table["train"]["lr"] * training.get("lr", 1.0), "seed": seed}
-    table["train"] |= {"validate_every": table["train"]["steps"], "validate_by": "last", "patience": 0}
+    table["train"] |= training | {"seed": seed}
+    if training:
+        table["train"]["validate_every"] = table["train"]["steps"]
     began = time.monotonic()
     translator = train(recipe_from(table), out, corpus=corpus, quiet=True)
     seconds = time.monotonic() - began
@@ -57,6 +58,7 @@ def run_one(data: Path, out: Path, name: str, form: str, seed: int) -> dict:
     scores = text_scores([best[0].text for best in answers], [target for _, target in corpus.validation])
     return {
         **{"data": name, "form": form, "seed": seed, "steps": table["train"]["steps"], "seconds": round(seconds)},
+        **{"best_step": translator.training["step"], "last_step": read_metrics(out / "metrics.jsonl")[-1]["step"]},
         **{"bleu": round(scores.bleu, 2), "exact_match": round(scores.exact_match, 2), "chrf": round(scores.chrf, 2)},
     }
 

@@ -54,7 +54,7 @@ def text_scores(outputs: Sequence[str], references: Sequence[str], bleu_tokenize
     name = bleu_tokenizer_for(references) if bleu_tokenizer == "auto" else bleu_tokenizer
     try:
         bleu = BLEU(tokenize=name)
-    except (ValueError, RuntimeError, ImportError) as error:
+    except (KeyError, ValueError, RuntimeError, ImportError) as error:
         hint = f"Choose from: {', '.join(BLEU.TOKENIZERS)}; some need a package of their own."
         raise RegardError(f"sacreBLEU cannot use the tokenizer {name!r}: {error}.", hint) from None
     if not outputs:

@@ -433,7 +433,7 @@ def test_too_few_to_set_some_aside(tmp_path):
         (
             "classify-images",
             {"train": {"validate_by": "iou"}},
-            "A model trained to classify-images is not judged by iou.",
+            "train.validate_by = 'iou' does not fit the task classify-images.",
         ),
         ("classify-images", {"model": {"patch": 5}}, "An image of 12×12 pixels does not divide into patches of 5×5."),
         ("classify-images", {"augment": {"crop": 12}}, "crop = 12 moves whole pictures away."),

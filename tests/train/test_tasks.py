@@ -179,14 +179,14 @@ def test_an_empty_file_to_validate_with(tmp_path, task):
         ("language", "accuracy", "loss, last"),
         ("mask", "bleu", "loss, last"),
         ("classify", "f1", "loss, accuracy, last"),
-        ("answer", "accuracy", "loss, f1, last"),
-        ("text2text", "f1", "loss, bleu, last"),
+        ("answer", "accuracy", "loss, f1, exact_match, last"),
+        ("text2text", "f1", "loss, bleu, chrf, exact_match, last"),
     ],
 )
 def test_a_measure_of_another_task(tmp_path, task, measure, known):
     recipe = toy(task, tmp_path, train={"validate_by": measure})
     assert said(recipe, tmp_path / "out") == (
-        f"A model trained to {task} is not judged by {measure}. Choose train.validate_by from: {known}."
+        f"train.validate_by = '{measure}' does not fit the task {task}. Choose train.validate_by from: {known}."
     )
 
 

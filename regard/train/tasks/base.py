@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.data import Batch, Tokenizer
 from regard.data.special import Special
+from regard.folder import find_device
 from regard.models import ModelConfig
 from regard.train.losses import LossParts, token_loss
 from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
@@ -88,6 +89,11 @@ class Task(Protocol):
 
     def warnings(self, corpus: Any) -> list[str]:
         """What about the data may disappoint, with what to expect: a sentence each."""
+
+
+def has_gpu() -> bool:
+    """Whether there is anything faster than a CPU to train on."""
+    return find_device("auto").type != "cpu"
 
 
 def warn_of_rare_labels(counts: Mapping[str, int], items: str, enough: int) -> list[str]:

@@ -12,12 +12,22 @@ from regard.models import GPTConfig
 from regard.train.corpus import describe_split
 from regard.train.losses import LossParts
 from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss, suggested_training
+from regard.train.tasks.base import (
+    Encoded,
+    Features,
+    Shape,
+    Tokenizers,
+    features_loss,
+    has_gpu,
+    suggested_training,
+)
 from regard.train.tasks.held import Held
 
 # Below so many characters letters are learned; above, pieces of words.
 FEW_CHARACTERS = 5_000_000
 ENOUGH_CHARACTERS = 300_000
+# Without a GPU a suggested run is a small model on this many tokens: about ten minutes on two cores.
+CPU_TOKENS = 10_000_000
 
 
 class Language:
@@ -35,10 +45,10 @@ class Language:
         characters = sum(map(len, corpus.training))
         letters = characters < FEW_CHARACTERS
         tokens = characters if letters else characters // 4
-        small = tokens < 300_000
+        small = tokens < 300_000 or not has_gpu()
         width, layers, context = (128, 4, 128) if small else (256, 6, 256)
         batch = 4096 if small else 8192
-        epochs = max(1, min(20, 20_000_000 // tokens))
+        epochs = max(1, min(20, (20_000_000 if has_gpu() else CPU_TOKENS) // tokens))
         steps = max(200, int(epochs * tokens / batch))
         return Recipe(
             task="language",
@@ -81,7 +91,8 @@ class Language:
 
     def reasons(self, corpus: Held[str], recipe: Recipe) -> list[str]:
         count = sum(map(len, corpus.training))
-        return [f"tokenizer {recipe.tokenizer.kind}, size and steps: {count:,} characters of text"]
+        where = "" if has_gpu() else "; a small model, since there is no GPU"
+        return [f"tokenizer {recipe.tokenizer.kind}, size and steps: {count:,} characters of text{where}"]
 
     def warnings(self, corpus: Held[str]) -> list[str]:
         count = sum(map(len, corpus.training))

@@ -28,7 +28,7 @@ from regard.models import ViTConfig
 from regard.train.corpus import describe_split
 from regard.train.recipe import DataConfig, Recipe, TaskName, TokenizerConfig, TrainConfig
 from regard.train.report import Tell
-from regard.train.tasks.base import Encoded, Shape, Tokenizers, suggested_training, warn_of_rare_labels
+from regard.train.tasks.base import Encoded, Shape, Tokenizers, has_gpu, suggested_training, warn_of_rare_labels
 
 Need = Literal["labels", "masks", "nothing"]
 # Of each label this share of the pictures is set aside, and at most so many in all.
@@ -251,7 +251,8 @@ class PictureTask(ABC):
 
     def reasons(self, corpus: Pictures, recipe: Recipe) -> list[str]:
         height, width, _ = corpus.shape
-        return [f"size, patches and steps: {len(corpus.training.rows):,} images of {height}×{width} pixels"]
+        where = "" if has_gpu() else "; a small model, since there is no GPU"
+        return [f"size, patches and steps: {len(corpus.training.rows):,} images of {height}×{width} pixels{where}"]
 
     def warnings(self, corpus: Pictures) -> list[str]:
         images, rows = corpus.training
@@ -288,6 +289,8 @@ _SIZES = (
     _Size(30_000, width=192, heads=6, layers=6, batch=128, passes=40),
     _Size(float("inf"), width=192, heads=6, layers=8, batch=256, passes=30),
 )
+# Without a GPU: about a quarter of an hour on two cores for a few thousand images of 80×80 pixels.
+_CPU_SIZE = _Size(float("inf"), width=128, heads=4, layers=4, batch=64, passes=30)
 
 
 def suggested(
@@ -303,7 +306,7 @@ def suggested(
     """A recipe for these pictures; `passes` is how much more often than usual they are seen."""
     height, width, channels = corpus.shape
     count = len(corpus.training.rows)
-    size = next(size for size in _SIZES if count <= size.pictures)
+    size = next(size for size in _SIZES if count <= size.pictures) if has_gpu() else _CPU_SIZE
     images = corpus.training.images
     patch = images.patch if corpus.ragged else patch_for(height, width)
     batch = min(size.batch, count)
