@@ -134,6 +134,7 @@ def numbered_texts(texts: tuple[str, ...], file: Path | None, invitation: str) -
     """The texts of a command, each with its name: its arguments, or the lines of a file or of standard input."""
     if texts and file is not None:
         raise RegardError("Both --input and lines as arguments are given.", "Give one of them.")
+    file = None if file == Path(STDIN) else file
     for number, text in enumerate(texts, 1):
         yield f"text {number}", as_text(text, f"text {number}")
     if texts:
@@ -155,7 +156,7 @@ def named_blocks(texts: tuple[str, ...], file: Path | None, invitation: str, siz
     Where reading fails, what was read before comes first.
     """
     lines = numbered_texts(texts, file, invitation)
-    arriving = not texts and file is None and _delivers_lines()
+    arriving = not texts and file in (None, Path(STDIN)) and _delivers_lines()
     for block in _arrived(lines, size) if arriving else _full(lines, size):
         failure = block.pop() if isinstance(block[-1], RegardError) else None
         if block:

@@ -308,3 +308,29 @@ def test_the_tokenizer_of_bleu_is_chosen(called, tmp_path, seq2seq_folder):
     for name, signed in (("char", "char"), ("intl", "intl"), ("auto", "13a")):
         called("evaluate", seq2seq_folder, "--data", path, "--bleu-tokenizer", name, "--json", results)
         assert f"tok:{signed}" in json.loads(results.read_text())["signature"]
+
+
+def test_languages_reach_the_model_folder_and_go_on_from_it(called, capsys, tmp_path):
+    rows = "".join(f"{source},{target}\n" for source, target in number_pairs(60, seed=1))
+    (tmp_path / "pairs.csv").write_text("english,french\n" + rows)
+    sizes = ["--model.width", 16, "--model.heads", 2, "--model.feedforward", 16, "--model.max-len", 16]
+    steps = ["--train.steps", 2, "--train.warmup", 1, "--train.workers", 1, "--train.device", "cpu"]
+
+    def train(out, *options):
+        code = main([str(word) for word in ("train", "--data.files", tmp_path / "pairs.csv", "--out", out, *options)])
+        assert code == 0, capsys.readouterr().err
+        capsys.readouterr()
+        return load(out, "cpu")
+
+    columns = ["--data.columns", "french", "english", "--data.languages", "fr", "en"]
+    assert train(tmp_path / "a", *columns, *sizes, *steps).languages == ("fr", "en")
+    assert "languages\n  source  fr\n  target  en" in "\n".join(called("info", tmp_path / "a")[1])
+    tuned = train(tmp_path / "b", "--from", tmp_path / "a", "--data.columns", "2", "1", *steps)
+    assert tuned.languages == ("fr", "en")
+
+
+def test_a_dash_as_input_is_standard_input(called, stdin, seq2seq_folder, writer_folder):
+    stdin("one two three\n")
+    assert called("translate", seq2seq_folder, "--input", "-")[1] == ["trois deux un"]
+    stdin("abc\n")
+    assert called("generate", writer_folder, "--input", "-", "--max-len", "3")[1][0].startswith("abc")
