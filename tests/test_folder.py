@@ -4,6 +4,8 @@ import dataclasses
 import json
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.data import EOS, SOS, Tokenizer
+from regard.data.tokenizer import FOREIGN
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.folder import FORMAT, Translator, bundle_of, find_device, load, save
@@ -133,19 +136,42 @@ def test_another_folder(tmp_path):
     [
         ({"format": FORMAT + 1}, "config.json: format 2 is newer than this Regard knows. Upgrade regard."),
         ({"format": "one"}, "config.json: not a config of Regard (it states no format)."),
-        ({"family": "oracle"}, "config.json: family 'oracle' is not known. Known: transformer, seq2seq, "),
-        ({"family": None}, "config.json: family None is not known."),
-        ({"family": ["transformer"]}, "config.json: family ['transformer'] is not known."),
+        (
+            {"family": "oracle"},
+            "config.json: family must be one of transformer, seq2seq, gpt, bert, vit (got 'orac",
+        ),
+        ({"family": None}, "config.json: family must be one of transformer, seq2seq, gpt, bert, vit (got None)."),
+        (
+            {"family": ["transformer"]},
+            "config.json: family must be one of transformer, seq2seq, gpt, bert, vit (got [",
+        ),
         ({"magic": 1}, "config.json: unknown key 'magic'."),
-        ({"width": "wide"}, "config.json: width = 'wide' should be of type int."),
-        ({"width": -1}, "config.json: width = -1 cannot be."),
-        ({"norm": "inside"}, "config.json: norm = 'inside' cannot be."),
-        ({"positions": "lost"}, "config.json: positions = 'lost' cannot be."),
-        ({"cross_score": "own goal"}, "config.json: cross_score = 'own goal' cannot be."),
+        ({"width": "wide"}, "config.json: width must be a whole number (got 'wide')."),
+        ({"width": -1}, "config.json: width must be at least 1 (got -1)."),
+        ({"norm": "inside"}, "config.json: norm must be one of pre, post (got 'inside')."),
+        ({"positions": "lost"}, "config.json: positions must be one of sinusoidal, "),
+        ({"cross_score": "own goal"}, "config.json: cross_score must be one of dot, "),
         ({"width": 32}, "model.safetensors: the weights do not fit the config: "),
         ({"encoder_layers": 2}, "model.safetensors: the weights do not fit the config: encoder.1."),
         ({"tied": False}, "model.safetensors: the weights do not fit the config: "),
         ({"shared_tokenizer": False}, "target_tokenizer.json is missing."),
+        ({"width": 0}, "config.json: width must be at least 1 (got 0)."),
+        ({"heads": 0}, "config.json: heads must be at least 1 (got 0)."),
+        ({"heads": 3}, "config.json: model.width is 16; it must be a multiple of model.heads (3)."),
+        ({"heads": 16, "positions": "rotary"}, "config.json: A head is 1 wide; rotary positions need an even number."),
+        ({"dropout": float("nan")}, "config.json: dropout must be at least 0 and below 1 (got nan)."),
+        (
+            {"width": 10**9},
+            "model.safetensors: the weights do not fit the config: width is 1,000,000,000, and no tensor",
+        ),
+        ({"head_width": 10**8}, "the weights do not fit the config: heads × head width is 200,000,000, and no tensor"),
+        ({"encoder_layers": 10**6}, "config.json: encoder_layers must be between 1 and 10,000 (got 1000000)."),
+        ({"encoder_layers": 9999}, "the weights do not fit the config: encoder_layers is 9,999, and there are"),
+        ({"format": True}, "config.json: not a config of Regard (it states no format)."),
+        ({"special": [1]}, "config.json: special must be a table (got [1])."),
+        ({"special": {"pad": -1}}, "config.json: special.pad must be at least 0 (got -1)."),
+        ({"special": {"pat": 1}}, "config.json: unknown key 'special.pat'."),
+        ({"tokenizer_sha256": "abc"}, "config.json: tokenizer_sha256 must be a table (got 'abc')."),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -158,7 +184,17 @@ def test_a_config_that_cannot_be(folder, changes, says):
 
 @pytest.mark.parametrize("name", ["config.json", "training.json"])
 @pytest.mark.parametrize(
-    ("content", "says"), [(b'{"a": ', "not JSON"), (b"\xff\xfe", "not JSON"), (b"[1]", "not a JSON")]
+    ("content", "says"),
+    [
+        (b'{"a": ', "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[1]", "not a JSON"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "not JSON"),
+        (b'{"a": ' + b"[" * 100_000, "lists or tables are nested too deeply"),
+        (b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", "lists or tables are nested too deeply"),
+        (b'{"a": {"b": 1, "b": 2}}', "'b' is stated twice"),
+    ],
+    ids=lambda value: str(value)[:30],
 )
 def test_broken_json(folder, name, content, says):
     (folder / name).write_bytes(content)
@@ -197,6 +233,65 @@ def test_a_missing_tokeniser(folder):
 def test_the_tokeniser_of_another_model(folder):
     Tokenizer.train(["alpha beta"], "word").save(folder / "tokenizer.json")
     assert refusal(folder).startswith(f"{folder}: a tokeniser of 6 entries, but the model knows 14.")
+
+
+def test_a_swapped_tokenizer_of_equal_size_is_noticed(folder):
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("▁seven", "▁sevens"), encoding="utf-8")
+    message = refusal(folder)
+    assert message.startswith(f"{path}: not the tokenizer that the model was saved with. Put that one back.")
+    assert "remove tokenizer_sha256 from config.json" in message
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    del config["tokenizer_sha256"]  # as older versions wrote it
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    load(folder, "cpu")
+
+
+def test_the_tokenizers_of_both_sides_have_a_fingerprint(tmp_path):
+    save(tmp_path, translator_of("transformer", shared=False))
+    target = tmp_path / "target_tokenizer.json"
+    target.write_bytes(target.read_bytes().replace(b"\n", b"\r\n"))  # as some programs copy text files
+    load(tmp_path, "cpu")
+    target.write_text(target.read_text(encoding="utf-8").replace("▁THREE", "▁DREI"), encoding="utf-8")
+    assert refusal(tmp_path).startswith(f"{target}: not the tokenizer that the model was saved with.")
+
+
+def test_tokenizers_of_another_program_have_a_fingerprint(tmp_path):
+    one = translator_of("transformer")
+    one.source_tokenizer.kind = FOREIGN
+    save(tmp_path, one)
+    assert load(tmp_path, "cpu").source_tokenizer.kind == FOREIGN
+    path = tmp_path / "tokenizer.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("▁seven", "▁sevens"), encoding="utf-8")
+    assert refusal(tmp_path).startswith(f"{path}: not the tokenizer that the model was saved with.")
+
+
+@pytest.mark.parametrize("path", [123, None, "", [], b"model", "a\0b", {"a": 1}, True], ids=repr)
+def test_what_is_not_the_name_of_a_folder(path):
+    with pytest.raises(RegardError, match=r"model folder"):
+        load(path)
+
+
+@pytest.mark.parametrize("device", ["gpu", "", None, 0, ["cpu"]], ids=repr)
+def test_an_unknown_device_is_refused_with_the_known_ones(folder, device):
+    with pytest.raises(RegardError, match=r"^device must be one of auto, cpu, cuda, mps \(got "):
+        load(folder, device=device)
+
+
+def test_a_directory_in_the_place_of_a_file(folder):
+    for name, says in (("model.safetensors", "damaged"), ("config.json", "cannot be read")):
+        (folder / name).unlink()
+        (folder / name).mkdir()
+        assert refusal(folder).startswith(f"{folder / name}: {says}")
+
+
+def test_opening_a_folder_draws_no_weights(folder):
+    """torch imports its compiler to fill a tensor without memory: seconds, at the start of every command."""
+    program = (
+        f"import sys; from regard.folder import load; load({str(folder)!r}); print('torch._dynamo' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
 
 
 class Trap:
@@ -334,7 +429,7 @@ def test_the_shortest_limit_of_an_ensemble_counts(tmp_path):
 def test_models_with_other_tokenisers_cannot_vote(tmp_path):
     save(tmp_path / "a", translator_of("transformer"))
     save(tmp_path / "b", translator_of("transformer", shared=False))
-    with pytest.raises(RegardError, match=r"b: its tokenisers are not those of .*a\. Models vote token by token"):
+    with pytest.raises(RegardError, match=r"b: its tokenizers are not those of .*a\. Models vote token by token"):
         load([tmp_path / "a", tmp_path / "b"], "cpu")
 
 

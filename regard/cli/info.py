@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
     translator = load(options.model, options.device)
     for title, facts in _sections(translator):
         print(title)
-        width = max(len(name) for name, _ in facts)
+        width = max((len(name) for name, _ in facts), default=0)
         for name, value in facts:
             print(f"  {name:<{width}}  {value}")
     return 0

@@ -5,7 +5,7 @@ No number goes to Python and back, and all randomness is torch's own: a captured
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,7 @@ from regard.data import image_ops as ops
 from regard.data.batches import IGNORED
 from regard.data.image_ops import Factor, Masks, Pixels
 from regard.errors import RegardError
+from regard.ranges import Natural, NonNegative, Range, Share, check_ranges
 
 # What the strongest of the random operations do: turn by these radians, slant by this, move by this share of a side,
 # change brightness, contrast, saturation and sharpness by this factor, take away so many bits (Cubuk et al. 2020).
@@ -27,42 +28,29 @@ _RATIO = 4 / 3
 class AugmentConfig:
     """What is done to each picture, at random, before a model learns from it."""
 
-    flip: float = 0.0
+    flip: Share = 0.0
     """the probability that it is mirrored, left to right"""
-    crop: int = 0
+    crop: Natural = 0
     """pixels by which it is moved at most, up or down and left or right"""
     padding: Literal["reflect", "zero"] = "reflect"
     """what comes in from outside when it is moved: the picture's own mirror image, or black"""
-    zoom: float = 1.0
+    zoom: Annotated[float, Range(above=0, high=1)] = 1.0
     """the smallest share of its area that is cut out and enlarged; 1: always all of it"""
-    colour: float = 0.0
+    colour: Share = 0.0
     """the share by which brightness, contrast and saturation change at most"""
-    random_ops: int = 0
+    random_ops: Annotated[int, Range(low=0, high=100)] = 0
     """how many operations are drawn for it (RandAugment: turning, slanting, moving, changing colours in nine ways)"""
-    strength: float = 0.5
+    strength: Share = 0.5
     """how strong these are at most, from 0 to 1"""
-    cutout: int = 0
+    cutout: Natural = 0
     """the side of a square that is painted over, in pixels"""
-    mixup: float = 0.0
+    mixup: NonNegative = 0.0
     """two pictures are blended, and so are their labels; the parameter of the beta distribution of their shares"""
-    cutmix: float = 0.0
+    cutmix: NonNegative = 0.0
     """a rectangle of one picture is put into another, likewise; with both, each picture has one or the other"""
 
     def __post_init__(self) -> None:
-        def need(condition: bool, option: str, hint: str) -> None:
-            if not condition:
-                raise RegardError(f"{option} = {getattr(self, option)} makes no sense.", hint)
-
-        need(0 <= self.flip <= 1, "flip", "It is a probability; 0.5 is usual.")
-        need(self.crop >= 0, "crop", "It is a number of pixels; 0: none.")
-        need(self.padding in ("reflect", "zero"), "padding", "Choose reflect or zero.")
-        need(0 < self.zoom <= 1, "zoom", "It is a share of the area; 1: all of it.")
-        need(0 <= self.colour <= 1, "colour", "It lies between 0 and 1; 0: none.")
-        need(self.random_ops >= 0, "random_ops", "2 is usual; 0: none.")
-        need(0 <= self.strength <= 1, "strength", "It lies between 0 and 1.")
-        need(self.cutout >= 0, "cutout", "It is a number of pixels; 0: none.")
-        need(self.mixup >= 0, "mixup", "It lies above 0; 0: none.")
-        need(self.cutmix >= 0, "cutmix", "It lies above 0; 0: none.")
+        check_ranges(self, "augment.")
 
 
 class Augmented(NamedTuple):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from regard.ranges import Natural, check_ranges
+
 SPECIALS = ("<pad>", "<unk>", "<sos>", "<eos>")
 PAD, UNK, SOS, EOS = range(4)
 # Where a tokeniser has it, its id is 4.
@@ -20,15 +22,18 @@ class Special:
     [7, 5, 6, 8, 8, 4, 8]
     """
 
-    pad: int = PAD
-    unk: int = UNK
-    sos: int = SOS
-    eos: int = EOS
-    mask: int | None = None
-    begin: int | None = None
-    end: int | None = None
-    forced: int | None = None
-    between: int | None = None
+    pad: Natural = PAD
+    unk: Natural = UNK
+    sos: Natural = SOS
+    eos: Natural = EOS
+    mask: Natural | None = None
+    begin: Natural | None = None
+    end: Natural | None = None
+    forced: Natural | None = None
+    between: Natural | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "special.")
 
     def framed(self, ids: list[int]) -> list[int]:
         """A text as the model reads it."""

@@ -1,9 +1,15 @@
 """How to decode: every option, once."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from regard.errors import RegardError
+from regard.ranges import Natural, NonNegative, Range, Seed, check_ranges
+
+# The memory of a search grows with its hypotheses.
+Hypotheses = Annotated[int, Range(low=1, high=1000)]
+# Logits divided by less would be infinite.
+Temperature = Annotated[float, Range(low=0.001, high=1000, hint="For the most probable token use method greedy.")]
 
 
 @dataclass(frozen=True)
@@ -23,51 +29,40 @@ class DecodeConfig:
     """
 
     method: Literal["greedy", "beam", "sample"] = "beam"
-    beam: int = 5
+    beam: Hypotheses = 5
     """Hypotheses kept for each sentence in beam search."""
-    n_best: int = 1
+    n_best: Hypotheses = 1
     """Hypotheses returned for each sentence: the best ones of a beam, or so many independent samples."""
-    length_penalty: float = 1.0
-    coverage_penalty: float = 0.0
-    patience: float = 1.0
+    length_penalty: Annotated[float, Range(low=0, high=10)] = 1.0
+    coverage_penalty: Annotated[float, Range(low=0, high=1000)] = 0.0
+    patience: Annotated[float, Range(above=0, infinite=True)] = 1.0
     """A sentence is done when patience * beam of its hypotheses have finished (Kasai et al. 2022), or earlier if no
     unfinished one can still enter the n best. With inf, only that proof ends the search."""
-    max_len: int = 256
+    max_len: Natural = 256
     """No output has more tokens (`<eos>` not counted) than this, nor than max_extra + max_ratio * source length."""
-    max_ratio: float = 2.0
-    max_extra: int = 20
-    min_len: int = 0
-    temperature: float = 1.0
+    max_ratio: NonNegative = 2.0
+    max_extra: Natural = 20
+    min_len: Natural = 0
+    temperature: Temperature = 1.0
     """Sampling: above 1 flattens the distribution, below 1 sharpens it."""
-    top_k: int = 0
+    top_k: Natural = 0
     """Sampling: draw from the k most probable tokens; 0: from all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Range(above=0, high=1)] = 1.0
     """Sampling: draw from the most probable tokens that together reach this probability."""
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        def need(condition: bool, option: str, hint: str) -> None:
-            if not condition:
-                raise RegardError(f"{option} = {getattr(self, option)} makes no sense.", hint)
-
-        need(self.method in ("greedy", "beam", "sample"), "method", "Choose greedy, beam or sample.")
-        need(self.beam >= 1, "beam", "It must be at least 1.")
-        need(self.n_best >= 1, "n_best", "It must be at least 1.")
-        if self.method == "beam":
-            need(self.n_best <= self.beam, "n_best", f"A beam of {self.beam} gives at most {self.beam} hypotheses.")
-        if self.method == "greedy":
-            need(self.n_best == 1, "n_best", "Greedy decoding gives one hypothesis; use beam or sample for more.")
-        need(self.length_penalty >= 0, "length_penalty", "It must be 0 or more.")
-        need(self.coverage_penalty >= 0, "coverage_penalty", "It must be 0 or more.")
-        need(self.patience > 0, "patience", "It must be above 0.")
-        need(self.max_len >= 0, "max_len", "It must be 0 or more.")
-        need(self.max_ratio >= 0, "max_ratio", "It must be 0 or more.")
-        need(self.max_extra >= 0, "max_extra", "It must be 0 or more.")
-        need(self.min_len >= 0, "min_len", "It must be 0 or more.")
-        need(self.temperature > 0, "temperature", "It must be above 0; for the most probable token use greedy.")
-        need(self.top_k >= 0, "top_k", "It must be 0 (all tokens) or more.")
-        need(0 < self.top_p <= 1, "top_p", "It must be above 0 and at most 1.")
+        check_ranges(self)
+        if self.method == "beam" and self.n_best > self.beam:
+            raise RegardError(
+                f"n_best must be at most the beam, {self.beam} (got {self.n_best}).",
+                "Ask for fewer hypotheses, or use a wider beam.",
+            )
+        if self.method == "greedy" and self.n_best > 1:
+            raise RegardError(
+                f"n_best must be 1 for greedy decoding (got {self.n_best}).", "For several use beam or sample."
+            )
 
     def limit(self, source_len: int) -> int:
         """The most tokens, `<eos>` not counted, of an output for a source of this length."""
-        return min(self.max_len, int(self.max_extra + self.max_ratio * source_len))
+        return int(min(self.max_len, self.max_extra + self.max_ratio * source_len))

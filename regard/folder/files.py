@@ -1,20 +1,22 @@
 """A model folder: the one place where a model and its tokenisers meet. A model of images has none of these.
 
-config.json           what the model is: format, family, sizes; special ids, where they are not Regard's own
+config.json           what the model is: format, family, sizes; special ids, where they are not Regard's own; SHA-256
+                      of the tokenizer files
 model.safetensors     its weights, and nothing that could run
 tokenizer.json        and target_tokenizer.json where the two sides differ
 training.json         how it came to be: recipe, data fingerprints, seed, versions, scores
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as weights_to_bytes
 from torch import Tensor, nn
@@ -29,9 +31,15 @@ from regard.folder.language import LanguageModel
 from regard.folder.pictures import ImageModel
 from regard.folder.translator import Translator
 from regard.models import FAMILIES, family_of, make_model
+from regard.models.parameters import stack_heights
+from regard.ranges import check_value, nested_deeper, shown
 
 FORMAT = 1
+MOST_NESTED = 50
+"""levels of lists and tables in a JSON file"""
 _TOKENIZER_FILES = ("tokenizer.json", "target_tokenizer.json")
+_FINGERPRINTS = "tokenizer_sha256"
+_FIX = "Fix the file, or put a good copy in its place."
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Bundle = Translator | LanguageModel | TextEncoder | ImageModel
 B = TypeVar("B", Translator, LanguageModel, TextEncoder, ImageModel)
@@ -65,6 +73,7 @@ def find_device(name: Device) -> torch.device:
     >>> find_device("cpu").type
     'cpu'
     """
+    check_value(Device, name, "device")
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if there[kind]))
@@ -86,6 +95,7 @@ def save(path: str | Path, bundle: Bundle) -> None:
     config: dict[str, Any] = {"format": FORMAT, "family": family}
     if bundle.tokenizers:
         config["shared_tokenizer"] = bundle.tokenizers[0] is bundle.tokenizers[-1]
+        config[_FINGERPRINTS] = _fingerprints(folder)
     if isinstance(bundle, Translator) and bundle.languages:
         config["languages"] = list(bundle.languages)
     # Another program's tokeniser is known by it.
@@ -124,11 +134,10 @@ def load(path, device="auto", *, expect=None):
     regard.errors.RegardError: no-such-folder: there is no such model folder. Train one with: regard train
     """
     if not isinstance(path, str | Path):
-        first, *others = [load(each, device, expect=Translator) for each in path]
-        for where, other in zip(path[1:], others):
-            if (other.tokenizers, other.special) != (first.tokenizers, first.special):
-                raise RegardError(f"{where}: its tokenisers are not those of {path[0]}.", "Models vote token by token.")
-        return dataclasses.replace(first, partners=[other.model for other in others])
+        return _ensemble(path, device)
+    if not str(path) or "\0" in str(path):
+        raise RegardError(f"{path!r} is not the name of a model folder.", "Name the folder of --out.")
+    found = find_device(device)
     folder = Path(path)
     config, special = read_config(folder)
     opened = OPENED[family_of(config)]
@@ -136,15 +145,7 @@ def load(path, device="auto", *, expect=None):
         wanted = next(one for one in OPENED.values() if one.kind is expect)
         raise RegardError(f"{folder} holds {opened.says}, not {wanted.says}.", f"Use it with: {opened.commands}.")
     weights_path = folder / "model.safetensors"
-    try:
-        weights = load_file(weights_path)
-    except FileNotFoundError:
-        hint = "Was the training interrupted early?"
-        if next(folder.glob("*.onnx"), None):
-            hint = "Graphs for ONNX Runtime, which the folder holds, are run by: regard translate, evaluate, score."
-        raise RegardError(f"{weights_path}: the weights are missing.", hint) from None
-    except SafetensorError as error:
-        raise RegardError(f"{weights_path}: damaged ({error}).", "Put a good copy in its place.") from None
+    weights = _read_weights(weights_path, config)
     model = model_of(config, weights, weights_path)
     tokenizers = read_tokenizers(folder, foreign=special is not None) if opened.sides else ()
     for tokenizer, size in zip(tokenizers, vocabularies(config)):
@@ -153,10 +154,64 @@ def load(path, device="auto", *, expect=None):
                 f"{folder}: a tokeniser of {tokenizer.vocab_size} entries, but the model knows {size}.",
                 "Was the folder mixed with another model's?",
             )
+    if opened.sides:
+        _check_fingerprints(folder)
     training_path = folder / "training.json"
     training = _read_json(training_path) if training_path.exists() else {}
-    bundle = bundle_of(model.to(find_device(device)).eval(), tokenizers, training, special)
+    bundle = bundle_of(model.to(found).eval(), tokenizers, training, special)
     return dataclasses.replace(bundle, languages=read_languages(folder)) if opened.kind is Translator else bundle
+
+
+def _ensemble(paths: Any, device: Device) -> Translator:
+    if not isinstance(paths, Sequence) or isinstance(paths, bytes) or not paths:
+        raise RegardError(
+            f"A model folder is named by text or a path, several by a list (got {shown(paths)}).",
+            'For example load("model").',
+        )
+    first, *others = [load(each, device, expect=Translator) for each in paths]
+    for where, other in zip(paths[1:], others):
+        if (other.tokenizers, other.special) != (first.tokenizers, first.special):
+            raise RegardError(f"{where}: its tokenizers are not those of {paths[0]}.", "Models vote token by token.")
+    return dataclasses.replace(first, partners=[other.model for other in others])
+
+
+def _read_weights(path: Path, config: Any) -> dict[str, Tensor]:
+    """The tensors of a file, whose names and shapes are compared with the config before they are read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        _check_shapes(config, shapes, path)
+        return load_file(path)
+    except FileNotFoundError:
+        hint = "Was the training interrupted early?"
+        if next(path.parent.glob("*.onnx"), None):
+            hint = "Graphs for ONNX Runtime, which the folder holds, are run by: regard translate, evaluate, score."
+        raise RegardError(f"{path}: the weights are missing.", hint) from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise RegardError(f"{path}: damaged ({error}).", "Put a good copy in its place.") from None
+
+
+def _fingerprints(folder: Path) -> dict[str, str]:
+    """SHA-256 of the tokenizer files of a folder, by name; line ends count as they are on Unix."""
+    files = (folder / name for name in _TOKENIZER_FILES)
+    content = {file.name: file.read_bytes().replace(b"\r\n", b"\n") for file in files if file.exists()}
+    return {name: hashlib.sha256(text).hexdigest() for name, text in content.items()}
+
+
+def _check_fingerprints(folder: Path) -> None:
+    """Refuse tokenizers other than those that the model was saved with; older folders do not state theirs."""
+    path = folder / "config.json"
+    stated = _read_json(path).get(_FINGERPRINTS)
+    if stated is None:
+        return
+    if not isinstance(stated, dict):
+        raise RegardError(f"{path}: {_FINGERPRINTS} must be a table (got {shown(stated)}).", _FIX)
+    for name, found in _fingerprints(folder).items():
+        if stated.get(name) != found:
+            raise RegardError(
+                f"{folder / name}: not the tokenizer that the model was saved with.",
+                f"Put that one back. If you changed it on purpose, remove {_FINGERPRINTS} from config.json.",
+            )
 
 
 def bundle_of(
@@ -198,46 +253,55 @@ def read_config(folder: Path) -> tuple[Any, Special | None]:
     if not path.exists():
         raise RegardError(f"{folder}: not a model folder, for it has no config.json.", "Name the folder of --out.")
     table = _read_json(path)
-    if not isinstance(table.get("format"), int):
+    if type(table.get("format")) is not int:
         raise RegardError(f"{path}: not a config of Regard (it states no format).", "Name a folder that Regard wrote.")
     if table["format"] > FORMAT:
-        raise RegardError(f"{path}: format {table['format']} is newer than this Regard knows.", "Upgrade regard.")
-    family = FAMILIES.get(str(table.get("family")))
-    if family is None:
-        raise RegardError(f"{path}: family {table.get('family')!r} is not known.", f"Known: {', '.join(FAMILIES)}.")
+        raise RegardError(
+            f"{path}: format {shown(table['format'])} is newer than this Regard knows.", "Upgrade regard."
+        )
+    family = FAMILIES[check_value(Literal[tuple(FAMILIES)], table.get("family"), f"{path}: family")]
     stated = table.pop("special", None)
     if stated is not None and not isinstance(stated, dict):
-        raise RegardError(f"{path}: special = {stated!r} should be a table.", "Mend the file.")
+        raise RegardError(f"{path}: special must be a table (got {shown(stated)}).", _FIX)
     if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
         raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Put it back: the two sides differ.")
-    beside = ("format", "family", "shared_tokenizer", "languages")
+    beside = ("format", "family", "shared_tokenizer", "languages", _FINGERPRINTS)
     config = _filled(family.config(), {key: value for key, value in table.items() if key not in beside}, path)
-    return config, None if stated is None else _filled(Special(), stated, path)
+    try:
+        config.check()
+    except RegardError as error:
+        raise RegardError(f"{path}: {error.message}", _FIX) from None
+    return config, None if stated is None else _filled(Special(), stated, path, "special.")
 
 
-def _filled(plain: Any, table: dict[str, Any], path: Path) -> Any:
-    """A config with the values of a table, each of the type that it should be."""
+def _filled(plain: Any, table: dict[str, Any], path: Path, prefix: str = "") -> Any:
+    """A config with the values of a table, each checked as those of a recipe are."""
     known = {f.name: f.type for f in dataclasses.fields(plain)}
-    unknown = table.keys() - known.keys()
+    unknown = sorted(table.keys() - known.keys())
     if unknown:
-        raise RegardError(f"{path}: unknown key {sorted(unknown)[0]!r}.", "Upgrade regard, or mend the file.")
-    given = {}
-    for key, value in table.items():
-        wanted = type(getattr(plain, key))
-        choices = get_args(known[key]) if get_origin(known[key]) is Literal else ()
-        if wanted is tuple and isinstance(value, list):
-            of_numbers = get_args(known[key])[0] is float
-            kind = (float, int) if of_numbers else str
-            if all(isinstance(one, kind) and not isinstance(one, bool) for one in value):
-                value = tuple(map(float, value) if of_numbers else value)
-        if isinstance(known[key], UnionType) and value is not None:  # a number or nothing
-            wanted = int
-        if type(value) is not wanted and not (wanted is float and type(value) is int):
-            raise RegardError(f"{path}: {key} = {value!r} should be of type {wanted.__name__}.", "Mend the file.")
-        if (choices and value not in choices) or (wanted is int and value < 0):
-            raise RegardError(f"{path}: {key} = {value!r} cannot be.", "Upgrade regard, or mend the file.")
-        given[key] = value
+        raise RegardError(f"{path}: unknown key {shown(prefix + unknown[0])}.", "Upgrade regard, or fix the file.")
+    given = {key: check_value(known[key], value, f"{path}: {prefix}{key}", _FIX) for key, value in table.items()}
     return dataclasses.replace(plain, **given)
+
+
+def _check_shapes(config: Any, shapes: Mapping[str, Sequence[int]], origin: str | Path) -> None:
+    """Refuse a config whose sizes cannot be those of the tensors, before anything of these sizes is made."""
+    for name, height in stack_heights(config).items():
+        if height > len(shapes):
+            raise _misfit(origin, f"{name} is {height:,}, and there are {len(shapes):,} tensors")
+    sizes = {"width": config.width}
+    if hasattr(config, "heads"):
+        sizes["heads × head width"] = config.heads * (getattr(config, "head_width", 0) or config.width // config.heads)
+    dimensions = {size for shape in shapes.values() for size in shape}
+    for name, size in sizes.items():
+        if size not in dimensions:
+            raise _misfit(origin, f"{name} is {size:,}, and no tensor has this dimension")
+
+
+def _misfit(origin: str | Path, what: str) -> RegardError:
+    return RegardError(
+        f"{origin}: the weights do not fit the config: {what}.", "Was the folder mixed with another model's?"
+    )
 
 
 def model_of(config: Any, weights: Mapping[str, Tensor], origin: str | Path) -> Any:
@@ -248,6 +312,7 @@ def model_of(config: Any, weights: Mapping[str, Tensor], origin: str | Path) -> 
     >>> model_of(config, weights, "memory").output.weight.data_ptr() == weights["embedding.tokens.weight"].data_ptr()
     True
     """
+    _check_shapes(config, {name: tensor.shape for name, tensor in weights.items()}, origin)
     with _Unfilled():
         model = make_model(config)
     _refuse_others(dict(model.named_parameters()), weights, origin)
@@ -263,6 +328,8 @@ class _Unfilled(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"]  # nothing to fill; and on meta tensors this would import torch._dynamo, for seconds
         return function(*args, **(kwargs | {"device": "meta"} if function is torch.empty else kwargs))
 
 
@@ -287,21 +354,33 @@ def _refuse_others(
     new = {n for n in wrong if n.startswith(may_differ)} if may_differ else set()
     wrong -= new
     if wrong:
-        raise RegardError(
-            f"{origin}: the weights do not fit the config: {', '.join(sorted(wrong)[:5])}"
-            f"{' …' if len(wrong) > 5 else ''}.",
-            "Was the folder mixed with another model's?",
-        )
+        raise _misfit(origin, f"{', '.join(sorted(wrong)[:5])}{' …' if len(wrong) > 5 else ''}")
     return new
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=partial(_without_duplicates, path))
+        deep = nested_deeper(table, MOST_NESTED)
+    except OSError as error:
+        raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Put a good copy in its place.") from None
     except ValueError as error:
         raise RegardError(f"{path}: not JSON ({error}).", "Put a good copy in its place.") from None
+    except RecursionError:
+        deep = True
+    if deep:
+        raise RegardError(f"{path}: lists or tables are nested too deeply.", "Put a good copy in its place.")
     if not isinstance(table, dict):
         raise RegardError(f"{path}: not a JSON object.", "Put a good copy in its place.")
+    return table
+
+
+def _without_duplicates(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in table:
+            raise RegardError(f"{path}: {shown(name)} is stated twice.", _FIX)
+        table[name] = value
     return table
 
 

@@ -16,6 +16,8 @@ from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation, activate
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Packed
+from regard.models.heads import check_heads
+from regard.ranges import Count, Epsilon, Layers, Natural, Rate, check_ranges
 
 Head = Literal["none", "mask", "classify", "answer"]
 
@@ -24,23 +26,23 @@ Head = Literal["none", "mask", "classify", "answer"]
 class BertConfig:
     """Sizes and choices of an encoder-only Transformer, and what its head is for."""
 
-    width: int = 256
-    heads: int = 4
-    layers: int = 4
-    feedforward: int = 1024
-    dropout: float = 0.1
+    width: Count = 256
+    heads: Count = 4
+    layers: Layers = 4
+    feedforward: Count = 1024
+    dropout: Rate = 0.1
     norm: NormPlace = "post"
     norm_kind: NormKind = "layer"
-    norm_eps: float = 1e-12
+    norm_eps: Epsilon = 1e-12
     activation: Activation = "gelu"
     positions: Literal["learned", "rotary", "sinusoidal", "none"] = "learned"
-    position_offset: int = 0
+    position_offset: Natural = 0
     """rows of the table of learned positions that are left unused (RoBERTa: 2)"""
-    segments: int = 2
+    segments: Natural = 2
     """vectors that tell the first text from the second; 0: none"""
-    embedding_width: int = 0
+    embedding_width: Natural = 0
     """embeddings narrower than the model, and a linear map between (ALBERT); 0: as wide"""
-    groups: int = 0
+    groups: Natural = 0
     """layers share their weights in so many groups (ALBERT: 1); 0: each has its own"""
     score: ScoreName = "scaled_dot"
     qk_norm: bool = False
@@ -50,10 +52,23 @@ class BertConfig:
     """a layer over the first token, before the label; classification needs one"""
     labels: tuple[str, ...] = ()
     """filled in from the data"""
-    max_len: int = 512
+    max_len: Count = 512
     """the longest text in tokens"""
-    vocab: int = 0
+    vocab: Natural = 0
     """filled in from the tokeniser"""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "model.")
+
+    def check(self) -> None:
+        """Refuse values that do not fit each other."""
+        check_heads(self.width, self.heads, rotary=self.positions == "rotary")
+        if self.groups and self.layers % self.groups:
+            raise RegardError(
+                f"model.groups is {self.groups}; it must divide model.layers ({self.layers}).", "Change one of them."
+            )
+        if self.head == "classify" and self.pooler == "none":
+            raise RegardError("A model that classifies needs a pooler.", "Set model.pooler to tanh or relu.")
 
     def block(self) -> BlockConfig:
         return BlockConfig(
@@ -114,10 +129,7 @@ class Bert(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        if config.head == "classify" and config.pooler == "none":
-            raise RegardError("A model that classifies needs a pooler.", "Give model.pooler tanh or relu.")
-        if config.groups and config.layers % config.groups:
-            raise RegardError(f"{config.layers} layers do not divide into {config.groups} groups.", "Change groups.")
+        config.check()
         self.config = config
         inner = config.embedding_width or config.width
         norm = partial(make_norm, config.norm_kind, eps=config.norm_eps)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -15,41 +15,50 @@ from regard.layers.feedforward import Activation
 from regard.layers.multihead import BiasPlace
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Packed
+from regard.models.heads import check_heads
+from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """Sizes and choices of a decoder-only Transformer; norms come before each sublayer."""
 
-    width: int = 256
-    heads: int = 4
-    layers: int = 4
-    feedforward: int = 1024
-    dropout: float = 0.1
+    width: Count = 256
+    heads: Count = 4
+    layers: Layers = 4
+    feedforward: Count = 1024
+    dropout: Rate = 0.1
     norm_kind: NormKind = "rms"
-    norm_eps: float = 1e-6
+    norm_eps: Epsilon = 1e-6
     activation: Activation = "relu2"
     positions: Literal["rotary", "learned", "sinusoidal", "none"] = "rotary"
-    rotary_base: float = 10000.0
+    rotary_base: Annotated[float, Range(low=1)] = 10000.0
     """rotary positions: how much slower each pair of channels turns than the one before"""
-    rotary_factor: float = 1.0
+    rotary_factor: Annotated[float, Range(low=1)] = 1.0
     """rotary positions: all pairs turn so many times slower, so that longer texts look like shorter ones"""
-    rotary_context: int = 0
+    rotary_context: Natural = 0
     """rotary positions: only pairs that turn little over a text of this length are slowed (Llama 3); 0: all"""
     score: ScoreName = "scaled_dot"
-    kv_heads: int = 0
+    kv_heads: Natural = 0
     """fewer heads of keys and values than of queries; 0: as many"""
-    head_width: int = 0
+    head_width: Natural = 0
     """0: width / heads"""
     qk_norm: bool = True
     bias: BiasPlace = "none"
     """linear maps with a bias: all, those of attention, q k v of these, all but q k v, those of feed-forward, none"""
     tied: bool = True
     """the output layer is the embedding"""
-    max_len: int = 256
+    max_len: Count = 256
     """the longest text in tokens"""
-    vocab: int = 0
+    vocab: Natural = 0
     """filled in from the tokeniser"""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "model.")
+
+    def check(self) -> None:
+        """Refuse values that do not fit each other."""
+        check_heads(self.width, self.heads, self.kv_heads, self.head_width, rotary=self.positions == "rotary")
 
     def block(self) -> BlockConfig:
         return BlockConfig(
@@ -108,6 +117,7 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
+        config.check()
         self.config = config
         self.embedding = Embedding(
             config.vocab, config.width, config.positions, config.max_len, config.dropout, scaled=False

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,7 @@ from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.packed import Packed
 from regard.layers.recurrent import GATES, PARTS, Bidirectional, CellKind, Recurrent, StateAttention, Steps
+from regard.ranges import Count, Layers, Natural, Rate, check_ranges
 
 AttentionPlace = Literal["luong", "bahdanau", "none"]
 
@@ -23,25 +24,36 @@ AttentionPlace = Literal["luong", "bahdanau", "none"]
 class Seq2SeqConfig:
     """Sizes and choices of a recurrent encoder-decoder."""
 
-    width: int = 256
+    width: Count = 256
     """of embeddings and states"""
-    layers: int = 1
+    layers: Layers = 1
     """of the encoder, and as many of the decoder"""
     cell: CellKind = "gru"
     attention: AttentionPlace = "luong"
     """after the cell (luong), before it (bahdanau), or the last states alone (none)"""
     score: ScoreName = "general"
-    score_hidden: int = 0
+    score_hidden: Natural = 0
     """inner width of the score concat; 0: the model's"""
-    dropout: float = 0.2
+    dropout: Rate = 0.2
     tied: bool = True
     """the output layer is the target embedding; the source embedding too, where the two sides share a tokeniser"""
-    max_len: int = 256
+    max_len: Count = 256
     """the longest sequence in tokens, on either side"""
-    source_vocab: int = 0
+    source_vocab: Natural = 0
     """filled in from the tokenisers"""
-    target_vocab: int = 0
+    target_vocab: Natural = 0
     shared_vocab: bool = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "model.")
+
+    def check(self) -> None:
+        """Refuse values that do not fit each other."""
+        if self.shared_vocab and self.source_vocab != self.target_vocab:
+            raise RegardError(
+                f"A shared vocabulary has one size (got {self.source_vocab} and {self.target_vocab}).",
+                "Give source_vocab and target_vocab the same value.",
+            )
 
 
 def seq2seq_tiny(**changes) -> Seq2SeqConfig:
@@ -196,11 +208,7 @@ class Seq2Seq(nn.Module):
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
-        if config.shared_vocab and config.source_vocab != config.target_vocab:
-            raise RegardError("A shared vocabulary has one size.", "Give source_vocab and target_vocab the same value.")
-        for field, value, known in [("cell", config.cell, CellKind), ("attention", config.attention, AttentionPlace)]:
-            if value not in get_args(known):
-                raise RegardError(f"model.{field} is {value!r}.", f"Choose one of {', '.join(get_args(known))}.")
+        config.check()
         self.config = config
         # The recurrence knows the order: no code of positions.
         self.source_embedding = Embedding(config.source_vocab, config.width, positions="none", dropout=config.dropout)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -18,36 +18,38 @@ from regard.layers.feedforward import Activation
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Packed
 from regard.layers.positions import PositionKind, RelativeBias
+from regard.models.heads import check_heads
+from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
     """Sizes and choices of an encoder-decoder Transformer."""
 
-    width: int = 256
-    heads: int = 4
-    feedforward: int = 1024
-    encoder_layers: int = 3
-    decoder_layers: int = 3
-    dropout: float = 0.1
+    width: Count = 256
+    heads: Count = 4
+    feedforward: Count = 1024
+    encoder_layers: Layers = 3
+    decoder_layers: Layers = 3
+    dropout: Rate = 0.1
     norm: NormPlace = "pre"
     """before each sublayer (pre), or after the residual sum (post, as published)"""
     norm_kind: NormKind = "layer"
-    norm_eps: float = 1e-5
+    norm_eps: Epsilon = 1e-5
     activation: Activation = "relu"
     positions: PositionKind = "sinusoidal"
-    position_offset: int = 0
+    position_offset: Natural = 0
     """rows of the table of learned positions that are left unused (BART: 2)"""
-    relative_buckets: int = 32
+    relative_buckets: Annotated[int, Range(low=4)] = 32
     """of relative positions: numbers a head and direction, and from which distance on all are one (T5)"""
-    relative_distance: int = 128
+    relative_distance: Count = 128
     encoder_score: ScoreName = "scaled_dot"
     """how a query and a key become a number, in each of the three attentions"""
     decoder_score: ScoreName = "scaled_dot"
     cross_score: ScoreName = "scaled_dot"
-    kv_heads: int = 0
+    kv_heads: Natural = 0
     """fewer heads of keys and values than of queries; 0: as many"""
-    head_width: int = 0
+    head_width: Natural = 0
     """0: width / heads"""
     qk_norm: bool = False
     bias: bool = True
@@ -60,12 +62,30 @@ class TransformerConfig:
     output_bias: bool = False
     tied: bool = True
     """the output layer is the target embedding, which is the source's too where the two sides share a tokeniser"""
-    max_len: int = 256
+    max_len: Count = 256
     """the longest sequence in tokens, on either side"""
-    source_vocab: int = 0
+    source_vocab: Natural = 0
     """filled in from the tokenisers"""
-    target_vocab: int = 0
+    target_vocab: Natural = 0
     shared_vocab: bool = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "model.")
+
+    def check(self) -> None:
+        """Refuse values that do not fit each other."""
+        check_heads(self.width, self.heads, self.kv_heads, self.head_width, rotary=self.positions == "rotary")
+        if self.positions == "relative" and self.relative_distance <= self.relative_buckets // 2:
+            raise RegardError(
+                f"model.relative_distance is {self.relative_distance}; it must be above half of "
+                f"model.relative_buckets ({self.relative_buckets}).",
+                "Distances up to half of the buckets have a bucket each.",
+            )
+        if self.shared_vocab and self.source_vocab != self.target_vocab:
+            raise RegardError(
+                f"A shared vocabulary has one size (got {self.source_vocab} and {self.target_vocab}).",
+                "Give source_vocab and target_vocab the same value.",
+            )
 
     def block(self) -> BlockConfig:
         return BlockConfig(
@@ -141,8 +161,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        if config.shared_vocab and config.source_vocab != config.target_vocab:
-            raise RegardError("A shared vocabulary has one size.", "Give source_vocab and target_vocab the same value.")
+        config.check()
         self.config = config
         norm = partial(make_norm, config.norm_kind, config.width, config.norm_eps)
         embedding = partial(

@@ -18,7 +18,10 @@ from regard.layers.feedforward import Activation
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.patches import Grid, PackedImages, PatchKind, cut, grid_of, rows_of, take_away, widened
 from regard.layers.readouts import ClassQueries, Painter, QueryPool
+from regard.models.heads import check_heads
+from regard.ranges import Count, Epsilon, Layers, Natural, NonNegative, OptionalSide, Positive, Rate, Side, check_ranges
 
+MOST_PATCHES = 2**20
 VisionHead = Literal["none", "classify", "segment", "pixels"]
 DECODER_HEAD = 32
 """how wide the heads of the blocks are that paint hidden patches"""
@@ -28,32 +31,32 @@ DECODER_HEAD = 32
 class ViTConfig:
     """Sizes and choices of a Vision Transformer, and what its head is for."""
 
-    width: int = 192
-    heads: int = 3
-    layers: int = 12
-    feedforward: int = 768
-    dropout: float = 0.0
-    drop_path: float = 0.0
+    width: Count = 192
+    heads: Count = 3
+    layers: Layers = 12
+    feedforward: Count = 768
+    dropout: Rate = 0.0
+    drop_path: Rate = 0.0
     """how often a block's sublayers are left out for an image: 0 in the first block, growing to this in the last"""
-    layer_scale: float = 0.0
+    layer_scale: NonNegative = 0.0
     """what each channel of a sublayer's output is multiplied by before training, which learns it; 0: no such factor"""
     norm: NormPlace = "pre"
     norm_kind: NormKind = "layer"
-    norm_eps: float = 1e-6
+    norm_eps: Epsilon = 1e-6
     activation: Activation = "gelu"
     score: ScoreName = "scaled_dot"
     qk_norm: bool = False
     """normalise queries and keys, as norm_kind says"""
     qkv_bias: bool = True
     """the maps to queries, keys and values have a bias"""
-    channels: int = 3
+    channels: Count = 3
     """1: grey, 3: red, green, blue"""
-    image_height: int = 224
+    image_height: Side = 224
     """in pixels; other sizes work too, and learned positions are then interpolated"""
-    image_width: int = 224
-    longest_side: int = 0
+    image_width: Side = 224
+    longest_side: OptionalSide = 0
     """images keep their own size and proportions, no side longer than this; 0: they are brought to the size above"""
-    patch: int = 16
+    patch: Side = 16
     """side of a patch in pixels"""
     patches: PatchKind = "linear"
     """pixels to tokens: linear and convolution give the same numbers, stem is a few small convolutions"""
@@ -61,7 +64,7 @@ class ViTConfig:
     """where a patch was, row and column"""
     prefix_positions: bool = True
     """learned positions also have a row for each token before the patches (timm's no_embed_class: false)"""
-    registers: int = 0
+    registers: Natural = 0
     """tokens before the patches that stand for nothing and are read by nobody but the encoder"""
     pooling: Literal["class", "mean", "query"] = "class"
     """the whole image: a token of its own, the patches' mean, or what a learned question finds in them"""
@@ -75,17 +78,20 @@ class ViTConfig:
     """what the output says: nothing more, the image's label, each pixel's label, the pixels of hidden patches (MAE)"""
     segmenter: Literal["linear", "queries"] = "linear"
     """labels of pixels: a linear map of each patch, or a query for each label that regards the patches"""
-    segmenter_layers: int = 2
+    segmenter_layers: Layers = 2
     """blocks in which the queries and the patches regard each other"""
-    decoder_width: int = 96
+    decoder_width: Count = 96
     """of the blocks that paint hidden patches"""
-    decoder_layers: int = 2
+    decoder_layers: Layers = 2
     labels: tuple[str, ...] = ()
     """filled in from the data"""
     mean: tuple[float, ...] = (0.5,)
     """subtracted from pixels, which lie between 0 and 1: a number, or one for each channel"""
-    std: tuple[float, ...] = (0.5,)
+    std: tuple[Positive, ...] = (0.5,)
     """what pixels are divided by then"""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "model.")
 
     @property
     def grid(self) -> Grid:
@@ -121,13 +127,37 @@ class ViTConfig:
         )
 
     def check(self) -> None:
-        """Refuses what cannot be."""
+        """Refuse values that do not fit each other."""
+        check_heads(self.width, self.heads)
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) not in (1, self.channels) or (name == "std" and min(values) <= 0):
+            if len(values) not in (1, self.channels):
                 raise RegardError(
-                    f"model.{name} is {list(values)} for images of {self.channels} channels.",
-                    "Give a number, or one for each channel; what is divided by is above 0.",
+                    f"model.{name} has {len(values)} values for images of {self.channels} channels.",
+                    "Give one number, or one for each channel.",
                 )
+        if self.positions == "sinusoidal" and self.width % 4:
+            raise RegardError(
+                f"model.width is {self.width}; sinusoidal positions of rows and columns need a multiple of 4.",
+                "Change model.width or model.positions.",
+            )
+        if self.positions == "rotary" and self.width // self.heads % 4:
+            raise RegardError(
+                f"A head is {self.width // self.heads} wide (model.width / model.heads); rotary positions of rows and "
+                "columns need a multiple of 4.",
+                "Change model.width, model.heads or model.positions.",
+            )
+        if self.patches == "stem" and self.patch & (self.patch - 1):
+            raise RegardError(
+                f"model.patch is {self.patch}; a stem of convolutions halves the sides and needs a power of 2.",
+                "Change model.patch, or set model.patches to linear.",
+            )
+        rows, columns = self.grid
+        if rows * columns > MOST_PATCHES:
+            raise RegardError(
+                f"An image of {self.image_height}×{self.image_width} pixels has {rows * columns:,} patches of "
+                f"{self.patch}×{self.patch}; at most {MOST_PATCHES:,} are supported.",
+                "Use smaller images, or a larger model.patch.",
+            )
         if self.distilled and self.pooling != "class":
             raise RegardError("A distilled model reads its label off class tokens.", "Let model.pooling be class.")
         if self.head == "segment" and not self.labels:

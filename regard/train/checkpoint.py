@@ -38,12 +38,20 @@ class Checkpoint:
         try:
             with safe_open(path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                return Checkpoint(tensors, json.loads((file.metadata() or {})["facts"]))
-        except (SafetensorError, KeyError, ValueError) as error:
-            raise RegardError(
-                f"{path}: damaged, or not a checkpoint of Regard ({error}).",
-                "Nothing was changed. Put a good copy in its place, or delete it to begin anew.",
-            ) from None
+                facts = json.loads((file.metadata() or {})["facts"])
+        except (SafetensorError, KeyError, ValueError, RecursionError, OSError) as error:
+            raise _damaged(path, str(error)) from None
+        if not isinstance(facts, dict):
+            raise _damaged(path, "its facts are not a table")
+        return Checkpoint(tensors, facts)
+
+
+def _damaged(path: Path, why: str) -> RegardError:
+    # A folder that holds a model but no checkpoint is not trained into, so deleting the file alone would not help.
+    return RegardError(
+        f"{path}: damaged, or not a checkpoint of Regard ({why}).",
+        "Nothing was changed. Put a good copy in its place, or train again with another --out.",
+    )
 
 
 def gather_state(

@@ -37,6 +37,7 @@ from regard.train.compiling import compiled_features
 from regard.train.going_on import HEADS, taking_over, weights_for
 from regard.train.graphs import GraphedUpdate
 from regard.train.losses import LossParts
+from regard.train.memory import check_sizes
 from regard.train.optim import make_optimizer, scale_gradients, set_rate
 from regard.train.plan import Cost, describe_plan, peak_memory
 from regard.train.precision import autocast_of, settle_precision
@@ -81,6 +82,7 @@ def train(
     if origin is not None:
         recipe = taking_over(recipe, origin.model.config, start_from)
     corpus = corpus or read_data(recipe.task, with_cache(recipe.data, out), quiet=quiet)
+    check_sizes(recipe, task, corpus)
     provenance = _provenance(recipe, corpus, start_from)
     order: dict[str, Any] = {"corpus": corpus, "provenance": provenance, "start_from": start_from, "quiet": quiet}
     order |= {"began": began, "dry_run": dry_run}
@@ -131,7 +133,6 @@ def _check(recipe: Recipe, task: Task) -> None:
             f"train.time needs the schedule wsd, whose decay can begin at any step (got {config.schedule}).",
             "Set train.schedule to wsd, or leave out train.time.",
         )
-    parse_duration(config.time)
 
 
 def _extends(recipe: Recipe, state: TrainState) -> bool:

@@ -49,6 +49,33 @@ def test_a_newer_format(refused, broken):
     assert "format 99 is newer" in refused("info", broken)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"width": 0}, "width must be at least 1 (got 0)."),
+        ({"heads": 0}, "heads must be at least 1 (got 0)."),
+        ({"width": 10**9}, "width is 1,000,000,000, and no tensor has this dimension."),
+        ({"decoder_layers": 10**6}, "decoder_layers must be between 1 and 10,000 (got 1000000)."),
+        ({"width": 10**30}, "width must be at most 1,000,000,000"),
+    ],
+    ids=str,
+)
+def test_info_on_sizes_that_lie(refused, broken, changes, says):
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | changes))
+    assert says in refused("info", broken)
+
+
+def test_info_on_deep_nesting(refused, broken):
+    (broken / "config.json").write_text("[" * 100_000)
+    assert "nested too deeply" in refused("info", broken)
+
+
+def test_info_on_training_without_facts(run, broken):
+    (broken / "training.json").write_text('{"note": ""}')
+    assert "training" in run("info", broken)
+
+
 def test_a_config_that_is_not_json(refused, broken):
     (broken / "config.json").write_text("{")
     assert "config.json: not JSON" in refused("info", broken)
@@ -125,12 +152,15 @@ def test_an_unknown_option(refused, command, transformer_folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--beam", "0"], "beam = 0 makes no sense. It must be at least 1."),
-        (["--n-best", "9"], "A beam of 5 gives at most 5 hypotheses."),
+        (["--beam", "0"], "beam must be between 1 and 1,000 (got 0)."),
+        (["--n-best", "9"], "n_best must be at most the beam, 5 (got 9)."),
+        (["--beam", "1000000"], "beam must be between 1 and 1,000 (got 1000000)."),
+        (["--temperature", "nan"], "temperature must be between 0.001 and 1,000 (got nan)."),
+        (["--length-penalty", "inf"], "length_penalty must be between 0 and 10 (got inf)."),
         (["--beam", "many"], "--beam"),
     ],
 )
-def test_values_that_make_no_sense(refused, transformer_folder, options, message):
+def test_values_out_of_range(refused, transformer_folder, options, message):
     assert message in refused("translate", transformer_folder, "one", *options)
 
 
@@ -141,8 +171,11 @@ def test_two_inputs_at_once(refused, transformer_folder):
 def test_models_of_different_tokenisers_cannot_vote(refused, broken, transformer_folder):
     text = (broken / "tokenizer.json").read_text()
     (broken / "tokenizer.json").write_text(text.replace("▁seven", "▁sevens"))
+    config = json.loads((broken / "config.json").read_text())
+    del config["tokenizer_sha256"]
+    (broken / "config.json").write_text(json.dumps(config))
     said = refused("translate", transformer_folder, "one", "--ensemble", broken)
-    assert "its tokenisers are not those of" in said
+    assert "its tokenizers are not those of" in said
 
 
 @pytest.mark.parametrize(
@@ -152,7 +185,7 @@ def test_models_of_different_tokenisers_cannot_vote(refused, broken, transformer
         (["--layers", "decoder.7.*"], "no attention that matches decoder.7.*"),
         (["--attention", "decoder.7.cross"], "no attention 'decoder.7.cross'"),
         (["--attention", "decoder.0.cross", "--head", "7"], "has no head 7"),
-        (["--beam", "0"], "beam = 0 makes no sense"),
+        (["--beam", "0"], "beam must be between 1 and 1,000 (got 0)"),
         (["--target", "un", "--beam", "3"], "no search to configure"),
     ],
 )

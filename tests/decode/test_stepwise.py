@@ -139,7 +139,8 @@ def test_samples_of_whole_outputs_follow_the_model() -> None:
     """A chain whose outputs are a geometric number of fours, each followed by another with probability 2/3."""
     logits = torch.full((5, 5), -torch.inf)
     logits[:, 4], logits[:, SPECIAL.eos] = math.log(2 / 3), math.log(1 / 3)
-    samples = sample(TableModel(logits), pack([[4]]), DecodeConfig("sample", n_best=6000, max_len=40))[0]
+    batches = sample(TableModel(logits), pack([[4]] * 6), DecodeConfig("sample", n_best=1000, max_len=40))
+    samples = [hypothesis for batch in batches for hypothesis in batch]
     lengths = torch.bincount(torch.tensor([len(h.ids) for h in samples]), minlength=8)[:8]
     expected = 6000 * (1 / 3) * (2 / 3) ** torch.arange(8)
     assert ((lengths - expected) ** 2 / expected).sum() < 26.1  # the 0.999 quantile at 8 degrees of freedom

@@ -172,7 +172,7 @@ def test_means_that_are_no_numbers_are_refused(tmp_path):
     assert "shared_tokenizer" not in config
     assert "special" not in config
     (tmp_path / "config.json").write_text(json.dumps(config | {"mean": ["0.4"]}))
-    with pytest.raises(RegardError, match=r"mean = \['0.4'\] should be of type tuple"):
+    with pytest.raises(RegardError, match=r"mean\[0\] must be a number \(got '0.4'\)"):
         load(tmp_path, "cpu")
 
 

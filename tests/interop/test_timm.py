@@ -253,7 +253,7 @@ def test_architectures_that_are_not_known(tmp_path, name):
         (dict(mlp_ratio=4.0), {}, "mlp_ratio = 4.0"),
         (dict(mlp_ratio=float("nan")), {}, "mlp_ratio = nan"),
         (dict(img_size=224), {}, "224×224 pixels have 3136 patches, .* but pos_embed has 7 rows"),
-        (dict(num_heads=4), {}, "does not divide into 4 heads"),
+        (dict(num_heads=4), {}, "must be a multiple of model.heads"),
         (dict(init_values=1e-5), {}, "missing: blocks.0.ls1.gamma"),
         (dict(global_pool="map"), {}, "global_pool"),
         (dict(global_pool=""), {}, "global_pool"),

@@ -67,7 +67,7 @@ def test_layers_can_share_their_weights():
     with record(shared) as recording:
         shared(pack(TEXTS))
     assert [len(one.calls) for one in recording.values()] == [2, 2]
-    with pytest.raises(RegardError, match="4 layers do not divide into 3 groups"):
+    with pytest.raises(RegardError, match=r"model.groups is 3; it must divide model.layers \(4\)"):
         small(groups=3)
 
 

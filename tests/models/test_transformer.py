@@ -106,9 +106,10 @@ def test_named_sizes_are_what_their_papers_say():
 @pytest.mark.parametrize(
     ("form", "sentence"),
     [
-        ({"heads": 3}, "does not divide"),
-        ({"heads": 4, "kv_heads": 3}, "evenly"),
-        ({"heads": 16, "positions": "rotary"}, "even head width"),
+        ({"heads": 3}, "must be a multiple of model.heads"),
+        ({"heads": 4, "kv_heads": 3}, "must divide model.heads"),
+        ({"heads": 16, "positions": "rotary"}, "need an even number"),
+        ({"positions": "relative", "relative_buckets": 32, "relative_distance": 16}, "above half"),
         ({"shared_vocab": True, "target_vocab": 13}, "one size"),
     ],
 )

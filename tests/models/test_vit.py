@@ -340,14 +340,17 @@ def test_a_fresh_model_says_little_and_knows_its_size():
 
 def test_what_cannot_be_is_refused():
     for changes, message in [
-        (dict(mean=(0.1, 0.2)), r"model.mean is \[0.1, 0.2\] for images of 3 channels"),
+        (dict(mean=(0.1, 0.2)), "model.mean has 2 values for images of 3 channels"),
         (dict(std=(0.0,)), "model.std"),
         (dict(distilled=True, pooling="mean"), "distilled"),
         (dict(head="segment", labels=()), "needs labels"),
         (dict(head="pixels", decoder_width=40), "model.decoder_width is 40"),
         (dict(image_height=13), "13×20 pixels"),
-        (dict(width=15), "does not divide into 2 heads"),
+        (dict(width=15), "must be a multiple of model.heads"),
         (dict(width=12, positions="rotary"), "multiple of 4"),
+        (dict(width=10, positions="sinusoidal"), "multiple of 4"),
+        (dict(image_height=12, image_width=12, patch=3, patches="stem"), "power of 2"),
+        (dict(image_height=2048, image_width=2048, patch=1), "4,194,304 patches"),
     ]:
         with pytest.raises(RegardError, match=message):
             small(**changes)

@@ -95,7 +95,7 @@ except RegardError as error:
     assert Checkpoint.load(path).facts == {"step": 1}
 
 
-@pytest.mark.parametrize("spoil", ["truncated", "empty", "pickle", "no facts"])
+@pytest.mark.parametrize("spoil", ["truncated", "empty", "pickle", "no facts", "other facts"])
 def test_a_damaged_file_is_named_and_left_alone(tmp_path, spoil):
     path: Path = tmp_path / "last.safetensors"
     example().save(path)
@@ -108,9 +108,9 @@ def test_a_damaged_file_is_named_and_left_alone(tmp_path, spoil):
     else:
         from safetensors.torch import save_file
 
-        save_file({"a": torch.ones(2)}, path)
+        save_file({"a": torch.ones(2)}, path, metadata={"facts": "[1]"} if spoil == "other facts" else None)
     before = path.read_bytes()
-    with pytest.raises(RegardError, match=r"last\.safetensors: damaged, or not a checkpoint"):
+    with pytest.raises(RegardError, match=r"last\.safetensors: damaged, or not a checkpoint.* Put a good copy"):
         Checkpoint.load(path)
     assert path.read_bytes() == before
 

@@ -248,10 +248,12 @@ def test_a_truncated_state_is_an_error_that_loses_nothing(plain, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(plain, out)
     (out / STATE).write_bytes((plain / STATE).read_bytes()[:1000])
-    with pytest.raises(RegardError, match=r"last\.safetensors: damaged"):
+    with pytest.raises(RegardError, match=r"last\.safetensors: damaged.* train again with another --out\."):
         run(small(), out)
     assert (out / STATE).stat().st_size == 1000
     assert (out / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
+    run(small(), tmp_path / "another")  # the advice
+    assert same_bits(weights_of(tmp_path / "another"), weights_of(plain))
 
 
 def test_a_full_disk_ends_the_run_and_loses_nothing(plain, tmp_path, monkeypatch):
@@ -270,7 +272,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(plain, tmp_path, monkeypatch
 
 
 def test_early_stopping(tmp_path):
-    recipe = small(train={"lr": 0.0, "validate_every": 2, "patience": 2, "steps": 100})
+    recipe = small(train={"lr": 1e-30, "validate_every": 2, "patience": 2, "steps": 100})
     run(recipe, tmp_path)
     validated = [step for step, kind in metric_steps(tmp_path) if kind == "validation"]
     assert validated == [2, 4, 6]  # the first is the best, and two more are no better
@@ -300,7 +302,9 @@ def test_going_on_from_a_trained_model(plain, tmp_path):
     corpus = small_corpus()
     other = type(corpus)(corpus.training[:50], corpus.validation, corpus.counts)
     # sizes and tokeniser are the first model's, whatever the recipe says
-    recipe = small(model={"width": 32}, tokenizer={"kind": "char"}, train={"lr": 0.0, "steps": 2, "validate_every": 2})
+    recipe = small(
+        model={"width": 32}, tokenizer={"kind": "char"}, train={"lr": 1e-30, "steps": 2, "validate_every": 2}
+    )
     translator = train(recipe, tmp_path / "out", start_from=plain, corpus=other, quiet=True)
     assert translator.model.config.width == 16
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (plain / "tokenizer.json").read_bytes()

@@ -27,7 +27,7 @@ def test_a_terminal_gets_a_bar_with_the_loss_and_a_line_for_each_validation(tmp_
         report.bar.refresh()
     shown = screen.getvalue()
     assert "loss 1.500" in shown
-    assert "step 5  validation  nll 2  bleu 31" in shown
+    assert "step 5 of 10  validation  nll 2  bleu 31" in shown
     assert "None" not in shown
     assert [line["kind"] for line in reports.read_metrics(tmp_path / "metrics.jsonl")] == ["train", "validation"]
 

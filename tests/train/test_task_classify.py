@@ -17,7 +17,7 @@ from tests.train.toy_tasks import ANIMALS, sentences, toy, write_text
 
 CLASSIFY = TASKS["classify"]
 LEARN = {"steps": 60, "lr": 1e-2, "validate_every": 60, "save_every": 100}
-STILL = {"train": {"lr": 0.0, "steps": 1, "validate_every": 1}}
+STILL = {"train": {"lr": 1e-30, "steps": 1, "validate_every": 1}}
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,7 @@ def test_a_team_fed_through_a_pipe(tmp_path):
         env=os.environ | {"TERM": "dumb"},
     )
     assert done.returncode == 0, done.stderr
-    assert "on 2 processes" in done.stderr
+    assert "on 2 workers" in done.stderr
     assert load_file(tmp_path / "out" / "model.safetensors")
 
 

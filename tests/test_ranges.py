@@ -1,0 +1,282 @@
+"""Ranges of config fields: declared once, checked from Python, recipes, the command line and config.json alike."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from regard.cli import main
+from regard.data import Tokenizer
+from regard.data.augmentation import AugmentConfig
+from regard.data.special import Special
+from regard.decode import DecodeConfig
+from regard.errors import RegardError
+from regard.folder import bundle_of, load
+from regard.models import FAMILIES, TransformerConfig, make_model
+from regard.ranges import Range, check_value
+from regard.train import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from
+from regard.train.recipe import DERIVED, SECTIONS
+from tests.train.test_recipe import as_toml
+
+MODELS = [family.config for family in FAMILIES.values()]
+CONFIGS = [DataConfig, TokenizerConfig, TrainConfig, AugmentConfig, DecodeConfig, Special, Recipe, *MODELS]
+FIELDS = [(config, field) for config in CONFIGS for field in dataclasses.fields(config)]
+
+
+# What a range says
+
+
+@pytest.mark.parametrize(
+    ("limits", "inside", "outside", "words"),
+    [
+        (Range(low=1), [1, 2.5], [0, -1, math.nan, math.inf], "at least 1"),
+        (Range(above=0), [1e-300], [0, -0.0, math.nan, math.inf, -math.inf], "above 0"),
+        (Range(low=0, below=1), [0, 0.999], [1, 1.5, -0.1], "at least 0 and below 1"),
+        (Range(low=0, high=1), [0, 1], [1.0001], "between 0 and 1"),
+        (Range(above=0, infinite=True), [math.inf], [-math.inf, math.nan], "above 0"),
+        (Range(high=1000), [-5], [1001, math.nan], "at most 1,000"),
+        (Range(), [0, -1e30], [math.nan, math.inf], "finite"),
+    ],
+    ids=str,
+)
+def test_a_range_holds_what_it_says(limits, inside, outside, words):
+    assert all(value in limits for value in inside)
+    assert not any(value in limits for value in outside)
+    assert str(limits) == words
+
+
+@pytest.mark.parametrize(("config", "field"), FIELDS, ids=lambda one: getattr(one, "name", None) or one.__name__)
+def test_every_number_declares_its_range(config, field):
+    """No field of type int or float without a Range; a mean of pixels alone may be any finite number."""
+
+    def bare(annotation: Any) -> bool:
+        if get_origin(annotation) is Annotated:
+            return not any(isinstance(one, Range) for one in annotation.__metadata__) and bare(annotation.__origin__)
+        return annotation in (int, float) or any(map(bare, get_args(annotation)))
+
+    assert field.name == "mean" or not bare(field.type)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_defaults_lie_in_their_ranges(config):
+    assert config() == dataclasses.replace(config())
+
+
+# What is refused, from Python
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: TrainConfig(lr=math.nan), "train.lr must be above 0 (got nan). The default is 0.002."),
+        (lambda: TrainConfig(lr=-1), "train.lr must be above 0 (got -1)."),
+        (lambda: TrainConfig(lr=10**400), "train.lr must be a number that a float can hold (got 1000"),
+        (lambda: TrainConfig(steps=0), "train.steps must be at least 1 (got 0)."),
+        (lambda: TrainConfig(steps="10"), "train.steps must be a whole number (got '10')."),
+        (lambda: TrainConfig(steps=1.5), "train.steps must be a whole number (got 1.5)."),
+        (lambda: TrainConfig(steps=True), "train.steps must be a whole number (got True)."),
+        (lambda: TrainConfig(steps=None), "train.steps must be a whole number (got None)."),
+        (lambda: TrainConfig(steps=10**5000), "train.steps must be at most 1,000,000,000 (got a very large int)."),
+        (lambda: TrainConfig(validate_every=0), "train.validate_every must be at least 1 (got 0)."),
+        (lambda: TrainConfig(save_every=0), "train.save_every must be at least 1 (got 0)."),
+        (lambda: TrainConfig(log_every=0), "train.log_every must be at least 1 (got 0)."),
+        (lambda: TrainConfig(accumulate=0), "train.accumulate must be between 1 and 10,000 (got 0)."),
+        (lambda: TrainConfig(workers=-1), "train.workers must be between 0 and 256 (got -1)."),
+        (lambda: TrainConfig(label_smoothing=1.0), "train.label_smoothing must be at least 0 and below 1 (got 1.0)."),
+        (lambda: TrainConfig(ema=1.0), "train.ema must be at least 0 and below 1 (got 1.0)."),
+        (lambda: TrainConfig(beta2=1), "train.beta2 must be at least 0 and below 1 (got 1)."),
+        (lambda: TrainConfig(clip=-1), "train.clip must be at least 0 (got -1)."),
+        (
+            lambda: TrainConfig(optimizer="adm"),
+            "train.optimizer must be one of adam, adamw, muon, sgd (got 'adm').",
+        ),
+        (lambda: TrainConfig(source_vectors="a\0b"), "train.source_vectors must be text without NUL characters"),
+        (lambda: TransformerConfig(dropout=1.5), "model.dropout must be at least 0 and below 1 (got 1.5)."),
+        (lambda: TransformerConfig(width=0), "model.width must be at least 1 (got 0)."),
+        (lambda: TransformerConfig(encoder_layers=10**6), "model.encoder_layers must be between 1 and 10,000"),
+        (lambda: TokenizerConfig(dropout=2), "tokenizer.dropout must be between 0 and 1 (got 2)."),
+        (lambda: DataConfig(files="a.tsv"), "data.files must be a list (got 'a.tsv')."),
+        (lambda: DataConfig(max_ratio=0.5), "data.max_ratio must be at least 1 (got 0.5)."),
+        (lambda: DecodeConfig(beam=1001), "beam must be between 1 and 1,000 (got 1001)."),
+        (lambda: DecodeConfig(patience=0), "patience must be above 0 (got 0)."),
+        (lambda: DecodeConfig(temperature=0), "temperature must be between 0.001 and 1,000 (got 0). For the most"),
+        (lambda: Special(mask=-1), "special.mask must be at least 0 (got -1)."),
+        (lambda: Recipe(task="sing"), "task must be one of translate, "),
+        (lambda: Recipe(train={"steps": 3}), "train must be a TrainConfig (got {'steps': 3})."),
+        (lambda: Recipe(model=3), "model must be one of TransformerConfig, "),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_what_python_is_refused(make, says):
+    with pytest.raises(RegardError) as caught:
+        make()
+    assert str(caught.value).startswith(says)
+
+
+def test_what_stays_allowed():
+    assert DecodeConfig(patience=math.inf).patience == math.inf
+    assert DecodeConfig(max_ratio=1e308).limit(1000) == 256
+    config = DataConfig(files=["a.tsv"], max_ratio=3)
+    assert (config.files, type(config.max_ratio)) == (("a.tsv",), float)
+    zero = TrainConfig(clip=0, patience=0, keep_every=0, workers=0, ema=0, r_drop=0)  # never, no limit, one per core
+    assert zero.clip == 0.0
+
+
+# Any value into any field, from all four ways in
+
+plain = st.one_of(
+    st.integers(),
+    st.sampled_from([0, 1, -1, 10**9, 10**19, 2**63, 10**400]),
+    st.floats(),
+    st.booleans(),
+    st.text(max_size=8),
+    st.sampled_from(["nan", "1e999", "adam", "phrasebook", "\0", "3"]),
+)
+values = st.one_of(plain, st.none(), st.recursive(plain, st.lists, max_leaves=5), st.dictionaries(st.text(), plain))
+fuzzed = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def holds(config: Any, field: dataclasses.Field) -> bool:
+    """Whether the value that a config has is one that its field accepts."""
+    return attempt(lambda: check_value(field.type, getattr(config, field.name), field.name))[1] == ""
+
+
+def attempt(make: Callable[[], Any]) -> tuple[Any, str]:
+    """What was made and nothing, or nothing and the error; any exception but a RegardError fails the test."""
+    try:
+        return make(), ""
+    except RegardError as error:
+        return None, str(error)
+
+
+@given(st.sampled_from(FIELDS), values)
+@settings(fuzzed, max_examples=300)
+def test_python_gives_a_config_or_an_error(place, value):
+    config, field = place
+    made, error = attempt(lambda: config(**{field.name: value}))
+    assert field.name in error or holds(made, field)
+
+
+RECIPE_FIELDS = [
+    (section, field)
+    for section, config in zip(SECTIONS, (DataConfig, TokenizerConfig, TransformerConfig, TrainConfig, AugmentConfig))
+    for field in dataclasses.fields(config)
+    if field.name not in DERIVED
+]
+
+
+@given(st.sampled_from(RECIPE_FIELDS), values)
+@settings(fuzzed, max_examples=200)
+def test_a_recipe_gives_a_config_or_an_error_that_names_the_file(tmp_path, place, value):
+    section, field = place
+    path = tmp_path / "recipe.toml"
+    if isinstance(value, str):
+        text = f"{field.name} = {json.dumps(value)}"
+    elif value is None or isinstance(value, dict):
+        text = f"{field.name} = {{}}"
+    else:
+        text = as_toml({field.name: value}) if isinstance(value, list) else f"{field.name} = {as_text(value)}"
+    path.write_text(f"[{section}]\n{text}\n", encoding="utf-8", errors="surrogatepass")
+    recipe, error = attempt(lambda: recipe_from(read_toml(path), origin=str(path)))
+    assert error.startswith(f"{path}: ") or holds(getattr(recipe, section), field)
+
+
+def as_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory) -> tuple[Path, Path]:
+    """Sentence pairs, and a folder into which nothing is trained, since it holds a model."""
+    folder = tmp_path_factory.mktemp("taken")
+    pairs = folder / "pairs.tsv"
+    pairs.write_text("".join(f"word {i}\tmot {i}\n" for i in range(50)), encoding="utf-8")
+    (folder / "out").mkdir()
+    (folder / "out" / "config.json").write_text("{}", encoding="utf-8")
+    return pairs, folder / "out"
+
+
+@given(st.sampled_from(RECIPE_FIELDS), plain)
+@settings(fuzzed, max_examples=12)
+def test_the_command_line_exits_with_2_and_writes_nothing(taken, place, value):
+    pairs, out = taken
+    section, field = place
+    words = ["--data", str(pairs)] if (section, field.name) != ("data", "files") else []
+    words += ["--out", str(out), f"--{section}.{field.name.replace('_', '-')}"]
+    words.append(str(value) if is_written(value) else "9" * 5000)
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+        assert main(["train", *words]) == 2
+    assert "Traceback" not in error.getvalue()
+    assert [path.name for path in out.iterdir()] == ["config.json"]
+
+
+def is_written(value: Any) -> bool:
+    """Whether Python writes the value out: not if it is a number of thousands of digits."""
+    return not isinstance(value, int) or abs(value) < 10**1000
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "transformer": dict(width=16, heads=2, feedforward=32, encoder_layers=1, decoder_layers=1, dropout=0.3, max_len=12),
+    "seq2seq": dict(width=16, dropout=0.3, max_len=12),
+    "gpt": dict(width=16, heads=2, layers=1, feedforward=32, max_len=12),
+    "bert": dict(width=16, heads=2, layers=1, feedforward=32, max_len=12),
+    "vit": dict(width=16, heads=2, layers=1, feedforward=32, image_height=8, image_width=8, patch=4, labels=("a", "b")),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """A model folder of each family."""
+    tokenizer = Tokenizer.train(["one two three"], "word", mask=True)
+    made = {}
+    for family, sizes in SMALL.items():
+        config = FAMILIES[family].config(**sizes)
+        vocabularies = [
+            f.name for f in dataclasses.fields(config) if f.name in ("vocab", "source_vocab", "target_vocab")
+        ]
+        config = dataclasses.replace(config, **dict.fromkeys(vocabularies, tokenizer.vocab_size))
+        tokenizers = (tokenizer, tokenizer) if vocabularies else ()
+        made[family] = tmp_path_factory.mktemp("models") / family
+        bundle_of(make_model(config).eval(), tokenizers, {}).save(made[family])
+    return made
+
+
+FOLDER_FIELDS = [(family, f) for family, one in FAMILIES.items() for f in dataclasses.fields(one.config)]
+
+
+@given(st.sampled_from(FOLDER_FIELDS), values)
+@settings(fuzzed, max_examples=150)
+def test_config_json_gives_a_model_or_an_error_that_names_the_folder(folders, place, value):
+    family, field = place
+    path = folders[family] / "config.json"
+    before = path.read_text(encoding="utf-8")
+    path.write_text(json.dumps(json.loads(before) | {field.name: value}), encoding="utf-8")
+    try:
+        bundle, error = attempt(lambda: load(folders[family], "cpu"))
+    finally:
+        path.write_text(before, encoding="utf-8")
+    assert str(folders[family]) in error or holds(bundle.model.config, field)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("value", [0, 1, 7, 64, 10**9, 10**18, 0.0, 1.0, math.nan])
+def test_every_number_in_config_json(folders, family, value):
+    """Sizes that lie, one at a time: a sentence, and no memory spent on them."""
+    path = folders[family] / "config.json"
+    before = path.read_text(encoding="utf-8")
+    try:
+        for field in dataclasses.fields(FAMILIES[family].config):
+            path.write_text(json.dumps(json.loads(before) | {field.name: value}), encoding="utf-8")
+            bundle, error = attempt(lambda: load(folders[family], "cpu"))
+            assert str(folders[family]) in error or holds(bundle.model.config, field)
+    finally:
+        path.write_text(before, encoding="utf-8")
