@@ -1,5 +1,6 @@
 """Arguments, data and progress that several commands share."""
 
+import logging
 import os
 import stat
 import sys
@@ -82,9 +83,11 @@ def _named_values(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructor
 
 
 def parse(options: type[Options], command: str, argv: list[str]) -> Options:
-    """The options of a command, from the command line; `quiet` among them silences `note` and `progress`."""
+    """The options of a command, from the command line; `quiet` among them silences remarks and progress."""
     found = tyro.cli(options, prog=f"regard {command}", args=argv, config=_CONFIG, registry=_registry)
-    _quiet.set(getattr(found, "quiet", False))
+    quiet = getattr(found, "quiet", False)
+    _quiet.set(quiet)
+    logging.getLogger("regard").setLevel(logging.ERROR if quiet else logging.NOTSET)
     return found
 
 

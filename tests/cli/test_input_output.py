@@ -282,6 +282,16 @@ def test_columns_of_score_and_evaluate(called, tmp_path, seq2seq_folder, classif
     assert json.loads(results.read_text())["texts"] == 3
 
 
+def test_a_header_is_said_unless_quiet(called, caplog, tmp_path, seq2seq_folder):
+    (tmp_path / "pairs.tsv").write_text("source\ttarget\none two\tdeux un\n")
+    assert len(called("score", seq2seq_folder, "--data", tmp_path / "pairs.tsv", "--quiet")[1]) == 1
+    assert not caplog.messages
+    assert len(called("score", seq2seq_folder, "--data", tmp_path / "pairs.tsv")[1]) == 1
+    assert [text.split(": ", 1)[1] for text in caplog.messages] == [
+        'first line "source<TAB>target" is a header and is skipped.'
+    ]
+
+
 def test_precision_recall_and_f1_of_each_class(called, tmp_path, classifier_folder):
     path, results = tmp_path / "texts.tsv", tmp_path / "r.json"
     rows = [("one", "odd"), ("two", "even"), ("three", "odd"), ("four", "even"), ("five", "odd")]
