@@ -1,29 +1,85 @@
-"""Files that are written whole or not at all."""
+"""File output: atomic replacement of files; devices, pipes and standard output are written to directly."""
 
 import contextlib
 import errno
 import os
+import stat
+import sys
 from pathlib import Path
 
 from regard.errors import RegardError
 
+STDOUT = Path("-")
+
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file so that after a crash at any moment the old one or the new one is there, never half of one."""
+    """Write a file atomically: after a crash at any moment the old or the new content is there, never half of one.
+
+    A symbolic link is followed and stays; a file that is replaced keeps its mode. A device or a named pipe cannot be
+    replaced: it is written to directly, and so is the file that standard output is redirected to.
+    """
+    try:
+        found = _stat(path)
+        if found is not None and stat.S_ISDIR(found.st_mode):
+            raise RegardError(f"{path}: is a directory.", "Name a file.")
+        if found is not None and _is_stdout(found):
+            _write_stdout(content)
+        elif found is not None and not stat.S_ISREG(found.st_mode):
+            with open(path, "wb") as file:
+                file.write(content)
+        else:
+            _replace(Path(os.path.realpath(path)), content, found)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RegardError(
+                f"{path}: no space left on the device ({len(content) / 2**20:.0f} MiB needed).",
+                "What was saved before is still whole; make room and run the same command again.",
+            ) from None
+        raise RegardError(f"{path}: cannot be written: {error.strerror}.", "Choose another --out.") from None
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write the result of a command: `write_whole`, or standard output where the path is "-"."""
+    if path == STDOUT:
+        _write_stdout(content)
+    else:
+        write_whole(path, content)
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """What the path refers to, links followed; None where there is nothing yet."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _is_stdout(found: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(found, os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError, AttributeError):  # no standard output, or one without a descriptor
+        return False
+
+
+def _write_stdout(content: bytes) -> None:
+    sys.stdout.flush()
+    sys.stdout.buffer.write(content)
+    sys.stdout.buffer.flush()
+
+
+def _replace(path: Path, content: bytes, replaced: os.stat_result | None) -> None:
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
+        part.unlink(missing_ok=True)  # left by a crash; opening it could follow a link
+        with open(part, "xb") as file:
+            if replaced is not None:
+                os.chmod(part, stat.S_IMODE(replaced.st_mode))
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except OSError as error:
+    except OSError:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RegardError(
-                f"{path}: no space left on the device ({len(content) / 2**20:.0f} MiB wanted).",
-                "What was saved before is still whole; make room and run the same command again.",
-            ) from None
-        raise RegardError(f"{path}: cannot be written: {error.strerror}.", "Choose another --out.") from None
+        raise

@@ -17,7 +17,7 @@ from regard.data import EOS, SOS, Tokenizer
 from regard.data.tokenizer import FOREIGN
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import FORMAT, Translator, find_device, load, save
+from regard.folder import FORMAT, Translator, bundle_of, find_device, load, save
 from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig, TransformerConfig, make_model
 
@@ -58,6 +58,21 @@ def refusal(folder: Path) -> str:
 
 
 # What comes back
+
+
+def test_languages_are_kept(tmp_path):
+    translator = dataclasses.replace(translator_of("transformer"), languages=("en", "fr"))
+    save(tmp_path / "model", translator)
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["languages"] == ["en", "fr"]
+    assert load(tmp_path / "model", "cpu").languages == ("en", "fr")
+    assert bundle_of(translator.model, translator.tokenizers, {}).languages == ()
+    recipe = {"recipe": {"data": {"languages": ["de", "en"]}}}
+    assert bundle_of(translator.model, translator.tokenizers, recipe).languages == ("de", "en")
+
+
+def test_languages_that_are_no_codes(folder):
+    edit(folder, languages="en fr")
+    assert "config.json: languages = 'en fr'; expected a list of codes." in refusal(folder)
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -11,7 +11,7 @@ import tyro
 from regard.cli.common import Empty, Model, Quiet, as_text, note, parse
 from regard.data.questions import Question, read_squad
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import write_output
 from regard.folder import Device, TextEncoder, load
 
 
@@ -27,7 +27,7 @@ class Options:
     context: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
     """the text with the answer in it"""
     data: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """questions in the layout of SQuAD; plain, .gz or .xz"""
+    """questions in the layout of SQuAD, plain or compressed"""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """where the answers go, as one JSON object from the questions' ids; by default to standard output"""
     empty: Empty = False
@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
     if asked:
         question, context = as_text(options.question, "--question"), as_text(options.context, "--context")
         encoder = load(options.model, options.device, expect=TextEncoder)
-        print(encoder.answer([Question("", question, context, ())], empty=options.empty)[0])
+        print(encoder.answer(Question("", question, context), empty=options.empty))
         return 0
     questions = read_squad(options.data)
     encoder = load(options.model, options.device, expect=TextEncoder)
@@ -52,6 +52,6 @@ def run(argv: list[str]) -> int:
     if options.out is None:
         sys.stdout.write(table)
     else:
-        write_whole(options.out, table.encode())
+        write_output(options.out, table.encode())
         note(f"{len(answers)} answers are in {options.out}.")
     return 0

@@ -1,12 +1,28 @@
 """`regard classify`: texts, or pictures, to labels."""
 
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from regard.cli.common import Input, Model, Quiet, Texts, Truncate, numbered_texts, parse
+from regard.cli.common import (
+    Input,
+    Model,
+    Quiet,
+    Texts,
+    Truncate,
+    UnknownCharacters,
+    named_blocks,
+    parse,
+    until_error,
+)
+from regard.data.texts import encode_texts
 from regard.errors import RegardError
 from regard.folder import OPENED, Device, ImageModel, TextEncoder, load, read_config
 from regard.folder.scoring import Classified
 from regard.models import family_of
+
+# Texts that are classified together; fewer where fewer have arrived.
+BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -31,21 +47,48 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "classify", argv)
-    given = [text for _, text in numbered_texts(options.text, options.input, "Type texts, or names of pictures")]
-    if OPENED[family_of(read_config(options.model)[0])].kind is ImageModel:
-        found = _pictures(given, options)
-    else:
-        encoder = load(options.model, options.device, expect=TextEncoder)
-        found = encoder.classify([tuple(text.split("\t")[:2]) for text in given], truncate=options.truncate)
-    for one in found:
-        if options.all:
-            print("\t".join(f"{label} {share:.4f}" for label, share in one.probabilities.items()))
-        else:
-            print(f"{one.label}\t{one.probability:.4f}")
+    blocks = named_blocks(options.text, options.input, "Type texts, or names of image files", BLOCK)
+    classify = _classifier(options)
+    for block in blocks:
+        for one in classify([text for _, text in block], [name for name, _ in block]):
+            if options.all:
+                print("\t".join(f"{label} {share:.4f}" for label, share in one.probabilities.items()))
+            else:
+                print(f"{one.label}\t{one.probability:.4f}")
+        sys.stdout.flush()
     return 0
 
 
-def _pictures(files: list[str], options: Options) -> list[Classified]:
-    if options.truncate:
-        raise RegardError("Pictures are not cut short.", "Leave out --truncate.")
-    return load(options.model, options.device, expect=ImageModel).classify(files)
+def _classifier(options: Options) -> Callable[[list[str], list[str]], Iterator[Classified]]:
+    """What classifies a block of texts, or of image files, that have names; an error comes after what is before it."""
+    if OPENED[family_of(read_config(options.model)[0])].kind is ImageModel:
+        if options.truncate:
+            raise RegardError("Images are not truncated.", "Leave out --truncate.")
+        model = load(options.model, options.device, expect=ImageModel)
+        return lambda files, _: iter(model.classify(files))
+    encoder = load(options.model, options.device, expect=TextEncoder)
+    unknown = UnknownCharacters(encoder.tokenizer, encoder.special.unk)
+    longest, segments = encoder.model.config.max_len, encoder.model.config.segments > 1
+
+    def check(text: str, name: str) -> None:
+        row = [_parts(text)]
+        _, cut = encode_texts(row, encoder.tokenizer, encoder.special, max_len=longest, segments=segments)
+        if cut and not options.truncate:
+            raise RegardError(
+                f"{name} has more than the {longest} tokens that the model takes.",
+                "Split it, or use --truncate to cut it short.",
+            )
+        unknown.check(text, name)
+
+    def classify(texts: list[str], names: list[str]) -> Iterator[Classified]:
+        good, error = until_error(list(zip(names, texts)), check)
+        if good:
+            yield from encoder.classify([_parts(text) for _, text in good], truncate=options.truncate)
+        if error is not None:
+            raise error
+
+    return classify
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(text.split("\t")[:2])

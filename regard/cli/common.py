@@ -1,26 +1,35 @@
 """Arguments, data and progress that several commands share."""
 
+import logging
+import os
+import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import tyro
 
-from regard.data import read_pairs
+from regard.data import Tokenizer, read_pairs
+from regard.data.compression import STDIN
 from regard.data.phrasebook import phrasebook_pairs, words
-from regard.data.readers import STDIN, numbered_lines
+from regard.data.readers import numbered_lines
 from regard.errors import RegardError
 from regard.folder import Device, Translator, load
 from regard.interop.onnx_runner import holds_graphs, open_onnx
 from regard.train.recipe import PHRASEBOOK
-from regard.train.report import Tell, bar
+from regard.train.report import Tell, bar, telling
 from regard.viewer import Link
 from regard.viewer.alignment import Words
 
 TEST_SIZE = 1000
+# A text with at least this share of unknown characters is warned of.
+UNKNOWN_SHARE = 0.5
 
 Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help="the model folder")]
 Ensemble = Annotated[
@@ -30,8 +39,16 @@ Data = Annotated[
     tuple[str, ...],
     tyro.conf.arg(
         metavar="FILE",
-        help='two parallel files, or TSV or JSONL; plain, .gz or .xz; "-": stdin; phrasebook: the built-in test split; '
-        "pictures: a folder, a table (.csv), .npz, idx",
+        help='two parallel files, or TSV, CSV or JSONL; plain or compressed; "-": stdin; phrasebook: the built-in test '
+        "split; pictures: a folder, a table (.csv), .npz, idx",
+    ),
+]
+Columns = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        metavar="COLUMN",
+        help="columns of source and target, or of text and label: names of a header or of JSONL fields, or numbers "
+        "from 1",
     ),
 ]
 Truncate = Annotated[bool, tyro.conf.arg(help="cut over-long lines short instead of refusing them")]
@@ -66,9 +83,11 @@ def _named_values(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructor
 
 
 def parse(options: type[Options], command: str, argv: list[str]) -> Options:
-    """The options of a command, from the command line; `quiet` among them silences `note` and `progress`."""
+    """The options of a command, from the command line; `quiet` among them silences remarks and progress."""
     found = tyro.cli(options, prog=f"regard {command}", args=argv, config=_CONFIG, registry=_registry)
-    _quiet.set(getattr(found, "quiet", False))
+    quiet = getattr(found, "quiet", False)
+    _quiet.set(quiet)
+    logging.getLogger("regard").setLevel(logging.ERROR if quiet else logging.NOTSET)
     return found
 
 
@@ -98,9 +117,11 @@ class Examples(NamedTuple):
     words: Words = str.split
 
 
-def read_examples(files: Sequence[str]) -> Examples:
+def read_examples(files: Sequence[str], columns: Sequence[str] = ()) -> Examples:
     """The pairs of files, or those of the phrasebook's test split with their gold alignments."""
-    return phrasebook_examples("test", TEST_SIZE) if tuple(files) == (PHRASEBOOK,) else Examples(read_pairs(files))
+    if tuple(files) == (PHRASEBOOK,):
+        return phrasebook_examples("test", TEST_SIZE)
+    return Examples(read_pairs(files, columns))
 
 
 def phrasebook_examples(split: Literal["val", "test"], size: int) -> Examples:
@@ -109,13 +130,14 @@ def phrasebook_examples(split: Literal["val", "test"], size: int) -> Examples:
 
 
 Texts = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
-Input = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help="a file of lines; plain, .gz or .xz")]
+Input = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help="a file of lines, plain or compressed")]
 
 
 def numbered_texts(texts: tuple[str, ...], file: Path | None, invitation: str) -> Iterator[tuple[str, str]]:
-    """What a command is to work on, each with its name: its arguments, or the lines of a file or of standard input."""
+    """The texts of a command, each with its name: its arguments, or the lines of a file or of standard input."""
     if texts and file is not None:
         raise RegardError("Both --input and lines as arguments are given.", "Give one of them.")
+    file = None if file == Path(STDIN) else file
     for number, text in enumerate(texts, 1):
         yield f"text {number}", as_text(text, f"text {number}")
     if texts:
@@ -125,6 +147,103 @@ def numbered_texts(texts: tuple[str, ...], file: Path | None, invitation: str) -
     name = "stdin" if file is None else str(file)
     for number, line in numbered_lines(STDIN if file is None else file):
         yield f"{name}, line {number}", line
+
+
+Named = tuple[str, str]
+"""a text with the name that errors call it by"""
+
+
+def named_blocks(texts: tuple[str, ...], file: Path | None, invitation: str, size: int) -> Iterator[list[Named]]:
+    """Named texts in blocks of `size`; from a pipe or a terminal, of those that have arrived, so that none waits.
+
+    Where reading fails, what was read before comes first.
+    """
+    lines = numbered_texts(texts, file, invitation)
+    arriving = not texts and file in (None, Path(STDIN)) and _delivers_lines()
+    for block in _arrived(lines, size) if arriving else _full(lines, size):
+        failure = block.pop() if isinstance(block[-1], RegardError) else None
+        if block:
+            yield block  # type: ignore[misc]
+        if failure is not None:
+            raise failure  # type: ignore[misc]
+
+
+def until_error(block: Sequence[Named], check: Callable[[str, str], object]) -> tuple[list[Named], RegardError | None]:
+    """The texts before the first that `check(text, name)` refuses, and that error.
+
+    >>> def check(text, name):
+    ...     if not text:
+    ...         raise RegardError(f"{name} is empty.")
+    >>> until_error([("line 1", "a"), ("line 2", ""), ("line 3", "b")], check)
+    ([('line 1', 'a')], RegardError('line 2 is empty.'))
+    """
+    for count, (name, text) in enumerate(block):
+        try:
+            check(text, name)
+        except RegardError as error:
+            return list(block[:count]), error
+    return list(block), None
+
+
+def _delivers_lines() -> bool:
+    """Whether standard input is a pipe or a terminal, which may deliver a line at a time."""
+    try:
+        return not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _full(lines: Iterator[Named], size: int) -> Iterator[list[Named | RegardError]]:
+    """Blocks of `size`; an error that ends them is the last item."""
+    items = _with_error(lines)
+    while block := list(islice(items, size)):
+        yield block
+
+
+def _arrived(lines: Iterator[Named], size: int) -> Iterator[list[Named | RegardError]]:
+    """Blocks of what a thread has read since the last one, at most `size`; an error that ends them is the last item."""
+    waiting: Queue[Named | RegardError | None] = Queue(2 * size)
+
+    def read() -> None:
+        for item in _with_error(lines):
+            waiting.put(item)
+        waiting.put(None)
+
+    Thread(target=read, daemon=True).start()
+    ended = False
+    while not ended:
+        block = [waiting.get()]
+        while len(block) < size and block[-1] is not None and not waiting.empty():
+            block.append(waiting.get())
+        ended = block[-1] is None
+        if found := [item for item in block if item is not None]:
+            yield found
+
+
+def _with_error(lines: Iterator[Named]) -> Iterator[Named | RegardError]:
+    try:
+        yield from lines
+    except RegardError as error:
+        yield error
+
+
+class UnknownCharacters:
+    """Warns once of a text that the tokenizer mostly does not know, such as one in another script."""
+
+    def __init__(self, tokenizer: Tokenizer, unk: int) -> None:
+        self.tokenizer, self.unk, self.warned = tokenizer, unk, False
+
+    def check(self, text: str, name: str) -> None:
+        if self.warned:
+            return
+        encoding = self.tokenizer.library.encode(text, add_special_tokens=False)
+        spans = [span for token, span in zip(encoding.ids, encoding.offsets) if token == self.unk]
+        covered = {i for begin, end in spans for i in range(begin, end)}
+        letters = [i for i, letter in enumerate(text) if not letter.isspace()]
+        share = sum(i in covered for i in letters) / max(1, len(letters))
+        if share >= UNKNOWN_SHARE:
+            self.warned = True
+            note(f"{name}: {share:.0%} of the characters are unknown to the model's tokenizer.")
 
 
 def as_text(argument: str, name: str) -> str:
@@ -143,4 +262,11 @@ def progress(what: str) -> Iterator[Tell]:
         yield lambda done, total: None
         return
     with bar(what) as tell:
+        yield tell
+
+
+@contextmanager
+def steps_of(what: str) -> Iterator[Tell]:
+    """Progress of a command whose results come at the end: a bar on a terminal, lines in a log, nothing if --quiet."""
+    with telling(what, silent=_quiet.get()) as tell:
         yield tell

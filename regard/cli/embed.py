@@ -10,10 +10,24 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from regard.cli.common import Input, Model, Quiet, Texts, Truncate, note, numbered_texts, parse
+from regard.cli.common import (
+    Input,
+    Model,
+    Quiet,
+    Texts,
+    Truncate,
+    UnknownCharacters,
+    named_blocks,
+    note,
+    parse,
+    until_error,
+)
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import STDOUT, write_whole
 from regard.folder import Device, TextEncoder, load
+
+# Texts that are embedded together; fewer where fewer have arrived.
+BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -28,7 +42,7 @@ class Options:
     """texts; without any, and without --input, each line of standard input is one"""
     input: Input = None
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """where the vectors go: .npy (one row a text) or .jsonl; by default JSON lines on standard output"""
+    """file for the vectors: .npy (one row per text) or .jsonl; by default JSON lines on standard output"""
     truncate: Truncate = False
     device: Device = "auto"
     quiet: Quiet = False
@@ -36,28 +50,46 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "embed", argv)
-    form = "" if options.out is None else options.out.suffix
+    out = None if options.out == STDOUT else options.out
+    form = "" if out is None else out.suffix
     if form not in ("", ".npy", ".jsonl"):
         raise RegardError(f"{options.out}: vectors are written as .npy or .jsonl.", "Change the name's ending.")
-    named = list(numbered_texts(options.text, options.input, "Type texts"))
+    blocks = named_blocks(options.text, options.input, "Type texts", BLOCK)
     encoder = load(options.model, options.device, expect=TextEncoder)
-    for name, text in named:  # here, where the name of the line is known
+    unknown = UnknownCharacters(encoder.tokenizer, encoder.special.unk)
+
+    def check(text: str, name: str) -> None:
         encoder.text_ids(text, name=name, truncate=options.truncate)
-    texts = [text for _, text in named]
-    vectors = encoder.embed(texts, truncate=options.truncate)
-    if form == ".npy":
-        buffer = io.BytesIO()
-        np.save(buffer, vectors)
-        write_whole(options.out, buffer.getvalue())  # type: ignore[arg-type]
-    else:
-        rows = [
-            json.dumps({"text": text, "vector": [round(float(x), 7) for x in vector]}, ensure_ascii=False) + "\n"
-            for text, vector in zip(texts, vectors)
-        ]
-        if options.out is None:
-            sys.stdout.writelines(rows)
+        unknown.check(text, name)
+
+    kept: list[np.ndarray] = []
+    rows: list[str] = []
+    for block in blocks:
+        good, error = until_error(block, check)
+        texts = [text for _, text in good]
+        vectors = encoder.embed(texts, truncate=options.truncate)
+        if form == ".npy":
+            kept.append(vectors)
         else:
-            write_whole(options.out, "".join(rows).encode())
-    if options.out is not None:
-        note(f"{len(texts)} vectors of {vectors.shape[1]} numbers are in {options.out}.")
+            lines = [_row(text, vector) for text, vector in zip(texts, vectors)]
+            if out is None:
+                sys.stdout.writelines(lines)
+                sys.stdout.flush()
+            else:
+                rows += lines
+        if error is not None:
+            raise error
+    if out is not None:
+        count = len(rows) or sum(map(len, kept))
+        if form == ".npy":
+            buffer = io.BytesIO()
+            np.save(buffer, np.concatenate(kept))
+            write_whole(out, buffer.getvalue())
+        else:
+            write_whole(out, "".join(rows).encode())
+        note(f"{count} vectors of {encoder.model.config.width} numbers are in {out}.")
     return 0
+
+
+def _row(text: str, vector: np.ndarray) -> str:
+    return json.dumps({"text": text, "vector": [round(float(x), 7) for x in vector]}, ensure_ascii=False) + "\n"

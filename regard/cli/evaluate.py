@@ -7,12 +7,13 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO
 
 import tyro
 
 from regard.cli.common import (
     PHRASEBOOK,
+    Columns,
     Data,
     Empty,
     Ensemble,
@@ -24,20 +25,21 @@ from regard.cli.common import (
     open_translator,
     parse,
     phrasebook_examples,
-    progress,
     read_examples,
+    steps_of,
 )
-from regard.cli.measuring import confusion_picture, pictures, texts
+from regard.cli.measuring import confusion_picture, parts, pictures, texts
 from regard.data import read_documents, read_squad
 from regard.data.image_files import LABEL
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import STDOUT, write_output, write_whole
 from regard.folder import OPENED, Device, ImageModel, LanguageModel, TextEncoder, Translator, load, read_config
 from regard.models import family_of
 from regard.train.metrics import squad_scores, text_scores
 from regard.viewer import align, alignment_error_rate, attentions, best_layer, clearest_layer, read_links
 
+BleuTokenizer = Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"]
 # Pairs of the phrasebook's validation split by which the layer is chosen.
 VALIDATION_SIZE = 500
 
@@ -55,6 +57,7 @@ class Options:
 
     model: Model
     data: Data
+    columns: Columns = ()
     alignments: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """gold word alignments in Pharaoh format (0-0 1-2), of words between white space, a line for each pair"""
     layer: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
@@ -66,10 +69,12 @@ class Options:
     empty: Empty = False
     label: str = LABEL
     """of pictures: the column, or the array, that holds the labels"""
+    bleu_tokenizer: BleuTokenizer = "auto"
+    """of translations: sacreBLEU's tokenizer; auto: 13a, or what fits references written without spaces"""
     confusion: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """of labels: a picture of what was taken for what, .png or .svg; the numbers are in --json"""
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """write the numbers to this file too"""
+    """file for the numbers, as JSON; "-": standard output, and the table goes to standard error"""
     truncate: Truncate = False
     device: Device = "auto"
     quiet: Quiet = False
@@ -88,6 +93,7 @@ def run(argv: list[str]) -> int:
     if kind is not Translator and not options.ensemble:
         measure = {LanguageModel: _language, TextEncoder: _encoder, ImageModel: _images}[kind]
         return _tell({"data": list(options.data)} | measure(options), options)
+    text_scores([], [], options.bleu_tokenizer)  # an error of its comes before the minutes of translating, not after
     examples = _examples(options)
     translator = open_translator(options.model, options.device, options.ensemble)
     results = {"data": list(options.data), "sentences": len(examples.pairs)}
@@ -100,7 +106,9 @@ def run(argv: list[str]) -> int:
 
 
 def _language(options: Options) -> dict[str, Any]:
-    found = load(options.model, options.device, expect=LanguageModel).evaluate(read_documents(options.data))
+    model = load(options.model, options.device, expect=LanguageModel)
+    with steps_of("evaluating") as tell:
+        found = model.evaluate(read_documents(options.data), progress=tell)
     return {
         "tokens": found.tokens,
         "words": found.words,
@@ -116,14 +124,18 @@ def _encoder(options: Options) -> dict[str, Any]:
     encoder = load(options.model, options.device, expect=TextEncoder)
     match encoder.model.config.head:
         case "classify":
-            return texts(encoder, options.data, options.truncate)
+            return texts(encoder, options.data, options.columns, options.truncate)
         case "answer":
             read = [question for file in options.data for question in read_squad(file)]
             questions = [dataclasses.replace(one, id=str(i)) for i, one in enumerate(read)]  # files may share ids
             without = sum(not one.answers for one in questions)
             if without and not options.empty:
                 note(f"Questions without an answer: {without}. With --empty the model may say so.")
-            answers = {one.id: text for one, text in zip(questions, encoder.answer(questions, empty=options.empty))}
+            answers: dict[str, str] = {}
+            with steps_of("answering") as tell:
+                for part in parts(len(questions), tell):
+                    some = [questions[i] for i in part]
+                    answers |= {one.id: text for one, text in zip(some, encoder.answer(some, empty=options.empty))}
             exact, f1 = squad_scores(answers, questions, options.language)
             return {"questions": len(questions), "without_answer": without, "exact_match": exact, "f1": f1}
         case head:
@@ -139,17 +151,17 @@ def _images(options: Options) -> dict[str, Any]:
 
 def _tell(results: dict[str, Any], options: Options) -> int:
     if options.json is not None:
-        write_whole(options.json, (json.dumps(results, indent=2, ensure_ascii=False) + "\n").encode())
+        write_output(options.json, (json.dumps(results, indent=2, ensure_ascii=False) + "\n").encode())
     if options.confusion is not None:
         form = options.confusion.suffix.lower().removeprefix(".")
         write_whole(options.confusion, confusion_picture(results, form))
-    _show(results)
+    _show(results, sys.stderr if options.json == STDOUT else sys.stdout)
     return 0
 
 
 def _examples(options: Options) -> Examples:
     """The pairs with any text, and their gold alignments."""
-    examples, name = read_examples(options.data), " ".join(options.data)
+    examples, name = read_examples(options.data, options.columns), " ".join(options.data)
     if options.alignments is not None:
         examples = Examples(examples.pairs, read_links(options.alignments))
     gold = examples.gold
@@ -171,15 +183,17 @@ def _examples(options: Options) -> Examples:
 def _translations(translator: Translator, examples: Examples, options: Options) -> dict[str, Any]:
     sources, references = [one for one, _ in examples.pairs], [other for _, other in examples.pairs]
     began = time.perf_counter()
-    with progress("translating") as tell:
+    with steps_of("translating") as tell:
         answers = translator.translate(sources, options.decode, truncate=options.truncate, progress=tell)
     seconds = time.perf_counter() - began
-    scores = text_scores([answer[0].text for answer in answers], references)
+    scores = text_scores([answer[0].text for answer in answers], references, options.bleu_tokenizer)
     return dataclasses.asdict(scores) | {"sentences_per_second": len(sources) / seconds}
 
 
 def _losses(translator: Translator, examples: Examples, options: Options) -> dict[str, Any]:
-    scores = translator.score([pair for pair in examples.pairs if pair[0].strip()], truncate=options.truncate)
+    filled = [pair for pair in examples.pairs if pair[0].strip()]
+    with steps_of("scoring") as tell:
+        scores = translator.score(filled, truncate=options.truncate, progress=tell)
     if not scores:
         return {}
     loss = -sum(one.logprob for one in scores) / sum(one.tokens for one in scores)
@@ -212,6 +226,7 @@ MEASURES = {
     "top_5": ("among the likeliest 5", "{:.2f} %"),
     "mean_iou": ("mean intersection over union", "{:.2f} %"),
     "pixel_accuracy": ("accuracy of pixels", "{:.2f} %"),
+    "macro_f1": ("macro F1", "{:.2f} %"),
     "calibration_error": ("calibration error", "{:.2f} %"),
     "f1": ("F1", "{:.2f} %"),
     "word_error_rate": ("word error rate", "{:.2f} %"),
@@ -226,10 +241,12 @@ MEASURES = {
 }
 
 
+# Classes beyond this number are in --json alone.
+SHOWN_CLASSES = 30
 COUNTS = ("sentences", "tokens", "words", "bytes", "texts", "questions", "pictures")
 
 
-def _show(results: dict[str, Any]) -> None:
+def _show(results: dict[str, Any], file: TextIO) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -242,9 +259,28 @@ def _show(results: dict[str, Any]) -> None:
             table.add_row(name, form.format(results[key]))
             for label, share in results["iou"].items() if key == "mean_iou" else ():
                 table.add_row(Text(f"  {label}"), form.format(share))
-    console = Console(file=sys.stdout, highlight=False)
+    console = Console(file=file, highlight=False)
     console.print(table)
+    if "per_class" in results:
+        console.print(_per_class(results["per_class"]))
     if "signature" in results:
         console.print(f"BLEU: {results['signature']}", soft_wrap=True)
     if "alignment_layer" in results:
         console.print(f"alignments from {results['alignment_layer']}", soft_wrap=True)
+
+
+def _per_class(scores: dict[str, dict[str, float]]) -> Any:
+    """Precision, recall and F1 of each class; of many classes, of the most frequent."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = sorted(scores, key=lambda label: -scores[label]["support"])[:SHOWN_CLASSES]
+    title = f"the {SHOWN_CLASSES} most frequent of {len(scores)} classes" if len(scores) > SHOWN_CLASSES else ""
+    table = Table("class", title=title or None, title_justify="left")
+    for name in ("precision", "recall", "F1", "support"):
+        table.add_column(name, justify="right")
+    for label in [one for one in scores if one in set(shown)]:
+        one = scores[label]
+        shares = (f"{one[name]:.2f} %" for name in ("precision", "recall", "f1"))
+        table.add_row(Text(label), *shares, f"{one['support']:,}")
+    return table

@@ -2,14 +2,15 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import tyro
 
-from regard.cli.common import Input, Model, Quiet, Texts, numbered_texts, parse, progress
+from regard.cli.common import Input, Model, Quiet, Texts, UnknownCharacters, note, numbered_texts, parse, progress
 from regard.decode import DecodeConfig
-from regard.folder import Device, LanguageModel, load
+from regard.folder import Continuation, Device, LanguageModel, load
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,10 @@ def run(argv: list[str]) -> int:
     options = parse(Options, "generate", argv)
     named = list(numbered_texts(options.text, options.input, "Type beginnings of texts"))
     writer = load(options.model, options.device, expect=LanguageModel)
+    unknown = UnknownCharacters(writer.tokenizer, writer.special.unk)
     for name, prompt in named:  # here, where the name of the line is known, and before anything is written
         writer.prompt_ids(prompt, name=name, truncate=options.truncate)
+        unknown.check(prompt, name)
     prompts = [prompt for _, prompt in named]
     if len(prompts) == 1 and options.decode.n_best == 1:
         print(prompts[0], end="", flush=True)
@@ -48,6 +51,7 @@ def run(argv: list[str]) -> int:
 
         found = writer.generate(prompts, options.decode, truncate=options.truncate, hear=hear if told else None)
         print("" if told else found[0][0].text)
+        _note_limit(writer, prompts, found, options)
         return 0
     with progress("writing") as tell:
         answers = writer.generate(prompts, options.decode, truncate=options.truncate, progress=tell)
@@ -56,4 +60,22 @@ def run(argv: list[str]) -> int:
             row = {"prompt": prompt, "text": one.text, "score": round(one.score, 6)}
             print(json.dumps(row, ensure_ascii=False))
     sys.stdout.flush()
+    _note_limit(writer, prompts, answers, options)
     return 0
+
+
+def _note_limit(
+    writer: LanguageModel, prompts: Sequence[str], answers: Sequence[Sequence[Continuation]], options: Options
+) -> None:
+    """Says that the model's length ended a text, where --max-len would have allowed more."""
+    longest = writer.model.config.max_len
+    lengths = [
+        (len(writer.prompt_ids(prompt, truncate=options.truncate)), len(one.hypothesis.ids))
+        for prompt, answer in zip(prompts, answers)
+        for one in answer
+    ]
+    if any(before + written >= longest and written < options.decode.max_len for before, written in lengths):
+        note(
+            f"Stopped at {longest} tokens, prompt included: that is the model's max_len, whatever --max-len allows. "
+            "For longer texts train with a larger --model.max-len."
+        )

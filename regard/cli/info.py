@@ -43,6 +43,8 @@ def _sections(translator: Bundle) -> Iterator[tuple[str, Facts]]:
     parameters = sum(one.numel() for one in translator.model.parameters())
     facts: Facts = [("family", family_of(config)), ("parameters", f"{parameters:,}")]
     yield "model", facts + list(dataclasses.asdict(config).items())
+    if isinstance(translator, Translator) and translator.languages:
+        yield "languages", list(zip(("source", "target"), translator.languages))
     if not isinstance(translator, ImageModel):
         yield _tokenizers(translator)
     if translator.training:

@@ -1,5 +1,6 @@
 """What `regard evaluate` measures of labels: of texts, of pictures, and of the pixels of pictures."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -7,11 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from regard.cli.common import progress
+from regard.cli.common import steps_of
 from regard.data import IGNORED, label_ids, read_images, read_labelled, read_ragged
 from regard.errors import RegardError
-from regard.folder import ImageModel, TextEncoder
-from regard.train.label_scores import label_scores, mask_scores
+from regard.folder import Classified, ImageModel, TextEncoder
+from regard.train.label_scores import class_scores, label_scores, mask_scores
 from regard.train.metrics import label_counts
 from regard.train.tasks.pictures import NOTHING, Images, refuse_lack
 
@@ -19,11 +20,14 @@ from regard.train.tasks.pictures import NOTHING, Images, refuse_lack
 AT_A_TIME = 512
 
 
-def texts(encoder: TextEncoder, files: Sequence[str], truncate: bool) -> dict[str, Any]:
-    """How good the labels of texts are."""
-    names, examples = encoder.model.config.labels, read_labelled(files)
+def texts(encoder: TextEncoder, files: Sequence[str], columns: Sequence[str], truncate: bool) -> dict[str, Any]:
+    """Scores of the labels of texts."""
+    names, examples = encoder.model.config.labels, read_labelled(files, columns)
     numbers = np.array(label_ids(examples, names))  # which refuses what the model does not know
-    found = encoder.classify([one.texts for one in examples], truncate=truncate)
+    found: list[Classified] = []
+    with steps_of("classifying") as tell:
+        for part in parts(len(examples), tell):
+            found += encoder.classify([examples[i].texts for i in part], truncate=truncate)
     shares = np.array([[one.probabilities[name] for name in names] for one in found])
     return {"texts": len(examples)} | _labels(shares, numbers, names)
 
@@ -36,7 +40,7 @@ def pictures(model: ImageModel, files: Sequence[str], column: str) -> dict[str, 
             f"There is no measure for a model with the head {head}.",
             "Train it on for a task first: regard train --from …",
         )
-    with progress("reading") as tell:
+    with steps_of("reading") as tell:
         images = _read(model, files, column, tell)
     refuse_lack(images, "labels" if head == "classify" else "masks")
     began = time.perf_counter()
@@ -55,21 +59,24 @@ def _read(model: ImageModel, files: Sequence[str], column: str, tell: Callable[[
 
 def _whole(model: ImageModel, images: Images) -> dict[str, Any]:
     known = images.with_names(model.labels)
-    with progress("classifying") as tell:
-        shares = np.concatenate([model.probabilities(images.some(part)) for part in _parts(len(images), tell)])
+    with steps_of("classifying") as tell:
+        shares = np.concatenate([model.probabilities(images.some(part)) for part in parts(len(images), tell)])
     return _labels(shares, known.labels, model.labels)
 
 
 def _labels(shares: Float[np.ndarray, "M V"], numbers: Int[np.ndarray, "M"], names: Sequence[str]) -> dict[str, Any]:
     scores = label_scores(shares, numbers)
     top = {"top_5": scores.top_5} if len(names) > 5 else {}
+    classes = class_scores(scores.counts)
     found = {
         "accuracy": scores.accuracy,
         **top,
+        "macro_f1": float(np.mean([one.f1 for one in classes])),
         "calibration_error": scores.calibration_error,
         "cross_entropy": scores.loss,
     }
-    return found | {"labels": list(names), "confusion": scores.counts.tolist()}
+    per_class = {name: dataclasses.asdict(one) for name, one in zip(names, classes)}
+    return found | {"per_class": per_class, "labels": list(names), "confusion": scores.counts.tolist()}
 
 
 def _pixels(model: ImageModel, images: Images) -> dict[str, Any]:
@@ -81,8 +88,8 @@ def _pixels(model: ImageModel, images: Images) -> dict[str, Any]:
             message = f"Some masks hold the number {value}, which the model does not know."
             raise RegardError(message, f"Its labels are {known}; {NOTHING} is none.")
     counts = np.zeros((len(model.labels), len(model.labels)), np.int64)
-    with progress("segmenting") as tell:
-        for part in _parts(len(images), tell):
+    with steps_of("segmenting") as tell:
+        for part in parts(len(images), tell):
             for found, row in zip(model.segment(list(images.some(part))), part.tolist()):
                 counts += label_counts(found, table[images.mask(row)], len(model.labels))
     scores = mask_scores(counts)
@@ -91,7 +98,8 @@ def _pixels(model: ImageModel, images: Images) -> dict[str, Any]:
     return measured | {"labels": list(model.labels), "confusion": counts.tolist()}
 
 
-def _parts(count: int, tell: Callable[[int, int | None], None]) -> Iterator[Int[np.ndarray, "B"]]:
+def parts(count: int, tell: Callable[[int, int | None], None]) -> Iterator[Int[np.ndarray, "B"]]:
+    """Numbers of examples that are evaluated together; tells how many are done."""
     for start in range(0, count, AT_A_TIME):
         yield np.arange(start, min(start + AT_A_TIME, count))
         tell(min(start + AT_A_TIME, count), count)

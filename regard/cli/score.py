@@ -3,7 +3,18 @@
 import math
 from dataclasses import dataclass
 
-from regard.cli.common import Data, Model, Quiet, Truncate, note, open_translator, parse, read_examples
+from regard.cli.common import (
+    Columns,
+    Data,
+    Model,
+    Quiet,
+    Truncate,
+    note,
+    open_translator,
+    parse,
+    read_examples,
+    steps_of,
+)
 from regard.errors import RegardError
 from regard.folder import Device
 
@@ -18,6 +29,7 @@ class Options:
 
     model: Model
     data: Data
+    columns: Columns = ()
     truncate: Truncate = False
     device: Device = "auto"
     quiet: Quiet = False
@@ -25,7 +37,7 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "score", argv)
-    pairs = read_examples(options.data).pairs
+    pairs = read_examples(options.data, options.columns).pairs
     filled = [i for i, pair in enumerate(pairs) if any(side.strip() for side in pair)]
     for i in filled:
         if not pairs[i][0].strip():
@@ -33,10 +45,12 @@ def run(argv: list[str]) -> int:
     if not filled:
         raise RegardError(f"{' '.join(options.data)}: every pair is empty.", "Give some text.")
     translator = open_translator(options.model, options.device)
-    scores = dict(zip(filled, translator.score([pairs[i] for i in filled], truncate=options.truncate)))
+    with steps_of("scoring") as tell:
+        found = translator.score([pairs[i] for i in filled], truncate=options.truncate, progress=tell)
+    scores = dict(zip(filled, found))
     for i in range(len(pairs)):
-        found = scores.get(i)
-        print(f"{found.logprob:.6f}\t{found.mean:.6f}\t{found.tokens}" if found else "")
+        one = scores.get(i)
+        print(f"{one.logprob:.6f}\t{one.mean:.6f}\t{one.tokens}" if one else "")
     total, tokens = sum(one.logprob for one in scores.values()), sum(one.tokens for one in scores.values())
     perplexity = math.exp(-total / tokens)
     note(f"{len(filled)} pairs, {tokens} tokens: log-probability {total:.4f}, perplexity {perplexity:.4f}")

@@ -42,7 +42,7 @@ def run(argv: list[str]) -> int:
     if form not in ("", "png", "svg"):
         raise RegardError(f"{options.overlay}: pictures are .png or .svg.", "Change the name's ending.")
     model = load(options.model, options.device, expect=ImageModel)
-    [mask] = model.segment([options.picture])
+    mask = model.segment(options.picture)
     if options.overlay is not None:
         pixels = read_image(options.picture)
         write_whole(options.overlay, mask_overlay(pixels, mask, model.labels, options.picture.name, form))

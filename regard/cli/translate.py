@@ -1,10 +1,8 @@
 """`regard translate`: lines in, lines out."""
 
 import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -15,19 +13,23 @@ from regard.cli.common import (
     Quiet,
     Texts,
     Truncate,
+    UnknownCharacters,
     as_text,
-    numbered_texts,
+    named_blocks,
+    note,
     open_translator,
     parse,
     progress,
+    until_error,
 )
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.folder import Device
+from regard.folder.translator import Split
 from regard.interop.onnx_runner import holds_graphs
 from regard.viewer import align, clearest_layer, format_links, need_attention
 
-# So many lines are sorted by length into batches before the first of them is answered.
+# Lines that are sorted by length into batches before the first of them is answered; fewer where fewer have arrived.
 BLOCK = 1024
 
 
@@ -35,8 +37,9 @@ BLOCK = 1024
 class Options:
     """Translate lines, given as arguments, in a file, or on standard input: regard translate MODEL "The cat sleeps."
 
-    Each line is answered by a line, an empty one by an empty one. With more than the text on it, a line is
-    text ||| score ||| alignment; of several hypotheses each has a line, which begins with its input's number, from 0.
+    Each line is answered by a line, an empty one by an empty one; from a pipe, as soon as it arrives. With more than
+    the text on it, a line is text ||| score ||| alignment; of several hypotheses each has a line, which begins with its
+    input's number, from 0.
     """
 
     model: Model
@@ -51,6 +54,8 @@ class Options:
     prefix: str = ""
     """what every translation must begin with"""
     truncate: Truncate = False
+    split: Split = "auto"
+    """which lines are split into sentences, whose translations are joined: those too long for the model, all, none"""
     device: Device = "auto"
     quiet: Quiet = False
     decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(default_factory=DecodeConfig)
@@ -58,23 +63,41 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "translate", argv)
-    lines = numbered_texts(options.text, options.input, "Type lines to translate")
     if options.alignments and holds_graphs(options.model):
         raise RegardError(
-            f"{options.model} holds graphs, and what those regard is not seen.",
+            f"{options.model} holds graphs, whose attention cannot be recorded.",
             "Name the model folder that they are of.",
         )
+    split: Split = options.split
+    if options.alignments:
+        if split == "always":
+            raise RegardError("--alignments are those of whole lines.", "Leave out --split always.")
+        split = "never"
+    blocks = named_blocks(options.text, options.input, "Type lines to translate", BLOCK)
     translator = open_translator(options.model, options.device, options.ensemble)
     if options.alignments:
         need_attention(translator)
+    if options.decode.max_len != DecodeConfig().max_len and options.decode.max_len > translator.longest_output:
+        note(
+            f"--max-len {options.decode.max_len}: the model's max_len allows {translator.longest_output} tokens. "
+            "For longer translations train with a larger --model.max-len."
+        )
+    unknown = UnknownCharacters(translator.source_tokenizer, translator.special.unk)
+
+    def check(line: str, name: str) -> None:
+        """Here the name of the line is known."""
+        for sentence in translator.sentences(line, split if options.decode.n_best == 1 else "never"):
+            translator.source_ids(sentence, name=name, truncate=options.truncate)
+        unknown.check(line, name)
+
     layer, done = None, 0
     with progress("translating") as tell:
-        for block in _blocks(lines, 1 if sys.stdin.isatty() else BLOCK):
-            for name, line in block:  # here, where the name of the line is known
-                translator.source_ids(line, name=name, truncate=options.truncate)
-            texts = [line for _, line in block]
+        for block in blocks:
+            good, error = until_error(block, check)
+            texts = [line for _, line in good]
             prefixes = [as_text(options.prefix, "--prefix")] * len(texts) if options.prefix else None
-            answers = translator.translate(texts, options.decode, prefixes=prefixes, truncate=options.truncate)
+            how: dict[str, Any] = {"prefixes": prefixes, "truncate": options.truncate, "split": split, "first": done}
+            answers = translator.translate(texts, options.decode, **how)
             columns = [
                 [str(i) for i, answer in enumerate(answers, done) for _ in answer] if options.decode.n_best > 1 else [],
                 [one.text.replace("\n", " ") for answer in answers for one in answer],
@@ -82,19 +105,15 @@ def run(argv: list[str]) -> int:
                 if options.scores or options.decode.n_best > 1
                 else [],
             ]
-            if options.alignments:
+            if options.alignments and texts:
                 pairs = [(text, one.text) for text, answer in zip(texts, answers) for one in answer]
                 layer = layer or clearest_layer(translator, pairs, truncate=True)
                 columns.append([format_links(links) for links in align(translator, pairs, layer, truncate=True)])
             for fields in zip(*filter(None, columns)):
                 print(" ||| ".join(fields))
             sys.stdout.flush()
+            if error is not None:
+                raise error
             done += len(block)
             tell(done, None)
     return 0
-
-
-def _blocks(lines: Iterable[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:
-    lines = iter(lines)
-    while block := list(islice(lines, size)):
-        yield block

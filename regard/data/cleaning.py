@@ -30,10 +30,14 @@ class Counts:
     def left_out(self) -> int:
         return sum(getattr(self, one.name) for one in fields(self)) - self.kept
 
+    @property
+    def reasons(self) -> str:
+        """How many were left out for each reason; empty where none were."""
+        names = [one.name for one in fields(self)[1:] if getattr(self, one.name)]
+        return ", ".join(f"{getattr(self, name):,} {name.replace('_', ' ')}" for name in names)
+
     def __str__(self) -> str:
-        reasons = [one.name for one in fields(self)[1:] if getattr(self, one.name)]
-        listed = ", ".join(f"{getattr(self, name):,} {name.replace('_', ' ')}" for name in reasons)
-        return f"{self.kept:,} pairs" + (f"; left out: {listed}" if listed else "")
+        return f"{self.kept:,} pairs" + (f"; left out: {self.reasons}" if self.reasons else "")
 
 
 def clean(pairs: Sequence[Pair], max_ratio: float = 9.0, max_chars: int = 5000) -> tuple[list[Pair], Counts]:

@@ -20,7 +20,7 @@ _BETWEEN_WORDS = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
 
 
 def read_documents(files: Sequence[str | Path]) -> list[str]:
-    """Documents to learn from, one file after the other; .gz, .xz and stdin ("-") too.
+    """Documents to learn from, one file after the other, plain or compressed; "-" is stdin.
 
     A file is one document, character for character: only a BOM is removed, and CR LF becomes LF. A `.jsonl` file has a
     document on each line, under "text". Documents with nothing but white space in them are left out.
@@ -33,10 +33,10 @@ def read_documents(files: Sequence[str | Path]) -> list[str]:
 
 
 def _in_one(file: str | Path) -> list[str]:
-    if stem_suffix(file) != ".jsonl":
+    if stem_suffix(file).lower() != ".jsonl":
         return [read_text(file)]
     texts = []
-    for number, line in numbered_lines(file):
+    for number, line in numbered_lines(file, max_bytes=None):  # a document may be a book
         if line.strip():
             with in_line(file, number):
                 texts.append(_text(line))

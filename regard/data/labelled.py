@@ -1,4 +1,4 @@
-"""Texts that bear labels: from TSV and JSONL files to batches in which each text's label is to be named."""
+"""Labeled texts: from TSV, CSV and JSONL files to batches for classification."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 
 from regard.data.batches import IGNORED, Batch
-from regard.data.readers import fields_of, from_json, in_line, numbered_lines, stem_suffix
+from regard.data.readers import column_places, fields_of, in_line, names_columns, note_header, table_rows
 from regard.data.texts import ByLength, Texts
 from regard.errors import RegardError
 
@@ -24,47 +24,60 @@ class Labelled(NamedTuple):
     label: str
 
 
-def read_labelled(files: Sequence[str | Path]) -> list[Labelled]:
-    """Texts and their labels, one file after the other; .gz, .xz and stdin ("-") too. Empty lines are skipped.
+def read_labelled(files: Sequence[str | Path], columns: Sequence[str] | None = None) -> list[Labelled]:
+    """Texts and their labels, one file after the other, plain or compressed; "-" is stdin. Empty lines are skipped.
 
-    - `.tsv` files: text, tab, label; or two texts and their label. A first line that names a column "label" and another
-      "text" or "sentence" ("text1" and "text2", "sentence1" and "sentence2") is a header: then columns may come in any
-      order, and others are ignored.
+    - `.tsv` and `.csv` files: text and label in two columns; or two texts and their label in three. A first line that
+      names a column "label" and another "text" or "sentence" ("text1" and "text2", "sentence1" and "sentence2") is a
+      header, and said to be: then columns may come in any order, and others are ignored.
     - `.jsonl` files: objects with "text", perhaps "text2", and "label" (or the other names above).
     - Other files, and stdin: JSONL if they begin with "{", otherwise TSV.
+
+    `columns` are those of the text, perhaps of a second text, and of the label: by their names in the header, or the
+    fields of JSONL; or, in tables, by their numbers from 1.
     """
-    examples = [example for file in files for example in _in_one(file)]
+    if columns and len(columns) not in (2, 3):
+        raise RegardError(
+            f"{len(columns)} columns for labeled texts.", hint="Name two or three: the text, or two, and the label."
+        )
+    examples = [example for file in files for example in _in_one(file, tuple(columns or ()))]
     if not examples:
         raise RegardError(f"{' '.join(map(str, files)) or 'No file'}: there is no text.", hint="Give text<TAB>label.")
     return examples
 
 
-def _in_one(file: str | Path) -> Iterator[Labelled]:
-    kind = stem_suffix(file)
+def _in_one(file: str | Path, columns: tuple[str, ...]) -> Iterator[Labelled]:
     table: _Table | None = None
-    for number, line in numbered_lines(file):
-        if not line.strip():
+    for row in table_rows(file):
+        if row.fields == []:
             continue
-        if kind not in (".tsv", ".jsonl"):
-            kind = ".jsonl" if line.lstrip().startswith("{") else ".tsv"
-        with in_line(file, number):
-            if kind == ".tsv" and table is None:
-                table = _Table(line)
-                if table.has_header:
-                    continue
-            example = table.read(line) if table is not None else _from_json(line)
+        with in_line(file, row.number):
+            if row.fields is None:
+                example = _from_object(row.value, columns)
+            else:
+                if table is None:
+                    table = _Table(row.fields, columns)
+                    if table.has_header:
+                        note_header(file, row.fields)
+                        continue
+                example = table.read(row.fields)
         yield example
 
 
 class _Table:
-    """Where in a line of TSV the texts and the label stand, as its first line says."""
+    """Where in a row the texts and the label are, as the first row or `columns` say."""
 
-    def __init__(self, line: str) -> None:
-        names = [name.strip().lower() for name in line.split("\t")]
+    def __init__(self, first_row: Sequence[str], columns: Sequence[str]) -> None:
+        names = [name.strip().lower() for name in first_row]
         self.width = len(names)
         first, second = _one_of(_FIRST, names), _one_of(_SECOND, names)
         self.has_header = first is not None and _LABEL in names
-        if self.has_header:
+        if columns:
+            self.has_header = self.has_header or names_columns(columns, first_row)
+            *self.texts, self.label = column_places(columns, first_row)
+            if max(*self.texts, self.label) >= self.width:
+                raise RegardError(f"only {self.width} columns.", hint="Count columns from 1.")
+        elif self.has_header:
             self.texts = [names.index(name) for name in (first, second) if name is not None]
             self.label = names.index(_LABEL)
         elif self.width in (2, 3):
@@ -73,26 +86,24 @@ class _Table:
             found = "no tab" if self.width == 1 else f"{self.width} columns, and no header that says what they are"
             raise RegardError(f"{found}.", hint="Write text<TAB>label, or text<TAB>text<TAB>label, on every line.")
 
-    def read(self, line: str) -> Labelled:
-        fields = line.split("\t")
+    def read(self, fields: Sequence[str]) -> Labelled:
         if len(fields) != self.width:
             raise RegardError(
                 f"{len(fields)} columns, where the first line has {self.width}.",
-                hint="Write text<TAB>label on every line; no text may have a tab in it.",
+                hint="Write text<TAB>label on every line; a text in TSV has no tab in it.",
             )
         return _example([fields[column] for column in self.texts], fields[self.label])
 
 
-def _from_json(line: str) -> Labelled:
-    found: Any = from_json(line)
+def _from_object(found: Any, columns: Sequence[str]) -> Labelled:
     fields = found if isinstance(found, dict) else {}
     first, second = _one_of(_FIRST, fields), _one_of(_SECOND, fields)
-    texts = [fields[name] for name in (first, second) if name is not None]
-    label = fields.get(_LABEL)
-    if first is None or not all(isinstance(text, str) for text in texts) or not isinstance(label, str | int):
-        message = f'no text under "text" or no label under "label"; {fields_of(found)}.'
-        raise RegardError(message, hint='Write {"text": "…", "label": "…"} on every line.')
-    return _example(texts, str(label))
+    *text_names, label_name = columns or (first or _FIRST[0], *([second] if second else []), _LABEL)
+    texts, label = [fields.get(name) for name in text_names], fields.get(label_name)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(label, str | int):
+        message = f'no text under "{text_names[0]}" or no label under "{label_name}"; {fields_of(found)}.'
+        raise RegardError(message, hint='Write {"text": "…", "label": "…"} on every line, or name the columns.')
+    return _example([text for text in texts if isinstance(text, str)], str(label))
 
 
 def _one_of(known: Sequence[str], names: Sequence[str] | dict[str, Any]) -> str | None:

@@ -41,7 +41,7 @@ class Question:
 
 
 def read_squad(file: str | Path) -> list[Question]:
-    """The questions of a JSON file laid out as SQuAD's; .gz, .xz and stdin ("-") too.
+    """The questions of a JSON file laid out as SQuAD's, plain or compressed; "-" is stdin.
 
     Both versions are read: a question of version 2 that `is_impossible` has no answers, plausible or not. An answer
     that does not begin where the file says is taken from the nearest place where it does; the log says how many.
@@ -52,6 +52,8 @@ def read_squad(file: str | Path) -> list[Question]:
     except json.JSONDecodeError as error:
         message = f"{name}, line {error.lineno}: not JSON ({error.msg} at column {error.colno})."
         raise RegardError(message, hint="Give a file in the layout of SQuAD.") from None
+    except RecursionError:
+        raise RegardError(f"{name}: JSON nested too deeply.", hint="Give a file in the layout of SQuAD.") from None
     questions: dict[str, Question] = {}
     moved = 0
     for stated in _in_articles(found, name):

@@ -45,6 +45,7 @@ def decode_all(
     special: Special = SPECIAL,
     prefixes: Sequence[Sequence[int]] | None = None,
     history: bool = False,
+    numbers: Sequence[int] | None = None,
     room: int | None = None,
     on_token: OnToken | None = None,
     budget: int = 8192,
@@ -52,7 +53,8 @@ def decode_all(
 ) -> list[NBest]:
     """Decode any number of sentences, in batches of similar lengths; the results come in the order of `sources`.
 
-    `room` and `on_token`: see `decode_batch`. `budget` bounds sentences * hypotheses * longest source of a batch.
+    `room` and `on_token`: see `decode_batch`. `numbers` are those of the sources for sampling, which draws the same for
+    the same seed and number; by default from 0. `budget` bounds sentences * hypotheses * longest source of a batch.
     `progress(done, total)` is called after each.
 
     >>> from regard.layers.packed import pack
@@ -73,7 +75,7 @@ def decode_all(
             special=special,
             prefixes=None if prefixes is None else [prefixes[i] for i in batch],
             history=history,
-            numbers=batch,
+            numbers=batch if numbers is None else [numbers[i] for i in batch],
             room=room,
             on_token=None if on_token is None else lambda row, token, batch=batch: on_token(batch[row], token),
         )

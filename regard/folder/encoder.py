@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -48,8 +48,12 @@ class TextEncoder(ModelWithTokenizers):
         return self.special.framed(within(self.tokenizer.encode(text), room, name, truncate))
 
     @torch.no_grad()
-    def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Float[np.ndarray, "B E"]:
-        """A vector a text: the mean over its tokens, of length 1."""
+    def embed(
+        self, texts: str | Sequence[str], *, truncate: bool = False
+    ) -> Float[np.ndarray, "B E"] | Float[np.ndarray, "E"]:
+        """A vector per text, or the vector of a single string: the mean over its tokens, of length 1."""
+        if isinstance(texts, str):
+            return self.embed([texts], truncate=truncate)[0]
         rows = [self.text_ids(text, name=f"text {i}", truncate=truncate) for i, text in enumerate(texts, 1)]
         vectors = np.zeros((len(rows), self.model.config.width), np.float32)
         self.model.eval()
@@ -59,9 +63,17 @@ class TextEncoder(ModelWithTokenizers):
             vectors[numbers] = torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
         return vectors
 
+    @overload
+    def classify(self, texts: str, *, truncate: bool = False) -> Classified: ...
+    @overload
+    def classify(self, texts: Sequence[str | tuple[str, ...]], *, truncate: bool = False) -> list[Classified]: ...
     @torch.no_grad()
-    def classify(self, texts: Sequence[str | tuple[str, ...]], *, truncate: bool = False) -> list[Classified]:
-        """The label of each text, or of each two texts, and how sure the model is of each label."""
+    def classify(self, texts: str | Sequence[str | tuple[str, ...]], *, truncate: bool = False) -> Any:
+        """The label of each text, or of each two texts, and the probability of each label; for a single string, its
+        own.
+        """
+        if isinstance(texts, str):
+            return self.classify([texts], truncate=truncate)[0]
         if self.model.config.head != "classify":
             raise RegardError(
                 "This model was not trained to classify.", "Train it on: regard train --task classify --from …"
@@ -85,12 +97,23 @@ class TextEncoder(ModelWithTokenizers):
                 found[number] = classified(self.model.config.labels, row)
         return [one for one in found if one is not None]
 
+    @overload
+    def answer(self, questions: Question, *, empty: bool = False) -> str: ...
+    @overload
+    def answer(self, questions: Sequence[Question], *, empty: bool = False) -> list[str]: ...
     @torch.no_grad()
-    def answer(self, questions: Sequence[Question], *, empty: bool = False) -> list[str]:
-        """The answer to each question: words of its context, found in as many overlapping pieces as that needs.
+    def answer(self, questions: Question | Sequence[Question], *, empty: bool = False) -> Any:
+        """The answer to each question, or to a single one: words of its context, found in as many overlapping pieces
+        as that needs.
 
         With `empty`, for models that were trained on such questions too, it is nothing where the context has none.
         """
+        if isinstance(questions, Question):
+            return self.answer([questions], empty=empty)[0]
+        if isinstance(questions, str):
+            raise RegardError(
+                "A question comes with its context.", 'Give Question(id="", question="…", context="…"), or several.'
+            )
         config = self.model.config
         if config.head != "answer":
             raise RegardError(

@@ -96,6 +96,8 @@ def save(path: str | Path, bundle: Bundle) -> None:
     if bundle.tokenizers:
         config["shared_tokenizer"] = bundle.tokenizers[0] is bundle.tokenizers[-1]
         config[_FINGERPRINTS] = _fingerprints(folder)
+    if isinstance(bundle, Translator) and bundle.languages:
+        config["languages"] = list(bundle.languages)
     # Another program's tokeniser is known by it.
     if bundle.special != OPENED[family].special or any(one.kind == FOREIGN for one in bundle.tokenizers):
         config["special"] = dataclasses.asdict(bundle.special)
@@ -156,7 +158,8 @@ def load(path, device="auto", *, expect=None):
         _check_fingerprints(folder)
     training_path = folder / "training.json"
     training = _read_json(training_path) if training_path.exists() else {}
-    return bundle_of(model.to(found).eval(), tokenizers, training, special)
+    bundle = bundle_of(model.to(found).eval(), tokenizers, training, special)
+    return dataclasses.replace(bundle, languages=read_languages(folder)) if opened.kind is Translator else bundle
 
 
 def _ensemble(paths: Any, device: Device) -> Translator:
@@ -214,11 +217,23 @@ def _check_fingerprints(folder: Path) -> None:
 def bundle_of(
     model: Any, tokenizers: tuple[Tokenizer, ...], training: dict[str, Any], special: Special | None = None
 ) -> Any:
-    """A model with its tokenisers, if it has any, as the kind that its family is."""
+    """A model with its tokenizers, if it has any, as the kind that its family is."""
     opened = OPENED[family_of(model.config)]
     if not opened.sides:
         return opened.kind(model, training=training)
-    return opened.kind(model, *tokenizers[: opened.sides], training=training, special=special or opened.special)
+    bundle = opened.kind(model, *tokenizers[: opened.sides], training=training, special=special or opened.special)
+    if isinstance(bundle, Translator):  # of a run that is beginning: the folder has no config.json to state them yet
+        bundle.languages = tuple(training.get("recipe", {}).get("data", {}).get("languages", ()))
+    return bundle
+
+
+def read_languages(folder: Path) -> tuple[str, ...]:
+    """The codes of the languages that config.json states; none where it states none."""
+    path = folder / "config.json"
+    stated = _read_json(path).get("languages", [])
+    if not isinstance(stated, list) or not all(isinstance(one, str) for one in stated):
+        raise RegardError(f"{path}: languages = {stated!r}; expected a list of codes.", "Fix the file.")
+    return tuple(stated)
 
 
 def vocabularies(config: Any) -> tuple[int, ...]:
@@ -250,7 +265,7 @@ def read_config(folder: Path) -> tuple[Any, Special | None]:
         raise RegardError(f"{path}: special must be a table (got {shown(stated)}).", _FIX)
     if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
         raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Put it back: the two sides differ.")
-    beside = ("format", "family", "shared_tokenizer", _FINGERPRINTS)
+    beside = ("format", "family", "shared_tokenizer", "languages", _FINGERPRINTS)
     config = _filled(family.config(), {key: value for key, value in table.items() if key not in beside}, path)
     try:
         config.check()

@@ -1,10 +1,10 @@
-"""A language model with its tokeniser, ready to use."""
+"""A language model with its tokenizer, ready to use."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -73,7 +73,7 @@ class LanguageModel(ModelWithTokenizers):
         return self.tokenizer, self.tokenizer
 
     def __call__(self, prompt: str) -> str:
-        return self.generate([prompt])[0][0].text
+        return self.generate(prompt)[0].text
 
     def prompt_ids(self, prompt: str, *, name: str = "the prompt", truncate: bool = False) -> list[int]:
         """A text as the model reads it; too long a one is an error or, with `truncate`, loses its beginning."""
@@ -84,23 +84,31 @@ class LanguageModel(ModelWithTokenizers):
             raise RegardError(f"{name} is empty, and this model cannot begin by itself.", "Give it some text.")
         return ids
 
+    @overload
+    def generate(self, prompts: str, config: DecodeConfig | None = None, **options: Any) -> list[Continuation]: ...
+    @overload
+    def generate(
+        self, prompts: Sequence[str], config: DecodeConfig | None = None, **options: Any
+    ) -> list[list[Continuation]]: ...
     @torch.no_grad()
     def generate(
         self,
-        prompts: Sequence[str],
+        prompts: str | Sequence[str],
         config: DecodeConfig | None = None,
         *,
         truncate: bool = False,
         history: bool = False,
         hear: Hear | None = None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> list[list[Continuation]]:
-        """For each prompt what the model writes after it, drawn at random unless the config says otherwise.
+    ) -> Any:
+        """For each prompt its continuations, sampled unless the config says otherwise; for a single string, its own.
 
         `hear(number, text)` is told each piece of text of prompt `number` as it is written (not in beam search; of
         several samples, the first one drawn). `history` keeps what each step considered.
         Outputs end where the model ends them, at max_len tokens, or where prompt and output fill the model's max_len.
         """
+        if isinstance(prompts, str):
+            return self.generate([prompts], config, truncate=truncate, history=history, hear=hear, progress=progress)[0]
         config = config or DecodeConfig(method="sample")
         ids = [self.prompt_ids(p, name=f"prompt {i}", truncate=truncate) for i, p in enumerate(prompts, 1)]
         longest = self.model.config.max_len
@@ -133,9 +141,17 @@ class LanguageModel(ModelWithTokenizers):
             for listener, n_best in zip(listeners, found)
         ]
 
+    @overload
+    def score(self, texts: str, **options: Any) -> PairScore: ...
+    @overload
+    def score(self, texts: Iterable[str], **options: Any) -> list[PairScore]: ...
     @torch.no_grad()
-    def score(self, texts: Iterable[str], *, truncate: bool = False, batch_tokens: int = 4096) -> list[PairScore]:
-        """The log-probability of each text and its end, from its first token that has one before it."""
+    def score(self, texts: str | Iterable[str], *, truncate: bool = False, batch_tokens: int = 4096) -> Any:
+        """The log-probability of each text and its end, from its first token that has one before it; for a single
+        string, that of this text.
+        """
+        if isinstance(texts, str):
+            return self.score([texts], truncate=truncate, batch_tokens=batch_tokens)[0]
         encoded = [
             [*self.prompt_ids(text, name=f"text {i}", truncate=truncate), self.special.eos]
             for i, text in enumerate(texts, 1)
@@ -153,10 +169,17 @@ class LanguageModel(ModelWithTokenizers):
         return scores
 
     @torch.no_grad()
-    def evaluate(self, documents: Sequence[str], *, batch_tokens: int = 8192) -> TextLoss:
-        """The loss over whole documents of any length: each token is predicted once, from at least half of what the
-        model can take (but for the first ones).
+    def evaluate(
+        self,
+        documents: str | Sequence[str],
+        *,
+        batch_tokens: int = 8192,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> TextLoss:
+        """The loss over whole documents of any length, or over one: each token is predicted once, from at least half
+        of the model's length (but for the first ones). `progress` is called with the tokens done, and all of them.
         """
+        documents = [documents] if isinstance(documents, str) else documents
         ids = encode_documents(documents, self.tokenizer, self.special)
         longest = self.model.config.max_len
         nats, tokens = 0.0, 0
@@ -166,6 +189,8 @@ class LanguageModel(ModelWithTokenizers):
             asked = batch.targets != IGNORED
             rows = logprobs(self.model(*batch.inputs)[asked].float(), batch.targets[asked])
             nats, tokens = nats - float(rows.double().sum()), tokens + len(rows)
+            if progress is not None:
+                progress(tokens, len(ids))
         words = sum(len(text.split()) + text.count("\n") for text in documents)
         return TextLoss(nats, tokens, max(1, words), sum(len(text.encode()) for text in documents))
 

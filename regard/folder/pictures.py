@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -60,12 +60,18 @@ class ImageModel(ReadyModel):
         named = [numbers[label] for label in self.labels if label in numbers]
         return tuple(named if len(named) == len(self.labels) else range(len(self.labels)))
 
-    def classify(self, images: Pictures) -> list[Classified]:
-        """The label of each picture, and how sure the model is of each label.
+    @overload
+    def classify(self, images: str | Path) -> Classified: ...
+    @overload
+    def classify(self, images: Pictures) -> list[Classified]: ...
+    def classify(self, images: str | Path | Pictures) -> Any:
+        """The label of each picture, and the probability of each label; for the path of a single file, its own.
 
         A picture is brought to the size of those that the model was trained on: scaled, and its middle cut out. If
         those had sizes of their own, it keeps its own too, as far as it is not larger than they were.
         """
+        if isinstance(images, str | Path):
+            return self.classify([images])[0]
         found: list[Classified] = []
         for batch in self._batches(images):
             rows = self.probabilities([self._fitted(*one) for one in batch]).tolist()
@@ -85,13 +91,20 @@ class ImageModel(ReadyModel):
             found[part] = self.model(self._together([pixels[i] for i in part])).float().softmax(-1).cpu().numpy()
         return found
 
+    @overload
+    def segment(self, images: str | Path) -> Int[np.ndarray, "_ _"]: ...
+    @overload
+    def segment(self, images: Pictures) -> list[Int[np.ndarray, "_ _"]]: ...
     @torch.no_grad()
-    def segment(self, images: Pictures) -> list[Int[np.ndarray, "_ _"]]:
-        """For each pixel of each picture the number of its label, at the picture's own size.
+    def segment(self, images: str | Path | Pictures) -> Any:
+        """For each pixel of each picture the number of its label, at the picture's own size; for the path of a single
+        file, those of this picture.
 
         A picture is scaled until it covers the size of those that the model was trained on; nothing is cut off. If
         those had sizes of their own, it keeps its own too, as far as it is not larger than they were.
         """
+        if isinstance(images, str | Path):
+            return self.segment([images])[0]
         self._need("segment", "segment")
         found: list[Int[np.ndarray, "_ _"]] = []
         self.model.eval()

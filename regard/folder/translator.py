@@ -1,13 +1,14 @@
-"""A translation model with its tokenisers, ready to use."""
+"""A translation model with its tokenizers, ready to use."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
+from regard.data.sentence_splitter import join_sentences, split_sentences
 from regard.data.special import TRANSLATING, Special
 from regard.data.tokenizer import Tokenizer
 from regard.decode import BeamHistory, DecodeConfig, Ensemble, Hypothesis, decode_all
@@ -16,6 +17,11 @@ from regard.folder.bundle import ModelWithTokenizers, within
 from regard.folder.scoring import PairScore, logprobs
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
+
+Split = Literal["auto", "always", "never"]
+"""which lines are split into sentences: those that are too long for the model, all, or none"""
+# Samples of the sentences of one line draw from streams this far apart.
+_APART = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -44,13 +50,16 @@ class Translator(ModelWithTokenizers):
     # further models that vote with the first one
     partners: list[TranslationModel] = field(default_factory=list)
     special: Special = TRANSLATING
+    languages: tuple[str, ...] = ()
+    """codes of the source and the target language, where they are known"""
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.source_tokenizer, self.target_tokenizer
 
     def __call__(self, line: str) -> str:
-        return self.translate([line])[0][0].text
+        """The best translation of a line; one that is too long for the model is split into sentences."""
+        return self.translate(line, split="auto")[0].text
 
     def source_ids(self, line: str, *, name: str = "the line", truncate: bool = False) -> list[int]:
         """A source line as the model takes it, its end marked; too long a line is an error, or is cut short."""
@@ -60,31 +69,86 @@ class Translator(ModelWithTokenizers):
         return self._within_limit(self.target_tokenizer.encode(line), name, truncate)
 
     def _within_limit(self, ids: list[int], name: str, truncate: bool) -> list[int]:
-        frame = max(len(self.special.framed([])), len(self.special.begun([])))
-        room = min(model.config.max_len for model in [self.model, *self.partners]) - frame
-        return within(ids, room, name, truncate)
+        return within(ids, self._room, name, truncate)
 
-    @torch.no_grad()
+    @property
+    def _room(self) -> int:
+        """The most tokens of a text beside what frames it."""
+        frame = max(len(self.special.framed([])), len(self.special.begun([])))
+        return min(model.config.max_len for model in [self.model, *self.partners]) - frame
+
+    @property
+    def longest_output(self) -> int:
+        """The most tokens that a translation can have, whatever `DecodeConfig.max_len` allows."""
+        return min(model.config.max_len for model in [self.model, *self.partners]) - 1
+
+    def sentences(self, line: str, split: Split) -> list[str]:
+        """What is translated at a time: the line, or the sentences that it is split into."""
+        if split == "never" or (split == "auto" and len(self.source_tokenizer.encode(line)) <= self._room):
+            return [line]
+        return split_sentences(line) or [line]
+
+    @overload
+    def translate(self, lines: str, config: DecodeConfig | None = None, **options: Any) -> list[Translation]: ...
+    @overload
+    def translate(
+        self, lines: Sequence[str], config: DecodeConfig | None = None, **options: Any
+    ) -> list[list[Translation]]: ...
     def translate(
         self,
-        lines: Sequence[str],
+        lines: str | Sequence[str],
         config: DecodeConfig | None = None,
         *,
         prefixes: Sequence[str] | None = None,
         truncate: bool = False,
+        split: Split = "never",
+        first: int = 0,
         history: bool = False,
         progress: Callable[[int, int], None] | None = None,
-    ) -> list[list[Translation]]:
-        """For each line its best translations, best first. An empty line is answered by an empty one.
+    ) -> Any:
+        """For each line its best translations, best first; for a single string those of that line.
 
-        `prefixes` are beginnings that the translations must have; `history` keeps what each step of the search
-        considered, took and left.
+        An empty line has an empty translation. `prefixes` are beginnings that the translations must have. With `split`
+        lines that are too long for the model, or all, are split into sentences, and their translations joined; this
+        gives one translation per line. `first` is the number of the first line, which sampling depends on beside the
+        seed. `history` keeps what each step of the search considered, took and left.
         """
+        if isinstance(lines, str):
+            return self.translate([lines], config, prefixes=prefixes, truncate=truncate, split=split, history=history)[
+                0
+            ]
         config = config or DecodeConfig()
-        limit = min(model.config.max_len for model in [self.model, *self.partners]) - 1
-        config = dataclasses.replace(config, max_len=min(config.max_len, limit))
+        if config.n_best > 1 or history:
+            if split == "always":
+                raise RegardError(
+                    "Sentences of a line are joined for one translation per line.", "Leave out n_best, or do not split."
+                )
+            split = "never"
+        pieces = [self.sentences(line, split) for line in lines]
+        flat = [piece for row in pieces for piece in row]
+        given = None
+        if prefixes is not None:  # a line's first sentence begins with it
+            given = [prefixes[i] if k == 0 else "" for i, row in enumerate(pieces) for k in range(len(row))]
+        names = [f"line {i}" for i, row in enumerate(pieces, 1) for _ in row]
+        numbers = [i + k * _APART for i, row in enumerate(pieces, first) for k in range(len(row))]
+        found = iter(self._translate(flat, config, given, truncate, names, numbers, history, progress))
+        return [_joined([next(found) for _ in row], config) for row in pieces]
+
+    @torch.no_grad()
+    def _translate(
+        self,
+        lines: Sequence[str],
+        config: DecodeConfig,
+        prefixes: Sequence[str] | None,
+        truncate: bool,
+        names: Sequence[str],
+        numbers: Sequence[int],
+        history: bool,
+        progress: Callable[[int, int], None] | None,
+    ) -> list[list[Translation]]:
+        config = dataclasses.replace(config, max_len=min(config.max_len, self.longest_output))
         filled = [i for i, line in enumerate(lines) if line.strip()]
-        sources = [self.source_ids(lines[i], name=f"line {i + 1}", truncate=truncate) for i in filled]
+        sources = [self.source_ids(lines[i], name=names[i], truncate=truncate) for i in filled]
         forced = None
         if prefixes is not None or self.special.forced is not None:
             begun = self.special.begun([])[1:]
@@ -102,6 +166,7 @@ class Translator(ModelWithTokenizers):
             special=self.special,
             prefixes=forced,
             history=history,
+            numbers=[numbers[i] for i in filled],
             progress=progress,
         )
         for i, n_best in zip(filled, found):
@@ -109,13 +174,28 @@ class Translator(ModelWithTokenizers):
         nothing = Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))
         return [answer or [nothing] for answer in answers]
 
+    @overload
+    def score(self, pairs: tuple[str, str], **options: Any) -> PairScore: ...
+    @overload
+    def score(self, pairs: Iterable[tuple[str, str]], **options: Any) -> list[PairScore]: ...
     @torch.no_grad()
     def score(
-        self, pairs: Iterable[tuple[str, str]], *, truncate: bool = False, batch_tokens: int = 4096
-    ) -> list[PairScore]:
-        """The log-probability that the model (or the mean of several) gives to each target, its source being given."""
+        self,
+        pairs: tuple[str, str] | Iterable[tuple[str, str]],
+        *,
+        truncate: bool = False,
+        batch_tokens: int = 4096,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Any:
+        """The log-probability that the model (or the mean of several) gives to each target, given its source; for a
+        single pair of strings, that of this pair.
+        """
+        if isinstance(pairs, str):
+            raise RegardError("A score is that of a pair: source and target.", 'Give ("source", "target").')
+        if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(side, str) for side in pairs):
+            return self.score([pairs], truncate=truncate, batch_tokens=batch_tokens)[0]  # type: ignore[list-item]
         encoded = []
-        for i, (line, given) in enumerate(pairs, 1):
+        for i, (line, given) in enumerate(pairs, 1):  # type: ignore[misc]
             name = f"pair {i}"
             if not line.strip():
                 raise RegardError(f"{name}: the source is empty.", "Remove the pair: there is nothing to translate.")
@@ -134,6 +214,8 @@ class Translator(ModelWithTokenizers):
             total = torch.stack(votes).logsumexp(0) - math.log(len(votes))  # of the mean probability
             for i, own in zip(batch, total.split([len(self._predicted(encoded[i][1])) for i in batch])):
                 scores[i] = PairScore(float(own.double().sum()), len(own))
+            if progress is not None:
+                progress(len(encoded) - len(order), len(encoded))
         return [score for score in scores if score is not None]
 
     def teacher_forced(self, pairs: Sequence[tuple[list[int], list[int]]]) -> tuple[Packed, Packed]:
@@ -143,3 +225,14 @@ class Translator(ModelWithTokenizers):
     def _predicted(self, target: list[int]) -> list[int]:
         """What should follow each token of the target as the model is given it."""
         return [*self.special.begun(target)[1:], self.special.eos]
+
+
+def _joined(sentences: list[list[Translation]], config: DecodeConfig) -> list[Translation]:
+    """The translations of a line, from those of its sentences."""
+    if len(sentences) == 1:
+        return sentences[0]
+    best = [found[0].hypothesis for found in sentences]
+    logprobs = [logprob for one in best for logprob in one.token_logprobs]
+    score = sum(logprobs) / max(1, len(logprobs)) ** config.length_penalty
+    whole = Hypothesis([token for one in best for token in one.ids], score, sum(logprobs), logprobs)
+    return [Translation(join_sentences([found[0].text for found in sentences]), score, whole)]

@@ -23,7 +23,7 @@ from regard.data.special import Special
 from regard.data.tokenizer import FOREIGN, Tokenizer
 from regard.errors import RegardError
 from regard.files import write_whole
-from regard.folder import Bundle, ImageModel, bundle_of, model_of, vocabularies
+from regard.folder import Bundle, ImageModel, Translator, bundle_of, model_of, vocabularies
 from regard.interop import bert_like, encoder_decoder, gpt_like, vit_like
 from regard.interop.bert_like import read_bert_like, write_bert_like
 from regard.interop.encoder_decoder import read_encoder_decoder, write_encoder_decoder
@@ -46,6 +46,8 @@ from regard.interop.vit_like import read_vit_like, write_vit_like
 from regard.models import ViTConfig, family_of
 
 PICTURES = "preprocessor_config.json"
+# What tokenizer_config.json calls the two languages, as Marian's does.
+_LANGUAGES = ("source_lang", "target_lang")
 
 
 class Architecture(NamedTuple):
@@ -119,6 +121,10 @@ def import_folder(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any
     source = tokenizer if tokenizer is not None else Tokenizer(found.source, FOREIGN)
     target = source if found.target is found.source else Tokenizer(found.target, FOREIGN)
     bundle = bundle_of(model.eval(), (source, target), {"imported": {"class": name, "folder": folder.name}})
+    if isinstance(bundle, Translator):
+        stated = read_json(folder / "tokenizer_config.json")
+        languages = [stated.get(name) for name in _LANGUAGES]
+        bundle.languages = tuple(one for one in languages if isinstance(one, str)) if all(languages) else ()
     return dataclasses.replace(bundle, special=special)
 
 
@@ -155,6 +161,9 @@ def export_folder(bundle: Bundle, folder: str | Path) -> str:
     else:
         segments = getattr(config, "segments", 0) > 1 and special.between is None
         write_tokenizer(source, folder, special, segments=segments, max_len=config.max_len)
+    if isinstance(bundle, Translator) and bundle.languages:
+        settings = folder / "tokenizer_config.json"
+        write_whole(settings, _json({**read_json(settings), **dict(zip(_LANGUAGES, bundle.languages))}))
     if generation:
         write_whole(folder / "generation_config.json", _json(generation))
     return _written(folder, table, tensors)

@@ -49,7 +49,9 @@ def export_onnx(translator: Translator, folder: str | Path) -> None:
     for name, graph in ((ENCODER, encoder_graph(onnx, model)), (STEP, step_graph(onnx, model))):
         onnx.save_model(graph, folder / name, save_as_external_data=beside, location=f"{name}.data")
     source, target = translator.tokenizers
-    table = {"format": FORMAT, "family": "transformer", "shared_tokenizer": source is target}
+    table: dict[str, Any] = {"format": FORMAT, "family": "transformer", "shared_tokenizer": source is target}
+    if translator.languages:
+        table["languages"] = list(translator.languages)
     # Another program's tokeniser is known by it.
     if translator.special != OPENED["transformer"].special or source.kind == FOREIGN:
         table["special"] = dataclasses.asdict(translator.special)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.data.special import TRANSLATING
 from regard.errors import RegardError
-from regard.folder import Translator, read_config, read_tokenizers
+from regard.folder import Translator, read_config, read_languages, read_tokenizers
 from regard.interop.extras import need
 from regard.interop.onnx_graphs import ENCODER, STEP
 from regard.layers.packed import Packed
@@ -116,4 +116,5 @@ def open_onnx(folder: str | Path) -> OnnxTranslator:
             raise RegardError(f"{folder / name}: not a graph ({error}).", "Export it again.") from None
     source, target = read_tokenizers(folder, foreign=special is not None)
     model = OnnxModel(config, *sessions)
-    return OnnxTranslator(model, source, target, special=special or TRANSLATING)  # type: ignore[arg-type]
+    languages = read_languages(folder)
+    return OnnxTranslator(model, source, target, special=special or TRANSLATING, languages=languages)  # type: ignore[arg-type]

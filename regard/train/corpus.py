@@ -12,6 +12,15 @@ from regard.train.recipe import PHRASEBOOK, DataConfig, TokenizerConfig
 Pairs = list[tuple[str, str]]
 
 
+def describe_split(training: int, validation: int, called: str) -> str:
+    """How the data are split, for the log.
+
+    >>> describe_split(19600, 400, "pairs")
+    '19,600 pairs for training, 400 for validation'
+    """
+    return f"{training:,} {called} for training, {validation:,} for validation"
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Sentence pairs to learn from and to be judged by, and what was dropped on the way."""
@@ -29,7 +38,10 @@ class Corpus:
         }
 
     def describe(self) -> str:
-        return f"{self.counts}; {len(self.validation):,} more to validate with"
+        left_out = self.counts.reasons
+        return describe_split(len(self.training), len(self.validation), "pairs") + (
+            f"; left out: {left_out}" if left_out else ""
+        )
 
 
 def read_corpus(config: DataConfig) -> Corpus:
@@ -38,15 +50,22 @@ def read_corpus(config: DataConfig) -> Corpus:
     >>> len(read_corpus(DataConfig(phrasebook_size=100)).training)
     100
     """
+    if len(config.languages) not in (0, 2):
+        raise RegardError(
+            f"data.languages = {list(config.languages)}; expected two codes.",
+            "Name two, for example en fr.",
+        )
     if config.files == (PHRASEBOOK,):
         training = [(pair.source, pair.target) for pair in phrasebook_pairs("train", config.phrasebook_size)]
         validation = [(pair.source, pair.target) for pair in phrasebook_pairs("val", 500)]
         return Corpus(training, validation, Counts(len(training)))
-    training, counts = clean(read_pairs(config.files), config.max_ratio)
+    training, counts = clean(read_pairs(config.files, config.columns), config.max_ratio)
     if not training:
         raise RegardError(f"{' '.join(config.files)}: no pair is left after cleaning.", f"Dropped: {counts}.")
     if config.validation:
-        validation = [pair for pair in read_pairs(config.validation) if all(side.strip() for side in pair)]
+        validation = [
+            pair for pair in read_pairs(config.validation, config.columns) if all(side.strip() for side in pair)
+        ]
         if not validation:
             raise RegardError(f"{' '.join(config.validation)}: every pair has an empty side.", "Give other pairs.")
     else:

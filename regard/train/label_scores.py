@@ -42,6 +42,36 @@ def label_scores(probabilities: Float[np.ndarray, "M V"], labels: Int[np.ndarray
     )
 
 
+@dataclass(frozen=True)
+class ClassScores:
+    """Of one class, in percent: how often what was given its label has it (precision), how often what has it was given
+    it (recall), their harmonic mean (F1); and how often it occurs (support).
+    """
+
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+def class_scores(counts: Int[np.ndarray, "V V"]) -> list[ClassScores]:
+    """Scores of each class, from how often each label (rows) was given each (columns); 0 where nothing is counted.
+
+    >>> class_scores(np.array([[3, 1], [0, 4]]))[1]
+    ClassScores(precision=80.0, recall=100.0, f1=88.88888888888889, support=4)
+    """
+    right, given, support = counts.diagonal(), counts.sum(0), counts.sum(1)
+    columns = (
+        100 * right / np.maximum(given, 1),
+        100 * right / np.maximum(support, 1),
+        200 * right / np.maximum(given + support, 1),
+    )
+    return [
+        ClassScores(float(precision), float(recall), float(f1), int(count))
+        for precision, recall, f1, count in zip(*columns, support)
+    ]
+
+
 def top_accuracy(probabilities: Float[np.ndarray, "M V"], labels: Int[np.ndarray, "M"], k: int) -> float:
     """How often the right label is among the k likeliest, in percent. Of labels that are alike the first counts first.
 

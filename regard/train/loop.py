@@ -19,7 +19,17 @@ from torch import Tensor
 
 from regard.data import Batch, prefetch
 from regard.errors import Interrupted, RegardError
-from regard.folder import OPENED, bundle_of, fill_weights, find_device, load, read_tokenizers, save, write_tokenizers
+from regard.folder import (
+    OPENED,
+    Translator,
+    bundle_of,
+    fill_weights,
+    find_device,
+    load,
+    read_tokenizers,
+    save,
+    write_tokenizers,
+)
 from regard.models import ViTConfig, family_of, make_model
 from regard.train.allocator import keep_freed_memory
 from regard.train.checkpoint import Checkpoint, gather_state, keep_step, restore_state, unique_parameters
@@ -185,6 +195,8 @@ def work(
 
     leads = team.rank == 0
     bundle = bundle_of(model, tokenizers, dict(provenance), special)
+    if isinstance(origin, Translator) and not recipe.data.languages:
+        bundle.languages = origin.languages
     features = compiled_features(model) if config.compile else model.features
 
     def update(group: list[Batch]) -> LossParts:

@@ -57,10 +57,14 @@ class DataConfig:
     """Where the sentence pairs, the texts or the pictures come from, and which of them are kept."""
 
     files: tuple[str, ...] = (PHRASEBOOK,)
-    """two parallel files, or one TSV or JSONL file; plain, .gz or .xz; "-": standard input; "phrasebook": built in.
-    Pictures: a folder, a table (.csv), .npz, idx"""
+    """two parallel files, or TSV, CSV or JSONL files; plain, .gz, .xz, .bz2 or .zst; "-": standard input;
+    "phrasebook": built in. Pictures: a folder, a table (.csv), .npz, idx"""
     validation: tuple[str, ...] = ()
     """the same for validation; without it a part of the data is set aside"""
+    columns: tuple[str, ...] = ()
+    """columns of source and target, or of text and label: names of a header or of JSONL fields, or numbers from 1"""
+    languages: tuple[str, ...] = ()
+    """codes of the source and target languages (en fr), kept in the model folder for exports and servers"""
     max_ratio: Annotated[float, Range(low=1)] = 9.0
     """pairs whose one side has this many times the other's characters (20 of grace) are dropped"""
     phrasebook_size: Annotated[int, Range(low=2, high=10_000_000)] = 40_000

@@ -82,19 +82,19 @@ def test_a_config_that_is_not_json(refused, broken):
 
 
 def test_a_file_that_is_not_utf8(refused, tmp_path, transformer_folder):
-    (tmp_path / "lines.txt").write_bytes(b"one\ntw\xff\n")
+    (tmp_path / "lines.txt").write_bytes(b"tw\xff\none\n")
     said = refused("translate", transformer_folder, "--input", tmp_path / "lines.txt")
-    assert f"{tmp_path / 'lines.txt'}, line 2: not UTF-8." in said
+    assert f"{tmp_path / 'lines.txt'}, line 1: not UTF-8." in said
 
 
 def test_an_argument_that_is_not_utf8(refused, transformer_folder):
-    assert "text 2: not UTF-8." in refused("translate", transformer_folder, "one", "tw\udcff")
+    assert "text 1: not UTF-8." in refused("translate", transformer_folder, "tw\udcff", "one")
 
 
 def test_a_line_that_is_too_long(refused, tmp_path, transformer_folder):
-    (tmp_path / "lines.txt").write_text("one\n" + "two " * 30)
+    (tmp_path / "lines.txt").write_text("two " * 30 + "\none\n")
     said = refused("translate", transformer_folder, "--input", tmp_path / "lines.txt")
-    assert f"{tmp_path / 'lines.txt'}, line 2 has 30 tokens, and the model takes at most 15." in said
+    assert f"{tmp_path / 'lines.txt'}, line 1 has 30 tokens, and the model takes at most 15." in said
     assert "--truncate" in said
 
 

@@ -145,7 +145,7 @@ def test_the_wrong_kind_of_model(refused, classifier, segmenter, photos, seq2seq
     assert "was not trained to segment" in refused("segment", classifier, photos / "dark/00.png")
     assert "holds a translator, not a model of images" in refused("segment", seq2seq_folder, "x.png")
     assert "holds a model of images, not a translator" in refused("translate", classifier, "x")
-    assert "Pictures are not cut short" in refused("classify", classifier, "x.png", "--truncate")
+    assert "Images are not truncated" in refused("classify", classifier, "x.png", "--truncate")
 
 
 # segment

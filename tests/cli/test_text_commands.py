@@ -104,8 +104,8 @@ def test_vectors_as_json_and_as_an_array(run, encoder, tmp_path):
 
 def test_vectors_go_into_known_files_only(refused, encoder, tmp_path):
     assert "written as .npy or .jsonl" in refused("embed", encoder, "x", "--out", tmp_path / "v.csv")
-    (tmp_path / "lines.txt").write_text("short\n" + "word " * 100 + "\n")
-    assert "lines.txt, line 2 has" in refused("embed", encoder, "--input", tmp_path / "lines.txt")
+    (tmp_path / "lines.txt").write_text("word " * 100 + "\nshort\n")
+    assert "lines.txt, line 1 has" in refused("embed", encoder, "--input", tmp_path / "lines.txt")
 
 
 # classify

@@ -1,18 +1,29 @@
 """Files to read, and batches to look into."""
 
+import bz2
 import gzip
+import importlib
 import lzma
+import sys
 
+import pytest
 import torch
 
 
 def write(name, content):
     """A file, packed as its name says."""
     data = content if isinstance(content, bytes) else content.encode()
-    opener = {"gz": gzip.open, "xz": lzma.open}.get(name.rsplit(".", 1)[-1], open)
-    with opener(name, "wb") as stream:
-        stream.write(data)
+    compress = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress, "zst": compress_zstd}
+    packed = compress.get(name.rsplit(".", 1)[-1], bytes)(data)
+    with open(name, "wb") as stream:
+        stream.write(packed)
     return name
+
+
+def compress_zstd(data):
+    if sys.version_info >= (3, 14):
+        return importlib.import_module("compression.zstd").compress(data)
+    return pytest.importorskip("zstandard").compress(data)
 
 
 def rows(packed):

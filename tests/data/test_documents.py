@@ -75,7 +75,7 @@ def test_stdin_is_a_document(monkeypatch):
         ),
         ("a.jsonl", '\n{"texts": "a"}', r'^a\.jsonl, line 2: no text under "text"; it has texts\. Write \{"text"'),
         ("a.jsonl", '{"text": 3}', r'^a\.jsonl, line 1: no text under "text"; it has text\.'),
-        ("a.jsonl", '["text"]', r"^a\.jsonl, line 1: .*; it is no object\."),
+        ("a.jsonl", '["text"]', r"^a\.jsonl, line 1: .*; it is not an object\."),
     ],
 )
 def test_bad_input(folder, name, content, said):

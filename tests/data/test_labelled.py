@@ -91,7 +91,7 @@ def test_stdin(monkeypatch):
             r"^a\.jsonl, line 1: no text .*; it has text, text2",
         ),
         ("a.jsonl", '{"text": "a", "label": 0.5}', r"^a\.jsonl, line 1: no text .* or no label"),
-        ("a.jsonl", '["a", "b"]', r"^a\.jsonl, line 1: no text .*; it is no object\."),
+        ("a.jsonl", '["a", "b"]', r"^a\.jsonl, line 1: no text .*; it is not an object\."),
     ],
 )
 def test_bad_input(folder, name, content, said):
@@ -155,3 +155,29 @@ def test_an_epoch_is_a_function_of_seed_and_number(constant_shapes):
 def test_as_many_targets_as_texts():
     with pytest.raises(ValueError, match="2 texts and 3 targets"):
         LabelledBatches(numbered([1, 2], False), np.arange(3), budget=16, max_len=16, seed=0)
+
+
+def test_columns_of_text_and_label(folder, caplog):
+    rows = [("stars", "review", "title"), ("5", "What a film, wow!", "good"), ("1", "Meh.", "bad")]
+    write("a.tsv", "".join("\t".join(row) + "\n" for row in rows))
+    write("a.csv", "".join(",".join(f'"{field}"' for field in row) + "\r\n" for row in rows))
+    write("a.jsonl", "".join(json.dumps(dict(zip(rows[0], row))) + "\n" for row in rows[1:]))
+    wanted = [Labelled(("What a film, wow!",), "5"), Labelled(("Meh.",), "1")]
+    for name in ("a.tsv", "a.csv", "a.jsonl"):
+        assert read_labelled([name], columns=("review", "stars")) == wanted
+    assert read_labelled(["a.csv"], columns=("title", "review", "1"))[0] == Labelled(("good", "What a film, wow!"), "5")
+    assert 'a.csv: first line "stars<TAB>review<TAB>title" is a header and is skipped.' in caplog.messages
+    with pytest.raises(RegardError, match="only 3 columns"):
+        read_labelled(["a.tsv"], columns=("2", "4"))
+    with pytest.raises(RegardError, match="1 columns for labeled texts"):
+        read_labelled(["a.tsv"], columns=("2",))
+
+
+def test_csv_with_a_header_or_without(folder, caplog):
+    assert read_labelled([write("a.csv", '"Good, really",yes\nBad,no\n')]) == [
+        Labelled(("Good, really",), "yes"),
+        Labelled(("Bad",), "no"),
+    ]
+    assert not caplog.messages
+    assert read_labelled([write("b.csv", "label,sentence\nyes,Good\n")]) == [Labelled(("Good",), "yes")]
+    assert caplog.messages == ['b.csv: first line "label<TAB>sentence" is a header and is skipped.']

@@ -62,7 +62,7 @@ def test_stdin(monkeypatch):
     ("content", "said"),
     [
         ('{"data":\n [}', r"^a\.json, line 2: not JSON \(.* at column 3\)\. Give a file in the layout of SQuAD\.$"),
-        ("[]", r'^a\.json: no list under "data"; it is no object\.'),
+        ("[]", r'^a\.json: no list under "data"; it is not an object\.'),
         ('{"date": []}', r'^a\.json: no list under "data"; it has date\.'),
         ('{"data": []}', r"^a\.json: there is no question in it\."),
         ('{"data": [{"paragraphs": []}, {}]}', r'^a\.json, article 2: no list under "paragraphs"; it has no fields\.'),

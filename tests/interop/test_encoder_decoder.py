@@ -321,6 +321,16 @@ def test_a_model_of_ours_becomes_the_class_that_computes_the_same(transformers, 
     torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
 
 
+def test_languages_go_with_the_tokenizer(transformers, tmp_path):
+    bundle = ours(**FITTING[0][1])
+    bundle.languages = ("en", "fr")
+    export_folder(bundle, tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert (settings["source_lang"], settings["target_lang"]) == ("en", "fr")
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path)("w1 w2")["input_ids"]
+    assert import_folder(tmp_path).languages == ("en", "fr")
+
+
 @pytest.mark.parametrize(
     ("choices", "field"),
     [

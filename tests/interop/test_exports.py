@@ -258,6 +258,13 @@ def test_onnx_scores_and_knows_prefixes(transformer, tmp_path):
     assert best.text == transformer.translate(["one two"], prefixes=["dix"])[0][0].text
 
 
+def test_onnx_keeps_the_languages(tmp_path):
+    translator = ours()
+    translator.languages = ("en", "fr")
+    export_onnx(translator, tmp_path)
+    assert open_onnx(tmp_path).languages == ("en", "fr")
+
+
 def test_onnx_keeps_special_ids_and_two_tokenisers(tmp_path):
     translator = ours(shared_vocab=False)
     translator.target_tokenizer = Tokenizer.train([" ".join(f"v{i}" for i in range(46))], "word")

@@ -129,7 +129,7 @@ def test_pictures_keep_their_sizes(tmp_path):
     images = corpus.training.images
     assert isinstance(images, RaggedImages)
     assert images.sizes[:5].tolist() == [[12, 12], [12, 20], [16, 12], [8, 16], [12, 24]]
-    assert corpus.describe() == "60 pictures of their own sizes up to 24 colour pixels; 15 more to validate with"
+    assert corpus.describe() == "60 pictures of their own sizes up to 24 colour pixels for training, 15 for validation"
     # Members of a team map them.
     sent = pickle.dumps(corpus)
     assert len(sent) < 2000

@@ -467,4 +467,4 @@ def test_pictures_are_read_in_the_order_of_the_file(tmp_path):
     recipe = toy("classify-images", tmp_path)
     corpus = TASKS["classify-images"].read(recipe.data)
     assert corpus.validation.images.labels.tolist() == read_images(recipe.data.validation).labels.tolist()
-    assert corpus.describe() == "100 pictures of 12×12 colour pixels; 20 more to validate with"
+    assert corpus.describe() == "100 pictures of 12×12 colour pixels for training, 20 for validation"

@@ -37,9 +37,9 @@ class Classify:
     try_it = 'regard classify {out} "…"'
 
     def read(self, config: DataConfig) -> Held[Labelled]:
-        examples = read_labelled(config.files)
+        examples = read_labelled(config.files, config.columns)
         if config.validation:
-            return Held(examples, read_labelled(config.validation), "labelled texts")
+            return Held(examples, read_labelled(config.validation, config.columns), "labelled texts")
         held = with_validation(examples, [], "labelled texts", key=lambda one: one.texts)
         # Of a rare label every text may have been set aside: those are learned from after all.
         known = {one.label for one in held.training}

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from regard.data.cleaning import split_validation
 from regard.errors import RegardError
+from regard.train.corpus import describe_split
 
 Item = TypeVar("Item")
 
@@ -16,7 +17,7 @@ class Held(Generic[Item]):
     """Items to train with and to validate with, and what one is called.
 
     >>> Held([1, 2], [3], "numbers").describe()
-    '2 numbers; 1 more to validate with'
+    '2 numbers for training, 1 for validation'
     """
 
     training: Sequence[Item]
@@ -32,7 +33,7 @@ class Held(Generic[Item]):
         }
 
     def describe(self) -> str:
-        return f"{len(self.training):,} {self.called}; {len(self.validation):,} more to validate with"
+        return describe_split(len(self.training), len(self.validation), self.called)
 
 
 def with_validation(

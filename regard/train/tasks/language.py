@@ -9,6 +9,7 @@ from regard.data.streams import TextBatches, whole_text
 from regard.errors import RegardError
 from regard.folder import LanguageModel
 from regard.models import GPTConfig
+from regard.train.corpus import describe_split
 from regard.train.losses import LossParts
 from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from regard.train.tasks.base import (
@@ -80,7 +81,7 @@ class Language:
             stream, model.max_len, budget=shape.budget, seed=shape.seed, constant_shapes=shape.constant
         )
         validation = list(whole_text(held_out, model.max_len, budget=shape.budget, constant_shapes=shape.constant))
-        return Encoded(batches, validation, f"{len(stream):,} tokens; {len(held_out):,} more to validate with")
+        return Encoded(batches, validation, describe_split(len(stream), len(held_out), "tokens"))
 
     def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
         return features_loss(model, features, batch, config)

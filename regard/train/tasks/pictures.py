@@ -25,6 +25,7 @@ from regard.data import (
 from regard.data.special import Special
 from regard.errors import RegardError
 from regard.models import ViTConfig
+from regard.train.corpus import describe_split
 from regard.train.recipe import DataConfig, Recipe, TaskName, TokenizerConfig, TrainConfig
 from regard.train.report import Tell
 from regard.train.tasks.base import Encoded, Shape, Tokenizers, has_gpu, suggested_training, warn_of_rare_labels
@@ -93,7 +94,7 @@ class Pictures:
         height, width, channels = self.shape
         size = f"their own sizes up to {height}" if self.ragged else f"{height}×{width}"
         kind = f"{size} {'grey' if channels == 1 else 'colour'} pixels"
-        return f"{len(self.training.rows):,} pictures of {kind}; {len(self.validation.rows):,} more to validate with"
+        return describe_split(len(self.training.rows), len(self.validation.rows), f"pictures of {kind}")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Members of a team map the pictures themselves instead of being sent them.

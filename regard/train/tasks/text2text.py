@@ -33,12 +33,12 @@ class Text2Text(Translate):
         validation: Pairs = []
         counts = Counts(0)
         for number, file in enumerate(config.files):
-            pairs, cleaned = clean(read_pairs([file]), config.max_ratio)
+            pairs, cleaned = clean(read_pairs([file], config.columns), config.max_ratio)
             if not pairs:
                 raise RegardError(f"{file}: no pair is left after cleaning.", f"Dropped: {cleaned}.")
             if config.validation:
                 named = config.validation[number]
-                held_out = [pair for pair in read_pairs([named]) if all(side.strip() for side in pair)]
+                held_out = [pair for pair in read_pairs([named], config.columns) if all(side.strip() for side in pair)]
                 if not held_out:
                     raise RegardError(f"{named}: every pair has an empty side.", "Give other pairs.")
             else:

@@ -15,7 +15,7 @@ from regard.train.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from regard.train.sizing import profile_pairs, suggest
 from regard.train.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss
 
-# Sentences of the validation split that are translated each time; fewer make the choice of the model a matter of chance.
+# Sentences of the validation split that are translated each time; with fewer the choice of the model is noise.
 VALIDATED = 1000
 
 
