@@ -15,9 +15,9 @@ from regard.models import family_of
 from regard.recipes import find_recipe, recipe_names
 from regard.train import Recipe, read_toml, recipe_from, train
 from regard.train.going_on import taking_over
-from regard.train.plan import metric_name
 from regard.train.recipe import PHRASEBOOK, with_cache
 from regard.train.run_folder import stored_recipe
+from regard.train.run_plan import metric_name
 from regard.train.tasks import TASKS, check_recipe, read_data, restrict_recipe
 
 COMMAND_LINE = "the command line"

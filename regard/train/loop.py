@@ -39,11 +39,11 @@ from regard.train.graphs import GraphedUpdate
 from regard.train.losses import LossParts
 from regard.train.memory import check_sizes
 from regard.train.optim import make_optimizer, scale_gradients, set_rate
-from regard.train.plan import Cost, describe_plan, peak_memory
 from regard.train.precision import autocast_of, settle_precision
 from regard.train.recipe import Recipe, recipe_table, with_cache
 from regard.train.report import Report, draw_losses, read_metrics
 from regard.train.run_folder import LOSSES, METRICS, STATE, locked, read_state, refuse_foreign_files, refuse_other_run
+from regard.train.run_plan import Cost, describe_plan, peak_memory
 from regard.train.schedules import DECAY_RATIO, Schedule, parse_duration
 from regard.train.state import TrainState
 from regard.train.tasks import TASKS, read_data

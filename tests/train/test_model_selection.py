@@ -8,9 +8,9 @@ from regard.data import Counts
 from regard.data.scripts import bleu_tokenizer_for, is_unsegmented
 from regard.errors import RegardError
 from regard.train import Corpus, loop, suggest, text_scores, train
-from regard.train.plan import metric_name
 from regard.train.recipe import TrainConfig, recipe_from
 from regard.train.report import read_metrics
+from regard.train.run_plan import metric_name
 from regard.train.sizing import profile_pairs
 from tests.train.helpers import small, small_corpus
 
