@@ -33,7 +33,7 @@ def demo_recipe(seed: int = 1) -> Recipe:
         tokenizer=TokenizerConfig(kind="word", vocab_size=4000, shared=False),
         model=TransformerConfig(
             width=64,
-            heads=2,
+            heads=4,
             feedforward=128,
             encoder_layers=2,
             decoder_layers=2,
@@ -46,7 +46,7 @@ def demo_recipe(seed: int = 1) -> Recipe:
             batch_tokens=2048,
             optimizer="muon",
             lr=1e-2,
-            warmup=100,
+            warmup=50,
             label_smoothing=0.0,
             validate_every=400,
             save_every=400,
