@@ -26,7 +26,7 @@ TEST_SENTENCES = 1000
 def demo_recipe(seed: int = 1) -> Recipe:
     """The textbook Transformer (pre-norm), small enough to learn the phrasebook in under a minute on two cores.
 
-    Muon makes up for what rotary positions and QK-norm would give: with Adam this form needs many more steps.
+    Muon matters: 700 steps of Adam end at 95% exact matches; only with rotary positions and QK-norm at 99%.
     """
     return Recipe(
         data=DataConfig(phrasebook_size=80_000),
