@@ -60,7 +60,7 @@ class PairProfile(NamedTuple):
             return "exact_match"
         return "chrf" if self.unsegmented or self.target_words < 4 else "bleu"
 
-    def reasons(self) -> list[str]:
+    def reasons(self, tokenizer: TokenizerConfig) -> list[str]:
         """Why the tokenizer and the metric are what they are."""
         sources = "sources are single words" if self.spelling else "sources are text"
         targets = (
@@ -73,7 +73,8 @@ class PairProfile(NamedTuple):
             else f"targets have {self.target_words:.0f} words on average"
         )
         names = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match"}
-        return [f"tokenizer: {sources}", f"model selection by {names[self.metric]}: {targets}"]
+        kinds = tokenizer.kind if tokenizer.target_kind is None else f"{tokenizer.kind} and {tokenizer.target_kind}"
+        return [f"tokenizer {kinds}: {sources}", f"model selection by {names[self.metric]}: {targets}"]
 
 
 def profile_pairs(pairs: Sequence[tuple[str, str]]) -> PairProfile:
