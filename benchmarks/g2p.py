@@ -1,9 +1,9 @@
-"""Grapheme to phoneme (SIGMORPHON 2021, task 1): word error rate with the recipe that Regard chooses by itself.
+"""Grapheme to phoneme (SIGMORPHON 2021, task 1): word error rate with the packaged recipe `pronunciations`.
 
     python benchmarks/g2p.py --data g2p --out runs/g2p fre dut
 
-Each language is trained as by `regard train --data LANG_train.tsv.gz --data.validation LANG_dev.tsv.gz`, with nothing
-else said, and tested with a beam of 5. The error rate counts words with any wrong phoneme; the interval is the 95%
+Each language is trained as by `regard train pronunciations --data LANG_train.tsv.gz --validation LANG_dev.tsv.gz`, with
+sizes and steps chosen from the data, and tested with a beam of 5. The error rate counts words with any wrong phoneme; the interval is the 95%
 Wilson interval.
 """
 
@@ -14,7 +14,8 @@ from pathlib import Path
 
 from regard.data import read_pairs
 from regard.decode import DecodeConfig
-from regard.train import DataConfig, read_corpus, suggest, train
+from regard.recipes import find_recipe
+from regard.train import DataConfig, read_corpus, read_toml, suggest, train
 from regard.train.recipe import recipe_from, recipe_table
 
 
@@ -36,7 +37,8 @@ def main() -> None:
         files = {name: str(options.data / f"{language}_{name}.tsv.gz") for name in ("train", "dev", "test")}
         data = DataConfig(files=(files["train"],), validation=(files["dev"],))
         corpus = read_corpus(data)
-        table = recipe_table(suggest(corpus)) | {"data": {"files": data.files, "validation": data.validation}}
+        recipe = recipe_from(read_toml(find_recipe("pronunciations")), suggest(corpus))
+        table = recipe_table(recipe) | {"data": {"files": data.files, "validation": data.validation}}
         table["train"] |= {"workers": options.workers, "device": "cpu"}
         began = time.monotonic()
         translator = train(recipe_from(table), options.out / language, corpus=corpus)

@@ -94,7 +94,7 @@ def _training(recipe: Recipe, task: Task) -> str:
 
 
 def _validation(config: TrainConfig) -> str:
-    selected = {"last": "the last model is kept"}.get(
+    selected = {"last": "the last model is kept", "loss": "the best by loss is kept"}.get(
         config.validate_by, f"the best by {metric_name(config)} is kept, ties broken by loss"
     )
     ends = "the learning rate decays and training ends" if config.schedule == "wsd" else "training ends"

@@ -139,6 +139,12 @@ def test_resuming_says_from_which_step(tmp_path, finished, capsys):
     assert "Resuming from step 12 of 14." in capsys.readouterr().err
 
 
+def test_a_run_without_a_model_yet_is_not_taken_for_a_strange_folder(tmp_path):
+    (tmp_path / LOCK).parent.mkdir()
+    with pytest.raises(RegardError, match=r"ended before its first validation\. Resume it"):
+        load(tmp_path, "cpu")
+
+
 def test_an_interrupted_run_leaves_a_model(tmp_path, monkeypatch):
     from regard.train import loop
 

@@ -22,6 +22,7 @@ from tests.train.helpers import same_bits, small, small_corpus, weights_of
 PROGRAM = "import os, sys; os.sched_getaffinity = lambda _: {0}; from regard.cli import main; sys.exit(main())"
 SIZES = """
 [data]
+files = ["phrasebook"]
 phrasebook_size = 200
 [tokenizer]
 vocab_size = 150
@@ -174,7 +175,7 @@ def wait_for_metrics(out: Path) -> None:
 
 
 def test_ctrl_c_at_the_command_line(tmp_path, capsys):
-    """It saves, says so in a sentence, ends with status 2, and goes on to the weights of a run without it."""
+    """It saves, says so in a sentence, exits with 130, and resumes to the weights of a run without it."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(SIZES + "workers = 1\nsteps = 150\nvalidate_every = 1000\nema = 0.9\n", encoding="utf-8")
     process = subprocess.Popen(
@@ -183,7 +184,7 @@ def test_ctrl_c_at_the_command_line(tmp_path, capsys):
     wait_for_metrics(tmp_path / "cut")
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=120)
-    assert process.returncode == 2, errors
+    assert process.returncode == 130, errors
     assert out == ""
     assert errors.splitlines()[-1].startswith("regard: Interrupted; everything up to step ")
     assert "Traceback" not in errors
