@@ -252,7 +252,8 @@ def read_config(folder: Path) -> tuple[Any, Special | None]:
         raise RegardError(f"{folder}: there is no such model folder.", "Train one with: regard train")
     if not path.exists() and (folder / "state").is_dir():
         raise RegardError(
-            f"{folder} holds a run that ended before its first validation.", "Resume it with the same regard train command."
+            f"{folder} holds a run that ended before its first validation.",
+            "Resume it with the same regard train command.",
         )
     if not path.exists():
         raise RegardError(f"{folder}: not a model folder, for it has no config.json.", "Name the folder of --out.")

@@ -229,8 +229,9 @@ def work(
         return
 
     def checkpoint() -> None:
-        state.seconds = time.monotonic() - began
-        state.unlogged, state.unlogged_seconds = [[float(part) for part in parts] for parts in sums], seconds()
+        if budget:  # without one the same run writes the same bytes
+            state.seconds = time.monotonic() - began
+        state.unlogged = [[float(part) for part in parts] for parts in sums]
         Checkpoint(gather_state(model, optimizer, average), state.to_json()).save(state_path)
 
     def validate() -> None:
@@ -270,12 +271,9 @@ def work(
             keep_step(out, bundle, state.step, provenance)
 
     sums = [LossParts(*(torch.tensor(part, device=device) for part in parts)) for parts in state.unlogged]
+    restored = len(sums)  # of an earlier process: they count for the loss, not for the speed
     group: list[Batch] = []
-    since = time.monotonic() - state.unlogged_seconds
-
-    def seconds() -> float:
-        return time.monotonic() - since
-
+    since = time.monotonic()
     if leads and not state_path.exists():
         if config.keep_every:
             keep()  # the untrained model first
@@ -300,8 +298,9 @@ def work(
             if average is not None:
                 _follow(average, model, config.ema, step)
             if step % config.log_every == 0:
-                _log(report, step, sums, schedule.rate(step - 1, state.decay_start), seconds(), task.unit)
-                sums, since = [], time.monotonic()
+                seconds = time.monotonic() - since
+                _log(report, step, sums, restored, schedule.rate(step - 1, state.decay_start), seconds, task.unit)
+                sums, restored, since = [], 0, time.monotonic()
             due = step % config.validate_every == 0 or last
             stalled = False
             if leads:
@@ -448,10 +447,13 @@ def _follow(average: dict[str, Tensor], model: torch.nn.Module, decay: float, st
     torch._foreach_lerp_(list(average.values()), list(unique_parameters(model).values()), 1 - decay)
 
 
-def _log(report: Report, step: int, sums: list[LossParts], rate: float, seconds: float, unit: str) -> None:
+def _log(
+    report: Report, step: int, sums: list[LossParts], restored: int, rate: float, seconds: float, unit: str
+) -> None:
+    """Adds a line of metrics over the updates since the last one; the speed is that of this process's updates."""
     loss, nll, tokens = (float(torch.stack(column).double().sum()) for column in zip(*sums))
     tokens = max(1.0, tokens)
-    speed = {f"{unit}s_per_second": round(tokens / seconds)}
+    speed = {f"{unit}s_per_second": round(sum(float(parts.tokens) for parts in sums[restored:]) / seconds)}
     report.add(step, "train", loss=loss / tokens, nll=nll / tokens, lr=rate, **speed)
 
 

@@ -27,10 +27,9 @@ class TrainState:
     decay_start: int | None = None
     """the step at which the learning rate began to decay before its plan: validation stalled, or time ran out"""
     seconds: float = 0.0
-    """training time up to the last checkpoint, over all resumes"""
+    """training time up to the last checkpoint, over all resumes, where there is a time budget"""
     unlogged: list[list[float]] = field(default_factory=list)
     """loss, nll and tokens of each update since the last line of metrics"""
-    unlogged_seconds: float = 0.0
     done: bool = False
 
     def improves(self, metric: float, loss: float) -> bool:

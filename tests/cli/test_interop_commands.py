@@ -59,7 +59,7 @@ def test_graphs_are_run_as_models_are(tmp_path, graphs, transformer_folder, caps
 
 
 def test_what_graphs_cannot_do(refused, monkeypatch, graphs, transformer_folder):
-    assert "what those regard is not seen" in refused("translate", graphs, "one", "--alignments")
+    assert "whose attention cannot be recorded" in refused("translate", graphs, "one", "--alignments")
     assert "holds graphs, which do not vote" in refused("translate", transformer_folder, "one", "--ensemble", graphs)
     assert "holds graphs, which run on CPUs" in refused("translate", graphs, "one", "--device", "cuda")
     assert "run by: regard translate, evaluate, score" in refused("look", graphs, "one", "--out", "map.png")
