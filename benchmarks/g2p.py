@@ -3,8 +3,8 @@
     python benchmarks/g2p.py --data g2p --out runs/g2p fre dut
 
 Each language is trained as by `regard train pronunciations --data LANG_train.tsv.gz --validation LANG_dev.tsv.gz`, with
-sizes and steps chosen from the data, and tested with a beam of 5. The error rate counts words with any wrong phoneme; the
-interval is the 95% Wilson interval.
+sizes and steps chosen from the data, and tested with a beam of 5. The error rate counts words with any wrong phoneme;
+the interval is the 95% Wilson interval.
 """
 
 import argparse

@@ -12,7 +12,18 @@ from matplotlib.image import imread
 from regard.cli import main
 from regard.data import phrasebook_pairs
 
-STEPS = ["--train.steps", "40", "--train.warmup", "4", "--train.workers", "1", "--train.device", "cpu"]
+STEPS = [
+    "--train.schedule",
+    "cosine",
+    "--train.steps",
+    "40",
+    "--train.warmup",
+    "4",
+    "--train.workers",
+    "1",
+    "--train.device",
+    "cpu",
+]
 SMALL = [*STEPS, "--model.width", "32", "--model.heads", "2", "--model.layers", "1", "--model.feedforward", "64"]
 SMALL += ["--model.max-len", "64", "--train.batch-tokens", "1024", "--train.lr", "0.01"]
 
@@ -53,7 +64,7 @@ def encoder(data) -> Path:
 def classifier(data, encoder) -> Path:
     return trained(
         *("classify", data / "kinds.tsv", data / "classifier", "--from", str(encoder)),
-        *(*STEPS, "--steps", "80", "--lr", "0.01"),
+        *(*STEPS, "--lr", "0.01"),
     )
 
 
