@@ -9,7 +9,9 @@ import numpy as np
 from regard.data.readers import Pair
 from regard.errors import RegardError
 
+# Of little data a tenth, up to a hundred examples: with fewer, the choice of the best model would be chance.
 VALIDATION_SHARE, VALIDATION_MOST = 0.02, 2000
+SMALL_SHARE, SMALL_MOST = 0.1, 100
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,15 @@ Example = TypeVar("Example", bound=tuple[Any, Any])
 
 
 def split_validation(pairs: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
-    """Training and validation pairs: about 2% are set aside, at least 1 and at most 2000, chosen by the seed. All pairs
-    of one source sentence go the same way, so that validation asks for nothing that was seen. (Of texts and labels, all
-    of one text; of contexts and questions, all of one context.)
+    """Training and validation pairs. About 2% are held out, at most 2000; of fewer than 5000 pairs, a hundred or a tenth,
+    whichever is less, and at least 1. They are chosen by the seed.
+
+    All pairs of one source sentence go the same way, so that nothing in validation was trained on. (Of texts and labels,
+    all of one text; of contexts and questions, all of one context.)
 
     >>> training, validation = split_validation([(f"{i}", f"{i}") for i in range(100)], seed=0)
     >>> len(training), len(validation)
-    (98, 2)
+    (90, 10)
     """
     rows_of: dict[Any, list[int]] = {}
     for row, (source, _) in enumerate(pairs):
@@ -86,7 +90,8 @@ def split_validation(pairs: Sequence[Example], seed: int) -> tuple[list[Example]
             f"{len(rows_of)} different source sentences are too few to set some aside for validation.",
             hint="Give more of them, or validation files of their own.",
         )
-    wanted = min(max(1, round(VALIDATION_SHARE * len(pairs))), VALIDATION_MOST)
+    small = min(round(SMALL_SHARE * len(pairs)), SMALL_MOST)
+    wanted = min(max(1, small, round(VALIDATION_SHARE * len(pairs))), VALIDATION_MOST)
     groups = list(rows_of.values())
     aside: set[int] = set()
     for index in np.random.default_rng(seed).permutation(len(groups)):

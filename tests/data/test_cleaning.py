@@ -46,7 +46,7 @@ def test_the_split_shares_no_source(pairs, seed):
     assert (training, validation) == split_validation(pairs, seed)
 
 
-@pytest.mark.parametrize(("size", "expected"), [(2, 1), (1000, 20), (150_000, 2000)])
+@pytest.mark.parametrize(("size", "expected"), [(2, 1), (300, 30), (1500, 100), (10_000, 200), (150_000, 2000)])
 def test_size_of_the_split(size, expected):
     pairs = [(str(i), str(i)) for i in range(size)]
     training, validation = split_validation(pairs, seed=1)

@@ -17,8 +17,8 @@ def table(tmp_path):
 
 def test_the_description_counts_what_is_trained_on(table):
     corpus = read_corpus(DataConfig(files=(table,), columns=("en", "fr")))
-    assert (len(corpus.training), len(corpus.validation)) == (196, 4)
-    assert corpus.describe() == "196 pairs for training, 4 for validation; left out: 1 empty, 1 duplicate"
+    assert (len(corpus.training), len(corpus.validation)) == (180, 20)
+    assert corpus.describe() == "180 pairs for training, 20 for validation; left out: 1 empty, 1 duplicate"
 
 
 def test_columns_hold_for_training_and_validation(table):
