@@ -107,7 +107,9 @@ def run(argv: list[str]) -> int:
         )
     corpus = read_data(plain.task, with_cache(data, arguments.out), quiet=arguments.quiet)
     # A run that is resumed keeps what was chosen for it, unless the command says otherwise.
-    suggested = stored_recipe(arguments.out) or task.suggest(corpus, bool(arguments.start_from))
+    stored = stored_recipe(arguments.out)
+    resumes = stored is not None and stored.task == plain.task
+    suggested = stored if stored and resumes else task.suggest(corpus, bool(arguments.start_from))
     if arguments.export_for:
         suggested = restrict_recipe(suggested, arguments.export_for)
     recipe = recipe_from(overrides, recipe_from(table, suggested, origin), COMMAND_LINE)

@@ -72,11 +72,11 @@ Example = TypeVar("Example", bound=tuple[Any, Any])
 
 
 def split_validation(pairs: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
-    """Training and validation pairs. About 2% are held out, at most 2000; of fewer than 5000 pairs, a hundred or a tenth,
-    whichever is less, and at least 1. They are chosen by the seed.
+    """Training and validation pairs. About 2% are held out, at most 2000; of fewer than 5000 pairs, a hundred or a
+    tenth, whichever is less, and at least 1. They are chosen by the seed.
 
-    All pairs of one source sentence go the same way, so that nothing in validation was trained on. (Of texts and labels,
-    all of one text; of contexts and questions, all of one context.)
+    All pairs of one source sentence go the same way, so that nothing in validation was trained on. (Of texts and
+    labels, all of one text; of contexts and questions, all of one context.)
 
     >>> training, validation = split_validation([(f"{i}", f"{i}") for i in range(100)], seed=0)
     >>> len(training), len(validation)

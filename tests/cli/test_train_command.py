@@ -103,6 +103,19 @@ def test_going_on_from_a_trained_model_keeps_its_sizes(pairs, tmp_path):
     assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (tmp_path / "b" / "tokenizer.json").read_bytes()
 
 
+def test_a_resumed_run_keeps_what_was_chosen_for_it(tmp_path, capsys):
+    """The second command states fewer options, and more steps: the run is extended, with its own settings."""
+    small = ["--model.width", "16", "--model.heads", "2", "--model.feedforward", "32", "--train.workers", "1"]
+    layers = ["--model.encoder-layers", "1", "--model.decoder-layers", "1", "--device", "cpu"]
+    command = ["train", "--data", "phrasebook", "--data.phrasebook-size", "200", "--out", str(tmp_path / "out")]
+    assert main([*command, *small, *layers, "--steps", "2"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--steps", "3"]) == 0
+    assert "Resuming from step 2 of 3." in capsys.readouterr().err
+    assert main([*command, "--task", "text2text", "--steps", "3"]) == 2
+    assert "holds a run with task = 'translate', not 'text2text'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
