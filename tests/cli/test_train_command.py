@@ -107,7 +107,9 @@ def test_a_resumed_run_keeps_what_was_chosen_for_it(tmp_path, capsys):
     """The second command states fewer options, and more steps: the run is extended, with its own settings."""
     small = ["--model.width", "16", "--model.heads", "2", "--model.feedforward", "32", "--train.workers", "1"]
     layers = ["--model.encoder-layers", "1", "--model.decoder-layers", "1", "--device", "cpu"]
-    command = ["train", "--data", "phrasebook", "--data.phrasebook-size", "200", "--out", str(tmp_path / "out")]
+    pairs = "".join(f"{pair.source}\t{pair.target}\n" for pair in phrasebook_pairs("train", 100))
+    (tmp_path / "pairs.tsv").write_text(pairs, encoding="utf-8")
+    command = ["train", "--data", str(tmp_path / "pairs.tsv"), "--out", str(tmp_path / "out")]
     assert main([*command, *small, *layers, "--steps", "2"]) == 0
     capsys.readouterr()
     assert main([*command, "--steps", "3"]) == 0
