@@ -86,7 +86,7 @@ class Alias(NamedTuple):
 ALIASES = {
     "data": Alias(
         "data.files",
-        "two parallel files, or one TSV or JSONL; plain or compressed; - for standard input; phrasebook for the "
+        "two parallel files, or one TSV, CSV or JSONL; plain or compressed; - for standard input; phrasebook for the "
         "built-in pairs; images: a folder, .csv, .npz or idx",
     ),
     "validation": Alias("data.validation", "validation data in the same form", "a part of the data"),
