@@ -95,7 +95,7 @@ def shakespeare(data: Path, folder: Path) -> Row:
     size = len(firsts)
     baseline = -sum(n * math.log((pairs[p] + 1) / (firsts[p[0]] + size)) for p, n in held.items()) / sum(held.values())
     train = ["--task", "language", "--data", "books.txt"]
-    return Row("Shakespeare, characters", train, ["--data", "books-test.txt"], "nll", baseline, higher_is_better=False)
+    return Row("Shakespeare, characters", train, ["--data", "books-test.txt"], "loss", baseline, higher_is_better=False)
 
 
 def pets(data: Path, folder: Path) -> Row:
