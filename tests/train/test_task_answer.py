@@ -116,7 +116,7 @@ def test_files_that_have_ids_in_common(tmp_path):
 def test_questions_about_one_context_stay_together(tmp_path):
     asked = [(f"what {i}", f"context {i // 5}", "context") for i in range(300)]
     corpus = ANSWER.read(DataConfig((write_squad(tmp_path / "squad.json", asked),)))
-    assert len(corpus.validation) == 5
+    assert len(corpus.validation) == 30
     assert not {one.context for one in corpus.training} & {one.context for one in corpus.validation}
 
 

@@ -175,7 +175,7 @@ def test_the_texts_of_a_rare_label_are_learned_from(tmp_path):
         corpus = CLASSIFY.read(DataConfig((write_text(tmp_path / "labelled.tsv", lines),)))
         assert {one.label for one in corpus.training} == {"rare", "often", "also"}
         assert len(corpus.training) + len(corpus.validation) == 100
-        assert 1 <= len(corpus.validation) <= 2
+        assert 9 <= len(corpus.validation) <= 10
 
 
 def test_a_text_with_two_labels_goes_one_way(tmp_path):

@@ -46,7 +46,7 @@ TRANSLATORS = {
     "post, learned": TransformerConfig(**SMALL, norm="post", positions="learned", position_offset=2, tied=False),
     "BART": TransformerConfig(**SMALL, norm="post", embedding_norm=True, output_bias=True, activation="gelu"),
     "T5": t5_small(**SMALL, head_width=8),
-    "T5, tied": t5_small(**SMALL, tied=True, output_scale=True, relative_buckets=8, relative_distance=4),
+    "T5, tied": t5_small(**SMALL, tied=True, output_scale=True, relative_buckets=8, relative_distance=6),
     "swiglu": TransformerConfig(**SMALL, activation="swiglu", bias=False, norm_kind="rms", qk_norm=True),
     "halves": TransformerConfig(**SMALL, positions="sinusoidal_halves", activation="silu"),
     **{
