@@ -54,27 +54,43 @@ class PairProfile(NamedTuple):
     target_characters: float
 
     @property
+    def kinds(self) -> tuple[TokenizerKind, TokenizerKind]:
+        """Kinds of the tokenizers of source and target."""
+        kind: TokenizerKind = "char" if self.spelling else "bpe"
+        return kind, "space" if self.symbols else "char" if self.by_character else kind
+
+    @property
+    def by_character(self) -> bool:
+        """Whether targets are split into characters."""
+        return (self.spelling or self.unsegmented) and not self.symbols
+
+    @property
     def metric(self) -> Literal["bleu", "chrf", "exact_match"]:
         """BLEU counts sequences of four words: it is 0 for shorter targets, and for text without spaces."""
         if self.symbols or (self.target_words < 1.5 and self.target_characters < (8 if self.unsegmented else 20)):
             return "exact_match"
         return "chrf" if self.unsegmented or self.target_words < 4 else "bleu"
 
-    def reasons(self, tokenizer: TokenizerConfig) -> list[str]:
-        """Why the tokenizer and the metric are what they are."""
-        sources = "sources are single words" if self.spelling else "sources are text"
-        targets = (
-            "targets are symbols separated by spaces"
-            if self.symbols
-            else "targets are written without spaces"
-            if self.unsegmented
-            else "targets are single words"
-            if self.target_words < 1.5
-            else f"targets have {self.target_words:.0f} words on average"
-        )
+    def reasons(self, recipe: Recipe) -> list[str]:
+        """Why the tokenizer and the metric are what they are, in so far as the profile chose them."""
+        sources, targets = f"sources are {'single words' if self.spelling else 'text'}", self._describe_targets()
         names = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match"}
-        kinds = tokenizer.kind if tokenizer.target_kind is None else f"{tokenizer.kind} and {tokenizer.target_kind}"
-        return [f"tokenizer {kinds}: {sources}", f"model selection by {names[self.metric]}: {targets}"]
+        found = []
+        tokenizer = recipe.tokenizer
+        if (tokenizer.kind, tokenizer.target_kind or tokenizer.kind) == self.kinds:
+            found.append(f"tokenizer {' and '.join(dict.fromkeys(self.kinds))}: {sources}, {targets}")
+        if recipe.train.validate_by == self.metric:
+            found.append(f"model selection by {names[self.metric]}: {targets}")
+        return found
+
+    def _describe_targets(self) -> str:
+        if self.symbols:
+            return "targets are symbols separated by spaces"
+        if self.unsegmented:
+            return "targets are written without spaces"
+        if self.target_words < 1.5:
+            return "targets are single words"
+        return f"targets have {self.target_words:.0f} words on average"
 
 
 def profile_pairs(pairs: Sequence[tuple[str, str]]) -> PairProfile:
@@ -108,12 +124,10 @@ def suggest(corpus: Corpus, goes_on: bool = False) -> Recipe:
     'space'
     """
     sample, profile = _sample(corpus.training), profile_pairs(corpus.training)
-    by_character = (profile.spelling or profile.unsegmented) and not profile.symbols
-    target_length = 1 + fmean(len(pair[1]) if by_character else 1.3 * len(pair[1].split()) for pair in sample)
+    target_length = 1 + fmean(len(pair[1]) if profile.by_character else 1.3 * len(pair[1].split()) for pair in sample)
     tokens = len(corpus.training) * target_length
     size = next(size for size in _SIZES if tokens <= size.tokens)
-    kind: TokenizerKind = "char" if profile.spelling else "bpe"
-    target_kind: TokenizerKind = "space" if profile.symbols else "char" if by_character else kind
+    kind, target_kind = profile.kinds
     sides = (0, 1) if target_kind == "bpe" else (0,)
     words = {word for pair in sample for side in sides for word in pair[side].split()}
     tokenizer = TokenizerConfig(

@@ -94,6 +94,15 @@ def test_the_metric_wins_over_the_loss(tmp_path, monkeypatch):
     assert train(recipe, tmp_path, corpus=small_corpus(), quiet=True).training["step"] == 8
 
 
+def test_only_what_was_chosen_has_a_reason():
+    profile, recipe = profile_pairs(INFLECTION), suggest(Corpus(INFLECTION * 5, INFLECTION, Counts()))
+    assert profile.reasons(recipe) == [
+        "tokenizer char: sources are single words, targets are single words",
+        "model selection by exact match: targets are single words",
+    ]
+    assert profile.reasons(recipe_from({"tokenizer": {"kind": "bpe"}, "train": {"validate_by": "loss"}}, recipe)) == []
+
+
 def test_metrics_have_names():
     assert metric_name(TrainConfig(validate_by="exact_match")) == "exact match"
 

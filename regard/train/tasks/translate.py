@@ -76,7 +76,7 @@ class Translate:
         return {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_match}
 
     def reasons(self, corpus: Corpus, recipe: Recipe) -> list[str]:
-        return profile_pairs(corpus.training).reasons(recipe.tokenizer)
+        return profile_pairs(corpus.training).reasons(recipe)
 
     def warnings(self, corpus: Corpus) -> list[str]:
         spelling, count = profile_pairs(corpus.training).spelling, len(corpus.training)
