@@ -201,7 +201,7 @@ def test_what_was_regarded_in_a_text(run, writer, encoder, tmp_path):
 
 def test_training_for_a_task_needs_its_data(refused, tmp_path, data, encoder):
     assert "Name files: --data" in refused("train", "--task", "language", "--out", tmp_path / "m")
-    assert "task 'sing' is not known" in refused("train", "--task", "sing")
+    assert "task must be one of translate, " in refused("train", "--task", "sing")
     assert "--task wants a name" in refused("train", "--task")
     wrong = ["--task", "language", "--data", data / "text.txt", "--from", encoder, "--out", tmp_path / "m"]
     assert "which cannot be trained to language" in refused("train", *wrong)

@@ -453,7 +453,7 @@ def test_a_recipe_names_what_is_done_to_pictures():
     assert recipe.model == ViTConfig()
     for table, says in (
         ({"augment": {"flop": 1}}, "unknown key augment.flop. Did you mean augment.flip?"),
-        ({"augment": {"padding": "grey"}}, "augment.padding = 'grey' is not known."),
+        ({"augment": {"padding": "grey"}}, "augment.padding must be one of reflect, zero (got 'grey')."),
         ({"augment": {"flip": 2.0}}, "augment.flip must be between 0 and 1 (got 2.0)."),
         ({"task": "segment", "model": {"image_height": 3}}, "unknown key model.image_height."),
     ):
