@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from regard.errors import RegardError
+
 
 @dataclass
 class TrainState:
@@ -45,5 +47,10 @@ class TrainState:
 
     @staticmethod
     def from_json(table: dict[str, Any]) -> "TrainState":
+        if table.keys() != {one.name for one in dataclasses.fields(TrainState)}:
+            raise RegardError(
+                "The state of this run was written by another version of Regard.",
+                "Resume it with that version, or choose another --out.",
+            )
         state = TrainState(**table)
         return dataclasses.replace(state, best=None if state.best is None else (state.best[0], state.best[1]))

@@ -13,6 +13,7 @@ import pytest
 from regard.errors import RegardError
 from regard.folder import load
 from regard.train import DataConfig, read_corpus, train
+from regard.train.checkpoint import Checkpoint
 from regard.train.report import read_metrics
 from regard.train.run_folder import LOCK, METRICS, STATE, locked
 from tests.train.helpers import same_bits, small, small_corpus, weights_of
@@ -131,6 +132,14 @@ def test_an_early_stopped_run_is_extended(tmp_path):
     assert read_metrics(tmp_path / METRICS)[-1]["step"] == 5
     run(small(train=stalls | {"steps": 30}), tmp_path)
     assert read_metrics(tmp_path / METRICS)[-1]["step"] > 5
+
+
+def test_a_state_of_another_version_is_refused(tmp_path, finished):
+    shutil.copytree(finished, tmp_path / "out")
+    old = Checkpoint.load(tmp_path / "out" / STATE)
+    Checkpoint(old.tensors, {"step": 12, "waiting": 0, "provenance": {}}).save(tmp_path / "out" / STATE)
+    with pytest.raises(RegardError, match="written by another version of Regard"):
+        run(small(), tmp_path / "out")
 
 
 def test_resuming_says_from_which_step(tmp_path, finished, capsys):

@@ -1,7 +1,6 @@
 """Several tasks as one: each file is a task, and its prefix tells the model which (T5, Raffel et al. 2020)."""
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,6 @@ class Text2Text(Translate):
                 raise RegardError(
                     f"data.{name} has {len(values)} entries for {count} files.", "Give one for each of data.files."
                 )
-        if not all(0 < weight < math.inf for weight in weights):
-            raise RegardError(
-                f"data.weights = {list(weights)} cannot be.", "Give numbers above 0, for example [1, 0.5]."
-            )
         training: Pairs = []
         validation: Pairs = []
         counts = Counts(0)
