@@ -23,6 +23,8 @@ _ARTICLES = {
     "de": r"\b(?:der|die|das|den|dem|des|ein|eine|einen|einem|eines|einer)\b",
     "fr": r"\b(?:le|la|les|un|une|des|du)\b",
 }
+# Metrics that select a model, for a reader; the others are called as their keys are.
+METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF", "f1": "F1", "iou": "mean IoU", "exact_match": "exact match"}
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.models import family_of
+from regard.train.metrics import METRIC_NAMES
 from regard.train.recipe import Recipe, TrainConfig
 from regard.train.schedules import format_duration
 from regard.train.tasks.base import Corpus, Task
-
-METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF", "f1": "F1", "iou": "mean IoU", "exact_match": "exact match"}
 
 
 class Cost(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, TypeVar
 from regard.data.scripts import is_unsegmented
 from regard.models import TransformerConfig
 from regard.train.corpus import Corpus
+from regard.train.metrics import METRIC_NAMES
 from regard.train.recipe import Recipe, TokenizerConfig, TokenizerKind, TrainConfig
 
 Item = TypeVar("Item")
@@ -74,13 +75,12 @@ class PairProfile(NamedTuple):
     def reasons(self, recipe: Recipe) -> list[str]:
         """Why the tokenizer and the metric are what they are, in so far as the profile chose them."""
         sources, targets = f"sources are {'single words' if self.spelling else 'text'}", self._describe_targets()
-        names = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match"}
         found = []
         tokenizer = recipe.tokenizer
         if (tokenizer.kind, tokenizer.target_kind or tokenizer.kind) == self.kinds:
             found.append(f"tokenizer {' and '.join(dict.fromkeys(self.kinds))}: {sources}, {targets}")
         if recipe.train.validate_by == self.metric:
-            found.append(f"model selection by {names[self.metric]}: {targets}")
+            found.append(f"model selection by {METRIC_NAMES[self.metric]}: {targets}")
         return found
 
     def _describe_targets(self) -> str:
