@@ -18,7 +18,7 @@ import torch
 from regard import DecodeConfig, RegardError, Translator, load
 from regard.data import phrasebook_pairs, read_lines
 from regard.interop import export_ctranslate2, export_folder, export_onnx, open_onnx
-from regard.train import text_scores
+from regard.training import text_scores
 
 BATCH = 32
 TIE = 1e-5

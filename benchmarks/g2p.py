@@ -15,8 +15,8 @@ from pathlib import Path
 from regard.data import read_pairs
 from regard.decode import DecodeConfig
 from regard.recipes import find_recipe
-from regard.train import DataConfig, read_corpus, read_toml, suggest, train
-from regard.train.recipe import recipe_from, recipe_table
+from regard.training import DataConfig, read_corpus, read_toml, suggest, train
+from regard.training.recipe import recipe_from, recipe_table
 
 
 def wilson(errors: int, total: int) -> tuple[float, float]:

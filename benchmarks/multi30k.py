@@ -14,7 +14,7 @@ from training_runs import Run, main
 
 from regard.data import read_lines
 from regard.decode import DecodeConfig
-from regard.train import recipe_from, text_scores, train
+from regard.training import recipe_from, text_scores, train
 
 
 def one_run(run: Run, data: Path, out: Path) -> dict[str, Any]:

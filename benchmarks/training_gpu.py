@@ -4,7 +4,7 @@
 
 base: Transformer-base (6+6 layers, 512, 2048, 8 heads, 32,000 shared entries) on synthetic sentences of 28 tokens on
 average, 25,600 + 25,600 tokens an update; big: 1024, 4096, 16 heads; parts: base with and without each part of ours;
-loop: base through `regard.train.train`, with everything that a user's run does; char: nanoGPT's character model;
+loop: base through `regard.training.train`, with everything that a user's run does; char: nanoGPT's character model;
 scaling: tokens/s against width, length and batch. bf16 under autocast, Adam, dropout, gradient clipping. Batches lie on
 the device beforehand, for all entrants alike. Nothing new begins after --seconds; a table comes last.
 """
@@ -35,12 +35,12 @@ from regard.layers import add_norm, linear_relu
 from regard.layers.embeddings import Embedding
 from regard.models import GPTConfig, TransformerConfig, make_model
 from regard.models.gpt import gpt2, gpt_small
-from regard.train import vocabulary
-from regard.train.checkpoint import unique_parameters
-from regard.train.compiling import compiled_features
-from regard.train.graphs import WARM_UP, GraphedUpdate
-from regard.train.losses import LossParts, token_loss
-from regard.train.optim import make_optimizer, scale_gradients
+from regard.training import vocabulary
+from regard.training.checkpoint import unique_parameters
+from regard.training.compiling import compiled_features
+from regard.training.graphs import WARM_UP, GraphedUpdate
+from regard.training.losses import LossParts, token_loss
+from regard.training.optim import make_optimizer, scale_gradients
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Kernels by what they are for, from a part of their names; the first that fits.
@@ -333,7 +333,7 @@ def characters(tiny: bool, ceiling: float, deadline: float) -> str:
 def loop(sizes: Sizes, ceiling: float, deadline: float) -> str:
     """Through the training loop: its own batches, logging, learning rates and validation."""
     from regard.data import Counts
-    from regard.train import Corpus, Recipe, TokenizerConfig, TrainConfig, train
+    from regard.training import Corpus, Recipe, TokenizerConfig, TrainConfig, train
 
     steps = 4 if sizes is TINY else 150
     draw = np.random.default_rng(0)

@@ -31,7 +31,7 @@ from regard.attention.kernels import sentences
 from regard.attention.kernels.sentences import Tiling
 from regard.attention.reference import reference_packed
 from regard.layers import add_norm
-from regard.train import losses, vocabulary
+from regard.training import losses, vocabulary
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDE = torch.bfloat16 if DEVICE == "cuda" else torch.float32

@@ -26,7 +26,7 @@ def read_run(words: str) -> Run:
     3
     """
     from regard.recipes import find_recipe
-    from regard.train import read_toml
+    from regard.training import read_toml
 
     what, name, *changes = words.split()
     table, start_from = read_toml(find_recipe(name)), None

@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright
 
 import regard
 from regard.models import ViT, ViTConfig
-from regard.train import kept_steps
+from regard.training import kept_steps
 
 SENTENCE = "The cat chased the mouse."
 VIEWS = {"Heads": "page-heads.png", "Walk": "page-walk.png", "Decode": "page-decode.png"}

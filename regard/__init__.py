@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from regard.folder import Translator as Translator
     from regard.folder import load as load
     from regard.folder import save as save
-    from regard.train.recipe import Recipe as Recipe
+    from regard.training.recipe import Recipe as Recipe
     from regard.viewer import compare as compare
     from regard.viewer import look as look
 
 # Public names and where they live: imported when first used, so that `import regard` is quick.
 _PUBLIC = {
     "DecodeConfig": "regard.decode",
-    "Recipe": "regard.train",
+    "Recipe": "regard.training",
     "RegardError": "regard.errors",
     "Translator": "regard.folder",
     "compare": "regard.viewer",

@@ -15,7 +15,7 @@ from triton.runtime.jit import JITFunction
 from regard.attention import Concat, attend, causal, exact_triton, unit_rows, use
 from regard.attention.masks import Form
 from regard.layers import add_norm, linear_relu
-from regard.train import vocabulary
+from regard.training import vocabulary
 
 
 class NoGPU:

@@ -22,8 +22,8 @@ from regard.data import AugmentConfig
 from regard.decode import DecodeConfig
 from regard.models import FAMILIES
 from regard.recipes import recipe_names
-from regard.train import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from
-from regard.train.recipe import DERIVED
+from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from
+from regard.training.recipe import DERIVED
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -40,7 +40,7 @@ PUBLIC = {
         *("export_ctranslate2", "export_folder", "export_onnx", "import_folder", "import_llama2c", "open_onnx"),
         *("read_sentencepiece", "write_sentencepiece"),
     ],
-    "regard.train": [
+    "regard.training": [
         *("TASKS", "Corpus", "DataConfig", "Recipe", "TextScores", "TokenizerConfig", "TrainConfig", "kept_steps"),
         *("plan", "read_corpus", "read_toml", "recipe_from", "squad_scores", "suggest", "text_scores", "train"),
     ],
@@ -66,8 +66,8 @@ def test_no_module_bears_the_name_of_a_public_function():
     """`from regard.data import …` must not depend on which of the two was imported first."""
     found = [module.name for module in pkgutil.walk_packages(regard.__path__, "regard.")]
     # A command's module has the command's name and exports nothing; the room of training is called as its function is.
-    modules = [name for name in found if not name.startswith("regard.cli.") and name != "regard.train"]
-    rooms = [importlib.import_module(name) for name in ["regard", *modules, "regard.train"]]
+    modules = [name for name in found if not name.startswith("regard.cli.") and name != "regard.training"]
+    rooms = [importlib.import_module(name) for name in ["regard", *modules, "regard.training"]]
     functions = {
         name for room in rooms for name in getattr(room, "__all__", ()) if inspect.isfunction(getattr(room, name))
     }
@@ -93,5 +93,5 @@ def test_importing_regard_is_quick():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU torch's kernel for packed sequences asks for it")
 def test_nobody_waits_for_a_compiler_that_is_not_asked_for():
-    program = "import sys, regard.train; sys.exit('torch._dynamo' in sys.modules)"
+    program = "import sys, regard.training; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

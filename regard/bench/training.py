@@ -28,9 +28,9 @@ from regard.bench.report import Report
 from regard.data import Counts
 from regard.folder import Device, find_device
 from regard.models import TransformerConfig
-from regard.train import Corpus, Recipe, TokenizerConfig, TrainConfig, train
-from regard.train.allocator import keep_freed_memory
-from regard.train.precision import settle_precision
+from regard.training import Corpus, Recipe, TokenizerConfig, TrainConfig, train
+from regard.training.allocator import keep_freed_memory
+from regard.training.precision import settle_precision
 
 MAX_LEN = 64
 WARM = 2
@@ -191,7 +191,7 @@ def _recipe(shape: TrainingShape, device: Any, steps: int) -> Recipe:
 
 
 def _ours(shape: TrainingShape, device: str, steps: int) -> float:
-    """Through `regard.train.train`, with everything that a user's run does, data and logging included."""
+    """Through `regard.training.train`, with everything that a user's run does, data and logging included."""
     draw = random.Random(0)
     words = [f"w{i}" for i in range(shape.vocabulary - 4)]
     sentences = max(2 * shape.tokens // shape.length, shape.vocabulary // shape.length) * 4

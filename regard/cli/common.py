@@ -22,8 +22,8 @@ from regard.data.readers import numbered_lines
 from regard.errors import RegardError
 from regard.folder import Device, Translator, load
 from regard.interop.onnx_runner import holds_graphs, open_onnx
-from regard.train.recipe import PHRASEBOOK
-from regard.train.report import Tell, bar, telling
+from regard.training.recipe import PHRASEBOOK
+from regard.training.report import Tell, bar, telling
 from regard.viewer import Link
 from regard.viewer.alignment import Words
 

@@ -8,7 +8,7 @@ from typing import Any
 from regard.cli.common import as_text
 from regard.errors import RegardError
 from regard.folder import ImageModel, Translator, load
-from regard.train import kept_steps
+from regard.training import kept_steps
 from regard.viewer import need_attention
 from regard.viewer.comparing import BESIDE, ComparingDesk
 

@@ -14,7 +14,7 @@ from regard.cli.train_options import as_toml
 from regard.errors import RegardError
 from regard.folder import read_config
 from regard.models import family_of
-from regard.train.recipe import DERIVED, Recipe, recipe_table
+from regard.training.recipe import DERIVED, Recipe, recipe_table
 
 
 @dataclass(frozen=True)

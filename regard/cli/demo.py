@@ -15,7 +15,7 @@ from regard.cli.common import Quiet, note, parse, phrasebook_examples
 from regard.decode import DecodeConfig
 from regard.folder import Translator
 from regard.models import TransformerConfig
-from regard.train import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_corpus, text_scores, train
+from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_corpus, text_scores, train
 from regard.viewer import align, alignment_error_rate, best_layer, look
 
 SENTENCE = "The cat chased the mouse."

@@ -36,7 +36,7 @@ from regard.errors import RegardError
 from regard.files import STDOUT, write_output, write_whole
 from regard.folder import OPENED, Device, ImageModel, LanguageModel, TextEncoder, Translator, load, read_config
 from regard.models import family_of
-from regard.train.metrics import squad_scores, text_scores
+from regard.training.metrics import squad_scores, text_scores
 from regard.viewer import align, alignment_error_rate, attentions, best_layer, clearest_layer, read_links
 
 BleuTokenizer = Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"]

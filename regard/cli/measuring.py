@@ -12,9 +12,9 @@ from regard.cli.common import steps_of
 from regard.data import IGNORED, label_ids, read_images, read_labelled, read_ragged
 from regard.errors import RegardError
 from regard.folder import Classified, ImageModel, TextEncoder
-from regard.train.label_scores import class_scores, label_scores, mask_scores
-from regard.train.metrics import label_counts
-from regard.train.tasks.pictures import NOTHING, Images, refuse_lack
+from regard.training.label_scores import class_scores, label_scores, mask_scores
+from regard.training.metrics import label_counts
+from regard.training.tasks.pictures import NOTHING, Images, refuse_lack
 
 # Pictures that are looked at before the bar moves on.
 AT_A_TIME = 512

@@ -13,12 +13,12 @@ from regard.folder import read_config
 from regard.interop.targets import TARGETS
 from regard.models import family_of
 from regard.recipes import find_recipe, recipe_names
-from regard.train import Recipe, read_toml, recipe_from, train
-from regard.train.going_on import taking_over
-from regard.train.recipe import PHRASEBOOK, with_cache
-from regard.train.run_folder import stored_recipe
-from regard.train.run_plan import metric_name
-from regard.train.tasks import TASKS, check_recipe, read_data, restrict_recipe
+from regard.training import Recipe, read_toml, recipe_from, train
+from regard.training.going_on import taking_over
+from regard.training.recipe import PHRASEBOOK, with_cache
+from regard.training.run_folder import stored_recipe
+from regard.training.run_plan import metric_name
+from regard.training.tasks import TASKS, check_recipe, read_data, restrict_recipe
 
 COMMAND_LINE = "the command line"
 

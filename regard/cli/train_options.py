@@ -17,7 +17,7 @@ from regard.attention import SCORES
 from regard.errors import RegardError
 from regard.interop.targets import TARGETS
 from regard.models import FAMILIES
-from regard.train.recipe import DERIVED, FAMILIES_FOR, Recipe
+from regard.training.recipe import DERIVED, FAMILIES_FOR, Recipe
 
 # What the suggestion for the data sets, by section; of [model], by the family that it suggests, and by task.
 CHOSEN: dict[str, set[str]] = {

@@ -223,7 +223,7 @@ def test_a_length_beyond_the_models_is_said(called, seq2seq_folder, writer_folde
 
 def test_evaluate_shows_progress_in_a_log(called, monkeypatch, tmp_path, seq2seq_folder):
     (tmp_path / "pairs.tsv").write_text("one two\tdeux un\n" * 3)
-    monkeypatch.setattr("regard.train.report.EVERY", 0.0)
+    monkeypatch.setattr("regard.training.report.EVERY", 0.0)
     _, _, err = called("evaluate", seq2seq_folder, "--data", tmp_path / "pairs.tsv")
     assert "translating: 3 of 3\n" in err
     assert "scoring: 3 of 3\n" in err

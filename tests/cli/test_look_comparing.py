@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from regard.folder import load, save
-from regard.train.checkpoint import keep_step
+from regard.training.checkpoint import keep_step
 from regard.viewer import look
 
 SENTENCE = "one two three"

@@ -8,8 +8,8 @@ import pytest
 from regard.cli import main
 from regard.cli.config import toml_text
 from regard.recipes import find_recipe, recipe_names, recipe_summary
-from regard.train import Recipe, read_toml, recipe_from
-from regard.train.recipe import recipe_table
+from regard.training import Recipe, read_toml, recipe_from
+from regard.training.recipe import recipe_table
 
 
 @pytest.mark.parametrize("name", recipe_names())

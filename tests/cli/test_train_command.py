@@ -12,8 +12,8 @@ from PIL import Image
 from regard.cli import demo, main
 from regard.data import phrasebook_pairs
 from regard.models import FAMILIES, TransformerConfig
-from regard.train import recipe_from
-from regard.train.recipe import DERIVED, FAMILIES_FOR
+from regard.training import recipe_from
+from regard.training.recipe import DERIVED, FAMILIES_FOR
 
 SMALL = [
     "--train.workers",

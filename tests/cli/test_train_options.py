@@ -19,9 +19,9 @@ from regard.cli.train_options import (
     recipe_keys,
 )
 from regard.models import FAMILIES, family_of
-from regard.train import DataConfig, Recipe, plan
-from regard.train.recipe import FAMILIES_FOR, SECTIONS
-from tests.train import toy_pictures, toy_tasks
+from regard.training import DataConfig, Recipe, plan
+from regard.training.recipe import FAMILIES_FOR, SECTIONS
+from tests.training import toy_pictures, toy_tasks
 
 
 @pytest.mark.parametrize(

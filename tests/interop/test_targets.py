@@ -18,7 +18,7 @@ from regard.interop import export_ctranslate2, export_folder, export_onnx
 from regard.interop.targets import Target, check_exportable, exportable, unsupported
 from regard.models import GPTConfig, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig, t5_small
-from regard.train import DataConfig, plan, recipe_from
+from regard.training import DataConfig, plan, recipe_from
 from tests.conftest import number_pairs
 
 TARGETS: tuple[Target, ...] = get_args(Target)

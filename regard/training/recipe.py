@@ -1,0 +1,278 @@
+"""A recipe: what to train, on what, and how. TOML in, frozen dataclasses out; unknown keys are errors."""
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from regard.data.augmentation import AugmentConfig
+from regard.errors import RegardError
+from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_of
+from regard.ranges import (
+    Count,
+    Natural,
+    NonNegative,
+    OptionalSide,
+    Positive,
+    Range,
+    Rate,
+    Seed,
+    Share,
+    check_ranges,
+    check_value,
+    default_hint,
+    is_list,
+    nested_deeper,
+)
+from regard.training.optim import OptimizerName
+from regard.training.schedules import ScheduleName, parse_duration
+
+TaskName = Literal[
+    "translate", "text2text", "language", "mask", "classify", "answer", "classify-images", "segment", "mask-images"
+]
+# The families that can be trained for each task; the first is taken where none is named.
+FAMILIES_FOR: dict[TaskName, tuple[str, ...]] = {
+    "translate": ("transformer", "seq2seq"),
+    "text2text": ("transformer",),
+    "language": ("gpt",),
+    "mask": ("bert",),
+    "classify": ("bert",),
+    "answer": ("bert",),
+    "classify-images": ("vit",),
+    "segment": ("vit",),
+    "mask-images": ("vit",),
+}
+TokenizerKind = Literal["word", "space", "char", "bpe", "bytes"]
+PHRASEBOOK = "phrasebook"
+CACHE = "regard-cache"
+MOST_NESTED = 10
+"""levels of lists and tables in a recipe file"""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the sentence pairs, the texts or the pictures come from, and which of them are kept."""
+
+    files: tuple[str, ...] = (PHRASEBOOK,)
+    """two parallel files, or TSV, CSV or JSONL files; plain, .gz, .xz, .bz2 or .zst; "-": standard input;
+    "phrasebook": built in. Pictures: a folder, a table (.csv), .npz, idx"""
+    validation: tuple[str, ...] = ()
+    """the same for validation; without it a part of the data is set aside"""
+    columns: tuple[str, ...] = ()
+    """columns of source and target, or of text and label: names of a header or of JSONL fields, or numbers from 1"""
+    languages: tuple[str, ...] = ()
+    """codes of the source and target languages (en fr), kept in the model folder for exports and servers"""
+    max_ratio: Annotated[float, Range(low=1)] = 9.0
+    """pairs whose one side has this many times the other's characters (20 of grace) are dropped"""
+    phrasebook_size: Annotated[int, Range(low=2, high=10_000_000)] = 40_000
+    """how many pairs the phrasebook makes"""
+    prefixes: tuple[str, ...] = ()
+    """text2text: what each file's sources begin with, so that the model knows the task"""
+    weights: tuple[Positive, ...] = ()
+    """text2text: how often each file's pairs are seen, against each other; the least is seen once an epoch"""
+    size: OptionalSide = 0
+    """pictures: the side that they are scaled and cut to, in pixels; 0: the size that they have"""
+    longest: OptionalSide = 0
+    """pictures: each keeps its own size and proportions, no side longer than this, in pixels; 0: all have one size"""
+    patch: OptionalSide = 0
+    """pictures of their own sizes: sides are multiples of this, the model's patch; 0: as suits the longest"""
+    channels: Annotated[int, Range(low=0, high=3)] = 0
+    """pictures: 1 (grey), 3 (colour), 0: grey if all of them are"""
+    label: str = "label"
+    """pictures: the column, or the array, that holds the labels"""
+    on_bad: Literal["stop", "skip"] = "stop"
+    """pictures: what is done about a file that cannot be read"""
+    cache: str = ""
+    """pictures: the folder in which they are kept decoded; without one regard-cache, beside the model's"""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "data.")
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """How text becomes tokens; learned from the training data before the first step."""
+
+    kind: TokenizerKind = "bpe"
+    target_kind: TokenizerKind | None = None
+    """of the target side, where it differs"""
+    vocab_size: Annotated[int, Range(low=1, high=10_000_000)] = 8000
+    shared: bool = True
+    """one tokeniser for both sides"""
+    lowercase: bool = False
+    dropout: Share = 0.0
+    """BPE-dropout (Provilkov et al. 2020): the probability that a merge is skipped while training"""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "tokenizer.")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, how fast, how careful."""
+
+    steps: Count = 4000
+    batch_tokens: Count = 4096
+    """tokens of either side in a batch: a batch closes when one side is full; patches of pictures of their own sizes"""
+    batch_images: Count = 256
+    """pictures in a batch, if they have one size"""
+    accumulate: Annotated[int, Range(low=1, high=10_000)] = 1
+    """batches per update"""
+    optimizer: OptimizerName = "adam"
+    lr: Positive = 2e-3
+    schedule: ScheduleName = "cosine"
+    warmup: Natural = 400
+    beta2: Rate = 0.98
+    weight_decay: NonNegative = 0.0
+    clip: NonNegative = 1.0
+    """largest norm of the gradient; 0: no limit"""
+    label_smoothing: Rate = 0.1
+    r_drop: NonNegative = 0.0
+    """weight of the divergence between two passes with different dropout (R-Drop's α/2); 0: one pass"""
+    ema: Rate = 0.0
+    """decay of the moving average of the weights that is validated and saved; 0: the weights themselves"""
+    seed: Seed = 1
+    source_vectors: str = ""
+    """word vectors (word2vec or GloVe text format) as initial embeddings"""
+    target_vectors: str = ""
+    validate_every: Count = 500
+    validate_by: Literal["loss", "bleu", "chrf", "exact_match", "accuracy", "f1", "iou", "last"] = "loss"
+    """metric that selects the model, where the task has it (ties are broken by the loss); or last: the last model"""
+    patience: Natural = 0
+    """validations without improvement before training ends (schedule wsd: before the learning rate decays); 0: never"""
+    time: str = ""
+    """time budget, such as 10m or 1h30m: the learning rate decays in time for it (schedule wsd)"""
+    save_every: Count = 500
+    keep_every: Natural = 0
+    """steps after which the model as it is then is kept, in a folder of its own under steps; 0: never"""
+    log_every: Count = 50
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on CUDA, and on CPUs that multiply it where the model is at least 256 wide; float32 elsewhere"""
+    workers: Annotated[int, Range(low=0, high=256)] = 0
+    """processes of one thread each that share every update on a CPU; 0: one for each core"""
+    compile: bool = False
+    deterministic: bool = False
+    """on a GPU: the same bits every time, a little slower"""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "train.")
+        parse_duration(self.time)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a run computes."""
+
+    task: TaskName = "translate"
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    model: ModelConfig = field(default_factory=TransformerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    """what is done to pictures while they are learned from"""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+SECTIONS = ("data", "tokenizer", "model", "train", "augment")
+# Filled in from the tokenisers and the data, never by a user.
+DERIVED = frozenset(
+    {"source_vocab", "target_vocab", "shared_vocab", "vocab", "labels", "image_height", "image_width", "longest_side"}
+)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The table of a recipe file."""
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RegardError(f"{path}: there is no such recipe.", "Name a .toml file.") from None
+    except OSError as error:
+        raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Name a .toml file.") from None
+    except ValueError as error:  # not TOML, not UTF-8, a number of thousands of digits, a path with a NUL
+        raise RegardError(f"{path}: not a recipe in TOML: {error}.", "Fix that line.") from None
+    except RecursionError:
+        raise _too_deep(path) from None
+    if nested_deeper(table, MOST_NESTED):
+        raise _too_deep(path)
+    return table
+
+
+def _too_deep(path: str | Path) -> RegardError:
+    return RegardError(f"{path}: lists or tables are nested too deeply.", "A recipe has sections and their keys.")
+
+
+def recipe_from(table: Mapping[str, Any], base: Recipe | None = None, origin: str = "the recipe") -> Recipe:
+    """A recipe from nested tables; what they do not say is as in `base`.
+
+    >>> recipe_from({"train": {"steps": 10}}).train.steps
+    10
+    """
+    base = base or Recipe()
+    _refuse_unknown(table, ["task", *SECTIONS], "", origin)
+    for section in SECTIONS:
+        if not isinstance(table.get(section, {}), Mapping):
+            raise RegardError(f"{origin}: {section} should be a table.", f"Write [{section}] and its keys below it.")
+    task = check_value(TaskName, table.get("task", base.task), f"{origin}: task")
+    model_table = dict(table.get("model", {}))
+    known, own = FAMILIES_FOR[task], family_of(base.model)
+    family = model_table.pop("family", own if own in known else known[0])
+    check_value(Literal[tuple(FAMILIES)], family, f"{origin}: model.family")
+    if family not in known:
+        raise RegardError(f"{origin}: a {family} cannot be trained to {task}.", f"Choose from: {', '.join(known)}.")
+    model_base = base.model if family == family_of(base.model) else FAMILIES[family].config()
+    return Recipe(
+        task=task,
+        data=_fill(base.data, table.get("data", {}), "data", origin),
+        tokenizer=_fill(base.tokenizer, table.get("tokenizer", {}), "tokenizer", origin),
+        model=_fill(model_base, model_table, "model", origin),
+        train=_fill(base.train, table.get("train", {}), "train", origin),
+        augment=_fill(base.augment, table.get("augment", {}), "augment", origin),
+    )
+
+
+def with_cache(data: DataConfig, out: str | Path) -> DataConfig:
+    """The data with a folder for decoded pictures: beside the model's, where none is named.
+
+    >>> with_cache(DataConfig(), "/models/pets").cache
+    '/models/regard-cache'
+    """
+    return data if data.cache else dataclasses.replace(data, cache=str(Path(out).absolute().parent / CACHE))
+
+
+def recipe_table(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as nested tables that `recipe_from` reads back.
+
+    >>> recipe_from(recipe_table(Recipe())) == Recipe()
+    True
+    """
+    table = dataclasses.asdict(recipe)
+    table["model"] = {"family": family_of(recipe.model)} | {
+        key: value for key, value in table["model"].items() if key not in DERIVED
+    }
+    return table
+
+
+def _fill(config: Any, table: Mapping[str, Any], section: str, origin: str) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(config) if f.name not in DERIVED}
+    _refuse_unknown(table, fields, f"{section}.", origin)
+    changes = {}
+    for key, value in table.items():
+        field = fields[key]
+        if is_list(field.type) and not isinstance(value, list | tuple):
+            value = (value,)
+        changes[key] = check_value(field.type, value, f"{origin}: {section}.{key}", default_hint(field))
+    return dataclasses.replace(config, **changes)
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], prefix: str, origin: str) -> None:
+    known = list(known)
+    for key in table:
+        if key not in known and not (prefix == "model." and key == "family"):
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+            raise RegardError(f"{origin}: unknown key {prefix}{key}.", f"Did you mean {prefix}{near[0]}?")

@@ -1,0 +1,108 @@
+"""The plan of a run, printed before the first step: data, model, training, validation, expected time and memory."""
+
+import sys
+from typing import Any, NamedTuple
+
+import torch
+
+from regard.models import family_of
+from regard.training.metrics import METRIC_NAMES
+from regard.training.recipe import Recipe, TrainConfig
+from regard.training.schedules import format_duration
+from regard.training.tasks.base import Corpus, Task
+
+
+class Cost(NamedTuple):
+    """What one update costs a worker, measured: seconds, and peak memory in bytes."""
+
+    seconds: float
+    memory: int
+
+
+def describe_plan(
+    recipe: Recipe,
+    task: Task,
+    corpus: Corpus,
+    model: torch.nn.Module,
+    note: str,
+    cost: Cost,
+    workers: int,
+    device: torch.device,
+    fine_tunes: bool,
+) -> list[str]:
+    """The lines of the plan; after them a warning for each thing that may disappoint."""
+    config = recipe.train
+    parameters = sum(p.numel() for p in model.parameters())
+    # Adam keeps two numbers per parameter; its own memory is not in the measurement.
+    memory = workers * cost.memory + 8 * parameters * workers
+    where = device.type if workers == 1 else f"{workers} workers"
+    rows = [
+        ("data", corpus.describe()),
+        ("", note),
+        ("model", f"{_shape(recipe)}: {parameters / 1e6:.2f} M parameters{', fine-tuned' if fine_tunes else ''}"),
+        ("training", _training(recipe, task)),
+        ("validation", _validation(config)),
+        ("time", _time(config, cost, device)),
+        ("memory", f"about {memory / 1e9:.1f} GB on {where}"),
+        *(("chosen", reason) for reason in task.reasons(corpus, recipe)),
+    ]
+    lines = [f"  {name:<11}{text}" for name, text in rows]
+    return ["Plan", *lines, *(f"Warning: {text}" for text in task.warnings(corpus))]
+
+
+def metric_name(config: TrainConfig) -> str:
+    """What selects the model, for a reader.
+
+    >>> metric_name(TrainConfig(validate_by="bleu")), metric_name(TrainConfig(validate_by="loss"))
+    ('BLEU', 'loss')
+    """
+    return METRIC_NAMES.get(config.validate_by, config.validate_by)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory that this process has used so far, in bytes: of the GPU, or resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _shape(recipe: Recipe) -> str:
+    model: Any = recipe.model
+    layers = getattr(model, "layers", None)
+    depth = f"{layers}" if layers is not None else f"{model.encoder_layers}+{model.decoder_layers}"
+    return f"{family_of(model)}, {depth} layers of width {model.width}"
+
+
+def _training(recipe: Recipe, task: Task) -> str:
+    config = recipe.train
+    batch = (
+        f"{config.batch_images:,} images"
+        if task.unit == "picture" and not recipe.data.longest
+        else f"{config.batch_tokens:,} tokens"
+    )
+    decay = {"wsd": "constant, then decay", "inverse_root": "inverse square root"}.get(config.schedule, config.schedule)
+    return (
+        f"up to {config.steps:,} steps of {batch}; {config.optimizer}, learning rate {config.lr:g} ({decay}), "
+        f"warm-up {config.warmup:,}"
+    )
+
+
+def _validation(config: TrainConfig) -> str:
+    selected = {"last": "the last model is kept", "loss": "the best by loss is kept"}.get(
+        config.validate_by, f"the best by {metric_name(config)} is kept, ties broken by loss"
+    )
+    ends = "the learning rate decays and training ends" if config.schedule == "wsd" else "training ends"
+    early = f"; after {config.patience} without improvement {ends}" if config.patience else ""
+    return f"every {config.validate_every:,} steps; {selected}{early}"
+
+
+def _time(config: TrainConfig, cost: Cost, device: torch.device) -> str:
+    seconds = config.steps * config.accumulate * cost.seconds
+    bound = "at most " if device.type == "cuda" else "about "  # updates are captured there, and faster
+    text = f"{bound}{format_duration(seconds)} plus validation ({cost.seconds:.3f} s per batch, measured)"
+    return f"{text}; ends within {config.time}" if config.time else text

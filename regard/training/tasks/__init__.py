@@ -1,0 +1,90 @@
+"""The tasks that a model can be trained for, by the names that recipes use."""
+
+import dataclasses
+from typing import Any
+
+from regard.interop.targets import Target, check_exportable, exportable
+from regard.models import TransformerConfig
+from regard.training.recipe import DataConfig, Recipe, TaskName
+from regard.training.report import telling
+from regard.training.tasks.answer import Answer
+from regard.training.tasks.base import Task
+from regard.training.tasks.classify import Classify
+from regard.training.tasks.classify_images import ClassifyImages
+from regard.training.tasks.language import Language
+from regard.training.tasks.mask import Mask
+from regard.training.tasks.mask_images import MaskImages
+from regard.training.tasks.pictures import PictureTask
+from regard.training.tasks.segment import Segment
+from regard.training.tasks.text2text import Text2Text
+from regard.training.tasks.translate import Translate
+
+TASKS: dict[str, Task] = {
+    "translate": Translate(),
+    "text2text": Text2Text(),
+    "language": Language(),
+    "mask": Mask(),
+    "classify": Classify(),
+    "answer": Answer(),
+    "classify-images": ClassifyImages(),
+    "segment": Segment(),
+    "mask-images": MaskImages(),
+}
+
+
+def read_data(task: TaskName, data: DataConfig, *, quiet: bool = False) -> Any:
+    """A task's data, read. While pictures are decoded, it says how far it is.
+
+    >>> len(read_data("translate", DataConfig(phrasebook_size=100)).training)
+    100
+    """
+    reader = TASKS[task]
+    if not isinstance(reader, PictureTask):
+        return reader.read(data)
+    with telling("decoding", silent=quiet) as tell:
+        return reader.read(data, tell)
+
+
+def plan(
+    task: TaskName, data: DataConfig, *, goes_on: bool = False, export_for: Target | None = None
+) -> tuple[Recipe, Any]:
+    """A task's data, read, and the recipe that suits them; `goes_on`: for a model that is trained already.
+
+    `export_for` restricts the model to a form that this export target computes.
+
+    >>> recipe, corpus = plan("translate", DataConfig(phrasebook_size=100), export_for="huggingface")
+    >>> recipe.tokenizer.kind, recipe.model.positions, len(corpus.training)
+    ('bpe', 'sinusoidal', 100)
+    """
+    corpus = read_data(task, data, quiet=True)
+    recipe = dataclasses.replace(TASKS[task].suggest(corpus, goes_on), data=data)
+    return restrict_recipe(recipe, export_for) if export_for else recipe, corpus
+
+
+def restrict_recipe(recipe: Recipe, target: Target) -> Recipe:
+    """The recipe with the model's form changed, where necessary, to one that exports to `target`.
+
+    >>> from regard.models import TransformerConfig
+    >>> restrict_recipe(Recipe(model=TransformerConfig(qk_norm=True)), "ctranslate2").model.qk_norm
+    False
+    """
+    model = exportable(_with_vocabularies(recipe), target)
+    return dataclasses.replace(recipe, model=dataclasses.replace(model, shared_vocab=False))
+
+
+def check_recipe(recipe: Recipe, target: Target) -> None:
+    """Raises an error if the recipe's model does not export to `target`.
+
+    >>> from regard.models import TransformerConfig
+    >>> check_recipe(Recipe(model=TransformerConfig(qk_norm=True)), "ctranslate2")
+    Traceback (most recent call last):
+    regard.errors.RegardError: ...
+    """
+    check_exportable(_with_vocabularies(recipe), target)
+
+
+def _with_vocabularies(recipe: Recipe) -> Any:
+    """The recipe's model config, which says whether both sides share a vocabulary, as it will once it is trained."""
+    if not isinstance(recipe.model, TransformerConfig):
+        return recipe.model
+    return dataclasses.replace(recipe.model, shared_vocab=recipe.tokenizer.shared)

@@ -1,0 +1,70 @@
+"""Several tasks as one: each file is a task, and its prefix tells the model which (T5, Raffel et al. 2020)."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from regard.data import Counts, clean, read_pairs, split_validation
+from regard.errors import RegardError
+from regard.models.transformer import t5_small
+from regard.training.corpus import Corpus, Pairs
+from regard.training.recipe import DataConfig, Recipe
+from regard.training.tasks.translate import Translate
+
+
+class Text2Text(Translate):
+    try_it = 'regard translate {out} "PREFIX …"'
+
+    def read(self, config: DataConfig) -> Corpus:
+        count = len(config.files)
+        prefixes, weights = config.prefixes or ("",) * count, config.weights or (1.0,) * count
+        for name, values in (("prefixes", prefixes), ("weights", weights), ("validation", config.validation)):
+            if values and len(values) != count:
+                raise RegardError(
+                    f"data.{name} has {len(values)} entries for {count} files.", "Give one for each of data.files."
+                )
+        training: Pairs = []
+        validation: Pairs = []
+        counts = Counts(0)
+        for number, file in enumerate(config.files):
+            pairs, cleaned = clean(read_pairs([file], config.columns), config.max_ratio)
+            if not pairs:
+                raise RegardError(f"{file}: no pair is left after cleaning.", f"Dropped: {cleaned}.")
+            if config.validation:
+                named = config.validation[number]
+                held_out = [pair for pair in read_pairs([named], config.columns) if all(side.strip() for side in pair)]
+                if not held_out:
+                    raise RegardError(f"{named}: every pair has an empty side.", "Give other pairs.")
+            else:
+                pairs, held_out = split_validation(pairs, seed=0)
+            training += _prefixed(_repeated(pairs, weights[number] / min(weights)), prefixes[number])
+            validation += _prefixed(held_out, prefixes[number])
+            counts = Counts(*(a + b for a, b in zip(dataclasses.astuple(counts), dataclasses.astuple(cleaned))))
+        # Mixed, so that the first of them, which BLEU is measured on, are of every task.
+        order = np.random.default_rng(0).permutation(len(validation)).tolist()
+        return Corpus(training, [validation[i] for i in order], counts)
+
+    def suggest(self, corpus: Corpus, goes_on: bool) -> Recipe:
+        recipe: Any = super().suggest(corpus, goes_on)
+        names = ("width", "heads", "feedforward", "encoder_layers", "decoder_layers", "dropout", "max_len")
+        sizes = {name: getattr(recipe.model, name) for name in names}
+        # T5's own form, unscaled scores and embeddings, wants more data than most people have.
+        scores = dict.fromkeys(("encoder_score", "decoder_score", "cross_score"), "scaled_dot")
+        model = t5_small(**sizes, **scores, head_width=0, tied=True, embedding_scale=True)
+        return dataclasses.replace(recipe, task="text2text", model=model)
+
+
+def _prefixed(pairs: Pairs, prefix: str) -> Pairs:
+    return [(prefix + source, target) for source, target in pairs]
+
+
+def _repeated(pairs: Pairs, weight: float) -> Pairs:
+    """Each pair as often as the weight says; of what is left over, a part that is always the same.
+
+    >>> len(_repeated([("a", "b"), ("c", "d")], 2.5))
+    5
+    """
+    whole, part = divmod(weight, 1.0)
+    drawn = np.random.default_rng(0).permutation(len(pairs))[: round(part * len(pairs))]
+    return pairs * int(whole) + [pairs[i] for i in sorted(drawn.tolist())]

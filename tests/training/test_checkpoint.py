@@ -1,0 +1,175 @@
+"""Checkpoints: written whole or not at all, read with care."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from regard.errors import RegardError
+from regard.training.checkpoint import Checkpoint, gather_state, restore_state
+from regard.training.optim import make_optimizer
+
+
+def example(number: float = 1.0) -> Checkpoint:
+    tensors = {"model.a": torch.full((3,), number), "optimizer.0.step": torch.tensor(number)}
+    return Checkpoint(tensors, {"step": 5, "best": None, "nested": {"a": [1, 2]}})
+
+
+def same(one: Checkpoint, other: Checkpoint) -> bool:
+    return one.facts == other.facts and all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
+
+
+def test_round_trip(tmp_path):
+    example().save(tmp_path / "state" / "last.safetensors")
+    assert same(Checkpoint.load(tmp_path / "state" / "last.safetensors"), example())
+
+
+class _FullDisk:
+    """A file on a disk that has room for a few bytes."""
+
+    def __init__(self, file) -> None:
+        self.file = file
+
+    def __enter__(self) -> "_FullDisk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def write(self, content: bytes) -> None:
+        self.file.write(content[:20])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "last.safetensors"
+    example(1.0).save(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", lambda name, mode: _FullDisk(os.fdopen(os.open(name, 0o102, 0o600), mode)))
+        with pytest.raises(RegardError, match=r"last\.safetensors: no space left on the device"):
+            example(2.0).save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
+    assert same(Checkpoint.load(path), example(1.0))
+
+
+def test_a_failing_sync_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "last.safetensors"
+    example(1.0).save(path)
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(RegardError, match="cannot be written: Input/output error"):
+            example(2.0).save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
+    assert same(Checkpoint.load(path), example(1.0))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits on the size of files")
+def test_a_real_limit_leaves_the_old_file(tmp_path):
+    """The system itself refuses to write more than 2000 bytes."""
+    script = """
+import resource, sys, torch
+from pathlib import Path
+from regard.errors import RegardError
+from regard.training.checkpoint import Checkpoint
+path = Path(sys.argv[1])
+Checkpoint({"a": torch.ones(10)}, {"step": 1}).save(path)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+try:
+    Checkpoint({"a": torch.ones(10_000)}, {"step": 2}).save(path)
+except RegardError as error:
+    print(error.message)
+"""
+    path = tmp_path / "last.safetensors"
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{path}: cannot be written: File too large.\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
+    assert Checkpoint.load(path).facts == {"step": 1}
+
+
+@pytest.mark.parametrize("spoil", ["truncated", "empty", "pickle", "no facts", "other facts"])
+def test_a_damaged_file_is_named_and_left_alone(tmp_path, spoil):
+    path: Path = tmp_path / "last.safetensors"
+    example().save(path)
+    if spoil == "truncated":
+        path.write_bytes(path.read_bytes()[:-5])
+    elif spoil == "empty":
+        path.write_bytes(b"")
+    elif spoil == "pickle":
+        torch.save({"a": torch.ones(2)}, path)
+    else:
+        from safetensors.torch import save_file
+
+        save_file({"a": torch.ones(2)}, path, metadata={"facts": "[1]"} if spoil == "other facts" else None)
+    before = path.read_bytes()
+    with pytest.raises(RegardError, match=r"last\.safetensors: damaged, or not a checkpoint.* Put a good copy"):
+        Checkpoint.load(path)
+    assert path.read_bytes() == before
+
+
+class Layers(nn.ModuleList):
+    def forward(self, x):
+        return self[1](self[0](x))
+
+
+def model_and_optimizer(width: int = 3, name: str = "adam"):
+    torch.manual_seed(width)
+    model = Layers([nn.Linear(width, width), nn.Linear(width, width)])
+    model[1].weight = model[0].weight  # tied
+    optimizer = make_optimizer(name, model, 0.1, 0.98, 0.01)
+    return model, optimizer
+
+
+def learn(model, optimizer, average, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).square().sum().backward()
+        optimizer.step()
+        for key, tensor in average.items():
+            tensor.lerp_(dict(model.named_parameters())[key].detach(), 0.5)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "muon", "sgd"])
+def test_a_restored_state_goes_on_as_if_nothing_had_been(tmp_path, name):
+    model, optimizer = model_and_optimizer(name=name)
+    average = {key: p.detach().clone() for key, p in model.named_parameters()}
+    learn(model, optimizer, average, 3)
+    Checkpoint(gather_state(model, optimizer, average), {}).save(tmp_path / "c")
+    learn(model, optimizer, average, 2)
+
+    other, other_optimizer = model_and_optimizer(name=name)
+    other_average = {key: p.detach().clone() for key, p in other.named_parameters()}
+    restore_state(Checkpoint.load(tmp_path / "c").tensors, other, other_optimizer, other_average, RegardError)
+    learn(other, other_optimizer, other_average, 2)
+    for key, p in model.named_parameters():
+        assert torch.equal(p, dict(other.named_parameters())[key])
+        assert torch.equal(average[key], other_average[key])
+
+
+def test_a_tied_weight_is_kept_once():
+    model, optimizer = model_and_optimizer()
+    assert sorted(gather_state(model, optimizer, None)) == ["model.0.bias", "model.0.weight", "model.1.bias"]
+
+
+def test_another_models_checkpoint_changes_nothing():
+    model, optimizer = model_and_optimizer(3)
+    tensors = gather_state(*model_and_optimizer(4), None)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(RegardError, match=r"3 tensors do not fit, 0\.bias among them"):
+        restore_state(tensors, model, optimizer, None, RegardError)
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before))
+
+
+def test_an_average_that_is_missing_does_not_fit():
+    model, optimizer = model_and_optimizer()
+    average = {key: p.detach().clone() for key, p in model.named_parameters()}
+    with pytest.raises(RegardError, match="3 tensors do not fit"):
+        restore_state(gather_state(model, optimizer, None), model, optimizer, average, RegardError)

@@ -1,0 +1,152 @@
+"""Recipes: TOML in, frozen dataclasses out."""
+
+import tomllib
+
+import pytest
+
+from regard.errors import RegardError
+from regard.models import FAMILIES, Seq2SeqConfig, TransformerConfig
+from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from
+from regard.training.recipe import FAMILIES_FOR, recipe_table
+
+TEXT = """
+task = "translate"
+
+[data]
+files = ["a.en", "a.fr"]
+
+[tokenizer]
+kind = "word"
+target_kind = "char"
+shared = false
+
+[model]
+family = "seq2seq"
+width = 64
+score = "concat"
+
+[train]
+lr = 1
+steps = 7
+optimizer = "sgd"
+"""
+
+
+def as_toml(table: dict) -> str:
+    """A table of our kind as TOML: plain values first, then sections."""
+
+    def value(x: object) -> str:
+        if isinstance(x, bool):
+            return str(x).lower()
+        if isinstance(x, list | tuple):
+            return f"[{', '.join(map(value, x))}]"
+        return f'"{x}"' if isinstance(x, str) else repr(x)
+
+    lines = [f"{key} = {value(x)}" for key, x in table.items() if not isinstance(x, dict)]
+    for section, keys in table.items():
+        if isinstance(keys, dict):
+            lines += [f"[{section}]", *(f"{key} = {value(x)}" for key, x in keys.items() if x is not None)]
+    return "\n".join(lines)
+
+
+def test_what_is_said_is_taken_and_the_rest_is_as_it_was(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text(TEXT, encoding="utf-8")
+    recipe = recipe_from(read_toml(path), origin=str(path))
+    assert recipe.data == DataConfig(files=("a.en", "a.fr"))
+    assert recipe.tokenizer == TokenizerConfig(kind="word", target_kind="char", shared=False)
+    assert recipe.model == Seq2SeqConfig(width=64, score="concat")
+    assert recipe.train == TrainConfig(lr=1.0, steps=7, optimizer="sgd")
+    assert type(recipe.train.lr) is float
+
+
+@pytest.mark.parametrize("task", FAMILIES_FOR)
+def test_a_recipe_survives_toml(task):
+    recipe = Recipe(
+        task=task,
+        data=DataConfig(files=("x.tsv",), validation=("é.tsv",)),
+        tokenizer=TokenizerConfig(kind="char", target_kind="space"),
+        model=FAMILIES[FAMILIES_FOR[task][-1]].config(width=32),
+        train=TrainConfig(lr=1e-5, validate_by="bleu", deterministic=True),
+    )
+    assert recipe_from(tomllib.loads(as_toml(recipe_table(recipe)))) == recipe
+
+
+def test_a_base_fills_what_is_not_said():
+    base = Recipe(model=TransformerConfig(width=48), train=TrainConfig(steps=9))
+    assert recipe_from({"train": {"lr": 0.5}}, base) == Recipe(
+        model=TransformerConfig(width=48), train=TrainConfig(steps=9, lr=0.5)
+    )
+    # another family has other sizes: those of the base would mean nothing in it
+    assert recipe_from({"model": {"family": "seq2seq"}}, base).model == Seq2SeqConfig()
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"trian": {}}, "r.toml: unknown key trian. Did you mean train?"),
+        ({"train": {"step": 3}}, "r.toml: unknown key train.step. Did you mean train.steps?"),
+        ({"model": {"widht": 3}}, "r.toml: unknown key model.widht. Did you mean model.width?"),
+        ({"model": {"source_vocab": 3}}, "r.toml: unknown key model.source_vocab. Did you mean"),
+        ({"data": {"family": "x"}}, "r.toml: unknown key data.family."),
+        ({"train": {"steps": "many"}}, "r.toml: train.steps must be a whole number (got 'many')."),
+        ({"train": {"steps": 1.5}}, "r.toml: train.steps must be a whole number (got 1.5)."),
+        ({"train": {"steps": True}}, "r.toml: train.steps must be a whole number (got True)."),
+        ({"train": {"lr": "0.1"}}, "r.toml: train.lr must be a number (got '0.1')."),
+        ({"train": {"lr": True}}, "r.toml: train.lr must be a number (got True)."),
+        ({"train": {"compile": 1}}, "r.toml: train.compile must be true or false (got 1)."),
+        (
+            {"train": {"optimizer": "adan"}},
+            "r.toml: train.optimizer must be one of adam, adamw, muon, sgd (got 'adan'). Did you",
+        ),
+        ({"train": {"optimizer": 3}}, "r.toml: train.optimizer must be one of adam, adamw, muon, sgd (got 3)."),
+        ({"train": {"schedule": "noam"}}, "r.toml: train.schedule must be one of "),
+        ({"train": {"precision": "fp8"}}, "r.toml: train.precision must be one of "),
+        ({"tokenizer": {"kind": "sentencepiece"}}, "r.toml: tokenizer.kind must be one of "),
+        ({"tokenizer": {"target_kind": "words"}}, "r.toml: tokenizer.target_kind must be one of "),
+        ({"tokenizer": {"target_kind": 4}}, "r.toml: tokenizer.target_kind must be one of "),
+        ({"model": {"norm": "middle"}}, "r.toml: model.norm must be one of "),
+        ({"model": {"positions": "none at all"}}, "r.toml: model.positions must be one of "),
+        ({"model": {"cross_score": "dots"}}, "r.toml: model.cross_score must be one of "),
+        ({"model": {"family": "seq2seq", "cell": "rnnn"}}, "r.toml: model.cell must be one of "),
+        ({"model": {"family": "gtp"}}, "r.toml: model.family must be one of transformer, "),
+        ({"task": "mask", "model": {"family": "gpt"}}, "r.toml: a gpt cannot be trained to mask. Choose from: bert."),
+        ({"task": "sing"}, "r.toml: task must be one of translate, "),
+        ({"train": 5}, "r.toml: train should be a table."),
+        ({"data": {"files": [1, 2]}}, "r.toml: data.files[0] must be text (got 1)."),
+        ({"data": {"weights": [1.0, 0]}}, "r.toml: data.weights[1] must be above 0 (got 0)."),
+        ({"data": {"weights": -0.5}}, "r.toml: data.weights[0] must be above 0 (got -0.5)."),
+        ({"train": {"lr": float("nan")}}, "r.toml: train.lr must be above 0 (got nan). The default is 0.002."),
+        ({"train": {"dropout": 1.5}}, "r.toml: unknown key train.dropout."),
+        ({"model": {"dropout": 1.5}}, "r.toml: model.dropout must be at least 0 and below 1 (got 1.5)."),
+        ({"model": {"heads": 0}}, "r.toml: model.heads must be at least 1 (got 0)."),
+        ({"model": {"width": 10**10}}, "r.toml: model.width must be at most 1,000,000,000 (got 10000000000)."),
+        ({"train": {"seed": -1}}, "r.toml: train.seed must be between 0 and 9,223,372,036,854,775,807 (got -1)."),
+        ({"tokenizer": {"vocab_size": 0}}, "r.toml: tokenizer.vocab_size must be between 1 and 10,000,000 (got 0)."),
+        ({"data": {"files": 5}}, "r.toml: data.files[0] must be text (got 5)."),
+    ],
+)
+def test_what_is_wrong_is_named(table, says):
+    with pytest.raises(RegardError) as caught:
+        recipe_from(table, origin="r.toml")
+    assert str(caught.value).startswith(says)
+
+
+def test_no_such_recipe(tmp_path):
+    with pytest.raises(RegardError, match=r"none\.toml: there is no such recipe"):
+        read_toml(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("content", [b"[train]\nsteps = = 3\n", b"[train]\nlr = \xff\n", b"[train\n"])
+def test_broken_toml(tmp_path, content):
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(RegardError, match=r"broken\.toml: not a recipe in TOML"):
+        read_toml(path)
+
+
+def test_the_line_of_broken_toml_is_named(tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text("[train]\nsteps = = 3\n", encoding="utf-8")
+    with pytest.raises(RegardError, match="line 2"):
+        read_toml(path)

@@ -1,0 +1,90 @@
+"""Recipes chosen from the data."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+
+from regard.training import Corpus, Recipe, read_corpus, recipe_from, suggest, train
+from regard.training.recipe import DataConfig
+from regard.training.tasks import TASKS
+
+
+def words(count: int, seed: int = 0) -> list[tuple[str, str]]:
+    """Spellings and something like their pronunciations."""
+    draw = random.Random(seed)
+    spelled = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 9))) for _ in range(count)]
+    return [(word, " ".join(letter.upper() for letter in word)) for word in spelled]
+
+
+def corpus_of(tmp_path: Path, pairs: list[tuple[str, str]]) -> Corpus:
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
+    return read_corpus(DataConfig(files=(str(path),)))
+
+
+def first_steps(recipe: Recipe, corpus: Corpus, out: Path) -> None:
+    short = {"steps": 3, "validate_every": 3, "save_every": 3, "log_every": 1, "workers": 1, "device": "cpu"}
+    train(recipe_from({"train": short}, recipe), out, corpus=corpus, quiet=True)
+
+
+def test_text(tmp_path):
+    corpus = read_corpus(DataConfig(phrasebook_size=400))
+    recipe = suggest(corpus)
+    assert recipe.tokenizer.kind == "bpe"
+    assert recipe.tokenizer.target_kind is None
+    assert recipe.tokenizer.shared
+    assert recipe.model.width == 128
+    first_steps(recipe, dataclasses.replace(corpus, validation=corpus.validation[:4]), tmp_path / "out")
+
+
+def test_spelling_to_sounds(tmp_path):
+    corpus = corpus_of(tmp_path, words(300))
+    recipe = suggest(corpus)
+    assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind, recipe.tokenizer.shared) == ("char", "space", False)
+    first_steps(recipe, corpus, tmp_path / "out")
+
+
+def test_inflection_is_spelling_on_both_sides(tmp_path):
+    corpus = corpus_of(tmp_path, [(word, word + "s") for word, _ in words(100)])
+    recipe = suggest(corpus)
+    assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind, recipe.tokenizer.shared) == ("char", None, True)
+
+
+def test_three_pairs_are_enough_to_begin(tmp_path):
+    corpus = corpus_of(tmp_path, [("a cat", "un chat"), ("a dog", "un chien"), ("a cow", "une vache")])
+    assert len(corpus.training) == 2
+    recipe = suggest(corpus)
+    assert recipe.train.steps >= 500
+    first_steps(recipe, corpus, tmp_path / "out")
+
+
+def test_long_lines_are_within_the_limit(tmp_path):
+    corpus = corpus_of(tmp_path, [(f"{i} " + "word " * 300, f"{i} " + "mot " * 300) for i in range(20)])
+    recipe = suggest(corpus)
+    assert recipe.model.max_len == 512
+    assert recipe.train.batch_tokens >= recipe.model.max_len
+
+
+@pytest.mark.parametrize("pairs", [100, 10_000, 300_000])
+def test_a_trained_model_is_changed_gently(pairs):
+    corpus = Corpus([("one two three", "un deux trois")] * pairs, [("one", "un")], None)  # type: ignore[arg-type]
+    fresh, on = suggest(corpus).train, suggest(corpus, goes_on=True).train
+    assert on.lr == pytest.approx(fresh.lr / 10)
+    assert on.schedule == "linear"
+    assert on.warmup < on.steps < fresh.steps
+    for task in ("translate", "text2text"):
+        assert TASKS[task].suggest(corpus, True).train == on
+        assert TASKS[task].suggest(corpus, False).train == fresh
+
+
+@pytest.mark.parametrize("pairs", [100, 10_000, 50_000, 300_000])
+def test_more_data_more_model(pairs):
+    corpus = Corpus([("one two three", "un deux trois")] * pairs, [("one", "un")], None)  # type: ignore[arg-type]
+    recipe, smaller = suggest(corpus), suggest(dataclasses.replace(corpus, training=corpus.training[: pairs // 10]))
+    assert recipe.model.width >= smaller.model.width
+    assert recipe.model.dropout <= smaller.model.dropout
+    assert recipe.model.width % recipe.model.heads == 0
+    assert recipe.train.warmup < recipe.train.steps / 2
+    assert recipe.train.validate_every <= recipe.train.steps
