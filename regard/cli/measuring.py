@@ -14,7 +14,7 @@ from regard.errors import RegardError
 from regard.folder import Classified, ImageModel, TextEncoder
 from regard.training.label_scores import class_scores, label_scores, mask_scores
 from regard.training.metrics import label_counts
-from regard.training.tasks.pictures import NOTHING, Images, refuse_lack
+from regard.training.tasks.image_tasks import NOTHING, Images, refuse_lack
 
 # Pictures that are looked at before the bar moves on.
 AT_A_TIME = 512

@@ -14,7 +14,7 @@ from regard.interop.targets import TARGETS
 from regard.models import family_of
 from regard.recipes import find_recipe, recipe_names
 from regard.training import Recipe, read_toml, recipe_from, train
-from regard.training.going_on import taking_over
+from regard.training.fine_tuning import taking_over
 from regard.training.recipe import PHRASEBOOK, with_cache
 from regard.training.run_folder import stored_recipe
 from regard.training.run_plan import metric_name

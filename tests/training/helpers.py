@@ -20,12 +20,12 @@ from regard.training import (
     Recipe,
     TokenizerConfig,
     TrainConfig,
-    loop,
     read_corpus,
     recipe_from,
     train,
+    trainer,
 )
-from regard.training.loop import STATE
+from regard.training.trainer import STATE
 
 SMALL = Recipe(
     data=DataConfig(phrasebook_size=200),
@@ -61,7 +61,7 @@ def said(recipe: Recipe, out: Path, **options: Any) -> str:
 
 def cut_off_and_go_on(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
     """A run that breaks off before its eighth update, and once more, whole."""
-    set_rate, calls = loop.set_rate, []
+    set_rate, calls = trainer.set_rate, []
 
     def cut_off(*arguments: Any) -> None:
         calls.append(None)
@@ -70,7 +70,7 @@ def cut_off_and_go_on(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]
         set_rate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "set_rate", cut_off)
+        patch.setattr(trainer, "set_rate", cut_off)
         with pytest.raises(ConnectionError):
             run()
     run()

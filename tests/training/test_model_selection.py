@@ -7,11 +7,11 @@ import pytest
 from regard.data import Counts
 from regard.data.scripts import bleu_tokenizer_for, is_unsegmented
 from regard.errors import RegardError
-from regard.training import Corpus, loop, suggest, text_scores, train
+from regard.training import Corpus, suggest, text_scores, train, trainer
 from regard.training.recipe import TrainConfig, recipe_from
 from regard.training.report import read_metrics
 from regard.training.run_plan import metric_name
-from regard.training.sizing import profile_pairs
+from regard.training.suggestions import profile_pairs
 from tests.training.helpers import small, small_corpus
 
 SENTENCES = [("The cat chased the mouse.", "Le chat a chassé la souris.")]
@@ -78,8 +78,8 @@ def test_long_words_are_no_sign_of_missing_spaces():
 def test_ties_are_broken_by_the_loss(tmp_path, monkeypatch):
     """BLEU is 0 in every validation: the model of the smallest loss is kept, not the first."""
     losses = iter([3.0, 2.0, 2.5])
-    monkeypatch.setattr(loop, "evaluate_loss", lambda *_: {"nll": next(losses)})
-    monkeypatch.setattr(loop.TASKS["translate"], "judge", lambda *_: {"bleu": 0.0}, raising=False)
+    monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(losses)})
+    monkeypatch.setattr(trainer.TASKS["translate"], "judge", lambda *_: {"bleu": 0.0}, raising=False)
     recipe = small(train={"validate_every": 4, "validate_by": "bleu"})
     translator = train(recipe, tmp_path, corpus=small_corpus(), quiet=True)
     assert translator.training["step"] == 8
@@ -88,8 +88,8 @@ def test_ties_are_broken_by_the_loss(tmp_path, monkeypatch):
 
 def test_the_metric_wins_over_the_loss(tmp_path, monkeypatch):
     losses, scores = iter([1.0, 2.0, 3.0]), iter([10.0, 30.0, 20.0])
-    monkeypatch.setattr(loop, "evaluate_loss", lambda *_: {"nll": next(losses)})
-    monkeypatch.setattr(loop.TASKS["translate"], "judge", lambda *_: {"chrf": next(scores)}, raising=False)
+    monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(losses)})
+    monkeypatch.setattr(trainer.TASKS["translate"], "judge", lambda *_: {"chrf": next(scores)}, raising=False)
     recipe = small(train={"validate_every": 4, "validate_by": "chrf"})
     assert train(recipe, tmp_path, corpus=small_corpus(), quiet=True).training["step"] == 8
 

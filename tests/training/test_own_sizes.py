@@ -17,13 +17,13 @@ from regard.cli import main
 from regard.data import RaggedBatches, RaggedImages
 from regard.folder import ImageModel, load
 from regard.models import make_model
-from regard.training import DataConfig, Recipe, TrainConfig, loop, plan, recipe_from, train
+from regard.training import DataConfig, Recipe, TrainConfig, plan, recipe_from, train, trainer
 from regard.training.graphs import GraphedUpdate
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import Shape, evaluate_loss
 from regard.viewer import look
 from tests.training.helpers import cut_off_and_go_on, run_again, said, same_bits, weights_of
-from tests.training.toy_pictures import NAMES, TRAIN, VIT
+from tests.training.toy_images import NAMES, TRAIN, VIT
 
 every_task = pytest.mark.parametrize("task", ["classify-images", "segment"])
 # Heights and widths; the last is longer than the longest, and comes to (12, 24).
@@ -93,7 +93,7 @@ def test_a_run_that_was_cut_off_goes_on_exactly(runs, tmp_path, monkeypatch, tas
 def test_no_more_processes_than_have_room_for_any_picture(tmp_path, monkeypatch, longest, size):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
     recipe = toy("classify-images", tmp_path, data={"longest": longest}, train={"batch_tokens": 2048, "workers": 0})
-    with loop._arranged(recipe, None) as found:
+    with trainer._arranged(recipe, None) as found:
         assert found == size
 
 
@@ -275,7 +275,7 @@ def test_a_captured_step_would_not_fit_another_batch(tmp_path):
     recipe = toy("classify-images", tmp_path)
     config = TASKS["classify-images"].sized(recipe.model, corpus_of(recipe), ())
     encoded = TASKS["classify-images"].encode(
-        corpus_of(recipe), (), loop.OPENED["vit"].special, recipe, config, Shape(128, 1, constant=True)
+        corpus_of(recipe), (), trainer.OPENED["vit"].special, recipe, config, Shape(128, 1, constant=True)
     )
     asked = []
     update = object.__new__(GraphedUpdate)  # without a GPU it has no stream

@@ -9,9 +9,9 @@ from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig
 from regard.training import Recipe, TrainConfig, precision, train
 from regard.training.checkpoint import Checkpoint
-from regard.training.loop import METRICS, STATE
 from regard.training.precision import autocast_of, settle_precision, survives_bfloat16
 from regard.training.report import read_metrics
+from regard.training.trainer import METRICS, STATE
 from tests.training.helpers import small, small_corpus
 
 WIDE = TransformerConfig(width=256)

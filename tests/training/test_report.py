@@ -9,7 +9,7 @@ from rich.console import Console
 from regard.training import DataConfig, plan
 from regard.training import report as reports
 from regard.training.tasks import read_data
-from tests.training.toy_pictures import write
+from tests.training.toy_images import write
 
 
 @pytest.fixture

@@ -155,10 +155,12 @@ def test_a_run_without_a_model_yet_is_not_taken_for_a_strange_folder(tmp_path):
 
 
 def test_an_interrupted_run_leaves_a_model(tmp_path, monkeypatch):
-    from regard.training import loop
+    from regard.training import trainer
 
-    original = loop.set_rate
-    monkeypatch.setattr(loop, "set_rate", lambda *a: (original(*a), loop.signal.raise_signal(loop.signal.SIGINT)))
+    original = trainer.set_rate
+    monkeypatch.setattr(
+        trainer, "set_rate", lambda *a: (original(*a), trainer.signal.raise_signal(trainer.signal.SIGINT))
+    )
     with pytest.raises(RegardError, match="everything up to step 1 is saved"):
         run(small(), tmp_path)
     assert load(tmp_path, "cpu").training["step"] == 1

@@ -9,7 +9,7 @@ from regard.data.special import READING
 from regard.folder import Classified, TextEncoder, fill_weights, load
 from regard.models import Bert, make_model
 from regard.training import DataConfig, TrainConfig, recipe_from, train
-from regard.training.going_on import HEADS
+from regard.training.fine_tuning import HEADS
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import Shape
 from regard.training.tasks.held import Held

@@ -13,11 +13,11 @@ import torch
 from regard.data.special import Special
 from regard.folder import load, save
 from regard.training import recipe_from, train
-from regard.training.loop import METRICS
 from regard.training.recipe import recipe_table
 from regard.training.report import read_metrics
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import Shape, evaluate_loss
+from regard.training.trainer import METRICS
 from tests.training.helpers import cut_off_and_go_on, run_again, said, same_bits, weights_of
 from tests.training.toy_tasks import KINDS, outputs, sentences, toy, write_squad, write_text
 

@@ -11,10 +11,10 @@ from regard.training.tasks.answer import Answer
 from regard.training.tasks.base import Task
 from regard.training.tasks.classify import Classify
 from regard.training.tasks.classify_images import ClassifyImages
+from regard.training.tasks.image_tasks import PictureTask
 from regard.training.tasks.language import Language
 from regard.training.tasks.mask import Mask
 from regard.training.tasks.mask_images import MaskImages
-from regard.training.tasks.pictures import PictureTask
 from regard.training.tasks.segment import Segment
 from regard.training.tasks.text2text import Text2Text
 from regard.training.tasks.translate import Translate

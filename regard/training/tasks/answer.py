@@ -15,7 +15,7 @@ from regard.models.bert import bert_tiny
 from regard.training.losses import LossParts
 from regard.training.metrics import squad_scores
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.training.sizing import vocabulary_for
+from regard.training.suggestions import vocabulary_for
 from regard.training.tasks.base import Encoded, Features, Shape, Tokenizers, suggested_training
 from regard.training.tasks.held import Held, with_validation
 

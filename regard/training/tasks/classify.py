@@ -13,7 +13,7 @@ from regard.folder import TextEncoder
 from regard.models.bert import bert_tiny
 from regard.training.losses import LossParts
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.training.sizing import vocabulary_for
+from regard.training.suggestions import vocabulary_for
 from regard.training.tasks.base import (
     Encoded,
     Features,

@@ -12,7 +12,7 @@ from regard.folder import ImageModel
 from regard.training.losses import LossParts
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.tasks.base import Features, Tokenizers
-from regard.training.tasks.pictures import Need, Pictures, PictureTask, suggested
+from regard.training.tasks.image_tasks import Need, Pictures, PictureTask, suggested
 
 # Pictures that are fetched at a time to be judged.
 FETCHED = 2048

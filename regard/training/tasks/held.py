@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from regard.data.cleaning import split_validation
 from regard.errors import RegardError
-from regard.training.corpus import describe_split
+from regard.training.datasets import describe_split
 
 Item = TypeVar("Item")
 

@@ -9,7 +9,7 @@ from regard.data.streams import TextBatches, whole_text
 from regard.errors import RegardError
 from regard.folder import LanguageModel
 from regard.models import GPTConfig
-from regard.training.corpus import describe_split
+from regard.training.datasets import describe_split
 from regard.training.losses import LossParts
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from regard.training.tasks.base import (

@@ -12,7 +12,7 @@ from regard.folder import TextEncoder
 from regard.models.bert import bert_tiny
 from regard.training.losses import LossParts, token_loss
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.training.sizing import vocabulary_for
+from regard.training.suggestions import vocabulary_for
 from regard.training.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss, suggested_training
 from regard.training.tasks.held import Held, with_validation
 

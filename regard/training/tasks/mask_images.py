@@ -16,7 +16,7 @@ from regard.training.losses import LossParts
 from regard.training.recipe import DataConfig, Recipe, TrainConfig
 from regard.training.report import Tell
 from regard.training.tasks.base import Features, Tokenizers
-from regard.training.tasks.pictures import Need, Pictures, PictureTask, suggested
+from regard.training.tasks.image_tasks import Need, Pictures, PictureTask, suggested
 
 # The share of the patches that is hidden (He et al. 2022).
 HIDDEN = 0.75

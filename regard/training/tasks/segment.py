@@ -16,7 +16,7 @@ from regard.training.metrics import intersection_over_union, label_counts
 from regard.training.recipe import DataConfig, Recipe, TrainConfig
 from regard.training.report import Tell
 from regard.training.tasks.base import Features, Tokenizers
-from regard.training.tasks.pictures import NOTHING, Images, Need, Pictures, PictureTask, suggested
+from regard.training.tasks.image_tasks import NOTHING, Images, Need, Pictures, PictureTask, suggested
 
 # Pictures that are segmented at a time to be judged.
 FETCHED = 256

@@ -8,7 +8,7 @@ import numpy as np
 from regard.data import Counts, clean, read_pairs, split_validation
 from regard.errors import RegardError
 from regard.models.transformer import t5_small
-from regard.training.corpus import Corpus, Pairs
+from regard.training.datasets import Corpus, Pairs
 from regard.training.recipe import DataConfig, Recipe
 from regard.training.tasks.translate import Translate
 

@@ -8,11 +8,11 @@ from regard.data.special import Special
 from regard.decode import DecodeConfig
 from regard.folder import Translator
 from regard.models import ModelConfig
-from regard.training.corpus import Corpus, read_corpus, train_tokenizers
+from regard.training.datasets import Corpus, read_corpus, train_tokenizers
 from regard.training.losses import LossParts
 from regard.training.metrics import text_scores
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.training.sizing import profile_pairs, suggest
+from regard.training.suggestions import profile_pairs, suggest
 from regard.training.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss
 
 # Sentences of the validation split that are translated each time; with fewer the choice of the model is noise.

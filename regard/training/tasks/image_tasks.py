@@ -25,7 +25,7 @@ from regard.data import (
 from regard.data.special import Special
 from regard.errors import RegardError
 from regard.models import ViTConfig
-from regard.training.corpus import describe_split
+from regard.training.datasets import describe_split
 from regard.training.recipe import DataConfig, Recipe, TaskName, TokenizerConfig, TrainConfig
 from regard.training.report import Tell
 from regard.training.tasks.base import Encoded, Shape, Tokenizers, has_gpu, suggested_training, warn_of_rare_labels

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from regard.data.scripts import is_unsegmented
 from regard.models import TransformerConfig
-from regard.training.corpus import Corpus
+from regard.training.datasets import Corpus
 from regard.training.metrics import METRIC_NAMES
 from regard.training.recipe import Recipe, TokenizerConfig, TokenizerKind, TrainConfig
 

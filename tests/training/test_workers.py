@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from benchmarks import kill_test
 from regard.cli import main
 from regard.errors import RegardError
-from regard.training import loop, team, train
-from regard.training.loop import METRICS, STATE
+from regard.training import train, trainer, workers
+from regard.training.trainer import METRICS, STATE
 from tests.training.helpers import same_bits, small, small_corpus, weights_of
 
 # As `regard`, on one thread.
@@ -56,7 +56,7 @@ def test_a_team_computes_what_one_would_and_goes_on_exactly(tmp_path, monkeypatc
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-6)
 
-    set_rate, calls = loop.set_rate, []
+    set_rate, calls = trainer.set_rate, []
 
     def fail_at_step_3(*arguments):
         calls.append(None)
@@ -65,7 +65,7 @@ def test_a_team_computes_what_one_would_and_goes_on_exactly(tmp_path, monkeypatc
         set_rate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "set_rate", fail_at_step_3)
+        patch.setattr(trainer, "set_rate", fail_at_step_3)
         with pytest.raises(ConnectionError):
             run(small(**(change | both)), tmp_path / "again")
     run(small(**(change | both)), tmp_path / "again")
@@ -73,7 +73,7 @@ def test_a_team_computes_what_one_would_and_goes_on_exactly(tmp_path, monkeypatc
 
 
 def test_the_death_of_a_member_is_told(tmp_path, monkeypatch):
-    sum_over_team = team.Team.sum
+    sum_over_team = workers.Team.sum
 
     def shoot_first(self, tensors):
         if self.processes:
@@ -81,7 +81,7 @@ def test_the_death_of_a_member_is_told(tmp_path, monkeypatch):
             self.processes[0].wait()
         sum_over_team(self, tensors)
 
-    monkeypatch.setattr(team.Team, "sum", shoot_first)
+    monkeypatch.setattr(workers.Team, "sum", shoot_first)
     with pytest.raises(RegardError, match=r"A process of the team has died .* same command goes on"):
         run(small(train={"workers": 2}), tmp_path)
     assert (tmp_path / STATE).exists()
@@ -100,28 +100,28 @@ STARTED = "import os, pickle, sys; pickle.load(sys.stdin.buffer); os.write(1, b'
     ],
 )
 def test_a_worker_that_ends_while_starting_is_reported(monkeypatch, member, how):
-    monkeypatch.setattr(team, "_MEMBER", member)
+    monkeypatch.setattr(workers, "_MEMBER", member)
     with pytest.raises(RegardError, match=rf"A worker process ended while starting \({how}\).*--train.workers 1"):
-        team.lead(3, {})
+        workers.lead(3, {})
 
 
 def test_workers_that_cannot_connect_are_reported(monkeypatch):
     def fail(*_):
         raise RuntimeError("[enforce fail] Unable to find address for: lo\nand more")
 
-    monkeypatch.setattr(team, "_MEMBER", STARTED + "import time; time.sleep(60)")
-    monkeypatch.setattr(team, "_join", fail)
+    monkeypatch.setattr(workers, "_MEMBER", STARTED + "import time; time.sleep(60)")
+    monkeypatch.setattr(workers, "_join", fail)
     with pytest.raises(RegardError, match=r"could not connect .*Unable to find address for: lo.* --train.workers 1"):
-        team.lead(2, {})
+        workers.lead(2, {})
 
 
 def test_without_loopback_one_worker_trains(monkeypatch, capsys):
-    assert team.usable_workers(4) == 4
-    monkeypatch.setattr(team, "has_loopback", lambda: False)
-    assert team.usable_workers(4) == team.usable_workers(1) == 1
+    assert workers.usable_workers(4) == 4
+    monkeypatch.setattr(workers, "has_loopback", lambda: False)
+    assert workers.usable_workers(4) == workers.usable_workers(1) == 1
     assert capsys.readouterr().err == "regard: no loopback network interface, so training runs on 1 worker.\n"
     with pytest.raises(RegardError, match="No loopback network interface: 2 workers cannot connect"):
-        team.lead(2, {})  # as a resumed run would, whose number of workers must not change
+        workers.lead(2, {})  # as a resumed run would, whose number of workers must not change
 
 
 def test_loopback_is_there_when_a_connection_succeeds(monkeypatch):
@@ -129,20 +129,18 @@ def test_loopback_is_there_when_a_connection_succeeds(monkeypatch):
         raise OSError(101, "Network is unreachable")
 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert team.has_loopback()
-    monkeypatch.setattr(team.socket, "create_connection", unreachable)
-    assert not team.has_loopback()
+    assert workers.has_loopback()
+    monkeypatch.setattr(workers.socket, "create_connection", unreachable)
+    assert not workers.has_loopback()
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert team.has_loopback()
+    assert workers.has_loopback()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("member", ["import time; time.sleep(60)", STARTED + "import time; time.sleep(60)"])
 def test_ctrl_c_while_workers_start_leaves_none_behind(member):
     """While the leader waits for their first sign, and while it waits for them to join."""
-    program = (
-        f"from regard.training import team; team._MEMBER = {member!r}; print('ready', flush=True); team.lead(3, {{}})"
-    )
+    program = f"from regard.training import workers; workers._MEMBER = {member!r}; print('ready', flush=True); workers.lead(3, {{}})"
     leader = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -159,7 +157,7 @@ def test_ctrl_c_while_workers_start_leaves_none_behind(member):
 
 
 def test_a_worker_without_a_leader_ends_silently():
-    worker = subprocess.run([sys.executable, "-c", team._MEMBER], input=b"", capture_output=True)
+    worker = subprocess.run([sys.executable, "-c", workers._MEMBER], input=b"", capture_output=True)
     assert worker.returncode == 1
     assert worker.stderr == b""
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from regard.errors import RegardError
 
 # What a member runs. It is told what to do through its standard input, by the leader alone.
-_MEMBER = "from regard.training.team import follow; follow()"
+_MEMBER = "from regard.training.workers import follow; follow()"
 # Nobody waits in vain, for the death of a member closes its connection; a validation may well take an hour.
 _PATIENCE = timedelta(days=7)
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -92,7 +92,7 @@ def has_loopback() -> bool:
 
 
 def lead(size: int, task: dict[str, Any]) -> Team:
-    """Starts the members, each of which calls `regard.training.loop.work(team, **task)`, and joins them as the leader.
+    """Starts the workers, each of which calls `regard.training.trainer.work`, and joins them as rank 0.
 
     However this fails, Ctrl-C included, no process and no file is left behind.
     """
@@ -180,7 +180,7 @@ def _end(members: list[subprocess.Popen]) -> None:
 
 def follow() -> None:
     """The life of a member: hear what to do, do it, and end with the leader."""
-    from regard.training.loop import work
+    from regard.training.trainer import work
 
     try:
         order = pickle.load(sys.stdin.buffer)

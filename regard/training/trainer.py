@@ -34,7 +34,7 @@ from regard.models import ViTConfig, family_of, make_model
 from regard.training.allocator import keep_freed_memory
 from regard.training.checkpoint import Checkpoint, gather_state, keep_step, restore_state, unique_parameters
 from regard.training.compiling import compiled_features
-from regard.training.going_on import HEADS, taking_over, weights_for
+from regard.training.fine_tuning import HEADS, taking_over, weights_for
 from regard.training.graphs import GraphedUpdate
 from regard.training.losses import LossParts
 from regard.training.memory import check_sizes
@@ -56,8 +56,8 @@ from regard.training.schedules import DECAY_RATIO, Schedule, parse_duration
 from regard.training.state import TrainState
 from regard.training.tasks import TASKS, read_data
 from regard.training.tasks.base import Autocast, Corpus, EpochsOfBatches, Shape, Task, evaluate_loss
-from regard.training.team import Team, lead, usable_workers
 from regard.training.vectors import use_vectors
+from regard.training.workers import Team, lead, usable_workers
 from regard.version import __version__
 
 # A share of fewer tokens or pictures than this would not be worth the exchange of gradients.

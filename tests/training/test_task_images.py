@@ -14,17 +14,17 @@ from regard.data import AugmentConfig, read_images
 from regard.errors import RegardError
 from regard.folder import ImageModel, load
 from regard.models import ViTConfig, make_model
-from regard.training import DataConfig, TrainConfig, loop, recipe_from, train
-from regard.training.going_on import HEADS
-from regard.training.loop import METRICS
+from regard.training import DataConfig, TrainConfig, recipe_from, train, trainer
+from regard.training.fine_tuning import HEADS
 from regard.training.metrics import intersection_over_union, label_counts
 from regard.training.recipe import recipe_table
 from regard.training.report import read_metrics
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import Shape, evaluate_loss
-from regard.training.tasks.pictures import patch_for, set_aside
+from regard.training.tasks.image_tasks import patch_for, set_aside
+from regard.training.trainer import METRICS
 from tests.training.helpers import cut_off_and_go_on, run_again, said, same_bits, weights_of
-from tests.training.toy_pictures import MEASURES, NAMES, draw, outputs, toy, write
+from tests.training.toy_images import MEASURES, NAMES, draw, outputs, toy, write
 
 every_task = pytest.mark.parametrize("task", MEASURES)
 PLAIN = {"augment": {key: value for key, value in vars(AugmentConfig()).items() if key != "padding"}}
@@ -178,7 +178,7 @@ def loss_of(task, recipe):
     """A fresh model, a batch, and the loss of that under a config."""
     corpus = TASKS[task].read(recipe.data)
     config = TASKS[task].sized(recipe.model, corpus, ())
-    encoded = TASKS[task].encode(corpus, (), loop.OPENED["vit"].special, recipe, config, Shape(0, 1, True, 16))
+    encoded = TASKS[task].encode(corpus, (), trainer.OPENED["vit"].special, recipe, config, Shape(0, 1, True, 16))
     batch = next(encoded.batches.epoch(0))
     torch.manual_seed(0)
     model = make_model(config)
@@ -249,7 +249,7 @@ def test_pictures_are_changed_for_training_alone(tmp_path, task):
     recipe = toy(task, tmp_path)
     corpus = TASKS[task].read(recipe.data)
     config = TASKS[task].sized(recipe.model, corpus, ())
-    encoded = TASKS[task].encode(corpus, (), loop.OPENED["vit"].special, recipe, config, Shape(0, 1, True, 16))
+    encoded = TASKS[task].encode(corpus, (), trainer.OPENED["vit"].special, recipe, config, Shape(0, 1, True, 16))
     for batch, changed in ((next(encoded.batches.epoch(0)), True), (next(iter(encoded.validation)), False)):
         pixels = TASKS[task].changed(batch, config).pixels
         assert torch.equal(pixels, batch.pixels.permute(0, 3, 1, 2) / 255) != changed
@@ -261,7 +261,7 @@ def test_pictures_are_changed_for_training_alone(tmp_path, task):
 
 def test_the_last_model_is_kept_however_it_does(tmp_path, monkeypatch):
     losses = iter([1.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr(loop, "evaluate_loss", lambda *_: {"nll": next(losses)})
+    monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(losses)})
     for kept, out in (("last", 12), ("loss", 6)):
         recipe = toy("mask-images", tmp_path, train={"validate_by": kept})
         assert train(recipe, tmp_path / kept, quiet=True).training["step"] == out

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from regard.errors import RegardError
 from regard.folder import load
-from regard.training import kept_steps, loop, train
-from regard.training.loop import METRICS, STATE
+from regard.training import kept_steps, train, trainer
 from regard.training.report import read_metrics
 from regard.training.tasks import translate
+from regard.training.trainer import METRICS, STATE
 from tests.training.helpers import LIVELY, same_bits, small, small_corpus, weights_of
 
 
@@ -30,7 +30,7 @@ def run(recipe, out, **options):
 @contextlib.contextmanager
 def at_step(monkeypatch, step, act):
     """Calls `act` in the middle of the update after so many steps."""
-    original, calls = loop.set_rate, []
+    original, calls = trainer.set_rate, []
 
     def set_rate(*arguments):
         calls.append(None)
@@ -39,7 +39,7 @@ def at_step(monkeypatch, step, act):
         original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "set_rate", set_rate)
+        patch.setattr(trainer, "set_rate", set_rate)
         yield
 
 
@@ -148,7 +148,7 @@ def test_a_run_that_was_cut_off_goes_on_exactly(lively, tmp_path, monkeypatch, s
 def test_cut_off_between_the_first_model_and_the_next_state(plain, tmp_path, monkeypatch):
     """A model is in the folder, written by this run, and no state of that step: the run goes on all the same."""
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "save", lambda *arguments: (loop_save(*arguments), cut_power()))
+        patch.setattr(trainer, "save", lambda *arguments: (loop_save(*arguments), cut_power()))
         loop_save = sys.modules["regard.folder"].save
         with pytest.raises(PowerCutError):
             run(small(train={"save_every": 100}), tmp_path)
@@ -190,7 +190,7 @@ def test_a_finished_run_is_not_run_again(plain, tmp_path, monkeypatch, capsys):
     before = {
         path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.suffix in (".json", STATE.suffix)
     }
-    monkeypatch.setattr(loop, "work", lambda *_, **__: pytest.fail("it trains again"))
+    monkeypatch.setattr(trainer, "work", lambda *_, **__: pytest.fail("it trains again"))
     translator = train(small(), tmp_path / "out", corpus=small_corpus())
     assert translator("The cat sleeps.") is not None
     assert "holds the finished run: 12 steps" in capsys.readouterr().err
@@ -282,7 +282,7 @@ def test_early_stopping(tmp_path):
 
 def test_the_best_model_is_kept_not_the_last(tmp_path, monkeypatch):
     nlls = iter([3.0, 2.0, 4.0])
-    monkeypatch.setattr(loop, "evaluate_loss", lambda *_: {"nll": next(nlls)})
+    monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(nlls)})
     translator = run(small(train={"validate_every": 4}), tmp_path)
     assert translator.training["step"] == 8
     last = load_file(tmp_path / STATE)
