@@ -14,7 +14,7 @@ from regard.interop.targets import TARGETS
 from regard.models import family_of
 from regard.recipes import find_recipe, recipe_names
 from regard.training import Recipe, read_toml, recipe_from, train
-from regard.training.fine_tuning import taking_over
+from regard.training.fine_tuning import fine_tuned_recipe
 from regard.training.recipe import PHRASEBOOK, with_cache
 from regard.training.run_folder import stored_recipe
 from regard.training.run_plan import metric_name
@@ -157,7 +157,7 @@ def _refuse_ignored(overrides: dict[str, dict[str, Any]], recipe: Recipe, start_
             raise RegardError(
                 f"--from uses the tokenizers of {start_from}.", f"Leave out {option_name(f'tokenizer.{name}')}."
             )
-    model = taking_over(recipe, read_config(Path(start_from))[0], start_from).model
+    model = fine_tuned_recipe(recipe, read_config(Path(start_from))[0], start_from).model
     for name, value in overrides.get("model", {}).items():
         kept = getattr(model, name, value)
         if kept != value:

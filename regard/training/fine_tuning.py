@@ -18,7 +18,7 @@ _FREE = ("dropout", "drop_path")
 _OF_HEADS = {"segment": ("segmenter", "segmenter_layers"), "pixels": ("decoder_width", "decoder_layers")}
 
 
-def taking_over(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:
+def fine_tuned_recipe(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:
     """The recipe with the sizes of the model that it goes on from."""
     families = FAMILIES_FOR[recipe.task]
     if family_of(model) not in families:
@@ -33,7 +33,7 @@ def taking_over(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:
 
 
 @torch.no_grad()
-def weights_for(model: nn.Module, origin: nn.Module) -> dict[str, Tensor]:
+def initial_weights(model: nn.Module, origin: nn.Module) -> dict[str, Tensor]:
     """The weights of the model that another begins with; positions that were learned for other sizes of images are
     brought to the new one's.
     """

@@ -30,7 +30,7 @@ def check_sizes(recipe: Recipe, task: Any, corpus: Any) -> None:
     if OPENED[family_of(config)].sides:
         likely = SimpleNamespace(vocab_size=min(recipe.tokenizer.vocab_size, LIKELY_VOCABULARY))
         tokenizers = (likely, likely)
-    config = task.sized(config, corpus, tokenizers)
+    config = task.complete_config(config, corpus, tokenizers)
     config.check()
     check_memory(config, find_device(recipe.train.device))
 

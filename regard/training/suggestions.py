@@ -112,8 +112,8 @@ def profile_pairs(pairs: Sequence[tuple[str, str]]) -> PairProfile:
     )
 
 
-def suggest(corpus: Corpus, goes_on: bool = False) -> Recipe:
-    """The recipe for these pairs; `goes_on`: to fine-tune a model, which the learning rate of a fresh run would undo.
+def suggest(corpus: Corpus, fine_tune: bool = False) -> Recipe:
+    """The recipe for these pairs; `fine_tune`: to fine-tune a model, which the learning rate of a fresh run would undo.
 
     Single words in the source mean spelling (pronunciation, inflection): characters. Targets of many one- or
     two-letter words are symbols separated by spaces (phonemes); targets without spaces are characters too. All else is
@@ -137,7 +137,7 @@ def suggest(corpus: Corpus, goes_on: bool = False) -> Recipe:
         shared=target_kind == kind,
     )
     epochs, least, lr = size.epochs, 500, size.lr
-    if goes_on:
+    if fine_tune:
         epochs, least, lr = max(3, epochs // 10), 200, lr / 10
     steps = max(least, int(epochs * tokens / size.batch_tokens))
     longest = max(max(len(a), len(b)) for a, b in sample)
@@ -158,11 +158,11 @@ def suggest(corpus: Corpus, goes_on: bool = False) -> Recipe:
             steps=steps,
             batch_tokens=size.batch_tokens,
             lr=lr,
-            schedule="linear" if goes_on else "wsd",
+            schedule="linear" if fine_tune else "wsd",
             warmup=min(1000, steps // 10),
             validate_every=max(100, steps // 20),
             save_every=max(100, steps // 20),
-            patience=0 if goes_on else PATIENCE,
+            patience=0 if fine_tune else PATIENCE,
             ema=0.999 if steps > 5000 else 0.99,
             # Exact outputs keep improving when the likelihood no longer does.
             validate_by=profile.metric,

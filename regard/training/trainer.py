@@ -34,7 +34,7 @@ from regard.models import ViTConfig, family_of, make_model
 from regard.training.allocator import keep_freed_memory
 from regard.training.checkpoint import Checkpoint, gather_state, keep_step, restore_state, unique_parameters
 from regard.training.compiling import compiled_features
-from regard.training.fine_tuning import HEADS, taking_over, weights_for
+from regard.training.fine_tuning import HEADS, fine_tuned_recipe, initial_weights
 from regard.training.graphs import GraphedUpdate
 from regard.training.losses import LossParts
 from regard.training.memory import check_sizes
@@ -88,7 +88,7 @@ def train(
     _check(recipe, task)
     origin = load(start_from, "cpu") if start_from is not None else None
     if origin is not None:
-        recipe = taking_over(recipe, origin.model.config, start_from)
+        recipe = fine_tuned_recipe(recipe, origin.model.config, start_from)
     corpus = corpus or read_data(recipe.task, with_cache(recipe.data, out), quiet=quiet)
     check_sizes(recipe, task, corpus)
     provenance = _provenance(recipe, corpus, start_from)
@@ -131,10 +131,10 @@ def train(
 
 def _check(recipe: Recipe, task: Task) -> None:
     config = recipe.train
-    if config.validate_by not in ("loss", "last", *task.qualities):
+    if config.validate_by not in ("loss", "last", *task.metrics):
         raise RegardError(
             f"train.validate_by = {config.validate_by!r} does not fit the task {recipe.task}.",
-            f"Choose train.validate_by from: {', '.join(('loss', *task.qualities, 'last'))}.",
+            f"Choose train.validate_by from: {', '.join(('loss', *task.metrics, 'last'))}.",
         )
     if config.time and config.schedule != "wsd":
         raise RegardError(
@@ -170,7 +170,7 @@ def work(
     opened = OPENED[family_of(recipe.model)]
     special = opened.special if origin is None else origin.special
     tokenizers = read_tokenizers(out, foreign=special != opened.special) if opened.sides else ()
-    model_config = task.sized(recipe.model, corpus, tokenizers)
+    model_config = task.complete_config(recipe.model, corpus, tokenizers)
     # Shapes that never change are what a GPU's captured steps need; a CPU would only compute the filling.
     shape = Shape(
         config.batch_tokens // team.size,
@@ -182,7 +182,7 @@ def work(
     torch.manual_seed(config.seed)
     model = make_model(model_config)
     if origin is not None:
-        fill_weights(model, weights_for(model, origin.model), Path(str(start_from)), may_differ=HEADS)
+        fill_weights(model, initial_weights(model, origin.model), Path(str(start_from)), may_differ=HEADS)
     if tokenizers:
         use_vectors(model, config, *tokenizers)
     model.to(device).train()
@@ -245,7 +245,7 @@ def work(
     def validate() -> None:
         """Measures on the validation split, keeps the best model, and counts validations without a better one."""
         with _weights(model, average):
-            scores = evaluate_loss(task, model, validation, autocast) | task.judge(bundle, corpus)
+            scores = evaluate_loss(task, model, validation, autocast) | task.validation_scores(bundle, corpus)
             model.train()
             report.add(state.step, "validation", **scores)
             metric = {"loss": -scores["nll"], "last": float(state.step), **scores}[config.validate_by]

@@ -79,7 +79,7 @@ def test_ties_are_broken_by_the_loss(tmp_path, monkeypatch):
     """BLEU is 0 in every validation: the model of the smallest loss is kept, not the first."""
     losses = iter([3.0, 2.0, 2.5])
     monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(losses)})
-    monkeypatch.setattr(trainer.TASKS["translate"], "judge", lambda *_: {"bleu": 0.0}, raising=False)
+    monkeypatch.setattr(trainer.TASKS["translate"], "validation_scores", lambda *_: {"bleu": 0.0}, raising=False)
     recipe = small(train={"validate_every": 4, "validate_by": "bleu"})
     translator = train(recipe, tmp_path, corpus=small_corpus(), quiet=True)
     assert translator.training["step"] == 8
@@ -89,7 +89,9 @@ def test_ties_are_broken_by_the_loss(tmp_path, monkeypatch):
 def test_the_metric_wins_over_the_loss(tmp_path, monkeypatch):
     losses, scores = iter([1.0, 2.0, 3.0]), iter([10.0, 30.0, 20.0])
     monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(losses)})
-    monkeypatch.setattr(trainer.TASKS["translate"], "judge", lambda *_: {"chrf": next(scores)}, raising=False)
+    monkeypatch.setattr(
+        trainer.TASKS["translate"], "validation_scores", lambda *_: {"chrf": next(scores)}, raising=False
+    )
     recipe = small(train={"validate_every": 4, "validate_by": "chrf"})
     assert train(recipe, tmp_path, corpus=small_corpus(), quiet=True).training["step"] == 8
 

@@ -105,7 +105,7 @@ def test_what_is_saved_is_what_was_measured(runs, task):
     corpus = TASKS[task].read(recipe.data)
     encoded = TASKS[task].encode(corpus, (), bundle.special, recipe, config, Shape(40, 1, constant=True))
     again = evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)
-    again |= TASKS[task].judge(bundle, corpus)
+    again |= TASKS[task].validation_scores(bundle, corpus)
     assert again == pytest.approx(bundle.training["validation"], rel=1e-5)
 
 
@@ -140,7 +140,7 @@ def loss_of(task, tmp_path, rows):
     """A fresh model, the pictures, and the loss of some of them, in the order that these have in a batch."""
     recipe = toy(task, tmp_path, model={"dropout": 0.0, "drop_path": 0.0})
     images = corpus_of(recipe).training.images
-    config = TASKS[task].sized(recipe.model, corpus_of(recipe), ())
+    config = TASKS[task].complete_config(recipe.model, corpus_of(recipe), ())
     torch.manual_seed(0)
     model = make_model(config)
     targets = partial(TASKS[task].targets, images, config)
@@ -224,13 +224,13 @@ def test_from_the_command_line(tmp_path, capsys):
 
 
 @every_task
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_suggested_recipe_can_be_trained(runs, tmp_path, task, goes_on):
+@pytest.mark.parametrize("fine_tune", [False, True])
+def test_a_suggested_recipe_can_be_trained(runs, tmp_path, task, fine_tune):
     data = recipe_from(load(runs[task], "cpu").training["recipe"]).data
-    suggested, corpus = plan(task, data, goes_on=goes_on)
+    suggested, corpus = plan(task, data, fine_tune=fine_tune)
     assert suggested.augment.crop < 8  # which the lowest picture has
     short = recipe_from({"train": {"steps": 1, "workers": 1, "device": "cpu"}}, suggested)
-    start = runs[task] if goes_on else None
+    start = runs[task] if fine_tune else None
     assert isinstance(train(short, tmp_path / "out", start_from=start, corpus=corpus, quiet=True), ImageModel)
 
 
@@ -273,7 +273,7 @@ def test_what_cannot_be_is_said_before_the_first_step(tmp_path, sections, says):
 def test_a_captured_step_would_not_fit_another_batch(tmp_path):
     """Batches of the same shapes may hold pictures of other sizes, so a GPU captures none of them."""
     recipe = toy("classify-images", tmp_path)
-    config = TASKS["classify-images"].sized(recipe.model, corpus_of(recipe), ())
+    config = TASKS["classify-images"].complete_config(recipe.model, corpus_of(recipe), ())
     encoded = TASKS["classify-images"].encode(
         corpus_of(recipe), (), trainer.OPENED["vit"].special, recipe, config, Shape(128, 1, constant=True)
     )

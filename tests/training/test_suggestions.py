@@ -70,7 +70,7 @@ def test_long_lines_are_within_the_limit(tmp_path):
 @pytest.mark.parametrize("pairs", [100, 10_000, 300_000])
 def test_a_trained_model_is_changed_gently(pairs):
     corpus = Corpus([("one two three", "un deux trois")] * pairs, [("one", "un")], None)  # type: ignore[arg-type]
-    fresh, on = suggest(corpus).train, suggest(corpus, goes_on=True).train
+    fresh, on = suggest(corpus).train, suggest(corpus, fine_tune=True).train
     assert on.lr == pytest.approx(fresh.lr / 10)
     assert on.schedule == "linear"
     assert on.warmup < on.steps < fresh.steps

@@ -61,7 +61,7 @@ def test_long_contexts_are_learned_from_in_pieces(tmp_path):
     write_squad(tmp_path / "squad.json", after_key(40, 50, seed=1))
     corpus = ANSWER.read(recipe.data)
     tokenizers = ANSWER.make_tokenizers(corpus, recipe.tokenizer)
-    config = ANSWER.sized(recipe.model, corpus, tokenizers)
+    config = ANSWER.complete_config(recipe.model, corpus, tokenizers)
     encoded = ANSWER.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, False))
     batches = list(encoded.batches.epoch(0))
     assert sum(batch.sentences for batch in batches) == 3 * len(corpus.training)  # 28 words, 14 more, the last 8
@@ -110,7 +110,7 @@ def test_files_that_have_ids_in_common(tmp_path):
             assert not empty
             return [question.answers[0][0] for question in questions]
 
-    assert ANSWER.judge(Knows(), corpus) == {"exact_match": 100.0, "f1": 100.0}
+    assert ANSWER.validation_scores(Knows(), corpus) == {"exact_match": 100.0, "f1": 100.0}
 
 
 def test_questions_about_one_context_stay_together(tmp_path):
@@ -182,7 +182,7 @@ def test_the_loss_of_a_model_is_that_of_its_scores(tmp_path, constant):
     recipe = toy("answer", tmp_path, model=STILL)
     corpus = ANSWER.read(recipe.data)
     tokenizers = ANSWER.make_tokenizers(corpus, recipe.tokenizer)
-    config = ANSWER.sized(recipe.model, corpus, tokenizers)
+    config = ANSWER.complete_config(recipe.model, corpus, tokenizers)
     encoded = ANSWER.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, constant))
     torch.manual_seed(0)
     model = make_model(config)
@@ -203,7 +203,7 @@ def test_two_passes_are_drawn_apart(tmp_path):
     recipe = toy("answer", tmp_path, model={"dropout": 0.5})
     corpus = ANSWER.read(recipe.data)
     tokenizers = ANSWER.make_tokenizers(corpus, recipe.tokenizer)
-    config = ANSWER.sized(recipe.model, corpus, tokenizers)
+    config = ANSWER.complete_config(recipe.model, corpus, tokenizers)
     encoded = ANSWER.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, False))
     torch.manual_seed(0)
     model, batch = make_model(config), next(iter(encoded.batches.epoch(0)))

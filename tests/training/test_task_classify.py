@@ -73,14 +73,14 @@ def test_what_is_judged_is_what_is_learned_from():
             assert texts == [("a", "b"), ("c",), ("d",)]
             return [Classified("yes", 1.0, {"yes": 1.0, "no": 0.0})] * 3
 
-    assert CLASSIFY.judge(Agrees(), corpus) == {"accuracy": pytest.approx(200 / 3)}
+    assert CLASSIFY.validation_scores(Agrees(), corpus) == {"accuracy": pytest.approx(200 / 3)}
 
 
 def test_smoothing_is_for_training_alone(tmp_path):
     recipe = toy("classify", tmp_path, model={"dropout": 0.0})
     corpus = CLASSIFY.read(recipe.data)
     tokenizers = CLASSIFY.make_tokenizers(corpus, recipe.tokenizer)
-    config = CLASSIFY.sized(recipe.model, corpus, tokenizers)
+    config = CLASSIFY.complete_config(recipe.model, corpus, tokenizers)
     encoded = CLASSIFY.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, True))
     batch = next(encoded.batches.epoch(0))
     torch.manual_seed(0)
@@ -117,7 +117,7 @@ def test_the_encoder_of_a_mask_model_is_taken_over(masked, tmp_path):
 
 def test_weights_that_fit_are_filled_in_and_no_others(masked):
     origin = load(masked, "cpu").model
-    config = CLASSIFY.sized(origin.config, CLASSIFY.read(labelled(masked)), load(masked, "cpu").tokenizers)
+    config = CLASSIFY.complete_config(origin.config, CLASSIFY.read(labelled(masked)), load(masked, "cpu").tokenizers)
     torch.manual_seed(5)
     model = make_model(config)
     fresh = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -202,7 +202,7 @@ def test_long_texts_are_cut_and_counted(tmp_path):
     data = recipe_from({"data": {"validation": [str(tmp_path / "labelled.tsv")]}}, recipe).data
     corpus = CLASSIFY.read(data)
     tokenizers = CLASSIFY.make_tokenizers(corpus, recipe.tokenizer)
-    config = CLASSIFY.sized(recipe.model, corpus, tokenizers)
+    config = CLASSIFY.complete_config(recipe.model, corpus, tokenizers)
     encoded = CLASSIFY.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, False))
     assert encoded.note == "labels: birds, others; 20 texts are cut to fit"
     assert max(batch.inputs[0].max_len for batch in encoded.validation) == 32

@@ -81,7 +81,7 @@ def test_what_is_saved_is_what_was_measured(runs, task):
     shape = Shape(0, recipe.train.seed, constant=True, images=7)
     encoded = TASKS[task].encode(corpus, (), bundle.special, recipe, bundle.model.config, shape)
     again = evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)
-    again |= TASKS[task].judge(bundle, corpus)
+    again |= TASKS[task].validation_scores(bundle, corpus)
     if task != "mask-images":  # in other batches other patches are hidden
         assert again == pytest.approx(bundle.training["validation"], rel=1e-5)
 
@@ -96,20 +96,20 @@ def test_what_is_loaded_says_what_was_saved(runs, tmp_path, task):
 
 
 @every_task
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_suggested_recipe_can_be_trained(runs, tmp_path, task, goes_on):
+@pytest.mark.parametrize("fine_tune", [False, True])
+def test_a_suggested_recipe_can_be_trained(runs, tmp_path, task, fine_tune):
     data = recipe_from(load(runs[task], "cpu").training["recipe"]).data
     corpus = TASKS[task].read(data)
-    suggested = dataclasses.replace(TASKS[task].suggest(corpus, goes_on), data=data)
+    suggested = dataclasses.replace(TASKS[task].suggest(corpus, fine_tune), data=data)
     assert suggested.task == task
     assert recipe_from(recipe_table(suggested)) == suggested
-    assert suggested.train.validate_by in ("loss", *TASKS[task].qualities)
+    assert suggested.train.validate_by in ("loss", *TASKS[task].metrics)
     assert 0 < suggested.train.warmup < suggested.train.steps
     assert suggested.model.mean == tuple(round(one, 4) for one in corpus.training.images.mean)
     short = recipe_from({"train": {"steps": 1, "batch_images": 8, "workers": 1, "device": "cpu"}}, suggested)
-    bundle = train(short, tmp_path / "out", start_from=runs[task] if goes_on else None, quiet=True)
-    assert bundle.model.config.width == (16 if goes_on else suggested.model.width)
-    assert bundle.model.config.mean == ((0.5,) if goes_on else suggested.model.mean)
+    bundle = train(short, tmp_path / "out", start_from=runs[task] if fine_tune else None, quiet=True)
+    assert bundle.model.config.width == (16 if fine_tune else suggested.model.width)
+    assert bundle.model.config.mean == ((0.5,) if fine_tune else suggested.model.mean)
 
 
 def test_two_workers_compute_what_one_would(runs, tmp_path):
@@ -177,7 +177,7 @@ def test_hidden_patches_are_learned(tmp_path):
 def loss_of(task, recipe):
     """A fresh model, a batch, and the loss of that under a config."""
     corpus = TASKS[task].read(recipe.data)
-    config = TASKS[task].sized(recipe.model, corpus, ())
+    config = TASKS[task].complete_config(recipe.model, corpus, ())
     encoded = TASKS[task].encode(corpus, (), trainer.OPENED["vit"].special, recipe, config, Shape(0, 1, True, 16))
     batch = next(encoded.batches.epoch(0))
     torch.manual_seed(0)
@@ -248,7 +248,7 @@ def test_the_loss_of_hidden_patches(tmp_path):
 def test_pictures_are_changed_for_training_alone(tmp_path, task):
     recipe = toy(task, tmp_path)
     corpus = TASKS[task].read(recipe.data)
-    config = TASKS[task].sized(recipe.model, corpus, ())
+    config = TASKS[task].complete_config(recipe.model, corpus, ())
     encoded = TASKS[task].encode(corpus, (), trainer.OPENED["vit"].special, recipe, config, Shape(0, 1, True, 16))
     for batch, changed in ((next(encoded.batches.epoch(0)), True), (next(iter(encoded.validation)), False)):
         pixels = TASKS[task].changed(batch, config).pixels

@@ -22,7 +22,7 @@ def model_and_batches(folder, constant: bool = False):
     recipe = toy("mask", folder, model={"dropout": 0.0})
     corpus = MASK.read(recipe.data)
     tokenizers = MASK.make_tokenizers(corpus, recipe.tokenizer)
-    config = MASK.sized(recipe.model, corpus, tokenizers)
+    config = MASK.complete_config(recipe.model, corpus, tokenizers)
     encoded = MASK.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, constant))
     torch.manual_seed(0)
     return make_model(config), list(encoded.batches.epoch(0))
@@ -93,7 +93,7 @@ def test_what_is_hidden_to_validate_with_is_the_same_for_every_seed(tmp_path):
     recipe = toy("mask", tmp_path)
     corpus = MASK.read(recipe.data)
     tokenizers = MASK.make_tokenizers(corpus, recipe.tokenizer)
-    config = MASK.sized(recipe.model, corpus, tokenizers)
+    config = MASK.complete_config(recipe.model, corpus, tokenizers)
     one, other = (MASK.encode(corpus, tokenizers, READING, recipe, config, Shape(256, seed, False)) for seed in (1, 2))
     for a, b in zip(one.validation, other.validation, strict=True):
         assert torch.equal(a.inputs[0].ids, b.inputs[0].ids)
@@ -111,7 +111,7 @@ def test_lines_are_texts_and_long_ones_come_in_pieces(tmp_path):
     assert [text.split()[0] for text in corpus.training] == ["a", "another", "one", "three"]
     assert corpus.training == corpus.validation
     tokenizers = MASK.make_tokenizers(corpus, recipe.tokenizer)
-    config = MASK.sized(recipe.model, corpus, tokenizers)
+    config = MASK.complete_config(recipe.model, corpus, tokenizers)
     encoded = MASK.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, False))
     lengths = sorted(n for batch in encoded.validation for n in batch.inputs[0].offsets.lengths.tolist())
     assert lengths == [3, 4, 4, 13, 32, 32]  # 71 words: 30 and 30 and 11, and each piece framed

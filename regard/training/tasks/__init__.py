@@ -11,7 +11,7 @@ from regard.training.tasks.answer import Answer
 from regard.training.tasks.base import Task
 from regard.training.tasks.classify import Classify
 from regard.training.tasks.classify_images import ClassifyImages
-from regard.training.tasks.image_tasks import PictureTask
+from regard.training.tasks.image_tasks import ImageTask
 from regard.training.tasks.language import Language
 from regard.training.tasks.mask import Mask
 from regard.training.tasks.mask_images import MaskImages
@@ -39,16 +39,16 @@ def read_data(task: TaskName, data: DataConfig, *, quiet: bool = False) -> Any:
     100
     """
     reader = TASKS[task]
-    if not isinstance(reader, PictureTask):
+    if not isinstance(reader, ImageTask):
         return reader.read(data)
     with telling("decoding", silent=quiet) as tell:
         return reader.read(data, tell)
 
 
 def plan(
-    task: TaskName, data: DataConfig, *, goes_on: bool = False, export_for: Target | None = None
+    task: TaskName, data: DataConfig, *, fine_tune: bool = False, export_for: Target | None = None
 ) -> tuple[Recipe, Any]:
-    """A task's data, read, and the recipe that suits them; `goes_on`: for a model that is trained already.
+    """A task's data, read, and the recipe that suits them; `fine_tune`: for a model that is trained already.
 
     `export_for` restricts the model to a form that this export target computes.
 
@@ -57,7 +57,7 @@ def plan(
     ('bpe', 'sinusoidal', 100)
     """
     corpus = read_data(task, data, quiet=True)
-    recipe = dataclasses.replace(TASKS[task].suggest(corpus, goes_on), data=data)
+    recipe = dataclasses.replace(TASKS[task].suggest(corpus, fine_tune), data=data)
     return restrict_recipe(recipe, export_for) if export_for else recipe, corpus
 
 

@@ -25,7 +25,7 @@ ENOUGH_QUESTIONS = 20_000
 
 
 class Answer:
-    qualities: tuple[str, ...] = ("f1", "exact_match")
+    metrics: tuple[str, ...] = ("f1", "exact_match")
     unit = "question"
     try_it = 'regard answer {out} --question "…" --context "…"'
 
@@ -35,11 +35,11 @@ class Answer:
         )
         return with_validation(questions, validation, "questions", key=lambda one: one.context)
 
-    def suggest(self, corpus: Held[Question], goes_on: bool) -> Recipe:
+    def suggest(self, corpus: Held[Question], fine_tune: bool) -> Recipe:
         texts = _texts(corpus)
         words = sum(len(one.question.split()) + len(one.context.split()) for one in corpus.training)
         batch = 4096
-        steps = max(300, int((4 if goes_on else 20) * 1.6 * words / batch))
+        steps = max(300, int((4 if fine_tune else 20) * 1.6 * words / batch))
         return Recipe(
             task="answer",
             tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(texts)),
@@ -47,8 +47,8 @@ class Answer:
             train=suggested_training(
                 steps,
                 batch,
-                lr=1e-4 if goes_on else 1e-3,
-                schedule="linear" if goes_on else "wsd",
+                lr=1e-4 if fine_tune else 1e-3,
+                schedule="linear" if fine_tune else "wsd",
                 validate_by="f1",
             ),
         )
@@ -57,7 +57,7 @@ class Answer:
         tokenizer = Tokenizer.train(_texts(corpus), config.kind, config.vocab_size, config.lowercase, mask=True)
         return tokenizer, tokenizer
 
-    def sized(self, config: Any, corpus: Held[Question], tokenizers: Tokenizers) -> Any:
+    def complete_config(self, config: Any, corpus: Held[Question], tokenizers: Tokenizers) -> Any:
         return dataclasses.replace(
             config, vocab=max(config.vocab, tokenizers[0].vocab_size), head="answer", pooler="none", labels=()
         )
@@ -90,7 +90,7 @@ class Answer:
         twin = model.output(features(*batch.inputs)) if config.r_drop and trains else None
         return places_loss(first, batch, config.label_smoothing if trains else 0.0, twin, config.r_drop)
 
-    def judge(self, bundle: TextEncoder, corpus: Held[Question]) -> dict[str, float]:
+    def validation_scores(self, bundle: TextEncoder, corpus: Held[Question]) -> dict[str, float]:
         # Files may have ids in common.
         questions = [dataclasses.replace(one, id=str(i)) for i, one in enumerate(corpus.validation[:JUDGED])]
         answers = bundle.answer(questions, empty=any(not one.answers for one in corpus.training))

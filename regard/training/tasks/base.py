@@ -57,7 +57,7 @@ class Shape(NamedTuple):
 class Task(Protocol):
     """One entry of TASKS."""
 
-    qualities: tuple[str, ...]
+    metrics: tuple[str, ...]
     """measures of validation by which, other than the loss, the best model can be chosen"""
     unit: str
     """what the loss is counted by"""
@@ -67,12 +67,12 @@ class Task(Protocol):
     def read(self, config: DataConfig) -> Any:
         """The corpus of a recipe's files."""
 
-    def suggest(self, corpus: Any, goes_on: bool) -> Recipe:
-        """A sensible recipe for these data; `goes_on`: for a model that is trained already."""
+    def suggest(self, corpus: Any, fine_tune: bool) -> Recipe:
+        """A sensible recipe for these data; `fine_tune`: for a model that is trained already."""
 
     def make_tokenizers(self, corpus: Any, config: TokenizerConfig) -> Tokenizers: ...
 
-    def sized(self, config: ModelConfig, corpus: Any, tokenizers: Tokenizers) -> ModelConfig:
+    def complete_config(self, config: ModelConfig, corpus: Any, tokenizers: Tokenizers) -> ModelConfig:
         """The model's config with what follows from the data."""
 
     def encode(
@@ -81,7 +81,7 @@ class Task(Protocol):
 
     def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts: ...
 
-    def judge(self, bundle: Any, corpus: Any) -> dict[str, float]:
+    def validation_scores(self, bundle: Any, corpus: Any) -> dict[str, float]:
         """Measures of validation beside the loss."""
 
     def reasons(self, corpus: Any, recipe: Recipe) -> list[str]:

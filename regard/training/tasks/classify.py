@@ -32,7 +32,7 @@ ENOUGH_TEXTS = 100
 
 
 class Classify:
-    qualities: tuple[str, ...] = ("accuracy",)
+    metrics: tuple[str, ...] = ("accuracy",)
     unit = "text"
     try_it = 'regard classify {out} "…"'
 
@@ -52,11 +52,11 @@ class Classify:
         rare = [one for one in held.validation if one.label not in known]
         return Held([*held.training, *rare], validation, held.called)
 
-    def suggest(self, corpus: Held[Labelled], goes_on: bool) -> Recipe:
+    def suggest(self, corpus: Held[Labelled], fine_tune: bool) -> Recipe:
         texts = [text for example in corpus.training for text in example.texts]
         words = max(1, sum(len(text.split()) for text in texts))
         batch = 2048
-        steps = max(200, int((3 if goes_on else max(2, min(20, 5_000_000 // words))) * 1.5 * words / batch))
+        steps = max(200, int((3 if fine_tune else max(2, min(20, 5_000_000 // words))) * 1.5 * words / batch))
         return Recipe(
             task="classify",
             tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(texts)),
@@ -64,8 +64,8 @@ class Classify:
             train=suggested_training(
                 steps,
                 batch,
-                lr=1e-4 if goes_on else 1e-3,
-                schedule="linear" if goes_on else "wsd",
+                lr=1e-4 if fine_tune else 1e-3,
+                schedule="linear" if fine_tune else "wsd",
                 label_smoothing=0.1,
                 validate_by="accuracy",
             ),
@@ -76,7 +76,7 @@ class Classify:
         tokenizer = Tokenizer.train(texts, config.kind, config.vocab_size, config.lowercase, mask=True)
         return tokenizer, tokenizer
 
-    def sized(self, config: Any, corpus: Held[Labelled], tokenizers: Tokenizers) -> Any:
+    def complete_config(self, config: Any, corpus: Held[Labelled], tokenizers: Tokenizers) -> Any:
         return dataclasses.replace(
             config,
             vocab=max(config.vocab, tokenizers[0].vocab_size),
@@ -121,7 +121,7 @@ class Classify:
     def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
         return features_loss(model, features, batch, config)
 
-    def judge(self, bundle: TextEncoder, corpus: Held[Labelled]) -> dict[str, float]:
+    def validation_scores(self, bundle: TextEncoder, corpus: Held[Labelled]) -> dict[str, float]:
         examples = corpus.validation[:JUDGED]
         found = bundle.classify([one.texts for one in examples], truncate=True)
         right = sum(answer.label == example.label for answer, example in zip(found, examples))

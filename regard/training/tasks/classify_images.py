@@ -12,18 +12,18 @@ from regard.folder import ImageModel
 from regard.training.losses import LossParts
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.tasks.base import Features, Tokenizers
-from regard.training.tasks.image_tasks import Need, Pictures, PictureTask, suggested
+from regard.training.tasks.image_tasks import ImageTask, Need, Pictures, suggested
 
 # Pictures that are fetched at a time to be judged.
 FETCHED = 2048
 
 
-class ClassifyImages(PictureTask):
-    qualities: tuple[str, ...] = ("accuracy",)
+class ClassifyImages(ImageTask):
+    metrics: tuple[str, ...] = ("accuracy",)
     try_it = "regard classify {out} photo.jpg"
     need: ClassVar[Need] = "labels"
 
-    def suggest(self, corpus: Pictures, goes_on: bool) -> Recipe:
+    def suggest(self, corpus: Pictures, fine_tune: bool) -> Recipe:
         height, width, channels = corpus.shape
         if corpus.ragged:
             # Operations are drawn for pictures of one size, which may be few: other changes are quicker.
@@ -33,13 +33,13 @@ class ClassifyImages(PictureTask):
         return suggested(
             "classify-images",
             corpus,
-            goes_on,
+            fine_tune,
             model={},
             augment=changes,
             train={"label_smoothing": 0.1, "validate_by": "accuracy"},
         )
 
-    def sized(self, config: Any, corpus: Pictures, tokenizers: Tokenizers) -> Any:
+    def complete_config(self, config: Any, corpus: Pictures, tokenizers: Tokenizers) -> Any:
         labels = corpus.training.images.names
         return dataclasses.replace(config, **corpus.sizes, head="classify", labels=labels)
 
@@ -67,7 +67,7 @@ class ClassifyImages(PictureTask):
         smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
         return LossParts((1 - smoothing) * nll + smoothing * even, nll.detach(), counted.sum())
 
-    def judge(self, bundle: ImageModel, corpus: Pictures) -> dict[str, float]:
+    def validation_scores(self, bundle: ImageModel, corpus: Pictures) -> dict[str, float]:
         images, rows = corpus.validation
         right = 0
         for begin in range(0, len(rows), FETCHED):

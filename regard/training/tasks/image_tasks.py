@@ -177,7 +177,7 @@ def _digest(part: Part) -> str:
     return hashlib.sha256(part.images.digest.encode() + part.rows.astype("<i8").tobytes()).hexdigest()
 
 
-class PictureTask(ABC):
+class ImageTask(ABC):
     """A task of pictures; the tasks differ in what they need, in the loss, and in what is good."""
 
     unit = "picture"
@@ -296,7 +296,7 @@ _CPU_SIZE = _Size(float("inf"), width=128, heads=4, layers=4, batch=64, passes=3
 def suggested(
     task: TaskName,
     corpus: Pictures,
-    goes_on: bool,
+    fine_tune: bool,
     *,
     passes: float = 1.0,
     model: dict[str, Any],
@@ -310,7 +310,7 @@ def suggested(
     images = corpus.training.images
     patch = images.patch if corpus.ragged else patch_for(height, width)
     batch = min(size.batch, count)
-    steps = max(200, int(passes * size.passes * (0.25 if goes_on else 1) * count / batch))
+    steps = max(200, int(passes * size.passes * (0.25 if fine_tune else 1) * count / batch))
     # Digits and letters, which are grey most often, are others when they are mirrored.
     moved: dict[str, Any] = dict(crop=min(height, width) // 8) | (dict(flip=0.5) if channels == 3 else {})
     tokens = TrainConfig.batch_tokens
@@ -335,7 +335,7 @@ def suggested(
         std=tuple(round(max(one, 1e-3), 4) for one in images.std),
     )
     usual: dict[str, Any] = dict(batch_images=batch, weight_decay=0.05, ema=0.999 if steps > 5000 else 0.99)
-    lr = 1e-4 if goes_on else 1e-3
+    lr = 1e-4 if fine_tune else 1e-3
     return Recipe(
         task=task,
         model=ViTConfig(**(sizes | model)),

@@ -31,7 +31,7 @@ CPU_TOKENS = 10_000_000
 
 
 class Language:
-    qualities: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
     unit = "token"
     try_it = 'regard generate {out} "…"'
 
@@ -41,7 +41,7 @@ class Language:
             return Held(documents, read_documents(config.validation), "documents")
         return Held(*split_documents(documents), "documents")
 
-    def suggest(self, corpus: Held[str], goes_on: bool) -> Recipe:
+    def suggest(self, corpus: Held[str], fine_tune: bool) -> Recipe:
         characters = sum(map(len, corpus.training))
         letters = characters < FEW_CHARACTERS
         tokens = characters if letters else characters // 4
@@ -54,7 +54,7 @@ class Language:
             task="language",
             tokenizer=TokenizerConfig(kind="char" if letters else "bytes", vocab_size=8000),
             model=GPTConfig(width=width, layers=layers, feedforward=4 * width, dropout=0.2, max_len=context),
-            train=suggested_training(steps, batch, 2e-4 if goes_on else 2e-3, weight_decay=0.1),
+            train=suggested_training(steps, batch, 2e-4 if fine_tune else 2e-3, weight_decay=0.1),
         )
 
     def make_tokenizers(self, corpus: Held[str], config: TokenizerConfig) -> Tokenizers:
@@ -68,7 +68,7 @@ class Language:
         )
         return tokenizer, tokenizer
 
-    def sized(self, config: Any, corpus: Held[str], tokenizers: Tokenizers) -> Any:
+    def complete_config(self, config: Any, corpus: Held[str], tokenizers: Tokenizers) -> Any:
         return dataclasses.replace(config, vocab=max(config.vocab, tokenizers[0].vocab_size))
 
     def encode(
@@ -86,7 +86,7 @@ class Language:
     def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
         return features_loss(model, features, batch, config)
 
-    def judge(self, bundle: LanguageModel, corpus: Held[str]) -> dict[str, float]:
+    def validation_scores(self, bundle: LanguageModel, corpus: Held[str]) -> dict[str, float]:
         return {}
 
     def reasons(self, corpus: Held[str], recipe: Recipe) -> list[str]:

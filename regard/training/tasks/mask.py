@@ -20,14 +20,14 @@ ENOUGH_TEXTS = 10_000
 
 
 class Mask:
-    qualities: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
     unit = "token"
     try_it = 'regard embed {out} "…"'
 
     def read(self, config: DataConfig) -> Held[str]:
         return with_validation(_lines(config.files), _lines(config.validation), "texts", key=lambda text: text)
 
-    def suggest(self, corpus: Held[str], goes_on: bool) -> Recipe:
+    def suggest(self, corpus: Held[str], fine_tune: bool) -> Recipe:
         words = sum(len(text.split()) for text in corpus.training)
         small = words < 500_000
         width, layers = (128, 3) if small else (256, 6)
@@ -37,14 +37,14 @@ class Mask:
             task="mask",
             tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(corpus.training)),
             model=bert_tiny(width=width, layers=layers, feedforward=4 * width),
-            train=suggested_training(steps, batch, 2e-4 if goes_on else 1e-3),
+            train=suggested_training(steps, batch, 2e-4 if fine_tune else 1e-3),
         )
 
     def make_tokenizers(self, corpus: Held[str], config: TokenizerConfig) -> Tokenizers:
         tokenizer = Tokenizer.train(corpus.training, config.kind, config.vocab_size, config.lowercase, mask=True)
         return tokenizer, tokenizer
 
-    def sized(self, config: Any, corpus: Held[str], tokenizers: Tokenizers) -> Any:
+    def complete_config(self, config: Any, corpus: Held[str], tokenizers: Tokenizers) -> Any:
         return dataclasses.replace(config, vocab=max(config.vocab, tokenizers[0].vocab_size), head="mask", labels=())
 
     def encode(
@@ -74,7 +74,7 @@ class Mask:
         smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
         return token_loss(rows, model.output.weight, batch.targets[asked], smoothing, bias=model.output.bias)
 
-    def judge(self, bundle: TextEncoder, corpus: Held[str]) -> dict[str, float]:
+    def validation_scores(self, bundle: TextEncoder, corpus: Held[str]) -> dict[str, float]:
         return {}
 
     def reasons(self, corpus: Held[str], recipe: Recipe) -> list[str]:

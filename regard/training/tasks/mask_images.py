@@ -16,14 +16,14 @@ from regard.training.losses import LossParts
 from regard.training.recipe import DataConfig, Recipe, TrainConfig
 from regard.training.report import Tell
 from regard.training.tasks.base import Features, Tokenizers
-from regard.training.tasks.image_tasks import Need, Pictures, PictureTask, suggested
+from regard.training.tasks.image_tasks import ImageTask, Need, Pictures, suggested
 
 # The share of the patches that is hidden (He et al. 2022).
 HIDDEN = 0.75
 
 
-class MaskImages(PictureTask):
-    qualities: tuple[str, ...] = ()
+class MaskImages(ImageTask):
+    metrics: tuple[str, ...] = ()
     try_it = "regard train --task classify-images --from {out} --data …"
     need: ClassVar[Need] = "nothing"
 
@@ -32,18 +32,18 @@ class MaskImages(PictureTask):
             raise RegardError("Patches are hidden in pictures of one size only.", "Set data.size, not data.longest.")
         return super().read(config, tell)
 
-    def suggest(self, corpus: Pictures, goes_on: bool) -> Recipe:
+    def suggest(self, corpus: Pictures, fine_tune: bool) -> Recipe:
         return suggested(
             "mask-images",
             corpus,
-            goes_on,
+            fine_tune,
             passes=3,  # there is time for them: only a quarter of the patches goes through the encoder
             model={"head": "pixels", "drop_path": 0.0},
             augment={"zoom": 0.5} if corpus.shape[2] == 3 else {},
             train={},
         )
 
-    def sized(self, config: Any, corpus: Pictures, tokenizers: Tokenizers) -> Any:
+    def complete_config(self, config: Any, corpus: Pictures, tokenizers: Tokenizers) -> Any:
         return dataclasses.replace(config, **corpus.sizes, head="pixels", labels=())
 
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
@@ -59,7 +59,7 @@ class MaskImages(PictureTask):
             loss = model.masked_loss(pixels, HIDDEN) * len(pixels)
         return LossParts(loss, loss.detach(), torch.full_like(loss, len(pixels)).detach())
 
-    def judge(self, bundle: ImageModel, corpus: Pictures) -> dict[str, float]:
+    def validation_scores(self, bundle: ImageModel, corpus: Pictures) -> dict[str, float]:
         return {}
 
 

@@ -16,14 +16,14 @@ from regard.training.metrics import intersection_over_union, label_counts
 from regard.training.recipe import DataConfig, Recipe, TrainConfig
 from regard.training.report import Tell
 from regard.training.tasks.base import Features, Tokenizers
-from regard.training.tasks.image_tasks import NOTHING, Images, Need, Pictures, PictureTask, suggested
+from regard.training.tasks.image_tasks import NOTHING, Images, ImageTask, Need, Pictures, suggested
 
 # Pictures that are segmented at a time to be judged.
 FETCHED = 256
 
 
-class Segment(PictureTask):
-    qualities: tuple[str, ...] = ("iou",)
+class Segment(ImageTask):
+    metrics: tuple[str, ...] = ("iou",)
     try_it = "regard segment {out} photo.jpg --out mask.png"
     need: ClassVar[Need] = "masks"
 
@@ -43,17 +43,17 @@ class Segment(PictureTask):
                 )
         return corpus
 
-    def suggest(self, corpus: Pictures, goes_on: bool) -> Recipe:
+    def suggest(self, corpus: Pictures, fine_tune: bool) -> Recipe:
         return suggested(
             "segment",
             corpus,
-            goes_on,
+            fine_tune,
             model={"segmenter": "queries"},
             augment={"zoom": 0.5, "colour": 0.4} if corpus.shape[2] == 3 else {},
             train={"label_smoothing": 0.0, "validate_by": "iou"},
         )
 
-    def sized(self, config: Any, corpus: Pictures, tokenizers: Tokenizers) -> Any:
+    def complete_config(self, config: Any, corpus: Pictures, tokenizers: Tokenizers) -> Any:
         labels = _labels(corpus.training.images)
         return dataclasses.replace(config, **corpus.sizes, head="segment", labels=labels)
 
@@ -80,7 +80,7 @@ class Segment(PictureTask):
             parts.append(_loss(torch.stack([next(logits) for _ in masks]), masks, smoothing))
         return LossParts(*(torch.stack(column).sum() for column in zip(*parts)))
 
-    def judge(self, bundle: ImageModel, corpus: Pictures) -> dict[str, float]:
+    def validation_scores(self, bundle: ImageModel, corpus: Pictures) -> dict[str, float]:
         images, rows = corpus.validation
         counts = np.zeros((len(bundle.labels), len(bundle.labels)), np.int64)
         for begin in range(0, len(rows), FETCHED):

@@ -45,8 +45,8 @@ class Text2Text(Translate):
         order = np.random.default_rng(0).permutation(len(validation)).tolist()
         return Corpus(training, [validation[i] for i in order], counts)
 
-    def suggest(self, corpus: Corpus, goes_on: bool) -> Recipe:
-        recipe: Any = super().suggest(corpus, goes_on)
+    def suggest(self, corpus: Corpus, fine_tune: bool) -> Recipe:
+        recipe: Any = super().suggest(corpus, fine_tune)
         names = ("width", "heads", "feedforward", "encoder_layers", "decoder_layers", "dropout", "max_len")
         sizes = {name: getattr(recipe.model, name) for name in names}
         # T5's own form, unscaled scores and embeddings, wants more data than most people have.

@@ -20,20 +20,20 @@ VALIDATED = 1000
 
 
 class Translate:
-    qualities: tuple[str, ...] = ("bleu", "chrf", "exact_match")
+    metrics: tuple[str, ...] = ("bleu", "chrf", "exact_match")
     unit = "token"
     try_it = 'regard translate {out} "…"'
 
     def read(self, config: DataConfig) -> Corpus:
         return read_corpus(config)
 
-    def suggest(self, corpus: Corpus, goes_on: bool) -> Recipe:
-        return suggest(corpus, goes_on)
+    def suggest(self, corpus: Corpus, fine_tune: bool) -> Recipe:
+        return suggest(corpus, fine_tune)
 
     def make_tokenizers(self, corpus: Corpus, config: TokenizerConfig) -> Tokenizers:
         return train_tokenizers(corpus.training, config)
 
-    def sized(self, config: Any, corpus: Corpus, tokenizers: Tokenizers) -> Any:
+    def complete_config(self, config: Any, corpus: Corpus, tokenizers: Tokenizers) -> Any:
         source, target = tokenizers
         return dataclasses.replace(
             config,
@@ -69,7 +69,7 @@ class Translate:
     def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
         return features_loss(model, features, batch, config)
 
-    def judge(self, bundle: Translator, corpus: Corpus) -> dict[str, float]:
+    def validation_scores(self, bundle: Translator, corpus: Corpus) -> dict[str, float]:
         pairs = corpus.validation[:VALIDATED]
         outputs = bundle.translate([source for source, _ in pairs], DecodeConfig(method="greedy"), truncate=True)
         scores = text_scores([best[0].text for best in outputs], [target for _, target in pairs])
