@@ -332,8 +332,7 @@ def characters(tiny: bool, ceiling: float, deadline: float) -> str:
 
 def loop(sizes: Sizes, ceiling: float, deadline: float) -> str:
     """Through the training loop: its own batches, logging, learning rates and validation."""
-    from regard.data import Counts
-    from regard.training import Corpus, Recipe, TokenizerConfig, TrainConfig, train
+    from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, train
 
     steps = 4 if sizes is TINY else 150
     draw = np.random.default_rng(0)
@@ -349,7 +348,7 @@ def loop(sizes: Sizes, ceiling: float, deadline: float) -> str:
     )  # fmt: skip
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as out:
-        train(recipe, out, corpus=Corpus(pairs, pairs[:8], Counts(len(pairs))), quiet=True)
+        train(recipe, out, dataset=Dataset(pairs, pairs[:8]), quiet=True)
         lines = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
     speeds = [2 * line["tokens_per_second"] for line in lines if line["kind"] == "train"]
     tokens = speeds[-1]

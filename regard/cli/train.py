@@ -16,9 +16,9 @@ from regard.recipes import find_recipe, recipe_names
 from regard.training import Recipe, read_toml, recipe_from, train
 from regard.training.fine_tuning import fine_tuned_recipe
 from regard.training.recipe import PHRASEBOOK, with_cache
-from regard.training.run_folder import stored_recipe
+from regard.training.run_folder import refuse_foreign_files, stored_recipe
 from regard.training.run_plan import metric_name
-from regard.training.tasks import TASKS, check_recipe, read_data, restrict_recipe
+from regard.training.tasks import TASKS, check_recipe, read_dataset, restrict_recipe
 
 COMMAND_LINE = "the command line"
 
@@ -105,11 +105,13 @@ def run(argv: list[str]) -> int:
             f"--for {arguments.export_for} cannot change the form of {arguments.start_from} (--from).",
             "Leave out --for.",
         )
-    corpus = read_data(plain.task, with_cache(data, arguments.out), quiet=arguments.quiet)
+    if not arguments.dry_run:
+        refuse_foreign_files(Path(arguments.out))  # before data are read, which may take long
+    dataset = read_dataset(plain.task, with_cache(data, arguments.out), quiet=arguments.quiet)
     # A run that is resumed keeps what was chosen for it, unless the command says otherwise.
     stored = stored_recipe(arguments.out)
     resumes = stored is not None and stored.task == plain.task
-    suggested = stored if stored and resumes else task.suggest(corpus, bool(arguments.start_from))
+    suggested = stored if stored and resumes else task.suggest_recipe(dataset, bool(arguments.start_from))
     if arguments.export_for:
         suggested = restrict_recipe(suggested, arguments.export_for)
     recipe = recipe_from(overrides, recipe_from(table, suggested, origin), COMMAND_LINE)
@@ -117,7 +119,7 @@ def run(argv: list[str]) -> int:
         _refuse_ignored(overrides, recipe, arguments.start_from)
     if arguments.export_for:
         check_recipe(recipe, arguments.export_for)
-    options: dict[str, Any] = {"start_from": arguments.start_from or None, "corpus": corpus, "quiet": arguments.quiet}
+    options: dict[str, Any] = {"start_from": arguments.start_from or None, "dataset": dataset, "quiet": arguments.quiet}
     if arguments.dry_run:
         train(recipe, arguments.out, dry_run=True, **options)
         print(recipe_toml(recipe))

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from regard.attention.scores import Score
 from regard.layers.positions import LearnedGrid, RelativeBias
@@ -89,6 +90,20 @@ def scale_gradients(grads: list[Tensor], count: Float[Tensor, ""], clip: float) 
         norm = torch.nn.utils.get_total_norm(grads) * factor
         factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(grads, factor)
+
+
+def update_ema(ema_model: nn.Module, model: nn.Module, decay: float, step: int) -> None:
+    """Moves the exponential moving average of the weights towards the model's, after update number `step`.
+
+    The decay of the first updates is smaller, step / (step + 10), so that the random initial weights are forgotten.
+
+    >>> ema_model, model = nn.Linear(1, 1), nn.Linear(1, 1)
+    >>> update_ema(ema_model, model, decay=0.0, step=1)
+    >>> torch.equal(ema_model.weight, model.weight)
+    True
+    """
+    average = get_ema_multi_avg_fn(min(decay, step / (step + 10)))
+    average(list(ema_model.parameters()), list(model.parameters()), step)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

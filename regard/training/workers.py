@@ -1,7 +1,7 @@
-"""Several processes on one machine that train one model, each on its share of every update.
+"""Worker processes on one machine that train one model, each on its share of every update.
 
-On a CPU two processes of one thread each are faster than one of two threads, and where something else wants a core they
-are faster by far: threads inside an operation wait for each other hundreds of times a step, processes once.
+On a CPU two processes of one thread each are faster than one of two threads, and by far where another program uses a
+core: threads inside an operation wait for each other hundreds of times per step, processes once.
 """
 
 import contextlib
@@ -12,59 +12,105 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from regard.errors import RegardError
 
-# What a member runs. It is told what to do through its standard input, by the leader alone.
-_MEMBER = "from regard.training.workers import follow; follow()"
-# Nobody waits in vain, for the death of a member closes its connection; a validation may well take an hour.
-_PATIENCE = timedelta(days=7)
+# The program of a worker. It reads its job from standard input.
+_PROGRAM = "from regard.training.workers import worker_main; worker_main()"
+# A dead worker closes its connection, so nothing waits this long in vain; a validation may take an hour.
+_TIMEOUT = timedelta(days=7)
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclass
-class Team:
-    """The leader (rank 0) or a member of a team; alone, a team of one."""
+class Workers:
+    """The process group as one of its processes sees it; rank 0 starts and ends the others."""
 
     rank: int = 0
     size: int = 1
     processes: list[subprocess.Popen] = field(default_factory=list)
-    meeting_place: tempfile.TemporaryDirectory | None = None
+    store: tempfile.TemporaryDirectory | None = None
+    """where the processes find each other"""
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Each tensor becomes, in place, its sum over the team; every member gets the same bits."""
+        """Replace each tensor by its sum over all workers, in place; every worker gets the same bits."""
+        self._exchange(tensors, dist.all_reduce)
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by that of rank 0, in place."""
+        self._exchange(tensors, lambda flat: dist.broadcast(flat, src=0))
+
+    def _exchange(self, tensors: Sequence[Tensor], operation: Callable[[Tensor], Any]) -> None:
         if self.size == 1:
             return
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         try:
-            dist.all_reduce(flat)
+            operation(flat)
         except RuntimeError as error:
             raise RegardError(
-                f"A process of the team has died while training ({str(error).splitlines()[0]}).",
-                "Is there enough memory? The same command goes on from the last save.",
+                f"A worker process has died while training ({str(error).splitlines()[0]}).",
+                "Is there enough memory? The same command resumes from the last save.",
             ) from None
-        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
-            tensor.copy_(part.view_as(tensor))
+        with torch.no_grad():
+            for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+                tensor.copy_(part.view_as(tensor))
 
-    def __enter__(self) -> "Team":
+    def connect(self, job: Any) -> None:
+        """Send the job to the started workers, each of which runs `regard.training.trainer.work`, and join them."""
+        if self.size == 1:
+            return
+        self.store = tempfile.TemporaryDirectory(prefix="regard-")
+        for rank, process in enumerate(self.processes, 1):
+            _send(process, {"rank": rank, "size": self.size, "folder": self.store.name, "job": job})
+        for process in self.processes:
+            if not process.stdout.read(1):  # type: ignore[union-attr]
+                raise _not_started(process)
+        _join_watching(self.size, self.store.name, self.processes)
+
+    def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The leader's end is the team's: members wait for nothing but it."""
-        _end(self.processes)
-        if self.size > 1:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.communicate()
+        if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
-        if self.meeting_place is not None:
-            self.meeting_place.cleanup()
+        if self.store is not None:
+            self.store.cleanup()
+
+
+def start_workers(size: int) -> Workers:
+    """Start all workers but this one. Leaving the context ends them; `connect` gives them their job.
+
+    >>> with start_workers(1) as workers:
+    ...     workers.size
+    1
+    """
+    if size > 1 and not has_loopback():
+        raise RegardError(
+            f"No loopback network interface: {size} workers cannot connect.",
+            "Enable it (ip link set lo up), or start a new run with --train.workers 1.",
+        )
+    workers = Workers(size=size)
+    try:
+        for _ in range(1, size):
+            workers.processes.append(_start())
+    except BaseException:
+        workers.__exit__()
+        raise
+    return workers
 
 
 def usable_workers(size: int) -> int:
@@ -91,71 +137,32 @@ def has_loopback() -> bool:
     return True
 
 
-def lead(size: int, task: dict[str, Any]) -> Team:
-    """Starts the workers, each of which calls `regard.training.trainer.work`, and joins them as rank 0.
+def worker_main() -> None:
+    """Entry point of a worker process: receive the job, run it, and end with rank 0."""
+    from regard.training.trainer import work
 
-    However this fails, Ctrl-C included, no process and no file is left behind.
-    """
-    if size == 1:
-        return Team()
-    if not has_loopback():
-        raise RegardError(
-            f"No loopback network interface: {size} workers cannot connect.",
-            "Enable it (ip link set lo up), or start a new run with --train.workers 1.",
-        )
-    members: list[subprocess.Popen] = []
-    place = tempfile.TemporaryDirectory(prefix="regard-")
     try:
-        for rank in range(1, size):
-            members.append(_start())
-            _tell(members[-1], {"rank": rank, "size": size, "place": place.name, "task": task})
-        for member in members:
-            if not member.stdout.read(1):  # type: ignore[union-attr]
-                raise _not_started(member)
-        _join_members(size, place.name, members)
-    except BaseException:
-        _end(members)
-        place.cleanup()
-        raise
-    return Team(0, size, members, place)
-
-
-def _join_members(size: int, place: str, members: list[subprocess.Popen]) -> None:
-    """Joins the process group in a thread, for that blocks: meanwhile the members are watched, and Ctrl-C works."""
-    errors: list[BaseException] = []
-
-    def join() -> None:
-        try:
-            _join(0, size, place)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=join, name="join", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.05)
-        for member in members:
-            if member.poll() is not None:
-                raise _not_started(member)
-    if errors:
-        why = str(errors[0]).splitlines() or [type(errors[0]).__name__]
-        raise RegardError(f"The workers could not connect ({why[0]}).", "Try again with --train.workers 1.")
-
-
-def _not_started(member: subprocess.Popen) -> RegardError:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        member.wait(timeout=5)  # its pipe may close a moment before it ends
-    how = f"signal {-member.returncode}" if (member.returncode or 0) < 0 else f"status {member.returncode}"
-    return RegardError(
-        f"A worker process ended while starting ({how}).",
-        "Is there enough memory? Otherwise try again with --train.workers 1.",
-    )
+        received = pickle.load(sys.stdin.buffer)
+    except (EOFError, pickle.UnpicklingError):  # rank 0 ended before it sent a job
+        sys.exit(1)
+    threading.Thread(target=_exit_with_rank_0, daemon=True).start()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    os.write(sys.stdout.fileno(), b"!")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the pipe is read no further
+    try:
+        _join(received["rank"], received["size"], received["folder"])
+    except RuntimeError:
+        sys.exit(2)  # rank 0 gets the same error, or notices the end of this process
+    try:
+        work(received["job"], Workers(received["rank"], received["size"]))
+    except RegardError:
+        sys.exit(2)  # rank 0 raises the same error, which is printed once
 
 
 def _start() -> subprocess.Popen:
-    # A session of its own: Ctrl-C is for the leader, which then ends the team in good order.
+    # A session of its own: Ctrl-C reaches rank 0 alone, which then ends the workers in good order.
     return subprocess.Popen(
-        [sys.executable, "-c", _MEMBER],
+        [sys.executable, "-c", _PROGRAM],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
@@ -163,51 +170,71 @@ def _start() -> subprocess.Popen:
     )
 
 
-def _tell(member: subprocess.Popen, order: dict[str, Any]) -> None:
-    """Sends the order. The pipe stays open as long as the leader lives: that is how members learn of its death."""
-    assert member.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # the member is dead, which its silence will tell
-        pickle.dump(order, member.stdin)
-        member.stdin.flush()
+class _Pickler(pickle.Pickler):
+    """Sends a memory-mapped file by name: each worker maps it, and decoded images are in memory once."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, np.memmap) and _is_whole_file(value):
+            return np.memmap, (value.filename, value.dtype, "r", 0, value.shape)
+        return NotImplemented
 
 
-def _end(members: list[subprocess.Popen]) -> None:
-    for member in members:
-        member.kill()
-    for member in members:
-        member.communicate()
-
-
-def follow() -> None:
-    """The life of a member: hear what to do, do it, and end with the leader."""
-    from regard.training.trainer import work
-
+def _is_whole_file(array: np.memmap) -> bool:
     try:
-        order = pickle.load(sys.stdin.buffer)
-    except (EOFError, pickle.UnpicklingError):  # the leader ended before it had said what to do
-        sys.exit(1)
-    threading.Thread(target=_die_with_leader, daemon=True).start()
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    os.write(sys.stdout.fileno(), b"!")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe any more
-    try:
-        _join(order["rank"], order["size"], order["place"])
-    except RuntimeError:
-        sys.exit(2)  # the leader meets the same error, or notices the end of this process
-    try:
-        work(Team(order["rank"], order["size"]), **order["task"])
-    except RegardError:
-        sys.exit(2)  # the leader meets the same error, and says it once
+        size = os.path.getsize(array.filename) if array.filename else None
+    except OSError:  # removed meanwhile
+        return False
+    return array.flags.c_contiguous and array.nbytes == size
 
 
-def _die_with_leader() -> None:
-    """However the leader ends, by SIGKILL too, the system closes its end of the pipe."""
-    os.read(sys.stdin.fileno(), 1)
-    os._exit(1)
+def _send(process: subprocess.Popen, order: dict[str, Any]) -> None:
+    """Sends the job. The pipe stays open while rank 0 lives: its end is how workers notice the end of rank 0."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # the worker is dead, which its missing answer shows
+        _Pickler(process.stdin).dump(order)
+        process.stdin.flush()
 
 
-def _join(rank: int, size: int, place: str) -> None:
+def _join_watching(size: int, folder: str, processes: list[subprocess.Popen]) -> None:
+    """Joins the process group in a thread, since that blocks; meanwhile workers are watched, and Ctrl-C works."""
+    errors: list[BaseException] = []
+
+    def join() -> None:
+        try:
+            _join(0, size, folder)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=join, name="join", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.05)
+        for process in processes:
+            if process.poll() is not None:
+                raise _not_started(process)
+    if errors:
+        why = str(errors[0]).splitlines() or [type(errors[0]).__name__]
+        raise RegardError(f"The workers could not connect ({why[0]}).", "Try again with --train.workers 1.")
+
+
+def _join(rank: int, size: int, folder: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
     dist.init_process_group(
-        "gloo", init_method=f"file://{Path(place) / 'store'}", rank=rank, world_size=size, timeout=_PATIENCE
+        "gloo", init_method=f"file://{Path(folder) / 'store'}", rank=rank, world_size=size, timeout=_TIMEOUT
     )
+
+
+def _not_started(process: subprocess.Popen) -> RegardError:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=5)  # its pipe may close a moment before it ends
+    how = f"signal {-process.returncode}" if (process.returncode or 0) < 0 else f"status {process.returncode}"
+    return RegardError(
+        f"A worker process ended while starting ({how}).",
+        "Is there enough memory? Otherwise try again with --train.workers 1.",
+    )
+
+
+def _exit_with_rank_0() -> None:
+    """Ends this process when rank 0 ends, also by SIGKILL: the system then closes its end of the pipe."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)

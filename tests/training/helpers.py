@@ -15,12 +15,12 @@ from regard.errors import RegardError
 from regard.folder import Bundle
 from regard.models import TransformerConfig
 from regard.training import (
-    Corpus,
     DataConfig,
+    Dataset,
     Recipe,
     TokenizerConfig,
     TrainConfig,
-    read_corpus,
+    read_dataset,
     recipe_from,
     train,
     trainer,
@@ -47,9 +47,9 @@ def small(**sections: dict[str, Any]) -> Recipe:
 
 
 @functools.cache
-def small_corpus() -> Corpus:
-    corpus = read_corpus(SMALL.data)
-    return dataclasses.replace(corpus, validation=corpus.validation[:6])
+def small_dataset() -> Dataset:
+    dataset = read_dataset("translate", SMALL.data)
+    return dataclasses.replace(dataset, validation=dataset.validation[:6])
 
 
 def said(recipe: Recipe, out: Path, **options: Any) -> str:

@@ -8,13 +8,13 @@ from regard.errors import RegardError
 from regard.training import train, trainer
 from regard.training.report import read_metrics
 from regard.training.run_folder import METRICS, STATE
-from tests.training.helpers import cut_off_and_go_on, same_bits, small, small_corpus, weights_of
+from tests.training.helpers import cut_off_and_go_on, same_bits, small, small_dataset, weights_of
 
 STALLS = {"schedule": "wsd", "validate_every": 2, "patience": 2, "steps": 100, "log_every": 1, "save_every": 3}
 
 
 def run(recipe, out):
-    return train(recipe, out, corpus=small_corpus(), quiet=True)
+    return train(recipe, out, dataset=small_dataset(), quiet=True)
 
 
 @pytest.fixture

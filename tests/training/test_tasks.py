@@ -70,11 +70,11 @@ def test_what_is_saved_is_what_was_measured(runs, task):
     assert trained[-1] < trained[0]  # it learns
     # and once more, by the model that was saved
     recipe = recipe_from(bundle.training["recipe"])
-    corpus = TASKS[task].read(recipe.data)
+    dataset = TASKS[task].read(recipe.data)
     shape = Shape(recipe.train.batch_tokens, recipe.train.seed, constant=False)
-    encoded = TASKS[task].encode(corpus, bundle.tokenizers, bundle.special, recipe, bundle.model.config, shape)
+    encoded = TASKS[task].encode(dataset, bundle.tokenizers, bundle.special, recipe, bundle.model.config, shape)
     again = evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)
-    again |= TASKS[task].validation_scores(bundle, corpus)
+    again |= TASKS[task].validation_scores(bundle, dataset)
     assert again == pytest.approx(bundle.training["validation"], rel=1e-6)
 
 
@@ -95,11 +95,11 @@ def test_batches_of_constant_shape_have_the_same_loss(runs, task):
     """As a GPU is given them: filled up with texts that do not count."""
     bundle = load(runs[task], "cpu")
     recipe = recipe_from(bundle.training["recipe"])
-    corpus = TASKS[task].read(recipe.data)
+    dataset = TASKS[task].read(recipe.data)
     found = []
     for constant in (False, True):
         shape = Shape(recipe.train.batch_tokens, recipe.train.seed, constant)
-        encoded = TASKS[task].encode(corpus, bundle.tokenizers, bundle.special, recipe, bundle.model.config, shape)
+        encoded = TASKS[task].encode(dataset, bundle.tokenizers, bundle.special, recipe, bundle.model.config, shape)
         found.append(evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)["nll"])
         bundle.model.zero_grad()
         batch = next(encoded.batches.epoch(0))
@@ -112,8 +112,8 @@ def test_batches_of_constant_shape_have_the_same_loss(runs, task):
 def test_a_suggested_recipe_can_be_trained(runs, tmp_path, task):
     for fine_tune in (False, True):
         recipe = recipe_from(load(runs[task], "cpu").training["recipe"])
-        corpus = TASKS[task].read(recipe.data)
-        suggested = dataclasses.replace(TASKS[task].suggest(corpus, fine_tune), data=recipe.data)
+        dataset = TASKS[task].read(recipe.data)
+        suggested = dataclasses.replace(TASKS[task].suggest_recipe(dataset, fine_tune), data=recipe.data)
         assert suggested.task == task
         assert recipe_from(recipe_table(suggested)) == suggested
         assert suggested.train.validate_by in ("loss", *TASKS[task].metrics)

@@ -1,4 +1,4 @@
-"""The loop: the same seed the same bits, whatever interrupts it; and what it says when something is wrong."""
+"""The trainer: equal bits for equal seeds, also after interruptions; and its error messages."""
 
 import contextlib
 import errno
@@ -20,11 +20,11 @@ from regard.training import kept_steps, train, trainer
 from regard.training.report import read_metrics
 from regard.training.tasks import translate
 from regard.training.trainer import METRICS, STATE
-from tests.training.helpers import LIVELY, same_bits, small, small_corpus, weights_of
+from tests.training.helpers import LIVELY, same_bits, small, small_dataset, weights_of
 
 
 def run(recipe, out, **options):
-    return train(recipe, out, corpus=small_corpus(), quiet=True, **options)
+    return train(recipe, out, dataset=small_dataset(), quiet=True, **options)
 
 
 @contextlib.contextmanager
@@ -190,8 +190,8 @@ def test_a_finished_run_is_not_run_again(plain, tmp_path, monkeypatch, capsys):
     before = {
         path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.suffix in (".json", STATE.suffix)
     }
-    monkeypatch.setattr(trainer, "work", lambda *_, **__: pytest.fail("it trains again"))
-    translator = train(small(), tmp_path / "out", corpus=small_corpus())
+    monkeypatch.setattr(trainer.Trainer, "run", lambda *_: pytest.fail("it trains again"))
+    translator = train(small(), tmp_path / "out", dataset=small_dataset())
     assert translator("The cat sleeps.") is not None
     assert "holds the finished run: 12 steps" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in before} == before
@@ -224,10 +224,10 @@ def test_a_run_of_another_recipe_is_refused(plain, change, says):
 
 
 def test_a_run_on_other_data_is_refused(plain):
-    corpus = small_corpus()
-    changed = type(corpus)([*corpus.training[1:], ("new", "nouveau")], corpus.validation, corpus.counts)
+    dataset = small_dataset()
+    changed = type(dataset)([*dataset.training[1:], ("new", "nouveau")], dataset.validation)
     with pytest.raises(RegardError, match="holds a run with other data"):
-        train(small(), plain, corpus=changed, quiet=True)
+        train(small(), plain, dataset=changed, quiet=True)
 
 
 def test_a_model_without_its_run_is_not_overwritten(plain, tmp_path):
@@ -236,6 +236,13 @@ def test_a_model_without_its_run_is_not_overwritten(plain, tmp_path):
     shutil.rmtree(out / "state")
     with pytest.raises(RegardError, match="holds a model already"):
         run(small(), out)
+
+
+def test_other_files_are_refused_before_data_are_read(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_text("", encoding="utf-8")
+    monkeypatch.setattr(trainer, "read_dataset", lambda *_, **__: pytest.fail("data are read"))
+    with pytest.raises(RegardError, match=r"holds metrics\.jsonl, which this run would overwrite"):
+        train(small(), tmp_path, quiet=True)
 
 
 def test_out_that_is_a_file(tmp_path):
@@ -299,20 +306,20 @@ def test_the_average_is_what_is_saved(lively):
 
 
 def test_going_on_from_a_trained_model(plain, tmp_path):
-    corpus = small_corpus()
-    other = type(corpus)(corpus.training[:50], corpus.validation, corpus.counts)
+    dataset = small_dataset()
+    other = type(dataset)(dataset.training[:50], dataset.validation)
     # sizes and tokeniser are the first model's, whatever the recipe says
     recipe = small(
         model={"width": 32}, tokenizer={"kind": "char"}, train={"lr": 1e-30, "steps": 2, "validate_every": 2}
     )
-    translator = train(recipe, tmp_path / "out", start_from=plain, corpus=other, quiet=True)
+    translator = train(recipe, tmp_path / "out", start_from=plain, dataset=other, quiet=True)
     assert translator.model.config.width == 16
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (plain / "tokenizer.json").read_bytes()
     assert same_bits(load_file(tmp_path / "out" / "model.safetensors"), load_file(plain / "model.safetensors"))
     assert translator.training["start_from"] == str(plain)
     assert translator.training["recipe"]["model"]["width"] == 16
     with pytest.raises(RegardError, match="holds a run with start_from = "):
-        train(recipe, tmp_path / "out", start_from=tmp_path / "out", corpus=other, quiet=True)
+        train(recipe, tmp_path / "out", start_from=tmp_path / "out", dataset=other, quiet=True)
 
 
 def test_going_on_learns(plain, tmp_path):
