@@ -23,7 +23,7 @@ from regard.errors import RegardError
 from regard.folder import Device, Translator, load
 from regard.interop.onnx_runner import holds_graphs, open_onnx
 from regard.training.recipe import PHRASEBOOK
-from regard.training.report import Tell, bar, telling
+from regard.training.report import OnProgress, progress_bar, show_progress
 from regard.viewer import Link
 from regard.viewer.alignment import Words
 
@@ -256,17 +256,17 @@ def as_text(argument: str, name: str) -> str:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Tell]:
+def progress(what: str) -> Iterator[OnProgress]:
     """A progress bar on stderr, if that is a terminal and stdout is not: call it with (done, total)."""
     if _quiet.get() or not sys.stderr.isatty() or sys.stdout.isatty():
         yield lambda done, total: None
         return
-    with bar(what) as tell:
-        yield tell
+    with progress_bar(what) as on_progress:
+        yield on_progress
 
 
 @contextmanager
-def steps_of(what: str) -> Iterator[Tell]:
+def steps_of(what: str) -> Iterator[OnProgress]:
     """Progress of a command whose results come at the end: a bar on a terminal, lines in a log, nothing if --quiet."""
-    with telling(what, silent=_quiet.get()) as tell:
-        yield tell
+    with show_progress(what, silent=_quiet.get()) as on_progress:
+        yield on_progress

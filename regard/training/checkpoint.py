@@ -1,6 +1,6 @@
-"""A checkpoint: everything that a run needs to go on as if it had never stopped, in one file written whole or not.
+"""Checkpoints: everything that a run needs to resume exactly, in one file that is written atomically.
 
-And, for those who want to see how a model came to be, folders of the model as it was after some of the steps.
+Also the model folders of single steps, which show how a model developed.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ STEPS = "steps"
 
 @dataclass
 class Checkpoint:
-    """Tensors by name (weights, moments, averages) and plain facts (step, epoch, best score)."""
+    """Tensors by name (weights, optimizer state, moving average) and plain facts (step, epoch, best score)."""
 
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
@@ -75,8 +75,8 @@ def restore_state(
     """The reverse of gather_state, in place; names or shapes that do not fit are an error before anything changes."""
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimizer": {}}
     for name, tensor in tensors.items():
-        room, _, rest = name.partition(".")
-        parts.setdefault(room, {})[rest] = tensor
+        part, _, rest = name.partition(".")
+        parts.setdefault(part, {})[rest] = tensor
     for own, kept in ((unique_parameters(model), parts["model"]), (_average(ema_model), parts["average"])):
         wrong = [n for n in own.keys() | kept.keys() if n not in own or n not in kept or own[n].shape != kept[n].shape]
         if wrong:

@@ -37,14 +37,14 @@ from tests.training import toy_images, toy_tasks
 )
 def test_a_recipe_is_used_wherever_it_stands(words):
     found = parse_arguments(words)
-    assert (found.recipe, found.out, found.said["data.files"]) == ("r.toml", "m", ["a.tsv"])
+    assert (found.recipe, found.out, found.options["data.files"]) == ("r.toml", "m", ["a.tsv"])
 
 
 def test_a_packaged_recipe_is_found_among_the_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert parse_arguments(["--data", "a.tsv", "sst2"]).recipe == "sst2"
     Path("sst2").touch()
-    assert parse_arguments(["--data", "a.tsv", "sst2"]).said["data.files"] == ["a.tsv", "sst2"]
+    assert parse_arguments(["--data", "a.tsv", "sst2"]).options["data.files"] == ["a.tsv", "sst2"]
 
 
 @pytest.mark.parametrize(

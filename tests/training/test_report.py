@@ -46,13 +46,13 @@ def test_a_terminal_gets_a_bar_of_what_is_decoded(tmp_path, screen):
 def test_a_log_gets_a_line_now_and_then(tmp_path, capsys, monkeypatch):
     now = 0.0
     monkeypatch.setattr(reports, "time", SimpleNamespace(monotonic=lambda: now))
-    with reports.telling("decoding") as tell:
+    with reports.show_progress("decoding") as tell:
         for done in range(1, 41):
             now += 0.6
             tell(1000 * done, 40_000)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["decoding: 17,000 of 40,000", "decoding: 34,000 of 40,000"]
-    with reports.telling("decoding", silent=True) as tell:
+    with reports.show_progress("decoding", silent=True) as tell:
         tell(1, None)
     assert capsys.readouterr().err == ""
 

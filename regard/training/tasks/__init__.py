@@ -6,7 +6,7 @@ from typing import Any
 from regard.interop.targets import Target, check_exportable, exportable
 from regard.models import TransformerConfig
 from regard.training.recipe import DataConfig, Recipe, TaskName
-from regard.training.report import telling
+from regard.training.report import show_progress
 from regard.training.tasks.answer import Answer
 from regard.training.tasks.base import Task
 from regard.training.tasks.classify import Classify
@@ -41,8 +41,8 @@ def read_dataset(task: TaskName, data: DataConfig, *, quiet: bool = False) -> An
     reader = TASKS[task]
     if not isinstance(reader, ImageTask):
         return reader.read(data)
-    with telling("decoding", silent=quiet) as tell:
-        return reader.read(data, tell)
+    with show_progress("decoding", silent=quiet) as on_progress:
+        return reader.read(data, on_progress)
 
 
 def suggest_recipe(task: TaskName, dataset: Any, fine_tune: bool = False) -> Recipe:

@@ -25,7 +25,7 @@ from regard.errors import RegardError
 from regard.models import ViTConfig
 from regard.training.datasets import Dataset, Images, ImageSplit, too_few
 from regard.training.recipe import DataConfig, Recipe, TaskName, TokenizerConfig, TrainConfig
-from regard.training.report import Tell
+from regard.training.report import OnProgress
 from regard.training.tasks.base import (
     Encoded,
     Shape,
@@ -47,14 +47,14 @@ MIN_PATCHES, MAX_PATCH = 49, 16
 ENOUGH_IMAGES = 200
 
 
-def read_image_dataset(config: DataConfig, need: Need, tell: Tell | None = None) -> Dataset[ImageSplit]:
+def read_image_dataset(config: DataConfig, need: Need, on_progress: OnProgress | None = None) -> Dataset[ImageSplit]:
     """The images of a recipe's files. Validation images have the size and the labels of the training images."""
     if config.size and config.longest:
         raise RegardError(
             "data.size brings all pictures to one size, and data.longest lets each keep its own.",
             "Leave out one of them.",
         )
-    training = _read(config, config.files, config.size, config.channels, tell)
+    training = _read(config, config.files, config.size, config.channels, on_progress)
     check_annotations(training, need)
     if need == "labels" and len(training.names) < 2:
         raise RegardError(
@@ -67,7 +67,7 @@ def read_image_dataset(config: DataConfig, need: Need, tell: Tell | None = None)
             raise too_few("pictures")
         return _image_dataset(ImageSplit(training, rows), ImageSplit(training, validation_rows))
     size = config.size if isinstance(training, RaggedImages) else training.pixels.shape[1:3]
-    validation = _read(config, config.validation, size, len(training.mean), tell)
+    validation = _read(config, config.validation, size, len(training.mean), on_progress)
     check_annotations(validation, need)
     if need == "labels":
         validation = validation.with_names(training.names)
@@ -82,10 +82,10 @@ def _image_dataset(training: ImageSplit, validation: ImageSplit) -> Dataset[Imag
 
 
 def _read(
-    config: DataConfig, files: Sequence[str], size: int | tuple[int, int], channels: int, tell: Tell | None
+    config: DataConfig, files: Sequence[str], size: int | tuple[int, int], channels: int, on_progress: OnProgress | None
 ) -> Images:
     common: dict[str, Any] = dict(channels=channels, label=config.label, on_bad=config.on_bad)
-    common |= dict(cache=config.cache or None, progress=tell)
+    common |= dict(cache=config.cache or None, progress=on_progress)
     if config.longest:
         patch = config.patch or patch_within(config.longest)
         return read_ragged(files, patch=patch, longest=config.longest, **common)
@@ -127,9 +127,9 @@ class ImageTask(Task):
     unit = "picture"
     need: ClassVar[Need]
 
-    def read(self, config: DataConfig, tell: Tell | None = None) -> Dataset[ImageSplit]:
-        """The images of a recipe's files; `tell` is called with the progress."""
-        return read_image_dataset(config, self.need, tell)
+    def read(self, config: DataConfig, on_progress: OnProgress | None = None) -> Dataset[ImageSplit]:
+        """The images of a recipe's files; `on_progress` is called while they are decoded."""
+        return read_image_dataset(config, self.need, on_progress)
 
     def make_tokenizers(self, dataset: Dataset[ImageSplit], config: TokenizerConfig) -> Tokenizers:
         return ()

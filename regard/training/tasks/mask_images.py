@@ -14,7 +14,7 @@ from regard.errors import RegardError
 from regard.training.datasets import Dataset, ImageSplit
 from regard.training.losses import LossParts
 from regard.training.recipe import DataConfig, Recipe, TrainConfig
-from regard.training.report import Tell
+from regard.training.report import OnProgress
 from regard.training.tasks.base import Features, Tokenizers
 from regard.training.tasks.image_tasks import ImageTask, Need, suggest_for_images
 
@@ -26,10 +26,10 @@ class MaskImages(ImageTask):
     try_it = "regard train --task classify-images --from {out} --data …"
     need: ClassVar[Need] = "nothing"
 
-    def read(self, config: DataConfig, tell: Tell | None = None) -> Dataset[ImageSplit]:
+    def read(self, config: DataConfig, on_progress: OnProgress | None = None) -> Dataset[ImageSplit]:
         if config.longest:
             raise RegardError("Patches are hidden in pictures of one size only.", "Set data.size, not data.longest.")
-        return super().read(config, tell)
+        return super().read(config, on_progress)
 
     def suggest_recipe(self, dataset: Dataset[ImageSplit], fine_tune: bool) -> Recipe:
         return suggest_for_images(

@@ -15,7 +15,7 @@ from regard.training.datasets import Dataset, Images, ImageSplit
 from regard.training.losses import LossParts
 from regard.training.metrics import intersection_over_union, label_counts
 from regard.training.recipe import DataConfig, Recipe, TrainConfig
-from regard.training.report import Tell
+from regard.training.report import OnProgress
 from regard.training.tasks.base import Features, Tokenizers
 from regard.training.tasks.image_tasks import NO_LABEL, ImageTask, Need, suggest_for_images
 
@@ -28,8 +28,8 @@ class Segment(ImageTask):
     try_it = "regard segment {out} photo.jpg --out mask.png"
     need: ClassVar[Need] = "masks"
 
-    def read(self, config: DataConfig, tell: Tell | None = None) -> Dataset[ImageSplit]:
-        dataset = super().read(config, tell)
+    def read(self, config: DataConfig, on_progress: OnProgress | None = None) -> Dataset[ImageSplit]:
+        dataset = super().read(config, on_progress)
         labels = _labels(dataset.training.images)
         if len(labels) < 2:
             raise RegardError(
