@@ -82,10 +82,8 @@ class Answer(Task):
         sides = [
             AnswerBatches(
                 QuestionPieces.of(questions, tokenizers[0], special, max_len=longest, segments=model.segments > 1),
-                budget=shape.budget,
                 max_len=longest,
-                seed=shape.seed,
-                constant_shapes=shape.constant,
+                **shape.options,
             )
             for questions in (dataset.training, dataset.validation)
         ]

@@ -45,6 +45,11 @@ class Shape(NamedTuple):
     constant: bool
     images: int = 1
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of batches of text."""
+        return dict(budget=self.budget, seed=self.seed, constant_shapes=self.constant)
+
 
 class Task(ABC):
     """One entry of TASKS: what to read, which model to suggest, what to minimize and what to measure."""

@@ -99,16 +99,7 @@ class Classify(Task):
                 segments=model.segments > 1,
             )
             cut += too_long
-            sides.append(
-                LabelledBatches(
-                    texts,
-                    label_ids(examples, model.labels),
-                    budget=shape.budget,
-                    max_len=longest,
-                    seed=shape.seed,
-                    constant_shapes=shape.constant,
-                )
-            )
+            sides.append(LabelledBatches(texts, label_ids(examples, model.labels), max_len=longest, **shape.options))
         labels = ", ".join(model.labels[:10]) + (", …" if len(model.labels) > 10 else "")
         return Encoded(sides[0], list(sides[1].epoch(0)), f"labels: {labels}; {cut:,} texts are cut to fit")
 

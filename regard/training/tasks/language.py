@@ -77,9 +77,7 @@ class Language(Task):
         stream, held_out = (
             encode_documents(documents, tokenizers[0], special) for documents in (dataset.training, dataset.validation)
         )
-        batches = TextBatches(
-            stream, model.max_len, budget=shape.budget, seed=shape.seed, constant_shapes=shape.constant
-        )
+        batches = TextBatches(stream, model.max_len, **shape.options)
         validation = list(whole_text(held_out, model.max_len, budget=shape.budget, constant_shapes=shape.constant))
         return Encoded(batches, validation, describe_split(len(stream), len(held_out), "tokens"))
 

@@ -68,10 +68,8 @@ class Mask(Task):
                 Sequences.of(tokenizers[0].encode_batch(list(texts))),
                 vocab=tokenizers[0].vocab_size,
                 special=special,
-                budget=shape.budget,
                 max_len=min(model.max_len, shape.budget),
-                seed=seed,
-                constant_shapes=shape.constant,
+                **(shape.options | {"seed": seed}),
             )
             # What is hidden in validation is the same for every run.
             for texts, seed in ((dataset.training, shape.seed), (dataset.validation, 0))

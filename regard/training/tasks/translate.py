@@ -57,13 +57,7 @@ class Translate(Task):
         model: ModelConfig,
         shape: Shape,
     ) -> Encoded:
-        common: dict[str, Any] = dict(
-            budget=shape.budget,
-            max_len=model.max_len,
-            seed=shape.seed,
-            constant_shapes=shape.constant,
-            special=(special, special),
-        )
+        common = shape.options | dict(max_len=model.max_len, special=(special, special))
         # Room for one id that frames a text is taken for granted there; imported models may have more.
         longest = model.max_len + 1 - max(len(special.framed([])), len(special.begun([])))
         dropout = recipe.tokenizer.dropout
