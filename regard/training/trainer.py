@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,26 +106,40 @@ def train(
             write_tokenizers(folder, *tokenizers)
         else:
             refuse_other_run(out, state, provenance)
-            if state.done and not _extends(recipe, state):
-                if not quiet:
-                    print(f"{out} holds the finished run: {state.step} steps.", file=sys.stderr)
-                draw_losses(read_metrics(out / METRICS), out / LOSSES, task.unit)
-                return load(out, recipe.train.device)
-
-        with _configured_machine(recipe, state) as size:
-            recipe = settle_precision(recipe, state.precision if state else None)
-            with Workers(size=size) if dry_run else start_workers(size) as workers:
-                # While the other workers start, rank 0 encodes the data and builds the model, once for all of them.
-                job, evaluation = _prepare(recipe, folder, dataset, origin, provenance, size)
-                report = Report(folder / METRICS, recipe.train.steps, state.step if state else 0, quiet, not dry_run)
-                trainer = Trainer(job, workers, report, started, evaluation)
-                if dry_run:
-                    trainer.print_plan()
-                    return None
-                workers.connect(job)
-                trainer.run()
+        if state is not None and state.done and not _extends(recipe, state):
+            if not quiet:
+                print(f"{out} holds the finished run: {state.step} steps.", file=sys.stderr)
+        else:
+            _run(recipe, folder, state, dataset, origin, provenance, started, quiet, dry_run)
+        if dry_run:
+            return None
         draw_losses(read_metrics(out / METRICS), out / LOSSES, task.unit)
     return load(out, recipe.train.device)
+
+
+def _run(
+    recipe: Recipe,
+    folder: Path,
+    state: TrainState | None,
+    dataset: Dataset[Any],
+    origin: Any,
+    provenance: dict[str, Any],
+    started: float,
+    quiet: bool,
+    dry_run: bool,
+) -> None:
+    with _configured_machine(recipe, state) as size:
+        recipe = settle_precision(recipe, state.precision if state else None)
+        with Workers(size=size) if dry_run else start_workers(size) as workers:
+            # While the other workers start, rank 0 encodes the data and builds the model, once for all of them.
+            job, evaluation = _prepare(recipe, folder, dataset, origin, provenance, size)
+            report = Report(folder / METRICS, recipe.train.steps, state.step if state else 0, quiet, not dry_run)
+            trainer = Trainer(job, workers, report, started, evaluation)
+            if dry_run:
+                trainer.print_plan()
+            else:
+                workers.connect(job)
+                trainer.run()
 
 
 @dataclass(frozen=True)
@@ -214,8 +228,6 @@ class Trainer:
 
         self.optimizer = make_optimizer(config.optimizer, self.model, config.lr, config.beta2, config.weight_decay)
         self.schedule = Schedule(config.schedule, config.lr, config.warmup, config.steps)
-        graphed = self.device.type == "cuda" and config.accumulate == 1
-        self.apply_batches = GraphedUpdate(self._apply_batches) if graphed else self._apply_batches
 
         precision: Any = "bfloat16" if config.precision == "bfloat16" else "float32"
         self.state = TrainState(job.provenance, workers.size, precision)
@@ -238,10 +250,12 @@ class Trainer:
             if config.keep_every:
                 self.keep_step()  # the untrained model first
             self.checkpoint()  # from here on the folder belongs to this run
+        is_captured = self.device.type == "cuda" and config.accumulate == 1
+        apply_batches = GraphedUpdate(self._apply_batches) if is_captured else self._apply_batches
         self.timed_from = time.monotonic()
         with self.report, _stop_signals() as signals, contextlib.closing(self._batch_groups()) as groups:
             while not state.done and state.step < self.last_step:
-                parts = self.update(*next(groups))
+                parts = self.update(apply_batches, *next(groups))
                 logs, saves, keeps = map(self._is_due, (config.log_every, config.save_every, config.keep_every))
                 validates = self._is_due(config.validate_every) or state.step == self.last_step
                 if logs:
@@ -280,13 +294,15 @@ class Trainer:
             plan = describe_plan(recipe, self.task, dataset, self.model, note, cost, size, self.device, tuned)
             self.report.say(*plan)
 
-    def update(self, epoch: int, batch: int, batches: list[Batch]) -> LossParts:
+    def update(
+        self, apply_batches: Callable[[list[Batch]], LossParts], epoch: int, batch: int, batches: list[Batch]
+    ) -> LossParts:
         """One update of the weights; `epoch` and `batch` are the position in the data after it."""
         config, state = self.config, self.state
         # All randomness of an update is a function of these three, so that a resumed run repeats it.
         torch.manual_seed(_mix_seed(config.seed, state.step, self.workers.rank))
         set_rate(self.optimizer, self.schedule.rate(state.step, state.decay_start))
-        parts = self.apply_batches(batches)
+        parts = apply_batches(batches)
         self.unlogged.append(parts)
         state.step, state.epoch, state.batch = state.step + 1, epoch, batch
         self.report.advance(state.step)

@@ -2,12 +2,14 @@
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import shutil
 import signal
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -374,6 +376,24 @@ def test_training_outside_the_main_thread(plain, tmp_path):
     thread.start()
     thread.join()
     assert same_bits(weights_of(tmp_path), weights_of(plain))
+
+
+def test_a_run_frees_its_model(tmp_path, monkeypatch):
+    """Without waiting for the garbage collector: on a GPU the trained model is loaded after it."""
+    runs = []
+    original = trainer.Trainer.run
+
+    def record(self):
+        runs.append((weakref.ref(self), weakref.ref(self.model)))
+        original(self)
+
+    monkeypatch.setattr(trainer.Trainer, "run", record)
+    gc.disable()
+    try:
+        run(small(train={"steps": 1, "ema": 0.9}), tmp_path)
+        assert [reference() for reference in runs[0]] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_threads_are_as_before(plain, tmp_path):
