@@ -5,7 +5,7 @@ Context managers around a call set its `DispatchState`: force a kernel, list the
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -80,6 +80,28 @@ _traced_kernel: str | None = None
 _scaled_dot = ScaledDot()
 
 
+class _ForceEager:
+    """Run compiled models eagerly while any thread is inside: torch's stance is one for the whole process."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.stance = threading.Lock(), 0, ExitStack()
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.stance.enter_context(torch.compiler.set_stance("force_eager"))
+            self.inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                self.stance.close()
+
+
+_force_eager = _ForceEager()
+
+
 @contextmanager
 def _enter(state: DispatchState) -> Iterator[None]:
     previous = _thread.state
@@ -127,7 +149,7 @@ def use(kernel: str) -> Iterator[None]:
 
 @contextmanager
 def observe(observer: Observer) -> Iterator[None]:
-    """Call `observer` after each call of `attend` inside, compiled code excepted.
+    """Call `observer` after each call of `attend` inside; compiled models run eagerly.
 
     >>> shapes = []
     >>> with observe(lambda call, out: shapes.append(tuple(out.shape))):
@@ -136,15 +158,15 @@ def observe(observer: Observer) -> Iterator[None]:
     [(1, 1, 1, 8)]
     """
     state = _thread.state
-    with _enter(state._replace(observers=(*state.observers, observer))):
+    with _force_eager, _enter(state._replace(observers=(*state.observers, observer))):
         yield
 
 
 @contextmanager
 def intervene(intervention: Intervention) -> Iterator[None]:
-    """Let `intervention` change each call of `attend` inside, compiled code excepted."""
+    """Let `intervention` change each call of `attend` inside; compiled models run eagerly."""
     state = _thread.state
-    with _enter(state._replace(interventions=(*state.interventions, intervention))):
+    with _force_eager, _enter(state._replace(interventions=(*state.interventions, intervention))):
         yield
 
 

@@ -170,8 +170,7 @@ def record(
     hooks = [module.register_forward_pre_hook(enter(name)) for name, module in chosen.items()]
     hooks += [module.register_forward_hook(leave, always_call=True) for module in chosen.values()]
     try:
-        # Compiled code has no observers: while recorded, a model runs eagerly.
-        with dispatch.observe(observer), torch.compiler.set_stance("force_eager"):
+        with dispatch.observe(observer):
             yield recording
     finally:
         for hook in hooks:

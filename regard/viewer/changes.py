@@ -122,8 +122,6 @@ def tried(model: nn.Module, changes: Sequence[Change]) -> Iterator[None]:
                 stack.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, None)
         stack.enter_context(dispatch.intervene(hand))
-        # Compiled code would not call back here: tried out, a model runs as it is written.
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
 

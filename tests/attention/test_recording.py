@@ -164,6 +164,29 @@ def test_two_threads_record_the_same_model_at_once(model):
     for thread in threads:
         thread.join()
     assert found == {length: [length] * 5 for length in (3, 5)}
+
+
+def test_recordings_that_overlap_leave_compilation_on():
+    """Whichever thread ends first: torch's stance is one for the whole process."""
+    attention, began, overlaps, ended = Attention("self"), *(threading.Event() for _ in range(3))
+
+    def first():
+        with record(attention):
+            began.set()
+            overlaps.wait(60)
+        ended.set()
+
+    def second():
+        began.wait(60)
+        with record(attention):
+            overlaps.set()
+            ended.wait(60)
+
+    threads = [threading.Thread(target=run) for run in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
