@@ -23,7 +23,7 @@ from regard.attention.reference import reference, reference_packed
 from regard.attention.scores import Location, ScaledDot, Score, too_many_keys
 from regard.errors import RegardError
 
-# In order of preference; chunked takes everything. What none of the first takes is unpacked for the others.
+# In order of preference; chunked takes everything. Packed calls that no PACKED kernel takes are unpacked.
 PACKED = {"sentences": sentences, "varlen": varlen, "concat": concat}
 PADDED = {
     "short": short,
@@ -34,7 +34,7 @@ PADDED = {
     "chunked": chunked,
 }
 KERNELS = (*dict.fromkeys((*PACKED, *PADDED)), "reference")
-# Made of plain operations: their scores are rounded to the dtype of the inputs. The others accumulate in float32.
+# Plain operations, which round scores to the dtype of the inputs. The other kernels accumulate in float32.
 PLAIN = ("short", "chunked", "reference")
 
 Observer = Callable[[Call, Tensor], None]
@@ -267,31 +267,37 @@ def _run(name: str, kernel: Callable[[Call], Tensor], call: Call, state: Dispatc
 
 
 def _call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:
-    """Checks shapes and brings (B, T, D) to (B, 1, T, D)."""
+    """Check shapes and bring (B, T, D) to (B, 1, T, D)."""
     score = score or _scaled_dot
     form = Form.of(mask)
     if q_offsets is None and k_offsets is None:
         if q.dim() == 3 and k.dim() == 3:
             q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
-        # Each is asked for its shape once: that takes longer than all that is done with it.
-        of_q, of_k, of_v = q.shape, k.shape, v.shape
-        if not (len(of_q) == len(of_k) == len(of_v) == 4 and of_q[0] == of_k[0] and _alike(of_k, of_v)):
-            raise _wrong(q, k, v, "Give (B, T, D) or (B, H, T, D), k and v alike but for their width.")
-        if form.lengths is not None and form.lengths.shape != of_q[:1]:
-            raise _wrong(q, k, v, f"padding() was given {tuple(form.lengths.shape)} lengths: give one a sequence.")
+        # Shapes are read once: reading takes longer than all the comparisons.
+        q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+        if not (
+            len(q_shape) == len(k_shape) == len(v_shape) == 4
+            and q_shape[0] == k_shape[0]
+            and _same_but_width(k_shape, v_shape)
+        ):
+            raise _shape_error(q, k, v, "Give (B, T, D) or (B, H, T, D), k and v alike but for their width.")
+        if form.lengths is not None and form.lengths.shape != q_shape[:1]:
+            raise _shape_error(
+                q, k, v, f"padding() was given {tuple(form.lengths.shape)} lengths: give one a sequence."
+            )
     else:
         if q_offsets is None or k_offsets is None:
             raise RegardError(
                 "Packed attention needs both q_offsets and k_offsets.", "Give the same twice for self-attention."
             )
-        of_q, of_k, of_v = q.shape, k.shape, v.shape
-        if not (len(of_q) == len(of_k) == len(of_v) == 3 and _alike(of_k, of_v)):
-            raise _wrong(q, k, v, "With offsets give (N, H, D), k and v alike but for their width.")
+        q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+        if not (len(q_shape) == len(k_shape) == len(v_shape) == 3 and _same_but_width(k_shape, v_shape)):
+            raise _shape_error(q, k, v, "With offsets give (N, H, D), k and v alike but for their width.")
         same = q_offsets is k_offsets
         q_offsets = Offsets.of(q_offsets)
         k_offsets = q_offsets if same else Offsets.of(k_offsets)
         if q_offsets.total != len(q) or k_offsets.total != len(k) or len(q_offsets.starts) != len(k_offsets.starts):
-            raise _wrong(
+            raise _shape_error(
                 q,
                 k,
                 v,
@@ -299,7 +305,7 @@ def _call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:
                 f"for {len(q_offsets.starts) - 1} and {len(k_offsets.starts) - 1} sequences.",
             )
         if (form.relative or bias is not None) and not same:
-            if not _equal(q_offsets, k_offsets):
+            if not _equal_offsets(q_offsets, k_offsets):
                 raise RegardError(
                     "Packed, a causal mask, a window or a bias needs the same offsets for queries and keys.",
                     "Use padding() alone, or give (B, H, T, D).",
@@ -309,27 +315,27 @@ def _call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:
             longest = int(k_offsets.lengths.max()) if len(k_offsets.starts) > 1 else 0
             if longest > score.max_keys:
                 raise too_many_keys(longest, score.max_keys)
-    heads, group = of_q[1], of_k[1]
+    heads, group = q_shape[1], k_shape[1]
     if heads != group and (group == 0 or heads % group):
-        raise _wrong(q, k, v, "The heads of q must be a multiple of those of k.")
+        raise _shape_error(q, k, v, "The heads of q must be a multiple of those of k.")
     if score.heads is not None and score.heads != heads:
-        raise _wrong(q, k, v, f"The score has {score.heads} heads.")
-    if score.one_width and of_q[-1] != of_k[-1]:
-        raise _wrong(q, k, v, "This score needs q and k of one width; General and Concat do not.")
+        raise _shape_error(q, k, v, f"The score has {score.heads} heads.")
+    if score.one_width and q_shape[-1] != k_shape[-1]:
+        raise _shape_error(q, k, v, "This score needs q and k of one width; General and Concat do not.")
     return Call(q, k, v, score, form, bias, q_offsets, k_offsets)
 
 
-def _alike(of_k: torch.Size, of_v: torch.Size) -> bool:
-    """Whether two shapes are the same but for their last number."""
-    return of_k == of_v or of_k[:-1] == of_v[:-1]
+def _same_but_width(k_shape: torch.Size, v_shape: torch.Size) -> bool:
+    """Whether two shapes are equal except for their last axis."""
+    return k_shape == v_shape or k_shape[:-1] == v_shape[:-1]
 
 
-def _equal(a: Offsets, b: Offsets) -> bool:
+def _equal_offsets(a: Offsets, b: Offsets) -> bool:
     if a.starts is b.starts:
         return True
-    # Comparing on a GPU waits for it: pass one Offsets for both where that matters.
+    # On a GPU the comparison synchronizes: pass one Offsets for both to avoid that.
     return a.max_len == b.max_len and torch.equal(a.starts, b.starts)
 
 
-def _wrong(q: Tensor, k: Tensor, v: Tensor, hint: str) -> RegardError:
+def _shape_error(q: Tensor, k: Tensor, v: Tensor, hint: str) -> RegardError:
     return RegardError(f"These do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}.", hint)

@@ -239,7 +239,7 @@ class Walker(RecurrentParts):
         bias = self.relative(model.decoder_bias, len(target), "target")
         for layer, above in enumerate(model.decoder):
             x = self.block(above, x, "Decoder", layer, bias, memory)
-        finished = Transformer._finished
+        finished = Transformer._final_norm
         x = self.last_norm(x, model.decoder_norm, "The decoder's last norm", finished)
         self.tape.section("The next token", side="target", part="output")
         if model.config.output_scale:
