@@ -91,7 +91,7 @@ def save(path: str | Path, bundle: Bundle) -> None:
     weights = {
         name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.named_parameters()
     }  # tied weights are listed once
-    write_whole(folder / "model.safetensors", weights_to_bytes(weights, metadata={"format": "pt"}))
+    write_whole(folder / "model.safetensors", _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"})))
     family = family_of(bundle.model.config)
     config: dict[str, Any] = {"format": FORMAT, "family": family}
     if bundle.tokenizers:
@@ -103,6 +103,16 @@ def save(path: str | Path, bundle: Bundle) -> None:
     if bundle.special != OPENED[family].special or any(one.kind == FOREIGN for one in bundle.tokenizers):
         config["special"] = dataclasses.asdict(bundle.special)
     write_whole(folder / "config.json", _json(config | dataclasses.asdict(bundle.model.config)))
+
+
+def _align_tensors(file: bytes) -> bytes:
+    """A safetensors file whose tensors begin at a multiple of 64 bytes: the header is padded with spaces.
+
+    Loaded tensors are views of the file, and CPU kernels round differently on addresses that are not aligned.
+    """
+    end = 8 + int.from_bytes(file[:8], "little")
+    padding = -end % 64
+    return (end - 8 + padding).to_bytes(8, "little") + file[8:end] + b" " * padding + file[end:]
 
 
 def write_tokenizers(folder: Path, *sides: Tokenizer) -> None:
