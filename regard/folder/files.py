@@ -28,6 +28,7 @@ from regard.errors import RegardError
 from regard.files import write_whole
 from regard.folder.encoder import TextEncoder
 from regard.folder.language import LanguageModel
+from regard.folder.migration import migrate_names
 from regard.folder.pictures import ImageModel
 from regard.folder.translator import Translator
 from regard.models import FAMILIES, family_of, make_model
@@ -90,7 +91,7 @@ def save(path: str | Path, bundle: Bundle) -> None:
     weights = {
         name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.named_parameters()
     }  # tied weights are listed once
-    write_whole(folder / "model.safetensors", weights_to_bytes(weights, metadata={"format": "pt"}))
+    write_whole(folder / "model.safetensors", _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"})))
     family = family_of(bundle.model.config)
     config: dict[str, Any] = {"format": FORMAT, "family": family}
     if bundle.tokenizers:
@@ -102,6 +103,16 @@ def save(path: str | Path, bundle: Bundle) -> None:
     if bundle.special != OPENED[family].special or any(one.kind == FOREIGN for one in bundle.tokenizers):
         config["special"] = dataclasses.asdict(bundle.special)
     write_whole(folder / "config.json", _json(config | dataclasses.asdict(bundle.model.config)))
+
+
+def _align_tensors(file: bytes) -> bytes:
+    """A safetensors file whose tensors begin at a multiple of 64 bytes: the header is padded with spaces.
+
+    Loaded tensors are views of the file, and CPU kernels round differently on addresses that are not aligned.
+    """
+    end = 8 + int.from_bytes(file[:8], "little")
+    padding = -end % 64
+    return (end - 8 + padding).to_bytes(8, "little") + file[8:end] + b" " * padding + file[end:]
 
 
 def write_tokenizers(folder: Path, *sides: Tokenizer) -> None:
@@ -181,7 +192,7 @@ def _read_weights(path: Path, config: Any) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         _check_shapes(config, shapes, path)
-        return load_file(path)
+        return migrate_names(load_file(path))
     except FileNotFoundError:
         hint = "Was the training interrupted early?"
         if next(path.parent.glob("*.onnx"), None):

@@ -44,10 +44,10 @@ _BERT_LAYER = [
         STACKED,
     ),
     *both("blocks.{i}.attention.out", "encoder.layer.{i}.attention.output.dense"),
-    *both("blocks.{i}.residuals.0.norm", "encoder.layer.{i}.attention.output.LayerNorm"),
+    *both("blocks.{i}.attention_norm", "encoder.layer.{i}.attention.output.LayerNorm"),
     *both("blocks.{i}.feedforward.inner", "encoder.layer.{i}.intermediate.dense"),
     *both("blocks.{i}.feedforward.outer", "encoder.layer.{i}.output.dense"),
-    *both("blocks.{i}.residuals.1.norm", "encoder.layer.{i}.output.LayerNorm"),
+    *both("blocks.{i}.feedforward_norm", "encoder.layer.{i}.output.LayerNorm"),
 ]
 _DISTILBERT_LAYER = [
     *both("blocks.{i}.attention.query", "transformer.layer.{i}.attention.q_lin"),
@@ -57,10 +57,10 @@ _DISTILBERT_LAYER = [
         STACKED,
     ),
     *both("blocks.{i}.attention.out", "transformer.layer.{i}.attention.out_lin"),
-    *both("blocks.{i}.residuals.0.norm", "transformer.layer.{i}.sa_layer_norm"),
+    *both("blocks.{i}.attention_norm", "transformer.layer.{i}.sa_layer_norm"),
     *both("blocks.{i}.feedforward.inner", "transformer.layer.{i}.ffn.lin1"),
     *both("blocks.{i}.feedforward.outer", "transformer.layer.{i}.ffn.lin2"),
-    *both("blocks.{i}.residuals.1.norm", "transformer.layer.{i}.output_layer_norm"),
+    *both("blocks.{i}.feedforward_norm", "transformer.layer.{i}.output_layer_norm"),
 ]
 # Here {i} is a group of layers that have the same weights.
 _ALBERT_LAYER = [
@@ -74,10 +74,10 @@ _ALBERT_LAYER = [
         STACKED,
     ),
     *both("blocks.{i}.attention.out", "encoder.albert_layer_groups.{i}.albert_layers.0.attention.dense"),
-    *both("blocks.{i}.residuals.0.norm", "encoder.albert_layer_groups.{i}.albert_layers.0.attention.LayerNorm"),
+    *both("blocks.{i}.attention_norm", "encoder.albert_layer_groups.{i}.albert_layers.0.attention.LayerNorm"),
     *both("blocks.{i}.feedforward.inner", "encoder.albert_layer_groups.{i}.albert_layers.0.ffn"),
     *both("blocks.{i}.feedforward.outer", "encoder.albert_layer_groups.{i}.albert_layers.0.ffn_output"),
-    *both("blocks.{i}.residuals.1.norm", "encoder.albert_layer_groups.{i}.albert_layers.0.full_layer_layer_norm"),
+    *both("blocks.{i}.feedforward_norm", "encoder.albert_layer_groups.{i}.albert_layers.0.full_layer_layer_norm"),
 ]
 _POOLER = both("pooler", "pooler.dense")
 _ALBERT_ROWS = [*_EMBEDDINGS, *both("widen", "encoder.embedding_hidden_mapping_in"), *both("pooler", "pooler")]

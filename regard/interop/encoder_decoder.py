@@ -17,7 +17,7 @@ from regard.interop.fitting import in_words, misfits
 from regard.interop.mapping import STACKED, Change, Row, Table, both, read_weights, shapes_of, write_weights
 from regard.interop.one_stack import ACTIVATIONS, GATES, Weights, named
 from regard.interop.settings import Settings
-from regard.layers.blocks import NormPlace
+from regard.layers.blocks import NormPlacement
 from regard.layers.positions import Sinusoidal
 from regard.models.transformer import TransformerConfig
 
@@ -26,7 +26,7 @@ class Kind(NamedTuple):
     """What a class of BART's making has in its code rather than in its config."""
 
     model_type: str
-    norm: NormPlace
+    norm: NormPlacement
     embedding_norm: bool
     positions: Literal["learned", "sinusoidal_halves"]
     offset: int
@@ -79,19 +79,19 @@ _BART_ROWS = [
 _BART_LAYERS = {
     "encoder": [
         *_bart_attention("encoder.{i}.attention", "model.encoder.layers.{i}.self_attn"),
-        *both("encoder.{i}.residuals.0.norm", "model.encoder.layers.{i}.self_attn_layer_norm"),
+        *both("encoder.{i}.attention_norm", "model.encoder.layers.{i}.self_attn_layer_norm"),
         *both("encoder.{i}.feedforward.inner", "model.encoder.layers.{i}.fc1"),
         *both("encoder.{i}.feedforward.outer", "model.encoder.layers.{i}.fc2"),
-        *both("encoder.{i}.residuals.1.norm", "model.encoder.layers.{i}.final_layer_norm"),
+        *both("encoder.{i}.feedforward_norm", "model.encoder.layers.{i}.final_layer_norm"),
     ],
     "decoder": [
         *_bart_attention("decoder.{i}.attention", "model.decoder.layers.{i}.self_attn"),
-        *both("decoder.{i}.residuals.0.norm", "model.decoder.layers.{i}.self_attn_layer_norm"),
+        *both("decoder.{i}.attention_norm", "model.decoder.layers.{i}.self_attn_layer_norm"),
         *_bart_attention("decoder.{i}.cross", "model.decoder.layers.{i}.encoder_attn"),
-        *both("decoder.{i}.residuals.1.norm", "model.decoder.layers.{i}.encoder_attn_layer_norm"),
+        *both("decoder.{i}.cross_norm", "model.decoder.layers.{i}.encoder_attn_layer_norm"),
         *both("decoder.{i}.feedforward.inner", "model.decoder.layers.{i}.fc1"),
         *both("decoder.{i}.feedforward.outer", "model.decoder.layers.{i}.fc2"),
-        *both("decoder.{i}.residuals.2.norm", "model.decoder.layers.{i}.final_layer_norm"),
+        *both("decoder.{i}.feedforward_norm", "model.decoder.layers.{i}.final_layer_norm"),
     ],
 }
 _ONE = Table([Row("source_embedding.tokens.weight", _SHARED), *_BART_ROWS], _BART_LAYERS)
@@ -127,17 +127,17 @@ def _t5_layers(gated: bool) -> dict[str, Sequence[Row]]:
     return {
         "encoder": [
             *_t5_attention("encoder.{i}.attention", "encoder.block.{i}.layer.0.SelfAttention"),
-            Row("encoder.{i}.residuals.0.norm.weight", "encoder.block.{i}.layer.0.layer_norm.weight"),
+            Row("encoder.{i}.attention_norm.weight", "encoder.block.{i}.layer.0.layer_norm.weight"),
             *_t5_feedforward("encoder.{i}.feedforward", "encoder.block.{i}.layer.1.DenseReluDense", gated),
-            Row("encoder.{i}.residuals.1.norm.weight", "encoder.block.{i}.layer.1.layer_norm.weight"),
+            Row("encoder.{i}.feedforward_norm.weight", "encoder.block.{i}.layer.1.layer_norm.weight"),
         ],
         "decoder": [
             *_t5_attention("decoder.{i}.attention", "decoder.block.{i}.layer.0.SelfAttention"),
-            Row("decoder.{i}.residuals.0.norm.weight", "decoder.block.{i}.layer.0.layer_norm.weight"),
+            Row("decoder.{i}.attention_norm.weight", "decoder.block.{i}.layer.0.layer_norm.weight"),
             *_t5_attention("decoder.{i}.cross", "decoder.block.{i}.layer.1.EncDecAttention"),
-            Row("decoder.{i}.residuals.1.norm.weight", "decoder.block.{i}.layer.1.layer_norm.weight"),
+            Row("decoder.{i}.cross_norm.weight", "decoder.block.{i}.layer.1.layer_norm.weight"),
             *_t5_feedforward("decoder.{i}.feedforward", "decoder.block.{i}.layer.2.DenseReluDense", gated),
-            Row("decoder.{i}.residuals.2.norm.weight", "decoder.block.{i}.layer.2.layer_norm.weight"),
+            Row("decoder.{i}.feedforward_norm.weight", "decoder.block.{i}.layer.2.layer_norm.weight"),
         ],
     }
 

@@ -11,7 +11,7 @@ from regard.errors import RegardError
 from regard.interop.mapping import CUT, STACKED, TRANSPOSED, TRANSPOSED_CUT, Row, Table, both
 from regard.interop.one_stack import ACTIVATIONS, GATES, Kind, Weights, named, read_one_stack, write_one_stack
 from regard.interop.settings import Settings
-from regard.layers.multihead import BiasPlace
+from regard.layers.multihead import BiasPlacement
 from regard.layers.positions import FEW_TURNS, MANY_TURNS
 from regard.models.gpt import GPTConfig
 
@@ -29,12 +29,12 @@ _GPT2 = Table(
     ],
     {
         "blocks": [
-            *both("blocks.{i}.residuals.0.norm", "h.{i}.ln_1"),
+            *both("blocks.{i}.attention_norm", "h.{i}.ln_1"),
             Row((f"{_QUERY}.weight", f"{_KEY_VALUE}.weight"), "h.{i}.attn.c_attn.weight", TRANSPOSED_CUT),
             Row((f"{_QUERY}.bias", f"{_KEY_VALUE}.bias"), "h.{i}.attn.c_attn.bias", CUT),
             Row("blocks.{i}.attention.out.weight", "h.{i}.attn.c_proj.weight", TRANSPOSED),
             Row("blocks.{i}.attention.out.bias", "h.{i}.attn.c_proj.bias"),
-            *both("blocks.{i}.residuals.1.norm", "h.{i}.ln_2"),
+            *both("blocks.{i}.feedforward_norm", "h.{i}.ln_2"),
             Row("blocks.{i}.feedforward.inner.weight", "h.{i}.mlp.c_fc.weight", TRANSPOSED),
             Row("blocks.{i}.feedforward.inner.bias", "h.{i}.mlp.c_fc.bias"),
             Row("blocks.{i}.feedforward.outer.weight", "h.{i}.mlp.c_proj.weight", TRANSPOSED),
@@ -49,7 +49,7 @@ _LLAMA = Table(
     [Row("embedding.tokens.weight", "embed_tokens.weight"), Row("norm.weight", "norm.weight")],
     {
         "blocks": [
-            Row("blocks.{i}.residuals.0.norm.weight", "layers.{i}.input_layernorm.weight"),
+            Row("blocks.{i}.attention_norm.weight", "layers.{i}.input_layernorm.weight"),
             *both("blocks.{i}.attention.query", "layers.{i}.self_attn.q_proj"),
             *both(
                 "blocks.{i}.attention.key_value",
@@ -59,7 +59,7 @@ _LLAMA = Table(
             *both("blocks.{i}.attention.out", "layers.{i}.self_attn.o_proj"),
             Row("blocks.{i}.attention.query_norm.weight", "layers.{i}.self_attn.q_norm.weight"),
             Row("blocks.{i}.attention.key_norm.weight", "layers.{i}.self_attn.k_norm.weight"),
-            Row("blocks.{i}.residuals.1.norm.weight", "layers.{i}.post_attention_layernorm.weight"),
+            Row("blocks.{i}.feedforward_norm.weight", "layers.{i}.post_attention_layernorm.weight"),
             *both("blocks.{i}.feedforward.inner", _INNER, STACKED),
             *both("blocks.{i}.feedforward.outer", "layers.{i}.mlp.down_proj"),
         ]
@@ -118,7 +118,7 @@ def _write_gpt2(config: GPTConfig) -> dict[str, Any]:
 
 LlamaKind = Literal["llama", "qwen2", "qwen3"]
 # Which linear maps of Llama have a bias: (of attention, of feed-forward).
-_BIASES: dict[tuple[bool, bool], BiasPlace] = {
+_BIASES: dict[tuple[bool, bool], BiasPlacement] = {
     (False, False): "none",
     (True, False): "attention",
     (False, True): "feedforward",

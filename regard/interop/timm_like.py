@@ -28,7 +28,7 @@ _ROWS = [
     *both("distilled", "head_dist"),
 ]
 _LAYER = [
-    *both("blocks.{i}.residuals.0.norm", "blocks.{i}.norm1"),
+    *both("blocks.{i}.attention_norm", "blocks.{i}.norm1"),
     *(
         Row(
             (f"blocks.{{i}}.attention.query.{part}", f"blocks.{{i}}.attention.key_value.{part}"),
@@ -40,11 +40,11 @@ _LAYER = [
     *both("blocks.{i}.attention.query_norm", "blocks.{i}.attn.q_norm"),
     *both("blocks.{i}.attention.key_norm", "blocks.{i}.attn.k_norm"),
     *both("blocks.{i}.attention.out", "blocks.{i}.attn.proj"),
-    Row("blocks.{i}.residuals.0.scale", "blocks.{i}.ls1.gamma"),
-    *both("blocks.{i}.residuals.1.norm", "blocks.{i}.norm2"),
+    Row("blocks.{i}.attention_residual.layer_scale", "blocks.{i}.ls1.gamma"),
+    *both("blocks.{i}.feedforward_norm", "blocks.{i}.norm2"),
     *both("blocks.{i}.feedforward.inner", "blocks.{i}.mlp.fc1"),
     *both("blocks.{i}.feedforward.outer", "blocks.{i}.mlp.fc2"),
-    Row("blocks.{i}.residuals.1.scale", "blocks.{i}.ls2.gamma"),
+    Row("blocks.{i}.feedforward_residual.layer_scale", "blocks.{i}.ls2.gamma"),
 ]
 
 

@@ -45,7 +45,7 @@ _ONE_TOKEN = Row("embedding.prefix", "embeddings.cls_token", sequence(1))
 _TWO_TOKENS = Row("embedding.prefix", ("embeddings.cls_token", "embeddings.distillation_token"), sequence(2))
 # What files have, even those that the newest transformers writes.
 _LAYER = [
-    *both("blocks.{i}.residuals.0.norm", "encoder.layer.{i}.layernorm_before"),
+    *both("blocks.{i}.attention_norm", "encoder.layer.{i}.layernorm_before"),
     *both("blocks.{i}.attention.query", "encoder.layer.{i}.attention.attention.query"),
     *both(
         "blocks.{i}.attention.key_value",
@@ -53,13 +53,13 @@ _LAYER = [
         STACKED,
     ),
     *both("blocks.{i}.attention.out", "encoder.layer.{i}.attention.output.dense"),
-    *both("blocks.{i}.residuals.1.norm", "encoder.layer.{i}.layernorm_after"),
+    *both("blocks.{i}.feedforward_norm", "encoder.layer.{i}.layernorm_after"),
     *both("blocks.{i}.feedforward.inner", "encoder.layer.{i}.intermediate.dense"),
     *both("blocks.{i}.feedforward.outer", "encoder.layer.{i}.output.dense"),
 ]
 # What transformers from version 5 on calls them in memory, and in files where it is asked to.
 _NEWER_LAYER = [
-    *both("blocks.{i}.residuals.0.norm", "layers.{i}.layernorm_before"),
+    *both("blocks.{i}.attention_norm", "layers.{i}.layernorm_before"),
     *both("blocks.{i}.attention.query", "layers.{i}.attention.q_proj"),
     *both(
         "blocks.{i}.attention.key_value",
@@ -67,7 +67,7 @@ _NEWER_LAYER = [
         STACKED,
     ),
     *both("blocks.{i}.attention.out", "layers.{i}.attention.o_proj"),
-    *both("blocks.{i}.residuals.1.norm", "layers.{i}.layernorm_after"),
+    *both("blocks.{i}.feedforward_norm", "layers.{i}.layernorm_after"),
     *both("blocks.{i}.feedforward.inner", "layers.{i}.mlp.fc1"),
     *both("blocks.{i}.feedforward.outer", "layers.{i}.mlp.fc2"),
 ]
