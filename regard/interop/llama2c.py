@@ -22,7 +22,7 @@ from regard.data.special import Special
 from regard.data.tokenizer import FOREIGN, Tokenizer
 from regard.errors import RegardError
 from regard.folder import LanguageModel, model_of
-from regard.interop.mapping import STACKED, Change, Row, Table, read_weights, shapes_of
+from regard.interop.mapping import STACKED, Change, Row, Table, read_model
 from regard.models.gpt import GPTConfig
 
 # Each story begins with <s>, and where one would begin, the last one has ended.
@@ -54,7 +54,7 @@ def import_llama2c(model_file: str | Path, tokenizer_file: str | Path) -> Langua
     config, theirs = _read_model(model_file)
     tokenizer = _read_tokenizer(tokenizer_file, config.vocab)
     table = llama2c_table(config.width // config.heads)
-    weights = read_weights(table, {"blocks": config.layers}, theirs, str(model_file), shapes_of(config))
+    weights = read_model(config, table, {"blocks": config.layers}, theirs, str(model_file))
     model = model_of(config, weights, model_file)
     special = Special(pad=BOS, unk=UNK, sos=BOS, eos=BOS, begin=BOS)
     return LanguageModel(model.eval(), tokenizer, {"imported": {"file": model_file.name}}, special)
