@@ -96,12 +96,6 @@ class Tokenizer:
         self.kind = kind  # one of KINDS, or FOREIGN
 
     @cached_property
-    def has_mask(self) -> bool:
-        """Whether one of its own special ids stands for a hidden token."""
-        marks = self.library.get_added_tokens_decoder().get(len(SPECIALS))
-        return self.kind != FOREIGN and marks is not None and marks.content == MASK_NAME and marks.special
-
-    @cached_property
     def exact(self) -> bool:
         """Whether every character, white space included, is taken as it is (but for its case)."""
         return self.library.normalizer is None or isinstance(self.library.normalizer, normalizers.Lowercase)
