@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from regard.errors import RegardError
+from regard.files import read_file
 from regard.ranges import check_value, default_hint, is_list, shown
 
 MAX_DEPTH = 50
@@ -42,7 +43,7 @@ def read_json(path: Path, *, unique_keys: bool = True) -> dict[str, Any]:
 
     >>> read_json(Path("no-such.json"))
     Traceback (most recent call last):
-    regard.errors.RegardError: no-such.json: cannot be read: No such file or directory. Put a good copy in its place.
+    regard.errors.RegardError: no-such.json: the file is missing. Is the folder complete?
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -54,9 +55,7 @@ def read_json(path: Path, *, unique_keys: bool = True) -> dict[str, Any]:
         return table
 
     try:
-        table = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique if unique_keys else None)
-    except OSError as error:
-        raise RegardError(f"{path}: cannot be read: {error.strerror}.", REPLACE_FILE) from None
+        table = json.loads(read_file(path).decode(), object_pairs_hook=unique if unique_keys else None)
     except ValueError as error:
         raise RegardError(f"{path}: not JSON ({error}).", REPLACE_FILE) from None
     except RecursionError:

@@ -227,7 +227,7 @@ def test_a_weight_too_many(folder):
 
 def test_a_missing_tokeniser(folder):
     (folder / "tokenizer.json").unlink()
-    assert "There is no tokeniser at" in refusal(folder)
+    assert "tokenizer.json: the file is missing" in refusal(folder)
 
 
 def test_the_tokeniser_of_another_model(folder):

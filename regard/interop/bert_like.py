@@ -251,8 +251,7 @@ def read_bert_like(
 
     `table` is config.json, `tokens` the tokeniser's special ids by what they are for.
     """
-    pooler = {"add_pooling_layer": any("pooler." in key for key in theirs)}  # which many bare models lack
-    config, weights = read_one_stack(CLASSES[name], Settings(table, origin).over(pooler), theirs)
+    config, weights = read_one_stack(CLASSES[name], Settings(table, origin), theirs)
     begin, end = tokens.get("begin", tokens.get("cls")), tokens.get("end", tokens.get("sep"))
     pad = config.position_offset - 1 if config.position_offset else tokens.get("pad", 0)
     special = Special(

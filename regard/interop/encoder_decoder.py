@@ -22,7 +22,7 @@ from regard.layers.positions import Sinusoidal
 from regard.models.transformer import TransformerConfig
 
 
-class Kind(NamedTuple):
+class BartKind(NamedTuple):
     """What a class of BART's making has in its code rather than in its config."""
 
     model_type: str
@@ -34,11 +34,11 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "BartForConditionalGeneration": Kind("bart", "post", True, "learned", 2),
-    "MBartForConditionalGeneration": Kind("mbart", "pre", True, "learned", 2),
-    "PegasusForConditionalGeneration": Kind("pegasus", "pre", False, "sinusoidal_halves", 0),
-    "BlenderbotForConditionalGeneration": Kind("blenderbot", "pre", False, "learned", 0),
-    "MarianMTModel": Kind("marian", "post", False, "sinusoidal_halves", 0),
+    "BartForConditionalGeneration": BartKind("bart", "post", True, "learned", 2),
+    "MBartForConditionalGeneration": BartKind("mbart", "pre", True, "learned", 2),
+    "PegasusForConditionalGeneration": BartKind("pegasus", "pre", False, "sinusoidal_halves", 0),
+    "BlenderbotForConditionalGeneration": BartKind("blenderbot", "pre", False, "learned", 0),
+    "MarianMTModel": BartKind("marian", "post", False, "sinusoidal_halves", 0),
 }
 T5 = "T5ForConditionalGeneration"
 # Saved without its output layer, which is the embedding, and with shorter names.
@@ -203,7 +203,7 @@ def read_encoder_decoder(
     return config, _read_special(name, settings, tokens), weights
 
 
-def _read_bart(kind: Kind, settings: Settings, theirs: Weights) -> TransformerConfig:
+def _read_bart(kind: BartKind, settings: Settings, theirs: Weights) -> TransformerConfig:
     settings.must_be("normalize_before", kind.norm == "pre")
     settings.must_be("normalize_embedding", kind.embedding_norm)
     shared, tied = _bart_embeddings(settings, theirs)
@@ -409,7 +409,7 @@ def write_encoder_decoder(
     return common | {"bos_token_id": begin} | _bart_settings(kind, config), generation, tensors
 
 
-def _bart_settings(kind: Kind, config: TransformerConfig) -> dict[str, Any]:
+def _bart_settings(kind: BartKind, config: TransformerConfig) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "model_type": kind.model_type,
         **write_keys(_BART_KEYS, config),
@@ -441,7 +441,7 @@ def _t5_settings(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def conformed(kind: Kind, config: TransformerConfig, weights: Weights) -> tuple[TransformerConfig, Weights]:
+def conformed(kind: BartKind, config: TransformerConfig, weights: Weights) -> tuple[TransformerConfig, Weights]:
     """The same function with a config and weights that the class can have.
 
     Sinusoids are brought into its order, or written out as a table of learned positions; biases that are not there are

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.interop.fitting import in_words
 from regard.interop.mapping import Table, read_model, shapes_of, write_weights
 from regard.interop.settings import Key, Settings
 
@@ -79,7 +80,8 @@ def write_labels(labels: Sequence[str]) -> dict[str, Any]:
 
 def read_one_stack(kind: Kind, settings: Settings, theirs: Mapping[str, Tensor]) -> tuple[Any, Weights]:
     """Our config, and the weights under our names."""
-    config = kind.read(settings)
+    pooler = any("pooler." in name for name in theirs)  # which many bare models lack
+    config = kind.read(settings.over({"add_pooling_layer": pooler}))
     return config, read_model(config, kind.table, {"blocks": _blocks(config)}, theirs, settings.origin)
 
 
@@ -90,9 +92,9 @@ def write_one_stack(
     differences = {name: _differences(kind, config) for name, kind in kinds.items()}
     name = min(differences, key=lambda one: len(differences[one]))
     if differences[name]:
-        said = ", ".join(f"{field} = {ours!r} (there: {theirs!r})" for field, ours, theirs in differences[name])
         raise RegardError(
-            f"No class of transformers computes what this model does; the nearest, {name}, differs in {said}.",
+            f"No class of transformers computes what this model does; the nearest, {name}, differs in "
+            f"{in_words(config, differences[name])}.",
             "Train with other choices to export there.",
         )
     kind = kinds[name]
@@ -112,10 +114,10 @@ def _there_and_back(kind: Kind, config: Any) -> Any:
     return kind.read(Settings(kind.write(config), "config.json"))
 
 
-def _differences(kind: Kind, config: Any) -> list[tuple[str, Any, Any]]:
-    """The fields in which a config changes when it is put into their words and back."""
+def _differences(kind: Kind, config: Any) -> dict[str, tuple]:
+    """The fields in which a config changes when it is written as theirs and read back, and what they become."""
     ours, back = _essence(config), _essence(_there_and_back(kind, config))
-    return [(field, ours[field], back[field]) for field in ours if ours[field] != back.get(field, ours[field])]
+    return {field: (back[field],) for field in ours if ours[field] != back.get(field, ours[field])}
 
 
 def _essence(config: Any) -> dict[str, Any]:

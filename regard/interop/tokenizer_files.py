@@ -19,11 +19,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from regard import config_reader
 from regard.config_reader import json_bytes
 from regard.data.special import Special
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import read_file, write_whole
 from regard.interop.sentencepiece import (
     CONTROL,
     UNIGRAM,
@@ -460,20 +461,14 @@ _KNOWN: dict[str, tuple[str, ...]] = {
 
 def _text(path: Path) -> str:
     try:
-        return path.read_bytes().decode()  # line ends as they are
-    except FileNotFoundError:
-        raise RegardError(f"{path}: the file is missing.", "Is the folder complete?") from None
-    except OSError as error:
-        raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Name a folder that can be read.") from None
+        return read_file(path).decode()  # line ends as they are
     except UnicodeDecodeError:
         raise RegardError(f"{path}: not a text in UTF-8.", "Put a good copy in its place.") from None
 
 
 def _by_id(path: Path) -> list[str]:
     """The names in a vocab.json, at their ids."""
-    if not path.exists():
-        raise RegardError(f"{path}: the file is missing.", "Is the folder complete?")
-    table = read_json(path)
+    table = config_reader.read_json(path, unique_keys=False)
     if not table or {type(index) for index in table.values()} != {int} or set(table.values()) != set(range(len(table))):
         raise RegardError(f"{path}: its ids are not 0, 1, 2 and so on.", "Put a good copy in its place.")
     return sorted(table, key=table.__getitem__)

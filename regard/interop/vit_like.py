@@ -146,9 +146,8 @@ def read_vit_like(
     `table` is config.json, `pictures` what preprocessor_config.json says.
     """
     newer = any(".attention.q_proj." in key for key in theirs)
-    pooler = {"add_pooling_layer": any("pooler." in key for key in theirs)}  # which many bare models lack
     kind = (NEWER_CLASSES if newer else CLASSES)[name]
-    config, weights = read_one_stack(kind, Settings(table, origin).over(pooler), theirs)
+    config, weights = read_one_stack(kind, Settings(table, origin), theirs)
     mean, std = _normalisation(pictures)
     return linear(replace(config, mean=mean, std=std), weights)
 
