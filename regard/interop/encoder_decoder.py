@@ -13,10 +13,9 @@ from torch import Tensor
 
 from regard.data.special import Special
 from regard.errors import RegardError
-from regard.interop.fitting import in_words, misfits
 from regard.interop.mapping import Change, Row, Table, block_rows, both, read_model, shapes_of, write_weights
 from regard.interop.one_stack import ACTIVATIONS, GATES, Weights
-from regard.interop.settings import Key, Settings, read_keys, their_name, write_keys
+from regard.interop.settings import Key, Settings, in_words, misfits, read_keys, their_name, write_keys
 from regard.layers.blocks import NormPlace
 from regard.layers.positions import Sinusoidal
 from regard.models.transformer import TransformerConfig

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.interop.fitting import in_words
 from regard.interop.mapping import Table, read_model, shapes_of, write_weights
-from regard.interop.settings import Key, Settings
+from regard.interop.settings import Key, Settings, in_words
 
 logger = logging.getLogger("regard")
 

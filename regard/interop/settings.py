@@ -1,4 +1,4 @@
-"""Values in a config.json of another format, checked one at a time."""
+"""Configs of other formats: their values, checked; tables of their keys; fields of ours that they do not support."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -142,3 +142,26 @@ def their_name(names: Mapping[str, str], ours: str) -> str:
     ('gelu_new', 'silu')
     """
     return next((theirs for theirs, name in names.items() if name == ours), next(iter(names)))
+
+
+def misfits(config: Any, supported: Mapping[str, tuple]) -> dict[str, tuple]:
+    """The fields whose value in a config is not supported, and the values that are.
+
+    >>> from regard.models import TransformerConfig
+    >>> misfits(TransformerConfig(heads=3), {"heads": (1, 2), "norm": ("pre", "post")})
+    {'heads': (1, 2)}
+    """
+    return {field: values for field, values in supported.items() if getattr(config, field) not in values}
+
+
+def in_words(config: Any, found: Mapping[str, tuple]) -> str:
+    """Misfits as a part of a sentence.
+
+    >>> from regard.models import TransformerConfig
+    >>> in_words(TransformerConfig(heads=3), {"heads": (1, 2)})
+    'heads = 3 (there: 1 or 2)'
+    """
+    return ", ".join(
+        f"{field} = {getattr(config, field)!r} (there: {' or '.join(map(repr, values))})"
+        for field, values in found.items()
+    )
