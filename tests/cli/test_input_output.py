@@ -134,6 +134,15 @@ def test_blocks_of_other_commands(called, pipe, monkeypatch, classifier_folder, 
     assert (code, found) == (0, called(command, classifier_folder, "one", "two", "three", "four", "five")[1])
 
 
+@pytest.mark.parametrize("options", [(), ("--quiet",)])
+def test_quiet_holds_for_lines_of_a_pipe_too(called, pipe, classifier_folder, options):
+    """They are checked in a thread of their own."""
+    pipe.write("кот спит дома\n")
+    pipe.close()
+    code, _, err = called("classify", classifier_folder, *options)
+    assert (code, "unknown to the model" in err) == (0, not options)
+
+
 def test_samples_are_the_same_from_a_pipe_and_from_a_file(tmp_path, called, pipe, seq2seq_folder):
     lines = [f"{source}\n" for source, _ in number_pairs(40, seed=5)]
     (tmp_path / "lines.txt").write_text("".join(lines))
@@ -205,15 +214,6 @@ def test_mostly_unknown_characters_are_warned_of_once(called, seq2seq_folder, cl
     assert called("translate", seq2seq_folder, *lines, "--quiet")[2] == ""
     assert called("translate", seq2seq_folder, "one two three seven é")[2] == ""
     assert "text 2: 62%" in called("classify", classifier_folder, *lines)[2]
-
-
-@pytest.mark.parametrize("options", [(), ("--quiet",)])
-def test_quiet_holds_for_lines_of_a_pipe_too(called, pipe, classifier_folder, options):
-    """They are checked in a thread of their own."""
-    pipe.write("кот спит дома\n")
-    pipe.close()
-    code, _, err = called("classify", classifier_folder, *options)
-    assert (code, "unknown to the model" in err) == (0, not options)
 
 
 def test_a_length_beyond_the_models_is_said(called, seq2seq_folder, writer_folder):
