@@ -133,13 +133,17 @@ def ours(config: TransformerConfig | GPTConfig, variant: Variant, smoothing: flo
 
     run = GraphedUpdate(update) if variant.graph and DEVICE == "cuda" else update
     forced = (lambda: use(variant.attention)) if variant.attention else contextlib.nullcontext
-    places = {vocabulary: variant.fused_loss, linear_relu: variant.fused_relu, add_norm: variant.fused_norm}
+    kernels = {  # module and condition of each, and whether it runs
+        (vocabulary, "takes"): variant.fused_loss,
+        (linear_relu, "takes"): variant.fused_relu,
+        (add_norm, "supports"): variant.fused_norm,
+    }
 
     def step(batch: Batch) -> object:
         with forced(), contextlib.ExitStack() as stack:
-            for place, taken in places.items():
-                if not taken:
-                    stack.enter_context(changed(place, takes=lambda *given: False))
+            for (module, condition), runs in kernels.items():
+                if not runs:
+                    stack.enter_context(changed(module, **{condition: lambda *given: False}))
             return run([batch])
 
     return step

@@ -163,18 +163,15 @@ def record(
         if threading.get_ident() == thread:
             running.pop()
 
-    def watch(call: Call, output: Tensor) -> None:
-        if threading.get_ident() == thread and running:
+    def observer(call: Call, output: Tensor) -> None:
+        if running:
             recording[running[-1]].keep(call, output)
 
     hooks = [module.register_forward_pre_hook(enter(name)) for name, module in chosen.items()]
     hooks += [module.register_forward_hook(leave, always_call=True) for module in chosen.values()]
-    dispatch.watchers.append(watch)
     try:
-        # Compiled code would not call back here; looked at, a model runs as it is written.
-        with torch.compiler.set_stance("force_eager"):
+        with dispatch.observe(observer):
             yield recording
     finally:
-        dispatch.watchers.remove(watch)
         for hook in hooks:
             hook.remove()

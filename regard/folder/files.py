@@ -28,6 +28,7 @@ from regard.errors import RegardError
 from regard.files import write_whole
 from regard.folder.encoder import TextEncoder
 from regard.folder.language import LanguageModel
+from regard.folder.migration import migrate_names
 from regard.folder.pictures import ImageModel
 from regard.folder.translator import Translator
 from regard.models import FAMILIES, family_of, make_model
@@ -180,7 +181,7 @@ def _read_weights(path: Path, config: Any) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         _check_shapes(config, shapes, path)
-        return load_file(path)
+        return migrate_names(load_file(path))
     except FileNotFoundError:
         hint = "Was the training interrupted early?"
         if next(path.parent.glob("*.onnx"), None):

@@ -16,7 +16,7 @@ from regard.errors import RegardError
 from regard.interop.mapping import Change, Row, Table, block_rows, both, read_model, shapes_of, write_weights
 from regard.interop.one_stack import ACTIVATIONS, GATES, Weights
 from regard.interop.settings import Key, Settings, in_words, misfits, read_keys, their_name, write_keys
-from regard.layers.blocks import NormPlace
+from regard.layers.blocks import NormPlacement
 from regard.layers.positions import Sinusoidal
 from regard.models.transformer import TransformerConfig
 
@@ -25,7 +25,7 @@ class BartKind(NamedTuple):
     """What a class of BART's making has in its code rather than in its config."""
 
     model_type: str
-    norm: NormPlace
+    norm: NormPlacement
     embedding_norm: bool
     positions: Literal["learned", "sinusoidal_halves"]
     offset: int

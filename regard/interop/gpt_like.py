@@ -11,7 +11,7 @@ from regard.errors import RegardError
 from regard.interop.mapping import CUT, TRANSPOSED, TRANSPOSED_CUT, Row, Table, block_rows, both
 from regard.interop.one_stack import ACTIVATIONS, GATES, Kind, Weights, read_one_stack, write_one_stack
 from regard.interop.settings import Key, Settings, read_keys, with_defaults, write_keys
-from regard.layers.multihead import BiasPlace
+from regard.layers.multihead import BiasPlacement
 from regard.layers.positions import FEW_TURNS, MANY_TURNS
 from regard.models.gpt import GPTConfig
 
@@ -27,12 +27,12 @@ _GPT2 = Table(
     ],
     {
         "blocks": [
-            *both("blocks.{i}.residuals.0.norm", "h.{i}.ln_1"),
+            *both("blocks.{i}.attention_norm", "h.{i}.ln_1"),
             Row((f"{_QUERY}.weight", f"{_KEY_VALUE}.weight"), "h.{i}.attn.c_attn.weight", TRANSPOSED_CUT),
             Row((f"{_QUERY}.bias", f"{_KEY_VALUE}.bias"), "h.{i}.attn.c_attn.bias", CUT),
             Row("blocks.{i}.attention.out.weight", "h.{i}.attn.c_proj.weight", TRANSPOSED),
             Row("blocks.{i}.attention.out.bias", "h.{i}.attn.c_proj.bias"),
-            *both("blocks.{i}.residuals.1.norm", "h.{i}.ln_2"),
+            *both("blocks.{i}.feedforward_norm", "h.{i}.ln_2"),
             Row("blocks.{i}.feedforward.inner.weight", "h.{i}.mlp.c_fc.weight", TRANSPOSED),
             Row("blocks.{i}.feedforward.inner.bias", "h.{i}.mlp.c_fc.bias"),
             Row("blocks.{i}.feedforward.outer.weight", "h.{i}.mlp.c_proj.weight", TRANSPOSED),
@@ -119,7 +119,7 @@ def _write_gpt2(config: GPTConfig) -> dict[str, Any]:
 
 LlamaKind = Literal["llama", "qwen2", "qwen3"]
 # Which linear maps of Llama have a bias: (of attention, of feed-forward).
-_BIASES: dict[tuple[bool, bool], BiasPlace] = {
+_BIASES: dict[tuple[bool, bool], BiasPlacement] = {
     (False, False): "none",
     (True, False): "attention",
     (False, True): "feedforward",

@@ -95,11 +95,11 @@ def llama2c_table(head_width: int) -> Table:
         ],
         {
             "blocks": [
-                Row("blocks.{i}.residuals.0.norm.weight", "rms_att_weight.{i}"),
+                Row("blocks.{i}.attention_norm.weight", "rms_att_weight.{i}"),
                 Row("blocks.{i}.attention.query.weight", "wq.{i}", turned),
                 Row("blocks.{i}.attention.key_value.weight", ("wk.{i}", "wv.{i}"), turned_stacked),
                 Row("blocks.{i}.attention.out.weight", "wo.{i}"),
-                Row("blocks.{i}.residuals.1.norm.weight", "rms_ffn_weight.{i}"),
+                Row("blocks.{i}.feedforward_norm.weight", "rms_ffn_weight.{i}"),
                 Row("blocks.{i}.feedforward.inner.weight", ("w3.{i}", "w1.{i}"), STACKED),  # the value, then its gate
                 Row("blocks.{i}.feedforward.outer.weight", "w2.{i}"),
             ]

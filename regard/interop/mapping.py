@@ -116,9 +116,10 @@ def block_rows(
 
     >>> names = dict(attention=["q", "k", "v", "o"], feedforward=("fc1", "fc2"), norms=["norm1", "norm2"])
     >>> block_rows("layers.{i}", **names)[-1][:2]
-    ('blocks.{i}.residuals.1.norm.bias', 'layers.{i}.norm2.bias')
+    ('blocks.{i}.feedforward_norm.bias', 'layers.{i}.norm2.bias')
     """
     inner, outer = feedforward
+    sublayers = ("attention", "cross", "feedforward") if cross else ("attention", "feedforward")
     gated = not isinstance(inner, str)
     whole = tuple(f"{theirs}.{name}" for name in inner) if gated else f"{theirs}.{inner}"
     return [
@@ -126,7 +127,7 @@ def block_rows(
         *(attention_rows(f"{ours}.cross", theirs, cross) if cross else []),
         *both(f"{ours}.feedforward.inner", whole, STACKED if gated else SAME),
         *both(f"{ours}.feedforward.outer", f"{theirs}.{outer}"),
-        *(row for i, norm in enumerate(norms) for row in both(f"{ours}.residuals.{i}.norm", f"{theirs}.{norm}")),
+        *(row for name, norm in zip(sublayers, norms) for row in both(f"{ours}.{name}_norm", f"{theirs}.{norm}")),
     ]
 
 

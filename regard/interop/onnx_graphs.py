@@ -24,7 +24,6 @@ from regard.errors import RegardError
 from regard.files import write_whole
 from regard.folder import FORMAT, OPENED, Translator, write_tokenizers
 from regard.interop.extras import need
-from regard.layers.blocks import Residual
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import FeedForward
 from regard.layers.multihead import MultiHead
@@ -131,8 +130,8 @@ def encoder_graph(onnx: Any, model: Transformer) -> Any:
             q, (k, v) = _queries(g, attention, y, places), _keys_values(g, attention, y, places)
             return _attend(g, attention, q, _heads_first(g, k), _heads_first(g, v), hidden, bias)
 
-        x = _residual(g, block.residuals[0], x, regard)
-        x = _residual(g, block.residuals[1], x, lambda y, network=block.feedforward: _feedforward(g, network, y))
+        x = _residual(g, block, "attention", x, regard)
+        x = _residual(g, block, "feedforward", x, lambda y, network=block.feedforward: _feedforward(g, network, y))
     x = _norm(g, model.encoder_norm, x)
     outputs: Places = {}
     for i, cross in enumerate(block.cross for block in model.decoder):
@@ -167,9 +166,9 @@ def step_graph(onnx: Any, model: Transformer) -> Any:
             q = _queries(g, attention, y, None)
             return _attend(g, attention, q, f"memory_keys_{i}", f"memory_values_{i}", hidden, None)
 
-        x = _residual(g, block.residuals[0], x, regard_self)
-        x = _residual(g, block.residuals[1], x, regard_source)
-        x = _residual(g, block.residuals[2], x, lambda y, network=block.feedforward: _feedforward(g, network, y))
+        x = _residual(g, block, "attention", x, regard_self)
+        x = _residual(g, block, "cross", x, regard_source)
+        x = _residual(g, block, "feedforward", x, lambda y, network=block.feedforward: _feedforward(g, network, y))
     x = g.times(_norm(g, model.decoder_norm, x), model.output_factor)
     logits: Places = {"logits": (_linear(g, model.output, x), ["B", "K", config.target_vocab])}
     inputs: Kinds = {"last": (types.INT64, ["B", "K"]), "mask": (types.BOOL, ["B", "S"])}
@@ -208,11 +207,11 @@ def _norm(g: Graph, norm: nn.Module, x: str) -> str:
     return x  # nothing to be done
 
 
-def _residual(g: Graph, residual: nn.Module, x: str, sublayer: Callable[[str], str]) -> str:
-    assert isinstance(residual, Residual)
-    if residual.place == "pre":
-        return g.add("Add", x, sublayer(_norm(g, residual.norm, x)))
-    return _norm(g, residual.norm, g.add("Add", x, sublayer(x)))
+def _residual(g: Graph, block: Any, name: str, x: str, sublayer: Callable[[str], str]) -> str:
+    norm = getattr(block, f"{name}_norm")
+    if block.norm_first:
+        return g.add("Add", x, sublayer(_norm(g, norm, x)))
+    return _norm(g, norm, g.add("Add", x, sublayer(x)))
 
 
 def _embedding(g: Graph, embedding: Embedding, max_len: int, ids: str, places: str) -> str:

@@ -36,8 +36,8 @@ _LAYER = [
     ),
     *both("blocks.{i}.attention.query_norm", "blocks.{i}.attn.q_norm"),
     *both("blocks.{i}.attention.key_norm", "blocks.{i}.attn.k_norm"),
-    Row("blocks.{i}.residuals.0.scale", "blocks.{i}.ls1.gamma"),
-    Row("blocks.{i}.residuals.1.scale", "blocks.{i}.ls2.gamma"),
+    Row("blocks.{i}.attention_residual.layer_scale", "blocks.{i}.ls1.gamma"),
+    Row("blocks.{i}.feedforward_residual.layer_scale", "blocks.{i}.ls2.gamma"),
 ]
 
 

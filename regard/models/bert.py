@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.attention.scores import ScoreName
 from regard.errors import RegardError
-from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlace
+from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlacement
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation, activate
@@ -31,7 +31,7 @@ class BertConfig:
     layers: Layers = 4
     feedforward: Count = 1024
     dropout: Rate = 0.1
-    norm: NormPlace = "post"
+    norm: NormPlacement = "post"
     norm_kind: NormKind = "layer"
     norm_eps: Epsilon = 1e-12
     activation: Activation = "gelu"

@@ -12,7 +12,7 @@ from regard.layers.blocks import BlockConfig, EncoderBlock
 from regard.layers.cache import GrowingCache
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
-from regard.layers.multihead import BiasPlace
+from regard.layers.multihead import BiasPlacement
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Packed
 from regard.models.heads import check_heads
@@ -44,7 +44,7 @@ class GPTConfig:
     head_width: Natural = 0
     """0: width / heads"""
     qk_norm: bool = True
-    bias: BiasPlace = "none"
+    bias: BiasPlacement = "none"
     """linear maps with a bias: all, those of attention, q k v of these, all but q k v, those of feed-forward, none"""
     tied: bool = True
     """the output layer is the embedding"""

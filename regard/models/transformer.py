@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention.scores import ScoreName
 from regard.errors import RegardError
-from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, NormPlace
+from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, NormPlacement
 from regard.layers.cache import GrowingCache, MemoryCache
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
@@ -32,7 +32,7 @@ class TransformerConfig:
     encoder_layers: Layers = 3
     decoder_layers: Layers = 3
     dropout: Rate = 0.1
-    norm: NormPlace = "pre"
+    norm: NormPlacement = "pre"
     """before each sublayer (pre), or after the residual sum (post, as published)"""
     norm_kind: NormKind = "layer"
     norm_eps: Epsilon = 1e-5

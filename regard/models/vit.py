@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.attention.offsets import Offsets
 from regard.attention.scores import ScoreName
 from regard.errors import RegardError
-from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlace, first_tokens
+from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlacement, first_tokens
 from regard.layers.embeddings import GridPositionKind, ImageEmbedding, Images
 from regard.layers.feedforward import Activation
 from regard.layers.norms import NormKind, make_norm
@@ -40,7 +40,7 @@ class ViTConfig:
     """how often a block's sublayers are left out for an image: 0 in the first block, growing to this in the last"""
     layer_scale: NonNegative = 0.0
     """what each channel of a sublayer's output is multiplied by before training, which learns it; 0: no such factor"""
-    norm: NormPlace = "pre"
+    norm: NormPlacement = "pre"
     norm_kind: NormKind = "layer"
     norm_eps: Epsilon = 1e-6
     activation: Activation = "gelu"
@@ -277,9 +277,9 @@ class ViT(nn.Module):
 
         Where the last norm comes after pooling, the rows are as the last block left them.
         """
-        x, offsets, turns = self.embedding(images)
+        x, offsets, rotary = self.embedding(images)
         for block in self.blocks:
-            x = block(x, offsets, turns=turns)
+            x = block(x, offsets, rotary=rotary)
         return x if self.norm_is_last else self.norm(x)
 
     def features(self, images: Images) -> Float[Tensor, "*n E"]:
@@ -289,11 +289,11 @@ class ViT(nn.Module):
         if self.config.pooling != "class":
             return self.pooled(self.encode(images), images)
         # Only the class tokens are asked for, so the last block makes nothing else.
-        x, offsets, turns = self.embedding(images)
+        x, offsets, rotary = self.embedding(images)
         *earlier, last = self.blocks
         for block in earlier:
-            x = block(x, offsets, turns=turns)
-        x = self.norm(last.first(x, offsets, 1 + self.config.distilled, turns))
+            x = block(x, offsets, rotary=rotary)
+        x = self.norm(last.forward_first(x, offsets, 1 + self.config.distilled, rotary))
         return self._mapped(x if self.config.distilled else x[:, 0])
 
     def pooled(self, encoded: Float[Tensor, "*n E"], images: Images) -> Float[Tensor, "B *two E"]:
@@ -357,9 +357,9 @@ class ViT(nn.Module):
         order = torch.rand(len(images), count, device=images.device).argsort(dim=1)
         shown, hidden = order[:, :seen], order[:, seen:]
         pixels = self.embedding.normalised(images)
-        x, offsets, turns = self.embedding.shown(pixels, shown)
+        x, offsets, rotary = self.embedding.shown(pixels, shown)
         for block in self.blocks:
-            x = block(x, offsets, turns=turns)
+            x = block(x, offsets, rotary=rotary)
         painted = self.output(self.painter(self.norm(x), shown, hidden, grid, self.config.prefix))
         wanted = rows_of(cut(pixels, self.config.patch).float(), hidden)
         return Painted(painted, nn.functional.layer_norm(wanted, wanted.shape[-1:], eps=1e-6), hidden)

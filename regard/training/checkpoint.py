@@ -18,6 +18,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.files import write_whole
 from regard.folder import save
+from regard.folder.migration import migrate_names
 
 STEPS = "steps"
 
@@ -37,7 +38,7 @@ class Checkpoint:
     def load(path: Path) -> "Checkpoint":
         try:
             with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                tensors = migrate_names({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
                 facts = json.loads((file.metadata() or {})["facts"])
         except (SafetensorError, KeyError, ValueError, RecursionError, OSError) as error:
             raise _damaged(path, str(error)) from None

@@ -15,11 +15,11 @@ from regard.attention.masks import Causal
 from regard.attention.reference import reference, softmax
 from regard.errors import RegardError
 from regard.folder.scoring import logprobs
-from regard.layers.blocks import Residual
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import _GATES, FeedForward, activate
 from regard.layers.multihead import MultiHead
-from regard.layers.positions import Learned, RelativeBias, Rotary, turn
+from regard.layers.positions import Learned, RelativeBias, Rotary, apply_rotary
+from regard.layers.residual import Residual
 from regard.viewer.tape import Param, Tape, Value
 from regard.viewer.walk_words import ACTIVATION, WORDS
 
@@ -208,8 +208,8 @@ class Parts:
             k = self.do("rotate", "k_turned", Rotary.forward, [k], rates, positions=places[1])
         if self.turns is not None and memory is None:
             rates = [Param("θ", numbers(self.turns[0]), "embedding.rotary.rates")]
-            q = self.do("rotate", "q_turned", turn, [q], rates, positions=self.turns[1])
-            k = self.do("rotate", "k_turned", turn, [k], rates, positions=self.turns[1])
+            q = self.do("rotate", "q_turned", apply_rotary, [q], rates, positions=self.turns[1])
+            k = self.do("rotate", "k_turned", apply_rotary, [k], rates, positions=self.turns[1])
         a = self.weights(module.score, q, k, bias, module.mask is not None)
         self.tape.compare(a, self.own.weights(self.paths[module], self.call))
         z = self.do("weigh", "z", reference, [a, v], axes=(side, *apart))
@@ -295,18 +295,19 @@ class Parts:
             h = self.activate("h", activate, u, module.activation, f"h = {module.activation}(u)")
         return self.linear(h, module.outer, "f", where)
 
-    def residual(self, module: Residual, x: Value, sublayer: Callable[[Value], Value], name: str) -> Value:
+    def residual(self, block: Any, x: Value, sublayer: Callable[[Value], Value], name: str) -> Value:
         path, where = self.path, Residual.forward
-        given = self.norm(x, module.norm, f"{name}_norm", where) if module.place == "pre" else x
+        module, norm = getattr(block, f"{name}_residual"), getattr(block, f"{name}_norm")
+        given = self.norm(x, norm, f"{name}_norm", where) if block.norm_first else x
         self.path = f"{path}.{name}"
         added = sublayer(given)
         self.path = path
-        if module.scale is not None:
-            scale = self.param("λ", module.scale)
+        if module.layer_scale is not None:
+            scale = self.param("λ", module.layer_scale)
             added = self.do("multiply", f"{name}_scaled", where, [added], [scale], says="scale_added")
         x = self.do("add", f"{name}_sum", where, [x, added])
-        x = self.norm(x, module.norm, f"{name}_norm", where) if module.place == "post" else x
-        return self.tape.compare(x, self.own.output(module, self.call))
+        x = x if block.norm_first else self.norm(x, norm, f"{name}_norm", where)
+        return self.tape.compare(x, self.own.output(module if block.norm_first else norm, self.call))
 
     def output(
         self, x: Value, module: nn.Linear, where: Callable[..., Any], name: Callable[[int], str], says: str = "l"

@@ -200,14 +200,14 @@ class Walker(RecurrentParts):
             self.tape.section(title, part="given", **says)
         with self.tape.silent(not carried):
             self.path = path
-            own, cross, last = module.attention, getattr(module, "cross", None), module.residuals[-1]
+            own, cross = module.attention, getattr(module, "cross", None)
             self.tape.section(f"{title}: {KINDS[own.kind]}", **says, **self.looks(own))
-            x = self.residual(module.residuals[0], x, lambda y: self.attention(own, y, bias=bias), "attention")
+            x = self.residual(module, x, lambda y: self.attention(own, y, bias=bias), "attention")
             if memory is not None and cross is not None:
                 self.tape.section(f"{title}: cross-attention", **says, **self.looks(cross), keys=memory.axes[0])
-                x = self.residual(module.residuals[1], x, lambda y: self.attention(cross, y, memory), "cross")
+                x = self.residual(module, x, lambda y: self.attention(cross, y, memory), "cross")
             self.tape.section(f"{title}: feed-forward", part="feedforward", **says)
-            x = self.residual(last, x, lambda y: self.feed_forward(module.feedforward, y), "feedforward")
+            x = self.residual(module, x, lambda y: self.feed_forward(module.feedforward, y), "feedforward")
         if not carried:
             where = EncoderBlock.forward if memory is None else DecoderBlock.forward
             x = self.tape.give(x, f"{path}.out", "What comes out of this layer, given", where)
