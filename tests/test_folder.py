@@ -154,7 +154,7 @@ def test_another_folder(tmp_path):
             {"family": ["transformer"]},
             "config.json: family must be one of transformer, seq2seq, gpt, bert, vit (got [",
         ),
-        ({"magic": 1}, "config.json: unknown key 'magic'."),
+        ({"magic": 1}, "config.json: unknown key magic. Did you mean"),
         ({"width": "wide"}, "config.json: width must be a whole number (got 'wide')."),
         ({"width": -1}, "config.json: width must be at least 1 (got -1)."),
         ({"norm": "inside"}, "config.json: norm must be one of pre, post (got 'inside')."),
@@ -179,7 +179,7 @@ def test_another_folder(tmp_path):
         ({"format": True}, "config.json: not a config of Regard (it states no format)."),
         ({"special": [1]}, "config.json: special must be a table (got [1])."),
         ({"special": {"pad": -1}}, "config.json: special.pad must be at least 0 (got -1)."),
-        ({"special": {"pat": 1}}, "config.json: unknown key 'special.pat'."),
+        ({"special": {"pat": 1}}, "config.json: unknown key special.pat. Did you mean special.pad?"),
         ({"tokenizer_sha256": "abc"}, "config.json: tokenizer_sha256 must be a table (got 'abc')."),
     ],
     ids=lambda value: str(value)[:30],
@@ -236,7 +236,7 @@ def test_a_weight_too_many(folder):
 
 def test_a_missing_tokeniser(folder):
     (folder / "tokenizer.json").unlink()
-    assert "There is no tokeniser at" in refusal(folder)
+    assert "tokenizer.json: the file is missing" in refusal(folder)
 
 
 def test_the_tokeniser_of_another_model(folder):

@@ -1,7 +1,5 @@
 """`regard answer`: the answer to a question, out of a text."""
 
-import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,9 +7,10 @@ from typing import Annotated
 import tyro
 
 from regard.cli.common import Empty, Model, Quiet, as_text, note, parse
+from regard.config_reader import json_bytes
 from regard.data.questions import Question, read_squad
 from regard.errors import RegardError
-from regard.files import write_output
+from regard.files import STDOUT, write_output
 from regard.folder import Device, TextEncoder, load
 
 
@@ -48,10 +47,7 @@ def run(argv: list[str]) -> int:
     questions = read_squad(options.data)
     encoder = load(options.model, options.device, expect=TextEncoder)
     answers = {one.id: text for one, text in zip(questions, encoder.answer(questions, empty=options.empty))}
-    table = json.dumps(answers, indent=2, ensure_ascii=False) + "\n"
-    if options.out is None:
-        sys.stdout.write(table)
-    else:
-        write_output(options.out, table.encode())
+    write_output(options.out or STDOUT, json_bytes(answers))
+    if options.out is not None:
         note(f"{len(answers)} answers are in {options.out}.")
     return 0

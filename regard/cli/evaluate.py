@@ -1,7 +1,6 @@
 """`regard evaluate`: how good a model is, by every measure that the data allow."""
 
 import dataclasses
-import json
 import math
 import sys
 import time
@@ -25,10 +24,12 @@ from regard.cli.common import (
     open_translator,
     parse,
     phrasebook_examples,
+    plot_format,
     read_examples,
     steps_of,
 )
 from regard.cli.measuring import confusion_picture, parts, pictures, texts
+from regard.config_reader import json_bytes
 from regard.data import read_documents, read_squad
 from regard.data.image_files import LABEL
 from regard.decode import DecodeConfig
@@ -88,8 +89,7 @@ def run(argv: list[str]) -> int:
     if options.confusion is not None:
         if getattr(config, "head", None) not in ("classify", "segment"):
             raise RegardError("This model gives no labels that could be confused.", "Leave out --confusion.")
-        if options.confusion.suffix.lower() not in (".png", ".svg"):
-            raise RegardError(f"{options.confusion}: pictures are .png or .svg.", "Change the name's ending.")
+        plot_format(options.confusion)  # refuses others before the minutes of evaluating, not after
     if kind is not Translator and not options.ensemble:
         measure = {LanguageModel: _language, TextEncoder: _encoder, ImageModel: _images}[kind]
         return _tell({"data": list(options.data)} | measure(options), options)
@@ -151,10 +151,9 @@ def _images(options: Options) -> dict[str, Any]:
 
 def _tell(results: dict[str, Any], options: Options) -> int:
     if options.json is not None:
-        write_output(options.json, (json.dumps(results, indent=2, ensure_ascii=False) + "\n").encode())
+        write_output(options.json, json_bytes(results))
     if options.confusion is not None:
-        form = options.confusion.suffix.lower().removeprefix(".")
-        write_whole(options.confusion, confusion_picture(results, form))
+        write_whole(options.confusion, confusion_picture(results, plot_format(options.confusion)))
     _show(results, sys.stderr if options.json == STDOUT else sys.stdout)
     return 0
 

@@ -3,7 +3,6 @@
 import argparse
 import ast
 import dataclasses
-import difflib
 import functools
 import inspect
 import json
@@ -14,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from regard.attention import SCORES
-from regard.errors import RegardError
+from regard.errors import RegardError, did_you_mean
 from regard.interop.targets import TARGETS
 from regard.models import FAMILIES
 from regard.training.recipe import DERIVED, FAMILIES_FOR, Recipe
@@ -197,8 +196,7 @@ def parse_words(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     for word in unknown:
         name = word.partition("=")[0]
         known = [f"--{name}" for option in every_option().values() for name in option.names]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else "regard train --help-all lists every option."
+        hint = did_you_mean(name, known, "regard train --help-all lists every option.")
         raise RegardError(f"Unknown option {name}.", hint)
     values = vars(found)
     return values.pop("words", []), values

@@ -11,8 +11,8 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.folder import Translator, write_tokenizers
 from regard.interop.extras import need
-from regard.interop.fitting import in_words, misfits
 from regard.interop.mapping import CUT, STACKED, Row, Table, write_weights
+from regard.interop.settings import in_words, misfits
 from regard.layers.positions import Sinusoidal
 from regard.models.transformer import Transformer, TransformerConfig
 
