@@ -5,10 +5,10 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Bias, attend, causal, make_score
-from regard.attention.offsets import Offsets
+from regard.attention import Bias, Mask, attend, causal, make_score, padding
+from regard.attention.offsets import Lengths, Offsets
 from regard.errors import RegardError
-from regard.layers.cache import GrowingCache, MemoryCache
+from regard.layers.cache import GrowingCache, MemoryCache, PlainCache
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.positions import Rotary, Turns, turn
 
@@ -88,11 +88,11 @@ class MultiHead(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "*n E"],
-        offsets: Offsets | None = None,
+        offsets: Offsets | Lengths | None = None,
         *,
         positions: Int[Tensor, "*n"] | None = None,
         memory: Float[Tensor, "*m E"] | None = None,
-        memory_offsets: Offsets | None = None,
+        memory_offsets: Offsets | Lengths | None = None,
         cache: GrowingCache | MemoryCache | None = None,
         bias: Bias | None = None,
         turns: Turns | None = None,
@@ -104,10 +104,13 @@ class MultiHead(nn.Module):
         queries to a memory stand nowhere, and only its keys are turned.
         """
         q = self.queries(x, positions, turns if memory is None else None)
-        if cache is None and offsets is None:
+        if isinstance(offsets, Lengths) or (cache is None and offsets is None):
             k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), turns)
+            if isinstance(cache, PlainCache) and isinstance(offsets, Lengths):
+                cache.fill(k, v, offsets)
             q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-            regarded = attend(q, k, v, score=self.score, mask=self.mask, bias=bias).transpose(1, 2)
+            mask = self._padding_mask(offsets if memory is None else memory_offsets)
+            regarded = attend(q, k, v, score=self.score, mask=mask, bias=bias).transpose(1, 2)
         elif isinstance(cache, MemoryCache):
             # The beams of a sentence are the queries of one attention, so its keys and values exist once.
             regarded = attend(q.transpose(1, 2), cache.k, cache.v, score=self.score, mask=cache.mask).transpose(1, 2)
@@ -125,3 +128,10 @@ class MultiHead(nn.Module):
                 q, k, v, score=self.score, mask=self.mask, bias=bias, q_offsets=offsets, k_offsets=memory_offsets
             )
         return self.out(regarded.flatten(-2))
+
+    def _padding_mask(self, keys: Offsets | Lengths | None) -> Mask | None:
+        """The mask of a rectangle whose rows may end early."""
+        lengths = keys.lengths if isinstance(keys, Lengths) else None
+        if lengths is None:
+            return self.mask
+        return padding(lengths) if self.mask is None else self.mask & padding(lengths)

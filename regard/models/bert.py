@@ -15,7 +15,7 @@ from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation, activate
 from regard.layers.norms import NormKind, make_norm
-from regard.layers.packed import Packed
+from regard.layers.packed import Packed, Padded
 from regard.models.heads import check_heads
 from regard.ranges import Count, Epsilon, Layers, Natural, Rate, check_ranges
 
@@ -173,6 +173,9 @@ class Bert(nn.Module):
 
     def pooled(self, encoded: Float[Tensor, "N E"], tokens: Packed) -> Float[Tensor, "B E"]:
         """The first token of each text, through the pooler."""
+        if isinstance(tokens, Padded):
+            first = encoded[:, 0]
+            return first if self.pooler is None else activate(self.config.pooler, self.pooler(first))
         # An empty text, which only fills a batch up, has no first token: it gets some row, that nobody asks for.
         first = encoded[tokens.offsets.starts[:-1].long().clamp(max=len(encoded) - 1)]
         return first if self.pooler is None else activate(self.config.pooler, self.pooler(first))

@@ -14,7 +14,7 @@ from regard.layers.cache import MemoryCache
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.packed import Packed
-from regard.layers.recurrent import GATES, PARTS, Bidirectional, CellKind, Recurrent, StateAttention, Steps
+from regard.layers.recurrent import GATES, PARTS, Bidirectional, CellKind, Recurrent, StateAttention, Steps, scan
 from regard.ranges import Count, Layers, Natural, Rate, check_ranges
 
 AttentionPlace = Literal["luong", "bahdanau", "none"]
@@ -144,11 +144,15 @@ class Decoder(nn.Module):
         steps = Steps.of(target.offsets)
         if self.place == "bahdanau":
             memory = self.remember(encoded, source)
-            state, joined = cells[:, None], []
-            for inputs in steps.spread(self.layers[0].inputs(y))[:, :, None]:
-                pair, state = self._bahdanau(inputs, state, memory)
-                joined.append(pair[:, 0])
-            return self._attentional(steps.collect(torch.stack(joined)))
+            assert memory is not None
+            lengths = () if memory.even else (memory.lengths,)
+
+            def step(state: Tensor, inputs: Tensor, k: Tensor, *lengths: Tensor) -> tuple[Tensor, Tensor]:
+                pair, state = self._bahdanau(inputs, state, MemoryCache(k, k, *(lengths or (None,)), not lengths))
+                return state, pair[:, 0]
+
+            inputs = steps.spread(self.layers[0].inputs(y))[:, :, None]
+            return self._attentional(steps.collect(scan(self, step, cells[:, None], inputs, memory.k, *lengths)))
         for above, layer in enumerate(self.layers):
             y = layer(self.dropout(y) if above else y, steps, cells[:, above])
         if self.place == "none":
@@ -160,7 +164,7 @@ class Decoder(nn.Module):
         """What single steps look at."""
         if self.place == "none":
             return None
-        memory = self.memory(encoded)[:, None]
+        memory = self.memory(encoded)[..., None, :]
         return MemoryCache.of(memory, memory, source.offsets)
 
     def step(
