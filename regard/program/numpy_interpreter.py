@@ -25,10 +25,8 @@ def run(program: Program, model: nn.Module, inputs: Mapping[str, Any]) -> dict[s
     (7, 3)
     """
     given = {name: _array(value) for name, value in inputs.items()}
-    parameters = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
-    values = Values(parameters | dict(program.constants))
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    values = Values(dict(tensors) | dict(program.constants))
     values.update(given)
     for step in program.resolve(program.sizes(given)):
         execute(step, values)
@@ -239,6 +237,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "pow": _binary(np.power),
     "maximum": np.maximum,
     "neg": np.negative,
+    "reciprocal": lambda x: 1 / x,
     "abs": np.abs,
     "exp": np.exp,
     "log": np.log,

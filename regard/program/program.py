@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps in order. They begin with inputs, with parameters of the model, by their names there, and with constants."""
+    """Steps in order. They read inputs, parameters (by their names in the model), constants, and what steps gave."""
 
     steps: tuple[Step, ...]
     inputs: tuple[str, ...]
