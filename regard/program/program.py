@@ -199,7 +199,7 @@ class _Translation:
                 )
             ):
                 tensors += value
-            elif key not in ("dtype", "layout", "device", "pin_memory", "memory_format", "out", "cudnn_enable"):
+            elif key not in ("dtype", "layout", "device", "pin_memory", "memory_format", "out", "cudnn_enabled"):
                 attributes[key] = self.value(value)
         self.write(node, op, tensors, attributes)
 
