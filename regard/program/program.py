@@ -199,7 +199,16 @@ class _Translation:
                 )
             ):
                 tensors += value
-            elif key not in ("dtype", "layout", "device", "pin_memory", "memory_format", "out", "cudnn_enabled"):
+            elif key not in (
+                "dtype",
+                "layout",
+                "device",
+                "pin_memory",
+                "memory_format",
+                "out",
+                "cudnn_enable",
+                "cudnn_enabled",
+            ):
                 attributes[key] = self.value(value)
         self.write(node, op, tensors, attributes)
 
