@@ -151,6 +151,13 @@ def _slice(x: Array, dim: int, start: int, end: int, step: int = 1) -> Array:
     return x[tuple(index)]
 
 
+def _pad(x: Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Array:
+    """Before and after each axis, the last axis first."""
+    assert mode == "constant"
+    sides = [(0, 0)] * (x.ndim - len(pad) // 2) + [*zip(pad[::2], pad[1::2])][::-1]
+    return np.pad(x, sides, constant_values=value or 0)
+
+
 def _cast(x: Array, to: str) -> Array:
     return np.trunc(x).astype(np.int64) if to == "int" else x.astype({"float": np.float64, "bool": bool}[to])
 
@@ -222,6 +229,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "cat": lambda *xs, dim=0: np.concatenate(xs, dim),
     "stack": lambda *xs, dim=0: np.stack(xs, dim),
     "repeat_interleave": lambda x, repeats, dim: np.repeat(x, repeats, dim),
+    "pad": _pad,
     "cast": _cast,
     # rows by their numbers
     "embedding": lambda weight, ids, **_: weight[ids],
