@@ -36,7 +36,7 @@ class Step:
     module: str
     """path of the module whose forward it is part of"""
     source: str
-    """file and function: regard/attention/reference.py · reference"""
+    """file and function of that forward: regard/layers/multihead.py · forward"""
     body: "Program | None" = None
     """of a scan: what is done at each position, from (state, element, *shared) to (state, output)"""
 
