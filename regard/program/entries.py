@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
 
 def forward_entry(model: nn.Module, image: Tensor | None = None) -> Entry:
-    """`forward` of one example: ids (1, S) of source and target, or of a text; or an image of one size.
+    """`forward` of one example: ids (1, S) of source and target, or of a text (and its segments); or an image.
 
     Sizes bear the names of the inputs.
     """
@@ -39,6 +39,9 @@ def forward_entry(model: nn.Module, image: Tensor | None = None) -> Entry:
         case Transformer() | Seq2Seq():
             sizes = {name: (None, name) for name in ("source", "target")}
             return Entry(_forward_pair, dict(zip(sizes, tokens)), sizes)
+        case Bert() if model.config.segments > 1:
+            inputs = {"text": tokens[0], "segments": torch.zeros_like(tokens[0])}
+            return Entry(_forward_text, inputs, dict.fromkeys(inputs, (None, "text")))
         case GPT() | Bert():
             return Entry(_forward_text, {"text": tokens[0]}, {"text": (None, "text")})
         case ViT() if image is not None:
@@ -50,8 +53,8 @@ def _forward_pair(model: Any, source: Tensor, target: Tensor) -> Tensor:
     return model(Padded(source), Padded(target))
 
 
-def _forward_text(model: Any, text: Tensor) -> Tensor:
-    return model(Padded(text))
+def _forward_text(model: Any, text: Tensor, *segments: Tensor) -> Tensor:
+    return model(Padded(text), *segments)
 
 
 def _forward_image(model: Any, image: Tensor) -> Tensor:

@@ -39,8 +39,11 @@ def test_program_of_a_translator_equals_forward(form, source, target):
 def test_program_of_a_text_model_equals_forward(form, text):
     model = model_of(form)
     program = forward_program(model)
-    values = run(program, model, {"text": torch.tensor([text])})
-    assert_same(values[program.outputs[0]], model(pack([text])))
+    inputs, given = {"text": torch.tensor([text])}, [pack([text])]
+    if "segments" in program.inputs:
+        given.append(torch.arange(len(text)) % 2)
+        inputs["segments"] = given[1][None]
+    assert_same(run(program, model, inputs)[program.outputs[0]], model(*given))
 
 
 @pytest.mark.parametrize("form", IMAGES)
