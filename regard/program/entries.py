@@ -149,12 +149,12 @@ def _transformer_entries(model: Transformer) -> dict[str, BatchEntry]:
             beams=last.shape[1],
             position=states[0][0].shape[2],
             own=list(caches),
-            memory=[MemoryCache(k, v, mask.sum(1), even=False) for k, v in sources],
+            memory=[MemoryCache(k, v, mask.sum(1)) for k, v in sources],
         )
         logits, _ = model.step(state, last)
         return logits, *(tensor for cache in caches for tensor in cache.tensors)
 
-    sizes = {"last": ("B", "K"), "mask": ("B", "S")}
+    sizes: dict[str, Sequence[str | None]] = {"last": ("B", "K"), "mask": ("B", "S")}
     sizes |= dict.fromkeys(memory, ("B", None, "S")) | dict.fromkeys(own, ("R", None, "P"))
     inputs = {"last": torch.zeros(3, 2, dtype=torch.long), "mask": torch.ones(3, 5, dtype=torch.bool)}
     inputs |= {name: torch.zeros(3, groups, 5, width) for name in memory}
@@ -175,7 +175,7 @@ def _seq2seq_entries(model: Seq2Seq) -> dict[str, BatchEntry]:
 
     def step(model: Seq2Seq, last: Tensor, mask: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         *sources, cells = tensors
-        caches = [MemoryCache(k, k, mask.sum(1), even=False) for k in sources]
+        caches = [MemoryCache(k, k, mask.sum(1)) for k in sources]
         state = Seq2SeqState(cells.reshape(*last.shape, *cells.shape[1:]), caches[0] if caches else None)
         logits, state = model.step(state, last)
         return logits, state.cells.flatten(0, 1)

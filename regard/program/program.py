@@ -18,7 +18,7 @@ from torch.export.graph_signature import InputKind
 from regard.errors import RegardError
 from regard.program.capture import Captured
 
-Size = int | sympy.Expr
+Size = Any  # int | sympy.Expr
 """A number, or an expression of sizes that vary: T, S + 1…"""
 
 

@@ -10,9 +10,9 @@ from PIL import Image
 from tokenizers import pre_tokenizers
 
 from regard.data import Tokenizer
+from regard.data.questions import Question
 from regard.data.special import Special
 from regard.data.tokenizer import FOREIGN
-from regard.data.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.folder import ImageModel, LanguageModel, TextEncoder, Translator
