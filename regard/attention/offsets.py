@@ -26,6 +26,13 @@ def to_keep(make: Callable[[], Made]) -> Made:
 
 
 @dataclass(frozen=True, eq=False)
+class Lengths:
+    """The sequences of a padded (B, T) rectangle: the number of valid tokens in each row; None: all T."""
+
+    lengths: Int[Tensor, "B"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Offsets:
     """The borders of B sequences in a flat run of N rows: sequence b is rows starts[b] to starts[b + 1].
 

@@ -218,7 +218,9 @@ class Location(DotLike):
         self.weight = _matrix(heads, max_keys, dim_q, std=dim_q**-0.5)
 
     def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
-        if positions is None:
+        if torch.compiler.is_exporting():  # rows by their numbers: no assumption about how many keys there are
+            places = self.weight.index_select(-2, torch.arange(k.shape[-2], device=k.device))
+        elif positions is None:
             if k.shape[-2] > self.max_keys:
                 raise too_many_keys(k.shape[-2], self.max_keys)
             places = self.weight[..., : k.shape[-2], :]

@@ -13,11 +13,12 @@ from regard.cli.common import (
     Truncate,
     UnknownCharacters,
     named_blocks,
+    open_model,
     parse,
 )
 from regard.data.texts import encode_texts
 from regard.errors import RegardError
-from regard.folder import OPENED, Device, ImageModel, TextEncoder, load, read_config
+from regard.folder import OPENED, Device, ImageModel, TextEncoder, read_config
 from regard.folder.scoring import Classified
 from regard.models import family_of
 
@@ -60,8 +61,8 @@ def _classifier(options: Options) -> tuple[Callable[[list[str]], list[Classified
     if OPENED[family_of(read_config(options.model)[0])].kind is ImageModel:
         if options.truncate:
             raise RegardError("Images are not truncated.", "Leave out --truncate.")
-        return load(options.model, options.device, expect=ImageModel).classify, None
-    encoder = load(options.model, options.device, expect=TextEncoder)
+        return open_model(options.model, options.device, ImageModel).classify, None
+    encoder = open_model(options.model, options.device, TextEncoder)
     unknown = UnknownCharacters(encoder.tokenizer, encoder.special.unk)
     longest, segments = encoder.model.config.max_len, encoder.model.config.segments > 1
 

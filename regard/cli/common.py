@@ -20,7 +20,7 @@ from regard.data.compression import STDIN
 from regard.data.phrasebook import phrasebook_pairs, words
 from regard.data.readers import numbered_lines
 from regard.errors import RegardError
-from regard.folder import Device, Translator, load
+from regard.folder import Device, ImageModel, LanguageModel, TextEncoder, Translator, load
 from regard.interop.onnx_runner import holds_graphs, open_onnx
 from regard.training.recipe import PHRASEBOOK
 from regard.training.report import OnProgress, progress_bar, show_progress
@@ -62,6 +62,7 @@ Empty = Annotated[
 Quiet = Annotated[bool, tyro.conf.arg(help="print results and errors only")]
 
 Options = TypeVar("Options")
+M = TypeVar("M", Translator, LanguageModel, TextEncoder, ImageModel)
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
 _CONFIG = (tyro.conf.FlagCreatePairsOff,)
 _registry = tyro.constructors.ConstructorRegistry()
@@ -99,16 +100,19 @@ def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def open_translator(model: Path, device: Device, ensemble: Sequence[Path] = ()) -> Translator:
-    """The translator of a folder, be it of graphs for ONNX Runtime; or of several model folders that vote."""
+def open_model(model: Path, device: Device, expect: type[M], ensemble: Sequence[Path] = ()) -> M:
+    """Open a model folder, a folder of ONNX graphs, or several translators as an ensemble."""
     graphs = [folder for folder in (model, *ensemble) if holds_graphs(folder)]
     if not graphs:
-        return load([model, *ensemble] if ensemble else model, device, expect=Translator)
+        return load([model, *ensemble] if ensemble else model, device, expect=expect)
     if ensemble:
-        raise RegardError(f"{graphs[0]} holds graphs, which do not vote.", "Name the model folder that they are of.")
+        raise RegardError(
+            f"{graphs[0]} holds ONNX graphs, which cannot be part of an ensemble.",
+            "Name the model folder that it was exported from.",
+        )
     if device not in ("auto", "cpu"):
-        raise RegardError(f"{model} holds graphs, which run on CPUs.", "Use device auto or cpu.")
-    return open_onnx(model)
+        raise RegardError(f"{model} holds ONNX graphs, which run on CPUs.", "Use device auto or cpu.")
+    return open_onnx(model, expect=expect)
 
 
 class Examples(NamedTuple):

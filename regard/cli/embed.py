@@ -19,11 +19,12 @@ from regard.cli.common import (
     UnknownCharacters,
     named_blocks,
     note,
+    open_model,
     parse,
 )
 from regard.errors import RegardError
 from regard.files import STDOUT, write_whole
-from regard.folder import Device, TextEncoder, load
+from regard.folder import Device, TextEncoder
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def run(argv: list[str]) -> int:
     form = "" if out is None else out.suffix
     if form not in ("", ".npy", ".jsonl"):
         raise RegardError(f"{options.out}: vectors are written as .npy or .jsonl.", "Change the name's ending.")
-    encoder = load(options.model, options.device, expect=TextEncoder)
+    encoder = open_model(options.model, options.device, TextEncoder)
     unknown = UnknownCharacters(encoder.tokenizer, encoder.special.unk)
 
     def check(text: str, name: str) -> None:

@@ -21,7 +21,7 @@ from regard.cli.common import (
     Quiet,
     Truncate,
     note,
-    open_translator,
+    open_model,
     parse,
     phrasebook_examples,
     plot_format,
@@ -35,7 +35,7 @@ from regard.data.image_files import LABEL
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.files import STDOUT, write_output, write_whole
-from regard.folder import OPENED, Device, ImageModel, LanguageModel, TextEncoder, Translator, load, read_config
+from regard.folder import OPENED, Device, ImageModel, LanguageModel, TextEncoder, Translator, read_config
 from regard.models import family_of
 from regard.training.metrics import squad_scores, text_scores
 from regard.viewer import align, alignment_error_rate, attentions, best_layer, clearest_layer, read_links
@@ -95,7 +95,7 @@ def run(argv: list[str]) -> int:
         return _tell({"data": list(options.data)} | measure(options), options)
     text_scores([], [], options.bleu_tokenizer)  # an error of its comes before the minutes of translating, not after
     examples = _examples(options)
-    translator = open_translator(options.model, options.device, options.ensemble)
+    translator = open_model(options.model, options.device, Translator, options.ensemble)
     results = {"data": list(options.data), "sentences": len(examples.pairs)}
     results |= _translations(translator, examples, options)
     if not options.ensemble:
@@ -106,7 +106,7 @@ def run(argv: list[str]) -> int:
 
 
 def _language(options: Options) -> dict[str, Any]:
-    model = load(options.model, options.device, expect=LanguageModel)
+    model = open_model(options.model, options.device, LanguageModel)
     with steps_of("evaluating") as tell:
         found = model.evaluate(read_documents(options.data), progress=tell)
     return {
@@ -121,7 +121,7 @@ def _language(options: Options) -> dict[str, Any]:
 
 
 def _encoder(options: Options) -> dict[str, Any]:
-    encoder = load(options.model, options.device, expect=TextEncoder)
+    encoder = open_model(options.model, options.device, TextEncoder)
     match encoder.model.config.head:
         case "classify":
             return texts(encoder, options.data, options.columns, options.truncate)
@@ -146,7 +146,7 @@ def _encoder(options: Options) -> dict[str, Any]:
 
 
 def _images(options: Options) -> dict[str, Any]:
-    return pictures(load(options.model, options.device, expect=ImageModel), options.data, options.label)
+    return pictures(open_model(options.model, options.device, ImageModel), options.data, options.label)
 
 
 def _tell(results: dict[str, Any], options: Options) -> int:

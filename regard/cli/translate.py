@@ -17,13 +17,13 @@ from regard.cli.common import (
     as_text,
     named_blocks,
     note,
-    open_translator,
+    open_model,
     parse,
     progress,
 )
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import Device
+from regard.folder import Device, Translator
 from regard.folder.translator import Split
 from regard.interop.onnx_runner import holds_graphs
 from regard.viewer import align, clearest_layer, format_links, need_attention
@@ -69,7 +69,7 @@ def run(argv: list[str]) -> int:
         if split == "always":
             raise RegardError("--alignments are those of whole lines.", "Leave out --split always.")
         split = "never"
-    translator = open_translator(options.model, options.device, options.ensemble)
+    translator = open_model(options.model, options.device, Translator, options.ensemble)
     if options.alignments:
         need_attention(translator)
     if options.decode.max_len != DecodeConfig().max_len and options.decode.max_len > translator.longest_output:

@@ -7,6 +7,7 @@ from regard.folder.files import (
     Bundle,
     Device,
     bundle_of,
+    check_kind,
     fill_weights,
     find_device,
     load,
@@ -16,6 +17,7 @@ from regard.folder.files import (
     read_tokenizers,
     save,
     vocabularies,
+    write_config,
     write_tokenizers,
 )
 from regard.folder.language import Continuation, LanguageModel, TextLoss
@@ -38,6 +40,7 @@ __all__ = [
     "Translation",
     "Translator",
     "bundle_of",
+    "check_kind",
     "fill_weights",
     "find_device",
     "load",
@@ -47,5 +50,6 @@ __all__ = [
     "read_tokenizers",
     "save",
     "vocabularies",
+    "write_config",
     "write_tokenizers",
 ]

@@ -91,6 +91,11 @@ def save(path: str | Path, bundle: Bundle) -> None:
         name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.named_parameters()
     }  # tied weights are listed once
     write_whole(folder / "model.safetensors", _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"})))
+    write_config(folder, bundle)
+
+
+def write_config(folder: Path, bundle: Bundle) -> None:
+    """Write config.json; the tokenizers must have been written."""
     family = family_of(bundle.model.config)
     config: dict[str, Any] = {"format": FORMAT, "family": family}
     if bundle.tokenizers:
@@ -151,9 +156,7 @@ def load(path, device="auto", *, expect=None):
     folder = Path(path)
     config, special = read_config(folder)
     opened = OPENED[family_of(config)]
-    if expect not in (None, opened.kind):
-        wanted = next(one for one in OPENED.values() if one.kind is expect)
-        raise RegardError(f"{folder} holds {opened.says}, not {wanted.says}.", f"Use it with: {opened.commands}.")
+    check_kind(folder, config, expect)
     weights_path = folder / "model.safetensors"
     weights = _read_weights(weights_path, config)
     model = model_of(config, weights, weights_path)
@@ -170,6 +173,14 @@ def load(path, device="auto", *, expect=None):
     training = read_json(training_path) if training_path.exists() else {}
     bundle = bundle_of(model.to(found).eval(), tokenizers, training, special)
     return dataclasses.replace(bundle, languages=read_languages(folder)) if opened.kind is Translator else bundle
+
+
+def check_kind(folder: Path, config: Any, expect: type[Any] | None) -> None:
+    """Refuse a folder whose family opens as another kind than expected."""
+    opened = OPENED[family_of(config)]
+    if expect not in (None, opened.kind):
+        wanted = next(one for one in OPENED.values() if one.kind is expect)
+        raise RegardError(f"{folder} holds {opened.says}, not {wanted.says}.", f"Use it with: {opened.commands}.")
 
 
 def _ensemble(paths: Any, device: Device) -> Translator:

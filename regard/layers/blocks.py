@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention import Bias, Offsets
+from regard.attention.offsets import Lengths
 from regard.layers.cache import GrowingCache, MemoryCache
 from regard.layers.feedforward import Activation, FeedForward
 from regard.layers.multihead import BiasPlacement, MultiHead
@@ -98,7 +99,7 @@ class EncoderBlock(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "*n E"],
-        offsets: Offsets | None,
+        offsets: Offsets | Lengths | None,
         positions: Int[Tensor, "*n"] | None = None,
         bias: Bias | None = None,
         cache: GrowingCache | None = None,
@@ -171,9 +172,9 @@ class DecoderBlock(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "N E"],
-        offsets: Offsets,
+        offsets: Offsets | Lengths,
         memory: Float[Tensor, "M E"],
-        memory_offsets: Offsets,
+        memory_offsets: Offsets | Lengths,
         positions: Int[Tensor, "N"] | None = None,
         bias: Bias | None = None,
     ) -> Float[Tensor, "N E"]:

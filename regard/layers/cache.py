@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention import Mask, padding
-from regard.attention.offsets import Offsets
+from regard.attention.offsets import Lengths, Offsets
 
 
 class GrowingCache:
@@ -30,8 +30,9 @@ class GrowingCache:
         """What hides the room behind the end of shorter rows."""
         return None if self._lengths is None else padding(self._lengths)
 
-    def fill(self, k: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], offsets: Offsets) -> None:
-        """Takes up whole packed sequences, one a row, into a new cache."""
+    def fill(self, k: Float[Tensor, "*n H D"], v: Float[Tensor, "*n H D"], offsets: Offsets | Lengths) -> None:
+        """Take whole packed sequences, one per row, into a new cache."""
+        assert isinstance(offsets, Offsets)
         self._k, self._v = (y[offsets.rows].transpose(1, 2).contiguous() for y in (k, v))
         self.length = offsets.max_len
         even = offsets.total == offsets.max_len * (len(offsets.starts) - 1)
@@ -69,29 +70,66 @@ class GrowingCache:
         return chosen
 
 
-class MemoryCache:
-    """Keys and values of the source: once per sentence, however many hypotheses look at them."""
+class PlainCache(GrowingCache):
+    """The plain twin of GrowingCache: tensors in, larger tensors out, nothing is written in place (for export).
+
+    Rows are of one length or, with `lengths`, of several; positions at or beyond a row's length are unused.
+
+    >>> cache = PlainCache(torch.zeros(2, 4, 3, 8), torch.zeros(2, 4, 3, 8))
+    >>> cache.append(torch.ones(2, 4, 1, 8), torch.ones(2, 4, 1, 8))[0].shape
+    torch.Size([2, 4, 4, 8])
+    """
 
     def __init__(
         self,
-        k: Float[Tensor, "B H S D"],
-        v: Float[Tensor, "B H S D"],
-        lengths: Int[Tensor, "B"],
-        even: bool,
+        k: Float[Tensor, "R H S D"] | None = None,
+        v: Float[Tensor, "R H S D"] | None = None,
+        lengths: Int[Tensor, "R"] | None = None,
     ) -> None:
-        self.k, self.v, self.lengths, self.even = k, v, lengths, even
-        # Sentences of one length need no mask, and the kernels are faster without.
-        self.mask = None if even else padding(lengths)
+        self._k, self._v, self._lengths = k, v, lengths
+        self.length = 0 if k is None else k.shape[2]
+
+    @property
+    def tensors(self) -> tuple[Float[Tensor, "R H S D"], Float[Tensor, "R H S D"]]:
+        assert self._k is not None
+        assert self._v is not None
+        return self._k, self._v
+
+    def fill(self, k: Float[Tensor, "*n H D"], v: Float[Tensor, "*n H D"], offsets: Offsets | Lengths) -> None:
+        """Take the sequences of a rectangle (B, S)."""
+        assert isinstance(offsets, Lengths)
+        self._k, self._v, self._lengths = k.transpose(1, 2), v.transpose(1, 2), offsets.lengths
+
+    def append(
+        self, k: Float[Tensor, "R H 1 D"], v: Float[Tensor, "R H 1 D"]
+    ) -> tuple[Float[Tensor, "R H S D"], Float[Tensor, "R H S D"]]:
+        before = self.tensors
+        self._k, self._v = (torch.cat(pair, dim=2) for pair in zip(before, (k, v)))
+        if self._lengths is not None:
+            new = torch.arange(self.length + 1, device=k.device)[:, None] == self._lengths[:, None, None, None]
+            self._k, self._v = torch.where(new, k, self._k), torch.where(new, v, self._v)
+            self._lengths = self._lengths + 1
+        self.length += 1
+        return self.tensors
+
+
+class MemoryCache:
+    """Keys and values of the source: once per sentence, shared by its hypotheses. Without `lengths` all are equal."""
+
+    def __init__(
+        self, k: Float[Tensor, "B H S D"], v: Float[Tensor, "B H S D"], lengths: Int[Tensor, "B"] | None = None
+    ) -> None:
+        self.k, self.v, self.lengths = k, v, lengths
+        # Kernels are faster without a mask.
+        self.mask = None if lengths is None else padding(lengths)
 
     @staticmethod
-    def of(k: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], offsets: Offsets) -> "MemoryCache":
-        even = offsets.total == offsets.max_len * (len(offsets.starts) - 1)
-        return MemoryCache(
-            k[offsets.rows].transpose(1, 2).contiguous(),
-            v[offsets.rows].transpose(1, 2).contiguous(),
-            offsets.lengths,
-            even,
-        )
+    def of(k: Float[Tensor, "*n H D"], v: Float[Tensor, "*n H D"], offsets: Offsets | Lengths) -> "MemoryCache":
+        if isinstance(offsets, Lengths):
+            return MemoryCache(k.transpose(1, 2), v.transpose(1, 2), offsets.lengths)
+        k, v = (x[offsets.rows].transpose(1, 2).contiguous() for x in (k, v))
+        return MemoryCache(k, v, None if offsets.even else offsets.lengths)
 
     def reorder(self, sentences: Int[Tensor, "B2"]) -> "MemoryCache":
-        return MemoryCache(self.k[sentences], self.v[sentences], self.lengths[sentences], self.even)
+        lengths = None if self.lengths is None else self.lengths[sentences]
+        return MemoryCache(self.k[sentences], self.v[sentences], lengths)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.attention.offsets import Offsets
+from regard.attention.offsets import Lengths, Offsets
 
 
 class _ByteDropout(torch.autograd.Function):
@@ -67,9 +67,10 @@ class DropPath(nn.Module):
         # A tensor, so that layers that differ in p alone share their compiled code.
         self.register_buffer("rate", torch.tensor(p), persistent=False)
 
-    def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | None = None) -> Float[Tensor, "*n E"]:
+    def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | Lengths | None = None) -> Float[Tensor, "*n E"]:
         if not self.training:
             return x
+        offsets = None if isinstance(offsets, Lengths) else offsets  # the rows of a rectangle
         count = len(x) if offsets is None else len(offsets.starts) - 1
         # Drawn on the device from torch's generator, so that each replay of a CUDA graph draws a new mask.
         kept = (torch.rand(count, device=x.device) >= self.rate).to(x.dtype) / (1 - self.rate)

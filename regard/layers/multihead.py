@@ -5,8 +5,8 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Bias, attend, causal, make_score
-from regard.attention.offsets import Offsets
+from regard.attention import Bias, Mask, attend, causal, make_score, padding
+from regard.attention.offsets import Lengths, Offsets
 from regard.errors import RegardError
 from regard.layers.cache import GrowingCache, MemoryCache
 from regard.layers.norms import NormKind, make_norm
@@ -86,11 +86,11 @@ class MultiHead(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "*n E"],
-        offsets: Offsets | None = None,
+        offsets: Offsets | Lengths | None = None,
         *,
         positions: Int[Tensor, "*n"] | None = None,
         memory: Float[Tensor, "*m E"] | None = None,
-        memory_offsets: Offsets | None = None,
+        memory_offsets: Offsets | Lengths | None = None,
         cache: GrowingCache | MemoryCache | None = None,
         bias: Bias | None = None,
         rotary: RotaryTables | None = None,
@@ -112,14 +112,22 @@ class MultiHead(nn.Module):
             attn_output = attend(q_R, k, v, score=self.score, mask=cache.mask, bias=bias).view(q.shape)
         else:
             k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), rotary)
-            if offsets is None:
-                q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-                attn_output = attend(q, k, v, score=self.score, mask=self.mask, bias=bias).transpose(1, 2)
-            else:
-                if cache is not None:
-                    cache.fill(k, v, offsets)
-                k_offsets = offsets if memory is None else memory_offsets
+            if cache is not None and offsets is not None:
+                cache.fill(k, v, offsets)
+            k_offsets = offsets if memory is None else memory_offsets
+            if isinstance(offsets, Offsets) and not isinstance(k_offsets, Lengths):
                 attn_output = attend(
                     q, k, v, score=self.score, mask=self.mask, bias=bias, q_offsets=offsets, k_offsets=k_offsets
                 )
+            else:
+                q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+                mask = self._padding_mask(k_offsets)
+                attn_output = attend(q, k, v, score=self.score, mask=mask, bias=bias).transpose(1, 2)
         return self.out(attn_output.flatten(-2))
+
+    def _padding_mask(self, keys: Offsets | Lengths | None) -> Mask | None:
+        """The mask of a rectangle whose rows may end early."""
+        lengths = keys.lengths if isinstance(keys, Lengths) else None
+        if lengths is None:
+            return self.mask
+        return padding(lengths) if self.mask is None else self.mask & padding(lengths)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.offsets import Offsets
+from regard.attention.offsets import Lengths, Offsets
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +59,36 @@ class Packed:
         if self.offsets.total == 0:
             return self.ids.new_full((len(self), self.max_len), fill), lengths
         return self.ids[self.offsets.rows].masked_fill(~self.offsets.valid, fill), lengths
+
+
+@dataclass(frozen=True, eq=False)
+class Padded:
+    """B sequences of tokens as a rectangle: what models take in place of `Packed` while they are exported.
+
+    Tokens at or beyond a row's length are padding: no attention reaches them.
+
+    >>> Padded(torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([3, 2])).positions
+    tensor([[0, 1, 2],
+            [0, 1, 2]])
+    """
+
+    ids: Int[Tensor, "B T"]
+    lengths: Int[Tensor, "B"] | None = None
+
+    @property
+    def offsets(self) -> Lengths:
+        return Lengths(self.lengths)
+
+    @property
+    def positions(self) -> Int[Tensor, "B T"]:
+        return torch.arange(self.ids.shape[1], device=self.ids.device).expand(self.ids.shape)
+
+    @property
+    def max_len(self) -> int:
+        return self.ids.shape[1]
+
+
+Tokens = Packed | Padded
 
 
 def pack(

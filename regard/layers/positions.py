@@ -38,7 +38,7 @@ class Sinusoidal(nn.Module):
 
     def _computed(self, length: int) -> Float[Tensor, "P E"]:
         position = torch.arange(length, dtype=torch.float64)[:, None]
-        rate = torch.exp(torch.arange(0, self.width, 2, dtype=torch.float64) * (-math.log(10000.0) / self.width))
+        rate = self._rates()
         table = torch.zeros(length, self.width, dtype=torch.float64)
         sines = (self.width + 1) // 2
         table[:, slice(sines) if self.halves else slice(0, None, 2)] = torch.sin(position * rate)
@@ -47,11 +47,19 @@ class Sinusoidal(nn.Module):
         return table.float()
 
     def reserve(self, length: int) -> None:
-        if length > self.table.shape[0]:
+        if not torch.compiler.is_exporting() and length > self.table.shape[0]:
             self.table = self._computed(max(length, 2 * self.table.shape[0])).to(self.table)
 
     def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... E"]:
+        if torch.compiler.is_exporting():  # an exported program computes the codes: it runs at any length
+            angle = positions[..., None].double() * self._rates(positions.device)
+            codes = torch.stack((angle.sin(), angle.cos()), dim=-2 if self.halves else -1).flatten(-2)
+            return codes[..., : self.width].float()
         return nn.functional.embedding(positions, self.table)
+
+    def _rates(self, device: torch.device | str = "cpu") -> Float[Tensor, "P"]:
+        pairs = torch.arange(0, self.width, 2, dtype=torch.float64, device=device)
+        return torch.exp(pairs * (-math.log(10000.0) / self.width))
 
 
 class Learned(nn.Embedding):
@@ -67,7 +75,7 @@ class Learned(nn.Embedding):
 
     def reserve(self, length: int) -> None:
         places = self.num_embeddings - self.offset
-        if length > places:
+        if not torch.compiler.is_exporting() and length > places:
             raise RegardError(
                 f"A sequence of {length} tokens is longer than the {places} learned positions.",
                 "Shorten it, or train with a larger model.max_len.",

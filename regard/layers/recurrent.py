@@ -1,5 +1,7 @@
 """Recurrent layers over packed sequences, and the attention that looks back at an encoder's states (B1, B2)."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,9 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.nn.utils.stateless import _reparametrize_module
 
-from regard.attention import attend, make_score
-from regard.attention.offsets import Offsets
+from regard.attention import attend, make_score, padding
+from regard.attention.offsets import Lengths, Offsets
 from regard.layers.cache import MemoryCache
 
 CellKind = Literal["gru", "lstm"]
@@ -35,7 +38,9 @@ class Steps:
     cells: Int[Tensor, "N"]  # where in the flattened rows each packed row is read: the way back
 
     @staticmethod
-    def of(offsets: Offsets, backward: bool = False) -> "Steps":
+    def of(offsets: Offsets | Lengths, backward: bool = False) -> "Steps | PaddedSteps":
+        if isinstance(offsets, Lengths):
+            return PaddedSteps(offsets, backward)
         longest, batch = offsets.max_len, len(offsets.starts) - 1
         rows, step, sequence = offsets.rows, offsets.cells % longest, offsets.cells // longest
         if backward:
@@ -49,6 +54,74 @@ class Steps:
 
     def collect(self, x: Float[Tensor, "M B E"]) -> Float[Tensor, "N E"]:
         return x.flatten(0, 1).index_select(0, self.cells)
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedSteps:
+    """The same order for a rectangle (B, T, E). Read backward, each row is reversed within its length.
+
+    >>> steps = PaddedSteps(Lengths(torch.tensor([2, 3])), backward=True)
+    >>> steps.spread(torch.arange(6.0).view(2, 3, 1))[0, :, 0]
+    tensor([1., 5.])
+    """
+
+    offsets: Lengths
+    backward: bool = False
+
+    def spread(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "T B E"]:
+        return self._ordered(x).transpose(0, 1)
+
+    def collect(self, x: Float[Tensor, "T B E"]) -> Float[Tensor, "B T E"]:
+        return self._ordered(x.transpose(0, 1))
+
+    def _ordered(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        lengths = self.offsets.lengths
+        if not self.backward:
+            return x
+        if lengths is None:
+            return x.flip(1)
+        rows = (lengths[:, None] - 1 - torch.arange(x.shape[1], device=x.device)).clamp(min=0)
+        return x.gather(1, rows[:, :, None].expand(-1, -1, x.shape[2]))
+
+
+def scan(
+    module: nn.Module,
+    step: Callable[..., tuple[Tensor, Tensor]],
+    state: Tensor,
+    xs: Float[Tensor, "T *x"],
+    *shared: Tensor,
+) -> Float[Tensor, "T *y"]:
+    """The outputs y_t of state_t, y_t = step(state_{t-1}, x_t, *shared), one after another.
+
+    An exported program has one loop for any length, to which the parameters of `module` are passed; elsewhere it is a
+    plain loop.
+
+    >>> scan(nn.Module(), lambda total, x: (total + x, total + x), torch.tensor(0.0), torch.arange(4.0))
+    tensor([0., 1., 3., 6.])
+    """
+    if torch.compiler.is_exporting():
+        # The operator itself, not its front end, whose compiler would forget which module each operation is of.
+        from torch._higher_order_ops.scan import scan_op
+
+        parameters = dict(module.named_parameters())
+
+        def body(state: Tensor, x: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+            with _reparametrize_module(module, dict(zip(parameters, rest[len(shared) :]))):
+                return step(state, x, *rest[: len(shared)])
+
+        return scan_op(
+            body, [state.clone(memory_format=torch.contiguous_format)], [xs], (*shared, *parameters.values())
+        )[1]
+    outputs = []
+    for x in xs:
+        state, output = step(state, x, *shared)
+        outputs.append(output)
+    return torch.stack(outputs)
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager:
+    """Full precision: rounding would add up from step to step. A program that is exported has no autocast to leave."""
+    return nullcontext() if torch.compiler.is_exporting() else torch.autocast(device.type, enabled=False)
 
 
 class Recurrent(nn.Module):
@@ -79,11 +152,16 @@ class Recurrent(nn.Module):
                 bias_x[width : 2 * width] = 1.0
 
     def forward(
-        self, x: Float[Tensor, "N I"], steps: Steps, state: Float[Tensor, "B P E"] | None = None
-    ) -> Float[Tensor, "N E"]:
+        self, x: Float[Tensor, "*n I"], steps: Steps | PaddedSteps, state: Float[Tensor, "B P E"] | None = None
+    ) -> Float[Tensor, "*n E"]:
         """The output at each packed row, from a first state for each sequence (zeros without)."""
         dtype = self.rnn.all_weights[0][0].dtype
-        with torch.autocast(x.device.type, enabled=False):
+        if torch.compiler.is_exporting():
+            inputs = self.inputs(steps.spread(x))
+            if state is None:
+                state = inputs.new_zeros(inputs.shape[1], self.parts, self.rnn.hidden_size)
+            return steps.collect(scan(self, self._state_and_output, state, inputs))
+        with _without_autocast(x.device):
             first = None
             if state is not None:
                 parts = state.to(dtype).transpose(0, 1).contiguous()
@@ -96,10 +174,14 @@ class Recurrent(nn.Module):
         weight, _, bias, _ = self.rnn.all_weights[0]
         return linear(x, weight, bias)
 
+    def _state_and_output(self, state: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        state = self.step(inputs, state)
+        return state, state[..., 0, :].clone()  # a loop's outputs may not share memory
+
     def step(self, inputs: Float[Tensor, "*n G"], state: Float[Tensor, "*n P E"]) -> Float[Tensor, "*n P E"]:
         """The next state."""
         _, weight, _, bias = self.rnn.all_weights[0]
-        with torch.autocast(state.device.type, enabled=False):
+        with _without_autocast(state.device):
             inputs, state = inputs.to(weight.dtype), state.to(weight.dtype)
             h = state[..., 0, :]
             hidden = linear(h, weight, bias)
@@ -128,17 +210,32 @@ class Bidirectional(nn.Module):
         self.forward_layer = Recurrent(cell, dim_in, width)
         self.backward_layer = Recurrent(cell, dim_in, width)
 
-    def forward(self, x: Float[Tensor, "N I"], forward: Steps, backward: Steps) -> Float[Tensor, "N C"]:
+    def forward(
+        self, x: Float[Tensor, "*n I"], forward: Steps | PaddedSteps, backward: Steps | PaddedSteps
+    ) -> Float[Tensor, "*n C"]:
         return torch.cat((self.forward_layer(x, forward), self.backward_layer(x, backward)), dim=-1)
 
     @staticmethod
-    def final(rows: Float[Tensor, "N C"], offsets: Offsets) -> Float[Tensor, "B C"]:
+    def final(rows: Float[Tensor, "*n C"], offsets: Offsets | Lengths) -> Float[Tensor, "B C"]:
         """Each direction's state once it has read all: at the last token, and at the first. Nothing read: zeros."""
         ahead, behind = rows.chunk(2, dim=-1)
+        if isinstance(offsets, Lengths):
+            return torch.cat((last_valid(ahead, offsets), behind[:, 0]), dim=-1)
         last = (offsets.starts[1:].long() - 1).clamp(min=0)
         first = offsets.starts[:-1].long().clamp(max=max(offsets.total - 1, 0))
         states = torch.cat((ahead.index_select(0, last), behind.index_select(0, first)), dim=-1)
         return states * (offsets.lengths > 0)[:, None]
+
+
+def last_valid(x: Float[Tensor, "B T E"], offsets: Lengths) -> Float[Tensor, "B E"]:
+    """The last row of each sequence of a rectangle.
+
+    >>> last_valid(torch.arange(6.0).view(2, 3, 1), Lengths(torch.tensor([2, 3])))[:, 0]
+    tensor([1., 5.])
+    """
+    if offsets.lengths is None:
+        return x[:, -1]
+    return x.gather(1, (offsets.lengths - 1)[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
 
 
 class StateAttention(nn.Module):
@@ -159,9 +256,9 @@ class StateAttention(nn.Module):
     def forward(
         self,
         states: Float[Tensor, "*n E"],
-        memory: Float[Tensor, "M E"] | MemoryCache,
-        offsets: Offsets | None = None,
-        memory_offsets: Offsets | None = None,
+        memory: Float[Tensor, "*m E"] | MemoryCache,
+        offsets: Offsets | Lengths | None = None,
+        memory_offsets: Offsets | Lengths | None = None,
     ) -> Float[Tensor, "*n E"]:
         """All steps of a packed run (N, E) in one call; or, with a cache, one step for each (B, K) hypothesis."""
         # Under autocast the memory comes from a matrix product and is narrow; states are not.
@@ -169,5 +266,9 @@ class StateAttention(nn.Module):
             queries = states[:, None].to(memory.k.dtype)
             return attend(queries, memory.k, memory.v, score=self.score, mask=memory.mask).squeeze(1)
         queries, keys = states[:, None].to(memory.dtype), memory[:, None]
+        if isinstance(memory_offsets, Lengths):
+            mask = None if memory_offsets.lengths is None else padding(memory_offsets.lengths)
+            return attend(queries, keys, keys, score=self.score, mask=mask).squeeze(1)
+        assert not isinstance(offsets, Lengths)
         regarded = attend(queries, keys, keys, score=self.score, q_offsets=offsets, k_offsets=memory_offsets)
         return regarded.squeeze(1)

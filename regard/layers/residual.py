@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.attention import Offsets
+from regard.attention.offsets import Lengths, Offsets
 from regard.layers import add_norm
 from regard.layers.dropout import Dropout, DropPath
 
@@ -28,7 +28,7 @@ class Residual(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path is not None else None
 
     def forward(
-        self, x: Float[Tensor, "*n E"], update: Float[Tensor, "*n E"], offsets: Offsets | None = None
+        self, x: Float[Tensor, "*n E"], update: Float[Tensor, "*n E"], offsets: Offsets | Lengths | None = None
     ) -> Float[Tensor, "*n E"]:
         update = self.dropout(update)
         if self.layer_scale is not None:
@@ -38,7 +38,11 @@ class Residual(nn.Module):
         return x + update
 
     def add_norm(
-        self, x: Float[Tensor, "*n E"], update: Float[Tensor, "*n E"], norm: nn.Module, offsets: Offsets | None = None
+        self,
+        x: Float[Tensor, "*n E"],
+        update: Float[Tensor, "*n E"],
+        norm: nn.Module,
+        offsets: Offsets | Lengths | None = None,
     ) -> tuple[Float[Tensor, "*n E"], Float[Tensor, "*n E"]]:
         """The sum, and its norm."""
         x = self(x, update, offsets)
@@ -58,7 +62,11 @@ class FusedResidual(Residual):
         self.norm_first = norm_first
 
     def add_norm(
-        self, x: Float[Tensor, "*n E"], update: Float[Tensor, "*n E"], norm: nn.Module, offsets: Offsets | None = None
+        self,
+        x: Float[Tensor, "*n E"],
+        update: Float[Tensor, "*n E"],
+        norm: nn.Module,
+        offsets: Offsets | Lengths | None = None,
     ) -> tuple[Float[Tensor, "*n E"], Float[Tensor, "*n E"]]:
         worthwhile = self.training if self.norm_first else x.dim() == 2 and x.dtype == update.dtype
         if worthwhile and add_norm.supports(x, update, norm):
