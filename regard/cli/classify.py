@@ -15,7 +15,6 @@ from regard.cli.common import (
     parse,
     until_error,
 )
-from regard.data.texts import encode_texts
 from regard.errors import RegardError
 from regard.folder import OPENED, Device, ImageModel, TextEncoder, load, read_config
 from regard.folder.scoring import Classified
@@ -68,16 +67,9 @@ def _classifier(options: Options) -> Callable[[list[str], list[str]], Iterator[C
         return lambda files, _: iter(model.classify(files))
     encoder = load(options.model, options.device, expect=TextEncoder)
     unknown = UnknownCharacters(encoder.tokenizer, encoder.special.unk)
-    longest, segments = encoder.model.config.max_len, encoder.model.config.segments > 1
 
     def check(text: str, name: str) -> None:
-        row = [_parts(text)]
-        _, cut = encode_texts(row, encoder.tokenizer, encoder.special, max_len=longest, segments=segments)
-        if cut and not options.truncate:
-            raise RegardError(
-                f"{name} has more than the {longest} tokens that the model takes.",
-                "Split it, or use --truncate to cut it short.",
-            )
+        encoder.encode_rows([_parts(text)], name=name, truncate=options.truncate)
         unknown.check(text, name)
 
     def classify(texts: list[str], names: list[str]) -> Iterator[Classified]:

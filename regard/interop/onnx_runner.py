@@ -83,6 +83,11 @@ class OnnxTranslator(Translator):
     def device(self) -> torch.device:
         return torch.device("cpu")
 
+    @property
+    def length_limit(self) -> int:
+        """The graphs hold tables of positions, whatever their kind."""
+        return self.trained_length
+
 
 def holds_graphs(folder: str | Path) -> bool:
     """Whether a folder is one that `export_onnx` wrote.

@@ -53,7 +53,7 @@ class BertConfig:
     labels: tuple[str, ...] = ()
     """filled in from the data"""
     max_len: Count = 512
-    """the longest text in tokens"""
+    """the longest text in training, in tokens; positions without a table go beyond it"""
     vocab: Natural = 0
     """filled in from the tokeniser"""
 

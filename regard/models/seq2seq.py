@@ -38,7 +38,7 @@ class Seq2SeqConfig:
     tied: bool = True
     """the output layer is the target embedding; the source embedding too, where the two sides share a tokeniser"""
     max_len: Count = 256
-    """the longest sequence in tokens, on either side"""
+    """the longest sequence in training, in tokens, on either side; positions without a table go beyond it"""
     source_vocab: Natural = 0
     """filled in from the tokenisers"""
     target_vocab: Natural = 0
