@@ -35,7 +35,7 @@ def joined(part: str, count: int, sentences: int) -> list[tuple[str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     options = parser.parse_args()
     training = joined("train", 6000, 1) + joined("train", 6000, 2)
@@ -47,7 +47,8 @@ def main() -> None:
             tokenizer=TokenizerConfig(kind="bpe", vocab_size=1000),
             model=MODELS[name],
             train=TrainConfig(
-                steps=options.steps, batch_tokens=2048, lr=2e-3, warmup=100, schedule="cosine", device="cpu", patience=0
+                **dict(steps=options.steps, validate_every=options.steps, patience=0),
+                **dict(batch_tokens=2048, lr=2e-3, warmup=100, schedule="cosine", device="cpu"),
             ),
         )
         translator = train(recipe, options.out / name.strip("()"), corpus=corpus, quiet=True)

@@ -25,9 +25,7 @@ class Options:
     text: Texts = ()
     """beginnings of texts; without any, and without --input, each line of standard input is one"""
     input: Input = None
-    truncate: Annotated[
-        bool, tyro.conf.arg(help="cut prompts to the length that the model was trained on: their end is kept")
-    ] = False
+    truncate: Annotated[bool, tyro.conf.arg(help="keep only the end of prompts longer than in training")] = False
     device: Device = "auto"
     quiet: Quiet = False
     decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(
