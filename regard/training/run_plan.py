@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from regard.errors import RegardError
 from regard.models import family_of
+from regard.training.choices import describe_choices
 from regard.training.metrics import METRIC_NAMES
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.schedules import format_duration
@@ -35,6 +37,7 @@ def describe_plan(
     parameters = sum(p.numel() for p in model.parameters())
     # Adam keeps two numbers per parameter; its own memory is not in the measurement.
     memory = workers * cost.memory + 8 * parameters * workers
+    choices = [] if fine_tunes else _choices(recipe, task, corpus)
     where = device.type if workers == 1 else f"{workers} workers"
     rows = [
         ("data", corpus.describe()),
@@ -45,6 +48,7 @@ def describe_plan(
         ("time", _time(config, cost, device)),
         ("memory", f"about {memory / 1e9:.1f} GB on {where}"),
         *(("chosen", reason) for reason in task.reasons(corpus, recipe)),
+        *(("chosen", choice) for choice in choices),
     ]
     lines = [f"  {name:<11}{text}" for name, text in rows]
     return ["Plan", *lines, *(f"Warning: {text}" for text in task.warnings(corpus))]
@@ -69,6 +73,13 @@ def peak_memory(device: torch.device) -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _choices(recipe: Recipe, task: Task, corpus: Corpus) -> list[str]:
+    try:
+        return describe_choices(recipe, task.suggest(corpus, False))
+    except RegardError:  # nothing suits these data, and the recipe is entirely the user's
+        return []
 
 
 def _shape(recipe: Recipe) -> str:
