@@ -73,7 +73,9 @@ class TextEncoder(ModelWithTokenizers):
     def embed(
         self, texts: str | Sequence[str], *, truncate: bool = False
     ) -> Float[np.ndarray, "B E"] | Float[np.ndarray, "E"]:
-        """A vector per text, or the vector of a single string: the mean over its tokens, of length 1."""
+        """A vector per text, or the vector of a single string, of length 1: the mean over its tokens, or what the
+        model's query finds in them (`pooling = "query"`).
+        """
         if isinstance(texts, str):
             return self.embed([texts], truncate=truncate)[0]
         rows = [self.text_ids(text, name=f"text {i}", truncate=truncate) for i, text in enumerate(texts, 1)]
@@ -81,8 +83,11 @@ class TextEncoder(ModelWithTokenizers):
         self.model.eval()
         for numbers, (packed,) in _batches(Texts(Sequences.of(rows))):
             encoded = self.model.encode(packed.to(self.device)).float()
-            means = torch.stack([one.mean(0) for one in encoded.split(packed.offsets.lengths.tolist())])
-            vectors[numbers] = torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
+            if self.model.query_pool is not None:
+                found = self.model.query_pool(encoded, packed.to(self.device).offsets).float()
+            else:
+                found = torch.stack([one.mean(0) for one in encoded.split(packed.offsets.lengths.tolist())])
+            vectors[numbers] = torch.nn.functional.normalize(found, dim=-1).cpu().numpy()
         return vectors
 
     @overload

@@ -1,4 +1,4 @@
-"""From the tokens of an image to answers: a question put to it, a label a patch, the pixels of hidden patches."""
+"""Readouts of encoded tokens: a learned query that pools a sequence, a label per patch, pixels of hidden patches."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from regard.layers.positions import SinusoidalGrid
 
 
 class QueryPool(nn.Module):
-    """One vector a sequence: what a learned, free-standing question finds in it (A8).
+    """One vector per sequence: the output of cross-attention from one learned query to the tokens of a text or image.
 
     >>> QueryPool(BlockConfig(16, heads=4, feedforward=32), "scaled_dot")(torch.randn(2, 5, 16), None).shape
     torch.Size([2, 16])

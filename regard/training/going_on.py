@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.layers.patches import whereabouts
-from regard.models import ModelConfig, ViT, ViTConfig, family_of
+from regard.models import BertConfig, ModelConfig, ViT, ViTConfig, family_of
 from regard.training.recipe import FAMILIES_FOR, Recipe
 
 # What a model may lack or have too much when it is trained on for another task.
-HEADS = ("output.", "mask_head.", "pooler.", "distilled.", "pooled_map.", "segmenter.", "painter.")
+HEADS = ("output.", "mask_head.", "query_pool.", "pooler.", "distilled.", "pooled_map.", "segmenter.", "painter.")
 # What a recipe decides of a Vision Transformer that is trained on: nothing that its weights depend on, but for those of
 # a head that it did not have.
 _FREE = ("dropout", "drop_path")
@@ -29,6 +29,10 @@ def taking_over(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:
     if isinstance(model, ViTConfig):
         names = [*_FREE, *(name for head, own in _OF_HEADS.items() if head != model.head for name in own)]
         model = dataclasses.replace(model, **{name: getattr(recipe.model, name) for name in names})
+    if isinstance(model, BertConfig):
+        # A classifier keeps its pooling; an encoder that becomes one takes the recipe's.
+        pooling = model.pooling if model.head == "classify" else recipe.model.pooling  # type: ignore[union-attr]
+        model = dataclasses.replace(model, pooling=pooling if recipe.task == "classify" else "first")
     return dataclasses.replace(recipe, model=model)
 
 

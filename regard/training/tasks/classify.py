@@ -81,7 +81,7 @@ class Classify:
             config,
             vocab=max(config.vocab, tokenizers[0].vocab_size),
             head="classify",
-            pooler="tanh" if config.pooler == "none" else config.pooler,
+            pooler="tanh" if config.pooler == "none" and config.pooling == "first" else config.pooler,
             labels=label_names(corpus.training),
         )
 
