@@ -3,8 +3,8 @@
     python benchmarks/lengths.py --out runs/lengths
 
 Trains one small model per kind of positions on the built-in phrasebook, on texts of one to three sentences and at most
-`max_len` tokens, and translates texts of up to ten sentences. One table: chrF within the trained length and beyond it. A
-learned table of positions cannot read longer texts. About a minute per model on two cores.
+`max_len` tokens, and translates texts of up to ten sentences. One table: chrF within the trained length and beyond it.
+A learned table of positions cannot read longer texts. About a minute per model on two cores.
 """
 
 import argparse

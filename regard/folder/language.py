@@ -113,6 +113,8 @@ class LanguageModel(ModelWithTokenizers):
         ids = [self.prompt_ids(p, name=f"prompt {i}", truncate=truncate) for i, p in enumerate(prompts, 1)]
         # The bounds that follow from a source's length are for translation.
         config = dataclasses.replace(config, max_ratio=0.0, max_extra=config.max_len)
+        if self.tokenizer.kind == "word":  # the text of <unk> is empty
+            config = dataclasses.replace(config, unknown=False)
         self.model.eval()
         listeners = [_Listener(self.tokenizer, one[len(self.special.framed([])) :]) for one in ids]
 

@@ -17,7 +17,7 @@ CellKind = Literal["rnn", "gru", "lstm"]
 # Vectors per state (h; h and c), and linear maps per step: the gates and the candidate state.
 PARTS: dict[CellKind, int] = {"rnn": 1, "gru": 1, "lstm": 2}
 GATES: dict[CellKind, int] = {"rnn": 1, "gru": 3, "lstm": 4}
-_MODULES: dict[CellKind, type[nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+_MODULES: dict[CellKind, type[nn.RNN | nn.GRU | nn.LSTM]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
 @dataclass(frozen=True, eq=False)

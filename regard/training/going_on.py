@@ -1,6 +1,7 @@
 """A model that is trained already, as the beginning of another: what is taken over, and what is new."""
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +32,8 @@ def taking_over(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:
         model = dataclasses.replace(model, **{name: getattr(recipe.model, name) for name in names})
     if isinstance(model, BertConfig):
         # A classifier keeps its pooling; an encoder that becomes one takes the recipe's.
-        pooling = model.pooling if model.head == "classify" else recipe.model.pooling  # type: ignore[union-attr]
-        model = dataclasses.replace(model, pooling=pooling if recipe.task == "classify" else "first")
+        chosen: Any = model if model.head == "classify" else recipe.model
+        model = dataclasses.replace(model, pooling=chosen.pooling if recipe.task == "classify" else "first")
     return dataclasses.replace(recipe, model=model)
 
 

@@ -183,8 +183,7 @@ def work(
     model = make_model(model_config)
     if origin is not None:
         fill_weights(model, weights_for(model, origin.model), Path(str(start_from)), may_differ=HEADS)
-    if tokenizers:
-        use_vectors(model, config, *tokenizers)
+    vectors = use_vectors(model, config, *tokenizers) if tokenizers else []
     model.to(device).train()
     parameters = unique_parameters(model)
     optimizer = make_optimizer(config.optimizer, model, config.lr, config.beta2, config.weight_decay)
@@ -232,7 +231,9 @@ def work(
     elif not report.silent or dry_run:
         cost = _measure_cost(lambda batch: task.loss(model, features, batch, config).loss, batches, autocast, device)
         optimizer.zero_grad()
-        report.say(*describe_plan(recipe, task, corpus, model, note, cost, team.size, device, origin is not None))
+        report.say(
+            *describe_plan(recipe, task, corpus, model, note, cost, team.size, device, origin is not None, vectors)
+        )
     if dry_run:
         return
 

@@ -1,6 +1,7 @@
 """The plan of a run, printed before the first step: data, model, training, validation, expected time and memory."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from regard.training.metrics import METRIC_NAMES
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.schedules import format_duration
 from regard.training.tasks.base import Corpus, Task
+from regard.training.vectors import VectorCoverage
 
 
 class Cost(NamedTuple):
@@ -31,6 +33,7 @@ def describe_plan(
     workers: int,
     device: torch.device,
     fine_tunes: bool,
+    vectors: Sequence[VectorCoverage] = (),
 ) -> list[str]:
     """The lines of the plan; after them a warning for each thing that may disappoint."""
     config = recipe.train
@@ -43,6 +46,7 @@ def describe_plan(
         ("data", corpus.describe()),
         ("", note),
         ("model", f"{_shape(recipe)}: {parameters / 1e6:.2f} M parameters{', fine-tuned' if fine_tunes else ''}"),
+        *(("", str(coverage)) for coverage in vectors),
         ("training", _training(recipe, task)),
         ("validation", _validation(config)),
         ("time", _time(config, cost, device)),
@@ -51,7 +55,8 @@ def describe_plan(
         *(("chosen", choice) for choice in choices),
     ]
     lines = [f"  {name:<11}{text}" for name, text in rows]
-    return ["Plan", *lines, *(f"Warning: {text}" for text in task.warnings(corpus))]
+    warnings = [*task.warnings(corpus), *(text for coverage in vectors for text in coverage.warnings())]
+    return ["Plan", *lines, *(f"Warning: {text}" for text in warnings)]
 
 
 def metric_name(config: TrainConfig) -> str:

@@ -58,14 +58,13 @@ class Language:
         )
 
     def make_tokenizers(self, corpus: Held[str], config: TokenizerConfig) -> Tokenizers:
-        if config.kind not in ("char", "bytes"):
+        if config.kind not in ("char", "bytes", "word"):
             raise RegardError(
-                f"A tokeniser of kind {config.kind} does not keep every space and line end of a text.",
-                "Use tokenizer.kind char, or bytes, which are subwords too.",
+                f"A tokenizer of kind {config.kind} does not keep the line ends of a text.",
+                "Set tokenizer.kind to char, word, or bytes, which are subwords too.",
             )
-        tokenizer = Tokenizer.train(
-            corpus.training, config.kind, config.vocab_size, config.lowercase, exact=config.kind == "char"
-        )
+        kept = {"exact": config.kind == "char", "line_ends": config.kind == "word"}
+        tokenizer = Tokenizer.train(corpus.training, config.kind, config.vocab_size, config.lowercase, **kept)
         return tokenizer, tokenizer
 
     def sized(self, config: Any, corpus: Held[str], tokenizers: Tokenizers) -> Any:
@@ -81,7 +80,10 @@ class Language:
             stream, model.max_len, budget=shape.budget, seed=shape.seed, constant_shapes=shape.constant
         )
         validation = list(whole_text(held_out, model.max_len, budget=shape.budget, constant_shapes=shape.constant))
-        return Encoded(batches, validation, describe_split(len(stream), len(held_out), "tokens"))
+        note = describe_split(len(stream), len(held_out), "tokens")
+        if tokenizers[0].kind == "word":
+            note += f"; words outside of the vocabulary: {(held_out == special.unk).mean():.1%} of those for validation"
+        return Encoded(batches, validation, note)
 
     def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
         return features_loss(model, features, batch, config)
