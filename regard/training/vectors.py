@@ -8,7 +8,6 @@ from regard.data import Tokenizer, read_vectors
 from regard.errors import RegardError
 from regard.training.recipe import TrainConfig
 
-
 # Below this share of the vocabulary most embeddings start from random values.
 ENOUGH_FOUND = 0.3
 

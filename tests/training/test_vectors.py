@@ -8,8 +8,8 @@ import torch
 from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig, make_model
-from regard.training.recipe import TrainConfig
 from regard.training import recipe_from, train
+from regard.training.recipe import TrainConfig
 from regard.training.vectors import VectorCoverage, use_vectors
 from tests.training.helpers import small, small_corpus
 
