@@ -93,9 +93,9 @@ def bench_scores(
     >>> [row.score for row in report.rows]
     ['dot', 'none']
     """
-    known = (*SCORES, NO_ATTENTION) if family == "seq2seq" else tuple(SCORES)
     if family not in get_args(Family):
         raise RegardError(f"family must be seq2seq or transformer (got {family!r}).", "Both translate sentence pairs.")
+    known = (*SCORES, NO_ATTENTION) if family == "seq2seq" else tuple(SCORES)
     for name in scores:
         if name not in known:
             raise RegardError(
