@@ -95,6 +95,15 @@ def transformer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def learned_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Transformer with learned positions: it cannot read more than 16 tokens."""
+    folder = tmp_path_factory.mktemp("models") / "learned"
+    config = TransformerConfig(width=16, heads=2, feedforward=32, encoder_layers=1, decoder_layers=1)
+    save(folder, train_numbers(dataclasses.replace(config, positions="learned"), steps=1))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def blind_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recurrent model without attention."""
     folder = tmp_path_factory.mktemp("models") / "blind"
@@ -110,6 +119,11 @@ def seq2seq(seq2seq_folder: Path) -> Translator:
 @pytest.fixture(scope="session")
 def transformer(transformer_folder: Path) -> Translator:
     return load(transformer_folder, "cpu")
+
+
+@pytest.fixture(scope="session")
+def learned(learned_folder: Path) -> Translator:
+    return load(learned_folder, "cpu")
 
 
 @pytest.fixture(scope="session")

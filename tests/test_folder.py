@@ -385,7 +385,7 @@ def test_empty_lines_are_answered_by_empty_ones():
 
 
 def test_too_long_a_line_is_an_error_that_names_it():
-    translator = translator_of("transformer")  # takes 12 tokens, <eos> included
+    translator = translator_of("transformer", positions="learned")  # takes 12 tokens, <eos> included
     translator.translate(["one " * 11])
     with pytest.raises(
         RegardError, match=r"line 2 has 12 tokens, and the model takes at most 11\. Split it, or use --tr"
@@ -430,7 +430,7 @@ def test_an_ensemble_of_one_is_that_one(folder):
 
 def test_the_shortest_limit_of_an_ensemble_counts(tmp_path):
     save(tmp_path / "long", translator_of("transformer"))
-    save(tmp_path / "short", translator_of("transformer", max_len=8))
+    save(tmp_path / "short", translator_of("transformer", max_len=8, positions="learned"))
     with pytest.raises(RegardError, match="takes at most 7"):
         load([tmp_path / "long", tmp_path / "short"], "cpu").translate(["one " * 9])
 

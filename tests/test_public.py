@@ -19,8 +19,19 @@ PUBLIC = {
         *("weights", "window"),
     ],
     "regard.bench": [
-        *("Ceilings", "DecodingShape", "RecordingShape", "Report", "Row", "Shape", "TrainingShape", "bench_attention"),
-        *("bench_decoding", "bench_growth", "bench_recording", "bench_training"),
+        *(
+            "Ceilings",
+            "DecodingShape",
+            "RecordingShape",
+            "Report",
+            "Row",
+            "ScoreReport",
+            "ScoreRow",
+            "Shape",
+            "TrainingShape",
+            "bench_attention",
+        ),
+        *("bench_decoding", "bench_growth", "bench_recording", "bench_scores", "bench_training"),
     ],
     "regard.data": [
         *("EOS", "IGNORED", "KINDS", "PAD", "SOS", "SPECIALS", "UNK", "AnswerBatches", "AugmentConfig", "Augmented"),

@@ -6,6 +6,7 @@ from regard.bench.growth import bench_growth
 from regard.bench.measuring import Ceilings, Row
 from regard.bench.recording import RecordingShape, bench_recording
 from regard.bench.report import Report
+from regard.bench.scores import ScoreReport, ScoreRow, bench_scores
 from regard.bench.training import TrainingShape, bench_training
 
 __all__ = [
@@ -14,11 +15,14 @@ __all__ = [
     "RecordingShape",
     "Report",
     "Row",
+    "ScoreReport",
+    "ScoreRow",
     "Shape",
     "TrainingShape",
     "bench_attention",
     "bench_decoding",
     "bench_growth",
     "bench_recording",
+    "bench_scores",
     "bench_training",
 ]

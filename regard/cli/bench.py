@@ -7,18 +7,29 @@ from typing import Annotated, Literal
 
 import tyro
 
-from regard.bench import Report, bench_attention, bench_decoding, bench_growth, bench_recording, bench_training
-from regard.cli.common import parse
+from regard.bench import (
+    Report,
+    ScoreReport,
+    bench_attention,
+    bench_decoding,
+    bench_growth,
+    bench_recording,
+    bench_scores,
+    bench_training,
+)
+from regard.bench.scores import Family, ScoreRow
+from regard.cli.common import note, parse
 from regard.errors import RegardError
 from regard.folder import Device
 
-What = Literal["attention", "growth", "training", "decoding", "recording"]
-BENCHES: dict[str, Callable[..., Report]] = {
+What = Literal["attention", "growth", "training", "decoding", "recording", "scores"]
+BENCHES: dict[str, Callable[..., Report | ScoreReport]] = {
     "attention": bench_attention,
     "growth": bench_growth,
     "training": bench_training,
     "decoding": bench_decoding,
     "recording": bench_recording,
+    "scores": bench_scores,
 }
 TAKES: dict[str, tuple[str, ...]] = {
     "attention": ("lengths", "scores", "masks", "compiled"),
@@ -26,6 +37,7 @@ TAKES: dict[str, tuple[str, ...]] = {
     "training": ("compiled",),
     "decoding": (),
     "recording": ("lengths",),
+    "scores": ("scores", "data", "steps", "family"),
 }
 
 
@@ -38,6 +50,7 @@ class Options:
     training: tokens a second of whole steps, as by default, beside other libraries' models of the same shape.
     decoding: sentences a second, greedily and with a beam, beside transformers and CTranslate2.
     recording: what it costs to look at the weights of a language model, beside transformers.
+    scores: a model trained with each of the six scores, and one without attention, on the same sentence pairs.
     """
 
     what: Annotated[What, tyro.conf.Positional]
@@ -50,6 +63,12 @@ class Options:
     """only these masks: none, causal, padding, causal+padding"""
     rounds: int | None = None
     """how many turns each entrant has, of which the median counts"""
+    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE")] = ()
+    """scores: files of sentence pairs; the built-in phrasebook when not given"""
+    steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """scores: training steps of each model"""
+    family: Family | None = None
+    """scores: family of the models; seq2seq when not given"""
     compiled: bool = True
     """without the peers that torch.compile makes, which take seconds each"""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.json")] = None
@@ -65,20 +84,27 @@ def run(argv: list[str]) -> int:
             raise RegardError(f"{path}: not a name for what is to be written.", f"End it in {' or '.join(forms)}.")
     if options.rounds is not None and options.rounds < 1:
         raise RegardError(f"{options.rounds} rounds measure nothing.", "Give --rounds 1 or more.")
-    for name in ("lengths", "scores", "masks"):
-        if getattr(options, name) and name not in TAKES[options.what]:
+    for name in ("lengths", "scores", "masks", "data", "steps", "family", "rounds", "plot"):
+        takes = (*TAKES[options.what], *(() if options.what == "scores" else ("rounds", "plot")))
+        if getattr(options, name) not in (None, ()) and name not in takes:
             raise RegardError(f"bench {options.what} has no --{name}.", "Leave it out.")
     report = _report(options)
     print(report)
     if options.out is not None:
         report.save(options.out)
-    if options.plot is not None:
+    if options.plot is not None and isinstance(report, Report):
         report.plot(options.plot)
     return 0
 
 
-def _report(options: Options) -> Report:
+def _report(options: Options) -> Report | ScoreReport:
     function, taken = BENCHES[options.what], {name: getattr(options, name) for name in TAKES[options.what]}
+    if options.what == "scores":
+        taken = {name: value for name, value in taken.items() if value is not None} | {"on_row": _say}
     if options.rounds is not None:
         taken["rounds"] = options.rounds
     return function(options.device, **taken)
+
+
+def _say(row: ScoreRow) -> None:
+    note(f"{row.score}: {row.seconds:.0f} s")

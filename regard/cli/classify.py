@@ -16,7 +16,6 @@ from regard.cli.common import (
     open_model,
     parse,
 )
-from regard.data.texts import encode_texts
 from regard.errors import RegardError
 from regard.folder import OPENED, Device, ImageModel, TextEncoder, read_config
 from regard.folder.scoring import Classified
@@ -64,16 +63,9 @@ def _classifier(options: Options) -> tuple[Callable[[list[str]], list[Classified
         return open_model(options.model, options.device, ImageModel).classify, None
     encoder = open_model(options.model, options.device, TextEncoder)
     unknown = UnknownCharacters(encoder.tokenizer, encoder.special.unk)
-    longest, segments = encoder.model.config.max_len, encoder.model.config.segments > 1
 
     def check(text: str, name: str) -> None:
-        row = [_parts(text)]
-        _, cut = encode_texts(row, encoder.tokenizer, encoder.special, max_len=longest, segments=segments)
-        if cut and not options.truncate:
-            raise RegardError(
-                f"{name} has more than the {longest} tokens that the model takes.",
-                "Split it, or use --truncate to cut it short.",
-            )
+        encoder.encode_rows([_parts(text)], name=name, truncate=options.truncate)
         unknown.check(text, name)
 
     return lambda texts: encoder.classify([_parts(text) for text in texts], truncate=options.truncate), check

@@ -53,7 +53,7 @@ Columns = Annotated[
         "from 1",
     ),
 ]
-Truncate = Annotated[bool, tyro.conf.arg(help="cut over-long lines short instead of refusing them")]
+Truncate = Annotated[bool, tyro.conf.arg(help="cut lines to the length that the model was trained on")]
 Empty = Annotated[
     bool,
     tyro.conf.arg(help="an answer may be nothing; for models that were trained on questions without an answer too"),

@@ -36,7 +36,7 @@ class Options:
     text: Texts = ()
     """beginnings of texts; without any, and without --input, each line of standard input is one"""
     input: Input = None
-    truncate: Annotated[bool, tyro.conf.arg(help="leave out the beginning of over-long prompts")] = False
+    truncate: Annotated[bool, tyro.conf.arg(help="keep only the end of prompts longer than in training")] = False
     device: Device = "auto"
     quiet: Quiet = False
     decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(
@@ -78,8 +78,10 @@ def run(argv: list[str]) -> int:
 def _note_limit(
     writer: LanguageModel, prompts: Sequence[str], answers: Sequence[Sequence[Continuation]], options: Options
 ) -> None:
-    """Says that the model's length ended a text, where --max-len would have allowed more."""
-    longest = writer.model.config.max_len
+    """Says that the model's table of positions ended a text, where --max-len would have allowed more."""
+    longest = writer.length_limit
+    if longest is None:
+        return
     lengths = [
         (len(writer.prompt_ids(prompt, truncate=options.truncate)), len(one.hypothesis.ids))
         for prompt, answer in zip(prompts, answers)

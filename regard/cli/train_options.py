@@ -107,8 +107,9 @@ SHORT = (
 )
 USAGE = "usage: regard train [RECIPE] --data FILE … [--out FOLDER] [OPTION …]"
 ABOUT = (
-    "Train a model from files. Options override the recipe; what neither states is chosen from the data. "
-    "An interrupted run resumes with the same command."
+    "Train a model from files. Options override the recipe; what neither states is chosen from the data: "
+    "the plan at the start of a run lists each choice that differs from a default, with its reason (--dry-run: "
+    "only that). An interrupted run resumes with the same command."
 )
 RECIPE = ("RECIPE", "recipe file (.toml), or the name of a packaged one (regard recipes lists them)")
 TASK_NOTES = (

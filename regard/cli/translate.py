@@ -72,9 +72,10 @@ def run(argv: list[str]) -> int:
     translator = open_model(options.model, options.device, Translator, options.ensemble)
     if options.alignments:
         need_attention(translator)
-    if options.decode.max_len != DecodeConfig().max_len and options.decode.max_len > translator.longest_output:
+    longest = translator.longest_output
+    if longest is not None and options.decode.max_len != DecodeConfig().max_len and options.decode.max_len > longest:
         note(
-            f"--max-len {options.decode.max_len}: the model's max_len allows {translator.longest_output} tokens. "
+            f"--max-len {options.decode.max_len}: the model's max_len allows {longest} tokens. "
             "For longer translations train with a larger --model.max-len."
         )
     unknown = UnknownCharacters(translator.source_tokenizer, translator.special.unk)

@@ -49,12 +49,16 @@ KINDS = tuple(_PRE_TOKENIZERS)
 FOREIGN = "foreign"
 
 
-def _decoder(kind: str) -> decoders.Decoder:
+def _decoder(kind: str, line_ends: bool = False) -> decoders.Decoder:
     special = {"char": decoders.Fuse(), "bytes": decoders.ByteLevel()}
+    if line_ends:
+        return decoders.Sequence([decoders.Metaspace(SPACE), decoders.Fuse(), decoders.Replace("\n ", "\n")])
     return special.get(kind, decoders.Metaspace(SPACE))
 
 
-def _normalizer(kind: str, lowercase: bool, exact: bool = False) -> normalizers.Normalizer | None:
+def _normalizer(
+    kind: str, lowercase: bool, exact: bool = False, line_ends: bool = False
+) -> normalizers.Normalizer | None:
     steps: list[normalizers.Normalizer] = []
     if exact:
         return normalizers.Lowercase() if lowercase else None
@@ -63,7 +67,12 @@ def _normalizer(kind: str, lowercase: bool, exact: bool = False) -> normalizers.
         steps.append(normalizers.NFD() if kind == "char" else normalizers.NFC())
     if lowercase:
         steps.append(normalizers.Lowercase())
-    if kind != "bytes":
+    if line_ends:
+        # ^ and $ match at every line here: spaces at both ends of a line are removed. A space after each line end makes
+        # the first word of a line the same token as elsewhere; the decoder removes it.
+        rules = ((rf"[^\S\n]+|{SPACE}+", " "), ("^ +| +$", ""), (r"\n", "\n "), (r" +\z", ""))
+        steps += [normalizers.Replace(Regex(pattern), text) for pattern, text in rules]
+    elif kind != "bytes":
         steps += [normalizers.Replace(Regex(rf"[\s{SPACE}]+"), " "), normalizers.Strip()]
     return normalizers.Sequence(steps) if steps else None
 
@@ -116,10 +125,12 @@ class Tokenizer:
         *,
         mask: bool = False,
         exact: bool = False,
+        line_ends: bool = False,
     ) -> "Tokenizer":
         """Learn a vocabulary of at most `vocab_size` entries, the four special ones and, if wanted, `<mask>` included.
 
-        With `exact`, which is for `char`, characters are taken as they are: line ends and spaces too.
+        With `exact`, which is for `char`, characters are taken as they are: line ends and spaces too. With `line_ends`,
+        which is for `word`, a line end is a token of its own, and only runs of other white space become one space.
 
         For a shared tokeniser give the texts of both sides. The same texts give the same tokeniser, byte for byte.
         Every character that occurs has its entry in `bpe` (every byte in `bytes`), even where `vocab_size` is less.
@@ -140,9 +151,9 @@ class Tokenizer:
         else:
             library = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIALS[UNK]))
             trainer = trainers.WordLevelTrainer(**common)
-        library.normalizer = _normalizer(kind, lowercase, exact)
+        library.normalizer = _normalizer(kind, lowercase, exact, line_ends)
         library.pre_tokenizer = _PRE_TOKENIZERS[kind]
-        library.decoder = _decoder(kind)
+        library.decoder = _decoder(kind, line_ends)
         library.train_from_iterator(texts, trainer)
         return Tokenizer(library, kind)
 

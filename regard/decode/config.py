@@ -44,6 +44,8 @@ class DecodeConfig:
     max_extra: Natural = 20
     min_len: Natural = 0
     """No output ends before this number of tokens, unless it has reached its limit."""
+    unknown: bool = True
+    """Whether `<unk>` may be written; its text is empty. A language model of words never writes it."""
     temperature: Temperature = 1.0
     """Sampling: above 1 flattens the distribution, below 1 sharpens it."""
     top_k: Natural = 0

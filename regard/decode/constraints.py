@@ -1,7 +1,7 @@
 """What may come next: never `<pad>` or `<sos>`, a forced prefix first, `<eos>` neither too early nor too late."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +22,8 @@ class Constraints:
     """How many tokens each output may have before `<eos>`."""
     min_len: int
     special: Special
+    unknown: bool = True
+    """Whether `<unk>` may come."""
 
     @classmethod
     def of(
@@ -65,11 +67,12 @@ class Constraints:
             limit=torch.tensor(limits, dtype=torch.long, device=device),
             min_len=config.min_len,
             special=special,
+            unknown=config.unknown,
         )
 
     def take(self, rows: Int[Tensor, "B2"]) -> "Constraints":
         """The constraints of these sentences only."""
-        return Constraints(self.prefix[rows], self.limit[rows], self.min_len, self.special)
+        return replace(self, prefix=self.prefix[rows], limit=self.limit[rows])
 
     def log_probs(self, logits: Float[Tensor, "B K V"], t: int) -> Float[Tensor, "B K V"]:
         """Log-probabilities of the token at place t (from 0)."""
@@ -80,7 +83,8 @@ class Constraints:
         if is_forced.any():
             token = forced.clamp(min=0)[:, None, None].expand(-1, log_p.shape[1], 1)
             only = torch.full_like(log_p, -torch.inf).scatter(-1, token, log_p.gather(-1, token))
-        banned = {self.special.pad, self.special.sos} - {self.special.eos}  # which may be one and the same
+        banned = {self.special.pad, self.special.sos} | (set() if self.unknown else {self.special.unk})
+        banned -= {self.special.eos}  # which may be one and the same
         for token_id in banned | ({self.special.eos} if t < self.min_len else set()):
             log_p[..., token_id] = -torch.inf
         return log_p if only is None else torch.where(is_forced[:, None, None], only, log_p)

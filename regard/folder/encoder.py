@@ -16,9 +16,10 @@ from regard.data.special import MASK_NAME, READING, Special
 from regard.data.texts import ByLength, Inputs, Texts, encode_texts
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.folder.bundle import ModelWithTokenizers, within
+from regard.folder.bundle import ModelWithTokenizers
 from regard.folder.scoring import Classified, classified
 from regard.models import Bert
+from regard.ranges import LARGEST
 
 # Tokens that are encoded at once.
 BATCH_TOKENS = 8192
@@ -43,15 +44,38 @@ class TextEncoder(ModelWithTokenizers):
         return self.tokenizer, self.tokenizer
 
     def text_ids(self, text: str, *, name: str = "the text", truncate: bool = False) -> list[int]:
-        """A text as the model reads it; too long a one is an error, or is cut short."""
-        room = self.model.config.max_len - len(self.special.framed([]))
-        return self.special.framed(within(self.tokenizer.encode(text), room, name, truncate))
+        """A text as the model reads it; with `truncate` cut to the length of training."""
+        count = len(self.special.framed([]))
+        return self.special.framed(self.fit_length(self.tokenizer.encode(text), name, truncate, special=count))
+
+    def encode_rows(self, rows: Sequence[tuple[str, ...]], *, name: str | None = None, truncate: bool = False) -> Texts:
+        """Texts, or pairs of texts, as the model reads them; with `truncate` cut to the length of training.
+
+        `name` is that of a single row in messages.
+        """
+        how: dict[str, Any] = {"segments": self.model.config.segments > 1}
+        encoded, cut = encode_texts(rows, self.tokenizer, self.special, max_len=self.trained_length, **how)
+        if not cut or truncate:
+            return encoded
+        limit = self.length_limit
+        encoded, cut = encode_texts(rows, self.tokenizer, self.special, max_len=limit or LARGEST, **how)
+        if cut:
+            where = f"{name} has" if name is not None else f"{cut} of the texts have"
+            what = "it" if name is not None else "them"
+            raise RegardError(
+                f"{where} more than the {limit} tokens that the model takes.",
+                f"Split {what}, or use --truncate to cut {what} short.",
+            )
+        self.warn_of_length()
+        return encoded
 
     @torch.no_grad()
     def embed(
         self, texts: str | Sequence[str], *, truncate: bool = False
     ) -> Float[np.ndarray, "B E"] | Float[np.ndarray, "E"]:
-        """A vector per text, or the vector of a single string: the mean over its tokens, of length 1."""
+        """A vector per text, or the vector of a single string, of length 1: the mean over its tokens, or what the
+        model's query finds in them (`pooling = "query"`).
+        """
         if isinstance(texts, str):
             return self.embed([texts], truncate=truncate)[0]
         rows = [self.text_ids(text, name=f"text {i}", truncate=truncate) for i, text in enumerate(texts, 1)]
@@ -59,8 +83,11 @@ class TextEncoder(ModelWithTokenizers):
         self.model.eval()
         for numbers, (packed,) in _batches(Texts(Sequences.of(rows))):
             encoded = self.model.encode(packed.to(self.device)).float()
-            means = torch.stack([one.mean(0) for one in encoded.split(packed.offsets.lengths.tolist())])
-            vectors[numbers] = torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
+            if self.model.query_pool is not None:
+                found = self.model.query_pool(encoded, packed.to(self.device).offsets).float()
+            else:
+                found = torch.stack([one.mean(0) for one in encoded.split(packed.offsets.lengths.tolist())])
+            vectors[numbers] = torch.nn.functional.normalize(found, dim=-1).cpu().numpy()
         return vectors
 
     @overload
@@ -82,15 +109,7 @@ class TextEncoder(ModelWithTokenizers):
         for number, row in enumerate(rows, 1):
             if len(row) not in (1, 2):
                 raise RegardError(f"text {number} is {len(row)} texts.", "Give one text, or two.")
-        longest = self.model.config.max_len
-        encoded, cut = encode_texts(
-            rows, self.tokenizer, self.special, max_len=longest, segments=self.model.config.segments > 1
-        )
-        if cut and not truncate:
-            raise RegardError(
-                f"{cut} of the texts have more than the {longest} tokens that the model takes.",
-                "Split them, or use --truncate to cut them short.",
-            )
+        encoded = self.encode_rows(rows, truncate=truncate)
         found: list[Classified | None] = [None] * len(rows)
         for numbers, logits in self._outputs(encoded):
             for number, row in zip(numbers, logits.softmax(-1).tolist()):
@@ -139,9 +158,8 @@ class TextEncoder(ModelWithTokenizers):
             raise RegardError(f"There is no {MASK_NAME} in the text.", f"Write {MASK_NAME} where a token is hidden.")
         # The space before a word is the word's, not a token of its own.
         parts = [self.tokenizer.encode(part) for part in (*(part.rstrip(" ") for part in before), last)]
-        ids = self.special.framed(reduce(lambda left, right: [*left, self.special.mask, *right], parts))  # type: ignore[list-item]
-        if len(ids) > self.model.config.max_len:
-            raise RegardError(f"The text has {len(ids)} tokens.", f"The model takes {self.model.config.max_len}.")
+        ids: list[int] = reduce(lambda left, right: [*left, self.special.mask, *right], parts)  # type: ignore[list-item]
+        ids = self.special.framed(self.fit_length(ids, "The text", False, special=len(self.special.framed([]))))
         self.model.eval()
         likely = self.model(self.packed([ids])).float().softmax(-1)
         found = []

@@ -15,7 +15,7 @@ from regard.data.streams import whole_text
 from regard.data.tokenizer import Tokenizer
 from regard.decode import BeamHistory, DecodeConfig, Hypothesis, decode_all
 from regard.errors import RegardError
-from regard.folder.bundle import ModelWithTokenizers, within
+from regard.folder.bundle import ModelWithTokenizers
 from regard.folder.scoring import PairScore, logprobs
 from regard.models import GPT
 
@@ -76,10 +76,10 @@ class LanguageModel(ModelWithTokenizers):
         return self.generate(prompt)[0].text
 
     def prompt_ids(self, prompt: str, *, name: str = "the prompt", truncate: bool = False) -> list[int]:
-        """A text as the model reads it; too long a one is an error or, with `truncate`, loses its beginning."""
+        """A text as the model reads it; with `truncate` the end of one that is longer than in training."""
         begun = self.special.framed([])
-        room = self.model.config.max_len - len(begun)
-        ids = [*begun, *within(self.tokenizer.encode(prompt), room, name, truncate, the_end=True)]
+        ids = self.tokenizer.encode(prompt)
+        ids = [*begun, *self.fit_length(ids, name, truncate, special=len(begun), keep_end=True)]
         if not ids:
             raise RegardError(f"{name} is empty, and this model cannot begin by itself.", "Give it some text.")
         return ids
@@ -105,15 +105,16 @@ class LanguageModel(ModelWithTokenizers):
 
         `hear(number, text)` is told each piece of text of prompt `number` as it is written (not in beam search; of
         several samples, the first one drawn). `history` keeps what each step considered.
-        Outputs end where the model ends them, at max_len tokens, or where prompt and output fill the model's max_len.
+        Outputs end where the model ends them, at max_len tokens, or where prompt and output fill a table of positions.
         """
         if isinstance(prompts, str):
             return self.generate([prompts], config, truncate=truncate, history=history, hear=hear, progress=progress)[0]
         config = config or DecodeConfig(method="sample")
         ids = [self.prompt_ids(p, name=f"prompt {i}", truncate=truncate) for i, p in enumerate(prompts, 1)]
-        longest = self.model.config.max_len
         # The bounds that follow from a source's length are for translation.
-        config = dataclasses.replace(config, max_ratio=0.0, max_extra=min(config.max_len, longest))
+        config = dataclasses.replace(config, max_ratio=0.0, max_extra=config.max_len)
+        if self.tokenizer.kind == "word":  # the text of <unk> is empty
+            config = dataclasses.replace(config, unknown=False)
         self.model.eval()
         listeners = [_Listener(self.tokenizer, one[len(self.special.framed([])) :]) for one in ids]
 
@@ -128,10 +129,12 @@ class LanguageModel(ModelWithTokenizers):
             config,
             special=self.special,
             history=history,
-            room=longest,
+            room=self.length_limit,
             on_token=on_token if hear is not None else None,
             progress=progress,
         )
+        if any(len(one) + len(h.ids) > self.trained_length for one, n_best in zip(ids, found) for h in n_best):
+            self.warn_of_length()
         if hear is not None:
             for number, listener in enumerate(listeners):
                 if rest := listener.rest():
@@ -177,11 +180,11 @@ class LanguageModel(ModelWithTokenizers):
         progress: Callable[[int, int], None] | None = None,
     ) -> TextLoss:
         """The loss over whole documents of any length, or over one: each token is predicted once, from at least half
-        of the model's length (but for the first ones). `progress` is called with the tokens done, and all of them.
+        of the trained length (but for the first ones). `progress` is called with the tokens done, and all of them.
         """
         documents = [documents] if isinstance(documents, str) else documents
         ids = encode_documents(documents, self.tokenizer, self.special)
-        longest = self.model.config.max_len
+        longest = self.trained_length
         nats, tokens = 0.0, 0
         self.model.eval()
         for batch in whole_text(ids, longest, budget=max(batch_tokens, longest), overlap=longest // 2):

@@ -13,13 +13,13 @@ from regard.data.special import TRANSLATING, Special
 from regard.data.tokenizer import Tokenizer
 from regard.decode import BeamHistory, DecodeConfig, Ensemble, Hypothesis, decode_all
 from regard.errors import RegardError
-from regard.folder.bundle import ModelWithTokenizers, within
+from regard.folder.bundle import ModelWithTokenizers
 from regard.folder.scoring import PairScore, logprobs
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
 
 Split = Literal["auto", "always", "never"]
-"""which lines are split into sentences: those that are too long for the model, all, or none"""
+"""which lines are split into sentences: those longer than in training, all, or none"""
 # Samples of the sentences of one line draw from streams this far apart.
 _APART = 1 << 32
 
@@ -58,33 +58,35 @@ class Translator(ModelWithTokenizers):
         return self.source_tokenizer, self.target_tokenizer
 
     def __call__(self, line: str) -> str:
-        """The best translation of a line; one that is too long for the model is split into sentences."""
+        """The best translation of a line; one that is longer than in training is split into sentences."""
         return self.translate(line, split="auto")[0].text
 
+    @property
+    def models(self) -> Sequence[TranslationModel]:
+        return [self.model, *self.partners]
+
     def source_ids(self, line: str, *, name: str = "the line", truncate: bool = False) -> list[int]:
-        """A source line as the model takes it, its end marked; too long a line is an error, or is cut short."""
-        return self.special.framed(self._within_limit(self.source_tokenizer.encode(line), name, truncate))
+        """A source line as the model takes it, its end marked; with `truncate` cut to the length of training."""
+        ids = self.source_tokenizer.encode(line)
+        return self.special.framed(self.fit_length(ids, name, truncate, special=self._special_count))
 
     def target_ids(self, line: str, *, name: str = "the line", truncate: bool = False) -> list[int]:
-        return self._within_limit(self.target_tokenizer.encode(line), name, truncate)
-
-    def _within_limit(self, ids: list[int], name: str, truncate: bool) -> list[int]:
-        return within(ids, self._room, name, truncate)
+        return self.fit_length(self.target_tokenizer.encode(line), name, truncate, special=self._special_count)
 
     @property
-    def _room(self) -> int:
-        """The most tokens of a text beside what frames it."""
-        frame = max(len(self.special.framed([])), len(self.special.begun([])))
-        return min(model.config.max_len for model in [self.model, *self.partners]) - frame
+    def _special_count(self) -> int:
+        """The special ids that are added to a text."""
+        return max(len(self.special.framed([])), len(self.special.begun([])))
 
     @property
-    def longest_output(self) -> int:
-        """The most tokens that a translation can have, whatever `DecodeConfig.max_len` allows."""
-        return min(model.config.max_len for model in [self.model, *self.partners]) - 1
+    def longest_output(self) -> int | None:
+        """The most tokens that a translation can have, whatever `DecodeConfig.max_len` allows; None: no limit."""
+        return None if self.length_limit is None else self.length_limit - 1
 
     def sentences(self, line: str, split: Split) -> list[str]:
         """What is translated at a time: the line, or the sentences that it is split into."""
-        if split == "never" or (split == "auto" and len(self.source_tokenizer.encode(line)) <= self._room):
+        room = self.trained_length - self._special_count
+        if split == "never" or (split == "auto" and len(self.source_tokenizer.encode(line)) <= room):
             return [line]
         return split_sentences(line) or [line]
 
@@ -109,7 +111,7 @@ class Translator(ModelWithTokenizers):
         """For each line its best translations, best first; for a single string those of that line.
 
         An empty line has an empty translation. `prefixes` are beginnings that the translations must have. With `split`
-        lines that are too long for the model, or all, are split into sentences, and their translations joined; this
+        lines that are longer than in training, or all, are split into sentences, and their translations joined; this
         gives one translation per line. `first` is the number of the first line, which sampling depends on beside the
         seed. `history` keeps what each step of the search considered, took and left.
         """
@@ -146,7 +148,8 @@ class Translator(ModelWithTokenizers):
         history: bool,
         progress: Callable[[int, int], None] | None,
     ) -> list[list[Translation]]:
-        config = dataclasses.replace(config, max_len=min(config.max_len, self.longest_output))
+        if self.longest_output is not None:
+            config = dataclasses.replace(config, max_len=min(config.max_len, self.longest_output))
         filled = [i for i, line in enumerate(lines) if line.strip()]
         sources = [self.source_ids(lines[i], name=names[i], truncate=truncate) for i in filled]
         forced = None
@@ -154,8 +157,8 @@ class Translator(ModelWithTokenizers):
             begun = self.special.begun([])[1:]
             given = prefixes if prefixes is not None else [""] * len(lines)
             forced = [begun + self.target_ids(given[i], name=f"prefix {i + 1}", truncate=truncate) for i in filled]
-        model = self.model if not self.partners else Ensemble([self.model, *self.partners])
-        for member in [self.model, *self.partners]:
+        model = self.model if not self.partners else Ensemble(self.models)
+        for member in self.models:
             member.eval()
         answers: list[list[Translation]] = [[] for _ in lines]
         found = decode_all(
@@ -169,6 +172,8 @@ class Translator(ModelWithTokenizers):
             numbers=[numbers[i] for i in filled],
             progress=progress,
         )
+        if any(len(one.ids) >= self.trained_length for n_best in found for one in n_best):
+            self.warn_of_length()
         for i, n_best in zip(filled, found):
             answers[i] = [Translation(self.target_tokenizer.decode(h.ids), h.score, h, n_best.history) for h in n_best]
         nothing = Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))
@@ -203,7 +208,7 @@ class Translator(ModelWithTokenizers):
             encoded.append((self.source_ids(line, **limits), self.target_ids(given, **limits)))
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i][0]) + len(encoded[i][1]))
         scores: list[PairScore | None] = [None] * len(encoded)
-        models = [self.model.eval(), *(partner.eval() for partner in self.partners)]
+        models = [model.eval() for model in self.models]
         while order:
             batch: list[int] = []
             while order and (not batch or len(batch) * (len(encoded[order[-1]][1]) + 1) <= batch_tokens):

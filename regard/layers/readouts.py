@@ -1,4 +1,4 @@
-"""From the tokens of an image to answers: a question put to it, a label a patch, the pixels of hidden patches."""
+"""Readouts of encoded tokens: a learned query that pools a sequence, a label per patch, pixels of hidden patches."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention.offsets import Offsets
+from regard.attention.offsets import Lengths, Offsets
 from regard.layers.blocks import BlockConfig, EncoderBlock, first_tokens
 from regard.layers.multihead import MultiHead
 from regard.layers.norms import make_norm
@@ -16,7 +16,7 @@ from regard.layers.positions import SinusoidalGrid
 
 
 class QueryPool(nn.Module):
-    """One vector a sequence: what a learned, free-standing question finds in it (A8).
+    """One vector per sequence: the output of cross-attention from one learned query to the tokens of a text or image.
 
     >>> QueryPool(BlockConfig(16, heads=4, feedforward=32), "scaled_dot")(torch.randn(2, 5, 16), None).shape
     torch.Size([2, 16])
@@ -28,9 +28,10 @@ class QueryPool(nn.Module):
         nn.init.normal_(self.question, std=config.width**-0.5)
         self.attention: MultiHead = config.attention("cross", score)
 
-    def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | None) -> Float[Tensor, "B E"]:
-        if offsets is None:
-            return self.attention(self.question.to(x.dtype).expand(x.shape[0], 1, -1), memory=x).squeeze(1)
+    def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | Lengths | None) -> Float[Tensor, "B E"]:
+        if not isinstance(offsets, Offsets):
+            query = self.question.to(x.dtype).expand(x.shape[0], 1, -1)
+            return self.attention(query, memory=x, memory_offsets=offsets).squeeze(1)
         ends = torch.arange(len(offsets.starts), device=x.device, dtype=torch.int32)
         asked = self.question.to(x.dtype).expand(len(ends) - 1, -1)
         return self.attention(asked, Offsets(ends, len(asked), 1), memory=x, memory_offsets=offsets)

@@ -1,4 +1,4 @@
-"""Recurrent layers over packed sequences, and the attention that looks back at an encoder's states (B1, B2)."""
+"""Recurrent layers over packed sequences, and attention over an encoder's states."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,11 +15,12 @@ from regard.attention import attend, make_score, padding
 from regard.attention.offsets import Lengths, Offsets
 from regard.layers.cache import MemoryCache
 
-CellKind = Literal["gru", "lstm"]
+CellKind = Literal["rnn", "gru", "lstm"]
 
-# Vectors that make up a state (h; h and c), and gates that make the next one.
-PARTS: dict[CellKind, int] = {"gru": 1, "lstm": 2}
-GATES: dict[CellKind, int] = {"gru": 3, "lstm": 4}
+# Vectors per state (h; h and c), and linear maps per step: the gates and the candidate state.
+PARTS: dict[CellKind, int] = {"rnn": 1, "gru": 1, "lstm": 2}
+GATES: dict[CellKind, int] = {"rnn": 1, "gru": 3, "lstm": 4}
+_MODULES: dict[CellKind, type[nn.RNN | nn.GRU | nn.LSTM]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,10 +126,10 @@ def _without_autocast(device: torch.device) -> AbstractContextManager:
 
 
 class Recurrent(nn.Module):
-    """One layer of GRU or LSTM cells: whole sequences by the fused kernel, or step by step with the same weights.
+    """One layer of tanh, GRU or LSTM cells: whole sequences by the fused kernel, or single steps with the same weights.
 
-    A state is (P, E) numbers: h alone (GRU, P = 1) or h and c (LSTM, P = 2); h is the output. States are kept in the
-    parameters' precision, under autocast too: rounding would add up from step to step.
+    A state is (P, E) numbers: h alone (tanh and GRU, P = 1) or h and c (LSTM, P = 2); h is the output. States are kept
+    in the parameters' precision, under autocast too: rounding would add up from step to step.
 
     >>> layer = Recurrent("gru", 8, 16)
     >>> layer(torch.randn(5, 8), Steps.of(Offsets.of(torch.tensor([0, 2, 5])))).shape
@@ -137,8 +138,8 @@ class Recurrent(nn.Module):
 
     def __init__(self, cell: CellKind, dim_in: int, width: int) -> None:
         super().__init__()
-        self.parts = PARTS[cell]
-        self.rnn = nn.GRU(dim_in, width) if cell == "gru" else nn.LSTM(dim_in, width)
+        self.cell, self.parts = cell, PARTS[cell]
+        self.rnn = _MODULES[cell](dim_in, width)
         weight_x, weight_h, bias_x, bias_h = self.rnn.all_weights[0]
         with torch.no_grad():
             # Gate by gate: xavier for the input, and for the state orthogonal, under which it neither fades nor grows.
@@ -185,7 +186,9 @@ class Recurrent(nn.Module):
             inputs, state = inputs.to(weight.dtype), state.to(weight.dtype)
             h = state[..., 0, :]
             hidden = linear(h, weight, bias)
-            if self.parts == 1:
+            if self.cell == "rnn":
+                return torch.tanh(inputs + hidden).unsqueeze(-2)  # Elman 1990
+            if self.cell == "gru":
                 # Cho et al. 2014, with the reset gate after the matrix, as the fused kernels have it.
                 (reset_x, update_x, new_x), (reset_h, update_h, new_h) = inputs.chunk(3, -1), hidden.chunk(3, -1)
                 new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
@@ -236,6 +239,36 @@ def last_valid(x: Float[Tensor, "B T E"], offsets: Lengths) -> Float[Tensor, "B 
     if offsets.lengths is None:
         return x[:, -1]
     return x.gather(1, (offsets.lengths - 1)[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
+
+
+class Unidirectional(nn.Module):
+    """One layer that reads from the first token to the last; a token's row is its state, C = E.
+
+    The same interface as `Bidirectional`: the steps of the other direction are not used.
+
+    >>> offsets = Offsets.of(torch.tensor([0, 2, 5]))
+    >>> layer = Unidirectional("rnn", 8, 16)
+    >>> rows = layer(torch.randn(5, 8), Steps.of(offsets))
+    >>> torch.equal(layer.final(rows, offsets), rows[[1, 4]])
+    True
+    """
+
+    def __init__(self, cell: CellKind, dim_in: int, width: int) -> None:
+        super().__init__()
+        self.forward_layer = Recurrent(cell, dim_in, width)
+
+    def forward(
+        self, x: Float[Tensor, "*n I"], forward: Steps | PaddedSteps, backward: Steps | PaddedSteps | None = None
+    ) -> Float[Tensor, "*n C"]:
+        return self.forward_layer(x, forward)
+
+    @staticmethod
+    def final(rows: Float[Tensor, "*n C"], offsets: Offsets | Lengths) -> Float[Tensor, "B C"]:
+        """The state at the last token of each sequence; zeros for an empty one."""
+        if isinstance(offsets, Lengths):
+            return last_valid(rows, offsets)
+        last = (offsets.starts[1:].long() - 1).clamp(min=0)
+        return rows.index_select(0, last) * (offsets.lengths > 0)[:, None]
 
 
 class StateAttention(nn.Module):

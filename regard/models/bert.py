@@ -16,6 +16,7 @@ from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation, activate
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Padded, Tokens
+from regard.layers.readouts import QueryPool
 from regard.models.heads import check_heads
 from regard.ranges import Count, Epsilon, Layers, Natural, Rate, check_ranges
 
@@ -48,12 +49,14 @@ class BertConfig:
     qk_norm: bool = False
     head: Head = "mask"
     """what the output says: nothing more, the masked token, the text's label, where the answer stands"""
+    pooling: Literal["first", "query"] = "first"
+    """what a text's label is read from: its first token, or what a learned query finds by attention over all tokens"""
     pooler: Literal["none", "tanh", "relu"] = "none"
-    """a layer over the first token, before the label; classification needs one"""
+    """a layer over what was pooled, before the label; with the first token, classification needs one"""
     labels: tuple[str, ...] = ()
     """filled in from the data"""
     max_len: Count = 512
-    """the longest text in tokens"""
+    """the longest text in training, in tokens; positions without a table go beyond it"""
     vocab: Natural = 0
     """filled in from the tokeniser"""
 
@@ -67,8 +70,13 @@ class BertConfig:
             raise RegardError(
                 f"model.groups is {self.groups}; it must divide model.layers ({self.layers}).", "Change one of them."
             )
-        if self.head == "classify" and self.pooler == "none":
+        if self.head == "classify" and self.pooler == "none" and self.pooling == "first":
             raise RegardError("A model that classifies needs a pooler.", "Set model.pooler to tanh or relu.")
+        if self.pooling == "query" and self.head in ("mask", "answer"):
+            raise RegardError(
+                f'model.pooling is "query", which is for classification; the head {self.head} reads every token.',
+                'Set model.pooling to "first".',
+            )
 
     def block(self) -> BlockConfig:
         return BlockConfig(
@@ -149,6 +157,7 @@ class Bert(nn.Module):
         block, count = config.block(), config.groups or config.layers
         self.blocks = nn.ModuleList(EncoderBlock(block, config.score) for _ in range(count))  # type: ignore[assignment]
         self.norm = norm(config.width) if config.norm == "pre" else nn.Identity()
+        self.query_pool = QueryPool(block, config.score) if config.pooling == "query" else None
         self.pooler = nn.Linear(config.width, config.width) if config.pooler != "none" else None
         self.dropout = Dropout(config.dropout)
         outputs = {"none": 0, "mask": config.vocab, "classify": len(config.labels), "answer": 2}[config.head]
@@ -172,13 +181,15 @@ class Bert(nn.Module):
         return self.norm(x)
 
     def pooled(self, encoded: Float[Tensor, "N E"], tokens: Tokens) -> Float[Tensor, "B E"]:
-        """The first token of each text, through the pooler."""
-        if isinstance(tokens, Padded):
-            first = encoded[:, 0]
+        """One vector per text, from its first token or by the learned query, through the pooler."""
+        if self.query_pool is not None:
+            x = self.query_pool(encoded, tokens.offsets)
+        elif isinstance(tokens, Padded):
+            x = encoded[:, 0]
         else:
-            # An empty text, which only pads a batch, has no first token: any row serves, since it is never read.
-            first = encoded[tokens.offsets.starts[:-1].long().clamp(max=len(encoded) - 1)]
-        return first if self.pooler is None else activate(self.config.pooler, self.pooler(first))
+            # An empty text, which only fills up a batch, has no first token: it gets any row, whose output is unused.
+            x = encoded[tokens.offsets.starts[:-1].long().clamp(max=len(encoded) - 1)]
+        return x if self.pooler is None else activate(self.config.pooler, self.pooler(x))
 
     def features(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows E"]:
         """The input of the output layer: one row per token, or for classification one row per text."""

@@ -49,7 +49,7 @@ class GPTConfig:
     tied: bool = True
     """the output layer is the embedding"""
     max_len: Count = 256
-    """the longest text in tokens"""
+    """the longest text in training, in tokens; positions without a table go beyond it"""
     vocab: Natural = 0
     """filled in from the tokeniser"""
 

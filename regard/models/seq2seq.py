@@ -1,4 +1,4 @@
-"""The recurrent encoder-decoder: with Luong's attention, with Bahdanau's, or with none (B1 to B3)."""
+"""The recurrent encoder-decoder: with Luong's attention, with Bahdanau's, or with none."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,17 @@ from regard.layers.cache import MemoryCache
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.packed import Tokens
-from regard.layers.recurrent import GATES, PARTS, Bidirectional, CellKind, Recurrent, StateAttention, Steps, scan
+from regard.layers.recurrent import (
+    GATES,
+    PARTS,
+    Bidirectional,
+    CellKind,
+    Recurrent,
+    StateAttention,
+    Steps,
+    Unidirectional,
+    scan,
+)
 from regard.ranges import Count, Layers, Natural, Rate, check_ranges
 
 AttentionPlace = Literal["luong", "bahdanau", "none"]
@@ -29,6 +39,9 @@ class Seq2SeqConfig:
     layers: Layers = 1
     """of the encoder, and as many of the decoder"""
     cell: CellKind = "gru"
+    """plain tanh (rnn), gru or lstm"""
+    bidirectional: bool = True
+    """the encoder reads the source from both ends; false: from the first token to the last"""
     attention: AttentionPlace = "luong"
     """after the cell (luong), before it (bahdanau), or the last states alone (none)"""
     score: ScoreName = "general"
@@ -38,7 +51,7 @@ class Seq2SeqConfig:
     tied: bool = True
     """the output layer is the target embedding; the source embedding too, where the two sides share a tokeniser"""
     max_len: Count = 256
-    """the longest sequence in tokens, on either side"""
+    """the longest sequence in training, in tokens, on either side; positions without a table go beyond it"""
     source_vocab: Natural = 0
     """filled in from the tokenisers"""
     target_vocab: Natural = 0
@@ -46,6 +59,11 @@ class Seq2SeqConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, "model.")
+
+    @property
+    def encoded_width(self) -> int:
+        """Width of the encoder's states: those of both directions side by side, or of one."""
+        return 2 * self.width if self.bidirectional else self.width
 
     def check(self) -> None:
         """Refuse values that do not fit each other."""
@@ -81,21 +99,24 @@ class Seq2SeqState:
 
 
 class Encoder(nn.Module):
-    """Reads the source from both ends: the states of both directions, and those that the decoder begins with."""
+    """Reads the source, from both ends or from its beginning: a state per token, and the decoder's first states."""
 
-    # A ModuleList, which does not tell the type of what it holds.
-    layers: Sequence[Bidirectional]
+    # A ModuleList, whose type says nothing of its items.
+    layers: Sequence[Bidirectional | Unidirectional]
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
         self.width = width = config.width
-        widths = [width] + [2 * width] * (config.layers - 1)
-        self.layers = nn.ModuleList(Bidirectional(config.cell, w, width) for w in widths)  # type: ignore[assignment]
+        widths = [width] + [config.encoded_width] * (config.layers - 1)
+        layer = Bidirectional if config.bidirectional else Unidirectional
+        self.layers = nn.ModuleList(layer(config.cell, w, width) for w in widths)  # type: ignore[assignment]
         self.dropout = Dropout(config.dropout)
-        self.bridges = nn.ModuleList(nn.Linear(2 * width, PARTS[config.cell] * width) for _ in widths)
+        self.bridges = nn.ModuleList(nn.Linear(config.encoded_width, PARTS[config.cell] * width) for _ in widths)
 
     def forward(self, x: Float[Tensor, "M E"], source: Tokens) -> tuple[Float[Tensor, "M C"], Float[Tensor, "B L P E"]]:
-        """A row for each source token, and each sequence's first decoder state, tanh(W [forward; backward]) a layer."""
+        """A row for each source token, and each sequence's first decoder state: tanh(W [forward; backward]) per layer,
+        or tanh(W forward) in one direction.
+        """
         forward, backward = Steps.of(source.offsets), Steps.of(source.offsets, backward=True)
         states = []
         for above, (layer, bridge) in enumerate(zip(self.layers, self.bridges)):
@@ -123,7 +144,7 @@ class Decoder(nn.Module):
         self.dropout = Dropout(config.dropout)
         if self.place != "none":
             # The encoder's states in the width of the decoder's, so that every score can compare them.
-            self.memory = nn.Linear(2 * width, width)
+            self.memory = nn.Linear(config.encoded_width, width)
             # Batches of constant shapes state their longest sequence rounded up to a power of two.
             places = max(16, 1 << (config.max_len - 1).bit_length())
             self.attention = StateAttention(width, config.score, config.score_hidden, max_keys=places)

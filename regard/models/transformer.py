@@ -63,7 +63,7 @@ class TransformerConfig:
     tied: bool = True
     """the output layer is the target embedding, which is the source's too where the two sides share a tokeniser"""
     max_len: Count = 256
-    """the longest sequence in tokens, on either side"""
+    """the longest sequence in training, in tokens, on either side; positions without a table go beyond it"""
     source_vocab: Natural = 0
     """filled in from the tokenisers"""
     target_vocab: Natural = 0

@@ -1,17 +1,18 @@
 """Fine-tuning: what a new model takes over from a trained one."""
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.layers.patches import whereabouts
-from regard.models import ModelConfig, ViT, ViTConfig, family_of
+from regard.models import BertConfig, ModelConfig, ViT, ViTConfig, family_of
 from regard.training.recipe import FAMILIES_FOR, Recipe
 
 # Parameters that may differ between a model and the one it is fine-tuned from: the heads of tasks.
-HEADS = ("output.", "mask_head.", "pooler.", "distilled.", "pooled_map.", "segmenter.", "painter.")
+HEADS = ("output.", "mask_head.", "query_pool.", "pooler.", "distilled.", "pooled_map.", "segmenter.", "painter.")
 # What a recipe decides when a Vision Transformer is fine-tuned: nothing that its weights depend on, except those of a
 # head that it did not have.
 _FREE = ("dropout", "drop_path")
@@ -29,6 +30,10 @@ def fine_tuned_recipe(recipe: Recipe, model: ModelConfig, origin: object) -> Rec
     if isinstance(model, ViTConfig):
         names = [*_FREE, *(name for head, own in _OF_HEADS.items() if head != model.head for name in own)]
         model = dataclasses.replace(model, **{name: getattr(recipe.model, name) for name in names})
+    if isinstance(model, BertConfig):
+        # A classifier keeps its pooling; an encoder that becomes one takes the recipe's.
+        chosen: Any = model if model.head == "classify" else recipe.model
+        model = dataclasses.replace(model, pooling=chosen.pooling if recipe.task == "classify" else "first")
     return dataclasses.replace(recipe, model=model)
 
 

@@ -1,16 +1,20 @@
 """The plan of a run, printed before the first step: data, model, training, validation, expected time and memory."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from regard.errors import RegardError
 from regard.models import family_of
+from regard.training.choices import describe_choices
 from regard.training.datasets import Dataset
 from regard.training.metrics import METRIC_NAMES
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.schedules import format_duration
 from regard.training.tasks.base import Task
+from regard.training.vectors import VectorCoverage
 
 
 class Cost(NamedTuple):
@@ -30,25 +34,30 @@ def describe_plan(
     workers: int,
     device: torch.device,
     fine_tunes: bool,
+    vectors: Sequence[VectorCoverage] = (),
 ) -> list[str]:
     """The lines of the plan; after them a warning for each thing that may disappoint."""
     config = recipe.train
     parameters = sum(p.numel() for p in model.parameters())
     # Adam keeps two numbers per parameter; its own memory is not in the measurement.
     memory = workers * cost.memory + 8 * parameters * workers
+    choices = [] if fine_tunes else _choices(recipe, task, dataset)
     where = device.type if workers == 1 else f"{workers} workers"
     rows = [
         ("data", dataset.describe()),
         ("", note),
         ("model", f"{_shape(recipe)}: {parameters / 1e6:.2f} M parameters{', fine-tuned' if fine_tunes else ''}"),
+        *(("", str(coverage)) for coverage in vectors),
         ("training", _training(recipe, task)),
         ("validation", _validation(config)),
         ("time", _time(config, cost, device)),
         ("memory", f"about {memory / 1e9:.1f} GB on {where}"),
         *(("chosen", reason) for reason in task.reasons(dataset, recipe)),
+        *(("chosen", choice) for choice in choices),
     ]
     lines = [f"  {name:<11}{text}" for name, text in rows]
-    return ["Plan", *lines, *(f"Warning: {text}" for text in task.warnings(dataset))]
+    warnings = [*task.warnings(dataset), *(text for coverage in vectors for text in coverage.warnings())]
+    return ["Plan", *lines, *(f"Warning: {text}" for text in warnings)]
 
 
 def metric_name(config: TrainConfig) -> str:
@@ -70,6 +79,13 @@ def peak_memory(device: torch.device) -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _choices(recipe: Recipe, task: Task, dataset: Dataset) -> list[str]:
+    try:
+        return describe_choices(recipe, task.suggest_recipe(dataset, False))
+    except RegardError:  # nothing suits these data, and the recipe is entirely the user's
+        return []
 
 
 def _shape(recipe: Recipe) -> str:

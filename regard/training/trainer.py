@@ -59,7 +59,7 @@ from regard.training.schedules import DECAY_RATIO, Schedule, parse_duration
 from regard.training.state import TrainState
 from regard.training.tasks import TASKS, read_dataset
 from regard.training.tasks.base import EpochsOfBatches, Shape, Task, evaluate_loss
-from regard.training.vectors import use_vectors
+from regard.training.vectors import VectorCoverage, use_vectors
 from regard.training.workers import Workers, start_workers, usable_workers
 from regard.version import __version__
 
@@ -162,6 +162,7 @@ class Evaluation:
     bundle: Any
     note: str
     is_fine_tuned: bool
+    vectors: list[VectorCoverage]
 
 
 def _prepare(
@@ -184,12 +185,11 @@ def _prepare(
     model = _build_model(job)
     if origin is not None:
         fill_weights(model, initial_weights(model, origin.model), provenance["start_from"], may_differ=HEADS)
-    if tokenizers:
-        use_vectors(model, config, *tokenizers)
+    vectors = use_vectors(model, config, *tokenizers) if tokenizers else []
     bundle = bundle_of(model, tokenizers, dict(provenance), special)
     if isinstance(origin, Translator) and not recipe.data.languages:
         bundle.languages = origin.languages
-    return job, Evaluation(dataset, validation, bundle, note, origin is not None)
+    return job, Evaluation(dataset, validation, bundle, note, origin is not None, vectors)
 
 
 def _build_model(job: Job) -> Any:
@@ -291,7 +291,9 @@ class Trainer:
             evaluation, cost = self.evaluation, self._measure_cost()
             size, tuned = self.workers.size, evaluation.is_fine_tuned
             recipe, dataset, note = self.job.recipe, evaluation.dataset, evaluation.note
-            plan = describe_plan(recipe, self.task, dataset, self.model, note, cost, size, self.device, tuned)
+            plan = describe_plan(
+                recipe, self.task, dataset, self.model, note, cost, size, self.device, tuned, evaluation.vectors
+            )
             self.report.say(*plan)
 
     def update(

@@ -1,6 +1,6 @@
 """Pre-trained word vectors as initial embeddings."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -8,13 +8,42 @@ from regard.data import Tokenizer, read_vectors
 from regard.errors import RegardError
 from regard.training.recipe import TrainConfig
 
+# Below this share of the vocabulary most embeddings start from random values.
+ENOUGH_FOUND = 0.3
+
+
+class VectorCoverage(NamedTuple):
+    """How many tokens of a vocabulary, special ones not counted, have a vector in a file.
+
+    >>> str(VectorCoverage("glove.txt", 3412, 5000))
+    'word vectors: 3,412 of 5,000 tokens found in glove.txt (68%)'
+    """
+
+    path: str
+    found: int
+    tokens: int
+
+    def __str__(self) -> str:
+        share = f"{self.found / self.tokens:.0%}"
+        return f"word vectors: {self.found:,} of {self.tokens:,} tokens found in {self.path} ({share})"
+
+    def warnings(self) -> list[str]:
+        """A sentence if few were found."""
+        if self.found >= ENOUGH_FOUND * self.tokens:
+            return []
+        return [
+            f"{self}. The other embeddings start from random values: use tokenizer.kind word, and vectors of the "
+            "language and case of the data."
+        ]
+
 
 @torch.no_grad()
-def use_vectors(model: Any, config: TrainConfig, source: Tokenizer, target: Tokenizer) -> None:
-    """Puts the vectors of the words that a vocabulary knows in the place of their random ones.
+def use_vectors(model: Any, config: TrainConfig, source: Tokenizer, target: Tokenizer) -> list[VectorCoverage]:
+    """Initializes the embeddings of known words from files of vectors; returns how many were found in each.
 
-    The source is the only side of a model that has but one.
+    A model with a single embedding takes the vectors of the source.
     """
+    coverage = []
     sides = [(config.source_vectors, source, getattr(model, "source_embedding", None) or model.embedding)]
     if hasattr(model, "target_embedding"):
         sides.append((config.target_vectors, target, model.target_embedding))
@@ -40,3 +69,5 @@ def use_vectors(model: Any, config: TrainConfig, source: Tokenizer, target: Toke
         # As large on average as the random ones they replace: the model's own scale stays right.
         known *= table[4:].norm(dim=1).mean() / known.norm(dim=1).mean()
         table[found] = known.to(table)
+        coverage.append(VectorCoverage(path, len(found), len(vocabulary) - 4))
+    return coverage

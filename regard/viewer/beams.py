@@ -158,9 +158,12 @@ def tree_of(
     begun: list[int] = []
     if isinstance(bundle, Translator):
         begun = [*bundle.special.begun([])[1:], *bundle.target_ids(prefix)]
-        limit = max(min(config.limit(len(source)), bundle.model.config.max_len - 1), len(begun))
+        longest = bundle.longest_output
+        limit = config.limit(len(source))
+        limit = max(limit if longest is None else min(limit, longest), len(begun))
     else:
-        limit = min(config.max_len, bundle.model.config.max_len - len(source))
+        longest = bundle.length_limit
+        limit = config.max_len if longest is None else min(config.max_len, longest - len(source))
     return BeamTree(
         source=read,
         nodes=nodes,

@@ -309,7 +309,9 @@ def _look_at_text(bundle: LanguageModel | TextEncoder, text: str, layers: Layers
     for name, one in recording.items():
         for number, call in enumerate(one.calls):  # several where layers share their weights
             called = name if len(one.calls) == 1 else f"{name}.{number}"
-            maps[called] = AttentionMap(called, one.kind, side, side, replace(one, calls=[call]))
+            # The only cross-attention of a text is that of a learned query which pools it.
+            queries = Side("query", ["query"], [-1]) if one.kind == "cross" else side
+            maps[called] = AttentionMap(called, one.kind, queries, side, replace(one, calls=[call]))
     return Look(text, "", side.tokens, [], maps, bundle=bundle, ids=(ids,))
 
 

@@ -111,9 +111,7 @@ def _outcome(bundle: Any, source: Any, target: str | None, prefix: str, writer: 
         return _forced(bundle, look(bundle, source, target), source, target)
     if isinstance(bundle, LanguageModel):
         text = source + prefix
-        room = min(CONTINUED, bundle.model.config.max_len - len(bundle.prompt_ids(text)))
-        config = DecodeConfig(method="greedy", max_len=room)
-        written = writer.generate([text], config)[0][0].text if room > 0 else ""
+        written = writer.generate([text], DecodeConfig(method="greedy", max_len=CONTINUED))[0][0].text
         return _read(bundle, look(bundle, text), bundle.prompt_ids(text), written)
     seen = look(bundle, source)
     if bundle.model.config.head == "classify":

@@ -26,6 +26,7 @@ class RecurrentParts(Parts):
         """The states of both directions, and for each layer of the decoder its first state (h, or h and c)."""
         first: list[list[Value]] = []
         for number, (layer, bridge) in enumerate(zip(module.layers, module.bridges)):
+            assert isinstance(layer, Bidirectional)  # the walk refuses others
             called, says = f"Encoder, layer {number}", {"side": "source", "layer": number}
             with self.tape.silent(not self.whole):
                 ahead = self.recurrence(layer.forward_layer, x, f"{called}, forward", "h", [])

@@ -122,6 +122,11 @@ class Walker(RecurrentParts):
         self.chosen = look.alignment
 
     def walk(self) -> Walk:
+        config = self.model.config
+        if getattr(config, "cell", "") == "rnn" or not getattr(config, "bidirectional", True):
+            raise RegardError("There is no walk through this kind of recurrent layer.", "Look at its heads.")
+        if getattr(config, "pooling", "") == "query":
+            raise RegardError("There is no walk through a query that pools a text.", "Look at its heads.")
         match self.model:
             case Transformer():
                 self.transformer(self.model)

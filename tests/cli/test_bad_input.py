@@ -91,9 +91,9 @@ def test_an_argument_that_is_not_utf8(refused, transformer_folder):
     assert "text 1: not UTF-8." in refused("translate", transformer_folder, "tw\udcff", "one")
 
 
-def test_a_line_that_is_too_long(refused, tmp_path, transformer_folder):
+def test_a_line_that_is_too_long(refused, tmp_path, learned_folder):
     (tmp_path / "lines.txt").write_text("two " * 30 + "\none\n")
-    said = refused("translate", transformer_folder, "--input", tmp_path / "lines.txt")
+    said = refused("translate", learned_folder, "--input", tmp_path / "lines.txt")
     assert f"{tmp_path / 'lines.txt'}, line 1 has 30 tokens, and the model takes at most 15." in said
     assert "--truncate" in said
 

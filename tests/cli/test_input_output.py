@@ -46,14 +46,22 @@ def stdin(monkeypatch):
     return give
 
 
-@pytest.fixture(scope="module")
-def writer_folder(tmp_path_factory):
+def save_writer(folder, positions):
     torch.manual_seed(0)
     tokenizer = Tokenizer.train(["abcdefgh "], "char", exact=True)
-    config = GPTConfig(width=16, heads=2, layers=1, feedforward=16, vocab=tokenizer.vocab_size, max_len=24)
-    folder = tmp_path_factory.mktemp("writer")
-    save(folder, LanguageModel(GPT(config).eval(), tokenizer))
+    sizes = dict(width=16, heads=2, layers=1, feedforward=16, vocab=tokenizer.vocab_size, max_len=24)
+    save(folder, LanguageModel(GPT(GPTConfig(**sizes, positions=positions)).eval(), tokenizer))
     return folder
+
+
+@pytest.fixture(scope="module")
+def writer_folder(tmp_path_factory):
+    return save_writer(tmp_path_factory.mktemp("writer"), "rotary")
+
+
+@pytest.fixture(scope="module")
+def learned_writer_folder(tmp_path_factory):
+    return save_writer(tmp_path_factory.mktemp("learned_writer"), "learned")
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +87,9 @@ def pipe(monkeypatch):
         yield other
 
 
-def test_a_pipe_is_answered_line_by_line_and_an_error_ends_it(seq2seq_folder):
+def test_a_pipe_is_answered_line_by_line_and_an_error_ends_it(learned_folder, learned):
     with subprocess.Popen(
-        [*COMMAND, "translate", str(seq2seq_folder), "--device", "cpu"],
+        [*COMMAND, "translate", str(learned_folder), "--device", "cpu"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -95,12 +103,12 @@ def test_a_pipe_is_answered_line_by_line_and_an_error_ends_it(seq2seq_folder):
             process.stdin.write(line + "\n")
             process.stdin.flush()
             answers.append(process.stdout.readline())
-        assert answers == ["trois deux un\n", "cinq quatre\n"]
+        assert answers == [learned("one two three") + "\n", learned("four five") + "\n"]
         process.stdin.write("one two\n" + "four " * 30 + "\n")
         process.stdin.flush()
         assert process.wait() == 2  # though standard input stays open
         guard.cancel()
-        assert process.stdout.read() == "deux un\n"
+        assert process.stdout.read() == learned("one two") + "\n"
         assert process.stderr.read().startswith("regard: stdin, line 4 has 30 tokens")
 
 
@@ -165,13 +173,13 @@ def test_samples_are_the_same_from_a_pipe_and_from_a_file(tmp_path, called, pipe
 
 
 @pytest.mark.parametrize("packing", ["lines.txt", "-"])
-def test_the_lines_before_one_that_is_too_long_are_answered(tmp_path, stdin, called, seq2seq_folder, packing):
+def test_the_lines_before_one_that_is_too_long_are_answered(tmp_path, stdin, called, learned_folder, learned, packing):
     content = "one two three\n" + "two " * 30 + "\nfour five\n"
     (tmp_path / "lines.txt").write_text(content)
     stdin(content)
     options = [] if packing == "-" else ["--input", tmp_path / "lines.txt"]
-    code, out, err = called("translate", seq2seq_folder, *options)
-    assert (code, out) == (2, ["trois deux un"])
+    code, out, err = called("translate", learned_folder, *options)
+    assert (code, out) == (2, [learned("one two three")])
     assert "line 2 has 30 tokens, and the model takes at most 15." in err
 
 
@@ -193,14 +201,13 @@ def test_the_texts_before_one_that_is_too_long_are_answered(called, classifier_f
 def test_long_lines_are_split_into_sentences(called, seq2seq_folder, seq2seq):
     wanted = seq2seq.translate(LONG, split="auto")[0].text
     assert called("translate", seq2seq_folder, LONG, "one two three")[:2] == (0, [wanted, "trois deux un"])
-    code, out, err = called("translate", seq2seq_folder, LONG, "--split", "never")
-    assert (code, out) == (2, [])
-    assert "text 1 has 30 tokens" in err
+    code, out, _ = called("translate", seq2seq_folder, LONG, "--split", "never")
+    assert (code, len(out)) == (0, 1)
     short = "one two. 3 four"
     (whole,), (parts,) = (called("translate", seq2seq_folder, short, "--split", how)[1] for how in ("auto", "always"))
     assert whole == seq2seq.translate(short)[0].text
     assert parts == seq2seq.translate(short, split="always")[0].text != whole
-    assert "text 1 has 30 tokens" in called("translate", seq2seq_folder, LONG, "--alignments")[2]
+    assert called("translate", seq2seq_folder, LONG, "--alignments")[0] == 0
     assert "--split always" in called("translate", seq2seq_folder, LONG, "--alignments", "--split", "always")[2]
 
 
@@ -216,18 +223,34 @@ def test_mostly_unknown_characters_are_warned_of_once(called, seq2seq_folder, cl
     assert "text 2: 62%" in called("classify", classifier_folder, *lines)[2]
 
 
-def test_a_length_beyond_the_models_is_said(called, seq2seq_folder, writer_folder):
-    assert called("translate", seq2seq_folder, "one", "--max-len", 500)[2] == (
+def test_a_length_beyond_the_models_is_said(called, learned_folder, learned_writer_folder):
+    assert called("translate", learned_folder, "one", "--max-len", 500)[2] == (
         "--max-len 500: the model's max_len allows 15 tokens. For longer translations train with a larger "
         "--model.max-len.\n"
     )
-    assert called("translate", seq2seq_folder, "one")[2] == ""
-    assert called("translate", seq2seq_folder, "one", "--max-len", 5)[2] == ""
+    assert called("translate", learned_folder, "one")[2] == ""
+    assert called("translate", learned_folder, "one", "--max-len", 5)[2] == ""
     said = "Stopped at 24 tokens, prompt included: that is the model's max_len, whatever --max-len allows."
     for options in (["--n-best", "2"], []):
-        _, _, err = called("generate", writer_folder, "abc", "--max-len", 500, "--min-len", 400, *options)
+        _, _, err = called("generate", learned_writer_folder, "abc", "--max-len", 500, "--min-len", 400, *options)
         assert said in err
-    assert called("generate", writer_folder, "abc", "--max-len", 5)[2] == ""
+    assert called("generate", learned_writer_folder, "abc", "--max-len", 5)[2] == ""
+
+
+def test_texts_beyond_the_trained_length_are_warned_of_once(called, caplog, seq2seq_folder, writer_folder):
+    def said():
+        texts = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return texts
+
+    warning = "Warning: a text is longer than the 16 tokens that the model was trained on; quality may be lower."
+    long = "one " * 30
+    code, out, _ = called("translate", seq2seq_folder, long, long, "one two three", "--split", "never")
+    assert (code, len(out), out[2], said()) == (0, 3, "trois deux un", [warning])
+    called("translate", seq2seq_folder, long, "--split", "never", "--quiet")
+    assert said() == []
+    code, _, _ = called("generate", writer_folder, "abc", "--max-len", 40, "--min-len", 40, "--n-best", 2)
+    assert (code, said()) == (0, [warning.replace("16", "24")])
 
 
 def test_evaluate_shows_progress_in_a_log(called, monkeypatch, tmp_path, seq2seq_folder):

@@ -229,3 +229,21 @@ def test_errors(tmp_path):
     (tmp_path / "other.json").write_text(json.dumps(foreign))
     with pytest.raises(RegardError, match=r"other\.json is a tokeniser of another program"):
         Tokenizer.load(tmp_path / "other.json")
+
+
+def test_words_with_line_ends():
+    text = "The cat.\n\nThe dog eats.\nDon't!\n"
+    tokenizer = Tokenizer.train([text], "word", line_ends=True)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    first, again = (tokenizer.encode(text)[i] for i in (0, 5))
+    assert first == again  # the first word of a line is the same token as elsewhere
+    assert tokenizer.decode(tokenizer.encode("  The \t cat. \n dog ")) == "The cat.\ndog"
+    for part in ("The cat.\n", "The cat"):
+        assert tokenizer.encode(text)[: len(tokenizer.encode(part))] == tokenizer.encode(part)
+
+
+def test_words_with_line_ends_are_opened_again(tmp_path):
+    tokenizer = Tokenizer.train(["a b\nc"], "word", line_ends=True)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    opened = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert (opened, opened.kind, opened.decode(opened.encode("a\nb"))) == (tokenizer, "word", "a\nb")

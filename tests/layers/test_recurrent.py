@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from regard.attention.offsets import Offsets
-from regard.layers.recurrent import Bidirectional, Recurrent, StateAttention, Steps
+from regard.layers.recurrent import Bidirectional, Recurrent, StateAttention, Steps, Unidirectional
 
 # Empty sequences at the beginning, inside and at the end.
 STARTS = torch.tensor([0, 0, 3, 4, 4, 9, 9], dtype=torch.int32)
 OFFSETS = Offsets(STARTS, total=9, max_len=6)
-CELLS = ["gru", "lstm"]
+CELLS = ["rnn", "gru", "lstm"]
 
 
 def sequences(x: torch.Tensor) -> list[torch.Tensor]:
@@ -108,3 +108,23 @@ def test_the_context_is_the_weighted_sum(score):
     for queries, keys, expected in zip(states.split([3, 1]), memory.split([2, 5]), context.split([3, 1])):
         weights = attention.score(queries, keys).softmax(-1)
         torch.testing.assert_close(weights @ keys, expected)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_one_direction_and_its_final_states(cell):
+    torch.manual_seed(0)
+    offsets = Offsets.of(torch.tensor([0, 2, 2, 5]))
+    layer, x = Unidirectional(cell, 4, 8), torch.randn(5, 4)
+    rows = layer(x, Steps.of(offsets))
+    torch.testing.assert_close(rows, layer.forward_layer(x, Steps.of(offsets)))
+    final = layer.final(rows, offsets)
+    torch.testing.assert_close(final, torch.stack((rows[1], torch.zeros(8), rows[4])))
+
+
+def test_the_plain_cell_is_tanh_of_both_linear_maps():
+    torch.manual_seed(0)
+    layer = Recurrent("rnn", 4, 8)
+    x, h = torch.randn(3, 4), torch.randn(3, 1, 8)
+    weight_x, weight_h, bias_x, bias_h = layer.rnn.all_weights[0]
+    by_hand = torch.tanh(x @ weight_x.T + bias_x + h[:, 0] @ weight_h.T + bias_h)
+    torch.testing.assert_close(layer.step(layer.inputs(x), h)[:, 0], by_hand)

@@ -50,6 +50,37 @@ def test_the_label_is_read_off_the_first_token():
     torch.testing.assert_close(filled[:3], by_hand)
 
 
+@pytest.mark.parametrize("score", SCORES)
+def test_a_learned_query_pools_a_text(score):
+    model = small(head="classify", pooling="query", labels=("a", "b"), score=score, positions="rotary")
+    alone = torch.cat([model(pack([text])) for text in TEXTS])
+    torch.testing.assert_close(model(pack(TEXTS)), alone)
+    filled = model(pack(TEXTS, total=16, count=9))
+    assert filled.shape == (9, 2)
+    torch.testing.assert_close(filled[:3], alone)
+    encoded = model.encode(pack(TEXTS[:1]))
+    with record(model) as recording:
+        model(pack(TEXTS[:1]))
+    recorded = recording["query_pool.attention"]
+    assert recorded.kind == "cross"
+    weights = recorded.weights()[0]  # heads, one query, tokens
+    assert weights.shape == (4, 1, 4)
+    attention = model.query_pool.attention
+    _, values = attention.keys_values(encoded, None)
+    context = torch.einsum("hqs,shd->qhd", weights, values)
+    torch.testing.assert_close(model.output(attention.out(context.flatten(1))), model(pack(TEXTS[:1])))
+
+
+def test_the_query_is_trained():
+    model = small(head="classify", pooling="query", labels=("a", "b")).train()
+    model(pack(TEXTS)).square().sum().backward()
+    assert model.query_pool.question.grad.abs().sum() > 0
+    assert small(head="none", pooling="query").query_pool is not None
+    for head in ("mask", "answer"):
+        with pytest.raises(RegardError, match="is for classification; the head"):
+            small(head=head, pooling="query")
+
+
 def test_segments_tell_two_texts_apart():
     model = small()
     tokens = pack([[2, 4, 3, 5, 3]])

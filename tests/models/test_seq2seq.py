@@ -23,16 +23,17 @@ def make(**changes) -> Seq2Seq:
 
 
 def kinds() -> list[dict]:
-    """Every cell with every place of attention, and every score in one of them."""
-    cells = ["gru", "lstm"]
+    """Every cell with every place of attention, every score in one of them, and one direction."""
+    cells = ["gru", "lstm", "rnn"]
     places = [{"cell": c, "attention": a} for c in cells for a in ["luong", "bahdanau", "none"]]
+    places += [{"cell": c, "attention": "luong", "bidirectional": False} for c in cells]
     return places + [
         {"cell": cells[i % 2], "attention": a, "score": s} for i, s in enumerate(SCORES) for a in ["luong", "bahdanau"]
     ]
 
 
 def name(kind: dict) -> str:
-    return "-".join(kind.values())
+    return "-".join(map(str, kind.values()))
 
 
 @pytest.mark.parametrize("kind", kinds(), ids=name)

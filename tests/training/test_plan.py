@@ -1,9 +1,17 @@
 """The plan before a run, the dry run, and warnings for little data."""
 
+import dataclasses
+import json
+import re
+
 import numpy as np
 import pytest
 
-from regard.training import Dataset, train
+from regard.cli.train_options import chosen_keys
+from regard.data import phrasebook_pairs
+from regard.models import family_of
+from regard.training import DataConfig, Dataset, read_dataset, recipe_from, train
+from regard.training.choices import describe_choices, shown
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import warn_of_rare_labels
 from tests.training.helpers import small, small_dataset
@@ -39,6 +47,73 @@ def test_the_plan_changes_nothing(tmp_path, capsys):
     assert "step 12 of 12  train  loss" in shown
     assert " left\n" in shown
     assert same_bits(weights_of(tmp_path / "told"), weights_of(tmp_path / "quiet"))
+
+
+@pytest.fixture
+def dataset_of(tmp_path):
+    """Data of a task, as `regard train` reads them."""
+
+    def read(task):
+        sentences = [pair.source for pair in phrasebook_pairs("train", 60)]
+        if task in ("translate", "text2text"):
+            lines = [f"{pair.source}\t{pair.target}" for pair in phrasebook_pairs("train", 60)]
+            (tmp_path / "data.tsv").write_text("\n".join(lines))
+            files = ["data.tsv"]
+        elif task == "classify":
+            kinds = ("question" if one.endswith("?") else "statement" for one in sentences)
+            (tmp_path / "data.tsv").write_text("".join(f"{text}\t{kind}\n" for text, kind in zip(sentences, kinds)))
+            files = ["data.tsv"]
+        elif task == "answer":
+            answers = [{"text": "cat", "answer_start": 4}]
+            asked = [{"id": str(i), "question": f"Who is {i}?", "answers": answers} for i in range(20)]
+            paragraphs = [{"context": f"The cat is {i}.", "qas": [one]} for i, one in enumerate(asked)]
+            (tmp_path / "data.json").write_text(json.dumps({"data": [{"title": "", "paragraphs": paragraphs}]}))
+            files = ["data.json"]
+        elif task in ("language", "mask"):
+            (tmp_path / "data.txt").write_text("\n".join(sentences))
+            files = ["data.txt"]
+        else:
+            pixels = np.random.default_rng(0).integers(0, 255, (40, 16, 16, 3), np.uint8)
+            masks = (pixels[..., 0] > 127).astype(np.uint8)
+            np.savez(tmp_path / "data.npz", images=pixels, labels=np.arange(40) % 2, masks=masks)
+            files = ["data.npz"]
+        return read_dataset(task, DataConfig(files=tuple(str(tmp_path / file) for file in files)), quiet=True)
+
+    return read
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_everything_that_is_chosen_is_in_the_plan_and_in_the_help(tmp_path, capsys, dataset_of, task):
+    dataset = dataset_of(task)
+    recipe = TASKS[task].suggest_recipe(dataset, False)
+    changed = {
+        field.name: getattr(recipe.model, field.name)
+        for field in dataclasses.fields(recipe.model)
+        if getattr(recipe.model, field.name) != field.default
+    }
+    assert changed
+    train(
+        recipe_from({"train": {"workers": 1, "device": "cpu"}}, recipe), tmp_path / "out", dataset=dataset, dry_run=True
+    )
+    chosen = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  chosen ")]
+    for name, value in changed.items():
+        [line] = [line for line in chosen if re.search(rf"[ ;]{name} {re.escape(shown(value))}, not .+: \w+", line)]
+        assert "suits the data" not in line  # a reason of its own
+    assert set(changed) <= chosen_keys("model", task, family_of(recipe.model))
+
+
+def test_what_the_user_sets_is_not_said_to_be_chosen():
+    recipe = TASKS["translate"].suggest_recipe(small_dataset(), False)
+    lines = "\n".join(describe_choices(recipe, recipe))
+    assert "positions rotary, not sinusoidal: 0.9 to 1.4 BLEU" in lines
+    assert "width 128, not 256" in lines
+    own = recipe_from({"model": {"positions": "none", "width": 64}}, recipe)
+    lines = "\n".join(describe_choices(own, recipe))
+    assert "positions" not in lines.replace("the positions go", "")
+    assert "width" not in lines
+    assert "encoder_layers 2, not 3" in lines
+    other = recipe_from({"model": {"family": "seq2seq"}}, recipe)
+    assert "width" not in "\n".join(describe_choices(other, recipe))
 
 
 def test_enough_pairs_give_no_warning():

@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 
 from regard.data.labelled import Labelled
 from regard.data.special import READING
+from regard.errors import RegardError
 from regard.folder import Classified, TextEncoder, fill_weights, load
 from regard.models import Bert, make_model
 from regard.training import DataConfig, TrainConfig, recipe_from, train
@@ -13,6 +14,7 @@ from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEADS
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import Shape
+from regard.viewer import look, walk_of
 from tests.training.toy_tasks import ANIMALS, sentences, toy, write_text
 
 CLASSIFY = TASKS["classify"]
@@ -37,6 +39,37 @@ def test_a_rule_is_learned(tmp_path):
     wanted = ["birds" if "hen" in text or "owl" in text else "others" for text in texts]
     assert [one.label for one in model.classify(texts)] == wanted
     assert len(set(wanted)) == 2
+
+
+def test_a_learned_query_finds_what_the_label_depends_on(tmp_path):
+    recipe = toy("classify", tmp_path, model={"pooling": "query"}, train=LEARN | {"validate_by": "accuracy"})
+    model = train(recipe, tmp_path / "out", quiet=True)
+    assert model.training["validation"]["accuracy"] == 100
+    assert (model.model.config.pooling, model.model.config.pooler) == ("query", "none")
+    opened = load(tmp_path / "out", "cpu")
+    assert opened.classify("the hen") == model.classify("the hen")
+    assert opened.embed(["the hen", "the cat"]).shape == (2, opened.model.config.width)
+    seen = look(opened, "the hen")
+    shown = seen.maps["query_pool.attention"]
+    assert (shown.kind, shown.rows, shown.columns) == ("cross", ["query"], ["<sos>", "the", "hen", "<eos>"])
+    assert shown.of().sum() == pytest.approx(1)
+    assert seen.alignment is shown
+    for name in ("page.html", "map.png"):
+        seen.save(tmp_path / name)
+    with pytest.raises(RegardError, match="no walk through a query"):
+        walk_of(seen)
+
+
+def test_an_encoder_becomes_a_classifier_with_a_query(tmp_path, masked):
+    recipe = toy("classify", tmp_path, model={"pooling": "query"}, **STILL)
+    model = train(recipe, tmp_path / "out", start_from=masked, quiet=True)
+    assert model.model.query_pool is not None
+    # A classifier that is fine-tuned keeps its query, whatever the recipe's default.
+    again = train(toy("classify", tmp_path, **STILL), tmp_path / "again", start_from=tmp_path / "out", quiet=True)
+    assert again.model.config.pooling == "query"
+    torch.testing.assert_close(again.model.query_pool.question, model.model.query_pool.question)
+    masks = train(toy("mask", tmp_path, **STILL), tmp_path / "masks", start_from=tmp_path / "out", quiet=True)
+    assert masks.model.config.pooling == "first"
 
 
 def test_two_texts_are_told_apart(tmp_path):

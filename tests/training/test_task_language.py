@@ -117,3 +117,33 @@ def test_going_on_keeps_the_tokeniser_and_its_letters(abc, tmp_path):
     assert further.tokenizer == abc.tokenizer
     assert further.model.config == abc.model.config
     assert type(load(tmp_path / "out", "cpu")) is type(abc)
+
+
+def test_words_are_written_with_their_spaces(tmp_path):
+    """Words, signs and line ends are tokens; the text that comes out is spaced as the text that was learned."""
+    lines = ["The cat sleeps, and the dog eats.", "L'homme dort. Don't!"]
+    recipe = toy("language", tmp_path, tokenizer={"kind": "word", "vocab_size": 40}, model=STILL, train=LEARN)
+    (tmp_path / "text.txt").write_text("\n".join(lines * 150) + "\n", encoding="utf-8")
+    model = load(train(recipe, tmp_path / "out", quiet=True) and tmp_path / "out", "cpu")
+    whole = "\n".join(lines)
+    assert model.tokenizer.kind == "word"
+    assert model.tokenizer.decode(model.tokenizer.encode(whole)) == whole
+    told = []
+    config = DecodeConfig(method="greedy", max_len=7)
+    [[found]] = model.generate(["The cat"], config, hear=lambda _, text: told.append(text))
+    assert found.text == " sleeps, and the dog eats."
+    assert "".join(told) == found.text
+    assert model.generate(["the dog eats."], config)[0][0].text == "\nL'homme dort. Don't"
+    assert model.evaluate([whole]).loss < 1  # 3.0 for a uniform guess
+
+
+def test_unknown_words_are_never_written(tmp_path, capsys):
+    lines = [f"one word{number} two" for number in range(300)]
+    recipe = toy("language", tmp_path, tokenizer={"kind": "word", "vocab_size": 7}, model=STILL, train=LEARN)
+    (tmp_path / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    model = train(recipe, tmp_path / "out")
+    assert "words outside of the vocabulary: " in capsys.readouterr().err
+    ids = model.prompt_ids("one")
+    assert int(model.model(pack([ids]))[-1].argmax()) == model.special.unk  # the likeliest by far
+    for config in (GREEDY, DecodeConfig(method="sample", max_len=20), DecodeConfig(beam=2, max_len=20)):
+        assert model.special.unk not in model.generate("one", config)[0].hypothesis.ids

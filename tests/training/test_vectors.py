@@ -8,8 +8,10 @@ import torch
 from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig, make_model
+from regard.training import recipe_from, train
 from regard.training.recipe import TrainConfig
-from regard.training.vectors import use_vectors
+from regard.training.vectors import VectorCoverage, use_vectors
+from tests.training.helpers import small, small_dataset
 
 CONFIGS = {
     "transformer": TransformerConfig(width=4, heads=2, feedforward=8, encoder_layers=1, decoder_layers=1),
@@ -51,7 +53,8 @@ def test_both_sides(tmp_path):
     (tmp_path / "fr").write_text("chat 0 1 0 0\n", encoding="utf-8")
     model, source, target = example("transformer", shared=False)
     config = TrainConfig(source_vectors=str(tmp_path / "en"), target_vectors=str(tmp_path / "fr"))
-    use_vectors(model, config, source, target)
+    found = use_vectors(model, config, source, target)
+    assert found == [VectorCoverage(str(tmp_path / "en"), 1, 3), VectorCoverage(str(tmp_path / "fr"), 1, 3)]
     assert model.source_embedding.tokens.weight[row(source, "cat")].count_nonzero() == 1
     assert model.target_embedding.tokens.weight[row(target, "chat")].count_nonzero() == 1
     # and the output layer, which is tied to the target's
@@ -72,3 +75,25 @@ def test_vectors_that_do_not_fit(tmp_path, content, says):
     with pytest.raises(RegardError) as caught:
         use_vectors(model, TrainConfig(source_vectors=str(path)), source, target)
     assert str(caught.value).startswith(f"{path}: {says}")
+
+
+def test_no_vectors_give_no_report():
+    model, source, target = example("seq2seq", shared=True)
+    assert use_vectors(model, TrainConfig(), source, target) == []
+
+
+def test_few_words_that_are_found_are_warned_of():
+    enough, few = VectorCoverage("v.txt", 30, 100), VectorCoverage("v.txt", 29, 100)
+    assert enough.warnings() == []
+    assert few.warnings()[0].startswith("word vectors: 29 of 100 tokens found in v.txt (29%). The other embeddings")
+
+
+def test_the_plan_says_how_many_words_were_found(tmp_path, capsys):
+    (tmp_path / "en.txt").write_text("".join(f"{word} {'1 ' * 16}\n" for word in ("the", "cat")), encoding="utf-8")
+    recipe = recipe_from(
+        {"tokenizer": {"kind": "word"}, "train": {"source_vectors": str(tmp_path / "en.txt")}}, small()
+    )
+    train(recipe, tmp_path / "out", dataset=small_dataset(), dry_run=True)
+    plan = capsys.readouterr().err
+    assert f"tokens found in {tmp_path / 'en.txt'} (" in plan
+    assert "Warning: word vectors: " in plan

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from regard.folder import Translator
 from regard.viewer import look
 from regard.viewer.asking import Desk
 from regard.viewer.live import Live
@@ -128,7 +129,8 @@ def test_a_page_without_a_sentence_waits_for_one(opened, served):
     assert page.locator("dialog[open]").count() == 0
 
 
-def test_what_cannot_be_looked_at_is_said_beside_the_field(opened, served):
+def test_what_cannot_be_looked_at_is_said_beside_the_field(opened, served, monkeypatch):
+    monkeypatch.setattr(Translator, "length_limit", 16)  # as with learned positions
     page = opened(served("one two", "deux un").address)
     page.wait_for_selector(QUIET)
     ask(page, "one " * 40)

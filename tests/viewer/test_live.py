@@ -15,6 +15,7 @@ import pytest
 from regard.cli import look as command
 from regard.cli import main
 from regard.errors import RegardError
+from regard.folder import Translator
 from regard.viewer import asking, look
 from regard.viewer.asking import Answer, Desk
 from regard.viewer.live import KEPT, LARGEST, Live
@@ -295,7 +296,8 @@ def test_there_are_no_files(live, place):
         ({"look": {"source": "one " * 99}}, "the source"),
     ],
 )
-def test_what_makes_no_sense_is_said(live, request_, says):
+def test_what_makes_no_sense_is_said(live, request_, says, monkeypatch):
+    monkeypatch.setattr(Translator, "length_limit", 16)  # as with learned positions
     assert says in refused(live, "POST", "ask", request_, status=422)
     assert send(live, "POST", "ask", ASK)[0] == 200
 

@@ -14,6 +14,7 @@ import regard
 from regard.attention import record
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
+from regard.folder.bundle import ModelWithTokenizers
 from regard.models import Seq2SeqConfig
 from regard.viewer import attentions, look
 from regard.viewer.forcing import information
@@ -160,7 +161,8 @@ def test_a_model_without_attention(blind):
 
 
 @pytest.mark.parametrize(("text", "message"), [(" ", "empty"), ("one " * 99, "99 tokens")])
-def test_texts_that_cannot_be_looked_at(transformer, text, message):
+def test_texts_that_cannot_be_looked_at(transformer, text, message, monkeypatch):
+    monkeypatch.setattr(ModelWithTokenizers, "length_limit", 16)  # as with learned positions
     with pytest.raises(RegardError, match=message):
         look(transformer, text)
 

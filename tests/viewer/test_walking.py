@@ -290,6 +290,18 @@ def test_what_cannot_be_walked_through():
         walk_of(dataclasses.replace(looked("bert"), bundle=None))
 
 
+@pytest.mark.parametrize("changes", [{"cell": "rnn"}, {"bidirectional": False}])
+def test_recurrent_layers_without_a_walk(changes):
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.train(["one two three"], "word")
+    sizes = dict(width=8, source_vocab=tokenizer.vocab_size, target_vocab=tokenizer.vocab_size, shared_vocab=True)
+    translator = Translator(make_model(Seq2SeqConfig(**sizes, **changes)).eval(), tokenizer, tokenizer)
+    seen = look(translator, "one two", "three")
+    assert seen.maps["decoder.attention"].weights.shape == (1, 2, 3)
+    with pytest.raises(RegardError, match="no walk through this kind of recurrent layer"):
+        walk_of(seen)
+
+
 def test_texts_that_are_too_long(monkeypatch):
     monkeypatch.setattr(walking, "LONGEST", 4)
     with pytest.raises(RegardError, match="5 tokens: a walk takes at most 4"):

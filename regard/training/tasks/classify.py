@@ -75,7 +75,7 @@ class Classify(Task):
             config,
             tokenizers,
             head="classify",
-            pooler="tanh" if config.pooler == "none" else config.pooler,
+            pooler="tanh" if config.pooler == "none" and config.pooling == "first" else config.pooler,
             labels=label_names(dataset.training),
         )
 

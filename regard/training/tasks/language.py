@@ -55,12 +55,12 @@ class Language(Task):
         )
 
     def make_tokenizers(self, dataset: Dataset[Sequence[str]], config: TokenizerConfig) -> Tokenizers:
-        if config.kind not in ("char", "bytes"):
+        if config.kind not in ("char", "bytes", "word"):
             raise RegardError(
-                f"A tokeniser of kind {config.kind} does not keep every space and line end of a text.",
-                "Use tokenizer.kind char, or bytes, which are subwords too.",
+                f"A tokenizer of kind {config.kind} does not keep the line ends of a text.",
+                "Set tokenizer.kind to char, word, or bytes, which are subwords too.",
             )
-        return one_tokenizer(dataset.training, config, exact=config.kind == "char")
+        return one_tokenizer(dataset.training, config, exact=config.kind == "char", line_ends=config.kind == "word")
 
     def complete_config(self, config: Any, dataset: Dataset[Sequence[str]], tokenizers: Tokenizers) -> Any:
         return with_vocabulary(config, tokenizers)
@@ -79,7 +79,10 @@ class Language(Task):
         )
         batches = TextBatches(stream, model.max_len, **shape.options)
         validation = list(whole_text(held_out, model.max_len, budget=shape.budget, constant_shapes=shape.constant))
-        return Encoded(batches, validation, describe_split(len(stream), len(held_out), "tokens"))
+        note = describe_split(len(stream), len(held_out), "tokens")
+        if tokenizers[0].kind == "word":
+            note += f"; words outside of the vocabulary: {(held_out == special.unk).mean():.1%} of those for validation"
+        return Encoded(batches, validation, note)
 
     def reasons(self, dataset: Dataset[Sequence[str]], recipe: Recipe) -> list[str]:
         count = sum(map(len, dataset.training))

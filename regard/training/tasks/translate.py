@@ -70,7 +70,8 @@ class Translate(Task):
 
     def validation_scores(self, bundle: Translator, dataset: Dataset[Pairs]) -> dict[str, float]:
         pairs = dataset.validation[:VALIDATED]
-        outputs = bundle.translate([source for source, _ in pairs], DecodeConfig(method="greedy"), truncate=True)
+        config = DecodeConfig(method="greedy", max_len=min(DecodeConfig.max_len, bundle.trained_length - 1))
+        outputs = bundle.translate([source for source, _ in pairs], config, truncate=True)
         scores = text_scores([best[0].text for best in outputs], [target for _, target in pairs])
         return {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_match}
 

@@ -172,6 +172,7 @@ export class Heads {
     const [rows, columns] = Object.values(attentions.axesOf(attention.name, false)).map((axis) =>
       axis.called.toLowerCase(),
     );
+    if (attention.rows === "query") return `A learned query looks at the ${columns}; the label is read from what it finds.`;
     if (attention.kind === "cross") return `To predict each token of the ${rows}, it looks at the ${columns}.`;
     if (attention.kind === "masked") return `Each token looks back at the ${columns} so far.`;
     return `Each token looks around in the ${columns}.`;

@@ -1,0 +1,69 @@
+"""Models that differ in their score alone, trained on the same data."""
+
+import json
+
+import pytest
+
+from regard.attention import SCORES
+from regard.bench import bench_scores
+from regard.cli import main
+from regard.data import phrasebook_pairs
+from regard.errors import RegardError
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "pairs.tsv"
+    lines = [f"{pair.source}\t{pair.target}\n" for pair in phrasebook_pairs("train", 120)]
+    path.write_text("".join(lines), encoding="utf-8")
+    return str(path)
+
+
+def test_every_score_and_none(pairs):
+    seen = []
+    report = bench_scores("cpu", data=[pairs], steps=2, on_row=seen.append)
+    assert [row.score for row in report.rows] == [*SCORES, "none"]
+    assert seen == list(report.rows)
+    for row in report.rows:
+        assert 0 <= row.metric <= 100
+        assert row.loss > 0
+        assert row.tokens_per_second > 0
+        assert row.seconds > 0
+    sizes = {row.score: row.parameters for row in report.rows}
+    assert sizes["none"] < sizes["dot"] < sizes["general"] < sizes["concat"]
+
+
+def test_every_score_of_a_transformer(pairs):
+    report = bench_scores("cpu", data=[pairs], steps=1, family="transformer", scores=("dot", "concat"))
+    assert [row.score for row in report.rows] == ["dot", "concat"]
+    with pytest.raises(RegardError, match="No score of the family transformer is called 'none'"):
+        bench_scores("cpu", family="transformer", scores=("none",))
+
+
+def test_the_command_prints_one_table(pairs, tmp_path, capsys):
+    out = tmp_path / "rows.json"
+    given = ["--scores", "dot", "none", "--steps", "2", "--data", pairs, "--device", "cpu", "--out", str(out)]
+    assert main(["bench", "scores", *given]) == 0
+    shown = capsys.readouterr().out
+    assert "seq2seq, 2 steps each" in shown
+    assert "| loss | parameters | tokens/s | seconds |" in shown
+    assert "\n| dot | " in shown
+    assert "\n| none | " in shown
+    assert [row["score"] for row in json.loads(out.read_text())["rows"]] == ["dot", "none"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["scores", "--lengths", "8"], "bench scores has no --lengths."),
+        (["scores", "--rounds", "2"], "bench scores has no --rounds."),
+        (["scores", "--plot", "a.png"], "bench scores has no --plot."),
+        (["scores", "--steps", "0"], "steps must be at least 1 (got 0)."),
+        (["scores", "--scores", "dott"], "No score of the family seq2seq is called 'dott'."),
+        (["training", "--steps", "2"], "bench training has no --steps."),
+        (["attention", "--family", "seq2seq"], "bench attention has no --family."),
+    ],
+)
+def test_mistakes(capsys, given, said):
+    assert main(["bench", *given]) == 2
+    assert said in capsys.readouterr().err
