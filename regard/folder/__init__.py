@@ -16,6 +16,7 @@ from regard.folder.files import (
     read_tokenizers,
     save,
     vocabularies,
+    write_config,
     write_tokenizers,
 )
 from regard.folder.language import Continuation, LanguageModel, TextLoss
@@ -47,5 +48,6 @@ __all__ = [
     "read_tokenizers",
     "save",
     "vocabularies",
+    "write_config",
     "write_tokenizers",
 ]

@@ -91,6 +91,11 @@ def save(path: str | Path, bundle: Bundle) -> None:
         name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.named_parameters()
     }  # tied weights are listed once
     write_whole(folder / "model.safetensors", weights_to_bytes(weights, metadata={"format": "pt"}))
+    write_config(folder, bundle)
+
+
+def write_config(folder: Path, bundle: Bundle) -> None:
+    """Write config.json; the tokenizers must have been written."""
     family = family_of(bundle.model.config)
     config: dict[str, Any] = {"format": FORMAT, "family": family}
     if bundle.tokenizers:

@@ -3,7 +3,7 @@
 from regard.interop.ctranslate import export_ctranslate2
 from regard.interop.huggingface import export_folder, import_folder
 from regard.interop.llama2c import import_llama2c
-from regard.interop.onnx_graphs import export_onnx
+from regard.interop.onnx_export import export_onnx
 from regard.interop.onnx_runner import open_onnx
 from regard.interop.sentencepiece import read_sentencepiece, write_sentencepiece
 

@@ -209,7 +209,7 @@ def put_before(
     """
     first, count = first.to(x.dtype), len(first)
     if offsets is None:
-        return torch.cat((first.expand(len(x), -1, -1), x), dim=1), None
+        return torch.cat((first.expand(x.shape[0], -1, -1), x), dim=1), None
     wide, rows = widened(offsets, count), _rows_after(offsets, count)
     own = (wide.starts[:-1, None] + torch.arange(count, device=x.device)).flatten()
     # Every row is written once, so that the way back is a plain choice of rows.

@@ -30,7 +30,7 @@ class QueryPool(nn.Module):
 
     def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | None) -> Float[Tensor, "B E"]:
         if offsets is None:
-            return self.attention(self.question.to(x.dtype).expand(len(x), 1, -1), memory=x).squeeze(1)
+            return self.attention(self.question.to(x.dtype).expand(x.shape[0], 1, -1), memory=x).squeeze(1)
         ends = torch.arange(len(offsets.starts), device=x.device, dtype=torch.int32)
         asked = self.question.to(x.dtype).expand(len(ends) - 1, -1)
         return self.attention(asked, Offsets(ends, len(asked), 1), memory=x, memory_offsets=offsets)

@@ -301,7 +301,7 @@ class ViT(nn.Module):
         config, offsets = self.config, _offsets(images)
         if config.pooling == "class":
             wide = None if offsets is None else widened(offsets, config.prefix)
-            x = first_tokens(encoded, wide, 1 + config.distilled).reshape(len(images), -1, config.width)
+            x = first_tokens(encoded, wide, 1 + config.distilled).reshape(-1, 1 + config.distilled, config.width)
             x = x if config.distilled else x[:, 0]
         else:
             x = take_away(encoded, config.prefix, offsets)

@@ -8,8 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.layers.cache import MemoryCache, PlainCache
 from regard.layers.packed import Padded
+from regard.layers.recurrent import PARTS
 from regard.models import GPT, Bert, Seq2Seq, Transformer, ViT
+from regard.models.gpt import GPTState
+from regard.models.seq2seq import Seq2SeqState
+from regard.models.transformer import TransformerState
 from regard.program.capture import capture
 from regard.program.program import Program, program_of
 
@@ -70,3 +75,140 @@ def forward_program(model: nn.Module, image: Tensor | None = None) -> Program:
     if key not in kept:
         kept[key] = program_of(capture(model, *forward_entry(model, image)))
     return kept[key]
+
+
+# -- batches and decoding ----------------------------------------------------------------------------------------------
+
+
+class BatchEntry(NamedTuple):
+    """A call on a batch: as `Entry`, with the names of what it returns and, axis by axis, of their sizes."""
+
+    call: Callable[..., Any]
+    inputs: Mapping[str, Tensor]
+    sizes: Mapping[str, Sequence[str | None]]
+    outputs: Sequence[str]
+
+
+def batch_entries(model: nn.Module) -> dict[str, BatchEntry]:
+    """The calls that run a model on batches, by name: what ONNX graphs are made of.
+
+    encoder        ids (B, S), mask (B, S) → memory_* (B rows, once per sentence); of recurrent models also cells
+    prompt         of language models: ids (B, S), mask (B, S) → logits (B, S, V) and the state
+    decoder_step   last (B, K), what the encoder gave, state of B·K hypotheses → logits (B, K, V), new state
+    model          of encoders: ids, mask → what their head gives; of images: images (B, C, H, W) → labels or masks
+
+    The mask is true where there is a token; padding comes after the tokens. The parts of a new state are called new_*.
+    """
+    match model:
+        case Transformer():
+            return _transformer_entries(model)
+        case Seq2Seq():
+            return _seq2seq_entries(model)
+        case GPT():
+            return _gpt_entries(model)
+        case Bert():
+            inputs = _tokens() | (
+                {"segments": torch.zeros(3, 5, dtype=torch.long)} if model.config.segments > 1 else {}
+            )
+            return {"model": BatchEntry(_bert, inputs, dict.fromkeys(inputs, ("B", "S")), ("output",))}
+        case ViT():
+            config = model.config
+            images = {"images": torch.zeros(3, config.channels, config.image_height, config.image_width)}
+            return {"model": BatchEntry(_forward_image, images, {"images": ("B",)}, ("output",))}
+    raise RegardError(f"There is no program of a {type(model).__name__}.", "Use a model of one of Regard's families.")
+
+
+def _tokens() -> dict[str, Tensor]:
+    return {"ids": torch.zeros(3, 5, dtype=torch.long), "mask": torch.ones(3, 5, dtype=torch.bool)}
+
+
+def _padded(ids: Tensor, mask: Tensor) -> Padded:
+    return Padded(ids, mask.sum(1))
+
+
+def _bert(model: Bert, ids: Tensor, mask: Tensor, segments: Tensor | None = None) -> Tensor:
+    return model(_padded(ids, mask), segments)
+
+
+def _transformer_entries(model: Transformer) -> dict[str, BatchEntry]:
+    groups, width = model.decoder[0].cross.kv_heads, model.decoder[0].cross.head_width
+    memory = [f"memory_{kind}_{i}" for i in range(len(model.decoder)) for kind in ("keys", "values")]
+    own = [name.removeprefix("memory_") for name in memory]
+
+    def encode(model: Transformer, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        caches = model.start(_padded(ids, mask)).memory
+        return tuple(tensor for cache in caches for tensor in (cache.k, cache.v))
+
+    def step(model: Transformer, last: Tensor, mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        sources, states = _pairs(tensors[: len(memory)]), _pairs(tensors[len(memory) :])
+        caches = [PlainCache(k, v) for k, v in states]
+        state = TransformerState(
+            beams=last.shape[1],
+            position=states[0][0].shape[2],
+            own=list(caches),
+            memory=[MemoryCache(k, v, mask.sum(1), even=False) for k, v in sources],
+        )
+        logits, _ = model.step(state, last)
+        return logits, *(tensor for cache in caches for tensor in cache.tensors)
+
+    sizes = {"last": ("B", "K"), "mask": ("B", "S")}
+    sizes |= dict.fromkeys(memory, ("B", None, "S")) | dict.fromkeys(own, ("R", None, "P"))
+    inputs = {"last": torch.zeros(3, 2, dtype=torch.long), "mask": torch.ones(3, 5, dtype=torch.bool)}
+    inputs |= {name: torch.zeros(3, groups, 5, width) for name in memory}
+    inputs |= {name: torch.zeros(6, groups, 4, width) for name in own}
+    return {
+        "encoder": BatchEntry(encode, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), memory),
+        "decoder_step": BatchEntry(step, inputs, sizes, ("logits", *(f"new_{name}" for name in own))),
+    }
+
+
+def _seq2seq_entries(model: Seq2Seq) -> dict[str, BatchEntry]:
+    attends = model.config.attention != "none"
+    config, memory = model.config, ("memory",) if attends else ()
+
+    def encode(model: Seq2Seq, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        state = model.start(_padded(ids, mask))
+        return state.cells[:, 0], *(() if state.memory is None else (state.memory.k,))
+
+    def step(model: Seq2Seq, last: Tensor, mask: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        *sources, cells = tensors
+        caches = [MemoryCache(k, k, mask.sum(1), even=False) for k in sources]
+        state = Seq2SeqState(cells.reshape(*last.shape, *cells.shape[1:]), caches[0] if caches else None)
+        logits, state = model.step(state, last)
+        return logits, state.cells.flatten(0, 1)
+
+    cells = torch.zeros(6, config.layers, PARTS[config.cell], config.width)
+    inputs = {"last": torch.zeros(3, 2, dtype=torch.long), "mask": torch.ones(3, 5, dtype=torch.bool)}
+    inputs |= {name: torch.zeros(3, 1, 5, config.width) for name in memory} | {"cells": cells}
+    sizes = {"last": ("B", "K"), "mask": ("B", "S"), "memory": ("B", None, "S"), "cells": ("R",)}
+    return {
+        "encoder": BatchEntry(encode, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), ("cells", *memory)),
+        "decoder_step": BatchEntry(step, inputs, sizes, ("logits", "new_cells")),
+    }
+
+
+def _gpt_entries(model: GPT) -> dict[str, BatchEntry]:
+    attention = model.blocks[0].attention
+    own = [f"{kind}_{i}" for i in range(len(model.blocks)) for kind in ("keys", "values")]
+
+    def prompt(model: GPT, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        caches = [PlainCache() for _ in model.blocks]
+        logits = model.output(model._features(_padded(ids, mask), list(caches)))
+        return logits, mask.sum(1), *(one for cache in caches for one in cache.tensors)
+
+    def step(model: GPT, last: Tensor, lengths: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        caches = [PlainCache(k, v, lengths) for k, v in _pairs(tensors)]
+        logits, _ = model.step(GPTState(list(caches), lengths.reshape(last.shape), None), last)
+        return logits, lengths + 1, *(one for cache in caches for one in cache.tensors)
+
+    inputs = {"last": torch.zeros(3, 2, dtype=torch.long), "lengths": torch.full((6,), 4)}
+    inputs |= {name: torch.zeros(6, attention.kv_heads, 5, attention.head_width) for name in own}
+    sizes = {"last": ("B", "K"), "lengths": ("R",)} | dict.fromkeys(own, ("R", None, "P"))
+    return {
+        "prompt": BatchEntry(prompt, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), ("logits", "lengths", *own)),
+        "decoder_step": BatchEntry(step, inputs, sizes, ("logits", *(f"new_{name}" for name in ("lengths", *own)))),
+    }
+
+
+def _pairs(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(tensors[::2], tensors[1::2]))

@@ -25,12 +25,17 @@ def run(program: Program, model: nn.Module, inputs: Mapping[str, Any]) -> dict[s
     (7, 3)
     """
     given = {name: _array(value) for name, value in inputs.items()}
-    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    values = Values(dict(tensors) | dict(program.constants))
+    values = Values(tensors_of(program, model))
     values.update(given)
     for step in program.resolve(program.sizes(given)):
         execute(step, values)
     return values
+
+
+def tensors_of(program: Program, model: nn.Module) -> dict[str, Tensor]:
+    """What steps read besides inputs: parameters and buffers of the model, and constants."""
+    own = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return dict(own) | dict(program.constants)
 
 
 class Values(dict[str, Array]):
@@ -159,7 +164,7 @@ def _pad(x: Array, pad: Sequence[int], mode: str = "constant", value: float | No
 
 
 def _cast(x: Array, to: str) -> Array:
-    return np.trunc(x).astype(np.int64) if to == "int" else x.astype({"float": np.float64, "bool": bool}[to])
+    return np.trunc(x).astype(np.int64) if to == "int" else x.astype(bool if to == "bool" else np.float64)
 
 
 def _index(x: Array, *indices: Array | None) -> Array:

@@ -32,7 +32,7 @@ class Step:
     attributes: Mapping[str, Any]
     shape: tuple[Size, ...]
     kind: str
-    """of its numbers: float, int or bool"""
+    """of its numbers: float (as wide as the parameters), double, int or bool"""
     module: str
     """path of the module whose forward it is part of"""
     source: str
@@ -51,42 +51,46 @@ class Program:
     outputs: tuple[str, ...]
     shapes: Mapping[str, tuple[Size, ...]] = field(repr=False)
     """of inputs"""
+    kinds: Mapping[str, str] = field(repr=False)
+    """of inputs"""
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
 
     def sizes(self, inputs: Mapping[str, Any]) -> dict[str, int]:
         """The sizes that vary, as given by the shapes of inputs."""
-        found: dict[str, int] = {}
-        for name, shape in self.shapes.items():
-            for expected, size in zip(shape, inputs[name].shape):
-                if isinstance(expected, sympy.Symbol):
-                    found[str(expected)] = int(size)
-                elif expected != size:
-                    raise RegardError(
-                        f"{name} is {tuple(inputs[name].shape)}; the program takes {tuple(map(str, shape))}.",
-                        "Capture the program with inputs of this shape.",
-                    )
+        pairs = [(name, *pair) for name, shape in self.shapes.items() for pair in zip(shape, inputs[name].shape)]
+        found = {str(size): int(given) for _, size, given in pairs if isinstance(size, sympy.Symbol)}
+        for name, size, given in pairs:
+            if _number(size, found) != given:
+                raise RegardError(
+                    f"{name} is {tuple(inputs[name].shape)}; the program takes {tuple(map(str, self.shapes[name]))}.",
+                    "Pass inputs of that shape, or capture the program with inputs of this one.",
+                )
         return found
 
     def resolve(self, sizes: Mapping[str, int]) -> "Program":
         """The same program with numbers in place of sizes that vary."""
 
-        def number(value: Any) -> Any:
-            if isinstance(value, sympy.Expr):
-                return int(value.subs(sizes))
-            return [number(one) for one in value] if isinstance(value, list | tuple) else value
-
         steps = tuple(
             replace(
                 step,
-                attributes={key: number(value) for key, value in step.attributes.items()},
-                shape=tuple(number(step.shape)),
+                attributes={key: _number(value, sizes) for key, value in step.attributes.items()},
+                shape=tuple(_number(step.shape, sizes)),
                 body=None if step.body is None else step.body.resolve(sizes),
             )
             for step in self.steps
         )
-        return replace(self, steps=steps, shapes={key: tuple(number(shape)) for key, shape in self.shapes.items()})
+        return replace(
+            self, steps=steps, shapes={key: tuple(_number(shape, sizes)) for key, shape in self.shapes.items()}
+        )
+
+
+def _number(value: Any, sizes: Mapping[str, int]) -> Any:
+    """An attribute with numbers in place of sizes that vary."""
+    if isinstance(value, sympy.Expr):
+        return int(value.subs(sizes))
+    return [_number(one, sizes) for one in value] if isinstance(value, list | tuple) else value
 
 
 def program_of(captured: Captured) -> Program:
@@ -115,23 +119,18 @@ def program_of(captured: Captured) -> Program:
 
 
 # Operations that leave their input as it is, where numbers have one precision.
-_IDENTITIES = ("_assert_tensor_metadata", "contiguous", "clone", "detach", "alias", "dropout", "lift_fresh_copy")
+_IDENTITIES = ("assert_tensor_metadata", "contiguous", "clone", "detach", "alias", "dropout", "lift_fresh_copy")
 # Operations that only give their input another shape: the shape is all that is said of them.
-_RESHAPES = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze")
+_RESHAPES = ("view", "reshape", "unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze")
 _RENAMED = {
     "bitwise_not": "logical_not",
     "bitwise_and": "logical_and",
     "bitwise_or": "logical_or",
-    "new_zeros": "full",
-    "zeros": "full",
-    "zeros_like": "full",
-    "ones": "full",
-    "new_full": "full",
-    "full_like": "full",
-    "ones_like": "full",
+    "and": "logical_and",
+    "or": "logical_or",
     "index_select": "gather_rows",
 }
-_KINDS = {torch.bool: "bool", torch.int64: "int", torch.int32: "int", torch.uint8: "int"}
+_KINDS = {torch.bool: "bool", torch.int64: "int", torch.int32: "int", torch.uint8: "int", torch.float64: "double"}
 
 
 class _Translation:
@@ -146,17 +145,17 @@ class _Translation:
         self.steps: list[Step] = []
 
     def program(self) -> Program:
-        inputs, shapes, outputs = [], {}, []
+        inputs, shapes, kinds, outputs = [], {}, {}, []
         for node in self.graph.graph.nodes:
             if node.op == "placeholder":
                 name = self.names.setdefault(node.name, self.prefix + node.name)
                 inputs.append(name)
-                shapes[name] = self.shape(node)
+                shapes[name], kinds[name] = self.shape(node), _kind(node)
             elif node.op == "output":
                 outputs = [self.names[one.name] for one in node.args[0]]
             elif node.op == "call_function":
                 self.follow(node)
-        return Program(tuple(self.steps), tuple(inputs), {}, tuple(outputs), shapes)
+        return Program(tuple(self.steps), tuple(inputs), {}, tuple(outputs), shapes, kinds)
 
     def follow(self, node: fx.Node) -> None:
         if isinstance(node.meta.get("val"), torch.SymInt | int):
@@ -171,7 +170,7 @@ class _Translation:
             self.scan(node)
             return
         schema = node.target._schema  # type: ignore[union-attr]
-        op = schema.name.removeprefix("aten::").rstrip("_")
+        op = schema.name.removeprefix("aten::").strip("_")
         given = {argument.name: value for argument, value in zip(schema.arguments, node.args)} | node.kwargs
         getattr(self, f"_{op}", self._plain)(node, _RENAMED.get(op, op), given)
 
