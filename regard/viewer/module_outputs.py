@@ -1,6 +1,7 @@
 """What the modules of a model give in its own forward, with its fast kernels: a walk is compared with that."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention import record
 from regard.attention.exact import weights as exact_weights
+from regard.attention.recording import KINDS
 
 
 class ModuleOutputs:
@@ -27,8 +29,8 @@ class ModuleOutputs:
             module.register_forward_hook(self._hook(path)) for path, module in model.named_modules() if path != ""
         ]
         try:
-            with torch.inference_mode(), record(model) as recording:
-                self.result = (forward or model)(*inputs)
+            with torch.inference_mode(), record(model) if _has_attention(model) else nullcontext({}) as recording:
+                (forward or model)(*inputs)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -48,6 +50,10 @@ class ModuleOutputs:
             return None
         with torch.inference_mode():
             return _numbers(exact_weights(calls[call])[0])
+
+
+def _has_attention(model: nn.Module) -> bool:
+    return any(getattr(module, "kind", None) in KINDS for module in model.modules())
 
 
 def _numbers(x: Tensor) -> Float[np.ndarray, "..."]:

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import sympy
 from jaxtyping import Shaped
-from torch import nn
+from torch import Tensor, nn
 
 import regard
 from regard.attention.recording import KINDS
 from regard.program import Program, Step
-from regard.program.numpy_interpreter import Values, execute
+from regard.program.numpy_interpreter import Values, execute, tensors_of
 from regard.viewer.module_outputs import ModuleOutputs
 from regard.viewer.walk_wording import (
     ACTIVATIONS,
@@ -45,6 +45,7 @@ LAYOUT |= {"gather_rows", "gather", "index", "pad"}
 # Operations on each number by itself.
 ELEMENTWISE = {"add", "sub", "rsub", "mul", "div", "pow", "maximum", "neg", "reciprocal", "abs", "exp", "log", "sin"}
 ELEMENTWISE |= {"cos", "sqrt", "square", "clamp", "clamp_min", "lerp", "where", "masked_fill", *ACTIVATIONS}
+FLOATS = ("float", "double")
 NORMS = ("layer_norm", "rms_norm", "group_norm")
 _TABLES = ("embedding", "gather_rows")
 
@@ -101,12 +102,12 @@ def _unroll(
     current = module
     for step, real in zip(program.steps, resolved.steps):
         inputs = tuple(None if one is None else names.get(one, one) for one in real.inputs)
-        if not step.module and token is not None:
-            # A cell that is called step by step is no call of a module: its parameters say whose it is.
-            owner = next((one.split(".rnn.")[0] for one in real.inputs if one and ".rnn." in one), None)
-            path = current = owner or current
+        # A cell that is called step by step is no call of a module: its parameters say whose it is.
+        owner = next((one.split(".rnn.")[0] for one in real.inputs if one and ".rnn." in one), None)
+        if step.module or token is None:
+            path, current = owner or step.module, module
         else:
-            path, current = step.module, module
+            path = current = owner or current
         if real.body is not None and step.body is not None:
             _unroll_loop(step, replace(real, inputs=inputs), names, nodes)
             continue
@@ -165,8 +166,8 @@ class Extent:
     """names of axes by their sizes, where these do not vary: tokens of an image"""
     block: str | None = None
     """the path of the one block whose steps are kept, of a large model; "": none of them"""
-    words: Mapping[str, Words] = field(default_factory=dict)
-    """of steps that were added to the program, by their names"""
+    words: Mapping[str, Entry] = field(default_factory=dict)
+    """of steps that were added to the program, by their names; None: hidden"""
     output: str = "Output"
     """title of the last section"""
     given: Mapping[str, str] = field(default_factory=dict)
@@ -178,12 +179,14 @@ class Trace:
 
     >>> from torch import ones
     >>> from regard.program import capture, program_of
-    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
+    >>> model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), ones(5, 2)
     >>> program = program_of(capture(model, lambda model, x: model(x), {"x": ones(4, 2)}, {"x": ("text", None)}))
-    >>> trace = Trace(model, unroll(program, {"text": 5}), {"x": ones(5, 2).numpy()}, ModuleOutputs(model, [ones(5, 2)]))
+    >>> nodes, inputs = unroll(program, {"text": 5}), {"x": x.numpy()}
+    >>> values = evaluate(tensors_of(program, model), nodes, inputs)
+    >>> trace = Trace(model, nodes, inputs, ModuleOutputs(model, [x]), values)
     >>> [step["id"] for step in trace.steps if step["title"]]
-    ['x', '0', '1.tanh']
-    >>> trace["1.tanh"].shape
+    ['given', '0', '1']
+    >>> trace["1"].shape
     (5, 3)
     """
 
@@ -193,12 +196,12 @@ class Trace:
         nodes: Sequence[Node],
         inputs: Mapping[str, Array],
         own: ModuleOutputs,
+        values: Values,
         extent: Extent | None = None,
-        values: Values | None = None,
     ) -> None:
         self.model, self.own, self.extent = model, own, extent or Extent()
         self.modules = dict(model.named_modules())
-        self.values = evaluate(model, nodes, inputs) if values is None else values
+        self.values = values
         given = [_input(name, x) for name, x in inputs.items() if x.dtype.kind == "f"]
         self.nodes = {node.name: node for node in (*given, *nodes)}
         self.steps: list[dict[str, Any]] = []
@@ -210,6 +213,8 @@ class Trace:
             for name in node.step.inputs:
                 if name is not None:
                     self._consumers[name].append(node)
+        for node in given:
+            node.module = self._consumers[node.name][0].module
         self._number_calls()
         self._find_words()
         self._find_sections()
@@ -263,7 +268,7 @@ class Trace:
         inside = set(map(id, nodes))
         for node in reversed(nodes):
             readers = self._consumers[node.name]
-            if node.step.kind == "float" and (not readers or any(id(one) not in inside for one in readers)):
+            if node.step.kind in FLOATS and (not readers or any(id(one) not in inside for one in readers)):
                 return node
         return None
 
@@ -338,7 +343,7 @@ class Trace:
         """Its words in one of the tables, and the path that they are about."""
         if node.name in self.extent.words:
             return self.extent.words[node.name], "output."
-        if node.step.kind != "float":
+        if node.step.kind not in FLOATS or (node.op == "stack" and node.token is not None):
             return None, ""
         collapsed = next((one for one in _ancestors(node.module) if _is_collapsed(self.modules.get(one))), None)
         if collapsed is not None and id(node) not in leaving:
@@ -355,7 +360,8 @@ class Trace:
             for table in tables:
                 for one in self._keys(node, tail, number, collapsed is not None, path):
                     if one in table:
-                        return self._fitted(node, table[one], path), self._prefix(node, path)
+                        named = path or node.module.split(".")[0]
+                        return self._fitted(node, table[one], path), self._prefix(node, named)
         return None if collapsed is None else (None, "")
 
     def _keys(self, node: Node, tail: str, number: int, collapsed: bool, path: str) -> Iterator[str]:
@@ -419,14 +425,13 @@ class Trace:
     def _prefix(self, node: Node, path: str) -> str:
         if self._is_score(path):
             path = path.rpartition(".")[0]
-        path = path if path or not node.module else node.module.split(".")[0]
         path = path if node.token is None else f"{path}.{node.token}"
         return f"{path}." if path else ""
 
     def _is_visible(self, node: Node) -> bool:
         """Whether a step without an entry in a table is shown."""
         step, readers = node.step, self._consumers[node.name]
-        if step.kind != "float" or node.name not in self._depends:
+        if step.kind not in FLOATS or node.name not in self._depends:
             return False
         if node.op in ("cat", "stack"):
             pieces = [self.nodes[name] for name in step.inputs if name in self.nodes]
@@ -498,7 +503,7 @@ class Trace:
                 run = self._runs
             if node.words is not None or resumed:
                 current = path
-            if node.step.kind == "float":
+            if node.step.kind in FLOATS:
                 previous = path, node.token
             owner = path if path in self._calls else ""
             node.section = SectionKey(path, self._call_of(node, owner) if owner else 0, node.token, run)
@@ -525,8 +530,9 @@ class Trace:
         if "side" not in section and (side := next((one for one in axes if one not in _PLAIN), None)):
             section["side"] = side
         if node.op == "softmax" and "attention" in section:
-            section |= {"side": axes[-2] if len(axes) > 1 else "one", "keys": axes[-1]}
-            section["heads"] = node.step.shape[1]
+            section |= {"keys": axes[-1], "heads": node.step.shape[1]}
+            if "token" not in section and len(axes) > 1:
+                section["side"] = axes[-2]
         return self._numbers[node.section]
 
     def _described(self, node: Node, key: SectionKey) -> dict[str, Any]:
@@ -620,6 +626,10 @@ class Trace:
     def _emit(self) -> None:
         kept = {node.name for node in self.nodes.values() if self._is_kept(node)}
         given = dict(self.extent.given)
+        for name in given:
+            # What comes before it in its section is left out.
+            names, path = list(self.nodes), self.nodes[name].section.path  # type: ignore[union-attr]
+            kept -= {one for one in names[: names.index(name)] if self.nodes[one].section.path == path}  # type: ignore[union-attr]
         for name in kept:
             for one in self.nodes[name].step.inputs:
                 if one is not None and one in self.nodes and one not in kept:
@@ -744,7 +754,8 @@ class Trace:
             names[2] = names[2] if weights else "channels"
         elif not sizes[-1]:
             names[-1] = last
-        return shape, [name or ("one" if number == 1 else last) for name, number in zip(names, shape)]
+        single = self.extent.axes.get(1, "one")
+        return shape, [name or (single if number == 1 else last) for name, number in zip(names, shape)]
 
     def _where(self, path: str) -> str:
         """The nearest module that is not PyTorch's."""
@@ -780,10 +791,9 @@ class _Blob:
         return b"".join(self._raw)
 
 
-def evaluate(model: nn.Module, nodes: Sequence[Node], inputs: Mapping[str, Array], constants: Any = ()) -> Values:
-    """The values of all steps, float64."""
-    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    values = Values(dict(tensors) | dict(constants))
+def evaluate(tensors: Mapping[str, Tensor], nodes: Sequence[Node], inputs: Mapping[str, Array]) -> Values:
+    """The values of all steps, float64, from parameters and inputs."""
+    values = Values(tensors)
     values.update(inputs)
     for node in nodes:
         execute(node.step, values)

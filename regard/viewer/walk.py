@@ -17,7 +17,7 @@ from regard.folder import Translator
 from regard.layers.packed import pack
 from regard.models import Bert, Seq2Seq
 from regard.program import Program, Step, forward_program
-from regard.program.numpy_interpreter import Values, execute
+from regard.program.numpy_interpreter import Values, execute, tensors_of
 from regard.viewer.forcing import information
 from regard.viewer.looking import Look, Side
 from regard.viewer.measures import entropy
@@ -126,9 +126,9 @@ class Computation:
     def __init__(self, model: nn.Module, program: Program, inputs: dict[str, Array]) -> None:
         self.model, self.inputs = model, inputs
         self.nodes = unroll(program, program.sizes(inputs))
-        self.values: Values = evaluate(model, self.nodes, inputs, program.constants)
+        self.values: Values = evaluate(tensors_of(program, model), self.nodes, inputs)
         self.output = next(node for node in reversed(self.nodes) if node.name == program.outputs[0])
-        self.words: dict[str, Words] = {}
+        self.words: dict[str, Words | None] = {}
 
     def add(
         self, name: str, op: str, inputs: Sequence[str], axes: tuple[str, ...], words: Words | None, **options: Any
@@ -208,7 +208,7 @@ class TextWalk:
         title = self.end()
         block = None if bytes_inside(self.model) <= WHOLE else self.chosen_block()
         extent = Extent(block=block, words=self.made.words, output=title)
-        trace = Trace(self.model, self.made.nodes, self.made.inputs, self.own, extent, self.made.values)
+        trace = Trace(self.model, self.made.nodes, self.made.inputs, self.own, self.made.values, extent)
         return Walk(trace, self.sides(), self.focus(), self.names, self.note(block))
 
     def end(self) -> str:

@@ -67,6 +67,7 @@ WORDS: dict[str, dict[str, Entry]] = {
         "add(positions)": Words("with_position", "Positions added", "x ← x + p"),
     },
     "ImageEmbedding": {
+        "given": Words("image", "Image", "pixels from 0 to 1"),
         "sub": None,
         "div": Words("normalized", "Normalized pixels", "x ← (x − μ) / σ"),
         "patches.reshape#3": Words("pixels", "Pixels of each patch", "x = [red; green; blue]"),
@@ -213,6 +214,7 @@ WORDS: dict[str, dict[str, Entry]] = {
         "widen.linear": Words("widened", "Embeddings in the model's width", "y = x W + b"),
         "pooler.linear": Words("pooled", "Pooler", "y = x W + b"),
         "pooled_map.linear": Words("mapped", "Linear map of the pooled vector", "y = x W + b"),
+        "mul": Words("output.scaled", "Scaled by 1/√d", "x ← x / √d"),
         "mean": Words("mean", "Mean of the patches", "m = (x₀ + x₁ + …) / T"),
     },
 }

@@ -226,7 +226,7 @@ export const ELEMENTWISE = {
   add: [(a, b) => a + b, between("+")],
   sub: [(a, b) => a - b, between("−")],
   rsub: [(a, b) => b - a, (a, b) => `${b} − ${a}`],
-  mul: [(a, b) => a * b, between("·")],
+  mul: [(a, b) => a * b, (a, b) => `${a}·${b}`],
   div: [(a, b) => a / b, between("/")],
   pow: [(a, b) => a ** b, (a, b) => `${a}^${b}`],
   maximum: [Math.max, (a, b) => `max(${a}, ${b})`],
@@ -248,8 +248,8 @@ export const ELEMENTWISE = {
   logical_not: [(a) => Number(!a), called("not")],
   logical_and: [(a, b) => Number(Boolean(a && b)), between("and")],
   logical_or: [(a, b) => Number(Boolean(a || b)), between("or")],
-  where: [(condition, a, b) => (condition ? a : b), (condition, a, b) => (condition === "0" ? b : a)],
-  masked_fill: [(a, mask, value) => (mask ? value : a), (a, mask, value) => (mask === "0" ? a : value)],
+  where: [(condition, a, b) => (condition ? a : b), (condition, a, b) => (Number(condition) ? a : b)],
+  masked_fill: [(a, mask, value) => (mask ? value : a), (a, mask, value) => (Number(mask) ? value : a)],
   relu: [(a) => Math.max(a, 0), called("relu")],
   silu: [(a) => a * sigmoid(a), called("silu")],
   tanh: [Math.tanh, called("tanh")],
@@ -263,7 +263,7 @@ function elementwiseOf(op, options, inputs) {
     return { f: tanh ? geluTanh : (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)), text: called(tanh ? "gelu_tanh" : "gelu"), numbers: [] };
   }
   if (op === "cast") {
-    const f = { int: Math.trunc, bool: (/** @type {number} */ x) => Number(x !== 0), float: (/** @type {number} */ x) => x }[options.to];
+    const f = options.to === "int" ? Math.trunc : options.to === "bool" ? (/** @type {number} */ x) => Number(x !== 0) : (/** @type {number} */ x) => x;
     return { f, text: (x) => x, numbers: [] };
   }
   if (op === "clamp" || op === "clamp_min") {
@@ -485,6 +485,16 @@ export function inDigits(x) {
 /** The same as a factor or a summand, in brackets if it is negative. @param {number} x */
 export const inBrackets = (x) => (x < 0 ? `(${inDigits(x)})` : inDigits(x));
 
+/** Whether an expression is a sum or the like: has spaces outside of brackets. @param {string} text */
+function hasSpace(text) {
+  let depth = 0;
+  for (const one of text) {
+    depth += one === "(" ? 1 : one === ")" ? -1 : 0;
+    if (one === " " && !depth) return true;
+  }
+  return false;
+}
+
 /** Steps of a program, computed when they are asked for. */
 export class Trace {
   /** @param {{steps: Step[]}} walk @param {Float32Array} params @param {Float32Array} outputs */
@@ -567,7 +577,7 @@ export class Trace {
       const origin = this.origin(input, at);
       if (origin) return this.text(origin[0], origin[1], depth);
       const written = this.expression(input, at, depth + 1);
-      if (written !== null) return /^[\wσ√]*\([^()]*\)$/.test(written) || !/[ ·]/.test(written) ? written : `(${written})`;
+      if (written !== null) return hasSpace(written) ? `(${written})` : written;
     }
     return inBrackets(this.tensor(input).data[at]);
   }
@@ -586,7 +596,13 @@ export class Trace {
     const one = elementwiseOf(op, options, inputs.length);
     if (one === null) return null;
     const { shape } = this.value(n);
-    const texts = inputs.map((input) => this.text(input, broadcastIndex(this.tensor(input).shape, shape)(at), depth));
+    const texts = inputs.map((input, i) => {
+      const tensor = this.tensor(input);
+      const place = broadcastIndex(tensor.shape, shape)(at);
+      // Of a choice the number that is chosen.
+      const isCondition = (op === "where" && i === 0) || (op === "masked_fill" && i === 1);
+      return isCondition ? String(tensor.data[place]) : this.text(input, place, depth);
+    });
     return one.text(...texts, ...one.numbers.map(inBrackets));
   }
 
