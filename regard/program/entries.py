@@ -61,9 +61,7 @@ def _forward_image(model: Any, image: Tensor) -> Tensor:
 _programs: WeakKeyDictionary[nn.Module, dict[Any, Program]] = WeakKeyDictionary()
 
 
-def forward_program(
-    model: nn.Module, image: Tensor | None = None, call: Callable[..., Any] | None = None
-) -> Program:
+def forward_program(model: nn.Module, image: Tensor | None = None, call: Callable[..., Any] | None = None) -> Program:
     """The program of a model's `forward`, captured once per model (of images: once per size).
 
     `call`, a function of the model and the inputs, replaces `forward`.

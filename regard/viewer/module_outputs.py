@@ -25,9 +25,7 @@ class ModuleOutputs:
     def __init__(self, model: nn.Module, inputs: Sequence[Any], forward: Callable[..., Any] | None = None) -> None:
         """`forward` replaces the model's own."""
         self.outputs: dict[str, list[Float[np.ndarray, "..."]]] = {}
-        hooks = [
-            module.register_forward_hook(self._hook(path)) for path, module in model.named_modules() if path != ""
-        ]
+        hooks = [module.register_forward_hook(self._hook(path)) for path, module in model.named_modules() if path != ""]
         try:
             with torch.inference_mode(), record(model) if _has_attention(model) else nullcontext({}) as recording:
                 (forward or model)(*inputs)

@@ -64,6 +64,8 @@ class Node:
     """of a step that is shown"""
     prefix: str = ""
     """what its name begins with"""
+    is_between: bool = False
+    """belongs to a block and to none of its sublayers: a norm, a residual connection"""
     section: "SectionKey | None" = None
     axes: tuple[str, ...] = ()
     """names of its axes, where they are known"""
@@ -314,7 +316,7 @@ class Trace:
             if node.op not in LAYOUT and self._consumers[node.name]:
                 # Split into parts that are shown.
                 parts = [self._first_shown(one) for one in self._consumers[node.name]]
-                if all(one is not None and one.op in LAYOUT for one in parts):
+                if all(one is not None and one.op in ("select", "slice") for one in parts):
                     node.words = None
 
     def _first_shown(self, node: Node) -> Node | None:
@@ -411,13 +413,13 @@ class Trace:
         if not self._is_visible(node):
             return None, ""
         block = self._block(node.module)
-        module = self.modules.get(node.module)
         if block is not None and self._sublayer(node.module) is None:
             words = BLOCK_WORDS.get(node.op, DEFAULTS[node.op])
+            node.is_between = True
             return self._fitted(node, words, node.module), f"{block}."  # completed by the sublayer
         words = self._fitted(node, DEFAULTS.get(node.op, Words(node.op, node.op, "")), node.module)
         path = node.module
-        if words is not None and path and type(module).__module__.startswith("torch.nn"):
+        if words is not None and path and len(self._calls[path][0]) == 1:  # a module that is one step
             path, _, name = path.rpartition(".")
             words = words._replace(name=name)
         return words, self._prefix(node, path)
@@ -472,51 +474,56 @@ class Trace:
         return child
 
     def _find_sections(self) -> None:
-        paths: dict[str, str] = {}
+        paths = {node.name: self._sublayer(node.module) for node in self.nodes.values()}
+        current: SectionKey | None = None
+        run = 0
         for node in self.nodes.values():
-            if (sublayer := self._sublayer(node.module)) is not None:
-                paths[node.name] = sublayer
-        current, self._runs, seen = "", 0, set()
-        previous: tuple[str, int | None] | None = None
-        for node in self.nodes.values():
-            path = paths.get(node.name)
-            if path is None and (block := self._block(node.module)) is not None:
-                readers = {paths.get(one.name) for one in self._consumers[node.name]}
-                (only,) = readers if len(readers) == 1 else (None,)
-                ahead = only is not None and only.startswith(f"{block}.")
-                path = str(only) if ahead else current if current.startswith(f"{block}.") else block
-                if node.prefix == f"{block}.":
-                    node.prefix += f"{path.rpartition('.')[2]}_"
-                paths[node.name] = path
-                if node.words is not None and "{}" in node.words.formula:
-                    letter = "f" if path.endswith("feedforward") else "o"
-                    node.words = node.words._replace(formula=node.words.formula.format(letter))
-            elif path is None:
-                nested = self._attention(current) is not None and self._is_nested(node.module)
-                path = current if nested else self._top(node)
-            resumed = self._attention(path) is not None or self._block(path) not in (None, path)
-            if resumed and not _is_recurrent(self.modules.get(path)):
-                run = 0
-            else:
-                if (path, node.token) != previous:
-                    self._runs += 1
-                run = self._runs
-            if node.words is not None or resumed:
-                current = path
-            if node.step.kind in FLOATS:
-                previous = path, node.token
-            owner = path if path in self._calls else ""
-            node.section = SectionKey(path, self._call_of(node, owner) if owner else 0, node.token, run)
+            path, block = paths[node.name], self._block(node.module)
+            if path is None and block is not None:
+                path = paths[node.name] = self._neighbor(node, block, paths, current)
+                self._complete(node, path)
+            elif path is None and current is not None and self._is_nested(node.module, current.path):
+                node.section = current
+                continue
+            path = path or self._top(node)
+            owner = self._block(path) or path
+            # The steps of an attention or another sublayer are together; other sections are never resumed.
+            resumed = (self._attention(path) or path != owner) and not _is_recurrent(self.modules.get(path))
+            if not resumed and (current is None or (path, node.token) != (current.path, current.token)):
+                run += 1
+            key = SectionKey(path, self._call_of(node, owner), node.token, 0 if resumed else run)
+            if node.step.kind in FLOATS or current is None:
+                current = key
+            node.section = key
 
-    def _is_nested(self, path: str) -> bool:
-        """Whether a module outside of the layers computes something inside of an attention: a bias that all share."""
-        return any(_is_collapsed(self.modules.get(one)) for one in _ancestors(path))
+    def _neighbor(self, node: Node, block: str, paths: Mapping[str, str | None], current: SectionKey | None) -> str:
+        """The sublayer whose section a norm or a residual connection is shown in: the one that alone reads it, or else
+        the one before it."""
+        readers = {paths.get(one.name) for one in self._consumers[node.name]}
+        only = readers.pop() if len(readers) == 1 else None
+        if only is not None and only.startswith(f"{block}."):
+            return only
+        return current.path if current is not None and current.path.startswith(f"{block}.") else block
+
+    def _complete(self, node: Node, path: str) -> None:
+        """Name and formula with those of the sublayer."""
+        if node.is_between and node.words is not None:
+            node.prefix += f"{path.rpartition('.')[2]}_"
+            letter = "f" if path.endswith("feedforward") else "o"
+            node.words = node.words._replace(formula=node.words.formula.replace("{}", letter))
+
+    def _is_nested(self, path: str, current: str) -> bool:
+        """Whether a module outside of the layers is used inside of an attention: a bias that layers share."""
+        shared = any(_is_collapsed(self.modules.get(one)) for one in _ancestors(path))
+        return shared and self._attention(current) is not None
 
     def _top(self, node: Node) -> str:
         """The section of a step outside of all layers."""
         if not node.module or node.name in self.extent.words:
             return "output"
         parts = node.module.split(".")
+        if parts[0] == "distilled":
+            return "output"
         two = ".".join(parts[:2])
         return two if two in SECTIONS else parts[0]
 
@@ -738,11 +745,14 @@ class Trace:
         shape, sizes = list(node.step.shape), list(node.sizes)
         if node.axes:
             return shape[-len(node.axes) :], list(node.axes)
+        if not shape:
+            return [1], ["channels"]
         fixed = [axis for axis, size in enumerate(shape) if size == 1 and sizes[axis] is None]
         if fixed and len(shape) > 1:
             del shape[fixed[0]], sizes[fixed[0]]
-        last = "vocabulary" if node.prefix == "output." else "channels"
-        attention = self._attention(node.module)
+        named = node.words.name if node.words is not None else ""
+        last = "vocabulary" if re.fullmatch(r"(output\.)?l(_\w+)?|match", named) else "channels"
+        attention = self._attention(node.section.path) if node.section is not None else None
         if len(shape) == 3 and attention is None and not any(sizes):  # channels of an image
             cells = f"cells {shape[1]}×{shape[2]}"
             return [shape[0], shape[1] * shape[2]], ["channels", self.extent.axes.get(shape[1] * shape[2], cells)]
@@ -750,12 +760,12 @@ class Trace:
         if attention is not None and len(shape) == 3:
             heads_first = node.op not in ("select", "cat", "slice", *NORMS)
             names[0 if heads_first else 1] = "heads"
-            weights = node.op in ("softmax", "masked_fill") or (node.words is not None and node.words.name in _PAIRS)
+            weights = node.op in ("softmax", "masked_fill") or named in _PAIRS
             names[2] = names[2] if weights else "channels"
         elif not sizes[-1]:
             names[-1] = last
         single = self.extent.axes.get(1, "one")
-        return shape, [name or (single if number == 1 else last) for name, number in zip(names, shape)]
+        return shape, [name or (single if number == 1 else "rows") for name, number in zip(names, shape)]
 
     def _where(self, path: str) -> str:
         """The nearest module that is not PyTorch's."""
@@ -765,7 +775,7 @@ class Trace:
         return ""
 
 
-_PLAIN = ("heads", "channels", "vocabulary", "one")
+_PLAIN = ("heads", "channels", "vocabulary", "one", "rows", "pixels")
 _PAIRS = ("qk", "e", "cos", "e_bias", "e_masked", "b", "a")
 
 

@@ -139,16 +139,13 @@ class Computation:
         shape = self.values[name].shape
         step = Step(name, op, tuple(inputs), options, shape, "float", "", "")
         self.nodes.append(Node(step, (None,) * len(shape), "", axes=axes))
-        if words is not None:
-            self.words[name] = words
+        self.words[name] = words
         return name
 
     def give(self, name: str, x: Array, axes: tuple[str, ...], words: Words) -> str:
         """Add a value that is given."""
         self.values[name] = x
-        self.nodes.append(
-            Node(Step(name, "given", (), {}, x.shape, "float", "", ""), (None,) * x.ndim, "", axes=axes)
-        )
+        self.nodes.append(Node(Step(name, "given", (), {}, x.shape, "float", "", ""), (None,) * x.ndim, "", axes=axes))
         self.words[name] = words
         return name
 
@@ -224,8 +221,11 @@ class TextWalk:
             made.add("vector", "div", [x, length], axes, Words("vector", "Vector of length 1", "y = m / |m|"))
             return "Vector of the text"
         if head == "answer":
-            turned = made.add("turned", "permute", [made.output.name], (), None, dims=[0, 2, 1])
-            made.add("probabilities", "softmax", [turned], ("ends", side), PROBABILITIES, dim=-1)
+            self.names = dict(enumerate(("start", "end")))
+            for number, end in self.names.items():
+                logits = made.add(f"{end}_logits", "select", [made.output.name], (), None, dim=2, index=number)
+                words = Words(f"p_{end}", f"Probability of each token as {end} of the answer", PROBABILITIES.formula)
+                made.add(f"{end}_probabilities", "softmax", [logits], (side,), words, dim=-1)
             return "Start and end of the answer"
         if head == "classify":
             columns = made.end_with_probabilities(("vocabulary",), "label")

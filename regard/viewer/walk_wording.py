@@ -70,7 +70,7 @@ WORDS: dict[str, dict[str, Entry]] = {
         "given": Words("image", "Image", "pixels from 0 to 1"),
         "sub": None,
         "div": Words("normalized", "Normalized pixels", "x ← (x − μ) / σ"),
-        "patches.reshape#3": Words("pixels", "Pixels of each patch", "x = [red; green; blue]"),
+        "patches.reshape#3": Words("pixels", "Normalized pixels of each patch", "x = (pixels − μ) / σ"),
         "patches.project.linear": Words("token", "Patch embeddings", "t = x W + b"),
         "patches.project.conv2d": Words("token", "Patch embeddings", "t = Σ w · x + b"),
         "patches.project.*.conv2d": Words("convolved", "Convolution", "y = Σ w · x + b"),
@@ -90,7 +90,9 @@ WORDS: dict[str, dict[str, Entry]] = {
         "key_norm": Words("k_norm", "Normalized keys", ""),
         "rotary#0": Words("q_rotary", "Queries rotated by their positions", "(qᵢ, qᵢ₊D/2) rotated by position · θᵢ"),
         "rotary#1": Words("k_rotary", "Keys rotated by their positions", "(kᵢ, kᵢ₊D/2) rotated by position · θᵢ"),
-        "cat#0": Words("q_rotary", "Queries rotated by row and column", "(qᵢ, qᵢ₊D/2) rotated by row · θᵢ, column · θᵢ"),
+        "cat#0": Words(
+            "q_rotary", "Queries rotated by row and column", "(qᵢ, qᵢ₊D/2) rotated by row · θᵢ, column · θᵢ"
+        ),
         "cat#1": Words("k_rotary", "Keys rotated by row and column", "(kᵢ, kᵢ₊D/2) rotated by row · θᵢ, column · θᵢ"),
         "add(RelativeBias)": Words("e_bias", "Relative position bias added", "e ← e + b"),
         "masked_fill#0": Words("e_masked", "Causal mask", "eₜₛ ← −∞ for s > t"),
@@ -215,6 +217,9 @@ WORDS: dict[str, dict[str, Entry]] = {
         "pooler.linear": Words("pooled", "Pooler", "y = x W + b"),
         "pooled_map.linear": Words("mapped", "Linear map of the pooled vector", "y = x W + b"),
         "mul": Words("output.scaled", "Scaled by 1/√d", "x ← x / √d"),
+        "tanh": Words("output.tanh", "tanh of the pooled vector", "y = tanh(x)"),
+        "add": Words("output.l_sum", "Sum of both logits", "l ← l + l′"),
+        "div": Words("output.l_mean", "Mean of both logits", "l ← l / 2"),
         "mean": Words("mean", "Mean of the patches", "m = (x₀ + x₁ + …) / T"),
     },
 }
@@ -237,7 +242,9 @@ SECTIONS = {
     "encoder": "Initial state of the decoder",
     "decoder.attention": "Attention",
     "pooler.attention": "Pooling by a learned query",
+    "widen": "Wider embeddings",
     "mask_head": "Output head",
+    "pooled_map": "Pooled vector",
     "segmenter": "Segmenter",
 }
 STACKS = {

@@ -1,61 +1,61 @@
-"""Small models of every form that a config can have, and looks at them."""
+"""Small models of every form that a config can have, looks at them and their walks, made once per process."""
 
 import dataclasses
+from functools import cache
 
 import torch
 
-from regard.attention import SCORES
 from regard.data import Tokenizer
 from regard.folder import LanguageModel, TextEncoder, Translator
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.transformer import t5_small
-from regard.viewer import look
+from regard.viewer import Walk, look, walk_of
 
 SOURCE, TARGET = "one two three four", "quatre trois deux"
 WORDS = [*SOURCE.split(), *TARGET.split()]
-SMALL = dict(width=16, heads=4, feedforward=16, encoder_layers=1, decoder_layers=2, dropout=0.1)
+SMALL = dict(width=16, heads=4, feedforward=16, encoder_layers=1, decoder_layers=1, dropout=0.1)
 READER = dict(width=16, heads=4, feedforward=16, layers=2, dropout=0.1)
 
-
-def three(score: str) -> dict:
-    return dict(encoder_score=score, decoder_score=score, cross_score=score)
-
-
-# Every score, every family, every form that a config can ask for.
+# Every score, every family, every form that a config can have.
 TRANSLATORS = {
-    **{f"transformer {one}": TransformerConfig(**SMALL, **three(one)) for one in SCORES},
+    "transformer": TransformerConfig(**(SMALL | dict(decoder_layers=2))),
+    "dot, cosine, location": TransformerConfig(
+        **SMALL, encoder_score="dot", decoder_score="cosine", cross_score="location"
+    ),
+    "general, grouped concat": TransformerConfig(
+        **SMALL, kv_heads=2, encoder_score="general", decoder_score="concat", cross_score="concat"
+    ),
     "rotary, grouped": TransformerConfig(**SMALL, positions="rotary", kv_heads=2, qk_norm=True, cross_score="general"),
-    "grouped concat": TransformerConfig(**SMALL, kv_heads=2, **three("concat")),
     "post, learned": TransformerConfig(**SMALL, norm="post", positions="learned", position_offset=2, tied=False),
     "BART": TransformerConfig(**SMALL, norm="post", embedding_norm=True, output_bias=True, activation="gelu"),
-    "T5": t5_small(**SMALL, head_width=8),
-    "T5, tied": t5_small(**SMALL, tied=True, output_scale=True, relative_buckets=8, relative_distance=6),
-    "swiglu": TransformerConfig(**SMALL, activation="swiglu", bias=False, norm_kind="rms", qk_norm=True),
-    "halves": TransformerConfig(**SMALL, positions="sinusoidal_halves", activation="silu"),
-    **{
-        f"{place} {one}": Seq2SeqConfig(width=8, attention=place, score=one)
-        for place in ("luong", "bahdanau")
-        for one in SCORES
-    },
-    **{
-        f"{place} {cell} of two layers": Seq2SeqConfig(width=8, layers=2, attention=place, cell=cell, score="concat")
-        for place in ("luong", "bahdanau")
-        for cell in ("gru", "lstm")
-    },
+    "T5": t5_small(**SMALL, head_width=8, tied=True, output_scale=True, relative_buckets=8, relative_distance=6),
+    "swiglu": TransformerConfig(
+        **SMALL, activation="swiglu", bias=False, norm_kind="rms", qk_norm=True, positions="sinusoidal_halves"
+    ),
+    "luong": Seq2SeqConfig(width=8, attention="luong", score="general"),
+    "luong lstm of two layers": Seq2SeqConfig(width=8, layers=2, attention="luong", cell="lstm", score="cosine"),
+    "bahdanau": Seq2SeqConfig(width=8, attention="bahdanau", score="concat"),
+    "bahdanau gru of two layers": Seq2SeqConfig(width=8, layers=2, attention="bahdanau", score="location"),
+    "bahdanau lstm of two layers": Seq2SeqConfig(width=8, layers=2, attention="bahdanau", cell="lstm", score="dot"),
 }
 READERS = {
-    **{f"gpt {one}": GPTConfig(**READER, score=one) for one in SCORES},
+    "gpt": GPTConfig(**READER, bias="qkv", tied=False),
     "llama": GPTConfig(**READER, kv_heads=2, activation="swiglu", rotary_factor=2.0, rotary_context=4, head_width=6),
     "gpt2": GPTConfig(
-        **READER, norm_kind="layer", qk_norm=False, activation="gelu_tanh", positions="learned", bias="all"
+        **READER,
+        norm_kind="layer",
+        qk_norm=False,
+        activation="gelu_tanh",
+        positions="learned",
+        bias="all",
+        score="concat",
     ),
-    "qkv biases, untied": GPTConfig(**READER, bias="qkv", tied=False),
     "bert": BertConfig(**READER),
-    "bert, pre": BertConfig(**READER, norm="pre", norm_eps=1e-5, positions="rotary", segments=0),
+    "bert, pre": BertConfig(**READER, norm="pre", norm_eps=1e-5, positions="rotary", segments=0, score="general"),
     "albert": BertConfig(**(READER | dict(layers=4)), groups=2, embedding_width=8),
     "classify": BertConfig(**READER, head="classify", pooler="tanh", labels=("good", "bad")),
     "answer": BertConfig(**READER, head="answer", score="cosine"),
-    "nothing": BertConfig(**READER, head="none", positions="sinusoidal"),
+    "embed": BertConfig(**READER, head="none", positions="sinusoidal"),
 }
 FORMS = [*TRANSLATORS, *READERS]
 
@@ -83,5 +83,16 @@ def opinionated(model):
     return model.eval()
 
 
-def looked(form: str, bundle=None):
-    return look(bundle or bundle_of(form), SOURCE, TARGET if form in TRANSLATORS else None)
+def looked_at(bundle):
+    return look(bundle, SOURCE, TARGET if isinstance(bundle, Translator) else None)
+
+
+@cache
+def looked(form: str):
+    """A look at the model of a form; its program is captured once."""
+    return looked_at(bundle_of(form))
+
+
+@cache
+def walked(form: str) -> Walk:
+    return walk_of(looked(form))

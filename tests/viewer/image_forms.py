@@ -1,29 +1,29 @@
-"""Small image models of every form that a config can have, and looks at them."""
+"""Small image models of every form that a config can have, and looks at them, made once per process."""
+
+from functools import cache
 
 import torch
 
 import regard
-from regard.attention import SCORES
 from regard.models import ViT
 from regard.models.vit import vit_pico
 from tests.viewer.forms import opinionated
-from tests.viewer.seeing import KINDS, LABELS, SIZES, images
+from tests.viewer.seeing import LABELS, SIZES, images
 
-# Every way from pixels to tokens, every position, every way to an answer; and every score.
+# Every way from pixels to tokens, every positional encoding, every head.
 FORMS = {
-    **KINDS,
+    "class": dict(pooling="class"),
+    "distilled": dict(distilled=True, registers=2, pooled_map=True, pooled_norm=True),
+    "query": dict(pooling="query", registers=1, layer_scale=0.3, score="cosine"),
     "convolution": dict(patches="convolution", registers=1, prefix_positions=False),
-    "stem": dict(patches="stem", pooling="mean", positions="sinusoidal"),
-    "rotary, class": dict(positions="rotary", registers=2, patches="stem"),
-    "sinusoidal, query": dict(positions="sinusoidal", pooling="query", layer_scale=0.3),
-    "grey, post": dict(channels=1, norm="post", qk_norm=True, norm_kind="rms", mean=(0.4,), std=(0.3,)),
+    "stem": dict(patches="stem", pooling="mean", positions="sinusoidal", score="location"),
+    "rotary": dict(positions="rotary", registers=2, pooled_norm=True, score="general"),
+    "gray, post": dict(channels=1, norm="post", qk_norm=True, norm_kind="rms", mean=(0.4,), std=(0.3,)),
     "means of channels": dict(mean=(0.1, 0.5, 0.7), std=(0.2, 0.3, 0.4), pooling="mean", activation="swiglu"),
-    "distilled, mapped": dict(distilled=True, pooled_map=True, pooled_norm=True),
-    "linear": dict(head="segment", pooling="class"),
+    "linear": dict(head="segment", pooling="class", score="concat"),
     "queries": dict(head="segment", segmenter="queries", pooling="mean", registers=1, positions="rotary"),
-    "features": dict(head="none", pooled_map=True),
+    "features": dict(head="none", pooled_map=True, score="dot"),
     "pixels": dict(head="pixels", decoder_width=32, positions="none", pooling="mean"),
-    **{score: dict(score=score) for score in SCORES},
 }
 
 
@@ -32,7 +32,10 @@ def model_of(form: str) -> ViT:
     return opinionated(ViT(vit_pico(**(SIZES | dict(layers=2, labels=LABELS, pooling="class") | FORMS[form]))))
 
 
-def looked(form: str, model: ViT | None = None, height=8, width=12):
-    model = model or model_of(form)
-    picture = images(height=height, width=width)[0][: model.config.channels]
-    return regard.look(model, picture)
+def looked_at(model: ViT, height=8, width=12):
+    return regard.look(model, images(height=height, width=width)[0][: model.config.channels])
+
+
+@cache
+def looked(form: str, height=8, width=12):
+    return looked_at(model_of(form), height, width)
