@@ -97,6 +97,9 @@ class ImageWalk:
             # The pixel below and right of the middle of each patch.
             side, axes = self.config.patch, ("patches", "vocabulary")
             made.words[logits] = None
+            for node in made.nodes:
+                if node.module == "output" and node.op == "linear":
+                    made.words[node.name] = Words("l_patch", "Logits of each patch", "l = x W + b")
             for number, dim in enumerate((2, 3)):
                 end = made.values[logits].shape[dim]
                 logits = made.add(

@@ -81,7 +81,7 @@ def test_the_way_from_pixels_to_tokens():
     made = walk_of_image(seen)
     trace, model = made.trace, seen.run.model
     steps = {step["id"]: step for step in shown(trace)}
-    names = ["image", "pixels", "token", "position", "with_position", "prefix", "tokens"]
+    names = ["image", "normalized", "pixels", "token", "with_position", "prefix", "tokens"]
     assert list(steps)[:7] == [f"embedding.{name}" for name in names]
     image = seen.run.images[0].numpy()
     np.testing.assert_allclose(trace["embedding.image"], image, atol=1e-7)
@@ -193,7 +193,7 @@ def test_it_is_walked_through_in_a_browser(opened):
     assert page.locator(".picture-of [role=radio]").count() == 6
     page.get_by_role("radio", name="patch 0,1").click()
     assert hash_of(page)["pin"] == "2,2"
-    pixels = page.locator(".step", has_text="Normalized pixels of each patch")
+    pixels = page.locator(".step", has_text="Pixels of each patch")
     assert pixels.locator(".of").text_content().startswith("\u2068patch 0,1\u2069")
     wanted = (seen.run.images[0, 0, 0, 4].item() - 0.5) / 0.5
     assert float(pixels.locator(".cell .number").first.text_content().replace("−", "-")) == pytest.approx(wanted, abs=6e-4)
