@@ -56,7 +56,7 @@ class Sinusoidal(nn.Module):
             return codes[..., : self.width].float()
         return nn.functional.embedding(positions, self.table)
 
-    def _rates(self, device: torch.device | str = "cpu") -> Float[Tensor, "P"]:
+    def _rates(self, device: torch.device | None = None) -> Float[Tensor, "P"]:
         pairs = torch.arange(0, self.width, 2, dtype=torch.float64, device=device)
         return torch.exp(pairs * (-math.log(10000.0) / self.width))
 
