@@ -16,9 +16,9 @@ from regard.interop.targets import Target
 class Options:
     """Export a model to another format: regard export MODEL --to ctranslate2 --out folder
 
-    ctranslate2 and onnx: translators, for CTranslate2 and ONNX Runtime. huggingface: a folder that transformers opens,
-    as the class that computes exactly the same. A model that the format does not support is an error, and nothing is
-    written; `regard train --for` trains a model that it supports.
+    onnx: graphs of a model of any family, for ONNX Runtime. ctranslate2: translators. huggingface: a folder that
+    transformers opens, as the class that computes exactly the same. A model that the format does not support is an
+    error, and nothing is written; `regard train --for` trains a model that it supports.
     """
 
     model: Model
@@ -35,11 +35,10 @@ def run(argv: list[str]) -> int:
         name = export_folder(load(options.model, "cpu"), options.out)
         note(f"{options.out} opens in transformers as {name}.")
         return 0
-    translator = load(options.model, "cpu", expect=Translator)
     if options.to == "ctranslate2":
-        export_ctranslate2(translator, options.out)
+        export_ctranslate2(load(options.model, "cpu", expect=Translator), options.out)
         note(f"{options.out} is a model folder for CTranslate2, with its tokenizer.")
     else:
-        export_onnx(translator, options.out)
-        note(f"{options.out} holds graphs for ONNX Runtime; regard translate, evaluate and score run them.")
+        export_onnx(load(options.model, "cpu"), options.out)
+        note(f"{options.out} holds ONNX graphs; Regard's commands take it as a model folder.")
     return 0

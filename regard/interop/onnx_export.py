@@ -5,9 +5,6 @@ from pathlib import Path
 from regard.errors import RegardError
 from regard.folder import Bundle, write_config, write_tokenizers
 from regard.interop.extras import need
-from regard.interop.onnx_writer import onnx_model
-from regard.program import capture, program_of
-from regard.program.entries import batch_entries
 
 # A protobuf file cannot be larger than this, unless the weights lie beside it.
 LARGEST = 2_000_000_000
@@ -24,6 +21,11 @@ def export_onnx(bundle: Bundle, folder: str | Path) -> None:
 
     >>> export_onnx(regard.load("model"), "graphs")  # doctest: +SKIP
     """
+    # torch.export and what it needs take a second to import.
+    from regard.interop.onnx_writer import onnx_model
+    from regard.program import capture, program_of
+    from regard.program.entries import batch_entries
+
     onnx, folder, model = need("onnx", "onnx"), Path(folder), bundle.model
     if next(folder.glob("*.onnx"), None) or (folder / "config.json").exists():
         raise RegardError(f"{folder}: there is a model already.", "Name another folder.")

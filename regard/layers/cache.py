@@ -111,31 +111,22 @@ class PlainCache(GrowingCache):
 
 
 class MemoryCache:
-    """Keys and values of the source: once per sentence, however many hypotheses look at them."""
+    """Keys and values of the source: once per sentence, shared by its hypotheses. `lengths` is None if all are equal."""
 
     def __init__(
-        self,
-        k: Float[Tensor, "B H S D"],
-        v: Float[Tensor, "B H S D"],
-        lengths: Int[Tensor, "B"],
-        even: bool,
+        self, k: Float[Tensor, "B H S D"], v: Float[Tensor, "B H S D"], lengths: Int[Tensor, "B"] | None = None
     ) -> None:
-        self.k, self.v, self.lengths, self.even = k, v, lengths, even
-        # Sentences of one length need no mask, and the kernels are faster without.
-        self.mask = None if even else padding(lengths)
+        self.k, self.v, self.lengths = k, v, lengths
+        # Kernels are faster without a mask.
+        self.mask = None if lengths is None else padding(lengths)
 
     @staticmethod
     def of(k: Float[Tensor, "*n H D"], v: Float[Tensor, "*n H D"], offsets: Offsets | Lengths) -> "MemoryCache":
         if isinstance(offsets, Lengths):
-            lengths, even = offsets.lengths, offsets.lengths is None
-            return MemoryCache(k.transpose(1, 2), v.transpose(1, 2), lengths, even)  # type: ignore[arg-type]
-        even = offsets.total == offsets.max_len * (len(offsets.starts) - 1)
-        return MemoryCache(
-            k[offsets.rows].transpose(1, 2).contiguous(),
-            v[offsets.rows].transpose(1, 2).contiguous(),
-            offsets.lengths,
-            even,
-        )
+            return MemoryCache(k.transpose(1, 2), v.transpose(1, 2), offsets.lengths)
+        k, v = (x[offsets.rows].transpose(1, 2).contiguous() for x in (k, v))
+        return MemoryCache(k, v, None if offsets.even else offsets.lengths)
 
     def reorder(self, sentences: Int[Tensor, "B2"]) -> "MemoryCache":
-        return MemoryCache(self.k[sentences], self.v[sentences], self.lengths[sentences], self.even)
+        lengths = None if self.lengths is None else self.lengths[sentences]
+        return MemoryCache(self.k[sentences], self.v[sentences], lengths)

@@ -122,6 +122,7 @@ class MultiHead(nn.Module):
         else:
             k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), turns)
             memory_offsets = memory_offsets if memory is not None else offsets
+            assert not isinstance(memory_offsets, Lengths)
             if isinstance(cache, GrowingCache) and offsets is not None:
                 cache.fill(k, v, offsets)
             regarded = attend(

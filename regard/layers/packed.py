@@ -88,6 +88,9 @@ class Padded:
         return self.ids.shape[1]
 
 
+Tokens = Packed | Padded
+
+
 def pack(
     sequences: Sequence[Sequence[int]] | Sequence[np.ndarray],
     *,

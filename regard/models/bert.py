@@ -15,7 +15,7 @@ from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation, activate
 from regard.layers.norms import NormKind, make_norm
-from regard.layers.packed import Packed, Padded
+from regard.layers.packed import Padded, Tokens
 from regard.models.heads import check_heads
 from regard.ranges import Count, Epsilon, Layers, Natural, Rate, check_ranges
 
@@ -119,7 +119,7 @@ class MaskHead(nn.Module):
 class Bert(nn.Module):
     """Every token regards every other, before it and after.
 
-    >>> from regard.layers.packed import pack
+    >>> from regard.layers.packed import Tokens, pack
     >>> model = Bert(BertConfig(width=16, heads=2, layers=2, feedforward=32, vocab=11))
     >>> model(pack([[2, 4, 3], [2, 3]])).shape
     torch.Size([5, 11])
@@ -164,14 +164,14 @@ class Bert(nn.Module):
         if config.head == "mask" and self.output is not None:
             self.output.weight = self.embedding.tokens.weight
 
-    def encode(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N E"]:
+    def encode(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N E"]:
         """One row a token: what it means where it stands."""
         x = self.widen(self.embedding(tokens.ids, tokens.positions, tokens.max_len, segments))
         for i in range(self.config.layers):
             x = self.blocks[i * len(self.blocks) // self.config.layers](x, tokens.offsets, tokens.positions)
         return self.norm(x)
 
-    def pooled(self, encoded: Float[Tensor, "N E"], tokens: Packed) -> Float[Tensor, "B E"]:
+    def pooled(self, encoded: Float[Tensor, "N E"], tokens: Tokens) -> Float[Tensor, "B E"]:
         """The first token of each text, through the pooler."""
         if isinstance(tokens, Padded):
             first = encoded[:, 0]
@@ -180,14 +180,14 @@ class Bert(nn.Module):
         first = encoded[tokens.offsets.starts[:-1].long().clamp(max=len(encoded) - 1)]
         return first if self.pooler is None else activate(self.config.pooler, self.pooler(first))
 
-    def features(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows E"]:
+    def features(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows E"]:
         """What the output layer sees: a row a token, or for classification a row a text."""
         x = self.encode(tokens, segments)
         if self.mask_head is not None:
             return self.mask_head(x)
         return self.dropout(self.pooled(x, tokens)) if self.config.head == "classify" else x
 
-    def forward(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows V"]:
+    def forward(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows V"]:
         """By the head: what stands at each token, each text's label, each token as the answer's beginning and end."""
         x = self.features(tokens, segments)
         return x if self.output is None else self.output(x)

@@ -14,7 +14,7 @@ from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
 from regard.layers.multihead import BiasPlace
 from regard.layers.norms import NormKind, make_norm
-from regard.layers.packed import Packed
+from regard.layers.packed import Packed, Tokens
 from regard.models.heads import check_heads
 from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
@@ -107,7 +107,7 @@ class GPTState:
 class GPT(nn.Module):
     """For each token the next one's probabilities, from what came before.
 
-    >>> from regard.layers.packed import pack
+    >>> from regard.layers.packed import Packed, Tokens, pack
     >>> model = GPT(GPTConfig(width=16, heads=2, layers=2, feedforward=32, vocab=11))
     >>> model(pack([[2, 4, 5], [2, 6]])).shape
     torch.Size([5, 11])
@@ -138,17 +138,17 @@ class GPT(nn.Module):
         if config.tied:
             self.output.weight = self.embedding.tokens.weight
 
-    def features(self, tokens: Packed) -> Float[Tensor, "N E"]:
+    def features(self, tokens: Tokens) -> Float[Tensor, "N E"]:
         """What the output layer sees: one row a token. Training computes its loss from here."""
         return self._features(tokens, None)
 
-    def _features(self, tokens: Packed, caches: list[GrowingCache] | None) -> Float[Tensor, "N E"]:
+    def _features(self, tokens: Tokens, caches: list[GrowingCache] | None) -> Float[Tensor, "N E"]:
         x = self.embedding(tokens.ids, tokens.positions, tokens.max_len)
         for i, block in enumerate(self.blocks):
             x = block(x, tokens.offsets, tokens.positions, cache=caches[i] if caches is not None else None)
         return self.norm(x)
 
-    def forward(self, tokens: Packed) -> Float[Tensor, "N V"]:
+    def forward(self, tokens: Tokens) -> Float[Tensor, "N V"]:
         """Logits for the token after each token."""
         return self.output(self.features(tokens))
 

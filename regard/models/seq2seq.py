@@ -13,7 +13,7 @@ from regard.errors import RegardError
 from regard.layers.cache import MemoryCache
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
-from regard.layers.packed import Packed
+from regard.layers.packed import Tokens
 from regard.layers.recurrent import GATES, PARTS, Bidirectional, CellKind, Recurrent, StateAttention, Steps, scan
 from regard.ranges import Count, Layers, Natural, Rate, check_ranges
 
@@ -94,7 +94,7 @@ class Encoder(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.bridges = nn.ModuleList(nn.Linear(2 * width, PARTS[config.cell] * width) for _ in widths)
 
-    def forward(self, x: Float[Tensor, "M E"], source: Packed) -> tuple[Float[Tensor, "M C"], Float[Tensor, "B L P E"]]:
+    def forward(self, x: Float[Tensor, "M E"], source: Tokens) -> tuple[Float[Tensor, "M C"], Float[Tensor, "B L P E"]]:
         """A row for each source token, and each sequence's first decoder state, tanh(W [forward; backward]) a layer."""
         forward, backward = Steps.of(source.offsets), Steps.of(source.offsets, backward=True)
         states = []
@@ -135,20 +135,21 @@ class Decoder(nn.Module):
     def forward(
         self,
         y: Float[Tensor, "N E"],
-        target: Packed,
+        target: Tokens,
         cells: Float[Tensor, "B L P E"],
         encoded: Float[Tensor, "M C"],
-        source: Packed,
+        source: Tokens,
     ) -> Float[Tensor, "N E"]:
         """All steps of packed targets."""
         steps = Steps.of(target.offsets)
         if self.place == "bahdanau":
             memory = self.remember(encoded, source)
             assert memory is not None
-            lengths = () if memory.even else (memory.lengths,)
+            lengths = () if memory.lengths is None else (memory.lengths,)
 
             def step(state: Tensor, inputs: Tensor, k: Tensor, *lengths: Tensor) -> tuple[Tensor, Tensor]:
-                pair, state = self._bahdanau(inputs, state, MemoryCache(k, k, *(lengths or (None,)), not lengths))
+                memory = MemoryCache(k, k, *lengths)
+                pair, state = self._bahdanau(inputs, state, memory)
                 return state, pair[:, 0]
 
             inputs = steps.spread(self.layers[0].inputs(y))[:, :, None]
@@ -160,7 +161,7 @@ class Decoder(nn.Module):
         context = self.attention(y, self.memory(encoded), target.offsets, source.offsets)
         return self._attentional(torch.cat((context, y), dim=-1))
 
-    def remember(self, encoded: Float[Tensor, "M C"], source: Packed) -> MemoryCache | None:
+    def remember(self, encoded: Float[Tensor, "M C"], source: Tokens) -> MemoryCache | None:
         """What single steps look at."""
         if self.place == "none":
             return None
@@ -204,7 +205,7 @@ class Decoder(nn.Module):
 class Seq2Seq(nn.Module):
     """Source tokens in, for each target token the next one's probabilities out.
 
-    >>> from regard.layers.packed import pack
+    >>> from regard.layers.packed import Tokens, pack
     >>> model = Seq2Seq(Seq2SeqConfig(width=16, source_vocab=9, target_vocab=11))
     >>> model(pack([[4, 5, 3]]), pack([[2, 6]])).shape
     torch.Size([2, 11])
@@ -233,21 +234,21 @@ class Seq2Seq(nn.Module):
         else:
             nn.init.normal_(self.output.weight, std=config.width**-0.5)
 
-    def encode(self, source: Packed) -> tuple[Float[Tensor, "M C"], Float[Tensor, "B L P E"]]:
+    def encode(self, source: Tokens) -> tuple[Float[Tensor, "M C"], Float[Tensor, "B L P E"]]:
         """The encoder's output, one row a source token, and the decoder's first states."""
         return self.encoder(self.source_embedding(source.ids, source.positions), source)
 
-    def features(self, source: Packed, target: Packed) -> Float[Tensor, "N E"]:
+    def features(self, source: Tokens, target: Tokens) -> Float[Tensor, "N E"]:
         """What the output layer sees: one row a target token. Training computes its loss from here."""
         encoded, cells = self.encode(source)
         y = self.target_embedding(target.ids, target.positions)
         return self.decoder(y, target, cells, encoded, source)
 
-    def forward(self, source: Packed, target: Packed) -> Float[Tensor, "N V"]:
+    def forward(self, source: Tokens, target: Tokens) -> Float[Tensor, "N V"]:
         """Logits for the token after each target token, the target being given (teacher forcing)."""
         return self.output(self.features(source, target))
 
-    def start(self, source: Packed) -> Seq2SeqState:
+    def start(self, source: Tokens) -> Seq2SeqState:
         encoded, cells = self.encode(source)
         return Seq2SeqState(cells[:, None], self.decoder.remember(encoded, source))
 
@@ -260,8 +261,6 @@ class Seq2Seq(nn.Module):
     def reorder(self, state: Seq2SeqState, indices: Int[Tensor, "B2 K2"]) -> Seq2SeqState:
         cells, memory = state.cells.flatten(0, 1)[indices], state.memory
         sentences = indices[:, 0] // state.cells.shape[1]
-        if memory is not None and not torch.equal(
-            sentences, torch.arange(len(memory.lengths), device=sentences.device)
-        ):
+        if memory is not None and not torch.equal(sentences, torch.arange(len(memory.k), device=sentences.device)):
             memory = memory.reorder(sentences)
         return Seq2SeqState(cells, memory)

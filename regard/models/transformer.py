@@ -16,7 +16,7 @@ from regard.layers.cache import GrowingCache, MemoryCache
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
 from regard.layers.norms import NormKind, make_norm
-from regard.layers.packed import Packed
+from regard.layers.packed import Tokens
 from regard.layers.positions import PositionKind, RelativeBias
 from regard.models.heads import check_heads
 from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
@@ -149,7 +149,7 @@ class TransformerState:
 class Transformer(nn.Module):
     """Source tokens in, for each target token the next one's probabilities out.
 
-    >>> from regard.layers.packed import pack
+    >>> from regard.layers.packed import Tokens, pack
     >>> model = Transformer(TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=11))
     >>> model(pack([[4, 5, 3]]), pack([[2, 6]])).shape
     torch.Size([2, 11])
@@ -205,14 +205,14 @@ class Transformer(nn.Module):
         else:
             nn.init.normal_(self.output.weight, std=config.width**-0.5)
 
-    def encode(self, source: Packed) -> Float[Tensor, "M E"]:
+    def encode(self, source: Tokens) -> Float[Tensor, "M E"]:
         """The encoder's output, one row a source token."""
         x = self.source_embedding(source.ids, source.positions, source.max_len)
         for block in self.encoder:
             x = block(x, source.offsets, source.positions, self.encoder_bias)
         return self.encoder_norm(x)
 
-    def features(self, source: Packed, target: Packed) -> Float[Tensor, "N E"]:
+    def features(self, source: Tokens, target: Tokens) -> Float[Tensor, "N E"]:
         """What the output layer sees: one row a target token. Training computes its loss from here."""
         memory = self.encode(source)
         x = self.target_embedding(target.ids, target.positions, target.max_len)
@@ -224,11 +224,11 @@ class Transformer(nn.Module):
         x = self.decoder_norm(x)
         return x * self.output_factor if self.config.output_scale else x
 
-    def forward(self, source: Packed, target: Packed) -> Float[Tensor, "N V"]:
+    def forward(self, source: Tokens, target: Tokens) -> Float[Tensor, "N V"]:
         """Logits for the token after each target token, the target being given (teacher forcing)."""
         return self.output(self.features(source, target))
 
-    def start(self, source: Packed) -> TransformerState:
+    def start(self, source: Tokens) -> TransformerState:
         memory = self.encode(source)
         caches = [MemoryCache.of(*block.cross.keys_values(memory, None), source.offsets) for block in self.decoder]
         return TransformerState(beams=1, position=0, own=[GrowingCache() for _ in self.decoder], memory=caches)
@@ -245,7 +245,7 @@ class Transformer(nn.Module):
 
     def reorder(self, state: TransformerState, indices: Int[Tensor, "B2 K2"]) -> TransformerState:
         sentences = indices[:, 0] // state.beams
-        kept = len(sentences) == len(state.memory[0].lengths)
+        kept = len(sentences) == len(state.memory[0].k)
         unmoved = kept and bool((sentences == torch.arange(len(sentences), device=sentences.device)).all())
         return TransformerState(
             beams=indices.shape[1],

@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
 
 def forward_entry(model: nn.Module, image: Tensor | None = None) -> Entry:
-    """`forward` of one example: ids (1, S) of source and target, or of a text; or an image of one size.
+    """`forward` of one example: ids (1, S) of source and target, or of a text (and its segments); or an image.
 
     Sizes bear the names of the inputs.
     """
@@ -39,6 +39,9 @@ def forward_entry(model: nn.Module, image: Tensor | None = None) -> Entry:
         case Transformer() | Seq2Seq():
             sizes = {name: (None, name) for name in ("source", "target")}
             return Entry(_forward_pair, dict(zip(sizes, tokens)), sizes)
+        case Bert() if model.config.segments > 1:
+            inputs = {"text": tokens[0], "segments": torch.zeros_like(tokens[0])}
+            return Entry(_forward_text, inputs, dict.fromkeys(inputs, (None, "text")))
         case GPT() | Bert():
             return Entry(_forward_text, {"text": tokens[0]}, {"text": (None, "text")})
         case ViT() if image is not None:
@@ -50,8 +53,8 @@ def _forward_pair(model: Any, source: Tensor, target: Tensor) -> Tensor:
     return model(Padded(source), Padded(target))
 
 
-def _forward_text(model: Any, text: Tensor) -> Tensor:
-    return model(Padded(text))
+def _forward_text(model: Any, text: Tensor, *segments: Tensor) -> Tensor:
+    return model(Padded(text), *segments)
 
 
 def _forward_image(model: Any, image: Tensor) -> Tensor:
@@ -150,12 +153,12 @@ def _transformer_entries(model: Transformer) -> dict[str, BatchEntry]:
             beams=last.shape[1],
             position=states[0][0].shape[2],
             own=list(caches),
-            memory=[MemoryCache(k, v, mask.sum(1), even=False) for k, v in sources],
+            memory=[MemoryCache(k, v, mask.sum(1)) for k, v in sources],
         )
         logits, _ = model.step(state, last)
         return logits, *(tensor for cache in caches for tensor in cache.tensors)
 
-    sizes = {"last": ("B", "K"), "mask": ("B", "S")}
+    sizes: dict[str, Sequence[str | None]] = {"last": ("B", "K"), "mask": ("B", "S")}
     sizes |= dict.fromkeys(memory, ("B", None, "S")) | dict.fromkeys(own, ("R", None, "P"))
     inputs = {"last": torch.zeros(3, 2, dtype=torch.long), "mask": torch.ones(3, 5, dtype=torch.bool)}
     inputs |= {name: torch.zeros(3, groups, 5, width) for name in memory}
@@ -176,7 +179,7 @@ def _seq2seq_entries(model: Seq2Seq) -> dict[str, BatchEntry]:
 
     def step(model: Seq2Seq, last: Tensor, mask: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         *sources, cells = tensors
-        caches = [MemoryCache(k, k, mask.sum(1), even=False) for k in sources]
+        caches = [MemoryCache(k, k, mask.sum(1)) for k in sources]
         state = Seq2SeqState(cells.reshape(*last.shape, *cells.shape[1:]), caches[0] if caches else None)
         logits, state = model.step(state, last)
         return logits, state.cells.flatten(0, 1)

@@ -18,7 +18,7 @@ from torch.export.graph_signature import InputKind
 from regard.errors import RegardError
 from regard.program.capture import Captured
 
-Size = int | sympy.Expr
+Size = Any  # int | sympy.Expr
 """A number, or an expression of sizes that vary: T, S + 1…"""
 
 
@@ -36,7 +36,7 @@ class Step:
     module: str
     """path of the module whose forward it is part of"""
     source: str
-    """file and function: regard/attention/reference.py · reference"""
+    """file and function of that forward: regard/layers/multihead.py · forward"""
     body: "Program | None" = None
     """of a scan: what is done at each position, from (state, element, *shared) to (state, output)"""
 
