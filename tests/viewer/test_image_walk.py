@@ -9,10 +9,10 @@ import torch
 from regard.attention import record
 from regard.errors import RegardError
 from regard.models import ViT
-from regard.viewer import image_walk, walk, walk_of
+from regard.viewer import walk_of
 from regard.viewer.image_scene import scene_of_picture
-from regard.viewer.image_walk import walk_of_image
-from regard.viewer.trace import Trace, difference
+from regard.viewer.walk import limits
+from regard.viewer.walk.trace import Trace, difference
 from tests.viewer.browsing import AXE, QUIET, hash_of, missing, said
 from tests.viewer.image_forms import FORMS, looked, looked_at, model_of
 from tests.viewer.seeing import LABELS
@@ -45,7 +45,7 @@ def test_a_walk_agrees_with_the_model(form, size):
     if size == (12, 8) and form not in ("class", "stem", "rotary"):
         pytest.skip("Other forms have no positions of another kind.")
     seen = looked(form, *size)
-    made = walk_of_image(seen)
+    made = walk_of(seen)
     assert apart(made.trace, seen.run.model, seen.run.images[0]) < 1e-5
     compared = [step["differs"] for step in made.trace.steps if step["differs"] is not None]
     assert len(compared) > 10
@@ -66,7 +66,7 @@ def test_every_parameter_takes_part(form):
     """If a weight of the model changes, the walk of the old one no longer agrees."""
     seen = looked_at(model_of(form))
     model, picture = seen.run.model, seen.run.images[0]
-    trace = walk_of_image(looked(form)).trace
+    trace = walk_of(looked(form)).trace
     for name, parameter in model.named_parameters():
         before = parameter.detach().clone()
         with torch.no_grad():
@@ -78,7 +78,7 @@ def test_every_parameter_takes_part(form):
 
 def test_the_way_from_pixels_to_tokens():
     seen = looked("distilled")
-    made = walk_of_image(seen)
+    made = walk_of(seen)
     trace, model = made.trace, seen.run.model
     steps = {step["id"]: step for step in shown(trace)}
     names = ["image", "normalized", "pixels", "token", "with_position", "prefix", "tokens"]
@@ -98,7 +98,7 @@ def test_the_way_from_pixels_to_tokens():
 
 
 def test_cells_of_a_stem_are_followed_along_with_their_patch():
-    made = walk_of_image(looked("stem"))
+    made = walk_of(looked("stem"))
     assert {name for name in made.sides if name.startswith("cells")} == {"cells 8×12", "cells 4×6"}
     of, rows = made.linked["cells 4×6"]
     assert of == "picture"
@@ -119,9 +119,9 @@ def test_it_begins_at_the_patch_with_the_largest_weight():
 @pytest.mark.parametrize("form", ["class", "query", "queries"])
 def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
     seen = looked(form)
-    whole = walk_of_image(seen).trace
-    monkeypatch.setattr(walk, "WHOLE", 0)
-    made = walk_of_image(seen)
+    whole = walk_of(seen).trace
+    monkeypatch.setattr(limits, "WHOLE", 0)
+    made = walk_of(seen)
     assert made.note.startswith("The model is large: the walk has the steps of blocks.1 alone")
     assert len(made.trace.params) < len(whole.params)
     assert "blocks.1.attention.a" in made.trace
@@ -133,9 +133,9 @@ def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
 @pytest.mark.parametrize("form", ["class", "convolution", "stem"])
 def test_patch_embeddings_of_large_images_are_given(monkeypatch, form):
     seen = looked(form)
-    whole = walk_of_image(seen).trace
-    monkeypatch.setattr(image_walk, "STAGE", 0)
-    some = walk_of_image(seen).trace
+    whole = walk_of(seen).trace
+    monkeypatch.setattr(limits, "PIXELS", 0)
+    some = walk_of(seen).trace
     assert "embedding.image" not in some
     assert "too large to be carried" in shown(some)[0]["title"]
     assert len(some.params) + len(some.outputs) < len(whole.params) + len(whole.outputs)
@@ -143,21 +143,21 @@ def test_patch_embeddings_of_large_images_are_given(monkeypatch, form):
 
 
 def test_images_that_are_too_large(monkeypatch):
-    monkeypatch.setattr(walk, "LONGEST", 6)
+    monkeypatch.setattr(limits, "LONGEST", 6)
     with pytest.raises(RegardError, match="7 tokens: a walk takes at most 6"):
-        walk_of_image(looked("class"))
+        walk_of(looked("class"))
 
 
 def test_pages_of_small_models_have_a_walk(monkeypatch):
     seen = looked("query")
     header = scene_of_picture(seen).header["walk"]
-    assert [one["id"] for one in header["steps"]] == [one["id"] for one in walk_of_image(seen).trace.steps]
+    assert [one["id"] for one in header["steps"]] == [one["id"] for one in walk_of(seen).trace.steps]
     assert header["sides"]["label"] == {"tokens": ["query"], "words": [-1], "of": "picture", "rows": [0] * 7}
     assert "of" not in header["sides"]["picture"]
     assert scene_of_picture(seen, walk=False).header["walk"] is None
-    for module, name in ((image_walk, "FEW"), (walk, "SMALL"), (walk, "WHOLE")):
+    for name in ("FEW", "SMALL", "WHOLE"):
         with monkeypatch.context() as changed:
-            changed.setattr(module, name, 4)
+            changed.setattr(limits, name, 4)
             assert scene_of_picture(seen).header["walk"] is None
             assert scene_of_picture(seen, walk=True).header["walk"] is not None
 
@@ -166,14 +166,14 @@ def test_a_score_that_no_table_has():
     model = model_of("class")
     model.blocks[0].attention.score = Distance()
     seen = looked_at(model)
-    assert apart(walk_of_image(seen).trace, model, seen.run.images[0]) < 1e-5
+    assert apart(walk_of(seen).trace, model, seen.run.images[0]) < 1e-5
 
 
 # In the page
 
 
 def test_the_page_finds_the_same_numbers(tmp_path):
-    for form, one in in_node(tmp_path, {form: walk_of_image(looked(form)).trace for form in FORMS}).items():
+    for form, one in in_node(tmp_path, {form: walk_of(looked(form)).trace for form in FORMS}).items():
         assert one["worst"] < 1e-5, form
         check_expressions(form, one["made"])
 
@@ -196,7 +196,9 @@ def test_it_is_walked_through_in_a_browser(opened):
     pixels = page.locator(".step", has_text="Pixels of each patch")
     assert pixels.locator(".of").text_content().startswith("\u2068patch 0,1\u2069")
     wanted = (seen.run.images[0, 0, 0, 4].item() - 0.5) / 0.5
-    assert float(pixels.locator(".cell .number").first.text_content().replace("−", "-")) == pytest.approx(wanted, abs=6e-4)
+    assert float(pixels.locator(".cell .number").first.text_content().replace("−", "-")) == pytest.approx(
+        wanted, abs=6e-4
+    )
     page.get_by_role("radio", name="patch 0,1").focus()
     page.keyboard.press("ArrowDown")
     assert said(page) == "Following patch 1,1."

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from regard.program.numpy_interpreter import OPERATIONS
-from regard.viewer import walk
+from regard.viewer import web
 from tests.viewer.browsing import node_program
 
 ROUNDS = 12
@@ -253,7 +253,7 @@ CASES = {
 def results(tmp_path_factory) -> dict[str, list]:
     """Cases of every operation with NumPy's results and the page's, in one run of node."""
     folder = tmp_path_factory.mktemp("program")
-    shutil.copy(Path(walk.__file__).parent / "web" / "program.js", folder / "program.mjs")
+    shutil.copy(Path(web.__file__).parent / "program.js", folder / "program.mjs")
     (folder / "run.mjs").write_text(SCRIPT.replace("FOLDER", folder.as_posix()))
     made = [(op, *make(Random(seed))) for op, make in CASES.items() for seed in range(ROUNDS)]
     cases = [{"op": op, "inputs": [_plain(x) for x in inputs], "options": options} for op, inputs, options in made]

@@ -21,16 +21,16 @@ from regard.folder import Translator, save
 from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig
 from regard.program.numpy_interpreter import OPERATIONS
-from regard.viewer import look, walk
+from regard.viewer import Walk, look, walk_of, web
 from regard.viewer.looking import Look
 from regard.viewer.scene import scene_of
-from regard.viewer.trace import Trace, difference, location
-from regard.viewer.walk import Walk, walk_of
+from regard.viewer.walk import limits
+from regard.viewer.walk.trace import Trace, difference, location
 from tests.viewer import forms
 from tests.viewer.browsing import node_program
 from tests.viewer.forms import FORMS, SOURCE, TARGET, bundle_of, looked, looked_at, walked
 
-WEB = Path(walk.__file__).parent / "web"
+WEB = Path(web.__file__).parent
 
 
 def shown(trace: Trace) -> list[dict]:
@@ -272,8 +272,8 @@ def test_a_layer_and_a_score_that_nobody_told_the_viewer_about():
 @pytest.mark.parametrize("form", ["transformer", "luong", "bahdanau", "gpt", "albert"])
 def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
     seen, whole = looked(form), walked(form)
-    monkeypatch.setattr(walk, "WHOLE", 0)
-    monkeypatch.setattr(walk, "WHOLE_OUTPUT", 0)
+    monkeypatch.setattr(limits, "WHOLE", 0)
+    monkeypatch.setattr(limits, "WHOLE_OUTPUT", 0)
     some = walk_of(seen)
     assert whole.note is None
     assert some.note.startswith("The model is large")
@@ -302,7 +302,7 @@ def test_what_has_no_walk():
 
 
 def test_texts_that_are_too_long(monkeypatch):
-    monkeypatch.setattr(walk, "LONGEST", 4)
+    monkeypatch.setattr(limits, "LONGEST", 4)
     with pytest.raises(RegardError, match="5 tokens: a walk takes at most 4"):
         walk_of(looked("transformer"))
 
@@ -320,23 +320,23 @@ def test_scenes_of_small_models_have_a_walk(monkeypatch):
     assert header["sides"]["source"]["tokens"] == [*SOURCE.split(), "<eos>"]
     json.dumps(header, allow_nan=False)
     assert scene_of(seen, walk=False).header["walk"] is None
-    monkeypatch.setattr(walk, "SHORT", 4)
+    monkeypatch.setattr(limits, "SHORT", 4)
     assert scene_of(seen).header["walk"] is None
     assert scene_of(seen, walk=True).header["walk"] is not None
 
 
 def test_large_walks_are_made_on_request_alone(monkeypatch):
     seen = looked("gpt")
-    monkeypatch.setattr(walk, "SMALL", 1000)
+    monkeypatch.setattr(limits, "SMALL", 1000)
     assert scene_of(seen).header["walk"] is None
     assert scene_of(seen, walk=True).header["walk"] is not None
-    monkeypatch.setattr(walk, "WHOLE", 100)
+    monkeypatch.setattr(limits, "WHOLE", 100)
     assert scene_of(seen).header["walk"] is None
 
 
 def test_the_command_line_asks_for_a_walk(monkeypatch, tmp_path, capsys):
     save(tmp_path / "model", bundle_of("gpt"))
-    monkeypatch.setattr(walk, "SHORT", 1)
+    monkeypatch.setattr(limits, "SHORT", 1)
     for options, has in (([], False), (["--walk"], True)):
         page = tmp_path / f"{has}.html"
         assert run([str(tmp_path / "model"), SOURCE, "--out", str(page), *options]) == 0
@@ -353,7 +353,7 @@ def test_looks_at_some_attentions_walk_through_all():
 
 
 def test_locations_follow_the_code():
-    assert location(Trace.__getitem__) == "regard/viewer/trace.py · Trace.__getitem__"
+    assert location(Trace.__getitem__) == "regard/viewer/walk/trace.py · Trace.__getitem__"
     assert location(json.dumps) == "__init__.py · dumps"
 
 

@@ -9,44 +9,17 @@ from regard.errors import RegardError
 from regard.layers.patches import take_away
 from regard.models import ViT
 from regard.program import forward_program
-from regard.viewer import walk as walks
 from regard.viewer.looking import Side
 from regard.viewer.measures import entropy
-from regard.viewer.module_outputs import ModuleOutputs
 from regard.viewer.overlays import BLOCKS, ImageLook
-from regard.viewer.trace import LAYOUT, Extent, Trace
-from regard.viewer.walk import Computation, Walk, block_of, bytes_inside, large_note
-from regard.viewer.walk_wording import Words
+from regard.viewer.walk import limits
+from regard.viewer.walk.computation import LAYOUT, Computation
+from regard.viewer.walk.module_outputs import ModuleOutputs
+from regard.viewer.walk.trace import Extent, Trace
+from regard.viewer.walk.walkthrough import Walk, block_of, bytes_inside, large_note
+from regard.viewer.walk.wording import PROBABILITIES, Words
 
-# Patches up to which a page has a walk by default.
-FEW = 256
-# Bytes up to which pixels, and what is computed of them before the first block, are carried.
-STAGE = 4 << 20
 COLORS = {1: ("gray",), 3: ("red", "green", "blue")}
-
-
-def walk_of_image(look: ImageLook) -> Walk:
-    """The walk of a look at an image: each step from its pixels to the output.
-
-    >>> walk = walk_of_image(look(model, "photo.jpg"))  # doctest: +SKIP
-    >>> walk.trace["blocks.0.attention.a"].shape  # the weights a = softmax(e)  # doctest: +SKIP
-    (3, 65, 65)
-    """
-    count = look.run.model.config.prefix + look.grid[0] * look.grid[1]
-    if count > walks.LONGEST:
-        raise RegardError(
-            f"The image has {count} tokens: a walk takes at most {walks.LONGEST}.", "Use a smaller image."
-        )
-    return ImageWalk(look).walk()
-
-
-def walk_for_image(look: ImageLook, wanted: bool | None = None) -> Walk | None:
-    """A page's walk: if it is wanted, or by default if model and image are small."""
-    if wanted is not None:
-        return walk_of_image(look) if wanted else None
-    if look.grid[0] * look.grid[1] > FEW or bytes_inside(look.run.model) > walks.WHOLE:
-        return None
-    return walks.small_walk(look)
 
 
 def forward_all_tokens(model: ViT, image: Tensor) -> Any:
@@ -62,6 +35,11 @@ class ImageWalk:
 
     def __init__(self, look: ImageLook) -> None:
         self.look, self.model, self.config = look, look.run.model.eval(), look.run.model.config
+        count = self.config.prefix + look.grid[0] * look.grid[1]
+        if count > limits.LONGEST:
+            raise RegardError(
+                f"The image has {count} tokens: a walk takes at most {limits.LONGEST}.", "Use a smaller image."
+            )
         image = look.run.images
         assert isinstance(image, Tensor)
         self.own = ModuleOutputs(self.model, [self.model, image], forward_all_tokens)
@@ -79,7 +57,7 @@ class ImageWalk:
         axes = {patches: "patches", tokens: "picture", 1: "label"}
         if self.config.head == "segment":
             axes |= {len(self.config.labels) + patches: "labels"}
-        block = None if bytes_inside(self.model) <= walks.WHOLE else block_of(self.chosen.name)
+        block = None if bytes_inside(self.model) <= limits.WHOLE else block_of(self.chosen.name)
         extent = Extent(axes, block, self.made.words, title, self.given())
         trace = Trace(self.model, self.made.nodes, self.made.inputs, self.own, self.made.values, extent)
         sides, linked = self.sides(trace)
@@ -90,7 +68,8 @@ class ImageWalk:
         """Add what comes after the model's forward: probabilities of labels. Returns a title."""
         if self.config.head in ("none", "pixels"):
             return "Features"
-        made, axes = self.made, ("vocabulary",)
+        made = self.made
+        axes: tuple[str, ...] = ("vocabulary",)
         self.names = dict(enumerate(self.config.labels))
         logits = made.output.name
         if self.config.head == "segment":
@@ -109,7 +88,7 @@ class ImageWalk:
             logits = made.add("middles", "reshape", [logits], (), None, shape=shape)
             words = Words("l", "Logits of the pixel in the middle of each patch", "l ← Σ share · l")
             logits = made.add("logits", "permute", [logits], axes, words, dims=[0, 2, 1])
-        made.add("probabilities", "softmax", [logits], axes, walks.PROBABILITIES, dim=-1)
+        made.add("probabilities", "softmax", [logits], axes, PROBABILITIES, dim=-1)
         return "Label" if self.config.head == "classify" else "Label of each pixel"
 
     def given(self) -> dict[str, str]:
@@ -118,7 +97,7 @@ class ImageWalk:
         computed = sum(self.made.values[node.name].size for node in nodes if node.op not in LAYOUT)
         pixels = self.made.inputs["image"].size
         weights = sum(p.numel() for p in self.model.embedding.patches.parameters())
-        if 4 * (2 * pixels + computed + weights) <= STAGE:
+        if 4 * (2 * pixels + computed + weights) <= limits.PIXELS:
             return {}
         return {nodes[-1].name: "Patch embeddings, given: the pixels are too large to be carried"}
 

@@ -51,11 +51,11 @@ DEFAULTS: dict[str, Words] = {
     },
 }
 
+PROBABILITIES = Words("p", "Probabilities", "p = exp(l) / Σ exp(l)")
 _SCORE = Words("qk", "Scores", "eₜₛ = qₜ · kₛ")
-_GATE = "σ(u + w)"
 
-# By class: words by a key that says which step of the module it is, see `keys_of`. A class that is not here, or a step
-# that is not, has the default of its operation.
+# By class: words by a key that says which step of the module it is, see `StepWords`. Classes and steps that are missing
+# have the default of the operation.
 WORDS: dict[str, dict[str, Entry]] = {
     "Embedding": {
         "tokens.embedding": Words("x", "Token embeddings", "x = E[token]"),

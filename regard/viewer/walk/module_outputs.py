@@ -1,7 +1,8 @@
 """What the modules of a model give in its own forward, with its fast kernels: a walk is compared with that."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.attention import record
+from regard.attention import Recorded, record
 from regard.attention.exact import weights as exact_weights
 from regard.attention.recording import KINDS
 
@@ -25,9 +26,14 @@ class ModuleOutputs:
     def __init__(self, model: nn.Module, inputs: Sequence[Any], forward: Callable[..., Any] | None = None) -> None:
         """`forward` replaces the model's own."""
         self.outputs: dict[str, list[Float[np.ndarray, "..."]]] = {}
-        hooks = [module.register_forward_hook(self._hook(path)) for path, module in model.named_modules() if path != ""]
+        modules = list(model.named_modules(remove_duplicate=False))
+        # Calls of a module that has several paths are not told apart.
+        paths = Counter(id(module) for _, module in modules)
+        hooks = [module.register_forward_hook(self._hook(path)) for path, module in modules if paths[id(module)] == 1]
+        recorded: AbstractContextManager[Mapping[str, Recorded]]
+        recorded = record(model) if _has_attention(model) else nullcontext({})
         try:
-            with torch.inference_mode(), record(model) if _has_attention(model) else nullcontext({}) as recording:
+            with torch.inference_mode(), recorded as recording:
                 (forward or model)(*inputs)
         finally:
             for hook in hooks:
