@@ -33,9 +33,11 @@ class TextWalk:
         self.look, self.bundle, self.model = look, look.bundle, look.bundle.model.eval()
         self.own = ModuleOutputs(self.model, [pack([ids]).to(self.bundle.device) for ids in look.ids])
         program = forward_program(self.model)
-        inputs = {name: np.array([ids]) for name, ids in zip(program.inputs, look.ids)}
+        # A text is one segment.
+        inputs = {name: np.zeros((1, len(look.ids[0])), int) for name in program.inputs}
+        inputs |= {name: np.array([ids]) for name, ids in zip(program.inputs, look.ids)}
         self.made = Computation(self.model, program, inputs)
-        self.side = program.inputs[-1]
+        self.side = "target" if "target" in inputs else "text"
         self.names: dict[int, str] = {}
 
     def walk(self) -> Walk:
