@@ -13,12 +13,12 @@ import { WALK_STYLE } from "./walkstyle.js";
  * @typedef {{of: string, places: number[], names: string[] | null, way: "cells" | "bars", total: number, first: number}} Row
  */
 
-/** So many numbers, and so many terms of a sum, are shown before somebody asks for more. */
+/** Numbers, and terms of a sum, that are shown before "more" is pressed. */
 const FEW_CELLS = 8;
 const FEW_TERMS = 4;
-/** So many weights of a picture's tokens are named. */
+/** Weights of an image's tokens that are named. */
 const MOST_BARS = 10;
-/** So many steps are computed before the page may answer again. */
+/** Steps that are computed before the page responds again. */
 const AT_ONCE = 8;
 /** Numbers that are farther apart than this do not agree. */
 const AGREES = 1e-5;
@@ -64,7 +64,7 @@ export class Walk {
       "div",
       { class: "walk", onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) },
       h("style", {}, WALK_STYLE),
-      h("section", { class: "follow", "aria-label": "What is followed", "data-saved": "no" }, this.chips, this.choice),
+      h("section", { class: "follow", "aria-label": "Tokens and heads that are followed", "data-saved": "no" }, this.chips, this.choice),
       this.verdict,
       this.walk.note ? h("p", { class: "note" }, this.walk.note) : null,
       this.list,
@@ -97,7 +97,7 @@ export class Walk {
 
   lay() {}
 
-  // What is followed
+  // Tokens and heads that are followed
 
   makeChoice() {
     const titles = this.sections.filter((one) => one.attention);
@@ -169,8 +169,10 @@ export class Walk {
   /** The sides of an attention, as the walk calls them. @param {string} name @returns {{rows: string, columns: string}} */
   axesOf(name) {
     const section = this.sections.find((one) => one.attention === name);
-    const rows = section?.side ?? Object.keys(this.walk.sides)[0];
-    return { rows, columns: section?.keys ?? rows };
+    // A learned query is no token that could be chosen.
+    const known = (/** @type {string | undefined} */ side) => side !== undefined && side in this.walk.sides;
+    const rows = known(section?.side) ? section.side : Object.keys(this.walk.sides)[0];
+    return { rows, columns: known(section?.keys) ? section.keys : rows };
   }
 
   /** The attention and the head that are shown, in this view as in the others. */
@@ -278,7 +280,7 @@ export class Walk {
         this.draw(n);
       }
     });
-    // The beginning and the end of the way are open too, when it is first gone.
+    // The first and the last section are open too, at first.
     if (!this.arrived) for (const n of [0, this.sections.length - 1]) this.stations[n].details.open = true;
     if (arrive) {
       const place = this.sections.findIndex((section) => this.applies(section) && section.attention === attention);
@@ -428,7 +430,7 @@ export class Walk {
     return rowMap(this.host, side, this.trace.value(n).data.subarray(start, start + width));
   }
 
-  /** Numbers in a row, each of which can be asked how it is made. @param {number} n @param {Row} row @param {number} pointed @param {() => void} show */
+  /** Numbers in a row, each of which shows how it is made. @param {number} n @param {Row} row @param {number} pointed @param {() => void} show */
   cells(n, { of, places, names, total }, pointed, show) {
     const { data } = this.trace.value(n);
     const all = this.unfolded.has(n);
