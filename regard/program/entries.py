@@ -64,8 +64,10 @@ def _forward_image(model: Any, image: Tensor) -> Tensor:
 _programs: WeakKeyDictionary[nn.Module, dict[Any, Program]] = WeakKeyDictionary()
 
 
-def forward_program(model: nn.Module, image: Tensor | None = None) -> Program:
+def forward_program(model: nn.Module, image: Tensor | None = None, call: Callable[..., Any] | None = None) -> Program:
     """The program of a model's `forward`, captured once per model (of images: once per size).
+
+    `call`, a function of the model and the inputs, replaces `forward`.
 
     >>> from regard.models.gpt import GPTConfig
     >>> model = GPT(GPTConfig(width=8, heads=2, layers=1, feedforward=16, vocab=11))
@@ -74,9 +76,11 @@ def forward_program(model: nn.Module, image: Tensor | None = None) -> Program:
     (('text',), ('linear_6',), True)
     """
     kept = _programs.setdefault(model, {})
-    key = None if image is None else tuple(image.shape)
+    # A module that was replaced since makes another program.
+    key = None if image is None else tuple(image.shape), call, tuple(map(id, model.modules()))
     if key not in kept:
-        kept[key] = program_of(capture(model, *forward_entry(model, image)))
+        entry = forward_entry(model, image)
+        kept[key] = program_of(capture(model, *entry if call is None else entry._replace(call=call)))
     return kept[key]
 
 

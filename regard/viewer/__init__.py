@@ -26,7 +26,8 @@ from regard.viewer.looking import AttentionMap, Look, look
 from regard.viewer.overlays import ImageLook, PatchMap
 from regard.viewer.rollout import Rollout, roll_out
 from regard.viewer.trying import Outcome, Step, Tried, try_it
-from regard.viewer.walking import Walk, walk_of
+from regard.viewer.walk.page_walk import walk_of
+from regard.viewer.walk.walkthrough import Walk
 
 __all__ = [
     "AttentionMap",

@@ -12,13 +12,13 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.models import family_of
 from regard.version import __version__
-from regard.viewer.image_walking import walk_for_picture
 from regard.viewer.looking import AttentionMap, Side
 from regard.viewer.masks import label_colours
 from regard.viewer.overlays import BLOCKS, POOLER, SEGMENTER, ImageLook, Patch
 from regard.viewer.rollout import number_of, roll_outs
 from regard.viewer.scene import FORMAT, TITLE, Scene, carried, put, sides_of
-from regard.viewer.walking import header_of
+from regard.viewer.walk.page_walk import walk_for
+from regard.viewer.walk.walkthrough import header_of
 
 # For so many labels, the likeliest, a page is given the rollout.
 LIKELIEST = 5
@@ -46,7 +46,7 @@ def scene_of_picture(
     opens = _opening(look, attention, head, patch, label, rollout)
     maps = {name: _with_sides(one) for name, one in look.maps.items()}
     blobs: list[bytes] = []
-    walked = walk_for_picture(look, walk)
+    walked = walk_for(look, walk)
     header = {
         "format": FORMAT,
         "title": look.title if len(look.title) <= TITLE else look.title[: TITLE - 1] + "…",

@@ -29,7 +29,8 @@ from regard.errors import RegardError
 from regard.version import __version__
 from regard.viewer import beams
 from regard.viewer.looking import AttentionMap, Look, Side
-from regard.viewer.walking import header_of, walk_for
+from regard.viewer.walk.page_walk import walk_for
+from regard.viewer.walk.walkthrough import header_of
 
 FORMAT = 1
 # Bytes of q and k up to which they are carried as they are.

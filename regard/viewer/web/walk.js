@@ -1,25 +1,24 @@
 /** The view *Walk*: from the sentence to the output, step by step, with the numbers of one token. */
 
-import { Tape, inDigits } from "./tape.js";
-import { PICTURE_OPERATIONS } from "./imagetape.js";
+import { Trace, inDigits } from "./program.js";
 import { overPatchButtons, rowMap } from "./imagepicker.js";
 import { change, fill, h, picker, tokenText } from "./dom.js";
 import { exactly, isolated, visible } from "./tokens.js";
 import { WALK_STYLE } from "./walkstyle.js";
 
-/** @typedef {import("./tape.js").Step} Step */
+/** @typedef {import("./program.js").Step} Step */
 /** @typedef {{title: string, part: string, side?: string, token?: number, layer?: number, attention?: string, heads?: number, keys?: string}} Section */
 /**
  * A row of numbers as it is shown: their places in the step's output, a name for each, and the order.
  * @typedef {{of: string, places: number[], names: string[] | null, way: "cells" | "bars", total: number, first: number}} Row
  */
 
-/** So many numbers, and so many terms of a sum, are shown before somebody asks for more. */
+/** Numbers, and terms of a sum, that are shown before "more" is pressed. */
 const FEW_CELLS = 8;
 const FEW_TERMS = 4;
-/** So many weights of a picture's tokens are named. */
+/** Weights of an image's tokens that are named. */
 const MOST_BARS = 10;
-/** So many steps are computed before the page may answer again. */
+/** Steps that are computed before the page responds again. */
 const AT_ONCE = 8;
 /** Numbers that are farther apart than this do not agree. */
 const AGREES = 1e-5;
@@ -43,7 +42,8 @@ export class Walk {
     this.sections = this.walk.sections;
     /** @type {number[][]} the steps of each section */
     this.stepsOf = this.sections.map(() => []);
-    this.walk.steps.forEach((/** @type {Step} */ step, /** @type {number} */ n) => this.stepsOf[step.section].push(n));
+    // Steps without a section are computed and not shown.
+    this.walk.steps.forEach((/** @type {Step} */ step, /** @type {number} */ n) => this.stepsOf[step.section]?.push(n));
     const { focus, sides } = this.walk;
     /** The token that is followed, on each side. @type {Record<string, number>} */
     this.tokens = Object.fromEntries(Object.keys(sides).map((name) => [name, focus[name] ?? 0]));
@@ -53,8 +53,8 @@ export class Walk {
     this.unfolded = new Set();
     /** The number of each step whose making is shown. @type {Map<number, number>} */
     this.pointed = new Map();
-    /** @type {Tape | null} */
-    this.tape = null;
+    /** @type {Trace | null} */
+    this.trace = null;
     this.done = 0;
     this.verdict = h("p", { class: "verdict" });
     this.chips = h("div", { class: "sides" });
@@ -64,7 +64,7 @@ export class Walk {
       "div",
       { class: "walk", onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) },
       h("style", {}, WALK_STYLE),
-      h("section", { class: "follow", "aria-label": "What is followed", "data-saved": "no" }, this.chips, this.choice),
+      h("section", { class: "follow", "aria-label": "Tokens and heads that are followed", "data-saved": "no" }, this.chips, this.choice),
       this.verdict,
       this.walk.note ? h("p", { class: "note" }, this.walk.note) : null,
       this.list,
@@ -83,12 +83,12 @@ export class Walk {
 
   /** The numbers of the open sections, as a table. */
   get numbers() {
-    if (!this.tape) return "";
+    if (!this.trace) return "";
     const lines = [["step", "formula", "of", "numbers"].join("\t")];
     for (const n of this.open) {
       for (const step of this.stepsOf[n]) {
         const row = this.rowOf(step);
-        const { data } = this.tape.value(step);
+        const { data } = this.trace.value(step);
         lines.push([this.walk.steps[step].id, this.walk.steps[step].formula, row.of, ...row.places.map((at) => data[at])].join("\t"));
       }
     }
@@ -97,7 +97,7 @@ export class Walk {
 
   lay() {}
 
-  // What is followed
+  // Tokens and heads that are followed
 
   makeChoice() {
     const titles = this.sections.filter((one) => one.attention);
@@ -169,8 +169,10 @@ export class Walk {
   /** The sides of an attention, as the walk calls them. @param {string} name @returns {{rows: string, columns: string}} */
   axesOf(name) {
     const section = this.sections.find((one) => one.attention === name);
-    const rows = section?.side ?? Object.keys(this.walk.sides)[0];
-    return { rows, columns: section?.keys ?? rows };
+    // A learned query is no token that could be chosen.
+    const known = (/** @type {string | undefined} */ side) => side !== undefined && side in this.walk.sides;
+    const rows = known(section?.side) ? section.side : Object.keys(this.walk.sides)[0];
+    return { rows, columns: known(section?.keys) ? section.keys : rows };
   }
 
   /** The attention and the head that are shown, in this view as in the others. */
@@ -241,9 +243,9 @@ export class Walk {
 
   /** @param {Set<string> | null} changed */
   async update(changed) {
-    if (!this.tape) {
+    if (!this.trace) {
       const [params, outputs] = await Promise.all([this.host.blob(this.walk.params.at), this.host.blob(this.walk.outputs.at)]);
-      this.tape = new Tape(this.walk, new Float32Array(params), new Float32Array(outputs), PICTURE_OPERATIONS);
+      this.trace = new Trace(this.walk, new Float32Array(params), new Float32Array(outputs));
       this.work.add("walk", 5, () => this.checkSome());
     }
     const { pin } = this.state.view;
@@ -278,7 +280,7 @@ export class Walk {
         this.draw(n);
       }
     });
-    // The beginning and the end of the way are open too, when it is first gone.
+    // The first and the last section are open too, at first.
     if (!this.arrived) for (const n of [0, this.sections.length - 1]) this.stations[n].details.open = true;
     if (arrive) {
       const place = this.sections.findIndex((section) => this.applies(section) && section.attention === attention);
@@ -290,7 +292,7 @@ export class Walk {
 
   /** Draws the cards of a section. @param {number} n */
   draw(n) {
-    if (!this.tape) return;
+    if (!this.trace) return;
     fill(this.stations[n].body, this.stepsOf[n].map((step) => this.card(step)));
   }
 
@@ -298,10 +300,10 @@ export class Walk {
 
   checkSome() {
     const { steps } = this.walk;
-    for (let i = 0; i < AT_ONCE && this.done < steps.length; i++, this.done++) this.tape.check(this.done);
+    for (let i = 0; i < AT_ONCE && this.done < steps.length; i++, this.done++) this.trace.check(this.done);
     if (this.done < steps.length) return true;
     this.sections.forEach((_, n) => {
-      const worst = Math.max(0, ...this.stepsOf[n].map((step) => this.tape.check(step)));
+      const worst = Math.max(0, ...this.stepsOf[n].map((step) => this.trace.check(step)));
       change(this.stations[n].mark, { "data-agrees": worst <= AGREES ? "yes" : "no" });
       fill(this.stations[n].mark, worst <= AGREES ? "✓" : "≠", h("span", { class: "unseen" }, worst <= AGREES ? " agrees" : " does not agree"));
     });
@@ -316,13 +318,13 @@ export class Walk {
       fill(this.verdict, "Computing every step again…");
       return;
     }
-    const worst = Math.max(...steps.map((_, n) => this.tape.check(n)));
+    const worst = Math.max(...steps.map((_, n) => this.trace.check(n)));
     const own = Math.max(...steps.map((/** @type {Step} */ step) => step.differs ?? 0));
-    const given = steps.filter((/** @type {Step} */ step) => step.op === "given").length;
+    const computed = steps.filter((/** @type {Step} */ step) => step.title && step.op !== "given").length;
     change(this.verdict, { "data-agrees": worst <= AGREES ? "yes" : "no" });
     fill(
       this.verdict,
-      h("strong", {}, worst <= AGREES ? `✓ All ${steps.length - given} steps, computed again in this page, agree` : "≠ Some steps do not agree"),
+      h("strong", {}, worst <= AGREES ? `✓ All ${computed} steps, computed again in this page, agree` : "≠ Some steps do not agree"),
       ` to ${gapSays(worst)} with the numbers that came with it, and these to ${gapSays(own)} with the model's own.`,
     );
   }
@@ -333,41 +335,49 @@ export class Walk {
   rowOf(n) {
     const step = this.walk.steps[n];
     const { shape, axes } = step.output;
-    const width = shape[shape.length - 1];
-    const { head } = this.shown;
-    const side = axes[0] === "heads" ? axes[1] : axes[0];
-    const t = side in this.tokens ? Math.min(this.tokenOf(side), (axes[0] === "heads" ? shape[1] : shape[0]) - 1) : 0;
-    const token = side in this.tokens ? this.walk.sides[side].tokens[t] : null;
-    let of = token === null ? "" : isolated(visible(token));
-    let row = t;
-    if (axes[0] === "heads") {
-      const h_ = Math.min(head, shape[0] - 1);
-      row = h_ * shape[1] + t;
-      if (shape[0] > 1) of += `, head ${h_}`;
-    } else if (axes[1] === "heads") {
-      // Fewer heads of keys and values serve several heads of queries.
-      const { heads } = this.shown;
-      const h_ = shape[1] >= heads ? Math.min(head, shape[1] - 1) : Math.floor((head * shape[1]) / heads);
-      row = t * shape[1] + h_;
-      if (shape[1] > 1) of += `, head ${h_}`;
+    const { head, heads } = this.shown;
+    // The row runs along the last axis; of an image, whose cells come last, along the channels.
+    const along_ = axes[0] === "channels" && axes.length > 1 ? 0 : axes.length - 1;
+    let [start, stride, token, which, followed] = [0, 1, "", "", ""];
+    for (let axis = axes.length - 1, size = 1; axis >= 0; size *= shape[axis--]) {
+      if (axis === along_) {
+        stride = size;
+        continue;
+      }
+      const side = axes[axis];
+      let at = 0;
+      if (side in this.walk.sides) {
+        at = Math.min(this.tokenOf(side), shape[axis] - 1);
+        token = isolated(visible(this.walk.sides[side].tokens[at]));
+        followed = side;
+      } else if (side === "heads") {
+        // Fewer heads of keys and values serve several heads of queries.
+        at = shape[axis] >= heads ? Math.min(head, shape[axis] - 1) : Math.floor((head * shape[axis]) / heads);
+        if (shape[axis] > 1) which = `head ${at}`;
+      }
+      start += at * size;
     }
-    let places = Array.from({ length: width }, (_, i) => row * width + i);
-    const last = axes[axes.length - 1];
+    let of = [token, which].filter(Boolean).join(", ");
+    const width = shape[along_];
+    let columns = Array.from({ length: width }, (_, i) => i);
+    const last = axes[along_];
     let names = last in this.walk.sides ? this.walk.sides[last].tokens.map(visible) : null;
-    const { data } = this.tape.value(n);
+    const { data } = this.trace.value(n);
+    const descending = (/** @type {number} */ a, /** @type {number} */ b) => data[start + b * stride] - data[start + a * stride];
     if (last === "vocabulary") {
       // The likeliest ten, by their names.
-      places = places.sort((a, b) => data[b] - data[a]).slice(0, 10);
-      names = places.map((at) => visible(this.walk.names[at - row * width] ?? `token ${at - row * width}`));
-      if (of && side !== "one" && !this.host.scene.picture) of = `after ${of}`;
+      columns = columns.sort(descending).slice(0, 10);
+      names = columns.map((i) => visible(this.walk.names[i] ?? `token ${i}`));
+      if (of && followed && !this.host.scene.picture) of = `after ${of}`;
     }
     const way = step.op === "softmax" ? "bars" : "cells";
-    if (way === "bars" && this.host.scene.picture && names && places.length > MOST_BARS) {
+    if (way === "bars" && this.host.scene.picture && names && columns.length > MOST_BARS) {
       // Of many patches the greatest, by their names; all of them are painted.
       const all = names;
-      places = places.sort((a, b) => data[b] - data[a]).slice(0, MOST_BARS);
-      names = places.map((at) => all[at - row * width]);
+      columns = columns.sort(descending).slice(0, MOST_BARS);
+      names = columns.map((i) => all[i]);
     }
+    const places = columns.map((i) => start + i * stride);
     const greatest = places.reduce((best, at, i) => (data[at] > data[places[best]] ? i : best), 0);
     return { of, places, names, way, total: width, first: names ? greatest : 0 };
   }
@@ -383,7 +393,7 @@ export class Walk {
       fill(body, this.painted(n), way === "bars" ? this.bars(n, row, pointed, show) : this.cells(n, row, pointed, show), this.making(n, row, pointed, names));
     };
     show();
-    const gap = this.tape.check(n);
+    const gap = this.trace.check(n);
     const given = step.op === "given";
     const check = given
       ? h("span", { class: "check", "data-agrees": "given" }, "given")
@@ -404,7 +414,7 @@ export class Walk {
         "footer",
         {},
         h("code", {}, step.where),
-        step.params.filter(({ name }) => name).map(({ sign, name, shape }) => h("span", { class: "param" }, h("i", {}, sign), ` ${shape.join("×")} `, h("code", {}, name))),
+        this.trace.paramsOf(n).map(({ sign, name, shape }) => h("span", { class: "param" }, h("i", {}, sign), ` ${shape.join("×")} `, h("code", {}, name))),
         step.differs === null ? null : h("span", { class: "own" }, step.differs === 0 ? "the model's own numbers: the same" : `the model's own numbers: within ${gapSays(step.differs)}`),
       ),
     );
@@ -417,16 +427,16 @@ export class Walk {
     if (op !== "softmax" || !(side in (this.host.scene.picture?.first ?? {}))) return null;
     const width = output.shape[output.shape.length - 1];
     const start = Math.floor(this.rowOf(n).places[0] / width) * width;
-    return rowMap(this.host, side, this.tape.value(n).data.subarray(start, start + width));
+    return rowMap(this.host, side, this.trace.value(n).data.subarray(start, start + width));
   }
 
-  /** Numbers in a row, each of which can be asked how it is made. @param {number} n @param {Row} row @param {number} pointed @param {() => void} show */
+  /** Numbers in a row, each of which shows how it is made. @param {number} n @param {Row} row @param {number} pointed @param {() => void} show */
   cells(n, { of, places, names, total }, pointed, show) {
-    const { data } = this.tape.value(n);
+    const { data } = this.trace.value(n);
     const all = this.unfolded.has(n);
     const count = all ? places.length : Math.min(places.length, Math.max(FEW_CELLS, names && places.length <= 16 ? places.length : 0));
     const most = places.reduce((greatest, at) => (Number.isFinite(data[at]) ? Math.max(greatest, Math.abs(data[at])) : greatest), 1e-12);
-    const able = this.tape.made(n, places[0]) !== null;
+    const able = this.trace.made(n, places[0]) !== null;
     const cells = places.slice(0, count).map((at, i) => {
       const value = data[at];
       const on = i === pointed;
@@ -483,7 +493,7 @@ export class Walk {
 
   /** Weights and probabilities: bars. @param {number} n @param {Row} row @param {number} pointed @param {() => void} show */
   bars(n, { of, places, names }, pointed, show) {
-    const { data } = this.tape.value(n);
+    const { data } = this.trace.value(n);
     return [
       of ? h("p", { class: "of" }, of) : null,
       h(
@@ -532,7 +542,7 @@ export class Walk {
   /** How one number is made of those before it. @param {number} n @param {Row} row @param {number} i @param {string[] | null} names */
   making(n, { places }, i, names) {
     const at = places[i];
-    const sum = this.tape.made(n, at);
+    const sum = this.trace.made(n, at);
     if (!sum) return null;
     const { pieces, sign, before, after } = sum;
     const left = `${leftOf(this.walk.steps[n])}[${names ? names[i] : i}]`;
@@ -550,6 +560,6 @@ export class Walk {
       );
     };
     write(pieces.length <= FEW_TERMS + 2);
-    return h("p", { class: "making" }, h("bdi", { class: "left" }, left), " = ", terms, " = ", h("strong", {}, inDigits(this.tape.value(n).data[at])));
+    return h("p", { class: "making" }, h("bdi", { class: "left" }, left), " = ", terms, " = ", h("strong", {}, inDigits(this.trace.value(n).data[at])));
   }
 }

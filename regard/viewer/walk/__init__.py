@@ -1,0 +1,5 @@
+"""The walk: every number between a text or an image and the model's output, step by step.
+
+The steps are those of the model's program (`regard.program`), computed in float64 and compared with the model's own
+forward.
+"""

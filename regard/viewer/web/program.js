@@ -1,0 +1,668 @@
+/**
+ * The steps of a walk, computed in the page: an interpreter of a program's operations, and how one number of a step's output
+ * is made of others. The operations are those of regard/program/numpy_interpreter.py. No DOM: runs under node.
+ */
+
+/**
+ * @typedef {{data: Float64Array, shape: number[]}} Tensor
+ * @typedef {{sign: string, name: string, offset: number, shape: number[]}} Param
+ * @typedef {number | Param | null} Input the number of a step, or a parameter
+ * @typedef {{
+ *   id: string, section: number, title: string, formula?: string, where?: string, op: string, inputs: Input[],
+ *   options: Record<string, any>, output?: {offset: number, shape: number[], axes: string[]}, differs: number | null
+ * }} Step a step without a title is computed and not shown
+ * @typedef {{pieces: string[], sign: string, before: string, after: string}} Sum how one number is made of others
+ * @typedef {(at: number) => [number, number] | null} Origin the input and the index in it that a number is copied from
+ */
+
+/** @param {number[]} shape */
+const sizeOf = (shape) => shape.reduce((product, n) => product * n, 1);
+
+/** Distances between neighbors along each axis. @param {number[]} shape */
+function stridesOf(shape) {
+  const strides = new Array(shape.length).fill(1);
+  for (let axis = shape.length - 2; axis >= 0; axis--) strides[axis] = strides[axis + 1] * shape[axis + 1];
+  return strides;
+}
+
+/** @param {number[]} shape @param {(at: number) => number} f @returns {Tensor} */
+const filled = (shape, f) => ({ data: Float64Array.from({ length: sizeOf(shape) }, (_, at) => f(at)), shape });
+
+/** An axis that may count from the end. @param {number} dim @param {number[]} shape */
+const axisOf = (dim, shape) => (dim < 0 ? dim + shape.length : dim);
+
+/** @param {number[]} shape @param {number} axis @param {number} size @returns {number[]} */
+const withSize = (shape, axis, size) => shape.map((n, i) => (i === axis ? size : n));
+
+/** Index along an axis. @param {number} at @param {number[]} shape @param {number} axis @param {number[]} strides */
+const along = (at, shape, axis, strides) => Math.floor(at / strides[axis]) % shape[axis];
+
+/** The shape of tensors that are broadcast against each other. @param {number[][]} shapes */
+function broadcastShape(shapes) {
+  const rank = Math.max(...shapes.map((shape) => shape.length));
+  return Array.from({ length: rank }, (_, axis) => {
+    const sizes = shapes.map((shape) => shape[axis - rank + shape.length] ?? 1);
+    return sizes.find((size) => size !== 1) ?? 1;
+  });
+}
+
+/** From an index of a broadcast shape to one of the tensor. @param {number[]} from @param {number[]} to @returns {(at: number) => number} */
+function broadcastIndex(from, to) {
+  if (sizeOf(from) === sizeOf(to)) return (at) => at;
+  if (sizeOf(from) === 1) return () => 0;
+  const [inner, outer] = [stridesOf(from), stridesOf(to)];
+  const ahead = to.length - from.length;
+  return (at) => {
+    let found = 0;
+    for (let axis = 0; axis < from.length; axis++) {
+      if (from[axis] !== 1) found += (Math.floor(at / outer[axis + ahead]) % from[axis]) * inner[axis];
+    }
+    return found;
+  };
+}
+
+/** The error function, to fifteen digits: its series near 0, a continued fraction farther out. @param {number} x */
+export function erf(x) {
+  const a = Math.abs(x);
+  if (a > 6) return Math.sign(x);
+  if (a < 2.5) {
+    let [term, sum] = [a, a];
+    for (let n = 1; Math.abs(term) > 1e-17; n++) {
+      term *= -(a * a) / n;
+      sum += term / (2 * n + 1);
+    }
+    return (Math.sign(x) * 2 * sum) / Math.sqrt(Math.PI);
+  }
+  let fraction = 0;
+  for (let n = 60; n > 0; n--) fraction = n / 2 / (a + fraction);
+  return Math.sign(x) * (1 - Math.exp(-a * a) / ((a + fraction) * Math.sqrt(Math.PI)));
+}
+
+/** @param {number} x */
+const sigmoid = (x) => 0.5 * (1 + Math.tanh(0.5 * x));
+/** @param {number} x */
+const geluTanh = (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
+
+// Operations that only move numbers: the shape of the output, and where each number comes from.
+
+/** @type {Record<string, (inputs: Tensor[], options: any) => {shape: number[], from: Origin}>} */
+export const LAYOUT = {
+  reshape: (_, { shape }) => ({ shape, from: (at) => [0, at] }),
+  permute: ([x], { dims }) => {
+    const axes = dims.map((/** @type {number} */ dim) => axisOf(dim, x.shape));
+    const shape = axes.map((/** @type {number} */ axis) => x.shape[axis]);
+    const [outer, inner] = [stridesOf(shape), stridesOf(x.shape)];
+    return { shape, from: (at) => [0, axes.reduce((/** @type {number} */ sum, /** @type {number} */ axis, /** @type {number} */ i) => sum + along(at, shape, i, outer) * inner[axis], 0)] };
+  },
+  expand: ([x], { shape }) => {
+    const index = broadcastIndex(x.shape, shape);
+    return { shape, from: (at) => [0, index(at)] };
+  },
+  slice: ([x], { dim, start, end, step = 1 }) => {
+    const axis = axisOf(dim, x.shape);
+    const stop = Math.min(end, x.shape[axis]);
+    return chosen(x, axis, Math.max(0, Math.ceil((stop - start) / step)), (i) => start + i * step);
+  },
+  select: ([x], { dim, index }) => {
+    const axis = axisOf(dim, x.shape);
+    const { shape, from } = chosen(x, axis, 1, () => (index < 0 ? index + x.shape[axis] : index));
+    return { shape: shape.filter((_, i) => i !== axis), from };
+  },
+  flip: ([x], { dims }) => {
+    const strides = stridesOf(x.shape);
+    const axes = dims.map((/** @type {number} */ dim) => axisOf(dim, x.shape));
+    return {
+      shape: x.shape,
+      from: (at) => [0, axes.reduce((/** @type {number} */ sum, /** @type {number} */ axis) => sum + (x.shape[axis] - 1 - 2 * along(at, x.shape, axis, strides)) * strides[axis], at)],
+    };
+  },
+  cat: (inputs, { dim = 0 }) => {
+    const axis = axisOf(dim, inputs[0].shape);
+    const sizes = inputs.map(({ shape }) => shape[axis]);
+    const total = sizes.reduce((sum, n) => sum + n, 0);
+    const shape = withSize(inputs[0].shape, axis, total);
+    const inner = stridesOf(shape)[axis];
+    return {
+      shape,
+      from: (at) => {
+        let [place, which] = [Math.floor(at / inner) % total, 0];
+        while (place >= sizes[which]) place -= sizes[which++];
+        return [which, (Math.floor(at / inner / total) * sizes[which] + place) * inner + (at % inner)];
+      },
+    };
+  },
+  stack: (inputs, { dim = 0 }) => {
+    const axis = dim < 0 ? dim + inputs[0].shape.length + 1 : dim;
+    const shape = [...inputs[0].shape.slice(0, axis), inputs.length, ...inputs[0].shape.slice(axis)];
+    const inner = stridesOf(shape)[axis];
+    return { shape, from: (at) => [Math.floor(at / inner) % inputs.length, Math.floor(at / inner / inputs.length) * inner + (at % inner)] };
+  },
+  repeat_interleave: ([x], { repeats, dim }) => {
+    const axis = axisOf(dim, x.shape);
+    return chosen(x, axis, x.shape[axis] * repeats, (i) => Math.floor(i / repeats));
+  },
+  pad: ([x], { pad, value = 0 }) => {
+    if (value) throw new Error("Padding by other numbers than 0 is not supported.");
+    const before = x.shape.map((_, axis) => pad[2 * (x.shape.length - 1 - axis)] ?? 0);
+    const shape = x.shape.map((n, axis) => n + before[axis] + (pad[2 * (x.shape.length - 1 - axis) + 1] ?? 0));
+    const [outer, inner] = [stridesOf(shape), stridesOf(x.shape)];
+    return {
+      shape,
+      from: (at) => {
+        let found = 0;
+        for (let axis = 0; axis < shape.length; axis++) {
+          const i = along(at, shape, axis, outer) - before[axis];
+          if (i < 0 || i >= x.shape[axis]) return null;
+          found += i * inner[axis];
+        }
+        return [0, found];
+      },
+    };
+  },
+  embedding: ([table, rows]) => {
+    const width = table.shape[1];
+    return { shape: [...rows.shape, width], from: (at) => [0, rows.data[Math.floor(at / width)] * width + (at % width)] };
+  },
+  gather_rows: ([x, rows], { dim }) => chosen(x, axisOf(dim, x.shape), rows.data.length, (i) => rows.data[i]),
+  gather: ([x, rows], { dim }) => {
+    const axis = axisOf(dim, x.shape);
+    const [outer, inner] = [stridesOf(rows.shape), stridesOf(x.shape)];
+    return {
+      shape: rows.shape,
+      from: (at) => [0, inner.reduce((sum, stride, i) => sum + (i === axis ? rows.data[at] : along(at, rows.shape, i, outer)) * stride, 0)],
+    };
+  },
+  index: (inputs) => {
+    const [x, ...indices] = inputs;
+    const used = indices.flatMap((one, axis) => (one ? [axis] : []));
+    const shape = broadcastShape(used.map((axis) => indices[axis].shape));
+    const places = new Map(used.map((axis) => [axis, broadcastIndex(indices[axis].shape, shape)]));
+    // Indexed axes that follow each other are replaced where they are; others by axes in front.
+    const joined = used.every((axis, i) => axis === used[0] + i);
+    const others = x.shape.flatMap((_, axis) => (places.has(axis) ? [] : [axis]));
+    const first = joined ? others.filter((axis) => axis < used[0]) : [];
+    const last = others.filter((axis) => !first.includes(axis));
+    const sizes = [...first.map((axis) => x.shape[axis]), ...shape, ...last.map((axis) => x.shape[axis])];
+    const [outer, inner] = [stridesOf(sizes), stridesOf(x.shape)];
+    const [inside, count] = [sizeOf(last.map((axis) => x.shape[axis])), sizeOf(shape)];
+    return {
+      shape: sizes,
+      from: (at) => {
+        const which = Math.floor(at / inside) % count;
+        let found = 0;
+        for (const axis of used) {
+          const i = indices[axis].data[places.get(axis)(which)];
+          found += (i < 0 ? i + x.shape[axis] : i) * inner[axis];
+        }
+        first.forEach((axis, i) => (found += along(at, sizes, i, outer) * inner[axis]));
+        last.forEach((axis, i) => (found += along(at, sizes, first.length + shape.length + i, outer) * inner[axis]));
+        return [0, found];
+      },
+    };
+  },
+};
+
+/** Some of what lies along an axis. @param {Tensor} x @param {number} axis @param {number} size @param {(i: number) => number} which @returns {{shape: number[], from: Origin}} */
+function chosen(x, axis, size, which) {
+  const shape = withSize(x.shape, axis, size);
+  const inner = stridesOf(x.shape)[axis];
+  return {
+    shape,
+    from: (at) => [0, (Math.floor(at / inner / size) * x.shape[axis] + which(Math.floor(at / inner) % size)) * inner + (at % inner)],
+  };
+}
+
+// Operations on each number by itself: the number, and its text.
+
+/** @param {string} sign @returns {(a: string, b: string) => string} */
+const between = (sign) => (a, b) => `${a} ${sign} ${b}`;
+/** @param {string} name @returns {(a: string) => string} */
+const called = (name) => (a) => `${name}(${unbracketed(a)})`;
+/** @param {string} text */
+const unbracketed = (text) => (/^\([^()]*\)$/.test(text) ? text.slice(1, -1) : text);
+
+/** @type {Record<string, [(...x: number[]) => number, (...x: string[]) => string]>} */
+export const ELEMENTWISE = {
+  add: [(a, b) => a + b, between("+")],
+  sub: [(a, b) => a - b, between("−")],
+  rsub: [(a, b) => b - a, (a, b) => `${b} − ${a}`],
+  mul: [(a, b) => a * b, (a, b) => `${a}·${b}`],
+  div: [(a, b) => a / b, between("/")],
+  pow: [(a, b) => a ** b, (a, b) => `${a}^${b}`],
+  maximum: [Math.max, (a, b) => `max(${a}, ${b})`],
+  neg: [(a) => -a, (a) => `−${a}`],
+  reciprocal: [(a) => 1 / a, (a) => `1 / ${a}`],
+  abs: [Math.abs, called("abs")],
+  exp: [Math.exp, called("exp")],
+  log: [Math.log, called("log")],
+  sin: [Math.sin, called("sin")],
+  cos: [Math.cos, called("cos")],
+  sqrt: [Math.sqrt, called("√")],
+  square: [(a) => a * a, (a) => `${a}²`],
+  lerp: [(a, b, w) => a + w * (b - a), (a, b, w) => `(1 − ${w})·${a} + ${w}·${b}`],
+  lt: [(a, b) => Number(a < b), between("<")],
+  le: [(a, b) => Number(a <= b), between("≤")],
+  gt: [(a, b) => Number(a > b), between(">")],
+  ge: [(a, b) => Number(a >= b), between("≥")],
+  eq: [(a, b) => Number(a === b), between("=")],
+  logical_not: [(a) => Number(!a), called("not")],
+  logical_and: [(a, b) => Number(Boolean(a && b)), between("and")],
+  logical_or: [(a, b) => Number(Boolean(a || b)), between("or")],
+  where: [(condition, a, b) => (condition ? a : b), (condition, a, b) => (Number(condition) ? a : b)],
+  masked_fill: [(a, mask, value) => (mask ? value : a), (a, mask, value) => (Number(mask) ? value : a)],
+  relu: [(a) => Math.max(a, 0), called("relu")],
+  silu: [(a) => a * sigmoid(a), called("silu")],
+  tanh: [Math.tanh, called("tanh")],
+  sigmoid: [sigmoid, called("σ")],
+};
+
+/** The function of a step, its text, and the numbers that are no tensors. @param {string} op @param {any} options @param {number} inputs @returns {{f: (...x: number[]) => number, text: (...x: string[]) => string, numbers: number[]} | null} */
+function elementwiseOf(op, options, inputs) {
+  if (op === "gelu") {
+    const tanh = options.approximate === "tanh";
+    return { f: tanh ? geluTanh : (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)), text: called(tanh ? "gelu_tanh" : "gelu"), numbers: [] };
+  }
+  if (op === "cast") {
+    const f = options.to === "int" ? Math.trunc : options.to === "bool" ? (/** @type {number} */ x) => Number(x !== 0) : (/** @type {number} */ x) => x;
+    return { f, text: (x) => x, numbers: [] };
+  }
+  if (op === "clamp" || op === "clamp_min") {
+    const [low, high] = [options.min ?? -Infinity, options.max ?? Infinity];
+    return { f: (x) => Math.min(Math.max(x, low), high), text: (x) => (options.max === undefined ? `max(${x}, ${inDigits(low)})` : `min(max(${x}, ${inDigits(low)}), ${inDigits(high)})`), numbers: [] };
+  }
+  if (!(op in ELEMENTWISE)) return null;
+  const [f, text] = ELEMENTWISE[op];
+  const { alpha = 1, ...rest } = options;
+  const wanted = f.length || 2;
+  const numbers = Object.values(rest).filter((x) => typeof x === "number").slice(0, wanted - inputs);
+  if (alpha === 1) return { f, text, numbers };
+  return { f: (a, b) => f(a, alpha * b), text: (a, b) => text(a, `${inBrackets(alpha)}·${b}`), numbers };
+}
+
+// Operations that make a number of many.
+
+/** What lies along some axes, for each index of the rest. @param {Tensor} x @param {number[]} axes @param {boolean} keep */
+function reduction(x, axes, keep) {
+  const strides = stridesOf(x.shape);
+  const inside = axes.map((axis) => x.shape[axis]);
+  const kept = x.shape.flatMap((_, axis) => (axes.includes(axis) ? [] : [axis]));
+  const shape = keep ? x.shape.map((n, axis) => (axes.includes(axis) ? 1 : n)) : kept.map((axis) => x.shape[axis]);
+  const outer = stridesOf(kept.map((axis) => x.shape[axis]));
+  const within = stridesOf(inside);
+  const offsets = Array.from({ length: sizeOf(inside) }, (_, i) => axes.reduce((sum, axis, k) => sum + along(i, inside, k, within) * strides[axis], 0));
+  const sizes = kept.map((axis) => x.shape[axis]);
+  /** @param {number} at */
+  const start = (at) => kept.reduce((sum, axis, k) => sum + along(at, sizes, k, outer) * strides[axis], 0);
+  return { shape, offsets, start };
+}
+
+/** @param {Tensor} x @param {number | number[] | null | undefined} dim */
+const axesOf = (x, dim) => (dim === null || dim === undefined ? x.shape.map((_, axis) => axis) : [dim].flat().map((one) => axisOf(one, x.shape)));
+
+/** The numbers that are normalized together with the one at an index, and its mean and variance. @param {string} op @param {Tensor} x @param {any} options @param {number} at */
+function normParts(op, x, options, at) {
+  const size = op === "group_norm" ? sizeOf(x.shape.slice(1)) / options.num_groups : sizeOf(options.normalized_shape ?? x.shape.slice(-1));
+  const from = Math.floor(at / size) * size;
+  let [mean, variance] = [0, 0];
+  if (op !== "rms_norm") for (let i = from; i < from + size; i++) mean += x.data[i] / size;
+  for (let i = from; i < from + size; i++) variance += (x.data[i] - mean) ** 2 / size;
+  return { mean, variance, from, size, eps: options.eps ?? (op === "rms_norm" ? 2 ** -23 : 1e-5) };
+}
+
+/** The number of a norm's gain and bias. @param {string} op @param {Tensor} x @param {number} at @param {Tensor | null | undefined} weight */
+const gainAt = (op, x, at, weight) => (op === "group_norm" ? Math.floor(at / sizeOf(x.shape.slice(2))) % x.shape[1] : at % (weight?.data.length ?? 1));
+
+/** The weights of the cells between which a cell of an enlarged image lies. @param {number} i @param {number} count @param {number} size @returns {[number, number][]} */
+function sharesOf(i, count, size) {
+  const at = Math.max(((i + 0.5) * count) / size - 0.5, 0);
+  const low = Math.floor(at);
+  return [[low, 1 - (at - low)], [Math.min(low + 1, count - 1), at - low]];
+}
+
+/** The cells of an image that a convolution's output at an index is made of: index of the image and of the filter. @param {Tensor} x @param {Tensor} weight @param {any} options @param {number} at @returns {[number, number][]} */
+function cellsOf(x, weight, { stride = [1, 1], padding = [0, 0] }, at) {
+  const [outputs, channels, high, wide] = weight.shape;
+  const [height, width] = x.shape.slice(2);
+  const [rows, columns] = convolved(x, weight, { stride, padding });
+  const [column, row] = [at % columns, Math.floor(at / columns) % rows];
+  const [out, image] = [Math.floor(at / columns / rows) % outputs, Math.floor(at / columns / rows / outputs)];
+  /** @type {[number, number][]} */
+  const found = [];
+  for (let c = 0; c < channels; c++) {
+    for (let i = 0; i < high; i++) {
+      const y = row * stride[0] - padding[0] + i;
+      if (y < 0 || y >= height) continue;
+      for (let j = 0; j < wide; j++) {
+        const z = column * (stride[1] ?? stride[0]) - padding[1] + j;
+        if (z >= 0 && z < width) found.push([((image * channels + c) * height + y) * width + z, ((out * channels + c) * high + i) * wide + j]);
+      }
+    }
+  }
+  return found;
+}
+
+/** Rows and columns of a convolution's output. @param {Tensor} x @param {Tensor} weight @param {any} options */
+const convolved = (x, weight, { stride, padding }) =>
+  [0, 1].map((k) => Math.floor((x.shape[2 + k] + 2 * padding[k] - weight.shape[2 + k]) / (stride[k] ?? stride[0])) + 1);
+
+/** Where the factors of a matrix product's output lie. @param {Tensor} a @param {Tensor} b */
+function matmulParts(a, b) {
+  const [rows, inside] = [a.shape.length > 1 ? a.shape[a.shape.length - 2] : 1, a.shape[a.shape.length - 1]];
+  const columns = b.shape.length > 1 ? b.shape[b.shape.length - 1] : 1;
+  const batch = broadcastShape([a.shape.slice(0, -2), b.shape.slice(0, -2)]);
+  const [left, right] = [broadcastIndex(a.shape.slice(0, -2), batch), broadcastIndex(b.shape.slice(0, -2), batch)];
+  const shape = [...batch, ...(a.shape.length > 1 ? [rows] : []), ...(b.shape.length > 1 ? [columns] : [])];
+  /** Start and step in both for an output. @param {number} at */
+  const factors = (at) => {
+    const [column, row, which] = [at % columns, Math.floor(at / columns) % rows, Math.floor(at / columns / rows)];
+    return { from: left(which) * rows * inside + row * inside, to: right(which) * inside * columns + column, step: columns };
+  };
+  return { shape, inside, factors };
+}
+
+/** @type {Record<string, (inputs: Tensor[], options: any) => Tensor>} */
+export const REDUCING = {
+  linear: ([x, weight, bias]) => {
+    const [outputs, width] = weight.shape;
+    return filled([...x.shape.slice(0, -1), outputs], (at) => {
+      const [from, to] = [Math.floor(at / outputs) * width, (at % outputs) * width];
+      let sum = bias ? bias.data[at % outputs] : 0;
+      for (let i = 0; i < width; i++) sum += x.data[from + i] * weight.data[to + i];
+      return sum;
+    });
+  },
+  matmul: ([a, b]) => {
+    const { shape, inside, factors } = matmulParts(a, b);
+    return filled(shape, (at) => {
+      const { from, to, step } = factors(at);
+      let sum = 0;
+      for (let i = 0; i < inside; i++) sum += a.data[from + i] * b.data[to + i * step];
+      return sum;
+    });
+  },
+  conv2d: ([x, weight, bias], { stride = [1, 1], padding = [0, 0] }) => {
+    const [rows, columns] = convolved(x, weight, { stride, padding });
+    return filled([x.shape[0], weight.shape[0], rows, columns], (at) => {
+      let sum = bias ? bias.data[Math.floor(at / rows / columns) % weight.shape[0]] : 0;
+      for (const [i, k] of cellsOf(x, weight, { stride, padding }, at)) sum += x.data[i] * weight.data[k];
+      return sum;
+    });
+  },
+  softmax: ([x], { dim }) => {
+    const { offsets, start } = reduction(x, axesOf(x, dim), true);
+    const y = filled(x.shape, () => 0);
+    for (let at = 0; at < x.data.length / offsets.length; at++) {
+      const from = start(at);
+      const most = offsets.reduce((greatest, i) => Math.max(greatest, x.data[from + i]), -Infinity);
+      let total = 0;
+      for (const i of offsets) total += y.data[from + i] = Math.exp(x.data[from + i] - most);
+      for (const i of offsets) y.data[from + i] /= total;
+    }
+    return y;
+  },
+  linalg_vector_norm: ([x], { dim, keepdim = false }) => reduced(x, dim, keepdim, (numbers) => Math.sqrt(numbers.reduce((sum, n) => sum + n * n, 0))),
+  mean: ([x], { dim, keepdim = false }) => reduced(x, dim, keepdim, (numbers) => numbers.reduce((sum, n) => sum + n, 0) / numbers.length),
+  sum: ([x], { dim, keepdim = false }) => reduced(x, dim, keepdim, (numbers) => numbers.reduce((sum, n) => sum + n, 0)),
+  layer_norm: (inputs, options) => normed("layer_norm", inputs, options),
+  rms_norm: (inputs, options) => normed("rms_norm", inputs, options),
+  group_norm: (inputs, options) => normed("group_norm", inputs, options),
+  upsample_bilinear2d: ([x], { output_size: [height, width] }) =>
+    filled([...x.shape.slice(0, 2), height, width], (at) => sharedCells(x, height, width, at).reduce((sum, [i, share]) => sum + share * x.data[i], 0)),
+};
+
+/** @param {Tensor} x @param {any} dim @param {boolean} keep @param {(numbers: number[]) => number} f */
+function reduced(x, dim, keep, f) {
+  const { shape, offsets, start } = reduction(x, axesOf(x, dim), keep);
+  return filled(shape, (at) => {
+    const from = start(at);
+    return f(offsets.map((i) => x.data[from + i]));
+  });
+}
+
+/** @param {string} op @param {Tensor[]} inputs @param {any} options */
+function normed(op, [x, weight, bias], options) {
+  const y = filled(x.shape, () => 0);
+  for (let at = 0; at < x.data.length; ) {
+    const { mean, variance, size, eps } = normParts(op, x, options, at);
+    const root = Math.sqrt(variance + eps);
+    for (const end = at + size; at < end; at++) {
+      const i = gainAt(op, x, at, weight ?? bias);
+      y.data[at] = ((x.data[at] - mean) / root) * (weight ? weight.data[i] : 1) + (bias ? bias.data[i] : 0);
+    }
+  }
+  return y;
+}
+
+/** The cells that a cell of an enlarged image is a mixture of. @param {Tensor} x @param {number} height @param {number} width @param {number} at @returns {[number, number][]} */
+function sharedCells(x, height, width, at) {
+  const [rows, columns] = x.shape.slice(2);
+  const image = Math.floor(at / width / height) * rows * columns;
+  const across = sharesOf(at % width, columns, width);
+  return sharesOf(Math.floor(at / width) % height, rows, height).flatMap(([row, high]) => across.map(([column, wide]) => /** @type {[number, number]} */ ([image + row * columns + column, high * wide])));
+}
+
+/** @type {Record<string, (options: any) => Tensor>} */
+export const CONSTANT = {
+  arange: ({ start, end, step }) => filled([Math.max(0, Math.ceil((end - start) / step))], (i) => start + i * step),
+  full: ({ shape, value }) => filled(shape, () => Number(value)),
+};
+
+/** What an operation gives. @param {string} op @param {(Tensor | null)[]} given @param {any} options @returns {Tensor} */
+export function execute(op, given, options) {
+  const inputs = /** @type {Tensor[]} */ (given);
+  if (op in CONSTANT) return CONSTANT[op](options);
+  if (op in LAYOUT) {
+    const { shape, from } = LAYOUT[op](inputs, options);
+    if (op === "reshape") return { data: inputs[0].data, shape };
+    return filled(shape, (at) => {
+      const origin = from(at);
+      return origin === null ? 0 : inputs[origin[0]].data[origin[1]];
+    });
+  }
+  const one = elementwiseOf(op, options, inputs.length);
+  if (one !== null) {
+    const shape = broadcastShape(inputs.map((x) => x.shape));
+    const indices = inputs.map((x) => broadcastIndex(x.shape, shape));
+    const numbers = [...inputs.map(() => 0), ...one.numbers];
+    return filled(shape, (at) => {
+      for (let i = 0; i < inputs.length; i++) numbers[i] = inputs[i].data[indices[i](at)];
+      return one.f(...numbers);
+    });
+  }
+  if (!(op in REDUCING)) throw new Error(`A page cannot compute ${op}.`);
+  return REDUCING[op](inputs, options);
+}
+
+/** A number in a few digits. @param {number} x */
+export function inDigits(x) {
+  if (x === 0) return "0";
+  if (!(Math.abs(x) < 1e38)) return Number.isNaN(x) ? "NaN" : x > 0 ? "∞" : "−∞";
+  const size = Math.abs(x);
+  const text = size >= 1e5 || size < 1e-4 ? size.toExponential(2) : size < 1 ? size.toPrecision(3) : size.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : 3);
+  return x < 0 ? `−${text}` : text;
+}
+
+/** The same as a factor or a summand, in brackets if it is negative. @param {number} x */
+export const inBrackets = (x) => (x < 0 ? `(${inDigits(x)})` : inDigits(x));
+
+/** Whether an expression is a sum or the like: has spaces outside of brackets. @param {string} text */
+function hasSpace(text) {
+  let depth = 0;
+  for (const one of text) {
+    depth += one === "(" ? 1 : one === ")" ? -1 : 0;
+    if (one === " " && !depth) return true;
+  }
+  return false;
+}
+
+/** Steps of a program, computed when they are asked for. */
+export class Trace {
+  /** @param {{steps: Step[]}} walk @param {Float32Array} params @param {Float32Array} outputs */
+  constructor(walk, params, outputs) {
+    this.steps = walk.steps;
+    // Float32Arrays; for types they are rows of numbers like all others here.
+    this.params = /** @type {any} */ (params);
+    this.outputs = /** @type {any} */ (outputs);
+    /** @type {(Tensor | undefined)[]} */
+    this.values = new Array(walk.steps.length);
+    this.checks = new Array(walk.steps.length);
+  }
+
+  /** The numbers that came along. @param {number} n */
+  given(n) {
+    const { offset, shape } = this.steps[n].output;
+    return this.outputs.subarray(offset, offset + sizeOf(shape));
+  }
+
+  /** @param {Input} input @returns {Tensor | null} */
+  tensor(input) {
+    if (input === null) return null;
+    if (typeof input === "number") return this.value(input);
+    return { data: this.params.subarray(input.offset, input.offset + sizeOf(input.shape)), shape: input.shape };
+  }
+
+  /** What a step gives, computed from those before it. @param {number} n @returns {Tensor} */
+  value(n) {
+    const waiting = [n];
+    while (waiting.length) {
+      const next = waiting[waiting.length - 1];
+      const missing = this.steps[next].inputs.filter((i) => typeof i === "number" && !this.values[i]);
+      if (missing.length) waiting.push(.../** @type {number[]} */ (missing));
+      else {
+        waiting.pop();
+        this.values[next] ??= this.computed(next);
+      }
+    }
+    return this.values[n];
+  }
+
+  /** @param {number} n @returns {Tensor} */
+  computed(n) {
+    const { op, inputs, options, output } = this.steps[n];
+    if (op === "given") return { data: Float64Array.from(this.given(n)), shape: options.shape ?? output.shape };
+    return execute(op, inputs.map((one) => (typeof one === "number" ? this.values[one] : this.tensor(one))), options);
+  }
+
+  /** How far what was computed is from what came along, relative to the largest number where that is above 1. @param {number} n @returns {number} */
+  check(n) {
+    if (!this.steps[n].output) return 0;
+    if (this.checks[n] === undefined) {
+      const [found, given] = [this.value(n).data, this.given(n)];
+      let [gap, most] = [found.length === given.length ? 0 : Infinity, 1];
+      for (let i = 0; i < given.length; i++) {
+        if (found[i] === given[i]) continue;
+        const apart = Math.abs(found[i] - given[i]);
+        // Scores that are masked are the least float32 number.
+        if (found[i] < -1e38 && given[i] < -1e38) continue;
+        gap = Number.isNaN(apart) ? Infinity : Math.max(gap, apart);
+        if (Number.isFinite(given[i])) most = Math.max(most, Math.abs(given[i]));
+      }
+      this.checks[n] = gap / most;
+    }
+    return this.checks[n];
+  }
+
+  /** The parameters of a step, and of the hidden ones before it. @param {number} n @returns {Param[]} */
+  paramsOf(n) {
+    return this.steps[n].inputs.flatMap((one) => {
+      if (one === null) return [];
+      if (typeof one === "number") return this.steps[one].title ? [] : this.paramsOf(one);
+      return one.name ? [one] : [];
+    });
+  }
+
+  /** A number of an input in digits; of a hidden step that computes it from others, their expression. @param {Input} input @param {number} at @param {number} [depth] @returns {string} */
+  text(input, at, depth = 0) {
+    if (typeof input === "number" && !this.steps[input].title && depth < 6) {
+      const origin = this.origin(input, at);
+      if (origin) return this.text(origin[0], origin[1], depth);
+      const written = this.expression(input, at, depth + 1);
+      if (written !== null) return hasSpace(written) ? `(${written})` : written;
+    }
+    return inBrackets(this.tensor(input).data[at]);
+  }
+
+  /** What a number of a step is copied from. @param {number} n @param {number} at @returns {[Input, number] | null} */
+  origin(n, at) {
+    const { op, inputs, options } = this.steps[n];
+    if (!(op in LAYOUT)) return null;
+    const found = LAYOUT[op](/** @type {Tensor[]} */ (inputs.map((one) => this.tensor(one))), options).from(at);
+    return found && [inputs[found[0]], found[1]];
+  }
+
+  /** A number of an elementwise step as an expression. @param {number} n @param {number} at @param {number} depth @returns {string | null} */
+  expression(n, at, depth) {
+    const { op, inputs, options } = this.steps[n];
+    const one = elementwiseOf(op, options, inputs.length);
+    if (one === null) return null;
+    const { shape } = this.value(n);
+    const texts = inputs.map((input, i) => {
+      const tensor = this.tensor(input);
+      const place = broadcastIndex(tensor.shape, shape)(at);
+      // Of a choice the number that is chosen.
+      const isCondition = (op === "where" && i === 0) || (op === "masked_fill" && i === 1);
+      return isCondition ? String(tensor.data[place]) : this.text(input, place, depth);
+    });
+    return one.text(...texts, ...one.numbers.map(inBrackets));
+  }
+
+  /** How one number of a step's output is made, in numbers; null if it is a copy. @param {number} n @param {number} at its index in the output @returns {Sum | null} */
+  made(n, at) {
+    const { op, inputs, options } = this.steps[n];
+    /** @param {string[]} pieces @param {string} [sign] @param {string} [before] @param {string} [after] @returns {Sum} */
+    const sum = (pieces, sign = " + ", before = "", after = "") => ({ pieces, sign, before, after });
+    if (op === "given" || op in CONSTANT) return null;
+    if (op in LAYOUT) {
+      const origin = this.origin(n, at);
+      return origin && typeof origin[0] === "number" && !this.steps[origin[0]].title ? this.made(origin[0], origin[1]) : null;
+    }
+    const written = this.expression(n, at, 0);
+    if (written !== null) {
+      if ((op !== "add" && op !== "mul") || inputs.length < 2) return sum([written], "");
+      const { shape } = this.value(n);
+      const texts = inputs.map((input) => this.text(input, broadcastIndex(this.tensor(input).shape, shape)(at)));
+      return sum(texts, op === "add" ? " + " : " · ");
+    }
+    const [x, weight, bias] = inputs.map((one) => this.tensor(one));
+    /** @param {[number, number][]} places @returns {string[]} */
+    const products = (places) => places.map(([i, k]) => `${this.text(inputs[0], i)}·${this.text(inputs[1], k)}`);
+    if (op === "linear") {
+      const [outputs, width] = weight.shape;
+      const [from, to] = [Math.floor(at / outputs) * width, (at % outputs) * width];
+      const places = Array.from({ length: width }, (_, i) => /** @type {[number, number]} */ ([from + i, to + i]));
+      return sum(products(places), " + ", "", bias ? ` + ${inBrackets(bias.data[at % outputs])}` : "");
+    }
+    if (op === "matmul") {
+      const { inside, factors } = matmulParts(x, weight);
+      const { from, to, step } = factors(at);
+      return sum(products(Array.from({ length: inside }, (_, i) => [from + i, to + i * step])));
+    }
+    if (op === "conv2d") {
+      const { shape } = this.value(n);
+      const out = Math.floor(at / shape[2] / shape[3]) % shape[1];
+      return sum(products(cellsOf(x, weight, options, at)), " + ", "", bias ? ` + ${inBrackets(bias.data[out])}` : "");
+    }
+    if (op === "softmax") {
+      const axis = axisOf(options.dim, x.shape);
+      const [size, inner] = [x.shape[axis], stridesOf(x.shape)[axis]];
+      const from = Math.floor(at / inner / size) * inner * size + (at % inner);
+      const pieces = Array.from({ length: size }, (_, i) => `exp(${inDigits(x.data[from + i * inner])})`);
+      return sum(pieces, " + ", `exp(${inDigits(x.data[at])}) / (`, ")");
+    }
+    if (op === "layer_norm" || op === "rms_norm" || op === "group_norm") {
+      const { mean, variance, eps } = normParts(op, x, options, at);
+      const above = op === "rms_norm" ? inDigits(x.data[at]) : `(${inDigits(x.data[at])} − ${inBrackets(mean)})`;
+      const i = gainAt(op, x, at, weight ?? bias);
+      const after = [weight && ` · ${inBrackets(weight.data[i])}`, bias && ` + ${inBrackets(bias.data[i])}`];
+      return sum([`${above} / √(${inDigits(variance)} + ${eps.toExponential(0)})`], "", "", after.filter(Boolean).join(""));
+    }
+    if (op === "upsample_bilinear2d") {
+      return sum(sharedCells(x, options.output_size[0], options.output_size[1], at).map(([i, share]) => `${inDigits(share)}·${this.text(inputs[0], i)}`));
+    }
+    const { offsets, start } = reduction(x, axesOf(x, options.dim), true);
+    const from = start(at);
+    const pieces = offsets.map((i) => this.text(inputs[0], from + i));
+    if (op === "linalg_vector_norm") return sum(pieces.map((piece) => `${piece}²`), " + ", "√(", ")");
+    return op === "mean" ? sum(pieces, " + ", "(", `) / ${pieces.length}`) : sum(pieces);
+  }
+}
