@@ -15,7 +15,7 @@ from pathlib import Path
 from regard.data import read_pairs
 from regard.decode import DecodeConfig
 from regard.recipes import find_recipe
-from regard.training import DataConfig, read_corpus, read_toml, suggest, train
+from regard.training import DataConfig, read_dataset, read_toml, suggest_recipe, train
 from regard.training.recipe import recipe_from, recipe_table
 
 
@@ -36,18 +36,18 @@ def main() -> None:
     for language in options.languages:
         files = {name: str(options.data / f"{language}_{name}.tsv.gz") for name in ("train", "dev", "test")}
         data = DataConfig(files=(files["train"],), validation=(files["dev"],))
-        corpus = read_corpus(data)
-        recipe = recipe_from(read_toml(find_recipe("pronunciations")), suggest(corpus))
+        dataset = read_dataset("translate", data)
+        recipe = recipe_from(read_toml(find_recipe("pronunciations")), suggest_recipe("translate", dataset))
         table = recipe_table(recipe) | {"data": {"files": data.files, "validation": data.validation}}
         table["train"] |= {"workers": options.workers, "device": "cpu"}
         began = time.monotonic()
-        translator = train(recipe_from(table), options.out / language, corpus=corpus)
+        translator = train(recipe_from(table), options.out / language, dataset=dataset)
         minutes = (time.monotonic() - began) / 60
         test = read_pairs([files["test"]])
         answers = translator.translate([word for word, _ in test], DecodeConfig(beam=5))
         errors = sum(best[0].text != gold for best, (_, gold) in zip(answers, test))
         low, high = wilson(errors, len(test))
-        rate, pairs = 100 * errors / len(test), len(corpus.training)
+        rate, pairs = 100 * errors / len(test), len(dataset.training)
         print(f"| {language} | {rate:.2f} | {low:.1f} to {high:.1f} | {pairs} | {minutes:.1f} |", flush=True)
 
 

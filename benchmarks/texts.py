@@ -18,8 +18,8 @@ from training_runs import Run, main
 
 from regard.data import read_documents, read_labelled, read_squad, split_documents
 from regard.training import recipe_from, train
+from regard.training.datasets import Dataset
 from regard.training.metrics import squad_scores
-from regard.training.tasks.held import Held
 
 FOLDS = 5
 
@@ -58,16 +58,16 @@ def questions(run: Run, data: Path, out: Path) -> dict[str, Any]:
     for one in everything:
         place = (number[one.context] - int(fold)) % FOLDS
         parts[{0: "test", 1: "validation"}.get(place, "train")].append(one)
-    corpus = Held(parts["train"], parts["validation"], "questions")
-    bundle, seconds = trained(run, {}, out, corpus)
+    dataset = Dataset(parts["train"], parts["validation"], "questions")
+    bundle, seconds = trained(run, {}, out, dataset)
     test = [dataclasses.replace(one, id=str(i)) for i, one in enumerate(parts["test"])]
     exact, f1 = squad_scores({one.id: text for one, text in zip(test, bundle.answer(test))}, test)
     return seconds | {"exact_match": round(exact, 2), "f1": round(f1, 2), "of": len(test)}
 
 
-def trained(run: Run, files: dict[str, list[str]], out: Path, corpus: Any = None) -> tuple[Any, dict[str, Any]]:
+def trained(run: Run, files: dict[str, list[str]], out: Path, dataset: Any = None) -> tuple[Any, dict[str, Any]]:
     began = time.monotonic()
-    bundle = train(recipe_from(run.recipe | {"data": files}), out, start_from=run.start_from, corpus=corpus)
+    bundle = train(recipe_from(run.recipe | {"data": files}), out, start_from=run.start_from, dataset=dataset)
     facts = bundle.training
     return bundle, {
         "seconds": round(time.monotonic() - began, 1),

@@ -133,13 +133,17 @@ def ours(config: TransformerConfig | GPTConfig, variant: Variant, smoothing: flo
 
     run = GraphedUpdate(update) if variant.graph and DEVICE == "cuda" else update
     forced = (lambda: use(variant.attention)) if variant.attention else contextlib.nullcontext
-    places = {vocabulary: variant.fused_loss, linear_relu: variant.fused_relu, add_norm: variant.fused_norm}
+    kernels = {  # module and condition of each, and whether it runs
+        (vocabulary, "takes"): variant.fused_loss,
+        (linear_relu, "takes"): variant.fused_relu,
+        (add_norm, "supports"): variant.fused_norm,
+    }
 
     def step(batch: Batch) -> object:
         with forced(), contextlib.ExitStack() as stack:
-            for place, taken in places.items():
-                if not taken:
-                    stack.enter_context(changed(place, takes=lambda *given: False))
+            for (module, condition), runs in kernels.items():
+                if not runs:
+                    stack.enter_context(changed(module, **{condition: lambda *given: False}))
             return run([batch])
 
     return step
@@ -332,8 +336,7 @@ def characters(tiny: bool, ceiling: float, deadline: float) -> str:
 
 def loop(sizes: Sizes, ceiling: float, deadline: float) -> str:
     """Through the training loop: its own batches, logging, learning rates and validation."""
-    from regard.data import Counts
-    from regard.training import Corpus, Recipe, TokenizerConfig, TrainConfig, train
+    from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, train
 
     steps = 4 if sizes is TINY else 150
     draw = np.random.default_rng(0)
@@ -349,7 +352,7 @@ def loop(sizes: Sizes, ceiling: float, deadline: float) -> str:
     )  # fmt: skip
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as out:
-        train(recipe, out, corpus=Corpus(pairs, pairs[:8], Counts(len(pairs))), quiet=True)
+        train(recipe, out, dataset=Dataset(pairs, pairs[:8]), quiet=True)
         lines = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
     speeds = [2 * line["tokens_per_second"] for line in lines if line["kind"] == "train"]
     tokens = speeds[-1]

@@ -1,5 +1,8 @@
 """Errors that a user can act on."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class RegardError(Exception):
     """Something a user can put right: what happened, and what to do about it.
@@ -26,3 +29,13 @@ class Interrupted(RegardError):
     """
 
     exit_code = 130
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The hint that names the nearest of the known names; `otherwise` where none is near.
+
+    >>> did_you_mean("trian", ["train", "look"]), did_you_mean("x", ["train"], "There is train.")
+    ('Did you mean train?', 'There is train.')
+    """
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"Did you mean {near[0]}?" if near else otherwise

@@ -1,4 +1,4 @@
-"""File output: atomic replacement of files; devices, pipes and standard output are written to directly."""
+"""Whole files: read with errors that name them, replaced atomically; devices and standard output written directly."""
 
 import contextlib
 import errno
@@ -10,6 +10,21 @@ from pathlib import Path
 from regard.errors import RegardError
 
 STDOUT = Path("-")
+
+
+def read_file(path: str | Path) -> bytes:
+    """The content of a file that belongs to a model.
+
+    >>> read_file("no-such.model")
+    Traceback (most recent call last):
+    regard.errors.RegardError: no-such.model: the file is missing. Is the folder complete?
+    """
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise RegardError(f"{path}: the file is missing.", "Is the folder complete?") from None
+    except OSError as error:
+        raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Put a good copy in its place.") from None
 
 
 def write_whole(path: Path, content: bytes) -> None:

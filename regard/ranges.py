@@ -6,7 +6,6 @@ Command line, recipe, Python and config.json all end in the constructor of a dat
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -147,18 +146,6 @@ def is_list(annotation: Any) -> bool:
     (True, False)
     """
     return get_origin(_without_metadata(annotation)[1]) is tuple
-
-
-def nested_deeper(value: Any, limit: int) -> bool:
-    """Whether tables and lists that were read from a file lie in each other more than `limit` deep.
-
-    >>> nested_deeper([[1]], 2), nested_deeper([[1]], 1)
-    (False, True)
-    """
-    if not isinstance(value, Mapping | list | tuple):
-        return False
-    inner = value.values() if isinstance(value, Mapping) else value
-    return limit < 1 or any(nested_deeper(one, limit - 1) for one in inner)
 
 
 def _without_metadata(annotation: Any) -> tuple[Range | None, Any]:

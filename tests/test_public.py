@@ -41,8 +41,8 @@ PUBLIC = {
         *("read_sentencepiece", "write_sentencepiece"),
     ],
     "regard.training": [
-        *("TASKS", "Corpus", "DataConfig", "Recipe", "TextScores", "TokenizerConfig", "TrainConfig", "kept_steps"),
-        *("plan", "read_corpus", "read_toml", "recipe_from", "squad_scores", "suggest", "text_scores", "train"),
+        *("TASKS", "Dataset", "DataConfig", "Recipe", "TextScores", "TokenizerConfig", "TrainConfig", "kept_steps"),
+        *("plan", "read_dataset", "read_toml", "recipe_from", "squad_scores", "suggest_recipe", "text_scores", "train"),
     ],
     "regard.viewer": [
         *("Change", "HeadOff", "LayerOff", "MaskOff", "Outcome", "PositionsOff", "RowSet", "ScaleOff", "Step", "Tried"),

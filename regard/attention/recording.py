@@ -1,8 +1,7 @@
-"""Recording: keep what `attend` was given, compute exact weights afterwards.
+"""Recording: keep the inputs of `attend` while a model runs, compute exact weights afterwards.
 
-Looking is something done to a model: it runs as ever, on its fused kernels, and knows nothing of it. Only references to
-q and k are kept, or copies of a few heads, so a recording costs memory linear in the length, and no time until somebody
-asks for weights.
+The model needs no changes and keeps its fused kernels. A recording holds references to q and k, or copies of a few
+heads: its memory is linear in the length, and weights are computed only when they are read.
 """
 
 import threading
@@ -25,21 +24,21 @@ KINDS = ("self", "masked", "cross")
 
 @dataclass(eq=False)
 class Recorded:
-    """What one attention of a model was given, call by call (decoding calls it once a step)."""
+    """The inputs of one attention of a model, call by call (decoding: one call per step)."""
 
     name: str
     kind: str
     heads: Chosen = None
-    """the heads that are kept"""
+    """the heads to keep; None: all"""
     queries: Chosen = None
     calls: list[Call] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
-    """what each call gave, while gradients are on: the graph that makes them holds it anyway"""
+    """the output of each call, while gradients are on: the autograd graph holds it anyway"""
     count: int | None = None
-    """how many heads the attention has, where not all are kept"""
+    """number of heads of the attention, where not all are kept"""
 
     def keep(self, call: Call, output: Tensor) -> None:
-        """Keeps what a call was given. All heads are references; a few are copied, so that the others can go."""
+        """Keep the inputs of a call: references to all heads, or copies of a few, so that the others can be freed."""
         if self.heads is not None:
             self.count = call.q.shape[1]
             with torch.no_grad():
@@ -50,33 +49,33 @@ class Recorded:
 
     @property
     def kept(self) -> list[int]:
-        """The numbers of the heads that the calls hold."""
+        """The indices of the heads that the calls hold."""
         return exact.indices(self.heads, self.count or self.calls[0].q.shape[1], "head")
 
     @torch.no_grad()
     def weights(self, heads: Chosen = None, queries: Chosen = None) -> Float[Tensor, "B h t S"]:
         """The exact weights of the chosen heads and queries (an index, several, a slice; None: what `record` chose).
 
-        Several calls, the steps of a decoding, are one matrix: their queries follow one another, and a key that did
-        not exist yet has weight 0. `queries` then counts through all of them.
+        Several calls, the steps of a decoding, give one matrix: their queries follow one another, and a key that did
+        not exist yet has weight 0. `queries` then indexes the rows of that matrix.
         """
         if not self.calls:
             raise RegardError(f"{self.name} was not called while recording.", "Run the model inside the with block.")
         kept = self.kept
-        asked = kept if heads is None else exact.indices(heads, self.count or len(kept), "head")
-        if missing := [head for head in asked if head not in kept]:
+        chosen = kept if heads is None else exact.indices(heads, self.count or len(kept), "head")
+        if missing := [head for head in chosen if head not in kept]:
             raise RegardError(
                 f"Head {missing[0]} of {self.name} was not recorded.",
                 f"Recorded: {', '.join(map(str, kept))}. Give record() other heads, or none for all.",
             )
-        places = [kept.index(head) for head in asked]
+        indices = [kept.index(head) for head in chosen]
         queries = self.queries if queries is None else queries
         if len(self.calls) == 1:
-            return exact.weights(self.calls[0], places, queries)
-        whole = self._joined([exact.weights(call, places) for call in self.calls])
+            return exact.weights(self.calls[0], indices, queries)
+        whole = self._join([exact.weights(call, indices) for call in self.calls])
         return whole[:, :, exact.indices(queries, whole.shape[2], "query")]
 
-    def _joined(self, steps: Sequence[Float[Tensor, "B h _ _"]]) -> Float[Tensor, "B h t S"]:
+    def _join(self, steps: Sequence[Float[Tensor, "B h _ _"]]) -> Float[Tensor, "B h t S"]:
         if len({len(step) for step in steps}) > 1:
             raise RegardError(f"{self.name} was called with several batch sizes.", "Ask .calls one by one.")
         keys = max(step.shape[-1] for step in steps)
@@ -84,17 +83,17 @@ class Recorded:
 
 
 class Recording(dict[str, Recorded]):
-    """The recorded attentions of a model, by the names of their modules, in the model's order."""
+    """The recorded attentions of a model by module name, in the order of the model."""
 
     def __missing__(self, name: str) -> Recorded:
         raise RegardError(f"No attention called {name!r} was recorded.", f"There are: {', '.join(self)}.")
 
     @torch.no_grad()
-    def gradients(self, number: Float[Tensor, ""]) -> dict[str, Float[Tensor, "B h T S"]]:
-        """How fast a number that the model made, such as a label's logit, grows with each weight of each attention.
+    def gradients(self, scalar: Float[Tensor, ""]) -> dict[str, Float[Tensor, "B h T S"]]:
+        """The gradient of a scalar, such as a logit, with respect to each weight of each attention.
 
-        Each weight is taken for itself, as if it could change alone. The model must have run with gradients on, and
-        keeps its kernels: see `exact.gradients`. Attentions that the number does not depend on have zeros.
+        Each weight is differentiated independently of the others in its row. The model must have run with gradients
+        enabled; it keeps its kernels (see `exact.gradients`). Attentions without influence on the scalar have zeros.
 
         >>> class Self(nn.Module):
         ...     kind = "self"
@@ -109,14 +108,14 @@ class Recording(dict[str, Recorded]):
         """
         called = [one for one in self.values() if one.calls]
         outputs = [output for one in called for output in one.outputs]
-        if not outputs or len(outputs) < sum(len(one.calls) for one in called) or not number.requires_grad:
+        if not outputs or len(outputs) < sum(len(one.calls) for one in called) or not scalar.requires_grad:
             raise RegardError(
                 "There are no gradients: the model ran without.",
                 "Run it outside of torch.no_grad, on inputs or with parameters that require them.",
             )
-        found = iter(torch.autograd.grad(number, outputs, retain_graph=True, materialize_grads=True))
+        found = iter(torch.autograd.grad(scalar, outputs, retain_graph=True, materialize_grads=True))
         return {
-            one.name: one._joined([exact.gradients(call, next(found)[:, one.kept]) for call in one.calls])
+            one.name: one._join([exact.gradients(call, next(found)[:, one.kept]) for call in one.calls])
             for one in called
         }
 
@@ -125,11 +124,10 @@ class Recording(dict[str, Recorded]):
 def record(
     model: nn.Module, layers: str | Sequence[str] | None = None, heads: Chosen = None, queries: Chosen = None
 ) -> Iterator[Recording]:
-    """Records the attentions of a model while it runs inside the with block.
+    """Record the attentions of a model while it runs inside the with block; compiled models run eagerly.
 
-    An attention is a module whose `kind` is "self", "masked" or "cross". `layers` chooses some by name, with * and ?;
-    `heads` are the only ones that are kept, which at great lengths saves memory; `queries` are those whose weights are
-    asked for later, where nothing else is said.
+    An attention is a module whose `kind` is "self", "masked" or "cross". `layers` selects some by name, with * and ?;
+    `heads` are the only ones to keep, which saves memory at great lengths; `queries` is the default of `weights`.
 
     >>> class Self(nn.Module):
     ...     kind = "self"
@@ -163,18 +161,15 @@ def record(
         if threading.get_ident() == thread:
             running.pop()
 
-    def watch(call: Call, output: Tensor) -> None:
-        if threading.get_ident() == thread and running:
+    def observer(call: Call, output: Tensor) -> None:
+        if running:
             recording[running[-1]].keep(call, output)
 
     hooks = [module.register_forward_pre_hook(enter(name)) for name, module in chosen.items()]
     hooks += [module.register_forward_hook(leave, always_call=True) for module in chosen.values()]
-    dispatch.watchers.append(watch)
     try:
-        # Compiled code would not call back here; looked at, a model runs as it is written.
-        with torch.compiler.set_stance("force_eager"):
+        with dispatch.observe(observer):
             yield recording
     finally:
-        dispatch.watchers.remove(watch)
         for hook in hooks:
             hook.remove()

@@ -25,10 +25,9 @@ from torch import Tensor, nn
 from regard.bench.measuring import Ceilings, Row, measure_ceilings
 from regard.bench.peers import installed
 from regard.bench.report import Report
-from regard.data import Counts
 from regard.folder import Device, find_device
 from regard.models import TransformerConfig
-from regard.training import Corpus, Recipe, TokenizerConfig, TrainConfig, train
+from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, train
 from regard.training.allocator import keep_freed_memory
 from regard.training.precision import settle_precision
 
@@ -198,7 +197,7 @@ def _ours(shape: TrainingShape, device: str, steps: int) -> float:
     lines = [" ".join(draw.choices(words, k=shape.length - 1)) for _ in range(sentences)]
     pairs = list(zip(lines[::2], lines[1::2]))
     with tempfile.TemporaryDirectory() as out:
-        train(_recipe(shape, device, steps), out, corpus=Corpus(pairs, pairs[:8], Counts(len(pairs))), quiet=True)
+        train(_recipe(shape, device, steps), out, dataset=Dataset(pairs, pairs[:8]), quiet=True)
         lines = (Path(out) / "metrics.jsonl").read_text().splitlines()
     logged = [line for line in map(json.loads, lines) if line["kind"] == "train"]
     return shape.tokens / statistics.median(line["tokens_per_second"] for line in logged[WARM:])

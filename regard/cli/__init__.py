@@ -3,7 +3,6 @@
 Nothing heavy is imported before a command runs, so that `regard --help` answers at once.
 """
 
-import difflib
 import importlib
 import os
 import signal
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import regard
-from regard.errors import Interrupted, RegardError
+from regard.errors import Interrupted, RegardError, did_you_mean
 
 INTERRUPTED = "regard: interrupted."
 
@@ -105,11 +104,8 @@ def _run(argv: list[str]) -> int:
         print(f"regard {regard.__version__}")
         return 0
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        raise RegardError(
-            f"There is no command {name!r}.",
-            f"Did you mean {near[0]}?" if near else f"There are {', '.join(COMMANDS)}.",
-        )
+        hint = did_you_mean(name, COMMANDS, f"There are {', '.join(COMMANDS)}.")
+        raise RegardError(f"There is no command {name!r}.", hint)
     with _exit_on_interrupt():
         module = importlib.import_module(COMMANDS[name].module)
     try:

@@ -1,18 +1,17 @@
 """`regard answer`: the answer to a question, out of a text."""
 
-import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from regard.cli.common import Empty, Model, Quiet, as_text, note, parse
+from regard.cli.common import Empty, Model, Quiet, as_text, note, open_model, parse
+from regard.config_reader import json_bytes
 from regard.data.questions import Question, read_squad
 from regard.errors import RegardError
-from regard.files import write_output
-from regard.folder import Device, TextEncoder, load
+from regard.files import STDOUT, write_output
+from regard.folder import Device, TextEncoder
 
 
 @dataclass(frozen=True)
@@ -42,16 +41,13 @@ def run(argv: list[str]) -> int:
         raise RegardError("There is nothing to answer, or too much.", "Give --question and --context, or --data.")
     if asked:
         question, context = as_text(options.question, "--question"), as_text(options.context, "--context")
-        encoder = load(options.model, options.device, expect=TextEncoder)
+        encoder = open_model(options.model, options.device, TextEncoder)
         print(encoder.answer(Question("", question, context), empty=options.empty))
         return 0
     questions = read_squad(options.data)
-    encoder = load(options.model, options.device, expect=TextEncoder)
+    encoder = open_model(options.model, options.device, TextEncoder)
     answers = {one.id: text for one, text in zip(questions, encoder.answer(questions, empty=options.empty))}
-    table = json.dumps(answers, indent=2, ensure_ascii=False) + "\n"
-    if options.out is None:
-        sys.stdout.write(table)
-    else:
-        write_output(options.out, table.encode())
+    write_output(options.out or STDOUT, json_bytes(answers))
+    if options.out is not None:
         note(f"{len(answers)} answers are in {options.out}.")
     return 0

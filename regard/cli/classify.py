@@ -1,10 +1,11 @@
 """`regard classify`: texts, or pictures, to labels."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from regard.cli.common import (
+    Check,
     Input,
     Model,
     Quiet,
@@ -12,17 +13,14 @@ from regard.cli.common import (
     Truncate,
     UnknownCharacters,
     named_blocks,
+    open_model,
     parse,
-    until_error,
 )
 from regard.data.texts import encode_texts
 from regard.errors import RegardError
-from regard.folder import OPENED, Device, ImageModel, TextEncoder, load, read_config
+from regard.folder import OPENED, Device, ImageModel, TextEncoder, read_config
 from regard.folder.scoring import Classified
 from regard.models import family_of
-
-# Texts that are classified together; fewer where fewer have arrived.
-BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -47,10 +45,9 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "classify", argv)
-    blocks = named_blocks(options.text, options.input, "Type texts, or names of image files", BLOCK)
-    classify = _classifier(options)
-    for block in blocks:
-        for one in classify([text for _, text in block], [name for name, _ in block]):
+    classify, check = _classifier(options)
+    for block in named_blocks(options.text, options.input, "Type texts, or names of image files", check=check):
+        for one in classify([text for _, text in block]):
             if options.all:
                 print("\t".join(f"{label} {share:.4f}" for label, share in one.probabilities.items()))
             else:
@@ -59,14 +56,13 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _classifier(options: Options) -> Callable[[list[str], list[str]], Iterator[Classified]]:
-    """What classifies a block of texts, or of image files, that have names; an error comes after what is before it."""
+def _classifier(options: Options) -> tuple[Callable[[list[str]], list[Classified]], Check | None]:
+    """A function that classifies a block of texts, or of image files, and the check of each text."""
     if OPENED[family_of(read_config(options.model)[0])].kind is ImageModel:
         if options.truncate:
             raise RegardError("Images are not truncated.", "Leave out --truncate.")
-        model = load(options.model, options.device, expect=ImageModel)
-        return lambda files, _: iter(model.classify(files))
-    encoder = load(options.model, options.device, expect=TextEncoder)
+        return open_model(options.model, options.device, ImageModel).classify, None
+    encoder = open_model(options.model, options.device, TextEncoder)
     unknown = UnknownCharacters(encoder.tokenizer, encoder.special.unk)
     longest, segments = encoder.model.config.max_len, encoder.model.config.segments > 1
 
@@ -80,14 +76,7 @@ def _classifier(options: Options) -> Callable[[list[str], list[str]], Iterator[C
             )
         unknown.check(text, name)
 
-    def classify(texts: list[str], names: list[str]) -> Iterator[Classified]:
-        good, error = until_error(list(zip(names, texts)), check)
-        if good:
-            yield from encoder.classify([_parts(text) for _, text in good], truncate=options.truncate)
-        if error is not None:
-            raise error
-
-    return classify
+    return lambda texts: encoder.classify([_parts(text) for text in texts], truncate=options.truncate), check
 
 
 def _parts(text: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from itertools import islice
 from pathlib import Path
 from queue import Queue
@@ -20,14 +20,16 @@ from regard.data.compression import STDIN
 from regard.data.phrasebook import phrasebook_pairs, words
 from regard.data.readers import numbered_lines
 from regard.errors import RegardError
-from regard.folder import Device, Translator, load
+from regard.folder import Device, ImageModel, LanguageModel, TextEncoder, Translator, load
 from regard.interop.onnx_runner import holds_graphs, open_onnx
 from regard.training.recipe import PHRASEBOOK
-from regard.training.report import Tell, bar, telling
+from regard.training.report import OnProgress, progress_bar, show_progress
 from regard.viewer import Link
 from regard.viewer.alignment import Words
 
 TEST_SIZE = 1000
+# Texts that are processed together: they are sorted by length into batches. Fewer where fewer have arrived.
+BLOCK = 1024
 # A text with at least this share of unknown characters is warned of.
 UNKNOWN_SHARE = 0.5
 
@@ -60,6 +62,7 @@ Empty = Annotated[
 Quiet = Annotated[bool, tyro.conf.arg(help="print results and errors only")]
 
 Options = TypeVar("Options")
+M = TypeVar("M", Translator, LanguageModel, TextEncoder, ImageModel)
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
 _CONFIG = (tyro.conf.FlagCreatePairsOff,)
 _registry = tyro.constructors.ConstructorRegistry()
@@ -97,16 +100,19 @@ def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def open_translator(model: Path, device: Device, ensemble: Sequence[Path] = ()) -> Translator:
-    """The translator of a folder, be it of graphs for ONNX Runtime; or of several model folders that vote."""
+def open_model(model: Path, device: Device, expect: type[M], ensemble: Sequence[Path] = ()) -> M:
+    """Open a model folder, a folder of ONNX graphs, or several translators as an ensemble."""
     graphs = [folder for folder in (model, *ensemble) if holds_graphs(folder)]
     if not graphs:
-        return load([model, *ensemble] if ensemble else model, device, expect=Translator)
+        return load([model, *ensemble] if ensemble else model, device, expect=expect)
     if ensemble:
-        raise RegardError(f"{graphs[0]} holds graphs, which do not vote.", "Name the model folder that they are of.")
+        raise RegardError(
+            f"{graphs[0]} holds ONNX graphs, which cannot be part of an ensemble.",
+            "Name the model folder that it was exported from.",
+        )
     if device not in ("auto", "cpu"):
-        raise RegardError(f"{model} holds graphs, which run on CPUs.", "Use device auto or cpu.")
-    return open_onnx(model)
+        raise RegardError(f"{model} holds ONNX graphs, which run on CPUs.", "Use device auto or cpu.")
+    return open_onnx(model, expect=expect)
 
 
 class Examples(NamedTuple):
@@ -153,14 +159,22 @@ Named = tuple[str, str]
 """a text with the name that errors call it by"""
 
 
-def named_blocks(texts: tuple[str, ...], file: Path | None, invitation: str, size: int) -> Iterator[list[Named]]:
-    """Named texts in blocks of `size`; from a pipe or a terminal, of those that have arrived, so that none waits.
+Check = Callable[[str, str], object]
 
-    Where reading fails, what was read before comes first.
+
+def named_blocks(
+    texts: tuple[str, ...], file: Path | None, invitation: str, *, check: Check | None = None, size: int | None = None
+) -> Iterator[list[Named]]:
+    """Named texts in blocks of `size` (default BLOCK); from a pipe or a terminal, of those that have arrived.
+
+    `check(text, name)` raises an error for a text that cannot be processed. Where that happens, or reading fails, the
+    texts before it come first.
     """
+    size = size or BLOCK
     lines = numbered_texts(texts, file, invitation)
     arriving = not texts and file in (None, Path(STDIN)) and _delivers_lines()
-    for block in _arrived(lines, size) if arriving else _full(lines, size):
+    items = _until_error(lines, check)
+    for block in _arrived(items, size) if arriving else iter(lambda: list(islice(items, size)), []):
         failure = block.pop() if isinstance(block[-1], RegardError) else None
         if block:
             yield block  # type: ignore[misc]
@@ -168,21 +182,15 @@ def named_blocks(texts: tuple[str, ...], file: Path | None, invitation: str, siz
             raise failure  # type: ignore[misc]
 
 
-def until_error(block: Sequence[Named], check: Callable[[str, str], object]) -> tuple[list[Named], RegardError | None]:
-    """The texts before the first that `check(text, name)` refuses, and that error.
-
-    >>> def check(text, name):
-    ...     if not text:
-    ...         raise RegardError(f"{name} is empty.")
-    >>> until_error([("line 1", "a"), ("line 2", ""), ("line 3", "b")], check)
-    ([('line 1', 'a')], RegardError('line 2 is empty.'))
-    """
-    for count, (name, text) in enumerate(block):
-        try:
-            check(text, name)
-        except RegardError as error:
-            return list(block[:count]), error
-    return list(block), None
+def _until_error(lines: Iterator[Named], check: Check | None) -> Iterator[Named | RegardError]:
+    """The texts before the first error, and that error."""
+    try:
+        for name, text in lines:
+            if check is not None:
+                check(text, name)
+            yield name, text
+    except RegardError as error:
+        yield error
 
 
 def _delivers_lines() -> bool:
@@ -193,23 +201,17 @@ def _delivers_lines() -> bool:
         return False
 
 
-def _full(lines: Iterator[Named], size: int) -> Iterator[list[Named | RegardError]]:
-    """Blocks of `size`; an error that ends them is the last item."""
-    items = _with_error(lines)
-    while block := list(islice(items, size)):
-        yield block
-
-
-def _arrived(lines: Iterator[Named], size: int) -> Iterator[list[Named | RegardError]]:
-    """Blocks of what a thread has read since the last one, at most `size`; an error that ends them is the last item."""
+def _arrived(items: Iterator[Named | RegardError], size: int) -> Iterator[list[Named | RegardError]]:
+    """Blocks of what a thread has read since the last one, at most `size`."""
     waiting: Queue[Named | RegardError | None] = Queue(2 * size)
 
     def read() -> None:
-        for item in _with_error(lines):
+        for item in items:
             waiting.put(item)
         waiting.put(None)
 
-    Thread(target=read, daemon=True).start()
+    # In a copy of this context, so that --quiet holds in the thread too.
+    Thread(target=copy_context().run, args=(read,), daemon=True).start()
     ended = False
     while not ended:
         block = [waiting.get()]
@@ -218,13 +220,6 @@ def _arrived(lines: Iterator[Named], size: int) -> Iterator[list[Named | RegardE
         ended = block[-1] is None
         if found := [item for item in block if item is not None]:
             yield found
-
-
-def _with_error(lines: Iterator[Named]) -> Iterator[Named | RegardError]:
-    try:
-        yield from lines
-    except RegardError as error:
-        yield error
 
 
 class UnknownCharacters:
@@ -246,6 +241,18 @@ class UnknownCharacters:
             note(f"{name}: {share:.0%} of the characters are unknown to the model's tokenizer.")
 
 
+def plot_format(path: Path) -> str:
+    """The format of a figure by its file name: png or svg.
+
+    >>> plot_format(Path("confusion.SVG"))
+    'svg'
+    """
+    form = path.suffix.lower().removeprefix(".")
+    if form not in ("png", "svg"):
+        raise RegardError(f"{path}: expected a file name ending in .png or .svg.", "Change the ending.")
+    return form
+
+
 def as_text(argument: str, name: str) -> str:
     """An argument of the command line, if it is text: the shell passes any bytes on."""
     try:
@@ -256,17 +263,17 @@ def as_text(argument: str, name: str) -> str:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Tell]:
+def progress(what: str) -> Iterator[OnProgress]:
     """A progress bar on stderr, if that is a terminal and stdout is not: call it with (done, total)."""
     if _quiet.get() or not sys.stderr.isatty() or sys.stdout.isatty():
         yield lambda done, total: None
         return
-    with bar(what) as tell:
-        yield tell
+    with progress_bar(what) as on_progress:
+        yield on_progress
 
 
 @contextmanager
-def steps_of(what: str) -> Iterator[Tell]:
+def steps_of(what: str) -> Iterator[OnProgress]:
     """Progress of a command whose results come at the end: a bar on a terminal, lines in a log, nothing if --quiet."""
-    with telling(what, silent=_quiet.get()) as tell:
-        yield tell
+    with show_progress(what, silent=_quiet.get()) as on_progress:
+        yield on_progress

@@ -1,7 +1,6 @@
 """`regard config`: the recipe and the configuration of a model folder, as TOML."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import tyro
 
 from regard.cli.common import Model, parse
 from regard.cli.train_options import as_toml
-from regard.errors import RegardError
+from regard.config_reader import read_json
 from regard.folder import read_config
 from regard.models import family_of
 from regard.training.recipe import DERIVED, Recipe, recipe_table
@@ -44,10 +43,7 @@ def run(argv: list[str]) -> int:
 def _read_recipe(model: Path) -> dict[str, Any]:
     """The recipe that a model was trained with; empty where there is none."""
     path = model / "training.json"
-    try:
-        return json.loads(path.read_text(encoding="utf-8")).get("recipe", {}) if path.exists() else {}
-    except (ValueError, AttributeError) as error:
-        raise RegardError(f"{path}: damaged ({error}).", "Put a good copy in its place.") from None
+    return read_json(path).get("recipe", {}) if path.exists() else {}
 
 
 def recipe_toml(recipe: Recipe) -> str:

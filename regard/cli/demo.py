@@ -15,7 +15,7 @@ from regard.cli.common import Quiet, note, parse, phrasebook_examples
 from regard.decode import DecodeConfig
 from regard.folder import Translator
 from regard.models import TransformerConfig
-from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_corpus, text_scores, train
+from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_dataset, text_scores, train
 from regard.viewer import align, alignment_error_rate, best_layer, look
 
 SENTENCE = "The cat chased the mouse."
@@ -71,9 +71,9 @@ def run(argv: list[str]) -> int:
     options = parse(Options, "demo", argv)
     note("Training on English-French sentences generated from a small grammar.")
     recipe = demo_recipe(options.seed)
-    corpus = read_corpus(recipe.data)
+    dataset = read_dataset("translate", recipe.data)
     began = time.monotonic()
-    translator = train(recipe, options.out, corpus=corpus, quiet=options.quiet)
+    translator = train(recipe, options.out, dataset=dataset, quiet=options.quiet)
     trained = time.monotonic() - began
     # A model this small runs fastest on one thread.
     torch.set_num_threads(1)

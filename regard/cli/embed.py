@@ -19,15 +19,12 @@ from regard.cli.common import (
     UnknownCharacters,
     named_blocks,
     note,
+    open_model,
     parse,
-    until_error,
 )
 from regard.errors import RegardError
 from regard.files import STDOUT, write_whole
-from regard.folder import Device, TextEncoder, load
-
-# Texts that are embedded together; fewer where fewer have arrived.
-BLOCK = 1024
+from regard.folder import Device, TextEncoder
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,7 @@ def run(argv: list[str]) -> int:
     form = "" if out is None else out.suffix
     if form not in ("", ".npy", ".jsonl"):
         raise RegardError(f"{options.out}: vectors are written as .npy or .jsonl.", "Change the name's ending.")
-    blocks = named_blocks(options.text, options.input, "Type texts", BLOCK)
-    encoder = load(options.model, options.device, expect=TextEncoder)
+    encoder = open_model(options.model, options.device, TextEncoder)
     unknown = UnknownCharacters(encoder.tokenizer, encoder.special.unk)
 
     def check(text: str, name: str) -> None:
@@ -64,9 +60,8 @@ def run(argv: list[str]) -> int:
 
     kept: list[np.ndarray] = []
     rows: list[str] = []
-    for block in blocks:
-        good, error = until_error(block, check)
-        texts = [text for _, text in good]
+    for block in named_blocks(options.text, options.input, "Type texts", check=check):
+        texts = [text for _, text in block]
         vectors = encoder.embed(texts, truncate=options.truncate)
         if form == ".npy":
             kept.append(vectors)
@@ -77,8 +72,6 @@ def run(argv: list[str]) -> int:
                 sys.stdout.flush()
             else:
                 rows += lines
-        if error is not None:
-            raise error
     if out is not None:
         count = len(rows) or sum(map(len, kept))
         if form == ".npy":

@@ -1,7 +1,6 @@
 """`regard evaluate`: how good a model is, by every measure that the data allow."""
 
 import dataclasses
-import json
 import math
 import sys
 import time
@@ -22,19 +21,21 @@ from regard.cli.common import (
     Quiet,
     Truncate,
     note,
-    open_translator,
+    open_model,
     parse,
     phrasebook_examples,
+    plot_format,
     read_examples,
     steps_of,
 )
 from regard.cli.measuring import confusion_picture, parts, pictures, texts
+from regard.config_reader import json_bytes
 from regard.data import read_documents, read_squad
 from regard.data.image_files import LABEL
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.files import STDOUT, write_output, write_whole
-from regard.folder import OPENED, Device, ImageModel, LanguageModel, TextEncoder, Translator, load, read_config
+from regard.folder import OPENED, Device, ImageModel, LanguageModel, TextEncoder, Translator, read_config
 from regard.models import family_of
 from regard.training.metrics import squad_scores, text_scores
 from regard.viewer import align, alignment_error_rate, attentions, best_layer, clearest_layer, read_links
@@ -88,14 +89,13 @@ def run(argv: list[str]) -> int:
     if options.confusion is not None:
         if getattr(config, "head", None) not in ("classify", "segment"):
             raise RegardError("This model gives no labels that could be confused.", "Leave out --confusion.")
-        if options.confusion.suffix.lower() not in (".png", ".svg"):
-            raise RegardError(f"{options.confusion}: pictures are .png or .svg.", "Change the name's ending.")
+        plot_format(options.confusion)  # refuses others before the minutes of evaluating, not after
     if kind is not Translator and not options.ensemble:
         measure = {LanguageModel: _language, TextEncoder: _encoder, ImageModel: _images}[kind]
         return _tell({"data": list(options.data)} | measure(options), options)
     text_scores([], [], options.bleu_tokenizer)  # an error of its comes before the minutes of translating, not after
     examples = _examples(options)
-    translator = open_translator(options.model, options.device, options.ensemble)
+    translator = open_model(options.model, options.device, Translator, options.ensemble)
     results = {"data": list(options.data), "sentences": len(examples.pairs)}
     results |= _translations(translator, examples, options)
     if not options.ensemble:
@@ -106,7 +106,7 @@ def run(argv: list[str]) -> int:
 
 
 def _language(options: Options) -> dict[str, Any]:
-    model = load(options.model, options.device, expect=LanguageModel)
+    model = open_model(options.model, options.device, LanguageModel)
     with steps_of("evaluating") as tell:
         found = model.evaluate(read_documents(options.data), progress=tell)
     return {
@@ -121,7 +121,7 @@ def _language(options: Options) -> dict[str, Any]:
 
 
 def _encoder(options: Options) -> dict[str, Any]:
-    encoder = load(options.model, options.device, expect=TextEncoder)
+    encoder = open_model(options.model, options.device, TextEncoder)
     match encoder.model.config.head:
         case "classify":
             return texts(encoder, options.data, options.columns, options.truncate)
@@ -146,15 +146,14 @@ def _encoder(options: Options) -> dict[str, Any]:
 
 
 def _images(options: Options) -> dict[str, Any]:
-    return pictures(load(options.model, options.device, expect=ImageModel), options.data, options.label)
+    return pictures(open_model(options.model, options.device, ImageModel), options.data, options.label)
 
 
 def _tell(results: dict[str, Any], options: Options) -> int:
     if options.json is not None:
-        write_output(options.json, (json.dumps(results, indent=2, ensure_ascii=False) + "\n").encode())
+        write_output(options.json, json_bytes(results))
     if options.confusion is not None:
-        form = options.confusion.suffix.lower().removeprefix(".")
-        write_whole(options.confusion, confusion_picture(results, form))
+        write_whole(options.confusion, confusion_picture(results, plot_format(options.confusion)))
     _show(results, sys.stderr if options.json == STDOUT else sys.stdout)
     return 0
 

@@ -8,9 +8,20 @@ from typing import Annotated
 
 import tyro
 
-from regard.cli.common import Input, Model, Quiet, Texts, UnknownCharacters, note, numbered_texts, parse, progress
+from regard.cli.common import (
+    Input,
+    Model,
+    Quiet,
+    Texts,
+    UnknownCharacters,
+    note,
+    numbered_texts,
+    open_model,
+    parse,
+    progress,
+)
 from regard.decode import DecodeConfig
-from regard.folder import Continuation, Device, LanguageModel, load
+from regard.folder import Continuation, Device, LanguageModel
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,7 @@ class Options:
 def run(argv: list[str]) -> int:
     options = parse(Options, "generate", argv)
     named = list(numbered_texts(options.text, options.input, "Type beginnings of texts"))
-    writer = load(options.model, options.device, expect=LanguageModel)
+    writer = open_model(options.model, options.device, LanguageModel)
     unknown = UnknownCharacters(writer.tokenizer, writer.special.unk)
     for name, prompt in named:  # here, where the name of the line is known, and before anything is written
         writer.prompt_ids(prompt, name=name, truncate=options.truncate)

@@ -12,9 +12,10 @@ from regard.cli.common import steps_of
 from regard.data import IGNORED, label_ids, read_images, read_labelled, read_ragged
 from regard.errors import RegardError
 from regard.folder import Classified, ImageModel, TextEncoder
+from regard.training.datasets import Images
 from regard.training.label_scores import class_scores, label_scores, mask_scores
 from regard.training.metrics import label_counts
-from regard.training.tasks.pictures import NOTHING, Images, refuse_lack
+from regard.training.tasks.image_tasks import NO_LABEL, check_annotations
 
 # Pictures that are looked at before the bar moves on.
 AT_A_TIME = 512
@@ -42,7 +43,7 @@ def pictures(model: ImageModel, files: Sequence[str], column: str) -> dict[str, 
         )
     with steps_of("reading") as tell:
         images = _read(model, files, column, tell)
-    refuse_lack(images, "labels" if head == "classify" else "masks")
+    check_annotations(images, "labels" if head == "classify" else "masks")
     began = time.perf_counter()
     found = _whole(model, images) if head == "classify" else _pixels(model, images)
     rate = len(images) / (time.perf_counter() - began)
@@ -83,10 +84,10 @@ def _pixels(model: ImageModel, images: Images) -> dict[str, Any]:
     table = np.full(256, IGNORED, np.int64)
     table[list(model.mask_values)] = np.arange(len(model.labels))
     for value in images.mask_values:
-        if value != NOTHING and table[value] == IGNORED:
+        if value != NO_LABEL and table[value] == IGNORED:
             known = ", ".join(map(str, model.mask_values[:10])) + (", …" if len(model.labels) > 10 else "")
             message = f"Some masks hold the number {value}, which the model does not know."
-            raise RegardError(message, f"Its labels are {known}; {NOTHING} is none.")
+            raise RegardError(message, f"Its labels are {known}; {NO_LABEL} is none.")
     counts = np.zeros((len(model.labels), len(model.labels)), np.int64)
     with steps_of("segmenting") as tell:
         for part in parts(len(images), tell):

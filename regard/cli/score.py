@@ -10,13 +10,13 @@ from regard.cli.common import (
     Quiet,
     Truncate,
     note,
-    open_translator,
+    open_model,
     parse,
     read_examples,
     steps_of,
 )
 from regard.errors import RegardError
-from regard.folder import Device
+from regard.folder import Device, Translator
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def run(argv: list[str]) -> int:
             raise RegardError(f"{' '.join(options.data)}, pair {i + 1}: the source is empty.", "Remove the pair.")
     if not filled:
         raise RegardError(f"{' '.join(options.data)}: every pair is empty.", "Give some text.")
-    translator = open_translator(options.model, options.device)
+    translator = open_model(options.model, options.device, Translator)
     with steps_of("scoring") as tell:
         found = translator.score([pairs[i] for i in filled], truncate=options.truncate, progress=tell)
     scores = dict(zip(filled, found))

@@ -7,11 +7,11 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from regard.cli.common import Model, Quiet, note, parse
+from regard.cli.common import Model, Quiet, note, open_model, parse, plot_format
 from regard.data import read_image
 from regard.errors import RegardError
 from regard.files import write_whole
-from regard.folder import Device, ImageModel, load
+from regard.folder import Device, ImageModel
 from regard.viewer.masks import mask_overlay, mask_png
 
 
@@ -38,10 +38,8 @@ def run(argv: list[str]) -> int:
     options = parse(Options, "segment", argv)
     if options.out.suffix.lower() != ".png":
         raise RegardError(f"{options.out}: masks are .png.", "Change the name's ending.")
-    form = "" if options.overlay is None else options.overlay.suffix.lower().removeprefix(".")
-    if form not in ("", "png", "svg"):
-        raise RegardError(f"{options.overlay}: pictures are .png or .svg.", "Change the name's ending.")
-    model = load(options.model, options.device, expect=ImageModel)
+    form = "" if options.overlay is None else plot_format(options.overlay)
+    model = open_model(options.model, options.device, ImageModel)
     mask = model.segment(options.picture)
     if options.overlay is not None:
         pixels = read_image(options.picture)

@@ -14,11 +14,11 @@ from regard.interop.targets import TARGETS
 from regard.models import family_of
 from regard.recipes import find_recipe, recipe_names
 from regard.training import Recipe, read_toml, recipe_from, train
-from regard.training.going_on import taking_over
+from regard.training.fine_tuning import fine_tuned_recipe
 from regard.training.recipe import PHRASEBOOK, with_cache
-from regard.training.run_folder import stored_recipe
+from regard.training.run_folder import refuse_foreign_files, stored_recipe
 from regard.training.run_plan import metric_name
-from regard.training.tasks import TASKS, check_recipe, read_data, restrict_recipe
+from regard.training.tasks import TASKS, check_recipe, read_dataset, restrict_recipe, suggest_recipe
 
 COMMAND_LINE = "the command line"
 
@@ -38,23 +38,23 @@ class Arguments:
     dry_run: bool = False
     help: str = ""
     """which help to show: short or full"""
-    said: dict[str, Any] = field(default_factory=dict)
-    """the words of every other option, by key"""
+    options: dict[str, Any] = field(default_factory=dict)
+    """the values of all other options, by key, as text"""
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
-    """The arguments, with the recipe wherever it stands among them.
+    """The arguments; the recipe may be anywhere among them.
 
     >>> parse_arguments(["--data", "pairs.tsv", "--out", "m", "r.toml"]).recipe
     'r.toml'
     """
-    words, said = parse_words(argv)
+    words, options = parse_words(argv)
     for key in ("data.files", "data.validation"):
         # `--data pairs.tsv recipe.toml`: no data file is named like a recipe.
-        words += filter(_is_recipe, said.get(key, ()))
-        if key in said:
-            said[key] = [word for word in said[key] if not _is_recipe(word)]
-            if not said[key]:
+        words += filter(_is_recipe, options.get(key, ()))
+        if key in options:
+            options[key] = [word for word in options[key] if not _is_recipe(word)]
+            if not options[key]:
                 raise RegardError(f"{option_name(key)}: expected at least one file.", "Name the data after it.")
     files = [word for word in words if not _is_recipe(word)]
     if len(words) > 1:
@@ -64,37 +64,37 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             raise RegardError(f"Unexpected argument {files[0]}.", f"Did you mean --data {' '.join(files)}?")
         raise RegardError(f"Two recipes are given: {words[0]} and {words[1]}.", "Name one.")
     for name in ("out", "from"):
-        if said.get(name) == "":
+        if options.get(name) == "":
             raise RegardError(f"--{name} is empty.", "Name a folder.")
     return Arguments(
         recipe="".join(words),
-        out=said.pop("out", "model"),
-        start_from=said.pop("from", ""),
-        export_for=_target(said.pop("for", None)),
-        quiet=said.pop("quiet", False),
-        dry_run=said.pop("dry-run", False),
-        help="full" if said.pop("help-all", False) else "short" if said.pop("help", False) else "",
-        said=said,
+        out=options.pop("out", "model"),
+        start_from=options.pop("from", ""),
+        export_for=_target(options.pop("for", None)),
+        quiet=options.pop("quiet", False),
+        dry_run=options.pop("dry-run", False),
+        help="full" if options.pop("help-all", False) else "short" if options.pop("help", False) else "",
+        options=options,
     )
 
 
 def run(argv: list[str]) -> int:
     arguments = parse_arguments(argv)
-    said = arguments.said
+    options = arguments.options
     path = find_recipe(arguments.recipe) if arguments.recipe else None
     table = read_toml(path) if path else {}
     # Task and family decide which other keys there are.
-    if "task" in said:
-        table["task"] = said["task"]
-    if "model.family" in said and isinstance(table.setdefault("model", {}), dict):
-        table["model"]["family"] = said["model.family"]
+    if "task" in options:
+        table["task"] = options["task"]
+    if "model.family" in options and isinstance(table.setdefault("model", {}), dict):
+        table["model"]["family"] = options["model.family"]
     origin = arguments.recipe or COMMAND_LINE
     plain = recipe_from(table, origin=origin)
-    task, family = TASKS[plain.task], family_of(plain.model)
+    family = family_of(plain.model)
     if arguments.help:
         print((full_help if arguments.help == "full" else short_help)(plain.task, family, table))
         return 0
-    overrides = recipe_keys(said, family)
+    overrides = recipe_keys(options, family)
     data = recipe_from(overrides, plain, COMMAND_LINE).data
     if "files" not in {**table.get("data", {}), **overrides.get("data", {})}:
         raise RegardError("There are no data to train on.", "Pass --data FILE …")
@@ -105,11 +105,13 @@ def run(argv: list[str]) -> int:
             f"--for {arguments.export_for} cannot change the form of {arguments.start_from} (--from).",
             "Leave out --for.",
         )
-    corpus = read_data(plain.task, with_cache(data, arguments.out), quiet=arguments.quiet)
+    if not arguments.dry_run:
+        refuse_foreign_files(Path(arguments.out))  # before data are read, which may take long
+    dataset = read_dataset(plain.task, with_cache(data, arguments.out), quiet=arguments.quiet)
     # A run that is resumed keeps what was chosen for it, unless the command says otherwise.
     stored = stored_recipe(arguments.out)
     resumes = stored is not None and stored.task == plain.task
-    suggested = stored if stored and resumes else task.suggest(corpus, bool(arguments.start_from))
+    suggested = stored if stored and resumes else suggest_recipe(plain.task, dataset, bool(arguments.start_from))
     if arguments.export_for:
         suggested = restrict_recipe(suggested, arguments.export_for)
     recipe = recipe_from(overrides, recipe_from(table, suggested, origin), COMMAND_LINE)
@@ -117,22 +119,28 @@ def run(argv: list[str]) -> int:
         _refuse_ignored(overrides, recipe, arguments.start_from)
     if arguments.export_for:
         check_recipe(recipe, arguments.export_for)
-    options: dict[str, Any] = {"start_from": arguments.start_from or None, "corpus": corpus, "quiet": arguments.quiet}
+    bundle = train(
+        recipe,
+        arguments.out,
+        start_from=arguments.start_from or None,
+        dataset=dataset,
+        quiet=arguments.quiet,
+        dry_run=arguments.dry_run,
+    )
     if arguments.dry_run:
-        train(recipe, arguments.out, dry_run=True, **options)
         print(recipe_toml(recipe))
-        return 0
-    bundle = train(recipe, arguments.out, **options)
-    if not arguments.quiet:
-        scores = bundle.training["validation"].items()
-        best = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in scores)
-        print(
-            f"Kept: the model of step {bundle.training['step']}, the {_selection(recipe)}: {best}.\n"
-            f"Loss curves: {arguments.out}/loss.png. The model is in {arguments.out}. "
-            f"Try: {task.try_it.format(out=arguments.out)}",
-            file=sys.stderr,
-        )
+    elif not arguments.quiet:
+        _print_result(bundle.training, recipe, arguments.out)
     return 0
+
+
+def _print_result(training: dict[str, Any], recipe: Recipe, out: str) -> None:
+    best = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in training["validation"].items())
+    print(
+        f"Kept: the model of step {training['step']}, the {_selection(recipe)}: {best}.\n"
+        f"Loss curves: {out}/loss.png. The model is in {out}. Try: {TASKS[recipe.task].try_it.format(out=out)}",
+        file=sys.stderr,
+    )
 
 
 def _selection(recipe: Recipe) -> str:
@@ -157,7 +165,7 @@ def _refuse_ignored(overrides: dict[str, dict[str, Any]], recipe: Recipe, start_
             raise RegardError(
                 f"--from uses the tokenizers of {start_from}.", f"Leave out {option_name(f'tokenizer.{name}')}."
             )
-    model = taking_over(recipe, read_config(Path(start_from))[0], start_from).model
+    model = fine_tuned_recipe(recipe, read_config(Path(start_from))[0], start_from).model
     for name, value in overrides.get("model", {}).items():
         kept = getattr(model, name, value)
         if kept != value:

@@ -3,7 +3,6 @@
 import argparse
 import ast
 import dataclasses
-import difflib
 import functools
 import inspect
 import json
@@ -14,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from regard.attention import SCORES
-from regard.errors import RegardError
+from regard.errors import RegardError, did_you_mean
 from regard.interop.targets import TARGETS
 from regard.models import FAMILIES
 from regard.training.recipe import DERIVED, FAMILIES_FOR, Recipe
@@ -197,11 +196,10 @@ def parse_words(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     for word in unknown:
         name = word.partition("=")[0]
         known = [f"--{name}" for option in every_option().values() for name in option.names]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else "regard train --help-all lists every option."
+        hint = did_you_mean(name, known, "regard train --help-all lists every option.")
         raise RegardError(f"Unknown option {name}.", hint)
-    said = vars(found)
-    return said.pop("words", []), said
+    values = vars(found)
+    return values.pop("words", []), values
 
 
 @functools.cache
@@ -219,20 +217,20 @@ class _Parser(argparse.ArgumentParser):
         raise RegardError(f"{name.partition('/')[0]}: {what}.", "See: regard train --help")
 
 
-def recipe_keys(said: Mapping[str, Any], family: str) -> dict[str, dict[str, Any]]:
+def recipe_keys(values: Mapping[str, Any], family: str) -> dict[str, dict[str, Any]]:
     """What options say, as the tables of a recipe; `--score` is spelled as the family spells it.
 
     >>> recipe_keys({"score": "dot", "train.steps": "5"}, "transformer")["model"]
     {'encoder_score': 'dot', 'decoder_score': 'dot', 'cross_score': 'dot'}
     """
     table: dict[str, dict[str, Any]] = {}
-    if "score" in said:
-        if said["score"] not in SCORES:
-            raise RegardError(f"--score {said['score']} is not a score.", f"Choose from: {', '.join(SCORES)}.")
+    if "score" in values:
+        if values["score"] not in SCORES:
+            raise RegardError(f"--score {values['score']} is not a score.", f"Choose from: {', '.join(SCORES)}.")
         fields = get_type_hints(FAMILIES[family].config)
-        table["model"] = {name: said["score"] for name in fields if name == "score" or name.endswith("_score")}
+        table["model"] = {name: values["score"] for name in fields if name == "score" or name.endswith("_score")}
     kinds = {section: get_type_hints(config) for section, config in _sections(family)}
-    for key, words in said.items():
+    for key, words in values.items():
         section, _, name = key.partition(".")
         if section not in kinds or key == "model.family":
             continue

@@ -17,20 +17,16 @@ from regard.cli.common import (
     as_text,
     named_blocks,
     note,
-    open_translator,
+    open_model,
     parse,
     progress,
-    until_error,
 )
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import Device
+from regard.folder import Device, Translator
 from regard.folder.translator import Split
 from regard.interop.onnx_runner import holds_graphs
 from regard.viewer import align, clearest_layer, format_links, need_attention
-
-# Lines that are sorted by length into batches before the first of them is answered; fewer where fewer have arrived.
-BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -73,8 +69,7 @@ def run(argv: list[str]) -> int:
         if split == "always":
             raise RegardError("--alignments are those of whole lines.", "Leave out --split always.")
         split = "never"
-    blocks = named_blocks(options.text, options.input, "Type lines to translate", BLOCK)
-    translator = open_translator(options.model, options.device, options.ensemble)
+    translator = open_model(options.model, options.device, Translator, options.ensemble)
     if options.alignments:
         need_attention(translator)
     if options.decode.max_len != DecodeConfig().max_len and options.decode.max_len > translator.longest_output:
@@ -92,9 +87,8 @@ def run(argv: list[str]) -> int:
 
     layer, done = None, 0
     with progress("translating") as tell:
-        for block in blocks:
-            good, error = until_error(block, check)
-            texts = [line for _, line in good]
+        for block in named_blocks(options.text, options.input, "Type lines to translate", check=check):
+            texts = [line for _, line in block]
             prefixes = [as_text(options.prefix, "--prefix")] * len(texts) if options.prefix else None
             how: dict[str, Any] = {"prefixes": prefixes, "truncate": options.truncate, "split": split, "first": done}
             answers = translator.translate(texts, options.decode, **how)
@@ -105,15 +99,13 @@ def run(argv: list[str]) -> int:
                 if options.scores or options.decode.n_best > 1
                 else [],
             ]
-            if options.alignments and texts:
+            if options.alignments:
                 pairs = [(text, one.text) for text, answer in zip(texts, answers) for one in answer]
                 layer = layer or clearest_layer(translator, pairs, truncate=True)
                 columns.append([format_links(links) for links in align(translator, pairs, layer, truncate=True)])
             for fields in zip(*filter(None, columns)):
                 print(" ||| ".join(fields))
             sys.stdout.flush()
-            if error is not None:
-                raise error
             done += len(block)
             tell(done, None)
     return 0

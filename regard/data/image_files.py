@@ -7,9 +7,8 @@ from typing import Protocol
 
 from regard.data.image_arrays import is_idx_labels, open_idx, open_npz
 from regard.data.image_decoding import SUFFIXES, Decoded, Fit, Header, decode, header, naming
-from regard.data.image_sheets import SHEET, TILE, sheets_of
-from regard.data.image_tables import DELIMITERS, cell, read_rows
-from regard.data.readers import in_line, stem_suffix
+from regard.data.image_sheets import SHEET, TILE, cell, sheets_of
+from regard.data.readers import in_line, named_rows, stem_suffix
 from regard.errors import RegardError
 
 # What a table calls the picture's label where nobody says otherwise, its file, its mask, and the part it belongs to.
@@ -55,7 +54,7 @@ def _sources_of(name: str | Path, labels: Path | None, label: str) -> Sequence[S
     if not path.exists():
         raise RegardError(f"There is no file or folder {name}.", "Mend its name.")
     suffix = stem_suffix(path).lower()
-    if path.is_file() and suffix in DELIMITERS:
+    if path.is_file() and suffix in (".csv", ".tsv"):
         return _in_table(path, part, label.lower())
     if path.is_file() and suffix == ".npz":
         return [open_npz(path, part, "" if label == LABEL else label)]
@@ -148,7 +147,7 @@ def _with_masks(images: Path, masks: Path) -> list[Photo]:
 
 def _in_table(file: Path, part: str, label: str) -> Sequence[Source]:
     """The pictures that the rows of a table name, or the tiles of sheets."""
-    rows = list(read_rows(file))
+    rows = named_rows(file)
     if not rows:
         raise RegardError(f"{file} names no picture.", "Write a row for each, below the header.")
     columns = list(rows[0][1])

@@ -19,13 +19,27 @@ from regard.data.image_decoding import (
     pixels_of,
     same_size,
 )
-from regard.data.image_tables import Rows, cell, number_in
 from regard.data.readers import in_line
 from regard.errors import RegardError
 
 SHEET, TILE, SIDE = "sheet", "tile", "side"
 # Where the masks of the sheet NAME.jpg lie: in NAME.mask.png.
 MASK_SHEET = ".mask.png"
+
+Rows = list[tuple[int, dict[str, str]]]
+"""the rows of a table by the names of their columns, and the line that each one ends in"""
+
+
+def cell(row: dict[str, str], column: str) -> str:
+    if not row[column]:
+        raise RegardError(f"the {column} is empty.", "Fill it in, or remove the row.")
+    return row[column]
+
+
+def number_in(row: dict[str, str], column: str) -> int:
+    if not row[column].isdecimal() or len(row[column]) > 9:
+        raise RegardError(f"the {column} is {row[column]!r}.", "It must be a whole number.")
+    return int(row[column])
 
 
 @dataclass(frozen=True)

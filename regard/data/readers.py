@@ -217,6 +217,19 @@ def _csv_rows(file: str | Path) -> Iterator[Row]:
         raise RegardError(message, hint='Quote fields as in "a, b", and double the quotes inside.') from None
 
 
+def named_rows(file: str | Path) -> list[tuple[int, dict[str, str]]]:
+    """The rows of a CSV or TSV file by the names of its header, in lower case, and the line that each one ends in."""
+    rows = [(row.number, row.fields) for row in table_rows(file) if row.fields]
+    names = [name.strip().lower() for name in rows.pop(0)[1]] if rows else []
+    found = []
+    for number, fields in rows:
+        with in_line(file, number):
+            if len(fields) != len(names):
+                raise RegardError(f"{len(fields)} columns, where the header has {len(names)}.", "Fix that line.")
+        found.append((number, dict(zip(names, (field.strip() for field in fields)))))
+    return found
+
+
 def column_places(names: Sequence[str], header: Sequence[str]) -> list[int]:
     """The places, from 0, of columns given by their names in a header or by numbers from 1.
 

@@ -16,7 +16,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 
 from regard.data.special import MASK_NAME, SPECIALS, UNK
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import read_file, write_whole
 
 # The sign that begins a word in the vocabulary, so that decoding knows where the spaces were.
 SPACE = "▁"
@@ -94,12 +94,6 @@ class Tokenizer:
         library.encode_special_tokens = True  # which means: as the text that they are
         self.library = library
         self.kind = kind  # one of KINDS, or FOREIGN
-
-    @cached_property
-    def has_mask(self) -> bool:
-        """Whether one of its own special ids stands for a hidden token."""
-        marks = self.library.get_added_tokens_decoder().get(len(SPECIALS))
-        return self.kind != FOREIGN and marks is not None and marks.content == MASK_NAME and marks.special
 
     @cached_property
     def exact(self) -> bool:
@@ -219,12 +213,9 @@ class Tokenizer:
     @staticmethod
     def load(path: str | Path, *, foreign: bool = False) -> "Tokenizer":
         """Open a file that `save` wrote; or, where that is allowed, any file of the `tokenizers` library."""
+        content = read_file(path)
         try:
-            library = tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise RegardError(f"There is no tokeniser at {path}.") from None
-        except OSError as error:
-            raise RegardError(f"{path} cannot be read: {error.strerror}.") from None
+            library = tokenizers.Tokenizer.from_str(content.decode())
         except Exception as error:  # which is all that the library raises
             raise RegardError(f"{path} is not a tokeniser: {error}.") from None
         if foreign:

@@ -9,7 +9,6 @@ training.json         how it came to be: recipe, data fingerprints, seed, versio
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,24 +21,25 @@ from safetensors.torch import save as weights_to_bytes
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from regard.config_reader import fill_config, json_bytes, read_json
 from regard.data.special import READING, TRANSLATING, WRITING, Special
 from regard.data.tokenizer import FOREIGN, Tokenizer
 from regard.errors import RegardError
 from regard.files import write_whole
 from regard.folder.encoder import TextEncoder
 from regard.folder.language import LanguageModel
+from regard.folder.migration import migrate_names
 from regard.folder.pictures import ImageModel
 from regard.folder.translator import Translator
 from regard.models import FAMILIES, family_of, make_model
 from regard.models.parameters import stack_heights
-from regard.ranges import check_value, nested_deeper, shown
+from regard.ranges import check_value, shown
 
 FORMAT = 1
-MOST_NESTED = 50
-"""levels of lists and tables in a JSON file"""
 _TOKENIZER_FILES = ("tokenizer.json", "target_tokenizer.json")
 _FINGERPRINTS = "tokenizer_sha256"
 _FIX = "Fix the file, or put a good copy in its place."
+_fill = partial(fill_config, hint="Upgrade regard, or fix the file.")
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Bundle = Translator | LanguageModel | TextEncoder | ImageModel
 B = TypeVar("B", Translator, LanguageModel, TextEncoder, ImageModel)
@@ -86,11 +86,11 @@ def save(path: str | Path, bundle: Bundle) -> None:
     """Writes a model folder. Each file is written whole or not at all, the weights last but one, config.json last."""
     folder = Path(path)
     write_tokenizers(folder, *bundle.tokenizers)
-    write_whole(folder / "training.json", _json(bundle.training))
+    write_whole(folder / "training.json", json_bytes(bundle.training))
     weights = {
         name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.named_parameters()
     }  # tied weights are listed once
-    write_whole(folder / "model.safetensors", weights_to_bytes(weights, metadata={"format": "pt"}))
+    write_whole(folder / "model.safetensors", _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"})))
     write_config(folder, bundle)
 
 
@@ -106,7 +106,17 @@ def write_config(folder: Path, bundle: Bundle) -> None:
     # Another program's tokeniser is known by it.
     if bundle.special != OPENED[family].special or any(one.kind == FOREIGN for one in bundle.tokenizers):
         config["special"] = dataclasses.asdict(bundle.special)
-    write_whole(folder / "config.json", _json(config | dataclasses.asdict(bundle.model.config)))
+    write_whole(folder / "config.json", json_bytes(config | dataclasses.asdict(bundle.model.config)))
+
+
+def _align_tensors(file: bytes) -> bytes:
+    """A safetensors file whose tensors begin at a multiple of 64 bytes: the header is padded with spaces.
+
+    Loaded tensors are views of the file, and CPU kernels round differently on addresses that are not aligned.
+    """
+    end = 8 + int.from_bytes(file[:8], "little")
+    padding = -end % 64
+    return (end - 8 + padding).to_bytes(8, "little") + file[8:end] + b" " * padding + file[end:]
 
 
 def write_tokenizers(folder: Path, *sides: Tokenizer) -> None:
@@ -146,9 +156,7 @@ def load(path, device="auto", *, expect=None):
     folder = Path(path)
     config, special = read_config(folder)
     opened = OPENED[family_of(config)]
-    if expect not in (None, opened.kind):
-        wanted = next(one for one in OPENED.values() if one.kind is expect)
-        raise RegardError(f"{folder} holds {opened.says}, not {wanted.says}.", f"Use it with: {opened.commands}.")
+    check_kind(folder, config, expect)
     weights_path = folder / "model.safetensors"
     weights = _read_weights(weights_path, config)
     model = model_of(config, weights, weights_path)
@@ -162,9 +170,17 @@ def load(path, device="auto", *, expect=None):
     if opened.sides:
         _check_fingerprints(folder)
     training_path = folder / "training.json"
-    training = _read_json(training_path) if training_path.exists() else {}
+    training = read_json(training_path) if training_path.exists() else {}
     bundle = bundle_of(model.to(found).eval(), tokenizers, training, special)
     return dataclasses.replace(bundle, languages=read_languages(folder)) if opened.kind is Translator else bundle
+
+
+def check_kind(folder: Path, config: Any, expect: type[Any] | None) -> None:
+    """Refuse a folder whose family opens as another kind than expected."""
+    opened = OPENED[family_of(config)]
+    if expect not in (None, opened.kind):
+        wanted = next(one for one in OPENED.values() if one.kind is expect)
+        raise RegardError(f"{folder} holds {opened.says}, not {wanted.says}.", f"Use it with: {opened.commands}.")
 
 
 def _ensemble(paths: Any, device: Device) -> Translator:
@@ -186,7 +202,7 @@ def _read_weights(path: Path, config: Any) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         _check_shapes(config, shapes, path)
-        return load_file(path)
+        return migrate_names(load_file(path))
     except FileNotFoundError:
         hint = "Was the training interrupted early?"
         if next(path.parent.glob("*.onnx"), None):
@@ -206,7 +222,7 @@ def _fingerprints(folder: Path) -> dict[str, str]:
 def _check_fingerprints(folder: Path) -> None:
     """Refuse tokenizers other than those that the model was saved with; older folders do not state theirs."""
     path = folder / "config.json"
-    stated = _read_json(path).get(_FINGERPRINTS)
+    stated = read_json(path).get(_FINGERPRINTS)
     if stated is None:
         return
     if not isinstance(stated, dict):
@@ -235,7 +251,7 @@ def bundle_of(
 def read_languages(folder: Path) -> tuple[str, ...]:
     """The codes of the languages that config.json states; none where it states none."""
     path = folder / "config.json"
-    stated = _read_json(path).get("languages", [])
+    stated = read_json(path).get("languages", [])
     if not isinstance(stated, list) or not all(isinstance(one, str) for one in stated):
         raise RegardError(f"{path}: languages = {stated!r}; expected a list of codes.", "Fix the file.")
     return tuple(stated)
@@ -262,7 +278,7 @@ def read_config(folder: Path) -> tuple[Any, Special | None]:
         )
     if not path.exists():
         raise RegardError(f"{folder}: not a model folder, for it has no config.json.", "Name the folder of --out.")
-    table = _read_json(path)
+    table = read_json(path)
     if type(table.get("format")) is not int:
         raise RegardError(f"{path}: not a config of Regard (it states no format).", "Name a folder that Regard wrote.")
     if table["format"] > FORMAT:
@@ -276,22 +292,12 @@ def read_config(folder: Path) -> tuple[Any, Special | None]:
     if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
         raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Put it back: the two sides differ.")
     beside = ("format", "family", "shared_tokenizer", "languages", _FINGERPRINTS)
-    config = _filled(family.config(), {key: value for key, value in table.items() if key not in beside}, path)
+    config = _fill(family.config(), {key: value for key, value in table.items() if key not in beside}, path)
     try:
         config.check()
     except RegardError as error:
         raise RegardError(f"{path}: {error.message}", _FIX) from None
-    return config, None if stated is None else _filled(Special(), stated, path, "special.")
-
-
-def _filled(plain: Any, table: dict[str, Any], path: Path, prefix: str = "") -> Any:
-    """A config with the values of a table, each checked as those of a recipe are."""
-    known = {f.name: f.type for f in dataclasses.fields(plain)}
-    unknown = sorted(table.keys() - known.keys())
-    if unknown:
-        raise RegardError(f"{path}: unknown key {shown(prefix + unknown[0])}.", "Upgrade regard, or fix the file.")
-    given = {key: check_value(known[key], value, f"{path}: {prefix}{key}", _FIX) for key, value in table.items()}
-    return dataclasses.replace(plain, **given)
+    return config, None if stated is None else _fill(Special(), stated, path, "special.")
 
 
 def _check_shapes(config: Any, shapes: Mapping[str, Sequence[int]], origin: str | Path) -> None:
@@ -366,33 +372,3 @@ def _refuse_others(
     if wrong:
         raise _misfit(origin, f"{', '.join(sorted(wrong)[:5])}{' …' if len(wrong) > 5 else ''}")
     return new
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=partial(_without_duplicates, path))
-        deep = nested_deeper(table, MOST_NESTED)
-    except OSError as error:
-        raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Put a good copy in its place.") from None
-    except ValueError as error:
-        raise RegardError(f"{path}: not JSON ({error}).", "Put a good copy in its place.") from None
-    except RecursionError:
-        deep = True
-    if deep:
-        raise RegardError(f"{path}: lists or tables are nested too deeply.", "Put a good copy in its place.")
-    if not isinstance(table, dict):
-        raise RegardError(f"{path}: not a JSON object.", "Put a good copy in its place.")
-    return table
-
-
-def _without_duplicates(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in table:
-            raise RegardError(f"{path}: {shown(name)} is stated twice.", _FIX)
-        table[name] = value
-    return table
-
-
-def _json(table: dict[str, Any]) -> bytes:
-    return (json.dumps(table, indent=2, ensure_ascii=False) + "\n").encode()

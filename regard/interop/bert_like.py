@@ -3,25 +3,24 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from regard.data.special import Special
 from regard.errors import RegardError
-from regard.interop.mapping import STACKED, Row, Table, both
+from regard.interop.mapping import Row, Table, block_rows, both
 from regard.interop.one_stack import (
     ACTIVATIONS,
+    ENCODER_KEYS,
     Kind,
     Weights,
-    named,
     read_labels,
     read_one_stack,
     write_labels,
     write_one_stack,
-    write_sizes,
 )
-from regard.interop.settings import Settings
+from regard.interop.settings import Key, Keys, Settings, read_keys, with_defaults, write_keys
 from regard.models.bert import BertConfig, Head
 
 # -- the tables ------------------------------------------------------------------------------------------------------
@@ -36,61 +35,34 @@ _EMBEDDINGS = [
     Row("embedding.segments.weight", "embeddings.token_type_embeddings.weight"),
     *both("embedding.norm", "embeddings.LayerNorm"),
 ]
-_BERT_LAYER = [
-    *both("blocks.{i}.attention.query", "encoder.layer.{i}.attention.self.query"),
-    *both(
-        "blocks.{i}.attention.key_value",
-        ("encoder.layer.{i}.attention.self.key", "encoder.layer.{i}.attention.self.value"),
-        STACKED,
-    ),
-    *both("blocks.{i}.attention.out", "encoder.layer.{i}.attention.output.dense"),
-    *both("blocks.{i}.residuals.0.norm", "encoder.layer.{i}.attention.output.LayerNorm"),
-    *both("blocks.{i}.feedforward.inner", "encoder.layer.{i}.intermediate.dense"),
-    *both("blocks.{i}.feedforward.outer", "encoder.layer.{i}.output.dense"),
-    *both("blocks.{i}.residuals.1.norm", "encoder.layer.{i}.output.LayerNorm"),
-]
-_DISTILBERT_LAYER = [
-    *both("blocks.{i}.attention.query", "transformer.layer.{i}.attention.q_lin"),
-    *both(
-        "blocks.{i}.attention.key_value",
-        ("transformer.layer.{i}.attention.k_lin", "transformer.layer.{i}.attention.v_lin"),
-        STACKED,
-    ),
-    *both("blocks.{i}.attention.out", "transformer.layer.{i}.attention.out_lin"),
-    *both("blocks.{i}.residuals.0.norm", "transformer.layer.{i}.sa_layer_norm"),
-    *both("blocks.{i}.feedforward.inner", "transformer.layer.{i}.ffn.lin1"),
-    *both("blocks.{i}.feedforward.outer", "transformer.layer.{i}.ffn.lin2"),
-    *both("blocks.{i}.residuals.1.norm", "transformer.layer.{i}.output_layer_norm"),
-]
-# Here {i} is a group of layers that have the same weights.
-_ALBERT_LAYER = [
-    *both("blocks.{i}.attention.query", "encoder.albert_layer_groups.{i}.albert_layers.0.attention.query"),
-    *both(
-        "blocks.{i}.attention.key_value",
-        (
-            "encoder.albert_layer_groups.{i}.albert_layers.0.attention.key",
-            "encoder.albert_layer_groups.{i}.albert_layers.0.attention.value",
-        ),
-        STACKED,
-    ),
-    *both("blocks.{i}.attention.out", "encoder.albert_layer_groups.{i}.albert_layers.0.attention.dense"),
-    *both("blocks.{i}.residuals.0.norm", "encoder.albert_layer_groups.{i}.albert_layers.0.attention.LayerNorm"),
-    *both("blocks.{i}.feedforward.inner", "encoder.albert_layer_groups.{i}.albert_layers.0.ffn"),
-    *both("blocks.{i}.feedforward.outer", "encoder.albert_layer_groups.{i}.albert_layers.0.ffn_output"),
-    *both("blocks.{i}.residuals.1.norm", "encoder.albert_layer_groups.{i}.albert_layers.0.full_layer_layer_norm"),
-]
+_BERT_LAYER = block_rows(
+    "encoder.layer.{i}",
+    attention=("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"),
+    feedforward=("intermediate.dense", "output.dense"),
+    norms=("attention.output.LayerNorm", "output.LayerNorm"),
+)
+_DISTILBERT_LAYER = block_rows(
+    "transformer.layer.{i}",
+    attention=("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin"),
+    feedforward=("ffn.lin1", "ffn.lin2"),
+    norms=("sa_layer_norm", "output_layer_norm"),
+)
+_ALBERT_LAYER = block_rows(
+    "encoder.albert_layer_groups.{i}.albert_layers.0",  # {i} is a group of layers that have the same weights
+    attention=("attention.query", "attention.key", "attention.value", "attention.dense"),
+    feedforward=("ffn", "ffn_output"),
+    norms=("attention.LayerNorm", "full_layer_layer_norm"),
+)
 _POOLER = both("pooler", "pooler.dense")
 _ALBERT_ROWS = [*_EMBEDDINGS, *both("widen", "encoder.embedding_hidden_mapping_in"), *both("pooler", "pooler")]
 
 _BERT = Table([*_EMBEDDINGS, *_POOLER], {"blocks": _BERT_LAYER}, _BESIDE, _UNUSED, prefix="bert.")
 _ROBERTA = _BERT._replace(prefix="roberta.")
-# RoBERTa's label comes through a layer of the head, where BERT's comes through the pooler.
-_ROBERTA_UNPOOLED = _ROBERTA._replace(rows=_EMBEDDINGS)
 _DISTILBERT = Table(_EMBEDDINGS, {"blocks": _DISTILBERT_LAYER}, _BESIDE, _UNUSED, prefix="distilbert.")
 _ALBERT = Table(_ALBERT_ROWS, {"blocks": _ALBERT_LAYER}, _BESIDE, _UNUSED, prefix="albert.")
 
 
-def _naming(table: Table, dense: str, norm: str, bias: str, decoder: str) -> Table:
+def _with_mask_head(table: Table, dense: str, norm: str, bias: str, decoder: str) -> Table:
     """A table with the head that names masked tokens; its last layer, the decoder, is the embedding."""
     tokens = f"{table.prefix}embeddings.word_embeddings.weight"
     return table.with_head(
@@ -101,78 +73,85 @@ def _naming(table: Table, dense: str, norm: str, bias: str, decoder: str) -> Tab
     )
 
 
-_BERT_NAMING = _naming(
+_BERT_MASK = _with_mask_head(
     _BERT,
     dense="cls.predictions.transform.dense",
     norm="cls.predictions.transform.LayerNorm",
     bias="cls.predictions.bias",
     decoder="cls.predictions.decoder",
 )
-_ROBERTA_NAMING = _naming(
+_ROBERTA_MASK = _with_mask_head(
     _ROBERTA,
     dense="lm_head.dense",
     norm="lm_head.layer_norm",
     bias="lm_head.bias",
     decoder="lm_head.decoder",
 )
-_DISTILBERT_NAMING = _naming(
+_DISTILBERT_MASK = _with_mask_head(
     _DISTILBERT,
     dense="vocab_transform",
     norm="vocab_layer_norm",
     bias="vocab_projector.bias",
     decoder="vocab_projector",
 )
-_ALBERT_NAMING = _naming(
+_ALBERT_MASK = _with_mask_head(
     _ALBERT,
     dense="predictions.dense",
     norm="predictions.LayerNorm",
     bias="predictions.bias",
     decoder="predictions.decoder",
 )
-_CLASSIFIER, _ANSWER = both("output", "classifier"), both("output", "qa_outputs")
-_ROBERTA_CLASSIFIER = [*both("pooler", "classifier.dense"), *both("output", "classifier.out_proj")]
-_DISTILBERT_CLASSIFIER = [*both("pooler", "pre_classifier"), *_CLASSIFIER]
 
 # -- the configs -----------------------------------------------------------------------------------------------------
 
+_BERT_KEYS = [
+    *ENCODER_KEYS,
+    Key("segments", "type_vocab_size", 2),
+    Key("max_len", "max_position_embeddings", 512),
+    Key("vocab", "vocab_size", 30522),
+]
+_ROBERTA_KEYS = with_defaults(_BERT_KEYS, vocab=50265)
+_DISTILBERT_KEYS = [
+    Key("width", "dim", 768),
+    Key("heads", "n_heads", 12),
+    Key("layers", "n_layers", 6),
+    Key("feedforward", "hidden_dim", 3072),
+    Key("dropout", "dropout", 0.1),
+    Key("activation", "activation", "gelu", ACTIVATIONS),
+    Key("max_len", "max_position_embeddings", 512),
+    Key("vocab", "vocab_size", 30522),
+]
+_ALBERT_KEYS = with_defaults(
+    [*_BERT_KEYS, Key("embedding_width", "embedding_size", 128), Key("groups", "num_hidden_groups", 1)],
+    **{"vocab": 30000, "width": 4096, "heads": 64, "feedforward": 16384, "activation": "gelu_new", "dropout": 0.0},
+)
 
-def _plain(settings: Settings, head: Head) -> None:
-    """Refuses what would make another computation of it."""
+
+def _read_bert(
+    settings: Settings, head: Head, keys: Keys = _BERT_KEYS, pooler: Literal["tanh", "relu"] = "tanh", **fixed: Any
+) -> BertConfig:
     settings.must_be("position_embedding_type", "absolute")
     settings.must_be("is_decoder", False)
     settings.must_be("add_cross_attention", False)
     settings.must_be("pruned_heads", {})
     if head == "mask":
         settings.must_be("tie_word_embeddings", True)
-
-
-def _read_bert(settings: Settings, head: Head) -> BertConfig:
-    _plain(settings, head)
-    pooled = head == "classify" or (head == "none" and settings.flag("add_pooling_layer", True))
+    bare = head == "none" and pooler == "tanh" and settings.flag("add_pooling_layer", True)
     return BertConfig(
-        width=settings.size("hidden_size", 768),
-        heads=settings.size("num_attention_heads", 12),
-        layers=settings.size("num_hidden_layers", 12),
-        feedforward=settings.size("intermediate_size", 3072),
-        dropout=settings.fraction("hidden_dropout_prob", 0.1),
-        norm_eps=settings.fraction("layer_norm_eps", 1e-12),
-        activation=settings.choice("hidden_act", ACTIVATIONS, "gelu"),  # type: ignore[arg-type]
-        segments=settings.size("type_vocab_size", 2),
+        **read_keys(keys, settings),
+        **fixed,
         head=head,
-        pooler="tanh" if pooled else "none",
+        pooler=pooler if head == "classify" or bare else "none",
         labels=read_labels(settings) if head == "classify" else (),
-        max_len=settings.size("max_position_embeddings", 512),
-        vocab=settings.size("vocab_size", 30522),
     )
 
 
-def _write_bert(config: BertConfig, head: Head) -> dict[str, Any]:
+def _write_bert(config: BertConfig, head: Head, keys: Keys = _BERT_KEYS) -> dict[str, Any]:
     return {
         "model_type": "bert",
-        **write_sizes(config),
+        **write_keys(keys, config),
         "type_vocab_size": config.segments or 1,
-        "max_position_embeddings": config.max_len,
-        "vocab_size": config.vocab,
+        "attention_probs_dropout_prob": 0.0,
         **(write_labels(config.labels) if head == "classify" else {}),
     }
 
@@ -182,77 +161,36 @@ def _read_roberta(settings: Settings, head: Head) -> BertConfig:
     if head == "mask":
         settings.must_be("hidden_act", "gelu")  # which this head has whatever the other layers have
     offset = settings.number("pad_token_id", 1) + 1
-    places = settings.size("max_position_embeddings", 512)
-    if places <= offset:
+    rows = settings.size("max_position_embeddings", 512)
+    if rows <= offset:
         raise settings.refusal("max_position_embeddings", f"the first {offset} positions are never used")
-    own = {"vocab_size": settings.size("vocab_size", 50265), "max_position_embeddings": places - offset}
-    bert = _read_bert(settings.over(own), head)
+    bert = _read_bert(settings.over({"max_position_embeddings": rows - offset}), head, _ROBERTA_KEYS)
     return replace(bert, position_offset=offset)
 
 
 def _write_roberta(config: BertConfig, head: Head) -> dict[str, Any]:
     offset = config.position_offset or 1
-    own = {
-        "model_type": "roberta",
-        "pad_token_id": offset - 1,
-        "max_position_embeddings": config.max_len + offset,
-    }
+    own = {"model_type": "roberta", "pad_token_id": offset - 1, "max_position_embeddings": config.max_len + offset}
     if head == "mask":
         own["hidden_act"] = "gelu"
     return _write_bert(config, head) | own
 
 
-def _read_distilbert(settings: Settings, head: Head) -> BertConfig:
-    _plain(settings, head)
-    return BertConfig(
-        width=settings.size("dim", 768),
-        heads=settings.size("n_heads", 12),
-        layers=settings.size("n_layers", 6),
-        feedforward=settings.size("hidden_dim", 3072),
-        dropout=settings.fraction("dropout", 0.1),
-        norm_eps=1e-12,
-        activation=settings.choice("activation", ACTIVATIONS, "gelu"),  # type: ignore[arg-type]
-        segments=0,
-        head=head,
-        pooler="relu" if head == "classify" else "none",
-        labels=read_labels(settings) if head == "classify" else (),
-        max_len=settings.size("max_position_embeddings", 512),
-        vocab=settings.size("vocab_size", 30522),
-    )
+_read_distilbert = partial(_read_bert, keys=_DISTILBERT_KEYS, pooler="relu", norm_eps=1e-12, segments=0)
 
 
 def _write_distilbert(config: BertConfig, head: Head) -> dict[str, Any]:
     return {
         "model_type": "distilbert",
-        "dim": config.width,
-        "n_heads": config.heads,
-        "n_layers": config.layers,
-        "hidden_dim": config.feedforward,
-        "dropout": config.dropout,
+        **write_keys(_DISTILBERT_KEYS, config),
         "attention_dropout": 0.0,
-        "activation": named(ACTIVATIONS, config.activation),
-        "max_position_embeddings": config.max_len,
-        "vocab_size": config.vocab,
         **(write_labels(config.labels) if head == "classify" else {}),
     }
 
 
 def _read_albert(settings: Settings, head: Head) -> BertConfig:
     settings.must_be("inner_group_num", 1)
-    own = {
-        "vocab_size": settings.size("vocab_size", 30000),
-        "hidden_size": settings.size("hidden_size", 4096),
-        "num_attention_heads": settings.size("num_attention_heads", 64),
-        "intermediate_size": settings.size("intermediate_size", 16384),
-        "hidden_act": settings.table.get("hidden_act") or "gelu_new",
-        "hidden_dropout_prob": settings.fraction("hidden_dropout_prob", 0.0),
-    }
-    bert = _read_bert(settings.over(own), head)
-    return replace(
-        bert,
-        embedding_width=settings.size("embedding_size", 128),
-        groups=settings.size("num_hidden_groups", 1),
-    )
+    return _read_bert(settings, head, _ALBERT_KEYS)
 
 
 def _write_albert(config: BertConfig, head: Head) -> dict[str, Any]:
@@ -267,38 +205,37 @@ def _write_albert(config: BertConfig, head: Head) -> dict[str, Any]:
 # -- the classes -----------------------------------------------------------------------------------------------------
 
 
-def _kind(table: Table, read: Any, write: Any, head: Head) -> Kind:
-    return Kind(table, partial(read, head=head), partial(write, head=head))
+def _classes(name: str, read: Any, write: Any, table: Table, mask: Table, classify: Table) -> dict[str, Kind]:
+    """The classes of a family, one for each head."""
+    tables: dict[tuple[str, Head], Table] = {
+        ("Model", "none"): table,
+        ("ForMaskedLM", "mask"): mask,
+        ("ForSequenceClassification", "classify"): classify,
+        ("ForQuestionAnswering", "answer"): table.with_head(*both("output", "qa_outputs")),
+    }
+    return {
+        name + suffix: Kind(own, partial(read, head=head), partial(write, head=head))
+        for (suffix, head), own in tables.items()
+    }
 
 
+_CLASSIFIER = both("output", "classifier")
+# RoBERTa's label comes through a layer of the head, where BERT's comes through the pooler.
+_ROBERTA_CLASSIFY = _ROBERTA._replace(rows=_EMBEDDINGS).with_head(
+    *both("pooler", "classifier.dense"), *both("output", "classifier.out_proj")
+)
+_DISTILBERT_CLASSIFY = _DISTILBERT.with_head(*both("pooler", "pre_classifier"), *_CLASSIFIER)
+_ALBERT_CLASSIFY = _ALBERT.with_head(*_CLASSIFIER)
+# Of the classes that fit, the first is written.
 CLASSES = {
-    "BertModel": _kind(_BERT, _read_bert, _write_bert, "none"),
-    "BertForMaskedLM": _kind(_BERT_NAMING, _read_bert, _write_bert, "mask"),
-    "BertForSequenceClassification": _kind(_BERT.with_head(*_CLASSIFIER), _read_bert, _write_bert, "classify"),
-    "BertForQuestionAnswering": _kind(_BERT.with_head(*_ANSWER), _read_bert, _write_bert, "answer"),
-    # Its other half, whether a sentence follows another, is left out.
-    "BertForPreTraining": _kind(_BERT_NAMING, _read_bert, _write_bert, "mask"),
-    "RobertaModel": _kind(_ROBERTA, _read_roberta, _write_roberta, "none"),
-    "RobertaForMaskedLM": _kind(_ROBERTA_NAMING, _read_roberta, _write_roberta, "mask"),
-    "RobertaForSequenceClassification": _kind(
-        _ROBERTA_UNPOOLED.with_head(*_ROBERTA_CLASSIFIER), _read_roberta, _write_roberta, "classify"
-    ),
-    "RobertaForQuestionAnswering": _kind(_ROBERTA.with_head(*_ANSWER), _read_roberta, _write_roberta, "answer"),
-    "DistilBertModel": _kind(_DISTILBERT, _read_distilbert, _write_distilbert, "none"),
-    "DistilBertForMaskedLM": _kind(_DISTILBERT_NAMING, _read_distilbert, _write_distilbert, "mask"),
-    "DistilBertForSequenceClassification": _kind(
-        _DISTILBERT.with_head(*_DISTILBERT_CLASSIFIER), _read_distilbert, _write_distilbert, "classify"
-    ),
-    "DistilBertForQuestionAnswering": _kind(
-        _DISTILBERT.with_head(*_ANSWER), _read_distilbert, _write_distilbert, "answer"
-    ),
-    "AlbertModel": _kind(_ALBERT, _read_albert, _write_albert, "none"),
-    "AlbertForMaskedLM": _kind(_ALBERT_NAMING, _read_albert, _write_albert, "mask"),
-    "AlbertForSequenceClassification": _kind(_ALBERT.with_head(*_CLASSIFIER), _read_albert, _write_albert, "classify"),
-    "AlbertForQuestionAnswering": _kind(_ALBERT.with_head(*_ANSWER), _read_albert, _write_albert, "answer"),
-    "AlbertForPreTraining": _kind(_ALBERT_NAMING, _read_albert, _write_albert, "mask"),
+    **_classes("Bert", _read_bert, _write_bert, _BERT, _BERT_MASK, _BERT.with_head(*_CLASSIFIER)),
+    **_classes("Roberta", _read_roberta, _write_roberta, _ROBERTA, _ROBERTA_MASK, _ROBERTA_CLASSIFY),
+    **_classes("DistilBert", _read_distilbert, _write_distilbert, _DISTILBERT, _DISTILBERT_MASK, _DISTILBERT_CLASSIFY),
+    **_classes("Albert", _read_albert, _write_albert, _ALBERT, _ALBERT_MASK, _ALBERT_CLASSIFY),
 }
-# RoBERTa with other tokenisers, and as RoBERTa they go out: of the classes that fit, the first is taken.
+# Their second half, whether a sentence follows another, is left out.
+CLASSES |= {f"{name}ForPreTraining": CLASSES[f"{name}ForMaskedLM"] for name in ("Bert", "Albert")}
+# RoBERTa with other tokenizers.
 CLASSES |= {
     name.replace("Roberta", other): kind
     for other in ("XLMRoberta", "Camembert")
@@ -314,8 +251,7 @@ def read_bert_like(
 
     `table` is config.json, `tokens` the tokeniser's special ids by what they are for.
     """
-    pooler = {"add_pooling_layer": any("pooler." in key for key in theirs)}  # which many bare models lack
-    config, weights = read_one_stack(CLASSES[name], Settings(table, origin).over(pooler), theirs)
+    config, weights = read_one_stack(CLASSES[name], Settings(table, origin), theirs)
     begin, end = tokens.get("begin", tokens.get("cls")), tokens.get("end", tokens.get("sep"))
     pad = config.position_offset - 1 if config.position_offset else tokens.get("pad", 0)
     special = Special(

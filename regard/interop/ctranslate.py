@@ -11,8 +11,8 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.folder import Translator, write_tokenizers
 from regard.interop.extras import need
-from regard.interop.fitting import in_words, misfits
 from regard.interop.mapping import CUT, STACKED, Row, Table, write_weights
+from regard.interop.settings import in_words, misfits
 from regard.layers.positions import Sinusoidal
 from regard.models.transformer import Transformer, TransformerConfig
 
@@ -65,18 +65,18 @@ def _table(gated: bool) -> Table:
     ]
     encoder = [
         *_attention("encoder.{i}.attention", "encoder/layer_{i}/self_attention"),
-        *_norm("encoder.{i}.residuals.0.norm", "encoder/layer_{i}/self_attention/layer_norm"),
+        *_norm("encoder.{i}.attention_norm", "encoder/layer_{i}/self_attention/layer_norm"),
         *_feedforward("encoder.{i}.feedforward", "encoder/layer_{i}/ffn", gated),
-        *_norm("encoder.{i}.residuals.1.norm", "encoder/layer_{i}/ffn/layer_norm"),
+        *_norm("encoder.{i}.feedforward_norm", "encoder/layer_{i}/ffn/layer_norm"),
         Row("encoder_bias.table.weight", "encoder/layer_{i}/self_attention/relative_attention_bias"),
     ]
     decoder = [
         *_attention("decoder.{i}.attention", "decoder/layer_{i}/self_attention"),
-        *_norm("decoder.{i}.residuals.0.norm", "decoder/layer_{i}/self_attention/layer_norm"),
+        *_norm("decoder.{i}.attention_norm", "decoder/layer_{i}/self_attention/layer_norm"),
         *_attention("decoder.{i}.cross", "decoder/layer_{i}/attention", cross=True),
-        *_norm("decoder.{i}.residuals.1.norm", "decoder/layer_{i}/attention/layer_norm"),
+        *_norm("decoder.{i}.cross_norm", "decoder/layer_{i}/attention/layer_norm"),
         *_feedforward("decoder.{i}.feedforward", "decoder/layer_{i}/ffn", gated),
-        *_norm("decoder.{i}.residuals.2.norm", "decoder/layer_{i}/ffn/layer_norm"),
+        *_norm("decoder.{i}.feedforward_norm", "decoder/layer_{i}/ffn/layer_norm"),
         Row("decoder_bias.table.weight", "decoder/layer_{i}/self_attention/relative_attention_bias"),
     ]
     return Table(rows, {"encoder": encoder, "decoder": decoder})

@@ -13,20 +13,19 @@ from torch import Tensor
 
 from regard.data.special import Special
 from regard.errors import RegardError
-from regard.interop.fitting import in_words, misfits
-from regard.interop.mapping import STACKED, Change, Row, Table, both, read_weights, shapes_of, write_weights
-from regard.interop.one_stack import ACTIVATIONS, GATES, Weights, named
-from regard.interop.settings import Settings
-from regard.layers.blocks import NormPlace
+from regard.interop.mapping import Change, Row, Table, block_rows, both, read_model, shapes_of, write_weights
+from regard.interop.one_stack import ACTIVATIONS, GATES, Weights
+from regard.interop.settings import Key, Settings, in_words, misfits, read_keys, their_name, write_keys
+from regard.layers.blocks import NormPlacement
 from regard.layers.positions import Sinusoidal
 from regard.models.transformer import TransformerConfig
 
 
-class Kind(NamedTuple):
+class BartKind(NamedTuple):
     """What a class of BART's making has in its code rather than in its config."""
 
     model_type: str
-    norm: NormPlace
+    norm: NormPlacement
     embedding_norm: bool
     positions: Literal["learned", "sinusoidal_halves"]
     offset: int
@@ -34,11 +33,11 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "BartForConditionalGeneration": Kind("bart", "post", True, "learned", 2),
-    "MBartForConditionalGeneration": Kind("mbart", "pre", True, "learned", 2),
-    "PegasusForConditionalGeneration": Kind("pegasus", "pre", False, "sinusoidal_halves", 0),
-    "BlenderbotForConditionalGeneration": Kind("blenderbot", "pre", False, "learned", 0),
-    "MarianMTModel": Kind("marian", "post", False, "sinusoidal_halves", 0),
+    "BartForConditionalGeneration": BartKind("bart", "post", True, "learned", 2),
+    "MBartForConditionalGeneration": BartKind("mbart", "pre", True, "learned", 2),
+    "PegasusForConditionalGeneration": BartKind("pegasus", "pre", False, "sinusoidal_halves", 0),
+    "BlenderbotForConditionalGeneration": BartKind("blenderbot", "pre", False, "learned", 0),
+    "MarianMTModel": BartKind("marian", "post", False, "sinusoidal_halves", 0),
 }
 T5 = "T5ForConditionalGeneration"
 # Saved without its output layer, which is the embedding, and with shorter names.
@@ -57,14 +56,6 @@ _SOURCE, _TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tok
 _SINUSOIDS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
 
-def _bart_attention(ours: str, theirs: str) -> list[Row]:
-    return [
-        *both(f"{ours}.query", f"{theirs}.q_proj"),
-        *both(f"{ours}.key_value", (f"{theirs}.k_proj", f"{theirs}.v_proj"), STACKED),
-        *both(f"{ours}.out", f"{theirs}.out_proj"),
-    ]
-
-
 # No class has all of these; rows of what a model does not have are passed over.
 _BART_ROWS = [
     Row("source_embedding.positions.weight", "model.encoder.embed_positions.weight"),
@@ -76,23 +67,23 @@ _BART_ROWS = [
     Row("output.weight", _OUTPUT),
     Row("output.bias", _OUTPUT_BIAS, FLAT),
 ]
+_SELF = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
 _BART_LAYERS = {
-    "encoder": [
-        *_bart_attention("encoder.{i}.attention", "model.encoder.layers.{i}.self_attn"),
-        *both("encoder.{i}.residuals.0.norm", "model.encoder.layers.{i}.self_attn_layer_norm"),
-        *both("encoder.{i}.feedforward.inner", "model.encoder.layers.{i}.fc1"),
-        *both("encoder.{i}.feedforward.outer", "model.encoder.layers.{i}.fc2"),
-        *both("encoder.{i}.residuals.1.norm", "model.encoder.layers.{i}.final_layer_norm"),
-    ],
-    "decoder": [
-        *_bart_attention("decoder.{i}.attention", "model.decoder.layers.{i}.self_attn"),
-        *both("decoder.{i}.residuals.0.norm", "model.decoder.layers.{i}.self_attn_layer_norm"),
-        *_bart_attention("decoder.{i}.cross", "model.decoder.layers.{i}.encoder_attn"),
-        *both("decoder.{i}.residuals.1.norm", "model.decoder.layers.{i}.encoder_attn_layer_norm"),
-        *both("decoder.{i}.feedforward.inner", "model.decoder.layers.{i}.fc1"),
-        *both("decoder.{i}.feedforward.outer", "model.decoder.layers.{i}.fc2"),
-        *both("decoder.{i}.residuals.2.norm", "model.decoder.layers.{i}.final_layer_norm"),
-    ],
+    "encoder": block_rows(
+        "model.encoder.layers.{i}",
+        attention=_SELF,
+        feedforward=("fc1", "fc2"),
+        norms=("self_attn_layer_norm", "final_layer_norm"),
+        ours="encoder.{i}",
+    ),
+    "decoder": block_rows(
+        "model.decoder.layers.{i}",
+        attention=_SELF,
+        cross=("encoder_attn.q_proj", "encoder_attn.k_proj", "encoder_attn.v_proj", "encoder_attn.out_proj"),
+        feedforward=("fc1", "fc2"),
+        norms=("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+        ours="decoder.{i}",
+    ),
 }
 _ONE = Table([Row("source_embedding.tokens.weight", _SHARED), *_BART_ROWS], _BART_LAYERS)
 # Where the output layer is not tied to the embedding, transformers ties nothing, and the copies are saved too.
@@ -108,37 +99,30 @@ _TWO = _ONE._replace(
 )
 
 
-def _t5_attention(ours: str, theirs: str) -> list[Row]:
-    return [
-        Row(f"{ours}.query.weight", f"{theirs}.q.weight"),
-        Row(f"{ours}.key_value.weight", (f"{theirs}.k.weight", f"{theirs}.v.weight"), STACKED),
-        Row(f"{ours}.out.weight", f"{theirs}.o.weight"),
-    ]
-
-
-def _t5_feedforward(ours: str, theirs: str, gated: bool) -> list[Row]:
-    outer = Row(f"{ours}.outer.weight", f"{theirs}.wo.weight")
-    if not gated:
-        return [Row(f"{ours}.inner.weight", f"{theirs}.wi.weight"), outer]
-    return [Row(f"{ours}.inner.weight", (f"{theirs}.wi_1.weight", f"{theirs}.wi_0.weight"), STACKED), outer]
-
-
 def _t5_layers(gated: bool) -> dict[str, Sequence[Row]]:
+    def attention(layer: str) -> list[str]:
+        return [f"{layer}.{name}" for name in "qkvo"]
+
+    def feedforward(layer: str) -> tuple[str | tuple[str, str], str]:
+        inner = (f"{layer}.wi_1", f"{layer}.wi_0") if gated else f"{layer}.wi"
+        return inner, f"{layer}.wo"
+
     return {
-        "encoder": [
-            *_t5_attention("encoder.{i}.attention", "encoder.block.{i}.layer.0.SelfAttention"),
-            Row("encoder.{i}.residuals.0.norm.weight", "encoder.block.{i}.layer.0.layer_norm.weight"),
-            *_t5_feedforward("encoder.{i}.feedforward", "encoder.block.{i}.layer.1.DenseReluDense", gated),
-            Row("encoder.{i}.residuals.1.norm.weight", "encoder.block.{i}.layer.1.layer_norm.weight"),
-        ],
-        "decoder": [
-            *_t5_attention("decoder.{i}.attention", "decoder.block.{i}.layer.0.SelfAttention"),
-            Row("decoder.{i}.residuals.0.norm.weight", "decoder.block.{i}.layer.0.layer_norm.weight"),
-            *_t5_attention("decoder.{i}.cross", "decoder.block.{i}.layer.1.EncDecAttention"),
-            Row("decoder.{i}.residuals.1.norm.weight", "decoder.block.{i}.layer.1.layer_norm.weight"),
-            *_t5_feedforward("decoder.{i}.feedforward", "decoder.block.{i}.layer.2.DenseReluDense", gated),
-            Row("decoder.{i}.residuals.2.norm.weight", "decoder.block.{i}.layer.2.layer_norm.weight"),
-        ],
+        "encoder": block_rows(
+            "encoder.block.{i}.layer",
+            attention=attention("0.SelfAttention"),
+            feedforward=feedforward("1.DenseReluDense"),
+            norms=("0.layer_norm", "1.layer_norm"),
+            ours="encoder.{i}",
+        ),
+        "decoder": block_rows(
+            "decoder.block.{i}.layer",
+            attention=attention("0.SelfAttention"),
+            cross=attention("1.EncDecAttention"),
+            feedforward=feedforward("2.DenseReluDense"),
+            norms=("0.layer_norm", "1.layer_norm", "2.layer_norm"),
+            ours="decoder.{i}",
+        ),
     }
 
 
@@ -171,6 +155,31 @@ def _counts(config: TransformerConfig) -> dict[str, int]:
     return {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
 
 
+_BART_KEYS = [
+    Key("width", "d_model", 1024),
+    Key("encoder_layers", "encoder_layers", 12),
+    Key("decoder_layers", "decoder_layers", 12),
+    Key("dropout", "dropout", 0.1),
+    Key("activation", "activation_function", "gelu", ACTIVATIONS),
+    Key("embedding_scale", "scale_embedding", False),
+    Key("max_len", "max_position_embeddings", 1024),
+    Key("source_vocab", "vocab_size", 50265),
+]
+_T5_KEYS = [
+    Key("width", "d_model", 512),
+    Key("heads", "num_heads", 8),
+    Key("head_width", "d_kv", 64),
+    Key("feedforward", "d_ff", 2048),
+    Key("encoder_layers", "num_layers", 6),
+    Key("dropout", "dropout_rate", 0.1),
+    Key("norm_eps", "layer_norm_epsilon", 1e-6),
+    Key("relative_buckets", "relative_attention_num_buckets", 32),
+    Key("relative_distance", "relative_attention_max_distance", 128),
+    Key("max_len", "n_positions", 512),
+    Key("source_vocab", "vocab_size", 32128),
+]
+
+
 # -- from theirs to ours ---------------------------------------------------------------------------------------------
 
 
@@ -189,40 +198,28 @@ def read_encoder_decoder(
         tensors = {f"model.{key}": tensor for key, tensor in tensors.items()}
     name = BARE.get(name, name)
     config = _read_t5(settings, tensors) if name == T5 else _read_bart(KINDS[name], settings, tensors)
-    if config.encoder_layers + config.decoder_layers > len(tensors):
-        raise RegardError(f"{origin}: more layers than the {len(tensors)} tensors.", "Is it complete?")
-    try:
-        shapes = shapes_of(config)
-    except (RuntimeError, OverflowError) as error:  # numbers beyond what any tensor can be
-        raise RegardError(f"{origin}: no model has such sizes ({error}).", "Mend the file.") from None
-    weights = read_weights(table_of(config), _counts(config), tensors, origin, shapes)
+    weights = read_model(config, table_of(config), _counts(config), tensors, origin)
     return config, _read_special(name, settings, tokens), weights
 
 
-def _read_bart(kind: Kind, settings: Settings, theirs: Weights) -> TransformerConfig:
+def _read_bart(kind: BartKind, settings: Settings, theirs: Weights) -> TransformerConfig:
     settings.must_be("normalize_before", kind.norm == "pre")
     settings.must_be("normalize_embedding", kind.embedding_norm)
     shared, tied = _bart_embeddings(settings, theirs)
-    width, vocab = settings.size("d_model", 1024), settings.size("vocab_size", 50265)
+    known = read_keys(_BART_KEYS, settings)
+    vocab = known["source_vocab"]
     if kind.positions == "sinusoidal_halves":
-        _take_sinusoids(theirs, width, settings.origin)
+        _take_sinusoids(theirs, known["width"], settings.origin)
     return TransformerConfig(
-        width=width,
+        **known,
         heads=_same(settings, "encoder_attention_heads", "decoder_attention_heads", 16),
         feedforward=_same(settings, "encoder_ffn_dim", "decoder_ffn_dim", 4096),
-        encoder_layers=settings.size("encoder_layers", 12),
-        decoder_layers=settings.size("decoder_layers", 12),
-        dropout=settings.fraction("dropout", 0.1),
         norm=kind.norm,
-        activation=settings.choice("activation_function", ACTIVATIONS, "gelu"),  # type: ignore[arg-type]
         positions=kind.positions,
         position_offset=kind.offset,
-        embedding_scale=settings.flag("scale_embedding", False),
         embedding_norm=kind.embedding_norm,
         output_bias=_OUTPUT_BIAS in theirs,
         tied=tied,
-        max_len=settings.size("max_position_embeddings", 1024),
-        source_vocab=vocab,
         target_vocab=vocab if shared else settings.size("decoder_vocab_size", vocab),
         shared_vocab=shared,
     )
@@ -230,35 +227,23 @@ def _read_bart(kind: Kind, settings: Settings, theirs: Weights) -> TransformerCo
 
 def _read_t5(settings: Settings, theirs: Weights) -> TransformerConfig:
     gated, function = _t5_activation(settings)
-    tied = _take_copy(theirs, _OUTPUT, "shared.weight")
-    # The first T5 is tied and scales what its output layer sees, 1.1 does neither: one key has long said both.
-    scaled = settings.flag("scale_decoder_outputs", settings.flag("tie_word_embeddings", True))
-    layers, vocab = settings.size("num_layers", 6), settings.size("vocab_size", 32128)
+    known = read_keys(_T5_KEYS, settings)
     return TransformerConfig(
-        width=settings.size("d_model", 512),
-        heads=settings.size("num_heads", 8),
-        head_width=settings.size("d_kv", 64),
-        feedforward=settings.size("d_ff", 2048),
-        encoder_layers=layers,
-        decoder_layers=settings.size("num_decoder_layers", layers),
-        dropout=settings.fraction("dropout_rate", 0.1),
+        **known,
+        decoder_layers=settings.size("num_decoder_layers", known["encoder_layers"]),
         norm="pre",
         norm_kind="rms",
-        norm_eps=settings.fraction("layer_norm_epsilon", 1e-6),
         activation=(GATES if gated else ACTIVATIONS)[function],  # type: ignore[arg-type]
         positions="relative",
-        relative_buckets=settings.size("relative_attention_num_buckets", 32),
-        relative_distance=settings.size("relative_attention_max_distance", 128),
         encoder_score="dot",
         decoder_score="dot",
         cross_score="dot",
         bias=False,
         embedding_scale=False,
-        output_scale=scaled,
-        tied=tied,
-        max_len=settings.size("n_positions", 512),
-        source_vocab=vocab,
-        target_vocab=vocab,
+        # The first T5 is tied and scales what its output layer sees, 1.1 does neither: one key has long said both.
+        output_scale=settings.flag("scale_decoder_outputs", settings.flag("tie_word_embeddings", True)),
+        tied=_take_copy(theirs, _OUTPUT, "shared.weight"),
+        target_vocab=known["source_vocab"],
         shared_vocab=True,
     )
 
@@ -423,21 +408,14 @@ def write_encoder_decoder(
     return common | {"bos_token_id": begin} | _bart_settings(kind, config), generation, tensors
 
 
-def _bart_settings(kind: Kind, config: TransformerConfig) -> dict[str, Any]:
+def _bart_settings(kind: BartKind, config: TransformerConfig) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "model_type": kind.model_type,
-        "d_model": config.width,
+        **write_keys(_BART_KEYS, config),
         "encoder_attention_heads": config.heads,
         "decoder_attention_heads": config.heads,
         "encoder_ffn_dim": config.feedforward,
         "decoder_ffn_dim": config.feedforward,
-        "encoder_layers": config.encoder_layers,
-        "decoder_layers": config.decoder_layers,
-        "vocab_size": config.source_vocab,
-        "max_position_embeddings": config.max_len,
-        "activation_function": named(ACTIVATIONS, config.activation),
-        "scale_embedding": config.embedding_scale,
-        "dropout": config.dropout,
         "attention_dropout": 0.0,
         "activation_dropout": 0.0,
         "tie_word_embeddings": config.tied,
@@ -453,25 +431,16 @@ def _t5_settings(config: TransformerConfig) -> dict[str, Any]:
     gated = {"geglu": "gated-gelu", "swiglu": "gated-silu"}
     return {
         "model_type": "t5",
-        "d_model": config.width,
+        **write_keys(_T5_KEYS, config),
         "d_kv": config.head_width or config.width // config.heads,
-        "d_ff": config.feedforward,
-        "num_heads": config.heads,
-        "num_layers": config.encoder_layers,
         "num_decoder_layers": config.decoder_layers,
-        "dropout_rate": config.dropout,
-        "layer_norm_epsilon": config.norm_eps,
-        "feed_forward_proj": gated.get(config.activation) or named(ACTIVATIONS, config.activation),
-        "relative_attention_num_buckets": config.relative_buckets,
-        "relative_attention_max_distance": config.relative_distance,
+        "feed_forward_proj": gated.get(config.activation) or their_name(ACTIVATIONS, config.activation),
         "scale_decoder_outputs": config.output_scale,
         "tie_word_embeddings": config.output_scale,
-        "n_positions": config.max_len,
-        "vocab_size": config.source_vocab,
     }
 
 
-def conformed(kind: Kind, config: TransformerConfig, weights: Weights) -> tuple[TransformerConfig, Weights]:
+def conformed(kind: BartKind, config: TransformerConfig, weights: Weights) -> tuple[TransformerConfig, Weights]:
     """The same function with a config and weights that the class can have.
 
     Sinusoids are brought into its order, or written out as a table of learned positions; biases that are not there are

@@ -8,18 +8,16 @@ from torch import Tensor
 
 from regard.data.special import Special
 from regard.errors import RegardError
-from regard.interop.mapping import CUT, STACKED, TRANSPOSED, TRANSPOSED_CUT, Row, Table, both
-from regard.interop.one_stack import ACTIVATIONS, GATES, Kind, Weights, named, read_one_stack, write_one_stack
-from regard.interop.settings import Settings
-from regard.layers.multihead import BiasPlace
+from regard.interop.mapping import CUT, TRANSPOSED, TRANSPOSED_CUT, Row, Table, block_rows, both
+from regard.interop.one_stack import ACTIVATIONS, GATES, Kind, Weights, read_one_stack, write_one_stack
+from regard.interop.settings import Key, Settings, read_keys, with_defaults, write_keys
+from regard.layers.multihead import BiasPlacement
 from regard.layers.positions import FEW_TURNS, MANY_TURNS
 from regard.models.gpt import GPTConfig
 
 # -- the tables ------------------------------------------------------------------------------------------------------
 
 _QUERY, _KEY_VALUE = "blocks.{i}.attention.query", "blocks.{i}.attention.key_value"
-# The value's map comes first here, then its gate's.
-_INNER = ("layers.{i}.mlp.up_proj", "layers.{i}.mlp.gate_proj")
 
 _GPT2 = Table(
     [
@@ -29,12 +27,12 @@ _GPT2 = Table(
     ],
     {
         "blocks": [
-            *both("blocks.{i}.residuals.0.norm", "h.{i}.ln_1"),
+            *both("blocks.{i}.attention_norm", "h.{i}.ln_1"),
             Row((f"{_QUERY}.weight", f"{_KEY_VALUE}.weight"), "h.{i}.attn.c_attn.weight", TRANSPOSED_CUT),
             Row((f"{_QUERY}.bias", f"{_KEY_VALUE}.bias"), "h.{i}.attn.c_attn.bias", CUT),
             Row("blocks.{i}.attention.out.weight", "h.{i}.attn.c_proj.weight", TRANSPOSED),
             Row("blocks.{i}.attention.out.bias", "h.{i}.attn.c_proj.bias"),
-            *both("blocks.{i}.residuals.1.norm", "h.{i}.ln_2"),
+            *both("blocks.{i}.feedforward_norm", "h.{i}.ln_2"),
             Row("blocks.{i}.feedforward.inner.weight", "h.{i}.mlp.c_fc.weight", TRANSPOSED),
             Row("blocks.{i}.feedforward.inner.bias", "h.{i}.mlp.c_fc.bias"),
             Row("blocks.{i}.feedforward.outer.weight", "h.{i}.mlp.c_proj.weight", TRANSPOSED),
@@ -49,19 +47,14 @@ _LLAMA = Table(
     [Row("embedding.tokens.weight", "embed_tokens.weight"), Row("norm.weight", "norm.weight")],
     {
         "blocks": [
-            Row("blocks.{i}.residuals.0.norm.weight", "layers.{i}.input_layernorm.weight"),
-            *both("blocks.{i}.attention.query", "layers.{i}.self_attn.q_proj"),
-            *both(
-                "blocks.{i}.attention.key_value",
-                ("layers.{i}.self_attn.k_proj", "layers.{i}.self_attn.v_proj"),
-                STACKED,
+            *block_rows(
+                "layers.{i}",
+                attention=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+                feedforward=(("mlp.up_proj", "mlp.gate_proj"), "mlp.down_proj"),  # the value, then its gate
+                norms=("input_layernorm", "post_attention_layernorm"),
             ),
-            *both("blocks.{i}.attention.out", "layers.{i}.self_attn.o_proj"),
             Row("blocks.{i}.attention.query_norm.weight", "layers.{i}.self_attn.q_norm.weight"),
             Row("blocks.{i}.attention.key_norm.weight", "layers.{i}.self_attn.k_norm.weight"),
-            Row("blocks.{i}.residuals.1.norm.weight", "layers.{i}.post_attention_layernorm.weight"),
-            *both("blocks.{i}.feedforward.inner", _INNER, STACKED),
-            *both("blocks.{i}.feedforward.outer", "layers.{i}.mlp.down_proj"),
         ]
     },
     beside=("*rotary_emb.inv_freq",),
@@ -73,52 +66,60 @@ _LLAMA_WRITER = _LLAMA.with_head(_OUTPUT, twins=[("lm_head.weight", "model.embed
 
 # -- the configs -----------------------------------------------------------------------------------------------------
 
+_GPT2_KEYS = [
+    Key("width", "n_embd", 768),
+    Key("heads", "n_head", 12),
+    Key("layers", "n_layer", 12),
+    Key("dropout", "resid_pdrop", 0.1),
+    Key("norm_eps", "layer_norm_epsilon", 1e-5),
+    Key("activation", "activation_function", "gelu_new", ACTIVATIONS),
+    Key("tied", "tie_word_embeddings", True),
+    Key("max_len", "n_positions", 1024),
+    Key("vocab", "vocab_size", 50257),
+]
+_LLAMA_KEYS = [
+    Key("width", "hidden_size", 4096),
+    Key("heads", "num_attention_heads", 32),
+    Key("layers", "num_hidden_layers", 32),
+    Key("feedforward", "intermediate_size", 11008),
+    Key("norm_eps", "rms_norm_eps", 1e-6),
+    Key("activation", "hidden_act", "silu", GATES),
+    Key("tied", "tie_word_embeddings", False),
+    Key("max_len", "max_position_embeddings", 2048),
+    Key("vocab", "vocab_size", 32000),
+]
+_QWEN_KEYS = with_defaults(_LLAMA_KEYS, feedforward=22016, max_len=32768, vocab=151936)
+
 
 def _read_gpt2(settings: Settings, bare: bool = False) -> GPTConfig:
     settings.must_be("scale_attn_by_inverse_layer_idx", False)
     settings.must_be("add_cross_attention", False)
-    width = settings.size("n_embd", 768)
+    known = read_keys(_GPT2_KEYS, settings)
     return GPTConfig(
-        width=width,
-        heads=settings.size("n_head", 12),
-        layers=settings.size("n_layer", 12),
-        feedforward=settings.size("n_inner", 4 * width),
-        dropout=settings.fraction("resid_pdrop", 0.1),
+        **known | ({"tied": True} if bare else {}),
+        feedforward=settings.size("n_inner", 4 * known["width"]),
         norm_kind="layer",
-        norm_eps=settings.fraction("layer_norm_epsilon", 1e-5),
-        activation=settings.choice("activation_function", ACTIVATIONS, "gelu_new"),  # type: ignore[arg-type]
         positions="learned",
         score="scaled_dot" if settings.flag("scale_attn_weights", True) else "dot",
         qk_norm=False,
         bias="all",
-        tied=bare or settings.flag("tie_word_embeddings", True),
-        max_len=settings.size("n_positions", 1024),
-        vocab=settings.size("vocab_size", 50257),
     )
 
 
 def _write_gpt2(config: GPTConfig) -> dict[str, Any]:
     return {
         "model_type": "gpt2",
-        "n_embd": config.width,
-        "n_head": config.heads,
-        "n_layer": config.layers,
+        **write_keys(_GPT2_KEYS, config),
         "n_inner": config.feedforward,
-        "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
         "attn_pdrop": 0.0,
-        "layer_norm_epsilon": config.norm_eps,
-        "activation_function": named(ACTIVATIONS, config.activation),
         "scale_attn_weights": config.score != "dot",
-        "tie_word_embeddings": config.tied,
-        "n_positions": config.max_len,
-        "vocab_size": config.vocab,
     }
 
 
 LlamaKind = Literal["llama", "qwen2", "qwen3"]
 # Which linear maps of Llama have a bias: (of attention, of feed-forward).
-_BIASES: dict[tuple[bool, bool], BiasPlace] = {
+_BIASES: dict[tuple[bool, bool], BiasPlacement] = {
     (False, False): "none",
     (True, False): "attention",
     (False, True): "feedforward",
@@ -168,50 +169,34 @@ def _refuse_windows(settings: Settings, layers: int) -> None:
         if types != ["full_attention"] * layers:
             raise settings.refusal("layer_types", "it knows full_attention, in each layer")
     elif settings.flag("use_sliding_window", False) and settings.number("max_window_layers", 28) < layers:
-        raise settings.refusal("use_sliding_window", "in its layers every token regards all before it")
+        raise settings.refusal("use_sliding_window", "in its layers every token attends to all before it")
 
 
 def _read_llama(settings: Settings, kind: LlamaKind) -> GPTConfig:
-    heads, layers = settings.size("num_attention_heads", 32), settings.size("num_hidden_layers", 32)
+    known = read_keys(_LLAMA_KEYS if kind == "llama" else _QWEN_KEYS, settings)
     attention, feedforward = (settings.flag(key, False) for key in ("attention_bias", "mlp_bias"))
     if kind != "llama":
-        _refuse_windows(settings, layers)
+        _refuse_windows(settings, known["layers"])
     return GPTConfig(
-        width=settings.size("hidden_size", 4096),
-        heads=heads,
-        layers=layers,
-        feedforward=settings.size("intermediate_size", 11008 if kind == "llama" else 22016),
+        **known,
+        **_rotary(settings),
         dropout=0.0,
         norm_kind="rms",
-        norm_eps=settings.fraction("rms_norm_eps", 1e-6),
-        activation=settings.choice("hidden_act", GATES, "silu"),  # type: ignore[arg-type]
         positions="rotary",
-        **_rotary(settings),
-        kv_heads=settings.size("num_key_value_heads", heads if kind == "llama" else 32),
+        kv_heads=settings.size("num_key_value_heads", known["heads"] if kind == "llama" else 32),
         head_width=settings.number("head_dim", 128 if kind == "qwen3" else 0),
         qk_norm=kind == "qwen3",
         bias="qkv" if kind == "qwen2" else _BIASES[attention, feedforward and kind == "llama"],
-        tied=settings.flag("tie_word_embeddings", False),
-        max_len=settings.size("max_position_embeddings", 2048 if kind == "llama" else 32768),
-        vocab=settings.size("vocab_size", 32000 if kind == "llama" else 151936),
     )
 
 
 def _write_llama(config: GPTConfig, kind: LlamaKind) -> dict[str, Any]:
     table = {
         "model_type": kind,
-        "hidden_size": config.width,
-        "num_attention_heads": config.heads,
-        "num_hidden_layers": config.layers,
-        "intermediate_size": config.feedforward,
-        "rms_norm_eps": config.norm_eps,
-        "hidden_act": named(GATES, config.activation),
+        **write_keys(_LLAMA_KEYS, config),
         "rope_parameters": _rope(config),
         "num_key_value_heads": config.kv_heads or config.heads,
         "head_dim": config.head_width or config.width // config.heads,
-        "tie_word_embeddings": config.tied,
-        "max_position_embeddings": config.max_len,
-        "vocab_size": config.vocab,
     }
     if kind != "qwen2":
         table["attention_bias"] = config.bias in ("attention", "all")

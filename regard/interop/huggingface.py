@@ -11,7 +11,6 @@ Folders of timm have a config.json of their own kind, which names an `architectu
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 from safetensors.torch import save as weights_to_bytes
 from torch import Tensor
 
+from regard.config_reader import json_bytes
 from regard.data.special import Special
 from regard.data.tokenizer import FOREIGN, Tokenizer
 from regard.errors import RegardError
@@ -116,7 +116,7 @@ def import_folder(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any
     beyond = {key: one for key, one in dataclasses.asdict(special).items() if one is not None and one >= size}
     if beyond:
         said = ", ".join(f"{key} = {one}" for key, one in beyond.items())
-        raise RegardError(f"{folder}: special ids beyond the vocabulary of {size}: {said}.", "Mend config.json.")
+        raise RegardError(f"{folder}: special ids beyond the vocabulary of {size}: {said}.", "Fix config.json.")
     model = model_of(config, weights, folder)
     source = tokenizer if tokenizer is not None else Tokenizer(found.source, FOREIGN)
     target = source if found.target is found.source else Tokenizer(found.target, FOREIGN)
@@ -141,7 +141,7 @@ def export_folder(bundle: Bundle, folder: str | Path) -> str:
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.named_parameters()}
     if isinstance(bundle, ImageModel):
         table, pictures, tensors = write_vit_like(bundle.model.config, weights)
-        write_whole(folder / PICTURES, _json(pictures))
+        write_whole(folder / PICTURES, json_bytes(pictures))
         return _written(folder, table, tensors)
     source, target = bundle.tokenizers
     family = family_of(config)
@@ -163,9 +163,9 @@ def export_folder(bundle: Bundle, folder: str | Path) -> str:
         write_tokenizer(source, folder, special, segments=segments, max_len=config.max_len)
     if isinstance(bundle, Translator) and bundle.languages:
         settings = folder / "tokenizer_config.json"
-        write_whole(settings, _json({**read_json(settings), **dict(zip(_LANGUAGES, bundle.languages))}))
+        write_whole(settings, json_bytes({**read_json(settings), **dict(zip(_LANGUAGES, bundle.languages))}))
     if generation:
-        write_whole(folder / "generation_config.json", _json(generation))
+        write_whole(folder / "generation_config.json", json_bytes(generation))
     return _written(folder, table, tensors)
 
 
@@ -173,7 +173,7 @@ def _written(folder: Path, table: Mapping[str, Any], tensors: Mapping[str, Tenso
     """The weights and, last, the config; the class that it names."""
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     write_whole(folder / SAFE, weights_to_bytes(whole, metadata={"format": "pt"}))
-    write_whole(folder / "config.json", _json({**table, "dtype": "float32"}))
+    write_whole(folder / "config.json", json_bytes({**table, "dtype": "float32"}))
     return table["architectures"][0]
 
 
@@ -215,7 +215,3 @@ def _special_tokens(folder: Path, table: Mapping[str, Any], found: FoundTokenize
         begin = tokens.get("bos")
     around = {"begin": begin, "end": end, "between": separating(found.source)}
     return tokens | {key: index for key, index in around.items() if index is not None}
-
-
-def _json(table: Mapping[str, Any]) -> bytes:
-    return (json.dumps(table, indent=2, ensure_ascii=False) + "\n").encode()

@@ -21,8 +21,9 @@ from torch import Tensor
 from regard.data.special import Special
 from regard.data.tokenizer import FOREIGN, Tokenizer
 from regard.errors import RegardError
+from regard.files import read_file
 from regard.folder import LanguageModel, model_of
-from regard.interop.mapping import STACKED, Change, Row, Table, read_weights, shapes_of
+from regard.interop.mapping import STACKED, Change, Row, Table, read_model
 from regard.models.gpt import GPTConfig
 
 # Each story begins with <s>, and where one would begin, the last one has ended.
@@ -54,17 +55,10 @@ def import_llama2c(model_file: str | Path, tokenizer_file: str | Path) -> Langua
     config, theirs = _read_model(model_file)
     tokenizer = _read_tokenizer(tokenizer_file, config.vocab)
     table = llama2c_table(config.width // config.heads)
-    weights = read_weights(table, {"blocks": config.layers}, theirs, str(model_file), shapes_of(config))
+    weights = read_model(config, table, {"blocks": config.layers}, theirs, str(model_file))
     model = model_of(config, weights, model_file)
     special = Special(pad=BOS, unk=UNK, sos=BOS, eos=BOS, begin=BOS)
     return LanguageModel(model.eval(), tokenizer, {"imported": {"file": model_file.name}}, special)
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Name a file of llama2.c.") from None
 
 
 # -- the model -------------------------------------------------------------------------------------------------------
@@ -101,11 +95,11 @@ def llama2c_table(head_width: int) -> Table:
         ],
         {
             "blocks": [
-                Row("blocks.{i}.residuals.0.norm.weight", "rms_att_weight.{i}"),
+                Row("blocks.{i}.attention_norm.weight", "rms_att_weight.{i}"),
                 Row("blocks.{i}.attention.query.weight", "wq.{i}", turned),
                 Row("blocks.{i}.attention.key_value.weight", ("wk.{i}", "wv.{i}"), turned_stacked),
                 Row("blocks.{i}.attention.out.weight", "wo.{i}"),
-                Row("blocks.{i}.residuals.1.norm.weight", "rms_ffn_weight.{i}"),
+                Row("blocks.{i}.feedforward_norm.weight", "rms_ffn_weight.{i}"),
                 Row("blocks.{i}.feedforward.inner.weight", ("w3.{i}", "w1.{i}"), STACKED),  # the value, then its gate
                 Row("blocks.{i}.feedforward.outer.weight", "w2.{i}"),
             ]
@@ -137,7 +131,7 @@ def _layout(header: Header) -> Iterator[tuple[str, bool, tuple[int, ...]]]:
 
 
 def _read_model(path: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
-    content = _bytes_of(path)
+    content = read_file(path)
     hint = "Put a good copy of a llama2.c checkpoint in its place."
     if len(content) < 28:
         raise RegardError(f"{path}: too short for a checkpoint.", hint)
@@ -208,7 +202,7 @@ def _read_tokenizer(path: Path, size: int) -> Tokenizer:
 
 
 def _pieces(path: Path, size: int) -> Iterator[tuple[str, float]]:
-    content, place = _bytes_of(path), 4
+    content, place = read_file(path), 4
     for index in range(size):
         if place + 8 > len(content):
             raise RegardError(f"{path}: {index} pieces, where the model knows {size}.", "Name the model's own.")

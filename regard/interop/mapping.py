@@ -82,6 +82,55 @@ def both(ours: str, theirs: str | tuple[str, ...], change: Change = SAME) -> lis
     ]
 
 
+def attention_rows(ours: str, theirs: str, names: Sequence[str]) -> list[Row]:
+    """The rows of an attention. `names` are theirs of the maps of queries, keys, values and outputs; or of a map that
+    has queries, keys and values in one, and of outputs.
+
+    >>> attention_rows("attention", "attn", ["qkv", "proj"])[0][:2]
+    (('attention.query.weight', 'attention.key_value.weight'), 'attn.qkv.weight')
+    """
+    *maps, out = (f"{theirs}.{name}" for name in names)
+    if len(maps) == 1:
+        parts = ("weight", "bias")
+        rows = [Row((f"{ours}.query.{one}", f"{ours}.key_value.{one}"), f"{maps[0]}.{one}", CUT) for one in parts]
+    else:
+        query, key, value = maps
+        rows = [*both(f"{ours}.query", query), *both(f"{ours}.key_value", (key, value), STACKED)]
+    return [*rows, *both(f"{ours}.out", out)]
+
+
+def block_rows(
+    theirs: str,
+    *,
+    attention: Sequence[str],
+    feedforward: tuple[str | tuple[str, str], str],
+    norms: Sequence[str],
+    cross: Sequence[str] = (),
+    ours: str = "blocks.{i}",
+) -> list[Row]:
+    """The rows of a Transformer block. Their names are relative to `theirs`, the name of the block.
+
+    `attention` and `cross` are as in `attention_rows`; `feedforward` are the inner and the outer map, the inner one
+    being two where one is the other's gate; `norms` are in the order of the sublayers. Rows of what a model does not
+    have, such as biases, are passed over.
+
+    >>> names = dict(attention=["q", "k", "v", "o"], feedforward=("fc1", "fc2"), norms=["norm1", "norm2"])
+    >>> block_rows("layers.{i}", **names)[-1][:2]
+    ('blocks.{i}.feedforward_norm.bias', 'layers.{i}.norm2.bias')
+    """
+    inner, outer = feedforward
+    sublayers = ("attention", "cross", "feedforward") if cross else ("attention", "feedforward")
+    gated = not isinstance(inner, str)
+    whole = tuple(f"{theirs}.{name}" for name in inner) if gated else f"{theirs}.{inner}"
+    return [
+        *attention_rows(f"{ours}.attention", theirs, attention),
+        *(attention_rows(f"{ours}.cross", theirs, cross) if cross else []),
+        *both(f"{ours}.feedforward.inner", whole, STACKED if gated else SAME),
+        *both(f"{ours}.feedforward.outer", f"{theirs}.{outer}"),
+        *(row for name, norm in zip(sublayers, norms) for row in both(f"{ours}.{name}_norm", f"{theirs}.{norm}")),
+    ]
+
+
 class Table(NamedTuple):
     """The rows of a family; those of `layers` are repeated for each layer of a stack, under the stack's name.
 
@@ -129,6 +178,21 @@ def shapes_of(config: Any) -> dict[str, torch.Size]:
     """
     with torch.device("meta"):
         return {name: parameter.shape for name, parameter in make_model(config).named_parameters()}
+
+
+def read_model(
+    config: Any, table: Table, counts: Mapping[str, int], theirs: Mapping[str, Tensor], origin: str
+) -> dict[str, Tensor]:
+    """The weights of a model of this config under our names, from their tensors; see `read_weights`."""
+    if sum(counts.values()) > len(theirs):
+        raise RegardError(
+            f"{origin}: {sum(counts.values())} layers, but there are only {len(theirs)} tensors.", "Is it complete?"
+        )
+    try:
+        shapes = shapes_of(config)
+    except (RuntimeError, OverflowError) as error:  # numbers beyond what any tensor can be
+        raise RegardError(f"{origin}: no model has such sizes ({error}).", "Fix the file.") from None
+    return read_weights(table, counts, theirs, origin, shapes)
 
 
 def read_weights(

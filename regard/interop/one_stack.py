@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.interop.mapping import Table, read_weights, shapes_of, write_weights
-from regard.interop.settings import Settings
+from regard.interop.mapping import Table, read_model, shapes_of, write_weights
+from regard.interop.settings import Key, Settings, in_words
 
 logger = logging.getLogger("regard")
 
@@ -27,6 +27,16 @@ ACTIVATIONS = {
 }
 # The same where one map is the other's gate.
 GATES = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
+# The sizes of an encoder in the configs of BERT and ViT.
+ENCODER_KEYS = [
+    Key("width", "hidden_size", 768),
+    Key("heads", "num_attention_heads", 12),
+    Key("layers", "num_hidden_layers", 12),
+    Key("feedforward", "intermediate_size", 3072),
+    Key("dropout", "hidden_dropout_prob", 0.1),
+    Key("norm_eps", "layer_norm_eps", 1e-12),
+    Key("activation", "hidden_act", "gelu", ACTIVATIONS),
+]
 
 
 class Kind(NamedTuple):
@@ -41,17 +51,8 @@ class Kind(NamedTuple):
     write: Callable[[Any], dict[str, Any]]
 
 
-def named(names: Mapping[str, str], ours: str) -> str:
-    """Their name of ours; where there is none, of something else.
-
-    >>> named(ACTIVATIONS, "gelu_tanh"), named(GATES, "relu")
-    ('gelu_new', 'silu')
-    """
-    return next((theirs for theirs, name in names.items() if name == ours), next(iter(names)))
-
-
 def read_labels(settings: Settings) -> tuple[str, ...]:
-    """The names of the labels, of which a text or an image has one: not any number of them, nor a quantity.
+    """The names of the labels of a classifier with one label per text or image.
 
     >>> read_labels(Settings({"id2label": {"0": "bad", "1": "good"}}, "config.json"))
     ('bad', 'good')
@@ -64,7 +65,7 @@ def read_labels(settings: Settings) -> tuple[str, ...]:
         return tuple(str(stated[str(i)]) for i in range(len(stated)))
     except (KeyError, TypeError):
         raise RegardError(
-            f"{settings.origin}: id2label = {stated!r} should name the labels 0, 1, 2, …", "Mend the file."
+            f"{settings.origin}: id2label = {stated!r} should name the labels 0, 1, 2, …", "Fix the file."
         ) from None
 
 
@@ -76,38 +77,11 @@ def write_labels(labels: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def write_sizes(config: Any) -> dict[str, Any]:
-    """The sizes of an encoder as the configs of BERT and ViT have them.
-
-    >>> from regard.models import BertConfig
-    >>> write_sizes(BertConfig(width=48))["hidden_size"]
-    48
-    """
-    return {
-        "hidden_size": config.width,
-        "num_attention_heads": config.heads,
-        "num_hidden_layers": config.layers,
-        "intermediate_size": config.feedforward,
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": 0.0,
-        "layer_norm_eps": config.norm_eps,
-        "hidden_act": named(ACTIVATIONS, config.activation),
-    }
-
-
 def read_one_stack(kind: Kind, settings: Settings, theirs: Mapping[str, Tensor]) -> tuple[Any, Weights]:
     """Our config, and the weights under our names."""
-    config = kind.read(settings)
-    blocks = _blocks(config)
-    if blocks > len(theirs):
-        raise RegardError(
-            f"{settings.origin}: {blocks} layers, but there are only {len(theirs)} tensors.", "Is it complete?"
-        )
-    try:
-        shapes = shapes_of(config)
-    except (RuntimeError, OverflowError) as error:  # numbers beyond what any tensor can be
-        raise RegardError(f"{settings.origin}: no model has such sizes ({error}).", "Mend the file.") from None
-    return config, read_weights(kind.table, {"blocks": blocks}, theirs, settings.origin, shapes)
+    pooler = any("pooler." in name for name in theirs)  # which many bare models lack
+    config = kind.read(settings.over({"add_pooling_layer": pooler}))
+    return config, read_model(config, kind.table, {"blocks": _blocks(config)}, theirs, settings.origin)
 
 
 def write_one_stack(
@@ -117,9 +91,9 @@ def write_one_stack(
     differences = {name: _differences(kind, config) for name, kind in kinds.items()}
     name = min(differences, key=lambda one: len(differences[one]))
     if differences[name]:
-        said = ", ".join(f"{field} = {ours!r} (there: {theirs!r})" for field, ours, theirs in differences[name])
         raise RegardError(
-            f"No class of transformers computes what this model does; the nearest, {name}, differs in {said}.",
+            f"No class of transformers computes what this model does; the nearest, {name}, differs in "
+            f"{in_words(config, differences[name])}.",
             "Train with other choices to export there.",
         )
     kind = kinds[name]
@@ -139,10 +113,10 @@ def _there_and_back(kind: Kind, config: Any) -> Any:
     return kind.read(Settings(kind.write(config), "config.json"))
 
 
-def _differences(kind: Kind, config: Any) -> list[tuple[str, Any, Any]]:
-    """The fields in which a config changes when it is put into their words and back."""
+def _differences(kind: Kind, config: Any) -> dict[str, tuple]:
+    """The fields in which a config changes when it is written as theirs and read back, and what they become."""
     ours, back = _essence(config), _essence(_there_and_back(kind, config))
-    return [(field, ours[field], back[field]) for field in ours if ours[field] != back.get(field, ours[field])]
+    return {field: (back[field],) for field in ours if ours[field] != back.get(field, ours[field])}
 
 
 def _essence(config: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.folder import Bundle, Translator, bundle_of, read_config, read_languages, read_tokenizers
+from regard.folder import Translator, bundle_of, check_kind, read_config, read_languages, read_tokenizers
 from regard.interop.extras import need
 from regard.layers.packed import Packed
 from regard.models import family_of
@@ -153,8 +153,10 @@ def holds_graphs(folder: str | Path) -> bool:
     return any((Path(folder) / f"{name}.onnx").exists() for names in GRAPHS.values() for name in names)
 
 
-def open_onnx(folder: str | Path) -> Bundle:
+def open_onnx(folder: str | Path, *, expect: type[Any] | None = None) -> Any:
     """Open a folder that `export_onnx` wrote, as `regard.load` opens the model folder that it was made from.
+
+    If only one kind will do, such as Translator, `expect` it: another is an error.
 
     >>> open_onnx("no-such-folder")
     Traceback (most recent call last):
@@ -165,6 +167,7 @@ def open_onnx(folder: str | Path) -> Bundle:
         raise RegardError(f"{folder}: there is no ONNX graph.", "Make it with: regard export --to onnx")
     runtime = need("onnxruntime", "onnx")
     config, special = read_config(folder)
+    check_kind(folder, config, expect)
     family = family_of(config)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()

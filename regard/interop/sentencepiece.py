@@ -25,7 +25,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from regard.data.tokenizer import SPACE
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import read_file, write_whole
 
 UNIGRAM, BPE = 1, 2
 # What a piece is. No text becomes an unknown, control or unused piece; user-defined ones go before all others.
@@ -85,12 +85,7 @@ def write_pieces(model: PieceModel, path: str | Path) -> None:
 
 def read_pieces(path: str | Path) -> PieceModel:
     """The pieces of a file and how it treats spaces and characters, checked but not yet made into a tokeniser."""
-    try:
-        content = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise RegardError(f"{path}: the file is missing.", "Is the folder complete?") from None
-    except OSError as error:
-        raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Name a file that can be read.") from None
+    content = read_file(path)
     try:
         file = _Message(content)
         trainer, normalizer = _Message(file.bytes(2)), _Message(file.bytes(3))

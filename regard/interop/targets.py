@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args
 from regard.errors import RegardError
 from regard.interop import ctranslate
 from regard.interop.encoder_decoder import KINDS, nearest_class
-from regard.interop.fitting import in_words, misfits
 from regard.interop.joint_vocabulary import join_config
+from regard.interop.settings import in_words, misfits
 from regard.models import family_of
 from regard.models.transformer import TransformerConfig
 

@@ -1,6 +1,5 @@
 """The tensors of a folder of Hugging Face: safetensors, in one file or several; or a pickle that holds nothing else."""
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,24 +9,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from regard import config_reader
 from regard.errors import RegardError
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object out of a file; an empty one if there is no such file."""
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Name a folder that can be read.") from None
-    except ValueError as error:
-        raise RegardError(f"{path}: not JSON ({error}).", "Put a good copy in its place.") from None
-    if not isinstance(table, dict):
-        raise RegardError(f"{path}: not a JSON object.", "Put a good copy in its place.")
-    return table
+    """The object in a JSON file; an empty one if there is no such file."""
+    return config_reader.read_json(path, unique_keys=False) if path.exists() else {}
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.interop.mapping import CUT, Row, Table, both, read_weights, sequence, shapes_of
+from regard.interop.mapping import Row, Table, block_rows, both, read_model, sequence
 from regard.interop.one_stack import Weights, read_labels
 from regard.interop.settings import Settings
 from regard.interop.vit_like import ORDINARY, linear
@@ -28,23 +28,16 @@ _ROWS = [
     *both("distilled", "head_dist"),
 ]
 _LAYER = [
-    *both("blocks.{i}.residuals.0.norm", "blocks.{i}.norm1"),
-    *(
-        Row(
-            (f"blocks.{{i}}.attention.query.{part}", f"blocks.{{i}}.attention.key_value.{part}"),
-            f"blocks.{{i}}.attn.qkv.{part}",
-            CUT,
-        )
-        for part in ("weight", "bias")
+    *block_rows(
+        "blocks.{i}",
+        attention=("attn.qkv", "attn.proj"),
+        feedforward=("mlp.fc1", "mlp.fc2"),
+        norms=("norm1", "norm2"),
     ),
     *both("blocks.{i}.attention.query_norm", "blocks.{i}.attn.q_norm"),
     *both("blocks.{i}.attention.key_norm", "blocks.{i}.attn.k_norm"),
-    *both("blocks.{i}.attention.out", "blocks.{i}.attn.proj"),
-    Row("blocks.{i}.residuals.0.scale", "blocks.{i}.ls1.gamma"),
-    *both("blocks.{i}.residuals.1.norm", "blocks.{i}.norm2"),
-    *both("blocks.{i}.feedforward.inner", "blocks.{i}.mlp.fc1"),
-    *both("blocks.{i}.feedforward.outer", "blocks.{i}.mlp.fc2"),
-    Row("blocks.{i}.residuals.1.scale", "blocks.{i}.ls2.gamma"),
+    Row("blocks.{i}.attention_residual.layer_scale", "blocks.{i}.ls1.gamma"),
+    Row("blocks.{i}.feedforward_residual.layer_scale", "blocks.{i}.ls2.gamma"),
 ]
 
 
@@ -129,8 +122,7 @@ def read_timm(table: Mapping[str, Any], theirs: Mapping[str, Tensor], origin: st
     tokens = [name for name in TOKENS if name in theirs]
     config = _config(settings, seen, theirs)
     names = table_of(tokens, "fc_norm" if seen.fc_norm else "norm")
-    weights = read_weights(names, {"blocks": config.layers}, theirs, origin, shapes_of(config))
-    return linear(config, weights)
+    return linear(config, read_model(config, names, {"blocks": config.layers}, theirs, origin))
 
 
 def _seen(theirs: Mapping[str, Tensor], origin: str) -> Seen:
@@ -164,7 +156,7 @@ def _settings(table: Mapping[str, Any], origin: str) -> Settings:
     about, arguments = (table.get(key) or {} for key in ("pretrained_cfg", "model_args"))
     for key, value in (("pretrained_cfg", about), ("model_args", arguments)):
         if not isinstance(value, dict):
-            raise RegardError(f"{origin}: {key} = {value!r} should be a table.", "Mend the file.")
+            raise RegardError(f"{origin}: {key} = {value!r} should be a table.", "Fix the file.")
     named: dict[str, Any] = {}
     if table:
         name = table["architecture"]

@@ -10,7 +10,6 @@ vocab.json, merges.txt                byte-pair encoding of bytes: GPT-2, RoBERT
 What its special tokens are for say tokenizer_config.json and special_tokens_map.json.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,10 +19,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from regard import config_reader
+from regard.config_reader import json_bytes
 from regard.data.special import Special
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import read_file, write_whole
 from regard.interop.sentencepiece import (
     CONTROL,
     UNIGRAM,
@@ -157,7 +158,7 @@ def write_tokenizer(
     config |= names | ({} if max_len is None else {"model_max_length": max_len})
     write_whole(folder / "tokenizer.json", library.to_str(pretty=True).encode())
     for file, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
-        write_whole(folder / file, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+        write_whole(folder / file, json_bytes(content))
 
 
 def write_two_tokenizers(
@@ -174,13 +175,17 @@ def write_two_tokenizers(
     if (special.begin, special.end) != (None, special.eos):
         raise RegardError("Marian's tokenisers put the end after each text, and nothing else.", "Share one tokeniser.")
     config = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": ids[0] != ids[1], "model_max_length": max_len}
-    tables = {"vocab.json": ids[0], "tokenizer_config.json": config | names, "special_tokens_map.json": names}
+    tables: dict[str, Any] = {
+        "vocab.json": ids[0],
+        "tokenizer_config.json": config | names,
+        "special_tokens_map.json": names,
+    }
     if ids[0] != ids[1]:
         tables["target_vocab.json"] = ids[1]
     for name, model in sides.items():
         write_pieces(model, folder / name)
     for file, content in tables.items():
-        write_whole(folder / file, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+        write_whole(folder / file, json_bytes(content))
 
 
 # -- special tokens --------------------------------------------------------------------------------------------------
@@ -268,7 +273,7 @@ def _name(settings: Settings, role: str, about: _Family) -> str | None:
     stated = settings.table.get(f"{role}_token")
     name = stated.get("content") if isinstance(stated, dict) else stated
     if name is not None and not isinstance(name, str):
-        raise RegardError(f"{settings.origin}: {role}_token = {stated!r} is no name.", "Mend the file.")
+        raise RegardError(f"{settings.origin}: {role}_token = {stated!r} is no name.", "Fix the file.")
     return about.names.get(role) if name is None else name
 
 
@@ -282,7 +287,7 @@ def _add_tokens(library: tokenizers.Tokenizer, folder: Path, table: Mapping[str,
     try:
         rows = sorted((int(index), AddedToken(**about)) for index, about in stated.items())
     except (TypeError, ValueError, AttributeError):
-        raise RegardError(f"{origin}: its added tokens cannot be read.", "Mend the file.") from None
+        raise RegardError(f"{origin}: its added tokens cannot be read.", "Fix the file.") from None
     for index, token in rows:
         if library.token_to_id(token.content) is None:
             library.add_tokens([token])
@@ -456,20 +461,14 @@ _KNOWN: dict[str, tuple[str, ...]] = {
 
 def _text(path: Path) -> str:
     try:
-        return path.read_bytes().decode()  # line ends as they are
-    except FileNotFoundError:
-        raise RegardError(f"{path}: the file is missing.", "Is the folder complete?") from None
-    except OSError as error:
-        raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Name a folder that can be read.") from None
+        return read_file(path).decode()  # line ends as they are
     except UnicodeDecodeError:
         raise RegardError(f"{path}: not a text in UTF-8.", "Put a good copy in its place.") from None
 
 
 def _by_id(path: Path) -> list[str]:
     """The names in a vocab.json, at their ids."""
-    if not path.exists():
-        raise RegardError(f"{path}: the file is missing.", "Is the folder complete?")
-    table = read_json(path)
+    table = config_reader.read_json(path, unique_keys=False)
     if not table or {type(index) for index in table.values()} != {int} or set(table.values()) != set(range(len(table))):
         raise RegardError(f"{path}: its ids are not 0, 1, 2 and so on.", "Put a good copy in its place.")
     return sorted(table, key=table.__getitem__)

@@ -8,18 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.interop.mapping import STACKED, Row, Table, both, sequence
+from regard.interop.mapping import Row, Table, block_rows, both, sequence
 from regard.interop.one_stack import (
-    ACTIVATIONS,
+    ENCODER_KEYS,
     Kind,
     Weights,
     read_labels,
     read_one_stack,
     write_labels,
     write_one_stack,
-    write_sizes,
 )
-from regard.interop.settings import Settings
+from regard.interop.settings import Key, Settings, read_keys, with_defaults, write_keys
 from regard.models.vit import VisionHead, ViTConfig
 
 logger = logging.getLogger("regard")
@@ -44,60 +43,48 @@ _ROWS = [
 _ONE_TOKEN = Row("embedding.prefix", "embeddings.cls_token", sequence(1))
 _TWO_TOKENS = Row("embedding.prefix", ("embeddings.cls_token", "embeddings.distillation_token"), sequence(2))
 # What files have, even those that the newest transformers writes.
-_LAYER = [
-    *both("blocks.{i}.residuals.0.norm", "encoder.layer.{i}.layernorm_before"),
-    *both("blocks.{i}.attention.query", "encoder.layer.{i}.attention.attention.query"),
-    *both(
-        "blocks.{i}.attention.key_value",
-        ("encoder.layer.{i}.attention.attention.key", "encoder.layer.{i}.attention.attention.value"),
-        STACKED,
+_LAYER = block_rows(
+    "encoder.layer.{i}",
+    attention=(
+        *("attention.attention.query", "attention.attention.key", "attention.attention.value"),
+        "attention.output.dense",
     ),
-    *both("blocks.{i}.attention.out", "encoder.layer.{i}.attention.output.dense"),
-    *both("blocks.{i}.residuals.1.norm", "encoder.layer.{i}.layernorm_after"),
-    *both("blocks.{i}.feedforward.inner", "encoder.layer.{i}.intermediate.dense"),
-    *both("blocks.{i}.feedforward.outer", "encoder.layer.{i}.output.dense"),
-]
+    feedforward=("intermediate.dense", "output.dense"),
+    norms=("layernorm_before", "layernorm_after"),
+)
 # What transformers from version 5 on calls them in memory, and in files where it is asked to.
-_NEWER_LAYER = [
-    *both("blocks.{i}.residuals.0.norm", "layers.{i}.layernorm_before"),
-    *both("blocks.{i}.attention.query", "layers.{i}.attention.q_proj"),
-    *both(
-        "blocks.{i}.attention.key_value",
-        ("layers.{i}.attention.k_proj", "layers.{i}.attention.v_proj"),
-        STACKED,
-    ),
-    *both("blocks.{i}.attention.out", "layers.{i}.attention.o_proj"),
-    *both("blocks.{i}.residuals.1.norm", "layers.{i}.layernorm_after"),
-    *both("blocks.{i}.feedforward.inner", "layers.{i}.mlp.fc1"),
-    *both("blocks.{i}.feedforward.outer", "layers.{i}.mlp.fc2"),
-]
+_NEWER_LAYER = block_rows(
+    "layers.{i}",
+    attention=("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj"),
+    feedforward=("mlp.fc1", "mlp.fc2"),
+    norms=("layernorm_before", "layernorm_after"),
+)
 _CLASSIFIER = both("output", "classifier")
 _TWO_CLASSIFIERS = [*both("output", "cls_classifier"), *both("distilled", "distillation_classifier")]
 
 # -- the configs -----------------------------------------------------------------------------------------------------
 
 
+_KEYS = [
+    *with_defaults(ENCODER_KEYS, dropout=0.0),
+    Key("qkv_bias", "qkv_bias", True),
+    Key("channels", "num_channels", 3),
+]
+
+
 def _read(settings: Settings, head: VisionHead, registers: int = 0, distilled: bool = False) -> ViTConfig:
-    width, heads = settings.size("hidden_size", 768), settings.size("num_attention_heads", 12)
-    settings.must_be("head_dim", width // heads)
+    known = read_keys(_KEYS, settings)
+    settings.must_be("head_dim", known["width"] // known["heads"])
     pooled = head == "none" and settings.flag("add_pooling_layer", True)
     if pooled:
         settings.must_be("pooler_act", "tanh")
-        settings.must_be("pooler_output_size", width)
+        settings.must_be("pooler_output_size", known["width"])
     image_height, image_width = settings.sides("image_size", 224)
     patch, other = settings.sides("patch_size", 16)
     if patch != other:
         raise settings.refusal("patch_size", "its patches are squares")
     return ViTConfig(
-        width=width,
-        heads=heads,
-        layers=settings.size("num_hidden_layers", 12),
-        feedforward=settings.size("intermediate_size", 3072),
-        dropout=settings.fraction("hidden_dropout_prob", 0.0),
-        norm_eps=settings.fraction("layer_norm_eps", 1e-12),
-        activation=settings.choice("hidden_act", ACTIVATIONS, "gelu"),  # type: ignore[arg-type]
-        qkv_bias=settings.flag("qkv_bias", True),
-        channels=settings.size("num_channels", 3),
+        **known,
         image_height=image_height,
         image_width=image_width,
         patch=patch,
@@ -114,9 +101,8 @@ def _write(config: ViTConfig, head: VisionHead, family: str) -> dict[str, Any]:
     sides = [config.image_height, config.image_width]
     return {
         "model_type": family,
-        **write_sizes(config),
-        "qkv_bias": config.qkv_bias,
-        "num_channels": config.channels,
+        **write_keys(_KEYS, config),
+        "attention_probs_dropout_prob": 0.0,
         "image_size": sides[0] if sides[0] == sides[1] else sides,
         "patch_size": config.patch,
         **({"add_pooling_layer": config.pooled_map} if head == "none" else {}),
@@ -160,9 +146,8 @@ def read_vit_like(
     `table` is config.json, `pictures` what preprocessor_config.json says.
     """
     newer = any(".attention.q_proj." in key for key in theirs)
-    pooler = {"add_pooling_layer": any("pooler." in key for key in theirs)}  # which many bare models lack
     kind = (NEWER_CLASSES if newer else CLASSES)[name]
-    config, weights = read_one_stack(kind, Settings(table, origin).over(pooler), theirs)
+    config, weights = read_one_stack(kind, Settings(table, origin), theirs)
     mean, std = _normalisation(pictures)
     return linear(replace(config, mean=mean, std=std), weights)
 

@@ -1,7 +1,7 @@
-"""x + dropout(y) and its norm, as residual connections with norms before or after them need it (CUDA, in Triton).
+"""Residual sum, dropout and norm in one pass: x + dropout(y) and its norm (CUDA, in Triton; y in bf16 or f16).
 
-One pass for what products have left narrow. A compiler makes one pass of the way there too, but spends longer on random
-numbers than on memory, stores the mask, and goes over everything again for the gradients of gain and bias.
+Plain twin: `Residual.add_norm`. torch.compile fuses the forward pass too, but it spends longer on random numbers than
+on memory, stores the dropout mask, and reads everything again for the gradients of gain and bias.
 """
 
 import torch
@@ -14,11 +14,12 @@ from regard.layers.add_up import add_up
 from regard.layers.norms import RMSNorm
 
 MAX_WIDTH = 4096
-# Numbers that a program holds of each tensor, its warps, and programs of the backward pass.
+# Elements per program and tensor, warps per program, programs of the backward pass.
 CELLS, WARPS, PROGRAMS = 2048, 4, 528
 
 
-def takes(x: Tensor, y: Tensor, norm: nn.Module) -> bool:
+def supports(x: Tensor, y: Tensor, norm: nn.Module) -> bool:
+    """Whether the kernel runs on these inputs."""
     return (
         triton_here.FOUND
         and x.is_cuda
@@ -34,12 +35,12 @@ def takes(x: Tensor, y: Tensor, norm: nn.Module) -> bool:
 def run(
     x: Float[Tensor, "*n E"], y: Float[Tensor, "*n E"], norm: nn.Module, p: float
 ) -> tuple[Float[Tensor, "*n E"], Float[Tensor, "*n E"]]:
-    """The sum x + dropout(y), as wide as x, and its norm, as wide as y; dropout's probability is p."""
+    """The sum x + dropout(y) in the dtype of x, and its norm in the dtype of y; p is the dropout probability."""
     assert isinstance(norm, nn.LayerNorm | RMSNorm)
-    # Drawn on the device from torch's own generator: a captured step draws anew.
+    # Drawn on the device from torch's generator, so that each replay of a CUDA graph draws a new one.
     seed = torch.randint(2**31, (1,), device=x.device) if p else None
     bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
-    flat = (one.reshape(-1, one.shape[-1]) for one in (x, y))
+    flat = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, y))
     out, total = add_norm(*flat, norm.weight, bias, seed, p, norm.eps or torch.finfo(norm.weight.dtype).eps)
     return total.view(x.shape), out.view(x.shape)
 
@@ -48,15 +49,15 @@ def run(
 def add_norm(
     x: Tensor, y: Tensor, gain: Tensor, bias: Tensor | None, seed: Tensor | None, p: float, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The normed sum (LayerNorm; without bias RMSNorm), and the sum."""
+    """The normalized sum (LayerNorm, or without a bias RMSNorm), and the sum."""
     from regard.gpu import add_norm_triton
 
     x, y = contiguous_rows(x), contiguous_rows(y)
-    out, total = _fresh(y), _fresh(x)
+    out, total = _empty(y), _empty(x)
     N, E = x.shape
     blocks = _blocks(E)
     add_norm_triton.add_norm_forward[(-(-N // blocks["BLOCK_R"]),)](
-        *(x, y, gain, bias, seed, out, total, N, x.stride(0), y.stride(0), eps, *_dropping(p)),
+        *(x, y, gain, bias, seed, out, total, N, x.stride(0), y.stride(0), eps, *_dropout_arguments(p)),
         E=E,
         CENTRED=bias is not None,
         DROPS=seed is not None,
@@ -71,77 +72,76 @@ def add_norm_backward(
     sum_grad: Tensor | None,
     total: Tensor,
     gain: Tensor,
-    centred: bool,
+    centered: bool,
     seed: Tensor | None,
     p: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients by x, y (empty where it is that by x), gain and bias (empty where there is none).
+    """Gradients of x, y (empty where it equals that of x), gain and bias (empty without a bias).
 
-    `sum_grad` flows into the sum itself, if anybody but the norm has taken it.
+    `sum_grad` is the gradient of the sum, where it has other uses than the norm.
     """
     from regard.gpu import add_norm_triton
 
     grad = contiguous_rows(grad)
     sum_grad = None if sum_grad is None else contiguous_rows(sum_grad)
     N, E = total.shape
-    dx, dy = _fresh(total), _other_grad(grad, total, seed)
+    dx, dy = _empty(total), _empty_y_grad(grad, total, seed)
     blocks = _blocks(E)
     programs = max(1, min(PROGRAMS, -(-N // blocks["BLOCK_R"])))
-    sums = torch.empty(1 + centred, programs, E, dtype=torch.float32, device=total.device)
+    sums = torch.empty(1 + centered, programs, E, dtype=torch.float32, device=total.device)
     add_norm_triton.add_norm_backward[(programs,)](
         *(grad, sum_grad, total, gain, seed, dx, dy, sums[0], sums[-1], N),
-        *(grad.stride(0), 0 if sum_grad is None else sum_grad.stride(0), eps, *_dropping(p)),
+        *(grad.stride(0), 0 if sum_grad is None else sum_grad.stride(0), eps, *_dropout_arguments(p)),
         E=E,
-        CENTRED=centred,
+        CENTRED=centered,
         SUMMED=sum_grad is not None,
         DROPS=seed is not None,
         SPLIT=dy.numel() > 0,
         **blocks,
     )
-    found = add_up(sums, gain.dtype)
-    return dx, dy, found[0], found[1] if centred else gain.new_empty(0)
+    norm_grads = add_up(sums, gain.dtype)
+    return dx, dy, norm_grads[0], norm_grads[1] if centered else gain.new_empty(0)
 
 
 @add_norm.register_fake
 def _(x, y, gain, bias, seed, p, eps):
-    return _fresh(y), _fresh(x)
+    return _empty(y), _empty(x)
 
 
 @add_norm_backward.register_fake
-def _(grad, sum_grad, total, gain, centred, seed, p, eps):
-    bias_grad = torch.empty_like(gain) if centred else gain.new_empty(0)
-    return _fresh(total), _other_grad(grad, total, seed), torch.empty_like(gain), bias_grad
+def _(grad, sum_grad, total, gain, centered, seed, p, eps):
+    bias_grad = torch.empty_like(gain) if centered else gain.new_empty(0)
+    return _empty(total), _empty_y_grad(grad, total, seed), torch.empty_like(gain), bias_grad
 
 
-def _other_grad(grad: Tensor, total: Tensor, seed: Tensor | None) -> Tensor:
-    """Room for the gradient by y, which is as wide as the normed sum; none where it is that by x."""
+def _empty_y_grad(grad: Tensor, total: Tensor, seed: Tensor | None) -> Tensor:
+    """Memory for the gradient of y, in the dtype of the normalized sum; none where it equals the gradient of x."""
     return grad.new_empty(grad.shape if seed is not None or grad.dtype != total.dtype else (0,))
 
 
-def _keep(ctx, inputs, output) -> None:
+def _setup_context(ctx, inputs, output) -> None:
     _, _, gain, bias, seed, ctx.p, ctx.eps = inputs
-    ctx.centred = bias is not None
+    ctx.centered = bias is not None
     ctx.save_for_backward(output[1], gain, seed)
-    ctx.set_materialize_grads(False)  # with norms after the sum nobody asks for the gradient by the sum itself
+    ctx.set_materialize_grads(False)  # post-norm: the sum has no gradient
 
 
-def _flow_back(ctx, grad: Tensor, sum_grad: Tensor | None):
+def _backward(ctx, grad: Tensor, sum_grad: Tensor | None):
     total, gain, seed = ctx.saved_tensors
-    given = grad, sum_grad, total, gain, ctx.centred, seed, ctx.p, ctx.eps
-    dx, dy, gain_grad, bias_grad = add_norm_backward(*given)
-    return dx, dy if dy.numel() else dx, gain_grad, bias_grad if ctx.centred else None, None, None, None
+    dx, dy, gain_grad, bias_grad = add_norm_backward(grad, sum_grad, total, gain, ctx.centered, seed, ctx.p, ctx.eps)
+    return dx, dy if dy.numel() else dx, gain_grad, bias_grad if ctx.centered else None, None, None, None
 
 
-add_norm.register_autograd(_flow_back, setup_context=_keep)
+add_norm.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _fresh(x: Tensor) -> Tensor:
+def _empty(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _dropping(p: float) -> tuple[int, float]:
-    """The bound below which 32 random bits mean that a number is dropped, and the factor of those that stay."""
+def _dropout_arguments(p: float) -> tuple[int, float]:
+    """The threshold below which 32 random bits drop an element, and the factor of those that are kept."""
     return round(p * 2**32), 1 / (1 - p)
 
 

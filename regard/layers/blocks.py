@@ -1,6 +1,9 @@
-"""Encoder and decoder blocks: attention and feed-forward, each with its residual connection and norm (C3, C4)."""
+"""Encoder and decoder blocks: attention and feed-forward, each with its residual connection and norm.
 
-from collections.abc import Callable, Iterable, Sequence
+Pre-norm computes x + sublayer(norm(x)); post-norm, as published in 2017, norm(x + sublayer(x)).
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -10,20 +13,20 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention import Bias, Offsets
-from regard.layers import add_norm
+from regard.attention.offsets import Lengths
 from regard.layers.cache import GrowingCache, MemoryCache
-from regard.layers.dropout import Dropout, DropPath
 from regard.layers.feedforward import Activation, FeedForward
-from regard.layers.multihead import BiasPlace, MultiHead
+from regard.layers.multihead import BiasPlacement, MultiHead
 from regard.layers.norms import NormKind, make_norm
-from regard.layers.positions import Turns
+from regard.layers.positions import RotaryTables
+from regard.layers.residual import FusedResidual, Residual
 
-NormPlace = Literal["pre", "post"]
+NormPlacement = Literal["pre", "post"]
 
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """What encoder and decoder blocks have in common."""
+    """Sizes and choices of encoder and decoder blocks; builds their parts."""
 
     width: int
     heads: int
@@ -31,7 +34,7 @@ class BlockConfig:
     kv_heads: int | None = None
     head_width: int | None = None
     dropout: float = 0.1
-    norm: NormPlace = "pre"
+    norm: NormPlacement = "pre"
     norm_kind: NormKind = "layer"
     norm_eps: float = 1e-5
     activation: Activation = "relu"
@@ -40,10 +43,10 @@ class BlockConfig:
     rotary_context: int = 0
     qk_norm_eps: float | None = None
     qk_norm_kind: NormKind = "rms"
-    bias: BiasPlace = "all"
+    bias: BiasPlacement = "all"
     max_len: int = 256
     drop_path: float | None = None
-    """None: nothing is left out. A rate of 0 computes as any other does, so that layers share their compiled code"""
+    """None: no stochastic depth. A rate of 0 computes as any other, so that layers share their compiled code"""
     layer_scale: float = 0.0
 
     def attention(self, kind: Literal["self", "masked", "cross"], score: str) -> MultiHead:
@@ -68,82 +71,17 @@ class BlockConfig:
             self.width, self.feedforward, self.activation, self.bias in ("all", "not_qkv", "feedforward")
         )
 
+    def make_norm(self) -> nn.Module:
+        return make_norm(self.norm_kind, self.width, self.norm_eps)
 
-class Residual(nn.Module):
-    """x + sublayer(norm(x)) before (pre), or norm(x + sublayer(x)) after (post, as published in 2017).
-
-    With `layer_scale` what is added has a learned factor a channel, which begins at that (LayerScale, Touvron et al.
-    2021); with `drop_path` it is now and then left out for a whole sequence.
-
-    >>> Residual(BlockConfig(8, 2, 16, dropout=0.0))(torch.ones(3, 8), lambda x: 0 * x).sum().item()
-    24.0
-    """
-
-    def __init__(self, config: BlockConfig) -> None:
-        super().__init__()
-        self.place = config.norm
-        self.norm = make_norm(config.norm_kind, config.width, config.norm_eps)
-        self.dropout = Dropout(config.dropout)
-        self.scale = nn.Parameter(torch.empty(config.width)) if config.layer_scale else None
-        if self.scale is not None:
-            nn.init.constant_(self.scale, config.layer_scale)
-        self.drop_path = DropPath(config.drop_path) if config.drop_path is not None else None
-
-    def forward(
-        self,
-        x: Float[Tensor, "*n E"],
-        sublayer: Callable[[Float[Tensor, "*n E"]], Float[Tensor, "*m E"]],
-        offsets: Offsets | None = None,
-        first: Callable[[Float[Tensor, "*n E"]], Float[Tensor, "*m E"]] | None = None,
-        *,
-        ready: Float[Tensor, "*n E"] | None = None,
-        following: "Residual | None" = None,
-    ) -> Float[Tensor, "*m E"] | tuple[Float[Tensor, "*m E"], Float[Tensor, "*m E"]]:
-        """`first` chooses the tokens that the sublayer is about, where these are not all.
-
-        To the connection that is `following` it may give what is that one's `ready`, norm(x), made in the same pass.
-        """
-        if ready is None:
-            ready = self.norm(x) if self.place == "pre" else x
-        added = sublayer(ready)
-        x = x if first is None else first(x)
-        plain = self.scale is None and self.drop_path is None
-        p = self.dropout.p if self.training else 0.0
-        if self.place == "post":
-            narrow = x.dtype == added.dtype and x.dim() == 2
-            if plain and narrow and add_norm.takes(x, added, self.norm):
-                return add_norm.run(x, added, self.norm, p)[1]
-            x = x + self._tamed(added, offsets)
-            # Under autocast norms give float32; the sum stays as wide as it came in.
-            return self.norm(x).to(x.dtype)
-        # Not for single tokens that are written: launching takes longer than computing there.
-        if plain and self.training and following is not None and add_norm.takes(x, added, following.norm):
-            return add_norm.run(x, added, following.norm, p)
-        return x + self._tamed(added, offsets)
-
-    def _tamed(self, added: Float[Tensor, "*m E"], offsets: Offsets | None) -> Float[Tensor, "*m E"]:
-        added = self.dropout(added)
-        if self.scale is not None:
-            added = added * self.scale.to(added.dtype)
-        return added if self.drop_path is None else self.drop_path(added, offsets)
-
-
-def in_turn(
-    x: Float[Tensor, "*n E"],
-    residuals: Iterable[nn.Module],
-    sublayers: Sequence[Callable[[Float[Tensor, "*n E"]], Float[Tensor, "*n E"]]],
-    offsets: Offsets | None = None,
-) -> Float[Tensor, "*n E"]:
-    """Sublayers one after another, each within its residual connection."""
-    connections, ready = [*residuals], None
-    for one, following, sublayer in zip(connections, [*connections[1:], None], sublayers):
-        found = one(x, sublayer, offsets, ready=ready, following=following)
-        x, ready = found if isinstance(found, tuple) else (found, None)
-    return x
+    def residual(self) -> Residual:
+        if self.layer_scale or self.drop_path is not None:
+            return Residual(self.width, self.dropout, self.layer_scale, self.drop_path)
+        return FusedResidual(self.width, self.dropout, norm_first=self.norm == "pre")
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then feed-forward: a block of an encoder or, masked, of a decoder that has no encoder.
+    """Self-attention, then feed-forward: a block of an encoder or, masked, of a decoder-only model.
 
     >>> block = EncoderBlock(BlockConfig(16, heads=4, feedforward=32), score="scaled_dot")
     >>> block(torch.randn(5, 16), Offsets.of(torch.tensor([0, 2, 5]))).shape
@@ -152,45 +90,57 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, config: BlockConfig, score: str, kind: Literal["self", "masked"] = "self") -> None:
         super().__init__()
+        self.norm_first = config.norm == "pre"
         self.attention = config.attention(kind, score)
         self.feedforward = config.feed_forward()
-        self.residuals = nn.ModuleList(Residual(config) for _ in range(2))
+        self.attention_residual, self.attention_norm = config.residual(), config.make_norm()
+        self.feedforward_residual, self.feedforward_norm = config.residual(), config.make_norm()
 
     def forward(
         self,
         x: Float[Tensor, "*n E"],
-        offsets: Offsets | None,
+        offsets: Offsets | Lengths | None,
         positions: Int[Tensor, "*n"] | None = None,
         bias: Bias | None = None,
         cache: GrowingCache | None = None,
-        turns: Turns | None = None,
+        rotary: RotaryTables | None = None,
     ) -> Float[Tensor, "*n E"]:
-        """Whole sequences, packed or (without offsets) all of one length; with a cache and no offsets one token for
-        each of the (B, K) hypotheses."""
+        """Whole sequences, packed (N, E) or without offsets of one length (B, T, E).
 
-        sublayers = (
-            lambda y: self.attention(y, offsets, positions=positions, bias=bias, cache=cache, turns=turns),
-            self.feedforward,
-        )
-        return in_turn(x, self.residuals, sublayers, offsets)
-
-    def first(
-        self, x: Float[Tensor, "*n E"], offsets: Offsets | None, count: int, turns: Turns | None = None
-    ) -> Float[Tensor, "B K E"]:
-        """What `forward` gives to the first `count` tokens of each sequence, which stand nowhere (no turns of theirs).
-
-        The others are only regarded. Where nobody asks for what becomes of them, the last block is nearly free.
+        With a cache and no offsets: one token (B, K, E) per hypothesis.
         """
-        few = None
+        attention = partial(self.attention, offsets=offsets, positions=positions, bias=bias, cache=cache, rotary=rotary)
+        if self.norm_first:
+            # x = x + attention(norm(x));  x = x + feedforward(norm(x))
+            update = attention(self.attention_norm(x))
+            x, h = self.attention_residual.add_norm(x, update, self.feedforward_norm, offsets)
+            return self.feedforward_residual(x, self.feedforward(h), offsets)
+        # x = norm(x + attention(x));  x = norm(x + feedforward(x))
+        _, x = self.attention_residual.add_norm(x, attention(x), self.attention_norm, offsets)
+        _, x = self.feedforward_residual.add_norm(x, self.feedforward(x), self.feedforward_norm, offsets)
+        return x
+
+    def forward_first(
+        self, x: Float[Tensor, "*n E"], offsets: Offsets | None, count: int, rotary: RotaryTables | None = None
+    ) -> Float[Tensor, "B K E"]:
+        """The output of `forward` for the first `count` tokens per sequence (class tokens), which have no position.
+
+        The other tokens serve as keys and values only. As a last block, this costs a fraction of a whole one.
+        """
+        first_offsets = None
         if offsets is not None:
-            ends = torch.arange(len(offsets.starts), device=x.device, dtype=torch.int32) * count
-            few = Offsets(ends, count * (len(ends) - 1), count)
-        chosen = partial(first_tokens, offsets=offsets, count=count)
-
-        def attention(y: Tensor) -> Tensor:
-            return self.attention(chosen(y), few, memory=y, memory_offsets=offsets, turns=turns)
-
-        x = self.residuals[1](self.residuals[0](x, attention, few, chosen), self.feedforward, few)
+            starts = torch.arange(len(offsets.starts), device=x.device, dtype=torch.int32) * count
+            first_offsets = Offsets(starts, count * (len(starts) - 1), count)
+        h = self.attention_norm(x) if self.norm_first else x
+        queries = first_tokens(h, offsets, count)
+        update = self.attention(queries, first_offsets, memory=h, memory_offsets=offsets, rotary=rotary)
+        x = first_tokens(x, offsets, count)
+        if self.norm_first:
+            x = self.attention_residual(x, update, first_offsets)
+            x = self.feedforward_residual(x, self.feedforward(self.feedforward_norm(x)), first_offsets)
+        else:
+            _, x = self.attention_residual.add_norm(x, update, self.attention_norm, first_offsets)
+            _, x = self.feedforward_residual.add_norm(x, self.feedforward(x), self.feedforward_norm, first_offsets)
         return x if offsets is None else x.unflatten(0, (-1, count))
 
 
@@ -211,26 +161,27 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, config: BlockConfig, score: str, cross_score: str) -> None:
         super().__init__()
+        self.norm_first = config.norm == "pre"
         self.attention = config.attention("masked", score)
         self.cross = config.attention("cross", cross_score)
         self.feedforward = config.feed_forward()
-        self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
+        self.attention_residual, self.attention_norm = config.residual(), config.make_norm()
+        self.cross_residual, self.cross_norm = config.residual(), config.make_norm()
+        self.feedforward_residual, self.feedforward_norm = config.residual(), config.make_norm()
 
     def forward(
         self,
         x: Float[Tensor, "N E"],
-        offsets: Offsets,
+        offsets: Offsets | Lengths,
         memory: Float[Tensor, "M E"],
-        memory_offsets: Offsets,
+        memory_offsets: Offsets | Lengths,
         positions: Int[Tensor, "N"] | None = None,
         bias: Bias | None = None,
     ) -> Float[Tensor, "N E"]:
-        sublayers = (
-            lambda y: self.attention(y, offsets, positions=positions, bias=bias),
-            lambda y: self.cross(y, offsets, memory=memory, memory_offsets=memory_offsets),
-            self.feedforward,
-        )
-        return in_turn(x, self.residuals, sublayers)
+        """Whole packed targets (teacher forcing)."""
+        attention = partial(self.attention, offsets=offsets, positions=positions, bias=bias)
+        cross = partial(self.cross, offsets=offsets, memory=memory, memory_offsets=memory_offsets)
+        return self._sublayers(x, attention, cross)
 
     def step(
         self,
@@ -240,7 +191,20 @@ class DecoderBlock(nn.Module):
         positions: Int[Tensor, "B K"],
         bias: Bias | None = None,
     ) -> Float[Tensor, "B K E"]:
-        """One token for each hypothesis; `own` takes up its keys and values."""
-        x = self.residuals[0](x, lambda y: self.attention(y, positions=positions, cache=own, bias=bias))
-        x = self.residuals[1](x, lambda y: self.cross(y, cache=memory))
-        return self.residuals[2](x, self.feedforward)
+        """One token per hypothesis, whose keys and values are appended to `own`."""
+        attention = partial(self.attention, positions=positions, cache=own, bias=bias)
+        return self._sublayers(x, attention, partial(self.cross, cache=memory))
+
+    def _sublayers(
+        self, x: Float[Tensor, "*n E"], attention: Callable[[Tensor], Tensor], cross: Callable[[Tensor], Tensor]
+    ) -> Float[Tensor, "*n E"]:
+        if self.norm_first:
+            # x = x + attention(norm(x));  x = x + cross(norm(x));  x = x + feedforward(norm(x))
+            x, h = self.attention_residual.add_norm(x, attention(self.attention_norm(x)), self.cross_norm)
+            x, h = self.cross_residual.add_norm(x, cross(h), self.feedforward_norm)
+            return self.feedforward_residual(x, self.feedforward(h))
+        # x = norm(x + attention(x));  x = norm(x + cross(x));  x = norm(x + feedforward(x))
+        _, x = self.attention_residual.add_norm(x, attention(x), self.attention_norm)
+        _, x = self.cross_residual.add_norm(x, cross(x), self.cross_norm)
+        _, x = self.feedforward_residual.add_norm(x, self.feedforward(x), self.feedforward_norm)
+        return x

@@ -30,8 +30,9 @@ class GrowingCache:
         """What hides the room behind the end of shorter rows."""
         return None if self._lengths is None else padding(self._lengths)
 
-    def fill(self, k: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], offsets: Offsets) -> None:
-        """Takes up whole packed sequences, one a row, into a new cache."""
+    def fill(self, k: Float[Tensor, "*n H D"], v: Float[Tensor, "*n H D"], offsets: Offsets | Lengths) -> None:
+        """Take whole packed sequences, one per row, into a new cache."""
+        assert isinstance(offsets, Offsets)
         self._k, self._v = (y[offsets.rows].transpose(1, 2).contiguous() for y in (k, v))
         self.length = offsets.max_len
         even = offsets.total == offsets.max_len * (len(offsets.starts) - 1)
@@ -94,7 +95,9 @@ class PlainCache(GrowingCache):
         assert self._v is not None
         return self._k, self._v
 
-    def fill(self, k: Float[Tensor, "B S H D"], v: Float[Tensor, "B S H D"], offsets: Lengths) -> None:  # type: ignore[override]
+    def fill(self, k: Float[Tensor, "*n H D"], v: Float[Tensor, "*n H D"], offsets: Offsets | Lengths) -> None:
+        """Take the sequences of a rectangle (B, S)."""
+        assert isinstance(offsets, Lengths)
         self._k, self._v, self._lengths = k.transpose(1, 2), v.transpose(1, 2), offsets.lengths
 
     def append(
@@ -111,7 +114,7 @@ class PlainCache(GrowingCache):
 
 
 class MemoryCache:
-    """Keys and values of the source: once per sentence, shared by its hypotheses. `lengths` is None if all are equal."""
+    """Keys and values of the source: once per sentence, shared by its hypotheses. Without `lengths` all are equal."""
 
     def __init__(
         self, k: Float[Tensor, "B H S D"], v: Float[Tensor, "B H S D"], lengths: Int[Tensor, "B"] | None = None

@@ -1,14 +1,14 @@
-"""Dropout whose mask comes, on a CPU, from cheap random bytes; and drop-path, which leaves out whole sublayers."""
+"""Dropout, on a CPU with a mask of random bytes; and drop path (stochastic depth)."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.attention.offsets import Offsets
+from regard.attention.offsets import Lengths, Offsets
 
 
 class _ByteDropout(torch.autograd.Function):
-    """x * mask / keep. Eight masks from each 64-bit draw: the drawing of random numbers is what costs on a CPU."""
+    """x * mask / keep. Each 64-bit draw gives eight mask bytes: random numbers dominate the cost on a CPU."""
 
     @staticmethod
     def forward(ctx, x: Tensor, dropped: int) -> Tensor:
@@ -26,7 +26,7 @@ class _ByteDropout(torch.autograd.Function):
 
 
 class Dropout(nn.Module):
-    """Sets each number to zero with probability p while training, and scales the rest so that the mean stays.
+    """Set each element to zero with probability p while training, and scale the rest to keep the mean.
 
     On a CPU p is rounded to a multiple of 1/256, and the scale follows the rounded value.
 
@@ -50,10 +50,10 @@ class Dropout(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Sets all of a sequence to zero with probability p while training, and scales the rest so that the mean stays.
+    """Set whole sequences to zero with probability p while training, and scale the rest to keep the mean.
 
-    On what a residual connection adds, it leaves out a sublayer for that sequence (Huang et al. 2016). Sequences are
-    the rows of (B, T, E), or those that the offsets name.
+    Applied to the update of a residual connection, it skips a sublayer for that sequence (stochastic depth, Huang et
+    al. 2016). Sequences are the rows of (B, T, E) or, with offsets, those of a packed run.
 
     >>> DropPath(0.5).eval()(torch.ones(1, 2, 3)).sum()
     tensor(6.)
@@ -64,14 +64,15 @@ class DropPath(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
-        # What is computed with is a tensor: layers that differ in p alone share their compiled code.
+        # A tensor, so that layers that differ in p alone share their compiled code.
         self.register_buffer("rate", torch.tensor(p), persistent=False)
 
-    def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | None = None) -> Float[Tensor, "*n E"]:
+    def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | Lengths | None = None) -> Float[Tensor, "*n E"]:
         if not self.training:
             return x
+        offsets = None if isinstance(offsets, Lengths) else offsets  # the rows of a rectangle
         count = len(x) if offsets is None else len(offsets.starts) - 1
-        # Drawn as they are from torch's own generator, on the device: a captured step draws anew.
+        # Drawn on the device from torch's generator, so that each replay of a CUDA graph draws a new mask.
         kept = (torch.rand(count, device=x.device) >= self.rate).to(x.dtype) / (1 - self.rate)
         return x * (kept[:, None, None] if offsets is None else kept[offsets.sequences, None])
 

@@ -26,8 +26,8 @@ from regard.layers.positions import (
     LearnedGrid,
     PositionKind,
     RotaryGrid,
+    RotaryTables,
     SinusoidalGrid,
-    Turns,
     make_positions,
 )
 
@@ -101,8 +101,8 @@ class ImageTokens(NamedTuple):
 
     x: Float[Tensor, "*n E"]
     offsets: Offsets | None
-    turns: Turns | None
-    """of q and k, where positions are rotary"""
+    rotary: RotaryTables | None
+    """cos and sin for q and k, where positions are rotary"""
 
 
 class ImageEmbedding(nn.Module):
@@ -119,7 +119,7 @@ class ImageEmbedding(nn.Module):
     mean: Tensor
     std: Tensor
     codes: Tensor | None
-    turns: Tensor | None
+    rotary_tables: Tensor | None
 
     def __init__(
         self,
@@ -151,9 +151,9 @@ class ImageEmbedding(nn.Module):
         # What is computed of positions is computed once for the usual grid.
         places, _ = whereabouts(grid)
         codes = None if self.sinusoidal is None else self.sinusoidal(places)
-        turns = None if self.rotary is None else torch.stack(self.rotary(self._nowhere_first(places)))
+        tables = None if self.rotary is None else torch.stack(self.rotary(self._nowhere_first(places)))
         self.register_buffer("codes", codes, persistent=False)
-        self.register_buffer("turns", turns, persistent=False)
+        self.register_buffer("rotary_tables", tables, persistent=False)
         self.dropout = Dropout(dropout)
 
     def forward(self, images: Images) -> ImageTokens:
@@ -163,7 +163,7 @@ class ImageEmbedding(nn.Module):
             x = x + codes.to(x.dtype)
         if isinstance(images, PackedImages):
             offsets = images.offsets
-        return self._finished(x, offsets, self._turns(images))
+        return self._finished(x, offsets, self._rotary_tables(images))
 
     def shown(self, pixels: Float[Tensor, "B C H W"], shown: Int[Tensor, "B S"]) -> ImageTokens:
         """The tokens of a few patches of each image, whose `pixels` are normalised already."""
@@ -174,14 +174,14 @@ class ImageEmbedding(nn.Module):
             x = rows_of(self.patches(joined(patches * visible, grid, self.patch)), shown)
         else:
             x = self.patches.of_pixels(rows_of(patches, shown))
-        codes, turns = self._codes(pixels), self._turns(pixels)
+        codes, rotary = self._codes(pixels), self._rotary_tables(pixels)
         if codes is not None:
             x = x + nn.functional.embedding(shown, codes).to(x.dtype)
-        if turns is not None:
+        if rotary is not None:
             first = torch.arange(self.count, device=shown.device).expand(len(shown), -1)
             rows = torch.cat((first, shown + self.count), dim=1)
-            turns = turns[0][rows], turns[1][rows]
-        return self._finished(x, None, turns)
+            rotary = rotary[0][rows], rotary[1][rows]
+        return self._finished(x, None, rotary)
 
     def normalised(self, images: Images) -> Any:
         """Pixels minus the mean, divided by the standard deviation, channel by channel."""
@@ -201,13 +201,13 @@ class ImageEmbedding(nn.Module):
             )
         return (images - self.mean[..., None]) / self.std[..., None]
 
-    def _finished(self, x: Float[Tensor, "*n E"], offsets: Offsets | None, turns: Turns | None) -> ImageTokens:
+    def _finished(self, x: Float[Tensor, "*n E"], offsets: Offsets | None, rotary: RotaryTables | None) -> ImageTokens:
         if self.prefix is not None:
             first: Tensor = self.prefix
             if self.learned is not None and self.learned.prefix:
                 first = first + self.learned.weight[: self.learned.prefix]
             x, offsets = put_before(first, x, offsets)
-        return ImageTokens(self.dropout(x), offsets, turns)
+        return ImageTokens(self.dropout(x), offsets, rotary)
 
     def _codes(self, images: Images) -> Float[Tensor, "T E"] | None:
         """What patches get added for their positions: for one image if all are of one size."""
@@ -221,8 +221,8 @@ class ImageEmbedding(nn.Module):
             return code(*whereabouts(grid, images.device))
         return self.codes if self.learned is None else self.learned.weight[self.learned.prefix :]
 
-    def _turns(self, images: Images) -> Turns | None:
-        if self.rotary is None or self.turns is None:
+    def _rotary_tables(self, images: Images) -> RotaryTables | None:
+        if self.rotary is None or self.rotary_tables is None:
             return None
         if isinstance(images, PackedImages):
             nowhere = images.places.new_zeros(self.count, 2)
@@ -230,8 +230,8 @@ class ImageEmbedding(nn.Module):
         grid = grid_of(images.shape[-2:], self.patch)
         if grid != self.grid:
             return self.rotary(self._nowhere_first(whereabouts(grid, images.device)[0]))
-        return self.turns[0], self.turns[1]
+        return self.rotary_tables[0], self.rotary_tables[1]
 
     def _nowhere_first(self, places: Int[Tensor, "T 2"]) -> Int[Tensor, "K 2"]:
-        """With the places of the tokens before the patches: at 0, 0 nothing turns."""
+        """With the places of the tokens before the patches: at 0, 0 nothing is rotated."""
         return nn.functional.pad(places, (0, 0, self.count, 0))

@@ -1,4 +1,4 @@
-"""The position-wise network of two layers: FFN(x) = W2 act(W1 x)."""
+"""Position-wise feed-forward network: FFN(x) = W2 act(W1 x), or gated."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,12 +19,12 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": nn.functional.silu,
     "tanh": nn.functional.tanh,
 }
-# Two maps side by side, one of which is the other's gate: silu's (Llama) and the approximate gelu's (T5 1.1).
+# Gated linear units: SwiGLU (Llama) and GEGLU with the approximate gelu (T5 1.1).
 _GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}
 
 
 def activate(name: str, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """A non-linearity by its name.
+    """Apply an activation function by its name.
 
     >>> activate("relu2", torch.tensor([-1.0, 3.0]))
     tensor([0., 9.])
@@ -33,9 +33,9 @@ def activate(name: str, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a non-linearity between them; swiglu and geglu have a gate: W2 (W1 x * act(W3 x)).
+    """Two linear layers with an activation between them; swiglu and geglu are gated: W2 (W1 x * act(W3 x)).
 
-    `inner` holds W1 and, below it, W3.
+    The weight of `inner` holds W1 and, below it, W3.
 
     >>> FeedForward(8, 32)(torch.randn(5, 8)).shape
     torch.Size([5, 8])

@@ -1,4 +1,4 @@
-"""Multi-head attention: many projections side by side, each attends on its own, one linear map after (A5, A6)."""
+"""Multi-head attention (Vaswani et al. 2017, section 3.2.2), with grouped key/value heads and rotary positions."""
 
 from typing import Literal
 
@@ -8,19 +8,19 @@ from torch import Tensor, nn
 from regard.attention import Bias, Mask, attend, causal, make_score, padding
 from regard.attention.offsets import Lengths, Offsets
 from regard.errors import RegardError
-from regard.layers.cache import GrowingCache, MemoryCache, PlainCache
+from regard.layers.cache import GrowingCache, MemoryCache
 from regard.layers.norms import NormKind, make_norm
-from regard.layers.positions import Rotary, Turns, turn
+from regard.layers.positions import Rotary, RotaryTables, apply_rotary
 
 AttentionKind = Literal["self", "masked", "cross"]
-BiasPlace = Literal["all", "attention", "qkv", "not_qkv", "feedforward", "none"]
+BiasPlacement = Literal["all", "attention", "qkv", "not_qkv", "feedforward", "none"]
 
 
 class MultiHead(nn.Module):
-    """Queries from one sequence, keys and values from the same (self, masked) or from another (cross).
+    """Multi-head attention of a sequence to itself (self, masked) or to another one (cross).
 
-    Each head is width / heads wide (or `head_width`), and the score is scaled by the root of that. `kv_heads` below
-    `heads` lets several heads of queries share keys and values.
+    A head has width / heads channels, or `head_width`. With fewer `kv_heads` than `heads`, several query heads share
+    their keys and values (grouped-query attention).
 
     >>> attention = MultiHead(16, heads=4, kind="self")
     >>> attention(torch.randn(5, 16), Offsets.of(torch.tensor([0, 2, 5]))).shape
@@ -41,7 +41,7 @@ class MultiHead(nn.Module):
         rotary_context: int = 0,
         qk_norm_eps: float | None = None,
         qk_norm_kind: NormKind = "rms",
-        bias: BiasPlace = "all",
+        bias: BiasPlacement = "all",
         max_keys: int = 256,
     ) -> None:
         super().__init__()
@@ -53,36 +53,34 @@ class MultiHead(nn.Module):
                 f"{heads} heads cannot share {kv_heads} key/value heads evenly.", "Change model.kv_heads."
             )
         self.kind, self.heads, self.kv_heads, self.head_width = kind, heads, kv_heads, head_width or width // heads
-        into, out = bias in ("all", "attention", "qkv"), bias in ("all", "attention", "not_qkv")
-        self.query = nn.Linear(width, heads * self.head_width, bias=into)
-        self.key_value = nn.Linear(width, 2 * kv_heads * self.head_width, bias=into)
-        self.out = nn.Linear(heads * self.head_width, width, bias=out)
+        qkv_bias, out_bias = bias in ("all", "attention", "qkv"), bias in ("all", "attention", "not_qkv")
+        self.query = nn.Linear(width, heads * self.head_width, bias=qkv_bias)
+        self.key_value = nn.Linear(width, 2 * kv_heads * self.head_width, bias=qkv_bias)
+        self.out = nn.Linear(heads * self.head_width, width, bias=out_bias)
         self.score = make_score(
             score, self.head_width, self.head_width, hidden=self.head_width, max_keys=max_keys, heads=heads
         )
-        self.rotary = None
-        if rotary_base:
-            self.rotary = Rotary(self.head_width, rotary_base, rotary_factor, rotary_context)
+        self.rotary = Rotary(self.head_width, rotary_base, rotary_factor, rotary_context) if rotary_base else None
         self.query_norm, self.key_norm = (
             make_norm(qk_norm_kind, self.head_width, qk_norm_eps) if qk_norm_eps else nn.Identity() for _ in range(2)
         )
         self.mask = causal() if kind == "masked" else None
 
     def queries(
-        self, x: Float[Tensor, "*n E"], positions: Int[Tensor, "*n"] | None, turns: Turns | None = None
+        self, x: Float[Tensor, "*n E"], positions: Int[Tensor, "*n"] | None, rotary: RotaryTables | None = None
     ) -> Float[Tensor, "*n H D"]:
         q = self.query_norm(self.query(x).unflatten(-1, (self.heads, self.head_width)))
-        return self._turned(q, positions, turns)
+        return self._rotate(q, positions, rotary)
 
     def keys_values(
-        self, x: Float[Tensor, "*n E"], positions: Int[Tensor, "*n"] | None, turns: Turns | None = None
+        self, x: Float[Tensor, "*n E"], positions: Int[Tensor, "*n"] | None, rotary: RotaryTables | None = None
     ) -> tuple[Float[Tensor, "*n G D"], Float[Tensor, "*n G D"]]:
         k, v = self.key_value(x).unflatten(-1, (2, self.kv_heads, self.head_width)).unbind(-3)
-        return self._turned(self.key_norm(k), positions, turns), v
+        return self._rotate(self.key_norm(k), positions, rotary), v
 
-    def _turned(self, x: Tensor, positions: Tensor | None, turns: Turns | None) -> Tensor:
-        if turns is not None:
-            return turn(x, *turns)
+    def _rotate(self, x: Tensor, positions: Tensor | None, rotary: RotaryTables | None) -> Tensor:
+        if rotary is not None:
+            return apply_rotary(x, *rotary)
         return self.rotary(x, positions) if self.rotary is not None else x
 
     def forward(
@@ -95,40 +93,37 @@ class MultiHead(nn.Module):
         memory_offsets: Offsets | Lengths | None = None,
         cache: GrowingCache | MemoryCache | None = None,
         bias: Bias | None = None,
-        turns: Turns | None = None,
+        rotary: RotaryTables | None = None,
     ) -> Float[Tensor, "*n E"]:
-        """Whole sequences, packed (N, E); or, with a cache, one token for each of the (B, K) hypotheses.
+        """Attention of packed sequences (N, E), or without offsets of sequences of one length (B, T, E).
 
-        A growing cache takes up whole sequences too, if it is new: the beginning of a text is read at once. Without
-        offsets and cache the sequences are all of one length, (B, T, E). `turns` are of tokens that stand in a grid;
-        queries to a memory stand nowhere, and only its keys are turned.
+        With a cache and no offsets `x` is one token (B, K, E) per hypothesis. A new growing cache also takes whole
+        packed sequences, so that a prompt is read in one call. `rotary` holds the tables of patches in a grid; with a
+        `memory` they apply to its keys only, since the queries then have no position.
         """
-        q = self.queries(x, positions, turns if memory is None else None)
-        if isinstance(offsets, Lengths) or (cache is None and offsets is None):
-            k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), turns)
-            if isinstance(cache, PlainCache) and isinstance(offsets, Lengths):
-                cache.fill(k, v, offsets)
-            q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-            mask = self._padding_mask(offsets if memory is None else memory_offsets)
-            regarded = attend(q, k, v, score=self.score, mask=mask, bias=bias).transpose(1, 2)
-        elif isinstance(cache, MemoryCache):
+        q = self.queries(x, positions, rotary if memory is None else None)
+        if isinstance(cache, MemoryCache):
             # The beams of a sentence are the queries of one attention, so its keys and values exist once.
-            regarded = attend(q.transpose(1, 2), cache.k, cache.v, score=self.score, mask=cache.mask).transpose(1, 2)
-        elif isinstance(cache, GrowingCache) and offsets is None:
+            attn_output = attend(q.transpose(1, 2), cache.k, cache.v, score=self.score, mask=cache.mask).transpose(1, 2)
+        elif cache is not None and offsets is None:
             k, v = (y.flatten(0, 1)[:, :, None] for y in self.keys_values(x, positions))
             k, v = cache.append(k, v)
             q_R = q.flatten(0, 1)[:, :, None]
-            regarded = attend(q_R, k, v, score=self.score, mask=cache.mask, bias=bias).view(q.shape)
+            attn_output = attend(q_R, k, v, score=self.score, mask=cache.mask, bias=bias).view(q.shape)
         else:
-            k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), turns)
-            memory_offsets = memory_offsets if memory is not None else offsets
-            assert not isinstance(memory_offsets, Lengths)
-            if isinstance(cache, GrowingCache) and offsets is not None:
+            k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), rotary)
+            if cache is not None and offsets is not None:
                 cache.fill(k, v, offsets)
-            regarded = attend(
-                q, k, v, score=self.score, mask=self.mask, bias=bias, q_offsets=offsets, k_offsets=memory_offsets
-            )
-        return self.out(regarded.flatten(-2))
+            k_offsets = offsets if memory is None else memory_offsets
+            if isinstance(offsets, Offsets) and not isinstance(k_offsets, Lengths):
+                attn_output = attend(
+                    q, k, v, score=self.score, mask=self.mask, bias=bias, q_offsets=offsets, k_offsets=k_offsets
+                )
+            else:
+                q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+                mask = self._padding_mask(k_offsets)
+                attn_output = attend(q, k, v, score=self.score, mask=mask, bias=bias).transpose(1, 2)
+        return self.out(attn_output.flatten(-2))
 
     def _padding_mask(self, keys: Offsets | Lengths | None) -> Mask | None:
         """The mask of a rectangle whose rows may end early."""

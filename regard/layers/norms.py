@@ -1,4 +1,4 @@
-"""Normalisation: each token gets mean 0 and variance 1, then a learned gain and bias (layer); or unit power (rms)."""
+"""Norms over channels: LayerNorm (mean 0, variance 1, learned gain and bias) and RMSNorm (mean square 1, gain)."""
 
 from typing import Literal
 
@@ -9,9 +9,9 @@ NormKind = Literal["layer", "rms"]
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's own; what products under autocast have made narrow is normed in float32, and comes out as narrow.
+    """torch's RMSNorm, computed in the dtype of its weight; the output has the dtype of the input.
 
-    torch would take many passes for that, and warn of it.
+    Without the conversion torch takes several passes over a bf16 input, and warns.
 
     >>> RMSNorm(8)(torch.randn(3, 8)).shape
     torch.Size([3, 8])
@@ -22,7 +22,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 def make_norm(kind: NormKind, width: int, eps: float = 1e-5) -> nn.Module:
-    """The norm by its name.
+    """Make a norm by its name.
 
     >>> make_norm("layer", 8)(torch.randn(3, 8)).shape
     torch.Size([3, 8])

@@ -14,7 +14,8 @@ from regard.errors import RegardError
 
 # Llama 3's: pairs that turn less often over the context are slowed down in full, and those that turn more often not.
 FEW_TURNS, MANY_TURNS = 1.0, 4.0
-Turns = tuple[Float[Tensor, "*t 1 P"], Float[Tensor, "*t 1 P"]]
+RotaryTables = tuple[Float[Tensor, "*t 1 P"], Float[Tensor, "*t 1 P"]]
+"""cos and sin of the rotation angles, for each pair of channels"""
 PositionKind = Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative", "none"]
 
 
@@ -116,15 +117,15 @@ class Rotary(nn.Module):
 
     def forward(self, x: Float[Tensor, "*n H D"], positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n H D"]:
         angle = (positions[..., None].float() * self.rates)[..., None, :]
-        return turn(x, angle.cos(), angle.sin())
+        return apply_rotary(x, angle.cos(), angle.sin())
 
 
-def turn(
+def apply_rotary(
     x: Float[Tensor, "*n H D"], cos: Float[Tensor, "*t 1 P"], sin: Float[Tensor, "*t 1 P"]
 ) -> Float[Tensor, "*n H D"]:
-    """Turns the pairs (i, i + D/2) of channels by angles whose cosines and sines are given.
+    """Rotate the pairs (i, i + D/2) of channels by angles whose cosines and sines are given.
 
-    >>> turn(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0]]), torch.tensor([[1.0]]))
+    >>> apply_rotary(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0]]), torch.tensor([[1.0]]))
     tensor([[0., 1.]])
     """
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
@@ -219,7 +220,7 @@ class RotaryGrid(nn.Module):
         rates = base ** (-torch.arange(0, head_width // 2, 2, dtype=torch.float32) / (head_width // 2))
         self.register_buffer("rates", rates, persistent=False)
 
-    def forward(self, places: Int[Tensor, "*t 2"]) -> Turns:
+    def forward(self, places: Int[Tensor, "*t 2"]) -> RotaryTables:
         angle = (places[..., None].float() * self.rates).flatten(-2)[..., None, :]
         return angle.cos(), angle.sin()
 

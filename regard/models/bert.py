@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.attention.scores import ScoreName
 from regard.errors import RegardError
-from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlace
+from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlacement
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation, activate
@@ -31,7 +31,7 @@ class BertConfig:
     layers: Layers = 4
     feedforward: Count = 1024
     dropout: Rate = 0.1
-    norm: NormPlace = "post"
+    norm: NormPlacement = "post"
     norm_kind: NormKind = "layer"
     norm_eps: Epsilon = 1e-12
     activation: Activation = "gelu"
@@ -104,7 +104,7 @@ def bert_base(**changes) -> BertConfig:
 
 
 class MaskHead(nn.Module):
-    """What stands between a token's features and the output layer that names the token: map, activation, norm."""
+    """Head of masked language modeling before the output layer: linear layer, activation, norm."""
 
     def __init__(self, width: int, embedding_width: int, activation: str, norm: nn.Module) -> None:
         super().__init__()
@@ -117,15 +117,15 @@ class MaskHead(nn.Module):
 
 
 class Bert(nn.Module):
-    """Every token regards every other, before it and after.
+    """Encoder-only Transformer: every token attends to all tokens of its text.
 
-    >>> from regard.layers.packed import Tokens, pack
+    >>> from regard.layers.packed import pack
     >>> model = Bert(BertConfig(width=16, heads=2, layers=2, feedforward=32, vocab=11))
     >>> model(pack([[2, 4, 3], [2, 3]])).shape
     torch.Size([5, 11])
     """
 
-    blocks: Sequence[EncoderBlock]  # a ModuleList, which does not tell the type of what it holds
+    blocks: Sequence[EncoderBlock]  # a ModuleList
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class Bert(nn.Module):
             self.output.weight = self.embedding.tokens.weight
 
     def encode(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N E"]:
-        """One row a token: what it means where it stands."""
+        """The output of the encoder, one row per token."""
         x = self.widen(self.embedding(tokens.ids, tokens.positions, tokens.max_len, segments))
         for i in range(self.config.layers):
             x = self.blocks[i * len(self.blocks) // self.config.layers](x, tokens.offsets, tokens.positions)
@@ -175,19 +175,19 @@ class Bert(nn.Module):
         """The first token of each text, through the pooler."""
         if isinstance(tokens, Padded):
             first = encoded[:, 0]
-            return first if self.pooler is None else activate(self.config.pooler, self.pooler(first))
-        # An empty text, which only fills a batch up, has no first token: it gets some row, that nobody asks for.
-        first = encoded[tokens.offsets.starts[:-1].long().clamp(max=len(encoded) - 1)]
+        else:
+            # An empty text, which only pads a batch, has no first token: any row serves, since it is never read.
+            first = encoded[tokens.offsets.starts[:-1].long().clamp(max=len(encoded) - 1)]
         return first if self.pooler is None else activate(self.config.pooler, self.pooler(first))
 
     def features(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows E"]:
-        """What the output layer sees: a row a token, or for classification a row a text."""
+        """The input of the output layer: one row per token, or for classification one row per text."""
         x = self.encode(tokens, segments)
         if self.mask_head is not None:
             return self.mask_head(x)
         return self.dropout(self.pooled(x, tokens)) if self.config.head == "classify" else x
 
     def forward(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows V"]:
-        """By the head: what stands at each token, each text's label, each token as the answer's beginning and end."""
+        """By the head: logits of the token at each position, of the label of each text, or of answer start and end."""
         x = self.features(tokens, segments)
         return x if self.output is None else self.output(x)

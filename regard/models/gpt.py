@@ -12,7 +12,7 @@ from regard.layers.blocks import BlockConfig, EncoderBlock
 from regard.layers.cache import GrowingCache
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
-from regard.layers.multihead import BiasPlace
+from regard.layers.multihead import BiasPlacement
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Packed, Tokens
 from regard.models.heads import check_heads
@@ -44,7 +44,7 @@ class GPTConfig:
     head_width: Natural = 0
     """0: width / heads"""
     qk_norm: bool = True
-    bias: BiasPlace = "none"
+    bias: BiasPlacement = "none"
     """linear maps with a bias: all, those of attention, q k v of these, all but q k v, those of feed-forward, none"""
     tied: bool = True
     """the output layer is the embedding"""
@@ -96,24 +96,24 @@ def gpt2(**changes) -> GPTConfig:
 
 @dataclass
 class GPTState:
-    """What generation carries from token to token: rows are (B, K) texts."""
+    """Decoding state between steps: rows are (B, K) hypotheses."""
 
     caches: list[GrowingCache]
     positions: Int[Tensor, "B K"]
-    ready: Float[Tensor, "B K V"] | None
-    """scores of the token after the prompt, which reading it has given already"""
+    prompt_logits: Float[Tensor, "B K V"] | None
+    """logits of the token after the prompt, until the first step returns them"""
 
 
 class GPT(nn.Module):
-    """For each token the next one's probabilities, from what came before.
+    """Decoder-only Transformer: logits of the next token, given the tokens before it.
 
-    >>> from regard.layers.packed import Packed, Tokens, pack
+    >>> from regard.layers.packed import pack
     >>> model = GPT(GPTConfig(width=16, heads=2, layers=2, feedforward=32, vocab=11))
     >>> model(pack([[2, 4, 5], [2, 6]])).shape
     torch.Size([5, 11])
     """
 
-    blocks: Sequence[EncoderBlock]  # a ModuleList, which does not tell the type of what it holds
+    blocks: Sequence[EncoderBlock]  # a ModuleList
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -130,16 +130,16 @@ class GPT(nn.Module):
             if ".score." in name:
                 continue
             if parameter.dim() == 2:
-                # Each residual sum adds 2 L terms: what goes into it begins that much smaller (Radford et al. 2019).
-                ends = name.endswith(("attention.out.weight", "feedforward.outer.weight"))
-                nn.init.normal_(parameter, std=0.02 * (2 * config.layers) ** -0.5 if ends else 0.02)
+                # The residual stream sums 2 L updates: each starts smaller by the root of that (Radford et al. 2019).
+                is_last = name.endswith(("attention.out.weight", "feedforward.outer.weight"))
+                nn.init.normal_(parameter, std=0.02 * (2 * config.layers) ** -0.5 if is_last else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
         if config.tied:
             self.output.weight = self.embedding.tokens.weight
 
     def features(self, tokens: Tokens) -> Float[Tensor, "N E"]:
-        """What the output layer sees: one row a token. Training computes its loss from here."""
+        """The input of the output layer, one row per token. Training computes its loss from it."""
         return self._features(tokens, None)
 
     def _features(self, tokens: Tokens, caches: list[GrowingCache] | None) -> Float[Tensor, "N E"]:
@@ -149,21 +149,21 @@ class GPT(nn.Module):
         return self.norm(x)
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "N V"]:
-        """Logits for the token after each token."""
+        """Logits of the token after each token."""
         return self.output(self.features(tokens))
 
     def start(self, source: Packed) -> GPTState:
-        """Reads the prompts, none of which may be empty, at once."""
+        """Read the prompts in one call; none may be empty."""
         caches = [GrowingCache() for _ in self.blocks]
         last = source.offsets.starts[1:].long() - 1
-        ready = self.output(self._features(source, caches)[last])[:, None]
-        return GPTState(caches, source.offsets.lengths.long()[:, None], ready)
+        prompt_logits = self.output(self._features(source, caches)[last])[:, None]
+        return GPTState(caches, source.offsets.lengths.long()[:, None], prompt_logits)
 
     def step(self, state: GPTState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], GPTState]:
-        """The first step's scores come from the prompt's last token; `last` is not needed there."""
-        if state.ready is not None:
-            return state.ready, GPTState(state.caches, state.positions, None)
-        # Every row was reordered alike, so the longest position bounds them all.
+        """The logits of the first step come from the prompt; `last` is unused there."""
+        if state.prompt_logits is not None:
+            return state.prompt_logits, GPTState(state.caches, state.positions, None)
+        # The longest row of the cache bounds all positions.
         x = self.embedding(last, state.positions, state.caches[0].length + 1)
         for block, cache in zip(self.blocks, state.caches):
             x = block(x, None, state.positions, cache=cache)
@@ -171,6 +171,7 @@ class GPT(nn.Module):
 
     def reorder(self, state: GPTState, indices: Int[Tensor, "B2 K2"]) -> GPTState:
         rows = indices.flatten()
-        ready = None if state.ready is None else state.ready.flatten(0, 1)[rows].unflatten(0, indices.shape)
+        logits = state.prompt_logits
+        logits = None if logits is None else logits.flatten(0, 1)[rows].unflatten(0, indices.shape)
         positions = state.positions.flatten()[rows].view(indices.shape)
-        return GPTState([cache.reorder(rows) for cache in state.caches], positions, ready)
+        return GPTState([cache.reorder(rows) for cache in state.caches], positions, logits)

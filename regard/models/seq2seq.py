@@ -205,7 +205,7 @@ class Decoder(nn.Module):
 class Seq2Seq(nn.Module):
     """Source tokens in, for each target token the next one's probabilities out.
 
-    >>> from regard.layers.packed import Tokens, pack
+    >>> from regard.layers.packed import pack
     >>> model = Seq2Seq(Seq2SeqConfig(width=16, source_vocab=9, target_vocab=11))
     >>> model(pack([[4, 5, 3]]), pack([[2, 6]])).shape
     torch.Size([2, 11])

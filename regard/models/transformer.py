@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention.scores import ScoreName
 from regard.errors import RegardError
-from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, NormPlace
+from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, NormPlacement
 from regard.layers.cache import GrowingCache, MemoryCache
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
@@ -32,7 +32,7 @@ class TransformerConfig:
     encoder_layers: Layers = 3
     decoder_layers: Layers = 3
     dropout: Rate = 0.1
-    norm: NormPlace = "pre"
+    norm: NormPlacement = "pre"
     """before each sublayer (pre), or after the residual sum (post, as published)"""
     norm_kind: NormKind = "layer"
     norm_eps: Epsilon = 1e-5
@@ -138,7 +138,7 @@ def t5_small(**changes) -> TransformerConfig:
 
 @dataclass
 class TransformerState:
-    """What decoding carries from token to token: rows are (B, K) hypotheses."""
+    """Decoding state between steps: rows are (B, K) hypotheses."""
 
     beams: int
     position: int
@@ -147,15 +147,15 @@ class TransformerState:
 
 
 class Transformer(nn.Module):
-    """Source tokens in, for each target token the next one's probabilities out.
+    """Encoder-decoder Transformer: logits of the next target token, given the source and the target so far.
 
-    >>> from regard.layers.packed import Tokens, pack
+    >>> from regard.layers.packed import pack
     >>> model = Transformer(TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=11))
     >>> model(pack([[4, 5, 3]]), pack([[2, 6]])).shape
     torch.Size([2, 11])
     """
 
-    # ModuleLists, which do not tell the type of what they hold.
+    # ModuleLists at run time; annotated with the type of their items.
     encoder: Sequence[EncoderBlock]
     decoder: Sequence[DecoderBlock]
 
@@ -190,9 +190,7 @@ class Transformer(nn.Module):
         self.encoder = nn.ModuleList(encoder)  # type: ignore[assignment]
         self.decoder = nn.ModuleList(decoder)  # type: ignore[assignment]
         # Post-norm blocks end in a norm already.
-        ends = config.norm == "pre"
-        self.encoder_norm = norm() if ends else nn.Identity()
-        self.decoder_norm = norm() if ends else nn.Identity()
+        self.encoder_norm, self.decoder_norm = (norm() if config.norm == "pre" else nn.Identity() for _ in range(2))
         self.output_factor = config.width**-0.5 if config.output_scale else 1.0
         self.output = nn.Linear(config.width, config.target_vocab, bias=config.output_bias)
         for name, parameter in self.named_parameters():
@@ -206,26 +204,26 @@ class Transformer(nn.Module):
             nn.init.normal_(self.output.weight, std=config.width**-0.5)
 
     def encode(self, source: Tokens) -> Float[Tensor, "M E"]:
-        """The encoder's output, one row a source token."""
+        """The output of the encoder, one row per source token."""
         x = self.source_embedding(source.ids, source.positions, source.max_len)
         for block in self.encoder:
             x = block(x, source.offsets, source.positions, self.encoder_bias)
         return self.encoder_norm(x)
 
     def features(self, source: Tokens, target: Tokens) -> Float[Tensor, "N E"]:
-        """What the output layer sees: one row a target token. Training computes its loss from here."""
+        """The input of the output layer, one row per target token. Training computes its loss from it."""
         memory = self.encode(source)
         x = self.target_embedding(target.ids, target.positions, target.max_len)
         for block in self.decoder:
             x = block(x, target.offsets, memory, source.offsets, target.positions, self.decoder_bias)
-        return self._finished(x)
+        return self._final_norm(x)
 
-    def _finished(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
+    def _final_norm(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         x = self.decoder_norm(x)
         return x * self.output_factor if self.config.output_scale else x
 
     def forward(self, source: Tokens, target: Tokens) -> Float[Tensor, "N V"]:
-        """Logits for the token after each target token, the target being given (teacher forcing)."""
+        """Logits of the token after each target token (teacher forcing)."""
         return self.output(self.features(source, target))
 
     def start(self, source: Tokens) -> TransformerState:
@@ -241,12 +239,12 @@ class Transformer(nn.Module):
         for block, own, memory in zip(self.decoder, state.own, state.memory):
             x = block.step(x, own, memory, positions, self.decoder_bias)
         state.position += 1
-        return self.output(self._finished(x)), state
+        return self.output(self._final_norm(x)), state
 
     def reorder(self, state: TransformerState, indices: Int[Tensor, "B2 K2"]) -> TransformerState:
         sentences = indices[:, 0] // state.beams
-        kept = len(sentences) == len(state.memory[0].k)
-        unmoved = kept and bool((sentences == torch.arange(len(sentences), device=sentences.device)).all())
+        same_count = len(sentences) == len(state.memory[0].k)
+        unmoved = same_count and bool((sentences == torch.arange(len(sentences), device=sentences.device)).all())
         return TransformerState(
             beams=indices.shape[1],
             position=state.position,

@@ -1,4 +1,4 @@
-"""Vision Transformers: an image as a sequence of patches, and the encoder of texts over it (D1-D4)."""
+"""Vision Transformers: an image as a sequence of patches, and the encoder of texts over it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from regard.attention.offsets import Offsets
 from regard.attention.scores import ScoreName
 from regard.errors import RegardError
-from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlace, first_tokens
+from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlacement, first_tokens
 from regard.layers.embeddings import GridPositionKind, ImageEmbedding, Images
 from regard.layers.feedforward import Activation
-from regard.layers.norms import NormKind, make_norm
+from regard.layers.norms import NormKind
 from regard.layers.patches import Grid, PackedImages, PatchKind, cut, grid_of, rows_of, take_away, widened
 from regard.layers.readouts import ClassQueries, Painter, QueryPool
 from regard.models.heads import check_heads
@@ -40,7 +40,7 @@ class ViTConfig:
     """how often a block's sublayers are left out for an image: 0 in the first block, growing to this in the last"""
     layer_scale: NonNegative = 0.0
     """what each channel of a sublayer's output is multiplied by before training, which learns it; 0: no such factor"""
-    norm: NormPlace = "pre"
+    norm: NormPlacement = "pre"
     norm_kind: NormKind = "layer"
     norm_eps: Epsilon = 1e-6
     activation: Activation = "gelu"
@@ -191,7 +191,7 @@ def vit_base(**changes) -> ViTConfig:
 
 
 class Painted(NamedTuple):
-    """Hidden patches: what was painted there, what is there (with mean 0 and variance 1 each), which they are."""
+    """Masked patches (MAE): the prediction, the target (mean 0 and variance 1 per patch), and their indices."""
 
     painted: Float[Tensor, "B M P"]
     wanted: Float[Tensor, "B M P"]
@@ -199,14 +199,14 @@ class Painted(NamedTuple):
 
 
 class ViT(nn.Module):
-    """Every patch of an image regards every other. Pixels lie between 0 and 1; images are of one size, or packed.
+    """Vision Transformer. Pixels lie between 0 and 1; images have one size, or are packed.
 
     >>> model = ViT(ViTConfig(layers=2, image_height=32, image_width=48, labels=("cat", "dog")))
     >>> model(torch.rand(5, 3, 32, 48)).shape
     torch.Size([5, 2])
     """
 
-    blocks: Sequence[EncoderBlock]  # a ModuleList, which does not tell the type of what it holds
+    blocks: Sequence[EncoderBlock]  # a ModuleList
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -232,8 +232,7 @@ class ViT(nn.Module):
         blocks = (EncoderBlock(replace(block, drop_path=rate), config.score) for rate in rates)
         self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
         # Post-norm blocks end in a norm already.
-        ends = config.norm == "pre"
-        self.norm = make_norm(config.norm_kind, config.width, config.norm_eps) if ends else nn.Identity()
+        self.norm = block.make_norm() if config.norm == "pre" else nn.Identity()
         self.norm_is_last = config.pooled_norm and config.head in ("none", "classify")
         self._make_head(config, block)
         for name, parameter in self.named_parameters():
@@ -269,35 +268,35 @@ class ViT(nn.Module):
             self.output = nn.Linear(width, config.channels * config.patch**2)
 
     def tokens(self, images: Images) -> Float[Tensor, "*n E"]:
-        """What goes into the encoder: (B, T, E), or of packed images (N, E)."""
+        """The input of the encoder: (B, T, E), or (N, E) for packed images."""
         return self.embedding(images).x
 
     def encode(self, images: Images) -> Float[Tensor, "*n E"]:
-        """One row a token: what it means where it stands. The first `config.prefix` tokens of an image are no patches.
+        """The output of the encoder, one row per token. The first `config.prefix` tokens of an image are no patches.
 
-        Where the last norm comes after pooling, the rows are as the last block left them.
+        Where the last norm comes after pooling, this is the output of the last block.
         """
-        x, offsets, turns = self.embedding(images)
+        x, offsets, rotary = self.embedding(images)
         for block in self.blocks:
-            x = block(x, offsets, turns=turns)
+            x = block(x, offsets, rotary=rotary)
         return x if self.norm_is_last else self.norm(x)
 
     def features(self, images: Images) -> Float[Tensor, "*n E"]:
-        """What the output layer sees: a row an image (distilled: two), or for segmentation a row a patch."""
+        """The input of the output layer: one row per image (distilled: two), or for segmentation one row per patch."""
         if self.config.head == "segment":
             return take_away(self.encode(images), self.config.prefix, _offsets(images))
         if self.config.pooling != "class":
             return self.pooled(self.encode(images), images)
-        # Only the class tokens are asked for, so the last block makes nothing else.
-        x, offsets, turns = self.embedding(images)
+        # Only the class tokens are needed, so the last block computes no others.
+        x, offsets, rotary = self.embedding(images)
         *earlier, last = self.blocks
         for block in earlier:
-            x = block(x, offsets, turns=turns)
-        x = self.norm(last.first(x, offsets, 1 + self.config.distilled, turns))
+            x = block(x, offsets, rotary=rotary)
+        x = self.norm(last.forward_first(x, offsets, 1 + self.config.distilled, rotary))
         return self._mapped(x if self.config.distilled else x[:, 0])
 
     def pooled(self, encoded: Float[Tensor, "*n E"], images: Images) -> Float[Tensor, "B *two E"]:
-        """The `features` of whole images from what `encode` gave."""
+        """The `features` of whole images, from the output of `encode`."""
         config, offsets = self.config, _offsets(images)
         if config.pooling == "class":
             wide = None if offsets is None else widened(offsets, config.prefix)
@@ -312,7 +311,7 @@ class ViT(nn.Module):
         return pooled if self.pooled_map is None else self.pooled_map(pooled).tanh()
 
     def logits(self, features: Float[Tensor, "B *two E"]) -> Float[Tensor, "B V"]:
-        """The image's label, from its features."""
+        """Logits of the labels, from the features."""
         if self.output is None or self.config.head != "classify":
             return features
         if self.distilled is None:
@@ -322,7 +321,7 @@ class ViT(nn.Module):
     def masks(
         self, features: Float[Tensor, "*n E"], images: Images
     ) -> Float[Tensor, "B V H W"] | list[Float[Tensor, "V _ _"]]:
-        """Each pixel's label, from the patches' features: a patch speaks for its middle, between two it is mixed."""
+        """Logits of each pixel from the features of the patches, interpolated bilinearly between patch centers."""
         head = self.output if self.segmenter is None else partial(self.segmenter, offsets=_offsets(images))
         assert head is not None
         labels = head(features)
@@ -332,17 +331,17 @@ class ViT(nn.Module):
         return [self._widened(one[None], grid)[0] for one, grid in zip(parts, images.grids)]
 
     def forward(self, images: Images) -> Float[Tensor, "..."] | list[Float[Tensor, "V _ _"]]:
-        """By the head: each image's label (B, V), each pixel's (B, V, H, W) or of packed images a list; or features."""
+        """By the head: logits per image (B, V), per pixel (B, V, H, W) or for packed images a list; or features."""
         features = self.features(images)
         return self.masks(features, images) if self.config.head == "segment" else self.logits(features)
 
     def masked_loss(self, images: Float[Tensor, "B C H W"], share: float = 0.75) -> Float[Tensor, ""]:
-        """How far what is painted in hidden patches is from what is there: the mean square, over hidden ones alone."""
+        """Mean squared error over the masked patches (MAE)."""
         painted, wanted, _ = self.paint(images, share)
         return (painted.float() - wanted).square().mean()
 
     def paint(self, images: Float[Tensor, "B C H W"], share: float = 0.75) -> Painted:
-        """Hides a random share of each image's patches, and paints them from the others, which alone are encoded."""
+        """Mask a random share of the patches of each image; predict them from the others, which alone are encoded."""
         if self.painter is None or self.output is None:
             raise RegardError(f"A model with the head {self.config.head} does not paint.", "Let model.head be pixels.")
         if isinstance(images, PackedImages):
@@ -357,9 +356,9 @@ class ViT(nn.Module):
         order = torch.rand(len(images), count, device=images.device).argsort(dim=1)
         shown, hidden = order[:, :seen], order[:, seen:]
         pixels = self.embedding.normalised(images)
-        x, offsets, turns = self.embedding.shown(pixels, shown)
+        x, offsets, rotary = self.embedding.shown(pixels, shown)
         for block in self.blocks:
-            x = block(x, offsets, turns=turns)
+            x = block(x, offsets, rotary=rotary)
         painted = self.output(self.painter(self.norm(x), shown, hidden, grid, self.config.prefix))
         wanted = rows_of(cut(pixels, self.config.patch).float(), hidden)
         return Painted(painted, nn.functional.layer_norm(wanted, wanted.shape[-1:], eps=1e-6), hidden)
@@ -370,7 +369,7 @@ class ViT(nn.Module):
 
 
 def _offsets(images: Images) -> Offsets | None:
-    """Of the patches alone."""
+    """The offsets of the patches, without prefix tokens."""
     return images.offsets if isinstance(images, PackedImages) else None
 
 

@@ -1,9 +1,8 @@
 """Packaged recipes: TOML files of this folder, found by name."""
 
-import difflib
 from pathlib import Path
 
-from regard.errors import RegardError
+from regard.errors import RegardError, did_you_mean
 
 _FOLDER = Path(__file__).parent
 
@@ -33,17 +32,13 @@ def find_recipe(name: str) -> Path:
     'sst2.toml'
     """
     path = Path(name)
+    nearest = did_you_mean(path.stem, recipe_names(), "`regard recipes` lists the packaged ones.")
     if path.suffix == ".toml":
         if not path.exists():
-            raise RegardError(f"{name}: no such recipe.", _nearest(path.stem))
+            raise RegardError(f"{name}: no such recipe.", nearest)
         return path
     if name in recipe_names():
         return _FOLDER / f"{name}.toml"
     if path.suffix or path.exists():
         raise RegardError(f"{name} is not a recipe.", f"Did you mean --data {name}?")
-    raise RegardError(f"There is no recipe named {name!r}.", _nearest(name))
-
-
-def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, recipe_names(), n=1)
-    return f"Did you mean {near[0]}?" if near else "`regard recipes` lists the packaged ones."
+    raise RegardError(f"There is no recipe named {name!r}.", nearest)

@@ -1,28 +1,28 @@
-"""From a recipe to a model folder."""
+"""Training: from a recipe to a model folder."""
 
+from regard.config_reader import read_toml
 from regard.training.checkpoint import kept_steps
-from regard.training.corpus import Corpus, read_corpus
-from regard.training.loop import train
+from regard.training.datasets import Dataset
 from regard.training.metrics import TextScores, squad_scores, text_scores
-from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from
-from regard.training.sizing import suggest
-from regard.training.tasks import TASKS, plan
+from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from
+from regard.training.tasks import TASKS, plan, read_dataset, suggest_recipe
+from regard.training.trainer import train
 
 __all__ = [
     "TASKS",
-    "Corpus",
     "DataConfig",
+    "Dataset",
     "Recipe",
     "TextScores",
     "TokenizerConfig",
     "TrainConfig",
     "kept_steps",
     "plan",
-    "read_corpus",
+    "read_dataset",
     "read_toml",
     "recipe_from",
     "squad_scores",
-    "suggest",
+    "suggest_recipe",
     "text_scores",
     "train",
 ]

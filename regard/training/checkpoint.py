@@ -1,6 +1,6 @@
-"""A checkpoint: everything that a run needs to go on as if it had never stopped, in one file written whole or not.
+"""Checkpoints: everything that a run needs to resume exactly, in one file that is written atomically.
 
-And, for those who want to see how a model came to be, folders of the model as it was after some of the steps.
+Also the model folders of single steps, which show how a model developed.
 """
 
 import dataclasses
@@ -18,13 +18,14 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.files import write_whole
 from regard.folder import save
+from regard.folder.migration import migrate_names
 
 STEPS = "steps"
 
 
 @dataclass
 class Checkpoint:
-    """Tensors by name (weights, moments, averages) and plain facts (step, epoch, best score)."""
+    """Tensors by name (weights, optimizer state, moving average) and plain facts (step, epoch, best score)."""
 
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
@@ -37,7 +38,7 @@ class Checkpoint:
     def load(path: Path) -> "Checkpoint":
         try:
             with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                tensors = migrate_names({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
                 facts = json.loads((file.metadata() or {})["facts"])
         except (SafetensorError, KeyError, ValueError, RecursionError, OSError) as error:
             raise _damaged(path, str(error)) from None
@@ -55,11 +56,11 @@ def _damaged(path: Path, why: str) -> RegardError:
 
 
 def gather_state(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor] | None
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, ema_model: torch.nn.Module | None
 ) -> dict[str, Tensor]:
-    """Weights, moments and average, as one flat table of tensors."""
+    """Weights, optimizer state and moving average of the weights, as one flat table of tensors."""
     tensors = {f"model.{name}": tensor for name, tensor in unique_parameters(model).items()}
-    tensors |= {f"average.{name}": tensor for name, tensor in (average or {}).items()}
+    tensors |= {f"average.{name}": tensor for name, tensor in _average(ema_model).items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items() if value is not None}
     return tensors
@@ -69,15 +70,15 @@ def restore_state(
     tensors: dict[str, Tensor],
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    average: dict[str, Tensor] | None,
+    ema_model: torch.nn.Module | None,
     complain: Callable[[str], RegardError],
 ) -> None:
     """The reverse of gather_state, in place; names or shapes that do not fit are an error before anything changes."""
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimizer": {}}
     for name, tensor in tensors.items():
-        room, _, rest = name.partition(".")
-        parts.setdefault(room, {})[rest] = tensor
-    for own, kept in ((unique_parameters(model), parts["model"]), (average or {}, parts["average"])):
+        part, _, rest = name.partition(".")
+        parts.setdefault(part, {})[rest] = tensor
+    for own, kept in ((unique_parameters(model), parts["model"]), (_average(ema_model), parts["average"])):
         wrong = [n for n in own.keys() | kept.keys() if n not in own or n not in kept or own[n].shape != kept[n].shape]
         if wrong:
             raise complain(f"{len(wrong)} tensors do not fit, {sorted(wrong)[0]} among them")
@@ -88,7 +89,7 @@ def restore_state(
         if index >= len(numbered) or (tensor.dim() and tensor.shape != numbered[index].shape):
             raise complain(f"the optimizer's {name} does not fit")
     with torch.no_grad():
-        for own, kept in ((unique_parameters(model), parts["model"]), (average or {}, parts["average"])):
+        for own, kept in ((unique_parameters(model), parts["model"]), (_average(ema_model), parts["average"])):
             for name, tensor in own.items():
                 tensor.copy_(kept[name])
     state: dict[int, dict[str, Tensor]] = {}
@@ -96,6 +97,10 @@ def restore_state(
         number, key = name.split(".", 1)
         state.setdefault(int(number), {})[key] = tensor
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+
+
+def _average(ema_model: torch.nn.Module | None) -> dict[str, Tensor]:
+    return {} if ema_model is None else unique_parameters(ema_model)
 
 
 def unique_parameters(model: torch.nn.Module) -> dict[str, Tensor]:

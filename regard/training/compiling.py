@@ -12,7 +12,7 @@ from regard.layers.embeddings import Embedding
 # Of each kind the methods that are compiled: where the time goes, and where the layers are alike.
 REGIONS: dict[type[nn.Module], tuple[str, ...]] = {
     Embedding: ("forward",),
-    EncoderBlock: ("forward", "first"),
+    EncoderBlock: ("forward", "forward_first"),
     DecoderBlock: ("forward",),
 }
 

@@ -20,17 +20,17 @@ LIKELY_VOCABULARY = 32_000
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
-def check_sizes(recipe: Recipe, task: Any, corpus: Any) -> None:
+def check_sizes(recipe: Recipe, task: Any, dataset: Any) -> None:
     """Refuse a model whose sizes do not fit each other or the data, or that this machine has no memory for.
 
-    `task` is an entry of TASKS, and `corpus` what it has read. Tokenizers need not be trained yet.
+    `task` is an entry of TASKS, and `dataset` what it has read. Tokenizers need not be trained yet.
     """
     config = recipe.model
     tokenizers: tuple[Any, ...] = ()
     if OPENED[family_of(config)].sides:
         likely = SimpleNamespace(vocab_size=min(recipe.tokenizer.vocab_size, LIKELY_VOCABULARY))
         tokenizers = (likely, likely)
-    config = task.sized(config, corpus, tokenizers)
+    config = task.complete_config(config, dataset, tokenizers)
     config.check()
     check_memory(config, find_device(recipe.train.device))
 

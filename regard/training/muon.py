@@ -1,4 +1,8 @@
-"""Muon (Jordan et al. 2024): what a layer's matrices are changed by is made orthogonal; AdamW does the rest."""
+"""Muon (Jordan et al. 2024): orthogonalized momentum for the matrices of layers, AdamW for everything else.
+
+torch.optim.Muon is no substitute: it reads the learning rate back from a GPU (a captured update cannot), takes one
+matrix at a time, and on a CPU rounds to bfloat16.
+"""
 
 from collections import defaultdict
 from typing import Any
@@ -7,19 +11,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# The polynomial that, applied five times, drives singular values from anywhere up to 1 to between 0.7 and 1.2.
+# Newton-Schulz polynomial: applied five times, it maps singular values up to 1 to between 0.7 and 1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS = 5
 _MOMENTUM = 0.95
-# Changes are scaled to the size that AdamW's have, so that one rate and one decay serve both (Liu et al. 2025).
+# Updates are scaled to the size of AdamW's, so that both share learning rate and weight decay (Liu et al. 2025).
 _RMS = 0.2
 
 
-def orthogonal(x: Float[Tensor, "M R C"]) -> Float[Tensor, "M R C"]:
-    """Matrices with the same singular vectors and all singular values near 1, without a decomposition.
+def orthogonalize(x: Float[Tensor, "M R C"]) -> Float[Tensor, "M R C"]:
+    """Matrices with the same singular vectors and all singular values near 1, by Newton-Schulz iteration.
 
-    >>> turned = orthogonal(torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0)))
-    >>> bool(((turned @ turned.mT).diagonal(dim1=1, dim2=2).sqrt() - 1).abs().max() < 0.35)
+    >>> y = orthogonalize(torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0)))
+    >>> bool(((y @ y.mT).diagonal(dim1=1, dim2=2).sqrt() - 1).abs().max() < 0.35)
     True
     """
     y = x.bfloat16() if x.is_cuda else x.float()
@@ -33,7 +37,7 @@ def orthogonal(x: Float[Tensor, "M R C"]) -> Float[Tensor, "M R C"]:
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW, but for groups of matrices that are marked `orthogonal`: these follow their momentum made orthogonal.
+    """AdamW, except for groups of matrices with `orthogonal`: their update is the orthogonalized momentum.
 
     >>> weight = torch.nn.Parameter(torch.eye(4))
     >>> optimizer = Muon([{"params": [weight], "orthogonal": True}], lr=0.1, weight_decay=0.0)
@@ -51,29 +55,29 @@ class Muon(torch.optim.AdamW):
         groups = self.param_groups
         for group in groups:
             if group["orthogonal"]:
-                self._turn(group)
+                self._update_matrices(group)
         try:
             self.param_groups = [group for group in groups if not group["orthogonal"]]
             super().step(closure)
         finally:
             self.param_groups = groups
 
-    def _turn(self, group: dict[str, Any]) -> None:
-        alike: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
+    def _update_matrices(self, group: dict[str, Any]) -> None:
+        by_shape: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
         for p in group["params"]:
             if p.grad is not None:
-                alike[tuple(p.shape)].append(p)
-        for (rows, columns), parameters in alike.items():
+                by_shape[tuple(p.shape)].append(p)
+        for (rows, columns), parameters in by_shape.items():
             grads = [p.grad for p in parameters if p.grad is not None]
             for p in parameters:
                 if not self.state[p]:
-                    # AdamW asks every state for its step when it is opened again.
+                    # AdamW.load_state_dict needs a step in every state.
                     self.state[p] |= {"step": torch.zeros(()), "momentum": torch.zeros_like(p)}
             momenta = [self.state[p]["momentum"] for p in parameters]
             torch._foreach_lerp_(momenta, grads, 1 - _MOMENTUM)
-            ahead = torch._foreach_lerp(grads, momenta, _MOMENTUM)  # Nesterov's
-            changes = list(orthogonal(torch.stack(ahead)).unbind())
-            rate = group["lr"]  # a number, or on a GPU a tensor that changes between replays of a captured step
+            nesterov = torch._foreach_lerp(grads, momenta, _MOMENTUM)
+            updates = list(orthogonalize(torch.stack(nesterov)).unbind())
+            rate = group["lr"]  # a number, or on a GPU a tensor that changes between replays of a captured update
             torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
-            torch._foreach_mul_(changes, -rate * _RMS * max(rows, columns) ** 0.5)
-            torch._foreach_add_(parameters, changes)
+            torch._foreach_mul_(updates, -rate * _RMS * max(rows, columns) ** 0.5)
+            torch._foreach_add_(parameters, updates)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from regard.attention.scores import Score
 from regard.layers.positions import LearnedGrid, RelativeBias
@@ -18,14 +19,14 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Adam, AdamW, Muon or SGD with momentum 0.9. Weight decay applies to `decayed_parameters` alone.
 
-    Muon is for the matrices of the layers; embeddings, output layers, norms and biases have AdamW.
+    Muon updates the matrices of the layers, and AdamW embeddings, output layers, norms and biases.
 
     >>> make_optimizer("adam", nn.Linear(2, 2), 1e-3, 0.98, 0.0).defaults["betas"]
     (0.9, 0.98)
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     on_gpu = bool(parameters) and parameters[0].is_cuda
-    # A rate that lives on the device can change between replays of a captured step.
+    # A learning rate on the device can change between replays of a captured update.
     rate = torch.tensor(lr, device=parameters[0].device) if on_gpu else lr
     decayed = {id(p) for p in decayed_parameters(model).values()}
     groups: list[dict[str, Any]] = [
@@ -38,8 +39,8 @@ def make_optimizer(
         inner = {id(p) for p in _matrices_of_layers(model)}
         first = groups[0]["params"]
         groups[0]["params"] = [p for p in first if id(p) not in inner]
-        turned = [p for p in first if id(p) in inner]
-        groups.append({"params": turned, "weight_decay": weight_decay, "orthogonal": True})
+        matrices = [p for p in first if id(p) in inner]
+        groups.append({"params": matrices, "weight_decay": weight_decay, "orthogonal": True})
     kind = {"muon": Muon, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
     return kind(groups, lr=rate, betas=(0.9, beta2), eps=1e-9, fused=True, capturable=on_gpu)
 
@@ -89,6 +90,20 @@ def scale_gradients(grads: list[Tensor], count: Float[Tensor, ""], clip: float) 
         norm = torch.nn.utils.get_total_norm(grads) * factor
         factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(grads, factor)
+
+
+def update_ema(ema_model: nn.Module, model: nn.Module, decay: float, step: int) -> None:
+    """Moves the exponential moving average of the weights towards the model's, after update number `step`.
+
+    The decay of the first updates is smaller, step / (step + 10), so that the random initial weights are forgotten.
+
+    >>> ema_model, model = nn.Linear(1, 1), nn.Linear(1, 1)
+    >>> update_ema(ema_model, model, decay=0.0, step=1)
+    >>> torch.equal(ema_model.weight, model.weight)
+    True
+    """
+    average = get_ema_multi_avg_fn(min(decay, step / (step + 10)))
+    average(list(ema_model.parameters()), list(model.parameters()), step)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -1,13 +1,12 @@
 """A recipe: what to train, on what, and how. TOML in, frozen dataclasses out; unknown keys are errors."""
 
 import dataclasses
-import difflib
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from regard.config_reader import check_keys, fill_config
 from regard.data.augmentation import AugmentConfig
 from regard.errors import RegardError
 from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_of
@@ -23,9 +22,6 @@ from regard.ranges import (
     Share,
     check_ranges,
     check_value,
-    default_hint,
-    is_list,
-    nested_deeper,
 )
 from regard.training.optim import OptimizerName
 from regard.training.schedules import ScheduleName, parse_duration
@@ -48,8 +44,6 @@ FAMILIES_FOR: dict[TaskName, tuple[str, ...]] = {
 TokenizerKind = Literal["word", "space", "char", "bpe", "bytes"]
 PHRASEBOOK = "phrasebook"
 CACHE = "regard-cache"
-MOST_NESTED = 10
-"""levels of lists and tables in a recipe file"""
 
 
 @dataclass(frozen=True)
@@ -186,27 +180,6 @@ DERIVED = frozenset(
 )
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """The table of a recipe file."""
-    try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RegardError(f"{path}: there is no such recipe.", "Name a .toml file.") from None
-    except OSError as error:
-        raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Name a .toml file.") from None
-    except ValueError as error:  # not TOML, not UTF-8, a number of thousands of digits, a path with a NUL
-        raise RegardError(f"{path}: not a recipe in TOML: {error}.", "Fix that line.") from None
-    except RecursionError:
-        raise _too_deep(path) from None
-    if nested_deeper(table, MOST_NESTED):
-        raise _too_deep(path)
-    return table
-
-
-def _too_deep(path: str | Path) -> RegardError:
-    return RegardError(f"{path}: lists or tables are nested too deeply.", "A recipe has sections and their keys.")
-
-
 def recipe_from(table: Mapping[str, Any], base: Recipe | None = None, origin: str = "the recipe") -> Recipe:
     """A recipe from nested tables; what they do not say is as in `base`.
 
@@ -214,7 +187,7 @@ def recipe_from(table: Mapping[str, Any], base: Recipe | None = None, origin: st
     10
     """
     base = base or Recipe()
-    _refuse_unknown(table, ["task", *SECTIONS], "", origin)
+    check_keys(table, ["task", *SECTIONS], origin)
     for section in SECTIONS:
         if not isinstance(table.get(section, {}), Mapping):
             raise RegardError(f"{origin}: {section} should be a table.", f"Write [{section}] and its keys below it.")
@@ -225,15 +198,14 @@ def recipe_from(table: Mapping[str, Any], base: Recipe | None = None, origin: st
     check_value(Literal[tuple(FAMILIES)], family, f"{origin}: model.family")
     if family not in known:
         raise RegardError(f"{origin}: a {family} cannot be trained to {task}.", f"Choose from: {', '.join(known)}.")
-    model_base = base.model if family == family_of(base.model) else FAMILIES[family].config()
-    return Recipe(
-        task=task,
-        data=_fill(base.data, table.get("data", {}), "data", origin),
-        tokenizer=_fill(base.tokenizer, table.get("tokenizer", {}), "tokenizer", origin),
-        model=_fill(model_base, model_table, "model", origin),
-        train=_fill(base.train, table.get("train", {}), "train", origin),
-        augment=_fill(base.augment, table.get("augment", {}), "augment", origin),
-    )
+    if family != own:
+        base = dataclasses.replace(base, model=FAMILIES[family].config())
+    tables = {**table, "model": model_table}
+    sections = {
+        name: fill_config(getattr(base, name), tables.get(name, {}), origin, f"{name}.", derived=DERIVED)
+        for name in SECTIONS
+    }
+    return Recipe(task=task, **sections)
 
 
 def with_cache(data: DataConfig, out: str | Path) -> DataConfig:
@@ -256,23 +228,3 @@ def recipe_table(recipe: Recipe) -> dict[str, Any]:
         key: value for key, value in table["model"].items() if key not in DERIVED
     }
     return table
-
-
-def _fill(config: Any, table: Mapping[str, Any], section: str, origin: str) -> Any:
-    fields = {f.name: f for f in dataclasses.fields(config) if f.name not in DERIVED}
-    _refuse_unknown(table, fields, f"{section}.", origin)
-    changes = {}
-    for key, value in table.items():
-        field = fields[key]
-        if is_list(field.type) and not isinstance(value, list | tuple):
-            value = (value,)
-        changes[key] = check_value(field.type, value, f"{origin}: {section}.{key}", default_hint(field))
-    return dataclasses.replace(config, **changes)
-
-
-def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], prefix: str, origin: str) -> None:
-    known = list(known)
-    for key in table:
-        if key not in known and not (prefix == "model." and key == "family"):
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-            raise RegardError(f"{origin}: unknown key {prefix}{key}.", f"Did you mean {prefix}{near[0]}?")

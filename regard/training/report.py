@@ -1,4 +1,4 @@
-"""What a run says of itself: progress on a terminal, lines in a log, metrics.jsonl always, a picture at the end."""
+"""Reports of a run: a progress bar or log lines, metrics.jsonl, TensorBoard, and the plot of the losses."""
 
 import io
 import json
@@ -16,41 +16,41 @@ from regard.errors import RegardError
 from regard.files import write_whole
 from regard.training.schedules import format_duration
 
-Tell = Callable[[int, int | None], None]
-"""what is called with how much of some work is done, and how much there is in all"""
-# Seconds between two lines of a log about the same work.
+OnProgress = Callable[[int, int | None], None]
+"""called with the amount of work that is done and, if known, the total"""
+# Seconds between two log lines about the same work.
 EVERY = 10.0
 
 
 @contextmanager
-def bar(what: str) -> Iterator[Tell]:
-    """A bar on a terminal, which goes when the work is done; there is none until something is told."""
+def progress_bar(what: str) -> Iterator[OnProgress]:
+    """A bar on a terminal, from the first call of the callback until the work is done."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     shown = Progress(*columns, console=Console(stderr=True), transient=True)
     task = shown.add_task(what, total=None)
 
-    def tell(done: int, total: int | None) -> None:
+    def on_progress(done: int, total: int | None) -> None:
         shown.start()
         shown.update(task, completed=done, total=total)
 
     try:
-        yield tell
+        yield on_progress
     finally:
         shown.stop()
 
 
 @contextmanager
-def telling(what: str, silent: bool = False) -> Iterator[Tell]:
-    """How far some work is: a bar on a terminal; in a log a line now and then, if it takes long.
+def show_progress(what: str, silent: bool = False) -> Iterator[OnProgress]:
+    """Progress of some work: a bar on a terminal; in a log a line every ten seconds.
 
-    >>> with telling("decoding", silent=True) as tell:
-    ...     tell(1, 20)
+    >>> with show_progress("decoding", silent=True) as on_progress:
+    ...     on_progress(1, 20)
     """
     if silent:
         yield lambda done, total: None
     elif Console(stderr=True).is_terminal:
-        with bar(what) as tell:
-            yield tell
+        with progress_bar(what) as on_progress:
+            yield on_progress
     else:
         yield _Lines(what)
 
@@ -66,7 +66,7 @@ class _Lines:
 
 
 class Report:
-    """Collects the numbers of a run. Every line of metrics.jsonl is one JSON object with its step."""
+    """Writes the metrics of a run. Every line of metrics.jsonl is one JSON object with its step."""
 
     def __init__(self, path: Path, steps: int, step: int = 0, silent: bool = False, writes: bool = True) -> None:
         self.path, self.steps, self.silent, self.writes = path, steps, silent, writes
@@ -95,7 +95,7 @@ class Report:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            hint = "What was saved before is still whole; the same command goes on from there."
+            hint = "What was saved before is intact; the same command resumes from there."
             raise RegardError(f"{self.path}: cannot be written: {error.strerror}.", hint) from None
         if self.board is not None:
             for name, value in numbers.items():
@@ -153,8 +153,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def draw_losses(metrics: list[dict[str, Any]], path: Path, unit: str = "token") -> None:
-    """The loss curves of a run as a picture."""
-    from matplotlib.figure import Figure  # slow to import, and only wanted at the end of a run
+    """Plots the loss curves of a run."""
+    from matplotlib.figure import Figure  # slow to import, and needed only at the end of a run
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
@@ -165,9 +165,9 @@ def draw_losses(metrics: list[dict[str, Any]], path: Path, unit: str = "token") 
     axes.set(xlabel="step", ylabel=f"loss per {unit}", title="Loss")
     axes.grid(alpha=0.3)
     axes.legend()
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=120)
-    write_whole(path, picture.getvalue())
+    plot = io.BytesIO()
+    figure.savefig(plot, dpi=120)
+    write_whole(path, plot.getvalue())
 
 
 def _tensorboard(folder: Path) -> Any:

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.models import family_of
+from regard.training.datasets import Dataset
 from regard.training.metrics import METRIC_NAMES
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.schedules import format_duration
-from regard.training.tasks.base import Corpus, Task
+from regard.training.tasks.base import Task
 
 
 class Cost(NamedTuple):
@@ -22,7 +23,7 @@ class Cost(NamedTuple):
 def describe_plan(
     recipe: Recipe,
     task: Task,
-    corpus: Corpus,
+    dataset: Dataset,
     model: torch.nn.Module,
     note: str,
     cost: Cost,
@@ -37,17 +38,17 @@ def describe_plan(
     memory = workers * cost.memory + 8 * parameters * workers
     where = device.type if workers == 1 else f"{workers} workers"
     rows = [
-        ("data", corpus.describe()),
+        ("data", dataset.describe()),
         ("", note),
         ("model", f"{_shape(recipe)}: {parameters / 1e6:.2f} M parameters{', fine-tuned' if fine_tunes else ''}"),
         ("training", _training(recipe, task)),
         ("validation", _validation(config)),
         ("time", _time(config, cost, device)),
         ("memory", f"about {memory / 1e9:.1f} GB on {where}"),
-        *(("chosen", reason) for reason in task.reasons(corpus, recipe)),
+        *(("chosen", reason) for reason in task.reasons(dataset, recipe)),
     ]
     lines = [f"  {name:<11}{text}" for name, text in rows]
-    return ["Plan", *lines, *(f"Warning: {text}" for text in task.warnings(corpus))]
+    return ["Plan", *lines, *(f"Warning: {text}" for text in task.warnings(dataset))]
 
 
 def metric_name(config: TrainConfig) -> str:

@@ -121,10 +121,7 @@ def tried(model: nn.Module, changes: Sequence[Change]) -> Iterator[None]:
             for module, name in _positions(model):
                 stack.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, None)
-        dispatch.changers.append(hand)
-        stack.callback(dispatch.changers.remove, hand)
-        # Compiled code would not call back here: tried out, a model runs as it is written.
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(dispatch.intervene(hand))
         yield
 
 
@@ -228,7 +225,7 @@ class _Hand:
     # What is done to calls
 
     def before(self, call: Call) -> Call:
-        if not self.mine or not self.running:
+        if not self.running:
             return call
         name, _ = self.running[-1]
         if name in self.unmasked:
@@ -239,7 +236,7 @@ class _Hand:
         return call
 
     def after(self, call: Call, out: Tensor) -> Tensor:
-        if not self.mine or not self.running:
+        if not self.running:
             return out
         name, cached = self.running[-1]
         if name in self.rows:

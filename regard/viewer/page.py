@@ -72,7 +72,7 @@ def _around(parts: list[bytes], title: str, connect: str = "'none'", more: str =
     """The whole page: the module after whatever it shows."""
     script = f"{module()}\nopenPage();\n"
     if re.search(r"</script|<!--|[\r\0]", script, re.IGNORECASE):
-        raise ValueError("The module holds what would end or change the script element that it stands in.")
+        raise ValueError("The module contains text that would end the script element around it.")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     top = _PAGE.format(
         policy=_POLICY.format(hash=digest, connect=connect),

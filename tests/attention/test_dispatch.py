@@ -1,16 +1,31 @@
-"""The door: which kernel is taken, what is refused, and what an empty question gets."""
+"""Dispatch: the choice of a kernel, refused inputs, empty inputs, and the state that context managers set."""
 
 import os
 import subprocess
 import sys
+import threading
 
 import jaxtyping
 import pytest
 import torch
 
 import regard.attention
-from regard.attention import Concat, Dot, General, Location, attend, causal, explain, padding, use, weights, window
+from regard.attention import (
+    Concat,
+    Dot,
+    General,
+    Location,
+    attend,
+    causal,
+    dispatch,
+    explain,
+    padding,
+    use,
+    weights,
+    window,
+)
 from regard.errors import RegardError
+from regard.layers.blocks import BlockConfig, EncoderBlock
 from tests.attention.helpers import Slope, random
 
 
@@ -45,10 +60,127 @@ def test_a_kernel_can_be_asked_for():
     with use("chunked"):
         assert kernel(16, 16) == "chunked"
     assert kernel(16, 16) == "short"
-    with pytest.raises(RegardError, match=r"'fast'.*short, sdpa, concat_cpu, chunked, reference"), use("fast"):
+    with pytest.raises(RegardError, match=r"Unknown kernel 'fast'.*chunked, reference"), use("fast"):
         pass
     with pytest.raises(RegardError, match="varlen takes packed"), use("varlen"):
         kernel(2, 2)
+
+
+# Dispatch state: what the context managers set
+
+
+def test_contexts_nest_and_restore_the_state_around_them():
+    outputs = []
+    with use("chunked"), explain() as outer:
+        with use("reference"), explain() as inner, dispatch.observe(lambda call, out: outputs.append(out)):
+            kernel(16, 16)
+        kernel(16, 16)
+    kernel(16, 16)
+    assert [choice.kernel for choice in inner] == ["reference"]
+    assert [choice.kernel for choice in outer] == ["reference", "chunked"]
+    assert len(outputs) == 1
+    assert dispatch._thread.state == dispatch.DispatchState()
+
+
+class Halve:
+    """An intervention: half of the queries before the kernel, half of the output after it."""
+
+    def before(self, call):
+        return call._replace(q=call.q / 2)
+
+    def after(self, call, out):
+        return out / 2
+
+
+def test_observers_see_what_interventions_leave():
+    q, k, v = random(1, 1, 3, 4), random(1, 1, 3, 4, seed=1), random(1, 1, 3, 4, seed=2)
+    seen = []
+    with dispatch.observe(lambda call, out: seen.append((call.q, out))), dispatch.intervene(Halve()):
+        out = attend(q, k, v)
+    torch.testing.assert_close(out, attend(q / 2, k, v) / 2)
+    assert torch.equal(seen[0][0], q / 2)
+    assert torch.equal(seen[0][1], out)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [lambda: use("chunked"), explain, lambda: dispatch.observe(print), lambda: dispatch.intervene(Halve())],
+    ids=["use", "explain", "observe", "intervene"],
+)
+def test_an_exception_restores_the_state(context):
+    with pytest.raises(RegardError, match="do not fit"), context():
+        attend(*random(3, 1, 1, 2, 4).unbind(), k_offsets=None, mask=padding(torch.tensor([1, 2, 3])))
+    assert dispatch._thread.state == dispatch.DispatchState()
+    assert dispatch._traced_kernel is None
+    assert kernel(16, 16) == "short"
+
+
+def test_each_thread_has_its_own_state():
+    both_inside, found = threading.Barrier(2), {}
+
+    def run(name):
+        outputs = []
+        with use(name), explain() as choices, dispatch.observe(lambda call, out: outputs.append(out)):
+            both_inside.wait()
+            for _ in range(20):
+                attend(*torch.zeros(3, 1, 2, 16, 4))
+            both_inside.wait()
+        found[name] = {choice.kernel for choice in choices}, len(choices), len(outputs)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("chunked", "reference")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {name: ({name}, 20, 20) for name in ("chunked", "reference")}
+    assert dispatch._traced_kernel is None
+
+
+def test_compiled_code_follows_the_forced_kernel(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return graph.forward
+
+    compiled = torch.compile(attend, fullgraph=True, backend=count)
+    given = torch.randn(3, 1, 2, 100, 4)
+    expected, seen = attend(*given), []
+    torch.testing.assert_close(compiled(*given), expected)
+    with explain():
+        torch.testing.assert_close(compiled(*given), expected)
+    with dispatch.observe(lambda call, out: seen.append(out)):
+        torch.testing.assert_close(compiled(*given), expected)
+    torch.testing.assert_close(compiled(*given), expected)
+    assert len(graphs) == 1
+    assert len(seen) == 1
+    with use("reference"):
+        torch.testing.assert_close(compiled(*given), expected)
+    assert len(graphs) == 2
+    assert not any("scaled_dot_product" in target for target in graphs[1])
+    torch.testing.assert_close(compiled(*given), expected)
+    assert len(graphs) == 2
+
+
+def test_the_reference_is_exported_with_a_dynamic_length(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # shapes are symbols there
+    block = EncoderBlock(BlockConfig(8, 2, 16), "scaled_dot", "masked").eval()
+
+    class Whole(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = block
+
+        def forward(self, x):
+            return self.block(x, None)
+
+    length = torch.export.Dim("length", min=2, max=64)
+    with use("reference"), torch.no_grad():
+        exported = torch.export.export(Whole(), (torch.randn(1, 5, 8),), dynamic_shapes=({1: length},), strict=False)
+        x = torch.randn(1, 9, 8)
+        torch.testing.assert_close(exported.module()(x), block(x, None))
 
 
 def test_no_queries_or_no_keys():

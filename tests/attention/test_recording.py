@@ -1,5 +1,8 @@
 """Looking at a model: exact weights after a fused forward, at any length, and a model that never knows."""
 
+import threading
+
+import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -131,17 +134,60 @@ def test_only_what_runs_inside_is_kept_and_nothing_stays_behind(model):
     assert not any(one.calls for one in recording.values())
     with pytest.raises(RegardError, match="encoder was not called"):
         recording["encoder"].weights()
-    assert dispatch.watchers == []
+    assert dispatch._thread.state == dispatch.DispatchState()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_an_error_inside_leaves_nothing_behind(model):
     with pytest.raises(RegardError, match="do not fit"), record(model) as recording:
         model(SOURCE, TARGET[:1])
-    assert dispatch.watchers == []
+    assert dispatch._thread.state == dispatch.DispatchState()
     with record(model) as recording:
         model(SOURCE, TARGET)
     assert len(recording["encoder"].calls) == 1
+
+
+def test_two_threads_record_the_same_model_at_once(model):
+    both_inside, found = threading.Barrier(2), {}
+
+    def run(length):
+        with record(model) as recording:
+            both_inside.wait()
+            for _ in range(5):
+                model(SOURCE, TARGET[:, :length])
+            both_inside.wait()
+        found[length] = [call.q.shape[2] for call in recording["layers.1.masked"].calls]
+
+    threads = [threading.Thread(target=run, args=(length,)) for length in (3, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {length: [length] * 5 for length in (3, 5)}
+
+
+def test_recordings_that_overlap_leave_compilation_on():
+    """Whichever thread ends first: torch's stance is one for the whole process."""
+    attention, began, overlaps, ended = Attention("self"), *(threading.Event() for _ in range(3))
+
+    def first():
+        with record(attention):
+            began.set()
+            overlaps.wait(60)
+        ended.set()
+
+    def second():
+        began.wait(60)
+        with record(attention):
+            overlaps.set()
+            ended.wait(60)
+
+    threads = [threading.Thread(target=run) for run in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
 def test_the_same_q_and_k_not_copies(model):
@@ -274,6 +320,21 @@ def test_compiled_models_are_recorded_too(model):
     with record(model) as recording:
         compiled(SOURCE, TARGET)
     assert all(len(one.calls) == 1 for one in recording.values())
+
+
+def test_recording_leaves_compiled_code_as_it_was(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled
+    torch._dynamo.reset()
+    graphs = []
+    backend = lambda graph, inputs: graphs.append(graph) or graph.forward  # noqa: E731
+    attention = Attention("masked", mask=causal())
+    compiled = torch.compile(attention, backend=backend, fullgraph=True)
+    expected = compiled(TARGET)
+    with record(attention) as recording:
+        torch.testing.assert_close(compiled(TARGET), expected)
+    assert len(recording[""].calls) == 1
+    assert torch.equal(compiled(TARGET), expected)
+    assert len(graphs) == 1
 
 
 def test_nothing_to_record(model):

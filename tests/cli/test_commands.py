@@ -67,7 +67,7 @@ def test_a_file_in_many_blocks_keeps_its_order(run, monkeypatch, tmp_path, seq2s
     (tmp_path / "lines.txt").write_text("\n".join(sources))
     whole = run("translate", seq2seq_folder, "--input", tmp_path / "lines.txt")
     assert whole == [answer[0].text for answer in seq2seq.translate(sources)]
-    monkeypatch.setattr("regard.cli.translate.BLOCK", 7)
+    monkeypatch.setattr("regard.cli.common.BLOCK", 7)
     assert run("translate", seq2seq_folder, "--input", tmp_path / "lines.txt") == whole
 
 

@@ -177,7 +177,9 @@ def test_a_mask_has_the_pictures_size_the_masks_numbers_and_a_palette(run, tmp_p
 def test_where_masks_cannot_go(refused, tmp_path, segmenter, half):
     before = sorted(tmp_path.iterdir())
     assert "mask.jpg: masks are .png" in refused("segment", segmenter, half, "--out", tmp_path / "mask.jpg")
-    assert "x.gif: pictures are .png or .svg" in refused("segment", segmenter, half, "--overlay", tmp_path / "x.gif")
+    assert "x.gif: expected a file name ending in .png or .svg" in refused(
+        "segment", segmenter, half, "--overlay", tmp_path / "x.gif"
+    )
     assert "no.png: there is no such file" in refused("segment", segmenter, "no.png", "--out", tmp_path / "mask.png")
     assert sorted(tmp_path.iterdir()) == before
 
@@ -251,7 +253,7 @@ def test_confusion_is_of_labels_and_a_picture(refused, tmp_path, classifier, pho
     said = refused("evaluate", seq2seq_folder, "--data", "x", "--confusion", tmp_path / "c.png")
     assert "gives no labels that could be confused" in said
     said = refused("evaluate", classifier, "--data", photos, "--confusion", tmp_path / "c.pdf")
-    assert "c.pdf: pictures are .png or .svg" in said
+    assert "c.pdf: expected a file name ending in .png or .svg" in said
 
 
 # look and info

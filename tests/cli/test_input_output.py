@@ -105,7 +105,7 @@ def test_a_pipe_is_answered_line_by_line_and_an_error_ends_it(seq2seq_folder):
 
 
 def test_lines_of_a_pipe_are_given_as_they_come(pipe):
-    blocks = named_blocks((), None, "Type", 3)
+    blocks = named_blocks((), None, "Type", size=3)
     for line in ("one", "two"):
         print(line, file=pipe, flush=True)
         assert next(blocks) == [(f"stdin, line {('one', 'two').index(line) + 1}", line)]
@@ -121,17 +121,26 @@ def test_what_was_read_before_an_error_comes_first(pipe):
     pipe.close()
     read = []
     with pytest.raises(RegardError, match=r"stdin, line 3: not UTF-8"):
-        read.extend(text for block in named_blocks((), None, "Type", 1000) for _, text in block)
+        read.extend(text for block in named_blocks((), None, "Type", size=1000) for _, text in block)
     assert read == ["one", "two"]
 
 
 @pytest.mark.parametrize("command", ["classify", "embed"])
 def test_blocks_of_other_commands(called, pipe, monkeypatch, classifier_folder, command):
-    monkeypatch.setattr(f"regard.cli.{command}.BLOCK", 2)
+    monkeypatch.setattr("regard.cli.common.BLOCK", 2)
     pipe.write("one\ntwo\nthree\nfour\nfive")
     pipe.close()
     code, found, _ = called(command, classifier_folder)
     assert (code, found) == (0, called(command, classifier_folder, "one", "two", "three", "four", "five")[1])
+
+
+@pytest.mark.parametrize("options", [(), ("--quiet",)])
+def test_quiet_holds_for_lines_of_a_pipe_too(called, pipe, classifier_folder, options):
+    """They are checked in a thread of their own."""
+    pipe.write("кот спит дома\n")
+    pipe.close()
+    code, _, err = called("classify", classifier_folder, *options)
+    assert (code, "unknown to the model" in err) == (0, not options)
 
 
 def test_samples_are_the_same_from_a_pipe_and_from_a_file(tmp_path, called, pipe, seq2seq_folder):

@@ -61,7 +61,7 @@ def test_a_model_without_a_recipe_shows_its_configuration(transformer_folder, ca
 def test_a_damaged_training_json_is_a_sentence(transformer_folder, tmp_path, refused, content):
     (tmp_path / "config.json").write_bytes((transformer_folder / "config.json").read_bytes())
     (tmp_path / "training.json").write_text(content)
-    assert "training.json: damaged" in refused("config", "show", tmp_path)
+    assert "training.json: not " in refused("config", "show", tmp_path)
 
 
 def test_toml_is_read_back():

@@ -21,7 +21,7 @@ from regard.cli.train_options import (
 from regard.models import FAMILIES, family_of
 from regard.training import DataConfig, Recipe, plan
 from regard.training.recipe import FAMILIES_FOR, SECTIONS
-from tests.training import toy_pictures, toy_tasks
+from tests.training import toy_images, toy_tasks
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ from tests.training import toy_pictures, toy_tasks
 )
 def test_a_recipe_is_used_wherever_it_stands(words):
     found = parse_arguments(words)
-    assert (found.recipe, found.out, found.said["data.files"]) == ("r.toml", "m", ["a.tsv"])
+    assert (found.recipe, found.out, found.options["data.files"]) == ("r.toml", "m", ["a.tsv"])
 
 
 def test_a_packaged_recipe_is_found_among_the_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert parse_arguments(["--data", "a.tsv", "sst2"]).recipe == "sst2"
     Path("sst2").touch()
-    assert parse_arguments(["--data", "a.tsv", "sst2"]).said["data.files"] == ["a.tsv", "sst2"]
+    assert parse_arguments(["--data", "a.tsv", "sst2"]).options["data.files"] == ["a.tsv", "sst2"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def small_data(task: str, folder: Path) -> list[DataConfig]:
         words = folder / "words.tsv"
         words.write_text("".join(f"w{i}o\tw e {i % 10} d\n" for i in range(120)), encoding="utf-8")
         return [DataConfig(phrasebook_size=100), DataConfig(files=(str(words),))]
-    return [(toy_pictures if task in toy_pictures.MEASURES else toy_tasks).toy(task, folder).data]
+    return [(toy_images if task in toy_images.MEASURES else toy_tasks).toy(task, folder).data]
 
 
 @pytest.mark.parametrize("task", FAMILIES_FOR)

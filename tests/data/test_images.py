@@ -340,7 +340,7 @@ def fill(name, content):
         ("a.csv", "sheet,tile\na,0\n", "a.csv", r"^a\.csv: the sheet a is not there\. Name each"),
         ("a.csv", "sheet,tile\na,-1\n", "a.csv", r"^a\.csv, line 2: the tile is '-1'\. It must be a whole number"),
         ("a.csv", "sheet,tile,side\nx,0,4\nx,1,5\n", "a.csv", r"^a\.csv: the sheet x is not there"),
-        ("a.csv", "path\n" + "x" * 200_000 + "\n", "a.csv", r"^a\.csv, line 2: not a table \(field larger"),
+        ("a.csv", "path\n" + "x" * 200_000 + "\n", "a.csv", r"^a\.csv, line 2: not CSV \(field larger"),
         ("a.npz", b"nonsense", "a.npz", r"^a\.npz: not arrays that can be read"),
         ("a.npz", dict(images=np.array([None])), "a.npz", r"^a\.npz: not arrays that can be read \(Object arrays"),
         ("a.npz", dict(z=PIXELS), "a.npz", r"^a\.npz has no array images or x\. It has z\. Those .* a\.npz:train\."),

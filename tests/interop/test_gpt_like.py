@@ -168,7 +168,7 @@ def test_what_the_class_has_by_default(transformers, tmp_path):
 def test_what_changes_the_computation_is_refused_by_its_key(transformers, tmp_path, case, key, value):
     made(transformers, *CASES[case], tmp_path)
     edited(tmp_path, **{key: value})
-    named = {"n_layer": "model.layers must be", "hidden_size": "model.width must be"}.get(key, key)
+    named = {"n_layer": "model.layers must be"}.get(key, key)
     if isinstance(value, dict) and "partial_rotary_factor" in value:
         named = "partial_rotary_factor"
     if isinstance(value, dict) and "llama3" in value.values():

@@ -195,7 +195,7 @@ def test_whole_numbers_are_no_weights(folder):
     [
         ("hidden_size", 48, r"of another shape: embeddings.word_embeddings.weight \(47, 24\)"),
         ("hidden_size", 10**9, r"of another shape: embeddings.word_embeddings.weight \(47, 24\)"),
-        ("vocab_size", 10**12, "model.vocab must be at most 1,000,000,000"),
+        ("vocab_size", 10**12, "config.json: vocab_size must be at most 1,000,000,000"),
         ("intermediate_size", 31, "intermediate.dense.weight"),
         ("max_position_embeddings", 11, "position_embeddings.weight"),
         ("num_hidden_layers", 3, "missing: encoder.layer.2"),

@@ -251,7 +251,7 @@ def test_architectures_that_are_not_known(tmp_path, name):
         (dict(fc_norm=True), {}, "fc_norm = True"),
         (dict(no_embed_class=True), {}, "no_embed_class = True"),
         (dict(mlp_ratio=4.0), {}, "mlp_ratio = 4.0"),
-        (dict(mlp_ratio=float("nan")), {}, "mlp_ratio = nan"),
+        (dict(mlp_ratio=float("nan")), {}, "mlp_ratio must be finite"),
         (dict(img_size=224), {}, "224×224 pixels have 3136 patches, .* but pos_embed has 7 rows"),
         (dict(num_heads=4), {}, "must be a multiple of model.heads"),
         (dict(init_values=1e-5), {}, "missing: blocks.0.ls1.gamma"),

@@ -315,7 +315,7 @@ WRONG = {
     },
     r"vocab.txt: there is no \[UNK\]": {"vocab.txt": "a\nb\n"},
     r"vocab.txt: 'a' is there twice": {"vocab.txt": "[UNK]\na\na\n"},
-    r"do_lower_case = 'no' should be true or false": {
+    r"do_lower_case must be true or false \(got 'no'\)": {
         "vocab.txt": "[UNK]\n",
         "tokenizer_config.json": '{"do_lower_case": "no"}',
     },

@@ -7,8 +7,9 @@ from torch import nn
 
 from regard.attention import Offsets, triton_here
 from regard.layers import add_norm
-from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, Residual
-from regard.layers.norms import RMSNorm
+from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
+from regard.layers.norms import RMSNorm, make_norm
+from regard.layers.residual import FusedResidual, Residual
 from tests.attention.helpers import OnGPU
 
 pytestmark = pytest.mark.skipif(not triton_here.FOUND, reason="needs Triton")
@@ -99,27 +100,41 @@ def test_the_operator_keeps_torchs_rules():
     torch.library.opcheck(add_norm.add_norm.operator, (*given[:3], None, None, 0.0, 1e-5))
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_a_residual_takes_it_where_it_can(training, monkeypatch):
+def test_fused_residual_equals_its_plain_twin(training, norm_first, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled
-    residual = Residual(BlockConfig(16, 2, 32, dropout=0.0, norm="post")).to(DEVICE).train(training)
-    x = torch.randn(6, 16, device=DEVICE)
-    expected = residual(x, torch.sin)
-    monkeypatch.setattr(add_norm, "takes", lambda x, y, norm: True)
-    torch.testing.assert_close(residual(x, torch.sin), expected)
+    residual = FusedResidual(16, 0.0, norm_first=norm_first).to(DEVICE).train(training)
+    x, update, norm = *torch.randn(2, 6, 16, device=DEVICE), make_norm("layer", 16).to(DEVICE)
+    expected = Residual.add_norm(residual, x, update, norm)
+    calls = count_fused_calls(monkeypatch)
+    torch.testing.assert_close(residual.add_norm(x, update, norm), expected)
+    assert len(calls) == (training or not norm_first)
     residual.dropout.p = 0.5
-    dropped = torch.compile(residual, backend="aot_eager", fullgraph=True)(x, torch.sin)
-    assert torch.allclose(dropped, expected) != training
-    scaled = Residual(BlockConfig(16, 2, 32, dropout=0.0, norm="post", layer_scale=0.1)).to(DEVICE)
-    torch.testing.assert_close(scaled(x, torch.sin), scaled.norm(x + 0.1 * x.sin()))
+    dropped = torch.compile(residual.add_norm, backend="aot_eager", fullgraph=True)(x, update, norm)
+    assert torch.allclose(dropped[1], expected[1], atol=1e-5) != training
 
 
+def test_residuals_that_stay_plain(monkeypatch):
+    calls = count_fused_calls(monkeypatch)
+    x, update, norm = *torch.randn(2, 6, 16, device=DEVICE), make_norm("layer", 16).to(DEVICE)
+    for changes in (dict(layer_scale=0.1), dict(drop_path=0.0)):
+        residual = BlockConfig(16, 2, 32, dropout=0.0, norm="post", **changes).residual().to(DEVICE)
+        factor = 1.0 if residual.layer_scale is None else 0.1
+        torch.testing.assert_close(residual.add_norm(x[None], update[None], norm)[1][0], norm(x + factor * update))
+    post = FusedResidual(16, 0.0, norm_first=False).to(DEVICE)
+    post.add_norm(x[None], update[None], norm)  # not packed
+    post.add_norm(x, update.bfloat16(), norm)  # a residual stream in float32
+    assert not calls
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 @pytest.mark.parametrize("block", [EncoderBlock, DecoderBlock])
-def test_norms_before_the_sublayers_take_it_too(block, kind, monkeypatch):
+def test_fused_blocks_equal_plain_ones(block, kind, norm, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled
     torch.manual_seed(0)
-    config = BlockConfig(16, 2, 32, dropout=0.0, norm="pre", norm_kind=kind)
+    config = BlockConfig(16, 2, 32, dropout=0.0, norm=norm, norm_kind=kind)
     block = (block(config, "dot") if block is EncoderBlock else block(config, "dot", "dot")).to(DEVICE)
     offsets = Offsets.of(torch.tensor([0, 2, 6], device=DEVICE))
     x, memory = torch.randn(2, 6, 16, device=DEVICE).unbind()
@@ -131,24 +146,33 @@ def test_norms_before_the_sublayers_take_it_too(block, kind, monkeypatch):
         return out, torch.autograd.grad(out.sin().sum(), [given, *block.parameters()])
 
     expected = outputs_and_gradients(block)
-    calls, kernel = [], add_norm.run
-    monkeypatch.setattr(add_norm, "takes", lambda x, y, norm: True)
-    monkeypatch.setattr(add_norm, "run", lambda *given: calls.append(given) or kernel(*given))
+    kernel, calls = add_norm.run, count_fused_calls(monkeypatch)
     torch.testing.assert_close(outputs_and_gradients(block), expected)
-    assert len(calls) == len(block.residuals) - 1
-    block.eval()(x, *rest)  # what is written token by token has no time for it
-    assert len(calls) == len(block.residuals) - 1
+    sublayers = 2 if isinstance(block, EncoderBlock) else 3
+    fused = sublayers - 1 if norm == "pre" else sublayers
+    assert len(calls) == fused
+    block.eval()(x, *rest)  # pre-norm: single decoded tokens compute faster than a kernel launches
+    assert len(calls) == fused + (0 if norm == "pre" else fused)
     monkeypatch.setattr(add_norm, "run", kernel)
+    torch._dynamo.reset()
     compiled = torch.compile(block.train(), backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(outputs_and_gradients(compiled), expected)
 
 
-def test_what_it_takes():
+def count_fused_calls(monkeypatch) -> list[tuple]:
+    """Let the kernel run on every input; the list grows by one with each call."""
+    calls, kernel = [], add_norm.run
+    monkeypatch.setattr(add_norm, "supports", lambda x, y, norm: True)
+    monkeypatch.setattr(add_norm, "run", lambda *given: calls.append(given) or kernel(*given))
+    return calls
+
+
+def test_supported_inputs():
     x = torch.zeros(4, 8, dtype=torch.bfloat16).as_subclass(OnGPU)
-    assert add_norm.takes(x, x, nn.LayerNorm(8))
-    assert add_norm.takes(x[None].float(), x[None], RMSNorm(8))
-    assert not add_norm.takes(x, x, nn.LayerNorm(8, bias=False))
-    assert not add_norm.takes(x, x.float(), nn.LayerNorm(8))
-    assert not add_norm.takes(x.float(), x.float(), nn.LayerNorm(8))
-    assert not add_norm.takes(x, x[:2], nn.LayerNorm(8))
-    assert not add_norm.takes(x.new_zeros(1, 5000), x.new_zeros(1, 5000), nn.LayerNorm(5000))
+    assert add_norm.supports(x, x, nn.LayerNorm(8))
+    assert add_norm.supports(x[None].float(), x[None], RMSNorm(8))
+    assert not add_norm.supports(x, x, nn.LayerNorm(8, bias=False))
+    assert not add_norm.supports(x, x.float(), nn.LayerNorm(8))
+    assert not add_norm.supports(x.float(), x.float(), nn.LayerNorm(8))
+    assert not add_norm.supports(x, x[:2], nn.LayerNorm(8))
+    assert not add_norm.supports(x.new_zeros(1, 5000), x.new_zeros(1, 5000), nn.LayerNorm(5000))

@@ -10,7 +10,7 @@ from torch import nn
 from regard.attention import Offsets, ScaledDot
 from regard.attention.reference import reference
 from regard.errors import RegardError
-from regard.layers.blocks import BlockConfig, Residual
+from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
 from regard.layers.cache import GrowingCache
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
@@ -91,12 +91,41 @@ def test_layer_norm_gives_each_token_mean_0_and_variance_1():
     torch.testing.assert_close(y.var(-1, unbiased=False), torch.ones(7), atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("place", ["pre", "post"])
-def test_residuals_are_where_their_name_says(place):
-    layer = Residual(BlockConfig(8, 2, 16, dropout=0.0, norm=place))
-    x, sublayer = torch.randn(3, 8), nn.Linear(8, 8)
-    expected = x + sublayer(layer.norm(x)) if place == "pre" else layer.norm(x + sublayer(x))
-    torch.testing.assert_close(layer(x, sublayer), expected)
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_blocks_are_the_formulas_of_the_paper(norm, kind):
+    torch.manual_seed(0)
+    config = BlockConfig(8, 2, 16, dropout=0.0, norm=norm, norm_kind=kind, norm_eps=0.1)
+    encoder, decoder = EncoderBlock(config, "scaled_dot"), DecoderBlock(config, "scaled_dot", "scaled_dot")
+    for parameter in (*encoder.parameters(), *decoder.parameters()):
+        nn.init.normal_(parameter)
+    offsets, memory_offsets = Offsets.of(torch.tensor([0, 2, 5])), Offsets.of(torch.tensor([0, 3, 4]))
+    x, memory = torch.randn(5, 8), torch.randn(4, 8)
+
+    def residual(x, sublayer, norm_layer):
+        return x + sublayer(norm_layer(x)) if norm == "pre" else norm_layer(x + sublayer(x))
+
+    expected = residual(x, lambda y: encoder.attention(y, offsets), encoder.attention_norm)
+    expected = residual(expected, encoder.feedforward, encoder.feedforward_norm)
+    torch.testing.assert_close(encoder(x, offsets), expected)
+    expected = residual(x, lambda y: decoder.attention(y, offsets), decoder.attention_norm)
+    given = dict(memory=memory, memory_offsets=memory_offsets)
+    expected = residual(expected, lambda y: decoder.cross(y, offsets, **given), decoder.cross_norm)
+    expected = residual(expected, decoder.feedforward, decoder.feedforward_norm)
+    torch.testing.assert_close(decoder(x, offsets, memory, memory_offsets), expected)
+
+
+def test_parameter_names_of_blocks():
+    config = BlockConfig(8, 2, 16, layer_scale=0.1)
+    for block, sublayers in (
+        (EncoderBlock(config, "dot"), {"attention", "feedforward"}),
+        (DecoderBlock(config, "dot", "dot"), {"attention", "cross", "feedforward"}),
+    ):
+        expected = sublayers | {f"{name}_norm" for name in sublayers} | {f"{name}_residual" for name in sublayers}
+        assert {name.split(".")[0] for name, _ in block.named_parameters()} == expected
+        assert {name for name, _ in block.named_parameters() if name.endswith("_scale")} == {
+            f"{name}_residual.layer_scale" for name in sublayers
+        }
 
 
 def test_multi_head_attention_is_its_formula():
@@ -121,15 +150,16 @@ def test_a_cache_grows_beyond_its_first_room_and_keeps_what_it_has():
     assert torch.equal(cache.reorder(torch.tensor([1])).append(rows[0][:1], rows[0][:1])[0][:, :, :40], keys[1:])
 
 
-@pytest.mark.parametrize("place", ["pre", "post"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("narrow", [False, True])
-def test_sums_stay_as_wide_as_the_embedding_makes_them(place, narrow):
+def test_residual_stream_keeps_the_dtype_of_the_embedding(norm, narrow):
+    torch.manual_seed(0)
     embedding = Embedding(10, 8, narrow=narrow)
-    residual = Residual(BlockConfig(8, 2, 16, dropout=0.0, norm=place))
-    ids = torch.tensor([4, 5, 6])
-    exact = residual(embedding(ids, ids), lambda y: y)
+    block = EncoderBlock(BlockConfig(8, 2, 16, dropout=0.0, norm=norm), "scaled_dot")
+    ids, offsets = torch.tensor([4, 5, 6]), Offsets.of(torch.tensor([0, 3]))
+    exact = block(embedding(ids, ids), offsets)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = residual(embedding(ids, ids), lambda y: y.to(torch.bfloat16))
+        found = block(embedding(ids, ids), offsets)
     assert found.dtype == (torch.bfloat16 if narrow else torch.float32)
     torch.testing.assert_close(found.float(), exact, atol=0.05, rtol=0.02)
     assert embedding(ids, ids).dtype == torch.float32  # without autocast nothing is narrowed

@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.attention import Offsets
 from regard.errors import RegardError
-from regard.layers.blocks import BlockConfig, EncoderBlock, Residual, first_tokens
+from regard.layers.blocks import BlockConfig, EncoderBlock, first_tokens
 from regard.layers.dropout import DropPath
 from regard.layers.embeddings import ImageEmbedding
 from regard.layers.multihead import MultiHead
@@ -24,8 +24,9 @@ from regard.layers.patches import (
     whereabouts,
     widened,
 )
-from regard.layers.positions import LearnedGrid, RotaryGrid, Sinusoidal, SinusoidalGrid, cubic, turn
+from regard.layers.positions import LearnedGrid, RotaryGrid, Sinusoidal, SinusoidalGrid, apply_rotary, cubic
 from regard.layers.readouts import ClassQueries, QueryPool
+from regard.layers.residual import Residual
 
 # Odd counts of patches, and grids that are no squares.
 SIZES = [(12, 20), (4, 4), (28, 12), (12, 20)]
@@ -187,7 +188,7 @@ def test_rotated_dot_products_know_distances_of_rows_and_columns_alone():
     rotary, q, k = RotaryGrid(8), torch.randn(1, 1, 8), torch.randn(1, 1, 8)
 
     def product(p: tuple[int, int], s: tuple[int, int]) -> torch.Tensor:
-        a, b = (turn(x, *rotary(torch.tensor([place]))) for x, place in ((q, p), (k, s)))
+        a, b = (apply_rotary(x, *rotary(torch.tensor([place]))) for x, place in ((q, p), (k, s)))
         return (a * b).sum()
 
     torch.testing.assert_close(product((7, 2), (3, 5)), product((9, 4), (5, 7)))
@@ -211,15 +212,15 @@ def embedding(**changes) -> ImageEmbedding:
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
 def test_one_size_packed_and_one_by_one_agree(positions, prefix):
     embed = embedding(positions=positions, prefix=prefix)
-    x, offsets, turns = embed(pack_images(pictures(), 4))
+    x, offsets, tables = embed(pack_images(pictures(), 4))
     alone = [embed(image[None]) for image in pictures()]
     torch.testing.assert_close(x, torch.cat([one.x[0] for one in alone]))
     assert offsets.lengths.tolist() == [15 + prefix, 1 + prefix, 21 + prefix, 15 + prefix]
     if positions == "rotary":
         for i in range(2):
-            torch.testing.assert_close(turns[i], torch.cat([one.turns[i] for one in alone]))
+            torch.testing.assert_close(tables[i], torch.cat([one.rotary[i] for one in alone]))
     else:
-        assert turns is None
+        assert tables is None
 
 
 def test_the_first_tokens_have_positions_of_their_own_or_none():
@@ -261,7 +262,7 @@ def test_a_few_patches_are_those_of_the_whole_image(kind, positions):
     torch.testing.assert_close(few.x[:, 2:], rows_of(whole.x[:, 2:], everything))
     torch.testing.assert_close(few.x[:, :2], whole.x[:, :2])
     if positions == "rotary":
-        assert torch.equal(few.turns[0][1, 5], whole.turns[0][2 + everything[1, 3]])
+        assert torch.equal(few.rotary[0][1, 5], whole.rotary[0][2 + everything[1, 3]])
 
 
 def test_a_stem_is_not_shown_what_is_hidden():
@@ -303,21 +304,21 @@ def test_the_first_tokens_alone_are_those_of_all(norm, packed):
     block = EncoderBlock(BlockConfig(16, 4, 32, dropout=0.0, norm=norm, layer_scale=0.3), "scaled_dot")
     x, offsets = torch.randn(3, 6, 16), Offsets.of(torch.arange(4) * 6)
     places = nn.functional.pad(whereabouts((2, 2))[0], (0, 0, 2, 0))
-    turns = RotaryGrid(4)(places)
-    whole = block(x, None, turns=turns)
+    tables = RotaryGrid(4)(places)
+    whole = block(x, None, rotary=tables)
     if packed:
-        few = block.first(x.flatten(0, 1), offsets, 2, tuple(one.repeat(3, 1, 1) for one in turns))
+        few = block.forward_first(x.flatten(0, 1), offsets, 2, tuple(one.repeat(3, 1, 1) for one in tables))
     else:
-        few = block.first(x, None, 2, turns)
+        few = block.forward_first(x, None, 2, tables)
     torch.testing.assert_close(few, whole[:, :2])
 
 
 def test_layer_scale_multiplies_what_is_added():
-    residual = Residual(BlockConfig(8, 2, 16, dropout=0.0, layer_scale=0.25))
+    residual = Residual(8, dropout=0.0, layer_scale=0.25)
     x = torch.randn(3, 8)
-    torch.testing.assert_close(residual(x, lambda y: torch.ones_like(y)), x + 0.25)
-    assert residual.scale.requires_grad
-    assert Residual(BlockConfig(8, 2, 16)).scale is None
+    torch.testing.assert_close(residual(x, torch.ones(3, 8)), x + 0.25)
+    assert residual.layer_scale.requires_grad
+    assert Residual(8, dropout=0.0).layer_scale is None
 
 
 def test_drop_path_keeps_the_mean_and_drops_whole_sequences():

@@ -139,7 +139,7 @@ def test_positions_of_other_sizes_are_interpolated():
 
 def test_drop_path_grows_with_depth_and_sleeps_outside_of_training():
     model, images = small(layers=5, drop_path=0.4), torch.rand(2, 3, 12, 20)
-    rates = [[residual.drop_path.p for residual in block.residuals] for block in model.blocks]
+    rates = [[block.attention_residual.drop_path.p, block.feedforward_residual.drop_path.p] for block in model.blocks]
     assert rates == [[pytest.approx(0.1 * i)] * 2 for i in range(5)]
     assert torch.equal(model(images), model(images))
     model.train()

@@ -15,17 +15,17 @@ from regard.errors import RegardError
 from regard.folder import Bundle
 from regard.models import TransformerConfig
 from regard.training import (
-    Corpus,
     DataConfig,
+    Dataset,
     Recipe,
     TokenizerConfig,
     TrainConfig,
-    loop,
-    read_corpus,
+    read_dataset,
     recipe_from,
     train,
+    trainer,
 )
-from regard.training.loop import STATE
+from regard.training.trainer import STATE
 
 SMALL = Recipe(
     data=DataConfig(phrasebook_size=200),
@@ -47,9 +47,9 @@ def small(**sections: dict[str, Any]) -> Recipe:
 
 
 @functools.cache
-def small_corpus() -> Corpus:
-    corpus = read_corpus(SMALL.data)
-    return dataclasses.replace(corpus, validation=corpus.validation[:6])
+def small_dataset() -> Dataset:
+    dataset = read_dataset("translate", SMALL.data)
+    return dataclasses.replace(dataset, validation=dataset.validation[:6])
 
 
 def said(recipe: Recipe, out: Path, **options: Any) -> str:
@@ -61,7 +61,7 @@ def said(recipe: Recipe, out: Path, **options: Any) -> str:
 
 def cut_off_and_go_on(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
     """A run that breaks off before its eighth update, and once more, whole."""
-    set_rate, calls = loop.set_rate, []
+    set_rate, calls = trainer.set_rate, []
 
     def cut_off(*arguments: Any) -> None:
         calls.append(None)
@@ -70,7 +70,7 @@ def cut_off_and_go_on(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]
         set_rate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "set_rate", cut_off)
+        patch.setattr(trainer, "set_rate", cut_off)
         with pytest.raises(ConnectionError):
             run()
     run()

@@ -5,22 +5,22 @@ from types import SimpleNamespace
 import pytest
 
 from regard.errors import RegardError
-from regard.training import loop, train
+from regard.training import train, trainer
 from regard.training.report import read_metrics
 from regard.training.run_folder import METRICS, STATE
-from tests.training.helpers import cut_off_and_go_on, same_bits, small, small_corpus, weights_of
+from tests.training.helpers import cut_off_and_go_on, same_bits, small, small_dataset, weights_of
 
 STALLS = {"schedule": "wsd", "validate_every": 2, "patience": 2, "steps": 100, "log_every": 1, "save_every": 3}
 
 
 def run(recipe, out):
-    return train(recipe, out, corpus=small_corpus(), quiet=True)
+    return train(recipe, out, dataset=small_dataset(), quiet=True)
 
 
 @pytest.fixture
 def stalling(monkeypatch):
     """Validation improves up to step 4, whatever the weights."""
-    monkeypatch.setattr(loop.TrainState, "improves", lambda self, *_: self.step <= 4)
+    monkeypatch.setattr(trainer.TrainState, "improves", lambda self, *_: self.step <= 4)
 
 
 def rates(out):
@@ -47,7 +47,7 @@ def test_an_early_decay_resumes_exactly(tmp_path, stalling, monkeypatch):
 def test_a_cut_during_the_decay_resumes_exactly(tmp_path, stalling, monkeypatch):
     settings = STALLS | {"save_every": 9}
     run(small(train=settings), tmp_path / "whole")
-    set_rate, calls = loop.set_rate, []
+    set_rate, calls = trainer.set_rate, []
 
     def cut(*arguments):
         calls.append(None)
@@ -56,7 +56,7 @@ def test_a_cut_during_the_decay_resumes_exactly(tmp_path, stalling, monkeypatch)
         set_rate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "set_rate", cut)
+        patch.setattr(trainer, "set_rate", cut)
         with pytest.raises(ConnectionError):
             run(small(train=settings), tmp_path / "resumed")
     run(small(train=settings), tmp_path / "resumed")
@@ -72,14 +72,14 @@ def test_workers_follow_the_decision(tmp_path):
 def clock(monkeypatch, seconds_per_step):
     """A clock that moves with the updates alone."""
     now = SimpleNamespace(value=0.0)
-    set_rate = loop.set_rate
+    set_rate = trainer.set_rate
 
     def tick(*arguments):
         now.value += seconds_per_step
         set_rate(*arguments)
 
-    monkeypatch.setattr(loop, "set_rate", tick)
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now.value))
+    monkeypatch.setattr(trainer, "set_rate", tick)
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: now.value))
     return now
 
 
@@ -99,14 +99,14 @@ def test_a_decision_by_the_clock_is_replayed(tmp_path, monkeypatch):
         run(settings, tmp_path / "whole")
     with monkeypatch.context() as patch:
         now = clock(patch, 1.0)
-        tick = loop.set_rate
+        tick = trainer.set_rate
 
         def cut(*arguments):
             if now.value >= 55:
                 raise ConnectionError
             tick(*arguments)
 
-        patch.setattr(loop, "set_rate", cut)
+        patch.setattr(trainer, "set_rate", cut)
         with pytest.raises(ConnectionError):
             run(settings, tmp_path / "resumed")
     with monkeypatch.context() as patch:

@@ -17,7 +17,7 @@ from regard.training.losses import token_loss
 pytestmark = pytest.mark.skipif(not triton_here.FOUND, reason="needs Triton")
 
 DEVICE = "cpu" if triton_here.INTERPRETED else "cuda"
-OURS = (vocabulary, linear_relu, add_norm)
+OURS = {vocabulary: "takes", linear_relu: "takes", add_norm: "supports"}
 
 
 KINDS = {"post": dict(norm="post"), "pre": dict(norm="pre", norm_kind="rms")}
@@ -54,8 +54,8 @@ def test_the_same_update(monkeypatch, compiled, kind):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled
     model, one = small_model(kind), batch()
     expected = gradients(model, model.features, one)
-    for place in OURS:
-        monkeypatch.setattr(place, "takes", lambda *given: True)
+    for module, condition in OURS.items():
+        monkeypatch.setattr(module, condition, lambda *given: True)
     features = model.features
     if compiled:
         torch._dynamo.reset()
@@ -89,8 +89,8 @@ def test_cuda_the_same_update(monkeypatch, compiled, kind):
         ours = of_all_models(compiling.compiled_features(model) if compiled else model.features)
     assert compiled or {choice.kernel for choice in choices} == {"sentences"}
     with contextlib.ExitStack() as stack, narrow():
-        for place in OURS:
-            monkeypatch.setattr(place, "takes", lambda *given: False)
+        for module, condition in OURS.items():
+            monkeypatch.setattr(module, condition, lambda *given: False)
         stack.enter_context(use("varlen"))
         plain = of_all_models(model.features)
     unavoidable = (plain - exact).norm()

@@ -4,15 +4,14 @@ import random
 
 import pytest
 
-from regard.data import Counts
 from regard.data.scripts import bleu_tokenizer_for, is_unsegmented
 from regard.errors import RegardError
-from regard.training import Corpus, loop, suggest, text_scores, train
+from regard.training import Dataset, suggest_recipe, text_scores, train, trainer
 from regard.training.recipe import TrainConfig, recipe_from
 from regard.training.report import read_metrics
 from regard.training.run_plan import metric_name
-from regard.training.sizing import profile_pairs
-from tests.training.helpers import small, small_corpus
+from regard.training.suggestions import profile_pairs
+from tests.training.helpers import small, small_dataset
 
 SENTENCES = [("The cat chased the mouse.", "Le chat a chassé la souris.")]
 CHINESE = [("I like small cats very much.", "我非常喜欢那些小猫。"), ("He is at home.", "他现在在家里看书。")]
@@ -39,12 +38,12 @@ PHRASES = [("Good day", "Guten Tag")]
 )
 def test_the_metric_fits_the_targets(pairs, metric):
     assert profile_pairs(pairs).metric == metric
-    assert suggest(Corpus(pairs * 5, pairs, Counts())).train.validate_by == metric
+    assert suggest_recipe("translate", Dataset(pairs * 5, pairs)).train.validate_by == metric
 
 
 def test_targets_without_spaces_are_split_into_characters():
-    assert suggest(Corpus(CHINESE * 5, CHINESE, Counts())).tokenizer.target_kind == "char"
-    assert suggest(Corpus(SENTENCES * 5, SENTENCES, Counts())).tokenizer.target_kind is None
+    assert suggest_recipe("translate", Dataset(CHINESE * 5, CHINESE)).tokenizer.target_kind == "char"
+    assert suggest_recipe("translate", Dataset(SENTENCES * 5, SENTENCES)).tokenizer.target_kind is None
 
 
 @pytest.mark.parametrize(
@@ -78,24 +77,26 @@ def test_long_words_are_no_sign_of_missing_spaces():
 def test_ties_are_broken_by_the_loss(tmp_path, monkeypatch):
     """BLEU is 0 in every validation: the model of the smallest loss is kept, not the first."""
     losses = iter([3.0, 2.0, 2.5])
-    monkeypatch.setattr(loop, "evaluate_loss", lambda *_: {"nll": next(losses)})
-    monkeypatch.setattr(loop.TASKS["translate"], "judge", lambda *_: {"bleu": 0.0}, raising=False)
+    monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(losses)})
+    monkeypatch.setattr(trainer.TASKS["translate"], "validation_scores", lambda *_: {"bleu": 0.0}, raising=False)
     recipe = small(train={"validate_every": 4, "validate_by": "bleu"})
-    translator = train(recipe, tmp_path, corpus=small_corpus(), quiet=True)
+    translator = train(recipe, tmp_path, dataset=small_dataset(), quiet=True)
     assert translator.training["step"] == 8
     assert translator.training["selected_by"] == "bleu"
 
 
 def test_the_metric_wins_over_the_loss(tmp_path, monkeypatch):
     losses, scores = iter([1.0, 2.0, 3.0]), iter([10.0, 30.0, 20.0])
-    monkeypatch.setattr(loop, "evaluate_loss", lambda *_: {"nll": next(losses)})
-    monkeypatch.setattr(loop.TASKS["translate"], "judge", lambda *_: {"chrf": next(scores)}, raising=False)
+    monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(losses)})
+    monkeypatch.setattr(
+        trainer.TASKS["translate"], "validation_scores", lambda *_: {"chrf": next(scores)}, raising=False
+    )
     recipe = small(train={"validate_every": 4, "validate_by": "chrf"})
-    assert train(recipe, tmp_path, corpus=small_corpus(), quiet=True).training["step"] == 8
+    assert train(recipe, tmp_path, dataset=small_dataset(), quiet=True).training["step"] == 8
 
 
 def test_only_what_was_chosen_has_a_reason():
-    profile, recipe = profile_pairs(INFLECTION), suggest(Corpus(INFLECTION * 5, INFLECTION, Counts()))
+    profile, recipe = profile_pairs(INFLECTION), suggest_recipe("translate", Dataset(INFLECTION * 5, INFLECTION))
     assert profile.reasons(recipe) == [
         "tokenizer char: sources are single words, targets are single words",
         "model selection by exact match: targets are single words",
@@ -113,11 +114,11 @@ def test_one_word_targets_keep_the_best_model(tmp_path):
     draw = random.Random(0)
     stems = {"".join(draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(3)) for _ in range(400)}
     pairs = [(stem, stem + ("n" if stem[-1] in "ae" else "ri")) for stem in sorted(stems)]
-    corpus = Corpus(pairs[:-40], pairs[-40:], Counts(len(pairs)))
-    recipe = suggest(corpus)
+    dataset = Dataset(pairs[:-40], pairs[-40:])
+    recipe = suggest_recipe("translate", dataset)
     assert recipe.train.validate_by == "exact_match"
     recipe = recipe_from({"train": {"steps": 80, "validate_every": 20, "warmup": 10, "workers": 1}}, recipe)
-    translator = train(recipe, tmp_path, corpus=corpus, quiet=True)
+    translator = train(recipe, tmp_path, dataset=dataset, quiet=True)
     scores = {line["step"]: line for line in read_metrics(tmp_path / "metrics.jsonl") if line["kind"] == "validation"}
     best = max(scores, key=lambda step: (scores[step]["exact_match"], -scores[step]["nll"]))
     assert all(line["bleu"] == 0 for line in scores.values())

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import pickle
 from functools import partial
 from pathlib import Path
 
@@ -17,13 +16,13 @@ from regard.cli import main
 from regard.data import RaggedBatches, RaggedImages
 from regard.folder import ImageModel, load
 from regard.models import make_model
-from regard.training import DataConfig, Recipe, TrainConfig, loop, plan, recipe_from, train
+from regard.training import DataConfig, Recipe, TrainConfig, plan, recipe_from, train, trainer
 from regard.training.graphs import GraphedUpdate
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import Shape, evaluate_loss
 from regard.viewer import look
 from tests.training.helpers import cut_off_and_go_on, run_again, said, same_bits, weights_of
-from tests.training.toy_pictures import NAMES, TRAIN, VIT
+from tests.training.toy_images import NAMES, TRAIN, VIT
 
 every_task = pytest.mark.parametrize("task", ["classify-images", "segment"])
 # Heights and widths; the last is longer than the longest, and comes to (12, 24).
@@ -93,7 +92,7 @@ def test_a_run_that_was_cut_off_goes_on_exactly(runs, tmp_path, monkeypatch, tas
 def test_no_more_processes_than_have_room_for_any_picture(tmp_path, monkeypatch, longest, size):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
     recipe = toy("classify-images", tmp_path, data={"longest": longest}, train={"batch_tokens": 2048, "workers": 0})
-    with loop._arranged(recipe, None) as found:
+    with trainer._configured_machine(recipe, None) as found:
         assert found == size
 
 
@@ -102,10 +101,10 @@ def test_what_is_saved_is_what_was_measured(runs, task):
     bundle = load(runs[task], "cpu")
     config, recipe = bundle.model.config, recipe_from(bundle.training["recipe"])
     assert (config.longest_side, bundle.size) == (LONGEST, (24, 24))
-    corpus = TASKS[task].read(recipe.data)
-    encoded = TASKS[task].encode(corpus, (), bundle.special, recipe, config, Shape(40, 1, constant=True))
+    dataset = TASKS[task].read(recipe.data)
+    encoded = TASKS[task].encode(dataset, (), bundle.special, recipe, config, Shape(40, 1, constant=True))
     again = evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)
-    again |= TASKS[task].judge(bundle, corpus)
+    again |= TASKS[task].validation_scores(bundle, dataset)
     assert again == pytest.approx(bundle.training["validation"], rel=1e-5)
 
 
@@ -120,27 +119,23 @@ def test_it_learns(tmp_path, task):
 # Each picture at its own size
 
 
-def corpus_of(recipe):
+def dataset_of(recipe):
     return TASKS[recipe.task].read(recipe.data)
 
 
 def test_pictures_keep_their_sizes(tmp_path):
-    corpus = corpus_of(toy("classify-images", tmp_path))
-    images = corpus.training.images
+    dataset = dataset_of(toy("classify-images", tmp_path))
+    images = dataset.training.images
     assert isinstance(images, RaggedImages)
     assert images.sizes[:5].tolist() == [[12, 12], [12, 20], [16, 12], [8, 16], [12, 24]]
-    assert corpus.describe() == "60 pictures of their own sizes up to 24 colour pixels for training, 15 for validation"
-    # Members of a team map them.
-    sent = pickle.dumps(corpus)
-    assert len(sent) < 2000
-    assert np.array_equal(pickle.loads(sent).training.images.flat, images.flat)
+    assert dataset.describe() == "60 pictures of their own sizes up to 24 colour pixels for training, 15 for validation"
 
 
 def loss_of(task, tmp_path, rows):
     """A fresh model, the pictures, and the loss of some of them, in the order that these have in a batch."""
     recipe = toy(task, tmp_path, model={"dropout": 0.0, "drop_path": 0.0})
-    images = corpus_of(recipe).training.images
-    config = TASKS[task].sized(recipe.model, corpus_of(recipe), ())
+    images = dataset_of(recipe).training.images
+    config = TASKS[task].complete_config(recipe.model, dataset_of(recipe), ())
     torch.manual_seed(0)
     model = make_model(config)
     targets = partial(TASKS[task].targets, images, config)
@@ -224,14 +219,14 @@ def test_from_the_command_line(tmp_path, capsys):
 
 
 @every_task
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_suggested_recipe_can_be_trained(runs, tmp_path, task, goes_on):
+@pytest.mark.parametrize("fine_tune", [False, True])
+def test_a_suggested_recipe_can_be_trained(runs, tmp_path, task, fine_tune):
     data = recipe_from(load(runs[task], "cpu").training["recipe"]).data
-    suggested, corpus = plan(task, data, goes_on=goes_on)
+    suggested, dataset = plan(task, data, fine_tune=fine_tune)
     assert suggested.augment.crop < 8  # which the lowest picture has
     short = recipe_from({"train": {"steps": 1, "workers": 1, "device": "cpu"}}, suggested)
-    start = runs[task] if goes_on else None
-    assert isinstance(train(short, tmp_path / "out", start_from=start, corpus=corpus, quiet=True), ImageModel)
+    start = runs[task] if fine_tune else None
+    assert isinstance(train(short, tmp_path / "out", start_from=start, dataset=dataset, quiet=True), ImageModel)
 
 
 def test_from_one_size_to_own_sizes_and_back(runs, tmp_path):
@@ -273,9 +268,9 @@ def test_what_cannot_be_is_said_before_the_first_step(tmp_path, sections, says):
 def test_a_captured_step_would_not_fit_another_batch(tmp_path):
     """Batches of the same shapes may hold pictures of other sizes, so a GPU captures none of them."""
     recipe = toy("classify-images", tmp_path)
-    config = TASKS["classify-images"].sized(recipe.model, corpus_of(recipe), ())
+    config = TASKS["classify-images"].complete_config(recipe.model, dataset_of(recipe), ())
     encoded = TASKS["classify-images"].encode(
-        corpus_of(recipe), (), loop.OPENED["vit"].special, recipe, config, Shape(128, 1, constant=True)
+        dataset_of(recipe), (), trainer.OPENED["vit"].special, recipe, config, Shape(128, 1, constant=True)
     )
     asked = []
     update = object.__new__(GraphedUpdate)  # without a GPU it has no stream

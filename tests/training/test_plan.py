@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 
-from regard.data import Counts
-from regard.training import Corpus, train
+from regard.training import Dataset, train
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import warn_of_rare_labels
-from tests.training.helpers import small, small_corpus
+from tests.training.helpers import small, small_dataset
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     recipe = small(train={"schedule": "wsd", "patience": 3, "validate_by": "bleu", "workers": 2, "time": "10m"})
-    assert train(recipe, tmp_path / "out", corpus=small_corpus(), dry_run=True) is None
+    assert train(recipe, tmp_path / "out", dataset=small_dataset(), dry_run=True) is None
     assert not list(tmp_path.iterdir())
     plan = capsys.readouterr().err
     for text in (
@@ -32,9 +31,9 @@ def test_the_plan_changes_nothing(tmp_path, capsys):
     """It measures the time of real batches, and the weights are those of a run without it."""
     from tests.training.helpers import same_bits, weights_of
 
-    train(small(), tmp_path / "quiet", corpus=small_corpus(), quiet=True)
+    train(small(), tmp_path / "quiet", dataset=small_dataset(), quiet=True)
     assert capsys.readouterr().err == ""
-    train(small(), tmp_path / "told", corpus=small_corpus())
+    train(small(), tmp_path / "told", dataset=small_dataset())
     shown = capsys.readouterr().err
     assert shown.startswith("Plan\n")
     assert "step 12 of 12  train  loss" in shown
@@ -44,9 +43,9 @@ def test_the_plan_changes_nothing(tmp_path, capsys):
 
 def test_enough_pairs_give_no_warning():
     pairs = [("the cat sleeps", "le chat dort")] * 10_000
-    assert TASKS["translate"].warnings(Corpus(pairs, [], Counts())) == []
-    assert TASKS["translate"].warnings(Corpus([("cat", "cats")] * 1000, [], Counts())) == []
-    assert "300 pairs are few" in TASKS["translate"].warnings(Corpus(pairs[:300], [], Counts()))[0]
+    assert TASKS["translate"].warnings(Dataset(pairs, [])) == []
+    assert TASKS["translate"].warnings(Dataset([("cat", "cats")] * 1000, [])) == []
+    assert "300 pairs are few" in TASKS["translate"].warnings(Dataset(pairs[:300], []))[0]
 
 
 @pytest.mark.parametrize(("counts", "warns"), [([30] * 37, True), ([500, 600], False), ([], True)])

@@ -9,10 +9,10 @@ from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig
 from regard.training import Recipe, TrainConfig, precision, train
 from regard.training.checkpoint import Checkpoint
-from regard.training.loop import METRICS, STATE
 from regard.training.precision import autocast_of, settle_precision, survives_bfloat16
 from regard.training.report import read_metrics
-from tests.training.helpers import small, small_corpus
+from regard.training.trainer import METRICS, STATE
+from tests.training.helpers import small, small_dataset
 
 WIDE = TransformerConfig(width=256)
 
@@ -59,7 +59,7 @@ def test_a_run_goes_on_in_the_precision_that_it_began_in(survivals):
 
 
 def test_what_a_run_began_in_is_kept(tmp_path, survivals):
-    train(small(train={"steps": 2}), tmp_path / "run", corpus=small_corpus(), quiet=True)
+    train(small(train={"steps": 2}), tmp_path / "run", dataset=small_dataset(), quiet=True)
     assert Checkpoint.load(tmp_path / "run" / STATE).facts["precision"] == "float32"
 
 
@@ -72,7 +72,7 @@ def test_a_cpu_that_is_taken_for_a_greater_one(survivals):
     survivals[0][:] = [False, True]
     assert survives_bfloat16()
     assert survivals[1] == [None, "AVX512_CORE_BF16"]
-    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"  # for this process and its team
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"  # for this process and its workers
 
 
 def test_a_cpu_that_dies_of_it(survivals):
@@ -118,7 +118,7 @@ def test_it_learns_as_in_float32(tmp_path):
         pytest.skip("this CPU cannot multiply bfloat16")
     losses = {}
     for width in ("float32", "bfloat16"):
-        train(small(train={"precision": width, "steps": 6}), tmp_path / width, corpus=small_corpus(), quiet=True)
+        train(small(train={"precision": width, "steps": 6}), tmp_path / width, dataset=small_dataset(), quiet=True)
         losses[width] = [line["loss"] for line in read_metrics(tmp_path / width / METRICS) if line["kind"] == "train"]
     assert losses["bfloat16"] != losses["float32"]
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)

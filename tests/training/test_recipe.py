@@ -118,6 +118,7 @@ def test_a_base_fills_what_is_not_said():
         ({"data": {"weights": -0.5}}, "r.toml: data.weights[0] must be above 0 (got -0.5)."),
         ({"train": {"lr": float("nan")}}, "r.toml: train.lr must be above 0 (got nan). The default is 0.002."),
         ({"train": {"dropout": 1.5}}, "r.toml: unknown key train.dropout."),
+        ({"train": {"time": "0"}}, "r.toml: train.time = '0' is not a duration."),
         ({"model": {"dropout": 1.5}}, "r.toml: model.dropout must be at least 0 and below 1 (got 1.5)."),
         ({"model": {"heads": 0}}, "r.toml: model.heads must be at least 1 (got 0)."),
         ({"model": {"width": 10**10}}, "r.toml: model.width must be at most 1,000,000,000 (got 10000000000)."),

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from regard.training import DataConfig, plan
 from regard.training import report as reports
-from regard.training.tasks import read_data
-from tests.training.toy_pictures import write
+from regard.training.tasks import read_dataset
+from tests.training.toy_images import write
 
 
 @pytest.fixture
@@ -34,25 +34,25 @@ def test_a_terminal_gets_a_bar_with_the_loss_and_a_line_for_each_validation(tmp_
 
 def test_a_terminal_gets_a_bar_of_what_is_decoded(tmp_path, screen):
     data = DataConfig((write(tmp_path / "train.npz", 20),), cache=str(tmp_path / "cache"))
-    read_data("classify-images", data)
+    read_dataset("classify-images", data)
     assert "decoding" in screen.getvalue()
     assert "20/20" in screen.getvalue()
     # What is decoded already is only opened.
     before = screen.getvalue()
-    read_data("classify-images", data)
+    read_dataset("classify-images", data)
     assert screen.getvalue() == before
 
 
 def test_a_log_gets_a_line_now_and_then(tmp_path, capsys, monkeypatch):
     now = 0.0
     monkeypatch.setattr(reports, "time", SimpleNamespace(monotonic=lambda: now))
-    with reports.telling("decoding") as tell:
+    with reports.show_progress("decoding") as tell:
         for done in range(1, 41):
             now += 0.6
             tell(1000 * done, 40_000)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["decoding: 17,000 of 40,000", "decoding: 34,000 of 40,000"]
-    with reports.telling("decoding", silent=True) as tell:
+    with reports.show_progress("decoding", silent=True) as tell:
         tell(1, None)
     assert capsys.readouterr().err == ""
 
@@ -60,8 +60,8 @@ def test_a_log_gets_a_line_now_and_then(tmp_path, capsys, monkeypatch):
 def test_who_wants_no_words_gets_none(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(reports, "EVERY", 0.0)
     files = (write(tmp_path / "train.npz", 20),)
-    read_data("mask-images", DataConfig(files))
+    read_dataset("mask-images", DataConfig(files))
     assert "decoding: 20 of 20" in capsys.readouterr().err
-    read_data("mask-images", DataConfig(files), quiet=True)
+    read_dataset("mask-images", DataConfig(files), quiet=True)
     plan("mask-images", DataConfig(files))
     assert capsys.readouterr().err == ""

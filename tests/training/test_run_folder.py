@@ -12,15 +12,15 @@ import pytest
 
 from regard.errors import RegardError
 from regard.folder import load
-from regard.training import DataConfig, read_corpus, train
+from regard.training import DataConfig, read_dataset, train
 from regard.training.checkpoint import Checkpoint
 from regard.training.report import read_metrics
 from regard.training.run_folder import LOCK, METRICS, STATE, locked
-from tests.training.helpers import same_bits, small, small_corpus, weights_of
+from tests.training.helpers import same_bits, small, small_dataset, weights_of
 
 
 def run(recipe, out, **options):
-    return train(recipe, out, corpus=small_corpus(), quiet=True, **options)
+    return train(recipe, out, dataset=small_dataset(), quiet=True, **options)
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +101,12 @@ def test_damaged_metrics_are_no_obstacle(tmp_path, finished):
 
 
 def test_the_same_data_under_another_path_resumes(tmp_path):
-    lines = "".join(f"{source}\t{target}\n" for source, target in small_corpus().training)
+    lines = "".join(f"{source}\t{target}\n" for source, target in small_dataset().training)
     for name in ("one.tsv", "two.tsv"):
         (tmp_path / name).write_text(lines, encoding="utf-8")
         data = {"files": [str(tmp_path / name)]}
-        corpus = read_corpus(DataConfig(files=(str(tmp_path / name),)))
-        train(small(data=data, train={"steps": 2}), tmp_path / "out", corpus=corpus, quiet=True)
+        dataset = read_dataset("translate", DataConfig(files=(str(tmp_path / name),)))
+        train(small(data=data, train={"steps": 2}), tmp_path / "out", dataset=dataset, quiet=True)
 
 
 def test_a_finished_run_is_extended(tmp_path, finished):
@@ -144,7 +144,7 @@ def test_a_state_of_another_version_is_refused(tmp_path, finished):
 
 def test_resuming_says_from_which_step(tmp_path, finished, capsys):
     shutil.copytree(finished, tmp_path / "out")
-    train(small(train={"steps": 14}), tmp_path / "out", corpus=small_corpus())
+    train(small(train={"steps": 14}), tmp_path / "out", dataset=small_dataset())
     assert "Resuming from step 12 of 14." in capsys.readouterr().err
 
 
@@ -155,10 +155,12 @@ def test_a_run_without_a_model_yet_is_not_taken_for_a_strange_folder(tmp_path):
 
 
 def test_an_interrupted_run_leaves_a_model(tmp_path, monkeypatch):
-    from regard.training import loop
+    from regard.training import trainer
 
-    original = loop.set_rate
-    monkeypatch.setattr(loop, "set_rate", lambda *a: (original(*a), loop.signal.raise_signal(loop.signal.SIGINT)))
+    original = trainer.set_rate
+    monkeypatch.setattr(
+        trainer, "set_rate", lambda *a: (original(*a), trainer.signal.raise_signal(trainer.signal.SIGINT))
+    )
     with pytest.raises(RegardError, match="everything up to step 1 is saved"):
         run(small(), tmp_path)
     assert load(tmp_path, "cpu").training["step"] == 1

@@ -59,12 +59,12 @@ def test_the_word_after_a_key_is_found(finder, words):
 def test_long_contexts_are_learned_from_in_pieces(tmp_path):
     recipe = toy("answer", tmp_path, model=STILL)
     write_squad(tmp_path / "squad.json", after_key(40, 50, seed=1))
-    corpus = ANSWER.read(recipe.data)
-    tokenizers = ANSWER.make_tokenizers(corpus, recipe.tokenizer)
-    config = ANSWER.sized(recipe.model, corpus, tokenizers)
-    encoded = ANSWER.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, False))
+    dataset = ANSWER.read(recipe.data)
+    tokenizers = ANSWER.make_tokenizers(dataset, recipe.tokenizer)
+    config = ANSWER.complete_config(recipe.model, dataset, tokenizers)
+    encoded = ANSWER.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, False))
     batches = list(encoded.batches.epoch(0))
-    assert sum(batch.sentences for batch in batches) == 3 * len(corpus.training)  # 28 words, 14 more, the last 8
+    assert sum(batch.sentences for batch in batches) == 3 * len(dataset.training)  # 28 words, 14 more, the last 8
     assert encoded.note == "pieces of 32 tokens, question included"
     empty = answered = 0
     for batch in batches:
@@ -78,7 +78,7 @@ def test_long_contexts_are_learned_from_in_pieces(tmp_path):
                 answered += 1
                 assert tokenizers[0].decode(row[first : last + 1]).startswith("red ")
     assert empty > 0
-    assert answered >= len(corpus.training)
+    assert answered >= len(dataset.training)
     model = train(recipe, tmp_path / "out", quiet=True)
     assert model.training["validation"].keys() == {"nll", "perplexity", "exact_match", "f1"}
 
@@ -102,22 +102,22 @@ def test_files_that_have_ids_in_common(tmp_path):
     """Each question is judged by its own answer."""
     one = write_squad(tmp_path / "one.json", [("who", "cat dog", "cat"), ("who", "fox", "fox")])
     other = write_squad(tmp_path / "other.json", [("who", "owl hen", "owl"), ("who", "bee", "bee")])
-    corpus = ANSWER.read(DataConfig((one, other), (one, other)))
-    assert [question.id for question in corpus.validation] == ["0", "1", "0", "1"]
+    dataset = ANSWER.read(DataConfig((one, other), (one, other)))
+    assert [question.id for question in dataset.validation] == ["0", "1", "0", "1"]
 
     class Knows:
         def answer(self, questions, empty):
             assert not empty
             return [question.answers[0][0] for question in questions]
 
-    assert ANSWER.judge(Knows(), corpus) == {"exact_match": 100.0, "f1": 100.0}
+    assert ANSWER.validation_scores(Knows(), dataset) == {"exact_match": 100.0, "f1": 100.0}
 
 
 def test_questions_about_one_context_stay_together(tmp_path):
     asked = [(f"what {i}", f"context {i // 5}", "context") for i in range(300)]
-    corpus = ANSWER.read(DataConfig((write_squad(tmp_path / "squad.json", asked),)))
-    assert len(corpus.validation) == 30
-    assert not {one.context for one in corpus.training} & {one.context for one in corpus.validation}
+    dataset = ANSWER.read(DataConfig((write_squad(tmp_path / "squad.json", asked),)))
+    assert len(dataset.validation) == 30
+    assert not {one.context for one in dataset.training} & {one.context for one in dataset.validation}
 
 
 # The loss
@@ -180,10 +180,10 @@ def test_the_loss_is_that_of_the_two_places(filled, smoothing):
 @pytest.mark.parametrize("constant", [False, True])
 def test_the_loss_of_a_model_is_that_of_its_scores(tmp_path, constant):
     recipe = toy("answer", tmp_path, model=STILL)
-    corpus = ANSWER.read(recipe.data)
-    tokenizers = ANSWER.make_tokenizers(corpus, recipe.tokenizer)
-    config = ANSWER.sized(recipe.model, corpus, tokenizers)
-    encoded = ANSWER.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, constant))
+    dataset = ANSWER.read(recipe.data)
+    tokenizers = ANSWER.make_tokenizers(dataset, recipe.tokenizer)
+    config = ANSWER.complete_config(recipe.model, dataset, tokenizers)
+    encoded = ANSWER.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, constant))
     torch.manual_seed(0)
     model = make_model(config)
     for batch in encoded.batches.epoch(0):
@@ -201,10 +201,10 @@ def test_the_loss_of_a_model_is_that_of_its_scores(tmp_path, constant):
 
 def test_two_passes_are_drawn_apart(tmp_path):
     recipe = toy("answer", tmp_path, model={"dropout": 0.5})
-    corpus = ANSWER.read(recipe.data)
-    tokenizers = ANSWER.make_tokenizers(corpus, recipe.tokenizer)
-    config = ANSWER.sized(recipe.model, corpus, tokenizers)
-    encoded = ANSWER.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, False))
+    dataset = ANSWER.read(recipe.data)
+    tokenizers = ANSWER.make_tokenizers(dataset, recipe.tokenizer)
+    config = ANSWER.complete_config(recipe.model, dataset, tokenizers)
+    encoded = ANSWER.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, False))
     torch.manual_seed(0)
     model, batch = make_model(config), next(iter(encoded.batches.epoch(0)))
     losses = []

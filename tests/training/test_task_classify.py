@@ -9,10 +9,10 @@ from regard.data.special import READING
 from regard.folder import Classified, TextEncoder, fill_weights, load
 from regard.models import Bert, make_model
 from regard.training import DataConfig, TrainConfig, recipe_from, train
-from regard.training.going_on import HEADS
+from regard.training.datasets import Dataset
+from regard.training.fine_tuning import HEADS
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import Shape
-from regard.training.tasks.held import Held
 from tests.training.toy_tasks import ANIMALS, sentences, toy, write_text
 
 CLASSIFY = TASKS["classify"]
@@ -65,7 +65,9 @@ def test_accuracy_is_the_share_of_right_labels(tmp_path):
 
 def test_what_is_judged_is_what_is_learned_from():
     """Both texts where there are two, and long ones cut short."""
-    corpus = Held([], [Labelled(("a", "b"), "yes"), Labelled(("c",), "no"), Labelled(("d",), "yes")], "labelled texts")
+    dataset = Dataset(
+        [], [Labelled(("a", "b"), "yes"), Labelled(("c",), "no"), Labelled(("d",), "yes")], "labelled texts"
+    )
 
     class Agrees:
         def classify(self, texts, truncate):
@@ -73,15 +75,15 @@ def test_what_is_judged_is_what_is_learned_from():
             assert texts == [("a", "b"), ("c",), ("d",)]
             return [Classified("yes", 1.0, {"yes": 1.0, "no": 0.0})] * 3
 
-    assert CLASSIFY.judge(Agrees(), corpus) == {"accuracy": pytest.approx(200 / 3)}
+    assert CLASSIFY.validation_scores(Agrees(), dataset) == {"accuracy": pytest.approx(200 / 3)}
 
 
 def test_smoothing_is_for_training_alone(tmp_path):
     recipe = toy("classify", tmp_path, model={"dropout": 0.0})
-    corpus = CLASSIFY.read(recipe.data)
-    tokenizers = CLASSIFY.make_tokenizers(corpus, recipe.tokenizer)
-    config = CLASSIFY.sized(recipe.model, corpus, tokenizers)
-    encoded = CLASSIFY.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, True))
+    dataset = CLASSIFY.read(recipe.data)
+    tokenizers = CLASSIFY.make_tokenizers(dataset, recipe.tokenizer)
+    config = CLASSIFY.complete_config(recipe.model, dataset, tokenizers)
+    encoded = CLASSIFY.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, True))
     batch = next(encoded.batches.epoch(0))
     torch.manual_seed(0)
     model = make_model(config)
@@ -117,7 +119,7 @@ def test_the_encoder_of_a_mask_model_is_taken_over(masked, tmp_path):
 
 def test_weights_that_fit_are_filled_in_and_no_others(masked):
     origin = load(masked, "cpu").model
-    config = CLASSIFY.sized(origin.config, CLASSIFY.read(labelled(masked)), load(masked, "cpu").tokenizers)
+    config = CLASSIFY.complete_config(origin.config, CLASSIFY.read(labelled(masked)), load(masked, "cpu").tokenizers)
     torch.manual_seed(5)
     model = make_model(config)
     fresh = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -172,24 +174,24 @@ def test_the_texts_of_a_rare_label_are_learned_from(tmp_path):
     """Whichever texts are set aside, no label is of them alone."""
     for rare in range(100):
         lines = [f"text {i}\t{'rare' if i == rare else 'often' if i % 2 else 'also'}" for i in range(100)]
-        corpus = CLASSIFY.read(DataConfig((write_text(tmp_path / "labelled.tsv", lines),)))
-        assert {one.label for one in corpus.training} == {"rare", "often", "also"}
-        assert len(corpus.training) + len(corpus.validation) == 100
-        assert 9 <= len(corpus.validation) <= 10
+        dataset = CLASSIFY.read(DataConfig((write_text(tmp_path / "labelled.tsv", lines),)))
+        assert {one.label for one in dataset.training} == {"rare", "often", "also"}
+        assert len(dataset.training) + len(dataset.validation) == 100
+        assert 9 <= len(dataset.validation) <= 10
 
 
 def test_a_text_with_two_labels_goes_one_way(tmp_path):
     lines = [f"text {i // 2}\t{i % 2}" for i in range(200)]
-    corpus = CLASSIFY.read(DataConfig((write_text(tmp_path / "labelled.tsv", lines),)))
-    assert not {one.texts for one in corpus.training} & {one.texts for one in corpus.validation}
+    dataset = CLASSIFY.read(DataConfig((write_text(tmp_path / "labelled.tsv", lines),)))
+    assert not {one.texts for one in dataset.training} & {one.texts for one in dataset.validation}
 
 
 def test_texts_without_words(tmp_path):
     """Labels of nothing: they can be learned from, for what it is worth."""
     recipe = toy("classify", tmp_path)
     write_text(tmp_path / "labelled.tsv", ["\ta", " \tb", "\ta", "  \tb", "   \tb"])
-    corpus = CLASSIFY.read(recipe.data)
-    assert CLASSIFY.suggest(corpus, False).train.steps >= 200
+    dataset = CLASSIFY.read(recipe.data)
+    assert CLASSIFY.suggest_recipe(dataset, False).train.steps >= 200
     named = str(tmp_path / "labelled.tsv")
     model = train(recipe_from({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
     assert model.classify([""])[0].label in ("a", "b")
@@ -200,9 +202,9 @@ def test_long_texts_are_cut_and_counted(tmp_path):
     lines = ["owl " * 40 + "\tbirds", "cat\tothers"]
     write_text(tmp_path / "labelled.tsv", lines * 10)
     data = recipe_from({"data": {"validation": [str(tmp_path / "labelled.tsv")]}}, recipe).data
-    corpus = CLASSIFY.read(data)
-    tokenizers = CLASSIFY.make_tokenizers(corpus, recipe.tokenizer)
-    config = CLASSIFY.sized(recipe.model, corpus, tokenizers)
-    encoded = CLASSIFY.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, False))
+    dataset = CLASSIFY.read(data)
+    tokenizers = CLASSIFY.make_tokenizers(dataset, recipe.tokenizer)
+    config = CLASSIFY.complete_config(recipe.model, dataset, tokenizers)
+    encoded = CLASSIFY.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, False))
     assert encoded.note == "labels: birds, others; 20 texts are cut to fit"
     assert max(batch.inputs[0].max_len for batch in encoded.validation) == 32

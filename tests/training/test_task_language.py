@@ -48,12 +48,12 @@ def test_a_model_that_has_learned_a_word_goes_on_with_it(abc):
 def test_the_loss_over_the_whole_text_is_that_of_its_tokens_one_by_one(tmp_path, constant):
     recipe = toy("language", tmp_path, train={"steps": 3, "validate_every": 3, "batch_tokens": 70})
     model = train(recipe, tmp_path / "out", quiet=True)
-    corpus = LANGUAGE.read(recipe.data)
+    dataset = LANGUAGE.read(recipe.data)
     encoded = LANGUAGE.encode(
-        corpus, model.tokenizers, model.special, recipe, model.model.config, Shape(70, 1, constant)
+        dataset, model.tokenizers, model.special, recipe, model.model.config, Shape(70, 1, constant)
     )
     assert len(encoded.validation) > 1
-    ids = encode_documents(corpus.validation, model.tokenizer, model.special).tolist()
+    ids = encode_documents(dataset.validation, model.tokenizer, model.special).tolist()
     nats = 0.0
     with torch.no_grad():
         for place in range(1, len(ids)):
@@ -72,9 +72,9 @@ def test_documents_of_several_files(tmp_path):
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     recipe = toy("language", tmp_path)
     files = [write_text(tmp_path / "a.txt", ["First ", "", "line"]), str(tmp_path / "b.jsonl.gz")]
-    corpus = LANGUAGE.read(recipe_from({"data": {"files": files}}, recipe).data)
-    assert [*corpus.training, *corpus.validation] == ["First \n\nline\n", *texts] == read_documents(files)
-    assert list(corpus.validation) == texts[-1:]
+    dataset = LANGUAGE.read(recipe_from({"data": {"files": files}}, recipe).data)
+    assert [*dataset.training, *dataset.validation] == ["First \n\nline\n", *texts] == read_documents(files)
+    assert list(dataset.validation) == texts[-1:]
     named = recipe_from({"data": {"files": files[1:], "validation": files[:1]}}, recipe)
     assert LANGUAGE.read(named.data).validation == ["First \n\nline\n"]
     assert len(LANGUAGE.read(named.data).training) == 9
@@ -103,9 +103,9 @@ def test_nothing_of_a_text_is_lost(tmp_path, kind):
     text = "Où  ça?\n\n\tLà — e\u0301té \n" * 20
     recipe = toy("language", tmp_path, tokenizer={"kind": kind, "vocab_size": 300})
     (tmp_path / "text.txt").write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
-    corpus = LANGUAGE.read(recipe.data)
-    assert "".join([*corpus.training, *corpus.validation]) == text
-    tokenizer, _ = LANGUAGE.make_tokenizers(corpus, recipe.tokenizer)
+    dataset = LANGUAGE.read(recipe.data)
+    assert "".join([*dataset.training, *dataset.validation]) == text
+    tokenizer, _ = LANGUAGE.make_tokenizers(dataset, recipe.tokenizer)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 

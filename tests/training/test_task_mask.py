@@ -20,10 +20,10 @@ PHRASES = ["bread and butter", "salt or pepper"]
 
 def model_and_batches(folder, constant: bool = False):
     recipe = toy("mask", folder, model={"dropout": 0.0})
-    corpus = MASK.read(recipe.data)
-    tokenizers = MASK.make_tokenizers(corpus, recipe.tokenizer)
-    config = MASK.sized(recipe.model, corpus, tokenizers)
-    encoded = MASK.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, constant))
+    dataset = MASK.read(recipe.data)
+    tokenizers = MASK.make_tokenizers(dataset, recipe.tokenizer)
+    config = MASK.complete_config(recipe.model, dataset, tokenizers)
+    encoded = MASK.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, constant))
     torch.manual_seed(0)
     return make_model(config), list(encoded.batches.epoch(0))
 
@@ -91,10 +91,10 @@ def test_a_model_names_a_token_that_is_certain(tmp_path):
 
 def test_what_is_hidden_to_validate_with_is_the_same_for_every_seed(tmp_path):
     recipe = toy("mask", tmp_path)
-    corpus = MASK.read(recipe.data)
-    tokenizers = MASK.make_tokenizers(corpus, recipe.tokenizer)
-    config = MASK.sized(recipe.model, corpus, tokenizers)
-    one, other = (MASK.encode(corpus, tokenizers, READING, recipe, config, Shape(256, seed, False)) for seed in (1, 2))
+    dataset = MASK.read(recipe.data)
+    tokenizers = MASK.make_tokenizers(dataset, recipe.tokenizer)
+    config = MASK.complete_config(recipe.model, dataset, tokenizers)
+    one, other = (MASK.encode(dataset, tokenizers, READING, recipe, config, Shape(256, seed, False)) for seed in (1, 2))
     for a, b in zip(one.validation, other.validation, strict=True):
         assert torch.equal(a.inputs[0].ids, b.inputs[0].ids)
         assert torch.equal(a.targets, b.targets)
@@ -107,12 +107,12 @@ def test_lines_are_texts_and_long_ones_come_in_pieces(tmp_path):
     (tmp_path / "lines.txt").write_text("a line\n\n  \nanother\n", encoding="utf-8")
     files = [str(tmp_path / "lines.txt"), str(tmp_path / "more.jsonl")]
     data = recipe_from({"data": {"files": files, "validation": files}}, recipe).data
-    corpus = MASK.read(data)
-    assert [text.split()[0] for text in corpus.training] == ["a", "another", "one", "three"]
-    assert corpus.training == corpus.validation
-    tokenizers = MASK.make_tokenizers(corpus, recipe.tokenizer)
-    config = MASK.sized(recipe.model, corpus, tokenizers)
-    encoded = MASK.encode(corpus, tokenizers, READING, recipe, config, Shape(256, 1, False))
+    dataset = MASK.read(data)
+    assert [text.split()[0] for text in dataset.training] == ["a", "another", "one", "three"]
+    assert dataset.training == dataset.validation
+    tokenizers = MASK.make_tokenizers(dataset, recipe.tokenizer)
+    config = MASK.complete_config(recipe.model, dataset, tokenizers)
+    encoded = MASK.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, False))
     lengths = sorted(n for batch in encoded.validation for n in batch.inputs[0].offsets.lengths.tolist())
     assert lengths == [3, 4, 4, 13, 32, 32]  # 71 words: 30 and 30 and 11, and each piece framed
 

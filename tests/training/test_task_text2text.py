@@ -50,38 +50,38 @@ def read(folder: Path, counts: tuple[int, ...], **options):
     ("weights", "times"), [((), (1, 1)), ((1.0, 1.0), (1, 1)), ((1.0, 0.5), (2, 1)), ((0.2, 0.7), (1, 3.5))]
 )
 def test_weights_say_how_often_the_pairs_of_a_file_are_seen(tmp_path, weights, times):
-    corpus = read(tmp_path, (100, 50), weights=weights)
-    seen = Counter(corpus.training)
+    dataset = read(tmp_path, (100, 50), weights=weights)
+    seen = Counter(dataset.training)
     for letter, count, often in (("a", 90, times[0]), ("b", 45, times[1])):
         own = {pair: n for pair, n in seen.items() if pair[0].startswith(letter)}
         assert abs(sum(own.values()) - count * often) <= 0.5
         assert max(own.values()) - min(own.values()) <= 1
-    assert corpus.training == read(tmp_path, (100, 50), weights=weights).training
+    assert dataset.training == read(tmp_path, (100, 50), weights=weights).training
     # what is set aside is seen once, whatever the weight
-    assert Counter(source[0] for source, _ in corpus.validation) == {"a": 10, "b": 5}
-    assert not {*corpus.training} & {*corpus.validation}
+    assert Counter(source[0] for source, _ in dataset.validation) == {"a": 10, "b": 5}
+    assert not {*dataset.training} & {*dataset.validation}
 
 
 def test_prefixes_begin_the_sources_and_nothing_else(tmp_path):
-    corpus = read(tmp_path, (60, 60), prefixes=("to b: ", ""))
-    for source, target in [*corpus.training, *corpus.validation]:
+    dataset = read(tmp_path, (60, 60), prefixes=("to b: ", ""))
+    for source, target in [*dataset.training, *dataset.validation]:
         letter = target[-1]
         assert source == ("to b: " if letter == "a" else "") + f"{letter} {target[:-2]}"
-    assert corpus.fingerprints != read(tmp_path, (60, 60)).fingerprints
+    assert dataset.fingerprints != read(tmp_path, (60, 60)).fingerprints
 
 
 def test_validation_files_belong_to_the_files(tmp_path):
     named = tuple(write_text(tmp_path / f"{name}.tsv", [f"{name}\t{name}", "\tempty"] * 3) for name in "xy")
-    corpus = read(tmp_path, (5, 5), prefixes=("1: ", "2: "), validation=named)
-    assert sorted(corpus.validation) == [("1: x", "x")] * 3 + [("2: y", "y")] * 3
-    assert len(corpus.training) == 10
+    dataset = read(tmp_path, (5, 5), prefixes=("1: ", "2: "), validation=named)
+    assert sorted(dataset.validation) == [("1: x", "x")] * 3 + [("2: y", "y")] * 3
+    assert len(dataset.training) == 10
 
 
 def test_every_task_is_among_the_first_that_are_judged(tmp_path):
     """BLEU is measured on the first of them."""
     named = tuple(write_text(tmp_path / f"{name}.tsv", [f"{name} {i}\t{i}" for i in range(60)]) for name in "xy")
-    corpus = read(tmp_path, (5, 5), validation=named)
-    assert 20 < sum(source.startswith("x") for source, _ in corpus.validation[:60]) < 40
+    dataset = read(tmp_path, (5, 5), validation=named)
+    assert 20 < sum(source.startswith("x") for source, _ in dataset.validation[:60]) < 40
 
 
 def test_what_was_left_out_is_counted_over_all_files(tmp_path):
@@ -89,9 +89,9 @@ def test_what_was_left_out_is_counted_over_all_files(tmp_path):
         write_text(tmp_path / "a.tsv", ["one\tun", "one\tun", "two\tdeux", "\t"]),
         write_text(tmp_path / "b.tsv", ["three\ttrois", "x\t" + "y" * 100, "four\tquatre"]),
     )
-    corpus = TEXT2TEXT.read(DataConfig(files))
-    assert str(corpus.counts) == "4 pairs; left out: 1 empty, 1 duplicate, 1 unequal"
-    assert len(corpus.training) == len(corpus.validation) == 2
+    dataset = TEXT2TEXT.read(DataConfig(files))
+    assert dataset.left_out == "1 empty, 1 duplicate, 1 unequal"
+    assert len(dataset.training) == len(dataset.validation) == 2
 
 
 def test_two_parallel_files_are_two_tasks_and_not_one(tmp_path):
@@ -103,6 +103,6 @@ def test_two_parallel_files_are_two_tasks_and_not_one(tmp_path):
 
 
 def test_the_suggested_model_has_t5s_form(tmp_path):
-    model = TEXT2TEXT.suggest(read(tmp_path, (50, 50)), False).model
+    model = TEXT2TEXT.suggest_recipe(read(tmp_path, (50, 50)), False).model
     assert model.positions == "relative"
     assert model.norm_kind == "rms"

@@ -13,11 +13,11 @@ import torch
 from regard.data.special import Special
 from regard.folder import load, save
 from regard.training import recipe_from, train
-from regard.training.loop import METRICS
 from regard.training.recipe import recipe_table
 from regard.training.report import read_metrics
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import Shape, evaluate_loss
+from regard.training.trainer import METRICS
 from tests.training.helpers import cut_off_and_go_on, run_again, said, same_bits, weights_of
 from tests.training.toy_tasks import KINDS, outputs, sentences, toy, write_squad, write_text
 
@@ -70,11 +70,11 @@ def test_what_is_saved_is_what_was_measured(runs, task):
     assert trained[-1] < trained[0]  # it learns
     # and once more, by the model that was saved
     recipe = recipe_from(bundle.training["recipe"])
-    corpus = TASKS[task].read(recipe.data)
+    dataset = TASKS[task].read(recipe.data)
     shape = Shape(recipe.train.batch_tokens, recipe.train.seed, constant=False)
-    encoded = TASKS[task].encode(corpus, bundle.tokenizers, bundle.special, recipe, bundle.model.config, shape)
+    encoded = TASKS[task].encode(dataset, bundle.tokenizers, bundle.special, recipe, bundle.model.config, shape)
     again = evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)
-    again |= TASKS[task].judge(bundle, corpus)
+    again |= TASKS[task].validation_scores(bundle, dataset)
     assert again == pytest.approx(bundle.training["validation"], rel=1e-6)
 
 
@@ -95,11 +95,11 @@ def test_batches_of_constant_shape_have_the_same_loss(runs, task):
     """As a GPU is given them: filled up with texts that do not count."""
     bundle = load(runs[task], "cpu")
     recipe = recipe_from(bundle.training["recipe"])
-    corpus = TASKS[task].read(recipe.data)
+    dataset = TASKS[task].read(recipe.data)
     found = []
     for constant in (False, True):
         shape = Shape(recipe.train.batch_tokens, recipe.train.seed, constant)
-        encoded = TASKS[task].encode(corpus, bundle.tokenizers, bundle.special, recipe, bundle.model.config, shape)
+        encoded = TASKS[task].encode(dataset, bundle.tokenizers, bundle.special, recipe, bundle.model.config, shape)
         found.append(evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)["nll"])
         bundle.model.zero_grad()
         batch = next(encoded.batches.epoch(0))
@@ -110,17 +110,17 @@ def test_batches_of_constant_shape_have_the_same_loss(runs, task):
 
 @every_task
 def test_a_suggested_recipe_can_be_trained(runs, tmp_path, task):
-    for goes_on in (False, True):
+    for fine_tune in (False, True):
         recipe = recipe_from(load(runs[task], "cpu").training["recipe"])
-        corpus = TASKS[task].read(recipe.data)
-        suggested = dataclasses.replace(TASKS[task].suggest(corpus, goes_on), data=recipe.data)
+        dataset = TASKS[task].read(recipe.data)
+        suggested = dataclasses.replace(TASKS[task].suggest_recipe(dataset, fine_tune), data=recipe.data)
         assert suggested.task == task
         assert recipe_from(recipe_table(suggested)) == suggested
-        assert suggested.train.validate_by in ("loss", *TASKS[task].qualities)
+        assert suggested.train.validate_by in ("loss", *TASKS[task].metrics)
         assert 0 < suggested.train.warmup < suggested.train.steps
         short = recipe_from({"train": {"steps": 1, "batch_tokens": 512, "workers": 1, "device": "cpu"}}, suggested)
-        bundle = train(short, tmp_path / str(goes_on), start_from=runs[task] if goes_on else None, quiet=True)
-        assert bundle.model.config.width == (16 if goes_on else suggested.model.width)
+        bundle = train(short, tmp_path / str(fine_tune), start_from=runs[task] if fine_tune else None, quiet=True)
+        assert bundle.model.config.width == (16 if fine_tune else suggested.model.width)
 
 
 def test_two_workers_compute_what_one_would(runs, tmp_path):

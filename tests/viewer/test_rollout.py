@@ -174,7 +174,7 @@ def test_no_gradients_stay_behind():
     roll_out(model, batch, [0])
     assert all(one.grad is None for one in model.parameters())
     assert batch.grad is None
-    assert dispatch.watchers == []
+    assert dispatch._thread.state == dispatch.DispatchState()
 
 
 @pytest.mark.parametrize(

@@ -254,12 +254,9 @@ def _outputs(model, inputs, called, changes):
     kept, inside = [], []
     module = model.get_submodule(called)
     hooks = [module.register_forward_pre_hook(lambda *_: inside.append(1)) or None]
-    watch = lambda call, out: kept.append((call, out)) if inside else None  # noqa: E731
     end = module.register_forward_hook(lambda *_: inside.clear())
-    with tried(model, changes):
-        dispatch.watchers.append(watch)
+    with tried(model, changes), dispatch.observe(lambda call, out: kept.append((call, out)) if inside else None):
         model(*inputs)
-        dispatch.watchers.remove(watch)
     end.remove()
     for hook in hooks:
         hook.remove()

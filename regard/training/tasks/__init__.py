@@ -1,4 +1,4 @@
-"""The tasks that a model can be trained for, by the names that recipes use."""
+"""The tasks that a model can be trained for, by their names in recipes."""
 
 import dataclasses
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from regard.interop.targets import Target, check_exportable, exportable
 from regard.models import TransformerConfig
 from regard.training.recipe import DataConfig, Recipe, TaskName
-from regard.training.report import telling
+from regard.training.report import show_progress
 from regard.training.tasks.answer import Answer
 from regard.training.tasks.base import Task
 from regard.training.tasks.classify import Classify
 from regard.training.tasks.classify_images import ClassifyImages
+from regard.training.tasks.image_tasks import ImageTask
 from regard.training.tasks.language import Language
 from regard.training.tasks.mask import Mask
 from regard.training.tasks.mask_images import MaskImages
-from regard.training.tasks.pictures import PictureTask
 from regard.training.tasks.segment import Segment
 from regard.training.tasks.text2text import Text2Text
 from regard.training.tasks.translate import Translate
@@ -32,33 +32,42 @@ TASKS: dict[str, Task] = {
 }
 
 
-def read_data(task: TaskName, data: DataConfig, *, quiet: bool = False) -> Any:
-    """A task's data, read. While pictures are decoded, it says how far it is.
+def read_dataset(task: TaskName, data: DataConfig, *, quiet: bool = False) -> Any:
+    """The dataset of a task, with a progress bar while images are decoded.
 
-    >>> len(read_data("translate", DataConfig(phrasebook_size=100)).training)
+    >>> len(read_dataset("translate", DataConfig(phrasebook_size=100)).training)
     100
     """
     reader = TASKS[task]
-    if not isinstance(reader, PictureTask):
+    if not isinstance(reader, ImageTask):
         return reader.read(data)
-    with telling("decoding", silent=quiet) as tell:
-        return reader.read(data, tell)
+    with show_progress("decoding", silent=quiet) as on_progress:
+        return reader.read(data, on_progress)
+
+
+def suggest_recipe(task: TaskName, dataset: Any, fine_tune: bool = False) -> Recipe:
+    """A recipe that suits a dataset; `fine_tune`: for a model that is already trained.
+
+    >>> suggest_recipe("translate", read_dataset("translate", DataConfig(phrasebook_size=100))).tokenizer.kind
+    'bpe'
+    """
+    return TASKS[task].suggest_recipe(dataset, fine_tune)
 
 
 def plan(
-    task: TaskName, data: DataConfig, *, goes_on: bool = False, export_for: Target | None = None
+    task: TaskName, data: DataConfig, *, fine_tune: bool = False, export_for: Target | None = None
 ) -> tuple[Recipe, Any]:
-    """A task's data, read, and the recipe that suits them; `goes_on`: for a model that is trained already.
+    """A suggested recipe and the dataset that it is for; `fine_tune`: for a model that is already trained.
 
     `export_for` restricts the model to a form that this export target computes.
 
-    >>> recipe, corpus = plan("translate", DataConfig(phrasebook_size=100), export_for="huggingface")
-    >>> recipe.tokenizer.kind, recipe.model.positions, len(corpus.training)
+    >>> recipe, dataset = plan("translate", DataConfig(phrasebook_size=100), export_for="huggingface")
+    >>> recipe.tokenizer.kind, recipe.model.positions, len(dataset.training)
     ('bpe', 'sinusoidal', 100)
     """
-    corpus = read_data(task, data, quiet=True)
-    recipe = dataclasses.replace(TASKS[task].suggest(corpus, goes_on), data=data)
-    return restrict_recipe(recipe, export_for) if export_for else recipe, corpus
+    dataset = read_dataset(task, data, quiet=True)
+    recipe = dataclasses.replace(suggest_recipe(task, dataset, fine_tune), data=data)
+    return restrict_recipe(recipe, export_for) if export_for else recipe, dataset
 
 
 def restrict_recipe(recipe: Recipe, target: Target) -> Recipe:

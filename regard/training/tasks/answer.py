@@ -1,45 +1,55 @@
-"""Questions about texts to a model that finds the answer in the text."""
+"""Task: answer questions about a text by a span of it."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.data import IGNORED, Batch, Tokenizer
+from regard.data import IGNORED, Batch
 from regard.data.questions import AnswerBatches, Question, QuestionPieces, read_squad
 from regard.data.special import Special
 from regard.folder import TextEncoder
 from regard.models.bert import bert_tiny
+from regard.training.datasets import Dataset, split_dataset
 from regard.training.losses import LossParts
 from regard.training.metrics import squad_scores
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.training.sizing import vocabulary_for
-from regard.training.tasks.base import Encoded, Features, Shape, Tokenizers, suggested_training
-from regard.training.tasks.held import Held, with_validation
+from regard.training.suggestions import vocabulary_for
+from regard.training.tasks.base import (
+    Encoded,
+    Features,
+    Shape,
+    Task,
+    Tokenizers,
+    one_tokenizer,
+    suggested_training,
+    with_vocabulary,
+)
 
-# Questions of the validation set that are answered each time.
-JUDGED = 500
+# Questions of the validation split that are answered each time.
+VALIDATED = 500
 ENOUGH_QUESTIONS = 20_000
 
 
-class Answer:
-    qualities: tuple[str, ...] = ("f1", "exact_match")
+class Answer(Task):
+    metrics = ("f1", "exact_match")
     unit = "question"
     try_it = 'regard answer {out} --question "…" --context "…"'
 
-    def read(self, config: DataConfig) -> Held[Question]:
+    def read(self, config: DataConfig) -> Dataset[Sequence[Question]]:
         questions, validation = (
             [question for file in files for question in read_squad(file)] for files in (config.files, config.validation)
         )
-        return with_validation(questions, validation, "questions", key=lambda one: one.context)
+        return split_dataset(questions, validation, "questions", key=lambda one: one.context)
 
-    def suggest(self, corpus: Held[Question], goes_on: bool) -> Recipe:
-        texts = _texts(corpus)
-        words = sum(len(one.question.split()) + len(one.context.split()) for one in corpus.training)
+    def suggest_recipe(self, dataset: Dataset[Sequence[Question]], fine_tune: bool) -> Recipe:
+        texts = _texts(dataset)
+        words = sum(len(one.question.split()) + len(one.context.split()) for one in dataset.training)
         batch = 4096
-        steps = max(300, int((4 if goes_on else 20) * 1.6 * words / batch))
+        steps = max(300, int((4 if fine_tune else 20) * 1.6 * words / batch))
         return Recipe(
             task="answer",
             tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(texts)),
@@ -47,24 +57,21 @@ class Answer:
             train=suggested_training(
                 steps,
                 batch,
-                lr=1e-4 if goes_on else 1e-3,
-                schedule="linear" if goes_on else "wsd",
+                lr=1e-4 if fine_tune else 1e-3,
+                schedule="linear" if fine_tune else "wsd",
                 validate_by="f1",
             ),
         )
 
-    def make_tokenizers(self, corpus: Held[Question], config: TokenizerConfig) -> Tokenizers:
-        tokenizer = Tokenizer.train(_texts(corpus), config.kind, config.vocab_size, config.lowercase, mask=True)
-        return tokenizer, tokenizer
+    def make_tokenizers(self, dataset: Dataset[Sequence[Question]], config: TokenizerConfig) -> Tokenizers:
+        return one_tokenizer(_texts(dataset), config, mask=True)
 
-    def sized(self, config: Any, corpus: Held[Question], tokenizers: Tokenizers) -> Any:
-        return dataclasses.replace(
-            config, vocab=max(config.vocab, tokenizers[0].vocab_size), head="answer", pooler="none", labels=()
-        )
+    def complete_config(self, config: Any, dataset: Dataset[Sequence[Question]], tokenizers: Tokenizers) -> Any:
+        return with_vocabulary(config, tokenizers, head="answer", pooler="none", labels=())
 
     def encode(
         self,
-        corpus: Held[Question],
+        dataset: Dataset[Sequence[Question]],
         tokenizers: Tokenizers,
         special: Special,
         recipe: Recipe,
@@ -75,12 +82,10 @@ class Answer:
         sides = [
             AnswerBatches(
                 QuestionPieces.of(questions, tokenizers[0], special, max_len=longest, segments=model.segments > 1),
-                budget=shape.budget,
                 max_len=longest,
-                seed=shape.seed,
-                constant_shapes=shape.constant,
+                **shape.options,
             )
-            for questions in (corpus.training, corpus.validation)
+            for questions in (dataset.training, dataset.validation)
         ]
         return Encoded(sides[0], list(sides[1].epoch(0)), f"pieces of {longest} tokens, question included")
 
@@ -90,20 +95,20 @@ class Answer:
         twin = model.output(features(*batch.inputs)) if config.r_drop and trains else None
         return places_loss(first, batch, config.label_smoothing if trains else 0.0, twin, config.r_drop)
 
-    def judge(self, bundle: TextEncoder, corpus: Held[Question]) -> dict[str, float]:
+    def validation_scores(self, bundle: TextEncoder, dataset: Dataset[Sequence[Question]]) -> dict[str, float]:
         # Files may have ids in common.
-        questions = [dataclasses.replace(one, id=str(i)) for i, one in enumerate(corpus.validation[:JUDGED])]
-        answers = bundle.answer(questions, empty=any(not one.answers for one in corpus.training))
+        questions = [dataclasses.replace(one, id=str(i)) for i, one in enumerate(dataset.validation[:VALIDATED])]
+        answers = bundle.answer(questions, empty=any(not one.answers for one in dataset.training))
         exact, f1 = squad_scores({one.id: text for one, text in zip(questions, answers)}, questions)
         return {"exact_match": exact, "f1": f1}
 
-    def reasons(self, corpus: Held[Question], recipe: Recipe) -> list[str]:
-        return [f"size and steps: {len(corpus.training):,} questions; model selection by F1"]
+    def reasons(self, dataset: Dataset[Sequence[Question]], recipe: Recipe) -> list[str]:
+        return [f"size and steps: {len(dataset.training):,} questions; model selection by F1"]
 
-    def warnings(self, corpus: Held[Question]) -> list[str]:
-        if len(corpus.training) >= ENOUGH_QUESTIONS:
+    def warnings(self, dataset: Dataset[Sequence[Question]]) -> list[str]:
+        if len(dataset.training) >= ENOUGH_QUESTIONS:
             return []
-        return [f"{len(corpus.training):,} questions are few to train from scratch: fine-tune an encoder with --from."]
+        return [f"{len(dataset.training):,} questions are few to train from scratch: fine-tune an encoder with --from."]
 
 
 def places_loss(
@@ -136,6 +141,6 @@ def places_loss(
     return LossParts(loss, nll.detach(), real.float().sum())
 
 
-def _texts(corpus: Held[Question]) -> list[str]:
-    contexts = list(dict.fromkeys(one.context for one in corpus.training))
-    return contexts + [one.question for one in corpus.training]
+def _texts(dataset: Dataset[Sequence[Question]]) -> list[str]:
+    contexts = list(dict.fromkeys(one.context for one in dataset.training))
+    return contexts + [one.question for one in dataset.training]

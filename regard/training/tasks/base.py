@@ -1,10 +1,12 @@
-"""What the training loop asks of a task: the task knows the data and what is good, the loop knows how to train."""
+"""The interface between tasks and the trainer, with what most tasks share."""
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,24 +15,14 @@ from regard.data import Batch, Tokenizer
 from regard.data.special import Special
 from regard.folder import find_device
 from regard.models import ModelConfig
+from regard.training.datasets import Dataset
 from regard.training.losses import LossParts, token_loss
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 Features = Callable[..., Tensor]
-# Of both sides, which may be one and the same; of pictures there are none.
+# Source and target, which may be the same object; none for images.
 Tokenizers = tuple[Tokenizer, ...]
-
-
-class Corpus(Protocol):
-    """What is learned from and judged by, as text or as pictures."""
-
-    @property
-    def fingerprints(self) -> dict[str, Any]:
-        """What training.json remembers of it: sizes and digests."""
-
-    def describe(self) -> str:
-        """A sentence for the log."""
 
 
 class EpochsOfBatches(Protocol):
@@ -38,7 +30,7 @@ class EpochsOfBatches(Protocol):
 
 
 class Encoded(NamedTuple):
-    """The corpus as the model takes it, and a word about what did not fit."""
+    """A dataset as batches of ids or pixels, with a note for the log."""
 
     batches: EpochsOfBatches
     validation: Iterable[Batch]
@@ -46,49 +38,77 @@ class Encoded(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """How batches are to be cut: tokens of each, the run's seed, whether shapes may not change; pictures of each."""
+    """The size of batches: tokens or images per batch, the seed of their order, and whether shapes are constant."""
 
     budget: int
     seed: int
     constant: bool
     images: int = 1
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of batches of text."""
+        return dict(budget=self.budget, seed=self.seed, constant_shapes=self.constant)
 
-class Task(Protocol):
-    """One entry of TASKS."""
 
-    qualities: tuple[str, ...]
-    """measures of validation by which, other than the loss, the best model can be chosen"""
-    unit: str
-    """what the loss is counted by"""
-    try_it: str
-    """the command that uses the result"""
+class Task(ABC):
+    """One entry of TASKS: what to read, which model to suggest, what to minimize and what to measure."""
 
-    def read(self, config: DataConfig) -> Any:
-        """The corpus of a recipe's files."""
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """validation metrics, beside the loss, that can select the model"""
+    unit: ClassVar[str]
+    """what the loss is averaged over"""
+    try_it: ClassVar[str]
+    """the command that uses the trained model"""
 
-    def suggest(self, corpus: Any, goes_on: bool) -> Recipe:
-        """A sensible recipe for these data; `goes_on`: for a model that is trained already."""
+    @abstractmethod
+    def read(self, config: DataConfig) -> Dataset[Any]:
+        """The dataset of a recipe's files."""
 
-    def make_tokenizers(self, corpus: Any, config: TokenizerConfig) -> Tokenizers: ...
+    @abstractmethod
+    def suggest_recipe(self, dataset: Any, fine_tune: bool) -> Recipe:
+        """A recipe for this dataset; `fine_tune`: for a model that is already trained."""
 
-    def sized(self, config: ModelConfig, corpus: Any, tokenizers: Tokenizers) -> ModelConfig:
-        """The model's config with what follows from the data."""
+    @abstractmethod
+    def make_tokenizers(self, dataset: Any, config: TokenizerConfig) -> Tokenizers:
+        """The tokenizers of source and target, trained on the dataset."""
 
+    @abstractmethod
+    def complete_config(self, config: Any, dataset: Any, tokenizers: Tokenizers) -> ModelConfig:
+        """The model's config with the fields that follow from the data."""
+
+    @abstractmethod
     def encode(
-        self, corpus: Any, tokenizers: Tokenizers, special: Special, recipe: Recipe, model: ModelConfig, shape: Shape
-    ) -> Encoded: ...
+        self, dataset: Any, tokenizers: Tokenizers, special: Special, recipe: Recipe, model: Any, shape: Shape
+    ) -> Encoded:
+        """The dataset as batches."""
 
-    def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts: ...
+    def loss(self, model: Any, features: Features, batch: Any, config: TrainConfig) -> LossParts:
+        """The loss of a batch, summed over its tokens, texts or images."""
+        return features_loss(model, features, batch, config)
 
-    def judge(self, bundle: Any, corpus: Any) -> dict[str, float]:
-        """Measures of validation beside the loss."""
+    def validation_scores(self, bundle: Any, dataset: Any) -> dict[str, float]:
+        """Metrics on the validation split beside the loss."""
+        return {}
 
-    def reasons(self, corpus: Any, recipe: Recipe) -> list[str]:
+    @abstractmethod
+    def reasons(self, dataset: Any, recipe: Recipe) -> list[str]:
         """What was chosen from the data, and why: a sentence each."""
 
-    def warnings(self, corpus: Any) -> list[str]:
-        """What about the data may disappoint, with what to expect: a sentence each."""
+    @abstractmethod
+    def warnings(self, dataset: Any) -> list[str]:
+        """What about the data may limit the model: a sentence each."""
+
+
+def one_tokenizer(texts: Sequence[str], config: TokenizerConfig, **options: Any) -> Tokenizers:
+    """A tokenizer that serves as source and target tokenizer."""
+    tokenizer = Tokenizer.train(list(texts), config.kind, config.vocab_size, config.lowercase, **options)
+    return tokenizer, tokenizer
+
+
+def with_vocabulary(config: Any, tokenizers: Tokenizers, **changes: Any) -> Any:
+    """The config with room for the tokenizer's vocabulary (an imported model may have room for more)."""
+    return dataclasses.replace(config, vocab=max(config.vocab, tokenizers[0].vocab_size), **changes)
 
 
 def has_gpu() -> bool:

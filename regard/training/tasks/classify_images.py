@@ -1,4 +1,4 @@
-"""Pictures with labels to a model that gives a picture its label."""
+"""Task: classify images."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -9,39 +9,40 @@ from jaxtyping import Int
 
 from regard.data import Augmented, ImageBatch, RaggedBatch, as_numbers, augment, soft_targets
 from regard.folder import ImageModel
+from regard.training.datasets import Dataset, ImageSplit
 from regard.training.losses import LossParts
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.tasks.base import Features, Tokenizers
-from regard.training.tasks.pictures import Need, Pictures, PictureTask, suggested
+from regard.training.tasks.image_tasks import ImageTask, Need, suggest_for_images
 
-# Pictures that are fetched at a time to be judged.
+# Images per step of validation.
 FETCHED = 2048
 
 
-class ClassifyImages(PictureTask):
-    qualities: tuple[str, ...] = ("accuracy",)
+class ClassifyImages(ImageTask):
+    metrics = ("accuracy",)
     try_it = "regard classify {out} photo.jpg"
     need: ClassVar[Need] = "labels"
 
-    def suggest(self, corpus: Pictures, goes_on: bool) -> Recipe:
-        height, width, channels = corpus.shape
-        if corpus.ragged:
+    def suggest_recipe(self, dataset: Dataset[ImageSplit], fine_tune: bool) -> Recipe:
+        height, width, channels = dataset.training.shape
+        if dataset.training.is_ragged:
             # Operations are drawn for pictures of one size, which may be few: other changes are quicker.
             changes: dict[str, Any] = {"zoom": 0.5, "colour": 0.4} if channels == 3 else {}
         else:
             changes = {"random_ops": 2} if channels == 3 else {"cutout": min(height, width) // 4}
-        return suggested(
+        return suggest_for_images(
             "classify-images",
-            corpus,
-            goes_on,
+            dataset,
+            fine_tune,
             model={},
             augment=changes,
             train={"label_smoothing": 0.1, "validate_by": "accuracy"},
         )
 
-    def sized(self, config: Any, corpus: Pictures, tokenizers: Tokenizers) -> Any:
-        labels = corpus.training.images.names
-        return dataclasses.replace(config, **corpus.sizes, head="classify", labels=labels)
+    def complete_config(self, config: Any, dataset: Dataset[ImageSplit], tokenizers: Tokenizers) -> Any:
+        labels = dataset.training.images.names
+        return dataclasses.replace(config, **dataset.training.config_sizes, head="classify", labels=labels)
 
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
         return images.labels[rows]
@@ -67,8 +68,8 @@ class ClassifyImages(PictureTask):
         smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
         return LossParts((1 - smoothing) * nll + smoothing * even, nll.detach(), counted.sum())
 
-    def judge(self, bundle: ImageModel, corpus: Pictures) -> dict[str, float]:
-        images, rows = corpus.validation
+    def validation_scores(self, bundle: ImageModel, dataset: Dataset[ImageSplit]) -> dict[str, float]:
+        images, rows = dataset.validation.images, dataset.validation.rows
         right = 0
         for begin in range(0, len(rows), FETCHED):
             some = rows[begin : begin + FETCHED]

@@ -1,27 +1,25 @@
-"""Plain text to a language model: every token from those before it."""
+"""Task: language, a model of plain text that predicts each token from those before it."""
 
-import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-from regard.data import Batch, Tokenizer, encode_documents, read_documents, split_documents
+from regard.data import encode_documents, read_documents, split_documents
 from regard.data.special import Special
 from regard.data.streams import TextBatches, whole_text
 from regard.errors import RegardError
-from regard.folder import LanguageModel
 from regard.models import GPTConfig
-from regard.training.corpus import describe_split
-from regard.training.losses import LossParts
-from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+from regard.training.datasets import Dataset, describe_split
+from regard.training.recipe import DataConfig, Recipe, TokenizerConfig
 from regard.training.tasks.base import (
     Encoded,
-    Features,
     Shape,
+    Task,
     Tokenizers,
-    features_loss,
     has_gpu,
+    one_tokenizer,
     suggested_training,
+    with_vocabulary,
 )
-from regard.training.tasks.held import Held
 
 # Below so many characters letters are learned; above, pieces of words.
 FEW_CHARACTERS = 5_000_000
@@ -30,19 +28,18 @@ ENOUGH_CHARACTERS = 300_000
 CPU_TOKENS = 10_000_000
 
 
-class Language:
-    qualities: tuple[str, ...] = ()
+class Language(Task):
     unit = "token"
     try_it = 'regard generate {out} "…"'
 
-    def read(self, config: DataConfig) -> Held[str]:
+    def read(self, config: DataConfig) -> Dataset[Sequence[str]]:
         documents = read_documents(config.files)
         if config.validation:
-            return Held(documents, read_documents(config.validation), "documents")
-        return Held(*split_documents(documents), "documents")
+            return Dataset(documents, read_documents(config.validation), "documents")
+        return Dataset(*split_documents(documents), "documents")
 
-    def suggest(self, corpus: Held[str], goes_on: bool) -> Recipe:
-        characters = sum(map(len, corpus.training))
+    def suggest_recipe(self, dataset: Dataset[Sequence[str]], fine_tune: bool) -> Recipe:
+        characters = sum(map(len, dataset.training))
         letters = characters < FEW_CHARACTERS
         tokens = characters if letters else characters // 4
         small = tokens < 300_000 or not has_gpu()
@@ -54,48 +51,43 @@ class Language:
             task="language",
             tokenizer=TokenizerConfig(kind="char" if letters else "bytes", vocab_size=8000),
             model=GPTConfig(width=width, layers=layers, feedforward=4 * width, dropout=0.2, max_len=context),
-            train=suggested_training(steps, batch, 2e-4 if goes_on else 2e-3, weight_decay=0.1),
+            train=suggested_training(steps, batch, 2e-4 if fine_tune else 2e-3, weight_decay=0.1),
         )
 
-    def make_tokenizers(self, corpus: Held[str], config: TokenizerConfig) -> Tokenizers:
+    def make_tokenizers(self, dataset: Dataset[Sequence[str]], config: TokenizerConfig) -> Tokenizers:
         if config.kind not in ("char", "bytes"):
             raise RegardError(
                 f"A tokeniser of kind {config.kind} does not keep every space and line end of a text.",
                 "Use tokenizer.kind char, or bytes, which are subwords too.",
             )
-        tokenizer = Tokenizer.train(
-            corpus.training, config.kind, config.vocab_size, config.lowercase, exact=config.kind == "char"
-        )
-        return tokenizer, tokenizer
+        return one_tokenizer(dataset.training, config, exact=config.kind == "char")
 
-    def sized(self, config: Any, corpus: Held[str], tokenizers: Tokenizers) -> Any:
-        return dataclasses.replace(config, vocab=max(config.vocab, tokenizers[0].vocab_size))
+    def complete_config(self, config: Any, dataset: Dataset[Sequence[str]], tokenizers: Tokenizers) -> Any:
+        return with_vocabulary(config, tokenizers)
 
     def encode(
-        self, corpus: Held[str], tokenizers: Tokenizers, special: Special, recipe: Recipe, model: Any, shape: Shape
+        self,
+        dataset: Dataset[Sequence[str]],
+        tokenizers: Tokenizers,
+        special: Special,
+        recipe: Recipe,
+        model: Any,
+        shape: Shape,
     ) -> Encoded:
         stream, held_out = (
-            encode_documents(documents, tokenizers[0], special) for documents in (corpus.training, corpus.validation)
+            encode_documents(documents, tokenizers[0], special) for documents in (dataset.training, dataset.validation)
         )
-        batches = TextBatches(
-            stream, model.max_len, budget=shape.budget, seed=shape.seed, constant_shapes=shape.constant
-        )
+        batches = TextBatches(stream, model.max_len, **shape.options)
         validation = list(whole_text(held_out, model.max_len, budget=shape.budget, constant_shapes=shape.constant))
         return Encoded(batches, validation, describe_split(len(stream), len(held_out), "tokens"))
 
-    def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
-        return features_loss(model, features, batch, config)
-
-    def judge(self, bundle: LanguageModel, corpus: Held[str]) -> dict[str, float]:
-        return {}
-
-    def reasons(self, corpus: Held[str], recipe: Recipe) -> list[str]:
-        count = sum(map(len, corpus.training))
+    def reasons(self, dataset: Dataset[Sequence[str]], recipe: Recipe) -> list[str]:
+        count = sum(map(len, dataset.training))
         where = "" if has_gpu() else "; a small model, since there is no GPU"
         return [f"tokenizer {recipe.tokenizer.kind}, size and steps: {count:,} characters of text{where}"]
 
-    def warnings(self, corpus: Held[str]) -> list[str]:
-        count = sum(map(len, corpus.training))
+    def warnings(self, dataset: Dataset[Sequence[str]]) -> list[str]:
+        count = sum(map(len, dataset.training))
         if count >= ENOUGH_CHARACTERS:
             return []
         return [

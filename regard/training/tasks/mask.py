@@ -1,89 +1,97 @@
-"""Plain text to an encoder: hidden tokens from those around them."""
+"""Task: mask, an encoder of plain text that predicts hidden tokens from those around them."""
 
-import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from regard.data import IGNORED, Batch, Sequences, Tokenizer, read_documents
+from regard.data import IGNORED, Batch, Sequences, read_documents
 from regard.data.masking import MaskedBatches
 from regard.data.special import Special
-from regard.folder import TextEncoder
 from regard.models.bert import bert_tiny
+from regard.training.datasets import Dataset, split_dataset
 from regard.training.losses import LossParts, token_loss
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.training.sizing import vocabulary_for
-from regard.training.tasks.base import Encoded, Features, Shape, Tokenizers, features_loss, suggested_training
-from regard.training.tasks.held import Held, with_validation
+from regard.training.suggestions import vocabulary_for
+from regard.training.tasks.base import (
+    Encoded,
+    Features,
+    Shape,
+    Task,
+    Tokenizers,
+    features_loss,
+    one_tokenizer,
+    suggested_training,
+    with_vocabulary,
+)
 
 ENOUGH_TEXTS = 10_000
 
 
-class Mask:
-    qualities: tuple[str, ...] = ()
+class Mask(Task):
     unit = "token"
     try_it = 'regard embed {out} "…"'
 
-    def read(self, config: DataConfig) -> Held[str]:
-        return with_validation(_lines(config.files), _lines(config.validation), "texts", key=lambda text: text)
+    def read(self, config: DataConfig) -> Dataset[Sequence[str]]:
+        return split_dataset(_lines(config.files), _lines(config.validation), "texts", key=lambda text: text)
 
-    def suggest(self, corpus: Held[str], goes_on: bool) -> Recipe:
-        words = sum(len(text.split()) for text in corpus.training)
+    def suggest_recipe(self, dataset: Dataset[Sequence[str]], fine_tune: bool) -> Recipe:
+        words = sum(len(text.split()) for text in dataset.training)
         small = words < 500_000
         width, layers = (128, 3) if small else (256, 6)
         batch = 4096 if small else 8192
         steps = max(300, int(max(1, min(40, 20_000_000 // words)) * 1.4 * words / batch))
         return Recipe(
             task="mask",
-            tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(corpus.training)),
+            tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(dataset.training)),
             model=bert_tiny(width=width, layers=layers, feedforward=4 * width),
-            train=suggested_training(steps, batch, 2e-4 if goes_on else 1e-3),
+            train=suggested_training(steps, batch, 2e-4 if fine_tune else 1e-3),
         )
 
-    def make_tokenizers(self, corpus: Held[str], config: TokenizerConfig) -> Tokenizers:
-        tokenizer = Tokenizer.train(corpus.training, config.kind, config.vocab_size, config.lowercase, mask=True)
-        return tokenizer, tokenizer
+    def make_tokenizers(self, dataset: Dataset[Sequence[str]], config: TokenizerConfig) -> Tokenizers:
+        return one_tokenizer(dataset.training, config, mask=True)
 
-    def sized(self, config: Any, corpus: Held[str], tokenizers: Tokenizers) -> Any:
-        return dataclasses.replace(config, vocab=max(config.vocab, tokenizers[0].vocab_size), head="mask", labels=())
+    def complete_config(self, config: Any, dataset: Dataset[Sequence[str]], tokenizers: Tokenizers) -> Any:
+        return with_vocabulary(config, tokenizers, head="mask", labels=())
 
     def encode(
-        self, corpus: Held[str], tokenizers: Tokenizers, special: Special, recipe: Recipe, model: Any, shape: Shape
+        self,
+        dataset: Dataset[Sequence[str]],
+        tokenizers: Tokenizers,
+        special: Special,
+        recipe: Recipe,
+        model: Any,
+        shape: Shape,
     ) -> Encoded:
         training, validation = (
             MaskedBatches(
                 Sequences.of(tokenizers[0].encode_batch(list(texts))),
                 vocab=tokenizers[0].vocab_size,
                 special=special,
-                budget=shape.budget,
                 max_len=min(model.max_len, shape.budget),
-                seed=seed,
-                constant_shapes=shape.constant,
+                **(shape.options | {"seed": seed}),
             )
             # What is hidden in validation is the same for every run.
-            for texts, seed in ((corpus.training, shape.seed), (corpus.validation, 0))
+            for texts, seed in ((dataset.training, shape.seed), (dataset.validation, 0))
         )
         return Encoded(training, list(validation.epoch(0)), "15% of the tokens are hidden")
 
     def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
         if batch.targets.device.type != "cpu" or config.r_drop:
             return features_loss(model, features, batch, config)
-        # Six tokens of seven are not asked for: no need to compute what would be said of them.
-        asked = (batch.targets != IGNORED).nonzero().squeeze(1)
-        rows = model.mask_head(model.encode(*batch.inputs)[asked])
+        # Six tokens of seven have no target: their logits are not computed.
+        hidden = (batch.targets != IGNORED).nonzero().squeeze(1)
+        rows = model.mask_head(model.encode(*batch.inputs)[hidden])
         smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
-        return token_loss(rows, model.output.weight, batch.targets[asked], smoothing, bias=model.output.bias)
+        return token_loss(rows, model.output.weight, batch.targets[hidden], smoothing, bias=model.output.bias)
 
-    def judge(self, bundle: TextEncoder, corpus: Held[str]) -> dict[str, float]:
-        return {}
+    def reasons(self, dataset: Dataset[Sequence[str]], recipe: Recipe) -> list[str]:
+        return [f"size and steps: {len(dataset.training):,} texts"]
 
-    def reasons(self, corpus: Held[str], recipe: Recipe) -> list[str]:
-        return [f"size and steps: {len(corpus.training):,} texts"]
-
-    def warnings(self, corpus: Held[str]) -> list[str]:
-        if len(corpus.training) >= ENOUGH_TEXTS:
+    def warnings(self, dataset: Dataset[Sequence[str]]) -> list[str]:
+        if len(dataset.training) >= ENOUGH_TEXTS:
             return []
-        return [f"{len(corpus.training):,} texts are few: an encoder needs far more to be worth fine-tuning."]
+        return [f"{len(dataset.training):,} texts are few: an encoder needs far more to be worth fine-tuning."]
 
 
 def _lines(files: tuple[str, ...]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Pictures to an encoder, before anybody says what is in them: hidden patches from those that are shown."""
+"""Task: mask images, an encoder without labels that predicts hidden patches from the visible ones."""
 
 import contextlib
 import dataclasses
@@ -11,40 +11,39 @@ from jaxtyping import Int
 
 from regard.data import IGNORED, Augmented, ImageBatch, as_numbers, augment
 from regard.errors import RegardError
-from regard.folder import ImageModel
+from regard.training.datasets import Dataset, ImageSplit
 from regard.training.losses import LossParts
 from regard.training.recipe import DataConfig, Recipe, TrainConfig
-from regard.training.report import Tell
+from regard.training.report import OnProgress
 from regard.training.tasks.base import Features, Tokenizers
-from regard.training.tasks.pictures import Need, Pictures, PictureTask, suggested
+from regard.training.tasks.image_tasks import ImageTask, Need, suggest_for_images
 
 # The share of the patches that is hidden (He et al. 2022).
 HIDDEN = 0.75
 
 
-class MaskImages(PictureTask):
-    qualities: tuple[str, ...] = ()
+class MaskImages(ImageTask):
     try_it = "regard train --task classify-images --from {out} --data …"
     need: ClassVar[Need] = "nothing"
 
-    def read(self, config: DataConfig, tell: Tell | None = None) -> Pictures:
+    def read(self, config: DataConfig, on_progress: OnProgress | None = None) -> Dataset[ImageSplit]:
         if config.longest:
             raise RegardError("Patches are hidden in pictures of one size only.", "Set data.size, not data.longest.")
-        return super().read(config, tell)
+        return super().read(config, on_progress)
 
-    def suggest(self, corpus: Pictures, goes_on: bool) -> Recipe:
-        return suggested(
+    def suggest_recipe(self, dataset: Dataset[ImageSplit], fine_tune: bool) -> Recipe:
+        return suggest_for_images(
             "mask-images",
-            corpus,
-            goes_on,
+            dataset,
+            fine_tune,
             passes=3,  # there is time for them: only a quarter of the patches goes through the encoder
             model={"head": "pixels", "drop_path": 0.0},
-            augment={"zoom": 0.5} if corpus.shape[2] == 3 else {},
+            augment={"zoom": 0.5} if dataset.training.shape[2] == 3 else {},
             train={},
         )
 
-    def sized(self, config: Any, corpus: Pictures, tokenizers: Tokenizers) -> Any:
-        return dataclasses.replace(config, **corpus.sizes, head="pixels", labels=())
+    def complete_config(self, config: Any, dataset: Dataset[ImageSplit], tokenizers: Tokenizers) -> Any:
+        return dataclasses.replace(config, **dataset.training.config_sizes, head="pixels", labels=())
 
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
         return np.full(len(rows), IGNORED)
@@ -58,9 +57,6 @@ class MaskImages(PictureTask):
         with contextlib.nullcontext() if torch.is_grad_enabled() else _always_the_same(pixels.device):
             loss = model.masked_loss(pixels, HIDDEN) * len(pixels)
         return LossParts(loss, loss.detach(), torch.full_like(loss, len(pixels)).detach())
-
-    def judge(self, bundle: ImageModel, corpus: Pictures) -> dict[str, float]:
-        return {}
 
 
 @contextlib.contextmanager

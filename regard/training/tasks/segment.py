@@ -1,4 +1,4 @@
-"""Pictures with masks to a model that gives each pixel its label."""
+"""Task: segment images."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -11,51 +11,52 @@ from torch import Tensor
 from regard.data import IGNORED, Augmented, ImageBatch, RaggedBatch, RaggedImages, as_numbers, augment
 from regard.errors import RegardError
 from regard.folder import ImageModel
+from regard.training.datasets import Dataset, Images, ImageSplit
 from regard.training.losses import LossParts
 from regard.training.metrics import intersection_over_union, label_counts
 from regard.training.recipe import DataConfig, Recipe, TrainConfig
-from regard.training.report import Tell
+from regard.training.report import OnProgress
 from regard.training.tasks.base import Features, Tokenizers
-from regard.training.tasks.pictures import NOTHING, Images, Need, Pictures, PictureTask, suggested
+from regard.training.tasks.image_tasks import NO_LABEL, ImageTask, Need, suggest_for_images
 
-# Pictures that are segmented at a time to be judged.
+# Images per step of validation.
 FETCHED = 256
 
 
-class Segment(PictureTask):
-    qualities: tuple[str, ...] = ("iou",)
+class Segment(ImageTask):
+    metrics = ("iou",)
     try_it = "regard segment {out} photo.jpg --out mask.png"
     need: ClassVar[Need] = "masks"
 
-    def read(self, config: DataConfig, tell: Tell | None = None) -> Pictures:
-        corpus = super().read(config, tell)
-        labels = _labels(corpus.training.images)
+    def read(self, config: DataConfig, on_progress: OnProgress | None = None) -> Dataset[ImageSplit]:
+        dataset = super().read(config, on_progress)
+        labels = _labels(dataset.training.images)
         if len(labels) < 2:
             raise RegardError(
                 "Every pixel of the masks has the same number: there is nothing to tell apart.",
                 "Give masks of at least two numbers; 255 is none.",
             )
-        for label in _labels(corpus.validation.images):
+        for label in _labels(dataset.validation.images):
             if label not in labels:
                 raise RegardError(
                     f"Some masks to validate with hold the number {label}, and none to learn from.",
                     "Give both the same labels; 255 is none.",
                 )
-        return corpus
+        return dataset
 
-    def suggest(self, corpus: Pictures, goes_on: bool) -> Recipe:
-        return suggested(
+    def suggest_recipe(self, dataset: Dataset[ImageSplit], fine_tune: bool) -> Recipe:
+        return suggest_for_images(
             "segment",
-            corpus,
-            goes_on,
+            dataset,
+            fine_tune,
             model={"segmenter": "queries"},
-            augment={"zoom": 0.5, "colour": 0.4} if corpus.shape[2] == 3 else {},
+            augment={"zoom": 0.5, "colour": 0.4} if dataset.training.shape[2] == 3 else {},
             train={"label_smoothing": 0.0, "validate_by": "iou"},
         )
 
-    def sized(self, config: Any, corpus: Pictures, tokenizers: Tokenizers) -> Any:
-        labels = _labels(corpus.training.images)
-        return dataclasses.replace(config, **corpus.sizes, head="segment", labels=labels)
+    def complete_config(self, config: Any, dataset: Dataset[ImageSplit], tokenizers: Tokenizers) -> Any:
+        labels = _labels(dataset.training.images)
+        return dataclasses.replace(config, **dataset.training.config_sizes, head="segment", labels=labels)
 
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "*pixels"]:
         if isinstance(images, RaggedImages):
@@ -80,8 +81,8 @@ class Segment(PictureTask):
             parts.append(_loss(torch.stack([next(logits) for _ in masks]), masks, smoothing))
         return LossParts(*(torch.stack(column).sum() for column in zip(*parts)))
 
-    def judge(self, bundle: ImageModel, corpus: Pictures) -> dict[str, float]:
-        images, rows = corpus.validation
+    def validation_scores(self, bundle: ImageModel, dataset: Dataset[ImageSplit]) -> dict[str, float]:
+        images, rows = dataset.validation.images, dataset.validation.rows
         counts = np.zeros((len(bundle.labels), len(bundle.labels)), np.int64)
         for begin in range(0, len(rows), FETCHED):
             some = rows[begin : begin + FETCHED]
@@ -105,7 +106,7 @@ def _loss(logits: Float[Tensor, "B V H W"], masks: Int[Tensor, "B H W"], smoothi
 
 def _labels(images: Images) -> tuple[str, ...]:
     """The numbers in the masks are the names of the labels."""
-    return tuple(str(value) for value in images.mask_values if value != NOTHING)
+    return tuple(str(value) for value in images.mask_values if value != NO_LABEL)
 
 
 def _numbers(labels: tuple[str, ...]) -> Int[np.ndarray, "256"]:

@@ -1,14 +1,14 @@
-"""Several tasks as one: each file is a task, and its prefix tells the model which (T5, Raffel et al. 2020)."""
+"""Task: text to text. Each file is a task of its own, which a prefix names (T5, Raffel et al. 2020)."""
 
 import dataclasses
 from typing import Any
 
 import numpy as np
 
-from regard.data import Counts, clean, read_pairs, split_validation
+from regard.data import Counts
 from regard.errors import RegardError
 from regard.models.transformer import t5_small
-from regard.training.corpus import Corpus, Pairs
+from regard.training.datasets import Dataset, Pairs, read_pair_splits
 from regard.training.recipe import DataConfig, Recipe
 from regard.training.tasks.translate import Translate
 
@@ -16,7 +16,7 @@ from regard.training.tasks.translate import Translate
 class Text2Text(Translate):
     try_it = 'regard translate {out} "PREFIX …"'
 
-    def read(self, config: DataConfig) -> Corpus:
+    def read(self, config: DataConfig) -> Dataset[Pairs]:
         count = len(config.files)
         prefixes, weights = config.prefixes or ("",) * count, config.weights or (1.0,) * count
         for name, values in (("prefixes", prefixes), ("weights", weights), ("validation", config.validation)):
@@ -28,25 +28,16 @@ class Text2Text(Translate):
         validation: Pairs = []
         counts = Counts(0)
         for number, file in enumerate(config.files):
-            pairs, cleaned = clean(read_pairs([file], config.columns), config.max_ratio)
-            if not pairs:
-                raise RegardError(f"{file}: no pair is left after cleaning.", f"Dropped: {cleaned}.")
-            if config.validation:
-                named = config.validation[number]
-                held_out = [pair for pair in read_pairs([named], config.columns) if all(side.strip() for side in pair)]
-                if not held_out:
-                    raise RegardError(f"{named}: every pair has an empty side.", "Give other pairs.")
-            else:
-                pairs, held_out = split_validation(pairs, seed=0)
+            pairs, held_out, cleaned = read_pair_splits(config, [file], config.validation[number : number + 1])
             training += _prefixed(_repeated(pairs, weights[number] / min(weights)), prefixes[number])
             validation += _prefixed(held_out, prefixes[number])
             counts = Counts(*(a + b for a, b in zip(dataclasses.astuple(counts), dataclasses.astuple(cleaned))))
         # Mixed, so that the first of them, which BLEU is measured on, are of every task.
         order = np.random.default_rng(0).permutation(len(validation)).tolist()
-        return Corpus(training, [validation[i] for i in order], counts)
+        return Dataset(training, [validation[i] for i in order], left_out=counts.reasons)
 
-    def suggest(self, corpus: Corpus, goes_on: bool) -> Recipe:
-        recipe: Any = super().suggest(corpus, goes_on)
+    def suggest_recipe(self, dataset: Dataset[Pairs], fine_tune: bool) -> Recipe:
+        recipe: Any = super().suggest_recipe(dataset, fine_tune)
         names = ("width", "heads", "feedforward", "encoder_layers", "decoder_layers", "dropout", "max_len")
         sizes = {name: getattr(recipe.model, name) for name in names}
         # T5's own form, unscaled scores and embeddings, wants more data than most people have.

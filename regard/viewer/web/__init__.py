@@ -1,4 +1,4 @@
-"""The page's own program: small files of JavaScript that import one another, joined into one ES module.
+"""The program of the page: JavaScript files that import one another, bundled into one ES module.
 
 The module depends on nothing and fetches nothing. It follows anywidget's contract, `export default { render }`, so that
 a notebook, a saved page and the live page run the same text.
@@ -14,13 +14,11 @@ FIRST = "index"
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 _NAME = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
-# What would end, or hide the end of, the script element that the text stands in.
-_FORBIDDEN = ("</script", "<script", "<!--")
 
 
 @cache
 def module() -> str:
-    """The whole module as one text: every file once, after those that it imports.
+    """The bundled module: every file once, after those that it imports.
 
     >>> "export default" in module(), "import {" in module()
     (True, False)
@@ -29,9 +27,9 @@ def module() -> str:
 
 
 def join(sources: dict[str, str]) -> str:
-    """Joins files, by their names, into one: those that are imported come first, imports and exports go.
+    """Bundle files, given by name: imported files come first, and the import and export keywords are removed.
 
-    All names at the top of the files share one scope then, so each must be there once.
+    All top-level names then share one scope, so each may be defined once.
 
     >>> print(join({"index": 'import { a } from "./b.js";\\nexport default a;\\n', "b": "export const a = 1;\\n"}))
     const a = 1;
@@ -46,18 +44,14 @@ def join(sources: dict[str, str]) -> str:
             if found in owners:
                 raise RegardError(f"{found} is defined in {owners[found]}.js and in {name}.js.", "Rename one.")
             owners[found] = name
-    text = "".join(_EXPORT.sub("", _IMPORT.sub("", sources[name])) for name in order)
-    for forbidden in _FORBIDDEN:
-        if forbidden in text.lower():
-            raise RegardError(f"The module holds {forbidden}, which a page cannot hold.", "Write it in two parts.")
-    return text
+    return "".join(_EXPORT.sub("", _IMPORT.sub("", sources[name])) for name in order)
 
 
 def _visit(name: str, sources: dict[str, str], order: list[str], above: tuple[str, ...]) -> None:
     if name in above:
-        raise RegardError(f"{' imports '.join((*above, name))}: a circle.", "Take one of the imports away.")
+        raise RegardError(f"{' imports '.join((*above, name))}: a circular import.", "Remove one of them.")
     if name not in sources:
-        raise RegardError(f"{above[-1]}.js imports {name}.js, which is not there.", "Correct the name.")
+        raise RegardError(f"{above[-1]}.js imports {name}.js, which is missing.", "Correct the name.")
     if name not in order:
         for imported in _IMPORT.findall(sources[name]):
             _visit(imported, sources, order, (*above, name))

@@ -1,13 +1,15 @@
-"""The loop: the same seed the same bits, whatever interrupts it; and what it says when something is wrong."""
+"""The trainer: equal bits for equal seeds, also after interruptions; and its error messages."""
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import shutil
 import signal
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -16,21 +18,21 @@ from safetensors.torch import load_file
 
 from regard.errors import RegardError
 from regard.folder import load
-from regard.training import kept_steps, loop, train
-from regard.training.loop import METRICS, STATE
+from regard.training import kept_steps, train, trainer
 from regard.training.report import read_metrics
 from regard.training.tasks import translate
-from tests.training.helpers import LIVELY, same_bits, small, small_corpus, weights_of
+from regard.training.trainer import METRICS, STATE
+from tests.training.helpers import LIVELY, same_bits, small, small_dataset, weights_of
 
 
 def run(recipe, out, **options):
-    return train(recipe, out, corpus=small_corpus(), quiet=True, **options)
+    return train(recipe, out, dataset=small_dataset(), quiet=True, **options)
 
 
 @contextlib.contextmanager
 def at_step(monkeypatch, step, act):
     """Calls `act` in the middle of the update after so many steps."""
-    original, calls = loop.set_rate, []
+    original, calls = trainer.set_rate, []
 
     def set_rate(*arguments):
         calls.append(None)
@@ -39,7 +41,7 @@ def at_step(monkeypatch, step, act):
         original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "set_rate", set_rate)
+        patch.setattr(trainer, "set_rate", set_rate)
         yield
 
 
@@ -148,7 +150,7 @@ def test_a_run_that_was_cut_off_goes_on_exactly(lively, tmp_path, monkeypatch, s
 def test_cut_off_between_the_first_model_and_the_next_state(plain, tmp_path, monkeypatch):
     """A model is in the folder, written by this run, and no state of that step: the run goes on all the same."""
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "save", lambda *arguments: (loop_save(*arguments), cut_power()))
+        patch.setattr(trainer, "save", lambda *arguments: (loop_save(*arguments), cut_power()))
         loop_save = sys.modules["regard.folder"].save
         with pytest.raises(PowerCutError):
             run(small(train={"save_every": 100}), tmp_path)
@@ -190,8 +192,8 @@ def test_a_finished_run_is_not_run_again(plain, tmp_path, monkeypatch, capsys):
     before = {
         path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.suffix in (".json", STATE.suffix)
     }
-    monkeypatch.setattr(loop, "work", lambda *_, **__: pytest.fail("it trains again"))
-    translator = train(small(), tmp_path / "out", corpus=small_corpus())
+    monkeypatch.setattr(trainer.Trainer, "run", lambda *_: pytest.fail("it trains again"))
+    translator = train(small(), tmp_path / "out", dataset=small_dataset())
     assert translator("The cat sleeps.") is not None
     assert "holds the finished run: 12 steps" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in before} == before
@@ -224,10 +226,10 @@ def test_a_run_of_another_recipe_is_refused(plain, change, says):
 
 
 def test_a_run_on_other_data_is_refused(plain):
-    corpus = small_corpus()
-    changed = type(corpus)([*corpus.training[1:], ("new", "nouveau")], corpus.validation, corpus.counts)
+    dataset = small_dataset()
+    changed = type(dataset)([*dataset.training[1:], ("new", "nouveau")], dataset.validation)
     with pytest.raises(RegardError, match="holds a run with other data"):
-        train(small(), plain, corpus=changed, quiet=True)
+        train(small(), plain, dataset=changed, quiet=True)
 
 
 def test_a_model_without_its_run_is_not_overwritten(plain, tmp_path):
@@ -236,6 +238,13 @@ def test_a_model_without_its_run_is_not_overwritten(plain, tmp_path):
     shutil.rmtree(out / "state")
     with pytest.raises(RegardError, match="holds a model already"):
         run(small(), out)
+
+
+def test_other_files_are_refused_before_data_are_read(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_text("", encoding="utf-8")
+    monkeypatch.setattr(trainer, "read_dataset", lambda *_, **__: pytest.fail("data are read"))
+    with pytest.raises(RegardError, match=r"holds metrics\.jsonl, which this run would overwrite"):
+        train(small(), tmp_path, quiet=True)
 
 
 def test_out_that_is_a_file(tmp_path):
@@ -282,7 +291,7 @@ def test_early_stopping(tmp_path):
 
 def test_the_best_model_is_kept_not_the_last(tmp_path, monkeypatch):
     nlls = iter([3.0, 2.0, 4.0])
-    monkeypatch.setattr(loop, "evaluate_loss", lambda *_: {"nll": next(nlls)})
+    monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(nlls)})
     translator = run(small(train={"validate_every": 4}), tmp_path)
     assert translator.training["step"] == 8
     last = load_file(tmp_path / STATE)
@@ -299,20 +308,20 @@ def test_the_average_is_what_is_saved(lively):
 
 
 def test_going_on_from_a_trained_model(plain, tmp_path):
-    corpus = small_corpus()
-    other = type(corpus)(corpus.training[:50], corpus.validation, corpus.counts)
+    dataset = small_dataset()
+    other = type(dataset)(dataset.training[:50], dataset.validation)
     # sizes and tokeniser are the first model's, whatever the recipe says
     recipe = small(
         model={"width": 32}, tokenizer={"kind": "char"}, train={"lr": 1e-30, "steps": 2, "validate_every": 2}
     )
-    translator = train(recipe, tmp_path / "out", start_from=plain, corpus=other, quiet=True)
+    translator = train(recipe, tmp_path / "out", start_from=plain, dataset=other, quiet=True)
     assert translator.model.config.width == 16
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (plain / "tokenizer.json").read_bytes()
     assert same_bits(load_file(tmp_path / "out" / "model.safetensors"), load_file(plain / "model.safetensors"))
     assert translator.training["start_from"] == str(plain)
     assert translator.training["recipe"]["model"]["width"] == 16
     with pytest.raises(RegardError, match="holds a run with start_from = "):
-        train(recipe, tmp_path / "out", start_from=tmp_path / "out", corpus=other, quiet=True)
+        train(recipe, tmp_path / "out", start_from=tmp_path / "out", dataset=other, quiet=True)
 
 
 def test_going_on_learns(plain, tmp_path):
@@ -367,6 +376,24 @@ def test_training_outside_the_main_thread(plain, tmp_path):
     thread.start()
     thread.join()
     assert same_bits(weights_of(tmp_path), weights_of(plain))
+
+
+def test_a_run_frees_its_model(tmp_path, monkeypatch):
+    """Without waiting for the garbage collector: on a GPU the trained model is loaded after it."""
+    runs = []
+    original = trainer.Trainer.run
+
+    def record(self):
+        runs.append((weakref.ref(self), weakref.ref(self.model)))
+        original(self)
+
+    monkeypatch.setattr(trainer.Trainer, "run", record)
+    gc.disable()
+    try:
+        run(small(train={"steps": 1, "ema": 0.9}), tmp_path)
+        assert [reference() for reference in runs[0]] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_threads_are_as_before(plain, tmp_path):

@@ -1,4 +1,4 @@
-"""A sensible recipe from the data alone: sizes, vocabulary and steps for somebody who names nothing but files."""
+"""Suggested recipes: model size, vocabulary and steps from the data alone."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple, TypeVar
 
 from regard.data.scripts import is_unsegmented
 from regard.models import TransformerConfig
-from regard.training.corpus import Corpus
 from regard.training.metrics import METRIC_NAMES
 from regard.training.recipe import Recipe, TokenizerConfig, TokenizerKind, TrainConfig
 
@@ -112,20 +111,19 @@ def profile_pairs(pairs: Sequence[tuple[str, str]]) -> PairProfile:
     )
 
 
-def suggest(corpus: Corpus, goes_on: bool = False) -> Recipe:
-    """The recipe for these pairs; `goes_on`: to fine-tune a model, which the learning rate of a fresh run would undo.
+def suggest_for_pairs(pairs: Sequence[tuple[str, str]], fine_tune: bool = False) -> Recipe:
+    """A recipe for sentence pairs; `fine_tune` lowers the learning rate, which would otherwise undo the training.
 
     Single words in the source mean spelling (pronunciation, inflection): characters. Targets of many one- or
     two-letter words are symbols separated by spaces (phonemes); targets without spaces are characters too. All else is
     text: byte-pair encoding, one vocabulary for both sides.
 
-    >>> from regard.data import Counts
-    >>> suggest(Corpus([("abc", "e b i")] * 9, [("a", "e")], Counts())).tokenizer.target_kind
+    >>> suggest_for_pairs([("abc", "e b i")] * 9).tokenizer.target_kind
     'space'
     """
-    sample, profile = _sample(corpus.training), profile_pairs(corpus.training)
+    sample, profile = _sample(pairs), profile_pairs(pairs)
     target_length = 1 + fmean(len(pair[1]) if profile.by_character else 1.3 * len(pair[1].split()) for pair in sample)
-    tokens = len(corpus.training) * target_length
+    tokens = len(pairs) * target_length
     size = next(size for size in _SIZES if tokens <= size.tokens)
     kind, target_kind = profile.kinds
     sides = (0, 1) if target_kind == "bpe" else (0,)
@@ -133,11 +131,11 @@ def suggest(corpus: Corpus, goes_on: bool = False) -> Recipe:
     tokenizer = TokenizerConfig(
         kind=kind,
         target_kind=None if target_kind == kind else target_kind,
-        vocab_size=_vocabulary(len(words), len(sample), len(corpus.training)),
+        vocab_size=_vocabulary(len(words), len(sample), len(pairs)),
         shared=target_kind == kind,
     )
     epochs, least, lr = size.epochs, 500, size.lr
-    if goes_on:
+    if fine_tune:
         epochs, least, lr = max(3, epochs // 10), 200, lr / 10
     steps = max(least, int(epochs * tokens / size.batch_tokens))
     longest = max(max(len(a), len(b)) for a, b in sample)
@@ -158,11 +156,11 @@ def suggest(corpus: Corpus, goes_on: bool = False) -> Recipe:
             steps=steps,
             batch_tokens=size.batch_tokens,
             lr=lr,
-            schedule="linear" if goes_on else "wsd",
+            schedule="linear" if fine_tune else "wsd",
             warmup=min(1000, steps // 10),
             validate_every=max(100, steps // 20),
             save_every=max(100, steps // 20),
-            patience=0 if goes_on else PATIENCE,
+            patience=0 if fine_tune else PATIENCE,
             ema=0.999 if steps > 5000 else 0.99,
             # Exact outputs keep improving when the likelihood no longer does.
             validate_by=profile.metric,

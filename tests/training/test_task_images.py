@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import pickle
 from pathlib import Path
 
@@ -14,17 +15,17 @@ from regard.data import AugmentConfig, read_images
 from regard.errors import RegardError
 from regard.folder import ImageModel, load
 from regard.models import ViTConfig, make_model
-from regard.training import DataConfig, TrainConfig, loop, recipe_from, train
-from regard.training.going_on import HEADS
-from regard.training.loop import METRICS
+from regard.training import DataConfig, TrainConfig, recipe_from, train, trainer, workers
+from regard.training.fine_tuning import HEADS
 from regard.training.metrics import intersection_over_union, label_counts
 from regard.training.recipe import recipe_table
 from regard.training.report import read_metrics
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import Shape, evaluate_loss
-from regard.training.tasks.pictures import patch_for, set_aside
+from regard.training.tasks.image_tasks import patch_for, split_by_label
+from regard.training.trainer import METRICS
 from tests.training.helpers import cut_off_and_go_on, run_again, said, same_bits, weights_of
-from tests.training.toy_pictures import MEASURES, NAMES, draw, outputs, toy, write
+from tests.training.toy_images import MEASURES, NAMES, draw, outputs, toy, write
 
 every_task = pytest.mark.parametrize("task", MEASURES)
 PLAIN = {"augment": {key: value for key, value in vars(AugmentConfig()).items() if key != "padding"}}
@@ -77,11 +78,11 @@ def test_what_is_saved_is_what_was_measured(runs, task):
     [line] = [line for line in validated if line["step"] == bundle.training["step"]]
     assert {name: line[name] for name in bundle.training["validation"]} == bundle.training["validation"]
     recipe = recipe_from(bundle.training["recipe"])
-    corpus = TASKS[task].read(recipe.data)
+    dataset = TASKS[task].read(recipe.data)
     shape = Shape(0, recipe.train.seed, constant=True, images=7)
-    encoded = TASKS[task].encode(corpus, (), bundle.special, recipe, bundle.model.config, shape)
+    encoded = TASKS[task].encode(dataset, (), bundle.special, recipe, bundle.model.config, shape)
     again = evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)
-    again |= TASKS[task].judge(bundle, corpus)
+    again |= TASKS[task].validation_scores(bundle, dataset)
     if task != "mask-images":  # in other batches other patches are hidden
         assert again == pytest.approx(bundle.training["validation"], rel=1e-5)
 
@@ -96,20 +97,20 @@ def test_what_is_loaded_says_what_was_saved(runs, tmp_path, task):
 
 
 @every_task
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_suggested_recipe_can_be_trained(runs, tmp_path, task, goes_on):
+@pytest.mark.parametrize("fine_tune", [False, True])
+def test_a_suggested_recipe_can_be_trained(runs, tmp_path, task, fine_tune):
     data = recipe_from(load(runs[task], "cpu").training["recipe"]).data
-    corpus = TASKS[task].read(data)
-    suggested = dataclasses.replace(TASKS[task].suggest(corpus, goes_on), data=data)
+    dataset = TASKS[task].read(data)
+    suggested = dataclasses.replace(TASKS[task].suggest_recipe(dataset, fine_tune), data=data)
     assert suggested.task == task
     assert recipe_from(recipe_table(suggested)) == suggested
-    assert suggested.train.validate_by in ("loss", *TASKS[task].qualities)
+    assert suggested.train.validate_by in ("loss", *TASKS[task].metrics)
     assert 0 < suggested.train.warmup < suggested.train.steps
-    assert suggested.model.mean == tuple(round(one, 4) for one in corpus.training.images.mean)
+    assert suggested.model.mean == tuple(round(one, 4) for one in dataset.training.images.mean)
     short = recipe_from({"train": {"steps": 1, "batch_images": 8, "workers": 1, "device": "cpu"}}, suggested)
-    bundle = train(short, tmp_path / "out", start_from=runs[task] if goes_on else None, quiet=True)
-    assert bundle.model.config.width == (16 if goes_on else suggested.model.width)
-    assert bundle.model.config.mean == ((0.5,) if goes_on else suggested.model.mean)
+    bundle = train(short, tmp_path / "out", start_from=runs[task] if fine_tune else None, quiet=True)
+    assert bundle.model.config.width == (16 if fine_tune else suggested.model.width)
+    assert bundle.model.config.mean == ((0.5,) if fine_tune else suggested.model.mean)
 
 
 def test_two_workers_compute_what_one_would(runs, tmp_path):
@@ -122,18 +123,19 @@ def test_two_workers_compute_what_one_would(runs, tmp_path):
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-6)
 
 
-def test_a_team_is_not_sent_the_pictures(tmp_path):
-    recipe = toy("classify-images", tmp_path)
-    corpus = TASKS["classify-images"].read(recipe.data)
-    sent = pickle.dumps(corpus)
-    assert len(sent) < 2000
-    received = pickle.loads(sent)
-    assert received.fingerprints == corpus.fingerprints
-    np.testing.assert_array_equal(received.training.images.pixels, corpus.training.images.pixels)
-    # Without a cache there is no other way.
-    corpus = TASKS["classify-images"].read(dataclasses.replace(recipe.data, cache=""))
-    received = pickle.loads(pickle.dumps(corpus))
-    np.testing.assert_array_equal(received.training.images.pixels, corpus.training.images.pixels)
+@pytest.mark.parametrize("cache", [True, False])
+def test_workers_map_cached_images_instead_of_receiving_them(tmp_path, cache):
+    recipe = toy("segment", tmp_path)
+    data = recipe.data if cache else dataclasses.replace(recipe.data, cache="")
+    dataset = TASKS["segment"].read(data)
+    sent = io.BytesIO()
+    workers._Pickler(sent).dump(dataset)
+    assert (len(sent.getvalue()) < 5000) == cache
+    received = pickle.loads(sent.getvalue())
+    assert received.fingerprints == dataset.fingerprints
+    np.testing.assert_array_equal(received.training.images.pixels, dataset.training.images.pixels)
+    np.testing.assert_array_equal(received.training.images.masks, dataset.training.images.masks)
+    assert isinstance(received.training.images.pixels, np.memmap) == cache
 
 
 # What is learned
@@ -176,9 +178,9 @@ def test_hidden_patches_are_learned(tmp_path):
 
 def loss_of(task, recipe):
     """A fresh model, a batch, and the loss of that under a config."""
-    corpus = TASKS[task].read(recipe.data)
-    config = TASKS[task].sized(recipe.model, corpus, ())
-    encoded = TASKS[task].encode(corpus, (), loop.OPENED["vit"].special, recipe, config, Shape(0, 1, True, 16))
+    dataset = TASKS[task].read(recipe.data)
+    config = TASKS[task].complete_config(recipe.model, dataset, ())
+    encoded = TASKS[task].encode(dataset, (), trainer.OPENED["vit"].special, recipe, config, Shape(0, 1, True, 16))
     batch = next(encoded.batches.epoch(0))
     torch.manual_seed(0)
     model = make_model(config)
@@ -247,9 +249,9 @@ def test_the_loss_of_hidden_patches(tmp_path):
 @every_task
 def test_pictures_are_changed_for_training_alone(tmp_path, task):
     recipe = toy(task, tmp_path)
-    corpus = TASKS[task].read(recipe.data)
-    config = TASKS[task].sized(recipe.model, corpus, ())
-    encoded = TASKS[task].encode(corpus, (), loop.OPENED["vit"].special, recipe, config, Shape(0, 1, True, 16))
+    dataset = TASKS[task].read(recipe.data)
+    config = TASKS[task].complete_config(recipe.model, dataset, ())
+    encoded = TASKS[task].encode(dataset, (), trainer.OPENED["vit"].special, recipe, config, Shape(0, 1, True, 16))
     for batch, changed in ((next(encoded.batches.epoch(0)), True), (next(iter(encoded.validation)), False)):
         pixels = TASKS[task].changed(batch, config).pixels
         assert torch.equal(pixels, batch.pixels.permute(0, 3, 1, 2) / 255) != changed
@@ -261,7 +263,7 @@ def test_pictures_are_changed_for_training_alone(tmp_path, task):
 
 def test_the_last_model_is_kept_however_it_does(tmp_path, monkeypatch):
     losses = iter([1.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr(loop, "evaluate_loss", lambda *_: {"nll": next(losses)})
+    monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(losses)})
     for kept, out in (("last", 12), ("loss", 6)):
         recipe = toy("mask-images", tmp_path, train={"validate_by": kept})
         assert train(recipe, tmp_path / kept, quiet=True).training["step"] == out
@@ -364,12 +366,12 @@ def test_a_folder_of_photographs(tmp_path):
 
 def test_a_tenth_of_each_label_is_set_aside():
     labels = np.repeat(np.arange(5), [100, 50, 7, 4, 1])
-    training, validation = set_aside(labels)
+    training, validation = split_by_label(labels)
     assert np.bincount(labels[validation], minlength=5).tolist() == [10, 5, 1, 0, 0]
     assert sorted([*training, *validation]) == list(range(len(labels)))
     many = np.arange(100_000) % 10
-    assert len(set_aside(many)[1]) == 2000
-    assert [len(rows) for rows in set_aside(np.full(30, -1))] == [27, 3]  # pictures without labels
+    assert len(split_by_label(many)[1]) == 2000
+    assert [len(rows) for rows in split_by_label(np.full(30, -1))] == [27, 3]  # pictures without labels
 
 
 def test_sides_of_patches():
@@ -465,6 +467,6 @@ def test_a_recipe_names_what_is_done_to_pictures():
 def test_pictures_are_read_in_the_order_of_the_file(tmp_path):
     """Rows of the validation set are those of the files."""
     recipe = toy("classify-images", tmp_path)
-    corpus = TASKS["classify-images"].read(recipe.data)
-    assert corpus.validation.images.labels.tolist() == read_images(recipe.data.validation).labels.tolist()
-    assert corpus.describe() == "100 pictures of 12×12 colour pixels for training, 20 for validation"
+    dataset = TASKS["classify-images"].read(recipe.data)
+    assert dataset.validation.images.labels.tolist() == read_images(recipe.data.validation).labels.tolist()
+    assert dataset.describe() == "100 pictures of 12×12 colour pixels for training, 20 for validation"

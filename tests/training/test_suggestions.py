@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.training import Corpus, Recipe, read_corpus, recipe_from, suggest, train
+from regard.training import Dataset, Recipe, read_dataset, recipe_from, suggest_recipe, train
 from regard.training.recipe import DataConfig
 from regard.training.tasks import TASKS
 
@@ -18,71 +18,74 @@ def words(count: int, seed: int = 0) -> list[tuple[str, str]]:
     return [(word, " ".join(letter.upper() for letter in word)) for word in spelled]
 
 
-def corpus_of(tmp_path: Path, pairs: list[tuple[str, str]]) -> Corpus:
+def dataset_of(tmp_path: Path, pairs: list[tuple[str, str]]) -> Dataset:
     path = tmp_path / "pairs.tsv"
     path.write_text("".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
-    return read_corpus(DataConfig(files=(str(path),)))
+    return read_dataset("translate", DataConfig(files=(str(path),)))
 
 
-def first_steps(recipe: Recipe, corpus: Corpus, out: Path) -> None:
+def first_steps(recipe: Recipe, dataset: Dataset, out: Path) -> None:
     short = {"steps": 3, "validate_every": 3, "save_every": 3, "log_every": 1, "workers": 1, "device": "cpu"}
-    train(recipe_from({"train": short}, recipe), out, corpus=corpus, quiet=True)
+    train(recipe_from({"train": short}, recipe), out, dataset=dataset, quiet=True)
 
 
 def test_text(tmp_path):
-    corpus = read_corpus(DataConfig(phrasebook_size=400))
-    recipe = suggest(corpus)
+    dataset = read_dataset("translate", DataConfig(phrasebook_size=400))
+    recipe = suggest_recipe("translate", dataset)
     assert recipe.tokenizer.kind == "bpe"
     assert recipe.tokenizer.target_kind is None
     assert recipe.tokenizer.shared
     assert recipe.model.width == 128
-    first_steps(recipe, dataclasses.replace(corpus, validation=corpus.validation[:4]), tmp_path / "out")
+    first_steps(recipe, dataclasses.replace(dataset, validation=dataset.validation[:4]), tmp_path / "out")
 
 
 def test_spelling_to_sounds(tmp_path):
-    corpus = corpus_of(tmp_path, words(300))
-    recipe = suggest(corpus)
+    dataset = dataset_of(tmp_path, words(300))
+    recipe = suggest_recipe("translate", dataset)
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind, recipe.tokenizer.shared) == ("char", "space", False)
-    first_steps(recipe, corpus, tmp_path / "out")
+    first_steps(recipe, dataset, tmp_path / "out")
 
 
 def test_inflection_is_spelling_on_both_sides(tmp_path):
-    corpus = corpus_of(tmp_path, [(word, word + "s") for word, _ in words(100)])
-    recipe = suggest(corpus)
+    dataset = dataset_of(tmp_path, [(word, word + "s") for word, _ in words(100)])
+    recipe = suggest_recipe("translate", dataset)
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind, recipe.tokenizer.shared) == ("char", None, True)
 
 
 def test_three_pairs_are_enough_to_begin(tmp_path):
-    corpus = corpus_of(tmp_path, [("a cat", "un chat"), ("a dog", "un chien"), ("a cow", "une vache")])
-    assert len(corpus.training) == 2
-    recipe = suggest(corpus)
+    dataset = dataset_of(tmp_path, [("a cat", "un chat"), ("a dog", "un chien"), ("a cow", "une vache")])
+    assert len(dataset.training) == 2
+    recipe = suggest_recipe("translate", dataset)
     assert recipe.train.steps >= 500
-    first_steps(recipe, corpus, tmp_path / "out")
+    first_steps(recipe, dataset, tmp_path / "out")
 
 
 def test_long_lines_are_within_the_limit(tmp_path):
-    corpus = corpus_of(tmp_path, [(f"{i} " + "word " * 300, f"{i} " + "mot " * 300) for i in range(20)])
-    recipe = suggest(corpus)
+    dataset = dataset_of(tmp_path, [(f"{i} " + "word " * 300, f"{i} " + "mot " * 300) for i in range(20)])
+    recipe = suggest_recipe("translate", dataset)
     assert recipe.model.max_len == 512
     assert recipe.train.batch_tokens >= recipe.model.max_len
 
 
 @pytest.mark.parametrize("pairs", [100, 10_000, 300_000])
 def test_a_trained_model_is_changed_gently(pairs):
-    corpus = Corpus([("one two three", "un deux trois")] * pairs, [("one", "un")], None)  # type: ignore[arg-type]
-    fresh, on = suggest(corpus).train, suggest(corpus, goes_on=True).train
+    dataset = Dataset([("one two three", "un deux trois")] * pairs, [("one", "un")])
+    fresh, on = suggest_recipe("translate", dataset).train, suggest_recipe("translate", dataset, fine_tune=True).train
     assert on.lr == pytest.approx(fresh.lr / 10)
     assert on.schedule == "linear"
     assert on.warmup < on.steps < fresh.steps
     for task in ("translate", "text2text"):
-        assert TASKS[task].suggest(corpus, True).train == on
-        assert TASKS[task].suggest(corpus, False).train == fresh
+        assert TASKS[task].suggest_recipe(dataset, True).train == on
+        assert TASKS[task].suggest_recipe(dataset, False).train == fresh
 
 
 @pytest.mark.parametrize("pairs", [100, 10_000, 50_000, 300_000])
 def test_more_data_more_model(pairs):
-    corpus = Corpus([("one two three", "un deux trois")] * pairs, [("one", "un")], None)  # type: ignore[arg-type]
-    recipe, smaller = suggest(corpus), suggest(dataclasses.replace(corpus, training=corpus.training[: pairs // 10]))
+    dataset = Dataset([("one two three", "un deux trois")] * pairs, [("one", "un")])
+    recipe, smaller = (
+        suggest_recipe("translate", dataset),
+        suggest_recipe("translate", dataclasses.replace(dataset, training=dataset.training[: pairs // 10])),
+    )
     assert recipe.model.width >= smaller.model.width
     assert recipe.model.dropout <= smaller.model.dropout
     assert recipe.model.width % recipe.model.heads == 0

@@ -8,11 +8,11 @@ import torch
 
 from regard.training import train
 from regard.training.graphs import GraphedUpdate
-from regard.training.loop import METRICS
 from regard.training.report import read_metrics
+from regard.training.trainer import METRICS
 from tests.training import test_own_sizes
 from tests.training.helpers import same_bits, weights_of
-from tests.training.toy_pictures import MEASURES, toy
+from tests.training.toy_images import MEASURES, toy
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 every_task = pytest.mark.parametrize("task", MEASURES)

@@ -3,8 +3,7 @@
 import pytest
 
 from regard.errors import RegardError
-from regard.training import DataConfig, read_corpus
-from regard.training.tasks import read_data
+from regard.training import DataConfig, read_dataset
 
 
 @pytest.fixture
@@ -16,28 +15,28 @@ def table(tmp_path):
 
 
 def test_the_description_counts_what_is_trained_on(table):
-    corpus = read_corpus(DataConfig(files=(table,), columns=("en", "fr")))
-    assert (len(corpus.training), len(corpus.validation)) == (180, 20)
-    assert corpus.describe() == "180 pairs for training, 20 for validation; left out: 1 empty, 1 duplicate"
+    dataset = read_dataset("translate", DataConfig(files=(table,), columns=("en", "fr")))
+    assert (len(dataset.training), len(dataset.validation)) == (180, 20)
+    assert dataset.describe() == "180 pairs for training, 20 for validation; left out: 1 empty, 1 duplicate"
 
 
 def test_columns_hold_for_training_and_validation(table):
-    corpus = read_corpus(DataConfig(files=(table,), validation=(table,), columns=("fr", "2")))
-    assert corpus.training[0] == corpus.validation[0] == ("phrase 0", "sentence 0")
+    dataset = read_dataset("translate", DataConfig(files=(table,), validation=(table,), columns=("fr", "2")))
+    assert dataset.training[0] == dataset.validation[0] == ("phrase 0", "sentence 0")
 
 
 def test_columns_of_every_task_that_reads_tables(table):
-    both = read_data("text2text", DataConfig(files=(table,), columns=("en", "fr"), prefixes=("to French: ",)))
+    both = read_dataset("text2text", DataConfig(files=(table,), columns=("en", "fr"), prefixes=("to French: ",)))
     assert ("to French: sentence 0", "phrase 0") in [*both.training, *both.validation]
-    labeled = read_data("classify", DataConfig(files=(table,), columns=("en", "id"), validation=(table,)))
+    labeled = read_dataset("classify", DataConfig(files=(table,), columns=("en", "id"), validation=(table,)))
     assert (labeled.training[0].texts, labeled.training[0].label) == (("sentence 0",), "0")
 
 
 def test_a_column_that_is_missing(table):
     with pytest.raises(RegardError, match=r"line 1: no column 'de' in the first row \(id, en, fr\)"):
-        read_corpus(DataConfig(files=(table,), columns=("en", "de")))
+        read_dataset("translate", DataConfig(files=(table,), columns=("en", "de")))
 
 
 def test_languages_are_two(table):
     with pytest.raises(RegardError, match=r"data\.languages = \['en'\]; expected two codes"):
-        read_corpus(DataConfig(files=(table,), columns=("en", "fr"), languages=("en",)))
+        read_dataset("translate", DataConfig(files=(table,), columns=("en", "fr"), languages=("en",)))

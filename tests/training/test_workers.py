@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from benchmarks import kill_test
 from regard.cli import main
 from regard.errors import RegardError
-from regard.training import loop, team, train
-from regard.training.loop import METRICS, STATE
-from tests.training.helpers import same_bits, small, small_corpus, weights_of
+from regard.training import train, trainer, workers
+from regard.training.trainer import METRICS, STATE
+from tests.training.helpers import same_bits, small, small_dataset, weights_of
 
 # As `regard`, on one thread.
 PROGRAM = "import os, sys; os.sched_getaffinity = lambda _: {0}; from regard.cli import main; sys.exit(main())"
@@ -43,10 +43,10 @@ device = "cpu"
 
 
 def run(recipe, out):
-    return train(recipe, out, corpus=small_corpus(), quiet=True)
+    return train(recipe, out, dataset=small_dataset(), quiet=True)
 
 
-def test_a_team_computes_what_one_would_and_goes_on_exactly(tmp_path, monkeypatch):
+def test_two_workers_compute_what_one_does_and_resume_exactly(tmp_path, monkeypatch):
     change = {"model": {"dropout": 0.0}, "train": {"steps": 6, "validate_every": 3, "save_every": 2, "clip": 0.0}}
     alone = {"train": change["train"] | {"batch_tokens": 128, "accumulate": 2, "optimizer": "sgd", "lr": 0.1}}
     both = {"train": alone["train"] | {"batch_tokens": 256, "accumulate": 1, "workers": 2}}
@@ -56,7 +56,7 @@ def test_a_team_computes_what_one_would_and_goes_on_exactly(tmp_path, monkeypatc
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-6)
 
-    set_rate, calls = loop.set_rate, []
+    set_rate, calls = trainer.set_rate, []
 
     def fail_at_step_3(*arguments):
         calls.append(None)
@@ -65,26 +65,66 @@ def test_a_team_computes_what_one_would_and_goes_on_exactly(tmp_path, monkeypatc
         set_rate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "set_rate", fail_at_step_3)
+        patch.setattr(trainer, "set_rate", fail_at_step_3)
         with pytest.raises(ConnectionError):
             run(small(**(change | both)), tmp_path / "again")
     run(small(**(change | both)), tmp_path / "again")
     assert same_bits(weights_of(tmp_path / "again"), two)
 
 
-def test_the_death_of_a_member_is_told(tmp_path, monkeypatch):
-    sum_over_team = team.Team.sum
+COUNTING = """
+import os
+from regard.training import trainer
+from regard.training.tasks import TASKS
 
-    def shoot_first(self, tensors):
+def count(owner, name):
+    original = getattr(owner, name)
+    def counted(*arguments, **options):
+        os.write({fd}, name.encode() + b"\\n")
+        return original(*arguments, **options)
+    setattr(owner, name, counted)
+
+count(trainer, "load")
+count(TASKS["translate"], "read")
+count(TASKS["translate"], "encode")
+"""
+
+
+def test_data_are_encoded_and_from_is_loaded_once_for_all_workers(tmp_path, monkeypatch):
+    """Calls are counted in both processes: the second one reports through a file that it inherits by name."""
+    log = tmp_path / "calls.txt"
+    counting = COUNTING.replace("os.write({fd}, ", f"os.write(os.open({str(log)!r}, os.O_WRONLY | os.O_APPEND), ")
+    run(small(train={"steps": 2}), tmp_path / "first")
+    log.touch()
+    program = counting + "\nfrom regard.cli import main; import sys; from regard.training import workers\n"
+    program += f"workers._PROGRAM = {counting!r} + workers._PROGRAM\nsys.exit(main())"
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(SIZES + "workers = 2\nsteps = 2\nvalidate_every = 2\n", encoding="utf-8")
+    arguments = ["train", str(recipe), "--from", str(tmp_path / "first"), "--out", str(tmp_path / "out"), "--quiet"]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # The finished model is loaded once more, to be returned.
+    assert log.read_text(encoding="utf-8").split() == ["read", "load", "encode", "load"]
+
+
+def test_the_death_of_a_worker_is_reported(tmp_path, monkeypatch):
+    sum_over_workers = workers.Workers.sum
+
+    def kill_first(self, tensors):
         if self.processes:
             self.processes[0].kill()
             self.processes[0].wait()
-        sum_over_team(self, tensors)
+        sum_over_workers(self, tensors)
 
-    monkeypatch.setattr(team.Team, "sum", shoot_first)
-    with pytest.raises(RegardError, match=r"A process of the team has died .* same command goes on"):
+    monkeypatch.setattr(workers.Workers, "sum", kill_first)
+    with pytest.raises(RegardError, match=r"A worker process has died .* same command resumes"):
         run(small(train={"workers": 2}), tmp_path)
     assert (tmp_path / STATE).exists()
+
+
+def start_and_connect(size):
+    with workers.start_workers(size) as started:
+        started.connect({})
 
 
 STARTED = "import os, pickle, sys; pickle.load(sys.stdin.buffer); os.write(1, b'!'); "
@@ -100,28 +140,28 @@ STARTED = "import os, pickle, sys; pickle.load(sys.stdin.buffer); os.write(1, b'
     ],
 )
 def test_a_worker_that_ends_while_starting_is_reported(monkeypatch, member, how):
-    monkeypatch.setattr(team, "_MEMBER", member)
+    monkeypatch.setattr(workers, "_PROGRAM", member)
     with pytest.raises(RegardError, match=rf"A worker process ended while starting \({how}\).*--train.workers 1"):
-        team.lead(3, {})
+        start_and_connect(3)
 
 
 def test_workers_that_cannot_connect_are_reported(monkeypatch):
     def fail(*_):
         raise RuntimeError("[enforce fail] Unable to find address for: lo\nand more")
 
-    monkeypatch.setattr(team, "_MEMBER", STARTED + "import time; time.sleep(60)")
-    monkeypatch.setattr(team, "_join", fail)
+    monkeypatch.setattr(workers, "_PROGRAM", STARTED + "import time; time.sleep(60)")
+    monkeypatch.setattr(workers, "_join", fail)
     with pytest.raises(RegardError, match=r"could not connect .*Unable to find address for: lo.* --train.workers 1"):
-        team.lead(2, {})
+        start_and_connect(2)
 
 
 def test_without_loopback_one_worker_trains(monkeypatch, capsys):
-    assert team.usable_workers(4) == 4
-    monkeypatch.setattr(team, "has_loopback", lambda: False)
-    assert team.usable_workers(4) == team.usable_workers(1) == 1
+    assert workers.usable_workers(4) == 4
+    monkeypatch.setattr(workers, "has_loopback", lambda: False)
+    assert workers.usable_workers(4) == workers.usable_workers(1) == 1
     assert capsys.readouterr().err == "regard: no loopback network interface, so training runs on 1 worker.\n"
     with pytest.raises(RegardError, match="No loopback network interface: 2 workers cannot connect"):
-        team.lead(2, {})  # as a resumed run would, whose number of workers must not change
+        start_and_connect(2)  # as a resumed run would, whose number of workers must not change
 
 
 def test_loopback_is_there_when_a_connection_succeeds(monkeypatch):
@@ -129,11 +169,11 @@ def test_loopback_is_there_when_a_connection_succeeds(monkeypatch):
         raise OSError(101, "Network is unreachable")
 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert team.has_loopback()
-    monkeypatch.setattr(team.socket, "create_connection", unreachable)
-    assert not team.has_loopback()
+    assert workers.has_loopback()
+    monkeypatch.setattr(workers.socket, "create_connection", unreachable)
+    assert not workers.has_loopback()
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert team.has_loopback()
+    assert workers.has_loopback()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -141,7 +181,8 @@ def test_loopback_is_there_when_a_connection_succeeds(monkeypatch):
 def test_ctrl_c_while_workers_start_leaves_none_behind(member):
     """While the leader waits for their first sign, and while it waits for them to join."""
     program = (
-        f"from regard.training import team; team._MEMBER = {member!r}; print('ready', flush=True); team.lead(3, {{}})"
+        f"from regard.training import workers; workers._PROGRAM = {member!r}; print('ready', flush=True)\n"
+        "with workers.start_workers(3) as started: started.connect({})"
     )
     leader = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -159,7 +200,7 @@ def test_ctrl_c_while_workers_start_leaves_none_behind(member):
 
 
 def test_a_worker_without_a_leader_ends_silently():
-    worker = subprocess.run([sys.executable, "-c", team._MEMBER], input=b"", capture_output=True)
+    worker = subprocess.run([sys.executable, "-c", workers._PROGRAM], input=b"", capture_output=True)
     assert worker.returncode == 1
     assert worker.stderr == b""
 
@@ -194,11 +235,11 @@ def test_ctrl_c_at_the_command_line(tmp_path, capsys):
     assert same_bits(weights_of(tmp_path / "cut"), weights_of(tmp_path / "whole"))
 
 
-def test_a_team_fed_through_a_pipe(tmp_path):
-    """The members have no standard input of their own: the sentences travel to them."""
+def test_workers_of_a_run_fed_through_a_pipe(tmp_path):
+    """The other workers receive the encoded data, not the standard input."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(SIZES + "workers = 2\nsteps = 3\nvalidate_every = 3\n", encoding="utf-8")
-    lines = "".join(f"{source}\t{target}\n" for source, target in small_corpus().training)
+    lines = "".join(f"{source}\t{target}\n" for source, target in small_dataset().training)
     done = subprocess.run(
         command("train", recipe, "--data", "-", "--out", tmp_path / "out"),
         input=lines,

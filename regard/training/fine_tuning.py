@@ -1,4 +1,4 @@
-"""A model that is trained already, as the beginning of another: what is taken over, and what is new."""
+"""Fine-tuning: what a new model takes over from a trained one."""
 
 import dataclasses
 
@@ -10,16 +10,16 @@ from regard.layers.patches import whereabouts
 from regard.models import ModelConfig, ViT, ViTConfig, family_of
 from regard.training.recipe import FAMILIES_FOR, Recipe
 
-# What a model may lack or have too much when it is trained on for another task.
+# Parameters that may differ between a model and the one it is fine-tuned from: the heads of tasks.
 HEADS = ("output.", "mask_head.", "pooler.", "distilled.", "pooled_map.", "segmenter.", "painter.")
-# What a recipe decides of a Vision Transformer that is trained on: nothing that its weights depend on, but for those of
-# a head that it did not have.
+# What a recipe decides when a Vision Transformer is fine-tuned: nothing that its weights depend on, except those of a
+# head that it did not have.
 _FREE = ("dropout", "drop_path")
 _OF_HEADS = {"segment": ("segmenter", "segmenter_layers"), "pixels": ("decoder_width", "decoder_layers")}
 
 
-def taking_over(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:
-    """The recipe with the sizes of the model that it goes on from."""
+def fine_tuned_recipe(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:
+    """The recipe with the sizes of the model to fine-tune."""
     families = FAMILIES_FOR[recipe.task]
     if family_of(model) not in families:
         raise RegardError(
@@ -33,10 +33,8 @@ def taking_over(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:
 
 
 @torch.no_grad()
-def weights_for(model: nn.Module, origin: nn.Module) -> dict[str, Tensor]:
-    """The weights of the model that another begins with; positions that were learned for other sizes of images are
-    brought to the new one's.
-    """
+def initial_weights(model: nn.Module, origin: nn.Module) -> dict[str, Tensor]:
+    """The weights of `origin` for the new model; learned positions are resampled to the new image size."""
     weights: dict[str, Tensor] = dict(origin.named_parameters())
     if isinstance(model, ViT) and isinstance(origin, ViT):
         new, old = model.embedding.learned, origin.embedding.learned

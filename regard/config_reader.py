@@ -1,0 +1,144 @@
+"""Config files: TOML and JSON tables, and the frozen dataclasses that they fill.
+
+Recipes, config.json of a model folder and configs of other formats are all read here. `regard.ranges` declares the
+types and ranges of fields.
+"""
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from regard.errors import RegardError
+from regard.files import read_file
+from regard.ranges import check_value, default_hint, is_list, shown
+
+MAX_DEPTH = 50
+"""levels of lists and tables in a file"""
+REPLACE_FILE = "Put a good copy in its place."
+
+Config = TypeVar("Config")
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The table of a recipe file."""
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RegardError(f"{path}: there is no such recipe.", "Name a .toml file.") from None
+    except OSError as error:
+        raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Name a .toml file.") from None
+    except ValueError as error:  # not TOML, not UTF-8, a number of thousands of digits, a path with a NUL
+        raise RegardError(f"{path}: not a recipe in TOML: {error}.", "Fix that line.") from None
+    except RecursionError:
+        raise _too_deep(path) from None
+    return _checked_depth(table, path)
+
+
+def read_json(path: Path, *, unique_keys: bool = True) -> dict[str, Any]:
+    """The object in a JSON file. A key that is stated twice is an error, unless the file may repeat keys.
+
+    >>> read_json(Path("no-such.json"))
+    Traceback (most recent call last):
+    regard.errors.RegardError: no-such.json: the file is missing. Is the folder complete?
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            names = [name for name, _ in pairs]
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise RegardError(f"{path}: {shown(repeated)} is stated twice.", REPLACE_FILE)
+        return table
+
+    try:
+        table = json.loads(read_file(path).decode(), object_pairs_hook=unique if unique_keys else None)
+    except ValueError as error:
+        raise RegardError(f"{path}: not JSON ({error}).", REPLACE_FILE) from None
+    except RecursionError:
+        raise _too_deep(path) from None
+    if not isinstance(table, dict):
+        raise RegardError(f"{path}: not a JSON object.", REPLACE_FILE)
+    return _checked_depth(table, path)
+
+
+def json_bytes(table: Mapping[str, Any]) -> bytes:
+    r"""A table as the content of a JSON file.
+
+    >>> json_bytes({"width": 8})
+    b'{\n  "width": 8\n}\n'
+    """
+    return (json.dumps(table, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def fill_config(
+    config: Config,
+    table: Mapping[str, Any],
+    origin: str | Path,
+    prefix: str = "",
+    *,
+    derived: Iterable[str] = (),
+    hint: str = "",
+) -> Config:
+    """The config with the values of a table, each checked against the type and range of its field.
+
+    An unknown key is an error that names the nearest known one; `derived` fields are unknown here. Errors name
+    `origin` (the file) and the key with its `prefix`, such as "train."; `hint` replaces their default advice.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Config:
+    ...     steps: int = 100
+    >>> fill_config(Config(), {"steps": 10}, "recipe.toml", "train.")
+    Config(steps=10)
+    >>> fill_config(Config(), {"step": 10}, "recipe.toml", "train.")
+    Traceback (most recent call last):
+    regard.errors.RegardError: recipe.toml: unknown key train.step. Did you mean train.steps?
+    """
+    fields = {one.name: one for one in dataclasses.fields(config) if one.name not in derived}  # type: ignore[arg-type]
+    check_keys(table, fields, origin, prefix, hint)
+    values = {}
+    for key, value in table.items():
+        field = fields[key]
+        if is_list(field.type) and not isinstance(value, list | tuple):
+            value = (value,)
+        values[key] = check_value(field.type, value, f"{origin}: {prefix}{key}", hint or default_hint(field))
+    try:
+        return dataclasses.replace(config, **values)  # type: ignore[type-var]
+    except RegardError as error:  # from the config's own checks
+        raise RegardError(f"{origin}: {error.message}", error.hint) from None
+
+
+def check_keys(
+    table: Mapping[str, Any], known: Iterable[str], origin: str | Path, prefix: str = "", hint: str = ""
+) -> None:
+    """Refuse a table with an unknown key, and name the nearest known one."""
+    known = list(known)
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+            advice = f"Did you mean {prefix}{near[0]}? {hint}".strip()
+            raise RegardError(f"{origin}: unknown key {_shown_key(prefix + key)}.", advice)
+
+
+def _shown_key(key: str) -> str:
+    return key if len(key) <= 60 and key.isprintable() else shown(key)
+
+
+def _checked_depth(table: dict[str, Any], path: str | Path) -> dict[str, Any]:
+    if _nested_deeper(table, MAX_DEPTH):
+        raise _too_deep(path)
+    return table
+
+
+def _nested_deeper(value: Any, limit: int) -> bool:
+    if not isinstance(value, Mapping | list | tuple):
+        return False
+    inner = value.values() if isinstance(value, Mapping) else value
+    return limit < 1 or any(_nested_deeper(one, limit - 1) for one in inner)
+
+
+def _too_deep(path: str | Path) -> RegardError:
+    return RegardError(f"{path}: lists or tables are nested too deeply.", "Remove a level of nesting.")
