@@ -36,7 +36,9 @@ class Node:
     """names of the sizes that vary, axis by axis"""
     module: str
     token: int | None = None
-    """in a loop: the position that it belongs to"""
+    """in a loop over a sequence: the position that it belongs to"""
+    side: str = "one"
+    """name of that sequence"""
     words: Entry = None
     """of a step that is shown"""
     prefix: str = ""
@@ -70,12 +72,18 @@ class SectionKey(NamedTuple):
 def unroll(program: Program, sizes: Mapping[str, int]) -> list[Node]:
     """The steps of a program for inputs of these sizes, with a copy of a loop's body for each position."""
     nodes: list[Node] = []
-    _unroll(program, program.resolve(sizes), {}, nodes, "", None)
+    _unroll(program, program.resolve(sizes), {}, nodes)
     return nodes
 
 
 def _unroll(
-    program: Program, resolved: Program, names: dict[str, str], nodes: list[Node], module: str, token: int | None
+    program: Program,
+    resolved: Program,
+    names: dict[str, str],
+    nodes: list[Node],
+    module: str = "",
+    token: int | None = None,
+    side: str = "one",
 ) -> None:
     suffix = "" if token is None else f"[{token}]"
     current = module
@@ -92,7 +100,7 @@ def _unroll(
             continue
         names[step.name] = step.name + suffix
         made = replace(real, name=names[step.name], inputs=inputs, module=path)
-        nodes.append(Node(made, tuple(_side(size) for size in step.shape), path, token))
+        nodes.append(Node(made, tuple(_side(size) for size in step.shape), path, token, side))
 
 
 def _unroll_loop(step: Step, real: Step, names: dict[str, str], nodes: list[Node]) -> None:
@@ -100,18 +108,17 @@ def _unroll_loop(step: Step, real: Step, names: dict[str, str], nodes: list[Node
     assert real.body is not None
     state, xs = real.inputs
     outputs, sides = [], tuple(_side(size) for size in step.shape)
-    count, body = int(real.shape[0]), step.body
-    made = {node.name: node for node in nodes}
-    backward = _is_flipped(str(xs), made)
+    count, body, side = int(real.shape[0]), step.body, sides[0] or "one"
+    backward = _is_flipped(str(xs), {node.name: node for node in nodes})
     for position in range(count):
         token = count - 1 - position if backward else position
         element = f"{step.name}.element[{token}]"
         shape = tuple(real.body.shapes[body.inputs[1]])
         attributes = {"dim": 0, "index": position}
         selected = Step(element, "select", (xs,), attributes, shape, "float", real.module, real.source)
-        nodes.append(Node(selected, tuple(_side(size) for size in body.shapes[body.inputs[1]]), real.module, token))
+        nodes.append(Node(selected, tuple(map(_side, body.shapes[body.inputs[1]])), real.module, token, side))
         inner = names | {body.inputs[0]: str(state), body.inputs[1]: element}
-        _unroll(body, real.body, inner, nodes, real.module, token)
+        _unroll(body, real.body, inner, nodes, real.module, token, side)
         state, output = (inner[name] for name in body.outputs)
         outputs.append(output)
     names[step.name] = step.name
@@ -121,11 +128,9 @@ def _unroll_loop(step: Step, real: Step, names: dict[str, str], nodes: list[Node
 
 def _is_flipped(name: str, nodes: Mapping[str, Node]) -> bool:
     """Whether a sequence is read from its end."""
-    while name in nodes:
-        if nodes[name].op == "flip":
-            return True
-        name = str(next((one for one in nodes[name].step.inputs if one in nodes), ""))
-    return False
+    while name in nodes and nodes[name].op in ("linear", "permute", "reshape"):
+        name = str(nodes[name].step.inputs[0])
+    return name in nodes and nodes[name].op == "flip"
 
 
 def _side(size: Any) -> str | None:

@@ -96,7 +96,7 @@ class Sections:
                 tail = SUBLAYERS.get(getattr(module, "kind", ""), SUBLAYERS.get(tail, tail.replace("_", " ")))
                 title += f", {tail}" if is_recurrent(module) else f": {tail}"
         if key.token is not None:
-            said |= {"token": key.token, "side": self._loop_side(node)}
+            said |= {"token": key.token, "side": node.side}
             title += ": one step"
         elif is_recurrent(module):
             title += ": states" if node.op == "stack" else ": inputs"
@@ -112,12 +112,3 @@ class Sections:
         ]
         number = int(block.removeprefix(stack))
         return sum(len(self.calls.calls[one]) for one in before if int(one.removeprefix(stack)) < number) + call
-
-    def _loop_side(self, node: Node) -> str:
-        """The sequence that a loop reads."""
-        stacked = (
-            one
-            for one in self.calls.nodes.values()
-            if one.op == "stack" and one.sizes and one.sizes[0] and one.name.split(".")[0] == node.name.split(".")[0]
-        )
-        return next((str(one.sizes[0]) for one in stacked), "one")
