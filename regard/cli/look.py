@@ -15,8 +15,8 @@ from regard.cli.common import Model, Quiet, Truncate, as_text, note, parse
 from regard.cli.comparing import desk_for
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import Device, ImageModel, Translator, load
-from regard.viewer import look, need_attention
+from regard.folder import Device, ImageModel, load
+from regard.viewer import look
 from regard.viewer.asking import Desk
 from regard.viewer.image_asking import PictureDesk
 from regard.viewer.image_scene import scene_of_picture
@@ -37,6 +37,8 @@ class Options:
 
     --live opens a page that asks the model again, whenever its sentence is changed: regard look MODEL --live
 
+    A model that answers questions takes the text too: regard look MODEL "Who sleeps?" --context "The cat sleeps."
+
     --beside puts another model, or another sentence, beside it: regard look MODEL "The cat sleeps." --beside OTHER; and
     --steps all models that a run kept while it learned, with a slider.
 
@@ -51,6 +53,8 @@ class Options:
     """more pictures, for a live page, which shows one after the other"""
     target: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     """the translation to look at, instead of the model's own"""
+    context: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
+    """of a model that answers questions: the text that the question is about"""
     beam: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """how many outputs the search for the translation, which a page shows, keeps side by side; by default 5"""
     prefix: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
@@ -119,11 +123,10 @@ def run(argv: list[str]) -> int:
             prefix="" if options.prefix is None else as_text(options.prefix, "--prefix"),
             name=name,
             truncate=options.truncate,
+            context=None if options.context is None else as_text(options.context, "--context"),
         )
     if options.live:
         desk = Desk(translator, name, options.layers, options.truncate)
-        if isinstance(translator, Translator):
-            need_attention(translator)
         how: dict[str, Any] = dict(overview=options.all, walk=options.walk or None)
         return _serve(desk, None if seen is None else scene_of(seen, options.attention, options.head, **how), options)
     assert seen is not None
@@ -181,8 +184,11 @@ def _picture(model: ImageModel, options: Options) -> int:
         raise RegardError("There is no picture to look at.", "Name its file.")
     if options.more and not options.live:
         raise RegardError("A page or a picture is of one picture.", "Name one; or give --live too.")
-    if options.target is not None or options.layers is not None or options.truncate:
-        raise RegardError("Targets, layers and truncation are for texts.", "Leave out --target, --layers, --truncate.")
+    if options.target is not None or options.context is not None or options.layers is not None or options.truncate:
+        raise RegardError(
+            "Targets, contexts, layers and truncation are for texts.",
+            "Leave out --target, --context, --layers, --truncate.",
+        )
     if options.beam is not None or options.prefix is not None:
         raise RegardError("A model of pictures searches for nothing.", "Leave out --beam and --prefix.")
     out = options.out or Path("map.png")

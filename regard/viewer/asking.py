@@ -40,13 +40,17 @@ class Desk:
     @property
     def fields(self) -> list[str]:
         """The texts that it takes."""
-        return ["source", "target"] if isinstance(self.bundle, Translator) else ["source"]
+        if isinstance(self.bundle, Translator):
+            return ["source", "target"]
+        answers = isinstance(self.bundle, TextEncoder) and self.bundle.model.config.head == "answer"
+        return ["source", "context"] if answers else ["source"]
 
     def see(self, texts: dict[str, str]) -> Scene:
         """What was regarded in texts that were written into the fields."""
         target = texts.get("target", "").strip() or None  # a field that was left empty is none
-        seen = look(self.bundle, texts["source"], target, layers=self.layers, name=self.name, truncate=self.truncate)
-        return scene_of(seen)
+        context = texts.get("context", "").strip() or None
+        options: dict[str, Any] = dict(layers=self.layers, name=self.name, truncate=self.truncate)
+        return scene_of(look(self.bundle, texts["source"], target, context=context, **options))
 
     def answer(self, request: Any) -> Answer:
         """Does what is asked; a RegardError for a request that makes no sense."""

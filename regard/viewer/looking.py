@@ -13,6 +13,8 @@ from torch import Tensor
 
 from regard.attention import Recorded, record
 from regard.data import Tokenizer
+from regard.data.questions import Question
+from regard.data.special import Special
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.files import write_whole
@@ -21,7 +23,7 @@ from regard.folder.pictures import Picture
 from regard.layers.packed import pack
 from regard.models import ViT, family_of
 from regard.viewer.alignment import Link, Words, spans
-from regard.viewer.forcing import force, information
+from regard.viewer.forcing import attentions, force, information
 from regard.viewer.overlays import ImageLook, look_at_picture
 from regard.viewer.showing import Showing
 
@@ -125,6 +127,10 @@ class Look(Showing):
     """the model with its tokenisers, which a walk goes through"""
     ids: tuple[list[int], ...] = field(default=(), repr=False)
     """what it was given"""
+    segments: list[int] | None = field(default=None, repr=False)
+    """of a question and its context: the segment of each token"""
+    question: tuple[range, range] | None = None
+    """of a question and its context: the tokens of both"""
     search: tuple[list[Translation], DecodeConfig, str] | None = field(default=None, repr=False)
     """what the model found when it translated, how it searched, and the beginning that it was given"""
 
@@ -137,8 +143,22 @@ class Look(Showing):
         """The attention whose rows, averaged over heads, tell most about where they look (see `information`): of those
         between source and translation, where there are any.
         """
+        if not self.maps:
+            raise RegardError(
+                "This model has no attention: there is no attention map.",
+                "Write a page (.html), which shows its states and its context vector step by step.",
+            )
+        if self.question is not None:
+            return max(self.maps.values(), key=lambda one: information(self.block(one.of())))
         cross = [one for one in self.maps.values() if one.kind == "cross"]
         return max(cross or self.maps.values(), key=lambda one: one.clearness)
+
+    def block(self, weights: Float[np.ndarray, "T S"]) -> Float[np.ndarray, "t s"]:
+        """Of weights over a question and its context: from each token of the question to those of the context."""
+        if self.question is None:
+            return weights
+        rows, columns = self.question
+        return weights[rows.start : rows.stop, columns.start : columns.stop]
 
     @cached_property
     def decoding(self) -> "BeamTree | None":
@@ -148,7 +168,7 @@ class Look(Showing):
         if self.search is None or (history := self.search[0][0].history) is None:
             return None
         found, config, prefix = self.search
-        named = self.alignment.name if self.alignment.kind == "cross" else None
+        named = self.alignment.name if self.maps and self.alignment.kind == "cross" else None
         outputs = [one.hypothesis for one in found]
         return tree_of(self.bundle, self.ids[0], outputs, history, config, prefix=prefix, attention=named)
 
@@ -200,7 +220,11 @@ class Look(Showing):
         shown = self.chosen(attention, head)
         heads = shown.heads
         which = f"head {head}" if head is not None else f"mean of {heads} heads" if heads > 1 else "its one head"
-        return pictures.heat_map(shown.of(head), shown.rows, shown.columns, f"{shown.name}, {which}", shown.kind, form)
+        title = f"{shown.name}, {which}"
+        if self.question is not None:
+            rows, columns = (shown.rows[part.start : part.stop] for part in self.question)
+            return pictures.heat_map(self.block(shown.of(head)), rows, columns, title, "question", form)
+        return pictures.heat_map(shown.of(head), shown.rows, shown.columns, title, shown.kind, form)
 
     def _make_widget(self) -> Any:
         from regard.viewer import widget  # which knows what a look is
@@ -228,6 +252,7 @@ def look(
     prefix: str = "",
     name: str = "",
     truncate: bool = False,
+    context: str | None = None,
 ) -> Look: ...
 @overload
 def look(bundle: ImageModel | ViT, source: Picture | Tensor, *, name: str = "") -> ImageLook: ...
@@ -243,6 +268,7 @@ def look(
     prefix: str = "",
     name: str = "",
     truncate: bool = False,
+    context: str | None = None,
 ) -> Look | ImageLook:
     """Translates a sentence (or takes the translation that is given) and shows what was regarded.
 
@@ -250,7 +276,8 @@ def look(
     at a picture (a file, an open picture, bytes; or a tensor as it goes into the model). `layers` chooses some
     attentions by name, with * and ?: of a long text all may be more than a page can hold. `gold` is what should be
     linked, by the numbers of `words` of source and target; `config` is how to translate, and `prefix` what the
-    translation must begin with; `name` is what a page calls the model.
+    translation must begin with; `name` is what a page calls the model. A model that answers questions takes the text
+    that the question is about as `context`.
 
     >>> seen = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
     >>> seen.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
@@ -258,7 +285,7 @@ def look(
     >>> seen.save("page.html")  # doctest: +SKIP
     """
     if isinstance(bundle, ImageModel | ViT):
-        if any(option is not None for option in (target, layers, gold)):
+        if any(option is not None for option in (target, layers, gold, context)):
             raise RegardError("A picture has no target, no gold links, and is looked at as a whole.", "Leave them out.")
         return look_at_picture(bundle, source, name)
     if not source.strip():
@@ -269,13 +296,18 @@ def look(
         raise RegardError(
             "Nothing is translated here, so there is no search to configure.", "Leave out config (--beam) and prefix."
         )
+    if context is not None:
+        if not isinstance(bundle, TextEncoder) or bundle.model.config.head != "answer":
+            raise RegardError("Only a model that answers questions takes a context.", "Leave out context (--context).")
+        if not context.strip():
+            raise RegardError("The context is empty.", "Give the text that the question is about.")
     if isinstance(bundle, Translator):
         search = config or DecodeConfig(), prefix
         seen = _look_at_translation(bundle, source, target, layers, words, search, truncate)
     else:
         if target is not None:
             raise RegardError("Only a translator has a target to look at.", "Leave it out.")
-        seen = _look_at_text(bundle, source, layers, words, truncate)
+        seen = _look_at_text(bundle, source, layers, words, truncate, context)
     links = None if gold is None else sorted(set(gold))
     return replace(seen, family=family_of(bundle.model.config), name=name, gold=links)
 
@@ -293,17 +325,31 @@ def _check(gold: Sequence[Link], source: str, target: str | None, words: Words) 
             )
 
 
-def _look_at_text(bundle: LanguageModel | TextEncoder, text: str, layers: Layers, words: Words, truncate: bool) -> Look:
+def _look_at_text(
+    bundle: LanguageModel | TextEncoder, text: str, layers: Layers, words: Words, truncate: bool, context: str | None
+) -> Look:
+    segments: list[int] | None = None
     if isinstance(bundle, LanguageModel):
         ids = bundle.prompt_ids(text, name="the text", truncate=truncate)
-    else:
+    elif context is None:
         ids = bundle.text_ids(text, name="the text", truncate=truncate)
+    else:
+        encoded = bundle.encode_rows([(text, context)], name="the question with its context", truncate=truncate)
+        ids = encoded.ids[0].tolist()
+        segments = None if encoded.segments is None else encoded.segments[0].tolist()
     bundle.model.eval()
+    given = [] if segments is None else [torch.tensor(segments, device=bundle.device)]
     with torch.inference_mode(), record(bundle.model, layers) as recording:
-        bundle.model(pack([ids]).to(bundle.device))
+        bundle.model(pack([ids]).to(bundle.device), *given)
     special, names = bundle.special, bundle.tokenizer.vocabulary
     head, tail = (0 if one is None else 1 for one in (special.begin, special.end))
-    inside = _side(bundle.tokenizer, text, ids[head : len(ids) - tail], words)
+    question, answer = None, ""
+    if context is None:
+        inside = _side(bundle.tokenizer, text, ids[head : len(ids) - tail], words)
+    else:
+        question = _parts_of(len(bundle.tokenizer.encode(text)), len(ids), special)
+        inside = _pair_side(bundle.tokenizer, (text, context), ids[head : len(ids) - tail], question, head, words)
+        answer = bundle.answer(Question("", text, context))  # type: ignore[union-attr]
     side = inside.framed("text", [names[i] for i in ids[:head]], [names[i] for i in ids[len(ids) - tail :]])
     maps = {}
     for name, one in recording.items():
@@ -312,7 +358,33 @@ def _look_at_text(bundle: LanguageModel | TextEncoder, text: str, layers: Layers
             # The only cross-attention of a text is that of a learned query which pools it.
             queries = Side("query", ["query"], [-1]) if one.kind == "cross" else side
             maps[called] = AttentionMap(called, one.kind, queries, side, replace(one, calls=[call]))
-    return Look(text, "", side.tokens, [], maps, bundle=bundle, ids=(ids,))
+    return Look(text, answer, side.tokens, [], maps, bundle=bundle, ids=(ids,), segments=segments, question=question)
+
+
+def _parts_of(asked: int, total: int, special: Special) -> tuple[range, range]:
+    """The tokens of a question of `asked` tokens, and those of its context, in the framed text of both."""
+    head = 0 if special.begin is None else 1
+    between = len(special.framed([])) - head + (special.between is not None)
+    first = head + asked + between
+    return range(head, head + asked), range(first, total - (0 if special.end is None else 1))
+
+
+def _pair_side(
+    tokenizer: Tokenizer,
+    texts: tuple[str, str],
+    ids: Sequence[int],
+    parts: tuple[range, range],
+    head: int,
+    words: Words,
+) -> Side:
+    """The tokens of a question and its context, and those between them; words are counted through both."""
+    question, context = (
+        _side(tokenizer, text, ids[part.start - head : part.stop - head], words) for text, part in zip(texts, parts)
+    )
+    middle = [tokenizer.vocabulary[i] for i in ids[parts[0].stop - head : parts[1].start - head]]
+    first = max(question.words, default=-1) + 1
+    later = [-1 if word < 0 else word + first for word in context.words]
+    return Side("", question.tokens + middle + context.tokens, question.words + [-1] * len(middle) + later)
 
 
 def _look_at_translation(
@@ -334,7 +406,8 @@ def _look_at_translation(
         target, target_ids = best.text, best.hypothesis.ids[len(translator.special.begun([])) - 1 :]
     else:
         target_ids = translator.target_ids(target, name="the target", truncate=truncate)
-    recording = force(translator, [(source_ids, target_ids)], layers)
+    # Without attention there is nothing to record: a page shows the walk alone.
+    recording = force(translator, [(source_ids, target_ids)], layers) if attentions(translator) else {}
     special, names = translator.special, translator.target_tokenizer.vocabulary
     source_names = translator.source_tokenizer.vocabulary
     begin, end = (0 if one is None else 1 for one in (special.begin, special.end))

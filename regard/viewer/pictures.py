@@ -25,10 +25,12 @@ STYLE: Any = {
 }
 # Up to so many cells the numbers are written into them.
 READABLE = 400
+_SUM = "\nIn percent: every row sums to 100."
 SAYS = {
-    "self": "A row for each piece of the source: where in the source it looks.",
-    "masked": "A row for each piece read so far: where among them, never ahead, it looks.",
-    "cross": "A row for each piece of the translation: where in the source it looks.",
+    "self": "A row for each piece of the source: where in the source it looks." + _SUM,
+    "masked": "A row for each piece read so far: where among them, never ahead, it looks." + _SUM,
+    "cross": "A row for each piece of the translation: where in the source it looks." + _SUM,
+    "question": "What each token of the question attends to in the context.\nIn percent of all tokens of the text.",
 }
 
 
@@ -64,9 +66,7 @@ def heat_map(
             label.set(rotation=45, ha="left", rotation_mode="anchor")
     if T * S <= READABLE:
         _write_numbers(axes, weights, size=min(9.0, 15 * cell))
-    axes.set_xlabel(
-        f"{SAYS[kind]}\nIn percent: every row sums to 100.", fontsize=9, color=FAINT, loc="left", labelpad=10
-    )
+    axes.set_xlabel(SAYS[kind], fontsize=9, color=FAINT, loc="left", labelpad=10)
     figure.suptitle(title, fontsize=13, color=INK, x=0.02, ha="left", parse_math=False)
     bar = figure.colorbar(
         image,

@@ -28,6 +28,7 @@ from regard.attention.scores import DotLike
 from regard.errors import RegardError
 from regard.version import __version__
 from regard.viewer import beams
+from regard.viewer.forcing import information
 from regard.viewer.looking import AttentionMap, Look, Side
 from regard.viewer.walk.page_walk import walk_for
 from regard.viewer.walk.walkthrough import header_of
@@ -77,10 +78,14 @@ def scene_of(
     >>> scene_of(look(translator, "The cat sleeps.")).header["attentions"][0]["name"]  # doctest: +SKIP
     'encoder.0.attention'
     """
+    if look.question is not None and attention is head is None and not overview:
+        attention = look.alignment.name
+        head = max(range(look.alignment.heads), key=lambda one: information(look.block(look.alignment.of(one))))
     opens = opening(look, attention, head, overview)
     blobs: list[bytes] = []
     attentions = carried(look.maps, blobs)
-    walked = walk_for(look, walk)
+    # A model without attention has nothing but its walk to show.
+    walked = walk_for(look, True if not look.maps else walk)
     header = {
         "format": FORMAT,
         "title": shortened(look.title),

@@ -6,7 +6,6 @@ from safetensors.torch import load_file
 
 from regard.data.labelled import Labelled
 from regard.data.special import READING
-from regard.errors import RegardError
 from regard.folder import Classified, TextEncoder, fill_weights, load
 from regard.models import Bert, make_model
 from regard.training import DataConfig, TrainConfig, recipe_from, train
@@ -56,8 +55,7 @@ def test_a_learned_query_finds_what_the_label_depends_on(tmp_path):
     assert seen.alignment is shown
     for name in ("page.html", "map.png"):
         seen.save(tmp_path / name)
-    with pytest.raises(RegardError, match="no walk through a query"):
-        walk_of(seen)
+    assert max(step["differs"] or 0.0 for step in walk_of(seen).trace.steps) < 1e-5
 
 
 def test_an_encoder_becomes_a_classifier_with_a_query(tmp_path, masked):

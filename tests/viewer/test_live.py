@@ -14,8 +14,10 @@ import pytest
 
 from regard.cli import look as command
 from regard.cli import main
+from regard.data import Tokenizer
 from regard.errors import RegardError
-from regard.folder import Translator
+from regard.folder import TextEncoder, Translator
+from regard.models import Bert, BertConfig
 from regard.viewer import asking, look
 from regard.viewer.asking import Answer, Desk
 from regard.viewer.live import KEPT, LARGEST, Live
@@ -402,6 +404,15 @@ def test_options_that_make_no_sense(opened, capsys, transformer_folder, options,
     assert says in capsys.readouterr().err
 
 
-def test_a_model_without_attention_has_no_live_page(opened, capsys, blind_folder):
-    assert main(["look", str(blind_folder), "--live", "--device", "cpu"]) == 2
-    assert "has no attention" in capsys.readouterr().err
+def test_a_model_without_attention_has_a_live_page(blind):
+    assert Desk(blind).see({"source": "one two"}).header["walk"] is not None
+
+
+def test_a_model_that_answers_asks_for_a_context():
+    tokenizer = Tokenizer.train(["who sat the cat sat there"], "word")
+    sizes = dict(width=8, heads=2, layers=1, feedforward=16, vocab=tokenizer.vocab_size)
+    desk = Desk(TextEncoder(Bert(BertConfig(**sizes, head="answer")).eval(), tokenizer))
+    assert desk.fields == ["source", "context"]
+    (side,) = desk.see({"source": "who sat", "context": "the cat sat there"}).header["sides"].values()
+    assert side["tokens"][1:3] == ["who", "sat"]
+    assert side["tokens"][-5:-1] == ["the", "cat", "sat", "there"]

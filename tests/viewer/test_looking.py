@@ -12,12 +12,16 @@ from matplotlib.image import imread
 
 import regard
 from regard.attention import record
+from regard.data import Tokenizer
+from regard.data.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
+from regard.folder import TextEncoder
 from regard.folder.bundle import ModelWithTokenizers
-from regard.models import Seq2SeqConfig
+from regard.models import Bert, BertConfig, Seq2SeqConfig
 from regard.viewer import attentions, look
 from regard.viewer.forcing import information
+from regard.viewer.scene import scene_of
 from tests.conftest import train_numbers
 
 SENTENCE, TRANSLATION = "one two three", "trois deux un"
@@ -155,9 +159,56 @@ def test_what_is_not_there(seen, tmp_path, call, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_without_attention(blind):
-    with pytest.raises(RegardError, match="has no attention"):
-        look(blind, SENTENCE)
+def test_a_model_without_attention_has_a_page_of_its_states(blind, tmp_path):
+    seen = look(blind, SENTENCE)
+    assert seen.maps == {}
+    header = scene_of(seen).header
+    assert header["attentions"] == []
+    titles = [step["title"] for step in header["walk"]["steps"]]
+    assert "Initial state of the decoder: the source as one vector" in titles
+    assert max(step["differs"] or 0.0 for step in header["walk"]["steps"]) < 1e-5
+    with pytest.raises(RegardError, match=r"no attention map.*\.html"):
+        seen.save(tmp_path / "map.png")
+    seen.save(tmp_path / "page.html")
+
+
+@pytest.fixture(scope="module")
+def reader():
+    tokenizer = Tokenizer.train(["the cat chased the mouse who did it ?"], "word")
+    torch.manual_seed(0)
+    sizes = dict(width=16, heads=2, layers=2, feedforward=32, vocab=tokenizer.vocab_size, segments=2)
+    model = Bert(BertConfig(**sizes, head="answer")).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return TextEncoder(model, tokenizer)
+
+
+def test_a_question_and_its_context(reader, tmp_path):
+    question, context = "who chased it ?", "the cat chased the mouse"
+    seen = look(reader, question, context=context)
+    assert seen.translation == reader.answer(Question("", question, context))
+    (one, *_) = seen.maps.values()
+    rows, columns = seen.question
+    assert [one.rows[i] for i in rows] == question.split()
+    assert [one.columns[i] for i in columns] == context.split()
+    # The model was given both, each as its own segment.
+    encoded = reader.encode_rows([(question, context)])
+    with torch.no_grad(), record(reader.model) as recording:
+        reader.model(reader.packed([encoded.ids[0].tolist()]), torch.from_numpy(encoded.segments[0]))
+    np.testing.assert_allclose(one.weights, recording[one.name].weights()[0], atol=1e-6)
+    best = seen.alignment
+    assert information(seen.block(best.of())) == max(information(seen.block(m.of())) for m in seen.maps.values())
+    header = scene_of(seen).header
+    assert header["opens"]["attention"] == best.name
+    assert max(step["differs"] or 0.0 for step in header["walk"]["steps"]) < 1e-5
+    seen.save(tmp_path / "map.png")
+
+
+def test_contexts_that_cannot_be_used(reader, transformer):
+    with pytest.raises(RegardError, match="Only a model that answers questions"):
+        look(transformer, SENTENCE, context="one")
+    with pytest.raises(RegardError, match="context is empty"):
+        look(reader, "who ?", context=" ")
 
 
 @pytest.mark.parametrize(("text", "message"), [(" ", "empty"), ("one " * 99, "99 tokens")])

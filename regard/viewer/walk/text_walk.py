@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import torch
 
 from regard.errors import RegardError
 from regard.folder import Translator
@@ -31,10 +32,13 @@ class TextWalk:
                 f"The text has {longest} tokens: a walk takes at most {limits.LONGEST}.", "Shorten the text."
             )
         self.look, self.bundle, self.model = look, look.bundle, look.bundle.model.eval()
-        self.own = ModuleOutputs(self.model, [pack([ids]).to(self.bundle.device) for ids in look.ids])
+        given: list[Any] = [pack([ids]).to(self.bundle.device) for ids in look.ids]
+        if look.segments is not None:
+            given.append(torch.tensor(look.segments, device=self.bundle.device))
+        self.own = ModuleOutputs(self.model, given)
         program = forward_program(self.model)
-        # A text is one segment.
-        inputs = {name: np.zeros((1, len(look.ids[0])), int) for name in program.inputs}
+        # A single text is one segment.
+        inputs = {name: np.array([look.segments or [0] * len(look.ids[0])]) for name in program.inputs}
         inputs |= {name: np.array([ids]) for name, ids in zip(program.inputs, look.ids)}
         self.made = Computation(self.model, program, inputs)
         self.side = "target" if "target" in inputs else "text"

@@ -181,7 +181,7 @@ WORDS: dict[str, dict[str, Entry]] = {
     "Encoder": {
         "cat": Words("final", "Final states of both directions", "[h→; h←]"),
         "bridges.*.linear": Words("bridge", "Bridge to the decoder", "u = [h→; h←] W + b"),
-        "tanh": Words("first", "Initial state of the decoder", "s₀ = tanh(u)"),
+        "tanh": Words("first", "Initial state of the decoder: the source as one vector", "s₀ = tanh(u)"),
         "stack": None,
     },
     "StateAttention": {

@@ -6,8 +6,8 @@ import { topBar } from "./shell.js";
 
 /** @typedef {import("./host.js").Host} Host */
 
-const FIELD_NAMES = { source: "Sentence", target: "Translation", beside: "Other sentence" };
-const FIELD_HINTS = { source: "A sentence to look at", target: "Translation: the model’s own", beside: "Another, to compare it with" };
+const FIELD_NAMES = { source: "Sentence", target: "Translation", beside: "Other sentence", context: "Context" };
+const FIELD_HINTS = { source: "A sentence to look at", target: "Translation: the model’s own", context: "The text that the question is about", beside: "Another, to compare it with" };
 
 /**
  * Fields for the texts that the model takes, and a button. What is written there is asked for, and the answer shown.

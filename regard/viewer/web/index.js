@@ -41,7 +41,7 @@ async function render({ model, el }) {
       const host = hosted();
       const again = (/** @type {Host} */ next, /** @type {Record<string, string>} */ written) => show(() => next, written);
       const form = !host.ask ? null : host.scene.picture ? pictureForm(host, again) : askForm(host, texts, again);
-      now = host.scene.attentions.length ? await open(host, root, form, earlier) : welcome(host, root, form);
+      now = host.scene.attentions.length || host.scene.walk ? await open(host, root, form, earlier) : welcome(host, root, form);
       if (texts) /** @type {any} */ (form.elements.namedItem(host.asks[0])).focus({ preventScroll: true });
     } catch (error) {
       root.append(h("p", { class: "failed", role: "alert" }, String(error?.message ?? error)));
@@ -84,7 +84,8 @@ async function open(host, root, form, earlier) {
     other: members.has(view.other) ? view.other : null,
   });
   const asked = earlier ?? (host.addressed && location.hash.length > 1 ? readHash(location.hash) : openingOfPicture(scene));
-  const opening = members.has(asked.shown) ? { shown: asked.shown } : await openingOf(members);
+  const nothing = { shown: { attention: null, head: 0 } };
+  const opening = members.has(asked.shown) ? { shown: asked.shown } : scene.attentions.length ? await openingOf(members) : nothing;
   const state = new State(/** @type {View} */ ({ ...BEGINNING, ...sensible({ ...opening, ...asked }, opening.shown) }));
   const work = new Work((busy) => root.toggleAttribute("data-busy", busy));
   const voice = new Voice();
