@@ -153,7 +153,9 @@ class StepWords:
             return self._fitted(node, words, node.module), f"{block}."  # completed by the sublayer
         entry = self._fitted(node, DEFAULTS.get(node.op, Words(node.op, node.op, "")), node.module)
         path = node.module
-        if entry is not None and path and len(self.calls.calls[path][0]) == 1:  # a module that is one step
+        if (
+            entry is not None and path and node.op != "given" and len(self.calls.calls[path][0]) == 1
+        ):  # a module that is one step
             path, _, name = path.rpartition(".")
             entry = entry._replace(name=name)
         return entry, self._prefix(node, path)
