@@ -153,10 +153,9 @@ class StepWords:
             return self._fitted(node, words, node.module), f"{block}."  # completed by the sublayer
         entry = self._fitted(node, DEFAULTS.get(node.op, Words(node.op, node.op, "")), node.module)
         path = node.module
+        # A module that is one step gives it its name.
         is_single = node.op != "given" and len(self.calls.calls.get(path, [[]])[0]) == 1
         if entry is not None and path and is_single:
-            entry is not None and path and node.op != "given" and len(self.calls.calls[path][0]) == 1
-        ):  # a module that is one step
             path, _, name = path.rpartition(".")
             entry = entry._replace(name=name)
         return entry, self._prefix(node, path)
