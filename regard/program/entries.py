@@ -72,8 +72,8 @@ def forward_program(model: nn.Module, image: Tensor | None = None, call: Callabl
     >>> from regard.models.gpt import GPTConfig
     >>> model = GPT(GPTConfig(width=8, heads=2, layers=1, feedforward=16, vocab=11))
     >>> program = forward_program(model)
-    >>> program.inputs, program.outputs, program is forward_program(model)
-    (('text',), ('linear_6',), True)
+    >>> program.inputs, program.steps[-1].module, program is forward_program(model)
+    (('text',), 'output', True)
     """
     kept = _programs.setdefault(model, {})
     # A module that was replaced since makes another program.

@@ -1,7 +1,7 @@
 """A program for one input: its steps with loops unrolled, their values, and steps that are added to it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,16 @@ NORMS = ("layer_norm", "rms_norm", "group_norm")
 TABLES = ("embedding", "gather_rows")
 
 
+class SectionKey(NamedTuple):
+    """What the steps of a section have in common."""
+
+    path: str = ""
+    call: int = 0
+    token: int | None = None
+    run: int = 0
+    """number of the section, of those that are never resumed"""
+
+
 @dataclass(eq=False)
 class Node:
     """A step of a program whose loops are unrolled, and what is found out about it."""
@@ -45,7 +55,7 @@ class Node:
     """what its name begins with"""
     is_between: bool = False
     """belongs to a block and to none of its sublayers: a norm, a residual connection"""
-    section: "SectionKey | None" = None
+    section: SectionKey = field(default_factory=SectionKey)
     axes: tuple[str, ...] = ()
     """names of its axes, where they are known"""
     differs: float | None = None
@@ -57,16 +67,6 @@ class Node:
     @property
     def op(self) -> str:
         return self.step.op
-
-
-class SectionKey(NamedTuple):
-    """What the steps of a section have in common."""
-
-    path: str
-    call: int
-    token: int | None
-    run: int
-    """number of the section, of those that are never resumed"""
 
 
 def unroll(program: Program, sizes: Mapping[str, int]) -> list[Node]:

@@ -33,7 +33,7 @@ class ModuleCalls:
         self._call_numbers: dict[tuple[str, str], int] = {}
         inside: dict[str, list[Node]] = defaultdict(list)
         for node in self.nodes.values():
-            for path in ancestors(node.module):
+            for path in ancestors(node.module) if node.op != "given" else ():
                 inside[path].append(node)
         for path, nodes in inside.items():
             count = max(1, counts.get(path, 1))

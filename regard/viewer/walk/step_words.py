@@ -11,7 +11,12 @@ from regard.viewer.walk.wording import ACTIVATIONS, BLOCK_WORDS, DEFAULTS, WORDS
 
 
 class StepWords:
-    """Finds the words of steps: in the tables, by the module that a step belongs to, or by its operation."""
+    """Finds the words of steps: in the tables, by the module that a step belongs to, or by its operation.
+
+    A table has a step under its operation, with the path from the table's module to the module of the step before it
+    (`query.linear`), and behind it, where there are several, the origin of an input (`add(positions)`) or a number in
+    the order of the program (`select#1`).
+    """
 
     def __init__(self, calls: ModuleCalls, added: Mapping[str, Entry]) -> None:
         """`added`: words of steps that were added to the program."""
@@ -34,16 +39,23 @@ class StepWords:
         for node in reversed(self.calls.nodes.values()):
             entry = found[node.name]
             node.words, node.prefix = entry if entry is not None else self._default(node)
-            if self.calls.is_score(node.module) and id(node) in leaving and node.words is not None:
-                title = node.words.title if node.words != DEFAULTS.get(node.op) else "Scores"
-                node.words = node.words._replace(name="e", title=title)
+            if self.calls.is_score(node.module) and id(node) in leaving:
+                self._name_scores(node)
             if node.op not in LAYOUT and self.calls.consumers[node.name]:
                 # Split into parts that are shown.
                 parts = [self._first_shown(one) for one in self.calls.consumers[node.name]]
                 if all(one is not None and one.op in ("select", "slice") for one in parts):
                     node.words = None
 
+    def _name_scores(self, node: Node) -> None:
+        """The output of a score is `e`, whatever computes it."""
+        default = DEFAULTS.get(self.calls.source(node).op, Words("", "", ""))
+        words = node.words or default
+        title = "Scores" if words.title == default.title else words.title
+        node.words, node.prefix = words._replace(name="e", title=title), self._prefix(node, node.module)
+
     def _first_shown(self, node: Node) -> Node | None:
+        """The step, or the part of it, in which a value is shown next."""
         while node.op in ("reshape", "permute") and node.words is None and len(self.calls.consumers[node.name]) == 1:
             node = self.calls.consumers[node.name][0]
         kinds = {one.words is None for one in self.calls.consumers[node.name] if one.op in ("select", "slice")}
@@ -141,7 +153,9 @@ class StepWords:
             return self._fitted(node, words, node.module), f"{block}."  # completed by the sublayer
         entry = self._fitted(node, DEFAULTS.get(node.op, Words(node.op, node.op, "")), node.module)
         path = node.module
-        if entry is not None and path and len(self.calls.calls[path][0]) == 1:  # a module that is one step
+        # A module that is one step gives it its name.
+        is_single = node.op != "given" and len(self.calls.calls.get(path, [[]])[0]) == 1
+        if entry is not None and path and is_single:
             path, _, name = path.rpartition(".")
             entry = entry._replace(name=name)
         return entry, self._prefix(node, path)

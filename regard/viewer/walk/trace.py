@@ -29,7 +29,7 @@ from regard.viewer.walk.wording import Entry, Words
 
 @dataclass(frozen=True)
 class Extent:
-    """What a trace needs to know besides program and model."""
+    """What a trace shows of a program, and titles and names that the program does not have."""
 
     axes: Mapping[int, str] = field(default_factory=dict)
     """names of axes by their sizes, where these do not vary: tokens of an image"""
@@ -56,7 +56,7 @@ class Trace:
     >>> values = evaluate(tensors_of(program, model), nodes, inputs)
     >>> trace = Trace(model, nodes, inputs, ModuleOutputs(model, [x]), values)
     >>> [step["id"] for step in trace.steps if step["title"]]
-    ['given', '0', '1']
+    ['0.given', '0', '1']
     >>> trace["1"].shape
     (5, 3)
     """
@@ -85,6 +85,8 @@ class Trace:
         self._found: dict[str, Array] = {}
         self._compare()
         self._emit()
+        # A walk is kept without the model and its parameters in float64.
+        del self.values, self.calls, self.own, self._sections
 
     def __getitem__(self, name: str) -> Array:
         """The value of the step of this name."""
@@ -139,38 +141,32 @@ class Trace:
         """Of a large model only one block is carried."""
         if self.extent.block is None:
             return True
-        assert node.section is not None
         block = self.calls.block(node.section.path) or self.calls.block(node.module)
         return block is None or block == self.extent.block
 
     def _emit(self) -> None:
-        kept = {node.name for node in self.calls.nodes.values() if self._is_kept(node)}
+        nodes = self.calls.nodes
+        kept = {node.name for node in nodes.values() if self._is_kept(node)}
         given = dict(self.extent.given)
         for name in given:
             # What comes before it in its section is left out.
-            names, path = list(self.calls.nodes), self.calls.nodes[name].section.path  # type: ignore[union-attr]
-            kept -= {one for one in names[: names.index(name)] if self.calls.nodes[one].section.path == path}  # type: ignore[union-attr]
+            before = list(nodes)[: list(nodes).index(name)]
+            kept -= {one for one in before if nodes[one].section.path == nodes[name].section.path}
         for name in kept:
-            for one in self.calls.nodes[name].step.inputs:
-                if one is not None and one in self.calls.nodes and one not in kept:
-                    given[one] = "Output of this layer, given"
-        needed: set[str] = set()
-        for node in reversed(self.calls.nodes.values()):
-            shown = node.words is not None and node.name in kept
-            if shown or node.name in needed or node.name in given:
-                if node.name not in given and (node.name in kept or node.name in needed):
-                    needed |= {one for one in node.step.inputs if one is not None}
-                if shown:
-                    needed.add(node.name)
+            left_out = {one for one in nodes[name].step.inputs if one in nodes and one not in kept}
+            given |= dict.fromkeys(map(str, left_out), "Output of this layer, given")
+        needed: set[str | None] = {name for name in kept if nodes[name].words is not None}
+        for node in reversed(nodes.values()):
+            if node.name in needed and node.name not in given:
+                needed |= set(node.step.inputs)
         numbers: dict[str, int] = {}
-        for node in self.calls.nodes.values():
+        for node in nodes.values():
             if node.name in given and node.name in needed:
                 numbers[node.name] = self._give(node, given[node.name])
             elif node.name in needed:
                 numbers[node.name] = self._write(node, numbers)
 
     def _section_number(self, node: Node) -> int:
-        assert node.section is not None
         if node.section not in self._numbers:
             self._numbers[node.section] = len(self.sections)
             self.sections.append(self._sections.describe(node, node.section))
@@ -185,7 +181,6 @@ class Trace:
         return self._numbers[node.section]
 
     def _give(self, node: Node, title: str) -> int:
-        assert node.section is not None
         if node.name not in self.extent.given:
             block = self.calls.block(node.section.path) or self.calls.block(node.module) or node.section.path
             node.section = SectionKey(block, self.calls.call_of(node, block), None, 0)
@@ -220,7 +215,7 @@ class Trace:
         while name in self._found:  # a module that is called again
             name += "'"
         shape, axes = self._axes(node)
-        self._found[name] = x.reshape(self._dropped(node))
+        self._found[name] = x.reshape(_without_batch(node)[0])
         self.steps.append(
             written
             | {
@@ -260,27 +255,16 @@ class Trace:
         table = re.search(r"= (\w+)\[", formula)
         return table[1] if table is not None and node.op in TABLES and name else tail
 
-    def _dropped(self, node: Node) -> tuple[int, ...]:
-        """The shape without the axis of the batch."""
-        shape = list(node.step.shape)
-        fixed = [axis for axis, size in enumerate(shape) if size == 1 and node.sizes[axis] is None]
-        if fixed and len(shape) > 1:
-            del shape[fixed[0]]
-        return tuple(shape)
-
     def _axes(self, node: Node) -> tuple[list[int], list[str]]:
         """Shape and names of axes as a page shows them: rows of numbers, for each token and head."""
-        shape, sizes = list(node.step.shape), list(node.sizes)
+        shape, sizes = _without_batch(node)
         if node.axes:
-            return shape[-len(node.axes) :], list(node.axes)
+            return list(node.step.shape[-len(node.axes) :]), list(node.axes)
         if not shape:
             return [1], ["channels"]
-        fixed = [axis for axis, size in enumerate(shape) if size == 1 and sizes[axis] is None]
-        if fixed and len(shape) > 1:
-            del shape[fixed[0]], sizes[fixed[0]]
         named = node.words.name if node.words is not None else ""
         last = "vocabulary" if re.fullmatch(r"(output\.)?l(_\w+)?|match", named) else "channels"
-        attention = self.calls.attention(node.section.path) if node.section is not None else None
+        attention = self.calls.attention(node.section.path)
         if len(shape) == 3 and attention is None and not any(sizes):  # channels of an image
             cells = f"cells {shape[1]}×{shape[2]}"
             return [shape[0], shape[1] * shape[2]], ["channels", self.extent.axes.get(shape[1] * shape[2], cells)]
@@ -327,6 +311,15 @@ class _Blob:
     @property
     def bytes(self) -> bytes:
         return b"".join(self._raw)
+
+
+def _without_batch(node: Node) -> tuple[list[int], list[str | None]]:
+    """Its shape, and the names of sizes that vary, without the axis of the batch: the first whose size is always 1."""
+    shape, sizes = list(node.step.shape), list(node.sizes)
+    fixed = [axis for axis, size in enumerate(shape) if size == 1 and sizes[axis] is None]
+    if fixed and len(shape) > 1:
+        del shape[fixed[0]], sizes[fixed[0]]
+    return shape, sizes
 
 
 def _input(name: str, x: Array) -> Node:
