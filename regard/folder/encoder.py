@@ -83,7 +83,7 @@ class TextEncoder(ModelWithTokenizers):
         self.model.eval()
         for numbers, (packed,) in _batches(Texts(Sequences.of(rows))):
             encoded = self.model.encode(packed.to(self.device)).float()
-            if self.model.query_pool is not None:
+            if self.model.config.pooling == "query":
                 found = self.model.query_pool(encoded, packed.to(self.device).offsets).float()
             else:
                 found = torch.stack([one.mean(0) for one in encoded.split(packed.offsets.lengths.tolist())])

@@ -206,7 +206,7 @@ def _read_weights(path: Path, config: Any) -> dict[str, Tensor]:
     except FileNotFoundError:
         hint = "Was the training interrupted early?"
         if next(path.parent.glob("*.onnx"), None):
-            hint = "Graphs for ONNX Runtime, which the folder holds, are run by: regard translate, evaluate, score."
+            hint = "The folder holds ONNX graphs: open them with open_onnx, or with a command that runs models."
         raise RegardError(f"{path}: the weights are missing.", hint) from None
     except (SafetensorError, OSError, ValueError) as error:
         raise RegardError(f"{path}: damaged ({error}).", "Put a good copy in its place.") from None

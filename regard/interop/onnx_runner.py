@@ -78,10 +78,10 @@ class OnnxEncoder(OnnxModel):
         return output if self.config.head == "classify" else output[mask]
 
     def encode(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N E"]:
-        if self.config.head != "none":
+        if self.config.head != "none" or self.config.pooling == "query":
             raise RegardError(
-                f"The graph ends in the head {self.config.head}: it does not give features.",
-                "Export a model without a head.",
+                f"This ONNX graph (head {self.config.head}, pooling {self.config.pooling}) does not give embeddings.",
+                "Embed with the model folder that it was exported from, or export a model without head and query.",
             )
         return self(tokens, segments)
 

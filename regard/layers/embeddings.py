@@ -80,7 +80,7 @@ class Embedding(nn.Module):
         self,
         ids: Int[Tensor, "*n"],
         positions: Int[Tensor, "*n"],
-        longest: int | None = None,
+        longest: int | torch.SymInt | None = None,
         segments: Int[Tensor, "*n"] | None = None,
     ) -> Float[Tensor, "*n E"]:
         """`longest` bounds the positions where the caller knows it, which spares asking the device."""

@@ -84,7 +84,7 @@ class Padded:
         return torch.arange(self.ids.shape[1], device=self.ids.device).expand(self.ids.shape)
 
     @property
-    def max_len(self) -> int:
+    def max_len(self) -> int | torch.SymInt:
         return self.ids.shape[1]
 
 

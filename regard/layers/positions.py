@@ -46,9 +46,9 @@ class Sinusoidal(nn.Module):
         table[:, slice(sines, None) if self.halves else slice(1, None, 2)] = cosines
         return table.float()
 
-    def reserve(self, length: int) -> None:
+    def reserve(self, length: int | torch.SymInt) -> None:
         if not torch.compiler.is_exporting() and length > self.table.shape[0]:
-            self.table = self._computed(max(length, 2 * self.table.shape[0])).to(self.table)
+            self.table = self._computed(max(int(length), 2 * self.table.shape[0])).to(self.table)
 
     def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... E"]:
         if torch.compiler.is_exporting():  # an exported program computes the codes: it runs at any length
@@ -73,7 +73,7 @@ class Learned(nn.Embedding):
         self.offset = offset
         nn.init.normal_(self.weight, std=width**-0.5)
 
-    def reserve(self, length: int) -> None:
+    def reserve(self, length: int | torch.SymInt) -> None:
         places = self.num_embeddings - self.offset
         if not torch.compiler.is_exporting() and length > places:
             raise RegardError(

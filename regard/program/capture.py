@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 from regard.attention.dispatch import use
+from regard.errors import RegardError
 
 
 class Captured(NamedTuple):
@@ -45,10 +46,9 @@ def capture(
     >>> captured.exported.module()(torch.zeros(7, 2)).shape
     torch.Size([7, 3])
     """
-    # torch takes a size of 1 for one that is always 1.
-    dims = {name: Dim(name, min=2) for axes in sizes.values() for name in axes if name is not None}
+    # torch infers how sizes depend on each other (R = B · K) and whether one cannot vary, which is an error below.
     dynamic = tuple(
-        {axis: dims[name] for axis, name in enumerate(sizes.get(key, ())) if name is not None} for key in inputs
+        {axis: Dim.AUTO for axis, name in enumerate(sizes.get(key, ())) if name is not None} for key in inputs
     )
     training = model.training
     model.eval()
@@ -58,10 +58,14 @@ def capture(
     finally:
         model.train(training)
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"][-len(inputs) :]
-    symbols = {
-        str(size.node.expr): name
-        for node, key in zip(nodes, inputs)
-        for size, name in zip(node.meta["val"].shape, sizes.get(key, ()))
-        if name is not None
-    }
+    symbols: dict[str, str] = {}
+    for node, key in zip(nodes, inputs):
+        for axis, (size, name) in enumerate(zip(node.meta["val"].shape, sizes.get(key, ()))):
+            if name is not None and not isinstance(size, torch.SymInt):
+                raise RegardError(
+                    f"The size {name} (axis {axis} of {key}) is fixed to {size} by an operation of the model.",
+                    "Write the layer so that it does not read the size as a Python number.",
+                )
+            if name is not None and size.node.expr.is_Symbol:
+                symbols.setdefault(str(size.node.expr), name)
     return Captured(exported, tuple(inputs), symbols)

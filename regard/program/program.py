@@ -158,8 +158,8 @@ class _Translation:
         return Program(tuple(self.steps), tuple(inputs), {}, tuple(outputs), shapes, kinds)
 
     def follow(self, node: fx.Node) -> None:
-        if isinstance(node.meta.get("val"), torch.SymInt | int):
-            return  # a size: attributes state it as an expression
+        if node.target is not operator.getitem and not isinstance(node.meta.get("val"), Tensor | tuple | list):
+            return  # a size, which attributes state as an expression, or a check of sizes
         if node.target is operator.getitem:
             of, index = node.args
             self.names[node.name] = self.names[of.name][index]  # type: ignore[union-attr,index]

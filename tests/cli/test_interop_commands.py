@@ -60,9 +60,11 @@ def test_graphs_are_run_as_models_are(tmp_path, graphs, transformer_folder, caps
 
 def test_what_graphs_cannot_do(refused, monkeypatch, graphs, transformer_folder):
     assert "whose attention cannot be recorded" in refused("translate", graphs, "one", "--alignments")
-    assert "holds graphs, which do not vote" in refused("translate", transformer_folder, "one", "--ensemble", graphs)
-    assert "holds graphs, which run on CPUs" in refused("translate", graphs, "one", "--device", "cuda")
-    assert "run by: regard translate, evaluate, score" in refused("look", graphs, "one", "--out", "map.png")
+    assert "holds ONNX graphs, which cannot be part of an ensemble" in refused(
+        "translate", transformer_folder, "one", "--ensemble", graphs
+    )
+    assert "holds ONNX graphs, which run on CPUs" in refused("translate", graphs, "one", "--device", "cuda")
+    assert "The folder holds ONNX graphs" in refused("look", graphs, "one", "--out", "map.png")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     for command in ("translate", graphs, "one"), ("evaluate", graphs, "--data", "phrasebook"):
         assert 'onnxruntime is not installed. Get it with: pip install "regard[onnx]"' in refused(*command)
@@ -75,7 +77,7 @@ def test_what_cannot_be_is_said(refused, tmp_path, seq2seq_folder, transformer_f
     assert "Give --tokenizer FILE" in refused("import", tmp_path / "model.bin", "--out", tmp_path / "m")
     wrong = ("import", tmp_path / "model.bin", "--tokenizer", tmp_path / "model.bin", "--out", tmp_path / "m")
     assert "model.bin" in refused(*wrong)
-    for program in ("huggingface", "ctranslate2", "onnx"):
+    for program in ("huggingface", "ctranslate2"):
         said = refused("export", seq2seq_folder, "--to", program, "--out", tmp_path / "out")
         assert "recurrent" in said or "seq2seq" in said
     assert not (tmp_path / "out").exists()

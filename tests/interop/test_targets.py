@@ -58,7 +58,9 @@ def test_exporters_agree_with_unsupported(tmp_path, form, shared):
     for target in TARGETS:
         translator = translator_of(config, shared)
         found = unsupported(translator.model.config, target)
-        if found:
+        if target == "onnx":  # takes every form: test_onnx.py
+            assert not found
+        elif found:
             with pytest.raises(
                 RegardError, match=f"{next(iter(found))} = |T5ForConditionalGeneration has one vocabulary"
             ):
