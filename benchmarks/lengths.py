@@ -4,17 +4,17 @@
 
 Trains one small model per kind of positions on the built-in phrasebook, on texts of one to three sentences and at most
 `max_len` tokens, and translates texts of up to ten sentences. One table: chrF within the trained length and beyond it.
-A learned table of positions cannot read longer texts. About a minute per model on two cores.
+A learned table of positions cannot read longer texts.
 """
 
 import argparse
 from pathlib import Path
 
-from regard.data import Counts, phrasebook_pairs
+from regard.data import phrasebook_pairs
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig
-from regard.training import Corpus, Recipe, TokenizerConfig, TrainConfig, train
+from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, train
 from regard.training.metrics import text_scores
 
 MAX_LEN = 32
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     options = parser.parse_args()
     training = joined("train", 30_000, 1) + joined("train", 30_000, 2) + joined("train", 30_000, 3)
-    corpus = Corpus(training, joined("val", 100, 1) + joined("val", 100, 2), Counts(len(training)))
+    dataset = Dataset(training, joined("val", 100, 1) + joined("val", 100, 2))
     tests = [pair for sentences in range(1, 11) for pair in joined("test", 60, sentences)]
     print("| positions | " + " | ".join(RANGES) + " |\n| --- |" + " ---: |" * len(RANGES), flush=True)
     for name in options.models:
@@ -54,7 +54,7 @@ def main() -> None:
                 **dict(batch_tokens=2048, optimizer="muon", lr=1.1e-2, warmup=50, label_smoothing=0.0, device="cpu"),
             ),
         )
-        translator = train(recipe, options.out / name.strip("()"), corpus=corpus, quiet=True)
+        translator = train(recipe, options.out / name.strip("()"), dataset=dataset, quiet=True)
         sides = translator.tokenizers
         lengths = [1 + max(len(side.encode(text)) for side, text in zip(sides, pair)) for pair in tests]
         cells = []

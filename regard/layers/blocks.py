@@ -171,13 +171,13 @@ class DecoderBlock(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "N E"],
+        x: Float[Tensor, "*n E"],
         offsets: Offsets | Lengths,
-        memory: Float[Tensor, "M E"],
+        memory: Float[Tensor, "*m E"],
         memory_offsets: Offsets | Lengths,
-        positions: Int[Tensor, "N"] | None = None,
+        positions: Int[Tensor, "*n"] | None = None,
         bias: Bias | None = None,
-    ) -> Float[Tensor, "N E"]:
+    ) -> Float[Tensor, "*n E"]:
         """Whole packed targets (teacher forcing)."""
         attention = partial(self.attention, offsets=offsets, positions=positions, bias=bias)
         cross = partial(self.cross, offsets=offsets, memory=memory, memory_offsets=memory_offsets)
