@@ -196,7 +196,7 @@ def test_pictures_that_cannot_be(refused, monkeypatch, tmp_path, transformer_fol
 
 
 def test_nothing_to_look_at(refused, blind_folder, transformer_folder):
-    assert "has no attention" in refused("look", blind_folder, "one")
+    assert "has no attention" in refused("look", blind_folder, "one", "--out", "map.png")
     assert "has no attention" in refused("translate", blind_folder, "one", "--alignments")
     assert "empty" in refused("look", transformer_folder, "")
     assert "no text to search" in refused("look", transformer_folder, "--live", "--prefix", "un")

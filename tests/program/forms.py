@@ -64,6 +64,7 @@ TRANSLATORS = {
     "GRU, Bahdanau, concat": _seq2seq(attention="bahdanau", score="concat"),
     "LSTM, Bahdanau, location": _seq2seq(cell="lstm", attention="bahdanau", score="location"),
     "GRU, no attention": _seq2seq(attention="none"),
+    "tanh RNN, one direction, cosine": _seq2seq(cell="rnn", bidirectional=False, score="cosine"),
 }
 LANGUAGE_MODELS = {
     "GPT, rotary": _gpt(positions="rotary", score="cosine"),
@@ -74,6 +75,7 @@ ENCODERS = {
     "BERT, classify": _bert(head="classify", labels=("a", "b", "c"), pooler="tanh", positions="rotary", norm="pre"),
     "BERT, answer": _bert(head="answer", groups=1, embedding_width=8),
     "BERT, features": _bert(head="none"),
+    "BERT, learned query": _bert(head="classify", labels=("a", "b", "c"), pooling="query"),
 }
 IMAGES = {
     "ViT, class token": _vit(),

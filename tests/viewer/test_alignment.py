@@ -136,7 +136,8 @@ def test_an_empty_side_has_no_links(transformer):
     assert align(transformer, [("", "un"), ("one", ""), ("one", "un")], "decoder.0.cross") == [[], [], [(0, 0)]]
 
 
-def test_lines_that_are_too_long(transformer):
+def test_lines_that_are_too_long(monkeypatch, transformer):
+    monkeypatch.setattr(Translator, "length_limit", 16)  # as with learned positions
     long = ("one " * 20, "un " * 20)
     with pytest.raises(RegardError, match="line 2 has 20 tokens"):
         align(transformer, [("one", "un"), long], "decoder.0.cross")

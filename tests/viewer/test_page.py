@@ -214,3 +214,10 @@ def test_what_the_page_opens_with_must_be_there(transformer, tmp_path):
 def test_the_same_look_gives_the_same_page(transformer):
     first, second = (page.page(scene_of(look(transformer, "one two", "deux un"))) for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize("text", ['const a = "</Script>";', "// <!--"])
+def test_a_module_that_would_end_its_script_element_is_refused(monkeypatch, text):
+    monkeypatch.setattr(page, "module", lambda: text)
+    with pytest.raises(ValueError, match="end the script element"):
+        page.page(Scene({"title": ""}, []))

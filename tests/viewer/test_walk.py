@@ -237,7 +237,7 @@ def test_scores_in_other_forms(score):
     assert steps["decoder.0.cross.e"]["output"]["axes"] == ["heads", "target", "source"]
 
 
-def test_a_layer_and_a_score_that_nobody_told_the_viewer_about():
+def test_a_new_layer_and_a_new_score_appear_in_the_walk():
     bundle = bundle_of("transformer")
     for block in bundle.model.decoder:
         block.cross.score = Distance()

@@ -21,7 +21,7 @@ from regard.training.tasks.base import (
     with_vocabulary,
 )
 
-# Below so many characters letters are learned; above, pieces of words.
+# Texts with fewer characters are tokenized by character, longer ones into subwords (bytes).
 FEW_CHARACTERS = 5_000_000
 ENOUGH_CHARACTERS = 300_000
 # Without a GPU a suggested run is a small model on this many tokens: about ten minutes on two cores.
