@@ -14,14 +14,14 @@ from regard.errors import RegardError
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "pairs.tsv"
-    lines = [f"{pair.source}\t{pair.target}\n" for pair in phrasebook_pairs("train", 120)]
+    lines = [f"{pair.source}\t{pair.target}\n" for pair in phrasebook_pairs("train", 40)]
     path.write_text("".join(lines), encoding="utf-8")
     return str(path)
 
 
 def test_every_score_and_none(pairs):
     seen = []
-    report = bench_scores("cpu", data=[pairs], steps=2, on_row=seen.append)
+    report = bench_scores("cpu", data=[pairs], steps=1, on_row=seen.append)
     assert [row.score for row in report.rows] == [*SCORES, "none"]
     assert seen == list(report.rows)
     for row in report.rows:

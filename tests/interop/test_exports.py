@@ -249,14 +249,14 @@ def test_onnx_scores_and_knows_prefixes(transformer, tmp_path):
 
 
 def test_onnx_keeps_the_languages(tmp_path):
-    translator = ours()
+    translator = ours(encoder_layers=1, decoder_layers=1)
     translator.languages = ("en", "fr")
     export_onnx(translator, tmp_path)
     assert open_onnx(tmp_path).languages == ("en", "fr")
 
 
 def test_onnx_keeps_special_ids_and_two_tokenisers(tmp_path):
-    translator = ours(shared_vocab=False)
+    translator = ours(shared_vocab=False, encoder_layers=1, decoder_layers=1)
     translator.target_tokenizer = Tokenizer.train([" ".join(f"v{i}" for i in range(46))], "word")
     export_onnx(translator, tmp_path / "two")
     opened = open_onnx(tmp_path / "two")
@@ -267,7 +267,7 @@ def test_onnx_keeps_special_ids_and_two_tokenisers(tmp_path):
 
 
 def test_onnx_keeps_another_programs_tokeniser(tmp_path):
-    translator = ours()
+    translator = ours(encoder_layers=1, decoder_layers=1)
     library = translator.source_tokenizer.library
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     translator.source_tokenizer = translator.target_tokenizer = Tokenizer(library, FOREIGN)
