@@ -40,5 +40,5 @@ def run(argv: list[str]) -> int:
         note(f"{options.out} is a model folder for CTranslate2, with its tokenizer.")
     else:
         export_onnx(load(options.model, "cpu"), options.out)
-        note(f"{options.out} holds ONNX graphs; every command that runs a model takes the folder, look and info do not.")
+        note(f"{options.out} holds ONNX graphs; commands that run a model take the folder, look and info do not.")
     return 0
