@@ -20,11 +20,12 @@ from regard.program.program import Program, program_of
 
 
 class Entry(NamedTuple):
-    """A call of a model: example inputs by their names, and the names of sizes that vary, axis by axis."""
+    """A call of a model: example inputs by name, the names of sizes that vary (axis by axis), the names of outputs."""
 
     call: Callable[..., Any]
     inputs: Mapping[str, Tensor]
     sizes: Mapping[str, Sequence[str | None]]
+    outputs: Sequence[str] = ("output",)
 
 
 def forward_entry(model: nn.Module, image: Tensor | None = None) -> Entry:
@@ -80,23 +81,14 @@ def forward_program(model: nn.Module, image: Tensor | None = None, call: Callabl
     key = None if image is None else tuple(image.shape), call, tuple(map(id, model.modules()))
     if key not in kept:
         entry = forward_entry(model, image)
-        kept[key] = program_of(capture(model, *entry if call is None else entry._replace(call=call)))
+        kept[key] = program_of(capture(model, call or entry.call, entry.inputs, entry.sizes))
     return kept[key]
 
 
 # -- batches and decoding ----------------------------------------------------------------------------------------------
 
 
-class BatchEntry(NamedTuple):
-    """A call on a batch: as `Entry`, with the names of what it returns and, axis by axis, of their sizes."""
-
-    call: Callable[..., Any]
-    inputs: Mapping[str, Tensor]
-    sizes: Mapping[str, Sequence[str | None]]
-    outputs: Sequence[str]
-
-
-def batch_entries(model: nn.Module) -> dict[str, BatchEntry]:
+def batch_entries(model: nn.Module) -> dict[str, Entry]:
     """The calls that run a model on batches, by name: what ONNX graphs are made of.
 
     encoder        ids (B, S), mask (B, S) → memory_* (B rows, once per sentence); of recurrent models also cells
@@ -117,11 +109,11 @@ def batch_entries(model: nn.Module) -> dict[str, BatchEntry]:
             inputs = _tokens() | (
                 {"segments": torch.zeros(3, 5, dtype=torch.long)} if model.config.segments > 1 else {}
             )
-            return {"model": BatchEntry(_bert, inputs, dict.fromkeys(inputs, ("B", "S")), ("output",))}
+            return {"model": Entry(_bert, inputs, dict.fromkeys(inputs, ("B", "S")))}
         case ViT():
             config = model.config
             images = {"images": torch.zeros(3, config.channels, config.image_height, config.image_width)}
-            return {"model": BatchEntry(_forward_image, images, {"images": ("B",)}, ("output",))}
+            return {"model": Entry(_forward_image, images, {"images": ("B",)})}
     raise RegardError(f"There is no program of a {type(model).__name__}.", "Use a model of one of Regard's families.")
 
 
@@ -137,7 +129,7 @@ def _bert(model: Bert, ids: Tensor, mask: Tensor, segments: Tensor | None = None
     return model(_padded(ids, mask), segments)
 
 
-def _transformer_entries(model: Transformer) -> dict[str, BatchEntry]:
+def _transformer_entries(model: Transformer) -> dict[str, Entry]:
     groups, width = model.decoder[0].cross.kv_heads, model.decoder[0].cross.head_width
     memory = [f"memory_{kind}_{i}" for i in range(len(model.decoder)) for kind in ("keys", "values")]
     own = [name.removeprefix("memory_") for name in memory]
@@ -164,12 +156,12 @@ def _transformer_entries(model: Transformer) -> dict[str, BatchEntry]:
     inputs |= {name: torch.zeros(3, groups, 5, width) for name in memory}
     inputs |= {name: torch.zeros(6, groups, 4, width) for name in own}
     return {
-        "encoder": BatchEntry(encode, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), memory),
-        "decoder_step": BatchEntry(step, inputs, sizes, ("logits", *(f"new_{name}" for name in own))),
+        "encoder": Entry(encode, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), memory),
+        "decoder_step": Entry(step, inputs, sizes, ("logits", *(f"new_{name}" for name in own))),
     }
 
 
-def _seq2seq_entries(model: Seq2Seq) -> dict[str, BatchEntry]:
+def _seq2seq_entries(model: Seq2Seq) -> dict[str, Entry]:
     attends = model.config.attention != "none"
     config, memory = model.config, ("memory",) if attends else ()
 
@@ -189,12 +181,12 @@ def _seq2seq_entries(model: Seq2Seq) -> dict[str, BatchEntry]:
     inputs |= {name: torch.zeros(3, 1, 5, config.width) for name in memory} | {"cells": cells}
     sizes = {"last": ("B", "K"), "mask": ("B", "S"), "memory": ("B", None, "S"), "cells": ("R",)}
     return {
-        "encoder": BatchEntry(encode, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), ("cells", *memory)),
-        "decoder_step": BatchEntry(step, inputs, sizes, ("logits", "new_cells")),
+        "encoder": Entry(encode, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), ("cells", *memory)),
+        "decoder_step": Entry(step, inputs, sizes, ("logits", "new_cells")),
     }
 
 
-def _gpt_entries(model: GPT) -> dict[str, BatchEntry]:
+def _gpt_entries(model: GPT) -> dict[str, Entry]:
     attention = model.blocks[0].attention
     own = [f"{kind}_{i}" for i in range(len(model.blocks)) for kind in ("keys", "values")]
 
@@ -212,8 +204,8 @@ def _gpt_entries(model: GPT) -> dict[str, BatchEntry]:
     inputs |= {name: torch.zeros(6, attention.kv_heads, 5, attention.head_width) for name in own}
     sizes = {"last": ("B", "K"), "lengths": ("R",)} | dict.fromkeys(own, ("R", None, "P"))
     return {
-        "prompt": BatchEntry(prompt, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), ("logits", "lengths", *own)),
-        "decoder_step": BatchEntry(step, inputs, sizes, ("logits", *(f"new_{name}" for name in ("lengths", *own)))),
+        "prompt": Entry(prompt, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), ("logits", "lengths", *own)),
+        "decoder_step": Entry(step, inputs, sizes, ("logits", *(f"new_{name}" for name in ("lengths", *own)))),
     }
 
 
