@@ -310,14 +310,13 @@ class _Writer:
     def _group_norm(self, name: str, x: str, weight: str = "", bias: str = "", **attributes: Any) -> None:
         shape = self.described[x][1]
         groups = self.node("Reshape", [x, self.constant([0, attributes["num_groups"], -1])])
-        ones = self.constant(np.ones(1), np.float32)
         mean = self.node("ReduceMean", [groups, self.constant([-1])])
         centered = self.node("Sub", [groups, mean])
         power = self.node("ReduceMean", [self.node("Mul", [centered, centered]), self.constant([-1])])
         root = self.node("Sqrt", [self.node("Add", [power, self.constant(attributes.get("eps", 1e-5), np.float32)])])
         normal = self.node("Reshape", [self.node("Div", [centered, root]), self.shape(shape)])
         over = self.constant([-1] + [1] * (len(shape) - 2))
-        gain = self.node("Reshape", [weight, over]) if weight else ones
+        gain = self.node("Reshape", [weight, over]) if weight else self.constant(np.ones(1), np.float32)
         scaled = self.node("Mul", [normal, gain], "" if bias else name)
         if bias:
             self.node("Add", [scaled, self.node("Reshape", [bias, over])], name)
