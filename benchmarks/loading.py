@@ -60,11 +60,11 @@ def make(out: Path) -> dict[str, tuple[str, Path]]:
 
     import regard
     from regard.data import Special, Tokenizer
-    from regard.data.tokenizer import FOREIGN
-    from regard.folder import LanguageModel
+    from regard.data.text.tokenizer import FOREIGN
     from regard.interop import export_folder
     from regard.models import GPT
     from regard.models.gpt import gpt2
+    from regard.pipelines import LanguageModel
 
     if not (out / "theirs" / "config.json").exists():
         torch.manual_seed(0)

@@ -20,7 +20,7 @@ from tokenizers import models
 
 from regard.attention import exact, record
 from regard.data import Tokenizer, phrasebook_pairs
-from regard.data.tokenizer import FOREIGN
+from regard.data.text.tokenizer import FOREIGN
 from regard.interop import import_folder
 from regard.layers.packed import pack
 

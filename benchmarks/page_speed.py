@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from regard.data import Tokenizer
-from regard.folder import LanguageModel, Translator
 from regard.models import GPT, GPTConfig, Transformer, TransformerConfig
+from regard.pipelines import LanguageModel, Translator
 from regard.viewer import look
 
 PAIR, LONG, OPENED, CLICKS = 512, 16384, 5, 9

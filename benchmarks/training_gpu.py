@@ -30,17 +30,17 @@ from gpu_common import changed, matrix_ceiling, sentence_lengths, sentence_pairs
 
 from regard.attention import use
 from regard.data import Batch
-from regard.data.streams import TextBatches
+from regard.data.batching.token_streams import TextBatches
 from regard.layers import add_norm, linear_relu
 from regard.layers.embeddings import Embedding
 from regard.models import GPTConfig, TransformerConfig, make_model
 from regard.models.gpt import gpt2, gpt_small
 from regard.training import vocabulary
 from regard.training.checkpoint import unique_parameters
-from regard.training.compiling import compiled_features
-from regard.training.graphs import WARM_UP, GraphedUpdate
 from regard.training.losses import LossParts, token_loss
-from regard.training.optim import make_optimizer, scale_gradients
+from regard.training.optim.optimizers import make_optimizer, scale_gradients
+from regard.training.runtime.compilation import compiled_features
+from regard.training.runtime.cuda_graphs import WARM_UP, GraphedUpdate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Kernels by what they are for, from a part of their names; the first that fits.

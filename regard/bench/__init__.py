@@ -1,13 +1,13 @@
 """Ours beside every peer that is installed, in one run, with the machine's ceilings: `regard bench`."""
 
-from regard.bench.attention import Shape, bench_attention
-from regard.bench.decoding import DecodingShape, bench_decoding
-from regard.bench.growth import bench_growth
-from regard.bench.measuring import Ceilings, Row
-from regard.bench.recording import RecordingShape, bench_recording
-from regard.bench.report import Report
-from regard.bench.scores import ScoreReport, ScoreRow, bench_scores
-from regard.bench.training import TrainingShape, bench_training
+from regard.bench.attention_speed import Shape, bench_attention
+from regard.bench.bench_report import Report
+from regard.bench.decoding_speed import DecodingShape, bench_decoding
+from regard.bench.length_scaling import bench_growth
+from regard.bench.measurement import Ceilings, Row
+from regard.bench.recording_cost import RecordingShape, bench_recording
+from regard.bench.score_comparison import ScoreReport, ScoreRow, bench_scores
+from regard.bench.training_speed import TrainingShape, bench_training
 
 __all__ = [
     "Ceilings",

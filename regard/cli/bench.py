@@ -17,10 +17,10 @@ from regard.bench import (
     bench_scores,
     bench_training,
 )
-from regard.bench.scores import Family, ScoreRow
+from regard.bench.score_comparison import Family, ScoreRow
 from regard.cli.common import note, parse
 from regard.errors import RegardError
-from regard.folder import Device
+from regard.pipelines import Device
 
 What = Literal["attention", "growth", "training", "decoding", "recording", "scores"]
 BENCHES: dict[str, Callable[..., Report | ScoreReport]] = {

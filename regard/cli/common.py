@@ -16,16 +16,16 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import tyro
 
 from regard.data import Tokenizer, read_pairs
-from regard.data.compression import STDIN
 from regard.data.phrasebook import phrasebook_pairs, words
-from regard.data.readers import numbered_lines
+from regard.data.text.compression import STDIN
+from regard.data.text.readers import numbered_lines
 from regard.errors import RegardError
-from regard.folder import Device, ImageModel, LanguageModel, TextEncoder, Translator, load
-from regard.interop.onnx_runner import holds_graphs, open_onnx
+from regard.evaluation.alignment import Words
+from regard.interop.onnx.onnx_runner import holds_graphs, open_onnx
+from regard.pipelines import Device, ImageModel, LanguageModel, TextEncoder, Translator, load
 from regard.training.recipe import PHRASEBOOK
-from regard.training.report import OnProgress, progress_bar, show_progress
+from regard.training.run_log import OnProgress, progress_bar, show_progress
 from regard.viewer import Link
-from regard.viewer.alignment import Words
 
 TEST_SIZE = 1000
 # Texts that are processed together: they are sorted by length into batches. Fewer where fewer have arrived.

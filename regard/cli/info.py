@@ -9,10 +9,10 @@ import torch
 
 from regard.attention import explain
 from regard.cli.common import Model, parse
-from regard.data.special import EOS
-from regard.folder import Bundle, Device, ImageModel, LanguageModel, TextEncoder, Translator, load
+from regard.data.text.special_tokens import EOS
 from regard.layers.packed import pack
 from regard.models import family_of
+from regard.pipelines import Bundle, Device, ImageModel, LanguageModel, TextEncoder, Translator, load
 from regard.viewer import attentions
 
 

@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 from regard.cli.common import steps_of
 from regard.data import IGNORED, label_ids, read_images, read_labelled, read_ragged
 from regard.errors import RegardError
-from regard.folder import Classified, ImageModel, TextEncoder
+from regard.evaluation.label_metrics import class_scores, label_scores, mask_scores
+from regard.evaluation.text_metrics import label_counts
+from regard.pipelines import Classified, ImageModel, TextEncoder
 from regard.training.datasets import Images
-from regard.training.label_scores import class_scores, label_scores, mask_scores
-from regard.training.metrics import label_counts
 from regard.training.tasks.image_tasks import NO_LABEL, check_annotations
 
 # Pictures that are looked at before the bar moves on.
@@ -108,7 +108,7 @@ def parts(count: int, tell: Callable[[int, int | None], None]) -> Iterator[Int[n
 
 def confusion_picture(results: dict[str, Any], form: str) -> bytes:
     """What texts, pictures, or their pixels were taken for."""
-    from regard.viewer.confusion import draw_confusion  # matplotlib is slow to import
+    from regard.viewer.plots.confusion_matrix import draw_confusion  # matplotlib is slow to import
 
     what = "pixels" if "mean_iou" in results else "texts" if "texts" in results else "pictures"
     measure = "mean IoU" if what == "pixels" else "accuracy"

@@ -9,9 +9,9 @@ from typing import Any
 from regard.cli.config import recipe_toml
 from regard.cli.train_options import full_help, option_name, parse_words, recipe_keys, short_help
 from regard.errors import RegardError
-from regard.folder import read_config
-from regard.interop.targets import TARGETS
+from regard.interop.export_targets import TARGETS
 from regard.models import family_of
+from regard.pipelines import read_config
 from regard.recipes import find_recipe, recipe_names
 from regard.training import Recipe, read_toml, recipe_from, train
 from regard.training.fine_tuning import fine_tuned_recipe

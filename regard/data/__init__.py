@@ -1,25 +1,25 @@
 """Readers, cleaning, tokenisers, packed batches for each task, word vectors; pictures and their augmentation."""
 
-from regard.data.augmentation import AugmentConfig, Augmented, augment, soft_targets
-from regard.data.batches import IGNORED, Batch, Batches, encode_pairs, prefetch
-from regard.data.cleaning import Counts, clean, split_validation
-from regard.data.documents import encode_documents, read_documents, split_documents
-from regard.data.dropout import BpeDropout
-from regard.data.image_batches import ImageBatch, ImageBatches, as_numbers
-from regard.data.image_decoding import read_image
-from regard.data.images import ImageSet, RaggedImages, read_images, read_ragged
-from regard.data.labelled import Labelled, LabelledBatches, label_ids, label_names, read_labelled
-from regard.data.masking import MaskedBatches
+from regard.data.batching.image_batches import ImageBatch, ImageBatches, as_numbers
+from regard.data.batching.masked_batches import MaskedBatches
+from regard.data.batching.pair_batches import IGNORED, Batch, Batches, encode_pairs, prefetch
+from regard.data.batching.ragged_batches import RaggedBatch, RaggedBatches
+from regard.data.batching.sequences import Sequences
+from regard.data.batching.text_batches import ByLength, Texts, encode_texts
+from regard.data.batching.token_streams import TextBatches, whole_text
+from regard.data.images.augmentation import AugmentConfig, Augmented, augment, soft_targets
+from regard.data.images.image_decoding import read_image
+from regard.data.images.image_set import ImageSet, RaggedImages, read_images, read_ragged
 from regard.data.phrasebook import phrasebook_pairs
-from regard.data.questions import AnswerBatches, Question, QuestionPieces, read_squad
-from regard.data.ragged_batches import RaggedBatch, RaggedBatches
-from regard.data.readers import Pair, read_lines, read_pairs
-from regard.data.sequences import Sequences
-from regard.data.special import EOS, PAD, SOS, SPECIALS, UNK, Special
-from regard.data.streams import TextBatches, whole_text
-from regard.data.texts import ByLength, Texts, encode_texts
-from regard.data.tokenizer import KINDS, Tokenizer
-from regard.data.vectors import read_vectors
+from regard.data.text.bpe_dropout import BpeDropout
+from regard.data.text.cleaning import Counts, clean, split_validation
+from regard.data.text.documents import encode_documents, read_documents, split_documents
+from regard.data.text.labeled_texts import Labelled, LabelledBatches, label_ids, label_names, read_labelled
+from regard.data.text.questions import AnswerBatches, Question, QuestionPieces, read_squad
+from regard.data.text.readers import Pair, read_lines, read_pairs
+from regard.data.text.special_tokens import EOS, PAD, SOS, SPECIALS, UNK, Special
+from regard.data.text.tokenizer import KINDS, Tokenizer
+from regard.data.text.word_vectors import read_vectors
 
 __all__ = [
     "EOS",

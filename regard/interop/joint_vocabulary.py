@@ -13,8 +13,8 @@ import torch
 from tokenizers import Regex, decoders
 from torch import Tensor
 
-from regard.data.special import Special
-from regard.data.tokenizer import FOREIGN, Tokenizer
+from regard.data.text.special_tokens import Special
+from regard.data.text.tokenizer import FOREIGN, Tokenizer
 from regard.errors import RegardError
 from regard.models.transformer import TransformerConfig
 

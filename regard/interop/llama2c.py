@@ -18,13 +18,13 @@ import torch
 from tokenizers import decoders, models, normalizers
 from torch import Tensor
 
-from regard.data.special import Special
-from regard.data.tokenizer import FOREIGN, Tokenizer
+from regard.data.text.special_tokens import Special
+from regard.data.text.tokenizer import FOREIGN, Tokenizer
 from regard.errors import RegardError
 from regard.files import read_file
-from regard.folder import LanguageModel, model_of
-from regard.interop.mapping import STACKED, Change, Row, Table, read_model
+from regard.interop.weight_mapping import STACKED, Change, Row, Table, read_model
 from regard.models.gpt import GPTConfig
+from regard.pipelines import LanguageModel, model_of
 
 # Each story begins with <s>, and where one would begin, the last one has ended.
 UNK, BOS = 0, 1

@@ -21,11 +21,12 @@ from tokenizers.processors import TemplateProcessing
 
 from regard import config_reader
 from regard.config_reader import json_bytes
-from regard.data.special import Special
-from regard.data.tokenizer import Tokenizer
+from regard.data.text.special_tokens import Special
+from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.files import read_file, write_whole
-from regard.interop.sentencepiece import (
+from regard.interop.foreign_config import Settings
+from regard.interop.sentencepiece_files import (
     CONTROL,
     UNIGRAM,
     UNKNOWN,
@@ -38,8 +39,7 @@ from regard.interop.sentencepiece import (
     read_pieces,
     write_pieces,
 )
-from regard.interop.settings import Settings
-from regard.interop.tensors import read_json
+from regard.interop.tensor_files import read_json
 
 _AS_JSON = "Save the tokeniser as tokenizer.json."
 _SIDES = ("source.spm", "target.spm")

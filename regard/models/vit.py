@@ -15,10 +15,10 @@ from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlacement, first_tokens
 from regard.layers.embeddings import GridPositionKind, ImageEmbedding, Images
 from regard.layers.feedforward import Activation
+from regard.layers.heads import ClassQueries, Painter, QueryPool
 from regard.layers.norms import NormKind
 from regard.layers.patches import Grid, PackedImages, PatchKind, cut, grid_of, rows_of, take_away, widened
-from regard.layers.readouts import ClassQueries, Painter, QueryPool
-from regard.models.heads import check_heads
+from regard.models.config_checks import check_heads
 from regard.ranges import Count, Epsilon, Layers, Natural, NonNegative, OptionalSide, Positive, Rate, Side, check_ranges
 
 MOST_PATCHES = 2**20

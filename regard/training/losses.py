@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.data.batches import IGNORED
+from regard.data.batching.pair_batches import IGNORED
 from regard.training import vocabulary
 
 

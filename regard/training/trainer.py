@@ -21,7 +21,8 @@ from torch import Tensor
 
 from regard.data import Batch, prefetch
 from regard.errors import Interrupted, RegardError
-from regard.folder import (
+from regard.models import ModelConfig, ViTConfig, family_of, make_model
+from regard.pipelines import (
     OPENED,
     Translator,
     bundle_of,
@@ -32,19 +33,14 @@ from regard.folder import (
     save,
     write_tokenizers,
 )
-from regard.models import ModelConfig, ViTConfig, family_of, make_model
-from regard.training.allocator import keep_freed_memory
 from regard.training.checkpoint import Checkpoint, gather_state, keep_step, restore_state, unique_parameters
-from regard.training.compiling import compiled_features
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEADS, fine_tuned_recipe, initial_weights
-from regard.training.graphs import GraphedUpdate
 from regard.training.losses import LossParts
-from regard.training.memory import check_sizes
-from regard.training.optim import make_optimizer, scale_gradients, set_rate, update_ema
-from regard.training.precision import autocast_of, settle_precision
+from regard.training.optim.optimizers import make_optimizer, scale_gradients, set_rate, update_ema
+from regard.training.optim.schedules import DECAY_RATIO, Schedule, parse_duration
+from regard.training.pretrained_embeddings import VectorCoverage, use_vectors
 from regard.training.recipe import Recipe, recipe_table, with_cache
-from regard.training.report import Report, draw_losses, read_metrics
 from regard.training.run_folder import (
     LOSSES,
     METRICS,
@@ -54,13 +50,17 @@ from regard.training.run_folder import (
     refuse_foreign_files,
     refuse_other_run,
 )
+from regard.training.run_log import Report, draw_losses, read_metrics
 from regard.training.run_plan import Cost, describe_plan, peak_memory
-from regard.training.schedules import DECAY_RATIO, Schedule, parse_duration
+from regard.training.runtime.allocator import keep_freed_memory
+from regard.training.runtime.compilation import compiled_features
+from regard.training.runtime.cuda_graphs import GraphedUpdate
+from regard.training.runtime.memory import check_sizes
+from regard.training.runtime.precision import autocast_of, settle_precision
+from regard.training.runtime.workers import Workers, start_workers, usable_workers
 from regard.training.state import TrainState
 from regard.training.tasks import TASKS, read_dataset
-from regard.training.tasks.base import EpochsOfBatches, Shape, Task, evaluate_loss
-from regard.training.vectors import VectorCoverage, use_vectors
-from regard.training.workers import Workers, start_workers, usable_workers
+from regard.training.tasks.task import EpochsOfBatches, Shape, Task, evaluate_loss
 from regard.version import __version__
 
 # Smaller shares per worker are not worth the exchange of gradients.

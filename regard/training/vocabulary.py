@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.attention import triton_here
 from regard.attention.triton_here import power_of_two
-from regard.data.batches import IGNORED
+from regard.data.batching.pair_batches import IGNORED
 
 # Logits that exist at a time: larger chunks add up the weights' gradient less often.
 CELLS = 2**28

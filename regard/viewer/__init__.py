@@ -1,6 +1,6 @@
 """What a model regarded: measurements, word alignments, pictures."""
 
-from regard.viewer.alignment import (
+from regard.evaluation.alignment import (
     Link,
     align,
     alignment_error_rate,
@@ -9,8 +9,11 @@ from regard.viewer.alignment import (
     format_links,
     read_links,
 )
-from regard.viewer.beams import BeamNode, BeamTree, watch_decoding
-from regard.viewer.changes import (
+from regard.evaluation.teacher_forcing import attentions, force, need_attention
+from regard.viewer.comparison import Comparison, compare
+from regard.viewer.experiments import Outcome, Step, Tried, try_it
+from regard.viewer.image_look import ImageLook, PatchMap
+from regard.viewer.interventions import (
     Change,
     HeadOff,
     LayerOff,
@@ -20,12 +23,9 @@ from regard.viewer.changes import (
     ScaleOff,
     tried,
 )
-from regard.viewer.comparing import Comparison, compare
-from regard.viewer.forcing import attentions, force, need_attention
-from regard.viewer.looking import AttentionMap, Look, look
-from regard.viewer.overlays import ImageLook, PatchMap
 from regard.viewer.rollout import Rollout, roll_out
-from regard.viewer.trying import Outcome, Step, Tried, try_it
+from regard.viewer.search_tree import BeamNode, BeamTree, watch_decoding
+from regard.viewer.text_look import AttentionMap, Look, look
 from regard.viewer.walk.page_walk import walk_of
 from regard.viewer.walk.walkthrough import Walk
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from regard.bench import measuring
+from regard.bench import measurement
 
 
 @pytest.fixture(autouse=True)
 def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "TURN", 1e-4)
-    monkeypatch.setitem(measuring.SIDE, "cpu", 64)
+    monkeypatch.setattr(measurement, "TURN", 1e-4)
+    monkeypatch.setitem(measurement.SIDE, "cpu", 64)

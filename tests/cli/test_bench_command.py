@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from regard.bench import measuring
+from regard.bench import measurement
 from regard.cli import main
 
 SMALL = ["--device", "cpu", "--lengths", "8", "--rounds", "1", "--no-compiled"]
@@ -12,8 +12,8 @@ SMALL = ["--device", "cpu", "--lengths", "8", "--rounds", "1", "--no-compiled"]
 
 @pytest.fixture(autouse=True)
 def _low_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "TURN", 1e-4)
-    monkeypatch.setitem(measuring.SIDE, "cpu", 64)
+    monkeypatch.setattr(measurement, "TURN", 1e-4)
+    monkeypatch.setitem(measurement.SIDE, "cpu", 64)
 
 
 def test_attention(capsys, tmp_path):

@@ -159,7 +159,7 @@ def test_evaluate_tells_every_measure(run, pairs_file, tmp_path, seq2seq_folder,
 
 def test_evaluate_the_phrasebook_with_its_own_gold(run, tmp_path, transformer_folder, monkeypatch):
     monkeypatch.setattr("regard.cli.common.TEST_SIZE", 20)
-    monkeypatch.setattr("regard.cli.evaluate.VALIDATION_SIZE", 10)
+    monkeypatch.setattr("regard.cli.inference.evaluate.VALIDATION_SIZE", 10)
     results = tmp_path / "results.json"
     run("evaluate", transformer_folder, "--data", "phrasebook", "--json", results, "--method", "greedy", "--truncate")
     table = json.loads(results.read_text())

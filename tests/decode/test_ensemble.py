@@ -6,7 +6,7 @@ from torch import nn
 
 from regard.decode import DecodeConfig, Ensemble, beam, greedy
 from regard.errors import RegardError
-from tests.decode.toys import HistoryModel, TableModel, pack
+from tests.decode.helpers import HistoryModel, TableModel, pack
 
 SENTENCES = [[5, 1, 1], [9], [4, 1], [8, 1, 1, 1]]
 

@@ -10,7 +10,7 @@ from regard.errors import RegardError
 from regard.layers.packed import pack
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from tests.decode.toys import HistoryModel
+from tests.decode.helpers import HistoryModel
 
 SENTENCES = [[4 + (3 * i + j) % 8 for j in range(1 + i % 5)] + [SPECIAL.eos] for i in range(9)]
 

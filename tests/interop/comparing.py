@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from tokenizers import models, pre_tokenizers, processors
 
 from regard.attention import exact, record
-from regard.data.special import Special
+from regard.data.text.special_tokens import Special
 from regard.interop import export_folder, import_folder
 from regard.layers.packed import pack
 

@@ -11,12 +11,11 @@ import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from regard.data import Special, Tokenizer, encode_texts
-from regard.data.special import EOS, READING, TRANSLATING, WRITING
-from regard.data.tokenizer import FOREIGN
+from regard.data.text.special_tokens import EOS, READING, TRANSLATING, WRITING
+from regard.data.text.tokenizer import FOREIGN
 from regard.errors import RegardError
-from regard.folder import load, save
 from regard.interop import export_folder, import_folder
-from regard.interop.sentencepiece import (
+from regard.interop.sentencepiece_files import (
     CONTROL,
     NORMAL,
     UNIGRAM,
@@ -26,6 +25,7 @@ from regard.interop.sentencepiece import (
     read_sentencepiece,
 )
 from regard.interop.tokenizer_files import framing, read_tokenizer, write_tokenizer
+from regard.pipelines import load, save
 from tests.interop.comparing import same_tensors
 from tests.interop.pieces import (
     MODELS,

@@ -11,6 +11,7 @@ from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, EncoderBlock, first_tokens
 from regard.layers.dropout import DropPath
 from regard.layers.embeddings import ImageEmbedding
+from regard.layers.heads import ClassQueries, QueryPool
 from regard.layers.multihead import MultiHead
 from regard.layers.patches import (
     PackedImages,
@@ -25,7 +26,6 @@ from regard.layers.patches import (
     widened,
 )
 from regard.layers.positions import LearnedGrid, RotaryGrid, Sinusoidal, SinusoidalGrid, apply_rotary, cubic
-from regard.layers.readouts import ClassQueries, QueryPool
 from regard.layers.residual import Residual
 
 # Odd counts of patches, and grids that are no squares.

@@ -12,7 +12,7 @@ from regard.layers.packed import pack
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.program import forward_program
 from regard.program.numpy_interpreter import run
-from tests.program.forms import ENCODERS, IMAGES, LANGUAGE_MODELS, TRANSLATORS, VOCAB, model_of
+from tests.program.helpers import ENCODERS, IMAGES, LANGUAGE_MODELS, TRANSLATORS, VOCAB, model_of
 
 TOKENS = st.lists(st.integers(4, VOCAB - 1), min_size=1, max_size=14)
 

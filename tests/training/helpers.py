@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from regard.errors import RegardError
-from regard.folder import Bundle
 from regard.models import TransformerConfig
+from regard.pipelines import Bundle
 from regard.training import (
     DataConfig,
     Dataset,

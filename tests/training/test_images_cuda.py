@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from regard.training import train
-from regard.training.graphs import GraphedUpdate
-from regard.training.report import read_metrics
+from regard.training.run_log import read_metrics
+from regard.training.runtime.cuda_graphs import GraphedUpdate
 from regard.training.trainer import METRICS
-from tests.training import test_own_sizes
 from tests.training.helpers import same_bits, weights_of
+from tests.training.tasks import test_ragged_image_tasks
 from tests.training.toy_images import MEASURES, toy
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -49,7 +49,7 @@ def test_a_deterministic_run_repeats_itself_in_cuda(tmp_path, task):
 def test_own_sizes_are_learned_from_in_cuda(tmp_path, monkeypatch, task):
     made = []
     monkeypatch.setattr(GraphedUpdate, "__init__", _noting(GraphedUpdate.__init__, made))
-    recipe = test_own_sizes.toy(task, tmp_path, train={"device": "cuda", "steps": 60, "validate_every": 30})
+    recipe = test_ragged_image_tasks.toy(task, tmp_path, train={"device": "cuda", "steps": 60, "validate_every": 30})
     train(recipe, tmp_path / "out", quiet=True)
     [update] = made
     assert not update.graphs

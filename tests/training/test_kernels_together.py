@@ -11,8 +11,9 @@ from regard.attention import explain, triton_here, use
 from regard.data import Batches, Sequences
 from regard.layers import add_norm, linear_relu
 from regard.models import TransformerConfig, make_model
-from regard.training import compiling, vocabulary
+from regard.training import vocabulary
 from regard.training.losses import token_loss
+from regard.training.runtime import compilation
 
 pytestmark = pytest.mark.skipif(not triton_here.FOUND, reason="needs Triton")
 
@@ -59,8 +60,8 @@ def test_the_same_update(monkeypatch, compiled, kind):
     features = model.features
     if compiled:
         torch._dynamo.reset()
-        monkeypatch.setattr(compiling.torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-        features = compiling.compiled_features(model)
+        monkeypatch.setattr(compilation.torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+        features = compilation.compiled_features(model)
     with use("sentences"):
         torch.testing.assert_close(gradients(model, features, one), expected, atol=1e-4, rtol=1e-4)
 
@@ -86,7 +87,7 @@ def test_cuda_the_same_update(monkeypatch, compiled, kind):
 
     exact = of_all_models(model.features)
     with narrow(), explain() as choices:
-        ours = of_all_models(compiling.compiled_features(model) if compiled else model.features)
+        ours = of_all_models(compilation.compiled_features(model) if compiled else model.features)
     assert compiled or {choice.kernel for choice in choices} == {"sentences"}
     with contextlib.ExitStack() as stack, narrow():
         for module, condition in OURS.items():

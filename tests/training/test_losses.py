@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard.attention import triton_here
 from regard.data import Batches, Sequences
-from regard.data.batches import IGNORED
+from regard.data.batching.pair_batches import IGNORED
 from regard.models import TransformerConfig, make_model
 from regard.training import losses, vocabulary
 from regard.training.losses import token_loss

@@ -13,7 +13,7 @@ from regard.models import family_of
 from regard.training import DataConfig, Dataset, read_dataset, recipe_from, train
 from regard.training.choices import describe_choices, shown
 from regard.training.tasks import TASKS
-from regard.training.tasks.base import warn_of_rare_labels
+from regard.training.tasks.task import warn_of_rare_labels
 from tests.training.helpers import small, small_dataset
 
 

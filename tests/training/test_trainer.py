@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from regard.errors import RegardError
-from regard.folder import load
+from regard.pipelines import load
 from regard.training import kept_steps, train, trainer
-from regard.training.report import read_metrics
-from regard.training.tasks import translate
+from regard.training.run_log import read_metrics
+from regard.training.tasks import translate_task
 from regard.training.trainer import METRICS, STATE
 from tests.training.helpers import LIVELY, same_bits, small, small_dataset, weights_of
 
@@ -151,7 +151,7 @@ def test_cut_off_between_the_first_model_and_the_next_state(plain, tmp_path, mon
     """A model is in the folder, written by this run, and no state of that step: the run goes on all the same."""
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "save", lambda *arguments: (loop_save(*arguments), cut_power()))
-        loop_save = sys.modules["regard.folder"].save
+        loop_save = sys.modules["regard.pipelines"].save
         with pytest.raises(PowerCutError):
             run(small(train={"save_every": 100}), tmp_path)
     assert (tmp_path / "config.json").exists()
@@ -359,8 +359,10 @@ def test_other_settings_learn_too(tmp_path, change):
 
 def test_validation_by_bleu_keeps_the_best_by_bleu(tmp_path, monkeypatch):
     bleus = iter([5.0, 3.0])
-    scores = translate.text_scores([""], ["a"])
-    monkeypatch.setattr(translate, "text_scores", lambda *_: type(scores)(**(vars(scores) | {"bleu": next(bleus)})))
+    scores = translate_task.text_scores([""], ["a"])
+    monkeypatch.setattr(
+        translate_task, "text_scores", lambda *_: type(scores)(**(vars(scores) | {"bleu": next(bleus)}))
+    )
     assert run(small(train={"validate_by": "bleu"}), tmp_path).training["step"] == 6
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.viewer.looking import Side
-from regard.viewer.scene import Scene, direction, put
+from regard.viewer.page.text_scene import Scene, direction, put
+from regard.viewer.text_look import Side
 
 CALLED = {"source": "Source", "target": "Target", "predicted": "Translation", "text": "Text"}
 SOURCE = ["The", "cat", "chased", "the", "mouse", "through", "the", "garden", "."]

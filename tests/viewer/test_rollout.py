@@ -9,7 +9,7 @@ from regard.attention.reference import repeat_heads, softmax
 from regard.errors import RegardError
 from regard.layers.patches import pack_images
 from regard.viewer import roll_out
-from tests.viewer.seeing import KINDS, images, model_of
+from tests.viewer.image_helpers import KINDS, images, model_of
 
 
 def plain_rollout(layers):

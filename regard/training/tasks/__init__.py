@@ -3,21 +3,21 @@
 import dataclasses
 from typing import Any
 
-from regard.interop.targets import Target, check_exportable, exportable
+from regard.interop.export_targets import Target, check_exportable, exportable
 from regard.models import TransformerConfig
 from regard.training.recipe import DataConfig, Recipe, TaskName
-from regard.training.report import show_progress
-from regard.training.tasks.answer import Answer
-from regard.training.tasks.base import Task
-from regard.training.tasks.classify import Classify
-from regard.training.tasks.classify_images import ClassifyImages
+from regard.training.run_log import show_progress
+from regard.training.tasks.answer_task import Answer
+from regard.training.tasks.classify_images_task import ClassifyImages
+from regard.training.tasks.classify_task import Classify
 from regard.training.tasks.image_tasks import ImageTask
-from regard.training.tasks.language import Language
-from regard.training.tasks.mask import Mask
-from regard.training.tasks.mask_images import MaskImages
-from regard.training.tasks.segment import Segment
-from regard.training.tasks.text2text import Text2Text
-from regard.training.tasks.translate import Translate
+from regard.training.tasks.language_task import Language
+from regard.training.tasks.mask_images_task import MaskImages
+from regard.training.tasks.mask_task import Mask
+from regard.training.tasks.segment_task import Segment
+from regard.training.tasks.task import Task
+from regard.training.tasks.text2text_task import Text2Text
+from regard.training.tasks.translate_task import Translate
 
 TASKS: dict[str, Task] = {
     "translate": Translate(),

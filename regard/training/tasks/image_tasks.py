@@ -20,13 +20,13 @@ from regard.data import (
     read_images,
     read_ragged,
 )
-from regard.data.special import Special
+from regard.data.text.special_tokens import Special
 from regard.errors import RegardError
 from regard.models import ViTConfig
 from regard.training.datasets import Dataset, Images, ImageSplit, too_few
 from regard.training.recipe import DataConfig, Recipe, TaskName, TokenizerConfig, TrainConfig
-from regard.training.report import OnProgress
-from regard.training.tasks.base import (
+from regard.training.run_log import OnProgress
+from regard.training.tasks.task import (
     Encoded,
     Shape,
     Task,

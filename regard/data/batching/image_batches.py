@@ -1,0 +1,83 @@
+"""Pictures in batches: bytes until they are on the device, where they become numbers and are changed at random."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from regard.data.batching.pair_batches import Batch
+from regard.data.images.augmentation import AugmentConfig
+from regard.data.images.image_set import ImageSet
+
+
+@dataclass(frozen=True, eq=False)
+class ImageBatch(Batch):
+    """Pictures as bytes (B, H, W, C) and what should come out; `augment` is what is done to them before."""
+
+    augment: AugmentConfig
+
+    @property
+    def pixels(self) -> UInt8[Tensor, "B H W C"]:
+        [pixels] = self.inputs
+        return cast(Tensor, pixels)
+
+
+class ImageBatches:
+    """Batches of `size` pictures, all of one shape; epoch e is a function of (seed, e) alone.
+
+    `rows` are the pictures that there are, and `targets` gives what should come out for some of these: a label each, or
+    a label for each pixel. What is left at an epoch's end and does not fill a batch is left out, others each time.
+
+    >>> import tempfile
+    >>> from regard.data.images.image_set import read_images
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/few.npz", x=np.zeros((5, 4, 4), np.uint8), y=np.arange(5))
+    ...     images = read_images([f"{folder}/few.npz"])
+    >>> batches = ImageBatches(images, np.arange(5), lambda rows: images.labels[rows], size=2, seed=0)
+    >>> [batch.targets.tolist() for batch in batches.epoch(0)], [batch.targets.tolist() for batch in batches]
+    ([[2, 4], [3, 0]], [[0, 1], [2, 3], [4]])
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        rows: Int[np.ndarray, "M"],
+        targets: Callable[[Int[np.ndarray, "B"]], Int[np.ndarray, "B *pixels"]],
+        *,
+        size: int,
+        seed: int,
+        augment: AugmentConfig | None = None,
+    ) -> None:
+        if size < 1 or not len(rows):
+            raise ValueError(f"{len(rows)} pictures in batches of {size}: there must be some")
+        self.images, self.rows, self.targets = images, rows, targets
+        self.size, self.seed, self.augment = min(size, len(rows)), seed, augment or AugmentConfig()
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[ImageBatch]:
+        """The batches of an epoch, from number `start` on, in a random order."""
+        order = np.random.default_rng([self.seed, number]).permutation(self.rows)
+        for begin in range(start * self.size, len(order) - self.size + 1, self.size):
+            yield self._batch(order[begin : begin + self.size], self.augment)
+
+    def __iter__(self) -> Iterator[ImageBatch]:
+        """All pictures in their order and as they are; the last batch may be smaller."""
+        for begin in range(0, len(self.rows), self.size):
+            yield self._batch(self.rows[begin : begin + self.size], AugmentConfig())
+
+    def _batch(self, rows: Int[np.ndarray, "B"], augment: AugmentConfig) -> ImageBatch:
+        pixels, targets = (torch.from_numpy(one) for one in (self.images.pixels[rows], self.targets(rows)))
+        return ImageBatch((pixels,), targets, len(rows), len(rows), augment)
+
+
+def as_numbers(pixels: UInt8[Tensor, "B H W C"], channels: int) -> Float[Tensor, "B channels H W"]:
+    """Bytes as models take pictures: from 0 to 1, channels first; a grey picture has the same in all channels.
+
+    >>> as_numbers(torch.full((1, 2, 2, 1), 255, dtype=torch.uint8), 3).shape
+    torch.Size([1, 3, 2, 2])
+    """
+    numbers = (pixels.float() / 255).permute(0, 3, 1, 2)
+    return numbers.expand(-1, channels, -1, -1).contiguous() if pixels.shape[3] == 1 else numbers.contiguous()

@@ -1,0 +1,548 @@
+"""Trying: each change is what it would be in PyTorch, by hand; and after the with block nothing is left of it."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from regard.attention import SCORES, Dot, record
+from regard.attention.recording import KINDS
+from regard.data import Tokenizer
+from regard.errors import RegardError
+from regard.layers.multihead import MultiHead
+from regard.layers.packed import pack
+from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
+from regard.models.transformer import t5_small
+from regard.pipelines import ImageModel, LanguageModel, TextEncoder
+from regard.viewer import HeadOff, LayerOff, MaskOff, PositionsOff, RowSet, ScaleOff, look, tried, try_it
+from regard.viewer.experiments import answer
+from regard.viewer.page.text_requests import Desk
+from tests.viewer.image_helpers import images, model_of, photo
+
+SIZES = dict(width=16, heads=4, feedforward=32)
+VOCABS = dict(source_vocab=20, target_vocab=20)
+PAIR = pack([[4, 5, 6, 3], [7, 3]]), pack([[2, 8, 9], [2, 9, 8, 4, 5]])
+TEXTS = (pack([[4, 5, 6, 7], [8, 9]]),)
+
+
+def transformer(**changes):
+    return TransformerConfig(**(SIZES | VOCABS | dict(encoder_layers=2, decoder_layers=2) | changes))
+
+
+def scored(name):
+    return transformer(encoder_score=name, decoder_score=name, cross_score=name)
+
+
+MODELS = {
+    **{name: (scored(name), PAIR) for name in SCORES},
+    "grouped": (transformer(kv_heads=2), PAIR),
+    "post-norm": (transformer(norm="post"), PAIR),
+    "rotary": (transformer(positions="rotary"), PAIR),
+    "t5": (t5_small(**SIZES, **VOCABS, head_width=4, encoder_layers=1, decoder_layers=2), PAIR),
+    "gpt": (GPTConfig(**SIZES, layers=2, vocab=20, kv_heads=2), TEXTS),
+    "gpt-learned": (GPTConfig(**SIZES, layers=2, vocab=20, positions="learned"), TEXTS),
+    "bert": (BertConfig(**SIZES, layers=2, vocab=20, head="classify", pooler="tanh", labels=("a", "b", "c")), TEXTS),
+    "shared": (BertConfig(**SIZES, layers=4, groups=2, vocab=20), TEXTS),
+    **{f"luong-{name}": (Seq2SeqConfig(width=16, score=name, **VOCABS), PAIR) for name in ("dot", "concat")},
+    "bahdanau": (Seq2SeqConfig(width=16, attention="bahdanau", **VOCABS), PAIR),
+    "vit": (None, (images(1),)),
+}
+
+
+def made(name):
+    config, inputs = MODELS[name]
+    if config is None:
+        return model_of("class"), inputs
+    torch.manual_seed(0)
+    model = make_model(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter *= 8 if isinstance(config, BertConfig) else 3
+    return model.eval(), inputs
+
+
+def attentions(model):
+    return {name: one for name, one in model.named_modules() if getattr(one, "kind", None) in KINDS}
+
+
+@torch.no_grad()
+def changed(model, inputs, *changes):
+    """The output with the changes; without them it is as before, to the last bit."""
+    before, parts = model(*inputs), dict(model.named_modules())
+    with tried(model, changes):
+        after = model(*inputs)
+    assert torch.equal(model(*inputs), before)
+    assert dict(model.named_modules()) == parts
+    assert all(not one._forward_hooks and not one._forward_pre_hooks for one in parts.values())
+    return before, after
+
+
+@torch.no_grad()
+def by_hand(model, inputs, edit, name=""):
+    """The output of a copy that was edited."""
+    twin = copy.deepcopy(model)
+    edit(twin.get_submodule(name))
+    return twin(*inputs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_head_that_is_off_is_zeroed_columns_of_what_joins_the_heads(name):
+    model, inputs = made(name)
+    for called, one in attentions(model).items():
+        for head in range(getattr(one, "heads", 1)):
+
+            def zeroed(part, head=head):
+                if hasattr(part, "out"):
+                    part.out.weight[:, head * part.head_width :][:, : part.head_width] = 0
+                    return
+                part.combine.weight[:, : part.combine.in_features // 2] = 0  # of [context; state]
+                if hasattr(part, "context"):
+                    part.context.weight.zero_()
+
+            owner = called if hasattr(one, "out") else called.rpartition(".")[0]
+            before, after = changed(model, inputs, HeadOff(called, head))
+            torch.testing.assert_close(after, by_hand(model, inputs, zeroed, owner), rtol=0, atol=1e-6)
+            assert not torch.allclose(before, after, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_layer_that_is_off_adds_nothing(name):
+    model, inputs = made(name)
+    for called, one in model.named_modules():
+        last = next((getattr(one, part) for part in ("out", "outer") if hasattr(one, part)), None)
+        if last is None:
+            continue
+
+        def emptied(part):
+            part = part.out if hasattr(part, "out") else part.outer
+            part.weight.zero_()
+            if part.bias is not None:
+                part.bias.zero_()
+
+        before, after = changed(model, inputs, LayerOff(called))
+        torch.testing.assert_close(after, by_hand(model, inputs, emptied, called), rtol=0, atol=1e-6)
+        assert not torch.allclose(before, after, atol=1e-4)
+
+
+def test_of_a_stack_everything_is_off():
+    model, inputs = made("scaled_dot")
+    _, after = changed(model, inputs, LayerOff("decoder.1"))
+    twin = copy.deepcopy(model)
+    twin.decoder = twin.decoder[:1]
+    torch.testing.assert_close(after, twin(*inputs))
+
+
+@pytest.mark.parametrize("name", ["scaled_dot", "grouped", "rotary", "t5", "gpt"])
+def test_without_its_mask_everything_may_be_seen(name):
+    model, inputs = made(name)
+
+    def unmasked(part):
+        for one in part.modules():
+            if getattr(one, "kind", None) == "masked":
+                one.mask = None
+
+    before, after = changed(model, inputs, MaskOff())
+    torch.testing.assert_close(after, by_hand(model, inputs, unmasked), rtol=0, atol=1e-6)
+    assert not torch.allclose(before, after, atol=1e-4)
+
+
+def test_without_its_mask_what_is_padding_stays_hidden():
+    model, _ = made("gpt")
+    state = model.start(TEXTS[0])  # of two lengths
+    before = [model.step(state, None)[0], model.step(model.step(state, None)[1], torch.tensor([[4], [5]]))[0]][1]
+    state = model.start(TEXTS[0])
+    with tried(model, [MaskOff("blocks.1.*")]):
+        after = model.step(model.step(state, None)[1], torch.tensor([[4], [5]]))[0]
+    torch.testing.assert_close(before, after)
+
+
+@pytest.mark.parametrize("name", ["scaled_dot", "grouped", "gpt", "bert", "vit"])
+def test_without_its_scale_a_score_is_the_plain_product(name):
+    model, inputs = made(name)
+
+    def unscaled(part):
+        for one in attentions(part).values():
+            one.score = Dot()
+
+    before, after = changed(model, inputs, ScaleOff())
+    torch.testing.assert_close(after, by_hand(model, inputs, unscaled), rtol=0, atol=1e-6)
+    assert not torch.allclose(before, after, atol=1e-4)
+
+
+def test_one_attention_of_many_is_without_scale_and_mask():
+    model, inputs = made("gpt")
+    with torch.no_grad(), tried(model, [ScaleOff("blocks.1.*"), MaskOff("blocks.0.*")]), record(model) as recording:
+        model(*inputs)
+    first, second = recording.values()
+    assert first.weights()[0].triu(1).any()
+    assert not second.weights()[0].triu(1).any()
+    assert isinstance(second.calls[0].score, Dot)
+    assert not isinstance(first.calls[0].score, Dot)
+
+
+@pytest.mark.parametrize("name", ["scaled_dot", "rotary", "t5", "gpt", "gpt-learned", "bert"])
+def test_without_positions_the_order_does_not_matter(name):
+    model, inputs = made(name)
+    first = inputs[0]
+    turned = pack([[6, 5, 4, 3], [7, 3]]) if len(inputs) == 2 else pack([[4, 6, 5, 7], [8, 9]])
+    rest = inputs[1:]
+    with torch.no_grad(), tried(model, [PositionsOff(), *([MaskOff()] if name.startswith("gpt") else [])]):
+        one, other = model(first, *rest), model(turned, *rest)
+    if name.startswith("gpt"):
+        torch.testing.assert_close(one[[0, 2, 1, 3]], other[:4], rtol=1e-4, atol=1e-5)
+    else:
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(model(first, *rest), model(turned, *rest), atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["class", "distilled", "mean", "rotary"])
+def test_without_positions_a_picture_is_a_heap_of_patches(kind):
+    model, picture = model_of(kind), images(1)
+    heap = torch.cat((picture[..., 4:], picture[..., :4]), dim=-1)
+    with torch.no_grad(), tried(model, [PositionsOff()]):
+        torch.testing.assert_close(model(picture), model(heap), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(model(picture), model(heap), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["scaled_dot", "concat", "grouped", "gpt", "vit", "luong-dot", "bahdanau"])
+@torch.no_grad()
+def test_an_overwritten_row_regards_what_it_is_told_to(name):
+    model, inputs = made(name)
+    called = list(attentions(model))[-1]
+    with record(model) as recording:
+        model(*inputs)
+    recorded = recording[called]
+    if name == "vit":
+        row, second = 0, None  # the class token alone asks in the last block
+    else:
+        row, second = 2, 1
+    keys = recorded.weights().shape[-1]
+    if second is not None and name not in ("gpt",):
+        inputs = tuple(pack([list(one.ids[: int(one.offsets.starts[1])])]) for one in inputs)
+    given = np.arange(1, keys + 1) / np.arange(1, keys + 1).sum()
+    if name == "gpt":
+        given = np.array([0.0, 0.75, 0.25, 0.0])
+    head = getattr(attentions(model)[called], "heads", 1) - 1
+    change = RowSet(called, head, row, tuple(given))
+    with record(model) as plain:
+        before = model(*inputs)
+    with tried(model, [change]), record(model) as seen:
+        after = model(*inputs)
+    assert not torch.allclose(before, after, atol=1e-5)
+    # By hand: the first sequence's values of that head, mixed anew; everything else of the attention as it was.
+    calls = seen[called].calls
+    call = calls[row] if len(calls) > 1 else calls[0]
+    v = call.v if call.q_offsets is None else call.v[: int(call.k_offsets.starts[1])].transpose(0, 1)[None]
+    v = v[0, head * v.shape[1] // call.q.shape[1]]
+    wanted = torch.tensor(given, dtype=torch.float32) @ v
+    outputs = _outputs(model, inputs, called, [change]), _outputs(model, inputs, called, [])
+    at = (row, 0, head) if name == "bahdanau" else (0, row, head)
+    torch.testing.assert_close(outputs[0][at], wanted, rtol=0, atol=1e-6)
+    outputs[1][at] = outputs[0][at]
+    if name != "bahdanau":  # whose next states come from this one
+        assert torch.equal(*outputs)
+    assert len(plain[called].calls) == len(calls)
+
+
+def _outputs(model, inputs, called, changes):
+    """What `attend` gave, (B, T, H, D)."""
+    from regard.attention import dispatch
+
+    kept, inside = [], []
+    module = model.get_submodule(called)
+    hooks = [module.register_forward_pre_hook(lambda *_: inside.append(1)) or None]
+    end = module.register_forward_hook(lambda *_: inside.clear())
+    with tried(model, changes), dispatch.observe(lambda call, out: kept.append((call, out)) if inside else None):
+        model(*inputs)
+    end.remove()
+    for hook in hooks:
+        hook.remove()
+    outs = [out[None] if call.q_offsets is not None else out.transpose(1, 2) for call, out in kept]
+    return torch.cat(outs).clone()
+
+
+def test_changes_go_together_and_inside_one_another():
+    model, inputs = made("scaled_dot")
+    one, other = HeadOff("decoder.0.cross", 1), LayerOff("encoder.0.feedforward")
+    _, both = changed(model, inputs, one, other)
+    before = model(*inputs)
+    with tried(model, [one]):
+        alone = model(*inputs)
+        with tried(model, [other, PositionsOff()]):
+            pass
+        with tried(model, [other]):
+            assert torch.equal(model(*inputs), both)
+        assert torch.equal(model(*inputs), alone)
+    assert torch.equal(model(*inputs), before)
+
+
+def test_an_error_leaves_the_model_as_it_was():
+    model, inputs = made("scaled_dot")
+    before, parts = model(*inputs), dict(model.named_modules())
+    with pytest.raises(ZeroDivisionError), tried(model, [HeadOff("decoder.0.cross", 1), PositionsOff(), ScaleOff()]):
+        raise ZeroDivisionError
+    with pytest.raises(RegardError), tried(model, [PositionsOff(), HeadOff("decoder.0.cross", 9)]):
+        raise AssertionError
+    with pytest.raises(IndexError), tried(model, [LayerOff("decoder.0.cross")]):
+        model(pack([[4, 99, 3]]), inputs[1])
+    assert torch.equal(model(*inputs), before)
+    assert dict(model.named_modules()) == parts
+
+
+def test_gradients_go_through_it():
+    model, inputs = made("scaled_dot")
+    with tried(model, [HeadOff("decoder.1.cross", 1), RowSet("decoder.1.attention", 0, 0, (1, 0, 0))]):
+        model(inputs[0], pack([[2, 8, 9], [2, 9, 8]])).sum().backward()
+    width = model.decoder[1].cross.head_width
+    joined = model.decoder[1].cross.out.weight.grad
+    assert not joined[:, width : 2 * width].any()
+    assert joined[:, :width].any()
+
+
+def test_compiled_code_is_tried_as_it_is_written():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(MultiHead(8, heads=2, kind="self")).eval(), torch.randn(1, 3, 8)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        before = compiled(x)  # it is compiled now
+        with tried(model, [HeadOff("0", 0)]):
+            after = compiled(x)
+            assert torch.equal(after, model(x))
+        assert not torch.allclose(before, after, atol=1e-4)
+        torch.testing.assert_close(compiled(x), before)
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "hint"),
+    [
+        (HeadOff("decoder.0.cros", 0), "no attention 'decoder.0.cros'", "nearest is 'decoder.0.cross'"),
+        (HeadOff("decoder.0.cross", 4), "decoder.0.cross has no head 4", "There are 4"),
+        (LayerOff("encoder.1.feedfoward"), "no layer 'encoder.1.feedfoward'", "nearest is 'encoder.1.feedforward'"),
+        (MaskOff("decoder.7"), "no attention 'decoder.7'", "nearest is 'decoder."),
+        (MaskOff("encoder.*"), "There is no mask in encoder.0.attention, encoder.1.attention", "something else"),
+        (RowSet("encoder.0.atention", 0, 0, (1,)), "no attention 'encoder.0.atention'", "'encoder.0.attention'"),
+    ],
+)
+def test_what_is_not_there_is_refused(change, message, hint):
+    model, _ = made("scaled_dot")
+    with pytest.raises(RegardError) as refused, tried(model, [change]):
+        raise AssertionError
+    assert message in str(refused.value)
+    assert hint in refused.value.hint
+
+
+def test_what_a_model_does_not_have_cannot_be_left_out():
+    for name, change in (("dot", ScaleOff()), ("luong-dot", PositionsOff()), ("bert", MaskOff())):
+        model, _ = made(name)
+        with pytest.raises(RegardError, match="no"), tried(model, [change]):
+            raise AssertionError
+
+
+@pytest.mark.parametrize("weights", [(0.5, 0.4), (1.5, -0.5), (float("nan"), 1)])
+def test_weights_that_are_none(weights):
+    with pytest.raises(RegardError, match="sum to"):
+        RowSet("decoder.0.cross", 0, 0, weights)
+
+
+def test_rows_cannot_be_told_apart_step_by_step(transformer):
+    row = RowSet("decoder.0.cross", 0, 0, (1, 0, 0))
+    with pytest.raises(RegardError, match="step by step"), tried(transformer.model, [row]):
+        transformer("one two")
+    assert transformer("one two")
+
+
+# Before and after
+
+
+def test_a_translation_before_and_after(seq2seq):
+    both = try_it(seq2seq, "one two three", [HeadOff("decoder.attention", 0)])
+    assert both.before.text == seq2seq("one two three") == "trois deux un"
+    assert both.after.text != both.before.text
+    assert both.before.logprob == pytest.approx(
+        seq2seq.score([("one two three", both.before.text)])[0].logprob, abs=1e-5
+    )
+    assert both.after.logprob < both.before.logprob
+    assert [step.token for step in both.before.steps] == ["trois", "deux", "un", "<eos>"]
+    first = both.before.steps[0]
+    assert first.likeliest["trois"] == first.probability == max(first.likeliest.values())
+    assert len(first.likeliest) == 5
+    assert both.before.look.maps["decoder.attention"].weights.shape == (1, 4, 4)
+    assert seq2seq("one two three") == both.before.text
+
+
+@pytest.mark.parametrize("place", ["luong", "bahdanau"])
+def test_a_row_that_looks_elsewhere_says_another_word(place, request):
+    if place == "luong":
+        translator = request.getfixturevalue("seq2seq")
+    else:
+        from tests.conftest import train_numbers
+
+        translator = train_numbers(Seq2SeqConfig(width=32, attention="bahdanau"))
+    source = "one two three four"
+    both = try_it(translator, source, [RowSet("decoder.attention", 0, 1, (1, 0, 0, 0, 0))])
+    assert both.before.text == "quatre trois deux un"
+    assert both.after.text.split()[:2] == ["quatre", "un"]
+    assert both.after.look.maps["decoder.attention"].weights[0, 1].tolist() == [1, 0, 0, 0, 0]
+    assert both.after.look.maps["decoder.attention"].weights[0, 0].max() > 0.9
+    assert both.before.look.maps["decoder.attention"].weights[0, 1, 0] < 0.1
+
+
+def test_a_target_that_is_given_stays(transformer):
+    both = try_it(transformer, "one two", [LayerOff("decoder.1")], "deux un")
+    assert both.before.text == both.after.text == "deux un"
+    assert both.before.logprob == pytest.approx(transformer.score([("one two", "deux un")])[0].logprob, abs=1e-5)
+    with tried(transformer.model, [LayerOff("decoder.1")]):
+        wanted = transformer.score([("one two", "deux un")])[0].logprob
+    assert both.after.logprob == pytest.approx(wanted, abs=1e-5)
+
+
+def test_reading_anew_writes_what_writing_step_by_step_does(transformer, seq2seq):
+    for translator, name in ((transformer, "decoder.0.cross"), (seq2seq, "decoder.attention")):
+        row = look(translator, "one two three").maps[name].weights[0, 0]
+        same = tuple((row / row.sum()).tolist())  # the row that it has anyway
+        both = try_it(translator, "one two three", [RowSet(name, 0, 0, same)])
+        assert both.after.text == both.before.text
+        assert both.after.logprob == pytest.approx(both.before.logprob, abs=1e-4)
+
+
+def test_a_row_of_what_is_being_written(transformer):
+    length = look(transformer, "one two three").maps["decoder.0.attention"].weights.shape[1]
+    last = RowSet("decoder.0.attention", 0, 1, (*[0] * (length - 1), 1))
+    both = try_it(transformer, "one two three", [MaskOff(), last])
+    assert both.after.look.maps["decoder.1.attention"].weights[0, 0, 1:].any()
+    assert not both.before.look.maps["decoder.1.attention"].weights[0, 0, 1:].any()
+
+
+def test_a_prefix_and_another_sentence(seq2seq):
+    both = try_it(seq2seq, "one two three", prefix="dix")
+    assert both.before.text == "trois deux un"
+    assert both.after.text.startswith("dix")
+    both = try_it(seq2seq, "one two three", instead="one two four")
+    assert both.after.text == "quatre deux un"
+    assert both.after.look.source == "one two four"
+
+
+def test_rows_and_keys_that_are_not_there(seq2seq):
+    with pytest.raises(RegardError, match="no row 9"):
+        try_it(seq2seq, "one two", [RowSet("decoder.attention", 0, 9, (1, 0, 0))])
+    with pytest.raises(RegardError, match="3 tokens, and 2 weights"):
+        try_it(seq2seq, "one two", [RowSet("decoder.attention", 0, 0, (1, 0))])
+    with pytest.raises(RegardError, match="prefix"):
+        try_it(seq2seq, "one two", target="deux un", prefix="deux")
+
+
+WORDS = [f"w{i}" for i in range(12)]
+
+
+def reader(config):
+    tokenizer = Tokenizer.train([" ".join(WORDS)], "word")
+    torch.manual_seed(0)
+    model = make_model(config(tokenizer.vocab_size))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 4 if parameter.dim() == 2 else 1
+    return model.eval(), tokenizer
+
+
+def test_how_a_text_goes_on():
+    model, tokenizer = reader(lambda n: GPTConfig(**SIZES, layers=2, vocab=n))
+    writer = LanguageModel(model, tokenizer)
+    both = try_it(writer, "w1 w2 w3", [PositionsOff()], prefix=" w4")
+    assert len(both.before.steps) == len(both.after.steps) - 1 == len(writer.prompt_ids("w1 w2 w3"))
+    assert both.before.steps[-1].probability is None
+    assert both.before.logprob == pytest.approx(sum(np.log(one.probability) for one in both.before.steps[:-1]))
+    assert both.after.look.source == "w1 w2 w3 w4"
+    unmasked = try_it(writer, "w1 w2 w3", [MaskOff()]).after
+    assert unmasked.look.maps["blocks.0.attention"].weights[0, 0, 1:].any()
+    assert unmasked.steps[0].likeliest != both.before.steps[0].likeliest
+
+
+def test_labels_before_and_after(tmp_path):
+    model, tokenizer = reader(
+        lambda n: BertConfig(**SIZES, layers=2, vocab=n, head="classify", pooler="tanh", labels=("x", "y"))
+    )
+    encoder = TextEncoder(model, tokenizer)
+    both = try_it(encoder, "w1 w2", [LayerOff("blocks.1")])
+    assert both.before.text == encoder.classify(["w1 w2"])[0].label
+    assert both.before.steps[0].likeliest == encoder.classify(["w1 w2"])[0].probabilities
+    assert both.after.steps[0].likeliest != both.before.steps[0].likeliest
+    both = try_it(ImageModel(model_of("class")), photo(tmp_path / "a.png"), [HeadOff("blocks.0.attention", 1)])
+    assert sum(both.before.steps[0].likeliest.values()) == pytest.approx(1)
+    assert both.after.steps[0].likeliest != both.before.steps[0].likeliest
+
+
+def test_hidden_tokens_and_a_model_that_only_reads():
+    model, tokenizer = reader(lambda n: BertConfig(**SIZES, layers=2, vocab=n, head="mask"))
+    both = try_it(TextEncoder(model, tokenizer), "w1 w2", [ScaleOff()])
+    assert [one.token for one in both.before.steps][1:3] == ["w1", "w2"]
+    model, tokenizer = reader(lambda n: BertConfig(**SIZES, layers=2, vocab=n, head="none"))
+    both = try_it(TextEncoder(model, tokenizer), "w1 w2", [ScaleOff()])
+    assert both.before.steps == []
+    assert len(both.before.look.maps) == 2
+    with pytest.raises(RegardError, match="prefix"):
+        try_it(TextEncoder(model, tokenizer), "w1 w2", prefix="w3")
+
+
+# What a page asks for
+
+
+def test_a_request_and_its_answer(seq2seq):
+    asked = {
+        "source": "one two three",
+        "changes": [{"change": "row", "attention": "decoder.attention", "head": 0, "row": 0, "weights": [1, 0, 0, 0]}],
+        "shown": {"attention": "decoder.attention", "head": 0},
+    }
+    told = answer(seq2seq, asked)
+    assert told["before"]["text"] == "trois deux un"
+    assert told["after"]["text"].startswith("un")
+    assert told["after"]["map"]["weights"][0] == [1, 0, 0, 0]
+    assert told["after"]["map"]["columns"] == ["one", "two", "three", "<eos>"]
+    assert told["before"]["steps"][0]["likeliest"][0][0] == "trois"
+    assert answer(seq2seq, {"source": "one two three"})["after"]["map"] is None
+    through_the_page = Desk(seq2seq).answer({"try": asked})
+    assert through_the_page == (told, [])
+    with pytest.raises(RegardError, match="nothing to try"):
+        Desk(seq2seq).answer({"try": "one two"})
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"source": 7}, "no source that is a text"),
+        ({"prefix": ["a"]}, "no prefix that is a text"),
+        ({"instead": "half \ud83d"}, "half a character"),
+        ({"changes": {"change": "mask"}}, "no list"),
+        ({"changes": ["mask"]}, "no list"),
+        ({"shown": "decoder.attention"}, "no name"),
+        ({"changes": [{"change": "heads"}]}, "No change is called 'heads'"),
+        ({"changes": [{"change": "head", "attention": "decoder.attention"}]}, "too little"),
+        ({"changes": [{"change": "head", "attention": "decoder.attention", "head": "0"}]}, "not what the change"),
+        ({"changes": [{"change": "mask", "colour": "red"}]}, "not what the change"),
+        ({"changes": [{"change": "row", "attention": "a", "head": 0, "row": 0, "weights": ["x"]}]}, "numbers"),
+    ],
+)
+def test_requests_that_make_no_sense(seq2seq, part, message):
+    with pytest.raises(RegardError, match=message):
+        answer(seq2seq, {"source": "one two"} | part)
+
+
+def test_a_model_of_ones_own_can_be_tried():
+    from regard.attention import attend
+
+    class Self(nn.Module):
+        kind = "self"
+
+        def forward(self, x):
+            return attend(x, x, x)
+
+    model, x = nn.Sequential(Self()), torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0))
+    with tried(model, [RowSet("0", 0, 1, (0, 0, 1))]):
+        assert torch.equal(model(x)[0, 1], x[0, 2])
+    with tried(model, [HeadOff("0", 0)]):
+        assert not model(x).any()

@@ -1,0 +1,98 @@
+"""Small models of every form that a config can have, looks at them and their walks, made once per process."""
+
+import dataclasses
+from functools import cache
+
+import torch
+
+from regard.data import Tokenizer
+from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
+from regard.models.transformer import t5_small
+from regard.pipelines import LanguageModel, TextEncoder, Translator
+from regard.viewer import Walk, look, walk_of
+
+SOURCE, TARGET = "one two three four", "quatre trois deux"
+WORDS = [*SOURCE.split(), *TARGET.split()]
+SMALL = dict(width=16, heads=4, feedforward=16, encoder_layers=1, decoder_layers=1, dropout=0.1)
+READER = dict(width=16, heads=4, feedforward=16, layers=2, dropout=0.1)
+
+# Every score, every family, every form that a config can have.
+TRANSLATORS = {
+    "transformer": TransformerConfig(**(SMALL | dict(decoder_layers=2))),
+    "dot, cosine, location": TransformerConfig(
+        **SMALL, encoder_score="dot", decoder_score="cosine", cross_score="location"
+    ),
+    "general, grouped concat": TransformerConfig(
+        **SMALL, kv_heads=2, encoder_score="general", decoder_score="concat", cross_score="concat"
+    ),
+    "rotary, grouped": TransformerConfig(**SMALL, positions="rotary", kv_heads=2, qk_norm=True, cross_score="general"),
+    "post, learned": TransformerConfig(**SMALL, norm="post", positions="learned", position_offset=2, tied=False),
+    "BART": TransformerConfig(**SMALL, norm="post", embedding_norm=True, output_bias=True, activation="gelu"),
+    "T5": t5_small(**SMALL, head_width=8, tied=True, output_scale=True, relative_buckets=8, relative_distance=6),
+    "swiglu": TransformerConfig(
+        **SMALL, activation="swiglu", bias=False, norm_kind="rms", qk_norm=True, positions="sinusoidal_halves"
+    ),
+    "luong": Seq2SeqConfig(width=8, attention="luong", score="general"),
+    "luong lstm of two layers": Seq2SeqConfig(width=8, layers=2, attention="luong", cell="lstm", score="cosine"),
+    "bahdanau": Seq2SeqConfig(width=8, attention="bahdanau", score="concat"),
+    "bahdanau gru of two layers": Seq2SeqConfig(width=8, layers=2, attention="bahdanau", score="location"),
+    "bahdanau lstm of two layers": Seq2SeqConfig(width=8, layers=2, attention="bahdanau", cell="lstm", score="dot"),
+}
+READERS = {
+    "gpt": GPTConfig(**READER, bias="qkv", tied=False),
+    "llama": GPTConfig(**READER, kv_heads=2, activation="swiglu", rotary_factor=2.0, rotary_context=4, head_width=6),
+    "gpt2": GPTConfig(
+        **READER,
+        norm_kind="layer",
+        qk_norm=False,
+        activation="gelu_tanh",
+        positions="learned",
+        bias="all",
+        score="concat",
+    ),
+    "bert": BertConfig(**READER),
+    "bert, pre": BertConfig(**READER, norm="pre", norm_eps=1e-5, positions="rotary", segments=0, score="general"),
+    "albert": BertConfig(**(READER | dict(layers=4)), groups=2, embedding_width=8),
+    "classify": BertConfig(**READER, head="classify", pooler="tanh", labels=("good", "bad")),
+    "answer": BertConfig(**READER, head="answer", score="cosine"),
+    "embed": BertConfig(**READER, head="none", positions="sinusoidal"),
+}
+FORMS = [*TRANSLATORS, *READERS]
+
+
+def bundle_of(form: str):
+    torch.manual_seed(0)
+    config = (TRANSLATORS | READERS)[form]
+    tokenizer = Tokenizer.train([" ".join(WORDS)], "word", mask=isinstance(config, BertConfig))
+    size = tokenizer.vocab_size
+    if form in READERS:
+        kind = LanguageModel if isinstance(config, GPTConfig) else TextEncoder
+        return kind(opinionated(make_model(dataclasses.replace(config, vocab=size))), tokenizer)
+    model = make_model(dataclasses.replace(config, source_vocab=size, target_vocab=size))
+    return Translator(opinionated(model), tokenizer, tokenizer)
+
+
+def opinionated(model):
+    """Larger weights, and biases and gains that are not 0 and 1, so that a missing one shows."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter *= 1.5
+            else:
+                parameter += 0.3 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def looked_at(bundle):
+    return look(bundle, SOURCE, TARGET if isinstance(bundle, Translator) else None)
+
+
+@cache
+def looked(form: str):
+    """A look at the model of a form; its program is captured once."""
+    return looked_at(bundle_of(form))
+
+
+@cache
+def walked(form: str) -> Walk:
+    return walk_of(looked(form))

@@ -1,0 +1,444 @@
+"""The walk: its numbers are those of the model, and a page that computes them again finds the same."""
+
+import dataclasses
+import importlib
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from regard.attention import Concat, Cosine, Score
+from regard.attention.recording import record
+from regard.cli.inference.look import run
+from regard.errors import RegardError
+from regard.layers.packed import pack
+from regard.models import Seq2SeqConfig
+from regard.pipelines import Translator, save
+from regard.program.numpy_interpreter import OPERATIONS
+from regard.viewer import Walk, look, walk_of, web
+from regard.viewer.page.text_scene import scene_of
+from regard.viewer.text_look import Look
+from regard.viewer.walk import limits
+from regard.viewer.walk.trace import Trace, difference, location
+from tests.viewer import text_models
+from tests.viewer.browser import node_program
+from tests.viewer.text_models import FORMS, SOURCE, TARGET, bundle_of, looked, looked_at, walked
+
+WEB = Path(web.__file__).parent
+
+
+def shown(trace: Trace) -> list[dict]:
+    return [step for step in trace.steps if step["title"]]
+
+
+def outputs(bundle, ids) -> np.ndarray:
+    """The model's output."""
+    with torch.inference_mode():
+        return bundle.model(*(pack([one]) for one in ids)).double().numpy()
+
+
+def apart(trace: Trace, bundle, ids) -> float:
+    """How far a walk is from the model: from its output, and from the weights of its attentions."""
+    own = outputs(bundle, ids)
+    if getattr(bundle.model.config, "head", "mask") == "none":
+        found = trace[[step["id"] for step in shown(trace) if step["output"]["axes"] == ["text", "channels"]][-1]]
+    else:
+        found = trace["output.l"]
+    worst = difference(found, own.reshape(found.shape))
+    if not any(step["op"] == "softmax" for step in trace.steps[:-1]):
+        return worst
+    with torch.inference_mode(), record(bundle.model) as recording:
+        bundle.model(*(pack([one]) for one in ids))
+    for name, recorded in recording.items():
+        steps = [step["id"] for step in shown(trace) if step["op"] == "softmax" and step["id"].startswith(f"{name}.")]
+        assert len(steps) == len(recorded.calls)
+        for step, call in zip(steps, recorded.calls):
+            weights = dataclasses.replace(recorded, calls=[call]).weights()[0].numpy()
+            worst = max(worst, difference(trace[step], weights))
+    return worst
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_walk_agrees_with_the_model(form):
+    seen, trace = looked(form), walked(form).trace
+    assert apart(trace, seen.bundle, seen.ids) < 1e-5
+    compared = [step["differs"] for step in trace.steps if step["differs"] is not None]
+    assert len(compared) > 10
+    assert max(compared) < 1e-5
+    assert {step["op"] for step in trace.steps} <= set(OPERATIONS)
+
+
+@pytest.mark.parametrize("form", ["transformer", "luong", "bahdanau", "gpt", "bert"])
+def test_every_parameter_takes_part(form):
+    """If a weight of the model changes, the walk of the old one no longer agrees."""
+    seen, trace = looked_at(bundle_of(form)), walked(form).trace
+    for name, parameter in seen.bundle.model.named_parameters():
+        before = parameter.detach().clone()
+        with torch.no_grad():
+            parameter += 0.01 * torch.randn_like(parameter)
+            assert apart(trace, seen.bundle, seen.ids) > 1e-5, name
+            parameter.copy_(before)
+    assert apart(trace, seen.bundle, seen.ids) < 1e-5
+
+
+def test_names_formulas_and_axes_of_an_attention():
+    trace = walked("rotary, grouped").trace
+    steps = {step["id"]: step for step in shown(trace)}
+    q = steps["decoder.0.attention.q"]
+    assert (q["title"], q["formula"]) == ("Queries", "q = x W_q + b_q")
+    assert q["where"] == "regard/layers/multihead.py · MultiHead.forward"
+    params = [one for one in q["inputs"] if isinstance(one, dict)]
+    assert [one["name"] for one in params] == [f"decoder.0.attention.query.{one}" for one in ("weight", "bias")]
+    assert [one["sign"] for one in params] == ["W_q", "b_q"]
+    assert steps["decoder.0.attention.k"]["output"]["shape"] == [4, 2, 4]
+    assert steps["decoder.0.attention.k"]["output"]["axes"] == ["target", "heads", "channels"]
+    assert steps["decoder.0.cross.a"]["output"]["axes"] == ["heads", "target", "source"]
+    assert steps["decoder.0.cross.k"]["formula"] == "k = m W_k + b_k"
+    order = ["q", "q_norm", "q_rotary", "k", "v", "k_norm", "k_rotary", "qk", "e", "e_masked", "a", "z", "o"]
+    assert [name for name in steps if name.startswith("decoder.0.attention.")] == [
+        f"decoder.0.attention.{name}" for name in order
+    ]
+    np.testing.assert_allclose(trace["decoder.0.attention.a"].sum(-1), 1.0)
+    assert (trace["decoder.0.attention.e_masked"][0, 0, 1:] < -1e38).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_step_of_our_own_layers_is_without_a_title(form):
+    """Defaults are for layers that the tables do not have."""
+    titles = {step["title"] for step in shown(walked(form).trace)}
+    assert not titles & {"Add", "Multiply", "Divide", "Matrix product", "Linear layer", "Concatenate", "Stack", "Mask"}
+
+
+@pytest.mark.parametrize("form", FORMS[::3])
+def test_every_place_that_is_named_exists(form):
+    for where in {step["where"] for step in shown(walked(form).trace)}:
+        file, name = where.split(" · ")
+        found = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert callable(found)
+        assert file.startswith("regard/")
+
+
+def test_sections_of_a_transformer():
+    sections = walked("transformer").trace.sections
+    assert [one["title"] for one in sections[:4]] == [
+        "Source embedding",
+        "Encoder, layer 0: self-attention",
+        "Encoder, layer 0: feed-forward",
+        "Final norm of the encoder",
+    ]
+    cross = next(one for one in sections if one.get("attention") == "decoder.1.cross")
+    assert cross | {"side": "target", "keys": "source", "heads": 4, "layer": 1, "part": "attention"} == cross
+    assert sections[-1]["title"] == "Next token"
+
+
+def test_layers_that_share_weights_are_layers_of_their_own():
+    sections = walked("albert").trace.sections
+    assert [one["attention"] for one in sections if "attention" in one] == [
+        f"blocks.{group}.attention.{call}" for group in (0, 1) for call in (0, 1)
+    ]
+    assert [one["layer"] for one in sections if "layer" in one] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_steps_of_recurrent_models():
+    trace = walked("bahdanau gru of two layers").trace
+    for name in ("decoder.attention.1.e", "decoder.attention.1.a", "decoder.attention.1.c", "decoder.attentional"):
+        assert name in trace
+    tokens = {(one["side"], one["token"]) for one in trace.sections if "token" in one}
+    assert tokens == {("source", t) for t in range(5)} | {("target", t) for t in range(4)}
+    gates = [step for step in shown(trace) if step["id"].startswith("encoder.layers.0.backward_layer.2.")]
+    assert [step["id"].rpartition(".")[2] for step in gates] == ["w", "r", "n", "z", "h"]
+    # Both directions are followed at the same token.
+    states = trace["encoder.layers.0.h"]
+    np.testing.assert_allclose(trace["encoder.layers.0.forward_layer.2.h"], states[2, :8])
+    np.testing.assert_allclose(trace["encoder.layers.0.backward_layer.2.h"], states[2, 8:])
+
+
+def test_a_recurrent_model_without_attention(monkeypatch):
+    monkeypatch.setitem(text_models.TRANSLATORS, "none", Seq2SeqConfig(width=8, attention="none"))
+    bundle = bundle_of("none")
+    ids = bundle.teacher_forced([(bundle.source_ids(SOURCE), bundle.target_ids(TARGET))])
+    seen = Look(SOURCE, TARGET, [], [], {}, bundle=bundle, ids=tuple(one.ids.tolist() for one in ids))
+    made = walk_of(seen)
+    assert apart(made.trace, bundle, seen.ids) < 1e-5
+    assert made.focus["attention"] is None
+    assert made.sides["source"].tokens == [*SOURCE.split(), "<eos>"]
+
+
+def test_it_begins_at_the_token_with_the_clearest_weights():
+    seen = looked("transformer")
+    focus = walked("transformer").focus
+    weights = seen.maps[focus["attention"]].of(focus["head"])
+    assert focus["attention"] == seen.alignment.name
+    assert weights[focus["target"]].argmax() == focus["source"]
+    assert weights[focus["target"]].max() == pytest.approx(weights[:3].max(), abs=0.3)
+    assert set(walked("bert").focus) == {"attention", "head", "text"}
+
+
+def test_the_likeliest_tokens_have_names():
+    vocabulary = looked("gpt").bundle.tokenizer.vocabulary
+    best = np.argsort(-walked("gpt").trace["output.p"], axis=-1)[:, :10]
+    assert {walked("gpt").names[i] for i in best.flatten().tolist()} <= set(vocabulary)
+    assert walked("classify").names == {0: "good", 1: "bad"}
+
+
+# Scores and layers that no table knows
+
+
+class Distance(Score):
+    """A score of a user: minus the squared distance, times a learned factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(0.3))
+
+    def pair(self, q, k):
+        return -self.factor * (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)
+
+
+class Gate(nn.Module):
+    """A layer of a user: x · sigmoid(W x)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.map(x) + 1.0)
+
+
+class GatedFeedForward(nn.Module):
+    def __init__(self, inner: nn.Module, width: int) -> None:
+        super().__init__()
+        self.inner, self.gate = inner, Gate(width)
+
+    def forward(self, x):
+        return self.gate(self.inner(x))
+
+
+@pytest.mark.parametrize(
+    "score", [Concat(4, 4, hidden=6, joint=True), Concat(4, 4, hidden=6, heads=4), Cosine(3.0), Distance()]
+)
+def test_scores_in_other_forms(score):
+    bundle = bundle_of("general, grouped concat")
+    for block in bundle.model.decoder:
+        block.cross.score = score
+    seen = looked_at(bundle)
+    trace = walk_of(seen).trace
+    assert apart(trace, bundle, seen.ids) < 1e-5
+    steps = {step["id"]: step for step in shown(trace)}
+    assert steps["decoder.0.cross.e"]["output"]["axes"] == ["heads", "target", "source"]
+
+
+def test_a_new_layer_and_a_new_score_appear_in_the_walk():
+    bundle = bundle_of("transformer")
+    for block in bundle.model.decoder:
+        block.cross.score = Distance()
+        block.feedforward = GatedFeedForward(block.feedforward, 16)
+    opinionated_gate = bundle.model.decoder[0].feedforward.gate
+    seen = looked_at(bundle)
+    trace = walk_of(seen).trace
+    assert apart(trace, bundle, seen.ids) < 1e-5
+    steps = {step["id"]: step for step in shown(trace)}
+    gate = [name for name in steps if name.startswith("decoder.0.feedforward.gate")]
+    assert gate == [f"decoder.0.feedforward.gate.{name}" for name in ("map", "sigmoid", "mul")]
+    assert [steps[name]["title"] for name in gate] == ["Linear layer", "sigmoid", "Multiply"]
+    x, product = trace["decoder.0.feedforward.inner.f"], trace["decoder.0.feedforward.gate.mul"]
+    with torch.no_grad():
+        np.testing.assert_allclose(product, opinionated_gate(torch.from_numpy(x).float()).numpy(), atol=1e-5)
+    score = [name.rpartition(".")[2] for name in steps if name.startswith("decoder.0.cross.")]
+    assert score[:3] == ["q", "k", "v"]
+    assert score[-4:] == ["e", "a", "z", "o"]
+    assert len(score) > 7
+    titles = {one["title"] for one in trace.sections}
+    assert "Decoder, layer 0: feed-forward" in titles
+    names = {one["name"] for step in trace.steps for one in step["inputs"] if isinstance(one, dict)}
+    assert {"decoder.0.cross.score.factor", "decoder.0.feedforward.gate.map.weight"} <= names
+    # A program is captured again after a module was replaced.
+    bundle.model.decoder[0].cross.score = Cosine(2.0)
+    assert apart(walk_of(looked_at(bundle)).trace, bundle, seen.ids) < 1e-5
+
+
+# Large models
+
+
+@pytest.mark.parametrize("form", ["transformer", "luong", "bahdanau", "gpt", "albert"])
+def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
+    seen, whole = looked(form), walked(form)
+    monkeypatch.setattr(limits, "WHOLE", 0)
+    monkeypatch.setattr(limits, "WHOLE_OUTPUT", 0)
+    some = walk_of(seen)
+    assert whole.note is None
+    assert some.note.startswith("The model is large")
+    assert len(some.trace.params) < len(whole.trace.params) * 0.8
+    given = [step for step in some.trace.steps if step["op"] == "given"]
+    assert given
+    assert max(step["differs"] for step in some.trace.steps if step["differs"] is not None) < 1e-5
+    if form not in ("luong", "bahdanau"):
+        layers = {one["attention"] for one in some.trace.sections if one["part"] == "attention"}
+        assert some.focus["attention"] in layers
+        assert len(layers) < len(seen.maps)
+    columns = _columns(some, seen.bundle)
+    np.testing.assert_allclose(
+        some.trace["output.p"][:, : len(columns)], whole.trace["output.p"][:, columns], atol=1e-12
+    )
+
+
+def _columns(some: Walk, bundle) -> list[int]:
+    tokenizer = bundle.target_tokenizer if isinstance(bundle, Translator) else bundle.tokenizer
+    return [tokenizer.vocabulary.index(name) for name in some.names.values() if name != "all others"]
+
+
+def test_what_has_no_walk():
+    with pytest.raises(RegardError, match="has no model"):
+        walk_of(dataclasses.replace(looked("bert"), bundle=None))
+
+
+def test_texts_that_are_too_long(monkeypatch):
+    monkeypatch.setattr(limits, "LONGEST", 4)
+    with pytest.raises(RegardError, match="5 tokens: a walk takes at most 4"):
+        walk_of(looked("transformer"))
+
+
+# Scenes
+
+
+def test_scenes_of_small_models_have_a_walk(monkeypatch):
+    seen = looked("transformer")
+    made = scene_of(seen)
+    header = made.header["walk"]
+    assert [one["id"] for one in header["steps"]] == [one["id"] for one in walked("transformer").trace.steps]
+    assert len(made.blobs[header["params"]["at"]]) == 4 * header["params"]["shape"][0]
+    assert header["sides"]["target"]["tokens"] == ["<sos>", "quatre", "trois", "deux"]
+    assert header["sides"]["source"]["tokens"] == [*SOURCE.split(), "<eos>"]
+    json.dumps(header, allow_nan=False)
+    assert scene_of(seen, walk=False).header["walk"] is None
+    monkeypatch.setattr(limits, "SHORT", 4)
+    assert scene_of(seen).header["walk"] is None
+    assert scene_of(seen, walk=True).header["walk"] is not None
+
+
+def test_large_walks_are_made_on_request_alone(monkeypatch):
+    seen = looked("gpt")
+    monkeypatch.setattr(limits, "SMALL", 1000)
+    assert scene_of(seen).header["walk"] is None
+    assert scene_of(seen, walk=True).header["walk"] is not None
+    monkeypatch.setattr(limits, "WHOLE", 100)
+    assert scene_of(seen).header["walk"] is None
+
+
+def test_the_command_line_asks_for_a_walk(monkeypatch, tmp_path, capsys):
+    save(tmp_path / "model", bundle_of("gpt"))
+    monkeypatch.setattr(limits, "SHORT", 1)
+    for options, has in (([], False), (["--walk"], True)):
+        page = tmp_path / f"{has}.html"
+        assert run([str(tmp_path / "model"), SOURCE, "--out", str(page), *options]) == 0
+        assert ("Attention weights" in page.read_text()) == has
+
+
+def test_looks_at_some_attentions_walk_through_all():
+    bundle = looked("transformer").bundle
+    made = walk_of(look(bundle, SOURCE, TARGET, layers="*.cross"))
+    assert made.sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
+    assert "encoder.0.attention.a" in made.trace
+    encoder = look(bundle, SOURCE, TARGET, layers="encoder.*")
+    assert walk_of(encoder).sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
+
+
+def test_locations_follow_the_code():
+    assert location(Trace.__getitem__) == "regard/viewer/walk/trace.py · Trace.__getitem__"
+    assert location(json.dumps) == "__init__.py · dumps"
+
+
+def test_differences():
+    infinite = np.array([-np.inf, 1.0])
+    assert difference(infinite, infinite + 0.5) == 0.5
+    assert difference(infinite, np.array([0.0, 1.0])) == np.inf
+
+
+# In the page
+
+SCRIPT = """
+import { readFileSync } from "node:fs";
+import { Trace, erf } from "FOLDER/program.mjs";
+const numbers = (file) => {
+  const bytes = readFileSync(file);
+  return new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));
+};
+for (const name of JSON.parse(process.argv[2])) {
+  const walk = JSON.parse(readFileSync(`FOLDER/${name}.json`, "utf-8"));
+  const trace = new Trace(walk, numbers(`FOLDER/${name}.params`), numbers(`FOLDER/${name}.outputs`));
+  const checks = walk.steps.map((_, n) => trace.check(n));
+  const made = walk.steps.flatMap((step, n) => {
+    const { data } = trace.value(n);
+    return step.title ? [[step.id, step.op, trace.made(n, data.length - 1), data[data.length - 1]]] : [];
+  });
+  const erfs = [0.1, -0.7, 2.4, 2.6, -3.5, 7].map(erf);
+  console.log(JSON.stringify({ name, worst: Math.max(...checks), steps: checks.length, made, erfs }));
+}
+"""
+
+
+def in_node(folder: Path, traces: dict[str, Trace]) -> dict[str, dict]:
+    """What a page finds of each trace, in one run of node."""
+    shutil.copy(WEB / "program.js", folder / "program.mjs")
+    for number, trace in enumerate(traces.values()):
+        (folder / f"{number}.json").write_text(json.dumps({"steps": trace.steps}))
+        (folder / f"{number}.params").write_bytes(trace.params)
+        (folder / f"{number}.outputs").write_bytes(trace.outputs)
+    (folder / "run.mjs").write_text(SCRIPT.replace("FOLDER", folder.as_posix()))
+    command = [node_program(), folder / "run.mjs", json.dumps([str(number) for number in range(len(traces))])]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return dict(zip(traces, map(json.loads, ran.stdout.splitlines()), strict=True))
+
+
+def test_the_page_finds_the_same_numbers(tmp_path):
+    found = in_node(tmp_path, {form: walked(form).trace for form in FORMS})
+    for form, one in found.items():
+        assert one["worst"] < 1e-5, form
+    erfs = [math.erf(x) for x in (0.1, -0.7, 2.4, 2.6, -3.5, 7)]
+    np.testing.assert_allclose(found["bert"]["erfs"], erfs, atol=1e-14)
+    for form, one in found.items():
+        check_expressions(form, one["made"])
+
+
+def test_a_parameter_that_was_changed_on_the_way_is_noticed(tmp_path):
+    trace = walk_of(looked("bert")).trace
+    raw = bytearray(trace.params)
+    raw[2000:2004] = np.float32(4.0).tobytes()
+    trace._params._raw = [bytes(raw)]
+    assert in_node(tmp_path, {"bert": trace})["bert"]["worst"] > 1e-3
+
+
+def check_expressions(form: str, made: list) -> None:
+    """The expression that a page writes for a number comes to that number."""
+    for name, op, expression, number in made:
+        if expression is not None and number is not None and abs(number) < 1e38:
+            # Its numbers are rounded to three digits after the point.
+            assert evaluated(expression) == pytest.approx(number, abs=0.1, rel=0.1), (
+                form,
+                name,
+                op,
+                expression,
+                number,
+            )
+
+
+def evaluated(made: dict) -> float:
+    text = made["before"] + made["sign"].join(made["pieces"]) + made["after"]
+    replaced = {"−∞": "-inf", "∞": "inf", "−": "-", "·": "*", "√": "sqrt", "σ": "sigmoid", "²": "**2", "^": "**"}
+    for sign, python in replaced.items():
+        text = text.replace(sign, python)
+    names = ("relu", "gelu", "silu", "tanh", "sigmoid", "abs", "exp", "log", "sin", "cos", "sqrt")
+    known = {name: (lambda x, f=OPERATIONS[name]: float(f(np.float64(x)))) for name in names}
+    known |= {"gelu_tanh": lambda x: float(OPERATIONS["gelu"](np.float64(x), "tanh")), "inf": math.inf}
+    known |= {"max": max, "min": min}
+    return eval(text, {"__builtins__": {}}, known)
