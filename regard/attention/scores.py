@@ -7,8 +7,8 @@ has a tanh between the two, brings its own. `score(q, k)`, both steps over all p
 
 import copy
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from regard.attention import unit_rows
 from regard.errors import RegardError
+from regard.ranges import OneOf, check_value
 
 
 class Score(nn.Module):
@@ -31,6 +32,15 @@ class Score(nn.Module):
     heads: int | None = None
     one_width = False
     """Whether q and k must be of the same width."""
+
+    @classmethod
+    def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "Score":
+        """The score for a model's sizes. Override it if the constructor has arguments.
+
+        `hidden` is the width of a hidden layer, `max_keys` the maximum number of keys, and `heads` the number of heads,
+        or None if one set of parameters serves all heads.
+        """
+        return cls()
 
     def forward(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S C"]) -> Float[Tensor, "*b T S"]:
         dtype = q.dtype
@@ -129,6 +139,10 @@ class Cosine(DotLike):
 
     one_width = True
 
+    @classmethod
+    def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "Cosine":
+        return cls(scale=10.0, learned=True, heads=heads)
+
     def __init__(self, scale: float = 1.0, learned: bool = False, heads: int | None = None) -> None:
         super().__init__()
         if scale <= 0:
@@ -151,6 +165,10 @@ class General(DotLike):
     torch.Size([1, 1, 2])
     """
 
+    @classmethod
+    def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "General":
+        return cls(dim_q, dim_k, heads=heads)
+
     def __init__(self, dim_q: int, dim_k: int, heads: int | None = None) -> None:
         super().__init__()
         self.heads = heads
@@ -167,6 +185,10 @@ class Concat(Score):
     >>> Concat(4, 6, hidden=8)(torch.ones(1, 1, 4), torch.ones(1, 2, 6)).shape
     torch.Size([1, 1, 2])
     """
+
+    @classmethod
+    def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "Concat":
+        return cls(dim_q, dim_k, hidden=hidden, heads=heads)
 
     def __init__(self, dim_q: int, dim_k: int, hidden: int, joint: bool = False, heads: int | None = None) -> None:
         super().__init__()
@@ -211,6 +233,10 @@ class Location(DotLike):
     torch.Size([1, 1, 2])
     """
 
+    @classmethod
+    def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "Location":
+        return cls(dim_q, max_keys=max_keys, heads=heads)
+
     def __init__(self, dim_q: int, max_keys: int, heads: int | None = None) -> None:
         super().__init__()
         self.heads = heads
@@ -238,7 +264,6 @@ def _matrix(heads: int | None, rows: int, columns: int, std: float) -> nn.Parame
     return nn.Parameter(torch.randn(*(() if heads is None else (heads,)), rows, columns) * std)
 
 
-ScoreName = Literal["dot", "scaled_dot", "cosine", "general", "concat", "location"]
 SCORES: dict[str, type[Score]] = {
     "dot": Dot,
     "scaled_dot": ScaledDot,
@@ -247,29 +272,40 @@ SCORES: dict[str, type[Score]] = {
     "concat": Concat,
     "location": Location,
 }
+ScoreName = Annotated[str, OneOf(SCORES)]
+S = TypeVar("S", bound=type[Score])
+
+
+def register_score(name: str) -> Callable[[S], S]:
+    """Class decorator that makes a score available by name, in configs, recipes and model folders.
+
+    >>> @register_score("negative_distance")
+    ... class NegativeDistance(Score):
+    ...     def pair(self, q, k):
+    ...         return -torch.cdist(q, k)
+    >>> make_score("negative_distance", 8, 8)
+    NegativeDistance()
+    >>> del SCORES["negative_distance"]
+    """
+
+    def register(score: S) -> S:
+        if SCORES.get(name, score) is not score:
+            raise RegardError(f"The score {name!r} is already registered.", "Choose another name.")
+        SCORES[name] = score
+        return score
+
+    return register
 
 
 def make_score(
     name: str, dim_q: int, dim_k: int, *, hidden: int = 128, max_keys: int = 1024, heads: int | None = None
 ) -> Score:
-    """A score by its name, as models use it: `hidden` is concat's, `max_keys` location's; cosine learns its scale.
+    """Create a score by name for a model's sizes; see `Score.build`.
 
     >>> make_score("concat", 32, 32, hidden=16)
     Concat()
     """
-    match name:
-        case "dot" | "scaled_dot":
-            if dim_q != dim_k:
-                raise RegardError(f"{name}: queries are {dim_q} wide and keys {dim_k}.", "Use general or concat.")
-            return SCORES[name]()
-        case "cosine":
-            if dim_q != dim_k:
-                raise RegardError(f"cosine: queries are {dim_q} wide and keys {dim_k}.", "Use general or concat.")
-            return Cosine(scale=10.0, learned=True, heads=heads)
-        case "general":
-            return General(dim_q, dim_k, heads=heads)
-        case "concat":
-            return Concat(dim_q, dim_k, hidden=hidden, heads=heads)
-        case "location":
-            return Location(dim_q, max_keys=max_keys, heads=heads)
-    raise RegardError(f"No score is called {name!r}.", f"Choose one of {', '.join(SCORES)}.")
+    check_value(ScoreName, name, "score")
+    if SCORES[name].one_width and dim_q != dim_k:
+        raise RegardError(f"{name}: queries have width {dim_q} and keys {dim_k}.", "Use general or concat.")
+    return SCORES[name].build(dim_q, dim_k, hidden=hidden, max_keys=max_keys, heads=heads)

@@ -9,8 +9,7 @@ import tyro
 from regard.cli.common import Quiet, note, parse
 from regard.errors import RegardError
 from regard.interop import import_folder, import_llama2c
-from regard.models import family_of
-from regard.pipelines import OPENED, save
+from regard.pipelines import pipeline_kind, save
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def run(argv: list[str]) -> int:
     else:
         bundle = import_folder(options.model)
     save(options.out, bundle)
-    opened = OPENED[family_of(bundle.model.config)]
+    opened = pipeline_kind(bundle.model.config)
     size = sum(one.numel() for one in bundle.model.parameters())
     note(
         f"{opened.says[0].upper()}{opened.says[1:]} of {size / 1e6:.2f} M parameters is in {options.out}. "

@@ -16,7 +16,8 @@ from regard.attention import SCORES
 from regard.errors import RegardError, did_you_mean
 from regard.interop.export_targets import TARGETS
 from regard.models import FAMILIES
-from regard.training.recipe import DERIVED, FAMILIES_FOR, Recipe
+from regard.training.recipe import DERIVED, Recipe
+from regard.training.registry import TASKS, families_for
 
 # What the suggestion for the data sets, by section; of [model], by the family that it suggests, and by task.
 CHOSEN: dict[str, set[str]] = {
@@ -155,14 +156,14 @@ def other_options(task: str, family: str) -> dict[str, Option]:
     """The options beside the keys of the sections; task and family as the recipe in use has them."""
     scores = ", ".join(SCORES)
     listed = (
-        Option(("task",), "task", "TASK", ", ".join(FAMILIES_FOR), task),
+        Option(("task",), "task", "TASK", ", ".join(TASKS), task),
         Option(("out",), "out", "FOLDER", "model folder to write", "model"),
         Option(("from",), "from", "MODEL", "model folder to fine-tune: its weights, sizes and tokenizers are used"),
         Option(
             ("family", "model.family"),
             "model.family",
             "FAMILY",
-            f"{', '.join(FAMILIES)}; to {task}: {' or '.join(FAMILIES_FOR[task])}",  # type: ignore[index]
+            f"{', '.join(FAMILIES)}; to {task}: {' or '.join(families_for(task))}",
             family,
         ),
         Option(("score",), "score", "SCORE", f"attention score: {scores}", "that of the family"),

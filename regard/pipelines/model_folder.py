@@ -57,14 +57,25 @@ class Opened(NamedTuple):
     commands: str
 
 
-_TRANSLATOR = Opened(Translator, 2, TRANSLATING, "a translator", "regard translate, evaluate, score, look, info")
 OPENED = {
-    "transformer": _TRANSLATOR,
-    "seq2seq": _TRANSLATOR,
-    "gpt": Opened(LanguageModel, 1, WRITING, "a language model", "regard generate, evaluate, look, info"),
-    "bert": Opened(TextEncoder, 1, READING, "an encoder of texts", "regard embed, classify, answer, look, info"),
-    "vit": Opened(ImageModel, 0, Special(), "a model of images", "regard classify, segment, evaluate, look, info"),
+    "translator": Opened(Translator, 2, TRANSLATING, "a translator", "regard translate, evaluate, score, look, info"),
+    "text_generator": Opened(LanguageModel, 1, WRITING, "a language model", "regard generate, evaluate, look, info"),
+    "text_encoder": Opened(
+        TextEncoder, 1, READING, "an encoder of texts", "regard embed, classify, answer, look, info"
+    ),
+    "image_model": Opened(
+        ImageModel, 0, Special(), "a model of images", "regard classify, segment, evaluate, look, info"
+    ),
 }
+
+
+def pipeline_kind(config: Any) -> Opened:
+    """The kind of pipeline that runs models of this config.
+
+    >>> pipeline_kind(FAMILIES["gpt"].config()).kind.__name__
+    'LanguageModel'
+    """
+    return OPENED[FAMILIES[family_of(config)].pipeline]
 
 
 def find_device(name: Device) -> torch.device:
@@ -104,7 +115,9 @@ def write_config(folder: Path, bundle: Bundle) -> None:
     if isinstance(bundle, Translator) and bundle.languages:
         config["languages"] = list(bundle.languages)
     # Another program's tokeniser is known by it.
-    if bundle.special != OPENED[family].special or any(one.kind == FOREIGN for one in bundle.tokenizers):
+    if bundle.special != pipeline_kind(bundle.model.config).special or any(
+        one.kind == FOREIGN for one in bundle.tokenizers
+    ):
         config["special"] = dataclasses.asdict(bundle.special)
     write_whole(folder / "config.json", json_bytes(config | dataclasses.asdict(bundle.model.config)))
 
@@ -155,7 +168,7 @@ def load(path, device="auto", *, expect=None):
     found = find_device(device)
     folder = Path(path)
     config, special = read_config(folder)
-    opened = OPENED[family_of(config)]
+    opened = pipeline_kind(config)
     check_kind(folder, config, expect)
     weights_path = folder / "model.safetensors"
     weights = _read_weights(weights_path, config)
@@ -177,7 +190,7 @@ def load(path, device="auto", *, expect=None):
 
 def check_kind(folder: Path, config: Any, expect: type[Any] | None) -> None:
     """Refuse a folder whose family opens as another kind than expected."""
-    opened = OPENED[family_of(config)]
+    opened = pipeline_kind(config)
     if expect not in (None, opened.kind):
         wanted = next(one for one in OPENED.values() if one.kind is expect)
         raise RegardError(f"{folder} holds {opened.says}, not {wanted.says}.", f"Use it with: {opened.commands}.")
@@ -239,7 +252,7 @@ def bundle_of(
     model: Any, tokenizers: tuple[Tokenizer, ...], training: dict[str, Any], special: Special | None = None
 ) -> Any:
     """A model with its tokenizers, if it has any, as the kind that its family is."""
-    opened = OPENED[family_of(model.config)]
+    opened = pipeline_kind(model.config)
     if not opened.sides:
         return opened.kind(model, training=training)
     bundle = opened.kind(model, *tokenizers[: opened.sides], training=training, special=special or opened.special)

@@ -19,7 +19,7 @@ from regard.errors import RegardError
 from regard.models import Bert
 from regard.pipelines.pipeline import ModelWithTokenizers
 from regard.pipelines.scoring import Classified, classified
-from regard.ranges import LARGEST
+from regard.ranges import MAX_INT
 
 # Tokens that are encoded at once.
 BATCH_TOKENS = 8192
@@ -58,7 +58,7 @@ class TextEncoder(ModelWithTokenizers):
         if not cut or truncate:
             return encoded
         limit = self.length_limit
-        encoded, cut = encode_texts(rows, self.tokenizer, self.special, max_len=limit or LARGEST, **how)
+        encoded, cut = encode_texts(rows, self.tokenizer, self.special, max_len=limit or MAX_INT, **how)
         if cut:
             where = f"{name} has" if name is not None else f"{cut} of the texts have"
             what = "it" if name is not None else "them"

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.layers.patches import whereabouts
 from regard.models import BertConfig, ModelConfig, ViT, ViTConfig, family_of
-from regard.training.recipe import FAMILIES_FOR, Recipe
+from regard.training.recipe import Recipe
+from regard.training.registry import families_for
 
 # Parameters that may differ between a model and the one it is fine-tuned from: the heads of tasks.
 HEADS = ("output.", "mask_head.", "query_pool.", "pooler.", "distilled.", "pooled_map.", "segmenter.", "painter.")
@@ -21,7 +22,7 @@ _OF_HEADS = {"segment": ("segmenter", "segmenter_layers"), "pixels": ("decoder_w
 
 def fine_tuned_recipe(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:
     """The recipe with the sizes of the model to fine-tune."""
-    families = FAMILIES_FOR[recipe.task]
+    families = families_for(recipe.task)
     if family_of(model) not in families:
         raise RegardError(
             f"{origin} holds a {family_of(model)}, which cannot be trained to {recipe.task}.",

@@ -25,22 +25,8 @@ from regard.ranges import (
 )
 from regard.training.optim.optimizers import OptimizerName
 from regard.training.optim.schedules import ScheduleName, parse_duration
+from regard.training.registry import TaskName, families_for
 
-TaskName = Literal[
-    "translate", "text2text", "language", "mask", "classify", "answer", "classify-images", "segment", "mask-images"
-]
-# The families that can be trained for each task; the first is taken where none is named.
-FAMILIES_FOR: dict[TaskName, tuple[str, ...]] = {
-    "translate": ("transformer", "seq2seq"),
-    "text2text": ("transformer",),
-    "language": ("gpt",),
-    "mask": ("bert",),
-    "classify": ("bert",),
-    "answer": ("bert",),
-    "classify-images": ("vit",),
-    "segment": ("vit",),
-    "mask-images": ("vit",),
-}
 TokenizerKind = Literal["word", "space", "char", "bpe", "bytes"]
 PHRASEBOOK = "phrasebook"
 CACHE = "regard-cache"
@@ -171,6 +157,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        family_of(self.model)  # an error if the family is not registered
 
 
 SECTIONS = ("data", "tokenizer", "model", "train", "augment")
@@ -193,7 +180,7 @@ def recipe_from(table: Mapping[str, Any], base: Recipe | None = None, origin: st
             raise RegardError(f"{origin}: {section} should be a table.", f"Write [{section}] and its keys below it.")
     task = check_value(TaskName, table.get("task", base.task), f"{origin}: task")
     model_table = dict(table.get("model", {}))
-    known, own = FAMILIES_FOR[task], family_of(base.model)
+    known, own = families_for(task), family_of(base.model)
     family = model_table.pop("family", own if own in known else known[0])
     check_value(Literal[tuple(FAMILIES)], family, f"{origin}: model.family")
     if family not in known:

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from regard.data import Batch, prefetch
 from regard.errors import Interrupted, RegardError
-from regard.models import ModelConfig, ViTConfig, family_of, make_model
+from regard.models import ModelConfig, ViTConfig, make_model
 from regard.pipelines import (
-    OPENED,
     Translator,
     bundle_of,
     fill_weights,
     find_device,
     load,
+    pipeline_kind,
     read_tokenizers,
     save,
     write_tokenizers,
@@ -169,7 +169,7 @@ def _prepare(
     recipe: Recipe, out: Path, dataset: Dataset[Any], origin: Any, provenance: dict[str, Any], workers: int
 ) -> tuple[Job, Evaluation]:
     """Encodes the data and builds the model with its initial weights, those of `origin` if there is one."""
-    config, task, family = recipe.train, TASKS[recipe.task], OPENED[family_of(recipe.model)]
+    config, task, family = recipe.train, TASKS[recipe.task], pipeline_kind(recipe.model)
     special = family.special if origin is None else origin.special
     tokenizers = read_tokenizers(out, foreign=special != family.special) if family.sides else ()
     model_config = task.complete_config(recipe.model, dataset, tokenizers)
@@ -532,7 +532,7 @@ def _configured_machine(recipe: Recipe, state: TrainState | None) -> Iterator[in
 def _suggested_workers(recipe: Recipe) -> int:
     """One worker per core, as long as each has a large enough share of the batch, with room for any example."""
     config = recipe.train
-    if OPENED[family_of(recipe.model)].sides:
+    if pipeline_kind(recipe.model).sides:
         shares = config.batch_tokens // max(LEAST_TOKENS, recipe.model.max_len)
     elif isinstance(recipe.model, ViTConfig) and recipe.data.longest:
         largest = recipe.model.prefix + (recipe.data.longest // recipe.model.patch) ** 2

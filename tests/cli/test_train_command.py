@@ -13,7 +13,8 @@ from regard.cli import demo, main
 from regard.data import phrasebook_pairs
 from regard.models import FAMILIES, TransformerConfig
 from regard.training import recipe_from
-from regard.training.recipe import DERIVED, FAMILIES_FOR
+from regard.training.recipe import DERIVED
+from regard.training.registry import TASKS, families_for
 
 SMALL = [
     "--train.workers",
@@ -188,9 +189,7 @@ def test_pictures_alone_give_a_model(tmp_path, capfd):
     assert "augment.flip must be between 0 and 1 (got 2.0)" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("family", "task"), {family: task for task, known in FAMILIES_FOR.items() for family in known}.items()
-)
+@pytest.mark.parametrize(("family", "task"), {family: task for task in TASKS for family in families_for(task)}.items())
 def test_help_shows_what_can_be_said_and_no_more(capsys, monkeypatch, family, task):
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["train", "--task", task, "--model.family", family, "--help-all"]) == 0

@@ -20,7 +20,8 @@ from regard.cli.train_options import (
 )
 from regard.models import FAMILIES, family_of
 from regard.training import DataConfig, Recipe, plan
-from regard.training.recipe import FAMILIES_FOR, SECTIONS
+from regard.training.recipe import SECTIONS
+from regard.training.registry import TASKS, families_for
 from tests.training import toy_images, toy_tasks
 
 
@@ -109,7 +110,7 @@ def test_score_is_spelled_as_the_family_spells_it(family):
     assert recipe_keys({"score": "cosine", f"model.{name}": "dot"}, family)["model"][name] == "dot"
 
 
-@pytest.mark.parametrize("task", FAMILIES_FOR)
+@pytest.mark.parametrize("task", TASKS)
 def test_help_fits_one_screen(task, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["train", "--task", task, "--help"]) == 0
@@ -142,13 +143,13 @@ def small_data(task: str, folder: Path) -> list[DataConfig]:
     return [(toy_images if task in toy_images.MEASURES else toy_tasks).toy(task, folder).data]
 
 
-@pytest.mark.parametrize("task", FAMILIES_FOR)
+@pytest.mark.parametrize("task", TASKS)
 def test_the_help_says_what_is_chosen_from_the_data(task, tmp_path):
     """Every other default in the help is the one that a run with nothing but data uses."""
     for data in small_data(task, tmp_path):
         recipe, _ = plan(task, data)
         family = family_of(recipe.model)
-        assert family == FAMILIES_FOR[task][0]
+        assert family == families_for(task)[0]
         plain = Recipe(task, model=FAMILIES[family].config())
         for section in set(SECTIONS) - {"data"}:
             ours, usual = vars(getattr(recipe, section)), vars(getattr(plain, section))
@@ -158,7 +159,7 @@ def test_the_help_says_what_is_chosen_from_the_data(task, tmp_path):
 
 def test_what_the_suggestion_does_not_reach_has_its_real_default():
     """Sizes are suggested for one family per task: no other is described as chosen from the data."""
-    assert CHOSEN.keys() & FAMILIES.keys() == {families[0] for families in FAMILIES_FOR.values()}
+    assert CHOSEN.keys() & FAMILIES.keys() == {families_for(task)[0] for task in TASKS}
     assert key_options("translate", "seq2seq")["model.width"].default == "256"
     assert key_options("translate", "transformer")["model.width"].default == FROM_DATA
     assert key_options("translate", "transformer")["model.activation"].default == "relu"

@@ -7,7 +7,8 @@ import pytest
 from regard.errors import RegardError
 from regard.models import FAMILIES, Seq2SeqConfig, TransformerConfig
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from
-from regard.training.recipe import FAMILIES_FOR, recipe_table
+from regard.training.recipe import recipe_table
+from regard.training.registry import TASKS, families_for
 
 TEXT = """
 task = "translate"
@@ -60,13 +61,13 @@ def test_what_is_said_is_taken_and_the_rest_is_as_it_was(tmp_path):
     assert type(recipe.train.lr) is float
 
 
-@pytest.mark.parametrize("task", FAMILIES_FOR)
+@pytest.mark.parametrize("task", TASKS)
 def test_a_recipe_survives_toml(task):
     recipe = Recipe(
         task=task,
         data=DataConfig(files=("x.tsv",), validation=("é.tsv",)),
         tokenizer=TokenizerConfig(kind="char", target_kind="space"),
-        model=FAMILIES[FAMILIES_FOR[task][-1]].config(width=32),
+        model=FAMILIES[families_for(task)[-1]].config(width=32),
         train=TrainConfig(lr=1e-5, validate_by="bleu", deterministic=True),
     )
     assert recipe_from(tomllib.loads(as_toml(recipe_table(recipe)))) == recipe

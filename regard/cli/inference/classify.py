@@ -17,8 +17,7 @@ from regard.cli.common import (
     parse,
 )
 from regard.errors import RegardError
-from regard.models import family_of
-from regard.pipelines import OPENED, Device, ImageModel, TextEncoder, read_config
+from regard.pipelines import Device, ImageModel, TextEncoder, pipeline_kind, read_config
 from regard.pipelines.scoring import Classified
 
 
@@ -57,7 +56,7 @@ def run(argv: list[str]) -> int:
 
 def _classifier(options: Options) -> tuple[Callable[[list[str]], list[Classified]], Check | None]:
     """A function that classifies a block of texts, or of image files, and the check of each text."""
-    if OPENED[family_of(read_config(options.model)[0])].kind is ImageModel:
+    if pipeline_kind(read_config(options.model)[0]).kind is ImageModel:
         if options.truncate:
             raise RegardError("Images are not truncated.", "Leave out --truncate.")
         return open_model(options.model, options.device, ImageModel).classify, None

@@ -36,8 +36,7 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import squad_scores, text_scores
 from regard.files import STDOUT, write_output, write_whole
-from regard.models import family_of
-from regard.pipelines import OPENED, Device, ImageModel, LanguageModel, TextEncoder, Translator, read_config
+from regard.pipelines import Device, ImageModel, LanguageModel, TextEncoder, Translator, pipeline_kind, read_config
 from regard.viewer import align, alignment_error_rate, attentions, best_layer, clearest_layer, read_links
 
 BleuTokenizer = Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"]
@@ -85,7 +84,7 @@ class Options:
 def run(argv: list[str]) -> int:
     options = parse(Options, "evaluate", argv)
     config, _ = read_config(options.model)
-    kind = OPENED[family_of(config)].kind
+    kind = pipeline_kind(config).kind
     if options.confusion is not None:
         if getattr(config, "head", None) not in ("classify", "segment"):
             raise RegardError("This model gives no labels that could be confused.", "Leave out --confusion.")

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from regard.errors import RegardError
-from regard.models import ModelConfig, family_of
+from regard.models import ModelConfig
 from regard.models.parameters import count_parameters
-from regard.pipelines import OPENED, find_device
+from regard.pipelines import find_device, pipeline_kind
 from regard.training.recipe import Recipe
 
 # float32: the weight, its gradient and Adam's two moments.
@@ -27,7 +27,7 @@ def check_sizes(recipe: Recipe, task: Any, dataset: Any) -> None:
     """
     config = recipe.model
     tokenizers: tuple[Any, ...] = ()
-    if OPENED[family_of(config)].sides:
+    if pipeline_kind(config).sides:
         likely = SimpleNamespace(vocab_size=min(recipe.tokenizer.vocab_size, LIKELY_VOCABULARY))
         tokenizers = (likely, likely)
     config = task.complete_config(config, dataset, tokenizers)

@@ -5,7 +5,8 @@ from typing import Any
 
 from regard.interop.export_targets import Target, check_exportable, exportable
 from regard.models import TransformerConfig
-from regard.training.recipe import DataConfig, Recipe, TaskName
+from regard.training.recipe import DataConfig, Recipe
+from regard.training.registry import TASKS, TaskName, register_task
 from regard.training.run_log import show_progress
 from regard.training.tasks.answer_task import Answer
 from regard.training.tasks.classify_images_task import ClassifyImages
@@ -15,11 +16,10 @@ from regard.training.tasks.language_task import Language
 from regard.training.tasks.mask_images_task import MaskImages
 from regard.training.tasks.mask_task import Mask
 from regard.training.tasks.segment_task import Segment
-from regard.training.tasks.task import Task
 from regard.training.tasks.text2text_task import Text2Text
 from regard.training.tasks.translate_task import Translate
 
-TASKS: dict[str, Task] = {
+for _name, _task in {
     "translate": Translate(),
     "text2text": Text2Text(),
     "language": Language(),
@@ -29,7 +29,8 @@ TASKS: dict[str, Task] = {
     "classify-images": ClassifyImages(),
     "segment": Segment(),
     "mask-images": MaskImages(),
-}
+}.items():
+    register_task(_name, _task)
 
 
 def read_dataset(task: TaskName, data: DataConfig, *, quiet: bool = False) -> Any:

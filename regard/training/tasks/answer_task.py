@@ -35,6 +35,7 @@ ENOUGH_QUESTIONS = 20_000
 
 
 class Answer(Task):
+    pipeline = "text_encoder"
     metrics = ("f1", "exact_match")
     unit = "question"
     try_it = 'regard answer {out} --question "…" --context "…"'

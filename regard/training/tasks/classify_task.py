@@ -30,6 +30,7 @@ ENOUGH_TEXTS = 100
 
 
 class Classify(Task):
+    pipeline = "text_encoder"
     metrics = ("accuracy",)
     unit = "text"
     try_it = 'regard classify {out} "…"'

@@ -24,7 +24,8 @@ from regard.data.text.special_tokens import Special
 from regard.errors import RegardError
 from regard.models import ViTConfig
 from regard.training.datasets import Dataset, Images, ImageSplit, too_few
-from regard.training.recipe import DataConfig, Recipe, TaskName, TokenizerConfig, TrainConfig
+from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+from regard.training.registry import TaskName
 from regard.training.run_log import OnProgress
 from regard.training.tasks.task import (
     Encoded,
@@ -125,6 +126,7 @@ class ImageTask(Task):
     """A task on images. Image tasks differ in the annotations they need, in the loss and in the metrics."""
 
     unit = "picture"
+    pipeline = "image_model"
     need: ClassVar[Need]
 
     def read(self, config: DataConfig, on_progress: OnProgress | None = None) -> Dataset[ImageSplit]:

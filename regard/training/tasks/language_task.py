@@ -29,6 +29,7 @@ CPU_TOKENS = 10_000_000
 
 
 class Language(Task):
+    pipeline = "text_generator"
     unit = "token"
     try_it = 'regard generate {out} "…"'
 

@@ -29,6 +29,7 @@ ENOUGH_TEXTS = 10_000
 
 
 class Mask(Task):
+    pipeline = "text_encoder"
     unit = "token"
     try_it = 'regard embed {out} "…"'
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.data import Batch, Tokenizer
 from regard.data.text.special_tokens import Special
-from regard.models import ModelConfig
+from regard.models import FAMILIES, ModelConfig
 from regard.pipelines import find_device
 from regard.training.datasets import Dataset
 from regard.training.losses import LossParts, token_loss
@@ -54,12 +54,20 @@ class Shape(NamedTuple):
 class Task(ABC):
     """One entry of TASKS: what to read, which model to suggest, what to minimize and what to measure."""
 
+    pipeline: ClassVar[str]
+    """pipeline of the trained model: "translator", "text_generator", "text_encoder" or "image_model"; every family of
+    this pipeline can be trained for the task"""
     metrics: ClassVar[tuple[str, ...]] = ()
     """validation metrics, beside the loss, that can select the model"""
     unit: ClassVar[str]
     """what the loss is averaged over"""
     try_it: ClassVar[str]
     """the command that uses the trained model"""
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Model families that can be trained for this task; the first is the default."""
+        return tuple(name for name, family in FAMILIES.items() if family.pipeline == self.pipeline)
 
     @abstractmethod
     def read(self, config: DataConfig) -> Dataset[Any]:

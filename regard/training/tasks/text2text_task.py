@@ -14,6 +14,7 @@ from regard.training.tasks.translate_task import Translate
 
 
 class Text2Text(Translate):
+    families = ("transformer",)
     try_it = 'regard translate {out} "PREFIX …"'
 
     def read(self, config: DataConfig) -> Dataset[Pairs]:

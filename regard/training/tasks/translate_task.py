@@ -19,6 +19,7 @@ VALIDATED = 1000
 
 
 class Translate(Task):
+    pipeline = "translator"
     metrics = ("bleu", "chrf", "exact_match")
     unit = "token"
     try_it = 'regard translate {out} "…"'

@@ -181,7 +181,9 @@ def loss_of(task, recipe):
     """A fresh model, a batch, and the loss of that under a config."""
     dataset = TASKS[task].read(recipe.data)
     config = TASKS[task].complete_config(recipe.model, dataset, ())
-    encoded = TASKS[task].encode(dataset, (), trainer.OPENED["vit"].special, recipe, config, Shape(0, 1, True, 16))
+    encoded = TASKS[task].encode(
+        dataset, (), trainer.pipeline_kind(config).special, recipe, config, Shape(0, 1, True, 16)
+    )
     batch = next(encoded.batches.epoch(0))
     torch.manual_seed(0)
     model = make_model(config)
@@ -252,7 +254,9 @@ def test_pictures_are_changed_for_training_alone(tmp_path, task):
     recipe = toy(task, tmp_path)
     dataset = TASKS[task].read(recipe.data)
     config = TASKS[task].complete_config(recipe.model, dataset, ())
-    encoded = TASKS[task].encode(dataset, (), trainer.OPENED["vit"].special, recipe, config, Shape(0, 1, True, 16))
+    encoded = TASKS[task].encode(
+        dataset, (), trainer.pipeline_kind(config).special, recipe, config, Shape(0, 1, True, 16)
+    )
     for batch, changed in ((next(encoded.batches.epoch(0)), True), (next(iter(encoded.validation)), False)):
         pixels = TASKS[task].changed(batch, config).pixels
         assert torch.equal(pixels, batch.pixels.permute(0, 3, 1, 2) / 255) != changed

@@ -270,7 +270,7 @@ def test_a_captured_step_would_not_fit_another_batch(tmp_path):
     recipe = toy("classify-images", tmp_path)
     config = TASKS["classify-images"].complete_config(recipe.model, dataset_of(recipe), ())
     encoded = TASKS["classify-images"].encode(
-        dataset_of(recipe), (), trainer.OPENED["vit"].special, recipe, config, Shape(128, 1, constant=True)
+        dataset_of(recipe), (), trainer.pipeline_kind(config).special, recipe, config, Shape(128, 1, constant=True)
     )
     asked = []
     update = object.__new__(GraphedUpdate)  # without a GPU it has no stream

@@ -20,7 +20,7 @@ from regard.models import Bert, BertConfig
 from regard.pipelines import TextEncoder, Translator
 from regard.viewer import look
 from regard.viewer.page import text_requests
-from regard.viewer.page.live_server import KEPT, LARGEST, Live
+from regard.viewer.page.live_server import KEPT, MAX_INT, Live
 from regard.viewer.page.text_requests import Answer, Desk
 from regard.viewer.page.text_scene import scene_of
 
@@ -256,7 +256,7 @@ def test_what_is_not_json(live, body):
 
 
 def test_a_body_that_is_too_large_is_not_read(live):
-    assert "1 MB" in refused(live, "POST", "ask", ASK, Content_Length=str(LARGEST + 1), status=413)
+    assert "1 MB" in refused(live, "POST", "ask", ASK, Content_Length=str(MAX_INT + 1), status=413)
 
 
 @pytest.mark.parametrize("length", [None, "-1", "ten", "1" * 30])
