@@ -12,7 +12,7 @@ import torch
 import regard
 
 PUBLIC = {
-    "regard": ["DecodeConfig", "Recipe", "RegardError", "Translator", "compare", "load", "look", "save"],
+    "regard": ["DecodeConfig", "Recipe", "RegardError", "Translator", "compare", "load", "look", "save", "train"],
     "regard.attention": [
         *("SCORES", "Bias", "Choice", "Concat", "Cosine", "Dot", "General", "Location", "Mask", "Offsets", "Recorded"),
         *("Recording", "ScaledDot", "Score", "attend", "causal", "explain", "make_score", "padding", "record", "use"),

@@ -11,14 +11,11 @@ from regard.cli.train_options import full_help, option_name, parse_words, recipe
 from regard.errors import RegardError
 from regard.interop.export_targets import TARGETS
 from regard.models import family_of
-from regard.pipelines import read_config
 from regard.recipes import find_recipe, recipe_names
-from regard.training import Recipe, read_toml, recipe_from, train
-from regard.training.fine_tuning import fine_tuned_recipe
-from regard.training.recipe import PHRASEBOOK, with_cache
-from regard.training.run_folder import refuse_foreign_files, stored_recipe
+from regard.training import TASKS, Recipe, read_toml, recipe_from
+from regard.training.api import resolve_recipe
 from regard.training.run_plan import metric_name
-from regard.training.tasks import TASKS, check_recipe, read_dataset, restrict_recipe, suggest_recipe
+from regard.training.trainer import train as run_recipe
 
 COMMAND_LINE = "the command line"
 
@@ -94,32 +91,19 @@ def run(argv: list[str]) -> int:
     if arguments.help:
         print((full_help if arguments.help == "full" else short_help)(plain.task, family, table))
         return 0
-    overrides = recipe_keys(options, family)
-    data = recipe_from(overrides, plain, COMMAND_LINE).data
-    if "files" not in {**table.get("data", {}), **overrides.get("data", {})}:
-        raise RegardError("There are no data to train on.", "Pass --data FILE …")
-    if data.files == (PHRASEBOOK,) and plain.task != "translate":
-        raise RegardError(f"The phrasebook has no data for the task {plain.task}.", "Pass --data FILE …")
-    if arguments.export_for and arguments.start_from:
-        raise RegardError(
-            f"--for {arguments.export_for} cannot change the form of {arguments.start_from} (--from).",
-            "Leave out --for.",
-        )
-    if not arguments.dry_run:
-        refuse_foreign_files(Path(arguments.out))  # before data are read, which may take long
-    dataset = read_dataset(plain.task, with_cache(data, arguments.out), quiet=arguments.quiet)
-    # A run that is resumed keeps what was chosen for it, unless the command says otherwise.
-    stored = stored_recipe(arguments.out)
-    resumes = stored is not None and stored.task == plain.task
-    suggested = stored if stored and resumes else suggest_recipe(plain.task, dataset, bool(arguments.start_from))
-    if arguments.export_for:
-        suggested = restrict_recipe(suggested, arguments.export_for)
-    recipe = recipe_from(overrides, recipe_from(table, suggested, origin), COMMAND_LINE)
-    if arguments.start_from:
-        _refuse_ignored(overrides, recipe, arguments.start_from)
-    if arguments.export_for:
-        check_recipe(recipe, arguments.export_for)
-    bundle = train(
+    recipe, dataset = resolve_recipe(
+        table,
+        recipe_keys(options, family),
+        arguments.out,
+        origin=origin,
+        overrides_origin=COMMAND_LINE,
+        start_from=arguments.start_from or None,
+        export_for=arguments.export_for,
+        quiet=arguments.quiet,
+        dry_run=arguments.dry_run,
+        key_name=_option_hint,
+    )
+    bundle = run_recipe(
         recipe,
         arguments.out,
         start_from=arguments.start_from or None,
@@ -158,18 +142,5 @@ def _is_recipe(word: str) -> bool:
     return word.endswith(".toml") or (word in recipe_names() and not Path(word).exists())
 
 
-def _refuse_ignored(overrides: dict[str, dict[str, Any]], recipe: Recipe, start_from: str) -> None:
-    """Options that a model to fine-tune overrides are errors, where they differ from it."""
-    for name in overrides.get("tokenizer", {}):
-        if name != "dropout":  # which only training uses
-            raise RegardError(
-                f"--from uses the tokenizers of {start_from}.", f"Leave out {option_name(f'tokenizer.{name}')}."
-            )
-    model = fine_tuned_recipe(recipe, read_config(Path(start_from))[0], start_from).model
-    for name, value in overrides.get("model", {}).items():
-        kept = getattr(model, name, value)
-        if kept != value:
-            raise RegardError(
-                f"--from uses the model of {start_from}, whose {name} is {kept} (got {value}).",
-                f"Leave out {option_name(f'model.{name}')}.",
-            )
+def _option_hint(key: str) -> str:
+    return {"data.files": "--data FILE", "for": "--for"}.get(key) or option_name(key)

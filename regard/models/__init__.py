@@ -51,8 +51,8 @@ Model = Transformer | Seq2Seq | GPT | Bert | ViT
 def register_family(name: str, config: type[Any], model: type[Any], *, pipeline: str) -> None:
     """Add a model family: recipes, training, model folders and commands then accept it by name.
 
-    `config` is a frozen dataclass with defaults (see `ModelConfig`); `model` is a module that is built from it and keeps
-    it as `model.config`. `pipeline` is one of those listed in `Family`.
+    `config` is a frozen dataclass with defaults (see `ModelConfig`). `model` is a module that is built from a config
+    and keeps it as `model.config`. `pipeline` is one of those listed in `Family`.
 
     >>> register_family("gpt", GPTConfig, GPT, pipeline="text_generator")
     Traceback (most recent call last):

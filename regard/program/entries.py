@@ -11,7 +11,7 @@ from regard.errors import RegardError
 from regard.layers.kv_cache import MemoryCache, PlainCache
 from regard.layers.packed import Padded
 from regard.layers.recurrent import PARTS
-from regard.models import GPT, Bert, Seq2Seq, Transformer, ViT
+from regard.models import FAMILIES, GPT, Bert, Seq2Seq, Transformer, ViT, family_of
 from regard.models.gpt import GPTState
 from regard.models.seq2seq import Seq2SeqState
 from regard.models.transformer import TransformerState
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     outputs: Sequence[str] = ("output",)
 
 
-def forward_entry(model: nn.Module, image: Tensor | None = None) -> Entry:
+def forward_entry(model: Any, image: Tensor | None = None) -> Entry:
     """`forward` of one example: ids (1, S) of source and target, or of a text (and its segments); or an image.
 
     Sizes bear the names of the inputs.
@@ -36,18 +36,18 @@ def forward_entry(model: nn.Module, image: Tensor | None = None) -> Entry:
     device = next(model.parameters()).device
     # Lengths that differ from each other and from 1.
     tokens = [torch.zeros(1, length, dtype=torch.long, device=device) for length in (5, 7)]
-    match model:
-        case Transformer() | Seq2Seq():
+    match FAMILIES[family_of(model.config)].pipeline:
+        case "translator":
             sizes = {name: (None, name) for name in ("source", "target")}
             return Entry(_forward_pair, dict(zip(sizes, tokens)), sizes)
-        case Bert() if model.config.segments > 1:
-            inputs = {"text": tokens[0], "segments": torch.zeros_like(tokens[0])}
-            return Entry(_forward_text, inputs, dict.fromkeys(inputs, (None, "text")))
-        case GPT() | Bert():
-            return Entry(_forward_text, {"text": tokens[0]}, {"text": (None, "text")})
-        case ViT() if image is not None:
+        case "image_model":
+            if image is None:
+                raise RegardError("The program of an image model needs an image.", "Pass image=…")
             return Entry(_forward_image, {"image": image}, {})
-    raise RegardError(f"There is no program of a {type(model).__name__}.", "Use a model of one of Regard's families.")
+    if getattr(model.config, "segments", 0) > 1:
+        inputs = {"text": tokens[0], "segments": torch.zeros_like(tokens[0])}
+        return Entry(_forward_text, inputs, dict.fromkeys(inputs, (None, "text")))
+    return Entry(_forward_text, {"text": tokens[0]}, {"text": (None, "text")})
 
 
 def _forward_pair(model: Any, source: Tensor, target: Tensor) -> Tensor:

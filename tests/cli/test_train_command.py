@@ -209,7 +209,7 @@ def test_for_restricts_the_form_to_one_that_exports(refused, pairs, tmp_path):
     training = ["train", "--data", str(pairs), "--out", str(out), *SMALL]
     said = refused(*training, "--for", "huggingface", "--model.positions", "rotary")
     assert "--for huggingface does not support positions = 'rotary'" in said
-    assert "cannot change the form of" in refused(*training, "--for", "onnx", "--from", str(tmp_path))
+    assert "cannot be restricted to a form for onnx" in refused(*training, "--for", "onnx", "--from", str(tmp_path))
     assert not out.exists()
     assert main([*training, "--for", "huggingface"]) == 0
     assert main(["export", str(out), "--to", "huggingface", "--out", str(tmp_path / "hf")]) == 0

@@ -72,8 +72,8 @@ def test_a_packaged_recipe_is_found_among_the_data(tmp_path, monkeypatch):
         (["--data", "a.tsv", "--score", "dott"], "--score dott is not a score. Choose from: dot, scaled_dot,"),
         (["--data", "a.tsv", "--model.cell", "gru"], "--model.cell is no option of the family transformer."),
         (["--data", "a.tsv", "--out", ""], "--out is empty. Name a folder."),
-        ([], "There are no data to train on. Pass --data FILE …"),
-        (["multi30k-rnn"], "There are no data to train on. Pass --data FILE …"),
+        ([], "No training data is given. Pass --data FILE."),
+        (["multi30k-rnn"], "No training data is given. Pass --data FILE."),
         (["--task", "language", "--data", "phrasebook"], "The phrasebook has no data for the task language."),
     ],
 )
