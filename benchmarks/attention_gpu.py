@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.attention import attend
-from regard.attention.kernels.sdpa import _mask_as_width
-from regard.attention.masks import Keys
+from regard.attention.backends.sdpa import _append_mask_column
+from regard.attention.masks import KeyPadding
 from regard.attention.reference import reference
 from regard.bench import Row, Shape
 from regard.bench.attention import SHAPES, Case, overhead
@@ -29,13 +29,13 @@ aten = torch.ops.aten
 
 
 def cudnn_bias(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
-    bias = Keys.of(lengths, k.shape[2], k.device, k.dtype).bias
+    bias = KeyPadding.from_lengths(lengths, k.shape[2], k.device, k.dtype).bias
     return aten._scaled_dot_product_cudnn_attention(q, k, v, bias, torch.is_grad_enabled(), 0.0, causal, False)[0]
 
 
 def cudnn_width(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, causal: bool) -> Tensor:
-    scale, allowed = q.shape[-1] ** -0.5, Keys.of(lengths, k.shape[2], k.device, k.dtype).allowed
-    q, k = (pad(x, (0, 7)) for x in _mask_as_width(q, k, ~allowed))
+    scale, allowed = q.shape[-1] ** -0.5, KeyPadding.from_lengths(lengths, k.shape[2], k.device, k.dtype).allowed
+    q, k = (pad(x, (0, 7)) for x in _append_mask_column(q, k, ~allowed))
     grad = torch.is_grad_enabled()
     return aten._scaled_dot_product_cudnn_attention(q, k, v, None, grad, 0.0, causal, False, scale=scale)[0]
 

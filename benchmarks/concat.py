@@ -171,19 +171,19 @@ MAIN = dict(B=8, H=8, G=8, T=1024, S=1024, D=64, hidden=64, dtype=torch.bfloat16
 
 def variants(device: str, until: float) -> Iterator[list[str]]:
     """Tile sizes at the main shape, in the order of FORWARD and BACKWARD; each pass by itself."""
-    from regard.attention.kernels import concat
+    from regard.kernels import concat_cuda
 
     yield ["pass", "rows, columns, warps, registers", "ms", "T elements/s", "error"]
     given = Given(**MAIN)
     with torch.no_grad():
         q, k, v = given.tensors
-        a, b = (concat._columns(x, matrix) for x, matrix in zip((q, k), given.score.matrices))
+        a, b = (concat_cuda.project(x, matrix) for x, matrix in zip((q, k), given.score.matrices))
         w = given.score.weight_a.float().reshape(1, -1)
         rest = (None, None, None, given.tensors[0].shape[2], given.tensors[1].shape[2], False, 0)
-        kept = concat.attend_concat(a, b, w, v, *rest)
+        kept = concat_cuda.concat_forward(a, b, w, v, *rest)
         passes = {
-            "FORWARD": lambda: concat.attend_concat(a, b, w, v, *rest)[:1],
-            "BACKWARD": lambda: concat.attend_concat_backward(given.grad, a, b, w, v, *kept, *rest),
+            "FORWARD": lambda: concat_cuda.concat_forward(a, b, w, v, *rest)[:1],
+            "BACKWARD": lambda: concat_cuda.concat_backward(given.grad, a, b, w, v, *kept, *rest),
         }
         for name, variants in (("FORWARD", FORWARD), ("BACKWARD", BACKWARD)):
             usual = passes[name]()
@@ -205,14 +205,14 @@ def variants(device: str, until: float) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def tiled(table: str, tiling: tuple) -> Iterator[None]:
-    from regard.attention.kernels import concat
+    from regard.kernels import concat_cuda
 
-    usual = getattr(concat, table)
-    setattr(concat, table, {256: concat.Tiling(*tiling)})
+    usual = getattr(concat_cuda, table)
+    setattr(concat_cuda, table, {256: concat_cuda.ConcatTiling(*tiling)})
     try:
         yield
     finally:
-        setattr(concat, table, usual)
+        setattr(concat_cuda, table, usual)
 
 
 def peers(device: str, until: float) -> Iterator[list[str]]:

@@ -18,7 +18,8 @@ import torch
 import transformers
 from tokenizers import models
 
-from regard.attention import exact, record
+from regard.attention import record
+from regard.attention.exact_weights import compute_weights
 from regard.data import Tokenizer, phrasebook_pairs
 from regard.data.tokenizer import FOREIGN
 from regard.interop import import_folder
@@ -58,7 +59,7 @@ def compare_masked(folder: Path) -> None:
         wanted = theirs(ids[None], output_attentions=True)
         with record(ours) as recording:
             logits = ours(pack([ids.tolist()]))
-        maps = [exact.weights(call) for one in recording.values() for call in one.calls]
+        maps = [compute_weights(call) for one in recording.values() for call in one.calls]
         worst[0] = max(worst[0], float((logits - wanted.logits[0]).abs().max()))
         gaps = [float((own - other).abs().max()) for own, other in zip(maps, wanted.attentions, strict=True)]
         worst[1] = max(worst[1], *gaps)

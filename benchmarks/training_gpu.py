@@ -31,11 +31,10 @@ from gpu_common import changed, matrix_ceiling, sentence_lengths, sentence_pairs
 from regard.attention import use
 from regard.data import Batch
 from regard.data.streams import TextBatches
-from regard.layers import add_norm, linear_relu
+from regard.kernels import add_norm_cuda, cross_entropy_cuda, linear_relu_cuda
 from regard.layers.embeddings import Embedding
 from regard.models import GPTConfig, TransformerConfig, make_model
 from regard.models.gpt import gpt2, gpt_small
-from regard.training import vocabulary
 from regard.training.checkpoint import unique_parameters
 from regard.training.compiling import compiled_features
 from regard.training.graphs import WARM_UP, GraphedUpdate
@@ -45,8 +44,8 @@ from regard.training.optim import make_optimizer, scale_gradients
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Kernels by what they are for, from a part of their names; the first that fits.
 KINDS = {
-    "attention": ("sentences_", "flash", "fmha", "attention"),
-    "loss": ("vocabulary",),
+    "attention": ("varlen_short", "flash", "fmha", "attention"),
+    "loss": ("cross_entropy", "r_drop"),
     "norms": ("add_norm",),
     "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "cublas"),
     "optimiser": ("adam", "multi_tensor", "lpnorm"),
@@ -134,9 +133,9 @@ def ours(config: TransformerConfig | GPTConfig, variant: Variant, smoothing: flo
     run = GraphedUpdate(update) if variant.graph and DEVICE == "cuda" else update
     forced = (lambda: use(variant.attention)) if variant.attention else contextlib.nullcontext
     kernels = {  # module and condition of each, and whether it runs
-        (vocabulary, "takes"): variant.fused_loss,
-        (linear_relu, "takes"): variant.fused_relu,
-        (add_norm, "supports"): variant.fused_norm,
+        (cross_entropy_cuda, "supports"): variant.fused_loss,
+        (linear_relu_cuda, "supports"): variant.fused_relu,
+        (add_norm_cuda, "supports"): variant.fused_norm,
     }
 
     def step(batch: Batch) -> object:

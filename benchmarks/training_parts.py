@@ -27,11 +27,10 @@ from gpu_common import changed, milliseconds, sentence_lengths, table
 from torch import Tensor
 
 from regard.attention import Offsets, ScaledDot, attend, causal, use
-from regard.attention.kernels import sentences
-from regard.attention.kernels.sentences import Tiling
 from regard.attention.reference import reference_packed
-from regard.layers import add_norm
-from regard.training import losses, vocabulary
+from regard.kernels import add_norm_cuda, cross_entropy_cuda, varlen_short_cuda
+from regard.kernels.varlen_short_cuda import VarlenTiling as Tiling
+from regard.training import losses
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
@@ -92,12 +91,14 @@ class Given(NamedTuple):
         return starts, starts, longest, longest, self.q.shape[-1] ** -0.5, self.masked
 
     def forward(self, tiling: Tiling | None = None) -> tuple[Tensor, ...]:
-        with changed(sentences, FORWARD=sentences.FORWARD if tiling is None else {sentences.MAX_CELLS: tiling}):
-            return (sentences.attend_sentences(self.q, self.k, self.v, *self._rest),)
+        table = varlen_short_cuda.FORWARD if tiling is None else {varlen_short_cuda.MAX_ELEMENTS: tiling}
+        with changed(varlen_short_cuda, FORWARD=table):
+            return (varlen_short_cuda.varlen_short_forward(self.q, self.k, self.v, *self._rest),)
 
     def backward(self, tiling: Tiling | None = None) -> tuple[Tensor, ...]:
-        with changed(sentences, BACKWARD=sentences.BACKWARD if tiling is None else {sentences.MAX_CELLS: tiling}):
-            return sentences.attend_sentences_backward(self.grad, self.q, self.k, self.v, *self._rest)
+        table = varlen_short_cuda.BACKWARD if tiling is None else {varlen_short_cuda.MAX_ELEMENTS: tiling}
+        with changed(varlen_short_cuda, BACKWARD=table):
+            return varlen_short_cuda.varlen_short_backward(self.grad, self.q, self.k, self.v, *self._rest)
 
     def microseconds(self, way: str, tiling: Tiling, first: Tiling) -> float:
         """Infinite where it does not run, or gives something else than the first."""
@@ -244,18 +245,18 @@ def loss(tiny: bool) -> None:
     enter("the three products", products)
     enter("ours", run)
     for cells in (2**12,) if tiny else (2**26, 2**27, 2**29, 2**30):
-        with changed(vocabulary, CELLS=cells):
+        with changed(cross_entropy_cuda, CHUNK_ELEMENTS=cells):
             enter(f"ours, 2^{cells.bit_length() - 1} logits at a time", run)
     for block, warps in (
         ((16, 4),) if tiny else ((2048, 4), (4096, 4), (8192, 8), (16384, 16), (32768, 16), (32768, 32))
     ):
-        with changed(vocabulary, BLOCK=block, WARPS=warps):
+        with changed(cross_entropy_cuda, BLOCK=block, WARPS=warps):
             enter(f"ours, {block} columns by {warps} warps", run)
-    with changed(vocabulary, _adds_in_float32=lambda: False):
+    with changed(cross_entropy_cuda, _accumulates_in_float32=lambda: False):
         enter("ours, products added in a pass of its own", run)
     enter("ours, R-Drop", lambda: run(2.5))
     if DEVICE == "cuda":
-        without = changed(vocabulary, takes=lambda features: False)
+        without = changed(cross_entropy_cuda, supports=lambda features: False)
         with without, changed(losses, _rows_loss=torch.compile(losses._rows_loss, dynamic=False)):
             enter("the plain sweep, compiled", run)
             enter("the plain sweep, compiled, R-Drop", lambda: run(2.5))
@@ -275,12 +276,12 @@ def norms(tiny: bool) -> None:
         for warps in (4,) if tiny else (4, 8):
             times = []
             for programs in (3,) if tiny else (264, 528, 1056, 2112):
-                with changed(add_norm, CELLS=cells, WARPS=warps, PROGRAMS=programs):
+                with changed(add_norm_cuda, TILE_ELEMENTS=cells, WARPS=warps, PROGRAMS=programs):
                     if not times:
-                        times.append(captured_milliseconds(lambda: add_norm.add_norm(x, y, *given)))
-                        total = add_norm.add_norm(x, y, *given)[1]
+                        times.append(captured_milliseconds(lambda: add_norm_cuda.add_norm_forward(x, y, *given)))
+                        total = add_norm_cuda.add_norm_forward(x, y, *given)[1]
                     back = (grad, None, total, norm.weight, True, seed, 0.1, norm.eps)
-                    times.append(captured_milliseconds(lambda back=back: add_norm.add_norm_backward(*back)))
+                    times.append(captured_milliseconds(lambda back=back: add_norm_cuda.add_norm_backward(*back)))
             rows.append([f"{cells} cells, {warps} warps", *(f"{1e3 * ms:.0f}" for ms in times)])
             print(*rows[-1], flush=True)
     copied = captured_milliseconds(lambda: (x.clone(), y.clone()))

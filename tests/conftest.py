@@ -26,10 +26,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 # A program of its own, which needs Triton.
-collect_ignore = ["compiled_kernels.py"]
+collect_ignore = ["kernels/compiled_kernels.py"]
 
 # The rooms in whose tests the shapes of signatures are checked: elsewhere that would only be slow.
-SHAPED = ("attention", "layers", "models")
+SHAPED = ("attention", "kernels", "layers", "models")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,8 +14,20 @@ import regard
 PUBLIC = {
     "regard": ["DecodeConfig", "Recipe", "RegardError", "Translator", "compare", "load", "look", "save"],
     "regard.attention": [
-        *("SCORES", "Bias", "Choice", "Concat", "Cosine", "Dot", "General", "Location", "Mask", "Offsets", "Recorded"),
-        *("Recording", "ScaledDot", "Score", "attend", "causal", "explain", "make_score", "padding", "record", "use"),
+        *("SCORES", "Bias", "Choice", "Concat", "Cosine", "Dot", "DotLike", "General", "Location", "Mask", "Offsets"),
+        *(
+            "Recorded",
+            "Recording",
+            "ScaledDot",
+            "Score",
+            "attend",
+            "causal",
+            "explain",
+            "make_score",
+            "padding",
+            "record",
+            "use",
+        ),
         *("weights", "window"),
     ],
     "regard.bench": [

@@ -5,8 +5,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.offsets import Lengths, Offsets
-from regard.layers import add_norm
+from regard.kernels import add_norm_cuda
 from regard.layers.dropout import Dropout, DropPath
+from regard.layers.norms import RMSNorm
 
 
 class Residual(nn.Module):
@@ -69,6 +70,10 @@ class FusedResidual(Residual):
         offsets: Offsets | Lengths | None = None,
     ) -> tuple[Float[Tensor, "*n E"], Float[Tensor, "*n E"]]:
         worthwhile = self.training if self.norm_first else x.dim() == 2 and x.dtype == update.dtype
-        if worthwhile and add_norm.supports(x, update, norm):
-            return add_norm.run(x, update, norm, self.dropout.p if self.training else 0.0)
+        if worthwhile and isinstance(norm, nn.LayerNorm | RMSNorm) and add_norm_cuda.supports(x, update):
+            bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
+            if bias is not None or isinstance(norm, RMSNorm):
+                eps = norm.eps or torch.finfo(norm.weight.dtype).eps
+                p = self.dropout.p if self.training else 0.0
+                return add_norm_cuda.add_norm(x, update, norm.weight, bias, eps, p)
         return super().add_norm(x, update, norm, offsets)

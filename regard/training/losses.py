@@ -1,5 +1,6 @@
 """Cross-entropy with label smoothing, and R-Drop, computed in chunks so that the full logits never exist."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -7,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.data.batches import IGNORED
-from regard.training import vocabulary
+from regard.kernels import cross_entropy_cuda
 
 
 class LossParts(NamedTuple):
@@ -58,7 +59,8 @@ class _TokenLoss(torch.autograd.Function):
         narrow = features.dtype
         if torch.is_autocast_enabled(features.device.type):
             narrow = torch.get_autocast_dtype(features.device.type)
-        sweep = vocabulary.sweep if vocabulary.takes(features) else _sweep
+        fused = partial(cross_entropy_cuda.cross_entropy, ignore_index=IGNORED)
+        sweep = fused if cross_entropy_cuda.supports(features) else _sweep
         loss, nll, weight_grad, bias_grad, feature_grads = sweep(
             passes, weight, targets, smoothing, divergence, bias, narrow, wanted
         )

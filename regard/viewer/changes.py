@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention import Dot, ScaledDot, dispatch
-from regard.attention.kernels import Call
+from regard.attention.backends.call import Call
 from regard.attention.masks import Form
 from regard.attention.recording import KINDS
 from regard.errors import RegardError

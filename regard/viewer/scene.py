@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention import SCORES, Bias, Concat, Mask, Recorded, Score
-from regard.attention.kernels import Call
+from regard.attention.backends.call import Call
 from regard.attention.masks import And, Causal, Form, Not, Or, Padding, Window
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import DotLike

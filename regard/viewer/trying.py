@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Recorded, exact
-from regard.attention.exact import Chosen
+from regard.attention import Recorded
+from regard.attention.exact_weights import Chosen, resolve_indices
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
@@ -209,8 +209,8 @@ class _Overwritten(Recorded):
             keys = fitted(one, found.shape[3], growing=True) if one.row < found.shape[2] else None
             if keys is not None:
                 found[:, one.head, one.row] = torch.tensor(keys, dtype=found.dtype, device=found.device)
-        chosen = exact.indices(heads, found.shape[1], "head")
-        return found[:, chosen][:, :, exact.indices(queries, found.shape[2], "query")]
+        chosen = resolve_indices(heads, found.shape[1], "head")
+        return found[:, chosen][:, :, resolve_indices(queries, found.shape[2], "query")]
 
 
 def _with_rows(seen: Any, rows: Sequence[RowSet]) -> Any:

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import models, pre_tokenizers, processors
 
-from regard.attention import exact, record
+from regard.attention import record
+from regard.attention.exact_weights import compute_weights
 from regard.data.special import Special
 from regard.interop import export_folder, import_folder
 from regard.layers.packed import pack
@@ -77,7 +78,7 @@ def compare_attention(ours: Any, theirs: Any, segments: list[list[int]] | None =
     recorded = list(recording.values())
     # A block that several layers share is called once for each of them.
     count, layers = len(recorded), len(theirs)
-    maps = [exact.weights(recorded[i * count // layers].calls[i % (layers // count)]) for i in range(layers)]
+    maps = [compute_weights(recorded[i * count // layers].calls[i % (layers // count)]) for i in range(layers)]
     assert sum(len(one.calls) for one in recorded) == layers
     for own, other in zip(maps, theirs, strict=True):
         for b, row in enumerate(ROWS):

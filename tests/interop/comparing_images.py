@@ -4,7 +4,8 @@ import json
 
 import torch
 
-from regard.attention import exact, record
+from regard.attention import record
+from regard.attention.exact_weights import compute_weights
 from tests.interop.comparing import random_model
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -58,13 +59,13 @@ def compare(ours, images, theirs):
     """Every map of every token, and then only what the output asks for; the tokens and the output."""
     with record(ours) as recording:
         encoded = ours.encode(images)
-    maps = [exact.weights(call) for one in recording.values() for call in one.calls]
+    maps = [compute_weights(call) for one in recording.values() for call in one.calls]
     for own, other in zip(maps, theirs.attentions, strict=True):
         close(own, other)
     with record(ours) as recording:
         output = ours(images)
     [last] = recording[f"blocks.{len(maps) - 1}.attention"].calls
-    asked = exact.weights(last)
+    asked = compute_weights(last)
     close(asked, theirs.attentions[-1][:, :, : asked.shape[2]])
     return encoded, output
 

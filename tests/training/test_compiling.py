@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from regard.attention import triton_here, use
+from regard.attention import use
+from regard.kernels.triton_support import is_interpreted
 from regard.layers.packed import pack
 from regard.models import GPTConfig, Seq2SeqConfig, TransformerConfig, ViTConfig, make_model
 from regard.training import compiling
@@ -54,14 +55,14 @@ def test_a_bound_that_changes_is_compiled_once_more_and_then_never(counter):
         assert counter.frame_count == times, bound
 
 
-@pytest.mark.skipif(not triton_here.INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.skipif(not is_interpreted(), reason="needs Triton's interpreter")
 def test_kernels_of_our_own_are_part_of_the_graph(counter):
     model = gpt()
     features = compiled_features(model)
     for bound, times in ((8, 2), (16, 3), (32, 3)):
         tokens = sentences(8, 3, bound=bound)
         expected = model.features(tokens)
-        with use("sentences"):
+        with use("varlen_short"):
             torch.testing.assert_close(features(tokens), expected)
         assert counter.frame_count == times, bound
 

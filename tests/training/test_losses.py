@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.attention import triton_here
 from regard.data import Batches, Sequences
 from regard.data.batches import IGNORED
+from regard.kernels import cross_entropy_cuda
+from regard.kernels.triton_support import is_interpreted
 from regard.models import TransformerConfig, make_model
-from regard.training import losses, vocabulary
+from regard.training import losses
 from regard.training.losses import token_loss
 
 
@@ -39,14 +40,14 @@ def example(rows=11, vocab=17, width=5, seed=0) -> tuple[Tensor, Tensor, Tensor,
 @pytest.fixture(params=["plain", "kernel"])
 def at_once(request, monkeypatch):
     """Sets how many rows a chunk has, for the plain sweep and for the GPU's, whose kernels an interpreter runs."""
-    if request.param == "kernel" and not triton_here.INTERPRETED:
+    if request.param == "kernel" and not is_interpreted():
         pytest.skip("needs Triton's interpreter")
-    monkeypatch.setattr(vocabulary, "takes", lambda features: request.param == "kernel")
-    monkeypatch.setattr(vocabulary, "BLOCK", 8)
+    monkeypatch.setattr(cross_entropy_cuda, "supports", lambda features: request.param == "kernel")
+    monkeypatch.setattr(cross_entropy_cuda, "BLOCK", 8)
 
     def set_rows(rows):
         monkeypatch.setattr(losses, "chunk_rows", lambda vocab, device: rows)
-        monkeypatch.setattr(vocabulary, "even_rows", lambda count, vocab: rows)
+        monkeypatch.setattr(cross_entropy_cuda, "rows_per_chunk", lambda count, vocab: rows)
 
     return set_rows
 
@@ -136,11 +137,11 @@ def test_no_gradient_is_computed_where_none_is_wanted(monkeypatch):
     assert asked == [False, True]
 
 
-@pytest.mark.skipif(not triton_here.INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.skipif(not is_interpreted(), reason="needs Triton's interpreter")
 @pytest.mark.parametrize("divergence", [0.0, 2.5])
 def test_in_halves_it_is_as_exact_as_halves_are(monkeypatch, divergence):
     """Narrow features and logits, float32 weights: what autocast gives on a GPU, where halves are bf16."""
-    monkeypatch.setattr(vocabulary, "takes", lambda features: True)
+    monkeypatch.setattr(cross_entropy_cuda, "supports", lambda features: True)
     features, weight, targets, twin = example(rows=40, vocab=60, width=16)
     given = [x.half().requires_grad_() for x in (features, twin)]
     weight = weight.half().float().requires_grad_()
@@ -157,9 +158,9 @@ def test_in_halves_it_is_as_exact_as_halves_are(monkeypatch, divergence):
 
 def test_chunks_are_even_and_bounded():
     for count, vocab in ((25_600, 32_000), (1, 32_000), (100_000, 50_257), (300, 10)):
-        rows = vocabulary.even_rows(count, vocab)
+        rows = cross_entropy_cuda.rows_per_chunk(count, vocab)
         assert rows % 128 == 0
-        assert (rows - 128) * vocab <= vocabulary.CELLS
+        assert (rows - 128) * vocab <= cross_entropy_cuda.CHUNK_ELEMENTS
         assert rows < count + 128
 
 
@@ -195,7 +196,7 @@ def test_a_packed_batch_has_the_loss_and_gradients_of_its_sentences_one_by_one(c
 @pytest.mark.parametrize("divergence", [0.0, 2.5])
 @pytest.mark.parametrize("vocab", [2, 999, 5000])
 def test_cuda_in_bf16(monkeypatch, vocab, divergence):
-    monkeypatch.setattr(vocabulary, "even_rows", lambda count, vocab: 128)
+    monkeypatch.setattr(cross_entropy_cuda, "rows_per_chunk", lambda count, vocab: 128)
     features, weight, targets, twin = (x.cuda() for x in example(rows=300, vocab=vocab, width=64))
     given = [x.bfloat16().requires_grad_() for x in (features, twin)]
     weight = (0.1 * weight).bfloat16().float().requires_grad_()

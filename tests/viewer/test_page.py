@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from regard.attention import Recorded, ScaledDot
-from regard.attention.kernels import Call
+from regard.attention.backends.call import Call
 from regard.attention.masks import FREE
 from regard.errors import RegardError
 from regard.viewer import AttentionMap, Look, look, page, web

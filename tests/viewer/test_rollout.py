@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from regard.attention import dispatch, record, use
-from regard.attention.reference import repeat_heads, softmax
+from regard.attention.reference import repeat_heads
 from regard.errors import RegardError
+from regard.kernels.masked_softmax import masked_softmax
 from regard.layers.patches import pack_images
 from regard.viewer import roll_out
 from tests.viewer.seeing import KINDS, images, model_of
@@ -55,7 +56,7 @@ class Keeping:
 
     def __call__(self, q, k, v, score, mask=None, bias=None):
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-        self.weights.append(softmax(score(q, k)))
+        self.weights.append(masked_softmax(score(q, k)))
         self.weights[-1].retain_grad()
         return self.weights[-1] @ v
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from regard.attention import Dot, Mask, Offsets, Recorded, ScaledDot, Score, causal, padding, window
-from regard.attention.kernels import Call
+from regard.attention.backends.call import Call
 from regard.attention.masks import Form
 from regard.attention.scores import DotLike
 from regard.data import Tokenizer

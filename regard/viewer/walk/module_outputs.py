@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention import Recorded, record
-from regard.attention.exact import weights as exact_weights
+from regard.attention.exact_weights import compute_weights
 from regard.attention.recording import KINDS
 
 
@@ -53,7 +53,7 @@ class ModuleOutputs:
         if call >= len(calls):
             return None
         with torch.inference_mode():
-            return _numbers(exact_weights(calls[call])[0])
+            return _numbers(compute_weights(calls[call])[0])
 
 
 def _has_attention(model: nn.Module) -> bool:
