@@ -182,7 +182,7 @@ def test_models_of_different_tokenisers_cannot_vote(refused, broken, transformer
     ("options", "message"),
     [
         (["--out", "map.gif"], "pages are .html, pictures are .png or .svg"),
-        (["--layers", "decoder.7.*"], "no attention that matches decoder.7.*"),
+        (["--layers", "decoder.7.*"], "No attention module of the model matches decoder.7.*"),
         (["--attention", "decoder.7.cross"], "no attention 'decoder.7.cross'"),
         (["--attention", "decoder.0.cross", "--head", "7"], "has no head 7"),
         (["--beam", "0"], "beam must be between 1 and 1,000 (got 0)"),

@@ -455,7 +455,7 @@ def test_some_layers_only(transformer):
     assert set(scene_of(seen).header["sides"]) == {"predicted", "source"}
     compare(seen)
     assert list(look(reader_of("gpt"), "one", layers="blocks.1.*").maps) == ["blocks.1.attention"]
-    with pytest.raises(RegardError, match="no attention that matches encoder"):
+    with pytest.raises(RegardError, match="No attention module of the model matches encoder"):
         look(transformer, "one", "un", layers="encoder.9")
 
 
