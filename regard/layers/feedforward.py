@@ -19,12 +19,12 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": nn.functional.silu,
     "tanh": nn.functional.tanh,
 }
-# Gated linear units: SwiGLU (Llama) and GEGLU with the approximate gelu (T5 1.1).
+# Gated linear units: SwiGLU (Llama) and GEGLU with the tanh approximation of GELU (T5 1.1).
 _GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}
 
 
 def activate(name: str, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Apply an activation function by its name.
+    """Apply an activation function, given its name.
 
     >>> activate("relu2", torch.tensor([-1.0, 3.0]))
     tensor([0., 9.])

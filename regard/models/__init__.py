@@ -1,4 +1,4 @@
-"""The families of models: one file each, its frozen config and its named sizes beside it."""
+"""Model families. Each module holds a model, its frozen config and its named sizes."""
 
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ Model = Transformer | Seq2Seq | GPT | Bert | ViT
 
 
 def family_of(config: ModelConfig) -> str:
-    """The name under which a config's family is listed.
+    """The name of a config's family in FAMILIES.
 
     >>> family_of(TransformerConfig())
     'transformer'
@@ -36,5 +36,5 @@ def family_of(config: ModelConfig) -> str:
 
 
 def make_model(config: ModelConfig) -> Any:
-    """A model of fresh weights from its config."""
+    """Build a model with initialized weights from its config."""
     return FAMILIES[family_of(config)].model(config)

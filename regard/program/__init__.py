@@ -1,6 +1,6 @@
 """A model as a list of primitive operations, derived from its `forward`."""
 
-from regard.program.capture import Captured as Captured
+from regard.program.capture import CapturedCall as CapturedCall
 from regard.program.capture import capture as capture
 from regard.program.entries import forward_program as forward_program
 from regard.program.program import Program as Program
