@@ -101,6 +101,7 @@ def split_validation(pairs: Sequence[PairLike], seed: int) -> tuple[list[PairLik
         if len(selected) == size:
             break
     if not selected:  # every source has several targets
-        selected.update(min(groups, key=len))
+        smallest = min(groups, key=len)
+        selected.update(smallest)
     training = [pair for row, pair in enumerate(pairs) if row not in selected]
     return training, [pair for row, pair in enumerate(pairs) if row in selected]

@@ -26,7 +26,7 @@ from regard.layers.patches import PackedImages, cut, whereabouts
 class SizeGroup(NamedTuple):
     """Consecutive images of one size in a batch."""
 
-    count: int
+    images: int
     height: int
     width: int
 
@@ -50,7 +50,7 @@ class RaggedBatch(Batch):
         >>> images = [np.zeros((4, width, 3), np.uint8) for width in (4, 8, 8)]
         >>> batch = make_ragged_batch(images, np.arange(3), 4, AugmentConfig(flip=0.5))
         >>> batch.groups, batch.changed(3, patch=4)[0].grids
-        ((SizeGroup(count=1, height=4, width=4), SizeGroup(count=2, height=4, width=8)), ((1, 1), (1, 2), (1, 2)))
+        ((SizeGroup(images=1, height=4, width=4), SizeGroup(images=2, height=4, width=8)), ((1, 1), (1, 2), (1, 2)))
         """
         flat, starts, positions, sizes = cast(tuple[Tensor, ...], self.inputs)
         areas = [math.prod(group) for group in self.groups]
@@ -65,7 +65,7 @@ class RaggedBatch(Batch):
             if augmented.masks is not None:
                 masks.append(augmented.masks)
         grids = tuple(
-            (group.height // patch, group.width // patch) for group in self.groups for _ in range(group.count)
+            (group.height // patch, group.width // patch) for group in self.groups for _ in range(group.images)
         )
         max_len = max(rows * columns for rows, columns in grids)
         offsets = Offsets(starts, len(positions), max_len)
