@@ -243,7 +243,7 @@ def test_pictures_that_cannot_be_measured(refused, tmp_path, classifier, segment
     said = refused("evaluate", classifier, "--data", tmp_path / "loose")
     assert "the label 'bright', which the model does not have. Its labels are dark, grey, light." in said
     (tmp_path / "loose/bright/2.png").write_text("x")
-    assert "2.png: not a picture" in refused("evaluate", classifier, "--data", tmp_path / "loose")
+    assert "2.png: not a readable image" in refused("evaluate", classifier, "--data", tmp_path / "loose")
     np.savez(tmp_path / "odd.npz", images=np.zeros((1, 8, 12, 3), np.uint8), masks=np.full((1, 8, 12), 4, np.uint8))
     said = refused("evaluate", segmenter, "--data", tmp_path / "odd.npz")
     assert "Some masks hold the number 4, which the model does not know. Its labels are 3, 7; 255 is none." in said

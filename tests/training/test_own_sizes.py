@@ -250,7 +250,7 @@ def test_from_one_size_to_own_sizes_and_back(runs, tmp_path):
         ({"data": {"size": 16}}, "data.size brings all pictures to one size, and data.longest lets each keep its own."),
         ({"augment": {"mixup": 0.5}}, "Pictures of different sizes cannot be mixed. Set augment.mixup and"),
         ({"augment": {"cutmix": 0.5}}, "Pictures of different sizes cannot be mixed. Set augment.mixup and"),
-        ({"augment": {"crop": 8}}, "augment.crop is 8; it must be smaller than the image (8 x 8 pixels)."),
+        ({"augment": {"crop": 8}}, "augment.crop is 8; it must be smaller than the image (16 x 8 pixels)."),
         (
             {"model": {"patch": 8}},
             "Sides of pictures are multiples of 4, and the model's patches have 8×8 pixels. Set data.patch to 8.",
