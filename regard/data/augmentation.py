@@ -79,8 +79,8 @@ def augment(
     """Augment images with values from 0 to 1. Masks get the same geometric operations, targets are mixed like the
     images.
 
-    Random numbers come from the default generator of the images' device. Pixels from outside of the image are IGNORED
-    in masks, except with reflection. Mixup and CutMix mix each image with the previous one of the batch.
+    Random numbers come from the default generator of the images' device. Mask pixels from outside of the image are
+    IGNORED, except with reflection. Mixup and CutMix mix each image with the previous one of the batch.
 
     >>> _ = torch.manual_seed(0)
     >>> image = torch.arange(4.0).view(1, 1, 1, 4) / 4

@@ -47,8 +47,11 @@ class DecodedImage(NamedTuple):
 class Fit(NamedTuple):
     """Target size of images: a fixed size, or the image's own size rounded to multiples of a patch.
 
-    >>> Fit((32, 32)).target(480, 640), Fit(patch=16).target(100, 75), Fit(patch=16, longest=64).target(480, 640)
-    ((32, 32), (96, 80), (48, 64))
+    >>> for fit in (Fit((32, 32)), Fit(patch=16), Fit(patch=16, longest=64)):
+    ...     print(fit.target(480, 650))
+    (32, 32)
+    (480, 656)
+    (48, 64)
     """
 
     size: tuple[int, int] | None = None

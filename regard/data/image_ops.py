@@ -66,8 +66,8 @@ def warp(
     """Affine warp: each output pixel is sampled at the position given by the matrix, bilinearly; masks by nearest.
 
     The matrix maps (x, y, 1), in units of half the width and height from the center. Its 2 x 2 part is in pixels, so
-    that a rotation remains one if the image is not square. Positions outside of the image have the value FILL (IGNORED
-    in masks) or, without `fill_outside`, that of the nearest pixel.
+    that a rotation remains one if the image is not square. Positions outside of the image have the value FILL
+    (IGNORED in masks) or, without `fill_outside`, that of the nearest pixel.
     """
     height, width = pixels.shape[-2:]
     y = ((torch.arange(height, device=pixels.device) + 0.5) * 2 / height - 1)[:, None]

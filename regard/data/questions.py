@@ -231,7 +231,8 @@ class AnswerBatches(LabelledBatches):
 
     >>> tokenizer = Tokenizer.train(["who the cat sat"], "word")
     >>> questions = [Question("1", "who", "the cat sat", (("cat", 4),))]
-    >>> windows = QuestionPieces.of(questions, tokenizer, Special(begin=2, end=3), max_len=16, segments=True)
+    >>> special = Special(begin=2, end=3)
+    >>> windows = QuestionPieces.of(questions, tokenizer, special, max_len=16, segments=True)
     >>> [batch] = AnswerBatches(windows, budget=16, max_len=16, seed=0).epoch(0)
     >>> batch.inputs[1], batch.targets
     (tensor([0, 0, 0, 1, 1, 1, 1]), tensor([[4, 4]]))

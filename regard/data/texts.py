@@ -74,8 +74,9 @@ def encode_texts(
     segment id.
 
     >>> tokenizer = Tokenizer.train(["a b c d"], "word")
-    >>> texts, cut = encode_texts([("a b", "c"), ("d",)], tokenizer, Special(begin=2, end=3), max_len=5, segments=False)
-    >>> texts.ids[0].tolist(), texts.ids[1].tolist(), cut
+    >>> special = Special(begin=2, end=3)
+    >>> texts, truncated = encode_texts([("a b", "c"), ("d",)], tokenizer, special, max_len=5, segments=False)
+    >>> texts.ids[0].tolist(), texts.ids[1].tolist(), truncated
     ([2, 4, 3, 6, 3], [2, 7, 3], 1)
     """
     encoded = iter(tokenizer.encode_batch([text for row in texts for text in row]))
