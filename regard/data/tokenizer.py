@@ -130,8 +130,8 @@ class Tokenizer:
         """Train a tokenizer with at most `vocab_size` entries, including the four special tokens and, with `mask`,
         `<mask>`.
 
-        `exact` (for `char`) keeps characters, newlines and spaces unchanged. `line_ends` (for `word`) makes a newline
-        a token; runs of other white space still become one space.
+        `exact` (for `char`) keeps characters, newlines and spaces unchanged. `line_ends` (for `word`) makes a
+        newline a token; runs of other white space still become one space.
 
         For a shared tokenizer, pass the texts of both sides. Training is deterministic: the same texts give the same
         file, byte for byte. With `bpe` every character that occurs (with `bytes` every byte) has an entry, even if

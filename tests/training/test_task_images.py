@@ -438,7 +438,11 @@ def test_too_few_to_set_some_aside(tmp_path):
             "train.validate_by = 'iou' does not fit the task classify-images.",
         ),
         ("classify-images", {"model": {"patch": 5}}, "An image of 12×12 pixels does not divide into patches of 5×5."),
-        ("classify-images", {"augment": {"crop": 12}}, "augment.crop is 12; it must be smaller than the image (12 x 12 pixels)."),
+        (
+            "classify-images",
+            {"augment": {"crop": 12}},
+            "augment.crop is 12; it must be smaller than the image (12 x 12 pixels).",
+        ),
         ("segment", {"augment": {"mixup": 0.5}}, "augment.mixup needs labels; masks cannot be blended."),
         ("mask-images", {"augment": {"cutmix": 0.5}}, "augment.cutmix needs labels or masks."),
     ],

@@ -211,7 +211,9 @@ def test_going_on_from_another_family(runs, tmp_path, task, origin, family, fami
 def test_one_label_only(tmp_path):
     recipe = toy("classify", tmp_path)
     write_text(tmp_path / "labelled.tsv", [f"{text}\tsame" for text in sentences(50)])
-    assert said(recipe, tmp_path / "out").startswith("Every text has the label 'same'; classification needs at least two labels.")
+    assert said(recipe, tmp_path / "out").startswith(
+        "Every text has the label 'same'; classification needs at least two labels."
+    )
 
 
 def test_a_label_of_validation_that_is_not_learned(tmp_path):
