@@ -1,4 +1,4 @@
-"""Readers, cleaning, tokenisers, packed batches for each task, word vectors; pictures and their augmentation."""
+"""Data: readers, cleaning, tokenizers, word vectors, images and augmentation, packed batches for each task."""
 
 from regard.data.augmentation import AugmentConfig, Augmented, augment, soft_targets
 from regard.data.batches import IGNORED, Batch, Batches, encode_pairs, prefetch
@@ -13,21 +13,21 @@ from regard.data.masking import MaskedBatches
 from regard.data.phrasebook import phrasebook_pairs
 from regard.data.questions import AnswerBatches, Question, QuestionPieces, read_squad
 from regard.data.ragged_batches import RaggedBatch, RaggedBatches
-from regard.data.readers import Pair, read_lines, read_pairs
+from regard.data.readers import TextPair, read_lines, read_pairs
 from regard.data.sequences import Sequences
 from regard.data.special import EOS, PAD, SOS, SPECIALS, UNK, Special
 from regard.data.streams import TextBatches, whole_text
 from regard.data.texts import ByLength, Texts, encode_texts
-from regard.data.tokenizer import KINDS, Tokenizer
+from regard.data.tokenizer import TOKENIZER_KINDS, Tokenizer
 from regard.data.vectors import read_vectors
 
 __all__ = [
     "EOS",
     "IGNORED",
-    "KINDS",
     "PAD",
     "SOS",
     "SPECIALS",
+    "TOKENIZER_KINDS",
     "UNK",
     "AnswerBatches",
     "AugmentConfig",
@@ -43,7 +43,6 @@ __all__ = [
     "Labelled",
     "LabelledBatches",
     "MaskedBatches",
-    "Pair",
     "Question",
     "QuestionPieces",
     "RaggedBatch",
@@ -52,6 +51,7 @@ __all__ = [
     "Sequences",
     "Special",
     "TextBatches",
+    "TextPair",
     "Texts",
     "Tokenizer",
     "as_numbers",

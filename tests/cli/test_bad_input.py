@@ -111,7 +111,7 @@ def test_files_of_unequal_length(refused, command, tmp_path, transformer_folder)
     (tmp_path / "a.fr").write_text("un\n")
     said = refused(command, transformer_folder, "--data", tmp_path / "a.en", tmp_path / "a.fr")
     assert "a.en has 2 lines, but" in said
-    assert "line 2 has no partner" in said
+    assert "line 2 has no counterpart" in said
 
 
 @pytest.mark.parametrize("command", ["score", "evaluate"])

@@ -125,18 +125,18 @@ def test_any_kind_of_picture_goes_into_a_model_of_colours(run, tmp_path, classif
 def test_what_is_no_picture(refused, monkeypatch, tmp_path, classifier, photos):
     (tmp_path / "text.jpg").write_text("hello")
     said = refused("classify", classifier, photos / "dark/00.png", tmp_path / "text.jpg")
-    assert said.startswith(f"regard: {tmp_path / 'text.jpg'}: not a picture that can be read. Replace or remove it")
+    assert said.startswith(f"regard: {tmp_path / 'text.jpg'}: not a readable image. Replace or remove it")
     assert "BufferedReader" not in said
     broken = (photos / "dark/00.png").read_bytes()[:-60]
     (tmp_path / "broken.png").write_bytes(broken)
-    assert "broken.png: not a picture that can be read" in refused("classify", classifier, tmp_path / "broken.png")
+    assert "broken.png: not a readable image" in refused("classify", classifier, tmp_path / "broken.png")
     assert "no.jpg: there is no such file" in refused("classify", classifier, tmp_path / "no.jpg")
     assert f"{tmp_path}: " in refused("classify", classifier, tmp_path)
     for most in (100, 300):  # beyond twice as many Pillow refuses by itself; below it only warns
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
         with warnings.catch_warnings(record=True) as caught:
             said = refused("classify", classifier, photos / "dark/00.png")
-        assert "00.png: the picture has more than 0 million pixels, and is not decoded" in said
+        assert "00.png: the image has more than 0 million pixels and is not decoded" in said
         assert not caught
 
 
@@ -241,9 +241,9 @@ def test_pictures_that_cannot_be_measured(refused, tmp_path, classifier, segment
     (tmp_path / "loose/bright").mkdir()
     (tmp_path / "loose/1.png").rename(tmp_path / "loose/bright/1.png")
     said = refused("evaluate", classifier, "--data", tmp_path / "loose")
-    assert "the label 'bright', which the model does not know. Its labels are dark, grey, light." in said
+    assert "the label 'bright', which the model does not have. Its labels are dark, grey, light." in said
     (tmp_path / "loose/bright/2.png").write_text("x")
-    assert "2.png: not a picture" in refused("evaluate", classifier, "--data", tmp_path / "loose")
+    assert "2.png: not a readable image" in refused("evaluate", classifier, "--data", tmp_path / "loose")
     np.savez(tmp_path / "odd.npz", images=np.zeros((1, 8, 12, 3), np.uint8), masks=np.full((1, 8, 12), 4, np.uint8))
     said = refused("evaluate", segmenter, "--data", tmp_path / "odd.npz")
     assert "Some masks hold the number 4, which the model does not know. Its labels are 3, 7; 255 is none." in said

@@ -143,7 +143,7 @@ def test_accuracy_is_measured_on_labelled_texts(run, classifier, data, tmp_path)
 def test_classifying_wants_a_model_that_was_trained_to(refused, encoder, classifier, tmp_path):
     assert "not trained to classify" in refused("classify", encoder, "x")
     (tmp_path / "other.tsv").write_text("what a day\tweather\nhow so\tquestion\n")
-    assert "'weather', which the model does not know" in refused(
+    assert "'weather', which the model does not have" in refused(
         "evaluate", classifier, "--data", tmp_path / "other.tsv"
     )
 

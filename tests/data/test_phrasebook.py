@@ -1,17 +1,17 @@
-"""The phrasebook: its French is right, its alignment is gold, and what is held out is held out."""
+"""The phrasebook: correct French, gold alignments, and held-out combinations only outside of training."""
 
 import re
 from collections import defaultdict
 
 import pytest
 
-from regard.data.phrasebook import Pair, held_out, lemmas, phrasebook_pairs, words
+from regard.data.phrasebook import AlignedPair, count_lemmas, held_out, phrasebook_pairs, words
 from regard.data.phrasebook import grammar as g
 from regard.data.phrasebook.lexicon import (
     ADJECTIVES,
     CAN,
     DETERMINERS,
-    GIVING,
+    DITRANSITIVE,
     INTRANSITIVE,
     MUST,
     NAMES,
@@ -24,7 +24,7 @@ from regard.data.phrasebook.lexicon import (
 from regard.data.phrasebook.morphology import conjugate, english_past, english_plural
 from regard.errors import RegardError
 
-VERBS = {verb.name: verb for verb in (*INTRANSITIVE, *GIVING, *TRANSITIVE)}
+VERBS = {verb.name: verb for verb in (*INTRANSITIVE, *DITRANSITIVE, *TRANSITIVE)}
 PARTIR = next(verb for verb in INTRANSITIVE if verb.name == "leave")
 ADJECTIVE = {adjective.english: adjective for adjective in ADJECTIVES}
 
@@ -33,36 +33,36 @@ def np(text: str, **options) -> g.Phrase:
     """ "the small mouse" or "Anne's dog"; a plural is marked by a star: "the mouse*"."""
     determiner, *adjectives, noun = text.split()
     plural = noun.endswith("*")
-    owner = g.name(determiner[:-2]) if determiner.endswith("'s") else determiner
+    owner = g.name_phrase(determiner[:-2]) if determiner.endswith("'s") else determiner
     chosen = [ADJECTIVE[adjective] for adjective in adjectives]
     return g.noun_phrase(NOUNS[noun.rstrip("*")], owner, *chosen, plural=plural, **options)
 
 
 def who(text: str) -> g.Phrase:
     names = text.split(" and ")
-    return g.name(*names) if names[0] in NAMES else g.subject_pronoun(text) if " " not in text else np(text)
+    return g.name_phrase(*names) if names[0] in NAMES else g.subject_pronoun(text) if " " not in text else np(text)
 
 
 def does(subject: str, verb: str, thing: str = "", **options) -> g.Sentence:
     phrase = np(thing, negated="negation" in options) if thing else None
-    return g.clause(who(subject), VERBS[verb], phrase, **options)
+    return g.verb_clause(who(subject), VERBS[verb], phrase, **options)
 
 
 def near(preposition: str, thing: str) -> g.Phrase:
-    return g.prepositional(preposition, np(thing))
+    return g.prepositional_phrase(preposition, np(thing))
 
 
 def quality(subject: str, adjective: str, **options) -> g.Sentence:
     phrase = who(subject)
-    return g.being(phrase, g.predicate(phrase, ADJECTIVE[adjective]), **options)
+    return g.copular_clause(phrase, g.predicate_adjective(phrase, ADJECTIVE[adjective]), **options)
 
 
 def sensation(subject: str, english: str, **options) -> g.Sentence:
-    complement = g.closing_adverb(english, SENSATIONS[english])
-    return g.being(who(subject), complement, infinitive="avoir", **options)
+    complement = g.adverb_phrase(english, SENSATIONS[english])
+    return g.copular_clause(who(subject), complement, infinitive="avoir", **options)
 
 
-# A sentence as it is put together, its English, its French.
+# A sentence, its English text, its French text.
 SENTENCES = [
     # Articles, gender, number; passé composé with avoir
     (does("the cat", "chase", "the mouse", past=True), "The cat chased the mouse.", "Le chat a chassé la souris."),
@@ -125,14 +125,14 @@ SENTENCES = [
     (does("Marie and Anne", "arrive", past=True), "Marie and Anne arrived.", "Marie et Anne sont arrivées."),
     (does("she", "enter", "the kitchen", past=True), "She entered the kitchen.", "Elle est entrée dans la cuisine."),
     (
-        g.clause(who("we"), PARTIR, past=True, tail=[g.time("last year")]),
+        g.verb_clause(who("we"), PARTIR, past=True, tail=[g.time_phrase("last year")]),
         "We left last year.",
         "Nous sommes partis l'année dernière.",
     ),
     (does("the girl*", "get up", past=True), "The girls got up.", "Les filles se sont levées."),
     (does("I", "get up", modal=WANT), "I want to get up.", "Je veux me lever."),
     (
-        g.born(who("the queen"), near("on", "the island")),
+        g.born_clause(who("the queen"), near("on", "the island")),
         "The queen was born on the island.",
         "La reine est née sur l'île.",
     ),
@@ -152,12 +152,12 @@ SENTENCES = [
         "Il envoie la lettre aux rois.",
     ),
     (
-        g.here_is(np("the letter*"), who("I"), VERBS["write"]),
+        g.presentative_clause(np("the letter*"), who("I"), VERBS["write"]),
         "Here are the letters that I wrote.",
         "Voici les lettres que j'ai écrites.",
     ),
     (
-        g.here_is(np("the apple"), who("Anne"), VERBS["give"], "me"),
+        g.presentative_clause(np("the apple"), who("Anne"), VERBS["give"], "me"),
         "Here is the apple that Anne gave me.",
         "Voici la pomme qu'Anne m'a donnée.",
     ),
@@ -166,7 +166,7 @@ SENTENCES = [
     (does("the dog", "hide", question="what", past=True), "What did the dog hide?", "Qu'est-ce que le chien a caché ?"),
     (does("you", "sleep", question="where"), "Where do you sleep?", "Où est-ce que vous dormez ?"),
     (does("who", "take", "my coat", past=True), "Who took my coat?", "Qui a pris mon manteau ?"),
-    # Adverbs, and what English is and French has
+    # Adverbs, and complements with "avoir" in French
     (
         does("he", "forget", "his key*", adverb="often", past=True),
         "He often forgot his keys.",
@@ -175,7 +175,7 @@ SENTENCES = [
     (does("she", "sing", adverb="well", past=True), "She sang well.", "Elle a bien chanté."),
     (sensation("I", "hungry"), "I am hungry.", "J'ai faim."),
     (
-        g.there_is(np("two horse*"), near("in", "the forest"), question=True),
+        g.existential_clause(np("two horse*"), near("in", "the forest"), question=True),
         "Are there two horses in the forest?",
         "Est-ce qu'il y a deux chevaux dans la forêt ?",
     ),
@@ -189,7 +189,7 @@ def test_sentences_checked_by_hand(sentence, english, french):
 
 
 def links(sentence: g.Sentence) -> set[str]:
-    """The alignment, spelt out: "chased-a" for chased → a."""
+    """The alignment as words: "chased-a" for chased → a."""
     pair = sentence.pair()
     source, target = words(pair.source), words(pair.target)
     return {f"{source[s]}-{target[t]}" for s, t in pair.alignment}
@@ -217,7 +217,7 @@ def links(sentence: g.Sentence) -> set[str]:
             "What-Qu' did-est-ce did-que the-le dog-chien hide-a hide-caché ?-?",
         ),
         (
-            g.here_is(np("the letter*"), who("I"), VERBS["write"]),
+            g.presentative_clause(np("the letter*"), who("I"), VERBS["write"]),
             "Here-Voici are-Voici the-les letters-lettres that-que I-j' wrote-ai wrote-écrites .-.",
         ),
         (does("she", "sing", adverb="well", past=True), "She-Elle sang-a well-bien sang-chanté .-."),
@@ -226,7 +226,7 @@ def links(sentence: g.Sentence) -> set[str]:
             "The-Les girls-filles got-se up-se got-sont up-sont got-levées up-levées .-.",
         ),
         (
-            g.there_is(np("a cat"), near("near", "the market")),
+            g.existential_clause(np("a cat"), near("near", "the market")),
             "There-Il There-y is-a a-un cat-chat near-près near-du the-du market-marché .-.",
         ),
     ],
@@ -253,8 +253,8 @@ def test_conjugation(infinitive, strong, expected):
     assert " ".join((*present, participle)) == expected
 
 
-def test_every_strong_stem_is_given():
-    """No -er verb whose stem changes has been left to the regular rule."""
+def test_every_changing_stem_is_listed():
+    """No -er verb with a changing stem uses the regular rule."""
     changing = re.compile(r"(e[lmntsv]|é[a-z]{1,2}|oy|uy)er$")
     for verb in VERBS.values():
         if changing.search(verb.infinitive):
@@ -276,26 +276,26 @@ def test_words():
 
 
 @pytest.fixture(scope="module")
-def train() -> list[Pair]:
+def train() -> list[AlignedPair]:
     return phrasebook_pairs("train", 20_000)
 
 
 @pytest.fixture(scope="module")
-def val() -> list[Pair]:
+def val() -> list[AlignedPair]:
     return phrasebook_pairs("val", 1000)
 
 
 @pytest.fixture(scope="module")
-def test() -> list[Pair]:
+def test() -> list[AlignedPair]:
     return phrasebook_pairs("test", 1000)
 
 
 def test_lexicon_is_large_enough():
-    assert lemmas() >= 300
+    assert count_lemmas() >= 300
     assert len(NOUNS) + len(ADJECTIVES) + len(VERBS) >= 250
 
 
-def test_the_same_seed_gives_the_same_pairs(train):
+def test_same_seed_gives_the_same_pairs(train):
     assert phrasebook_pairs("train", 500) == train[:500]
     assert phrasebook_pairs("train", 500, seed=1) != train[:500]
 
@@ -309,17 +309,17 @@ def test_splits_share_no_sentence(train, val, test):
     assert not sources[1] & sources[2]
 
 
-def test_one_french_sentence_for_each_english_one(train, val, test):
+def test_each_english_sentence_has_one_translation(train, val, test):
     french = defaultdict(set)
     for pair in (*train, *val, *test, *phrasebook_pairs("train", 20_000, seed=1)):
         french[pair.source].add(pair.target)
     assert all(len(translations) == 1 for translations in french.values())
 
 
-# A second reading of the sentences, by their surface alone: which verb has which object, which adjective which noun.
+# An independent parser of the surface text: which verb has which object, and which adjective which noun.
 _NOUN_OF = {form: noun.english[0] for noun in NOUNS.values() for form in noun.english}
 _VERBS_OF = defaultdict(set)
-for _verb in (*TRANSITIVE, *GIVING):
+for _verb in (*TRANSITIVE, *DITRANSITIVE):
     for _form in (_verb.base, _verb.third, _verb.past):
         _VERBS_OF[_form].add(_verb)
 _OBJECT_PRONOUNS = {"me", "you", "him", "us", "them"}  # and "her", where a determiner follows
@@ -327,7 +327,7 @@ _DETERMINERS = {"an", "these"} | DETERMINERS.keys()
 
 
 def object_of(rest: list[str]) -> str:
-    """The noun of the object that opens these words, if one does."""
+    """The noun of the object at the start of these words, if any."""
     rest = [word for word in rest if word not in ADJECTIVE] + ["", "", ""]
     if rest[0] in _OBJECT_PRONOUNS or (rest[0] == "her" and (rest[1] in _DETERMINERS or rest[1] in NAMES)):
         rest = rest[1:]
@@ -337,7 +337,7 @@ def object_of(rest: list[str]) -> str:
     return rest[2] if rest[0] in NAMES and rest[1] == "'s" else ""
 
 
-def combinations(pair: Pair) -> set[tuple[str, str]]:
+def combinations(pair: AlignedPair) -> set[tuple[str, str]]:
     tokens = words(pair.source)
     tokens[0] = tokens[0] if tokens[0] in NAMES else tokens[0].lower()
     found = set()
@@ -363,9 +363,9 @@ def combinations(pair: Pair) -> set[tuple[str, str]]:
     return found
 
 
-def test_the_second_reading_reads():
+def test_parser_finds_combinations():
     def read(text):
-        return combinations(Pair(text, "", ()))
+        return combinations(AlignedPair(text, "", ()))
 
     assert read("The small cat chased the fat grey mouse.") == {
         ("small", "cat"),
@@ -389,14 +389,14 @@ def test_held_out_combinations_never_occur_in_training(train, val, test):
         assert not any(map(held_out, combinations(pair))), pair.source
 
 
-def test_about_a_tenth_is_held_out():
-    objects = [(verb.name, noun.english[0]) for verb in (*TRANSITIVE, *GIVING) for noun in verb.objects]
+def test_about_a_tenth_of_combinations_is_held_out():
+    objects = [(verb.name, noun.english[0]) for verb in (*TRANSITIVE, *DITRANSITIVE) for noun in verb.objects]
     described = [(adjective.english, noun.english[0]) for adjective, nouns in ADJECTIVES.items() for noun in nouns]
     for pairs in (objects, described):
         assert 0.07 < sum(map(held_out, pairs)) / len(pairs) < 0.11
 
 
-def test_the_cat_and_the_mouse_are_new_but_their_words_are_not(train):
+def test_demo_sentence_is_new_but_its_words_are_not(train):
     assert held_out(("chase", "mouse"))
     assert {"cat", "chased", "mouse"} <= {word for pair in train for word in words(pair.source)}
     assert "The cat chased the mouse." not in {pair.source for pair in train}
@@ -415,7 +415,7 @@ def test_every_entry_of_the_lexicon_occurs_in_training(train):
     for noun in NOUNS.values():
         assert noun.english[0] in english
         assert not noun.pluralized or noun.english[1] in english, noun.english
-    for verb in (*TRANSITIVE, *INTRANSITIVE, *GIVING):
+    for verb in (*TRANSITIVE, *INTRANSITIVE, *DITRANSITIVE):
         assert {verb.base, verb.past} <= english | {"knew"}, verb.name
     for adjective in ADJECTIVES:
         assert adjective.english.lower() in english
@@ -429,7 +429,7 @@ def test_every_entry_of_the_lexicon_occurs_in_training(train):
     assert {form for verb in VERBS.values() if verb.name not in ("die",) for form in verb.present} <= french
 
 
-def test_alignment_is_within_both_sentences_and_leaves_no_french_word_alone(train, val, test):
+def test_alignment_is_valid_and_covers_every_word(train, val, test):
     for pair in (*train, *val, *test):
         source, target = words(pair.source), words(pair.target)
         assert all(0 <= s < len(source) and 0 <= t < len(target) for s, t in pair.alignment)
@@ -454,7 +454,7 @@ FORBIDDEN = [
 
 @pytest.mark.parametrize("pattern", FORBIDDEN)
 def test_french_spelling(pattern, train, val, test):
-    """What no French sentence contains, over everything that is drawn."""
+    """Patterns that no correct French sentence contains."""
     bad = re.compile(pattern, re.IGNORECASE)
     allowed = re.compile(r"\b(?:jou|rev[ei]n|revi)")  # jouer de, revenir de: du and des with an article in them
     for pair in (*train, *val, *test):
@@ -462,7 +462,7 @@ def test_french_spelling(pattern, train, val, test):
             pytest.fail(f"{pattern}: {pair.target}")
 
 
-def test_the_spelling_patterns_catch_mistakes():
+def test_spelling_patterns_detect_mistakes():
     wrong = [
         "Il ne a pas.",
         "à les rois",
@@ -493,12 +493,12 @@ def test_english_endings():
     assert [english_past(word) for word in ("cry", "stay", "dance", "help")] == ["cried", "stayed", "danced", "helped"]
 
 
-def test_an_unknown_split_is_an_error():
-    with pytest.raises(RegardError, match="no split named 'dev'"):
+def test_unknown_split_is_an_error():
+    with pytest.raises(RegardError, match="no split 'dev'"):
         phrasebook_pairs("dev", 3)  # type: ignore[arg-type]
 
 
-def test_a_phrasebook_with_nothing_more_to_say_is_an_error(monkeypatch):
-    monkeypatch.setattr("regard.data.phrasebook.generator._Speaker.sentence", lambda speaker: None)
-    with pytest.raises(RegardError, match="no more than 0 different train sentences"):
+def test_too_many_requested_sentences_is_an_error(monkeypatch):
+    monkeypatch.setattr("regard.data.phrasebook.generator._SentenceSampler.sentence", lambda sampler: None)
+    with pytest.raises(RegardError, match="only 0 different train sentences"):
         phrasebook_pairs("train", 3)

@@ -137,7 +137,7 @@ def test_what_was_not_trained_for():
 def test_bad_pictures_are_named(tmp_path):
     (tmp_path / "bad.jpg").write_bytes(b"nothing")
     for picture, says in (
-        (tmp_path / "bad.jpg", f"{tmp_path / 'bad.jpg'}: not a picture that can be read"),
+        (tmp_path / "bad.jpg", f"{tmp_path / 'bad.jpg'}: not a readable image"),
         (tmp_path / "no.jpg", f"{tmp_path / 'no.jpg'}: there is no such file."),
         (np.zeros((4, 4), np.float32), "picture 2: an array of float32 and shape (4, 4) is not a picture."),
         (np.zeros((4, 4, 5), np.uint8), "picture 2: an array of uint8 and shape (4, 4, 5) is not a picture."),

@@ -261,7 +261,7 @@ def test_a_tokenizer_that_does_not_fit(folder):
     write_tokenizer(folder, vocab=VOCAB - 1)  # which is common: embeddings are rounded up
     assert import_folder(folder).tokenizer.vocab_size == 46
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(RegardError, match="is not a tokeniser"):
+    with pytest.raises(RegardError, match="is not a tokenizer file"):
         import_folder(folder)
 
 

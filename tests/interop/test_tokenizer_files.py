@@ -303,7 +303,7 @@ def test_added_tokens_have_the_ids_that_are_stated(tmp_path):
 
 WRONG = {
     r"there is no tokeniser. It should hold": {},
-    r"tokenizer.json is not a tokeniser": {"tokenizer.json": "{}"},
+    r"tokenizer.json is not a tokenizer file": {"tokenizer.json": "{}"},
     r"spiece.model: not a file of sentencepiece": {"spiece.model": "never"},
     r"tokenizer.model: how the class 'gemma' reads it is not known": {
         "tokenizer.model": "",

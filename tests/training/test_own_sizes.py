@@ -250,13 +250,13 @@ def test_from_one_size_to_own_sizes_and_back(runs, tmp_path):
         ({"data": {"size": 16}}, "data.size brings all pictures to one size, and data.longest lets each keep its own."),
         ({"augment": {"mixup": 0.5}}, "Pictures of different sizes cannot be mixed. Set augment.mixup and"),
         ({"augment": {"cutmix": 0.5}}, "Pictures of different sizes cannot be mixed. Set augment.mixup and"),
-        ({"augment": {"crop": 8}}, "crop = 8 moves whole pictures away."),
+        ({"augment": {"crop": 8}}, "augment.crop is 8; it must be smaller than the image (16 x 8 pixels)."),
         (
             {"model": {"patch": 8}},
             "Sides of pictures are multiples of 4, and the model's patches have 8×8 pixels. Set data.patch to 8.",
         ),
-        ({"train": {"batch_tokens": 12}}, "A picture has 18 tokens, but a batch only 12. Raise train.batch_tokens"),
-        ({"data": {"patch": 32}}, "Sides up to 24 cannot be whole patches of 32."),
+        ({"train": {"batch_tokens": 12}}, "An image has 18 tokens, but a batch has only 12. Raise train.batch_tokens"),
+        ({"data": {"patch": 32}}, "The patch size (32) must be at least 1 and at most the maximum side (24)."),
         ({"task": "mask-images", "augment": {}}, "Patches are hidden in pictures of one size only. Set data.size"),
     ],
 )

@@ -415,7 +415,7 @@ def test_pictures_alone(tmp_path, task, lacks, side):
 def test_labels_of_validation_that_are_not_learned(tmp_path):
     recipe = toy("classify-images", tmp_path)
     write(tmp_path / "validation.npz", 20, names=np.array(["first", "second", "fourth"]))
-    assert said(recipe, tmp_path / "out").startswith("Some pictures have the label 'fourth', which the model does not")
+    assert said(recipe, tmp_path / "out").startswith("Some images have the label 'fourth', which the model does not")
     recipe = toy("segment", tmp_path)
     write(tmp_path / "validation.npz", 20, masks=np.full((20, 12, 12), 9, np.uint8))
     assert said(recipe, tmp_path / "out").startswith("Some masks to validate with hold the number 9, and none to learn")
@@ -438,9 +438,13 @@ def test_too_few_to_set_some_aside(tmp_path):
             "train.validate_by = 'iou' does not fit the task classify-images.",
         ),
         ("classify-images", {"model": {"patch": 5}}, "An image of 12×12 pixels does not divide into patches of 5×5."),
-        ("classify-images", {"augment": {"crop": 12}}, "crop = 12 moves whole pictures away."),
-        ("segment", {"augment": {"mixup": 0.5}}, "Mixup blends labels, and masks have none to blend."),
-        ("mask-images", {"augment": {"cutmix": 0.5}}, "Cutmix mixes labels or masks, and there are none."),
+        (
+            "classify-images",
+            {"augment": {"crop": 12}},
+            "augment.crop is 12; it must be smaller than the image (12 x 12 pixels).",
+        ),
+        ("segment", {"augment": {"mixup": 0.5}}, "augment.mixup needs labels; masks cannot be blended."),
+        ("mask-images", {"augment": {"cutmix": 0.5}}, "augment.cutmix needs labels or masks."),
     ],
 )
 def test_what_cannot_be_is_said_before_the_first_step(tmp_path, task, sections, says):

@@ -90,7 +90,7 @@ def test_what_was_left_out_is_counted_over_all_files(tmp_path):
         write_text(tmp_path / "b.tsv", ["three\ttrois", "x\t" + "y" * 100, "four\tquatre"]),
     )
     dataset = TEXT2TEXT.read(DataConfig(files))
-    assert dataset.left_out == "1 empty, 1 duplicate, 1 unequal"
+    assert dataset.left_out == "1 empty, 1 duplicate, 1 mismatched length"
     assert len(dataset.training) == len(dataset.validation) == 2
 
 

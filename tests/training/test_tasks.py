@@ -156,8 +156,8 @@ def test_a_file_of_empty_lines(tmp_path, task):
     first = recipe.data.files[0]
     assert said(recipe, tmp_path / "out").startswith(
         {
-            "language": f"{first}: there is no text to learn from.",
-            "mask": f"{first}: there is no text to learn from.",
+            "language": f"{first}: there is no text.",
+            "mask": f"{first}: there is no text.",
             "classify": f"{first}: there is no text.",
             "answer": f"{first}, line 3: not JSON",
             "text2text": f"{first}: no pair is left after cleaning.",
@@ -211,14 +211,16 @@ def test_going_on_from_another_family(runs, tmp_path, task, origin, family, fami
 def test_one_label_only(tmp_path):
     recipe = toy("classify", tmp_path)
     write_text(tmp_path / "labelled.tsv", [f"{text}\tsame" for text in sentences(50)])
-    assert said(recipe, tmp_path / "out").startswith("Every text has the label 'same': there is nothing to tell apart.")
+    assert said(recipe, tmp_path / "out").startswith(
+        "Every text has the label 'same'; classification needs at least two labels."
+    )
 
 
 def test_a_label_of_validation_that_is_not_learned(tmp_path):
     named = write_text(tmp_path / "validation.tsv", ["the cat sees the dog\tothers", "a whale\tfishes"])
     recipe = toy("classify", tmp_path, data={"validation": [named]})
     assert said(recipe, tmp_path / "out").startswith(
-        "The text 'a whale' has the label 'fishes', which the model does not know. Its labels are birds, others."
+        "The text 'a whale' has the label 'fishes', which the model does not have. Its labels are birds, others."
     )
 
 
@@ -226,7 +228,7 @@ def test_an_imported_model_that_cannot_hide_a_token(runs, tmp_path):
     encoder = load(runs["mask"], "cpu")
     save(tmp_path / "imported", dataclasses.replace(encoder, special=Special(begin=2, end=3)))
     assert said(toy("mask", tmp_path), tmp_path / "out", start_from=tmp_path / "imported").startswith(
-        "The model has no id that hides a token."
+        "The model has no mask token."
     )
 
 
@@ -261,7 +263,7 @@ def test_pairs_to_validate_with_that_are_all_empty(tmp_path):
 @pytest.mark.parametrize(
     ("task", "write", "says"),
     [
-        ("language", lambda path: write_text(path, ["too short"]), "The text has 11 tokens, too few for a piece of 32"),
+        ("language", lambda path: write_text(path, ["too short"]), "The text has 11 tokens; a window of 32"),
         ("mask", lambda path: write_text(path, ["one line"]), "There are too few texts to set some aside"),
         (
             "classify",
@@ -280,4 +282,4 @@ def test_too_little_to_learn_from(tmp_path, task, write, says):
 
 def test_pieces_longer_than_a_batch(tmp_path):
     recipe = toy("language", tmp_path, model={"max_len": 300})
-    assert said(recipe, tmp_path / "out").startswith("A piece of text has 300 tokens, but a batch only 256.")
+    assert said(recipe, tmp_path / "out").startswith("A window has 300 tokens, but a batch has only 256.")

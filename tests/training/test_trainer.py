@@ -409,5 +409,5 @@ def test_the_model_of_a_run_translates(plain):
 
 
 def test_too_long_a_limit_for_the_batch(tmp_path):
-    with pytest.raises(RegardError, match="A sentence may have 300 tokens, but a batch only 256"):
+    with pytest.raises(RegardError, match="The maximum length is 300 tokens, but a batch has only 256"):
         run(small(model={"max_len": 300}), tmp_path)

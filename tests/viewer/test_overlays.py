@@ -281,9 +281,9 @@ def test_what_is_not_there(tmp_path, call, message):
 
 def test_files_that_are_no_pictures_and_bombs(tmp_path, monkeypatch):
     (tmp_path / "text.jpg").write_text("not a picture")
-    with pytest.raises(RegardError, match=r"text\.jpg: not a picture that can be read"):
+    with pytest.raises(RegardError, match=r"text\.jpg: not a readable image"):
         regard.look(model_of(), tmp_path / "text.jpg")
     photo(tmp_path / "bomb.png", 20, 20)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 300)
-    with pytest.raises(RegardError, match=r"bomb\.png: the picture has more than 0 million pixels"):
+    with pytest.raises(RegardError, match=r"bomb\.png: the image has more than 0 million pixels"):
         regard.look(model_of(), tmp_path / "bomb.png")
