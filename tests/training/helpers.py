@@ -61,16 +61,16 @@ def said(recipe: Recipe, out: Path, **options: Any) -> str:
 
 def cut_off_and_go_on(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
     """A run that breaks off before its eighth update, and once more, whole."""
-    set_rate, calls = trainer.set_rate, []
+    set_learning_rate, calls = trainer.set_learning_rate, []
 
     def cut_off(*arguments: Any) -> None:
         calls.append(None)
         if len(calls) == 8:  # after a validation, and between two saves
             raise ConnectionError
-        set_rate(*arguments)
+        set_learning_rate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_rate", cut_off)
+        patch.setattr(trainer, "set_learning_rate", cut_off)
         with pytest.raises(ConnectionError):
             run()
     run()

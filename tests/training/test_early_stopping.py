@@ -47,16 +47,16 @@ def test_an_early_decay_resumes_exactly(tmp_path, stalling, monkeypatch):
 def test_a_cut_during_the_decay_resumes_exactly(tmp_path, stalling, monkeypatch):
     settings = STALLS | {"save_every": 9}
     run(small(train=settings), tmp_path / "whole")
-    set_rate, calls = trainer.set_rate, []
+    set_learning_rate, calls = trainer.set_learning_rate, []
 
     def cut(*arguments):
         calls.append(None)
         if len(calls) == 10:
             raise ConnectionError
-        set_rate(*arguments)
+        set_learning_rate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_rate", cut)
+        patch.setattr(trainer, "set_learning_rate", cut)
         with pytest.raises(ConnectionError):
             run(small(train=settings), tmp_path / "resumed")
     run(small(train=settings), tmp_path / "resumed")
@@ -72,13 +72,13 @@ def test_workers_follow_the_decision(tmp_path):
 def clock(monkeypatch, seconds_per_step):
     """A clock that moves with the updates alone."""
     now = SimpleNamespace(value=0.0)
-    set_rate = trainer.set_rate
+    set_learning_rate = trainer.set_learning_rate
 
     def tick(*arguments):
         now.value += seconds_per_step
-        set_rate(*arguments)
+        set_learning_rate(*arguments)
 
-    monkeypatch.setattr(trainer, "set_rate", tick)
+    monkeypatch.setattr(trainer, "set_learning_rate", tick)
     monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: now.value))
     return now
 
@@ -99,14 +99,14 @@ def test_a_decision_by_the_clock_is_replayed(tmp_path, monkeypatch):
         run(settings, tmp_path / "whole")
     with monkeypatch.context() as patch:
         now = clock(patch, 1.0)
-        tick = trainer.set_rate
+        tick = trainer.set_learning_rate
 
         def cut(*arguments):
             if now.value >= 55:
                 raise ConnectionError
             tick(*arguments)
 
-        patch.setattr(trainer, "set_rate", cut)
+        patch.setattr(trainer, "set_learning_rate", cut)
         with pytest.raises(ConnectionError):
             run(settings, tmp_path / "resumed")
     with monkeypatch.context() as patch:

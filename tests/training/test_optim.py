@@ -11,7 +11,7 @@ from regard.attention import SCORES
 from regard.errors import RegardError
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, ViTConfig, make_model
 from regard.training.checkpoint import gather_state, restore_state
-from regard.training.optim import decayed_parameters, make_optimizer, scale_gradients, set_rate
+from regard.training.optim import decayed_parameters, make_optimizer, scale_gradients, set_learning_rate
 from regard.training.schedules import Schedule
 
 
@@ -160,7 +160,7 @@ def test_the_state_of_other_groups_is_refused():
 def test_set_rate(name):
     model = nn.ModuleList([nn.Linear(1, 1)])
     optimizer = make_optimizer(name, model, 0.1, 0.98, 0.0)
-    set_rate(optimizer, 0.0)
+    set_learning_rate(optimizer, 0.0)
     before = model[0].weight.clone()
     model[0](torch.ones(1, 1)).sum().backward()
     optimizer.step()

@@ -19,7 +19,7 @@ from regard.models import make_model
 from regard.training import DataConfig, Recipe, TrainConfig, plan, recipe_from, train, trainer
 from regard.training.graphs import GraphedUpdate
 from regard.training.tasks import TASKS
-from regard.training.tasks.base import Shape, evaluate_loss
+from regard.training.tasks.base import BatchShape, evaluate_loss
 from regard.viewer import look
 from tests.training.helpers import cut_off_and_go_on, run_again, said, same_bits, weights_of
 from tests.training.toy_images import NAMES, TRAIN, VIT
@@ -92,7 +92,7 @@ def test_a_run_that_was_cut_off_goes_on_exactly(runs, tmp_path, monkeypatch, tas
 def test_no_more_processes_than_have_room_for_any_picture(tmp_path, monkeypatch, longest, size):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
     recipe = toy("classify-images", tmp_path, data={"longest": longest}, train={"batch_tokens": 2048, "workers": 0})
-    with trainer._configured_machine(recipe, None) as found:
+    with trainer.configured_machine(recipe, None) as found:
         assert found == size
 
 
@@ -102,7 +102,7 @@ def test_what_is_saved_is_what_was_measured(runs, task):
     config, recipe = bundle.model.config, recipe_from(bundle.training["recipe"])
     assert (config.longest_side, bundle.size) == (LONGEST, (24, 24))
     dataset = TASKS[task].read(recipe.data)
-    encoded = TASKS[task].encode(dataset, (), bundle.special, recipe, config, Shape(40, 1, constant=True))
+    encoded = TASKS[task].encode(dataset, (), bundle.special, recipe, config, BatchShape(40, 1, constant=True))
     again = evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)
     again |= TASKS[task].validation_scores(bundle, dataset)
     assert again == pytest.approx(bundle.training["validation"], rel=1e-5)
@@ -270,7 +270,7 @@ def test_a_captured_step_would_not_fit_another_batch(tmp_path):
     recipe = toy("classify-images", tmp_path)
     config = TASKS["classify-images"].complete_config(recipe.model, dataset_of(recipe), ())
     encoded = TASKS["classify-images"].encode(
-        dataset_of(recipe), (), trainer.OPENED["vit"].special, recipe, config, Shape(128, 1, constant=True)
+        dataset_of(recipe), (), trainer.OPENED["vit"].special, recipe, config, BatchShape(128, 1, constant=True)
     )
     asked = []
     update = object.__new__(GraphedUpdate)  # without a GPU it has no stream

@@ -13,7 +13,7 @@ from regard.models import family_of
 from regard.training import DataConfig, Dataset, read_dataset, recipe_from, train
 from regard.training.choices import describe_choices, shown
 from regard.training.tasks import TASKS
-from regard.training.tasks.base import warn_of_rare_labels
+from regard.training.tasks.base import warn_about_rare_labels
 from tests.training.helpers import small, small_dataset
 
 
@@ -126,4 +126,4 @@ def test_enough_pairs_give_no_warning():
 @pytest.mark.parametrize(("counts", "warns"), [([30] * 37, True), ([500, 600], False), ([], True)])
 def test_few_examples_per_label(counts, warns):
     names = {str(number): int(count) for number, count in enumerate(np.array(counts, int))}
-    assert bool(warn_of_rare_labels(names, "images", enough=200)) == warns
+    assert bool(warn_about_rare_labels(names, "images", enough=200)) == warns

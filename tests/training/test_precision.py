@@ -9,7 +9,7 @@ from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig
 from regard.training import Recipe, TrainConfig, precision, train
 from regard.training.checkpoint import Checkpoint
-from regard.training.precision import autocast_of, settle_precision, survives_bfloat16
+from regard.training.precision import is_bfloat16_safe, make_autocast, settle_precision
 from regard.training.report import read_metrics
 from regard.training.trainer import METRICS, STATE
 from tests.training.helpers import small, small_dataset
@@ -31,8 +31,8 @@ def survivals(monkeypatch):
         told.append(os.environ.get("ONEDNN_MAX_CPU_ISA"))
         return answers.pop(0)
 
-    monkeypatch.setattr(precision, "_copy_survives", copy_survives)
-    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(precision, "_bfloat16_works_in_child", copy_survives)
+    monkeypatch.setattr(precision, "has_bfloat16_instructions", lambda: True)
     yield answers, told
     os.environ.pop("ONEDNN_MAX_CPU_ISA", None)
 
@@ -64,13 +64,13 @@ def test_what_a_run_began_in_is_kept(tmp_path, survivals):
 
 
 def test_a_cpu_without_instructions_for_it(survivals, monkeypatch):
-    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(precision, "has_bfloat16_instructions", lambda: False)
     assert settle_precision(recipe()).train.precision == "float32"
 
 
 def test_a_cpu_that_is_taken_for_a_greater_one(survivals):
     survivals[0][:] = [False, True]
-    assert survives_bfloat16()
+    assert is_bfloat16_safe()
     assert survivals[1] == [None, "AVX512_CORE_BF16"]
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"  # for this process and its workers
 
@@ -86,7 +86,7 @@ def test_a_cpu_that_dies_of_it(survivals):
 def test_what_the_user_told_onednn_is_left_alone(survivals, monkeypatch):
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     survivals[0][:] = [False]
-    assert not survives_bfloat16()
+    assert not is_bfloat16_safe()
     assert survivals[1] == ["AVX2"]
 
 
@@ -97,24 +97,24 @@ def test_float32_needs_no_trial(survivals):
 
 def test_a_copy_that_dies_or_hangs_harms_nobody(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "linear", lambda *_: os.abort())
-    assert not precision._copy_survives()
+    assert not precision._bfloat16_works_in_child()
     monkeypatch.setattr(torch.nn.functional, "linear", lambda *_: precision.time.sleep(60))
-    assert not precision._copy_survives(patience=0.05)
+    assert not precision._bfloat16_works_in_child(patience=0.05)
     monkeypatch.setattr(torch.nn.functional, "linear", lambda *_: None)
-    assert precision._copy_survives()
+    assert precision._bfloat16_works_in_child()
 
 
 def test_the_context():
     cpu = torch.device("cpu")
-    with autocast_of(small(train={"precision": "bfloat16"}).train, cpu)():
+    with make_autocast(small(train={"precision": "bfloat16"}).train, cpu)():
         assert torch.is_autocast_enabled("cpu")
         assert torch.get_autocast_dtype("cpu") == torch.bfloat16
-    with autocast_of(small(train={"precision": "float32"}).train, cpu)():
+    with make_autocast(small(train={"precision": "float32"}).train, cpu)():
         assert not torch.is_autocast_enabled("cpu")
 
 
 def test_it_learns_as_in_float32(tmp_path):
-    if not survives_bfloat16():
+    if not is_bfloat16_safe():
         pytest.skip("this CPU cannot multiply bfloat16")
     losses = {}
     for width in ("float32", "bfloat16"):

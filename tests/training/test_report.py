@@ -21,7 +21,7 @@ def screen(monkeypatch) -> io.StringIO:
 
 
 def test_a_terminal_gets_a_bar_with_the_loss_and_a_line_for_each_validation(tmp_path, screen):
-    with reports.Report(tmp_path / "metrics.jsonl", steps=10) as report:
+    with reports.RunLog(tmp_path / "metrics.jsonl", steps=10) as report:
         report.add(5, "train", loss=1.5, nll=1.25)
         report.add(5, "validation", nll=2.0, bleu=31.0)
         report.bar.refresh()

@@ -15,7 +15,7 @@ from regard.folder import load
 from regard.training import DataConfig, read_dataset, train
 from regard.training.checkpoint import Checkpoint
 from regard.training.report import read_metrics
-from regard.training.run_folder import LOCK, METRICS, STATE, locked
+from regard.training.run_folder import LOCK, METRICS, STATE, lock_folder
 from tests.training.helpers import same_bits, small, small_dataset, weights_of
 
 
@@ -69,8 +69,8 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path, finishe
 
 def test_two_runs_at_once(tmp_path):
     code = (
-        "import sys, pathlib\nfrom regard.training.run_folder import locked\n"
-        "with locked(pathlib.Path(sys.argv[1])):\n    print('ready', flush=True)\n    sys.stdin.read()\n"
+        "import sys, pathlib\nfrom regard.training.run_folder import lock_folder\n"
+        "with lock_folder(pathlib.Path(sys.argv[1])):\n    print('ready', flush=True)\n    sys.stdin.read()\n"
     )
     other = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -89,7 +89,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
         raise OSError(95, os.strerror(95))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         assert (tmp_path / LOCK).exists()
 
 
@@ -157,9 +157,9 @@ def test_a_run_without_a_model_yet_is_not_taken_for_a_strange_folder(tmp_path):
 def test_an_interrupted_run_leaves_a_model(tmp_path, monkeypatch):
     from regard.training import trainer
 
-    original = trainer.set_rate
+    original = trainer.set_learning_rate
     monkeypatch.setattr(
-        trainer, "set_rate", lambda *a: (original(*a), trainer.signal.raise_signal(trainer.signal.SIGINT))
+        trainer, "set_learning_rate", lambda *a: (original(*a), trainer.signal.raise_signal(trainer.signal.SIGINT))
     )
     with pytest.raises(RegardError, match="everything up to step 1 is saved"):
         run(small(), tmp_path)

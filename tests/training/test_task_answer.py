@@ -14,8 +14,8 @@ from regard.layers.packed import pack
 from regard.models import make_model
 from regard.training import DataConfig, TrainConfig, train
 from regard.training.tasks import TASKS
-from regard.training.tasks.answer import places_loss
-from regard.training.tasks.base import Shape
+from regard.training.tasks.answer import span_loss
+from regard.training.tasks.base import BatchShape
 from tests.training.toy_tasks import ANIMALS, toy, write_squad
 
 ANSWER = TASKS["answer"]
@@ -62,7 +62,7 @@ def test_long_contexts_are_learned_from_in_pieces(tmp_path):
     dataset = ANSWER.read(recipe.data)
     tokenizers = ANSWER.make_tokenizers(dataset, recipe.tokenizer)
     config = ANSWER.complete_config(recipe.model, dataset, tokenizers)
-    encoded = ANSWER.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, False))
+    encoded = ANSWER.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, 1, False))
     batches = list(encoded.batches.epoch(0))
     assert sum(batch.sentences for batch in batches) == 3 * len(dataset.training)  # 28 words, 14 more, the last 8
     assert encoded.note == "pieces of 32 tokens, question included"
@@ -157,7 +157,7 @@ def test_the_loss_is_that_of_the_two_places(filled, smoothing):
     torch.manual_seed(0)
     scores = torch.randn(packed.offsets.total, 2, requires_grad=True)
     batch = Batch((packed,), places, sentences=4, tokens=14)
-    parts = places_loss(scores, batch, smoothing)
+    parts = span_loss(scores, batch, smoothing)
     expected = by_hand(scores[:14], lengths, targets, smoothing)
     torch.testing.assert_close(parts.loss, expected)
     torch.testing.assert_close(parts.nll, by_hand(scores[:14], lengths, targets).detach())
@@ -168,7 +168,7 @@ def test_the_loss_is_that_of_the_two_places(filled, smoothing):
     torch.testing.assert_close(gradient, wanted)
     # Two passes: the mean of both, and how far they are from each other.
     twin = torch.randn(packed.offsets.total, 2, requires_grad=True)
-    loss = places_loss(scores, batch, smoothing, twin, divergence=0.7).loss
+    loss = span_loss(scores, batch, smoothing, twin, divergence=0.7).loss
     other = by_hand(twin[:14], lengths, targets, smoothing)
     mean = (by_hand(scores[:14], lengths, targets, smoothing) + other) / 2
     expected = mean + 0.7 * divergence_by_hand(scores[:14], twin[:14], lengths)
@@ -183,7 +183,7 @@ def test_the_loss_of_a_model_is_that_of_its_scores(tmp_path, constant):
     dataset = ANSWER.read(recipe.data)
     tokenizers = ANSWER.make_tokenizers(dataset, recipe.tokenizer)
     config = ANSWER.complete_config(recipe.model, dataset, tokenizers)
-    encoded = ANSWER.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, constant))
+    encoded = ANSWER.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, 1, constant))
     torch.manual_seed(0)
     model = make_model(config)
     for batch in encoded.batches.epoch(0):
@@ -204,7 +204,7 @@ def test_two_passes_are_drawn_apart(tmp_path):
     dataset = ANSWER.read(recipe.data)
     tokenizers = ANSWER.make_tokenizers(dataset, recipe.tokenizer)
     config = ANSWER.complete_config(recipe.model, dataset, tokenizers)
-    encoded = ANSWER.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, False))
+    encoded = ANSWER.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, 1, False))
     torch.manual_seed(0)
     model, batch = make_model(config), next(iter(encoded.batches.epoch(0)))
     losses = []

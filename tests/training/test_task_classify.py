@@ -12,7 +12,7 @@ from regard.training import DataConfig, TrainConfig, recipe_from, train
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEADS
 from regard.training.tasks import TASKS
-from regard.training.tasks.base import Shape
+from regard.training.tasks.base import BatchShape
 from regard.viewer import look, walk_of
 from tests.training.toy_tasks import ANIMALS, sentences, toy, write_text
 
@@ -114,7 +114,7 @@ def test_smoothing_is_for_training_alone(tmp_path):
     dataset = CLASSIFY.read(recipe.data)
     tokenizers = CLASSIFY.make_tokenizers(dataset, recipe.tokenizer)
     config = CLASSIFY.complete_config(recipe.model, dataset, tokenizers)
-    encoded = CLASSIFY.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, True))
+    encoded = CLASSIFY.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, 1, True))
     batch = next(encoded.batches.epoch(0))
     torch.manual_seed(0)
     model = make_model(config)
@@ -236,6 +236,6 @@ def test_long_texts_are_cut_and_counted(tmp_path):
     dataset = CLASSIFY.read(data)
     tokenizers = CLASSIFY.make_tokenizers(dataset, recipe.tokenizer)
     config = CLASSIFY.complete_config(recipe.model, dataset, tokenizers)
-    encoded = CLASSIFY.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, False))
+    encoded = CLASSIFY.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, 1, False))
     assert encoded.note == "labels: birds, others; 20 texts are cut to fit"
     assert max(batch.inputs[0].max_len for batch in encoded.validation) == 32

@@ -21,7 +21,7 @@ from regard.training.metrics import intersection_over_union, label_counts
 from regard.training.recipe import recipe_table
 from regard.training.report import read_metrics
 from regard.training.tasks import TASKS
-from regard.training.tasks.base import Shape, evaluate_loss
+from regard.training.tasks.base import BatchShape, evaluate_loss
 from regard.training.tasks.image_tasks import patch_for, split_by_label
 from regard.training.trainer import METRICS
 from tests.training.helpers import cut_off_and_go_on, run_again, said, same_bits, weights_of
@@ -79,7 +79,7 @@ def test_what_is_saved_is_what_was_measured(runs, task):
     assert {name: line[name] for name in bundle.training["validation"]} == bundle.training["validation"]
     recipe = recipe_from(bundle.training["recipe"])
     dataset = TASKS[task].read(recipe.data)
-    shape = Shape(0, recipe.train.seed, constant=True, images=7)
+    shape = BatchShape(0, recipe.train.seed, constant=True, images=7)
     encoded = TASKS[task].encode(dataset, (), bundle.special, recipe, bundle.model.config, shape)
     again = evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)
     again |= TASKS[task].validation_scores(bundle, dataset)
@@ -180,7 +180,7 @@ def loss_of(task, recipe):
     """A fresh model, a batch, and the loss of that under a config."""
     dataset = TASKS[task].read(recipe.data)
     config = TASKS[task].complete_config(recipe.model, dataset, ())
-    encoded = TASKS[task].encode(dataset, (), trainer.OPENED["vit"].special, recipe, config, Shape(0, 1, True, 16))
+    encoded = TASKS[task].encode(dataset, (), trainer.OPENED["vit"].special, recipe, config, BatchShape(0, 1, True, 16))
     batch = next(encoded.batches.epoch(0))
     torch.manual_seed(0)
     model = make_model(config)
@@ -251,7 +251,7 @@ def test_pictures_are_changed_for_training_alone(tmp_path, task):
     recipe = toy(task, tmp_path)
     dataset = TASKS[task].read(recipe.data)
     config = TASKS[task].complete_config(recipe.model, dataset, ())
-    encoded = TASKS[task].encode(dataset, (), trainer.OPENED["vit"].special, recipe, config, Shape(0, 1, True, 16))
+    encoded = TASKS[task].encode(dataset, (), trainer.OPENED["vit"].special, recipe, config, BatchShape(0, 1, True, 16))
     for batch, changed in ((next(encoded.batches.epoch(0)), True), (next(iter(encoded.validation)), False)):
         pixels = TASKS[task].changed(batch, config).pixels
         assert torch.equal(pixels, batch.pixels.permute(0, 3, 1, 2) / 255) != changed

@@ -14,7 +14,7 @@ from regard.folder import load
 from regard.layers.packed import pack
 from regard.training import recipe_from, train
 from regard.training.tasks import TASKS
-from regard.training.tasks.base import Shape, evaluate_loss
+from regard.training.tasks.base import BatchShape, evaluate_loss
 from tests.training.toy_tasks import toy, write_text
 
 LANGUAGE = TASKS["language"]
@@ -50,7 +50,7 @@ def test_the_loss_over_the_whole_text_is_that_of_its_tokens_one_by_one(tmp_path,
     model = train(recipe, tmp_path / "out", quiet=True)
     dataset = LANGUAGE.read(recipe.data)
     encoded = LANGUAGE.encode(
-        dataset, model.tokenizers, model.special, recipe, model.model.config, Shape(70, 1, constant)
+        dataset, model.tokenizers, model.special, recipe, model.model.config, BatchShape(70, 1, constant)
     )
     assert len(encoded.validation) > 1
     ids = encode_documents(dataset.validation, model.tokenizer, model.special).tolist()

@@ -11,7 +11,7 @@ from regard.layers.packed import pack
 from regard.models import make_model
 from regard.training import TrainConfig, recipe_from, train
 from regard.training.tasks import TASKS
-from regard.training.tasks.base import Shape, features_loss
+from regard.training.tasks.base import BatchShape, features_loss
 from tests.training.toy_tasks import toy, write_text
 
 MASK = TASKS["mask"]
@@ -23,7 +23,7 @@ def model_and_batches(folder, constant: bool = False):
     dataset = MASK.read(recipe.data)
     tokenizers = MASK.make_tokenizers(dataset, recipe.tokenizer)
     config = MASK.complete_config(recipe.model, dataset, tokenizers)
-    encoded = MASK.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, constant))
+    encoded = MASK.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, 1, constant))
     torch.manual_seed(0)
     return make_model(config), list(encoded.batches.epoch(0))
 
@@ -94,7 +94,9 @@ def test_what_is_hidden_to_validate_with_is_the_same_for_every_seed(tmp_path):
     dataset = MASK.read(recipe.data)
     tokenizers = MASK.make_tokenizers(dataset, recipe.tokenizer)
     config = MASK.complete_config(recipe.model, dataset, tokenizers)
-    one, other = (MASK.encode(dataset, tokenizers, READING, recipe, config, Shape(256, seed, False)) for seed in (1, 2))
+    one, other = (
+        MASK.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, seed, False)) for seed in (1, 2)
+    )
     for a, b in zip(one.validation, other.validation, strict=True):
         assert torch.equal(a.inputs[0].ids, b.inputs[0].ids)
         assert torch.equal(a.targets, b.targets)
@@ -112,7 +114,7 @@ def test_lines_are_texts_and_long_ones_come_in_pieces(tmp_path):
     assert dataset.training == dataset.validation
     tokenizers = MASK.make_tokenizers(dataset, recipe.tokenizer)
     config = MASK.complete_config(recipe.model, dataset, tokenizers)
-    encoded = MASK.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, False))
+    encoded = MASK.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, 1, False))
     lengths = sorted(n for batch in encoded.validation for n in batch.inputs[0].offsets.lengths.tolist())
     assert lengths == [3, 4, 4, 13, 32, 32]  # 71 words: 30 and 30 and 11, and each piece framed
 

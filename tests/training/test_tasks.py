@@ -16,7 +16,7 @@ from regard.training import recipe_from, train
 from regard.training.recipe import recipe_table
 from regard.training.report import read_metrics
 from regard.training.tasks import TASKS
-from regard.training.tasks.base import Shape, evaluate_loss
+from regard.training.tasks.base import BatchShape, evaluate_loss
 from regard.training.trainer import METRICS
 from tests.training.helpers import cut_off_and_go_on, run_again, said, same_bits, weights_of
 from tests.training.toy_tasks import KINDS, outputs, sentences, toy, write_squad, write_text
@@ -71,7 +71,7 @@ def test_what_is_saved_is_what_was_measured(runs, task):
     # and once more, by the model that was saved
     recipe = recipe_from(bundle.training["recipe"])
     dataset = TASKS[task].read(recipe.data)
-    shape = Shape(recipe.train.batch_tokens, recipe.train.seed, constant=False)
+    shape = BatchShape(recipe.train.batch_tokens, recipe.train.seed, constant=False)
     encoded = TASKS[task].encode(dataset, bundle.tokenizers, bundle.special, recipe, bundle.model.config, shape)
     again = evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)
     again |= TASKS[task].validation_scores(bundle, dataset)
@@ -98,7 +98,7 @@ def test_batches_of_constant_shape_have_the_same_loss(runs, task):
     dataset = TASKS[task].read(recipe.data)
     found = []
     for constant in (False, True):
-        shape = Shape(recipe.train.batch_tokens, recipe.train.seed, constant)
+        shape = BatchShape(recipe.train.batch_tokens, recipe.train.seed, constant)
         encoded = TASKS[task].encode(dataset, bundle.tokenizers, bundle.special, recipe, bundle.model.config, shape)
         found.append(evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)["nll"])
         bundle.model.zero_grad()

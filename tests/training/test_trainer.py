@@ -32,16 +32,16 @@ def run(recipe, out, **options):
 @contextlib.contextmanager
 def at_step(monkeypatch, step, act):
     """Calls `act` in the middle of the update after so many steps."""
-    original, calls = trainer.set_rate, []
+    original, calls = trainer.set_learning_rate, []
 
-    def set_rate(*arguments):
+    def set_learning_rate(*arguments):
         calls.append(None)
         if len(calls) == step + 1:
             act()
         original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_rate", set_rate)
+        patch.setattr(trainer, "set_learning_rate", set_learning_rate)
         yield
 
 

@@ -10,7 +10,7 @@ from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig, make_model
 from regard.training import recipe_from, train
 from regard.training.recipe import TrainConfig
-from regard.training.vectors import VectorCoverage, use_vectors
+from regard.training.vectors import VectorCoverage, init_embeddings
 from tests.training.helpers import small, small_dataset
 
 CONFIGS = {
@@ -38,7 +38,7 @@ def test_known_words_get_their_vectors_and_the_others_keep_theirs(tmp_path, name
     model, source, target = example(name, shared=False)
     table = model.source_embedding.tokens.weight
     before, target_before = table.detach().clone(), model.target_embedding.tokens.weight.detach().clone()
-    use_vectors(model, TrainConfig(source_vectors=str(path)), source, target)
+    init_embeddings(model, TrainConfig(source_vectors=str(path)), source, target)
     cat = table[row(source, "cat")].detach()
     torch.testing.assert_close(cat / cat.norm(), torch.tensor([1.0, 2, 3, 4]) / 30**0.5)
     # as large as what they replaced
@@ -53,7 +53,7 @@ def test_both_sides(tmp_path):
     (tmp_path / "fr").write_text("chat 0 1 0 0\n", encoding="utf-8")
     model, source, target = example("transformer", shared=False)
     config = TrainConfig(source_vectors=str(tmp_path / "en"), target_vectors=str(tmp_path / "fr"))
-    found = use_vectors(model, config, source, target)
+    found = init_embeddings(model, config, source, target)
     assert found == [VectorCoverage(str(tmp_path / "en"), 1, 3), VectorCoverage(str(tmp_path / "fr"), 1, 3)]
     assert model.source_embedding.tokens.weight[row(source, "cat")].count_nonzero() == 1
     assert model.target_embedding.tokens.weight[row(target, "chat")].count_nonzero() == 1
@@ -73,13 +73,13 @@ def test_vectors_that_do_not_fit(tmp_path, content, says):
     path.write_text(content, encoding="utf-8")
     model, source, target = example("transformer", shared=True)
     with pytest.raises(RegardError) as caught:
-        use_vectors(model, TrainConfig(source_vectors=str(path)), source, target)
+        init_embeddings(model, TrainConfig(source_vectors=str(path)), source, target)
     assert str(caught.value).startswith(f"{path}: {says}")
 
 
 def test_no_vectors_give_no_report():
     model, source, target = example("seq2seq", shared=True)
-    assert use_vectors(model, TrainConfig(), source, target) == []
+    assert init_embeddings(model, TrainConfig(), source, target) == []
 
 
 def test_few_words_that_are_found_are_warned_of():

@@ -56,16 +56,16 @@ def test_two_workers_compute_what_one_does_and_resume_exactly(tmp_path, monkeypa
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-6)
 
-    set_rate, calls = trainer.set_rate, []
+    set_learning_rate, calls = trainer.set_learning_rate, []
 
     def fail_at_step_3(*arguments):
         calls.append(None)
         if len(calls) == 4:
             raise ConnectionError
-        set_rate(*arguments)
+        set_learning_rate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_rate", fail_at_step_3)
+        patch.setattr(trainer, "set_learning_rate", fail_at_step_3)
         with pytest.raises(ConnectionError):
             run(small(**(change | both)), tmp_path / "again")
     run(small(**(change | both)), tmp_path / "again")
