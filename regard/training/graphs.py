@@ -29,7 +29,7 @@ class GraphedUpdate:
         (batch,) = group
         if not batch.repeats:  # its operations depend on its content, so a graph would not fit the next batch
             return self.update(group)
-        shape = tuple(one.max_len if isinstance(one, Packed) else one.shape for one in batch.inputs)
+        shape = tuple(x.max_len if isinstance(x, Packed) else x.shape for x in batch.inputs)
         if self.warm_up_counts.get(shape, 0) < WARM_UP:
             self.warm_up_counts[shape] = self.warm_up_counts.get(shape, 0) + 1
             self.stream.wait_stream(torch.cuda.current_stream())
@@ -52,14 +52,14 @@ class GraphedUpdate:
 
 def _tensors(batch: Batch) -> list[torch.Tensor]:
     tensors = [batch.targets]
-    for one in batch.inputs:
-        tensors += [one.ids, one.offsets.starts, one.positions] if isinstance(one, Packed) else [one]
+    for x in batch.inputs:
+        tensors += [x.ids, x.offsets.starts, x.positions] if isinstance(x, Packed) else [x]
     return tensors
 
 
 def _clone_batch(batch: Batch) -> Batch:
     """A copy of the batch in new tensors, without cached values derived from them."""
-    inputs = tuple(_clone_packed(one) if isinstance(one, Packed) else one.clone() for one in batch.inputs)
+    inputs = tuple(_clone_packed(x) if isinstance(x, Packed) else x.clone() for x in batch.inputs)
     return dataclasses.replace(batch, inputs=inputs, targets=batch.targets.clone())
 
 

@@ -41,12 +41,12 @@ def check_memory(config: ModelConfig, device: torch.device) -> None:
     >>> from regard.models import GPTConfig
     >>> check_memory(GPTConfig(vocab=100), torch.device("cpu"))
     """
-    numbers = count_parameters(config).numbers
-    needed, available = numbers * BYTES_PER_PARAMETER, device_memory(device)
+    parameters = count_parameters(config).numbers
+    needed, available = parameters * BYTES_PER_PARAMETER, device_memory(device)
     if available is not None and needed > available:
         raise RegardError(
-            f"A model of {numbers:,} parameters needs {needed / 1e9:,.0f} GB to train (weights, gradients, optimizer), "
-            f"but this machine has {available / 1e9:,.0f} GB.",
+            f"A model of {parameters:,} parameters needs {needed / 1e9:,.0f} GB to train (weights, gradients, optimizer)"
+            f", but this machine has {available / 1e9:,.0f} GB.",
             "Reduce model.width or the number of layers.",
         )
 

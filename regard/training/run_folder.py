@@ -10,6 +10,7 @@ from typing import Any
 
 from regard.errors import RegardError
 from regard.training.checkpoint import STEPS, Checkpoint
+from regard.training.datasets import count_units
 from regard.training.recipe import Recipe, recipe_from
 from regard.training.state import TrainState
 
@@ -100,7 +101,7 @@ def check_same_run(out: Path, state: TrainState, provenance: dict[str, Any]) -> 
     steps = current["recipe.train.steps"]
     if steps < state.step:
         raise RegardError(
-            f"{out} holds a run of {state.step} steps, which exceeds train.steps ({steps}).",
+            f"{out} holds a run of {count_units(state.step, 'steps')}, which exceeds train.steps ({steps}).",
             f"Pass at least --steps {state.step}, or choose another --out.",
         )
 

@@ -9,7 +9,7 @@ import torch
 from regard.errors import RegardError
 from regard.models import family_of
 from regard.training.choices import describe_choices
-from regard.training.datasets import Dataset
+from regard.training.datasets import Dataset, count_units
 from regard.training.metrics import METRIC_NAMES
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.schedules import format_duration
@@ -94,21 +94,24 @@ def _choices(recipe: Recipe, task: Task, dataset: Dataset) -> list[str]:
 def _describe_model(recipe: Recipe) -> str:
     model: Any = recipe.model
     layers = getattr(model, "layers", None)
-    depth = f"{layers}" if layers is not None else f"{model.encoder_layers}+{model.decoder_layers}"
-    return f"{family_of(model)}, {depth} layers of width {model.width}"
+    if layers is None:
+        depth = f"{model.encoder_layers}+{model.decoder_layers} layers"
+    else:
+        depth = count_units(layers, "layers")
+    return f"{family_of(model)}, {depth} of width {model.width}"
 
 
 def _describe_training(recipe: Recipe, task: Task) -> str:
     config = recipe.train
     batch = (
-        f"{config.batch_images:,} images"
+        count_units(config.batch_images, "images")
         if task.is_image_task and not recipe.data.longest
         else f"{config.batch_tokens:,} tokens"
     )
     decay = {"wsd": "constant, then decay", "inverse_root": "inverse square root"}.get(config.schedule, config.schedule)
     return (
-        f"up to {config.steps:,} steps of {batch}; {config.optimizer}, learning rate {config.lr:g} ({decay}), "
-        f"warm-up {config.warmup:,}"
+        f"up to {count_units(config.steps, 'steps')} of {batch}; {config.optimizer}, "
+        f"learning rate {config.lr:g} ({decay}), warm-up {config.warmup:,}"
     )
 
 

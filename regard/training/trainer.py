@@ -22,7 +22,7 @@ from regard.errors import Interrupted, RegardError
 from regard.folder import find_device, load, save, write_tokenizers
 from regard.training.checkpoint import Checkpoint, gather_state, keep_step, restore_state, unique_parameters
 from regard.training.compiling import compiled_features
-from regard.training.datasets import Dataset, stored_unit
+from regard.training.datasets import Dataset, count_units, stored_unit
 from regard.training.fine_tuning import fine_tuned_recipe
 from regard.training.graphs import GraphedUpdate
 from regard.training.losses import LossParts
@@ -93,7 +93,7 @@ def train(
             check_same_run(out, state, provenance)
         if state is not None and state.done and not is_extended(recipe, state):
             if not quiet:
-                print(f"{out}: the run is already finished ({state.step} steps).", file=sys.stderr)
+                print(f"{out}: the run is already finished ({count_units(state.step, 'steps')}).", file=sys.stderr)
         else:
             _run(recipe, folder, state, dataset, origin, provenance, started, quiet, dry_run)
         if dry_run:

@@ -20,16 +20,16 @@ class VectorCoverage(NamedTuple):
     """
 
     path: str
-    found: int
+    covered: int
     tokens: int
 
     def __str__(self) -> str:
-        share = f"{self.found / self.tokens:.0%}"
-        return f"word vectors: {self.found:,} of {self.tokens:,} tokens found in {self.path} ({share})"
+        share = f"{self.covered / self.tokens:.0%}"
+        return f"word vectors: {self.covered:,} of {self.tokens:,} tokens found in {self.path} ({share})"
 
     def warnings(self) -> list[str]:
         """A warning if few tokens have a vector."""
-        if self.found >= MIN_RECOMMENDED_COVERAGE * self.tokens:
+        if self.covered >= MIN_RECOMMENDED_COVERAGE * self.tokens:
             return []
         return [
             f"{self}. The other embeddings start from random values: use tokenizer.kind word, and vectors in the "
@@ -59,15 +59,15 @@ def init_embeddings(model: Any, config: TrainConfig, source: Tokenizer, target: 
                 f"{path}: the vectors have width {width}, the embeddings of the model {table.shape[1]}.",
                 f"Set model.width to {width}.",
             )
-        found = [i for i, word in enumerate(vocabulary) if i >= 4 and word in vectors]
-        if not found:
+        rows = [i for i, word in enumerate(vocabulary) if i >= 4 and word in vectors]
+        if not rows:
             raise RegardError(
                 f"{path}: none of its words is in the vocabulary.",
                 "Use tokenizer.kind word, and vectors in the language of the data.",
             )
-        known = torch.stack([torch.as_tensor(vectors[vocabulary[i]], dtype=torch.float32) for i in found])
+        known = torch.stack([torch.as_tensor(vectors[vocabulary[i]], dtype=torch.float32) for i in rows])
         # Scaled to the mean norm of the random embeddings that they replace, which the model is initialized for.
         known *= table[4:].norm(dim=1).mean() / known.norm(dim=1).mean()
-        table[found] = known.to(table)
-        coverage.append(VectorCoverage(path, len(found), len(vocabulary) - 4))
+        table[rows] = known.to(table)
+        coverage.append(VectorCoverage(path, len(rows), len(vocabulary) - 4))
     return coverage

@@ -37,7 +37,7 @@ SMALL = Recipe(
         steps=12, batch_tokens=256, warmup=3, validate_every=6, save_every=4, log_every=2, workers=1, device="cpu"
     ),
 )
-# Settings with random numbers or state of their own: BPE-dropout, gradient accumulation, EMA and R-Drop.
+# Settings that add randomness or state: BPE-dropout, gradient accumulation, EMA and R-Drop.
 STOCHASTIC = {"tokenizer": {"dropout": 0.2}, "train": {"accumulate": 2, "ema": 0.9, "r_drop": 1.0}}
 
 

@@ -62,7 +62,7 @@ def test_fine_tuning_with_query_pooling(tmp_path, masked):
     recipe = toy("classify", tmp_path, model={"pooling": "query"}, **STILL)
     model = train(recipe, tmp_path / "out", start_from=masked, quiet=True)
     assert model.model.query_pool is not None
-    # A fine-tuned classifier keeps its query pooling, whatever the recipe says.
+    # A fine-tuned classifier keeps its query pooling, even if the recipe has another pooling.
     again = train(toy("classify", tmp_path, **STILL), tmp_path / "again", start_from=tmp_path / "out", quiet=True)
     assert again.model.config.pooling == "query"
     torch.testing.assert_close(again.model.query_pool.question, model.model.query_pool.question)

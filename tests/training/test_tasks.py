@@ -247,9 +247,12 @@ def test_tokenizer_without_line_breaks_is_an_error(tmp_path, kind):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"prefixes": ["a: "]}, "data.prefixes has 1 entries; expected 2, one per file of data.files."),
-        ({"weights": [1.0, 2.0, 3.0]}, "data.weights has 3 entries; expected 2, one per file of data.files."),
-        ({"validation": ["same.tsv"]}, "data.validation has 1 entries; expected 2, one per file of data.files."),
+        ({"prefixes": ["a: "]}, "data.prefixes must have one entry per file of data.files: expected 2, got 1."),
+        ({"weights": [1.0, 2.0, 3.0]}, "data.weights must have one entry per file of data.files: expected 2, got 3."),
+        (
+            {"validation": ["same.tsv"]},
+            "data.validation must have one entry per file of data.files: expected 2, got 1.",
+        ),
     ],
     ids=str,
 )

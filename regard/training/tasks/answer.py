@@ -110,7 +110,7 @@ class AnswerTask(Task):
         return {"exact_match": exact, "f1": f1}
 
     def reasons(self, dataset: Dataset[Sequence[Question]], recipe: Recipe) -> list[str]:
-        return [f"size and steps: {len(dataset.training):,} questions; model selection by F1"]
+        return [f"size and steps: {count_units(len(dataset.training), 'questions')}; model selection by F1"]
 
     def warnings(self, dataset: Dataset[Sequence[Question]]) -> list[str]:
         if len(dataset.training) >= MIN_RECOMMENDED_QUESTIONS:

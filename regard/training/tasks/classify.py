@@ -114,7 +114,8 @@ class ClassifyTask(Task):
 
     def reasons(self, dataset: Dataset[Sequence[Labelled]], recipe: Recipe) -> list[str]:
         labels = len(label_names(dataset.training))
-        return [f"size and steps: {len(dataset.training):,} texts, {labels} labels; model selection by accuracy"]
+        count = count_units(len(dataset.training), "texts")
+        return [f"size and steps: {count}, {labels} labels; model selection by accuracy"]
 
     def warnings(self, dataset: Dataset[Sequence[Labelled]]) -> list[str]:
         return warn_about_rare_labels(

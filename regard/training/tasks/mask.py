@@ -88,7 +88,7 @@ class MaskTask(Task):
         return token_loss(rows, model.output.weight, batch.targets[masked], smoothing, bias=model.output.bias)
 
     def reasons(self, dataset: Dataset[Sequence[str]], recipe: Recipe) -> list[str]:
-        return [f"size and steps: {len(dataset.training):,} texts"]
+        return [f"size and steps: {count_units(len(dataset.training), 'texts')}"]
 
     def warnings(self, dataset: Dataset[Sequence[str]]) -> list[str]:
         if len(dataset.training) >= MIN_RECOMMENDED_TEXTS:

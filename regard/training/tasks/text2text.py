@@ -24,7 +24,7 @@ class Text2TextTask(TranslateTask):
         for name, values in (("prefixes", prefixes), ("weights", weights), ("validation", config.validation)):
             if values and len(values) != count:
                 raise RegardError(
-                    f"data.{name} has {len(values)} entries; expected {count}, one per file of data.files.",
+                    f"data.{name} must have one entry per file of data.files: expected {count}, got {len(values)}.",
                     f"Pass one entry of data.{name} per file.",
                 )
         training: Pairs = []
