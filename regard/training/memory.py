@@ -45,8 +45,8 @@ def check_memory(config: ModelConfig, device: torch.device) -> None:
     needed, available = parameters * BYTES_PER_PARAMETER, device_memory(device)
     if available is not None and needed > available:
         raise RegardError(
-            f"A model of {parameters:,} parameters needs {needed / 1e9:,.0f} GB to train (weights, gradients, optimizer)"
-            f", but this machine has {available / 1e9:,.0f} GB.",
+            f"A model of {parameters:,} parameters needs {needed / 1e9:,.0f} GB to train (weights, gradients, "
+            f"optimizer), but this machine has {available / 1e9:,.0f} GB.",
             "Reduce model.width or the number of layers.",
         )
 
