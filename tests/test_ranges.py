@@ -24,7 +24,7 @@ from regard.models import FAMILIES, TransformerConfig, make_model
 from regard.ranges import Range, check_value
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from
 from regard.training.recipe import DERIVED, SECTIONS
-from tests.training.test_recipe import as_toml
+from tests.training.helpers import as_toml
 
 MODELS = [family.config for family in FAMILIES.values()]
 CONFIGS = [DataConfig, TokenizerConfig, TrainConfig, AugmentConfig, DecodeConfig, Special, Recipe, *MODELS]

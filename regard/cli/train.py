@@ -138,7 +138,7 @@ def _print_result(training: dict[str, Any], recipe: Recipe, out: str) -> None:
     best = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in training["validation"].items())
     print(
         f"Kept: the model of step {training['step']}, the {_selection(recipe)}: {best}.\n"
-        f"Loss curves: {out}/loss.png. The model is in {out}. Try: {TASKS[recipe.task].try_it.format(out=out)}",
+        f"Loss curves: {out}/loss.png. The model is in {out}. Try: {TASKS[recipe.task].usage_hint.format(out=out)}",
         file=sys.stderr,
     )
 

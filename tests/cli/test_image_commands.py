@@ -236,8 +236,8 @@ def test_masks_are_measured(run, tmp_path, segmenter):
 def test_pictures_that_cannot_be_measured(refused, tmp_path, classifier, segmenter, photos):
     (tmp_path / "loose").mkdir()
     Image.new("RGB", (12, 8)).save(tmp_path / "loose/1.png")
-    assert "The pictures have no labels" in refused("evaluate", classifier, "--data", tmp_path / "loose")
-    assert "The pictures have no masks" in refused("evaluate", segmenter, "--data", photos)
+    assert "The images have no labels" in refused("evaluate", classifier, "--data", tmp_path / "loose")
+    assert "The images have no masks" in refused("evaluate", segmenter, "--data", photos)
     (tmp_path / "loose/bright").mkdir()
     (tmp_path / "loose/1.png").rename(tmp_path / "loose/bright/1.png")
     said = refused("evaluate", classifier, "--data", tmp_path / "loose")

@@ -74,7 +74,7 @@ def test_the_steps_of_a_run(run, tmp_path, monkeypatch, run_folder):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((SENTENCE, "--steps"), "no steps were kept here"),
+        ((SENTENCE, "--steps"), "no models of single steps were saved"),
         ((SENTENCE, "--steps", "--beside", "two"), "with another, or with its own steps"),
         ((SENTENCE, "--beside", "two", "--beam", "3"), "shows their heads alone"),
         ((SENTENCE, "--beside", "two", "--walk"), "shows their heads alone"),

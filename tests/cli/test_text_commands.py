@@ -213,5 +213,5 @@ def test_training_for_a_task_needs_its_data(refused, tmp_path, data, encoder):
     assert "(got 'sing')" in refused("train", "--task", "sing")
     assert "--task: expected one argument" in refused("train", "--task")
     wrong = ["--task", "language", "--data", data / "text.txt", "--from", encoder, "--out", tmp_path / "m"]
-    assert "which cannot be trained to language" in refused("train", *wrong)
+    assert "which does not support the task language" in refused("train", *wrong)
     assert not (tmp_path / "m").exists()

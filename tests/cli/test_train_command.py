@@ -51,7 +51,7 @@ def test_files_alone_give_a_model(pairs, tmp_path, capfd):
 def test_a_folder_of_other_files_is_refused_before_data_are_read(tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     assert main(["train", "--data", str(tmp_path / "missing.tsv"), "--out", str(tmp_path)]) == 2
-    assert "holds config.json, which this run would overwrite" in capsys.readouterr().err
+    assert "holds files that this run would overwrite: config.json" in capsys.readouterr().err
 
 
 def test_the_command_line_wins_over_the_recipe_and_the_recipe_over_the_suggestion(pairs, tmp_path):

@@ -124,7 +124,7 @@ def test_help_fits_one_screen(task, capsys, monkeypatch):
 def test_a_recipe_that_is_no_table_is_a_sentence(tmp_path, refused):
     (tmp_path / "r.toml").write_text("model = 5\n")
     for words in (["--family", "gpt"], ["--data", "x.tsv"], ["-h"]):
-        assert "model should be a table" in refused("train", tmp_path / "r.toml", *words)
+        assert "model must be a table" in refused("train", tmp_path / "r.toml", *words)
 
 
 def test_help_shows_the_values_of_the_recipe(capsys):

@@ -1,4 +1,4 @@
-"""The tasks that a model can be trained for, by their names in recipes."""
+"""The training tasks by name, and functions that suggest recipes for them."""
 
 import dataclasses
 from typing import Any
@@ -7,46 +7,46 @@ from regard.interop.targets import Target, check_exportable, exportable
 from regard.models import TransformerConfig
 from regard.training.recipe import DataConfig, Recipe, TaskName
 from regard.training.report import show_progress
-from regard.training.tasks.answer import Answer
+from regard.training.tasks.answer import AnswerTask
 from regard.training.tasks.base import Task
-from regard.training.tasks.classify import Classify
-from regard.training.tasks.classify_images import ClassifyImages
+from regard.training.tasks.classify import ClassifyTask
+from regard.training.tasks.classify_images import ClassifyImagesTask
 from regard.training.tasks.image_tasks import ImageTask
-from regard.training.tasks.language import Language
-from regard.training.tasks.mask import Mask
-from regard.training.tasks.mask_images import MaskImages
-from regard.training.tasks.segment import Segment
-from regard.training.tasks.text2text import Text2Text
-from regard.training.tasks.translate import Translate
+from regard.training.tasks.language import LanguageTask
+from regard.training.tasks.mask import MaskTask
+from regard.training.tasks.mask_images import MaskImagesTask
+from regard.training.tasks.segment import SegmentTask
+from regard.training.tasks.text2text import Text2TextTask
+from regard.training.tasks.translate import TranslateTask
 
 TASKS: dict[str, Task] = {
-    "translate": Translate(),
-    "text2text": Text2Text(),
-    "language": Language(),
-    "mask": Mask(),
-    "classify": Classify(),
-    "answer": Answer(),
-    "classify-images": ClassifyImages(),
-    "segment": Segment(),
-    "mask-images": MaskImages(),
+    "translate": TranslateTask(),
+    "text2text": Text2TextTask(),
+    "language": LanguageTask(),
+    "mask": MaskTask(),
+    "classify": ClassifyTask(),
+    "answer": AnswerTask(),
+    "classify-images": ClassifyImagesTask(),
+    "segment": SegmentTask(),
+    "mask-images": MaskImagesTask(),
 }
 
 
 def read_dataset(task: TaskName, data: DataConfig, *, quiet: bool = False) -> Any:
-    """The dataset of a task, with a progress bar while images are decoded.
+    """Read the dataset of a task, with a progress bar while images are decoded.
 
     >>> len(read_dataset("translate", DataConfig(phrasebook_size=100)).training)
     100
     """
-    reader = TASKS[task]
-    if not isinstance(reader, ImageTask):
-        return reader.read(data)
+    entry = TASKS[task]
+    if not isinstance(entry, ImageTask):
+        return entry.read(data)
     with show_progress("decoding", silent=quiet) as on_progress:
-        return reader.read(data, on_progress)
+        return entry.read(data, on_progress)
 
 
 def suggest_recipe(task: TaskName, dataset: Any, fine_tune: bool = False) -> Recipe:
-    """A recipe that suits a dataset; `fine_tune`: for a model that is already trained.
+    """Suggest a recipe for a dataset; with `fine_tune`, for fine-tuning a trained model.
 
     >>> suggest_recipe("translate", read_dataset("translate", DataConfig(phrasebook_size=100))).tokenizer.kind
     'bpe'
@@ -57,9 +57,9 @@ def suggest_recipe(task: TaskName, dataset: Any, fine_tune: bool = False) -> Rec
 def plan(
     task: TaskName, data: DataConfig, *, fine_tune: bool = False, export_for: Target | None = None
 ) -> tuple[Recipe, Any]:
-    """A suggested recipe and the dataset that it is for; `fine_tune`: for a model that is already trained.
+    """Read a dataset and suggest a recipe for it; with `fine_tune`, for fine-tuning a trained model.
 
-    `export_for` restricts the model to a form that this export target computes.
+    `export_for` restricts the model to settings that this export target supports.
 
     >>> recipe, dataset = plan("translate", DataConfig(phrasebook_size=100), export_for="huggingface")
     >>> recipe.tokenizer.kind, recipe.model.positions, len(dataset.training)
@@ -71,7 +71,7 @@ def plan(
 
 
 def restrict_recipe(recipe: Recipe, target: Target) -> Recipe:
-    """The recipe with the model's form changed, where necessary, to one that exports to `target`.
+    """The recipe with unsupported model settings replaced by ones that export to `target`.
 
     >>> from regard.models import TransformerConfig
     >>> restrict_recipe(Recipe(model=TransformerConfig(qk_norm=True)), "ctranslate2").model.qk_norm
@@ -82,7 +82,7 @@ def restrict_recipe(recipe: Recipe, target: Target) -> Recipe:
 
 
 def check_recipe(recipe: Recipe, target: Target) -> None:
-    """Raises an error if the recipe's model does not export to `target`.
+    """Raise an error if the model of the recipe does not export to `target`.
 
     >>> from regard.models import TransformerConfig
     >>> check_recipe(Recipe(model=TransformerConfig(qk_norm=True)), "ctranslate2")
@@ -93,7 +93,7 @@ def check_recipe(recipe: Recipe, target: Target) -> None:
 
 
 def _with_vocabularies(recipe: Recipe) -> Any:
-    """The recipe's model config, which says whether both sides share a vocabulary, as it will once it is trained."""
+    """The model config with `shared_vocab` set as it will be after training."""
     if not isinstance(recipe.model, TransformerConfig):
         return recipe.model
     return dataclasses.replace(recipe.model, shared_vocab=recipe.tokenizer.shared)
