@@ -333,7 +333,7 @@ def test_going_on_learns(plain, tmp_path):
 
 
 def test_going_on_from_nothing(tmp_path):
-    with pytest.raises(RegardError, match="there is no such model folder"):
+    with pytest.raises(RegardError, match="model folder not found"):
         run(small(), tmp_path / "out", start_from=tmp_path / "none")
     assert not (tmp_path / "out").exists()
 
