@@ -39,8 +39,7 @@ class DecodeConfig:
     coverage_penalty: Annotated[float, Range(low=0, high=1000)] = 0.0
     """beam search: weight of the coverage penalty (GNMT) in the score"""
     patience: Annotated[float, Range(above=0, infinite=True)] = 1.0
-    """beam search: stop after patience * beam finished hypotheses (Kasai et al. 2022), or earlier if no unfinished one
-    can still enter the n best; inf: only then"""
+    """beam search: stop after patience * beam finished hypotheses (Kasai et al. 2022), or when the n best are certain"""
     max_len: Natural = 256
     """maximum output length in tokens, without `<eos>`; also limited to max_extra + max_ratio * source length"""
     max_ratio: NonNegative = 2.0
@@ -50,7 +49,7 @@ class DecodeConfig:
     min_len: Natural = 0
     """minimum output length in tokens, without `<eos>`, within the maximum"""
     unknown: bool = True
-    """allow `<unk>` in outputs; its text is empty. Word-level language models never generate it"""
+    """whether `<unk>`, which has no text, may be generated; always off in word-level language models"""
     temperature: Temperature = 1.0
     """sampling temperature: above 1 flattens the distribution, below 1 sharpens it"""
     top_k: Natural = 0

@@ -31,7 +31,7 @@ class RefusedToken(NamedTuple):
     parent: int
     token: int
     logprob: float
-    reason: str
+    why: str
 
 
 @dataclass(frozen=True)

@@ -98,18 +98,18 @@ def test_refused_tokens_have_the_reason_of_their_constraint():
     forced = search_history(DecodeConfig(beam=2, max_len=3), prefixes=[[B]])
     (first, *_) = forced.steps
     assert (first.tokens, first.fates) == ([B], ["live"])
-    assert [(one.token, one.reason) for one in first.refused] == [(A, "prefix"), (C, "prefix")]
+    assert [(one.token, one.why) for one in first.refused] == [(A, "prefix"), (C, "prefix")]
     assert [math.exp(one.logprob) for one in first.refused] == pytest.approx([0.5, 0.2])
 
     short = search_history(DecodeConfig(beam=2, max_len=1))
-    assert {(one.token, one.reason) for one in short.steps[1].refused} == {(A, "limit"), (C, "limit")}
+    assert {(one.token, one.why) for one in short.steps[1].refused} == {(A, "limit"), (C, "limit")}
     long = search_history(DecodeConfig("greedy", min_len=2, max_len=2))
-    assert [(one.token, one.reason) for one in long.steps[1].refused] == [(SPECIAL.eos, "min_len")]
+    assert [(one.token, one.why) for one in long.steps[1].refused] == [(SPECIAL.eos, "min_len")]
     assert [math.exp(one.logprob) for one in long.steps[1].refused] == pytest.approx([0.275])
     pads = decode_batch(
         markov_chain({SPECIAL.sos: {SPECIAL.pad: 0.6, A: 0.4}}), pack([[1]]), DecodeConfig(beam=2), history=True
     )
-    assert [(one.token, one.reason) for one in pads[0].history.steps[0].refused] == [(SPECIAL.pad, "special")]
+    assert [(one.token, one.why) for one in pads[0].history.steps[0].refused] == [(SPECIAL.pad, "special")]
 
 
 @pytest.mark.parametrize(
