@@ -39,7 +39,7 @@ class DecodeConfig:
     coverage_penalty: Annotated[float, Range(low=0, high=1000)] = 0.0
     """beam search: weight of the coverage penalty (GNMT) in the score"""
     patience: Annotated[float, Range(above=0, infinite=True)] = 1.0
-    """beam search: stop after patience * beam finished hypotheses (Kasai et al. 2022), or when the n best are certain"""
+    """beam search: stop after patience * beam finished hypotheses (Kasai et al. 2022), or if the n best are certain"""
     max_len: Natural = 256
     """maximum output length in tokens, without `<eos>`; also limited to max_extra + max_ratio * source length"""
     max_ratio: NonNegative = 2.0

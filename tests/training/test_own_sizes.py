@@ -199,7 +199,7 @@ def test_the_commands(runs, tmp_path, capsys, task):
     measured, there = json.loads(scores.read_text()), load(out, "cpu").training["validation"]
     ours, theirs = ("accuracy", "accuracy") if task == "classify-images" else ("mean_iou", "iou")
     assert measured[ours] == pytest.approx(there[theirs])
-    assert measured["pictures"] == 15
+    assert measured["images"] == 15
     assert main(["info", str(out), "--device", "cpu"]) == 0
     assert "longest_side" in capsys.readouterr().out
 
