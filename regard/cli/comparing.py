@@ -13,7 +13,7 @@ from regard.viewer import need_attention
 from regard.viewer.comparing import BESIDE, ComparingDesk
 
 
-def comparison_desk(options: Any) -> tuple[ComparingDesk, dict[str, str]]:
+def comparison_handler(options: Any) -> tuple[ComparingDesk, dict[str, str]]:
     """The request handler of a comparison, and the input texts; no texts for an empty live page."""
     if options.beside is not None and options.steps:
         raise RegardError("--beside and --steps cannot be combined.", "Leave out one of them.")

@@ -61,7 +61,7 @@ class Options:
     columns: Columns = ()
     alignments: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """gold word alignments in Pharaoh format (0-0 1-2) of whitespace-separated words, one line per pair"""
-    layer: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the clearest)")] = None
+    layer: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the sharpest)")] = None
     """cross-attention to take alignments from (phrasebook: by default the best on its validation split)"""
     ensemble: Ensemble = ()
     language: Literal["en", "de", "fr"] = "en"

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from regard.cli.common import DeviceOption, Flag, Model, Quiet, Truncate, check_utf8, parse, print_note
-from regard.cli.comparing import comparison_desk
+from regard.cli.comparing import comparison_handler
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.folder import ImageModel, load
@@ -31,7 +31,7 @@ SHUTDOWN_TIMEOUT = 5.0
 class Options:
     """Show attention on a sentence or an image: regard look MODEL "The cat sleeps." --out page.html
 
-    A page (.html) shows all attention heads in any browser, offline. An image (.png, .svg) shows the clearest
+    A page (.html) shows all attention heads in any browser, offline. An image (.png, .svg) shows the sharpest
     cross-attention averaged over heads, or the attention selected by --attention, --head and --all; a page opens with
     that selection. For a language model or a text encoder, the sentence is the input text.
 
@@ -66,7 +66,7 @@ class Options:
         Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: page.html, for image models map.png)")
     ] = None
     """output file: a page (.html) or an image (.png, .svg)"""
-    attention: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the clearest)")] = None
+    attention: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the sharpest)")] = None
     """attention to show first, by its name in regard info"""
     head: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: mean of all heads)")] = None
     """head of that attention, from 0"""
@@ -149,7 +149,7 @@ def run(argv: list[str]) -> int:
 
 
 def _compare(options: Options) -> int:
-    desk, texts = comparison_desk(options)
+    desk, texts = comparison_handler(options)
     comparison = desk.compared(texts) if texts else None
     if options.live:
         scene = None if comparison is None else comparison.scene(options.attention, options.head)
@@ -210,15 +210,15 @@ def _look_at_image(model: ImageModel, options: Options) -> int:
             raise RegardError(f"--patch {options.patch} is invalid; expected ROW,COLUMN.", "For example: --patch 3,5.")
         patch = int(match[1]), int(match[2])
     name = options.model.resolve().name
-    files = [check_utf8(file, "the image file name") for file in (options.text, *options.more)]
-    result = look(model, files[0], name=name)
+    images = [check_utf8(file, "the image file name") for file in (options.text, *options.more)]
+    result = look(model, images[0], name=name)
     view: dict[str, Any] = dict(patch=patch, label=options.label, rollout=options.rollout, walk=options.walk or None)
     attention = "all" if options.all else options.attention
     if options.live:
         # The page can request only the files given on the command line, by these names.
-        result = replace(result, name=files[0])
-        scene = scene_of_picture(result, attention, options.head, **view, pictures=files)
-        return _serve(PictureDesk(model, name, pictures={file: file for file in files}), scene, options)
+        result = replace(result, name=images[0])
+        scene = scene_of_picture(result, attention, options.head, **view, pictures=images)
+        return _serve(PictureDesk(model, name, pictures={file: file for file in images}), scene, options)
     result.save(out, attention, options.head, **view)
     if result.label is not None:
         print(f"{result.label}\t{result.probabilities[result.label]:.4f}")

@@ -49,7 +49,7 @@ class Options:
     scores: Flag = False
     """print the score of each translation: its log-probability with length and coverage penalty"""
     alignments: Flag = False
-    """print word alignments (source-target, from 0) from the clearest cross-attention of the first model"""
+    """print word alignments (source-target, from 0) from the sharpest cross-attention of the first model"""
     prefix: Annotated[str, tyro.conf.arg(help_behavior_hint=NO_HINT)] = ""
     """forced beginning of every translation"""
     truncate: Truncate = False

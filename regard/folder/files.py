@@ -39,7 +39,7 @@ from regard.ranges import check_value, shown
 FORMAT = 1
 _TOKENIZER_FILES = ("tokenizer.json", "target_tokenizer.json")
 _FINGERPRINTS = "tokenizer_sha256"
-_FIX = "Fix the file, or replace it by an intact copy."
+_FIX = "Fix the file, or restore it from a good copy."
 _fill = partial(fill_config, hint="Upgrade regard, or fix the file.")
 Device = Literal["auto", "cpu", "cuda", "mps"]
 P = TypeVar("P", Translator, LanguageModel, TextEncoder, ImageModel)
@@ -220,7 +220,7 @@ def _read_weights(path: Path, config: Any) -> dict[str, Tensor]:
             hint = "The folder contains ONNX graphs: load them with open_onnx, or with a command that runs models."
         raise RegardError(f"{path}: file not found.", hint) from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise RegardError(f"{path}: the file is damaged ({error}).", "Replace it by an intact copy.") from None
+        raise RegardError(f"{path}: the file is damaged ({error}).", "Restore the file from a good copy.") from None
 
 
 def _fingerprints(folder: Path) -> dict[str, str]:

@@ -26,7 +26,7 @@ VALUES = (3, 7)
 
 
 def shades(labels, seed=0):
-    """Noise, (M, 8, 12, 3), as bright as its label message."""
+    """Noisy images (M, 8, 12, 3) with the brightness of their label."""
     random = np.random.default_rng(seed)
     middle = np.array([40, 128, 215])[np.asarray(labels)][:, None, None, None]
     return (middle + random.integers(-25, 26, (len(labels), 8, 12, 3))).astype(np.uint8)

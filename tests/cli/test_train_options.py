@@ -146,7 +146,7 @@ def small_data(task: str, folder: Path) -> list[DataConfig]:
 
 
 @pytest.mark.parametrize("task", FAMILIES_FOR)
-def test_the_help_says_what_is_chosen_from_the_data(task, tmp_path):
+def test_help_marks_values_chosen_from_the_data(task, tmp_path):
     """All other defaults in the help are those of a run with data only."""
     for data in small_data(task, tmp_path):
         recipe, _ = plan(task, data)
