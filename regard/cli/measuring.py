@@ -1,4 +1,4 @@
-"""What `regard evaluate` measures of labels: of texts, of pictures, and of the pixels of pictures."""
+"""Evaluation of classifiers and segmentation models."""
 
 import dataclasses
 import time
@@ -8,110 +8,119 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from regard.cli.common import steps_of
+from regard.cli.common import batch_progress
 from regard.data import IGNORED, label_ids, read_images, read_labelled, read_ragged
 from regard.errors import RegardError
-from regard.folder import Classified, ImageModel, TextEncoder
+from regard.folder import Classification, ImageModel, TextEncoder
 from regard.training.datasets import Images
 from regard.training.label_scores import class_scores, label_scores, mask_scores
 from regard.training.metrics import label_counts
 from regard.training.tasks.image_tasks import NO_LABEL, check_annotations
 
-# Pictures that are looked at before the bar moves on.
-AT_A_TIME = 512
+# Examples per progress update.
+BLOCK_SIZE = 512
 
 
-def texts(encoder: TextEncoder, files: Sequence[str], columns: Sequence[str], truncate: bool) -> dict[str, Any]:
-    """Scores of the labels of texts."""
-    names, examples = encoder.model.config.labels, read_labelled(files, columns)
-    numbers = np.array(label_ids(examples, names))  # which refuses what the model does not know
-    found: list[Classified] = []
-    with steps_of("classifying") as tell:
-        for part in parts(len(examples), tell):
-            found += encoder.classify([examples[i].texts for i in part], truncate=truncate)
-    shares = np.array([[one.probabilities[name] for name in names] for one in found])
-    return {"texts": len(examples)} | _labels(shares, numbers, names)
+def evaluate_texts(
+    encoder: TextEncoder, files: Sequence[str], columns: Sequence[str], truncate: bool
+) -> dict[str, Any]:
+    """Classification metrics of a text encoder on labeled texts."""
+    labels, examples = encoder.model.config.labels, read_labelled(files, columns)
+    targets = np.array(label_ids(examples, labels))  # raises an error for unknown labels
+    results: list[Classification] = []
+    with batch_progress("classifying") as on_progress:
+        for indices in index_blocks(len(examples), on_progress):
+            results += encoder.classify([examples[i].texts for i in indices], truncate=truncate)
+    probabilities = np.array([[result.probabilities[label] for label in labels] for result in results])
+    return {"texts": len(examples)} | _label_metrics(probabilities, targets, labels)
 
 
-def pictures(model: ImageModel, files: Sequence[str], column: str) -> dict[str, Any]:
-    """How good the labels of pictures are, or those of their pixels, at the size that the model was trained on."""
+def evaluate_images(model: ImageModel, files: Sequence[str], column: str) -> dict[str, Any]:
+    """Classification or segmentation metrics of an image model, at the image size of training."""
     head = model.model.config.head
     if head not in ("classify", "segment"):
         raise RegardError(
-            f"There is no measure for a model with the head {head}.",
-            "Train it on for a task first: regard train --from …",
+            f"A model with the head {head} cannot be evaluated.",
+            "Fine-tune it for a task first: regard train --from …",
         )
-    with steps_of("reading") as tell:
-        images = _read(model, files, column, tell)
+    with batch_progress("reading") as on_progress:
+        images = _read_images(model, files, column, on_progress)
     check_annotations(images, "labels" if head == "classify" else "masks")
-    began = time.perf_counter()
-    found = _whole(model, images) if head == "classify" else _pixels(model, images)
-    rate = len(images) / (time.perf_counter() - began)
-    return {"pictures": len(images)} | found | {"pictures_per_second": rate}
+    start = time.perf_counter()
+    metrics = _classification_metrics(model, images) if head == "classify" else _segmentation_metrics(model, images)
+    rate = len(images) / (time.perf_counter() - start)
+    return {"images": len(images)} | metrics | {"images_per_second": rate}
 
 
-def _read(model: ImageModel, files: Sequence[str], column: str, tell: Callable[[int, int | None], None]) -> Images:
+def _read_images(
+    model: ImageModel, files: Sequence[str], column: str, on_progress: Callable[[int, int | None], None]
+) -> Images:
     config = model.model.config
     if config.longest_side:
         longest, patch = config.longest_side, config.patch
-        return read_ragged(files, patch=patch, longest=longest, channels=config.channels, label=column, progress=tell)
-    return read_images(files, size=model.size, channels=config.channels, label=column, progress=tell)
+        return read_ragged(
+            files, patch=patch, longest=longest, channels=config.channels, label=column, progress=on_progress
+        )
+    return read_images(files, size=model.size, channels=config.channels, label=column, progress=on_progress)
 
 
-def _whole(model: ImageModel, images: Images) -> dict[str, Any]:
-    known = images.with_names(model.labels)
-    with steps_of("classifying") as tell:
-        shares = np.concatenate([model.probabilities(images.some(part)) for part in parts(len(images), tell)])
-    return _labels(shares, known.labels, model.labels)
+def _classification_metrics(model: ImageModel, images: Images) -> dict[str, Any]:
+    labeled = images.with_names(model.labels)
+    with batch_progress("classifying") as on_progress:
+        blocks = index_blocks(len(images), on_progress)
+        probabilities = np.concatenate([model.probabilities(images.some(indices)) for indices in blocks])
+    return _label_metrics(probabilities, labeled.labels, model.labels)
 
 
-def _labels(shares: Float[np.ndarray, "M V"], numbers: Int[np.ndarray, "M"], names: Sequence[str]) -> dict[str, Any]:
-    scores = label_scores(shares, numbers)
-    top = {"top_5": scores.top_5} if len(names) > 5 else {}
+def _label_metrics(
+    probabilities: Float[np.ndarray, "M V"], targets: Int[np.ndarray, "M"], labels: Sequence[str]
+) -> dict[str, Any]:
+    scores = label_scores(probabilities, targets)
+    top = {"top_5": scores.top_5} if len(labels) > 5 else {}
     classes = class_scores(scores.counts)
-    found = {
+    metrics = {
         "accuracy": scores.accuracy,
         **top,
         "macro_f1": float(np.mean([one.f1 for one in classes])),
         "calibration_error": scores.calibration_error,
         "cross_entropy": scores.loss,
     }
-    per_class = {name: dataclasses.asdict(one) for name, one in zip(names, classes)}
-    return found | {"per_class": per_class, "labels": list(names), "confusion": scores.counts.tolist()}
+    per_class = {label: dataclasses.asdict(one) for label, one in zip(labels, classes)}
+    return metrics | {"per_class": per_class, "labels": list(labels), "confusion": scores.counts.tolist()}
 
 
-def _pixels(model: ImageModel, images: Images) -> dict[str, Any]:
-    table = np.full(256, IGNORED, np.int64)
-    table[list(model.mask_values)] = np.arange(len(model.labels))
+def _segmentation_metrics(model: ImageModel, images: Images) -> dict[str, Any]:
+    label_index = np.full(256, IGNORED, np.int64)
+    label_index[list(model.mask_values)] = np.arange(len(model.labels))
     for value in images.mask_values:
-        if value != NO_LABEL and table[value] == IGNORED:
+        if value != NO_LABEL and label_index[value] == IGNORED:
             known = ", ".join(map(str, model.mask_values[:10])) + (", …" if len(model.labels) > 10 else "")
-            message = f"Some masks hold the number {value}, which the model does not know."
-            raise RegardError(message, f"Its labels are {known}; {NO_LABEL} is none.")
+            message = f"The masks contain the value {value}, which is not a label of the model."
+            raise RegardError(message, f"Use its labels ({known}), or {NO_LABEL} for unlabeled pixels.")
     counts = np.zeros((len(model.labels), len(model.labels)), np.int64)
-    with steps_of("segmenting") as tell:
-        for part in parts(len(images), tell):
-            for found, row in zip(model.segment(list(images.some(part))), part.tolist()):
-                counts += label_counts(found, table[images.mask(row)], len(model.labels))
+    with batch_progress("segmenting") as on_progress:
+        for indices in index_blocks(len(images), on_progress):
+            for predicted, i in zip(model.segment(list(images.some(indices))), indices.tolist()):
+                counts += label_counts(predicted, label_index[images.mask(i)], len(model.labels))
     scores = mask_scores(counts)
-    shares = {label: float(iou) for label, iou in zip(model.labels, scores.iou) if not np.isnan(iou)}
-    measured = {"mean_iou": scores.mean_iou, "iou": shares, "pixel_accuracy": scores.pixel_accuracy}
-    return measured | {"labels": list(model.labels), "confusion": counts.tolist()}
+    iou_per_label = {label: float(iou) for label, iou in zip(model.labels, scores.iou) if not np.isnan(iou)}
+    metrics = {"mean_iou": scores.mean_iou, "iou": iou_per_label, "pixel_accuracy": scores.pixel_accuracy}
+    return metrics | {"labels": list(model.labels), "confusion": counts.tolist()}
 
 
-def parts(count: int, tell: Callable[[int, int | None], None]) -> Iterator[Int[np.ndarray, "B"]]:
-    """Numbers of examples that are evaluated together; tells how many are done."""
-    for start in range(0, count, AT_A_TIME):
-        yield np.arange(start, min(start + AT_A_TIME, count))
-        tell(min(start + AT_A_TIME, count), count)
+def index_blocks(count: int, on_progress: Callable[[int, int | None], None]) -> Iterator[Int[np.ndarray, "B"]]:
+    """The indices 0 to `count` in blocks; reports progress after each block."""
+    for start in range(0, count, BLOCK_SIZE):
+        yield np.arange(start, min(start + BLOCK_SIZE, count))
+        on_progress(min(start + BLOCK_SIZE, count), count)
 
 
-def confusion_picture(results: dict[str, Any], form: str) -> bytes:
-    """What texts, pictures, or their pixels were taken for."""
+def plot_confusion(results: dict[str, Any], file_format: str) -> bytes:
+    """Plot of the confusion matrix of an evaluation, as the bytes of a file."""
     from regard.viewer.confusion import draw_confusion  # matplotlib is slow to import
 
-    what = "pixels" if "mean_iou" in results else "texts" if "texts" in results else "pictures"
-    measure = "mean IoU" if what == "pixels" else "accuracy"
-    value = results["mean_iou" if what == "pixels" else "accuracy"]
-    title = f"{' '.join(results['data'])}: {measure} {value:.2f} %"
-    return draw_confusion(np.array(results["confusion"]), results["labels"], title, what, form)
+    items = "pixels" if "mean_iou" in results else "texts" if "texts" in results else "images"
+    metric = "mean IoU" if items == "pixels" else "accuracy"
+    value = results["mean_iou" if items == "pixels" else "accuracy"]
+    title = f"{' '.join(results['data'])}: {metric} {value:.2f} %"
+    return draw_confusion(np.array(results["confusion"]), results["labels"], title, items, file_format)

@@ -1,4 +1,4 @@
-"""`regard train`: from files to a model folder."""
+"""`regard train`: train a model from files."""
 
 import sys
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ COMMAND_LINE = "the command line"
 
 @dataclass(frozen=True)
 class Arguments:
-    """The command line of `regard train`, read but not yet checked."""
+    """Parsed, unchecked command line arguments of `regard train`."""
 
     recipe: str = ""
     """path of a recipe, or name of a packaged one"""
@@ -33,39 +33,39 @@ class Arguments:
     start_from: str = ""
     """model folder to fine-tune"""
     export_for: Any = None
-    """export target: the model takes a form that exports there"""
+    """export format that the model must support"""
     quiet: bool = False
     dry_run: bool = False
     help: str = ""
     """which help to show: short or full"""
     options: dict[str, Any] = field(default_factory=dict)
-    """the values of all other options, by key, as text"""
+    """values of all other options as strings, by key"""
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
-    """The arguments; the recipe may be anywhere among them.
+    """Parse the arguments; the recipe may be at any position.
 
     >>> parse_arguments(["--data", "pairs.tsv", "--out", "m", "r.toml"]).recipe
     'r.toml'
     """
     words, options = parse_words(argv)
     for key in ("data.files", "data.validation"):
-        # `--data pairs.tsv recipe.toml`: no data file is named like a recipe.
+        # `--data pairs.tsv recipe.toml`: data files are never named like a recipe.
         words += filter(_is_recipe, options.get(key, ()))
         if key in options:
             options[key] = [word for word in options[key] if not _is_recipe(word)]
             if not options[key]:
-                raise RegardError(f"{option_name(key)}: expected at least one file.", "Name the data after it.")
+                raise RegardError(f"{option_name(key)}: expected at least one file.", "Pass the data files after it.")
     files = [word for word in words if not _is_recipe(word)]
     if len(words) > 1:
         if len(files) == len(words):
             raise RegardError(f"{words[0]} is not a recipe.", f"Did you mean --data {' '.join(words)}?")
         if files:
             raise RegardError(f"Unexpected argument {files[0]}.", f"Did you mean --data {' '.join(files)}?")
-        raise RegardError(f"Two recipes are given: {words[0]} and {words[1]}.", "Name one.")
+        raise RegardError(f"Expected one recipe, got two: {words[0]} and {words[1]}.", "Pass one.")
     for name in ("out", "from"):
         if options.get(name) == "":
-            raise RegardError(f"--{name} is empty.", "Name a folder.")
+            raise RegardError(f"--{name} is empty.", "Pass a folder.")
     return Arguments(
         recipe="".join(words),
         out=options.pop("out", "model"),
@@ -83,7 +83,7 @@ def run(argv: list[str]) -> int:
     options = arguments.options
     path = find_recipe(arguments.recipe) if arguments.recipe else None
     table = read_toml(path) if path else {}
-    # Task and family decide which other keys there are.
+    # Task and family determine the other keys.
     if "task" in options:
         table["task"] = options["task"]
     if "model.family" in options and isinstance(table.setdefault("model", {}), dict):
@@ -97,29 +97,29 @@ def run(argv: list[str]) -> int:
     overrides = recipe_keys(options, family)
     data = recipe_from(overrides, plain, COMMAND_LINE).data
     if "files" not in {**table.get("data", {}), **overrides.get("data", {})}:
-        raise RegardError("There are no data to train on.", "Pass --data FILE …")
+        raise RegardError("Training data is missing.", "Pass --data FILE …")
     if data.files == (PHRASEBOOK,) and plain.task != "translate":
-        raise RegardError(f"The phrasebook has no data for the task {plain.task}.", "Pass --data FILE …")
+        raise RegardError(f"The phrasebook does not support the task {plain.task}.", "Pass --data FILE …")
     if arguments.export_for and arguments.start_from:
         raise RegardError(
-            f"--for {arguments.export_for} cannot change the form of {arguments.start_from} (--from).",
+            f"--for {arguments.export_for} cannot change the architecture of {arguments.start_from} (--from).",
             "Leave out --for.",
         )
     if not arguments.dry_run:
-        refuse_foreign_files(Path(arguments.out))  # before data are read, which may take long
+        refuse_foreign_files(Path(arguments.out))  # before reading the data, which may take long
     dataset = read_dataset(plain.task, with_cache(data, arguments.out), quiet=arguments.quiet)
-    # A run that is resumed keeps what was chosen for it, unless the command says otherwise.
+    # A resumed run keeps its recipe, except for what the command line overrides.
     stored = stored_recipe(arguments.out)
-    resumes = stored is not None and stored.task == plain.task
-    suggested = stored if stored and resumes else suggest_recipe(plain.task, dataset, bool(arguments.start_from))
+    is_resumed = stored is not None and stored.task == plain.task
+    suggested = stored if stored and is_resumed else suggest_recipe(plain.task, dataset, bool(arguments.start_from))
     if arguments.export_for:
         suggested = restrict_recipe(suggested, arguments.export_for)
     recipe = recipe_from(overrides, recipe_from(table, suggested, origin), COMMAND_LINE)
     if arguments.start_from:
-        _refuse_ignored(overrides, recipe, arguments.start_from)
+        _check_no_ignored_options(overrides, recipe, arguments.start_from)
     if arguments.export_for:
         check_recipe(recipe, arguments.export_for)
-    bundle = train(
+    pipeline = train(
         recipe,
         arguments.out,
         start_from=arguments.start_from or None,
@@ -130,27 +130,27 @@ def run(argv: list[str]) -> int:
     if arguments.dry_run:
         print(recipe_toml(recipe))
     elif not arguments.quiet:
-        _print_result(bundle.training, recipe, arguments.out)
+        _print_result(pipeline.training, recipe, arguments.out)
     return 0
 
 
 def _print_result(training: dict[str, Any], recipe: Recipe, out: str) -> None:
     best = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in training["validation"].items())
     print(
-        f"Kept: the model of step {training['step']}, the {_selection(recipe)}: {best}.\n"
-        f"Loss curves: {out}/loss.png. The model is in {out}. Try: {TASKS[recipe.task].usage_hint.format(out=out)}",
+        f"Saved the model of step {training['step']}, the {_selection(recipe)}: {best}.\n"
+        f"Model folder: {out}. Loss curves: {out}/loss.png. Try: {TASKS[recipe.task].usage_hint.format(out=out)}",
         file=sys.stderr,
     )
 
 
 def _selection(recipe: Recipe) -> str:
-    by = recipe.train.validate_by
-    return "last" if by == "last" else f"best of all validations by {metric_name(recipe.train)}"
+    criterion = recipe.train.validate_by
+    return "last" if criterion == "last" else f"best of all validations by {metric_name(recipe.train)}"
 
 
 def _target(name: str | None) -> str | None:
     if name is not None and name not in TARGETS:
-        raise RegardError(f"--for {name} is not an export target.", f"Choose from: {', '.join(TARGETS)}.")
+        raise RegardError(f"--for {name} is not an export format.", f"Choose from: {', '.join(TARGETS)}.")
     return name
 
 
@@ -158,18 +158,18 @@ def _is_recipe(word: str) -> bool:
     return word.endswith(".toml") or (word in recipe_names() and not Path(word).exists())
 
 
-def _refuse_ignored(overrides: dict[str, dict[str, Any]], recipe: Recipe, start_from: str) -> None:
-    """Options that a model to fine-tune overrides are errors, where they differ from it."""
+def _check_no_ignored_options(overrides: dict[str, dict[str, Any]], recipe: Recipe, start_from: str) -> None:
+    """Raise an error for options that differ from the model to fine-tune, which determines them."""
     for name in overrides.get("tokenizer", {}):
-        if name != "dropout":  # which only training uses
+        if name != "dropout":  # used only in training
             raise RegardError(
                 f"--from uses the tokenizers of {start_from}.", f"Leave out {option_name(f'tokenizer.{name}')}."
             )
     model = fine_tuned_recipe(recipe, read_config(Path(start_from))[0], start_from).model
     for name, value in overrides.get("model", {}).items():
-        kept = getattr(model, name, value)
-        if kept != value:
+        fixed = getattr(model, name, value)
+        if fixed != value:
             raise RegardError(
-                f"--from uses the model of {start_from}, whose {name} is {kept} (got {value}).",
+                f"--from uses the model of {start_from}, whose {name} is {fixed} (got {value}).",
                 f"Leave out {option_name(f'model.{name}')}.",
             )

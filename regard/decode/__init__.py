@@ -1,11 +1,11 @@
-"""From a model's probabilities to its outputs: greedy, beam search, sampling; one protocol for every model."""
+"""Decoding: greedy search, beam search and sampling, for any model that implements the `Decodable` protocol."""
 
 from regard.decode.batching import decode_all, decode_batch
 from regard.decode.beams import beam
 from regard.decode.config import DecodeConfig
 from regard.decode.ensemble import Ensemble
-from regard.decode.hypotheses import BeamHistory, BeamStep, Hypothesis, NBest, Refused
-from regard.decode.protocol import SPECIAL, Decodable, Source, Special
+from regard.decode.hypotheses import BeamHistory, BeamStep, Hypothesis, NBest, RefusedToken
+from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, Special
 from regard.decode.stepwise import greedy, sample
 
 __all__ = [
@@ -17,8 +17,8 @@ __all__ = [
     "Ensemble",
     "Hypothesis",
     "NBest",
-    "Refused",
-    "Source",
+    "RefusedToken",
+    "SourceBatch",
     "Special",
     "beam",
     "decode_all",

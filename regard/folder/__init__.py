@@ -1,10 +1,10 @@
-"""Model folders: a model, with its tokenisers if it reads text, ready to use, on disk and in memory."""
+"""Pipelines: models with their tokenizers, ready to use, and the model folders that store them."""
 
+from regard.folder.bundle import Pipeline as Bundle
 from regard.folder.encoder import TextEncoder
 from regard.folder.files import (
     FORMAT,
     OPENED,
-    Bundle,
     Device,
     bundle_of,
     check_kind,
@@ -22,19 +22,19 @@ from regard.folder.files import (
 )
 from regard.folder.language import Continuation, LanguageModel, TextLoss
 from regard.folder.pictures import ImageModel
-from regard.folder.scoring import Classified, PairScore
+from regard.folder.scoring import Classification, SequenceScore
 from regard.folder.translator import Translation, Translator
 
 __all__ = [
     "FORMAT",
     "OPENED",
     "Bundle",
-    "Classified",
+    "Classification",
     "Continuation",
     "Device",
     "ImageModel",
     "LanguageModel",
-    "PairScore",
+    "SequenceScore",
     "TextEncoder",
     "TextLoss",
     "Translation",

@@ -55,13 +55,13 @@ def test_command_prints_a_table(pairs, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["scores", "--lengths", "8"], "bench scores has no --lengths."),
-        (["scores", "--rounds", "2"], "bench scores has no --rounds."),
-        (["scores", "--plot", "a.png"], "bench scores has no --plot."),
+        (["scores", "--lengths", "8"], "bench scores does not support --lengths."),
+        (["scores", "--rounds", "2"], "bench scores does not support --rounds."),
+        (["scores", "--plot", "a.png"], "bench scores does not support --plot."),
         (["scores", "--steps", "0"], "steps must be at least 1 (got 0)."),
         (["scores", "--scores", "dott"], "No score of the family seq2seq is called 'dott'."),
-        (["training", "--steps", "2"], "bench training has no --steps."),
-        (["attention", "--family", "seq2seq"], "bench attention has no --family."),
+        (["training", "--steps", "2"], "bench training does not support --steps."),
+        (["attention", "--family", "seq2seq"], "bench attention does not support --family."),
     ],
 )
 def test_invalid_options_exit_with_an_error(capsys, options, message):

@@ -330,7 +330,7 @@ def test_the_commands(tmp_path, capsys):
     bundle, image = own(), np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
     bundle.save(tmp_path / "model")
     assert main(["export", str(tmp_path / "model"), "--to", "huggingface", "--out", str(tmp_path / "hf")]) == 0
-    assert "opens in transformers as ViTForImageClassification" in capsys.readouterr().err
+    assert "a folder for transformers (ViTForImageClassification)" in capsys.readouterr().err
     assert main(["import", str(tmp_path / "hf"), "--out", str(tmp_path / "back")]) == 0
     assert "A model of images of" in capsys.readouterr().err
     back = load(tmp_path / "back", "cpu")

@@ -333,7 +333,7 @@ def test_fine_tuning_starts_from_a_lower_loss(plain, tmp_path):
 
 
 def test_fine_tuning_from_a_missing_folder_is_an_error(tmp_path):
-    with pytest.raises(RegardError, match="there is no such model folder"):
+    with pytest.raises(RegardError, match="model folder not found"):
         run(small_recipe(), tmp_path / "out", start_from=tmp_path / "none")
     assert not (tmp_path / "out").exists()
 

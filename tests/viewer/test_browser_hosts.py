@@ -135,7 +135,7 @@ def test_what_cannot_be_looked_at_is_said_beside_the_field(opened, served, monke
     page.wait_for_selector(QUIET)
     ask(page, "one " * 40)
     page.wait_for_selector("form[data-failed]")
-    assert "the model takes at most 15" in page.locator(".asked").text_content()
+    assert "the model supports at most 15" in page.locator(".asked").text_content()
     assert page.locator("h1 .source").text_content() == "one two"
     assert [one.startswith(REFUSED) for one in opened.complaints] == [True]
     ask(page, "one")

@@ -307,7 +307,7 @@ def test_what_cannot_be_is_said(live, monkeypatch):
     sentence = live.locator(".changes").get_by_role("textbox", name="Sentence")
     sentence.fill("one " * 99)
     asked(live, lambda: sentence.press("Enter"))
-    assert "tokens, and the model takes at most" in live.get_by_role("alert").text_content()
+    assert "tokens; the model supports at most" in live.get_by_role("alert").text_content()
     live.get_by_role("button", name="All as it was").click()
     assert not live.get_by_role("alert").is_visible()
 

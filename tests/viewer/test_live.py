@@ -345,7 +345,7 @@ def test_the_command_serves_until_ctrl_c(transformer_folder, tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         said, how = (process.stderr.readline() for _ in range(2))
-        port, token = re.fullmatch(r"The page is at http://127\.0\.0\.1:(\d+)/([\w-]{32})/\n", said).groups()
+        port, token = re.fullmatch(r"Live page: http://127\.0\.0\.1:(\d+)/([\w-]{32})/\n", said).groups()
         connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)
         connection.request("GET", f"/{token}/scene")
         told = json.loads(connection.getresponse().read())
@@ -354,7 +354,7 @@ def test_the_command_serves_until_ctrl_c(transformer_folder, tmp_path):
         connection.close()
     assert told["scene"]["texts"]["source"] == "one two"
     assert process.returncode == 0
-    assert (out, how, rest) == ("", "Ctrl-C closes it.\n", "The page is closed.\n")
+    assert (out, how, rest) == ("", "Stop with Ctrl-C.\n", "Live page stopped.\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -390,11 +390,11 @@ def test_a_browser_opens_where_there_is_a_screen(opened, monkeypatch, capsys, tr
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["one", "--live", "--out", "x.html"], "not written to a file"),
-        (["one", "--port", "8000"], "Only a live page has a port"),
-        (["one", "--no-browser"], "Only a live page has a port"),
-        ([], "There is no text to look at"),
-        (["--live", "--target", "un"], "There is no text to look at"),
+        (["one", "--live", "--out", "x.html"], "--live and --out cannot be combined"),
+        (["one", "--port", "8000"], "--port and --no-browser require --live"),
+        (["one", "--no-browser"], "--port and --no-browser require --live"),
+        ([], "The input text is missing"),
+        (["--live", "--target", "un"], "The input text is missing"),
         (["one", "--live", "--attention", "decoder.9.cross"], "no attention 'decoder.9.cross'"),
         (["--live", "--port", "70000"], "port 70000 cannot be had"),
     ],
