@@ -19,7 +19,7 @@ from regard.folder import Translator
 from regard.interop import export_folder, import_folder
 from regard.layers.packed import pack
 from regard.models.transformer import Transformer, TransformerConfig, t5_small
-from tests.interop.comparing import same_tensors
+from tests.interop.model_comparison import assert_same_tensors
 
 VOCAB = 50
 BART: dict[str, Any] = dict(
@@ -131,17 +131,17 @@ def compare(ours: Transformer, special: Special, theirs: Any) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_logits_maps_and_the_round_trip(transformers, case, tmp_path):
     theirs = made(transformers, case, tmp_path / "in")
-    bundle = import_folder(tmp_path / "in")
-    compare(bundle.model, bundle.special, theirs)
-    again = exported(transformers, bundle, tmp_path / "out")
+    pipeline = import_folder(tmp_path / "in")
+    compare(pipeline.model, pipeline.special, theirs)
+    again = exported(transformers, pipeline, tmp_path / "out")
     assert type(again) is type(theirs)
-    same_tensors(tmp_path / "in", tmp_path / "out")
-    compare(bundle.model, bundle.special, again)
+    assert_same_tensors(tmp_path / "in", tmp_path / "out")
+    compare(pipeline.model, pipeline.special, again)
 
 
-def exported(transformers: Any, bundle: Translator, folder: Path) -> Any:
+def exported(transformers: Any, pipeline: Translator, folder: Path) -> Any:
     """What transformers makes of an export, without a word of complaint."""
-    name = export_folder(bundle, folder)
+    name = export_folder(pipeline, folder)
     model, told = getattr(transformers, name).from_pretrained(
         folder, output_loading_info=True, attn_implementation="eager"
     )
@@ -153,8 +153,8 @@ def exported(transformers: Any, bundle: Translator, folder: Path) -> Any:
 @torch.no_grad()
 def test_generation_gives_the_same_ids(transformers, case, tmp_path):
     theirs = made(transformers, case, tmp_path)
-    bundle = import_folder(tmp_path)
-    special = bundle.special
+    pipeline = import_folder(tmp_path)
+    special = pipeline.special
     sources = [torch.randint(4, 49, (1 + i % 9,)).tolist() for i in range(12)]
     ids, mask = padded(sources, special.pad)
     never = [[token] for token in {special.pad, special.sos} - {special.eos}] or None  # as ours
@@ -170,7 +170,7 @@ def test_generation_gives_the_same_ids(transformers, case, tmp_path):
     ):
         wanted = theirs.generate(**common, **options)[:, 1:].tolist()
         config = DecodeConfig(method, beam=4, min_len=4, max_len=20, length_penalty=penalty)
-        found = decode_batch(bundle.model, pack(sources), config, special=special, prefixes=prefixes)
+        found = decode_batch(pipeline.model, pack(sources), config, special=special, prefixes=prefixes)
         compared = set()
         for row, (best, *_) in zip(wanted, found):
             if special.eos in row:  # by itself, not by force
@@ -204,9 +204,9 @@ def test_bart_without_its_output_layer(transformers, tmp_path):
     bare |= {f"{side}.embed_tokens.weight": bare["shared.weight"].clone() for side in ("encoder", "decoder")}
     save_file(bare, tmp_path / "model.safetensors")
     change(tmp_path, architectures=["BartModel"])
-    bundle = import_folder(tmp_path)
+    pipeline = import_folder(tmp_path)
     theirs.final_logits_bias.zero_()
-    compare(bundle.model, bundle.special, theirs)
+    compare(pipeline.model, pipeline.special, theirs)
 
 
 def test_the_first_t5_says_less(transformers, tmp_path):
@@ -219,9 +219,9 @@ def test_the_first_t5_says_less(transformers, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     unsaid = ("dense_act_fn", "is_gated_act", "relative_attention_max_distance", "scale_decoder_outputs")
     change(tmp_path, **dict.fromkeys((*unsaid, "tie_word_embeddings"), None))
-    bundle = import_folder(tmp_path)
-    assert bundle.model.config.tied
-    compare(bundle.model, bundle.special, theirs)
+    pipeline = import_folder(tmp_path)
+    assert pipeline.model.config.tied
+    compare(pipeline.model, pipeline.special, theirs)
 
 
 def change(folder: Path, **values) -> None:
@@ -311,20 +311,20 @@ def ours(**choices) -> Translator:
 
 @pytest.mark.parametrize(("name", "choices"), FITTING)
 def test_a_model_of_ours_becomes_the_class_that_computes_the_same(transformers, tmp_path, name, choices):
-    bundle = ours(**choices)
-    theirs = exported(transformers, bundle, tmp_path)
+    pipeline = ours(**choices)
+    theirs = exported(transformers, pipeline, tmp_path)
     assert type(theirs).__name__ == name
-    compare(bundle.model, bundle.special, theirs)
+    compare(pipeline.model, pipeline.special, theirs)
     back = import_folder(tmp_path)
-    assert back.special == bundle.special
-    logits = [one.model(pack(SOURCES), pack(SOURCES)) for one in (bundle, back)]
+    assert back.special == pipeline.special
+    logits = [one.model(pack(SOURCES), pack(SOURCES)) for one in (pipeline, back)]
     torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
 
 
 def test_languages_go_with_the_tokenizer(transformers, tmp_path):
-    bundle = ours(**FITTING[0][1])
-    bundle.languages = ("en", "fr")
-    export_folder(bundle, tmp_path)
+    pipeline = ours(**FITTING[0][1])
+    pipeline.languages = ("en", "fr")
+    export_folder(pipeline, tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert (settings["source_lang"], settings["target_lang"]) == ("en", "fr")
     assert transformers.AutoTokenizer.from_pretrained(tmp_path)("w1 w2")["input_ids"]

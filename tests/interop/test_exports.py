@@ -122,7 +122,7 @@ def test_ctranslate2_translates_as_we_do(ctranslate2, transformer, tmp_path, cho
     found = [best.text for best, *_ in transformer.translate(lines, DecodeConfig(beam=5))]
     assert [tokenizer.decode([tokenizer.token_to_id(piece) for piece in one]) for one in told] == found
     assert len(set(found)) > 20
-    with pytest.raises(RegardError, match="there is a model already"):
+    with pytest.raises(RegardError, match="already contains a model"):
         export_ctranslate2(transformer, tmp_path)
 
 
@@ -191,9 +191,9 @@ def translations(translator: Translator) -> list[str]:
 @pytest.mark.parametrize(
     ("choices", "told"),
     [
-        ({"qk_norm": True}, r"qk_norm = True \(there: False\)"),
+        ({"qk_norm": True}, r"qk_norm = True \(supported: False\)"),
         ({"activation": "relu2"}, "activation = 'relu2'"),
-        ({"cross_score": "concat"}, r"cross_score = 'concat' \(there: 'scaled_dot' or 'dot'\)"),
+        ({"cross_score": "concat"}, r"cross_score = 'concat' \(supported: 'scaled_dot' or 'dot'\)"),
     ],
 )
 def test_what_ctranslate2_cannot_compute_is_refused(ctranslate2, tmp_path, choices, told):
@@ -203,7 +203,7 @@ def test_what_ctranslate2_cannot_compute_is_refused(ctranslate2, tmp_path, choic
 
 
 def test_ctranslate2_frames_sources_as_the_model_wants(ctranslate2, tmp_path):
-    """A beginning as well as an end, another start, more ids than the tokeniser has."""
+    """A beginning as well as an end, another start, more ids than the tokenizer has."""
     translator = ours(source_vocab=VOCAB + 3, target_vocab=VOCAB + 3)
     translator.special = Special(pad=1, unk=0, sos=3, eos=3, begin=2, end=3)
     export_ctranslate2(translator, tmp_path / "out")
@@ -255,7 +255,7 @@ def test_onnx_keeps_the_languages(tmp_path):
     assert open_onnx(tmp_path).languages == ("en", "fr")
 
 
-def test_onnx_keeps_special_ids_and_two_tokenisers(tmp_path):
+def test_onnx_keeps_special_ids_and_two_tokenizers(tmp_path):
     translator = ours(shared_vocab=False, encoder_layers=1, decoder_layers=1)
     translator.target_tokenizer = Tokenizer.train([" ".join(f"v{i}" for i in range(46))], "word")
     export_onnx(translator, tmp_path / "two")
@@ -266,7 +266,7 @@ def test_onnx_keeps_special_ids_and_two_tokenisers(tmp_path):
     assert open_onnx(tmp_path / "other").special == translator.special
 
 
-def test_onnx_keeps_another_programs_tokeniser(tmp_path):
+def test_onnx_keeps_another_programs_tokenizer(tmp_path):
     translator = ours(encoder_layers=1, decoder_layers=1)
     library = translator.source_tokenizer.library
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -331,7 +331,7 @@ def test_image_models_as_onnx(tmp_path):
 
 def test_what_is_there_and_what_is_not(transformer, seq2seq, tmp_path):
     export_onnx(transformer, tmp_path)
-    with pytest.raises(RegardError, match="there is a model already"):
+    with pytest.raises(RegardError, match="already contains a model"):
         export_onnx(transformer, tmp_path)
     with pytest.raises(RegardError, match="a recurrent model"):
         export_ctranslate2(seq2seq, tmp_path / "out")

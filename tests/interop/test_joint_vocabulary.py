@@ -112,11 +112,11 @@ def test_unsupported_models_are_refused_and_nothing_is_written(tmp_path):
     translator.source_tokenizer.library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     translator.source_tokenizer = Tokenizer(translator.source_tokenizer.library, FOREIGN)
     relative = vars(t5_small(width=32, heads=2, feedforward=48)) | {"source_vocab": 20, "target_vocab": 20}
-    for bundle, message in (
+    for pipeline, message in (
         (translator, "different imported tokenizers"),
         (translator_of(positions="rotary"), "positions = 'rotary'"),
         (translator_of(**relative), "T5ForConditionalGeneration has one vocabulary"),
     ):
         with pytest.raises(RegardError, match=message):
-            export_folder(bundle, tmp_path / "out")
+            export_folder(pipeline, tmp_path / "out")
         assert not (tmp_path / "out").exists()

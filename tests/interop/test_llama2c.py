@@ -14,7 +14,7 @@ from regard.interop import import_llama2c
 from regard.interop.llama2c import llama2c_table
 from regard.interop.mapping import read_weights, write_weights
 from regard.layers.packed import pack
-from tests.interop.plain_llama import PlainLlama, encode, greedy, read_pieces
+from tests.interop.reference_llama import ReferenceLlama, encode, greedy, read_pieces
 
 # width, feed-forward, layers, heads, heads of keys and values, vocabulary (below 0: an output layer of its own), steps
 TIED, UNTIED = (24, 40, 2, 4, 2, 289, 50), (36, 31, 3, 3, 1, -289, 40)
@@ -58,7 +58,7 @@ def files(request, tmp_path):
 
 def test_logits_and_greedy_tokens(files):
     model_file, tokenizer_file, _ = files
-    writer, plain = import_llama2c(model_file, tokenizer_file), PlainLlama(model_file)
+    writer, plain = import_llama2c(model_file, tokenizer_file), ReferenceLlama(model_file)
     prompt = [1, 270, 4, 265]
     wanted = np.stack([plain.step(token) for token in prompt])
     with torch.no_grad():
@@ -68,7 +68,7 @@ def test_logits_and_greedy_tokens(files):
         for _ in range(30):
             step, state = writer.model.step(state, torch.tensor([written[-1:]]))
             written.append(int(step.argmax()))
-    assert written == greedy(PlainLlama(model_file), prompt, 30)
+    assert written == greedy(ReferenceLlama(model_file), prompt, 30)
 
 
 def test_text_in_and_text_out(files):
@@ -77,7 +77,7 @@ def test_text_in_and_text_out(files):
     pieces = read_pieces(tokenizer_file, size)
     ids = [1, *encode(pieces, "the cat")]
     assert writer.prompt_ids("the cat") == ids
-    wanted = greedy(PlainLlama(model_file), ids, 12)[len(ids) :]
+    wanted = greedy(ReferenceLlama(model_file), ids, 12)[len(ids) :]
     wanted = wanted[: wanted.index(1)] if 1 in wanted else wanted  # <s> begins the next story
     ((found,),) = writer.generate(["the cat"], DecodeConfig(method="greedy", max_len=12))
     assert found.hypothesis.ids == wanted

@@ -23,7 +23,7 @@ from regard.interop.sentencepiece import (
     write_sentencepiece,
 )
 from regard.interop.sentencepiece import _to_bytes as to_bytes
-from tests.interop.pieces import (
+from tests.interop.sentencepiece_models import (
     MODELS,
     NAMES,
     SENTENCES,
@@ -105,7 +105,7 @@ def test_what_is_written_is_the_same_to_sentencepiece(name, tmp_path):
         assert getattr(again, what)() == getattr(other, what)()
 
 
-def test_a_tokeniser_as_llama_has_it_can_be_written(tmp_path):
+def test_a_tokenizer_as_llama_has_it_can_be_written(tmp_path):
     """One that was never a file of sentencepiece for us: merges, in its own order, and no cut at spaces."""
     content = trained(**MODELS["bpe of llama"])
     table = json.loads(read_sentencepiece(written(tmp_path, content)).to_str())
@@ -119,7 +119,7 @@ def test_a_tokeniser_as_llama_has_it_can_be_written(tmp_path):
     write_sentencepiece(tokenizers.Tokenizer.from_str(json.dumps(table)), tmp_path / "again.model")
     again = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "again.model"))
     assert [again.encode(text) for text in SENTENCES] == [theirs(content).encode(text) for text in SENTENCES]
-    # With the last of its merges first it is another tokeniser, whose pieces sentencepiece would join in another order.
+    # With the last of its merges first it is another tokenizer, whose pieces sentencepiece would join in another order.
     table["model"]["merges"] = [merges[-1], *merges[:-1]]
     write_sentencepiece(tokenizers.Tokenizer.from_str(json.dumps(table)), tmp_path / "other.model")
     other = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "other.model"))
@@ -138,7 +138,7 @@ def test_our_own_kinds_are_not_written_for_sentencepiece(kind, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_changed_normaliser_is_not_written(tmp_path):
+def test_a_changed_normalizer_is_not_written(tmp_path):
     library = read_sentencepiece(written(tmp_path, trained(**MODELS["unigram"])))
     library.normalizer = normalizers.Sequence([normalizers.Lowercase(), library.normalizer])
     with pytest.raises(RegardError, match="its normalizer changes texts in a way that sentencepiece does not"):
@@ -168,7 +168,7 @@ REFUSED = {
     "not 'c' by itself": lambda: of_pieces(Piece("ac", -1)),
     "unused pieces": lambda: of_pieces(Piece("ab", -1, UNUSED)),
     "nothing leads to the piece 'abab'": lambda: of_pieces(Piece("abab", -1), Piece("aa", 0, USER_DEFINED)),
-    "changed by its own normaliser": lambda: trained(model_type="unigram", user_defined_symbols="①"),
+    "changed by its own normalizer": lambda: trained(model_type="unigram", user_defined_symbols="①"),
     "score that is no number": lambda: of_pieces(Piece("c", float("nan"))),
     "map of characters of the wrong size": lambda: of_pieces(charsmap=b"\x08\0\0\0\0\0\0\0a\0"),
     "map of characters that leads nowhere": lambda: of_pieces(charsmap=b"\4\0\0\0\0\4\1\0a\0"),
@@ -186,7 +186,7 @@ def test_what_could_not_be_the_same_is_refused(what, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["bpe bytes", "unigram", "a few"])
-def test_a_damaged_file_is_an_error_or_a_tokeniser(content, tmp_path):
+def test_a_damaged_file_is_an_error_or_a_tokenizer(content, tmp_path):
     """Whatever byte is another one: nothing but a RegardError, and what can be opened can be used."""
     sound = of_pieces(type=UNIGRAM) if content == "a few" else trained(**MODELS[content])
     draw = random.Random(3)

@@ -15,8 +15,7 @@ from regard.interop.mapping import write_weights
 from regard.interop.timm_like import table_of
 from regard.interop.vit_like import PATCHES
 from regard.models.vit import ViT, ViTConfig
-from tests.interop.comparing import same_tensors
-from tests.interop.comparing_images import (
+from tests.interop.image_model_comparison import (
     MEAN,
     NAMES,
     STD,
@@ -24,12 +23,13 @@ from tests.interop.comparing_images import (
     compare,
     images_of,
     made,
-    normalised,
-    run_theirs,
+    normalize_pixels,
+    run_foreign,
     same,
     weights_of,
 )
-from tests.interop.plain_vit import plain_vit
+from tests.interop.model_comparison import assert_same_tensors
+from tests.interop.reference_vit import reference_vit
 
 _TIMM = dict(embed_dim=30, depth=2, num_heads=5, patch_size=4, img_size=[8, 12])
 VARIANTS = [
@@ -107,14 +107,14 @@ def timm_folder(folder, tensors, name="vit_tiny_patch16_224", arguments=_TIMM, *
 def test_names_of_timm(tmp_path, variant):
     tensors = timm_tensors(**variant)
     pool = variant.get("pool", "token")
-    bundle = import_folder(timm_folder(tmp_path, tensors, global_pool=pool))
+    pipeline = import_folder(timm_folder(tmp_path, tensors, global_pool=pool))
     torch.manual_seed(1)
     images = torch.rand(2, 3, 8, 12)
-    wanted = plain_vit(tensors, normalised(images), heads=5, pool=pool)
-    close(bundle.model(images), wanted)
-    assert (bundle.model.config.image_height, bundle.model.config.image_width) == (8, 12)
+    wanted = reference_vit(tensors, normalize_pixels(images), heads=5, pool=pool)
+    close(pipeline.model(images), wanted)
+    assert (pipeline.model.config.image_height, pipeline.model.config.image_width) == (8, 12)
     # The table runs in the other direction too.
-    ours = weights_of(bundle)
+    ours = weights_of(pipeline)
     ours[PATCHES] = ours[PATCHES].unflatten(1, (3, 4, 4))
     tokens = [one for one in ("cls_token", "dist_token", "reg_token") if one in tensors]
     norm = "fc_norm" if variant.get("fc_norm") else "norm"
@@ -125,13 +125,13 @@ def test_names_of_timm(tmp_path, variant):
 def test_the_same_weights_by_the_names_of_timm(transformers, tmp_path, name):
     theirs = made(transformers, name, 0, tmp_path / "hf", layer_norm_eps=1e-6, id2label=NAMES)
     images = images_of(theirs)
-    wanted = run_theirs(theirs, images)
-    bundle = import_folder(timm_folder(tmp_path / "timm", by_timm(load_file(tmp_path / "hf" / "model.safetensors"))))
-    close(compare(bundle.model, images, wanted)[1], wanted.logits)
-    same(weights_of(bundle), weights_of(import_folder(tmp_path / "hf")))
+    wanted = run_foreign(theirs, images)
+    pipeline = import_folder(timm_folder(tmp_path / "timm", by_timm(load_file(tmp_path / "hf" / "model.safetensors"))))
+    close(compare(pipeline.model, images, wanted)[1], wanted.logits)
+    same(weights_of(pipeline), weights_of(import_folder(tmp_path / "hf")))
     # And so a model of timm goes on to transformers.
-    assert export_folder(bundle, tmp_path / "out") == name
-    same_tensors(tmp_path / "hf", tmp_path / "out")
+    assert export_folder(pipeline, tmp_path / "out") == name
+    assert_same_tensors(tmp_path / "hf", tmp_path / "out")
 
 
 def by_timm(tensors):

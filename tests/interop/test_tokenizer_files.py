@@ -1,4 +1,4 @@
-"""The tokenisers of Hugging Face's folders, read and written, beside the classes of transformers."""
+"""The tokenizers of Hugging Face's folders, read and written, beside the classes of transformers."""
 
 import io
 import json
@@ -22,12 +22,12 @@ from regard.interop.sentencepiece import (
     UNIGRAM,
     Piece,
     PieceModel,
-    build,
+    build_tokenizer,
     read_sentencepiece,
 )
-from regard.interop.tokenizer_files import framing, read_tokenizer, write_tokenizer
-from tests.interop.comparing import same_tensors
-from tests.interop.pieces import (
+from regard.interop.tokenizer_files import boundary_ids, read_tokenizer, write_tokenizer
+from tests.interop.model_comparison import assert_same_tensors
+from tests.interop.sentencepiece_models import (
     MODELS,
     NAMES,
     ODD,
@@ -108,7 +108,7 @@ def test_gpt_2_may_begin_with_bos(tmp_path):
     folder = config(tmp_path, tokenizer_class="GPT2Tokenizer", add_bos_token=True)
     found = read_tokenizer(folder)
     same_as(transformers.GPT2Tokenizer.from_pretrained(folder), found)
-    assert framing(found.source) == (0, None)
+    assert boundary_ids(found.source) == (0, None)
 
 
 def test_t5(tmp_path):
@@ -118,7 +118,7 @@ def test_t5(tmp_path):
     found = read_tokenizer(tmp_path)
     assert found.source is found.target
     assert found.special == {"eos": 1, "unk": 2, "pad": 0}
-    assert framing(found.source) == (None, 1)
+    assert boundary_ids(found.source) == (None, 1)
     for text in [*SENTENCES, "</s> <extra_id_0>"]:
         assert ids_of(found.source, text) == theirs(content).encode(text)
     # The last of the extra ids is the first of their names.
@@ -154,7 +154,7 @@ def test_llama(tmp_path):
     written(tmp_path, content, "tokenizer.model")
     found = read_tokenizer(folder)
     same_as(transformers.LlamaTokenizer.from_pretrained(folder), found)
-    assert framing(found.source) == (1, None)
+    assert boundary_ids(found.source) == (1, None)
     for text in SENTENCES:  # spaces in front too, of which transformers keeps one less
         assert ids_of(found.source, text) == theirs(content).encode(text)
 
@@ -186,7 +186,7 @@ def test_marian(separate, tmp_path):
     folder = marian(tmp_path, **({"separate_vocabs": True} if separate else {}))
     found, other = read_tokenizer(folder), transformers.MarianTokenizer.from_pretrained(folder)
     assert found.special == {"eos": 0, "unk": 1, "pad": found.source.get_vocab_size() - 1}
-    assert framing(found.source) == framing(found.target) == (None, 0)
+    assert boundary_ids(found.source) == boundary_ids(found.target) == (None, 0)
     texts = [*PLAIN, "the ☃☃ 日 cat", "été"]
     if not separate:
         assert found.source.get_vocab_size() == found.target.get_vocab_size() == len(other.get_vocab())
@@ -220,7 +220,7 @@ def test_marian_goes_out_again(separate, tmp_path):
     save(tmp_path / "own", import_folder(folder))
     translator = load(tmp_path / "own", "cpu")
     assert export_folder(translator, tmp_path / "out") == "MarianMTModel"
-    same_tensors(folder, tmp_path / "out")
+    assert_same_tensors(folder, tmp_path / "out")
     before, after = (transformers.AutoTokenizer.from_pretrained(one) for one in (folder, tmp_path / "out"))
     again = import_folder(tmp_path / "out")
     assert again.special == translator.special
@@ -302,8 +302,8 @@ def test_added_tokens_have_the_ids_that_are_stated(tmp_path):
 
 
 WRONG = {
-    r"there is no tokeniser. It should hold": {},
-    r"tokenizer.json is not a tokeniser": {"tokenizer.json": "{}"},
+    r"there is no tokenizer. It should hold": {},
+    r"tokenizer.json is not a tokenizer": {"tokenizer.json": "{}"},
     r"spiece.model: not a file of sentencepiece": {"spiece.model": "never"},
     r"tokenizer.model: how the class 'gemma' reads it is not known": {
         "tokenizer.model": "",
@@ -388,7 +388,7 @@ def test_transformers_gives_the_ids_of_our_own_kinds(kind, special, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["unigram", "bpe of llama", "bpe defined", "unigram defined"])
-def test_transformers_gives_the_ids_of_sentencepiece_tokenisers(name, tmp_path):
+def test_transformers_gives_the_ids_of_sentencepiece_tokenizers(name, tmp_path):
     content = trained(**MODELS[name])
     tokenizer = Tokenizer(read_sentencepiece(written(tmp_path, content)), FOREIGN)
     special = Special(pad=2, unk=0, sos=1, eos=2, begin=1)
@@ -399,7 +399,7 @@ def test_transformers_gives_the_ids_of_sentencepiece_tokenisers(name, tmp_path):
         assert other(text)["input_ids"] == [1, *theirs(content).encode(text)], text
 
 
-def test_two_texts_are_read_as_the_tokeniser_of_roberta_gives_them(tmp_path):
+def test_two_texts_are_read_as_the_tokenizer_of_roberta_gives_them(tmp_path):
     """From its own files, from tokenizer.json, and after both ways: two separators between the texts."""
     byte_level(tmp_path, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
     config(tmp_path, tokenizer_class="RobertaTokenizer")
@@ -471,15 +471,15 @@ def test_a_frame_that_is_there_stays(tmp_path):
     assert (other.cls_token, other.sep_token, other.mask_token) == ("<s>", "</s>", "<mask>")
 
 
-def test_special_ids_that_the_tokeniser_lacks_are_an_error(tmp_path):
+def test_special_ids_that_the_tokenizer_lacks_are_an_error(tmp_path):
     with pytest.raises(RegardError, match="no entry for the mask_token"):
         write_tokenizer(Tokenizer.train(["a"], "word"), tmp_path, Special(mask=99))
     assert not list(tmp_path.iterdir())
 
 
 def test_several_tokens_around_a_text_are_refused():
-    library = build(PieceModel([*SOUND, Piece("</s>", kind=CONTROL), Piece("c", -1, NORMAL)], UNIGRAM), "x")
+    library = build_tokenizer(PieceModel([*SOUND, Piece("</s>", kind=CONTROL), Piece("c", -1, NORMAL)], UNIGRAM), "x")
     library.post_processor = tokenizers.processors.TemplateProcessing(single="<s> <s> $A", special_tokens=[("<s>", 1)])
     library.decoder = decoders.Fuse()
     with pytest.raises(RegardError, match="several tokens around each text"):
-        framing(library)
+        boundary_ids(library)

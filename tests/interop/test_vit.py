@@ -14,8 +14,7 @@ from regard.errors import RegardError
 from regard.folder import ImageModel, load
 from regard.interop import export_folder, import_folder
 from regard.models.vit import ViT, ViTConfig
-from tests.interop.comparing import round_trip, same_tensors
-from tests.interop.comparing_images import (
+from tests.interop.image_model_comparison import (
     CONFIGS,
     MEAN,
     NAMES,
@@ -24,11 +23,12 @@ from tests.interop.comparing_images import (
     compare,
     images_of,
     made,
-    run_theirs,
+    run_foreign,
     same,
     weights_of,
-    write_pictures,
+    write_preprocessor,
 )
+from tests.interop.model_comparison import assert_same_tensors, round_trip
 
 CASES = [(family, i) for family in ("ViT", "DeiT") for i in range(len(CONFIGS))]
 
@@ -50,28 +50,28 @@ def changed(folder, change):
 def test_the_encoder(transformers, tmp_path, family, number):
     theirs = made(transformers, f"{family}Model", number, tmp_path / "in")
     images = images_of(theirs)
-    wanted = run_theirs(theirs, images)
-    bundle, again = round_trip(transformers, tmp_path / "in", tmp_path / "out")
-    encoded, pooled = compare(bundle.model, images, wanted)
+    wanted = run_foreign(theirs, images)
+    pipeline, again = round_trip(transformers, tmp_path / "in", tmp_path / "out")
+    encoded, pooled = compare(pipeline.model, images, wanted)
     close(encoded, wanted.last_hidden_state)
     close(pooled, wanted.pooler_output)
-    assert torch.equal(run_theirs(again, images).last_hidden_state, wanted.last_hidden_state)
+    assert torch.equal(run_foreign(again, images).last_hidden_state, wanted.last_hidden_state)
 
 
 @pytest.mark.parametrize("family", ["ViT", "DeiT"])
 def test_the_encoder_without_a_pooler(transformers, tmp_path, caplog, family):
     theirs = made(transformers, f"{family}Model", 0, tmp_path / "in")
     changed(tmp_path / "in", lambda tensors: {name: one for name, one in tensors.items() if "pooler" not in name})
-    bundle = import_folder(tmp_path / "in")
+    pipeline = import_folder(tmp_path / "in")
     images = images_of(theirs)
-    wanted = run_theirs(theirs, images)
-    encoded, pooled = compare(bundle.model, images, wanted)
+    wanted = run_foreign(theirs, images)
+    encoded, pooled = compare(pipeline.model, images, wanted)
     close(encoded, wanted.last_hidden_state)
     close(pooled, wanted.last_hidden_state[:, 0])
     with caplog.at_level(logging.WARNING, "regard"):
-        name = export_folder(bundle, tmp_path / "out")
+        name = export_folder(pipeline, tmp_path / "out")
     assert f"{name}.from_pretrained(…, add_pooling_layer=False)" in caplog.text
-    same_tensors(tmp_path / "in", tmp_path / "out")
+    assert_same_tensors(tmp_path / "in", tmp_path / "out")
     _, report = getattr(transformers, name).from_pretrained(
         tmp_path / "out", add_pooling_layer=False, output_loading_info=True
     )
@@ -86,12 +86,12 @@ def test_the_encoder_without_a_pooler(transformers, tmp_path, caplog, family):
 def test_classifying(transformers, tmp_path, name, number):
     theirs = made(transformers, name, number, tmp_path / "in", id2label=NAMES)
     images = images_of(theirs)
-    wanted = run_theirs(theirs, images)
-    bundle, again = round_trip(transformers, tmp_path / "in", tmp_path / "out")
-    assert isinstance(bundle, ImageModel)
-    assert bundle.labels == ("cat", "dog", "owl")
-    close(compare(bundle.model, images, wanted)[1], wanted.logits)
-    assert torch.equal(run_theirs(again, images).logits, wanted.logits)
+    wanted = run_foreign(theirs, images)
+    pipeline, again = round_trip(transformers, tmp_path / "in", tmp_path / "out")
+    assert isinstance(pipeline, ImageModel)
+    assert pipeline.labels == ("cat", "dog", "owl")
+    close(compare(pipeline.model, images, wanted)[1], wanted.logits)
+    assert torch.equal(run_foreign(again, images).logits, wanted.logits)
     assert again.config.id2label == NAMES
 
 
@@ -126,7 +126,7 @@ def test_with_the_prefix_and_without(transformers, tmp_path, name):
 def test_other_image_sizes(transformers, tmp_path, name, size):
     theirs = made(transformers, name, 2, tmp_path)
     images = images_of(theirs, size)
-    wanted = run_theirs(theirs, images, interpolate_pos_encoding=True)
+    wanted = run_foreign(theirs, images, interpolate_pos_encoding=True)
     close(compare(import_folder(tmp_path).model, images, wanted)[1], wanted.logits)
 
 
@@ -137,12 +137,12 @@ def test_labels_without_names(transformers, tmp_path):
 
 def test_what_belongs_to_another_class_is_left_out_and_said(transformers, tmp_path, caplog):
     theirs = made(transformers, "ViTForImageClassification", 0, tmp_path)
-    whole = run_theirs(theirs, images_of(theirs)).logits
+    whole = run_foreign(theirs, images_of(theirs)).logits
     changed(tmp_path, lambda tensors: tensors | {"vit.pooler.dense.weight": torch.ones(30, 30)})
     with caplog.at_level(logging.WARNING, "regard"):
-        bundle = import_folder(tmp_path)
+        pipeline = import_folder(tmp_path)
     assert "no use for it: vit.pooler.dense.weight" in caplog.text
-    close(bundle.model(images_of(theirs)), whole)
+    close(pipeline.model(images_of(theirs)), whole)
 
 
 def test_tensors_that_do_not_fit_are_named(transformers, tmp_path):
@@ -212,14 +212,14 @@ def test_labels_must_be_numbered_and_of_one_image_one(transformers, tmp_path, ke
 # -- pixels ------------------------------------------------------------------------------------------------------------
 
 
-def test_how_pixels_are_normalised(transformers, tmp_path, caplog):
+def test_how_pixels_are_normalize_pixels(transformers, tmp_path, caplog):
     made(transformers, "ViTForImageClassification", 0, tmp_path)
     config = import_folder(tmp_path).model.config
     assert (config.mean, config.std) == (tuple(MEAN), tuple(STD))
-    write_pictures(tmp_path, do_normalize=False)
+    write_preprocessor(tmp_path, do_normalize=False)
     config = import_folder(tmp_path).model.config
     assert (config.mean, config.std) == ((0.0,), (1.0,))
-    write_pictures(tmp_path, image_mean=0.4, image_std=0.3)
+    write_preprocessor(tmp_path, image_mean=0.4, image_std=0.3)
     assert import_folder(tmp_path).model.config.mean == (0.4,)
     assert caplog.text == ""
     (tmp_path / "preprocessor_config.json").unlink()
@@ -241,23 +241,23 @@ def test_how_pixels_are_normalised(transformers, tmp_path, caplog):
 )
 def test_pixels_in_another_way_are_refused(transformers, tmp_path, key, value):
     made(transformers, "ViTForImageClassification", 0, tmp_path)
-    write_pictures(tmp_path, **{key: value})
+    write_preprocessor(tmp_path, **{key: value})
     with pytest.raises(RegardError, match=f"preprocessor_config.json: {key}"):
         import_folder(tmp_path)
-    write_pictures(tmp_path, image_std=[0.0, 1.0, 1.0])
+    write_preprocessor(tmp_path, image_std=[0.0, 1.0, 1.0])
     with pytest.raises(RegardError, match="std"):
         import_folder(tmp_path)
 
 
 def test_their_processor_makes_the_same_pixels(transformers, tmp_path):
-    bundle = own(mean=(0.4,), std=(0.2, 0.3, 0.25))
-    export_folder(bundle, tmp_path)
+    pipeline = own(mean=(0.4,), std=(0.2, 0.3, 0.25))
+    export_folder(pipeline, tmp_path)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8))
     processor = transformers.ViTImageProcessorPil.from_pretrained(tmp_path)
     theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
     with torch.no_grad():
         shares = theirs(processor(image, return_tensors="pt")["pixel_values"]).logits.softmax(-1)[0]
-    assert list(bundle.classify([image])[0].probabilities.values()) == pytest.approx(shares.tolist(), abs=1e-5)
+    assert list(pipeline.classify([image])[0].probabilities.values()) == pytest.approx(shares.tolist(), abs=1e-5)
 
 
 # -- models of our own -------------------------------------------------------------------------------------------------
@@ -286,14 +286,14 @@ def own(**changes):
     ],
 )
 def test_a_model_of_our_own_goes_out(transformers, tmp_path, name, changes):
-    bundle = own(mean=(0.3,), std=(0.25,), **changes)
-    assert export_folder(bundle, tmp_path) == name
-    images = torch.rand(3, bundle.model.config.channels, 12, 16)
+    pipeline = own(mean=(0.3,), std=(0.25,), **changes)
+    assert export_folder(pipeline, tmp_path) == name
+    images = torch.rand(3, pipeline.model.config.channels, 12, 16)
     theirs = getattr(transformers, name).from_pretrained(tmp_path).eval()
     with torch.no_grad():
         wanted = theirs((images - 0.3) / 0.25)
-        close(bundle.model(images), wanted.pooler_output if name == "ViTModel" else wanted.logits)
-        close(import_folder(tmp_path).model(images), bundle.model(images))
+        close(pipeline.model(images), wanted.pooler_output if name == "ViTModel" else wanted.logits)
+        close(import_folder(tmp_path).model(images), pipeline.model(images))
 
 
 @pytest.mark.parametrize(
@@ -327,14 +327,14 @@ def test_what_no_class_computes_stays_here(tmp_path, changes, said):
 
 
 def test_the_commands(tmp_path, capsys):
-    bundle, image = own(), np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
-    bundle.save(tmp_path / "model")
+    pipeline, image = own(), np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
+    pipeline.save(tmp_path / "model")
     assert main(["export", str(tmp_path / "model"), "--to", "huggingface", "--out", str(tmp_path / "hf")]) == 0
     assert "opens in transformers as ViTForImageClassification" in capsys.readouterr().err
     assert main(["import", str(tmp_path / "hf"), "--out", str(tmp_path / "back")]) == 0
     assert "A model of images of" in capsys.readouterr().err
     back = load(tmp_path / "back", "cpu")
-    same(weights_of(back), weights_of(bundle))
-    [ours], [before] = back.classify([image]), bundle.classify([image])
+    same(weights_of(back), weights_of(pipeline))
+    [ours], [before] = back.classify([image]), pipeline.classify([image])
     assert ours.probabilities == pytest.approx(before.probabilities, abs=1e-6)
     assert back.training == {"imported": {"class": "ViTForImageClassification", "folder": "hf"}}
