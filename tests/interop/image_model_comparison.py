@@ -55,7 +55,7 @@ def assert_close(actual, expected):
 
 @torch.no_grad()
 def assert_same_attention(model, images, expected):
-    """Compares the attention of all tokens, then of those that the output needs; returns the encoding and the output."""
+    """Compares the attention of all tokens, then of those that the output needs; returns encoding and output."""
     with record(model) as recording:
         encoded = model.encode(images)
     maps = [exact.weights(call) for attention in recording.values() for call in attention.calls]

@@ -71,7 +71,7 @@ def logprobs(translator: Translator) -> torch.Tensor:
         return translator.model(pack(SOURCES), pack(TARGETS)).log_softmax(-1)
 
 
-# -- CTranslate2 -----------------------------------------------------------------------------------------------------
+# -- CTranslate2 ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def test_ctranslate2_frames_sources_as_the_model_wants(ctranslate2, tmp_path):
         export_ctranslate2(translator, tmp_path / "other")
 
 
-# -- ONNX Runtime ----------------------------------------------------------------------------------------------------
+# -- ONNX Runtime -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def folder(transformers, tmp_path):
     return tmp_path / "in"
 
 
-# -- weight files ------------------------------------------------------------------------------------------------
+# -- weight files -----------------------------------------------------------------------------------------------------
 
 
 def split_weights(folder, stem, ending, write):
@@ -198,7 +198,7 @@ def test_config_that_contradicts_the_tensors_is_an_error(folder, key, value, mes
         import_folder(folder)
 
 
-# -- other files -----------------------------------------------------------------------------------------------------
+# -- other files ------------------------------------------------------------------------------------------------------
 
 
 def test_missing_or_invalid_config_is_an_error(folder, tmp_path):
@@ -296,7 +296,7 @@ def test_imported_model_is_saved_and_loaded(folder, tmp_path):
     assert_same_weights(weights_of(loaded), weights_of(encoder))
 
 
-# -- export of models of Regard --------------------------------------------------------------------------------------------------
+# -- export of models of Regard ---------------------------------------------------------------------------------------
 
 
 def make_encoder(**changes):

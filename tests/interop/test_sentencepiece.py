@@ -145,7 +145,7 @@ def test_a_changed_normalizer_is_not_written(tmp_path):
         write_sentencepiece(library, tmp_path / "never.model")
 
 
-# -- damaged files, and what cannot be expressed -----------------------------------------------------------------------
+# -- damaged files, and what cannot be expressed ----------------------------------------------------------------------
 
 
 def of_pieces(*more: Piece, type: int = BPE, charsmap: bytes = b"") -> bytes:

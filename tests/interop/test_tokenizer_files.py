@@ -42,7 +42,7 @@ from tests.interop.sentencepiece_models import (
     written,
 )
 
-# -- folders -----------------------------------------------------------------------------------------------------------
+# -- folders ----------------------------------------------------------------------------------------------------------
 
 
 def config(folder: Path, **table) -> Path:
@@ -354,7 +354,7 @@ def test_what_is_missing_or_cannot_be_read_is_named(what, tmp_path):
     assert str(tmp_path) in str(error.value)
 
 
-# -- written -----------------------------------------------------------------------------------------------------------
+# -- written ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("special", [TRANSLATING, WRITING, READING], ids=["translating", "writing", "reading"])
