@@ -75,7 +75,7 @@ def make_hf_model(transformers: Any, case: str, folder: Path, **changes) -> Any:
         else:
             model.final_logits_bias.normal_()
             model.final_logits_bias[0, model.config.eos_token_id] += 8
-        if case in ("bart untied", "marian untied"):  # in which older versions tie these, whatever is said
+        if case in ("bart untied", "marian untied"):  # older versions tie these regardless of the config
             for side in (model.model.encoder, model.model.decoder):
                 side.embed_tokens.weight.copy_(model.model.shared.weight)
     if case == "bart forced":
