@@ -1,4 +1,4 @@
-"""Random sentences, and which of them a model may train on."""
+"""Random generation of sentences, and their assignment to the training, validation and test splits."""
 
 from collections.abc import Callable
 from functools import cache
@@ -7,8 +7,8 @@ from typing import Literal
 from zlib import crc32
 
 from regard.data.phrasebook.grammar import (
+    AlignedPair,
     Combination,
-    Pair,
     Phrase,
     Sentence,
     being,
@@ -55,13 +55,13 @@ from regard.data.phrasebook.morphology import IL, ILS, JE
 from regard.errors import RegardError
 
 _NAMES = tuple(NAMES)
-# Each is a form of the verb to learn; he, she and they share theirs with every noun and name.
+# Weighted by how rare their verb forms are: nouns and names also use those of he, she and they.
 _PRONOUNS = ("I", "I", "you", "you", "we", "we", "he", "she", "she", "they")
 _FOR_PEOPLE = tuple(adjective for adjective, nouns in ADJECTIVES.items() if set(HUMANS) <= set(nouns))
-_FOUND_ANYWHERE = tuple(GROUPS[group] for group in ("PEOPLE", "FRIENDS", "PETS", "WILD", "CLOTHES", "THINGS"))
+_EXISTING_NOUNS = tuple(GROUPS[group] for group in ("PEOPLE", "FRIENDS", "PETS", "WILD", "CLOTHES", "THINGS"))
 _DIRECT = tuple(verb for verb in TRANSITIVE if not verb.preposition)
-_REPORTED = tuple(verb for verb in (*_DIRECT, *GIVING) if not verb.traits & {"state", "present"})
-_ABOUT_PEOPLE = tuple(verb for verb in TRANSITIVE if "person" in verb.traits)
+_PRESENTATION_VERBS = tuple(verb for verb in (*_DIRECT, *GIVING) if not verb.traits & {"state", "present"})
+_PERSON_VERBS = tuple(verb for verb in TRANSITIVE if "person" in verb.traits)
 _PLACES = tuple(PLACE_NOUNS)
 _BIRTHPLACES = (
     ("in", "village"),
@@ -71,30 +71,30 @@ _BIRTHPLACES = (
     ("on", "island"),
     ("on", "boat"),
 )
-_LONGEST = 10  # words of English
+MAX_WORDS = 10  # of an English sentence
 _ANY: frozenset[str] = frozenset()
 _DEFINITE = frozenset({"definite"})
 
 
 @cache
 def _adjectives(noun: Noun) -> tuple[Adjective, ...]:
-    """Those that suit a noun, the choosy ones twice: they have fewer nouns to be met with."""
+    """The adjectives that fit a noun; those that fit few nouns are listed twice, to occur often enough."""
     fitting = [adjective for adjective, nouns in ADJECTIVES.items() if noun in nouns]
     return tuple(fitting + [adjective for adjective in fitting if len(ADJECTIVES[adjective]) < 20])
 
 
-class _Speaker:
-    """Draws sentences that make sense. A draw that would be ambiguous or absurd is None."""
+class _SentenceSampler:
+    """Samples meaningful sentences; a sample that would be ambiguous or absurd is None."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
         self.chance: Callable[[], float] = random.random
         self.choice = random.choice
-        self.kinds: list[Callable[[], Sentence | None]] = []
-        for kind, weight in (
+        self.samplers: list[Callable[[], Sentence | None]] = []
+        for sampler, weight in (
             (self.transitive, 40),
             (self.intransitive, 13),
-            (self.about_people, 9),
+            (self.with_object_pronoun, 9),
             (self.giving, 9),
             (self.quality, 10),
             (self.sensation, 2),
@@ -102,16 +102,16 @@ class _Speaker:
             (self.birth, 2),
             (self.presentation, 10),
         ):
-            self.kinds += [kind] * weight
+            self.samplers += [sampler] * weight
 
     def sentence(self) -> Sentence | None:
-        sentence = self.choice(self.kinds)()
+        sentence = self.choice(self.samplers)()
         if sentence is None:
             return None
         names = [word.text for word in sentence.english if word.text in NAMES]
-        return sentence if len(names) == len(set(names)) else None  # nobody sends letters to themselves
+        return sentence if len(names) == len(set(names)) else None  # no name occurs twice
 
-    # Noun phrases
+    # -- noun phrases
 
     def _determiner(self, noun: Noun, plural: bool, definite: bool, indefinite: bool, negated: bool) -> str | Phrase:
         draw = 0.65 + 0.35 * self.chance() if indefinite else self.chance()
@@ -140,12 +140,12 @@ class _Speaker:
         return noun_phrase(noun, self.choice(POSSESSIVES) if noun in KIN else "the")
 
     def _noun_phrase(
-        self, noun: Noun, described: float, negated: bool = False, traits: frozenset[str] = _ANY
+        self, noun: Noun, adjective_probability: float, negated: bool = False, traits: frozenset[str] = _ANY
     ) -> Phrase:
         plural = noun.pluralized and "singular" not in traits and self.chance() < 0.42
         adjectives = []
         fitting = _adjectives(noun)
-        if fitting and self.chance() < described:
+        if fitting and self.chance() < adjective_probability:
             adjectives.append(self.choice(fitting))
             if adjectives[0].before_noun and self.chance() < 0.3:
                 second = self.choice(fitting)
@@ -154,10 +154,10 @@ class _Speaker:
         return noun_phrase(noun, determiner, *adjectives, plural=plural, negated=negated)
 
     def _human(self) -> Phrase:
-        """Somebody, as the object of a preposition."""
+        """A person, as the object of a preposition."""
         if self.chance() < 0.4:
             return name(self.choice(_NAMES))
-        return self._noun_phrase(self.choice(HUMANS), traits=_DEFINITE, described=0.1)
+        return self._noun_phrase(self.choice(HUMANS), traits=_DEFINITE, adjective_probability=0.1)
 
     def _subject(self, nouns: tuple[Noun, ...]) -> Phrase:
         draw = self.chance()
@@ -167,7 +167,9 @@ class _Speaker:
             return name(self.choice(_NAMES))
         if draw < 0.62:
             return name(*self.random.sample(_NAMES, 2))
-        return self._noun_phrase(self.choice(nouns), traits=_DEFINITE if self.chance() < 0.85 else _ANY, described=0.2)
+        return self._noun_phrase(
+            self.choice(nouns), traits=_DEFINITE if self.chance() < 0.85 else _ANY, adjective_probability=0.2
+        )
 
     def _place(self) -> Phrase:
         preposition = self.choice(_PLACES)
@@ -175,26 +177,26 @@ class _Speaker:
         determiner = self.choice(POSSESSIVES) if noun.owned and self.chance() < 0.2 else "the"
         return prepositional(preposition, noun_phrase(noun, determiner))
 
-    # What happens
+    # -- clauses with a verb
 
-    def _happening(self, verb: Verb, subject: Phrase, *, tail: bool = True, **parts) -> Sentence | None:
-        """Tense, mood, negation, question and circumstances around a verb with its subject and objects."""
+    def _clause(self, verb: Verb, subject: Phrase, *, has_adverbial: bool = True, **parts) -> Sentence | None:
+        """A clause of these parts with random tense, modality, negation, question and adverbials."""
         traits = verb.traits
         modal = self.choice(MODALS) if self.chance() < 0.15 and not traits & {"past", "state"} else None
-        # In the past all verbs share ai, avons, avez; in the present each has forms of its own to be met.
-        share = 0.55 if subject.form in (IL, ILS) else 0.3
-        past = not modal and ("past" in traits or ("present" not in traits and self.chance() < share))
+        # In the past all verbs share the forms of the auxiliary; in the present each has its own, which need more data.
+        past_probability = 0.55 if subject.form in (IL, ILS) else 0.3
+        past = not modal and ("past" in traits or ("present" not in traits and self.chance() < past_probability))
         negation = parts.pop("negation", "")
         question = adverb = ""
-        after: list[Phrase] = []
+        adverbials: list[Phrase] = []
         if negation == "never" and modal:
             negation = "not"
-        if "past" in traits and subject.form not in (IL, ILS):  # nobody tells of their own death
+        if "past" in traits and subject.form not in (IL, ILS):  # "to die" has no first or second person
             return None
-        if not negation and subject.form != JE and self.chance() < 0.16:  # nobody asks what they do themselves
-            asked = ["yes-no", "yes-no", "why"]
-            asked += ["where"] * ("place" in traits) + ["when"] * (past and "state" not in traits)
-            question = self.choice(asked)
+        if not negation and subject.form != JE and self.chance() < 0.16:  # no questions about the speaker
+            questions = ["yes-no", "yes-no", "why"]
+            questions += ["where"] * ("place" in traits) + ["when"] * (past and "state" not in traits)
+            question = self.choice(questions)
             if self.chance() < 0.2:
                 question, subject = "", subject_pronoun("who")
         elif not negation and not modal and "state" not in traits and self.chance() < 0.1:
@@ -203,9 +205,9 @@ class _Speaker:
                 adverb = "often"
         if not adverb and not modal and "well" in traits and self.chance() < 0.2 and negation != "never":
             adverb = self.choice(tuple(QUALITY))
-        if tail and not adverb and question in ("", "yes-no") and negation != "never":
-            after = self._circumstances(traits, past, modal is not None)
-        # "I read the book": today or yesterday? English alone does not tell.
+        if has_adverbial and not adverb and question in ("", "yes-no") and negation != "never":
+            adverbials = self._adverbials(traits, past, modal is not None)
+        # The tense of "I read the book" is ambiguous in English.
         if verb.base == verb.past and not modal and not question and negation != "not" and subject.form != IL:
             return None
         return clause(
@@ -216,11 +218,11 @@ class _Speaker:
             negation=negation,
             adverb=adverb,
             question=question,
-            tail=after,
+            tail=adverbials,
             **parts,
         )
 
-    def _circumstances(self, traits: frozenset[str], past: bool, modal: bool) -> list[Phrase]:
+    def _adverbials(self, traits: frozenset[str], past: bool, modal: bool) -> list[Phrase]:
         draw = self.chance()
         if draw < 0.2 and "state" not in traits:
             times = TIMES_FUTURE if modal else TIMES_PAST if past else TIMES_PRESENT
@@ -250,40 +252,42 @@ class _Speaker:
             return None
         thing = self._noun_phrase(
             noun,
-            described=0.3,
+            adjective_probability=0.3,
             negated=bool(negation),
             traits=_DEFINITE if negation and verb.preposition and "singular" not in verb.traits else verb.traits,
         )
-        return self._happening(verb, subject, object=thing, negation=negation)
+        return self._clause(verb, subject, object=thing, negation=negation)
 
     def intransitive(self) -> Sentence | None:
         verb = self.choice(INTRANSITIVE)
         negation = "" if "past" in verb.traits else self._negation()
-        return self._happening(verb, self._subject(verb.subjects), negation=negation)
+        return self._clause(verb, self._subject(verb.subjects), negation=negation)
 
-    def about_people(self) -> Sentence | None:
-        """A verb with an object pronoun."""
-        verb = self.choice(_ABOUT_PEOPLE)
+    def with_object_pronoun(self) -> Sentence | None:
+        """A clause with an object pronoun."""
+        verb = self.choice(_PERSON_VERBS)
         subject = self._subject(verb.subjects)
         pronoun = self._object_pronoun(subject)
-        return self._happening(verb, subject, pronoun=pronoun, negation=self._negation())
+        return self._clause(verb, subject, pronoun=pronoun, negation=self._negation())
 
     def _object_pronoun(self, subject: Phrase) -> str:
-        """Not the subject's own person: nobody sees me but others."""
-        own = {"I": ("me", "us"), "we": ("me", "us"), "you": ("you",)}.get(subject.english[0].text, ())
-        return self.choice([pronoun for pronoun in OBJECT_PRONOUNS if pronoun not in own])
+        """A pronoun of another person than the subject."""
+        excluded = {"I": ("me", "us"), "we": ("me", "us"), "you": ("you",)}.get(subject.english[0].text, ())
+        return self.choice([pronoun for pronoun in OBJECT_PRONOUNS if pronoun not in excluded])
 
     def giving(self) -> Sentence | None:
         verb = self.choice(GIVING)
         subject = self._subject(verb.subjects)
         negation = self._negation()
-        thing = self._noun_phrase(self.choice(verb.objects), negated=bool(negation), described=0.2)
+        thing = self._noun_phrase(self.choice(verb.objects), negated=bool(negation), adjective_probability=0.2)
         if self.chance() < 0.5:
             pronoun = self._object_pronoun(subject)
-            return self._happening(verb, subject, object=thing, negation=negation, pronoun=pronoun, tail=False)
-        return self._happening(verb, subject, object=thing, negation=negation, recipient=self._human(), tail=False)
+            return self._clause(verb, subject, object=thing, negation=negation, pronoun=pronoun, has_adverbial=False)
+        return self._clause(
+            verb, subject, object=thing, negation=negation, recipient=self._human(), has_adverbial=False
+        )
 
-    # What is
+    # -- clauses with "be", and other patterns
 
     def quality(self) -> Sentence | None:
         if self.chance() < 0.25:
@@ -293,7 +297,7 @@ class _Speaker:
             adjective, nouns = self.choice(tuple(ADJECTIVES.items()))
             if adjective.english == "new":  # la maison est neuve, but une nouvelle maison
                 return None
-            subject = self._noun_phrase(self.choice(nouns), traits=_DEFINITE, described=0)
+            subject = self._noun_phrase(self.choice(nouns), traits=_DEFINITE, adjective_probability=0)
         graded = adjective.graded and self.chance() < 0.25
         intensity = closing_adverb(*self.choice(tuple(INTENSITY.items()))) if graded else None
         complement = predicate(subject, adjective, intensity)
@@ -313,7 +317,7 @@ class _Speaker:
         )
 
     def existence(self) -> Sentence | None:
-        noun = self.choice(self.choice(_FOUND_ANYWHERE))
+        noun = self.choice(self.choice(_EXISTING_NOUNS))
         plural = self.chance() < 0.5
         determiner = self.choice(("some", "many", *NUMBERS)) if plural else "a"
         adjectives = [self.choice(_adjectives(noun))] if self.chance() < 0.3 else []
@@ -328,7 +332,7 @@ class _Speaker:
         return born(self._subject(HUMANS), prepositional(preposition, noun_phrase(NOUNS[noun], determiner)))
 
     def presentation(self) -> Sentence | None:
-        verb = self.choice(_REPORTED)
+        verb = self.choice(_PRESENTATION_VERBS)
         subject = self._subject(verb.subjects)
         noun = self.choice(verb.objects)
         if (verb.base == verb.past and subject.form != IL) or noun is subject.noun or noun in KIN:
@@ -339,44 +343,48 @@ class _Speaker:
 
 
 @cache
-def held_out(combination: Combination) -> bool:
-    """Whether a verb and its object, or an adjective and its noun, are kept from training: about one in eleven.
+def is_held_out(combination: Combination) -> bool:
+    """Whether a combination of verb and object, or adjective and noun, is held out from training: about one in eleven.
 
-    >>> held_out(("chase", "mouse")), held_out(("chase", "bird"))
+    >>> is_held_out(("chase", "mouse")), is_held_out(("chase", "bird"))
     (True, False)
     """
-    # With this salt "The cat chased the mouse." is new to every model.
+    # With this salt, "The cat chased the mouse." is held out.
     return crc32(":".join(("0", *combination)).encode()) % 11 == 0
 
 
-def phrasebook_pairs(split: Literal["train", "val", "test"], count: int, seed: int = 0) -> list[Pair]:
-    """Draws `count` different pairs of one split; what belongs to which split depends on no seed.
+def phrasebook_pairs(split: Literal["train", "val", "test"], count: int, seed: int = 0) -> list[AlignedPair]:
+    """Generates `count` different pairs of a split. The splits do not depend on the seed.
 
-    train: no held-out combination. test: a held-out combination in every sentence. val: half and half, in turn.
-    Sentences are dealt to the splits by their text, so that no two splits ever share one.
+    train: no held-out combinations. test: a held-out combination in every sentence. val: alternates between the two.
+    A sentence is assigned to a split by a hash of its text, so the splits are disjoint.
 
     >>> phrasebook_pairs("train", 2)[0] == phrasebook_pairs("train", 1)[0]
     True
     """
     if split not in ("train", "val", "test"):
-        raise RegardError(f"The phrasebook has no split named {split!r}.", hint="Ask for train, val or test.")
-    speaker = _Speaker(Random(f"{split} {seed}"))
-    pairs: dict[str, Pair] = {}
-    fruitless = 0
+        raise RegardError(f"The phrasebook has no split named {split!r}.", hint="Choose train, val or test.")
+    sampler = _SentenceSampler(Random(f"{split} {seed}"))
+    pairs: dict[str, AlignedPair] = {}
+    failures = 0
     while len(pairs) < count:
-        fruitless += 1
-        if fruitless > 10_000:
+        failures += 1
+        if failures > 10_000:
             raise RegardError(
-                f"The phrasebook found no more than {len(pairs)} different {split} sentences.",
-                hint="Ask for fewer.",
+                f"The phrasebook has only about {len(pairs)} different {split} sentences.",
+                hint="Request fewer.",
             )
-        wanted = split == "test" or (split == "val" and len(pairs) % 2 == 1)
-        sentence = speaker.sentence()
-        if sentence is None or len(sentence.english) > _LONGEST or any(map(held_out, sentence.combinations)) != wanted:
+        has_held_out = split == "test" or (split == "val" and len(pairs) % 2 == 1)
+        sentence = sampler.sentence()
+        if (
+            sentence is None
+            or len(sentence.english) > MAX_WORDS
+            or any(map(is_held_out, sentence.combinations)) != has_held_out
+        ):
             continue
         pair = sentence.pair()
-        reserved = crc32(pair.source.encode()) % 10 == 0  # for validation
-        if reserved == (split == "val") and pair.source not in pairs:
+        is_validation = crc32(pair.source.encode()) % 10 == 0
+        if is_validation == (split == "val") and pair.source not in pairs:
             pairs[pair.source] = pair
-            fruitless = 0
+            failures = 0
     return list(pairs.values())

@@ -1,6 +1,6 @@
-"""Sentences in both languages at once, from choices made elsewhere: nothing here is random.
+"""Synchronous grammar: builds a sentence in English and French at once. Deterministic; `generator` makes the choices.
 
-Every French word is born with the English words that it translates, so the alignment of a sentence is exact.
+Each French word is created with links to the English words that it translates, so alignments are exact.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,8 +42,8 @@ Combination = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A sentence, its translation, and which word of `words(source)` became which of `words(target)`."""
+class AlignedPair:
+    """A sentence, its translation, and the alignment as pairs of indices into `words(source)` and `words(target)`."""
 
     source: str
     target: str
@@ -51,7 +51,7 @@ class Pair:
 
 
 class Word:
-    """One word of a sentence in the making; a French one holds the English ones that it translates."""
+    """A word of a sentence; a French word links to the English words that it translates."""
 
     __slots__ = ("index", "links", "text")
 
@@ -62,8 +62,11 @@ class Word:
 
 
 class Phrase:
-    """A part of a sentence. For noun phrases: the noun, the verb's form with it as subject, gender and number.
-    `combinations` are the adjective-noun and verb-object pairs that occur in it."""
+    """A part of a sentence.
+
+    Noun phrases have a noun, the form of a verb that they are the subject of, gender and number. `combinations` are the
+    adjective-noun and verb-object pairs of the phrase.
+    """
 
     __slots__ = ("combinations", "english", "feminine", "form", "french", "noun", "plural")
 
@@ -84,15 +87,15 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Sentence:
-    """English and French words in order, the combinations of words that occur, and the final mark."""
+    """The English and French words of a sentence, its combinations, and its final punctuation."""
 
     english: list[Word]
     french: list[Word]
     combinations: list[Combination]
     mark: str
 
-    def pair(self) -> Pair:
-        """The sentence as text: elided, contracted, capitalised, punctuated."""
+    def pair(self) -> AlignedPair:
+        """The sentence as text, with elision, contraction, capitalization and punctuation."""
         english = [*self.english, Word(self.mark)]
         french = [*self.french, Word(self.mark, english[-1])]
         for index, word in enumerate(english):
@@ -102,31 +105,31 @@ class Sentence:
             source += word.text if word.text in (".", "?", "'s") else " " + word.text
         texts = [elide(word.text, following.text) for word, following in pairwise(french)] + [self.mark]
         target, links, position = "", [], 0
-        swallowed = False  # by the contracted word before it, which has its links too
+        is_contracted = False  # part of the previous word, which also gets its links
         for word, text, following in zip(french, texts, [*texts[1:], ""]):
             links += [(link.index, position) for link in word.links]
-            if not swallowed:
+            if not is_contracted:
                 contracted = contract(text, following)
                 target += contracted or text
                 if contracted:
-                    swallowed = True
+                    is_contracted = True
                     continue
-            swallowed = False
+            is_contracted = False
             position += 1
             if not text.endswith("'") and following not in (".", ""):
                 target += " "
-        return Pair(source, target[0].upper() + target[1:], tuple(sorted(set(links))))
+        return AlignedPair(source, target[0].upper() + target[1:], tuple(sorted(set(links))))
 
 
 def subject_pronoun(english: str) -> Phrase:
-    """A subject pronoun: "I", "you" and so on; "who" asks for the subject."""
+    """A subject pronoun: "I", "you", …, or the interrogative "who"."""
     french, form, feminine, plural = SUBJECT_PRONOUNS[english]
     word = Word(english)
     return Phrase([word], [Word(french, word)], form=form, feminine=feminine, plural=plural)
 
 
 def name(*names: str) -> Phrase:
-    """One name, or two joined by "and": feminine when all of them are."""
+    """One name, or several joined by "and"; feminine if all of them are."""
     english: list[Word] = []
     french: list[Word] = []
     for text in names:
@@ -147,16 +150,18 @@ def noun_phrase(
     plural: bool = False,
     negated: bool = False,
 ) -> Phrase:
-    """Determiner, adjectives and noun; the determiner may be an owner ("Anne's dog", le chien d'Anne). The indefinite
-    object of a negated verb has "de" (Elle n'a pas de chien); "des" becomes "de" before an adjective."""
-    nouns = Word(noun.english[plural])
-    describing = {adjective: Word(adjective.english) for adjective in adjectives}
-    described = [*describing.values(), nouns]
+    """Determiner, adjectives and noun; the determiner may be an owner ("Anne's dog", le chien d'Anne).
+
+    The indefinite object of a negated verb has "de" (Elle n'a pas de chien); "des" becomes "de" before an adjective.
+    """
+    english_noun = Word(noun.english[plural])
+    adjective_words = {adjective: Word(adjective.english) for adjective in adjectives}
+    adjectives_and_noun = [*adjective_words.values(), english_noun]
     before = [adjective for adjective in adjectives if adjective.before_noun]
 
     if isinstance(determiner, Phrase):
         genitive = Word("'s")
-        english = [*determiner.english, genitive, *described]
+        english = [*determiner.english, genitive, *adjectives_and_noun]
         article = DETERMINERS["the"][4 if plural else 3 if noun.feminine else 2]
         french = [Word(article, genitive)]
         owner = [Word("de", genitive), *determiner.french]
@@ -164,17 +169,17 @@ def noun_phrase(
         forms = DETERMINERS[determiner]
         text, article = forms[plural], forms[4 if plural else 3 if noun.feminine else 2]
         if determiner == "a":
-            text = english_article(described[0].text)
+            text = english_article(adjectives_and_noun[0].text)
         if (negated and determiner == "a") or (article == "des" and before):
             article = "de"
-        english = [Word(text), *described]
+        english = [Word(text), *adjectives_and_noun]
         french = [Word(part, english[0]) for part in article.split()]
         owner = []
 
     combinations = list(determiner.combinations) if isinstance(determiner, Phrase) else []
-    french_noun = Word(noun.french[plural], nouns)
+    french_noun = Word(noun.french[plural], english_noun)
     after = []
-    for adjective, word in describing.items():
+    for adjective, word in adjective_words.items():
         combinations.append((adjective.english, noun.english[0]))
         inflected = adjective.french[noun.feminine][plural]
         if adjective.before_noun:
@@ -189,14 +194,14 @@ def noun_phrase(
 
 
 def prepositional(preposition: str, phrase: Phrase) -> Phrase:
-    """ "in the garden": dans le jardin."""
+    """A prepositional phrase: "in the garden", dans le jardin."""
     english = [Word(text) for text in preposition.split()]
     french = [Word(text, *english) for text in PREPOSITIONS[preposition].split()]
     return Phrase(english + phrase.english, french + phrase.french, phrase.combinations)
 
 
 def time(english: str) -> Phrase:
-    """ "last week": la semaine dernière."""
+    """A time adverbial: "last week", la semaine dernière."""
     words = [Word(text) for text in english.split()]
     french = []
     for entry in TIMES[english].split():
@@ -206,13 +211,13 @@ def time(english: str) -> Phrase:
 
 
 def closing_adverb(english: str, french: str) -> Phrase:
-    """An adverb that closes the sentence in both languages."""
+    """An adverb at the end of the sentence in both languages."""
     word = Word(english)
     return Phrase([word], [Word(french, word)])
 
 
 def agree(participle: str, feminine: bool, plural: bool) -> str:
-    """A participle with its ending.
+    """A participle with the ending of its gender and number.
 
     >>> agree("vu", True, True), agree("pris", False, True)
     ('vues', 'pris')
@@ -221,11 +226,11 @@ def agree(participle: str, feminine: bool, plural: bool) -> str:
     return french_plural(inflected) if plural else inflected
 
 
-def _lead(question: str, operator: Word) -> tuple[list[Word], list[Word]]:
-    """What opens a question: an optional question word, and "est-ce que" for the auxiliary that English puts first."""
-    asked = [] if question == "yes-no" else [Word(question)]
-    french = [Word(QUESTION_WORDS[word.text], word) for word in asked]
-    return [*asked, operator], [*french, Word("est-ce", operator), Word("que", operator)]
+def _question_opening(question: str, operator: Word) -> tuple[list[Word], list[Word]]:
+    """The start of a question: an optional question word, and "est-ce que" for the inverted English auxiliary."""
+    question_word = [] if question == "yes-no" else [Word(question)]
+    french = [Word(QUESTION_WORDS[word.text], word) for word in question_word]
+    return [*question_word, operator], [*french, Word("est-ce", operator), Word("que", operator)]
 
 
 def clause(
@@ -242,16 +247,19 @@ def clause(
     question: str = "",
     tail: Sequence[Phrase] = (),
 ) -> Sentence:
-    """A sentence about what somebody does. `negation` is "not" or "never"; `adverb` one of frequency or quality;
-    `question` is "yes-no" or a question word (a subject "who" asks by itself); `pronoun` is an object pronoun."""
-    # English: an operator (auxiliary) where the sentence is negated, asked or modal.
+    """A clause with a full verb.
+
+    `negation` is "not" or "never"; `adverb` is of frequency or quality; `question` is "yes-no" or a question word (the
+    subject "who" needs none); `pronoun` is an object pronoun.
+    """
+    # English: negated, interrogative and modal sentences have an operator (auxiliary).
     head = WANT if modal is WANT else verb
-    inverted = bool(question)
+    is_inverted = bool(question)
     operator: Word | None = None
     if modal and modal is not WANT:
         operator = Word(modal.base)
         first = Word(verb.base)
-    elif inverted or negation == "not":
+    elif is_inverted or negation == "not":
         operator = Word("did" if past else "does" if subject.form == IL else "do")
         first = Word(head.base)
     else:
@@ -265,21 +273,23 @@ def clause(
     if negation == "not" and modal is CAN and operator:
         operator.text, negator = "cannot", operator
 
-    english, lead = _lead(question, operator) if inverted and operator else ([], [])
+    english, opening = _question_opening(question, operator) if is_inverted and operator else ([], [])
     english += subject.english
-    if operator and not inverted:
+    if operator and not is_inverted:
         english.append(operator)
     if negation and negator is not operator:
         english.append(negator)
-    mid = Word(adverb)
+    adverb_word = Word(adverb)
     if adverb in FREQUENCY:
-        english.append(mid)
+        english.append(adverb_word)
     english += [*main, *particles]
 
-    # French: the finite verb, what it is wrapped in, and what depends on it.
+    # French: the finite verb, the words before it, and the words after it.
     # A particle translates the preposition if there is one (go to: aller à), or else the verb (look for: chercher).
     lexical = [main[-1], *([] if verb.preposition else particles)]
-    support = [operator] if operator and not inverted else []  # "does" and "did" are in the finite verb's ending
+    support = (
+        [operator] if operator and not is_inverted else []
+    )  # the ending of the finite verb translates "does" and "did"
     clitics = []
     feminine, plural = (subject.feminine, subject.plural) if verb.with_etre else (False, False)
     if verb.reflexive:
@@ -289,7 +299,7 @@ def clause(
         english.append(Word(pronoun))
         is_direct = object is None and verb.preposition != "à"
         clitics.append(Word(direct if is_direct else indirect, english[-1], *(particles if verb.preposition else ())))
-        if is_direct:  # the participle agrees with a direct object that comes before it
+        if is_direct:  # the participle agrees with a preceding direct object
             feminine, plural = agreement
     if modal:
         modal_links = [first, to] if modal is WANT else [operator] if operator else []
@@ -304,14 +314,14 @@ def clause(
     else:
         before, finite, after = clitics, Word(verb.present[subject.form], *support, *lexical), []
 
-    french = lead + subject.french
+    french = opening + subject.french
     if negation:
         french.append(Word("ne", negator))
     french += [*before, finite]
     if negation:
         french.append(Word("pas" if negation == "not" else "jamais", negator))
     if adverb:
-        french.append(Word(FREQUENCY.get(adverb) or QUALITY[adverb], mid))
+        french.append(Word(FREQUENCY.get(adverb) or QUALITY[adverb], adverb_word))
     french += after
 
     combinations = list(subject.combinations)
@@ -324,15 +334,15 @@ def clause(
         if object.noun:
             combinations.append((verb.name, object.noun.english[0]))
     if adverb in QUALITY:
-        english.append(mid)
+        english.append(adverb_word)
     if recipient:
         tail = [prepositional("to", recipient), *tail]
     for phrase in tail:
         english += phrase.english
         french += phrase.french
         combinations += phrase.combinations
-    asks = inverted or subject.english[0].text == "who"
-    return Sentence(english, french, combinations, "?" if asks else ".")
+    is_question = is_inverted or subject.english[0].text == "who"
+    return Sentence(english, french, combinations, "?" if is_question else ".")
 
 
 def _be(subject: Phrase, past: bool) -> Word:
@@ -350,9 +360,9 @@ def being(
     negated: bool = False,
     question: bool = False,
 ) -> Sentence:
-    """What somebody or something is; French has some of it (être fatigué, but avoir faim). The past is imperfect."""
+    """A clause with "be"; French uses être or avoir (être fatigué, avoir faim). The past is the imparfait."""
     be = _be(subject, past)
-    english, french = _lead("yes-no", be) if question else ([], [])
+    english, french = _question_opening("yes-no", be) if question else ([], [])
     english += subject.english
     french += subject.french
     negator = Word("not")
@@ -369,7 +379,7 @@ def being(
 
 
 def predicate(subject: Phrase, adjective: Adjective, intensity: Phrase | None = None) -> Phrase:
-    """An adjective that agrees with the subject from the other side of the verb."""
+    """A predicative adjective, which agrees with the subject."""
     word = Word(adjective.english)
     french = Word(adjective.french[subject.feminine][subject.plural], word)
     combinations = [(adjective.english, subject.noun.english[0])] if subject.noun else []
@@ -379,7 +389,7 @@ def predicate(subject: Phrase, adjective: Adjective, intensity: Phrase | None = 
 
 
 def born(subject: Phrase, tail: Phrase) -> Sentence:
-    """ "She was born on the island.": Elle est née sur l'île."""
+    """A clause with "was born": "She was born on the island.", Elle est née sur l'île."""
     english = [_be(subject, past=True), Word("born")]
     auxiliary = Word(conjugate("être")[0][subject.form], *english)
     participle = Word(agree("né", subject.feminine, subject.plural), english[1])
@@ -392,29 +402,32 @@ def born(subject: Phrase, tail: Phrase) -> Sentence:
 
 
 def there_is(phrase: Phrase, place: Phrase, *, past: bool = False, question: bool = False) -> Sentence:
-    """ "There is a cat in the garden.": Il y a un chat dans le jardin."""
+    """A clause with "there is": "There is a cat in the garden.", Il y a un chat dans le jardin."""
     there, be = Word("there"), _be(phrase, past)
-    lead = [Word("est-ce", be), Word("que", be)] if question else []
+    opening = [Word("est-ce", be), Word("que", be)] if question else []
     finite = Word("avait" if past else "a", be)
     return Sentence(
         [*([be, there] if question else [there, be]), *phrase.english, *place.english],
-        [*lead, Word("il", there), Word("y", there), finite, *phrase.french, *place.french],
+        [*opening, Word("il", there), Word("y", there), finite, *phrase.french, *place.french],
         phrase.combinations + place.combinations,
         "?" if question else ".",
     )
 
 
 def here_is(phrase: Phrase, subject: Phrase, verb: Verb, pronoun: str = "") -> Sentence:
-    """ "Here are the letters that I wrote.": Voici les lettres que j'ai écrites. `pronoun` is to whom."""
+    """A clause with "here is": "Here are the letters that I wrote.", Voici les lettres que j'ai écrites.
+
+    `pronoun` is the indirect object.
+    """
     assert phrase.noun is not None
     here, be, that = Word("here"), _be(phrase, past=False), Word("that")
     past, particles = Word(verb.past), [Word(text) for text in verb.particle.split()]
     auxiliary = Word(conjugate("avoir")[0][subject.form], past, *particles)
     participle = Word(agree(verb.participle, phrase.feminine, phrase.plural), past, *particles)
-    to_whom = [Word(pronoun)] if pronoun else []
-    clitics = [Word(OBJECT_PRONOUNS[word.text][1], word) for word in to_whom]
+    recipient = [Word(pronoun)] if pronoun else []
+    clitics = [Word(OBJECT_PRONOUNS[word.text][1], word) for word in recipient]
     return Sentence(
-        [here, be, *phrase.english, that, *subject.english, past, *particles, *to_whom],
+        [here, be, *phrase.english, that, *subject.english, past, *particles, *recipient],
         [Word("voici", here, be), *phrase.french, Word("que", that), *subject.french, *clitics, auxiliary, participle],
         [*phrase.combinations, *subject.combinations, (verb.name, phrase.noun.english[0])],
         ".",

@@ -1,14 +1,14 @@
-"""How single words change: English and French inflection, elision and contraction, and what a word is."""
+"""English and French morphology: word boundaries, inflection, elision, contraction."""
 
 import re
 
-# Numbers the five forms of a French verb in the present: je, il, nous, vous, ils.
+# Indices of the five forms of a French verb in the present: je, il, nous, vous, ils.
 JE, IL, NOUS, VOUS, ILS = range(5)
 
 _WORDS = re.compile(r"aujourd'hui|(?:qu|[cdjlmnst])'|'s\b|[\w-]+|[^\w\s]", re.IGNORECASE)
 
 _VOWELS = frozenset("aeiouhàâéèêëîïôûœ")
-# h aspiré: written like any other h, but nothing elides before it (le héros, la hache).
+# Words with h aspiré, before which nothing elides (le héros, la hache).
 _ASPIRATED = frozenset({"hache", "haches", "haricot", "haricots", "hérisson", "hérissons", "héros", "hibou", "hiboux"})
 
 _ELIDED = {word: word[:-1] + "'" for word in ("de", "je", "la", "le", "me", "ne", "que", "se")}
@@ -17,8 +17,10 @@ _CONTRACTED = {("de", "le"): "du", ("de", "les"): "des", ("à", "le"): "au", ("�
 
 
 def words(text: str) -> list[str]:
-    """The words of an English or a French sentence, to which alignments refer: punctuation, elided words ("l'", "qu'")
-    and the English genitive "'s" stand alone, "est-ce" and "aujourd'hui" are one word each.
+    """Splits an English or French sentence into words, whose indices alignments refer to.
+
+    Punctuation, elided words ("l'", "qu'") and the English genitive "'s" are separate words; "est-ce" and "aujourd'hui"
+    are one word each.
 
     >>> words("Est-ce qu'Anne a vu l'arbre ?")
     ['Est-ce', "qu'", 'Anne', 'a', 'vu', "l'", 'arbre', '?']
@@ -27,7 +29,7 @@ def words(text: str) -> list[str]:
 
 
 def elides(word: str) -> bool:
-    """Whether a French word makes the one before it elide: a vowel or a mute h begins it.
+    """Whether the word before a French word is elided: it starts with a vowel or a mute h.
 
     >>> elides("histoire"), elides("héros")
     (True, False)
@@ -36,7 +38,7 @@ def elides(word: str) -> bool:
 
 
 def elide(text: str, following: str) -> str:
-    """A French word as it is written before a vowel: elided, or in another form.
+    """The form of a French word before another: elided or replaced before a vowel.
 
     >>> elide("la", "école"), elide("ma", "école"), elide("ce", "arbre"), elide("le", "hibou")
     ("l'", 'mon', 'cet', 'le')
@@ -45,7 +47,7 @@ def elide(text: str, following: str) -> str:
 
 
 def contract(text: str, following: str) -> str:
-    """One word for a French preposition and the article after it; empty where they stay apart.
+    """The contraction of a French preposition and the following article; empty if there is none.
 
     >>> contract("de", "le"), contract("à", "les"), contract("de", "la"), contract("de", "l'")
     ('du', 'aux', '', '')
@@ -54,7 +56,7 @@ def contract(text: str, following: str) -> str:
 
 
 def english_plural(noun: str) -> str:
-    """Adds an ending to a noun, or to a verb for its third person: the rule is the same.
+    """The regular plural of a noun, or third person singular of a verb, which follows the same rule.
 
     >>> english_plural("box"), english_plural("cherry"), english_plural("boy"), english_plural("go")
     ('boxes', 'cherries', 'boys', 'goes')
@@ -76,7 +78,7 @@ def english_past(verb: str) -> str:
 
 
 def english_article(following: str) -> str:
-    """ "a" or "an".
+    """The indefinite article before a word: "a" or "an".
 
     >>> english_article("old"), english_article("useful")
     ('an', 'a')
@@ -140,8 +142,10 @@ _IRREGULAR = {
 
 
 def conjugate(infinitive: str, strong: str = "") -> tuple[tuple[str, ...], str]:
-    """The present (je, il, nous, vous, ils) and the past participle. `strong` is the stem of an -er verb under stress,
-    where it differs (acheter: achèt-, envoyer: envoi-); -ger and -cer keep their sound before -ons by themselves.
+    """The present tense (je, il, nous, vous, ils) and the past participle of a French verb.
+
+    `strong` is the stressed stem of an -er verb if it differs (acheter: achèt-, envoyer: envoi-). The spelling of -ger
+    and -cer before -ons follows a rule.
 
     >>> conjugate("manger")
     (('mange', 'mange', 'mangeons', 'mangez', 'mangent'), 'mangé')
@@ -161,7 +165,7 @@ def conjugate(infinitive: str, strong: str = "") -> tuple[tuple[str, ...], str]:
     return (stem + "s", stem, stem + "ons", stem + "ez", stem + "ent"), stem + "u"
 
 
-# The two verbs whose past is told in the imperfect.
+# Verbs whose past is the imparfait: je, il, nous, vous, ils.
 IMPERFECT = {
     "être": ("étais", "était", "étions", "étiez", "étaient"),
     "avoir": ("avais", "avait", "avions", "aviez", "avaient"),
