@@ -1,16 +1,17 @@
-"""The phrasebook: correct French, exact alignments, disjoint splits with held-out combinations."""
+"""The phrasebook: correct French, gold alignments, and held-out combinations only outside of training."""
 
 import re
 from collections import defaultdict
 
 import pytest
 
-from regard.data.phrasebook import AlignedPair, count_lemmas, grammar, is_held_out, phrasebook_pairs, words
+from regard.data.phrasebook import AlignedPair, count_lemmas, held_out, phrasebook_pairs, words
+from regard.data.phrasebook import grammar as g
 from regard.data.phrasebook.lexicon import (
     ADJECTIVES,
     CAN,
     DETERMINERS,
-    GIVING,
+    DITRANSITIVE,
     INTRANSITIVE,
     MUST,
     NAMES,
@@ -23,164 +24,158 @@ from regard.data.phrasebook.lexicon import (
 from regard.data.phrasebook.morphology import conjugate, english_past, english_plural
 from regard.errors import RegardError
 
-VERBS = {verb.name: verb for verb in (*INTRANSITIVE, *GIVING, *TRANSITIVE)}
+VERBS = {verb.name: verb for verb in (*INTRANSITIVE, *DITRANSITIVE, *TRANSITIVE)}
 PARTIR = next(verb for verb in INTRANSITIVE if verb.name == "leave")
-ADJECTIVES_BY_NAME = {adjective.english: adjective for adjective in ADJECTIVES}
+ADJECTIVE = {adjective.english: adjective for adjective in ADJECTIVES}
 
 
-def noun_phrase(text: str, **options) -> grammar.Phrase:
-    """The phrase for "the small mouse" or "Anne's dog"; a star marks the plural: "the mouse*"."""
+def np(text: str, **options) -> g.Phrase:
+    """ "the small mouse" or "Anne's dog"; a plural is marked by a star: "the mouse*"."""
     determiner, *adjectives, noun = text.split()
     plural = noun.endswith("*")
-    owner = grammar.name(determiner[:-2]) if determiner.endswith("'s") else determiner
-    adjective_entries = [ADJECTIVES_BY_NAME[adjective] for adjective in adjectives]
-    return grammar.noun_phrase(NOUNS[noun.rstrip("*")], owner, *adjective_entries, plural=plural, **options)
+    owner = g.name_phrase(determiner[:-2]) if determiner.endswith("'s") else determiner
+    chosen = [ADJECTIVE[adjective] for adjective in adjectives]
+    return g.noun_phrase(NOUNS[noun.rstrip("*")], owner, *chosen, plural=plural, **options)
 
 
-def subject_phrase(text: str) -> grammar.Phrase:
+def who(text: str) -> g.Phrase:
     names = text.split(" and ")
-    if names[0] in NAMES:
-        return grammar.name(*names)
-    return noun_phrase(text) if " " in text else grammar.subject_pronoun(text)
+    return g.name_phrase(*names) if names[0] in NAMES else g.subject_pronoun(text) if " " not in text else np(text)
 
 
-def clause(subject: str, verb: str, thing: str = "", **options) -> grammar.Sentence:
-    phrase = noun_phrase(thing, negated="negation" in options) if thing else None
-    return grammar.clause(subject_phrase(subject), VERBS[verb], phrase, **options)
+def does(subject: str, verb: str, thing: str = "", **options) -> g.Sentence:
+    phrase = np(thing, negated="negation" in options) if thing else None
+    return g.verb_clause(who(subject), VERBS[verb], phrase, **options)
 
 
-def place(preposition: str, thing: str) -> grammar.Phrase:
-    return grammar.prepositional(preposition, noun_phrase(thing))
+def near(preposition: str, thing: str) -> g.Phrase:
+    return g.prepositional_phrase(preposition, np(thing))
 
 
-def predicative(subject: str, adjective: str, **options) -> grammar.Sentence:
-    phrase = subject_phrase(subject)
-    return grammar.being(phrase, grammar.predicate(phrase, ADJECTIVES_BY_NAME[adjective]), **options)
+def quality(subject: str, adjective: str, **options) -> g.Sentence:
+    phrase = who(subject)
+    return g.copular_clause(phrase, g.predicate_adjective(phrase, ADJECTIVE[adjective]), **options)
 
 
-def sensation(subject: str, english: str, **options) -> grammar.Sentence:
-    complement = grammar.closing_adverb(english, SENSATIONS[english])
-    return grammar.being(subject_phrase(subject), complement, infinitive="avoir", **options)
+def sensation(subject: str, english: str, **options) -> g.Sentence:
+    complement = g.adverb_phrase(english, SENSATIONS[english])
+    return g.copular_clause(who(subject), complement, infinitive="avoir", **options)
 
 
-# Sentence, its English text, its French text.
+# A sentence, its English text, its French text.
 SENTENCES = [
     # Articles, gender, number; passé composé with avoir
-    (clause("the cat", "chase", "the mouse", past=True), "The cat chased the mouse.", "Le chat a chassé la souris."),
-    (clause("the cat*", "chase", "the mouse*"), "The cats chase the mice.", "Les chats chassent les souris."),
-    (clause("we", "eat", "the apple*"), "We eat the apples.", "Nous mangeons les pommes."),
-    (clause("we", "throw", "the ball"), "We throw the ball.", "Nous lançons la balle."),
-    (clause("she", "buy", "some water"), "She buys some water.", "Elle achète de l'eau."),
-    (clause("she", "drink", "some milk", past=True), "She drank some milk.", "Elle a bu du lait."),
-    (clause("they", "clean", "a knife"), "They clean a knife.", "Ils nettoient un couteau."),
-    (clause("I", "open", "the door"), "I open the door.", "J'ouvre la porte."),
-    (clause("you", "choose", "many hat*", past=True), "You chose many hats.", "Vous avez choisi beaucoup de chapeaux."),
+    (does("the cat", "chase", "the mouse", past=True), "The cat chased the mouse.", "Le chat a chassé la souris."),
+    (does("the cat*", "chase", "the mouse*"), "The cats chase the mice.", "Les chats chassent les souris."),
+    (does("we", "eat", "the apple*"), "We eat the apples.", "Nous mangeons les pommes."),
+    (does("we", "throw", "the ball"), "We throw the ball.", "Nous lançons la balle."),
+    (does("she", "buy", "some water"), "She buys some water.", "Elle achète de l'eau."),
+    (does("she", "drink", "some milk", past=True), "She drank some milk.", "Elle a bu du lait."),
+    (does("they", "clean", "a knife"), "They clean a knife.", "Ils nettoient un couteau."),
+    (does("I", "open", "the door"), "I open the door.", "J'ouvre la porte."),
+    (does("you", "choose", "many hat*", past=True), "You chose many hats.", "Vous avez choisi beaucoup de chapeaux."),
     # Elision, h aspiré, forms before a vowel
-    (clause("the owl", "see", "the axe"), "The owl sees the axe.", "Le hibou voit la hache."),
-    (clause("the hero", "read", "the story"), "The hero reads the story.", "Le héros lit l'histoire."),
-    (clause("this man", "lose", "my scarf", past=True), "This man lost my scarf.", "Cet homme a perdu mon écharpe."),
-    (clause("he", "see", "a beautiful bird"), "He sees a beautiful bird.", "Il voit un bel oiseau."),
-    (clause("he", "see", "the old tree*"), "He sees the old trees.", "Il voit les vieux arbres."),
-    (clause("I", "love", "my old friend"), "I love my old friend.", "J'aime mon vieil ami."),
+    (does("the owl", "see", "the axe"), "The owl sees the axe.", "Le hibou voit la hache."),
+    (does("the hero", "read", "the story"), "The hero reads the story.", "Le héros lit l'histoire."),
+    (does("this man", "lose", "my scarf", past=True), "This man lost my scarf.", "Cet homme a perdu mon écharpe."),
+    (does("he", "see", "a beautiful bird"), "He sees a beautiful bird.", "Il voit un bel oiseau."),
+    (does("he", "see", "the old tree*"), "He sees the old trees.", "Il voit les vieux arbres."),
+    (does("I", "love", "my old friend"), "I love my old friend.", "J'aime mon vieil ami."),
     (
-        clause("she", "buy", "a new computer", past=True),
+        does("she", "buy", "a new computer", past=True),
         "She bought a new computer.",
         "Elle a acheté un nouvel ordinateur.",
     ),
     # Adjectives around the noun
     (
-        clause("he", "sell", "a small red car", past=True),
+        does("he", "sell", "a small red car", past=True),
         "He sold a small red car.",
         "Il a vendu une petite voiture rouge.",
     ),
     (
-        clause("Marie", "wear", "some white shoe*"),
+        does("Marie", "wear", "some white shoe*"),
         "Marie wears some white shoes.",
         "Marie porte des chaussures blanches.",
     ),
-    (clause("Marie", "have", "some new shoe*"), "Marie has some new shoes.", "Marie a de nouvelles chaussures."),
-    (predicative("the nurse*", "happy"), "The nurses are happy.", "Les infirmières sont heureuses."),
-    (predicative("the soup", "cold", past=True), "The soup was cold.", "La soupe était froide."),
-    (predicative("you", "tired", negated=True), "You are not tired.", "Vous n'êtes pas fatigués."),
-    (predicative("Marie and Paul", "proud"), "Marie and Paul are proud.", "Marie et Paul sont fiers."),
+    (does("Marie", "have", "some new shoe*"), "Marie has some new shoes.", "Marie a de nouvelles chaussures."),
+    (quality("the nurse*", "happy"), "The nurses are happy.", "Les infirmières sont heureuses."),
+    (quality("the soup", "cold", past=True), "The soup was cold.", "La soupe était froide."),
+    (quality("you", "tired", negated=True), "You are not tired.", "Vous n'êtes pas fatigués."),
+    (quality("Marie and Paul", "proud"), "Marie and Paul are proud.", "Marie et Paul sont fiers."),
     # Contraction and owners
-    (clause("the child", "go to", "the market"), "The child goes to the market.", "L'enfant va au marché."),
-    (clause("he", "speak to", "the girl*"), "He speaks to the girls.", "Il parle aux filles."),
-    (clause("she", "play", "the piano"), "She plays the piano.", "Elle joue du piano."),
-    (clause("I", "look for", "Anne's dog"), "I look for Anne's dog.", "Je cherche le chien d'Anne."),
+    (does("the child", "go to", "the market"), "The child goes to the market.", "L'enfant va au marché."),
+    (does("he", "speak to", "the girl*"), "He speaks to the girls.", "Il parle aux filles."),
+    (does("she", "play", "the piano"), "She plays the piano.", "Elle joue du piano."),
+    (does("I", "look for", "Anne's dog"), "I look for Anne's dog.", "Je cherche le chien d'Anne."),
     (
-        clause("the cat", "sleep", tail=[place("near", "the bed")]),
+        does("the cat", "sleep", tail=[near("near", "the bed")]),
         "The cat sleeps near the bed.",
         "Le chat dort près du lit.",
     ),
     # Negation
     (
-        clause("the cat", "chase", "the mouse", past=True, negation="not"),
+        does("the cat", "chase", "the mouse", past=True, negation="not"),
         "The cat did not chase the mouse.",
         "Le chat n'a pas chassé la souris.",
     ),
-    (clause("he", "have", "a dog", negation="not"), "He does not have a dog.", "Il n'a pas de chien."),
-    (clause("we", "eat", "any egg*", negation="never"), "We never eat any eggs.", "Nous ne mangeons jamais d'œufs."),
-    (clause("you", "swim", modal=CAN, negation="not"), "You cannot swim.", "Vous ne pouvez pas nager."),
+    (does("he", "have", "a dog", negation="not"), "He does not have a dog.", "Il n'a pas de chien."),
+    (does("we", "eat", "any egg*", negation="never"), "We never eat any eggs.", "Nous ne mangeons jamais d'œufs."),
+    (does("you", "swim", modal=CAN, negation="not"), "You cannot swim.", "Vous ne pouvez pas nager."),
     # Être in the passé composé; reflexive verbs
-    (clause("Marie and Anne", "arrive", past=True), "Marie and Anne arrived.", "Marie et Anne sont arrivées."),
-    (clause("she", "enter", "the kitchen", past=True), "She entered the kitchen.", "Elle est entrée dans la cuisine."),
+    (does("Marie and Anne", "arrive", past=True), "Marie and Anne arrived.", "Marie et Anne sont arrivées."),
+    (does("she", "enter", "the kitchen", past=True), "She entered the kitchen.", "Elle est entrée dans la cuisine."),
     (
-        grammar.clause(subject_phrase("we"), PARTIR, past=True, tail=[grammar.time("last year")]),
+        g.verb_clause(who("we"), PARTIR, past=True, tail=[g.time_phrase("last year")]),
         "We left last year.",
         "Nous sommes partis l'année dernière.",
     ),
-    (clause("the girl*", "get up", past=True), "The girls got up.", "Les filles se sont levées."),
-    (clause("I", "get up", modal=WANT), "I want to get up.", "Je veux me lever."),
+    (does("the girl*", "get up", past=True), "The girls got up.", "Les filles se sont levées."),
+    (does("I", "get up", modal=WANT), "I want to get up.", "Je veux me lever."),
     (
-        grammar.born(subject_phrase("the queen"), place("on", "the island")),
+        g.born_clause(who("the queen"), near("on", "the island")),
         "The queen was born on the island.",
         "La reine est née sur l'île.",
     ),
-    # Object pronouns and agreement of the participle
-    (clause("I", "see", pronoun="them", past=True), "I saw them.", "Je les ai vus."),
-    (clause("he", "wait for", pronoun="her", past=True), "He waited for her.", "Il l'a attendue."),
-    (clause("he", "answer", pronoun="her", past=True), "He answered her.", "Il lui a répondu."),
-    (clause("Luc", "help", pronoun="us", modal=MUST), "Luc must help us.", "Luc doit nous aider."),
+    # Object pronouns and the participle's agreement
+    (does("I", "see", pronoun="them", past=True), "I saw them.", "Je les ai vus."),
+    (does("he", "wait for", pronoun="her", past=True), "He waited for her.", "Il l'a attendue."),
+    (does("he", "answer", pronoun="her", past=True), "He answered her.", "Il lui a répondu."),
+    (does("Luc", "help", pronoun="us", modal=MUST), "Luc must help us.", "Luc doit nous aider."),
     (
-        clause("she", "give", "the book", pronoun="them", past=True),
+        does("she", "give", "the book", pronoun="them", past=True),
         "She gave them the book.",
         "Elle leur a donné le livre.",
     ),
     (
-        clause("he", "send", "the letter", recipient=noun_phrase("the king*")),
+        does("he", "send", "the letter", recipient=np("the king*")),
         "He sends the letter to the kings.",
         "Il envoie la lettre aux rois.",
     ),
     (
-        grammar.here_is(noun_phrase("the letter*"), subject_phrase("I"), VERBS["write"]),
+        g.presentative_clause(np("the letter*"), who("I"), VERBS["write"]),
         "Here are the letters that I wrote.",
         "Voici les lettres que j'ai écrites.",
     ),
     (
-        grammar.here_is(noun_phrase("the apple"), subject_phrase("Anne"), VERBS["give"], "me"),
+        g.presentative_clause(np("the apple"), who("Anne"), VERBS["give"], "me"),
         "Here is the apple that Anne gave me.",
         "Voici la pomme qu'Anne m'a donnée.",
     ),
     # Questions
-    (clause("she", "see", pronoun="him", question="yes-no"), "Does she see him?", "Est-ce qu'elle le voit ?"),
+    (does("she", "see", pronoun="him", question="yes-no"), "Does she see him?", "Est-ce qu'elle le voit ?"),
+    (does("the dog", "hide", question="what", past=True), "What did the dog hide?", "Qu'est-ce que le chien a caché ?"),
+    (does("you", "sleep", question="where"), "Where do you sleep?", "Où est-ce que vous dormez ?"),
+    (does("who", "take", "my coat", past=True), "Who took my coat?", "Qui a pris mon manteau ?"),
+    # Adverbs, and complements with "avoir" in French
     (
-        clause("the dog", "hide", question="what", past=True),
-        "What did the dog hide?",
-        "Qu'est-ce que le chien a caché ?",
-    ),
-    (clause("you", "sleep", question="where"), "Where do you sleep?", "Où est-ce que vous dormez ?"),
-    (clause("who", "take", "my coat", past=True), "Who took my coat?", "Qui a pris mon manteau ?"),
-    # Adverbs; être and avoir
-    (
-        clause("he", "forget", "his key*", adverb="often", past=True),
+        does("he", "forget", "his key*", adverb="often", past=True),
         "He often forgot his keys.",
         "Il a souvent oublié ses clés.",
     ),
-    (clause("she", "sing", adverb="well", past=True), "She sang well.", "Elle a bien chanté."),
+    (does("she", "sing", adverb="well", past=True), "She sang well.", "Elle a bien chanté."),
     (sensation("I", "hungry"), "I am hungry.", "J'ai faim."),
     (
-        grammar.there_is(noun_phrase("two horse*"), place("in", "the forest"), question=True),
+        g.existential_clause(np("two horse*"), near("in", "the forest"), question=True),
         "Are there two horses in the forest?",
         "Est-ce qu'il y a deux chevaux dans la forêt ?",
     ),
@@ -188,13 +183,13 @@ SENTENCES = [
 
 
 @pytest.mark.parametrize(("sentence", "english", "french"), SENTENCES, ids=[row[1] for row in SENTENCES])
-def test_translations_match_hand_checked_ones(sentence, english, french):
+def test_sentences_checked_by_hand(sentence, english, french):
     pair = sentence.pair()
     assert (pair.source, pair.target) == (english, french)
 
 
-def spell_out_links(sentence: grammar.Sentence) -> set[str]:
-    """The alignment in words: "chased-a" for chased → a."""
+def links(sentence: g.Sentence) -> set[str]:
+    """The alignment as words: "chased-a" for chased → a."""
     pair = sentence.pair()
     source, target = words(pair.source), words(pair.target)
     return {f"{source[s]}-{target[t]}" for s, t in pair.alignment}
@@ -204,43 +199,40 @@ def spell_out_links(sentence: grammar.Sentence) -> set[str]:
     ("sentence", "expected"),
     [
         (
-            clause("the cat", "chase", "the mouse", past=True),
+            does("the cat", "chase", "the mouse", past=True),
             "The-Le cat-chat chased-a chased-chassé the-la mouse-souris .-.",
         ),
-        (clause("he", "have", "a dog", negation="not"), "He-Il not-n' does-a have-a not-pas a-de dog-chien .-."),
+        (does("he", "have", "a dog", negation="not"), "He-Il not-n' does-a have-a not-pas a-de dog-chien .-."),
         (
-            clause("the cat", "chase", "the mouse", past=True, negation="not"),
+            does("the cat", "chase", "the mouse", past=True, negation="not"),
             "The-Le cat-chat not-n' did-a chase-a not-pas chase-chassé the-la mouse-souris .-.",
         ),
-        (clause("she", "play", "the piano"), "She-Elle plays-joue plays-du the-du piano-piano .-."),
-        (clause("I", "look for", "Anne's dog"), "I-Je look-cherche for-cherche 's-le dog-chien 's-d' Anne-Anne .-."),
-        (clause("he", "see", "a small red car"), "He-Il sees-voit a-une small-petite car-voiture red-rouge .-."),
+        (does("she", "play", "the piano"), "She-Elle plays-joue plays-du the-du piano-piano .-."),
+        (does("I", "look for", "Anne's dog"), "I-Je look-cherche for-cherche 's-le dog-chien 's-d' Anne-Anne .-."),
+        (does("he", "see", "a small red car"), "He-Il sees-voit a-une small-petite car-voiture red-rouge .-."),
+        (does("you", "swim", modal=CAN, negation="not"), "You-Vous cannot-ne cannot-pouvez cannot-pas swim-nager .-."),
+        (does("Luc", "help", pronoun="us", modal=WANT), "Luc-Luc wants-veut to-veut us-nous help-aider .-."),
         (
-            clause("you", "swim", modal=CAN, negation="not"),
-            "You-Vous cannot-ne cannot-pouvez cannot-pas swim-nager .-.",
-        ),
-        (clause("Luc", "help", pronoun="us", modal=WANT), "Luc-Luc wants-veut to-veut us-nous help-aider .-."),
-        (
-            clause("the dog", "hide", question="what", past=True),
+            does("the dog", "hide", question="what", past=True),
             "What-Qu' did-est-ce did-que the-le dog-chien hide-a hide-caché ?-?",
         ),
         (
-            grammar.here_is(noun_phrase("the letter*"), subject_phrase("I"), VERBS["write"]),
+            g.presentative_clause(np("the letter*"), who("I"), VERBS["write"]),
             "Here-Voici are-Voici the-les letters-lettres that-que I-j' wrote-ai wrote-écrites .-.",
         ),
-        (clause("she", "sing", adverb="well", past=True), "She-Elle sang-a well-bien sang-chanté .-."),
+        (does("she", "sing", adverb="well", past=True), "She-Elle sang-a well-bien sang-chanté .-."),
         (
-            clause("the girl*", "get up", past=True),
+            does("the girl*", "get up", past=True),
             "The-Les girls-filles got-se up-se got-sont up-sont got-levées up-levées .-.",
         ),
         (
-            grammar.there_is(noun_phrase("a cat"), place("near", "the market")),
+            g.existential_clause(np("a cat"), near("near", "the market")),
             "There-Il There-y is-a a-un cat-chat near-près near-du the-du market-marché .-.",
         ),
     ],
 )
-def test_alignments_match_hand_checked_ones(sentence, expected):
-    assert spell_out_links(sentence) == set(expected.split())
+def test_alignments_checked_by_hand(sentence, expected):
+    assert links(sentence) == set(expected.split())
 
 
 @pytest.mark.parametrize(
@@ -256,20 +248,20 @@ def test_alignments_match_hand_checked_ones(sentence, expected):
         ("prendre", "", "prends prend prenons prenez prennent pris"),
     ],
 )
-def test_conjugation_is_correct(infinitive, strong, expected):
+def test_conjugation(infinitive, strong, expected):
     present, participle = conjugate(infinitive, strong)
     assert " ".join((*present, participle)) == expected
 
 
-def test_verbs_with_stem_changes_have_a_strong_stem():
-    """No -er verb with a stem change follows the regular rule."""
+def test_every_changing_stem_is_listed():
+    """No -er verb with a changing stem uses the regular rule."""
     changing = re.compile(r"(e[lmntsv]|é[a-z]{1,2}|oy|uy)er$")
     for verb in VERBS.values():
         if changing.search(verb.infinitive):
             assert verb.present[0] != verb.infinitive[:-1], verb.infinitive
 
 
-def test_words_are_split_at_elisions_and_punctuation():
+def test_words():
     assert words("Is Anne's dog here?") == ["Is", "Anne", "'s", "dog", "here", "?"]
     assert words("Qu'est-ce qu'elle a vu aujourd'hui ?") == [
         "Qu'",
@@ -324,10 +316,10 @@ def test_each_english_sentence_has_one_translation(train, val, test):
     assert all(len(translations) == 1 for translations in french.values())
 
 
-# An independent parser: finds combinations of verb and object, and adjective and noun, in the English text.
+# An independent parser of the surface text: which verb has which object, and which adjective which noun.
 _NOUN_OF = {form: noun.english[0] for noun in NOUNS.values() for form in noun.english}
 _VERBS_OF = defaultdict(set)
-for _verb in (*TRANSITIVE, *GIVING):
+for _verb in (*TRANSITIVE, *DITRANSITIVE):
     for _form in (_verb.base, _verb.third, _verb.past):
         _VERBS_OF[_form].add(_verb)
 _OBJECT_PRONOUNS = {"me", "you", "him", "us", "them"}  # and "her", where a determiner follows
@@ -335,8 +327,8 @@ _DETERMINERS = {"an", "these"} | DETERMINERS.keys()
 
 
 def object_of(rest: list[str]) -> str:
-    """The noun of the object that these words start with, if any."""
-    rest = [word for word in rest if word not in ADJECTIVES_BY_NAME] + ["", "", ""]
+    """The noun of the object at the start of these words, if any."""
+    rest = [word for word in rest if word not in ADJECTIVE] + ["", "", ""]
     if rest[0] in _OBJECT_PRONOUNS or (rest[0] == "her" and (rest[1] in _DETERMINERS or rest[1] in NAMES)):
         rest = rest[1:]
     if rest[0] in _DETERMINERS:
@@ -348,16 +340,16 @@ def object_of(rest: list[str]) -> str:
 def combinations(pair: AlignedPair) -> set[tuple[str, str]]:
     tokens = words(pair.source)
     tokens[0] = tokens[0] if tokens[0] in NAMES else tokens[0].lower()
-    pairs = set()
+    found = set()
     for i, token in enumerate(tokens):
-        if token in ADJECTIVES_BY_NAME:
-            later = next((word for word in tokens[i + 1 :] if word not in ADJECTIVES_BY_NAME), "")
+        if token in ADJECTIVE:
+            later = next((word for word in tokens[i + 1 :] if word not in ADJECTIVE), "")
             if later in _NOUN_OF:
-                pairs.add((token, _NOUN_OF[later]))
+                found.add((token, _NOUN_OF[later]))
             else:  # "the house is not very big", "is the house big?"
                 earlier = [word for word in tokens[:i] if word in _NOUN_OF]
                 if earlier:
-                    pairs.add((token, _NOUN_OF[earlier[-1]]))
+                    found.add((token, _NOUN_OF[earlier[-1]]))
         for verb in _VERBS_OF[token]:
             rest = tokens[i + 1 :]
             particle = verb.particle.split()
@@ -365,47 +357,47 @@ def combinations(pair: AlignedPair) -> set[tuple[str, str]]:
                 continue
             noun = object_of(rest[len(particle) :])
             if noun in _NOUN_OF:
-                pairs.add((verb.name, _NOUN_OF[noun]))
+                found.add((verb.name, _NOUN_OF[noun]))
             if tokens[0] == "here":  # "here is the letter that she wrote"
-                pairs.add((verb.name, _NOUN_OF[next(word for word in tokens if word in _NOUN_OF)]))
-    return pairs
+                found.add((verb.name, _NOUN_OF[next(word for word in tokens if word in _NOUN_OF)]))
+    return found
 
 
 def test_parser_finds_combinations():
-    def parse(text):
+    def read(text):
         return combinations(AlignedPair(text, "", ()))
 
-    assert parse("The small cat chased the fat grey mouse.") == {
+    assert read("The small cat chased the fat grey mouse.") == {
         ("small", "cat"),
         ("chase", "mouse"),
         ("fat", "mouse"),
         ("grey", "mouse"),
     }
-    assert ("give", "book") in parse("She gave him Anne's old book.")
-    assert ("look for", "key") in parse("Here are the keys that he looked for.")
-    assert parse("Is the house too big?") == {("big", "house")}
+    assert ("give", "book") in read("She gave him Anne's old book.")
+    assert ("look for", "key") in read("Here are the keys that he looked for.")
+    assert read("Is the house too big?") == {("big", "house")}
 
 
 def test_held_out_combinations_never_occur_in_training(train, val, test):
-    training = set().union(*map(combinations, train))
-    assert len(training) > 2000
-    assert not list(filter(is_held_out, training))
+    seen = set().union(*map(combinations, train))
+    assert len(seen) > 2000
+    assert not list(filter(held_out, seen))
     for pair in (*test, *val[1::2]):
-        assert combinations(pair) - training, f"nothing new in {pair.source}"
-        assert any(map(is_held_out, combinations(pair))), pair.source
+        assert combinations(pair) - seen, f"nothing new in {pair.source}"
+        assert any(map(held_out, combinations(pair))), pair.source
     for pair in val[::2]:
-        assert not any(map(is_held_out, combinations(pair))), pair.source
+        assert not any(map(held_out, combinations(pair))), pair.source
 
 
 def test_about_a_tenth_of_combinations_is_held_out():
-    objects = [(verb.name, noun.english[0]) for verb in (*TRANSITIVE, *GIVING) for noun in verb.objects]
+    objects = [(verb.name, noun.english[0]) for verb in (*TRANSITIVE, *DITRANSITIVE) for noun in verb.objects]
     described = [(adjective.english, noun.english[0]) for adjective, nouns in ADJECTIVES.items() for noun in nouns]
     for pairs in (objects, described):
-        assert 0.07 < sum(map(is_held_out, pairs)) / len(pairs) < 0.11
+        assert 0.07 < sum(map(held_out, pairs)) / len(pairs) < 0.11
 
 
-def test_example_sentence_is_held_out_but_its_words_are_in_training(train):
-    assert is_held_out(("chase", "mouse"))
+def test_demo_sentence_is_new_but_its_words_are_not(train):
+    assert held_out(("chase", "mouse"))
     assert {"cat", "chased", "mouse"} <= {word for pair in train for word in words(pair.source)}
     assert "The cat chased the mouse." not in {pair.source for pair in train}
 
@@ -423,7 +415,7 @@ def test_every_entry_of_the_lexicon_occurs_in_training(train):
     for noun in NOUNS.values():
         assert noun.english[0] in english
         assert not noun.pluralized or noun.english[1] in english, noun.english
-    for verb in (*TRANSITIVE, *INTRANSITIVE, *GIVING):
+    for verb in (*TRANSITIVE, *INTRANSITIVE, *DITRANSITIVE):
         assert {verb.base, verb.past} <= english | {"knew"}, verb.name
     for adjective in ADJECTIVES:
         assert adjective.english.lower() in english
@@ -437,7 +429,7 @@ def test_every_entry_of_the_lexicon_occurs_in_training(train):
     assert {form for verb in VERBS.values() if verb.name not in ("die",) for form in verb.present} <= french
 
 
-def test_alignment_covers_all_words_of_both_sentences(train, val, test):
+def test_alignment_is_valid_and_covers_every_word(train, val, test):
     for pair in (*train, *val, *test):
         source, target = words(pair.source), words(pair.target)
         assert all(0 <= s < len(source) and 0 <= t < len(target) for s, t in pair.alignment)
@@ -461,16 +453,16 @@ FORBIDDEN = [
 
 
 @pytest.mark.parametrize("pattern", FORBIDDEN)
-def test_french_spelling_has_no_forbidden_patterns(pattern, train, val, test):
-    """Checks all generated sentences for patterns that are wrong in French."""
-    forbidden = re.compile(pattern, re.IGNORECASE)
-    allowed = re.compile(r"\b(?:jou|rev[ei]n|revi)")  # du and des are correct after jouer de, revenir de
+def test_french_spelling(pattern, train, val, test):
+    """Patterns that no correct French sentence contains."""
+    bad = re.compile(pattern, re.IGNORECASE)
+    allowed = re.compile(r"\b(?:jou|rev[ei]n|revi)")  # jouer de, revenir de: du and des with an article in them
     for pair in (*train, *val, *test):
-        if forbidden.search(pair.target) and not allowed.search(pair.target):
+        if bad.search(pair.target) and not allowed.search(pair.target):
             pytest.fail(f"{pattern}: {pair.target}")
 
 
-def test_forbidden_patterns_match_mistakes():
+def test_spelling_patterns_detect_mistakes():
     wrong = [
         "Il ne a pas.",
         "à les rois",
@@ -485,13 +477,13 @@ def test_forbidden_patterns_match_mistakes():
         assert re.search(pattern, text, re.IGNORECASE), (pattern, text)
 
 
-def test_sentences_have_at_most_ten_words(train):
+def test_sentences_are_short(train):
     lengths = [len(words(pair.source)) - 1 for pair in train]
     assert max(lengths) <= 10
     assert 5 < sum(lengths) / len(lengths) < 8
 
 
-def test_english_inflection_is_regular():
+def test_english_endings():
     assert [english_plural(word) for word in ("watch", "city", "key", "catch")] == [
         "watches",
         "cities",
@@ -502,11 +494,11 @@ def test_english_inflection_is_regular():
 
 
 def test_unknown_split_is_an_error():
-    with pytest.raises(RegardError, match="no split named 'dev'"):
+    with pytest.raises(RegardError, match="no split 'dev'"):
         phrasebook_pairs("dev", 3)  # type: ignore[arg-type]
 
 
-def test_exhausted_phrasebook_is_an_error(monkeypatch):
+def test_too_many_requested_sentences_is_an_error(monkeypatch):
     monkeypatch.setattr("regard.data.phrasebook.generator._SentenceSampler.sentence", lambda sampler: None)
-    with pytest.raises(RegardError, match="has only about 0 different train sentences"):
+    with pytest.raises(RegardError, match="only 0 different train sentences"):
         phrasebook_pairs("train", 3)

@@ -1,6 +1,6 @@
-"""Synchronous grammar: builds a sentence in English and French at once. Deterministic; `generator` makes the choices.
+"""Grammar of the phrasebook: builds a sentence in both languages at once, deterministically.
 
-Each French word is created with links to the English words that it translates, so alignments are exact.
+Every French word is created with links to the English words that it translates, so the alignment is exact.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,10 +32,10 @@ from regard.data.phrasebook.morphology import (
     conjugate,
     contract,
     elide,
-    elides,
     english_article,
     french_feminine,
     french_plural,
+    triggers_elision,
 )
 
 Combination = tuple[str, str]
@@ -43,7 +43,7 @@ Combination = tuple[str, str]
 
 @dataclass(frozen=True)
 class AlignedPair:
-    """A sentence, its translation, and the alignment as pairs of indices into `words(source)` and `words(target)`."""
+    """A sentence, its translation, and their word alignment: pairs of indices into `words(source)`, `words(target)`."""
 
     source: str
     target: str
@@ -51,7 +51,7 @@ class AlignedPair:
 
 
 class Word:
-    """A word of a sentence; a French word links to the English words that it translates."""
+    """A word of a sentence; French words link to the English words that they translate."""
 
     __slots__ = ("index", "links", "text")
 
@@ -62,11 +62,8 @@ class Word:
 
 
 class Phrase:
-    """A part of a sentence.
-
-    Noun phrases have a noun, the form of a verb that they are the subject of, gender and number. `combinations` are the
-    adjective-noun and verb-object pairs of the phrase.
-    """
+    """A part of a sentence. Noun phrases have a noun, the form of the verb that agrees with it, gender and number.
+    `combinations` are its adjective-noun and verb-object pairs."""
 
     __slots__ = ("combinations", "english", "feminine", "form", "french", "noun", "plural")
 
@@ -87,7 +84,8 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Sentence:
-    """The English and French words of a sentence, its combinations, and its final punctuation."""
+    """English and French words in order, adjective-noun and verb-object combinations, and the final punctuation
+    mark."""
 
     english: list[Word]
     french: list[Word]
@@ -95,7 +93,7 @@ class Sentence:
     mark: str
 
     def pair(self) -> AlignedPair:
-        """The sentence as text, with elision, contraction, capitalization and punctuation."""
+        """The sentence as text in both languages, with elision, contraction, capitalization and punctuation."""
         english = [*self.english, Word(self.mark)]
         french = [*self.french, Word(self.mark, english[-1])]
         for index, word in enumerate(english):
@@ -105,13 +103,13 @@ class Sentence:
             source += word.text if word.text in (".", "?", "'s") else " " + word.text
         texts = [elide(word.text, following.text) for word, following in pairwise(french)] + [self.mark]
         target, links, position = "", [], 0
-        is_contracted = False  # part of the previous word, which also gets its links
+        is_contracted = False  # merged into the previous word, which has the links of both
         for word, text, following in zip(french, texts, [*texts[1:], ""]):
             links += [(link.index, position) for link in word.links]
             if not is_contracted:
-                contracted = contract(text, following)
-                target += contracted or text
-                if contracted:
+                contraction = contract(text, following)
+                target += contraction or text
+                if contraction:
                     is_contracted = True
                     continue
             is_contracted = False
@@ -122,14 +120,14 @@ class Sentence:
 
 
 def subject_pronoun(english: str) -> Phrase:
-    """A subject pronoun: "I", "you", …, or the interrogative "who"."""
+    """A subject pronoun: "I", "you" and so on; "who" makes a question."""
     french, form, feminine, plural = SUBJECT_PRONOUNS[english]
     word = Word(english)
     return Phrase([word], [Word(french, word)], form=form, feminine=feminine, plural=plural)
 
 
-def name(*names: str) -> Phrase:
-    """One name, or several joined by "and"; feminine if all of them are."""
+def name_phrase(*names: str) -> Phrase:
+    """One name, or two joined by "and"; feminine if all of them are."""
     english: list[Word] = []
     french: list[Word] = []
     for text in names:
@@ -150,18 +148,16 @@ def noun_phrase(
     plural: bool = False,
     negated: bool = False,
 ) -> Phrase:
-    """Determiner, adjectives and noun; the determiner may be an owner ("Anne's dog", le chien d'Anne).
-
-    The indefinite object of a negated verb has "de" (Elle n'a pas de chien); "des" becomes "de" before an adjective.
-    """
+    """Determiner, adjectives and noun; the determiner may be an owner ("Anne's dog", le chien d'Anne). The indefinite
+    object of a negated verb has "de" (Elle n'a pas de chien); "des" becomes "de" before an adjective."""
     english_noun = Word(noun.english[plural])
     adjective_words = {adjective: Word(adjective.english) for adjective in adjectives}
-    adjectives_and_noun = [*adjective_words.values(), english_noun]
+    described = [*adjective_words.values(), english_noun]
     before = [adjective for adjective in adjectives if adjective.before_noun]
 
     if isinstance(determiner, Phrase):
         genitive = Word("'s")
-        english = [*determiner.english, genitive, *adjectives_and_noun]
+        english = [*determiner.english, genitive, *described]
         article = DETERMINERS["the"][4 if plural else 3 if noun.feminine else 2]
         french = [Word(article, genitive)]
         owner = [Word("de", genitive), *determiner.french]
@@ -169,10 +165,10 @@ def noun_phrase(
         forms = DETERMINERS[determiner]
         text, article = forms[plural], forms[4 if plural else 3 if noun.feminine else 2]
         if determiner == "a":
-            text = english_article(adjectives_and_noun[0].text)
+            text = english_article(described[0].text)
         if (negated and determiner == "a") or (article == "des" and before):
             article = "de"
-        english = [Word(text), *adjectives_and_noun]
+        english = [Word(text), *described]
         french = [Word(part, english[0]) for part in article.split()]
         owner = []
 
@@ -183,7 +179,7 @@ def noun_phrase(
         combinations.append((adjective.english, noun.english[0]))
         inflected = adjective.french[noun.feminine][plural]
         if adjective.before_noun:
-            if not (noun.feminine or plural) and elides(french_noun.text):
+            if not (noun.feminine or plural) and triggers_elision(french_noun.text):
                 inflected = adjective.before_vowel
             french.append(Word(inflected, word))
         else:
@@ -193,15 +189,15 @@ def noun_phrase(
     return Phrase(english, french, combinations, noun=noun, form=form, feminine=noun.feminine, plural=plural)
 
 
-def prepositional(preposition: str, phrase: Phrase) -> Phrase:
+def prepositional_phrase(preposition: str, phrase: Phrase) -> Phrase:
     """A prepositional phrase: "in the garden", dans le jardin."""
     english = [Word(text) for text in preposition.split()]
     french = [Word(text, *english) for text in PREPOSITIONS[preposition].split()]
     return Phrase(english + phrase.english, french + phrase.french, phrase.combinations)
 
 
-def time(english: str) -> Phrase:
-    """A time adverbial: "last week", la semaine dernière."""
+def time_phrase(english: str) -> Phrase:
+    """A time expression: "last week", la semaine dernière."""
     words = [Word(text) for text in english.split()]
     french = []
     for entry in TIMES[english].split():
@@ -210,16 +206,16 @@ def time(english: str) -> Phrase:
     return Phrase(words, french)
 
 
-def closing_adverb(english: str, french: str) -> Phrase:
-    """An adverb at the end of the sentence in both languages."""
+def adverb_phrase(english: str, french: str) -> Phrase:
+    """A single word that keeps its position in both languages, such as an adverb at the end of a sentence."""
     word = Word(english)
     return Phrase([word], [Word(french, word)])
 
 
-def agree(participle: str, feminine: bool, plural: bool) -> str:
-    """A participle with the ending of its gender and number.
+def inflect_participle(participle: str, feminine: bool, plural: bool) -> str:
+    """The participle with the ending for its gender and number.
 
-    >>> agree("vu", True, True), agree("pris", False, True)
+    >>> inflect_participle("vu", True, True), inflect_participle("pris", False, True)
     ('vues', 'pris')
     """
     inflected = french_feminine(participle) if feminine else participle
@@ -227,13 +223,13 @@ def agree(participle: str, feminine: bool, plural: bool) -> str:
 
 
 def _question_opening(question: str, operator: Word) -> tuple[list[Word], list[Word]]:
-    """The start of a question: an optional question word, and "est-ce que" for the inverted English auxiliary."""
-    question_word = [] if question == "yes-no" else [Word(question)]
-    french = [Word(QUESTION_WORDS[word.text], word) for word in question_word]
-    return [*question_word, operator], [*french, Word("est-ce", operator), Word("que", operator)]
+    """The opening of a question: an optional question word, and "est-ce que" for the English auxiliary."""
+    question_words = [] if question == "yes-no" else [Word(question)]
+    french = [Word(QUESTION_WORDS[word.text], word) for word in question_words]
+    return [*question_words, operator], [*french, Word("est-ce", operator), Word("que", operator)]
 
 
-def clause(
+def verb_clause(
     subject: Phrase,
     verb: Verb,
     object: Phrase | None = None,
@@ -247,19 +243,17 @@ def clause(
     question: str = "",
     tail: Sequence[Phrase] = (),
 ) -> Sentence:
-    """A clause with a full verb.
-
-    `negation` is "not" or "never"; `adverb` is of frequency or quality; `question` is "yes-no" or a question word (the
-    subject "who" needs none); `pronoun` is an object pronoun.
-    """
-    # English: negated, interrogative and modal sentences have an operator (auxiliary).
+    """A sentence with a full verb. `negation` is "not" or "never"; `adverb` is one of frequency or quality; `question`
+    is "yes-no" or a question word (with the subject "who" the sentence is a question anyway); `pronoun` is an object
+    pronoun."""
+    # English: an operator (auxiliary) if the sentence is negated, a question or modal.
     head = WANT if modal is WANT else verb
-    is_inverted = bool(question)
+    inverted = bool(question)
     operator: Word | None = None
     if modal and modal is not WANT:
         operator = Word(modal.base)
         first = Word(verb.base)
-    elif is_inverted or negation == "not":
+    elif inverted or negation == "not":
         operator = Word("did" if past else "does" if subject.form == IL else "do")
         first = Word(head.base)
     else:
@@ -273,23 +267,21 @@ def clause(
     if negation == "not" and modal is CAN and operator:
         operator.text, negator = "cannot", operator
 
-    english, opening = _question_opening(question, operator) if is_inverted and operator else ([], [])
+    english, opening = _question_opening(question, operator) if inverted and operator else ([], [])
     english += subject.english
-    if operator and not is_inverted:
+    if operator and not inverted:
         english.append(operator)
     if negation and negator is not operator:
         english.append(negator)
-    adverb_word = Word(adverb)
+    mid = Word(adverb)
     if adverb in FREQUENCY:
-        english.append(adverb_word)
+        english.append(mid)
     english += [*main, *particles]
 
-    # French: the finite verb, the words before it, and the words after it.
-    # A particle translates the preposition if there is one (go to: aller à), or else the verb (look for: chercher).
+    # French: the finite verb, its clitics and negation, and its complements.
+    # A particle translates the preposition if there is one (go to: aller à), otherwise the verb (look for: chercher).
     lexical = [main[-1], *([] if verb.preposition else particles)]
-    support = (
-        [operator] if operator and not is_inverted else []
-    )  # the ending of the finite verb translates "does" and "did"
+    support = [operator] if operator and not inverted else []  # "does" and "did" become the ending of the finite verb
     clitics = []
     feminine, plural = (subject.feminine, subject.plural) if verb.with_etre else (False, False)
     if verb.reflexive:
@@ -310,7 +302,7 @@ def clause(
     elif past:
         auxiliary = conjugate("être" if verb.with_etre else "avoir")[0][subject.form]
         before, finite = clitics, Word(auxiliary, *support, *lexical)
-        after = [Word(agree(verb.participle, feminine, plural), *lexical)]
+        after = [Word(inflect_participle(verb.participle, feminine, plural), *lexical)]
     else:
         before, finite, after = clitics, Word(verb.present[subject.form], *support, *lexical), []
 
@@ -321,7 +313,7 @@ def clause(
     if negation:
         french.append(Word("pas" if negation == "not" else "jamais", negator))
     if adverb:
-        french.append(Word(FREQUENCY.get(adverb) or QUALITY[adverb], adverb_word))
+        french.append(Word(FREQUENCY.get(adverb) or QUALITY[adverb], mid))
     french += after
 
     combinations = list(subject.combinations)
@@ -334,14 +326,14 @@ def clause(
         if object.noun:
             combinations.append((verb.name, object.noun.english[0]))
     if adverb in QUALITY:
-        english.append(adverb_word)
+        english.append(mid)
     if recipient:
-        tail = [prepositional("to", recipient), *tail]
+        tail = [prepositional_phrase("to", recipient), *tail]
     for phrase in tail:
         english += phrase.english
         french += phrase.french
         combinations += phrase.combinations
-    is_question = is_inverted or subject.english[0].text == "who"
+    is_question = inverted or subject.english[0].text == "who"
     return Sentence(english, french, combinations, "?" if is_question else ".")
 
 
@@ -351,7 +343,7 @@ def _be(subject: Phrase, past: bool) -> Word:
     return Word("am" if subject.form == JE else "is" if subject.form == IL else "are")
 
 
-def being(
+def copular_clause(
     subject: Phrase,
     complement: Phrase,
     *,
@@ -360,7 +352,8 @@ def being(
     negated: bool = False,
     question: bool = False,
 ) -> Sentence:
-    """A clause with "be"; French uses être or avoir (être fatigué, avoir faim). The past is the imparfait."""
+    """A sentence with "be"; some complements use avoir in French (être fatigué, but avoir faim). The past is
+    imperfect."""
     be = _be(subject, past)
     english, french = _question_opening("yes-no", be) if question else ([], [])
     english += subject.english
@@ -378,8 +371,8 @@ def being(
     return Sentence(english + complement.english, french + complement.french, combinations, "?" if question else ".")
 
 
-def predicate(subject: Phrase, adjective: Adjective, intensity: Phrase | None = None) -> Phrase:
-    """A predicative adjective, which agrees with the subject."""
+def predicate_adjective(subject: Phrase, adjective: Adjective, intensity: Phrase | None = None) -> Phrase:
+    """A predicate adjective, which agrees with the subject."""
     word = Word(adjective.english)
     french = Word(adjective.french[subject.feminine][subject.plural], word)
     combinations = [(adjective.english, subject.noun.english[0])] if subject.noun else []
@@ -388,11 +381,11 @@ def predicate(subject: Phrase, adjective: Adjective, intensity: Phrase | None = 
     return Phrase([*intensity.english, word], [*intensity.french, french], combinations)
 
 
-def born(subject: Phrase, tail: Phrase) -> Sentence:
-    """A clause with "was born": "She was born on the island.", Elle est née sur l'île."""
+def born_clause(subject: Phrase, tail: Phrase) -> Sentence:
+    """A sentence with "was born": "She was born on the island.", Elle est née sur l'île."""
     english = [_be(subject, past=True), Word("born")]
     auxiliary = Word(conjugate("être")[0][subject.form], *english)
-    participle = Word(agree("né", subject.feminine, subject.plural), english[1])
+    participle = Word(inflect_participle("né", subject.feminine, subject.plural), english[1])
     return Sentence(
         subject.english + english + tail.english,
         [*subject.french, auxiliary, participle, *tail.french],
@@ -401,8 +394,8 @@ def born(subject: Phrase, tail: Phrase) -> Sentence:
     )
 
 
-def there_is(phrase: Phrase, place: Phrase, *, past: bool = False, question: bool = False) -> Sentence:
-    """A clause with "there is": "There is a cat in the garden.", Il y a un chat dans le jardin."""
+def existential_clause(phrase: Phrase, place: Phrase, *, past: bool = False, question: bool = False) -> Sentence:
+    """A sentence with "there is": "There is a cat in the garden.", Il y a un chat dans le jardin."""
     there, be = Word("there"), _be(phrase, past)
     opening = [Word("est-ce", be), Word("que", be)] if question else []
     finite = Word("avait" if past else "a", be)
@@ -414,16 +407,14 @@ def there_is(phrase: Phrase, place: Phrase, *, past: bool = False, question: boo
     )
 
 
-def here_is(phrase: Phrase, subject: Phrase, verb: Verb, pronoun: str = "") -> Sentence:
-    """A clause with "here is": "Here are the letters that I wrote.", Voici les lettres que j'ai écrites.
-
-    `pronoun` is the indirect object.
-    """
+def presentative_clause(phrase: Phrase, subject: Phrase, verb: Verb, pronoun: str = "") -> Sentence:
+    """A sentence with "here is": "Here are the letters that I wrote.", Voici les lettres que j'ai écrites. `pronoun` is
+    the indirect object."""
     assert phrase.noun is not None
     here, be, that = Word("here"), _be(phrase, past=False), Word("that")
     past, particles = Word(verb.past), [Word(text) for text in verb.particle.split()]
     auxiliary = Word(conjugate("avoir")[0][subject.form], past, *particles)
-    participle = Word(agree(verb.participle, phrase.feminine, phrase.plural), past, *particles)
+    participle = Word(inflect_participle(verb.participle, phrase.feminine, phrase.plural), past, *particles)
     recipient = [Word(pronoun)] if pronoun else []
     clitics = [Word(OBJECT_PRONOUNS[word.text][1], word) for word in recipient]
     return Sentence(

@@ -1,14 +1,14 @@
-"""English and French morphology: word boundaries, inflection, elision, contraction."""
+"""Morphology: English and French inflection, elision, contraction, and word segmentation."""
 
 import re
 
-# Indices of the five forms of a French verb in the present: je, il, nous, vous, ils.
+# Indices of the five present-tense forms of a French verb.
 JE, IL, NOUS, VOUS, ILS = range(5)
 
 _WORDS = re.compile(r"aujourd'hui|(?:qu|[cdjlmnst])'|'s\b|[\w-]+|[^\w\s]", re.IGNORECASE)
 
 _VOWELS = frozenset("aeiouhàâéèêëîïôûœ")
-# Words with h aspiré, before which nothing elides (le héros, la hache).
+# h aspiré: no elision before it (le héros, la hache).
 _ASPIRATED = frozenset({"hache", "haches", "haricot", "haricots", "hérisson", "hérissons", "héros", "hibou", "hiboux"})
 
 _ELIDED = {word: word[:-1] + "'" for word in ("de", "je", "la", "le", "me", "ne", "que", "se")}
@@ -17,10 +17,8 @@ _CONTRACTED = {("de", "le"): "du", ("de", "les"): "des", ("à", "le"): "au", ("�
 
 
 def words(text: str) -> list[str]:
-    """Splits an English or French sentence into words, whose indices alignments refer to.
-
-    Punctuation, elided words ("l'", "qu'") and the English genitive "'s" are separate words; "est-ce" and "aujourd'hui"
-    are one word each.
+    """Split an English or French sentence into the words that alignments refer to. Punctuation, elided words ("l'",
+    "qu'") and the English genitive "'s" are separate words; "est-ce" and "aujourd'hui" are one word each.
 
     >>> words("Est-ce qu'Anne a vu l'arbre ?")
     ['Est-ce', "qu'", 'Anne', 'a', 'vu', "l'", 'arbre', '?']
@@ -28,26 +26,26 @@ def words(text: str) -> list[str]:
     return _WORDS.findall(text)
 
 
-def elides(word: str) -> bool:
-    """Whether the word before a French word is elided: it starts with a vowel or a mute h.
+def triggers_elision(word: str) -> bool:
+    """Whether a French word causes elision of the word before it: it starts with a vowel or a mute h.
 
-    >>> elides("histoire"), elides("héros")
+    >>> triggers_elision("histoire"), triggers_elision("héros")
     (True, False)
     """
     return word[0].lower() in _VOWELS and word not in _ASPIRATED
 
 
 def elide(text: str, following: str) -> str:
-    """The form of a French word before another: elided or replaced before a vowel.
+    """The form of a French word before the following word: elided, or a special form before a vowel.
 
     >>> elide("la", "école"), elide("ma", "école"), elide("ce", "arbre"), elide("le", "hibou")
     ("l'", 'mon', 'cet', 'le')
     """
-    return _BEFORE_VOWEL[text] if text in _BEFORE_VOWEL and elides(following) else text
+    return _BEFORE_VOWEL[text] if text in _BEFORE_VOWEL and triggers_elision(following) else text
 
 
 def contract(text: str, following: str) -> str:
-    """The contraction of a French preposition and the following article; empty if there is none.
+    """Contraction of a French preposition with the article after it; empty if there is none.
 
     >>> contract("de", "le"), contract("à", "les"), contract("de", "la"), contract("de", "l'")
     ('du', 'aux', '', '')
@@ -56,7 +54,7 @@ def contract(text: str, following: str) -> str:
 
 
 def english_plural(noun: str) -> str:
-    """The regular plural of a noun, or third person singular of a verb, which follows the same rule.
+    """The plural of a noun, or the third person of a verb: the rule is the same.
 
     >>> english_plural("box"), english_plural("cherry"), english_plural("boy"), english_plural("go")
     ('boxes', 'cherries', 'boys', 'goes')
@@ -142,10 +140,8 @@ _IRREGULAR = {
 
 
 def conjugate(infinitive: str, strong: str = "") -> tuple[tuple[str, ...], str]:
-    """The present tense (je, il, nous, vous, ils) and the past participle of a French verb.
-
-    `strong` is the stressed stem of an -er verb if it differs (acheter: achèt-, envoyer: envoi-). The spelling of -ger
-    and -cer before -ons follows a rule.
+    """Present tense (je, il, nous, vous, ils) and past participle. `strong` is the stressed stem of an -er verb if it
+    differs (acheter: achèt-, envoyer: envoi-). The spelling of -ger and -cer before -ons is handled automatically.
 
     >>> conjugate("manger")
     (('mange', 'mange', 'mangeons', 'mangez', 'mangent'), 'mangé')
@@ -165,7 +161,7 @@ def conjugate(infinitive: str, strong: str = "") -> tuple[tuple[str, ...], str]:
     return (stem + "s", stem, stem + "ons", stem + "ez", stem + "ent"), stem + "u"
 
 
-# Verbs whose past is the imparfait: je, il, nous, vous, ils.
+# The two verbs that use the imperfect in the past.
 IMPERFECT = {
     "être": ("étais", "était", "étions", "étiez", "étaient"),
     "avoir": ("avais", "avait", "avions", "aviez", "avaient"),
