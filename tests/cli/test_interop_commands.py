@@ -67,11 +67,11 @@ def test_what_graphs_cannot_do(refused, monkeypatch, graphs, transformer_folder)
     assert "The folder holds ONNX graphs" in refused("look", graphs, "one", "--out", "map.png")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     for command in ("translate", graphs, "one"), ("evaluate", graphs, "--data", "phrasebook"):
-        assert 'onnxruntime is not installed. Install it with: pip install "regard[onnx]"' in refused(*command)
+        assert 'onnxruntime is not installed. Get it with: pip install "regard[onnx]"' in refused(*command)
 
 
 def test_what_cannot_be_is_said(refused, tmp_path, seq2seq_folder, transformer_folder):
-    assert "the folder does not exist" in refused("import", tmp_path / "none", "--out", tmp_path / "m")
+    assert "there is no such folder" in refused("import", tmp_path / "none", "--out", tmp_path / "m")
     assert "holds a model already" in refused("import", tmp_path, "--out", transformer_folder)
     (tmp_path / "model.bin").write_bytes(b"\x00" * 8)
     assert "Give --tokenizer FILE" in refused("import", tmp_path / "model.bin", "--out", tmp_path / "m")
