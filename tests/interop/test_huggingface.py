@@ -250,7 +250,7 @@ def test_tokenizer_larger_than_the_vocabulary_is_an_error(folder):
     write_tokenizer(folder, vocab=VOCAB - 1)  # common: embeddings are padded
     assert import_folder(folder).tokenizer.vocab_size == 46
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(RegardError, match=r"is not a tokeni[sz]er"):
+    with pytest.raises(RegardError, match="is not a tokeniser"):
         import_folder(folder)
 
 
