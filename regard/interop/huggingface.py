@@ -39,7 +39,7 @@ from regard.interop.tokenizer_files import (
     separator_id,
     special_ids,
     write_tokenizer,
-    write_two_tokenizers,
+    write_marian_tokenizers,
 )
 from regard.interop.vit_like import VIT_CLASSES, read_vit_model, write_vit_model
 from regard.models import ViTConfig, family_of
@@ -159,13 +159,13 @@ def export_folder(pipeline: Bundle, folder: str | Path) -> str:
         config = join_config(config)
     table, generation, tensors = writers[family](config, special, weights)
     if is_marian:
-        write_two_tokenizers(source, target, folder, special, max_len=config.max_len)
+        write_marian_tokenizers(source, target, folder, special, max_len=config.max_len)
     else:
         has_segments = getattr(config, "segments", 0) > 1 and special.between is None
         write_tokenizer(source, folder, special, segments=has_segments, max_len=config.max_len)
     if isinstance(pipeline, Translator) and pipeline.languages:
-        settings = folder / "tokenizer_config.json"
-        write_whole(settings, json_bytes({**read_json(settings), **dict(zip(_LANGUAGE_KEYS, pipeline.languages))}))
+        path = folder / "tokenizer_config.json"
+        write_whole(path, json_bytes({**read_json(path), **dict(zip(_LANGUAGE_KEYS, pipeline.languages))}))
     if generation:
         write_whole(folder / "generation_config.json", json_bytes(generation))
     return _write_model(folder, table, tensors)

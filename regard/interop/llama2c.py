@@ -35,6 +35,8 @@ _MAGIC = 0x616B3432  # first number of files in later versions of the format
 
 
 class Llama2cHeader(NamedTuple):
+    """The seven integers at the start of a model file."""
+
     width: int
     feedforward: int
     layers: int

@@ -368,9 +368,9 @@ def _normalizer(model: PieceModel) -> normalizers.Normalizer:
     if model.charsmap:
         charsmap = normalizers.Precompiled(model.charsmap)
         steps.append(charsmap)
-        # The library looks up single characters and short sequences incompletely: combining accents after a mapped
-        # character may be lost. Maps that compose accents follow NFKC, so composing before and after compensates for
-        # letters; accents on symbols such as ① are still lost.
+        # The library looks up one grapheme at a time, and replaces a short one by the mapping of its base character, so
+        # that combining accents are lost. Maps that compose accents follow NFKC, so composing before and after restores
+        # them on letters; accents on symbols such as ① are still lost.
         if charsmap.normalize_str("e\u0301") == "é":
             steps = [normalizers.NFC(), charsmap, normalizers.NFC()]
     if model.remove_extra_whitespaces:

@@ -64,6 +64,8 @@ def timm_table(tokens: Sequence[str], norm: str) -> MappingTable:
 
 
 class TimmSize(NamedTuple):
+    """A named size of timm's Vision Transformers."""
+
     width: int
     layers: int
     heads: int
@@ -129,7 +131,7 @@ def read_timm_model(table: Mapping[str, Any], tensors: Mapping[str, Tensor], ori
     settings = _merge_settings(table, origin)
     _check_config(settings, inferred)
     tokens = [name for name in PREFIX_TOKENS if name in tensors]
-    config = _config(settings, inferred, tensors)
+    config = _make_config(settings, inferred, tensors)
     mapping_table = timm_table(tokens, "fc_norm" if inferred.fc_norm else "norm")
     return to_linear_patches(
         config, read_model_weights(config, mapping_table, {"blocks": config.layers}, tensors, origin)
@@ -211,7 +213,7 @@ def _contradiction(settings: ForeignConfig, key: str, value: Any) -> RegardError
     )
 
 
-def _config(settings: ForeignConfig, inferred: InferredArguments, tensors: Mapping[str, Tensor]) -> ViTConfig:
+def _make_config(settings: ForeignConfig, inferred: InferredArguments, tensors: Mapping[str, Tensor]) -> ViTConfig:
     distilled = "dist_token" in tensors
     pooling = _pooling(settings, inferred)
     prefix_length = inferred.class_token + distilled + inferred.reg_tokens

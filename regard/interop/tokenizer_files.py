@@ -101,8 +101,8 @@ def read_tokenizer(folder: str | Path) -> ImportedTokenizer:
     path = next((folder / name for name in _FORMATS if (folder / name).exists()), None)
     if path is None:
         raise RegardError(f"{folder}: the tokenizer is missing.", f"Expected one of {', '.join(_FORMATS)}.")
-    settings = _settings(folder)
-    family, read = _family(folder), _FORMATS[path.name]
+    settings = _read_settings(folder)
+    family, read = _read_family(folder), _FORMATS[path.name]
     supported = _SUPPORTED_FAMILIES.get(path.name)
     if supported and family not in supported:
         if family:
@@ -167,7 +167,7 @@ def write_tokenizer(
         write_whole(folder / file, json_bytes(content))
 
 
-def write_two_tokenizers(
+def write_marian_tokenizers(
     source: Tokenizer, target: Tokenizer, folder: str | Path, special: Special, *, max_len: int
 ) -> None:
     """Writes separate source and target tokenizers in Marian's format; both must be sentencepiece.
@@ -247,7 +247,7 @@ def set_special_template(
     )
 
 
-def _family(folder: Path) -> str:
+def _read_family(folder: Path) -> str:
     """The family of the folder's tokenizer class: "bert" for BertTokenizerFast; empty if there is none."""
     tokenizer, config = read_json(folder / "tokenizer_config.json"), read_json(folder / "config.json")
     for name in (tokenizer.get("tokenizer_class"), config.get("tokenizer_class"), config.get("model_type")):
@@ -264,7 +264,7 @@ def _boundary_role(settings: ForeignConfig, key: str, role: str, default: str) -
     return role if settings.get_bool(key, False) else ""
 
 
-def _settings(folder: Path) -> ForeignConfig:
+def _read_settings(folder: Path) -> ForeignConfig:
     """The settings in tokenizer_config.json and special_tokens_map.json."""
     path = folder / "tokenizer_config.json"
     table = read_json(path) | {k: v for k, v in read_json(folder / "special_tokens_map.json").items() if v is not None}
@@ -273,7 +273,7 @@ def _settings(folder: Path) -> ForeignConfig:
 
 def special_ids(library: tokenizers.Tokenizer, folder: Path) -> dict[str, int]:
     """The special ids by role, for a tokenizer that replaces the one of the folder."""
-    return _special_ids(library, _settings(folder), _FAMILIES.get(_family(folder), _Family({})))
+    return _special_ids(library, _read_settings(folder), _FAMILIES.get(_read_family(folder), _Family({})))
 
 
 def _special_ids(library: tokenizers.Tokenizer, settings: ForeignConfig, tokens: _Family) -> dict[str, int]:

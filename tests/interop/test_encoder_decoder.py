@@ -99,7 +99,7 @@ def write_tokenizer(folder: Path, config: Any) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "w4"}))
 
 
-def padded(rows: list[list[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_rows(rows: list[list[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
@@ -110,8 +110,8 @@ def padded(rows: list[list[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor
 def assert_same_logits_and_attention(model: Transformer, special: Special, hf_model: Any) -> None:
     """Compares logits and all attention weights for two pairs of different lengths."""
     targets = [[special.sos, 5, 6, 31, 9, 12], [special.sos, 44, 13]]
-    ids, mask = padded(SOURCES, special.pad)
-    target_ids, target_mask = padded(targets, special.pad)
+    ids, mask = pad_rows(SOURCES, special.pad)
+    target_ids, target_mask = pad_rows(targets, special.pad)
     inputs = dict(input_ids=ids, attention_mask=mask)
     inputs |= dict(decoder_input_ids=target_ids, decoder_attention_mask=target_mask)
     expected = hf_model(**inputs, output_attentions=True)
@@ -160,7 +160,7 @@ def test_generation_matches_transformers(transformers, case, tmp_path):
     pipeline = import_folder(tmp_path)
     special = pipeline.special
     sources = [torch.randint(4, 49, (1 + i % 9,)).tolist() for i in range(12)]
-    ids, mask = padded(sources, special.pad)
+    ids, mask = pad_rows(sources, special.pad)
     excluded = [[token] for token in {special.pad, special.sos} - {special.eos}] or None  # as in Regard
     common = dict(input_ids=ids, attention_mask=mask, min_new_tokens=4, max_new_tokens=20, bad_words_ids=excluded)
     common |= dict(decoder_start_token_id=special.sos, forced_eos_token_id=None)

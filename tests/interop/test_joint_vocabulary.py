@@ -23,7 +23,7 @@ KINDS = [("word", "word"), ("bpe", "bpe"), ("char", "space"), ("bytes", "bytes")
 MAX_LEN = 12
 
 
-def tokenizers_of(kinds: tuple[str, str]) -> tuple[Tokenizer, Tokenizer]:
+def train_tokenizers(kinds: tuple[str, str]) -> tuple[Tokenizer, Tokenizer]:
     source, target = (Tokenizer.train([pair[side] for pair in PAIRS], kind, 300) for side, kind in enumerate(kinds))
     return source, target
 
@@ -31,7 +31,7 @@ def tokenizers_of(kinds: tuple[str, str]) -> tuple[Tokenizer, Tokenizer]:
 def make_translator(kinds: tuple[str, str] = ("word", "word"), **choices: Any) -> Translator:
     """A translator with random weights, scaled so that translations differ, and with unused embedding rows."""
     torch.manual_seed(2)
-    source, target = tokenizers_of(kinds)
+    source, target = train_tokenizers(kinds)
     sizes = dict(width=32, heads=2, feedforward=48, encoder_layers=2, decoder_layers=2, dropout=0.0, max_len=64)
     vocabularies = dict(source_vocab=source.vocab_size + 2, target_vocab=target.vocab_size + 1)
     model = Transformer(TransformerConfig(**(sizes | vocabularies | choices))).eval()
@@ -46,7 +46,7 @@ def make_translator(kinds: tuple[str, str] = ("word", "word"), **choices: Any) -
 
 @pytest.mark.parametrize("kinds", KINDS)
 def test_joint_tokenizer_encodes_the_source_and_decodes_the_target(kinds):
-    source, target = tokenizers_of(kinds)
+    source, target = train_tokenizers(kinds)
     joint = join_tokenizers(source, target, offset=1000)
     assert [joint.encode(line) for line in LINES] == [source.encode(line) for line in LINES]
     for _, text in PAIRS[:9]:

@@ -150,7 +150,7 @@ def test_tokenizer_with_another_normalizer_is_not_written(tmp_path):
 # -- damaged and unsupported files ------------------------------------------------------------------------------------
 
 
-def file_of(*more: Piece, type: int = BPE, charsmap: bytes = b"") -> bytes:
+def make_file(*more: Piece, type: int = BPE, charsmap: bytes = b"") -> bytes:
     return to_bytes(PieceModel([*VALID_PIECES, *more], type, charsmap))
 
 
@@ -160,21 +160,21 @@ INVALID_FILES = {
     "unsupported: type 3": lambda: train_sentencepiece(model_type="word"),
     "unsupported: type 4": lambda: train_sentencepiece(model_type="char", vocab_size=60),
     "spaces as suffixes of words": lambda: train_sentencepiece(model_type="unigram", treat_whitespace_as_suffix=True),
-    "spaces that are not escaped as ▁": lambda: file_of()[:-1] + b"\0",
-    "unsupported: a denormalizer": lambda: file_of() + b"\x2a\3\x12\1a",
-    "0 unknown pieces, expected 1": lambda: file_of().replace(b"\x18\2", b"\x18\3"),
-    "duplicate or empty pieces": lambda: file_of(Piece("a", -1)),
-    "1 byte pieces, expected 0 or 256": lambda: file_of(Piece("<0x41>", 0, 6)),
-    "a piece of an invalid type": lambda: file_of(Piece("c", 0, 7)),
-    "same score": lambda: file_of(Piece("ab", -1), Piece("ba", -1)),
-    "the piece 'ac' contains 'c', which is not a piece": lambda: file_of(Piece("ac", -1)),
-    "unsupported: BPE with unused pieces": lambda: file_of(Piece("ab", -1, UNUSED)),
-    "no merges lead to the piece 'abab'": lambda: file_of(Piece("abab", -1), Piece("aa", 0, USER_DEFINED)),
+    "spaces that are not escaped as ▁": lambda: make_file()[:-1] + b"\0",
+    "unsupported: a denormalizer": lambda: make_file() + b"\x2a\3\x12\1a",
+    "0 unknown pieces, expected 1": lambda: make_file().replace(b"\x18\2", b"\x18\3"),
+    "duplicate or empty pieces": lambda: make_file(Piece("a", -1)),
+    "1 byte pieces, expected 0 or 256": lambda: make_file(Piece("<0x41>", 0, 6)),
+    "a piece of an invalid type": lambda: make_file(Piece("c", 0, 7)),
+    "same score": lambda: make_file(Piece("ab", -1), Piece("ba", -1)),
+    "the piece 'ac' contains 'c', which is not a piece": lambda: make_file(Piece("ac", -1)),
+    "unsupported: BPE with unused pieces": lambda: make_file(Piece("ab", -1, UNUSED)),
+    "no merges lead to the piece 'abab'": lambda: make_file(Piece("abab", -1), Piece("aa", 0, USER_DEFINED)),
     "is changed by normalization": lambda: train_sentencepiece(model_type="unigram", user_defined_symbols="①"),
-    "score that is not a finite number": lambda: file_of(Piece("c", float("nan"))),
-    "character map of the wrong size": lambda: file_of(charsmap=b"\x08\0\0\0\0\0\0\0a\0"),
-    "character map with invalid offsets": lambda: file_of(charsmap=b"\4\0\0\0\0\4\1\0a\0"),
-    "character map with invalid +offsets": lambda: file_of(charsmap=INVALID_CHARSMAP),
+    "score that is not a finite number": lambda: make_file(Piece("c", float("nan"))),
+    "character map of the wrong size": lambda: make_file(charsmap=b"\x08\0\0\0\0\0\0\0a\0"),
+    "character map with invalid offsets": lambda: make_file(charsmap=b"\4\0\0\0\0\4\1\0a\0"),
+    "character map with invalid +offsets": lambda: make_file(charsmap=INVALID_CHARSMAP),
     "not a sentencepiece file": lambda: b"PK\3\4 a zip file",
 }
 
@@ -190,7 +190,7 @@ def test_damaged_and_unsupported_files_are_an_error(message, tmp_path):
 @pytest.mark.parametrize("content", ["bpe bytes", "unigram", "small"])
 def test_damaged_file_is_an_error_or_a_usable_tokenizer(content, tmp_path):
     """Random damage raises only RegardError; a file that can be read can be used."""
-    valid = file_of(type=UNIGRAM) if content == "small" else train_sentencepiece(**MODELS[content])
+    valid = make_file(type=UNIGRAM) if content == "small" else train_sentencepiece(**MODELS[content])
     rng = random.Random(3)
     errors = 0
     for _ in range(40):

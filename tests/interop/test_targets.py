@@ -53,7 +53,7 @@ MORE_FORMS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("form", [*FORMS, *MORE_FORMS], ids=lambda form: str(list(form.values())[:3]))
-def test_exporters_agree_with_unsupported(tmp_path, form, shared):
+def test_exporters_agree_with_unsupported_settings(tmp_path, form, shared):
     config = TransformerConfig(**(SMALL | form))
     for target in TARGETS:
         translator = make_translator(config, shared)
