@@ -38,8 +38,8 @@ from regard.interop.tokenizer_files import (
     read_tokenizer,
     separator_id,
     special_ids,
-    write_tokenizer,
     write_marian_tokenizers,
+    write_tokenizer,
 )
 from regard.interop.vit_like import VIT_CLASSES, read_vit_model, write_vit_model
 from regard.models import ViTConfig, family_of
