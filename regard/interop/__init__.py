@@ -1,4 +1,7 @@
-"""Models of other programs, in and out: Hugging Face folders, llama2.c checkpoints; CTranslate2 and ONNX out."""
+"""Import and export of model formats.
+
+Imports Hugging Face and timm folders and llama2.c checkpoints; exports to Hugging Face, CTranslate2 and ONNX.
+"""
 
 from regard.interop.ctranslate import export_ctranslate2
 from regard.interop.huggingface import export_folder, import_folder

@@ -165,7 +165,7 @@ def test_evaluate_command_matches_the_validation_scores(runs, tmp_path, capsys, 
     measured, logged = json.loads(scores.read_text()), load(out, "cpu").training["validation"]
     key, logged_key = ("accuracy", "accuracy") if task == "classify-images" else ("mean_iou", "iou")
     assert measured[key] == pytest.approx(logged[logged_key])
-    assert measured["pictures"] == 15
+    assert measured["images"] == 15
     assert main(["info", str(out), "--device", "cpu"]) == 0
     assert "longest_side" in capsys.readouterr().out
 

@@ -94,7 +94,7 @@ def test_without_anywidget_there_is_the_picture(seen, monkeypatch):
     _kind.cache_clear()
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(
-        RegardError, match=r'anywidget is not installed\. Get it with: pip install "regard\[notebook\]"'
+        RegardError, match=r'anywidget is not installed\. Install it with: pip install "regard\[notebook\]"'
     ):
         seen.widget()
     assert seen._repr_mimebundle_() is None

@@ -1,4 +1,4 @@
-"""Texts, and sentencepiece models of every kind, that the tests of tokenisers share."""
+"""Texts and sentencepiece models for the tests of tokenizers."""
 
 import io
 import random
@@ -18,7 +18,7 @@ def phrases(split: str, count: int) -> list[str]:
 
 
 TEXTS = phrases("train", 600)
-ODD = [
+UNUSUAL_TEXTS = [
     *("", " ", "   ", " x", "x ", "  the  cat   sat ", "tab\there\nand\r\nthere", "a\u00a0b\u3000c", "x" * 60),
     *("☃ ☃☃ the", "🙂 👩‍👩‍👧 e", "日本 語", "e\u0301te\u0301", "o\u0302\u0301", "한글 \u1112\u1161\u11ab", "ｶﾞｷﾞ"),
     *("ﬁn Ⅷ ①²", "ＡＢＣ", "l’homme d'été", "1,000.50", "---- --", "((the))", "\u200bthe\u200ccat"),
@@ -26,18 +26,19 @@ ODD = [
 ]
 
 
-def rubbish(count: int) -> list[str]:
-    draw = random.Random(7)
-    return ["".join(draw.choices("aehstéà '’.,-/▁  ☃🙂ﬁ\tLT", k=draw.randint(1, 25))) for _ in range(count)]
+def random_texts(count: int) -> list[str]:
+    rng = random.Random(7)
+    return ["".join(rng.choices("aehstéà '’.,-/▁  ☃🙂ﬁ\tLT", k=rng.randint(1, 25))) for _ in range(count)]
 
 
-SENTENCES = [*phrases("test", 60), *ODD, *rubbish(200)]
-# Texts without what transformers itself makes something else of than sentencepiece does.
-PLAIN = [*phrases("test", 60), "", "The   café ", "n'est-ce pas ?", "☃☃ the ☃", "1,000.50 & more", "日本 語 🙂"]
+SENTENCES = [*phrases("test", 60), *UNUSUAL_TEXTS, *random_texts(200)]
+# Texts for which transformers and sentencepiece agree.
+PLAIN_TEXTS = [*phrases("test", 60), "", "The   café ", "n'est-ce pas ?", "☃☃ the ☃", "1,000.50 & more", "日本 語 🙂"]
 
 
 @cache
-def trained(**options) -> bytes:
+def train_sentencepiece(**options) -> bytes:
+    """The content of a trained sentencepiece file."""
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS),
@@ -49,7 +50,7 @@ def trained(**options) -> bytes:
     return file.getvalue()
 
 
-def theirs(content: bytes) -> sentencepiece.SentencePieceProcessor:
+def load_sentencepiece(content: bytes) -> sentencepiece.SentencePieceProcessor:
     return sentencepiece.SentencePieceProcessor(model_proto=content)
 
 
@@ -57,7 +58,7 @@ def ids_of(library: tokenizers.Tokenizer, text: str) -> list[int]:
     return Tokenizer(library, FOREIGN).encode(text)
 
 
-def written(folder: Path, content: bytes, name: str = "some.model") -> Path:
+def write_file(folder: Path, content: bytes, name: str = "some.model") -> Path:
     folder.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
     return folder / name
@@ -68,22 +69,22 @@ MODELS = {
     "bpe": dict(model_type="bpe"),
     "unigram bytes": dict(model_type="unigram", byte_fallback=True),
     "bpe bytes": dict(model_type="bpe", byte_fallback=True),
-    "bpe of llama": dict(
+    "bpe llama": dict(
         model_type="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False
     ),
-    "unigram folded": dict(model_type="unigram", normalization_rule_name="nmt_nfkc_cf"),
-    "unigram over spaces": dict(model_type="unigram", split_by_whitespace=False),
-    "bpe of spaces": dict(
+    "unigram casefolded": dict(model_type="unigram", normalization_rule_name="nmt_nfkc_cf"),
+    "unigram across spaces": dict(model_type="unigram", split_by_whitespace=False),
+    "bpe whitespace pieces": dict(
         **dict(model_type="bpe", allow_whitespace_only_pieces=True, remove_extra_whitespaces=False),
         **dict(normalization_rule_name="identity"),
     ),
-    "unigram bare": dict(model_type="unigram", add_dummy_prefix=False, normalization_rule_name="identity"),
-    "unigram defined": dict(
+    "unigram without prefix": dict(model_type="unigram", add_dummy_prefix=False, normalization_rule_name="identity"),
+    "unigram user-defined": dict(
         **dict(model_type="unigram", user_defined_symbols="the,(,▁▁", control_symbols="<c>"),
         **dict(normalization_rule_name="identity", remove_extra_whitespaces=False),
     ),
-    "bpe defined": dict(model_type="bpe", user_defined_symbols="the,(,((,é|", control_symbols="<c>"),
+    "bpe user-defined": dict(model_type="bpe", user_defined_symbols="the,(,((,é|", control_symbols="<c>"),
 }
-NAMES = ["<s>", "</s> x", "a<unk>b", "<c> <c>", "<0x41> <0x0A>"]
-# What a sound file holds at least.
-SOUND = [Piece("<unk>", 0, UNKNOWN), Piece("<s>", 0, CONTROL), Piece("▁", -9), Piece("a", -8), Piece("b", -7)]
+SPECIAL_NAMES = ["<s>", "</s> x", "a<unk>b", "<c> <c>", "<0x41> <0x0A>"]
+# The pieces of a minimal valid file.
+VALID_PIECES = [Piece("<unk>", 0, UNKNOWN), Piece("<s>", 0, CONTROL), Piece("▁", -9), Piece("a", -8), Piece("b", -7)]
