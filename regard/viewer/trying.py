@@ -53,7 +53,7 @@ class Outcome:
 
     text: str
     logprob: float | None
-    steps: list[Step] = field(repr=False)
+    steps: list[PredictionStep] = field(repr=False)
     look: Look | ImageLook = field(repr=False)
     """the attention maps"""
 

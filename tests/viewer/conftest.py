@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regard.viewer.page import page as html
+from regard.viewer.page import render_page as html
 from regard.viewer.scene import Scene
 from tests.viewer import scenes
 from tests.viewer.browsing import FLAGS, LINKS, QUIET, missing

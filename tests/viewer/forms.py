@@ -67,12 +67,12 @@ def bundle_of(form: str):
     size = tokenizer.vocab_size
     if form in READERS:
         kind = LanguageModel if isinstance(config, GPTConfig) else TextEncoder
-        return kind(opinionated(make_model(dataclasses.replace(config, vocab=size))), tokenizer)
+        return kind(amplify_weights(make_model(dataclasses.replace(config, vocab=size))), tokenizer)
     model = make_model(dataclasses.replace(config, source_vocab=size, target_vocab=size))
-    return Translator(opinionated(model), tokenizer, tokenizer)
+    return Translator(amplify_weights(model), tokenizer, tokenizer)
 
 
-def opinionated(model):
+def amplify_weights(model):
     """Larger weights, and biases and gains that are not 0 and 1, so that a missing one shows."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -83,8 +83,8 @@ def opinionated(model):
     return model.eval()
 
 
-def looked_at(bundle):
-    return look(bundle, SOURCE, TARGET if isinstance(bundle, Translator) else None)
+def looked_at(pipeline):
+    return look(pipeline, SOURCE, TARGET if isinstance(pipeline, Translator) else None)
 
 
 @cache

@@ -7,7 +7,7 @@ import torch
 import regard
 from regard.models import ViT
 from regard.models.vit import vit_pico
-from tests.viewer.forms import opinionated
+from tests.viewer.forms import amplify_weights
 from tests.viewer.seeing import LABELS, SIZES, images
 
 # Every way from pixels to tokens, every positional encoding, every head.
@@ -29,7 +29,7 @@ FORMS = {
 
 def model_of(form: str) -> ViT:
     torch.manual_seed(0)
-    return opinionated(ViT(vit_pico(**(SIZES | dict(layers=2, labels=LABELS, pooling="class") | FORMS[form]))))
+    return amplify_weights(ViT(vit_pico(**(SIZES | dict(layers=2, labels=LABELS, pooling="class") | FORMS[form]))))
 
 
 def looked_at(model: ViT, height=8, width=12):

@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from regard.viewer.looking import Side
-from regard.viewer.scene import Scene, direction, put
+from regard.viewer.looking import TokenAxis
+from regard.viewer.scene import Scene, add_blob, text_direction
 
 CALLED = {"source": "Source", "target": "Target", "predicted": "Translation", "text": "Text"}
 SOURCE = ["The", "cat", "chased", "the", "mouse", "through", "the", "garden", "."]
 TARGET = ["Le", "chat", "a", "pour", "chas", "sé", "la", "souris", "à", "travers", "le", "jardin", "."]
 
 
-def side(name: str, tokens: Sequence[str], words: Sequence[int] | None = None) -> Side:
-    return Side(name, list(tokens), list(range(len(tokens)) if words is None else words))
+def side(name: str, tokens: Sequence[str], words: Sequence[int] | None = None) -> TokenAxis:
+    return TokenAxis(name, list(tokens), list(range(len(tokens)) if words is None else words))
 
 
 def attention(
@@ -50,7 +50,7 @@ def attention(
 
 
 def scene(
-    sides: Sequence[Side],
+    sides: Sequence[TokenAxis],
     attentions: Sequence[dict[str, Any]],
     texts: tuple[str, str],
     *,
@@ -61,8 +61,8 @@ def scene(
     blobs: list[bytes] = []
     placed = [
         one
-        | {part: put(blobs, one[part], exact) for part in ("q", "k")}
-        | {part: put(blobs, one[part]) for part in ("w", "bias")}
+        | {part: add_blob(blobs, one[part], exact) for part in ("q", "k")}
+        | {part: add_blob(blobs, one[part]) for part in ("w", "bias")}
         for one in attentions
     ]
     header = {
@@ -76,7 +76,7 @@ def scene(
                 "called": CALLED[one.name],
                 "tokens": one.tokens,
                 "words": one.words,
-                "direction": direction(one),
+                "direction": text_direction(one),
             }
             for one in sides
         },

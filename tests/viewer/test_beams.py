@@ -95,7 +95,7 @@ def _total(tree, ids):
 
 def test_rows_are_where_the_step_looked(translator):
     tree = watch_decoding(translator, SENTENCE, DecodeConfig(beam=3))
-    np.testing.assert_allclose(tree.looked.sum(1), 1, atol=1e-5)
+    np.testing.assert_allclose(tree.weights.sum(1), 1, atol=1e-5)
     assert tree.source == ["one", "two", "three", "<eos>"]
     assert tree.attention in attentions(translator, "cross")
     # Greedy search, recorded while it runs, goes the same way as the rows of its tree.
@@ -104,10 +104,10 @@ def test_rows_are_where_the_step_looked(translator):
         translator.translate([SENTENCE], DecodeConfig("greedy"))
     path = [alone.nodes[number] for number in alone.path(alone.results[0].node)]
     seen = recording[alone.attention].weights()[0].mean(0).numpy()
-    np.testing.assert_allclose(alone.looked[[node.row for node in path]], seen, atol=1e-5)
+    np.testing.assert_allclose(alone.weights[[node.row for node in path]], seen, atol=1e-5)
     # Siblings were proposed by one and the same look; others have one of their own.
     assert len({(node.parent, node.row) for node in tree.nodes}) == len({node.parent for node in tree.nodes})
-    assert len(tree.looked) == len({node.row for node in tree.nodes})
+    assert len(tree.weights) == len({node.row for node in tree.nodes})
 
 
 def test_constraints_are_seen(transformer):
@@ -118,7 +118,7 @@ def test_constraints_are_seen(transformer):
     first = [node for node in tree.nodes if node.step == 0]
     assert [(node.token, node.state) for node in first if node.state != "refused"] == [("deux", "best")]
     refused = [node for node in first if node.state == "refused"]
-    assert len(refused) == beams.REFUSED
+    assert len(refused) == beams.MAX_REFUSED
     assert {node.reason for node in refused} == {"prefix"}
     assert all(math.isnan(node.score) and node.logprob < 0 for node in refused)
     reasons = {node.reason for node in tree.nodes if node.state == "refused" and node.step == 2}
@@ -132,7 +132,7 @@ def test_watching_a_language_model(writer):
     assert [(one.text, one.score) for one in tree.results] == [(one.text, one.score) for one in written]
     assert tree.limit == 5
     for node in tree.nodes:
-        row = tree.looked[node.row]
+        row = tree.weights[node.row]
         before = len(tree.source) + node.step
         assert row[:before].sum() == pytest.approx(1, abs=1e-5)
         assert not row[before:].any()
@@ -141,13 +141,13 @@ def test_watching_a_language_model(writer):
         writer.model(writer.packed([[*writer.prompt_ids("the cat"), *ids[:2]]]))
     last = recording[tree.attention].weights()[0].mean(0)[-1].numpy()
     third = tree.nodes[tree.path(tree.results[0].node)[2]]
-    np.testing.assert_allclose(tree.looked[third.row][: len(last)], last, atol=1e-5)
+    np.testing.assert_allclose(tree.weights[third.row][: len(last)], last, atol=1e-5)
 
 
 def test_a_model_without_attention_has_a_tree_too(blind):
     tree = watch_decoding(blind, SENTENCE)
     assert tree.attention is None
-    assert tree.looked.shape == (0, 4)
+    assert tree.weights.shape == (0, 4)
     assert {node.row for node in tree.nodes} == {None}
 
 
@@ -165,12 +165,12 @@ def test_what_cannot_be_watched(transformer, writer):
 def test_large_trees_are_thinned_but_lead_to_every_output(transformer, monkeypatch):
     config = DecodeConfig(beam=6, n_best=6)
     whole = watch_decoding(transformer, SENTENCE, config)
-    monkeypatch.setattr(beams, "WIDEST", 4)
+    monkeypatch.setattr(beams, "MAX_CANDIDATES", 4)
     thin = watch_decoding(transformer, SENTENCE, config)
     counts = [sum(node.step == step for node in thin.nodes) for step in range(thin.steps)]
     assert max(counts) <= 6  # more than 4 only where outputs need it
-    assert len(thin.nodes) + sum(thin.left_out) >= len(whole.nodes)
-    assert sum(whole.left_out) == 0 < sum(thin.left_out)
+    assert len(thin.nodes) + sum(thin.omitted) >= len(whole.nodes)
+    assert sum(whole.omitted) == 0 < sum(thin.omitted)
     assert [one.text for one in thin.results] == [one.text for one in whole.results]
     for one in thin.results:
         assert thin.nodes[one.node].text == one.text
@@ -182,17 +182,17 @@ def test_scenes_have_the_search_that_was_made(transformer):
     seen = look(transformer, SENTENCE, config=DecodeConfig(beam=2, n_best=2), prefix="un")
     scene = scene_of(seen)
     told = scene.header["decode"]
-    assert seen.decoding.attention == told["attention"] == seen.alignment.name
+    assert seen.search_tree.attention == told["attention"] == seen.alignment.name
     assert told["source"] == scene.header["sides"]["source"]["tokens"]
     assert told["prefix"] == ["un"]
     assert (told["method"], told["beam"]) == ("beam", 2)
     blob = told["looked"]
     rows = np.frombuffer(scene.blobs[blob["at"]], "<f4").reshape(blob["shape"])
-    np.testing.assert_array_equal(rows, seen.decoding.looked)
+    np.testing.assert_array_equal(rows, seen.search_tree.weights)
     texts = []
     for node in told["nodes"]:
         before = "" if node["parent"] is None or node["whole"] else texts[node["parent"]]
         texts.append(before + node["piece"])
-    assert texts == [node.text for node in seen.decoding.nodes]
+    assert texts == [node.text for node in seen.search_tree.nodes]
     assert texts[told["results"][0]["node"]] == seen.translation
     assert look(transformer, SENTENCE).translation == transformer(SENTENCE)

@@ -32,8 +32,8 @@ def sentences(transformer):
 
 def stepped(seen, *steps):
     """The same look, as if models of these steps had been looked at."""
-    bundles = [dataclasses.replace(seen.bundle, training={"step": step}) for step in steps]
-    return [dataclasses.replace(seen, name="", bundle=bundle) for bundle in bundles]
+    pipelines = [dataclasses.replace(seen.pipeline, training={"step": step}) for step in steps]
+    return [dataclasses.replace(seen, name="", pipeline=pipeline) for pipeline in pipelines]
 
 
 def test_what_is_compared_is_called_by_what_tells_it_apart(models, sentences):
@@ -109,7 +109,7 @@ def test_the_title_of_different_sentences(sentences):
 
 def test_many_looks_share_the_room(models, monkeypatch):
     few, many = compare(*models), compare(*models * 3)
-    monkeypatch.setattr("regard.viewer.scene.EXACT", 2 * sum(map(len, scene_of(models[0], walk=False).blobs)))
+    monkeypatch.setattr("regard.viewer.scene.MAX_EXACT_BYTES", 2 * sum(map(len, scene_of(models[0], walk=False).blobs)))
     assert few.scene().header["attentions"][0]["q"]["type"] == "float32"
     assert many.scene().header["attentions"][0]["q"]["type"] == "uint16"
 
@@ -135,7 +135,7 @@ def test_pages_and_pictures(models, tmp_path):
 def test_models_answer_for_one_sentence(models, transformer, seq2seq):
     desk = compare(*models).desk
     assert desk.fields == ["source", "target"]
-    told, blobs = desk.answer({"look": {"source": "four five", "target": "cinq quatre"}})
+    told, blobs = desk.handle({"look": {"source": "four five", "target": "cinq quatre"}})
     twin = compare(
         look(transformer, "four five", "cinq quatre"), look(seq2seq, "four five", "cinq quatre"),
         labels=["transformer", "recurrent"],
@@ -147,16 +147,16 @@ def test_models_answer_for_one_sentence(models, transformer, seq2seq):
 def test_one_model_answers_for_two_sentences(sentences):
     desk = compare(*sentences).desk
     assert desk.fields == ["source", "beside"]
-    told, _ = desk.answer({"look": {"source": "four five", "beside": "five four six"}})
+    told, _ = desk.handle({"look": {"source": "four five", "beside": "five four six"}})
     assert [one["label"] for one in told["scene"]["compared"]] == ["four five", "five four six"]
-    told, _ = desk.answer({"look": {"source": "four five", "beside": " "}})
+    told, _ = desk.handle({"look": {"source": "four five", "beside": " "}})
     assert [one["label"] for one in told["scene"]["compared"]] == ["four five", "four five"]
     with pytest.raises(RegardError, match="nothing to look at"):
-        desk.answer({"look": {"source": "four", "target": "quatre"}})
+        desk.handle({"look": {"source": "four", "target": "quatre"}})
 
 
 def test_who_cannot_be_asked(models, sentences):
-    assert compare(models[0], dataclasses.replace(models[1], bundle=None)).desk is None
+    assert compare(models[0], dataclasses.replace(models[1], pipeline=None)).desk is None
     assert compare(models[0], sentences[1]).desk is not None
     assert compare(*sentences, models[0]).desk is None
 
@@ -165,11 +165,11 @@ def test_the_last_of_a_run_says_what_is_translated(transformer, seq2seq):
     models = [lambda: seq2seq, lambda: transformer]
     desk = ComparingDesk(transformer, models=models, labels=["step 0", "step 9"], last_leads=True)
     assert isinstance(desk, Desk)
-    both = desk.compared({"source": SOURCE})
+    both = desk.compare({"source": SOURCE})
     assert isinstance(both, Comparison)
     assert {one.translation for one in both.looks} == {look(transformer, SOURCE).translation}
-    assert [one.bundle for one in both.looks] == [None, None]
-    assert {one.translation for one in desk.compared({"source": SOURCE, "target": "un"}).looks} == {"un"}
+    assert [one.pipeline for one in both.looks] == [None, None]
+    assert {one.translation for one in desk.compare({"source": SOURCE, "target": "un"}).looks} == {"un"}
 
 
 def test_the_widget_has_it_all(models):

@@ -15,7 +15,7 @@ from regard.viewer import HeadOff, LayerOff, tried, try_it
 from regard.viewer.image_asking import PictureDesk
 from regard.viewer.image_scene import scene_of_picture
 from regard.viewer.live import Live
-from regard.viewer.widget import _kind
+from regard.viewer.widget import _widget_class
 from tests.viewer.browsing import QUIET, hash_of
 from tests.viewer.seeing import LABELS, images, model_of, photo
 
@@ -29,7 +29,7 @@ def pictures(tmp_path):
 
 @pytest.fixture
 def desk(pictures):
-    return PictureDesk(ImageModel(model_of("class")), "animals", pictures=pictures)
+    return PictureDesk(ImageModel(model_of("class")), "animals", images=pictures)
 
 
 def head_off(name):
@@ -44,9 +44,9 @@ def probabilities(outcome):
 
 
 def test_another_picture_is_looked_at(desk, pictures):
-    told, blobs = desk.answer({"look": {"picture": "noise"}})
-    seen = regard.look(desk.bundle, pictures["noise"], name="animals")
-    made = scene_of_picture(seen, pictures=["cat.png", "noise"])
+    told, blobs = desk.handle({"look": {"picture": "noise"}})
+    seen = regard.look(desk.pipeline, pictures["noise"], name="animals")
+    made = scene_of_picture(seen, images=["cat.png", "noise"])
     assert told["scene"]["texts"]["source"] == "noise"
     for part in ("picture", "pictures", "attentions", "model"):
         assert told["scene"][part] == made.header[part]
@@ -55,8 +55,8 @@ def test_another_picture_is_looked_at(desk, pictures):
 
 
 def test_a_head_that_is_off_changes_the_labels_as_zeroing_it_does(desk, pictures):
-    told, _ = desk.answer(head_off("noise"))
-    model, batch = desk.bundle.model, pictures["noise"][None]
+    told, _ = desk.handle(head_off("noise"))
+    model, batch = desk.pipeline.model, pictures["noise"][None]
     with torch.no_grad():
         before = model(batch).softmax(-1)[0].tolist()
         with tried(model, [HeadOff("blocks.0.attention", 1)]):
@@ -94,7 +94,7 @@ def test_what_is_off_in_a_segmenter_changes_how_many_pixels_a_label_has():
 )
 def test_what_it_does_not_answer(desk, request_, message):
     with pytest.raises(RegardError, match=message):
-        desk.answer(request_)
+        desk.handle(request_)
 
 
 # In a notebook
@@ -120,7 +120,7 @@ def test_a_look_is_a_widget():
 
 
 def test_without_anywidget_there_is_the_picture(monkeypatch):
-    _kind.cache_clear()
+    _widget_class.cache_clear()
     monkeypatch.setitem(sys.modules, "anywidget", None)
     seen = regard.look(model_of("class"), images()[0])
     with pytest.raises(RegardError, match="anywidget is not installed"):
@@ -133,8 +133,8 @@ def test_without_anywidget_there_is_the_picture(monkeypatch):
 
 @pytest.fixture
 def live(desk, pictures):
-    seen = regard.look(desk.bundle, pictures["cat.png"], name="animals")
-    server = Live(desk, scene_of_picture(seen, pictures=list(pictures)))
+    seen = regard.look(desk.pipeline, pictures["cat.png"], name="animals")
+    server = Live(desk, scene_of_picture(seen, images=list(pictures)))
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
@@ -155,7 +155,7 @@ def test_the_live_page_shows_other_pictures_and_tries_changes(browser, live, des
     choice.select_option("noise")
     page.wait_for_selector("h1 .source:text-is('noise')")
     page.wait_for_selector(QUIET)
-    seen = regard.look(desk.bundle, pictures["noise"])
+    seen = regard.look(desk.pipeline, pictures["noise"])
     assert page.locator("h1 .target").text_content().startswith(f"{seen.label}, ")
     assert page.evaluate("document.activeElement.name") == "picture"
     assert hash_of(page)["view"] == "images"
@@ -163,7 +163,7 @@ def test_the_live_page_shows_other_pictures_and_tries_changes(browser, live, des
     assert page.get_by_role("textbox").count() == 0  # a picture has no texts to change
     page.get_by_role("button", name="This attention").click()
     page.wait_for_selector(".outcomes:not([hidden])")
-    after = try_it(desk.bundle, pictures["noise"], [LayerOff("blocks.2.attention")]).after
+    after = try_it(desk.pipeline, pictures["noise"], [LayerOff("blocks.2.attention")]).after
     assert page.locator(".outcome .said").nth(1).text_content() == after.text
     weight = page.locator(".outcome").nth(1).locator(".steps .weight").first.text_content()
     assert float(weight) == pytest.approx(after.steps[0].probability, abs=0.006)
@@ -172,9 +172,9 @@ def test_the_live_page_shows_other_pictures_and_tries_changes(browser, live, des
 
 
 def test_a_live_page_of_one_picture_has_no_choice(browser, desk, pictures):
-    alone = PictureDesk(desk.bundle, "animals", pictures={"cat.png": pictures["cat.png"]})
-    seen = regard.look(desk.bundle, pictures["cat.png"])
-    server = Live(alone, scene_of_picture(seen, pictures=["cat.png"]))
+    alone = PictureDesk(desk.pipeline, "animals", images={"cat.png": pictures["cat.png"]})
+    seen = regard.look(desk.pipeline, pictures["cat.png"])
+    server = Live(alone, scene_of_picture(seen, images=["cat.png"]))
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     page = browser.new_page()

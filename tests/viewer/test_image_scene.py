@@ -9,7 +9,7 @@ import torch
 import regard
 from regard.errors import RegardError
 from regard.viewer import roll_out
-from regard.viewer.image_scene import LIKELIEST, scene_of_picture
+from regard.viewer.image_scene import MAX_LABEL_ROLLOUTS, scene_of_picture
 from regard.viewer.masks import label_colours
 from regard.viewer.scene import Scene
 from tests.viewer.seeing import KINDS, LABELS, images, model_of, photo
@@ -72,7 +72,7 @@ def test_of_many_labels_the_likeliest_and_the_one_that_is_asked_for():
     seen = regard.look(model_of(labels=names), images()[0])
     best = sorted(names, key=lambda name: -seen.probabilities[name])
     told = scene_of_picture(seen, label=best[9]).header
-    assert [one["name"] for one in told["picture"]["labels"]] == [*best[:LIKELIEST], best[9]]
+    assert [one["name"] for one in told["picture"]["labels"]] == [*best[:MAX_LABEL_ROLLOUTS], best[9]]
     assert (told["opens"]["over"], told["opens"]["label"]) == ("rollout", names.index(best[9]))
 
 
@@ -99,7 +99,7 @@ def test_more_labels_than_a_byte_has_numbers():
 
 def test_names_come_from_the_file_and_from_whoever_looks(tmp_path):
     seen = regard.look(model_of(), photo(tmp_path / "cat.png"), name="pets")
-    header = scene_of_picture(seen, pictures=["cat.png", "dog.png"]).header
+    header = scene_of_picture(seen, images=["cat.png", "dog.png"]).header
     assert header["texts"] == {"source": "cat.png", "target": ""}
     assert header["model"]["name"] == "pets"
     assert header["title"] == seen.title
@@ -205,7 +205,7 @@ def test_rollout_is_that_of_the_model(form):
     program += "labels: given.labels.map((label) => all({ label })) };"
     given = carried(scene_of_picture(seen)) | {"tokens": list(range(found.matrix.shape[1])), "labels": list(labels)}
     told = node(LOOKS, BEGIN + program + SHOW.format("told"), given)
-    np.testing.assert_allclose(told["whole"], found.whole[0], atol=1e-6)
+    np.testing.assert_allclose(told["whole"], found.pooled[0], atol=1e-6)
     np.testing.assert_allclose(told["tokens"], found.matrix[0], atol=1e-6)
     if form == "queries":
         np.testing.assert_allclose(told["labels"], found.queries[0], atol=1e-6)

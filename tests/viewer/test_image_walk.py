@@ -120,7 +120,7 @@ def test_it_begins_at_the_patch_with_the_largest_weight():
 def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
     seen = looked(form)
     whole = walk_of(seen).trace
-    monkeypatch.setattr(limits, "WHOLE", 0)
+    monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 0)
     made = walk_of(seen)
     assert made.note.startswith("The model is large: the walk has the steps of blocks.1 alone")
     assert len(made.trace.params) < len(whole.params)
@@ -134,7 +134,7 @@ def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
 def test_patch_embeddings_of_large_images_are_given(monkeypatch, form):
     seen = looked(form)
     whole = walk_of(seen).trace
-    monkeypatch.setattr(limits, "PIXELS", 0)
+    monkeypatch.setattr(limits, "MAX_PIXEL_BYTES", 0)
     some = walk_of(seen).trace
     assert "embedding.image" not in some
     assert "too large to be carried" in shown(some)[0]["title"]
@@ -143,7 +143,7 @@ def test_patch_embeddings_of_large_images_are_given(monkeypatch, form):
 
 
 def test_images_that_are_too_large(monkeypatch):
-    monkeypatch.setattr(limits, "LONGEST", 6)
+    monkeypatch.setattr(limits, "MAX_TOKENS", 6)
     with pytest.raises(RegardError, match="7 tokens: a walk takes at most 6"):
         walk_of(looked("class"))
 
@@ -155,7 +155,7 @@ def test_pages_of_small_models_have_a_walk(monkeypatch):
     assert header["sides"]["label"] == {"tokens": ["query"], "words": [-1], "of": "picture", "rows": [0] * 7}
     assert "of" not in header["sides"]["picture"]
     assert scene_of_picture(seen, walk=False).header["walk"] is None
-    for name in ("FEW", "SMALL", "WHOLE"):
+    for name in ("MAX_DEFAULT_PATCHES", "MAX_DEFAULT_BYTES", "MAX_MODEL_BYTES"):
         with monkeypatch.context() as changed:
             changed.setattr(limits, name, 4)
             assert scene_of_picture(seen).header["walk"] is None

@@ -19,8 +19,8 @@ from regard.errors import RegardError
 from regard.folder import TextEncoder, Translator
 from regard.models import Bert, BertConfig
 from regard.viewer import asking, look
-from regard.viewer.asking import Answer, Desk
-from regard.viewer.live import KEPT, LARGEST, Live
+from regard.viewer.asking import Desk, Response
+from regard.viewer.live import KEPT_RESPONSES, MAX_REQUEST_BYTES, Live
 from regard.viewer.scene import scene_of
 
 ASK = {"look": {"source": "one two three", "target": "trois deux un"}}
@@ -123,7 +123,7 @@ def test_pages_do_not_take_one_anothers_numbers(live):
     before = blobs_of(live, first)
     second = json.loads(send(live, "POST", "ask", {"look": {"source": "four five six seven"}})[2])
     assert blobs_of(live, first) == before != blobs_of(live, second)
-    for _ in range(KEPT):
+    for _ in range(KEPT_RESPONSES):
         send(live, place="scene")
     assert "no longer kept" in refused(live, place=f"blob/{first['blobs']}", status=404)
 
@@ -139,7 +139,7 @@ def test_a_page_without_a_sentence_has_a_scene_without_attentions(transformer):
 def test_more_can_be_asked(live, monkeypatch):
     def count(desk, wanted):
         assert desk.lock.locked()
-        return Answer({"count": len(wanted)}, [b"1", b"2"])
+        return Response({"count": len(wanted)}, [b"1", b"2"])
 
     monkeypatch.setitem(asking.REQUESTS, "count", count)
     told = json.loads(send(live, "POST", "ask", {"count": [3, 4, 5]})[2])
@@ -255,7 +255,7 @@ def test_what_is_not_json(live, body):
 
 
 def test_a_body_that_is_too_large_is_not_read(live):
-    assert "1 MB" in refused(live, "POST", "ask", ASK, Content_Length=str(LARGEST + 1), status=413)
+    assert "1 MB" in refused(live, "POST", "ask", ASK, Content_Length=str(MAX_REQUEST_BYTES + 1), status=413)
 
 
 @pytest.mark.parametrize("length", [None, "-1", "ten", "1" * 30])
@@ -319,7 +319,7 @@ def test_language_models_have_no_target(transformer):
         fields = ("source",)
 
     with pytest.raises(RegardError, match=r"nothing to look at\. Give a text as source\."):
-        Reader(transformer).answer(ASK)
+        Reader(transformer).handle(ASK)
 
 
 def test_a_port_that_is_taken(live):
@@ -405,7 +405,7 @@ def test_options_that_make_no_sense(opened, capsys, transformer_folder, options,
 
 
 def test_a_model_without_attention_has_a_live_page(blind):
-    assert Desk(blind).see({"source": "one two"}).header["walk"] is not None
+    assert Desk(blind).look({"source": "one two"}).header["walk"] is not None
 
 
 def test_a_model_that_answers_asks_for_a_context():
@@ -413,6 +413,6 @@ def test_a_model_that_answers_asks_for_a_context():
     sizes = dict(width=8, heads=2, layers=1, feedforward=16, vocab=tokenizer.vocab_size)
     desk = Desk(TextEncoder(Bert(BertConfig(**sizes, head="answer")).eval(), tokenizer))
     assert desk.fields == ["source", "context"]
-    (side,) = desk.see({"source": "who sat", "context": "the cat sat there"}).header["sides"].values()
+    (side,) = desk.look({"source": "who sat", "context": "the cat sat there"}).header["sides"].values()
     assert side["tokens"][1:3] == ["who", "sat"]
     assert side["tokens"][-5:-1] == ["the", "cat", "sat", "there"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from regard.folder.bundle import ModelWithTokenizers
 
 import regard
 from regard.attention import record
@@ -17,7 +18,6 @@ from regard.data.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.folder import TextEncoder
-from regard.folder.bundle import ModelWithTokenizers
 from regard.models import Bert, BertConfig, Seq2SeqConfig
 from regard.viewer import attentions, look
 from regard.viewer.forcing import information
@@ -85,7 +85,7 @@ def test_without_a_target_it_is_the_models_translation(seq2seq):
 
 
 def test_a_trained_model_looks_at_the_word_that_it_translates(seq2seq):
-    rows = look(seq2seq, SENTENCE).alignment.of()
+    rows = look(seq2seq, SENTENCE).alignment.head_weights()
     assert rows[:3].argmax(1).tolist() == [2, 1, 0]
 
 
@@ -197,7 +197,9 @@ def test_a_question_and_its_context(reader, tmp_path):
         reader.model(reader.packed([encoded.ids[0].tolist()]), torch.from_numpy(encoded.segments[0]))
     np.testing.assert_allclose(one.weights, recording[one.name].weights()[0], atol=1e-6)
     best = seen.alignment
-    assert information(seen.block(best.of())) == max(information(seen.block(m.of())) for m in seen.maps.values())
+    assert information(seen.question_block(best.head_weights())) == max(
+        information(seen.question_block(m.head_weights())) for m in seen.maps.values()
+    )
     header = scene_of(seen).header
     assert header["opens"]["attention"] == best.name
     assert max(step["differs"] or 0.0 for step in header["walk"]["steps"]) < 1e-5

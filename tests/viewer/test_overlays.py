@@ -14,7 +14,7 @@ from regard.attention import record
 from regard.errors import RegardError
 from regard.folder import ImageModel
 from regard.viewer import roll_out
-from regard.viewer.overlay_pictures import overlaid
+from regard.viewer.overlay_pictures import overlay
 from tests.viewer.seeing import KINDS, LABELS, images, model_of, photo
 
 PATCHES = [f"{row},{column}" for row in range(2) for column in range(3)]
@@ -142,17 +142,17 @@ def test_looking_changes_nothing():
 def test_a_patch_has_one_colour_over_a_grey_picture():
     pixels = np.full((8, 12, 3), 128, np.uint8)
     weights = np.array([[0.0, 0.1, 0.2], [0.3, 0.4, 0.0]])
-    found = overlaid(pixels, weights)
+    found = overlay(pixels, weights)
     tiles = found.reshape(2, 4, 3, 4, 3).swapaxes(1, 2)
     assert (tiles == tiles[:, :, :1, :1]).all()
     colours = tiles[:, :, 0, 0].reshape(6, 3)
     assert len(np.unique(colours.round(6), axis=0)) == 5  # two have no weight
     bright = colours @ [0.2126, 0.7152, 0.0722]
     assert list(np.argsort(bright[:5])) == [0, 1, 2, 3, 4]  # more is brighter
-    np.testing.assert_array_equal(overlaid(pixels, weights / 7), found)  # each panel has its own scale
-    grey = overlaid(pixels[..., :1], weights)
+    np.testing.assert_array_equal(overlay(pixels, weights / 7), found)  # each panel has its own scale
+    grey = overlay(pixels[..., :1], weights)
     np.testing.assert_allclose(grey, found, atol=1e-6)
-    assert np.isfinite(overlaid(pixels, np.zeros((2, 3)))).all()
+    assert np.isfinite(overlay(pixels, np.zeros((2, 3)))).all()
 
 
 def saved(seen, tmp_path, **options):
@@ -224,7 +224,7 @@ def test_one_head_is_shown_alone(tmp_path):
 def test_only_the_labels_with_most_pixels_are_shown(tmp_path, monkeypatch):
     from regard.viewer import overlays
 
-    monkeypatch.setattr(overlays, "MOST_LABELS", 2)
+    monkeypatch.setattr(overlays, "MAX_LABELS", 2)
     seen = look("mean", head="segment", segmenter="queries")
     areas = np.bincount(seen.run.output[0].argmax(0).flatten(), minlength=3)
     _, words = saved(seen, tmp_path)

@@ -14,7 +14,7 @@ from regard.attention.kernels import Call
 from regard.attention.masks import FREE
 from regard.errors import RegardError
 from regard.viewer import AttentionMap, Look, look, page, web
-from regard.viewer.looking import Side
+from regard.viewer.looking import TokenAxis
 from regard.viewer.scene import Scene, scene_of
 
 MODULE = 'function openPage() { document.title = "é"; }\nexport default { render: openPage };\n'
@@ -74,7 +74,7 @@ class Elements(HTMLParser):
 def scene_with(texts: list[str]) -> Scene:
     """A scene whose every string is one of these."""
     q = torch.randn(1, 1, len(texts), 4)
-    side = Side(texts[0], texts, [0] * len(texts))
+    side = TokenAxis(texts[0], texts, [0] * len(texts))
     recorded = Recorded(texts[1], "self", calls=[Call(q, q, q, ScaledDot(), FREE)])
     shown = AttentionMap(texts[1], "self", side, side, recorded)
     whole = " ".join(texts)
@@ -86,7 +86,7 @@ def test_everything_is_inside(transformer, tmp_path):
     seen.save(tmp_path / "page.html", "decoder.0.cross", 1)
     made = scene_of(seen, "decoder.0.cross", 1)
     content = (tmp_path / "page.html").read_bytes()
-    assert content == page.page(made)
+    assert content == page.render_page(made)
     elements = Elements(content.decode())
     header, *blobs, (module, script) = elements.named("script")
     assert header[0] == {"type": "application/json", "id": "scene"}
@@ -101,7 +101,7 @@ def test_everything_is_inside(transformer, tmp_path):
 
 
 def test_nothing_is_fetched_and_only_its_own_script_runs(transformer):
-    text = page.page(scene_of(look(transformer, "one", "un"))).decode()
+    text = page.render_page(scene_of(look(transformer, "one", "un"))).decode()
     elements = Elements(text)
     named = {name for _, attributes, _ in elements.found for name in attributes}
     assert not named & {"src", "href", "style", "srcset"}
@@ -118,7 +118,7 @@ def test_nothing_is_fetched_and_only_its_own_script_runs(transformer):
 
 def test_hostile_texts_stay_texts():
     made = scene_with(HOSTILE)
-    content = page.page(made)
+    content = page.render_page(made)
     elements = Elements(content.decode())
     count = {
         "html": 1,
@@ -145,7 +145,7 @@ def test_any_text_can_be_the_title(text):
     """Control characters and halves of characters, which no HTML can hold, become spaces."""
     made = scene_with(HOSTILE)
     made.header["title"] = text
-    (title,) = (text for _, text in Elements(page.page(made).decode()).named("title"))
+    (title,) = (text for _, text in Elements(page.render_page(made).decode()).named("title"))
     assert len(title) == len(text)
     assert all(shown in (sign, " ") for shown, sign in zip(title, text))
     assert title.isprintable() or any(sign in title for sign in "\u202e\u200f\u2066\u200d")
@@ -155,14 +155,14 @@ def test_any_text_can_be_the_title(text):
 def test_a_module_that_would_leave_its_element_is_refused(monkeypatch, unfit):
     monkeypatch.setattr(page, "module", lambda: f"/* {unfit} */")
     with pytest.raises(ValueError, match="script element"):
-        page.page(scene_with(HOSTILE))
+        page.render_page(scene_with(HOSTILE))
 
 
 def big_look(layers: int, heads: int, width: int, length: int) -> Look:
     """As of an encoder and a decoder with so many layers each, on a pair of so many tokens each."""
     drawn = torch.randn(2, 1, heads, length, width // heads)
     tokens = [f"token{i}" for i in range(length)]
-    side, maps = Side("source", tokens, list(range(length))), {}
+    side, maps = TokenAxis("source", tokens, list(range(length))), {}
     names = [f"encoder.{i}.attention" for i in range(layers)]
     names += [f"decoder.{i}.{part}" for i in range(layers) for part in ("attention", "cross")]
     for number, name in enumerate(names):
@@ -175,7 +175,7 @@ def big_look(layers: int, heads: int, width: int, length: int) -> Look:
 
 def test_the_module_itself_fits_into_a_page(monkeypatch, transformer):
     monkeypatch.setattr(page, "module", web.module)
-    elements = Elements(page.page(scene_of(look(transformer, "one", "un"))).decode())
+    elements = Elements(page.render_page(scene_of(look(transformer, "one", "un"))).decode())
     script = elements.named("script")[-1][1]
     assert script == f"{web.module()}\nopenPage();\n"
     assert "function openPage()" in script
@@ -185,7 +185,7 @@ def test_a_page_for_all_heads_of_a_base_model_on_512_tokens_is_under_30_megabyte
     made = scene_of(big_look(layers=6, heads=8, width=512, length=512), "decoder.0.cross")
     assert len(made.header["attentions"]) == 18
     assert {one["q"]["type"] for one in made.header["attentions"]} == {"uint16"}
-    assert len(page.page(made)) < 26e6  # which leaves 4 for the module
+    assert len(page.render_page(made)) < 26e6  # which leaves 4 for the module
 
 
 def test_pages_grow_with_the_length_and_not_with_its_square():
@@ -195,7 +195,7 @@ def test_pages_grow_with_the_length_and_not_with_its_square():
 
 def test_pages_that_no_browser_would_open(monkeypatch, transformer, tmp_path):
     seen = look(transformer, "one two three", "trois deux un")
-    monkeypatch.setattr(page, "MOST", 1000)
+    monkeypatch.setattr(page, "MAX_BYTES", 1000)
     with pytest.raises(RegardError, match=r"more than browsers like to open\. Look at fewer attentions"):
         seen.save(tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
@@ -212,7 +212,7 @@ def test_what_the_page_opens_with_must_be_there(transformer, tmp_path):
 
 
 def test_the_same_look_gives_the_same_page(transformer):
-    first, second = (page.page(scene_of(look(transformer, "one two", "deux un"))) for _ in range(2))
+    first, second = (page.render_page(scene_of(look(transformer, "one two", "deux un"))) for _ in range(2))
     assert first == second
 
 
@@ -220,4 +220,4 @@ def test_the_same_look_gives_the_same_page(transformer):
 def test_a_module_that_would_end_its_script_element_is_refused(monkeypatch, text):
     monkeypatch.setattr(page, "module", lambda: text)
     with pytest.raises(ValueError, match="end the script element"):
-        page.page(Scene({"title": ""}, []))
+        page.render_page(Scene({"title": ""}, []))

@@ -20,7 +20,7 @@ from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfi
 from regard.models.transformer import t5_small
 from regard.version import __version__
 from regard.viewer import AttentionMap, Look, look, scene
-from regard.viewer.looking import Side, _side
+from regard.viewer.looking import TokenAxis, _token_axis
 from regard.viewer.scene import Scene, scene_of
 from tests.attention.helpers import SCORE_NAMES, Slope, masks, scores
 
@@ -88,8 +88,10 @@ def look_of(*calls: Call, kind: str = "self", name: str = "blocks.0.attention") 
     """A look at given calls of one attention."""
     recorded = Recorded(name, kind, calls=list(calls))
     T, S = recorded.weights().shape[2:]
-    sides = (Side(name, [f"{name}{i}" for i in range(n)], list(range(n))) for name, n in (("rows", T), ("columns", S)))
-    return Look("text", "", [], [], {name: AttentionMap(name, kind, *sides, recorded)})
+    axes = (
+        TokenAxis(name, [f"{name}{i}" for i in range(n)], list(range(n))) for name, n in (("rows", T), ("columns", S))
+    )
+    return Look("text", "", [], [], {name: AttentionMap(name, kind, *axes, recorded)})
 
 
 def compare(seen: Look, made: Scene | None = None, tolerance: float = 1e-6) -> None:
@@ -174,7 +176,7 @@ def test_packed_sequences_are_shown_by_the_first():
     )
     made = scene_of(look_of(alone)).blobs
     whole = look_of(packed)
-    sides = (Side(name, list("abcde"), [0] * 5) for name in ("rows", "columns"))
+    sides = (TokenAxis(name, list("abcde"), [0] * 5) for name in ("rows", "columns"))
     shown = AttentionMap("blocks.0.attention", "self", *sides, whole.maps["blocks.0.attention"].recorded)
     assert scene_of(dataclasses.replace(whole, maps={shown.name: shown})).blobs == made
 
@@ -187,10 +189,10 @@ def translator_of(config: TransformerConfig | Seq2SeqConfig) -> Translator:
     tokenizer = Tokenizer.train([" ".join(WORDS)], "word")
     size = tokenizer.vocab_size
     model = make_model(dataclasses.replace(config, source_vocab=size, target_vocab=size, dropout=0.0))
-    return Translator(opinionated(model), tokenizer, tokenizer)
+    return Translator(amplify_weights(model), tokenizer, tokenizer)
 
 
-def opinionated(model: nn.Module) -> nn.Module:
+def amplify_weights(model: nn.Module) -> nn.Module:
     """Fresh weights look everywhere alike; these do not."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -235,8 +237,8 @@ def reader_of(family: str) -> LanguageModel | TextEncoder:
     tokenizer = Tokenizer.train([" ".join(WORDS)], "word", mask=family == "bert")
     sizes = dict(width=16, heads=4, feedforward=16, dropout=0.0, vocab=tokenizer.vocab_size)
     if family == "gpt":
-        return LanguageModel(opinionated(make_model(GPTConfig(**sizes, layers=2, kv_heads=2))), tokenizer)
-    return TextEncoder(opinionated(make_model(BertConfig(**sizes, layers=4, groups=2))), tokenizer)
+        return LanguageModel(amplify_weights(make_model(GPTConfig(**sizes, layers=2, kv_heads=2))), tokenizer)
+    return TextEncoder(amplify_weights(make_model(BertConfig(**sizes, layers=4, groups=2))), tokenizer)
 
 
 def test_language_models():
@@ -264,9 +266,9 @@ def test_large_scenes_have_sixteen_bits_a_number(monkeypatch, score):
     seen = look(translator_of(TransformerConfig(**SMALL, **chosen, positions="relative")), SOURCE, TARGET)
     exact = scene_of(seen)
     size = sum(len(exact.blobs[one[x]["at"]]) for one in exact.header["attentions"] for x in "qk")
-    monkeypatch.setattr(scene, "EXACT", size)
+    monkeypatch.setattr(scene, "MAX_EXACT_BYTES", size)
     assert scene_of(seen).blobs == exact.blobs
-    monkeypatch.setattr(scene, "EXACT", size - 1)
+    monkeypatch.setattr(scene, "MAX_EXACT_BYTES", size - 1)
     made = scene_of(seen)
     compare(seen, made, tolerance=1e-3)
     types = {x: {one[x]["type"] for one in made.header["attentions"] if one[x]} for x in ("q", "k", "w", "bias")}
@@ -282,7 +284,7 @@ def test_large_scenes_have_sixteen_bits_a_number(monkeypatch, score):
 
 def test_sixteen_bits_where_keys_lie_far_from_zero(monkeypatch):
     """As they do in models whose keys have a bias; half floats would be wrong by a twentieth and more."""
-    monkeypatch.setattr(scene, "EXACT", 0)
+    monkeypatch.setattr(scene, "MAX_EXACT_BYTES", 0)
     call = call_of(ScaledDot(), T=64, S=64, D=16, C=16)
     k = call.k + 500 * random(1, 4, 1, 16, seed=3)
     seen = look_of(call._replace(k=k))
@@ -293,7 +295,7 @@ def test_sixteen_bits_where_keys_lie_far_from_zero(monkeypatch):
 
 
 def test_channels_that_never_change_in_sixteen_bits(monkeypatch):
-    monkeypatch.setattr(scene, "EXACT", 0)
+    monkeypatch.setattr(scene, "MAX_EXACT_BYTES", 0)
     call = call_of(Dot())
     call.q[..., 0], call.k[..., 1:3] = 0.25, 0.0
     compare(look_of(call), tolerance=1e-3)
@@ -412,7 +414,7 @@ def test_ids_that_the_tokeniser_would_not_choose_have_words_too():
     """Of a translation that holds <unk>, or is spelt by other pieces."""
     tokenizer = Tokenizer.train(["ab ab", "a b"], "bpe", vocab_size=30)
     letters = [tokenizer.library.token_to_id(piece) for piece in ("▁", "a", "b")]
-    side = _side(tokenizer, "ab ab", [*letters, 1, *tokenizer.encode("ab")], str.split)
+    side = _token_axis(tokenizer, "ab ab", [*letters, 1, *tokenizer.encode("ab")], str.split)
     assert side.tokens[3:] == ["<unk>", "ab"]
     assert side.words[-1] == max(side.words) == 1
     assert tokenizer.encode("ab ab") != letters
@@ -466,7 +468,7 @@ def test_long_titles_are_cut(transformer):
 
 
 def test_of_a_long_text_a_sample_of_rows_says_what_is_clearest(monkeypatch, transformer):
-    monkeypatch.setattr("regard.viewer.looking.SAMPLE", 3)
+    monkeypatch.setattr("regard.viewer.looking.SAMPLE_ROWS", 3)
     asked = []
     original = Recorded.weights
 

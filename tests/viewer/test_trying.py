@@ -18,7 +18,7 @@ from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfi
 from regard.models.transformer import t5_small
 from regard.viewer import HeadOff, LayerOff, MaskOff, PositionsOff, RowSet, ScaleOff, look, tried, try_it
 from regard.viewer.asking import Desk
-from regard.viewer.trying import answer
+from regard.viewer.trying import handle_experiment
 from tests.viewer.seeing import images, model_of, photo
 
 SIZES = dict(width=16, heads=4, feedforward=32)
@@ -498,17 +498,17 @@ def test_a_request_and_its_answer(seq2seq):
         "changes": [{"change": "row", "attention": "decoder.attention", "head": 0, "row": 0, "weights": [1, 0, 0, 0]}],
         "shown": {"attention": "decoder.attention", "head": 0},
     }
-    told = answer(seq2seq, asked)
+    told = handle_experiment(seq2seq, asked)
     assert told["before"]["text"] == "trois deux un"
     assert told["after"]["text"].startswith("un")
     assert told["after"]["map"]["weights"][0] == [1, 0, 0, 0]
     assert told["after"]["map"]["columns"] == ["one", "two", "three", "<eos>"]
     assert told["before"]["steps"][0]["likeliest"][0][0] == "trois"
-    assert answer(seq2seq, {"source": "one two three"})["after"]["map"] is None
-    through_the_page = Desk(seq2seq).answer({"try": asked})
+    assert handle_experiment(seq2seq, {"source": "one two three"})["after"]["map"] is None
+    through_the_page = Desk(seq2seq).handle({"try": asked})
     assert through_the_page == (told, [])
     with pytest.raises(RegardError, match="nothing to try"):
-        Desk(seq2seq).answer({"try": "one two"})
+        Desk(seq2seq).handle({"try": "one two"})
 
 
 @pytest.mark.parametrize(
@@ -529,7 +529,7 @@ def test_a_request_and_its_answer(seq2seq):
 )
 def test_requests_that_make_no_sense(seq2seq, part, message):
     with pytest.raises(RegardError, match=message):
-        answer(seq2seq, {"source": "one two"} | part)
+        handle_experiment(seq2seq, {"source": "one two"} | part)
 
 
 def test_a_model_of_ones_own_can_be_tried():

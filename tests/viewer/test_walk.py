@@ -37,24 +37,24 @@ def shown(trace: Trace) -> list[dict]:
     return [step for step in trace.steps if step["title"]]
 
 
-def outputs(bundle, ids) -> np.ndarray:
+def outputs(pipeline, ids) -> np.ndarray:
     """The model's output."""
     with torch.inference_mode():
-        return bundle.model(*(pack([one]) for one in ids)).double().numpy()
+        return pipeline.model(*(pack([one]) for one in ids)).double().numpy()
 
 
-def apart(trace: Trace, bundle, ids) -> float:
+def apart(trace: Trace, pipeline, ids) -> float:
     """How far a walk is from the model: from its output, and from the weights of its attentions."""
-    own = outputs(bundle, ids)
-    if getattr(bundle.model.config, "head", "mask") == "none":
+    own = outputs(pipeline, ids)
+    if getattr(pipeline.model.config, "head", "mask") == "none":
         found = trace[[step["id"] for step in shown(trace) if step["output"]["axes"] == ["text", "channels"]][-1]]
     else:
         found = trace["output.l"]
     worst = difference(found, own.reshape(found.shape))
     if not any(step["op"] == "softmax" for step in trace.steps[:-1]):
         return worst
-    with torch.inference_mode(), record(bundle.model) as recording:
-        bundle.model(*(pack([one]) for one in ids))
+    with torch.inference_mode(), record(pipeline.model) as recording:
+        pipeline.model(*(pack([one]) for one in ids))
     for name, recorded in recording.items():
         steps = [step["id"] for step in shown(trace) if step["op"] == "softmax" and step["id"].startswith(f"{name}.")]
         assert len(steps) == len(recorded.calls)
@@ -67,7 +67,7 @@ def apart(trace: Trace, bundle, ids) -> float:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_walk_agrees_with_the_model(form):
     seen, trace = looked(form), walked(form).trace
-    assert apart(trace, seen.bundle, seen.ids) < 1e-5
+    assert apart(trace, seen.pipeline, seen.ids) < 1e-5
     compared = [step["differs"] for step in trace.steps if step["differs"] is not None]
     assert len(compared) > 10
     assert max(compared) < 1e-5
@@ -78,13 +78,13 @@ def test_a_walk_agrees_with_the_model(form):
 def test_every_parameter_takes_part(form):
     """If a weight of the model changes, the walk of the old one no longer agrees."""
     seen, trace = looked_at(bundle_of(form)), walked(form).trace
-    for name, parameter in seen.bundle.model.named_parameters():
+    for name, parameter in seen.pipeline.model.named_parameters():
         before = parameter.detach().clone()
         with torch.no_grad():
             parameter += 0.01 * torch.randn_like(parameter)
-            assert apart(trace, seen.bundle, seen.ids) > 1e-5, name
+            assert apart(trace, seen.pipeline, seen.ids) > 1e-5, name
             parameter.copy_(before)
-    assert apart(trace, seen.bundle, seen.ids) < 1e-5
+    assert apart(trace, seen.pipeline, seen.ids) < 1e-5
 
 
 def test_names_formulas_and_axes_of_an_attention():
@@ -163,11 +163,11 @@ def test_steps_of_recurrent_models():
 
 def test_a_recurrent_model_without_attention(monkeypatch):
     monkeypatch.setitem(forms.TRANSLATORS, "none", Seq2SeqConfig(width=8, attention="none"))
-    bundle = bundle_of("none")
-    ids = bundle.teacher_forced([(bundle.source_ids(SOURCE), bundle.target_ids(TARGET))])
-    seen = Look(SOURCE, TARGET, [], [], {}, bundle=bundle, ids=tuple(one.ids.tolist() for one in ids))
+    pipeline = bundle_of("none")
+    ids = pipeline.teacher_forced([(pipeline.source_ids(SOURCE), pipeline.target_ids(TARGET))])
+    seen = Look(SOURCE, TARGET, [], [], {}, pipeline=pipeline, ids=tuple(one.ids.tolist() for one in ids))
     made = walk_of(seen)
-    assert apart(made.trace, bundle, seen.ids) < 1e-5
+    assert apart(made.trace, pipeline, seen.ids) < 1e-5
     assert made.focus["attention"] is None
     assert made.sides["source"].tokens == [*SOURCE.split(), "<eos>"]
 
@@ -175,7 +175,7 @@ def test_a_recurrent_model_without_attention(monkeypatch):
 def test_it_begins_at_the_token_with_the_clearest_weights():
     seen = looked("transformer")
     focus = walked("transformer").focus
-    weights = seen.maps[focus["attention"]].of(focus["head"])
+    weights = seen.maps[focus["attention"]].head_weights(focus["head"])
     assert focus["attention"] == seen.alignment.name
     assert weights[focus["target"]].argmax() == focus["source"]
     assert weights[focus["target"]].max() == pytest.approx(weights[:3].max(), abs=0.3)
@@ -183,7 +183,7 @@ def test_it_begins_at_the_token_with_the_clearest_weights():
 
 
 def test_the_likeliest_tokens_have_names():
-    vocabulary = looked("gpt").bundle.tokenizer.vocabulary
+    vocabulary = looked("gpt").pipeline.tokenizer.vocabulary
     best = np.argsort(-walked("gpt").trace["output.p"], axis=-1)[:, :10]
     assert {walked("gpt").names[i] for i in best.flatten().tolist()} <= set(vocabulary)
     assert walked("classify").names == {0: "good", 1: "bad"}
@@ -227,25 +227,25 @@ class GatedFeedForward(nn.Module):
     "score", [Concat(4, 4, hidden=6, joint=True), Concat(4, 4, hidden=6, heads=4), Cosine(3.0), Distance()]
 )
 def test_scores_in_other_forms(score):
-    bundle = bundle_of("general, grouped concat")
-    for block in bundle.model.decoder:
+    pipeline = bundle_of("general, grouped concat")
+    for block in pipeline.model.decoder:
         block.cross.score = score
-    seen = looked_at(bundle)
+    seen = looked_at(pipeline)
     trace = walk_of(seen).trace
-    assert apart(trace, bundle, seen.ids) < 1e-5
+    assert apart(trace, pipeline, seen.ids) < 1e-5
     steps = {step["id"]: step for step in shown(trace)}
     assert steps["decoder.0.cross.e"]["output"]["axes"] == ["heads", "target", "source"]
 
 
 def test_a_new_layer_and_a_new_score_appear_in_the_walk():
-    bundle = bundle_of("transformer")
-    for block in bundle.model.decoder:
+    pipeline = bundle_of("transformer")
+    for block in pipeline.model.decoder:
         block.cross.score = Distance()
         block.feedforward = GatedFeedForward(block.feedforward, 16)
-    opinionated_gate = bundle.model.decoder[0].feedforward.gate
-    seen = looked_at(bundle)
+    opinionated_gate = pipeline.model.decoder[0].feedforward.gate
+    seen = looked_at(pipeline)
     trace = walk_of(seen).trace
-    assert apart(trace, bundle, seen.ids) < 1e-5
+    assert apart(trace, pipeline, seen.ids) < 1e-5
     steps = {step["id"]: step for step in shown(trace)}
     gate = [name for name in steps if name.startswith("decoder.0.feedforward.gate")]
     assert gate == [f"decoder.0.feedforward.gate.{name}" for name in ("map", "sigmoid", "mul")]
@@ -262,8 +262,8 @@ def test_a_new_layer_and_a_new_score_appear_in_the_walk():
     names = {one["name"] for step in trace.steps for one in step["inputs"] if isinstance(one, dict)}
     assert {"decoder.0.cross.score.factor", "decoder.0.feedforward.gate.map.weight"} <= names
     # A program is captured again after a module was replaced.
-    bundle.model.decoder[0].cross.score = Cosine(2.0)
-    assert apart(walk_of(looked_at(bundle)).trace, bundle, seen.ids) < 1e-5
+    pipeline.model.decoder[0].cross.score = Cosine(2.0)
+    assert apart(walk_of(looked_at(pipeline)).trace, pipeline, seen.ids) < 1e-5
 
 
 # Large models
@@ -272,8 +272,8 @@ def test_a_new_layer_and_a_new_score_appear_in_the_walk():
 @pytest.mark.parametrize("form", ["transformer", "luong", "bahdanau", "gpt", "albert"])
 def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
     seen, whole = looked(form), walked(form)
-    monkeypatch.setattr(limits, "WHOLE", 0)
-    monkeypatch.setattr(limits, "WHOLE_OUTPUT", 0)
+    monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 0)
+    monkeypatch.setattr(limits, "MAX_OUTPUT_BYTES", 0)
     some = walk_of(seen)
     assert whole.note is None
     assert some.note.startswith("The model is large")
@@ -285,24 +285,24 @@ def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
         layers = {one["attention"] for one in some.trace.sections if one["part"] == "attention"}
         assert some.focus["attention"] in layers
         assert len(layers) < len(seen.maps)
-    columns = _columns(some, seen.bundle)
+    columns = _columns(some, seen.pipeline)
     np.testing.assert_allclose(
         some.trace["output.p"][:, : len(columns)], whole.trace["output.p"][:, columns], atol=1e-12
     )
 
 
-def _columns(some: Walk, bundle) -> list[int]:
-    tokenizer = bundle.target_tokenizer if isinstance(bundle, Translator) else bundle.tokenizer
+def _columns(some: Walk, pipeline) -> list[int]:
+    tokenizer = pipeline.target_tokenizer if isinstance(pipeline, Translator) else pipeline.tokenizer
     return [tokenizer.vocabulary.index(name) for name in some.names.values() if name != "all others"]
 
 
 def test_what_has_no_walk():
     with pytest.raises(RegardError, match="has no model"):
-        walk_of(dataclasses.replace(looked("bert"), bundle=None))
+        walk_of(dataclasses.replace(looked("bert"), pipeline=None))
 
 
 def test_texts_that_are_too_long(monkeypatch):
-    monkeypatch.setattr(limits, "LONGEST", 4)
+    monkeypatch.setattr(limits, "MAX_TOKENS", 4)
     with pytest.raises(RegardError, match="5 tokens: a walk takes at most 4"):
         walk_of(looked("transformer"))
 
@@ -320,23 +320,23 @@ def test_scenes_of_small_models_have_a_walk(monkeypatch):
     assert header["sides"]["source"]["tokens"] == [*SOURCE.split(), "<eos>"]
     json.dumps(header, allow_nan=False)
     assert scene_of(seen, walk=False).header["walk"] is None
-    monkeypatch.setattr(limits, "SHORT", 4)
+    monkeypatch.setattr(limits, "MAX_DEFAULT_TOKENS", 4)
     assert scene_of(seen).header["walk"] is None
     assert scene_of(seen, walk=True).header["walk"] is not None
 
 
 def test_large_walks_are_made_on_request_alone(monkeypatch):
     seen = looked("gpt")
-    monkeypatch.setattr(limits, "SMALL", 1000)
+    monkeypatch.setattr(limits, "MAX_DEFAULT_BYTES", 1000)
     assert scene_of(seen).header["walk"] is None
     assert scene_of(seen, walk=True).header["walk"] is not None
-    monkeypatch.setattr(limits, "WHOLE", 100)
+    monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 100)
     assert scene_of(seen).header["walk"] is None
 
 
 def test_the_command_line_asks_for_a_walk(monkeypatch, tmp_path, capsys):
     save(tmp_path / "model", bundle_of("gpt"))
-    monkeypatch.setattr(limits, "SHORT", 1)
+    monkeypatch.setattr(limits, "MAX_DEFAULT_TOKENS", 1)
     for options, has in (([], False), (["--walk"], True)):
         page = tmp_path / f"{has}.html"
         assert run([str(tmp_path / "model"), SOURCE, "--out", str(page), *options]) == 0
@@ -344,11 +344,11 @@ def test_the_command_line_asks_for_a_walk(monkeypatch, tmp_path, capsys):
 
 
 def test_looks_at_some_attentions_walk_through_all():
-    bundle = looked("transformer").bundle
-    made = walk_of(look(bundle, SOURCE, TARGET, layers="*.cross"))
+    pipeline = looked("transformer").pipeline
+    made = walk_of(look(pipeline, SOURCE, TARGET, layers="*.cross"))
     assert made.sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
     assert "encoder.0.attention.a" in made.trace
-    encoder = look(bundle, SOURCE, TARGET, layers="encoder.*")
+    encoder = look(pipeline, SOURCE, TARGET, layers="encoder.*")
     assert walk_of(encoder).sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
 
 

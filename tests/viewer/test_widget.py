@@ -11,7 +11,7 @@ from regard.viewer import asking, look
 from regard.viewer.looking import Look
 from regard.viewer.scene import scene_of
 from regard.viewer.web import module
-from regard.viewer.widget import _kind
+from regard.viewer.widget import _widget_class
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -91,7 +91,7 @@ def test_a_look_that_does_not_know_its_model_cannot_be_asked(seen):
 
 
 def test_without_anywidget_there_is_the_picture(seen, monkeypatch):
-    _kind.cache_clear()
+    _widget_class.cache_clear()
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(
         RegardError, match=r'anywidget is not installed\. Get it with: pip install "regard\[notebook\]"'
