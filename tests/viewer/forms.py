@@ -1,4 +1,4 @@
-"""Small models of every form that a config can have, looks at them and their walks, made once per process."""
+"""Small models of every form that a config supports, with cached looks and walks."""
 
 import dataclasses
 from functools import cache
@@ -16,7 +16,7 @@ WORDS = [*SOURCE.split(), *TARGET.split()]
 SMALL = dict(width=16, heads=4, feedforward=16, encoder_layers=1, decoder_layers=1, dropout=0.1)
 READER = dict(width=16, heads=4, feedforward=16, layers=2, dropout=0.1)
 
-# Every score, every family, every form that a config can have.
+# Every score, family and form that a config supports.
 TRANSLATORS = {
     "transformer": TransformerConfig(**(SMALL | dict(decoder_layers=2))),
     "dot, cosine, location": TransformerConfig(
@@ -73,7 +73,7 @@ def bundle_of(form: str):
 
 
 def amplify_weights(model):
-    """Larger weights, and biases and gains that are not 0 and 1, so that a missing one shows."""
+    """Amplify weights and perturb biases and gains, so that a missing one changes the output."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -89,7 +89,7 @@ def looked_at(pipeline):
 
 @cache
 def looked(form: str):
-    """A look at the model of a form; its program is captured once."""
+    """The cached look at the model of a form."""
     return looked_at(bundle_of(form))
 
 

@@ -1,4 +1,4 @@
-"""Small image models of every form that a config can have, and looks at them, made once per process."""
+"""Small image models of every form that a config supports, with cached looks."""
 
 from functools import cache
 
@@ -10,7 +10,7 @@ from regard.models.vit import vit_pico
 from tests.viewer.forms import amplify_weights
 from tests.viewer.seeing import LABELS, SIZES, images
 
-# Every way from pixels to tokens, every positional encoding, every head.
+# Every patch embedding, positional encoding and head.
 FORMS = {
     "class": dict(pooling="class"),
     "distilled": dict(distilled=True, registers=2, pooled_map=True, pooled_norm=True),
