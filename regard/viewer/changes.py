@@ -107,8 +107,9 @@ INTERVENTIONS: dict[str, type[Intervention]] = {
 def tried(model: nn.Module, interventions: Sequence[Intervention]) -> Iterator[None]:
     """Apply interventions to a model inside the with block.
 
-    A module that several layers share is changed in all of them. `RowSet` needs a forward pass over full sequences: in
-    step-by-step decoding the index of a row is unknown, and it raises an error there. `try_it` re-encodes instead.
+    A module that several layers share is changed in all of them. `RowSet` needs a forward pass over full
+    sequences: step-by-step decoding does not know the index of a row and raises an error. `try_it` decodes
+    without a cache instead.
 
     >>> from regard.layers.multihead import MultiHead
     >>> model = nn.Sequential(MultiHead(8, heads=2, kind="self"))
