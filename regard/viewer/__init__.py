@@ -1,4 +1,4 @@
-"""What a model regarded: measurements, word alignments, pictures."""
+"""Attention maps of a model: recording, measurements, word alignments, plots, experiments, and the page."""
 
 from regard.viewer.alignment import (
     Link,
@@ -9,10 +9,10 @@ from regard.viewer.alignment import (
     format_links,
     read_links,
 )
-from regard.viewer.beams import BeamNode, BeamTree, watch_decoding
+from regard.viewer.beams import SearchNode, SearchTree, watch_decoding
 from regard.viewer.changes import (
-    Change,
     HeadOff,
+    Intervention,
     LayerOff,
     MaskOff,
     PositionsOff,
@@ -21,22 +21,21 @@ from regard.viewer.changes import (
     tried,
 )
 from regard.viewer.comparing import Comparison, compare
-from regard.viewer.forcing import attentions, force, need_attention
+from regard.viewer.forcing import attentions, need_attention, record_teacher_forced
 from regard.viewer.looking import AttentionMap, Look, look
 from regard.viewer.overlays import ImageLook, PatchMap
 from regard.viewer.rollout import Rollout, roll_out
-from regard.viewer.trying import Outcome, Step, Tried, try_it
+from regard.viewer.trying import Experiment, Outcome, PredictionStep, try_it
 from regard.viewer.walk.page_walk import walk_of
 from regard.viewer.walk.walkthrough import Walk
 
 __all__ = [
     "AttentionMap",
-    "BeamNode",
-    "BeamTree",
-    "Change",
     "Comparison",
+    "Experiment",
     "HeadOff",
     "ImageLook",
+    "Intervention",
     "LayerOff",
     "Link",
     "Look",
@@ -44,11 +43,12 @@ __all__ = [
     "Outcome",
     "PatchMap",
     "PositionsOff",
+    "PredictionStep",
     "Rollout",
     "RowSet",
     "ScaleOff",
-    "Step",
-    "Tried",
+    "SearchNode",
+    "SearchTree",
     "Walk",
     "align",
     "alignment_error_rate",
@@ -56,11 +56,11 @@ __all__ = [
     "best_layer",
     "clearest_layer",
     "compare",
-    "force",
     "format_links",
     "look",
     "need_attention",
     "read_links",
+    "record_teacher_forced",
     "roll_out",
     "tried",
     "try_it",

@@ -1,4 +1,4 @@
-"""Watching a model while it is given both the source and the target."""
+"""Teacher forcing with recorded attention, and how much a map tells about where its rows attend."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ Ids = list[int]
 
 
 def attentions(translator: Bundle, kind: str | None = None) -> list[str]:
-    """The names of the model's attentions, in its order, or of those of one kind (self, masked, cross).
+    """Names of the model's attention modules in model order, optionally of one kind (self, masked, cross).
 
     >>> attentions(translator, "cross")  # doctest: +SKIP
     ['decoder.0.cross', 'decoder.1.cross']
@@ -26,24 +26,24 @@ def attentions(translator: Bundle, kind: str | None = None) -> list[str]:
 
 
 def need_attention(translator: Translator) -> None:
-    """An error for a model that has none."""
+    """Raise an error if the model has no attention."""
     if not attentions(translator):
         raise RegardError(
             "This model has no attention: there is nothing to look at.",
-            "Train one that has it, such as model.attention = luong.",
+            "Train a model with attention, for example model.attention = luong.",
         )
 
 
 @torch.inference_mode()
-def force(
+def record_teacher_forced(
     translator: Translator, pairs: Sequence[tuple[Ids, Ids]], layers: str | Sequence[str] | None = None
 ) -> Recording:
-    """One packed forward in which the target is given (teacher forcing), and what each attention did in it.
+    """Run one packed forward pass with teacher forcing and record the attention calls.
 
     Pairs are ids as from `translator.source_ids` and `translator.target_ids`. The decoder reads `<sos>` and the target;
-    its row t is the state that predicts token t of the target, or `<eos>` in the end.
+    its row t is the state that predicts token t of the target, the last row the one that predicts `<eos>`.
 
-    >>> force(translator, [([5, 6, 3], [7])])["decoder.0.cross"].weights().shape  # doctest: +SKIP
+    >>> record_teacher_forced(translator, [([5, 6, 3], [7])])["decoder.0.cross"].weights().shape  # doctest: +SKIP
     torch.Size([1, 4, 2, 3])
     """
     need_attention(translator)
@@ -54,10 +54,10 @@ def force(
 
 
 def information(weights: Float[np.ndarray, "T S"]) -> float:
-    """How much the rows tell about where they look, in bits: the mutual information of row and column.
+    """Mutual information of row and column, in bits: the entropy of the mean row minus the mean entropy of the rows.
 
-    It is the entropy of the mean row less the mean entropy of the rows, so it is 0 if every row is the same, be it as
-    sharp as it may (all look at `<eos>`), and greatest if each row looks at a place of its own.
+    It is 0 if all rows are equal, however sharp they are (all attend to `<eos>`), and largest if each row attends to a
+    different column.
 
     >>> information(np.eye(4)), information(np.eye(4)[[0, 0, 0, 0]])
     (2.0, 0.0)

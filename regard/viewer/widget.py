@@ -1,4 +1,4 @@
-"""The page as a widget of a notebook, by anywidget, which is asked for when somebody looks and not before."""
+"""The page as a notebook widget (anywidget, imported on first use)."""
 
 import logging
 from functools import cache
@@ -14,23 +14,23 @@ from regard.viewer.web import module
 _LOG = logging.getLogger("regard")
 
 
-def widget_of(look: Look) -> Any:
-    """A widget with the scene of a look. Its page can ask for other sentences, where the look knows its model.
+def make_look_widget(look: Look) -> Any:
+    """A widget with the scene of a look. If the look has its model, the page can send other sentences.
 
-    Its traits: `scene` (the header), `blobs` (bytes), `asks` (the texts that the model takes).
+    Traits: `scene` (the header), `blobs` (bytes), `asks` (names of the texts in a request).
     """
     layers = list(dict.fromkeys(one.recorded.name for one in look.maps.values()))
-    return widget_with(scene_of(look), None if look.bundle is None else Desk(look.bundle, look.name, layers))
+    return make_widget(scene_of(look), None if look.pipeline is None else Desk(look.pipeline, look.name, layers))
 
 
-def widget_with(scene: Scene, desk: Desk | None) -> Any:
-    """A widget with a scene, and with somebody who answers its page."""
-    return _kind()(desk, scene=scene.header, blobs=scene.blobs, asks=desk.fields if desk else [])
+def make_widget(scene: Scene, desk: Desk | None) -> Any:
+    """A widget with a scene, and optionally a handler for the requests of its page."""
+    return _widget_class()(desk, scene=scene.header, blobs=scene.blobs, asks=desk.fields if desk else [])
 
 
 @cache
-def _kind() -> Any:
-    """The class, which has a parent only where anywidget is installed."""
+def _widget_class() -> Any:
+    """The widget class, defined on first use because its base class needs anywidget."""
     anywidget, traitlets = need("anywidget", "notebook"), need("traitlets", "notebook")
 
     class LookWidget(anywidget.AnyWidget):
@@ -42,22 +42,20 @@ def _kind() -> Any:
         def __init__(self, desk: Desk | None, **traits: Any) -> None:
             super().__init__(**traits)
             self.desk = desk
-            self.on_msg(self._hear)
+            self.on_msg(self._on_message)
 
-        def _hear(self, _: Any, message: Any, buffers: Any) -> None:
-            """Answers a page's request, under the number that it came with."""
+        def _on_message(self, _: Any, message: Any, buffers: Any) -> None:
+            """Respond to a request of the page; the response has the number of the request."""
             match message:
                 case {"number": number, "ask": request} if self.desk is not None:
-                    self.send({"heard": number})  # so that the page knows a kernel that is at work from one that is not
+                    self.send({"heard": number})  # lets the page distinguish a busy kernel from a dead one
                     try:
-                        told, blobs = self.desk.answer(request)
-                        self.send({"answers": number, "told": told}, blobs)
+                        header, blobs = self.desk.handle(request)
+                        self.send({"answers": number, "told": header}, blobs)
                     except RegardError as error:
                         self.send({"answers": number, "error": str(error)})
                     except Exception:
-                        _LOG.exception("The page asked for what failed.")
-                        self.send(
-                            {"answers": number, "error": "Something went wrong inside Regard. The log says what."}
-                        )
+                        _LOG.exception("A request of the page failed.")
+                        self.send({"answers": number, "error": "Internal error in Regard. See the log for details."})
 
     return LookWidget

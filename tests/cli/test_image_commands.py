@@ -232,7 +232,7 @@ def test_evaluate_segmentation(run, tmp_path, segmenter):
     assert list(found["iou"]) == ["3", "7"]
     assert found["mean_iou"] == pytest.approx(np.mean(list(found["iou"].values())))
     assert "mean intersection over union" in output
-    assert "what its pixels were taken for" in " ".join(confusion.read_text().split())
+    assert "predicted labels of its pixels" in " ".join(confusion.read_text().split())
 
 
 def test_evaluate_invalid_images(run_error, tmp_path, classifier, segmenter, photos):
@@ -324,12 +324,12 @@ def test_invalid_look_options_for_images(run_error, tmp_path, monkeypatch, class
         "look", classifier, file, "--patch", "1;2"
     )
     assert "no patch in row 7, column 0" in run_error("look", classifier, file, "--patch", "7,0")
-    assert "does not know the label 'cow'" in run_error("look", classifier, file, "--label", "cow")
-    assert "x.htm: pages are .html, pictures are .png" in run_error("look", classifier, file, "--out", "x.htm")
+    assert "has no label 'cow'" in run_error("look", classifier, file, "--label", "cow")
+    assert "x.htm: pages are .html, plots are .png" in run_error("look", classifier, file, "--out", "x.htm")
     assert "--target, --context, --layers and --truncate are not supported for image models" in run_error(
         "look", classifier, file, "--target", "x"
     )
-    assert "Rollout goes through all" in run_error("look", classifier, file, "--rollout", "--all")
+    assert "Rollout combines all" in run_error("look", classifier, file, "--rollout", "--all")
     assert "--patch, --rollout and --label require an image model" in run_error(
         "look", seq2seq_folder, "one two", "--rollout"
     )

@@ -141,7 +141,7 @@ def test_evaluate_on_labeled_texts(run, classifier, data, tmp_path):
     assert found["labels"] == ["question", "statement"]
     assert np.trace(found["confusion"]) == pytest.approx(3 * found["accuracy"])
     assert np.sum(found["confusion"]) == 300
-    assert "what its texts were taken for" in " ".join((tmp_path / "c.svg").read_text().split())
+    assert "predicted labels of its texts" in " ".join((tmp_path / "c.svg").read_text().split())
 
 
 def test_classify_requires_a_classifier(run_error, encoder, classifier, tmp_path):

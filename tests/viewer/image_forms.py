@@ -1,4 +1,4 @@
-"""Small image models of every form that a config can have, and looks at them, made once per process."""
+"""Small image models of every form that a config supports, with cached looks."""
 
 from functools import cache
 
@@ -7,10 +7,10 @@ import torch
 import regard
 from regard.models import ViT
 from regard.models.vit import vit_pico
-from tests.viewer.forms import opinionated
+from tests.viewer.forms import amplify_weights
 from tests.viewer.seeing import LABELS, SIZES, images
 
-# Every way from pixels to tokens, every positional encoding, every head.
+# Every patch embedding, positional encoding and head.
 FORMS = {
     "class": dict(pooling="class"),
     "distilled": dict(distilled=True, registers=2, pooled_map=True, pooled_norm=True),
@@ -29,7 +29,7 @@ FORMS = {
 
 def model_of(form: str) -> ViT:
     torch.manual_seed(0)
-    return opinionated(ViT(vit_pico(**(SIZES | dict(layers=2, labels=LABELS, pooling="class") | FORMS[form]))))
+    return amplify_weights(ViT(vit_pico(**(SIZES | dict(layers=2, labels=LABELS, pooling="class") | FORMS[form]))))
 
 
 def looked_at(model: ViT, height=8, width=12):

@@ -156,7 +156,7 @@ def test_pharaoh_format_is_written_and_read(tmp_path):
     path.write_text("".join(format_links(links) + "\n" for links in alignments))
     assert read_links(path) == alignments
     path.write_text("0-0\n0-0 1:1\n")
-    with pytest.raises(RegardError, match=r"gold.txt, line 2: '1:1' is no link"):
+    with pytest.raises(RegardError, match=r"gold.txt, line 2: invalid link '1:1'"):
         read_links(path)
 
 

@@ -66,7 +66,7 @@ def ranked(page):
 
 def test_it_opens_with_what_the_class_token_regards(opened, seen):
     page = opened(scene_of_picture(seen))
-    assert page.locator("h1 .source").text_content() == "the picture"
+    assert page.locator("h1 .source").text_content() == "the image"
     assert page.locator("h1 .target").text_content().startswith(f"{seen.label}, ")
     assert page.get_by_role("tab", name="Images").get_attribute("aria-selected") == "true"
     assert page.get_by_label("Layer", exact=True).input_value() == "blocks.2.attention"

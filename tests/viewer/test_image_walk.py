@@ -1,4 +1,4 @@
-"""The walk of an image: its numbers are those of the model, and a page that computes them again finds the same."""
+"""Walks of images agree with the model, and the page computes the same numbers."""
 
 import importlib
 
@@ -19,34 +19,34 @@ from tests.viewer.seeing import LABELS
 from tests.viewer.test_walk import Distance, check_expressions, in_node, shown
 
 
-def apart(trace: Trace, model: ViT, picture: torch.Tensor) -> float:
-    """How far a walk is from the model: from its output, and from the weights of its attentions."""
+def max_difference(trace: Trace, model: ViT, image: torch.Tensor) -> float:
+    """The largest difference of a walk from the output and the attention weights of the model."""
     with torch.inference_mode(), record(model) as recording:
-        own = (model.encode if model.config.head == "pixels" else model)(picture[None]).double()[0].numpy()
+        own = (model.encode if model.config.head == "pixels" else model)(image[None]).double()[0].numpy()
     last = trace[shown(trace)[-1]["id"]]
     match model.config.head:
         case "segment":
-            middles = slice(2, None, 4)  # the pixel below and right of the middle of each patch
-            worst = difference(trace["output.l"], own[:, middles, middles].reshape(len(LABELS), -1).T)
+            centers = slice(2, None, 4)  # the pixel below and to the right of the center of each patch
+            worst = difference(trace["output.l"], own[:, centers, centers].reshape(len(LABELS), -1).T)
         case "classify":
             worst = difference(trace["output.l_mean" if model.config.distilled else "output.l"], own)
         case _:
             worst = difference(last, own)
     for name, one in recording.items():
-        if one.calls:  # the last block of the forward has the class token alone
+        if one.calls:  # the last block of the forward computes the class token only
             found = one.weights()[0].numpy()
             worst = max(worst, difference(trace[f"{name}.a"][:, : found.shape[1]], found))
     return worst
 
 
-# Also on another grid than the model was made for.
+# Includes grids other than that of the config.
 @pytest.mark.parametrize(
     ("form", "size"), [*((form, (8, 12)) for form in FORMS), *((form, (12, 8)) for form in ("class", "stem", "rotary"))]
 )
-def test_a_walk_agrees_with_the_model(form, size):
+def test_walk_agrees_with_the_model(form, size):
     seen = looked(form, *size)
     made = walk_of(seen)
-    assert apart(made.trace, seen.run.model, seen.run.images[0]) < 1e-5
+    assert max_difference(made.trace, seen.run.model, seen.run.images[0]) < 1e-5
     compared = [step["differs"] for step in made.trace.steps if step["differs"] is not None]
     assert len(compared) > 10
     assert max(compared) < 1e-5
@@ -62,21 +62,21 @@ def test_a_walk_agrees_with_the_model(form, size):
 
 
 @pytest.mark.parametrize("form", ["class", "query", "stem", "queries", "distilled"])
-def test_every_parameter_takes_part(form):
-    """If a weight of the model changes, the walk of the old one no longer agrees."""
+def test_walk_depends_on_every_parameter(form):
+    """A walk of the old weights no longer agrees after any parameter has changed."""
     seen = looked_at(model_of(form))
-    model, picture = seen.run.model, seen.run.images[0]
+    model, image = seen.run.model, seen.run.images[0]
     trace = walk_of(looked(form)).trace
     for name, parameter in model.named_parameters():
         before = parameter.detach().clone()
         with torch.no_grad():
             parameter += 0.05 * torch.randn_like(parameter)
-            assert apart(trace, model, picture) > 1e-5, name
+            assert max_difference(trace, model, image) > 1e-5, name
             parameter.copy_(before)
-    assert apart(trace, model, picture) < 1e-5
+    assert max_difference(trace, model, image) < 1e-5
 
 
-def test_the_way_from_pixels_to_tokens():
+def test_steps_from_pixels_to_tokens():
     seen = looked("distilled")
     made = walk_of(seen)
     trace, model = made.trace, seen.run.model
@@ -92,20 +92,20 @@ def test_the_way_from_pixels_to_tokens():
     ]
     assert trace["embedding.tokens"].shape == (4 + 6, model.config.width)
     assert made.sides["pixels"].tokens[17] == "green 0,1"
-    # A patch, its pixels and its token are followed together.
+    # The selection of a patch selects its pixels and its token.
     assert made.linked["patches"] == ("picture", [0, 0, 0, 0, 0, 1, 2, 3, 4, 5])
     assert made.sides["picture"].tokens[4:6] == ["patch 0,0", "patch 0,1"]
 
 
-def test_cells_of_a_stem_are_followed_along_with_their_patch():
+def test_cells_of_a_stem_follow_the_selected_patch():
     made = walk_of(looked("stem"))
     assert {name for name in made.sides if name.startswith("cells")} == {"cells 8×12", "cells 4×6"}
     of, rows = made.linked["cells 4×6"]
     assert of == "picture"
-    assert made.sides["cells 4×6"].tokens[rows[4]] == "cell 3,3"  # in the middle of patch 1,1
+    assert made.sides["cells 4×6"].tokens[rows[4]] == "cell 3,3"  # at the center of patch 1,1
 
 
-def test_it_begins_at_the_patch_with_the_largest_weight():
+def test_initial_selection_is_the_patch_with_the_largest_weight():
     seen = looked("class")
     focus = walk_of(seen).focus
     over = seen.over_patches("blocks.1.attention")[focus["head"]]
@@ -117,12 +117,12 @@ def test_it_begins_at_the_patch_with_the_largest_weight():
 
 
 @pytest.mark.parametrize("form", ["class", "query", "queries"])
-def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
+def test_walk_of_a_large_model_contains_one_layer(monkeypatch, form):
     seen = looked(form)
     whole = walk_of(seen).trace
-    monkeypatch.setattr(limits, "WHOLE", 0)
+    monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 0)
     made = walk_of(seen)
-    assert made.note.startswith("The model is large: the walk has the steps of blocks.1 alone")
+    assert made.note.startswith("The model is large: only the steps of blocks.1 are shown")
     assert len(made.trace.params) < len(whole.params)
     assert "blocks.1.attention.a" in made.trace
     assert "blocks.0.attention.a" not in made.trace
@@ -131,48 +131,48 @@ def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
 
 
 @pytest.mark.parametrize("form", ["class", "convolution", "stem"])
-def test_patch_embeddings_of_large_images_are_given(monkeypatch, form):
+def test_patch_embeddings_of_large_images_are_precomputed(monkeypatch, form):
     seen = looked(form)
     whole = walk_of(seen).trace
-    monkeypatch.setattr(limits, "PIXELS", 0)
+    monkeypatch.setattr(limits, "MAX_PIXEL_BYTES", 0)
     some = walk_of(seen).trace
     assert "embedding.image" not in some
-    assert "too large to be carried" in shown(some)[0]["title"]
+    assert "too large to include" in shown(some)[0]["title"]
     assert len(some.params) + len(some.outputs) < len(whole.params) + len(whole.outputs)
     np.testing.assert_allclose(some["output.p"], whole["output.p"], atol=1e-6)
 
 
-def test_images_that_are_too_large(monkeypatch):
-    monkeypatch.setattr(limits, "LONGEST", 6)
-    with pytest.raises(RegardError, match="7 tokens: a walk takes at most 6"):
+def test_too_large_images_raise_an_error(monkeypatch):
+    monkeypatch.setattr(limits, "MAX_TOKENS", 6)
+    with pytest.raises(RegardError, match="7 tokens; the step-by-step view supports at most 6"):
         walk_of(looked("class"))
 
 
-def test_pages_of_small_models_have_a_walk(monkeypatch):
+def test_scenes_of_small_models_contain_a_walk(monkeypatch):
     seen = looked("query")
     header = scene_of_picture(seen).header["walk"]
     assert [one["id"] for one in header["steps"]] == [one["id"] for one in walk_of(seen).trace.steps]
     assert header["sides"]["label"] == {"tokens": ["query"], "words": [-1], "of": "picture", "rows": [0] * 7}
     assert "of" not in header["sides"]["picture"]
     assert scene_of_picture(seen, walk=False).header["walk"] is None
-    for name in ("FEW", "SMALL", "WHOLE"):
+    for name in ("MAX_DEFAULT_PATCHES", "MAX_DEFAULT_BYTES", "MAX_MODEL_BYTES"):
         with monkeypatch.context() as changed:
             changed.setattr(limits, name, 4)
             assert scene_of_picture(seen).header["walk"] is None
             assert scene_of_picture(seen, walk=True).header["walk"] is not None
 
 
-def test_a_score_that_no_table_has():
+def test_custom_score_without_labels():
     model = model_of("class")
     model.blocks[0].attention.score = Distance()
     seen = looked_at(model)
-    assert apart(walk_of(seen).trace, model, seen.run.images[0]) < 1e-5
+    assert max_difference(walk_of(seen).trace, model, seen.run.images[0]) < 1e-5
 
 
 # In the page
 
 
-def test_the_page_finds_the_same_numbers(tmp_path):
+def test_page_computes_the_same_numbers(tmp_path):
     for form, one in in_node(tmp_path, {form: walk_of(looked(form)).trace for form in FORMS}).items():
         assert one["worst"] < 1e-5, form
         check_expressions(form, one["made"])
@@ -181,7 +181,7 @@ def test_the_page_finds_the_same_numbers(tmp_path):
 DONE = ".walk .verdict[data-agrees]"
 
 
-def test_it_is_walked_through_in_a_browser(opened):
+def test_walk_in_a_browser(opened):
     seen = looked("class")
     scene = scene_of_picture(seen)
     page = opened(scene, "#view=walk&at=blocks.0.attention:1")
@@ -189,11 +189,11 @@ def test_it_is_walked_through_in_a_browser(opened):
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
     steps = [step for step in scene.header["walk"]["steps"] if step["title"] and step["op"] != "given"]
     assert f"All {len(steps)} steps" in page.locator(".verdict").text_content()
-    # A patch is chosen on the picture, with the pointer or with keys.
+    # A patch is selected on the image by pointer or keys.
     assert page.locator(".picture-of [role=radio]").count() == 6
     page.get_by_role("radio", name="patch 0,1").click()
     assert hash_of(page)["pin"] == "2,2"
-    pixels = page.locator(".step", has_text="Pixels of each patch")
+    pixels = page.locator(".step", has_text="Pixels per patch")
     assert pixels.locator(".of").text_content().startswith("\u2068patch 0,1\u2069")
     wanted = (seen.run.images[0, 0, 0, 4].item() - 0.5) / 0.5
     assert float(pixels.locator(".cell .number").first.text_content().replace("−", "-")) == pytest.approx(
@@ -225,7 +225,7 @@ def test_every_section_opens(opened, form):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_in_the_walk(opened, scheme):
+def test_axe_reports_no_violations_in_the_walk(opened, scheme):
     if not AXE.exists():
         missing("There is no axe-core here: npm install.")
     page = opened(scene_of_picture(looked("queries")), "#view=walk", color_scheme=scheme)
@@ -235,7 +235,7 @@ def test_axe_finds_nothing_in_the_walk(opened, scheme):
     assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
 
 
-def test_small_screens_scroll_only_down(opened):
+def test_small_screens_need_no_horizontal_scrolling(opened):
     page = opened(scene_of_picture(looked("class")), "#view=walk", viewport={"width": 390, "height": 700})
     page.wait_for_selector(DONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

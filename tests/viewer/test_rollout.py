@@ -187,8 +187,11 @@ def test_rollout_leaves_no_gradients():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: roll_out(model_of(head="segment"), images(), [0]), "head segment gives images no label"),
-        (lambda: roll_out(model_of(labels=()), images(), [0]), "gives images no label"),
+        (
+            lambda: roll_out(model_of(head="segment"), images(), [0]),
+            "this model has the head segment",
+        ),
+        (lambda: roll_out(model_of(labels=()), images(), [0]), "needs an image classifier"),
         (lambda: roll_out(model_of(), images(2), [0]), "1 labels for 2 images"),
         (
             lambda: roll_out(model_of(), images()).over_patches(0, (2, 0)),

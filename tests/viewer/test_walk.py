@@ -1,4 +1,4 @@
-"""The walk: its numbers are those of the model, and a page that computes them again finds the same."""
+"""Walks agree with the model, and the page computes the same numbers."""
 
 import dataclasses
 import importlib
@@ -37,24 +37,24 @@ def shown(trace: Trace) -> list[dict]:
     return [step for step in trace.steps if step["title"]]
 
 
-def outputs(bundle, ids) -> np.ndarray:
+def outputs(pipeline, ids) -> np.ndarray:
     """The model's output."""
     with torch.inference_mode():
-        return bundle.model(*(pack([one]) for one in ids)).double().numpy()
+        return pipeline.model(*(pack([one]) for one in ids)).double().numpy()
 
 
-def apart(trace: Trace, bundle, ids) -> float:
-    """How far a walk is from the model: from its output, and from the weights of its attentions."""
-    own = outputs(bundle, ids)
-    if getattr(bundle.model.config, "head", "mask") == "none":
+def max_difference(trace: Trace, pipeline, ids) -> float:
+    """The largest difference of a walk from the output and the attention weights of the model."""
+    own = outputs(pipeline, ids)
+    if getattr(pipeline.model.config, "head", "mask") == "none":
         found = trace[[step["id"] for step in shown(trace) if step["output"]["axes"] == ["text", "channels"]][-1]]
     else:
         found = trace["output.l"]
     worst = difference(found, own.reshape(found.shape))
     if not any(step["op"] == "softmax" for step in trace.steps[:-1]):
         return worst
-    with torch.inference_mode(), record(bundle.model) as recording:
-        bundle.model(*(pack([one]) for one in ids))
+    with torch.inference_mode(), record(pipeline.model) as recording:
+        pipeline.model(*(pack([one]) for one in ids))
     for name, recorded in recording.items():
         steps = [step["id"] for step in shown(trace) if step["op"] == "softmax" and step["id"].startswith(f"{name}.")]
         assert len(steps) == len(recorded.calls)
@@ -65,9 +65,9 @@ def apart(trace: Trace, bundle, ids) -> float:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_walk_agrees_with_the_model(form):
+def test_walk_agrees_with_the_model(form):
     seen, trace = looked(form), walked(form).trace
-    assert apart(trace, seen.bundle, seen.ids) < 1e-5
+    assert max_difference(trace, seen.pipeline, seen.ids) < 1e-5
     compared = [step["differs"] for step in trace.steps if step["differs"] is not None]
     assert len(compared) > 10
     assert max(compared) < 1e-5
@@ -75,16 +75,16 @@ def test_a_walk_agrees_with_the_model(form):
 
 
 @pytest.mark.parametrize("form", ["transformer", "luong", "bahdanau", "gpt", "bert"])
-def test_every_parameter_takes_part(form):
-    """If a weight of the model changes, the walk of the old one no longer agrees."""
+def test_walk_depends_on_every_parameter(form):
+    """A walk of the old weights no longer agrees after any parameter has changed."""
     seen, trace = looked_at(bundle_of(form)), walked(form).trace
-    for name, parameter in seen.bundle.model.named_parameters():
+    for name, parameter in seen.pipeline.model.named_parameters():
         before = parameter.detach().clone()
         with torch.no_grad():
             parameter += 0.01 * torch.randn_like(parameter)
-            assert apart(trace, seen.bundle, seen.ids) > 1e-5, name
+            assert max_difference(trace, seen.pipeline, seen.ids) > 1e-5, name
             parameter.copy_(before)
-    assert apart(trace, seen.bundle, seen.ids) < 1e-5
+    assert max_difference(trace, seen.pipeline, seen.ids) < 1e-5
 
 
 def test_names_formulas_and_axes_of_an_attention():
@@ -109,14 +109,14 @@ def test_names_formulas_and_axes_of_an_attention():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_step_of_our_own_layers_is_without_a_title(form):
-    """Defaults are for layers that the tables do not have."""
+def test_every_step_of_built_in_layers_has_a_title(form):
+    """Default titles are for custom layers."""
     titles = {step["title"] for step in shown(walked(form).trace)}
     assert not titles & {"Add", "Multiply", "Divide", "Matrix product", "Linear layer", "Concatenate", "Stack", "Mask"}
 
 
 @pytest.mark.parametrize("form", FORMS[::3])
-def test_every_place_that_is_named_exists(form):
+def test_source_locations_exist(form):
     for where in {step["where"] for step in shown(walked(form).trace)}:
         file, name = where.split(" · ")
         found = importlib.import_module(file.removesuffix(".py").replace("/", "."))
@@ -139,7 +139,7 @@ def test_sections_of_a_transformer():
     assert sections[-1]["title"] == "Next token"
 
 
-def test_layers_that_share_weights_are_layers_of_their_own():
+def test_layers_with_shared_weights_are_separate_layers():
     sections = walked("albert").trace.sections
     assert [one["attention"] for one in sections if "attention" in one] == [
         f"blocks.{group}.attention.{call}" for group in (0, 1) for call in (0, 1)
@@ -155,45 +155,45 @@ def test_steps_of_recurrent_models():
     assert tokens == {("source", t) for t in range(5)} | {("target", t) for t in range(4)}
     gates = [step for step in shown(trace) if step["id"].startswith("encoder.layers.0.backward_layer.2.")]
     assert [step["id"].rpartition(".")[2] for step in gates] == ["w", "r", "n", "z", "h"]
-    # Both directions are followed at the same token.
+    # Both directions have their state at the same token.
     states = trace["encoder.layers.0.h"]
     np.testing.assert_allclose(trace["encoder.layers.0.forward_layer.2.h"], states[2, :8])
     np.testing.assert_allclose(trace["encoder.layers.0.backward_layer.2.h"], states[2, 8:])
 
 
-def test_a_recurrent_model_without_attention(monkeypatch):
+def test_recurrent_model_without_attention(monkeypatch):
     monkeypatch.setitem(forms.TRANSLATORS, "none", Seq2SeqConfig(width=8, attention="none"))
-    bundle = bundle_of("none")
-    ids = bundle.teacher_forced([(bundle.source_ids(SOURCE), bundle.target_ids(TARGET))])
-    seen = Look(SOURCE, TARGET, [], [], {}, bundle=bundle, ids=tuple(one.ids.tolist() for one in ids))
+    pipeline = bundle_of("none")
+    ids = pipeline.teacher_forced([(pipeline.source_ids(SOURCE), pipeline.target_ids(TARGET))])
+    seen = Look(SOURCE, TARGET, [], [], {}, pipeline=pipeline, ids=tuple(one.ids.tolist() for one in ids))
     made = walk_of(seen)
-    assert apart(made.trace, bundle, seen.ids) < 1e-5
+    assert max_difference(made.trace, pipeline, seen.ids) < 1e-5
     assert made.focus["attention"] is None
     assert made.sides["source"].tokens == [*SOURCE.split(), "<eos>"]
 
 
-def test_it_begins_at_the_token_with_the_clearest_weights():
+def test_initial_selection_is_the_token_with_the_sharpest_weights():
     seen = looked("transformer")
     focus = walked("transformer").focus
-    weights = seen.maps[focus["attention"]].of(focus["head"])
+    weights = seen.maps[focus["attention"]].head_weights(focus["head"])
     assert focus["attention"] == seen.alignment.name
     assert weights[focus["target"]].argmax() == focus["source"]
     assert weights[focus["target"]].max() == pytest.approx(weights[:3].max(), abs=0.3)
     assert set(walked("bert").focus) == {"attention", "head", "text"}
 
 
-def test_the_likeliest_tokens_have_names():
-    vocabulary = looked("gpt").bundle.tokenizer.vocabulary
+def test_most_likely_tokens_have_names():
+    vocabulary = looked("gpt").pipeline.tokenizer.vocabulary
     best = np.argsort(-walked("gpt").trace["output.p"], axis=-1)[:, :10]
     assert {walked("gpt").names[i] for i in best.flatten().tolist()} <= set(vocabulary)
     assert walked("classify").names == {0: "good", 1: "bad"}
 
 
-# Scores and layers that no table knows
+# Custom scores and layers
 
 
 class Distance(Score):
-    """A score of a user: minus the squared distance, times a learned factor."""
+    """A custom score: the negative squared distance times a learned factor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class Distance(Score):
 
 
 class Gate(nn.Module):
-    """A layer of a user: x · sigmoid(W x)."""
+    """A custom layer: x · sigmoid(W x)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -226,33 +226,33 @@ class GatedFeedForward(nn.Module):
 @pytest.mark.parametrize(
     "score", [Concat(4, 4, hidden=6, joint=True), Concat(4, 4, hidden=6, heads=4), Cosine(3.0), Distance()]
 )
-def test_scores_in_other_forms(score):
-    bundle = bundle_of("general, grouped concat")
-    for block in bundle.model.decoder:
+def test_custom_and_configured_scores(score):
+    pipeline = bundle_of("general, grouped concat")
+    for block in pipeline.model.decoder:
         block.cross.score = score
-    seen = looked_at(bundle)
+    seen = looked_at(pipeline)
     trace = walk_of(seen).trace
-    assert apart(trace, bundle, seen.ids) < 1e-5
+    assert max_difference(trace, pipeline, seen.ids) < 1e-5
     steps = {step["id"]: step for step in shown(trace)}
     assert steps["decoder.0.cross.e"]["output"]["axes"] == ["heads", "target", "source"]
 
 
-def test_a_new_layer_and_a_new_score_appear_in_the_walk():
-    bundle = bundle_of("transformer")
-    for block in bundle.model.decoder:
+def test_custom_layer_and_score_appear_in_the_walk():
+    pipeline = bundle_of("transformer")
+    for block in pipeline.model.decoder:
         block.cross.score = Distance()
         block.feedforward = GatedFeedForward(block.feedforward, 16)
-    opinionated_gate = bundle.model.decoder[0].feedforward.gate
-    seen = looked_at(bundle)
+    gate_module = pipeline.model.decoder[0].feedforward.gate
+    seen = looked_at(pipeline)
     trace = walk_of(seen).trace
-    assert apart(trace, bundle, seen.ids) < 1e-5
+    assert max_difference(trace, pipeline, seen.ids) < 1e-5
     steps = {step["id"]: step for step in shown(trace)}
     gate = [name for name in steps if name.startswith("decoder.0.feedforward.gate")]
     assert gate == [f"decoder.0.feedforward.gate.{name}" for name in ("map", "sigmoid", "mul")]
     assert [steps[name]["title"] for name in gate] == ["Linear layer", "sigmoid", "Multiply"]
     x, product = trace["decoder.0.feedforward.inner.f"], trace["decoder.0.feedforward.gate.mul"]
     with torch.no_grad():
-        np.testing.assert_allclose(product, opinionated_gate(torch.from_numpy(x).float()).numpy(), atol=1e-5)
+        np.testing.assert_allclose(product, gate_module(torch.from_numpy(x).float()).numpy(), atol=1e-5)
     score = [name.rpartition(".")[2] for name in steps if name.startswith("decoder.0.cross.")]
     assert score[:3] == ["q", "k", "v"]
     assert score[-4:] == ["e", "a", "z", "o"]
@@ -261,19 +261,19 @@ def test_a_new_layer_and_a_new_score_appear_in_the_walk():
     assert "Decoder, layer 0: feed-forward" in titles
     names = {one["name"] for step in trace.steps for one in step["inputs"] if isinstance(one, dict)}
     assert {"decoder.0.cross.score.factor", "decoder.0.feedforward.gate.map.weight"} <= names
-    # A program is captured again after a module was replaced.
-    bundle.model.decoder[0].cross.score = Cosine(2.0)
-    assert apart(walk_of(looked_at(bundle)).trace, bundle, seen.ids) < 1e-5
+    # The program is captured again after a module has been replaced.
+    pipeline.model.decoder[0].cross.score = Cosine(2.0)
+    assert max_difference(walk_of(looked_at(pipeline)).trace, pipeline, seen.ids) < 1e-5
 
 
 # Large models
 
 
 @pytest.mark.parametrize("form", ["transformer", "luong", "bahdanau", "gpt", "albert"])
-def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
+def test_walk_of_a_large_model_contains_one_layer(monkeypatch, form):
     seen, whole = looked(form), walked(form)
-    monkeypatch.setattr(limits, "WHOLE", 0)
-    monkeypatch.setattr(limits, "WHOLE_OUTPUT", 0)
+    monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 0)
+    monkeypatch.setattr(limits, "MAX_OUTPUT_BYTES", 0)
     some = walk_of(seen)
     assert whole.note is None
     assert some.note.startswith("The model is large")
@@ -285,32 +285,32 @@ def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
         layers = {one["attention"] for one in some.trace.sections if one["part"] == "attention"}
         assert some.focus["attention"] in layers
         assert len(layers) < len(seen.maps)
-    columns = _columns(some, seen.bundle)
+    columns = _columns(some, seen.pipeline)
     np.testing.assert_allclose(
         some.trace["output.p"][:, : len(columns)], whole.trace["output.p"][:, columns], atol=1e-12
     )
 
 
-def _columns(some: Walk, bundle) -> list[int]:
-    tokenizer = bundle.target_tokenizer if isinstance(bundle, Translator) else bundle.tokenizer
+def _columns(some: Walk, pipeline) -> list[int]:
+    tokenizer = pipeline.target_tokenizer if isinstance(pipeline, Translator) else pipeline.tokenizer
     return [tokenizer.vocabulary.index(name) for name in some.names.values() if name != "all others"]
 
 
-def test_what_has_no_walk():
+def test_look_without_a_model_raises_an_error():
     with pytest.raises(RegardError, match="has no model"):
-        walk_of(dataclasses.replace(looked("bert"), bundle=None))
+        walk_of(dataclasses.replace(looked("bert"), pipeline=None))
 
 
-def test_texts_that_are_too_long(monkeypatch):
-    monkeypatch.setattr(limits, "LONGEST", 4)
-    with pytest.raises(RegardError, match="5 tokens: a walk takes at most 4"):
+def test_too_long_texts_raise_an_error(monkeypatch):
+    monkeypatch.setattr(limits, "MAX_TOKENS", 4)
+    with pytest.raises(RegardError, match="5 tokens; the step-by-step view supports at most 4"):
         walk_of(looked("transformer"))
 
 
 # Scenes
 
 
-def test_scenes_of_small_models_have_a_walk(monkeypatch):
+def test_scenes_of_small_models_contain_a_walk(monkeypatch):
     seen = looked("transformer")
     made = scene_of(seen)
     header = made.header["walk"]
@@ -320,39 +320,39 @@ def test_scenes_of_small_models_have_a_walk(monkeypatch):
     assert header["sides"]["source"]["tokens"] == [*SOURCE.split(), "<eos>"]
     json.dumps(header, allow_nan=False)
     assert scene_of(seen, walk=False).header["walk"] is None
-    monkeypatch.setattr(limits, "SHORT", 4)
+    monkeypatch.setattr(limits, "MAX_DEFAULT_TOKENS", 4)
     assert scene_of(seen).header["walk"] is None
     assert scene_of(seen, walk=True).header["walk"] is not None
 
 
-def test_large_walks_are_made_on_request_alone(monkeypatch):
+def test_large_walks_are_built_on_request_only(monkeypatch):
     seen = looked("gpt")
-    monkeypatch.setattr(limits, "SMALL", 1000)
+    monkeypatch.setattr(limits, "MAX_DEFAULT_BYTES", 1000)
     assert scene_of(seen).header["walk"] is None
     assert scene_of(seen, walk=True).header["walk"] is not None
-    monkeypatch.setattr(limits, "WHOLE", 100)
+    monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 100)
     assert scene_of(seen).header["walk"] is None
 
 
-def test_the_command_line_asks_for_a_walk(monkeypatch, tmp_path, capsys):
+def test_walk_option_of_the_command_line(monkeypatch, tmp_path, capsys):
     save(tmp_path / "model", bundle_of("gpt"))
-    monkeypatch.setattr(limits, "SHORT", 1)
+    monkeypatch.setattr(limits, "MAX_DEFAULT_TOKENS", 1)
     for options, has in (([], False), (["--walk"], True)):
         page = tmp_path / f"{has}.html"
         assert run([str(tmp_path / "model"), SOURCE, "--out", str(page), *options]) == 0
-        assert ("Attention weights" in page.read_text()) == has
+        assert ("Softmax: attention weights" in page.read_text()) == has
 
 
-def test_looks_at_some_attentions_walk_through_all():
-    bundle = looked("transformer").bundle
-    made = walk_of(look(bundle, SOURCE, TARGET, layers="*.cross"))
+def test_walk_of_a_look_at_some_attentions_contains_all():
+    pipeline = looked("transformer").pipeline
+    made = walk_of(look(pipeline, SOURCE, TARGET, layers="*.cross"))
     assert made.sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
     assert "encoder.0.attention.a" in made.trace
-    encoder = look(bundle, SOURCE, TARGET, layers="encoder.*")
+    encoder = look(pipeline, SOURCE, TARGET, layers="encoder.*")
     assert walk_of(encoder).sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
 
 
-def test_locations_follow_the_code():
+def test_location_of_functions():
     assert location(Trace.__getitem__) == "regard/viewer/walk/trace.py · Trace.__getitem__"
     assert location(json.dumps) == "__init__.py · dumps"
 
@@ -400,7 +400,7 @@ def in_node(folder: Path, traces: dict[str, Trace]) -> dict[str, dict]:
     return dict(zip(traces, map(json.loads, ran.stdout.splitlines()), strict=True))
 
 
-def test_the_page_finds_the_same_numbers(tmp_path):
+def test_page_computes_the_same_numbers(tmp_path):
     found = in_node(tmp_path, {form: walked(form).trace for form in FORMS})
     for form, one in found.items():
         assert one["worst"] < 1e-5, form
@@ -410,7 +410,7 @@ def test_the_page_finds_the_same_numbers(tmp_path):
         check_expressions(form, one["made"])
 
 
-def test_a_parameter_that_was_changed_on_the_way_is_noticed(tmp_path):
+def test_page_detects_a_changed_parameter(tmp_path):
     trace = walk_of(looked("bert")).trace
     raw = bytearray(trace.params)
     raw[2000:2004] = np.float32(4.0).tobytes()
@@ -419,11 +419,11 @@ def test_a_parameter_that_was_changed_on_the_way_is_noticed(tmp_path):
 
 
 def check_expressions(form: str, made: list) -> None:
-    """The expression that a page writes for a number comes to that number."""
+    """The expression that the page shows for a number evaluates to that number."""
     for name, op, expression, number in made:
         if expression is not None and number is not None and abs(number) < 1e38:
-            # Its numbers are rounded to three digits after the point.
-            assert evaluated(expression) == pytest.approx(number, abs=0.1, rel=0.1), (
+            # Its numbers are rounded to three decimals.
+            assert evaluate_expression(expression) == pytest.approx(number, abs=0.1, rel=0.1), (
                 form,
                 name,
                 op,
@@ -432,7 +432,7 @@ def check_expressions(form: str, made: list) -> None:
             )
 
 
-def evaluated(made: dict) -> float:
+def evaluate_expression(made: dict) -> float:
     text = made["before"] + made["sign"].join(made["pieces"]) + made["after"]
     replaced = {"−∞": "-inf", "∞": "inf", "−": "-", "·": "*", "√": "sqrt", "σ": "sigmoid", "²": "**2", "^": "**"}
     for sign, python in replaced.items():
