@@ -165,7 +165,7 @@ def test_a_page_is_saved_as_the_other_pictures_are(tmp_path):
 
 # What the page computes of it
 
-LOOKS = 'import { Attentions } from "./maps.js";\nimport { PictureLooks } from "./imagelooks.js";'
+LOOKS = 'import { Attentions } from "./weights/maps.js";\nimport { PictureLooks } from "./images/image_attention.js";'
 BEGIN = (
     OPEN
     + """

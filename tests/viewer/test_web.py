@@ -15,7 +15,7 @@ from tests.viewer import scenes
 from tests.viewer.browsing import node_program
 from tests.viewer.test_scene import weights
 
-SOURCES = {path.name.removesuffix(".js"): path.read_text("utf-8") for path in web._sources()}
+SOURCES = web.read_sources()
 
 
 # How it is joined
@@ -27,12 +27,17 @@ def test_the_module_is_one_text_that_asks_for_nothing():
     assert "import {" not in text
     assert "export default { render };" in text
     assert "function openPage()" in text
-    # A file stands after those that it imports.
-    marks = {name: text.find(source.split("*/", 1)[0].strip()) for name, source in SOURCES.items()}
-    assert {"index", "heads", "maths", "kernel", "style"} <= {name for name, mark in marks.items() if mark >= 0}
-    for name, source in SOURCES.items():
-        for imported in web._IMPORT.findall(source):
-            assert marks[imported] < marks[name] or marks[name] < 0
+
+    def start_of(path: str) -> int:
+        source = SOURCES[path]
+        return text.find(json.dumps(source) if path.endswith(".css") else source.split("*/", 1)[0].strip())
+
+    # Every file is there, after the files that it imports.
+    starts = {path: start_of(path) for path in SOURCES}
+    assert min(starts.values()) >= 0, [path for path, start in starts.items() if start < 0]
+    for path, source in SOURCES.items():
+        for imported in web.imported_paths(path, source):
+            assert starts[imported] < starts[path]
 
 
 def test_nothing_in_the_module_reads_a_text_as_markup_or_as_a_program():
@@ -49,26 +54,26 @@ def test_nothing_in_the_module_names_another_place():
 @pytest.mark.parametrize(
     ("sources", "message"),
     [
-        ({"index": 'import { a } from "./b.js";\n'}, "imports b.js, which is missing"),
-        ({"index": 'import { a } from "./b.js";\n', "b": 'import { c } from "./index.js";\n'}, "a circular import"),
+        ({"index.js": 'import { a } from "./b.js";\n'}, "imports b.js, which is missing"),
+        ({"index.js": 'import { a } from "./b.js";\n', "b.js": 'import { c } from "./index.js";\n'}, "Circular import"),
         (
-            {"index": 'import { a } from "./b.js";\nconst a = 1;\n', "b": "export const a = 1;\n"},
+            {"index.js": 'import { a } from "./b.js";\nconst a = 1;\n', "b.js": "export const a = 1;\n"},
             "a is defined in b.js",
         ),
     ],
 )
 def test_what_cannot_be_joined_is_refused(sources, message):
     with pytest.raises(RegardError, match=message):
-        web.join(sources)
+        web.bundle(sources)
 
 
 def test_a_file_that_two_import_is_there_once():
     sources = {
-        "index": 'import { b } from "./b.js";\nimport { c } from "./c.js";\nexport default b + c;\n',
-        "b": 'import { c } from "./c.js";\nexport const b = c;\n',
-        "c": "export const c = 1;\n",
+        "index.js": 'import { b } from "./b.js";\nimport { c } from "./c.js";\nexport default b + c;\n',
+        "b.js": 'import { c } from "./c.js";\nexport const b = c;\n',
+        "c.js": "export const c = 1;\n",
     }
-    assert web.join(sources) == "const c = 1;\nconst b = c;\nexport default b + c;\n"
+    assert web.bundle(sources) == "const c = 1;\nconst b = c;\nexport default b + c;\n"
 
 
 # What it computes
@@ -77,7 +82,7 @@ def test_a_file_that_two_import_is_there_once():
 def node(imports: str, program: str, given: Any = None) -> Any:
     """What a program makes of `given`, with names imported from the module's files."""
     told = json.dumps(given)
-    text = web.join(SOURCES | {"index": f"{imports}\nconst given = {told};\n{program}\n"})
+    text = web.bundle(SOURCES | {"index.js": f"{imports}\nconst given = {told};\n{program}\n"})
     command = [node_program(), "--input-type=module", "-"]
     ran = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
@@ -86,8 +91,8 @@ def node(imports: str, program: str, given: Any = None) -> Any:
 
 SHOW = "console.log(JSON.stringify({}));"
 HEADS = (
-    'import { headOf, rawOf, weightsInto } from "./maths.js";\nimport { Kernel } from "./kernel.js";\n'
-    'import { Attentions, Picture, Weights, agreementOf, meanEntropy } from "./maps.js";'
+    'import { headOf, rawOf, weightsInto } from "./weights/maths.js";\nimport { Kernel } from "./weights/kernel.js";\n'
+    'import { Attentions, Picture, Weights, agreementOf, meanEntropy } from "./weights/maps.js";'
 )
 OPEN = """
 const blobs = given.blobs.map((text) => new Uint8Array(Buffer.from(text, "base64")).buffer);
@@ -317,7 +322,7 @@ def test_numbers_in_sixteen_bits_are_spread_out_as_they_were_put_together():
     const raw = rawOf(buffer, { type: "uint16", shape: [6, 3, 5] });"""
     show = SHOW.format("[0, 1, 2].map((head) => [...taken(raw, 6, 3, 5, head)])")
     given = base64.b64encode(narrow(x)).decode()
-    found = node('import { rawOf, taken } from "./maths.js";', program + show, given)
+    found = node('import { rawOf, taken } from "./weights/maths.js";', program + show, given)
     np.testing.assert_allclose(np.reshape(found, (3, 6, 5)).swapaxes(0, 1), x, atol=1e-4)
     assert np.all(np.reshape(found, (3, 6, 5))[1, :, 2] == -7.25)
 
@@ -329,7 +334,7 @@ def test_unknown_numbers_and_masks_are_refused():
     for (const act of [read, () => mayLook({ op: "moon" }, 0, 0)]) {
       try { act(); } catch (error) { failures.push(error.message); }
     }"""
-    found = node('import { mayLook, rawOf } from "./maths.js";', program + SHOW.format("failures"))
+    found = node('import { mayLook, rawOf } from "./weights/maths.js";', program + SHOW.format("failures"))
     assert found == ["Numbers of type float8 are not known.", "A mask called moon is not known."]
 
 
@@ -346,7 +351,7 @@ def test_colours_have_one_order_for_every_eye(name, dark):
     const painter = painterOf(given.name, "linear", given.dark);
     const light = lights.map((_, i) => painter.wantsLight(i / 255));
     console.log(JSON.stringify({ lights, light }));"""
-    imports = 'import { luminance, painterOf, ramp } from "./colours.js";'
+    imports = 'import { luminance, painterOf, ramp } from "./core/colors.js";'
     found = node(imports, program, {"name": name, "dark": dark})
     lights = np.array(found["lights"])
     steps = np.diff(lights[::8] ** (1 / 3))  # roughly as eyes see it
@@ -360,7 +365,7 @@ def test_scales_and_their_legend():
     const scales = ["linear", "root", "log"];
     console.log(JSON.stringify(scales.map((scale) => [ticksOf(scale).map((tick) => shareOf(scale, tick)),
       [0, 1, 2, NaN, -1].map((weight) => shareOf(scale, weight))])));"""
-    for ticks, ends in node('import { shareOf, ticksOf } from "./colours.js";', program):
+    for ticks, ends in node('import { shareOf, ticksOf } from "./core/colors.js";', program):
         assert ticks[0] == 0
         assert ticks[-1] == 1
         assert ticks == sorted(ticks)
@@ -380,7 +385,7 @@ def test_an_address_holds_the_view():
         "colours": "iris",
         "theme": "dark",
     }
-    imports = 'import { readHash, writeHash } from "./state.js";'
+    imports = 'import { readHash, writeHash } from "./core/state.js";'
     hash_, back = node(imports, SHOW.format("[writeHash(given), readHash('#' + writeHash(given))]"), view)
     assert back | view == back  # other views keep things of their own there
     assert "#" not in hash_
@@ -394,7 +399,7 @@ def test_an_address_holds_the_view():
 
 def test_tokens_can_be_seen_whole():
     tokens = ["the", " the", "", " ", "\n", "a\tb", "\u202ekcab", "\u200b", "\ud800", "<b>", "▁x", "\x07", "  "]
-    found = node('import { visible } from "./tokens.js";', SHOW.format("given.map(visible)"), tokens)
+    found = node('import { visible } from "./core/tokens.js";', SHOW.format("given.map(visible)"), tokens)
     assert found == [
         *("the", "the", "∅", "␣", "⏎", "a⇥b", "U+202Ekcab", "U+200B", "U+D800", "<b>", "▁x", "U+0007", "␣␣"),
     ]
@@ -404,5 +409,5 @@ def test_alignment_error_and_ranks():
     program = """
     const error = alignmentError([[0, 0], [1, 1]], [[0, 0], [1, 2]]);
     console.log(JSON.stringify([error, alignmentError([], []), greatestOf([0.1, 0.5, 0.5, 0.2, 0.9], 3), greatestIn([1, 3, 2], 0, 2)]));"""  # noqa: E501
-    imports = 'import { alignmentError, greatestIn, greatestOf } from "./maths.js";'
+    imports = 'import { alignmentError, greatestIn, greatestOf } from "./weights/maths.js";'
     assert node(imports, program) == [0.5, 0, [4, 1, 2], 1]

@@ -1,34 +1,36 @@
 /** The way in: anywidget's contract, and the call that a saved page makes. */
 
-import { hostOf, pageModel } from "./host.js";
-import { BEGINNING, State, readHash, writeHash } from "./state.js";
-import { Work } from "./work.js";
-import { change, h, uniqueId } from "./dom.js";
-import { STYLE } from "./style.js";
-import { ASK_STYLE, askForm, welcome } from "./ask.js";
-import { pictureForm } from "./imageask.js";
-import { COMPARE_STYLE, Members } from "./comparing.js";
-import { Heads } from "./heads.js";
-import { openingOf } from "./panel.js";
-import { Decoding } from "./decoding.js";
-import { Images, openingOfPicture } from "./images.js";
-import { Trying } from "./trying.js";
-import { Walk } from "./walk.js";
-import { Voice, helpDialog, icon, isDark, menu, tabList, title, topBar } from "./shell.js";
-import { download, drawn, png, svgText } from "./export.js";
+import { hostOf, pageModel } from "./core/host.js";
+import { BEGINNING, State, readHash, writeHash } from "./core/state.js";
+import { Work } from "./core/scheduler.js";
+import { change, h, uniqueId } from "./core/dom.js";
+import PAGE_STYLE from "./core/page.css";
+import REQUEST_FORM_STYLE from "./core/request_form.css";
+import { askForm, welcome } from "./core/request_form.js";
+import { pictureForm } from "./images/image_form.js";
+import COMPARISON_STYLE from "./comparison/comparison.css";
+import { Members } from "./comparison/comparison.js";
+import { Heads } from "./attention/attention_view.js";
+import { openingOf } from "./attention/panel.js";
+import { Decoding } from "./search/search_view.js";
+import { Images, openingOfPicture } from "./images/image_view.js";
+import { Trying } from "./experiment/experiment_view.js";
+import { Walk } from "./steps/steps_view.js";
+import { Voice, helpDialog, icon, isDark, menu, tabList, title, topBar } from "./core/shell.js";
+import { download, drawn, png, svgText } from "./core/export.js";
 
-/** @typedef {import("./host.js").Host} Host */
-/** @typedef {import("./state.js").View} View */
-/** @typedef {import("./state.js").Shown} Shown */
-/** @typedef {import("./shell.js").Shows} Shows */
-/** @typedef {import("./shell.js").Context} Context */
+/** @typedef {import("./core/host.js").Host} Host */
+/** @typedef {import("./core/state.js").View} View */
+/** @typedef {import("./core/state.js").Shown} Shown */
+/** @typedef {import("./core/shell.js").Shows} Shows */
+/** @typedef {import("./core/shell.js").Context} Context */
 
 /**
  * Shows a scene in an element. Gives a function that ends it.
- * @param {{model: import("./host.js").Model, el: HTMLElement}} given
+ * @param {{model: import("./core/host.js").Model, el: HTMLElement}} given
  */
 async function render({ model, el }) {
-  el.append(h("style", {}, STYLE + ASK_STYLE + COMPARE_STYLE));
+  el.append(h("style", {}, PAGE_STYLE + REQUEST_FORM_STYLE + COMPARISON_STYLE));
   let now = null;
   /** Shows a scene in the place of the one before. @param {() => Host} hosted @param {Record<string, string>} [texts] that were asked for */
   const show = async (hosted, texts) => {

@@ -1,0 +1,179 @@
+/**
+ * What is computed of a picture: weights over its patches, and rollout through all layers. No DOM: runs under node too.
+ *
+ * Tokens are those of an attention's rows and columns: first some that are no patches, then the patches, row by row.
+ */
+
+/** @typedef {import("../core/state.js").Shown} Shown */
+/** @typedef {{token: number} | {label: number} | null} Asker a token of the rows, a label's query, or the picture as a whole */
+
+/** The names of the attentions of the three parts of a model. */
+const BLOCK = /^blocks\./;
+const POOLING = "pooler.attention";
+const SEGMENTER = /^segmenter\./;
+/** Maps of up to so many cells are multiplied; larger ones would take all of a page's memory. */
+const ROLLED = 2 ** 21;
+/** So many rows are computed before the page may answer again. */
+const ROWS_AT_ONCE = 16;
+
+export class PictureLooks {
+  /** @param {import("../weights/maps.js").Attentions} attentions */
+  constructor(attentions) {
+    this.attentions = attentions;
+    this.picture = attentions.scene.picture;
+    const [rows, columns] = this.picture.grid;
+    this.rows = rows;
+    this.columns = columns;
+    this.count = this.rows * this.columns;
+    const names = attentions.scene.attentions.map((one) => one.name);
+    /** @type {string[]} */
+    this.blocks = names.filter((name) => BLOCK.test(name));
+    /** @type {string[]} */
+    this.segmenter = names.filter((name) => SEGMENTER.test(name));
+    this.pooler = names.includes(POOLING) ? POOLING : null;
+    /** The mean of the heads of each attention, (T, T). @type {Map<string, Float32Array>} */
+    this.means = new Map();
+    /** Means over the rows of the patches. @type {Map<string, Float64Array>} */
+    this.averages = new Map();
+  }
+
+  /** Where the patches begin among the rows (or columns) of an attention; null where they are not among them. @param {string} name @param {"rows" | "columns"} axis */
+  firstOf(name, axis) {
+    return this.picture.first[this.attentions.byName.get(name)[axis]] ?? null;
+  }
+
+  /** The patch that a token of the rows is, or null. @param {string} name @param {number} token */
+  patchOf(name, token) {
+    const first = this.firstOf(name, "rows");
+    return first === null || token < first ? null : token - first;
+  }
+
+  /** The token of the rows that a patch is, or null. @param {string} name @param {number} patch */
+  tokenOf(name, patch) {
+    const first = this.firstOf(name, "rows");
+    return first === null ? null : first + patch;
+  }
+
+  /** Whether the page can keep all maps of the encoder. */
+  get canRoll() {
+    return this.tokens ** 2 <= ROLLED;
+  }
+
+  /** How many tokens the encoder has. */
+  get tokens() {
+    return this.attentions.byName.get(this.blocks[0]).q.shape[0];
+  }
+
+  /** Whether an average over all patches is one over some of them: long maps are not kept. @param {Shown} shown */
+  isSampled(shown) {
+    return this.picture.speaks[shown.attention] === null && !this.attentions.map(shown, false).whole;
+  }
+
+  /**
+   * What a head of a loaded attention looks at: a weight for each column. Without a token whoever speaks for the picture
+   * asks: the class token, the question of the pooling; or, where there are none, all patches on average.
+   * @param {Shown} shown @param {number | null} token @returns {Float64Array}
+   */
+  weights(shown, token) {
+    const map = this.attentions.map(shown, false);
+    const row = token ?? this.picture.speaks[shown.attention];
+    if (row !== null) return map.exact(row);
+    const key = `${shown.attention}:${shown.head}`;
+    if (!this.averages.has(key)) this.averages.set(key, this.average(map, this.firstOf(shown.attention, "rows")));
+    return this.averages.get(key);
+  }
+
+  /** @param {import("../weights/maps.js").Weights} map @param {number} first */
+  average(map, first) {
+    const rows = map.sample().filter((row) => row >= first);
+    const mean = new Float64Array(map.columns);
+    const some = new Float32Array(ROWS_AT_ONCE * map.columns);
+    for (let at = 0; at < rows.length; at += ROWS_AT_ONCE) {
+      const part = rows.slice(at, at + ROWS_AT_ONCE);
+      map.rowsInto(part, 0, map.columns, some);
+      for (let i = 0; i < part.length * map.columns; i++) mean[i % map.columns] += some[i] / rows.length;
+    }
+    return mean;
+  }
+
+  /** The part of a row that is about patches. @param {string} name @param {Float64Array} weights */
+  overPatches(name, weights) {
+    const first = this.firstOf(name, "columns");
+    return weights.subarray(first, first + this.count);
+  }
+
+  /** The attentions that a rollout goes through, the first layer first. @param {Asker} asker */
+  throughOf(asker) {
+    const last = asker && "label" in asker ? this.segmenter : asker === null && this.pooler ? [this.pooler] : [];
+    return [...this.blocks, ...last];
+  }
+
+  /**
+   * Computes what is missing for rollouts, a few rows a step. @param {string[]} names of loaded attentions
+   * @returns {Generator<number, void>} the share that is done
+   */
+  *prepare(names) {
+    const missing = names.filter((name) => !this.means.has(name));
+    for (const [done, name] of missing.entries()) {
+      const { heads } = this.attentions.byName.get(name);
+      const map = this.attentions.map({ attention: name, head: heads > 1 ? "mean" : 0 }, false);
+      const mean = new Float32Array(map.rows * map.columns);
+      for (let at = 0; at < map.rows; at += ROWS_AT_ONCE) {
+        const rows = Array.from({ length: Math.min(ROWS_AT_ONCE, map.rows - at) }, (_, i) => at + i);
+        map.rowsInto(rows, 0, map.columns, mean.subarray(at * map.columns));
+        yield (done + at / map.rows) / missing.length;
+      }
+      this.means.set(name, mean);
+    }
+  }
+
+  /**
+   * Rollout (Abnar and Zuidema 2020): what a token of the last layer, or the picture as a whole, comes from. A number for
+   * each token of the input; their sum is 1. `prepare` must have been done.
+   * @param {Asker} asker a token of the encoder; a label's query @returns {Float64Array}
+   */
+  rollout(asker) {
+    let row = this.lastRow(asker);
+    for (const name of [...this.blocks].reverse()) row = through(row, this.means.get(name));
+    return row;
+  }
+
+  /** What is asked for, as shares of the encoder's last tokens. @param {Asker} asker */
+  lastRow(asker) {
+    const row = new Float64Array(this.tokens);
+    const first = this.picture.first.picture;
+    if (asker && "token" in asker) row[asker.token] = 1;
+    else if (asker && "label" in asker) row.set(this.ofQuery(asker.label), first);
+    else if (this.picture.read) for (const token of this.picture.read) row[token] = 1 / this.picture.read.length;
+    else if (this.pooler) row.set(this.means.get(this.pooler).subarray(0, this.count), first);
+    else row.fill(1 / this.count, first);
+    return row;
+  }
+
+  /** The patches that a label's query draws from, through the segmenter's layers. @param {number} label */
+  ofQuery(label) {
+    const first = this.picture.first.labels;
+    /** @type {Float64Array} */
+    let row = new Float64Array(first + this.count);
+    row[label] = 1;
+    for (const name of [...this.segmenter].reverse()) row = through(row, this.means.get(name));
+    // What a query keeps for itself, or has from others, is no patch.
+    const drawn = row.subarray(first);
+    const sum = drawn.reduce((total, share) => total + share, 0);
+    return drawn.map((share) => share / sum);
+  }
+}
+
+/**
+ * A row times a layer, to which the identity was added for the residual connection: half of a token it regarded, the
+ * other half is passed on.
+ * @param {Float64Array} row @param {Float32Array} map
+ */
+function through(row, map) {
+  const out = new Float64Array(row.length);
+  row.forEach((share, t) => {
+    if (share === 0) return;
+    for (let s = 0; s < out.length; s++) out[s] += share * map[t * out.length + s];
+  });
+  return out.map((share, s) => (share + row[s]) / 2);
+}

@@ -1,0 +1,66 @@
+/** The tokens of a picture to choose one from: patches lie over the picture, others beside it. */
+
+import { paintPatches, paintPhoto } from "./image_figure.js";
+import { change, h } from "../core/dom.js";
+import IMAGES_STYLE from "./images.css";
+
+/** A small picture, as wide as it should be. @param {any} scene @param {...any} children */
+function smallPicture(scene, ...children) {
+  const { pixels, grid } = scene.picture;
+  const [height, width] = pixels.shape;
+  const element = h("div", { class: "picture-of" }, children);
+  for (const [name, value] of Object.entries({ aspect: width / height, rows: grid[0], columns: grid[1] })) element.style.setProperty(`--${name}`, String(value));
+  element.toggleAttribute("data-coarse", Math.max(height, width) < 160);
+  return element;
+}
+
+/** The picture itself, in colours or grey, painted when its pixels are there. @param {import("../core/host.js").Host} host @param {boolean} grey */
+function photoCanvas(host, grey) {
+  const { pixels, grid } = host.scene.picture;
+  const [height, width, channels] = pixels.shape;
+  const canvas = h("canvas", { "aria-hidden": "true" });
+  host.blob(pixels.at).then((buffer) => paintPhoto(canvas, { pixels: new Uint8Array(buffer), height, width, channels, rows: grid[0], columns: grid[1] }, grey));
+  return canvas;
+}
+
+/** Weights over patches, painted over the picture. @param {import("../core/host.js").Host} host @param {string} side of the weights @param {Float64Array} weights */
+export function rowMap(host, side, weights) {
+  const [rows, columns] = host.scene.picture.grid;
+  const start = host.scene.picture.first[side];
+  const veil = h("canvas", { class: "veil", "aria-hidden": "true" });
+  paintPatches(veil, rows, columns, weights.subarray(start, start + rows * columns), "iris", "linear", 0.65);
+  return smallPicture(host.scene, photoCanvas(host, true), veil);
+}
+
+/**
+ * Lays buttons of patches over a small picture. Those of other tokens stay in their row.
+ * @param {import("../core/host.js").Host} host @param {string} side of the tokens @param {HTMLElement} group of all buttons, which hears
+ * left and right @param {HTMLElement[]} buttons
+ */
+export function overPatchButtons(host, side, group, buttons) {
+  const { grid, first } = host.scene.picture;
+  const columns = grid[1];
+  const start = first[side] ?? 0;
+  const patches = h("div", { class: "patches-of" }, buttons.slice(start));
+  const picture = smallPicture(host.scene, photoCanvas(host, false), patches);
+  for (const button of buttons.slice(start)) {
+    // What it says is seen where it lies.
+    const name = button.textContent;
+    button.replaceChildren();
+    change(button, { "aria-label": name, title: name });
+  }
+  patches.addEventListener("keydown", (event) => {
+    const now = buttons.indexOf(/** @type {any} */ (event.target));
+    const by = { ArrowUp: -columns, ArrowDown: columns }[event.key];
+    if (by === undefined || now < start) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const next = buttons[now + by];
+    if (!next || now + by < start) return;
+    next.focus();
+    next.click();
+  });
+  group.classList.add("with-picture");
+  group.replaceChildren(...buttons.slice(0, start), picture);
+  return h("div", {}, h("style", {}, IMAGES_STYLE), group);
+}

@@ -1,0 +1,536 @@
+/** The view *Decode*: the search for the output as a tree, and where each step of it looked. */
+
+import { painterOf } from "../core/colors.js";
+import { change, fill, h, s, tokenText, uniqueId } from "../core/dom.js";
+import { exactly, isolated, roughly, shortened, visible } from "../core/tokens.js";
+import { isDark, tabList, toggle } from "../core/shell.js";
+import SEARCH_STYLE from "./search.css";
+
+/**
+ * @typedef {{step: number, parent: number | null, token: string, piece: string, whole: boolean, logprob: number, total: number,
+ *   score: number | null, state: string, ends: boolean, reason: string, row: number | null}} Given a candidate, as the scene has it
+ * @typedef {Given & {number: number, text: string, label: string, children: number[], leads: boolean}} Candidate
+ * `leads`: whether it is a part of an output that was found
+ */
+
+const FORMS_OF_SEARCH = { tree: "Tree", table: "Table" };
+const METHODS = { beam: "Beam search", greedy: "Greedy search", sample: "Sampling" };
+const STATES = { best: "Best", finished: "Finished", kept: "Kept", pruned: "Pruned", refused: "Refused" };
+const REASONS = {
+  beam: "better ones fill the beam",
+  end: "it ends, but is not good enough to count",
+  greedy: "another token is more probable",
+  top_k: "it is not among the most probable, of which one is drawn",
+  top_p: "the more probable ones, of which one is drawn, reach the sum of probabilities",
+  "not drawn": "it could have been drawn, and was not",
+  prefix: "the beginning is given",
+  limit: "the output is as long as it may be",
+  min_len: "the output must not end yet",
+  special: "this token is never written",
+};
+const STOPPED = {
+  enough: "It was over when enough outputs had finished.",
+  bound: "It was over when no other output could become better than those that had finished.",
+  ended: "It was over when nothing was left to continue.",
+};
+/** Sizes of the drawing. */
+const LANE = 40;
+const FAINT_LANE = 27;
+const TOP = 30;
+const GAP = 38;
+const FONT = 15;
+const FAINT_FONT = 13.5;
+const LONGEST_LABEL = 18;
+
+export class Decoding {
+  /** @param {import("../core/shell.js").Context} context */
+  constructor({ host, state, work, voice }) {
+    this.host = host;
+    this.work = work;
+    this.state = state;
+    this.voice = voice;
+    this.scene = host.scene;
+    this.given = this.scene.decode;
+    this.rtl = this.scene.sides.predicted?.direction === "rtl";
+    this.nodes = candidatesOf(this.given);
+    this.steps = this.given.left_out.length;
+    /** @type {number | null} */
+    this.cursor = null;
+    this.faint = true;
+    /** Where each step looked, row after row. @type {Float32Array | null} */
+    this.rows = null;
+    this.panel = h("div", { role: "tabpanel", id: uniqueId("search") });
+    this.forms = tabList("Show as", FORMS_OF_SEARCH, this.panel.id, (form) => this.state.set({ form: form === "table" ? "table" : "map" }));
+    this.pruned = toggle("Pruned", (on) => {
+      this.faint = on;
+      this.draw();
+    });
+    this.looked = h("section", { class: "looked", "aria-label": "Where it looked" });
+    this.legend = this.keys();
+    this.sheet = h("div", { class: "sheet-of-paper" }, this.panel, this.legend, this.looked);
+    this.reading = h("section", { class: "node", "aria-label": "The chosen candidate" });
+    this.outputs = h("section", { class: "outputs", "aria-label": "Outputs" });
+    this.element = h(
+      "div",
+      { class: "decode" },
+      h("style", {}, SEARCH_STYLE),
+      h("div", { class: "bar", "data-saved": "no" }, this.forms.element, h("div", { class: "toggles" }, this.pruned)),
+      h("p", { class: "summary" }, this.summary()),
+      h("div", { class: "decode-columns" }, this.sheet, h("aside", { class: "side", "aria-label": "What is read off" }, this.reading, this.outputs, this.constraints())),
+    );
+    this.pruned.hidden = !this.nodes.some(isFaint);
+  }
+
+  /** What kind of search it was. */
+  summary() {
+    const { method, beam, length_penalty: length, coverage_penalty: coverage, left_out: left, stopped } = this.given;
+    const widths = { beam: `, the best ${beam} side by side`, sample: beam > 1 ? `, ${beam} outputs` : "", greedy: "" };
+    const missing = left.reduce((/** @type {number} */ sum, /** @type {number} */ count) => sum + count, 0);
+    const ranked = length === 1 ? "their mean log-probability per token" : length === 0 ? "their log-probability" : `their log-probability, divided by length to the power of ${length}`;
+    return [
+      h("strong", {}, `${METHODS[method]}${widths[method]}. `),
+      `${this.steps} ${this.steps === 1 ? "step" : "steps"}, ${this.nodes.length + missing} candidates`,
+      missing ? `, the best ${this.nodes.length} of which are shown` : "",
+      `. Outputs are ranked by ${ranked}${coverage ? ", and by how much of the source was looked at" : ""}. `,
+      method === "beam" ? STOPPED[stopped] ?? "" : "",
+    ];
+  }
+
+  /** What had to be, or could not be; nothing where nothing was constrained. */
+  constraints() {
+    const { prefix, min_len: least, limit } = this.given;
+    const reasons = new Set(this.nodes.filter((one) => one.state === "refused").map((one) => one.reason));
+    const list = [
+      prefix.length ? ["It had to begin with ", prefix.map((token) => [tokenText(visible(token), this.rtl), " "])] : null,
+      least ? [`It had to have at least ${least} tokens.`] : null,
+      reasons.has("limit") ? [`It could have at most ${limit} tokens.`] : null,
+    ].filter((one) => one !== null);
+    if (!list.length) return null;
+    return h("section", { class: "constraints", "aria-label": "Constraints" }, h("h2", {}, "Constraints"), h("ul", {}, list.map((one) => h("li", {}, one))));
+  }
+
+  /** What the looks of candidates mean. */
+  keys() {
+    const there = new Set(this.nodes.map((one) => one.state));
+    return h("p", { class: "keys" }, Object.keys(STATES).filter((state) => there.has(state)).map((state) => h("span", {}, h("i", { "data-state": state, "aria-hidden": "true" }), STATES[state].toLowerCase())));
+  }
+
+  /** The node that is read: pointed at, chosen, or the first of the best output. @returns {Candidate} */
+  get current() {
+    const chosen = this.cursor ?? this.state.view.node;
+    return this.nodes[chosen] ?? this.nodes.find((one) => one.state === "best") ?? this.nodes[0];
+  }
+
+  /** @param {Set<string> | null} changed */
+  async update(changed) {
+    const { looked } = this.given;
+    if (looked && !this.rows) this.rows = new Float32Array(await this.host.blob(looked.at));
+    if (!changed || ["form", "theme"].some((key) => changed.has(key))) this.draw();
+    else this.mark();
+    this.work.add("decode", 0, () => false); // all is done: the page is no longer busy
+  }
+
+  lay() {}
+
+  draw() {
+    const form = this.state.view.form === "table" ? "table" : "tree";
+    change(this.panel, { "aria-labelledby": this.forms.mark(form) });
+    change(this.pruned, { "aria-pressed": String(this.faint) });
+    this.legend.hidden = form === "table";
+    fill(this.panel, form === "table" ? this.table() : this.tree());
+    this.mark();
+  }
+
+  /** The candidates that are drawn. */
+  get drawn() {
+    return this.faint ? this.nodes : this.nodes.filter((one) => !isFaint(one));
+  }
+
+  tree() {
+    const nodes = this.drawn;
+    this.places = layOut(nodes, this.steps);
+    const { width, height, parting } = this.places;
+    /** @type {Map<number, SVGElement>} */
+    this.items = new Map();
+    this.edges = new Map();
+    const forced = this.given.prefix.length;
+    const headings = Array.from({ length: this.steps }, (_, step) => {
+      const text = `${step + 1}${step < forced ? " given" : ""}`;
+      return s("text", { class: step < forced ? "step-number forced" : "step-number", x: this.places.columns[step], y: 12, "font-size": 12.5 }, text);
+    });
+    // What matters most is drawn last, and lies on top.
+    const order = [...nodes].sort((a, b) => weightOf(a) - weightOf(b));
+    const edges = order.map((one) => {
+      const edge = s("path", { class: "edge-of", d: this.places.edge(one), "data-state": one.state, "data-lost": isLost(one), "stroke-width": widthOf(one) });
+      this.edges.set(one.number, edge);
+      return edge;
+    });
+    const items = nodes.map((one) => this.item(one));
+    const svg = s(
+      "svg",
+      { class: "tree", width, height, viewBox: `0 0 ${width} ${height}`, role: "presentation" },
+      s("g", { "aria-hidden": "true" }, headings, parting ? s("path", { class: "parting", d: `M0 ${parting}H${width}` }) : null, edges, s("circle", { class: "begin", cx: 6, cy: TOP + LANE / 2, r: 5 })),
+      items,
+    );
+    this.scroller = h(
+      "div",
+      { class: "scroll-tree", tabindex: 0, role: "tree", "aria-label": "The search, step by step", onkeydown: (event) => this.key(event), onpointerleave: () => this.point(null, 0) },
+      svg,
+    );
+    return this.scroller;
+  }
+
+  /** One candidate of the drawing. @param {Candidate} one */
+  item(one) {
+    const { x, y, width, height } = this.places.boxes.get(one.number);
+    const faint = isFaint(one);
+    const element = s(
+      "g",
+      {
+        class: "item", id: uniqueId("node"), role: "treeitem", "aria-level": one.step + 1, "aria-label": this.says(one), "data-node": one.number, "data-state": one.state, "data-lost": isLost(one),
+        onpointerenter: () => this.point(one.number, 200),
+        onclick: () => this.choose(one.number),
+      },
+      s("rect", { x, y, width, height, rx: height / 2 }),
+      s("text", { x: faint ? x + 7 : x + width / 2, y: y + height / 2 + (faint ? 4.6 : 5.2), "text-anchor": !faint ? "middle" : this.rtl ? "end" : "start", "font-size": faint ? FAINT_FONT : FONT, direction: this.rtl ? "rtl" : null }, one.label),
+      one.ends ? s("rect", { class: "flag", x: x + width - 5, y: y + height / 2 - 5, width: 10, height: 10, rx: 2 }) : null,
+    );
+    this.items.set(one.number, element);
+    return one.ends ? s("g", { role: "none" }, element, s("text", { class: "result", "aria-hidden": "true", "data-state": one.state, x: x + width + 11, y: y + height / 2 + 4.5, "font-size": 13 }, asScore(one.score))) : element;
+  }
+
+  table() {
+    const body = this.nodes.map((one) =>
+      h(
+        "tr",
+        { "data-state": one.state, "data-node": one.number, onclick: () => this.choose(one.number) },
+        h("td", { class: "figure-of" }, one.step + 1),
+        h("th", { scope: "row" }, tokenText(one.label, this.rtl)),
+        h("td", {}, tokenText(shortened(one.text, 60), this.rtl)),
+        [roughly(Math.exp(one.logprob)), asScore(one.logprob), asScore(one.total), one.score === null ? "" : asScore(one.score)].map((text) => h("td", { class: "figure-of" }, text)),
+        h("td", {}, one.reason ? `${STATES[one.state]}: ${REASONS[one.reason] ?? one.reason}` : one.ends && one.state === "best" ? "Best, finished" : STATES[one.state]),
+        h("td", {}, this.mostOf(one)?.token ?? ""),
+      ),
+    );
+    const headings = ["Step", "Token", "Output so far", "Probability", "Log-probability", "Sum", "Score", "What became of it", "Looked most at"];
+    return h(
+      "div",
+      { class: "decode-table" },
+      h(
+        "div",
+        { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of the search" },
+        h("table", {}, h("caption", { class: "unseen" }, "Every candidate of every step."), h("thead", {}, h("tr", {}, headings.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, body)),
+      ),
+    );
+  }
+
+  /** What is looked at, and how much, to propose a candidate. @param {Candidate} one @returns {{token: string, weight: number, own: boolean}[]} */
+  lookOf(one) {
+    if (!this.rows || one.row === null) return [];
+    const width = this.given.looked.shape[1];
+    const own = pathOf(this.nodes, one).slice(0, -1).map((other) => other.label);
+    const tokens = [...this.given.source.map(visible), ...(width > this.given.source.length ? own : [])];
+    return tokens.map((token, i) => ({ token, weight: this.rows[one.row * width + i], own: i >= this.given.source.length }));
+  }
+
+  /** @param {Candidate} one */
+  mostOf(one) {
+    return this.lookOf(one).reduce((most, look) => (most && most.weight >= look.weight ? most : look), null);
+  }
+
+  /** A candidate in words. @param {Candidate} one */
+  says(one) {
+    const most = this.mostOf(one);
+    const parts = [
+      `Step ${one.step + 1} of ${this.steps}: ${isolated(one.label)}`,
+      one.text.trim() ? `“${isolated(shortened(one.text.trim(), 80))}”` : null,
+      `Probability ${roughly(Math.exp(one.logprob))}, sum ${asScore(one.total)}${one.score === null ? "" : `, score ${asScore(one.score)}`}`,
+      fateOf(one),
+      most ? `Looked most at ${isolated(most.token)}, ${roughly(most.weight)}` : null,
+    ];
+    return `${parts.filter((part) => part !== null).join(". ")}.`;
+  }
+
+  /** Shows which candidate is read, and reads it. */
+  mark() {
+    const one = this.current;
+    if (!one) return;
+    const path = new Set(pathOf(this.nodes, one).map((other) => other.number));
+    this.items?.forEach((item, number) => {
+      item.classList.toggle("on", number === one.number);
+      item.classList.toggle("along", path.has(number));
+      change(item, { "aria-selected": String(number === one.number) });
+    });
+    this.edges?.forEach((edge, number) => edge.classList.toggle("on", path.has(number)));
+    if (this.scroller) change(this.scroller, { "aria-activedescendant": this.items.get(one.number)?.id });
+    for (const row of this.panel.querySelectorAll("tr[data-node]")) row.classList.toggle("on", /** @type {HTMLElement} */ (row).dataset.node === String(one.number));
+    this.read(one);
+  }
+
+  /** @param {Candidate} one */
+  read(one) {
+    const before = one.parent === null ? "" : this.nodes[one.parent].text;
+    const follows = one.text.startsWith(before);
+    const fresh = follows ? one.text.slice(before.length) : one.text;
+    const numbers = [
+      ["Probability", exactly(Math.exp(one.logprob))],
+      ["Log-probability", asScore(one.logprob, 4)],
+      ["Sum so far", asScore(one.total, 4)],
+      one.score === null ? null : ["Score if it ends here", asScore(one.score, 4)],
+    ];
+    if (one.ends) numbers[3] = ["Score", asScore(one.score, 4)];
+    fill(
+      this.reading,
+      h("p", { class: "text", dir: this.rtl ? "rtl" : "ltr" }, follows ? before : "", h("span", { class: "new" }, fresh.trim() ? fresh : `${before ? " " : ""}${one.label}`)),
+      h("p", { class: "fate" }, h("strong", {}, `Step ${one.step + 1}. `), `${fateOf(one)}.`),
+      h("dl", {}, numbers.filter((pair) => pair !== null).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+    );
+    this.list(one);
+    this.shade(one);
+  }
+
+  /** What was found, best first; samples that are equal are one. @param {Candidate} one */
+  list(one) {
+    const { results } = this.given;
+    const distinct = results.filter((result, i) => results.findIndex((other) => other.node === result.node) === i);
+    const times = (/** @type {number | null} */ node) => results.filter((result) => result.node === node).length;
+    const item = (/** @type {{text: string, score: number, node: number | null}} */ { text, score, node }) =>
+      h(
+        "li",
+        {},
+        h(
+          "button",
+          { type: "button", "aria-pressed": String(node === one.number), onclick: () => node !== null && (this.choose(node), this.reveal(node)) },
+          h("span", { class: "words", dir: "auto" }, text.trim() || "∅", times(node) > 1 ? h("span", { class: "times" }, ` ×${times(node)}`) : null),
+          h("span", { class: "score" }, asScore(score)),
+        ),
+      );
+    fill(this.outputs, h("h2", {}, distinct.length > 1 ? "What was found, best first" : "What was found"), h("ol", {}, distinct.map(item)));
+  }
+
+  /** Where the step looked, as shades of the source. @param {Candidate} one */
+  shade(one) {
+    const look = this.lookOf(one);
+    this.looked.hidden = look.length === 0;
+    if (!look.length) return;
+    const { colours, theme } = this.state.view;
+    const painter = painterOf(colours, look.length > 128 ? "root" : "linear", isDark(theme));
+    const rtl = this.scene.sides.source?.direction === "rtl";
+    fill(
+      this.looked,
+      h("h2", {}, "To choose ", h("strong", {}, tokenText(one.label, this.rtl)), ` at step ${one.step + 1}, it looked at:`),
+      h(
+        "ol",
+        { class: "words", dir: rtl ? "rtl" : "ltr" },
+        look.map(({ token, weight, own }) => {
+          const item = h("li", { class: [painter.wantsLight(weight) ? "light" : "dark", own && "own"].filter(Boolean).join(" "), title: exactly(weight) }, token, h("span", { class: "unseen" }, ` ${roughly(weight)}`));
+          item.style.background = painter.css(weight);
+          return item;
+        }),
+      ),
+      h("p", { class: "rest" }, `${this.given.attention}, mean of its heads`),
+    );
+  }
+
+  /** @param {number | null} number @param {number} wait */
+  point(number, wait) {
+    if (this.cursor === number) return;
+    this.cursor = number;
+    this.mark();
+    if (number !== null) this.voice.say(this.says(this.current), wait);
+  }
+
+  /** @param {number} number */
+  choose(number) {
+    this.cursor = null;
+    this.state.set({ node: number });
+    this.mark();
+    this.voice.say(this.says(this.current));
+  }
+
+  /** @param {KeyboardEvent} event */
+  key(event) {
+    if (event.altKey || event.metaKey || event.ctrlKey) return;
+    const one = this.current;
+    const seen = new Set(this.drawn.map((other) => other.number));
+    const beside = this.drawn.filter((other) => other.step === one.step).sort((a, b) => this.places.boxes.get(a.number).y - this.places.boxes.get(b.number).y);
+    const at = beside.indexOf(one);
+    const children = one.children.filter((number) => seen.has(number));
+    const moves = {
+      ArrowLeft: () => one.parent,
+      ArrowRight: () => children[0],
+      ArrowUp: () => beside[at - 1]?.number,
+      ArrowDown: () => beside[at + 1]?.number,
+      Home: () => pathOf(this.nodes, one)[0].number,
+      End: () => endOf(this.nodes, one, seen),
+      b: () => this.given.results[0]?.node,
+    };
+    const move = moves[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (event.key.toLowerCase() === "n") this.state.set({ form: "table" });
+    else if (!move) return;
+    else {
+      const next = move() ?? null;
+      if (next !== null) {
+        this.choose(next);
+        this.reveal(next);
+      }
+    }
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  /** Scrolls so far that a candidate is seen. @param {number} number */
+  reveal(number) {
+    const box = this.places?.boxes.get(number);
+    if (!box || !this.scroller.isConnected) return;
+    const { scrollLeft, clientWidth } = this.scroller;
+    if (box.x - 60 < scrollLeft) this.scroller.scrollLeft = box.x - 60;
+    else if (box.x + box.width + 80 > scrollLeft + clientWidth) this.scroller.scrollLeft = box.x + box.width + 80 - clientWidth;
+  }
+
+  /** What a file of the view is called. */
+  get fileName() {
+    return "regard-decode";
+  }
+
+  /** All candidates, tabs between columns. */
+  get numbers() {
+    const lines = this.nodes.map((one) => [one.step + 1, one.parent ?? "", one.number, one.label, one.logprob, one.total, one.score ?? "", one.state, one.reason, visible(one.text)].join("\t"));
+    return `${["step\tparent\tnumber\ttoken\tlogprob\tsum\tscore\tstate\treason\ttext", ...lines].join("\n")}\n`;
+  }
+}
+
+/** Candidates with what follows from the others. @param {{nodes: Given[], results: {node: number | null}[]}} given @returns {Candidate[]} */
+export function candidatesOf(given) {
+  /** @type {Candidate[]} */
+  const nodes = [];
+  given.nodes.forEach((one, number) => {
+    const before = one.parent === null || one.whole ? "" : nodes[one.parent].text;
+    nodes.push({ ...one, number, text: before + one.piece, label: shortened(visible(one.token), LONGEST_LABEL), children: [], leads: false });
+  });
+  for (const { node } of given.results) for (let at = node; at !== null; at = nodes[at].parent) nodes[at].leads = true;
+  for (const one of nodes) if (one.parent !== null) nodes[one.parent].children.push(one.number);
+  // Who leads to an output comes first, then who is kept, each from the best down.
+  for (const one of nodes) one.children.sort((a, b) => weightOf(nodes[b]) - weightOf(nodes[a]) || a - b);
+  return nodes;
+}
+
+/** @param {Candidate} one */
+function isFaint(one) {
+  return one.state === "pruned" || one.state === "refused";
+}
+
+/** Whether it was kept, and came to nothing. @param {Candidate} one */
+function isLost(one) {
+  return one.state === "kept" && !one.leads;
+}
+
+/** How much a candidate matters. @param {Candidate} one */
+function weightOf(one) {
+  return { best: 4, finished: 2, kept: 2, pruned: 1, refused: 0 }[one.state] + (one.leads ? 1 : 0);
+}
+
+/** A line's width: the more probable the token, the wider. @param {Candidate} one */
+function widthOf(one) {
+  return isFaint(one) ? 1.2 : 1.4 + 3.2 * Math.exp(one.logprob);
+}
+
+/** What became of a candidate. @param {Candidate} one */
+function fateOf(one) {
+  if (isFaint(one)) return `${STATES[one.state]}: ${REASONS[one.reason] ?? one.reason}`;
+  if (one.ends) return one.state === "best" ? "Finished: the best output" : one.leads ? "Finished: one of the best outputs" : "Finished: others are ranked above it";
+  if (one.state === "best") return "Kept: it leads to the best output";
+  return one.leads ? "Kept: it leads to an output" : "Kept for now: it came to nothing";
+}
+
+/** A logarithm, with a minus sign that is as wide as a plus; small ones have more digits. @param {number} value @param {number} [digits] */
+function asScore(value, digits = Math.abs(value) < 0.1 ? 4 : 2) {
+  return Number(value.toFixed(digits)) === 0 ? "0" : value.toFixed(digits).replace("-", "−");
+}
+
+/** The candidates from the first step to this one. @param {Candidate[]} nodes @param {Candidate} one @returns {Candidate[]} */
+function pathOf(nodes, one) {
+  const path = [];
+  for (let at = one; at; at = nodes[at.parent]) path.unshift(at);
+  return path;
+}
+
+/** The end of the best way on. @param {Candidate[]} nodes @param {Candidate} one @param {Set<number>} seen */
+function endOf(nodes, one, seen) {
+  let at = one;
+  for (let next = at; next; next = nodes[at.children.find((number) => seen.has(number))]) at = next;
+  return at.number;
+}
+
+let measuring = null;
+/** How wide a label is. @param {string} label @param {number} size */
+function widthOfLabel(label, size) {
+  measuring ??= document.createElement("canvas").getContext("2d");
+  measuring.font = `600 ${size}px ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", "Liberation Sans", Arial, sans-serif`;
+  return measuring.measureText(label).width;
+}
+
+/**
+ * Where everything stands. A step is a column. What is kept stays in one row as long as it can, the best output in the
+ * first; what is left stands below.
+ * @param {Candidate[]} nodes @param {number} steps
+ */
+export function layOut(nodes, steps) {
+  const byStep = Array.from({ length: steps }, (_, step) => nodes.filter((one) => one.step === step));
+  /** @type {Map<number, number>} */
+  const lanes = new Map();
+  let deepest = 0;
+  for (const column of byStep) {
+    const taken = new Set();
+    const inOrder = column.filter((one) => !isFaint(one)).sort((a, b) => weightOf(b) - weightOf(a) || a.number - b.number);
+    for (const one of inOrder) {
+      const wish = one.state === "best" ? 0 : Math.max(1, lanes.get(one.parent) ?? 1);
+      let lane = wish;
+      // The free row next to the one that it comes from, below it if both are as near; the first is the best output's.
+      for (let away = 1; taken.has(lane); away++) {
+        lane = !taken.has(wish + away) || wish - away < 1 ? wish + away : wish - away;
+      }
+      taken.add(lane);
+      lanes.set(one.number, lane);
+      deepest = Math.max(deepest, lane);
+    }
+  }
+  /** @type {Map<number, {x: number, y: number, width: number, height: number}>} */
+  const boxes = new Map();
+  const columns = [];
+  const floor = TOP + (deepest + 1) * LANE + 14;
+  let x = 34;
+  let rows = 0;
+  for (const column of byStep) {
+    const sizes = new Map(column.map((one) => [one.number, Math.max(34, widthOfLabel(one.label, isFaint(one) ? FAINT_FONT : FONT) + (isFaint(one) ? 14 : 26))]));
+    const widest = Math.max(...sizes.values(), 34);
+    const ends = column.some((one) => one.ends) ? 40 : 0;
+    columns.push(x);
+    const left = column.filter(isFaint);
+    rows = Math.max(rows, left.length);
+    for (const one of column) {
+      const faint = isFaint(one);
+      const height = faint ? 22 : 30;
+      const y = faint ? floor + left.indexOf(one) * FAINT_LANE : TOP + lanes.get(one.number) * LANE + (LANE - height) / 2;
+      boxes.set(one.number, { x, y, width: sizes.get(one.number), height });
+    }
+    x += widest + Math.max(GAP, ends + 12);
+  }
+  const height = rows ? floor + rows * FAINT_LANE + 4 : floor - 10;
+  return {
+    boxes, columns, width: x - GAP + 44, height, parting: rows ? floor - 8 : 0,
+    /** The way from its parent to a candidate. @param {Candidate} one */
+    edge(one) {
+      const to = boxes.get(one.number);
+      const from = one.parent === null ? { x: 0, y: TOP, width: 11, height: LANE } : boxes.get(one.parent);
+      const [x1, y1, x2, y2] = [from.x + from.width, from.y + from.height / 2, to.x, to.y + to.height / 2];
+      const bend = Math.min(60, (x2 - x1) * 0.55);
+      return `M${tenths(x1)} ${tenths(y1)}C${tenths(x1 + bend)} ${tenths(y1)} ${tenths(x2 - bend)} ${tenths(y2)} ${tenths(x2)} ${tenths(y2)}`;
+    },
+  };
+}
+
+/** @param {number} value */
+function tenths(value) {
+  return Math.round(value * 10) / 10;
+}

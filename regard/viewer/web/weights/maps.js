@@ -1,0 +1,484 @@
+/** Maps of weights: of a head, of the mean of heads, of words; and pictures of parts of them, at any length. */
+
+import {
+  addJoined,
+  entropyOf,
+  farthestIn,
+  greatestIn,
+  headOf,
+  overlapOf,
+  raiseFar,
+  raiseTo,
+  rawOf,
+  weightsInto,
+} from "./maths.js";
+import { Kernel } from "./kernel.js";
+import { Axis } from "../core/tokens.js";
+
+/** @typedef {import("../core/state.js").Shown} Shown */
+/** @typedef {import("../core/state.js").Zoom} Zoom */
+/** @typedef {import("./maths.js").Head} Head */
+
+/** Maps of up to so many cells are computed at once and kept whole; longer ones are computed row by row. */
+export const WHOLE = 2 ** 20;
+/** Whole maps are kept up to so many cells in all. */
+const KEPT = 24 * 2 ** 20;
+/** From so many rows are measures of a long map taken. */
+const SAMPLE = 96;
+
+/** A map of weights. Rows are computed when they are wanted. */
+export class Weights {
+  /** @param {number} rows @param {number} columns */
+  constructor(rows, columns) {
+    this.rows = rows;
+    this.columns = columns;
+    /** @type {Map<number, Float64Array>} */
+    this.exactRows = new Map();
+    /** @type {Float32Array | null} */
+    this.cells = null;
+    /** Whether there are numbers below zero, as in differences: then those are great that are far from it. */
+    this.signed = false;
+  }
+
+  /** Whether the map is kept whole. */
+  get whole() {
+    return this.rows * this.columns <= WHOLE;
+  }
+
+  /**
+   * The weights of some rows for the columns from..to, for pictures.
+   * @param {number[]} rows @param {number} from @param {number} to @param {Float32Array} out
+   */
+  rowsInto(rows, from, to, out) {
+    const cells = this.all();
+    const { columns } = this;
+    rows.forEach((row, i) => out.set(cells.subarray(row * columns + from, row * columns + to), i * (to - from)));
+  }
+
+  /** All cells of a map that is kept whole. @returns {Float32Array} */
+  all() {
+    if (!this.cells) {
+      this.cells = new Float32Array(this.rows * this.columns);
+      this.compute(
+        Array.from({ length: this.rows }, (_, i) => i),
+        0,
+        this.columns,
+        this.cells,
+      );
+    }
+    return this.cells;
+  }
+
+  /** The numbers of a row, in double precision. @param {number} row @returns {Float64Array} */
+  exact(row) {
+    if (!this.exactRows.has(row)) {
+      if (this.exactRows.size >= 64) this.exactRows.clear();
+      this.exactRows.set(row, this.computeExactly(row));
+    }
+    return this.exactRows.get(row);
+  }
+
+  /**
+   * The place of the greatest weight in a block.
+   * @param {[number, number]} rows @param {[number, number]} columns @returns {[number, number]}
+   */
+  greatest(rows, columns) {
+    const width = columns[1] - columns[0];
+    const list = Array.from({ length: rows[1] - rows[0] }, (_, i) => rows[0] + i);
+    const out = new Float32Array(list.length * width);
+    this.rowsInto(list, columns[0], columns[1], out);
+    const best = this.signed ? farthestIn(out) : greatestIn(out);
+    return [rows[0] + Math.floor(best / width), columns[0] + (best % width)];
+  }
+
+  /** Rows that speak for the map: all, or evenly chosen ones. @returns {number[]} */
+  sample() {
+    const count = this.whole ? this.rows : Math.min(this.rows, SAMPLE);
+    return Array.from({ length: count }, (_, i) => Math.floor(((i + 0.5) * this.rows) / count));
+  }
+
+  /** @param {number[]} rows @param {number} from @param {number} to @param {Float32Array} out */
+  compute(rows, from, to, out) {
+    throw new Error("every kind of map computes its own");
+  }
+
+  /** @param {number} row @returns {Float64Array} */
+  computeExactly(row) {
+    throw new Error("every kind of map computes its own");
+  }
+}
+
+/** The map of one head. */
+class HeadWeights extends Weights {
+  /** @param {Head} head @param {Kernel} kernel */
+  constructor(head, kernel) {
+    super(head.T, head.S);
+    this.head = head;
+    this.kernel = kernel;
+  }
+
+  rowsInto(rows, from, to, out) {
+    if (this.whole) super.rowsInto(rows, from, to, out);
+    else this.compute(rows, from, to, out);
+  }
+
+  compute(rows, from, to, out) {
+    this.kernel.rowsInto(this.head, rows, from, to, out);
+  }
+
+  computeExactly(row) {
+    return weightsInto(this.head, row, new Float64Array(this.columns));
+  }
+}
+
+/** The mean of several maps. */
+class MeanWeights extends Weights {
+  /** @param {Weights[]} parts */
+  constructor(parts) {
+    super(parts[0].rows, parts[0].columns);
+    this.parts = parts;
+  }
+
+  rowsInto(rows, from, to, out) {
+    if (this.whole) super.rowsInto(rows, from, to, out);
+    else this.compute(rows, from, to, out);
+  }
+
+  compute(rows, from, to, out) {
+    const part = new Float32Array(rows.length * (to - from));
+    out.fill(0, 0, part.length);
+    for (const one of this.parts) {
+      one.rowsInto(rows, from, to, part);
+      for (let i = 0; i < part.length; i++) out[i] += part[i] / this.parts.length;
+    }
+  }
+
+  computeExactly(row) {
+    const mean = new Float64Array(this.columns);
+    for (const one of this.parts) one.exact(row).forEach((weight, s) => (mean[s] += weight / this.parts.length));
+    return mean;
+  }
+}
+
+/** A map of tokens as a map of words: columns of a word are summed, rows of a word averaged. */
+class WordWeights extends Weights {
+  /** @param {Weights} tokens @param {Axis} rows @param {Axis} columns */
+  constructor(tokens, rows, columns) {
+    super(rows.length, columns.length);
+    this.tokens = tokens;
+    this.rowStarts = rows.starts;
+    this.columnStarts = columns.starts;
+  }
+
+  get whole() {
+    return this.tokens.whole;
+  }
+
+  rowsInto(rows, from, to, out) {
+    if (this.whole) super.rowsInto(rows, from, to, out);
+    else this.compute(rows, from, to, out);
+  }
+
+  compute(rows, from, to, out) {
+    const [first, end] = [this.columnStarts[from], this.columnStarts[to]];
+    const [wide, width] = [end - first, to - from];
+    out.fill(0, 0, rows.length * width);
+    /** @type {number[]} */
+    const tokens = [];
+    /** For each token, whose row it belongs to and what share of it it is. @type {[number, number][]} */
+    const parts = [];
+    rows.forEach((word, i) => {
+      const [begin, stop] = [this.rowStarts[word], this.rowStarts[word + 1]];
+      for (let t = begin; t < stop; t++) {
+        tokens.push(t);
+        parts.push([i, 1 / (stop - begin)]);
+      }
+    });
+    const block = new Float32Array(16 * wide);
+    for (let at = 0; at < tokens.length; at += 16) {
+      const some = tokens.slice(at, at + 16);
+      this.tokens.rowsInto(some, first, end, block);
+      some.forEach((_, j) => {
+        const [row, share] = parts[at + j];
+        const into = out.subarray(row * width, (row + 1) * width);
+        addJoined(block.subarray(j * wide, (j + 1) * wide), first, this.columnStarts, from, to, share, into);
+      });
+    }
+  }
+
+  computeExactly(word) {
+    const out = new Float64Array(this.columns);
+    const [begin, stop] = [this.rowStarts[word], this.rowStarts[word + 1]];
+    for (let t = begin; t < stop; t++) {
+      addJoined(this.tokens.exact(t), 0, this.columnStarts, 0, this.columns, 1 / (stop - begin), out);
+    }
+    return out;
+  }
+}
+
+/** The attentions of a scene: their axes, their maps, their names. */
+export class Attentions {
+  /** @param {import("../core/host.js").Host} host @param {Kernel} [kernel] */
+  constructor(host, kernel = new Kernel()) {
+    this.host = host;
+    this.scene = host.scene;
+    this.kernel = kernel;
+    /** @type {Map<string, any>} */
+    this.byName = new Map(this.scene.attentions.map((one) => [one.name, one]));
+    /** @type {Map<string, any>} */
+    this.raws = new Map();
+    /** @type {Map<string, Weights>} */
+    this.maps = new Map();
+    /** @type {Map<string, Axis>} */
+    this.axes = new Map();
+  }
+
+  /** @param {Shown} shown whether there is such a head */
+  has(shown) {
+    const attention = this.byName.get(shown?.attention);
+    return attention !== undefined && (shown.head === "mean" ? attention.heads > 1 : shown.head < attention.heads);
+  }
+
+  /** @param {string} side @param {boolean} joined */
+  axis(side, joined) {
+    const key = `${side} ${joined}`;
+    if (!this.axes.has(key)) this.axes.set(key, new Axis(side, this.scene.sides[side], joined));
+    return this.axes.get(key);
+  }
+
+  /** What stands along the two axes of an attention. @param {string} name @param {boolean} joined */
+  axesOf(name, joined) {
+    const { rows, columns } = this.byName.get(name);
+    return { rows: this.axis(rows, joined), columns: this.axis(columns, joined) };
+  }
+
+  /** Whether an attention's numbers are there. @param {string} name */
+  isLoaded(name) {
+    return this.raws.has(name);
+  }
+
+  /** Fetches the numbers of an attention. @param {string} name */
+  async load(name) {
+    if (this.raws.has(name)) return;
+    const attention = this.byName.get(name);
+    /** @type {any} */
+    const raw = {};
+    await Promise.all(
+      ["q", "k", "w", "bias"].map(async (part) => {
+        const blob = attention[part];
+        raw[part] = blob ? rawOf(await this.host.blob(blob.at), blob) : null;
+      }),
+    );
+    this.raws.set(name, raw);
+  }
+
+  /** The map of a head whose attention is loaded. @param {Shown} shown @param {boolean} joined @returns {Weights} */
+  map(shown, joined) {
+    const key = `${shown.attention}:${shown.head}:${joined}`;
+    let map = this.maps.get(key);
+    // The map that was asked for last stands last, and is the last to go.
+    if (map) this.maps.delete(key);
+    else map = this.make(shown, joined);
+    this.maps.set(key, map);
+    let cells = 0;
+    for (const [other, one] of [...this.maps].reverse()) {
+      cells += one.cells?.length ?? 0;
+      if (cells > KEPT && one !== map) this.maps.delete(other);
+    }
+    return map;
+  }
+
+  /** @param {Shown} shown @param {boolean} joined @returns {Weights} */
+  make({ attention: name, head }, joined) {
+    if (joined) {
+      const { rows, columns } = this.axesOf(name, true);
+      return new WordWeights(this.map({ attention: name, head }, false), rows, columns);
+    }
+    const attention = this.byName.get(name);
+    if (head !== "mean") return new HeadWeights(headOf(attention, this.raws.get(name), head), this.kernel);
+    return new MeanWeights(
+      Array.from({ length: attention.heads }, (_, h) => this.map({ attention: name, head: h }, false)),
+    );
+  }
+}
+
+/** All of a map. @param {{rows: number, columns: number}} map @returns {Zoom} */
+export function wholeOf(map) {
+  return { rows: [0, map.rows], columns: [0, map.columns] };
+}
+
+/**
+ * A picture of a part of a map, in blocks: each shows the greatest of its weights. The rows of a long map are computed
+ * step by step, spread out first, so that the picture is there at once and becomes exact: what it shows can only grow.
+ */
+export class Picture {
+  /**
+   * @param {Weights} map @param {Zoom} zoom @param {number} tall the most blocks of a column @param {number} wide of a row
+   * @param {Picture | null} [before] another picture of the map: what to show until the own numbers are there
+   */
+  constructor(map, zoom, tall, wide, before = null) {
+    this.map = map;
+    this.zoom = zoom;
+    const [rows, columns] = [zoom.rows[1] - zoom.rows[0], zoom.columns[1] - zoom.columns[0]];
+    /** How many rows and columns a block has. */
+    this.block = { rows: Math.ceil(rows / Math.max(1, tall)), columns: Math.ceil(columns / Math.max(1, wide)) };
+    this.height = Math.ceil(rows / this.block.rows);
+    this.width = Math.ceil(columns / this.block.columns);
+    this.values = new Float32Array(this.height * this.width);
+    /** How many rows of each row of blocks have been seen. */
+    this.seen = new Uint16Array(this.height);
+    this.seenRows = 0;
+    this.seeded = before !== null;
+    if (before) this.seed(before);
+    this.order = this.visits();
+    this.visit = this.order.next();
+  }
+
+  get complete() {
+    return this.visit.done === true;
+  }
+
+  /** Whether every block has seen at least one row. */
+  get begun() {
+    return this.seenRows >= this.height;
+  }
+
+  /** The share of the rows that have been seen. */
+  get share() {
+    return this.seenRows / (this.zoom.rows[1] - this.zoom.rows[0]);
+  }
+
+  /** @param {Picture} before */
+  seed(before) {
+    for (let y = 0; y < this.height; y++) {
+      const row = this.zoom.rows[0] + (y + 0.5) * this.block.rows;
+      const from = Math.floor((row - before.zoom.rows[0]) / before.block.rows);
+      if (from < 0 || from >= before.height) continue;
+      for (let x = 0; x < this.width; x++) {
+        const column = this.zoom.columns[0] + (x + 0.5) * this.block.columns;
+        const at = Math.floor((column - before.zoom.columns[0]) / before.block.columns);
+        if (at >= 0 && at < before.width) this.values[y * this.width + x] = before.values[from * before.width + at];
+      }
+    }
+  }
+
+  /**
+   * The rows of blocks in the order in which they are seen: every eighth, fourth, second, the rest; then round again.
+   */
+  *visits() {
+    for (let step = 8, first = true; step >= 1; step /= 2, first = false) {
+      for (let y = 0; y < this.height; y += step) if (first || y % (2 * step) !== 0) yield y;
+    }
+    for (let round = 1; round < this.block.rows; round++) {
+      for (let y = 0; y < this.height; y++) if (this.seen[y] < this.rowsOf(y)) yield y;
+    }
+  }
+
+  /** How many rows a row of blocks has. @param {number} y */
+  rowsOf(y) {
+    return Math.min(this.block.rows, this.zoom.rows[1] - this.zoom.rows[0] - y * this.block.rows);
+  }
+
+  /** Sees some more rows. Says whether there are more to see. @param {number} [count] @returns {boolean} */
+  step(count = 16) {
+    const { columns } = this.zoom;
+    /** @type {number[]} */
+    const ys = [];
+    /** @type {number[]} */
+    const rows = [];
+    for (; ys.length < count && !this.visit.done; this.visit = this.order.next()) {
+      const y = /** @type {number} */ (this.visit.value);
+      const all = this.rowsOf(y);
+      // Half a block on, then a quarter: a few rows of a block should be far from one another.
+      const nth = this.seen[y];
+      const place = all === this.block.rows ? spread(nth, all) : nth;
+      this.seen[y] += 1;
+      ys.push(y);
+      rows.push(this.zoom.rows[0] + y * this.block.rows + place);
+    }
+    const length = columns[1] - columns[0];
+    const out = new Float32Array(rows.length * length);
+    this.map.rowsInto(rows, columns[0], columns[1], out);
+    ys.forEach((y, i) => {
+      const into = this.values.subarray(y * this.width, (y + 1) * this.width);
+      if (this.seen[y] === 1) into.fill(0);
+      (this.map.signed ? raiseFar : raiseTo)(out.subarray(i * length, (i + 1) * length), this.block.columns, into);
+      // Until their own numbers are there, the rows below show this one's.
+      if (!this.seeded && !this.begun) {
+        for (let below = y + 1; below < Math.min(y + 8, this.height) && this.seen[below] === 0; below++) {
+          this.values.set(into, below * this.width);
+        }
+      }
+    });
+    this.seenRows += rows.length;
+    return !this.complete;
+  }
+
+  /** The rows and columns of the block at a place. @param {number} y @param {number} x @returns {Zoom} */
+  blockAt(y, x) {
+    const row = this.zoom.rows[0] + y * this.block.rows;
+    const column = this.zoom.columns[0] + x * this.block.columns;
+    return {
+      rows: [row, Math.min(row + this.block.rows, this.zoom.rows[1])],
+      columns: [column, Math.min(column + this.block.columns, this.zoom.columns[1])],
+    };
+  }
+}
+
+/**
+ * The n-th of `count` places when each is as far as can be from those before.
+ * @param {number} n @param {number} count
+ */
+function spread(n, count) {
+  let bits = 1;
+  while (1 << bits < count) bits++;
+  // The numbers with their bits turned round, less those that are too great.
+  let found = -1;
+  for (let i = 0; found < n; i++) {
+    let turned = 0;
+    for (let bit = 0; bit < bits; bit++) if (i & (1 << bit)) turned |= 1 << (bits - 1 - bit);
+    if (turned < count) {
+      found++;
+      if (found === n) return turned;
+    }
+  }
+  return 0;
+}
+
+/**
+ * Goes through the rows that speak for maps of one size, eight at a time: a kernel likes company.
+ * @param {Weights[]} maps @param {(rows: Float32Array[]) => void} see is given one row of each map
+ */
+function overSample(maps, see) {
+  const { columns } = maps[0];
+  const rows = maps[0].sample();
+  const blocks = maps.map(() => new Float32Array(8 * columns));
+  for (let i = 0; i < rows.length; i += 8) {
+    const some = rows.slice(i, i + 8);
+    maps.forEach((map, m) => map.rowsInto(some, 0, columns, blocks[m]));
+    some.forEach((_, j) => see(blocks.map((block) => block.subarray(j * columns, (j + 1) * columns))));
+  }
+}
+
+/** The mean entropy of a map's rows, in bits. Rows that look at nothing are left out. @param {Weights} map */
+export function meanEntropy(map) {
+  let [sum, looking] = [0, 0];
+  overSample([map], ([row]) => {
+    sum += entropyOf(row);
+    looking += Number(row.some((weight) => weight > 0));
+  });
+  return sum / Math.max(1, looking);
+}
+
+/**
+ * How much of their weight two maps put on the same keys, on average over rows.
+ * @param {Weights} a @param {Weights} b
+ */
+export function agreementOf(a, b) {
+  let [sum, looking] = [0, 0];
+  overSample([a, b], ([mine, theirs]) => {
+    sum += overlapOf(mine, theirs);
+    looking += Number(mine.some((weight) => weight > 0) || theirs.some((weight) => weight > 0));
+  });
+  return sum / Math.max(1, looking);
+}
