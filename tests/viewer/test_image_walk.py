@@ -184,7 +184,7 @@ DONE = ".walk .verdict[data-agrees]"
 def test_it_is_walked_through_in_a_browser(opened):
     seen = looked("class")
     scene = scene_of_picture(seen)
-    page = opened(scene, "#view=walk&at=blocks.0.attention:1")
+    page = opened(scene, "#view=steps&at=blocks.0.attention:1")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
     steps = [step for step in scene.header["walk"]["steps"] if step["title"] and step["op"] != "given"]
@@ -201,7 +201,7 @@ def test_it_is_walked_through_in_a_browser(opened):
     )
     page.get_by_role("radio", name="patch 0,1").focus()
     page.keyboard.press("ArrowDown")
-    assert said(page) == "Following patch 1,1."
+    assert said(page) == "Selected patch 1,1."
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "patch 1,2"
     weights = page.locator(".step[data-op=softmax]").first
@@ -210,13 +210,13 @@ def test_it_is_walked_through_in_a_browser(opened):
     assert sorted(shown) == pytest.approx(np.sort(seen.maps["blocks.0.attention"].weights[1, 6]), abs=6e-4)
     page.get_by_role("tab", name="Images").click()
     page.wait_for_selector(QUIET)
-    assert page.locator(".images .reading h2").text_content() == "patch 1,2 looks atpinned"
+    assert page.locator(".images .reading h2").text_content() == "patch 1,2 attends topinned"
 
 
 @pytest.mark.parametrize("form", ["stem", "query", "queries", "distilled"])
 def test_every_section_opens(opened, form):
     scene = scene_of_picture(looked(form))
-    page = opened(scene, "#view=walk")
+    page = opened(scene, "#view=steps")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
     page.evaluate("for (const one of document.querySelectorAll('.stations details')) one.open = true")
@@ -228,7 +228,7 @@ def test_every_section_opens(opened, form):
 def test_axe_finds_nothing_in_the_walk(opened, scheme):
     if not AXE.exists():
         missing("There is no axe-core here: npm install.")
-    page = opened(scene_of_picture(looked("queries")), "#view=walk", color_scheme=scheme)
+    page = opened(scene_of_picture(looked("queries")), "#view=steps", color_scheme=scheme)
     page.wait_for_selector(DONE)
     page.evaluate(AXE.read_text())
     found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
@@ -236,6 +236,6 @@ def test_axe_finds_nothing_in_the_walk(opened, scheme):
 
 
 def test_small_screens_scroll_only_down(opened):
-    page = opened(scene_of_picture(looked("class")), "#view=walk", viewport={"width": 390, "height": 700})
+    page = opened(scene_of_picture(looked("class")), "#view=steps", viewport={"width": 390, "height": 700})
     page.wait_for_selector(DONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

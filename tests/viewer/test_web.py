@@ -335,7 +335,7 @@ def test_unknown_numbers_and_masks_are_refused():
       try { act(); } catch (error) { failures.push(error.message); }
     }"""
     found = node('import { mayLook, rawOf } from "./weights/maths.js";', program + SHOW.format("failures"))
-    assert found == ["Numbers of type float8 are not known.", "A mask called moon is not known."]
+    assert found == ["Unknown number type: float8.", "Unknown mask operation: moon."]
 
 
 # What it shows
@@ -374,7 +374,7 @@ def test_scales_and_their_legend():
 
 def test_an_address_holds_the_view():
     view = {
-        "view": "walk",
+        "view": "steps",
         "shown": {"attention": "decoder.1.cross", "head": 3},
         "other": {"attention": "a:b & c", "head": "mean"},
         "form": "lines",
@@ -394,7 +394,7 @@ def test_an_address_holds_the_view():
     )
     empty = dict.fromkeys(("other", "pin", "zoom", "scale"))
     for one in nothing:
-        assert one == one | empty | {"view": "heads", "words": False, "colours": "blue", "theme": "auto"}
+        assert one == one | empty | {"view": "attention", "words": False, "colours": "blue", "theme": "auto"}
 
 
 def test_tokens_can_be_seen_whole():

@@ -1,4 +1,4 @@
-/** The way in: anywidget's contract, and the call that a saved page makes. */
+/** Entry point: anywidget's `render`, and `openPage`, which a saved page calls. */
 
 import { hostOf, pageModel } from "./core/host.js";
 import { BEGINNING, State, readHash, writeHash } from "./core/state.js";
@@ -26,13 +26,13 @@ import { download, drawn, png, svgText } from "./core/export.js";
 /** @typedef {import("./core/shell.js").Context} Context */
 
 /**
- * Shows a scene in an element. Gives a function that ends it.
+ * Renders a scene into an element. Returns a function that removes it.
  * @param {{model: import("./core/host.js").Model, el: HTMLElement}} given
  */
 async function render({ model, el }) {
   el.append(h("style", {}, PAGE_STYLE + REQUEST_FORM_STYLE + COMPARISON_STYLE));
   let now = null;
-  /** Shows a scene in the place of the one before. @param {() => Host} hosted @param {Record<string, string>} [texts] that were asked for */
+  /** Replaces the rendered scene. @param {() => Host} hosted @param {Record<string, string>} [texts] of the request, if it is a response */
   const show = async (hosted, texts) => {
     const earlier = texts && (now?.view ?? {});
     now?.end();
@@ -55,30 +55,30 @@ async function render({ model, el }) {
 }
 
 /**
- * The views, in the order of their tabs. One that a scene has nothing for is left out.
+ * The views in the order of their tabs. A view is left out if `fits` is false for the scene.
  * @type {Record<string, {name: string, fits: (scene: any) => boolean, make: (context: Context) => Shows}>}
  */
 const VIEWS = {
   images: { name: "Images", fits: (scene) => Boolean(scene.picture), make: (context) => new Images(context) },
-  heads: { name: "Heads", fits: (scene) => scene.attentions.length > 0, make: (context) => new Heads(context) },
-  walk: { name: "Walk", fits: (scene) => Boolean(scene.walk), make: (context) => new Walk(context) },
-  decode: { name: "Decode", fits: (scene) => scene.decode?.nodes.length > 0, make: (context) => new Decoding(context) },
-  try: {
-    name: "Try it",
+  attention: { name: "Attention", fits: (scene) => scene.attentions.length > 0, make: (context) => new Heads(context) },
+  steps: { name: "Step by step", fits: (scene) => Boolean(scene.walk), make: (context) => new Walk(context) },
+  search: { name: "Search", fits: (scene) => scene.decode?.nodes.length > 0, make: (context) => new Decoding(context) },
+  experiment: {
+    name: "Experiment",
     fits: (scene) => scene.attentions.length > 0 && !scene.compared,
     make: (context) => new Trying(context),
   },
 };
 
 /**
- * @param {Host} host @param {HTMLElement} root @param {HTMLElement | null} form to ask for another scene
- * @param {Partial<View>} [earlier] how the scene before this one was looked at
+ * @param {Host} host @param {HTMLElement} root @param {HTMLElement | null} form that requests another scene
+ * @param {Partial<View>} [earlier] the view of the scene before this one
  */
 async function open(host, root, form, earlier) {
   const { scene } = host;
   const members = new Members(host);
   const names = Object.keys(VIEWS).filter((name) => VIEWS[name].fits(scene));
-  /** What an address asks for, as far as this scene has it. @param {Partial<View>} view @param {Shown} shown instead */
+  /** Replaces what the scene does not have by defaults. @param {Partial<View>} view @param {Shown} shown the default head */
   const sensible = (view, shown) => ({
     ...view,
     view: names.includes(view.view) ? view.view : names[0],
@@ -92,7 +92,7 @@ async function open(host, root, form, earlier) {
   const work = new Work((busy) => root.toggleAttribute("data-busy", busy));
   const voice = new Voice();
   const context = { host, members, attentions: members.all[0], state, work, voice };
-  /** Views are made when they are first looked at. @type {Record<string, Shows>} */
+  /** Views are created when their tab is first opened. @type {Record<string, Shows>} */
   const made = {};
   const current = () => made[state.view.view];
   const page = h("div", { class: "page", id: uniqueId("page") }, title(scene));
@@ -167,12 +167,12 @@ function remember(hash) {
   try {
     history.replaceState(null, "", `#${hash}`);
   } catch {
-    // A frame without an address of its own: the view lives on, without a link.
+    // A frame without an address: the view works, but has no link.
   }
 }
 
 /**
- * The buttons at the top.
+ * The buttons of the top bar.
  * @param {State} state @param {HTMLElement} page @param {() => Shows} current @param {HTMLDialogElement} help @param {Voice} voice
  */
 function tools(state, page, current, help, voice) {
@@ -184,21 +184,21 @@ function tools(state, page, current, help, voice) {
       download(blob, `${current().fileName}.${form}`);
       voice.say(`Saved as ${form.toUpperCase()}.`);
     } catch (error) {
-      voice.say(`It could not be saved: ${error.message}`);
+      voice.say(`Saving failed: ${error.message}`);
       throw error;
     }
   };
   const numbers = () => {
     const { fileName, numbers: text } = current();
     if (text) download(new Blob([text], { type: "text/tab-separated-values" }), `${fileName}.tsv`);
-    voice.say(text ? "Saved as TSV." : "There are no numbers to save here.");
+    voice.say(text ? "Saved as TSV." : "This view has no numbers to save.");
   };
   const share = async () => {
     try {
       await navigator.clipboard.writeText(location.href);
-      voice.say("The link was copied.");
+      voice.say("Link copied.");
     } catch {
-      voice.say("The link could not be copied: it is the page's address.");
+      voice.say("The link could not be copied. Copy it from the address bar.");
     }
   };
   return [
@@ -207,29 +207,29 @@ function tools(state, page, current, help, voice) {
       {
         type: "button",
         class: "round",
-        "aria-label": "Light or dark",
-        title: "Light or dark",
+        "aria-label": "Toggle dark mode",
+        title: "Toggle dark mode",
         onclick: () => state.set({ theme: isDark(state.view.theme) ? "light" : "dark" }),
       },
       icon("M12 3a9 9 0 1 0 9 9 7 7 0 0 1-9-9Z"),
     ),
     h(
       "button",
-      { type: "button", class: "round", "aria-label": "Keys", title: "Keys", onclick: () => help.showModal() },
+      { type: "button", class: "round", "aria-label": "Keyboard shortcuts", title: "Keyboard shortcuts", onclick: () => help.showModal() },
       icon("M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 17.5v.5"),
     ),
     menu("Save", icon("M12 4v11M7 11l5 5 5-5M5 20h14"), [
       ["Figure as PNG", () => save(current().sheet, "png")],
       ["Figure as SVG", () => save(current().sheet, "svg")],
-      ["Whole view as PNG", () => save(page, "png")],
-      ["Whole view as SVG", () => save(page, "svg")],
+      ["Entire view as PNG", () => save(page, "png")],
+      ["Entire view as SVG", () => save(page, "svg")],
       ["Numbers as TSV", () => numbers()],
       ["Copy link to this view", share],
     ]),
   ];
 }
 
-/** What a saved page calls: shows the scene that stands in the document. */
+/** Called by a saved page: renders the scene that is stored in the document. */
 export function openPage() {
   const el = document.getElementById("regard");
   return pageModel().then(

@@ -1,4 +1,4 @@
-/** The view *Heads*: where each head of each layer looks, as lines, as a map, in the text, in numbers. */
+/** The attention view: the weights of each head of each layer, as lines, heat map, shaded text or table. */
 
 import { greatestIn } from "../weights/maths.js";
 import { wholeOf } from "../weights/maps.js";
@@ -19,7 +19,7 @@ import { icon, isDark, tabList, toggle } from "../core/shell.js";
 /** @typedef {import("./heatmap.js").Cell} Cell */
 /** @typedef {import("./heatmap.js").Shot} Shot */
 
-/** From so many columns on, weights are so small that a linear scale would show nothing. */
+/** Above this number of columns, weights are too small to be visible on a linear scale. */
 const MANY = 128;
 
 export class Heads {
@@ -30,10 +30,10 @@ export class Heads {
     this.state = state;
     this.work = work;
     this.voice = voice;
-    /** The cell that is pointed at, and in which figure. @type {{panel: number, cell: Cell} | null} */
+    /** The cell under the pointer, and the index of its figure. @type {{panel: number, cell: Cell} | null} */
     this.cursor = null;
     this.active = 0;
-    /** One for each look that was looked at. @type {Map<number, Overview>} */
+    /** Overviews by index of the look, created on demand. @type {Map<number, Overview>} */
     this.overviews = new Map();
     this.overview = this.overviewOf(state.view.shown);
     this.reading = new Reading();
@@ -47,17 +47,17 @@ export class Heads {
       this.difference.element,
     );
     this.forms = tabList("Show as", FORMS, this.panelsElement.id, (form) => this.state.set({ form }));
-    this.words = toggle("Join words", (words) => this.state.set({ words, zoom: null }));
+    this.words = toggle("Merge word pieces", (words) => this.state.set({ words, zoom: null }));
     this.compare = toggle("Compare", (on) => this.setCompare(on));
     this.minus = toggle("Difference", (minus) => this.state.set({ minus }));
     this.legend = h("div", { class: "legend" });
     this.scale = picker("Scale", SCALES, (scale) => this.state.set({ scale }));
-    this.colours = picker("Colours", COLOURS, (colours) => this.state.set({ colours }));
+    this.colours = picker("Colors", COLOURS, (colours) => this.state.set({ colours }));
     const pickers = h(
       "div",
       { class: "pickers", "data-saved": "no" },
       h("label", {}, "Scale ", this.scale),
-      h("label", {}, "Colours ", this.colours),
+      h("label", {}, "Colors ", this.colours),
     );
     this.zoomer = this.zoomButtons();
     this.sheet = h(
@@ -85,7 +85,7 @@ export class Heads {
         { class: this.scene.opens?.all ? "columns all-first" : "columns" },
         this.overview.element,
         this.stage,
-        h("aside", { class: "side", "aria-label": "What is read off" }, this.reading.element, this.measures.element),
+        h("aside", { class: "side", "aria-label": "Details" }, this.reading.element, this.measures.element),
       ),
     );
     this.words.hidden = !members.all.some((attentions) =>
@@ -100,7 +100,7 @@ export class Heads {
     this.compare.hidden = this.overview.cells.size < 2 && members.length < 2;
   }
 
-  /** The small maps of the look that a head belongs to. @param {Shown} shown */
+  /** Returns the overview of the look that a head belongs to. @param {Shown} shown */
   overviewOf(shown) {
     const of = shown.of ?? 0;
     if (!this.overviews.has(of)) {
@@ -112,7 +112,7 @@ export class Heads {
     return this.overviews.get(of);
   }
 
-  /** Shows the small maps of the look in the figure that keys change. */
+  /** Shows the overview of the look in the active figure. */
   showOverview() {
     const { view } = this.state;
     const active = this.panels[this.active].shown;
@@ -158,7 +158,7 @@ export class Heads {
     );
   }
 
-  /** How many figures there are. */
+  /** The number of figures. */
   get count() {
     return this.state.view.other ? 2 : 1;
   }
@@ -167,19 +167,19 @@ export class Heads {
     return this.panels.slice(0, this.count);
   }
 
-  /** What is said of an attention: who looks at what. @param {import("../weights/maps.js").Attentions} attentions @param {any} attention */
+  /** Describes an attention in a sentence. @param {import("../weights/maps.js").Attentions} attentions @param {any} attention */
   says(attentions, attention) {
     const [rows, columns] = Object.values(attentions.axesOf(attention.name, false)).map((axis) =>
       axis.called.toLowerCase(),
     );
-    if (attention.rows === "query") return `A learned query looks at the ${columns}; the label is read from what it finds.`;
-    if (attention.kind === "cross") return `To predict each token of the ${rows}, it looks at the ${columns}.`;
-    if (attention.kind === "masked") return `Each token looks back at the ${columns} so far.`;
-    return `Each token looks around in the ${columns}.`;
+    if (attention.rows === "query") return `A learned query attends to the ${columns}; the label is predicted from the result.`;
+    if (attention.kind === "cross") return `To predict each token of the ${rows}, the decoder attends to the ${columns}.`;
+    if (attention.kind === "masked") return `Each token attends to itself and the preceding tokens of the ${columns}.`;
+    return `Each token attends to all tokens of the ${columns}.`;
   }
 
   /**
-   * Whether a cell is a gold link, where there are any.
+   * Returns a predicate for cells that are gold links, or null if there are no gold links.
    * @param {import("../weights/maps.js").Attentions} attentions @param {any} attention @param {any} rows @param {any} columns
    */
   goldOf(attentions, attention, rows, columns) {
@@ -191,7 +191,7 @@ export class Heads {
 
   get autoScale() {
     const columns = this.members.all.flatMap((one) => one.scene.attentions.map(({ k }) => k.shape[0]));
-    // Patches share a weight among all of them.
+    // Weights are spread over all patches.
     if (this.scene.picture) return "log";
     return Math.max(...columns) > MANY ? "root" : "linear";
   }
@@ -201,19 +201,19 @@ export class Heads {
     return painterOf(colours, scale ?? this.autoScale, isDark(theme));
   }
 
-  /** Whether both figures have the same axes, so that a cell of one is a cell of the other. */
+  /** Whether both figures have the same axes, so that their cells correspond. */
   get alike() {
     const { shown, other } = this.state.view;
     return other !== null && this.members.alike(shown, other);
   }
 
-  /** Whether the difference of both figures is to be seen. */
+  /** Whether the difference of both figures is shown. */
   get subtracted() {
     return this.state.view.minus && this.alike && this.difference.fits(this.state.view.form);
   }
 
   /**
-   * The part of a map that is shown, as far as the map reaches.
+   * The visible part of a map, or null if all of it is visible.
    * @param {number} panel @param {import("../weights/maps.js").Weights} map
    */
   zoomOf(panel, map) {
@@ -223,7 +223,7 @@ export class Heads {
     return zoom;
   }
 
-  /** Which cells are marked in a figure. @param {number} panel @returns {{cursor: Cell | null, pin: Cell | null}} */
+  /** The highlighted cells of a figure. @param {number} panel @returns {{cursor: Cell | null, pin: Cell | null}} */
   marksOf(panel) {
     const { pin, words } = this.state.view;
     const { cursor } = this;
@@ -234,7 +234,7 @@ export class Heads {
   }
 
   /**
-   * Shows what the state says; numbers that are missing are fetched first.
+   * Draws the current state, after loading the arrays that it needs.
    * @param {Set<string> | null} changed null: all
    */
   async update(changed) {
@@ -275,13 +275,13 @@ export class Heads {
         })),
         this.panels[0].attentions.scene.links,
       );
-      if (changed) this.voice.say(this.shownPanels.map((panel) => panel.shot.name).join("; beside it "));
+      if (changed) this.voice.say(this.shownPanels.map((panel) => panel.shot.name).join("; compared with "));
     }
     if (!changed || ["shown", "colours", "scale", "theme"].some((key) => changed.has(key)))
       this.overview.draw(this.painter(), this.panels[this.active].shown);
   }
 
-  /** What one of the two figures has more than the other, where somebody wants to see it. */
+  /** Shows or hides the difference of the two figures. */
   showDifference() {
     const { view } = this.state;
     this.minus.hidden = !this.alike || !this.difference.fits(view.form);
@@ -292,7 +292,7 @@ export class Heads {
     this.difference.show(view.form, one, other, differencePainter(scale, isDark(view.theme)), scale);
   }
 
-  /** The colours and their weights. */
+  /** Draws the color scale. */
   drawLegend() {
     const { view } = this.state;
     const scale = view.scale ?? this.autoScale;
@@ -318,7 +318,7 @@ export class Heads {
     );
   }
 
-  /** Where the part that is shown lies. */
+  /** Draws the position of the visible part in the minimap. */
   drawWhere() {
     const { shot } = this.panels[0];
     this.zoomer.hidden = this.state.view.form !== "map" || Math.max(shot.map.rows, shot.map.columns) < 16;
@@ -359,7 +359,7 @@ export class Heads {
     );
   }
 
-  /** Marks cells and reads them out. @param {number} [wait] how long a voice waits */
+  /** Highlights cells and reads them out. @param {number} [wait] delay of the announcement */
   read(wait = -1) {
     const readings = [];
     for (const panel of this.shownPanels) {
@@ -400,11 +400,11 @@ export class Heads {
     this.read(200);
   }
 
-  /** Pins a cell, or lets it go if it is the one. @param {number} panel @param {Cell} cell */
+  /** Pins a cell, or unpins it if it is pinned. @param {number} panel @param {Cell} cell */
   pin(panel, cell) {
     if (panel === 1 && !this.alike) return;
     const { shot } = this.panels[panel];
-    // Who looks most at a token of a long text would take long to find: the first rows must do.
+    // The maximum over a column of a long map would take too long: only the first rows are searched.
     const most = shot.map.whole ? shot.map.rows : 256;
     const row = cell.row ?? shot.map.greatest([0, Math.min(shot.map.rows, most)], [cell.column, cell.column + 1])[0];
     const column = cell.column ?? greatestIn(shot.map.exact(row));
@@ -413,7 +413,7 @@ export class Heads {
     this.state.set({ pin: same ? null : pin });
     const name = `${shot.rows.labels[row]}, ${shot.columns.labels[column]}`;
     this.voice.say(
-      same ? `No longer pinned: ${name}.` : `Pinned: ${name}, ${exactly(shot.map.exact(row)[column], shot.rounded)}.`,
+      same ? `Unpinned: ${name}.` : `Pinned: ${name}, ${exactly(shot.map.exact(row)[column], shot.rounded)}.`,
     );
   }
 
@@ -435,7 +435,7 @@ export class Heads {
     this.zoom(0, zoomedBy(shot, cursor ?? pin ?? middle, factor));
   }
 
-  /** Makes a figure the one that the overview and keys change. @param {number} panel */
+  /** Makes a figure the one that the overview and the keys control. @param {number} panel */
   activate(panel) {
     this.active = Math.min(panel, this.count - 1);
     this.panels.forEach(({ element, number }) =>
@@ -463,7 +463,7 @@ export class Heads {
     }
   }
 
-  /** What a head is compared with, to begin with: itself in another look, or the next head. @param {Shown} shown @returns {Shown} */
+  /** The default head to compare with: the same head of another look, or the next head. @param {Shown} shown @returns {Shown} */
   beside(shown) {
     const { length } = this.members;
     if (length > 1) return this.members.fitting(shown, (shown.of ?? 0) > 0 ? 0 : length - 1);
@@ -475,7 +475,7 @@ export class Heads {
       : { attention: names[(names.indexOf(shown.attention) + 1) % names.length], head: 0 };
   }
 
-  /** Goes to another layer or head. @param {number} panel @param {number} layers @param {number} heads */
+  /** Moves to another layer or head. @param {number} panel @param {number} layers @param {number} heads */
   step(panel, layers, heads) {
     const { shown, attentions } = this.panels[panel];
     const names = attentions.scene.attentions
@@ -503,7 +503,7 @@ export class Heads {
       this.shownPanels.find((one) => one.element.contains(target)) ??
       (this.difference.element.contains(target) ? this.panels[0] : null);
     if (!panel || !panel.shot || target.closest("select, button, input")) return;
-    // A table has keys of its own: it is scrolled by them.
+    // A table keeps its scrolling keys.
     if (target.closest(".scroll") && (event.key.length > 1 || event.key === " ")) return;
     if (this.keyed(event, panel)) {
       event.preventDefault();
@@ -512,7 +512,7 @@ export class Heads {
   }
 
   /**
-   * Does what a key says; false where it says nothing.
+   * Handles a key; returns false if the key has no function.
    * @param {KeyboardEvent} event @param {Panel} panel @returns {boolean}
    */
   keyed(event, panel) {
@@ -547,7 +547,7 @@ export class Heads {
     return true;
   }
 
-  /** Goes to another look. @param {Panel} panel @param {number} by */
+  /** Moves to another look. @param {Panel} panel @param {number} by */
   turn(panel, by) {
     const { length } = this.members;
     if (length > 1) panel.turnTo(((panel.shown.of ?? 0) + by + length) % length);
@@ -564,7 +564,7 @@ export class Heads {
     return true;
   }
 
-  /** The cell where the keys are. @param {Panel} panel @returns {{row: number, column: number}} */
+  /** The cell that the keys start from. @param {Panel} panel @returns {{row: number, column: number}} */
   at(panel) {
     const { cursor, pin } = this.marksOf(panel.number);
     const { map, zoom } = panel.shot;
@@ -577,7 +577,7 @@ export class Heads {
   move(panel, rows, columns) {
     const { cursor, pin } = this.marksOf(panel.number);
     const at = this.at(panel);
-    // The first key only shows where one is.
+    // The first key press only shows the current position.
     if (!cursor && !pin) this.moveTo(panel, at.row, at.column);
     else this.moveTo(panel, at.row + rows, at.column + columns);
   }
@@ -591,20 +591,20 @@ export class Heads {
     };
     this.cursor = { panel: panel.number, cell };
     if (zoom) {
-      /** How far a range has to move to hold a place. @param {[number, number]} range @param {number} place */
+      /** How far a range has to move to contain a position. @param {[number, number]} range @param {number} place */
       const by = ([from, to], place) => (place < from ? place - from : place >= to ? place - to + 1 : 0);
       this.zoom(panel.number, shiftedBy(panel.shot, by(zoom.rows, cell.row), by(zoom.columns, cell.column)));
     }
     this.read(0);
   }
 
-  /** Lays everything out anew, for another size of the window. */
+  /** Recomputes the layout after the window was resized. */
   lay() {
     for (const panel of this.shownPanels) panel.figure?.lay();
     if (this.subtracted) this.difference.figure.lay();
   }
 
-  /** What a file of the view is called. */
+  /** Name of saved files, without extension. */
   get fileName() {
     const { shown, other } = this.state.view;
     return [
@@ -621,7 +621,7 @@ export class Heads {
       .replace(/[^\w.-]+/g, "_");
   }
 
-  /** All numbers of the first figure. */
+  /** All weights of the first figure as TSV. */
   get numbers() {
     return numbersOf(this.panels[0].shot);
   }

@@ -1,5 +1,5 @@
 /**
- * The heat map of one head, or of a part of it: a row for each token that looks, a column for each that is looked at.
+ * Heat map of one head, or of a part of it: one row per query token, one column per key token.
  */
 
 import { Picture, wholeOf } from "../weights/maps.js";
@@ -11,35 +11,35 @@ import { isolated, shortened } from "../core/tokens.js";
 /** @typedef {import("../weights/maps.js").Weights} Weights */
 /** @typedef {{row: number | null, column: number | null}} Cell */
 /**
- * What a figure shows.
+ * The contents of a figure.
  * @typedef {{map: Weights, rows: Axis, columns: Axis, zoom: Zoom | null, painter: any, name: string, rounded?: boolean,
  *   gold: ((row: number, column: number) => boolean) | null, shut: ((row: number, column: number) => boolean) | null}} Shot
- * What it tells.
+ * The event handlers of a figure.
  * @typedef {{point: (cell: Cell | null) => void, pin: (cell: Cell) => void, zoom: (zoom: Zoom | null) => void}} Told
  */
 
-/** A cell as large as this has its label beside it; one of the next size is drawn as a square of its own. */
+/** Minimum and maximum size of a labeled cell, in pixels. */
 const LABELLED = 13;
 const LARGEST = 68;
-/** Up to so many rows there is a label for each, even if one has to scroll. */
+/** Up to this number of rows, every row is labeled, even if the page has to scroll. */
 const ALL_LABELLED = 72;
-/** From this size on the numbers stand in the cells. */
+/** Minimum size of a cell with a number in it. */
 const NUMBERED = 32;
-/** So many squares at most; more are pixels. */
+/** Maximum number of cells drawn as SVG rectangles; larger maps are drawn as pixels. */
 const SQUARES = 2500;
 const LETTERS = 22;
 
 /** @type {CanvasRenderingContext2D | null} */
 let ruler = null;
 
-/** How wide a text is, in pixels. @param {string} text @param {string} font */
+/** Width of a text in pixels. @param {string} text @param {string} font */
 export function textWidth(text, font) {
   ruler ??= document.createElement("canvas").getContext("2d");
   ruler.font = font;
   return ruler.measureText(text).width;
 }
 
-/** A text in a picture. It has its own direction; `side` is where its place is: at its left, middle or right. */
+/** A text of an SVG drawing with its own direction; `side` is the side of its anchor: left, middle or right. */
 export function label(text, rtl, side, attributes) {
   const anchors = rtl
     ? { left: "end", middle: "middle", right: "start" }
@@ -51,7 +51,7 @@ export function label(text, rtl, side, attributes) {
   );
 }
 
-/** Steps that people like to count by. @param {number} least */
+/** Rounds a step of axis ticks up to 1, 2 or 5 times a power of ten. @param {number} least */
 function niceStep(least) {
   const ten = 10 ** Math.floor(Math.log10(Math.max(1, least)));
   return [1, 2, 5, 10].map((n) => n * ten).find((step) => step >= least) ?? 10 * ten;
@@ -91,7 +91,7 @@ export class HeatMap {
     this.shot = null;
     /** @type {Picture | null} */
     this.picture = null;
-    /** The picture of the whole of a long map: it goes on while a part is looked at. @type {Picture | null} */
+    /** The raster of the entire map, which is completed while a part is displayed. @type {Picture | null} */
     this.far = null;
     this.cursor = null;
     this.pin = null;
@@ -105,13 +105,13 @@ export class HeatMap {
     this.lay();
   }
 
-  /** Where everything stands: from the room there is, the number of cells and the length of their labels. */
+  /** Computes the layout from the available space, the number of cells and the widths of their labels. */
   place() {
     const { rows, columns, map } = this.shot;
     const zoom = this.shot.zoom ?? wholeOf(map);
     const [tall, wide] = [zoom.rows[1] - zoom.rows[0], zoom.columns[1] - zoom.columns[0]];
     const room = Math.max(220, this.element.clientWidth);
-    // What is left of the window below the figure's beginning, within reason.
+    // The height below the figure's top edge, within limits.
     const below = window.innerHeight - this.element.getBoundingClientRect().top - window.scrollY - 130;
     const most = Math.max(320, 0.56 * window.innerHeight, Math.min(below, 0.8 * window.innerHeight));
     const family = getComputedStyle(this.element).fontFamily;
@@ -119,7 +119,7 @@ export class HeatMap {
     /** @param {Axis} axis @param {[number, number]} range @param {number} size */
     const longest = (axis, range, size) =>
       Math.max(0, ...axis.labels.slice(...range).map((text) => textWidth(shortened(text, LETTERS), fontOf(size))));
-    // Try with every label; if the cells become too small for them, count instead.
+    // Try to label every cell; if the cells become too small, use numeric ticks.
     if (tall <= ALL_LABELLED && wide * LABELLED <= room) {
       let size = 14;
       for (let tries = 0; tries < 3; tries++) {
@@ -180,7 +180,7 @@ export class HeatMap {
     };
   }
 
-  /** Lays everything out and draws it. */
+  /** Computes the layout and draws the map. */
   lay() {
     if (!this.shot || !this.element.isConnected || !this.element.clientWidth) return;
     const { map, rows, columns, name } = this.shot;
@@ -189,7 +189,7 @@ export class HeatMap {
     change(this.element, {
       "aria-label":
         `Heat map of ${name}: ${g.tall} rows, ${g.wide} columns. ` +
-        "Arrow keys go from cell to cell, Enter pins, plus and minus zoom.",
+        "Arrow keys move between cells, Enter pins, plus and minus zoom.",
     });
     change(this.svg, {
       width: g.whole.width,
@@ -227,7 +227,7 @@ export class HeatMap {
       for (let c = zoom.columns[0]; c < zoom.columns[1]; c++) {
         const x = this.x(c) + g.cellWidth / 2;
         const shown = shortened(columns.labels[c], LETTERS);
-        // Words that are read from the right lean to the left.
+        // Labels of right-to-left text lean to the left.
         const lean = columns.rtl ? 45 : -45;
         const text = g.sloped
           ? label(shown, columns.rtl, columns.rtl ? "right" : "left", {
@@ -269,14 +269,14 @@ export class HeatMap {
     return group;
   }
 
-  /** The left edge of a column, the upper edge of a row. @param {number} column */
+  /** Left edge of a column. @param {number} column */
   x(column) {
     const { left, width, cellWidth, zoom } = this.geometry;
     const place = (column - zoom.columns[0]) * cellWidth;
     return this.shot.columns.rtl ? left + width - place - cellWidth : left + place;
   }
 
-  /** @param {number} row */
+  /** Top edge of a row. @param {number} row */
   y(row) {
     const { top, cellHeight, zoom } = this.geometry;
     return top + (row - zoom.rows[0]) * cellHeight;
@@ -317,7 +317,7 @@ export class HeatMap {
       this.paint();
       return;
     }
-    // The first rows at once, so that something is seen; the rest in slices.
+    // The first rows immediately, the rest in slices.
     const soon = performance.now() + 20;
     while (!picture.complete && performance.now() < soon) picture.step();
     this.paint();
@@ -330,13 +330,13 @@ export class HeatMap {
     if (far && far !== picture && !far.complete) this.work.add(`${this.key} far`, 5, () => far.step());
   }
 
-  /** Computes no further. */
+  /** Stops computing. */
   rest() {
     this.work.drop(this.key);
     this.work.drop(`${this.key} far`);
   }
 
-  /** Paints a few times a second: to paint takes time from what is painted. */
+  /** Paints at most every 80 ms, because painting competes with computing. */
   paintSoon() {
     if (this.waiting) return;
     this.waiting = true;
@@ -346,7 +346,7 @@ export class HeatMap {
     }, 80);
   }
 
-  /** Paints the picture's values as pixels. */
+  /** Paints the raster's values as pixels. */
   paint() {
     const { picture, canvas } = this;
     if (!picture) return;
@@ -362,11 +362,11 @@ export class HeatMap {
     else this.progress.textContent = this.blockSays();
   }
 
-  /** What a point of the picture stands for, where it is more than one cell. */
+  /** States the number of weights per pixel, if it is more than one. */
   blockSays() {
     const { block } = this.picture ?? { block: { rows: 1, columns: 1 } };
     if (block.rows * block.columns === 1) return "";
-    return `Each point shows the greatest of ${block.rows} × ${block.columns} ${this.shot.map.signed ? "differences" : "weights"}.`;
+    return `Each pixel shows the largest of ${block.rows} × ${block.columns} ${this.shot.map.signed ? "differences" : "weights"}.`;
   }
 
   announceProgress() {
@@ -375,7 +375,7 @@ export class HeatMap {
       return;
     }
     const share = Math.floor(100 * this.picture.share);
-    const more = this.picture.complete ? "" : ` ${share} % of the rows seen so far.`;
+    const more = this.picture.complete ? "" : ` ${share}% of rows computed.`;
     this.progress.textContent = this.blockSays() + more;
   }
 
@@ -389,7 +389,7 @@ export class HeatMap {
       map.rowsInto([t], g.zoom.columns[0], g.zoom.columns[1], row);
       for (let i = 0; i < g.wide; i++) {
         const x = this.x(g.zoom.columns[0] + i);
-        // Where one may not look there is nothing, not even an empty cell.
+        // Masked cells are left blank.
         if (shut?.(t, g.zoom.columns[0] + i)) continue;
         this.cellsGroup.append(
           s("rect", {
@@ -420,7 +420,7 @@ export class HeatMap {
   }
 
   /**
-   * Marks the cell that is looked at and the one that is pinned.
+   * Highlights the cell under the pointer and the pinned one.
    * @param {Cell | null} cursor @param {Cell | null} pin
    */
   mark(cursor, pin) {
@@ -495,7 +495,7 @@ export class HeatMap {
   }
 
   /**
-   * The words of the cell, beside axes that only count.
+   * Shows the tokens of a cell next to numeric axes.
    * @param {any} g @param {Cell} at @param {Axis} rows @param {Axis} columns
    */
   markCounts(g, at, rows, columns) {
@@ -521,7 +521,7 @@ export class HeatMap {
   }
 
   /**
-   * The cell under the pointer; where cells are too small to hit, the greatest of those nearby.
+   * The cell under the pointer; if cells are only a few pixels large, the largest nearby.
    * @param {MouseEvent} event @returns {Cell | null}
    */
   cellAt(event) {
@@ -579,7 +579,7 @@ export class HeatMap {
   }
 
   /**
-   * The tokens between two points.
+   * The range of tokens between two points.
    * @param {{x: number, y: number}} from @param {MouseEvent} to @returns {Zoom | null}
    */
   boxOf(from, to) {
@@ -608,7 +608,7 @@ export class HeatMap {
     });
   }
 
-  /** Zooms around a point: 0.5 shows half as many tokens. @param {MouseEvent} event @param {number} factor */
+  /** Zooms around a point; a factor of 0.5 halves the number of visible tokens. @param {MouseEvent} event @param {number} factor */
   zoomAt(event, factor) {
     const cell = this.cellAt(event);
     if (cell) this.told.zoom(zoomedBy(this.shot, cell, factor));
@@ -624,7 +624,7 @@ export class HeatMap {
     } else if (this.shot.zoom) {
       const across = this.shot.columns.rtl ? -event.deltaX : event.deltaX;
       const moved = shiftedBy(this.shot, Math.round(event.deltaY / g.cellHeight), Math.round(across / g.cellWidth));
-      // At its end the map leaves the wheel to the page.
+      // At the edge of the map, let the page scroll.
       if (JSON.stringify(moved) === JSON.stringify(this.shot.zoom)) return;
       event.preventDefault();
       this.told.zoom(moved);
@@ -633,7 +633,7 @@ export class HeatMap {
 }
 
 /**
- * The part that is seen after zooming around a cell, or null for all of it.
+ * The visible part after zooming around a cell, or null for the entire map.
  * @param {Shot} shot @param {Cell} cell @param {number} factor @returns {Zoom | null}
  */
 export function zoomedBy(shot, cell, factor) {
@@ -654,7 +654,7 @@ export function zoomedBy(shot, cell, factor) {
 }
 
 /**
- * The part that is seen after moving on by some rows and columns.
+ * The visible part after moving by some rows and columns.
  * @param {Shot} shot @param {number} rows @param {number} columns @returns {Zoom | null}
  */
 export function shiftedBy(shot, rows, columns) {
@@ -670,11 +670,11 @@ export function shiftedBy(shot, rows, columns) {
   };
 }
 
-/** What is said of a cell. @param {Shot} shot @param {Cell} cell @param {string} weight */
+/** Describes a cell for screen readers. @param {Shot} shot @param {Cell} cell @param {string} weight */
 export function cellSays(shot, cell, weight) {
   const [row, column] = [shot.rows.labels[cell.row], shot.columns.labels[cell.column]];
   return (
-    `${isolated(row)} looks at ${isolated(column)}: ${weight}. ` +
+    `${isolated(row)} attends to ${isolated(column)}: ${weight}. ` +
     `Row ${cell.row + 1} of ${shot.rows.length}, column ${cell.column + 1} of ${shot.columns.length}.`
   );
 }

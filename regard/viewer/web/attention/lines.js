@@ -1,4 +1,4 @@
-/** Lines from each token that looks to those it looks at: as wide and as dark as the weight is great. */
+/** Lines between query tokens and key tokens; width and opacity show the weight. */
 
 import { greatestIn } from "../weights/maths.js";
 import { change, fill, h, s } from "../core/dom.js";
@@ -8,14 +8,14 @@ import { roughly, shortened } from "../core/tokens.js";
 /** @typedef {import("./heatmap.js").Shot} Shot */
 /** @typedef {import("./heatmap.js").Cell} Cell */
 
-/** So many tokens at most stand on a side; of a longer text those around the one that is looked at. */
+/** Maximum number of tokens per side; of a longer text, those around the selected token. */
 export const STANDING = 40;
-/** So many lines at most are drawn when no token is chosen: the strongest. */
+/** Maximum number of lines while no token is selected: the strongest ones. */
 const DRAWN = 900;
 const LONGEST = 24;
 
 /**
- * The part of a range of tokens that is shown: all of it, or as many as may stand there around one.
+ * Returns at most `most` elements of a range, around a center.
  * @param {[number, number]} range @param {number} centre @param {number} most @returns {[number, number]}
  */
 export function around([from, to], centre, most) {
@@ -55,14 +55,14 @@ export class Lines {
     this.lay();
   }
 
-  /** Which tokens stand on the two sides. */
+  /** The visible tokens of both sides. */
   window() {
     const { map, zoom } = this.shot;
     const all = zoom ?? { rows: [0, map.rows], columns: [0, map.columns] };
     const at = this.cursor ?? this.pin;
     const row = at?.row ?? all.rows[0];
     const rows = around(all.rows, row, STANDING);
-    // A long text begins where the token's greatest weight is, or at the same share of the way.
+    // Of a long text, start at the query's largest weight.
     const column = at ? (at.column ?? greatestIn(map.exact(row))) : all.columns[0];
     return { rows, columns: around(all.columns, column, STANDING) };
   }
@@ -103,8 +103,8 @@ export class Lines {
     };
     change(this.element, {
       "aria-label":
-        `Lines of ${name}: ${tall} tokens look at ${other}. ` +
-        "Up and down go to another token that looks, left and right to what it looks at, Enter pins.",
+        `Lines of ${name}: ${tall} query tokens, ${other} key tokens. ` +
+        "Up and down move between query tokens, left and right between key tokens, Enter pins.",
     });
     change(this.svg, { width, height, viewBox: `0 0 ${width} ${height}` });
     this.idle = s("g", { class: "idle" });
@@ -180,7 +180,7 @@ export class Lines {
     });
   }
 
-  /** The strongest lines of all tokens. */
+  /** Draws the strongest lines of all tokens. */
   drawIdle() {
     const { seen } = this.geometry;
     const wide = seen.columns[1] - seen.columns[0];
@@ -219,13 +219,13 @@ export class Lines {
     else if (at.column !== null) this.markColumn(at.column);
   }
 
-  /** Whether a cell's tokens stand there. @param {Cell} at */
+  /** Whether the token of a cell is visible. @param {Cell} at */
   holds(at) {
     const { rows } = this.geometry.seen;
     return at.row === null || (at.row >= rows[0] && at.row < rows[1]) || !this.inZoom(at);
   }
 
-  /** Whether a cell is in the part of the map that is shown at all. @param {Cell} at */
+  /** Whether a cell is in the visible part of the map. @param {Cell} at */
   inZoom(at) {
     const { zoom, map } = this.shot;
     const [from, to] = zoom?.rows ?? [0, map.rows];
@@ -268,7 +268,7 @@ export class Lines {
   }
 
   /**
-   * Lines that leave the window are not hidden: they go to its edge.
+   * Lines to tokens outside the visible range end at its edge.
    * @param {number} row @param {{before: number, after: number}} outside
    */
   markOutside(row, outside) {
@@ -290,7 +290,7 @@ export class Lines {
     }
   }
 
-  /** All that look at one token. @param {number} column */
+  /** Highlights all tokens that attend to one token. @param {number} column */
   markColumn(column) {
     const g = this.geometry;
     if (column < g.seen.columns[0] || column >= g.seen.columns[1]) return;
@@ -305,7 +305,7 @@ export class Lines {
   }
 
   /**
-   * The token nearest to the pointer: on the left one that looks, on the right one that is looked at.
+   * The token nearest to the pointer: a query token on the left, a key token on the right.
    * @param {MouseEvent} event @returns {Cell | null}
    */
   cellAt(event) {

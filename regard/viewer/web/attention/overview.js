@@ -1,4 +1,4 @@
-/** Every layer and head at a glance: a small map for each. */
+/** Overview of all layers and heads, with a thumbnail of each map. */
 
 import { Picture, wholeOf } from "../weights/maps.js";
 import { change, h, uniqueId } from "../core/dom.js";
@@ -7,13 +7,13 @@ import { keyOf, thumbByKey, thumbOf } from "./thumbnails.js";
 /** @typedef {import("../core/state.js").Shown} Shown */
 /** @typedef {{values: Float32Array, width: number, height: number}} Small */
 
-/** So many points at most is a small map wide. */
+/** Maximum width of a thumbnail in pixels. */
 const POINTS = 80;
-/** Small maps are drawn after what is in front of the eyes. */
+/** Priority of drawing thumbnails, after the main figure. */
 const LATER = 10;
 
 /**
- * What people call the attentions of one kind, beside the other kinds of the same model.
+ * The label of a kind of attention, given the kinds of the same model.
  * @param {string} kind @param {Set<string>} kinds
  */
 export function kindCalled(kind, kinds) {
@@ -27,13 +27,13 @@ export function kindsOf(attentions) {
   return new Set(attentions.map((one) => one.kind));
 }
 
-/** A head by its name, in full. @param {any[]} attentions @param {Shown} shown */
+/** The full label of a head. @param {any[]} attentions @param {Shown} shown */
 export function headCalled(attentions, shown) {
   const attention = attentions.find((one) => one.name === shown.attention);
   const alike = attentions.filter((one) => one.kind === attention.kind && one.layer === attention.layer).length > 1;
   const layer = attention.layer === null || alike ? attention.name : `layer ${attention.layer}`;
   const head =
-    shown.head === "mean" ? "mean of all heads" : attention.heads > 1 ? `head ${shown.head}` : "its one head";
+    shown.head === "mean" ? "mean of all heads" : attention.heads > 1 ? `head ${shown.head}` : "single head";
   return `${kindCalled(attention.kind, kindsOf(attentions))}, ${layer}, ${head}`;
 }
 
@@ -46,14 +46,14 @@ export class Overview {
     this.attentions = attentions;
     this.work = work;
     this.job = uniqueId("overview");
-    /** Counts the beginnings of drawing: what was begun before is not gone on with. */
+    /** Incremented when drawing starts, to discard drawing that was started before. */
     this.turn = 0;
     this.chosen = chosen;
     /** @type {Map<string, {shown: Shown, element: HTMLElement, canvas: HTMLCanvasElement, picture: Small | null}>} */
     this.cells = new Map();
     /** @type {any[]} */
     this.ready = [];
-    /** Told when some small maps have been painted. */
+    /** Called after some thumbnails were painted. */
     this.painted = () => {};
     const list = attentions.scene.attentions;
     this.element = h(
@@ -75,7 +75,7 @@ export class Overview {
       {
         class: "grid",
         role: "grid",
-        "aria-label": `${name}: a row for each layer, a column for each head`,
+        "aria-label": `${name}: one row per layer, one column per head`,
         onkeydown: (event) => this.key(event),
       },
       h(
@@ -124,7 +124,7 @@ export class Overview {
     return thumb.element;
   }
 
-  /** Arrow keys go from map to map, and what they come to is shown. @param {KeyboardEvent} event */
+  /** Arrow keys move between thumbnails and select them. @param {KeyboardEvent} event */
   key(event) {
     const target = /** @type {HTMLElement} */ (event.target);
     const shown = this.cells.get(target.dataset.shown)?.shown;
@@ -134,7 +134,7 @@ export class Overview {
     if (next) this.chosen(this.cells.get(next.dataset.shown).shown, second);
   }
 
-  /** Marks the heads that are shown. @param {Shown | null} first @param {Shown | null} second */
+  /** Highlights the selected heads. @param {Shown | null} first @param {Shown | null} second */
   mark(first, second) {
     for (const [key, cell] of this.cells) {
       const [one, two] = [first, second].map((shown) => shown !== null && key === keyOf(shown));
@@ -147,7 +147,7 @@ export class Overview {
   }
 
   /**
-   * Draws all small maps, a few at a time, those of the shown attention first.
+   * Draws all thumbnails in slices, those of the selected attention first.
    * @param {any} painter @param {Shown} first
    */
   draw(painter, first) {
@@ -170,7 +170,7 @@ export class Overview {
     }
   }
 
-  /** Draws no further. */
+  /** Stops drawing. */
   rest() {
     this.work.drop(this.job);
     this.drawing = false;
@@ -193,10 +193,10 @@ export class Overview {
         const map = this.attentions.map(cell.shown, false);
         picture = new Picture(map, wholeOf(map), this.dots, this.dots);
       }
-      // Of a long map one row for each point is enough here.
+      // For a thumbnail of a large map, one row per pixel is enough.
       const more = picture.step() && (picture.map.whole || !picture.begun);
       if (!more) {
-        // Not the picture itself: it would keep its map, and there are many.
+        // Keep the values only: the raster would keep its map in memory.
         cell.picture = { values: picture.values, width: picture.width, height: picture.height };
         this.paintSoon(cell);
         this.next();
@@ -205,7 +205,7 @@ export class Overview {
     });
   }
 
-  /** Paints what is ready a few times a second: every change of the page costs it a new frame. @param {any} cell */
+  /** Paints finished thumbnails at most every 120 ms, because each change costs a frame. @param {any} cell */
   paintSoon(cell) {
     this.ready.push(cell);
     if (this.ready.length > 1) return;
@@ -222,7 +222,7 @@ export class Overview {
     element.dataset.drawn = "";
   }
 
-  /** Paints the small map of a head, if it is there. @param {HTMLCanvasElement} canvas @param {Shown} shown */
+  /** Paints the thumbnail of a head, if it is computed. @param {HTMLCanvasElement} canvas @param {Shown} shown */
   paintInto(canvas, shown) {
     const picture = this.cells.get(keyOf(shown))?.picture;
     if (!picture) return;

@@ -1,4 +1,4 @@
-/** One figure of the view *Heads* with the choice of what it shows, and what is shown first. */
+/** One figure of the attention view with its selection of a head, and the head that is selected at first. */
 
 import { informationOf, mayLook } from "../weights/maths.js";
 import { fill, h } from "../core/dom.js";
@@ -15,12 +15,12 @@ import { icon } from "../core/shell.js";
 /** @typedef {import("./heatmap.js").Cell} Cell */
 /** @typedef {import("./heatmap.js").Shot} Shot */
 
-/** Up to so many cells all heads are tried to find the one that tells most. */
+/** Up to this number of cells, all heads are evaluated to find the most informative one. */
 const TRIED = 3 * 2 ** 20;
 
 /**
- * What is shown first: the head whose rows tell most about where they look, between source and translation where there
- * are both. Of a long text, where that would take time, a head of a later layer.
+ * Selects the initial head: the one whose rows are most informative about their positions, of cross-attention if there is
+ * any. For long texts, where this would take too long, a head of a later layer.
  * @param {import("../weights/maps.js").Attentions} attentions @returns {Promise<Shown>}
  */
 async function firstShown(attentions) {
@@ -47,7 +47,7 @@ async function firstShown(attentions) {
 }
 
 /**
- * What a page opens with: the head that tells most, in the look that comes last; where there are two, in both.
+ * Selects the initial head of the last look; with two looks, of both.
  * @param {import("../comparison/comparison.js").Members} members @returns {Promise<{shown: Shown, other?: Shown}>}
  */
 export async function openingOf(members) {
@@ -58,21 +58,21 @@ export async function openingOf(members) {
   return last === 1 ? { shown: members.fitting(there, 0), other: there } : { shown: there };
 }
 
-/** One of the two figures, and the choice of what it shows. */
+/** One of the two figures with its selection of attention and head. */
 export class Panel {
   /** @param {import("./attention_view.js").Heads} heads @param {number} number */
   constructor(heads, number) {
     this.heads = heads;
     this.number = number;
     const { members } = heads;
-    /** The look whose attentions can be chosen. @type {import("../weights/maps.js").Attentions | null} */
+    /** The look whose attentions are listed. @type {import("../weights/maps.js").Attentions | null} */
     this.offered = null;
     this.attention = h("select", {
       class: "attention",
       "aria-label": "Attention",
       onchange: () => this.choose({ attention: this.attention.value }),
     });
-    this.chooser = members.length > 1 ? new Chooser(members.labels, "Look", (of) => this.turnTo(of)) : null;
+    this.chooser = members.length > 1 ? new Chooser(members.labels, "Compared item", (of) => this.turnTo(of)) : null;
     this.wrote = h("p", { class: "wrote" });
     this.head = h("select", {
       class: "head",
@@ -81,7 +81,7 @@ export class Panel {
     });
     this.previous = h(
       "button",
-      { type: "button", class: "round", "aria-label": "Head before", onclick: () => heads.step(number, 0, -1) },
+      { type: "button", class: "round", "aria-label": "Previous head", onclick: () => heads.step(number, 0, -1) },
       icon("M14 6l-6 6 6 6"),
     );
     this.next = h(
@@ -125,12 +125,12 @@ export class Panel {
     return one.layer === null || alike ? `${name}, ${one.name}` : `${name}, layer ${one.layer}`;
   }
 
-  /** The attentions of the look that the figure shows. */
+  /** The attentions of the look on display. */
   get attentions() {
     return this.heads.members.of(this.shown);
   }
 
-  /** Lists the attentions of the look, where it is another than before. */
+  /** Lists the attentions of the look, if it has changed. */
   offer() {
     const { attentions } = this;
     if (this.offered === attentions) return;
@@ -149,7 +149,7 @@ export class Panel {
         ),
       ),
     );
-    // What the page's title does not say: the texts of this look alone.
+    // Texts of this look that the page's title does not show.
     const { texts } = attentions.scene;
     const common = this.heads.scene.texts;
     const own = ["source", "target"].filter((side) => texts[side] !== common[side]).map((side) => texts[side].trim());
@@ -157,7 +157,7 @@ export class Panel {
     this.wrote.textContent = own.filter((text) => text && text !== label).join("  →  ");
   }
 
-  /** Shows the same head of another look. @param {number} of */
+  /** Shows the same head of another look. @param {number} of index of the look */
   turnTo(of) {
     const next = this.heads.members.fitting(this.shown, of);
     this.heads.state.set(this.number ? { other: next } : { shown: next });
@@ -181,7 +181,7 @@ export class Panel {
     return this.figures[this.heads.state.view.form];
   }
 
-  /** What the figures tell of what is done to them. */
+  /** Event handlers of the figures. */
   get told() {
     const { heads, number } = this;
     return {
@@ -199,12 +199,12 @@ export class Panel {
     return form === "text" ? new Prose(told) : new Table(told);
   }
 
-  /** Stops drawing what nobody sees. */
+  /** Pauses drawing while the figure is not visible. */
   rest() {
     this.figures.map?.rest();
   }
 
-  /** Draws what is to be seen, if its numbers are there. @param {View} view */
+  /** Draws the figure of a loaded attention. @param {View} view */
   show(view) {
     const { attentions, shown } = this;
     const attention = attentions.byName.get(shown.attention);
@@ -215,7 +215,7 @@ export class Panel {
       this.head,
       attention.heads > 1 ? h("option", { value: "mean" }, `mean of ${attention.heads} heads`) : null,
       Array.from({ length: attention.heads }, (_, i) =>
-        h("option", { value: i }, attention.heads > 1 ? `head ${i}` : "its one head"),
+        h("option", { value: i }, attention.heads > 1 ? `head ${i}` : "single head"),
       ),
     );
     this.head.value = String(shown.head);

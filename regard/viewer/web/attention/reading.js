@@ -1,4 +1,4 @@
-/** Beside the figures: what is read off them, how sharp they are, and what they do not say. */
+/** Details next to the figures: the weights of a token, measures of a head, and a caution. */
 
 import { alignmentError, entropyOf, greatestIn, greatestOf } from "../weights/maths.js";
 import { agreementOf, meanEntropy } from "../weights/maps.js";
@@ -8,18 +8,18 @@ import { exactly, withSign } from "../core/tokens.js";
 /** @typedef {import("./heatmap.js").Shot} Shot */
 /** @typedef {import("./heatmap.js").Cell} Cell */
 
-/** So many of a row's weights are named. */
+/** Number of listed weights. */
 const NAMED_WEIGHTS = 6;
 
-/** What one token looks at: its greatest weights, with their numbers. */
+/** The largest weights of one token. */
 export class Reading {
   constructor() {
     this.element = h("section", { class: "reading", "aria-label": "Reading" });
   }
 
   /**
-   * @param {{shot: Shot, cell: Cell | null, mark: string}[]} readings one for each figure @param {boolean} pinned
-   * @param {number | null} [apart] how much more the first has in its cell than the second
+   * @param {{shot: Shot, cell: Cell | null, mark: string}[]} readings one per figure @param {boolean} pinned
+   * @param {number | null} [apart] difference of the two figures at the cell
    */
   show(readings, pinned, apart = null) {
     const several = readings.length > 1;
@@ -34,7 +34,7 @@ export class Reading {
   }
 
   /**
-   * While nothing is pointed at: the greatest weights of all.
+   * Without a selected token: the largest weights of the map.
    * @param {{shot: Shot, mark: string}} reading @param {boolean} several
    */
   none({ shot, mark }, several) {
@@ -43,7 +43,7 @@ export class Reading {
     return h(
       "div",
       { class: "one", "data-mark": several ? mark : null },
-      h("h2", { class: "quiet" }, badge(mark, several), map.whole ? "Strongest" : "Point at the map"),
+      h("h2", { class: "quiet" }, badge(mark, several), map.whole ? "Largest weights" : "Point at the map"),
       h(
         "ol",
         { class: "ranks pairs" },
@@ -63,7 +63,7 @@ export class Reading {
           );
         }),
       ),
-      h("p", { class: "rest" }, "Point at a token to see what it looks at, click to pin it. Arrow keys work too."),
+      h("p", { class: "rest" }, "Point at a token to see what it attends to; click to pin it. Arrow keys work too."),
     );
   }
 
@@ -71,7 +71,7 @@ export class Reading {
   one({ shot, cell, mark }, pinned, several) {
     const { rows, columns, map } = shot;
     const incoming = cell.row === null;
-    // A column of a long map would take as long as the map.
+    // A column of a large map is as expensive as the map.
     const numbers = incoming ? (map.whole ? columnOf(map, cell.column) : null) : map.exact(cell.row);
     const [own, others] = incoming ? [columns, rows] : [rows, columns];
     const place = incoming ? cell.column : cell.row;
@@ -89,8 +89,8 @@ export class Reading {
         {},
         badge(mark, several),
         incoming
-          ? [h("span", { class: "verb" }, "who looks at "), tokenText(own.labels[place], own.rtl, { class: "subject" })]
-          : [tokenText(own.labels[place], own.rtl, { class: "subject" }), h("span", { class: "verb" }, " looks at")],
+          ? [h("span", { class: "verb" }, "What attends to "), tokenText(own.labels[place], own.rtl, { class: "subject" })]
+          : [tokenText(own.labels[place], own.rtl, { class: "subject" }), h("span", { class: "verb" }, " attends to")],
         pinned ? h("span", { class: "pinned" }, "pinned") : null,
       ),
       told !== null && numbers
@@ -122,7 +122,7 @@ export class Reading {
         ? h(
             "p",
             { class: "rest" },
-            "To keep this page small, q and k are rounded to 16 bits: weights are right to about three digits.",
+            "To keep this page small, q and k are quantized to 16 bits: weights are accurate to about three digits.",
           )
         : null,
     );
@@ -134,13 +134,13 @@ export class Reading {
     const others = numbers.length - named;
     const evenly = 2 ** bits;
     return (
-      (others > 0 && rest > 0.00005 ? `${others} more: ${Math.max(0, rest).toFixed(4)} together. ` : "") +
-      `${bits.toFixed(2)} bits: as wide as an even look at ${evenly.toFixed(1)}.`
+      (others > 0 && rest > 0.00005 ? `Other ${others}: ${Math.max(0, rest).toFixed(4)} in total. ` : "") +
+      `Entropy ${bits.toFixed(2)} bits, as for a uniform distribution over ${evenly.toFixed(1)} tokens.`
     );
   }
 }
 
-/** The letter of a figure, where there are two. @param {string} mark @param {boolean} several */
+/** The letter of a figure, if there are two. @param {string} mark @param {boolean} several */
 function badge(mark, several) {
   return several ? h("span", { class: "mark" }, mark === "first" ? "A" : "B") : null;
 }
@@ -151,7 +151,7 @@ function columnOf(map, column) {
   return Float64Array.from({ length: map.rows }, (_, row) => cells[row * map.columns + column]);
 }
 
-/** How sharp a head is, how far the heads of its layer agree, how near gold it comes; and the note. */
+/** Measures of a head: entropy, agreement with the other heads of its layer, alignment error; and a caution. */
 export class Measures {
   /** @param {import("../weights/maps.js").Attentions} attentions @param {import("../core/scheduler.js").Work} work */
   constructor(attentions, work) {
@@ -163,18 +163,23 @@ export class Measures {
       { class: "measures", "aria-label": "Measures" },
       this.values,
       h(
-        "p",
-        { class: "note", role: "note" },
-        h("strong", {}, "Where it looked is not why. "),
-        "Weights say how values were mixed at this one place. What was mixed, other layers and the paths around attention " +
-          "matter as much, and other weights may lead to the same output. Take a map as a question, not as an explanation.",
+        "details",
+        { class: "note", open: true },
+        h("summary", {}, "Attention is not explanation"),
+        h(
+          "p",
+          {},
+          "Weights show how value vectors were mixed in one layer. The values themselves, the other layers and the residual " +
+            "connections matter as much, and different weights can produce the same output. Treat a map as a question, not as " +
+            "an explanation.",
+        ),
       ),
     );
   }
 
   /**
    * @param {{shot: Shot, shown: import("../core/state.js").Shown, mark: string, attentions?: import("../weights/maps.js").Attentions}[]} panels
-   * of these attentions, or of others @param {number[][] | null} gold the links that the first should have
+   * of these attentions, or of others @param {number[][] | null} gold links of the first panel
    */
   show(panels, gold) {
     /** @type {Map<string, string>[]} */
@@ -215,7 +220,7 @@ export class Measures {
   }
 
   /**
-   * The alignment error of a map of words: each word that looks is linked to its greatest.
+   * The alignment error rate of a map of words: each query word is linked to the key word with the largest weight.
    * @param {Shot} shot @param {number[][]} gold
    */
   error(shot, gold) {
@@ -225,7 +230,7 @@ export class Measures {
       const target = shot.rows.wordAt(row);
       if (target === null || target < 0) continue;
       const weights = shot.map.exact(row);
-      // Marks such as the end of the sentence are no words: nothing is linked to them.
+      // Special tokens such as <eos> are not words and get no links.
       const words = Array.from(weights, (weight, c) => ((shot.columns.wordAt(c) ?? -1) < 0 ? -1 : weight));
       links.push([target, shot.columns.wordAt(greatestIn(Float64Array.from(words)))]);
     }
@@ -235,7 +240,7 @@ export class Measures {
   /** @param {{shot: Shot, mark: string}[]} panels @param {Map<string, string>[]} found */
   draw(panels, found) {
     const { map } = panels[0].shot;
-    const sampled = map.whole ? "" : ` From ${map.sample().length} of ${map.rows} rows.`;
+    const sampled = map.whole ? "" : `. Estimated from ${map.sample().length} of ${map.rows} rows.`;
     const most = Math.log2(Math.max(1, map.columns)).toFixed(2);
     /** @param {string} key @param {string} name @param {string} says */
     const measure = (key, name, says) => {
@@ -269,10 +274,10 @@ export class Measures {
       h(
         "dl",
         {},
-        measure("entropy", "Entropy", `bits a row; 0 is one token, ${most} all of them evenly.`),
-        measure("agreement", "Agreement", "of its weight lies where the layer's other heads have theirs; 1 is all."),
-        measure("both", "In common", "of their weight the two maps put on the same tokens."),
-        measure("error", "Alignment error", "against the gold links; 0 is none."),
+        measure("entropy", "Entropy", `Mean entropy per row (bits); 0 = one token, ${most} = uniform`),
+        measure("agreement", "Agreement", "Mean weight shared with the layer's other heads; 1 = identical"),
+        measure("both", "Overlap", "Weight shared by the two maps; 1 = identical"),
+        measure("error", "Alignment error", "Alignment error rate against the gold links; 0 = none"),
       ),
     );
   }

@@ -1,4 +1,4 @@
-/** The text itself: point at a token, and those that it looks at are shaded. Long texts are read best this way. */
+/** The text itself: the key tokens of the selected query token are shaded by weight. Suits long texts. */
 
 import { greatestIn } from "../weights/maths.js";
 import { change, fill, h } from "../core/dom.js";
@@ -7,7 +7,7 @@ import { around } from "./lines.js";
 /** @typedef {import("./heatmap.js").Shot} Shot */
 /** @typedef {import("./heatmap.js").Cell} Cell */
 
-/** So many tokens at most are shown of a text. */
+/** Maximum number of tokens per text. */
 const SPELT = 1500;
 
 export class Prose {
@@ -52,13 +52,13 @@ export class Prose {
     this.columnSpans = this.spans("column", columns, this.seen.columns);
     const long = map.rows + map.columns > 80;
     change(this.element, {
-      "aria-label": `Text of ${name}. Up and down go to another token that looks, left and right to what it looks at, Enter pins.`,
+      "aria-label": `Text of ${name}. Up and down move between query tokens, left and right between key tokens, Enter pins.`,
       class: long ? "figure prose long" : "figure prose",
     });
     fill(
       this.element,
-      this.block(rows.called, "looks", rows, this.rowSpans),
-      this.block(columns.called, "is looked at", columns, this.columnSpans),
+      this.block(rows.called, "(queries)", rows, this.rowSpans),
+      this.block(columns.called, "(keys)", columns, this.columnSpans),
     );
     this.mark(this.cursor, this.pin);
   }
@@ -124,7 +124,7 @@ export class Prose {
     for (const [place, span] of this.rowSpans) this.shade(span, ofRows ? ofRows[place - this.seen.rows[0]] : null);
   }
 
-  /** Scrolls a long text, not the page, until a token is seen. @param {HTMLElement | undefined} span */
+  /** Scrolls a long text, but not the page, to a token. @param {HTMLElement | undefined} span */
   reveal(span) {
     const words = span?.parentElement;
     if (!words || words.scrollHeight <= words.clientHeight) return;

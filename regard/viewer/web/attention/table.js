@@ -1,4 +1,4 @@
-/** The numbers as a table: what a screen reader reads best, and what can be copied. */
+/** Table of the weights, which screen readers can read and which can be copied. */
 
 import { change, fill, h, tokenText } from "../core/dom.js";
 import { around } from "./lines.js";
@@ -7,7 +7,7 @@ import { exactly, withSign } from "../core/tokens.js";
 /** @typedef {import("./heatmap.js").Shot} Shot */
 /** @typedef {import("./heatmap.js").Cell} Cell */
 
-/** So many rows and columns are shown at a time. */
+/** Number of visible rows and columns. */
 const ROWS = 40;
 const COLUMNS = 24;
 
@@ -69,7 +69,7 @@ export class Table {
           if (cell) this.told.pin(cell);
         },
       },
-      h("caption", { class: "unseen" }, `Weights of ${name}: who looks in the rows, what is looked at in the columns.`),
+      h("caption", { class: "unseen" }, `Weights of ${name}: queries in rows, keys in columns.`),
       h("thead", {}, head),
       h("tbody", {}, body),
     );
@@ -86,14 +86,14 @@ export class Table {
       this.turner("columns", seen.columns, map.columns, COLUMNS),
       h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Table of ${name}` }, table),
     );
-    // Keys that show another head go on working.
+    // Keep the focus, so that keys continue to work.
     if (focused) /** @type {HTMLElement} */ (this.element.querySelector(".scroll")).focus({ preventScroll: true });
     if (columns.rtl) change(table, { dir: "rtl" });
     this.mark(this.cursor, this.pin);
   }
 
   /**
-   * Buttons to turn to other rows or columns, where there are more.
+   * Buttons that page through rows or columns, if there are more.
    * @param {"rows" | "columns"} axis @param {[number, number]} seen @param {number} all @param {number} step
    */
   turner(axis, seen, all, step) {
@@ -105,9 +105,9 @@ export class Table {
     return h(
       "p",
       { class: "turner" },
-      h("button", { type: "button", class: "small", disabled: seen[0] === 0, onclick: turn(-step) }, `Earlier ${axis}`),
+      h("button", { type: "button", class: "small", disabled: seen[0] === 0, onclick: turn(-step) }, `Previous ${axis}`),
       ` ${axis} ${seen[0]} to ${seen[1] - 1} of ${all} `,
-      h("button", { type: "button", class: "small", disabled: seen[1] === all, onclick: turn(step) }, `Later ${axis}`),
+      h("button", { type: "button", class: "small", disabled: seen[1] === all, onclick: turn(step) }, `Next ${axis}`),
     );
   }
 
@@ -130,11 +130,11 @@ export class Table {
   }
 }
 
-/** All weights of a map as text: tabs between columns, a line for each row. @param {Shot} shot @returns {string} */
+/** All weights of a map as tab-separated values. @param {Shot} shot @returns {string} */
 export function numbersOf(shot) {
   const { map, rows, columns } = shot;
   const digits = shot.rounded ? 4 : 9;
-  // A token may hold the very signs that part the columns; labels have none of them.
+  // Labels contain no tabs or line breaks, unlike tokens.
   const lines = [["", ...columns.labels].join("\t")];
   for (let t = 0; t < map.rows; t++) {
     lines.push(

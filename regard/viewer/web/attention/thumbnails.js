@@ -1,4 +1,4 @@
-/** Small maps in rows and columns: what the overview of texts and that of pictures share. */
+/** Thumbnails in rows and columns, shared by the overviews of texts and images. */
 
 import { h } from "../core/dom.js";
 
@@ -8,8 +8,8 @@ import { h } from "../core/dom.js";
 export const keyOf = (shown) => `${shown.attention}:${shown.head}`;
 
 /**
- * A small map that is not painted yet.
- * @param {Shown} shown @param {string} name in full @param {(event: MouseEvent) => void} onclick
+ * Creates a thumbnail that is not painted yet.
+ * @param {Shown} shown @param {string} name full label @param {(event: MouseEvent) => void} onclick
  */
 export function thumbOf(shown, name, onclick) {
   const canvas = h("canvas", { width: 1, height: 1 });
@@ -32,7 +32,7 @@ export function thumbOf(shown, name, onclick) {
 }
 
 /**
- * The small map to which a key leads from another, which gets the focus; null if it is none of these keys, or the end.
+ * Moves the focus from a thumbnail by a key; returns the new one, or null if the key has no function or there is none.
  * @param {HTMLElement} overview @param {KeyboardEvent} event @returns {HTMLElement | null}
  */
 export function thumbByKey(overview, event) {

@@ -1,4 +1,4 @@
-/** Looks beside one another: whose heads there are, how one of them is chosen, and what one has more than the other. */
+/** Comparison of looks: their attentions, the selection of one of them, and the difference of two maps. */
 
 import { change, fill, h } from "../core/dom.js";
 import { Attentions, Weights } from "../weights/maps.js";
@@ -11,10 +11,10 @@ import { shareOf } from "../core/colors.js";
 /** @typedef {import("../core/state.js").Shown} Shown */
 /** @typedef {import("../attention/heatmap.js").Shot} Shot */
 
-/** How long each look is shown while they go by, in milliseconds. */
+/** Duration of each look in the animation, in milliseconds. */
 const PACE = 700;
 
-/** The looks of a scene: those that are compared, or the one that there is. */
+/** The looks of a scene: those that are compared, or the only one. */
 export class Members {
   /** @param {import("../core/host.js").Host} host */
   constructor(host) {
@@ -23,7 +23,7 @@ export class Members {
     const kernel = new Kernel();
     /** @type {string[]} */
     this.labels = parts.map((part) => part.label);
-    // What a part does not say, the scene does.
+    // Keys that a part lacks are those of the scene.
     this.all = parts.map((part) => new Attentions({ ...host, scene: { ...scene, ...part } }, kernel));
     /** @type {Map<string, boolean>} */
     this.sameTokens = new Map();
@@ -38,18 +38,18 @@ export class Members {
     return this.all[shown.of ?? 0];
   }
 
-  /** @param {Shown | null | undefined} shown whether there is such a head */
+  /** Whether there is such a head. @param {Shown | null | undefined} shown */
   has(shown) {
     return Boolean(shown && this.of(shown)?.has(shown));
   }
 
-  /** What a head's look is called, where there are several. @param {Shown} shown */
+  /** The label of a head's look, if there are several. @param {Shown} shown */
   labelOf(shown) {
     return this.length > 1 ? this.labels[shown.of ?? 0] : "";
   }
 
   /**
-   * The same head in another look or, in another model, one that is like it: of its kind, as far up, and as far on.
+   * The same head of another look or, in a different model, one of the same kind with a similar layer and head index.
    * @param {Shown} shown @param {number} of @returns {Shown}
    */
   fitting(shown, of) {
@@ -64,7 +64,7 @@ export class Members {
     return { attention: like.name, head, of };
   }
 
-  /** Whether two heads are of the same tokens, so that a cell of one is a cell of the other. @param {Shown} a @param {Shown} b */
+  /** Whether two heads have the same tokens, so that their cells correspond. @param {Shown} a @param {Shown} b */
   alike(a, b) {
     const [mine, theirs] = [a, b].map((one) => this.of(one).byName.get(one.attention));
     if ((a.of ?? 0) === (b.of ?? 0)) return mine.rows === theirs.rows && mine.columns === theirs.columns;
@@ -80,7 +80,7 @@ export class Members {
   }
 }
 
-/** The choice of a look: of two a list, of more a slider, which can also go through them by itself. */
+/** Selection of a look: a list for two, a slider with an animation for more. */
 export class Chooser {
   /** @param {string[]} labels @param {string} name @param {(of: number) => void} chosen */
   constructor(labels, name, chosen) {
@@ -122,7 +122,7 @@ export class Chooser {
         type: "button",
         class: "round",
         "data-saved": "no",
-        "aria-label": "Go through them",
+        "aria-label": "Play",
         "aria-pressed": "false",
         onclick: () => (this.playing ? this.pause() : this.start()),
       },
@@ -147,7 +147,7 @@ export class Chooser {
     change(this.play, { "aria-pressed": "false" });
   }
 
-  /** Says which one is shown. @param {number} of */
+  /** Shows which look is selected. @param {number} of */
   mark(of) {
     this.at = of;
     this.input.value = String(of);
@@ -157,7 +157,7 @@ export class Chooser {
   }
 }
 
-/** A map less another of the same tokens. */
+/** The difference of two maps of the same tokens. */
 class DifferenceWeights extends Weights {
   /** @param {Weights} one @param {Weights} other */
   constructor(one, other) {
@@ -189,7 +189,7 @@ class DifferenceWeights extends Weights {
   }
 }
 
-/** The third figure: what the first has more than the second, as a map or as numbers. */
+/** The third figure: the difference of the first two, as a map or a table. */
 export class Difference {
   /** @param {import("../core/scheduler.js").Work} work @param {import("../attention/heatmap.js").Told} told */
   constructor(work, told) {
@@ -201,14 +201,14 @@ export class Difference {
       "article",
       { class: "panel difference", "aria-label": "Difference", hidden: true },
       h("header", {}, h("h2", {}, "A − B")),
-      h("p", { class: "says" }, "Blue with a plus: A looks there more. Orange with a minus: B does."),
+      h("p", { class: "says" }, "Blue (+): A attends more. Orange (−): B attends more."),
       this.place,
       this.legend,
     );
     new ResizeObserver(() => this.element.hidden || this.figure.lay()).observe(this.place);
   }
 
-  /** Whether there is a difference to be seen in such a form. @param {string} form */
+  /** Whether differences can be shown in this form. @param {string} form */
   fits(form) {
     return form in this.figures;
   }
@@ -233,7 +233,7 @@ export class Difference {
     this.figures.map.rest();
   }
 
-  /** How much more the first has in a cell. @param {{row: number, column: number}} cell */
+  /** The difference at a cell. @param {{row: number, column: number}} cell */
   at(cell) {
     return this.map.exact(cell.row)[cell.column];
   }

@@ -1,18 +1,18 @@
 /**
- * Colours of weights. Both scales are computed in OKLCH, where equal steps look equal: lightness falls (or, on dark
- * pages, rises) all the way, so colour-blind people and black-and-white printers see the same order.
+ * Color maps of weights, computed in OKLCH, where equal steps look equal: lightness is monotonic (decreasing on light
+ * pages, increasing on dark ones), so the order remains visible to color-blind readers and in black and white.
  */
 
 /** @typedef {[number, number, number]} Rgb from 0 to 255 */
 
 export const COLOURS = { blue: "Blue", iris: "Iris" };
 export const SCALES = { linear: "Linear", root: "Square root", log: "Logarithmic" };
-/** What is lightest on a logarithmic scale. */
+/** The smallest weight of a logarithmic scale. */
 const FAINTEST = 1e-4;
 const STEPS = 256;
 
 /**
- * From OKLCH (lightness 0 to 1, chroma, hue in degrees) to sRGB. A colour that screens lack loses chroma until it is one.
+ * Converts OKLCH (lightness 0 to 1, chroma, hue in degrees) to sRGB. Chroma is reduced until the color is in gamut.
  * @param {number} lightness @param {number} chroma @param {number} hue @returns {Rgb}
  */
 export function oklch(lightness, chroma, hue) {
@@ -20,7 +20,7 @@ export function oklch(lightness, chroma, hue) {
   for (let c = chroma; ; c -= 0.002) {
     const a = Math.max(0, c) * Math.cos(angle);
     const b = Math.max(0, c) * Math.sin(angle);
-    // Björn Ottosson's matrices (2020): OKLab to cones, to linear sRGB.
+    // Björn Ottosson's matrices (2020): OKLab to LMS, to linear sRGB.
     const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
     const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
     const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
@@ -42,18 +42,18 @@ export function oklch(lightness, chroma, hue) {
 }
 
 /**
- * The colour of a share between 0 (nothing: a breath more than the sheet) and 1.
+ * The color of a fraction between 0 (slightly different from the background) and 1.
  * @param {string} name @param {boolean} dark @param {number} share @returns {Rgb}
  */
 function shade(name, dark, share) {
   const lightness = dark ? 0.265 + 0.675 * share : 0.972 - 0.69 * share;
   const paper = 0.01 * (1 - share);
   if (name === "iris") {
-    // From nothing over yellow and green to violet; on dark pages the other way.
+    // From yellow and green to violet; on dark pages in reverse.
     const hue = dark ? 290 - 190 * share : 100 + 190 * share;
     return oklch(lightness, paper + 0.15 * Math.min(1, 5 * share), hue);
   }
-  // One hue; most colour in the middle, where screens have most of it.
+  // One hue; the chroma is largest at medium lightness, where the gamut is widest.
   const chroma = 0.15 * Math.sin(Math.PI * share ** 0.85) ** 0.8 + (dark ? 0 : 0.07 * share);
   const hue = name === "rust" ? 62 + (dark ? 10 : -14) * share : 252 + (dark ? -14 : 10) * share;
   return oklch(lightness, paper + Math.max(0, chroma), hue);
@@ -62,7 +62,7 @@ function shade(name, dark, share) {
 /** @type {Map<string, Uint8ClampedArray>} */
 const ramps = new Map();
 
-/** All 256 colours of a scale, r g b after r g b. @param {string} name @param {boolean} dark */
+/** The 256 colors of a map, as consecutive r, g, b. @param {string} name @param {boolean} dark */
 export function ramp(name, dark) {
   const key = `${name} ${dark}`;
   if (!ramps.has(key)) {
@@ -73,7 +73,7 @@ export function ramp(name, dark) {
   return ramps.get(key);
 }
 
-/** Which share of the colours a weight is shown by. @param {string} scale @param {number} weight */
+/** The fraction of the color range that shows a weight. @param {string} scale @param {number} weight */
 export function shareOf(scale, weight) {
   if (!(weight > 0)) return 0;
   if (scale === "root") return Math.min(1, Math.sqrt(weight));
@@ -81,20 +81,20 @@ export function shareOf(scale, weight) {
   return Math.min(1, weight);
 }
 
-/** The weights that a legend names. @param {string} scale */
+/** The tick weights of a color scale. @param {string} scale */
 export function ticksOf(scale) {
   if (scale === "log") return [FAINTEST, 1e-3, 1e-2, 0.1, 1];
   return scale === "root" ? [0, 0.01, 0.1, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
 }
 
-/** How light a colour is, from 0 to 1, as WCAG counts. @param {number} r @param {number} g @param {number} b */
+/** Relative luminance from 0 to 1 (WCAG). @param {number} r @param {number} g @param {number} b */
 export function luminance(r, g, b) {
   const [red, green, blue] = [r, g, b].map((x) => (x <= 10 ? x / 3294.6 : ((x / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 }
 
 /**
- * The colours of weights as a painter: what belongs to a weight, and whether ink on it is light.
+ * A color map: the color of a weight, and the color of text on it.
  * @param {string} name @param {string} scale @param {boolean} dark
  */
 export function painterOf(name, scale, dark) {
@@ -107,12 +107,12 @@ export function painterOf(name, scale, dark) {
       const i = 3 * step(weight);
       return `rgb(${colours[i]}, ${colours[i + 1]}, ${colours[i + 2]})`;
     },
-    /** Whether white reads better than black on a weight's colour. @param {number} weight */
+    /** Whether white text has more contrast than black on a weight's color. @param {number} weight */
     wantsLight(weight) {
       const i = 3 * step(weight);
       return luminance(colours[i], colours[i + 1], colours[i + 2]) < 0.179;
     },
-    /** Paints weights into pixels. @param {Float32Array} weights @param {Uint8ClampedArray} pixels r g b a */
+    /** Writes the colors of weights. @param {Float32Array} weights @param {Uint8ClampedArray} pixels r g b a */
     fill(weights, pixels) {
       for (let i = 0; i < weights.length; i++) {
         const from = 3 * step(weights[i]);
@@ -127,8 +127,8 @@ export function painterOf(name, scale, dark) {
 }
 
 /**
- * The same for differences: blue above zero, rust below, which colour-blind people tell apart, and as dark (on dark
- * pages, as light) on one side as on the other.
+ * A diverging color map for differences: blue above zero, orange below, which color-blind readers can distinguish, with
+ * equal lightness on both sides.
  * @param {string} scale @param {boolean} dark
  */
 export function differencePainter(scale, dark) {

@@ -1,11 +1,11 @@
-/** Making elements. A text is always a text node: nothing that comes from a model or a file is ever read as markup. */
+/** Creation of DOM elements. Text is always inserted as text nodes: nothing from a model or a file is parsed as markup. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** @typedef {Record<string, any>} Attributes `class`, `on…` functions, `data-…`; null and false are left out */
+/** @typedef {Record<string, any>} Attributes `class`, `on…` listeners, `data-…`; null and false are left out */
 
 /**
- * An element with its attributes and children (texts or elements).
+ * Creates an HTML element with attributes and children (strings or elements).
  * @template {keyof HTMLElementTagNameMap} N
  * @param {N} name @param {Attributes} [attributes] @param {...any} children @returns {HTMLElementTagNameMap[N]}
  */
@@ -14,7 +14,7 @@ export function h(name, attributes = {}, ...children) {
 }
 
 /**
- * The same in SVG.
+ * Creates an SVG element.
  * @param {string} name @param {Attributes} [attributes] @param {...any} children @returns {SVGElement}
  */
 export function s(name, attributes = {}, ...children) {
@@ -31,7 +31,7 @@ function dress(element, attributes, children) {
 }
 
 /**
- * Sets attributes; null and false take them away, functions are listeners.
+ * Sets attributes; null and false remove them, functions are added as listeners.
  * @param {Element} element @param {Attributes} attributes
  */
 export function change(element, attributes) {
@@ -42,29 +42,29 @@ export function change(element, attributes) {
   }
 }
 
-/** Puts children in the place of those that are there. @param {Element} element @param {...any} children */
+/** Replaces the children of an element. @param {Element} element @param {...any} children */
 export function fill(element, ...children) {
   element.replaceChildren();
   dress(element, {}, children);
 }
 
 let numbers = 0;
-/** A name for an element that no other has, in this page or in another widget of it. @param {string} word */
+/** Returns an id that is unique in the document, across widgets. @param {string} word */
 export function uniqueId(word) {
   numbers += 1;
   return `regard-${word}-${numbers}`;
 }
 
-/** A token as text of its own direction. @param {string} label @param {boolean} rtl @param {Attributes} [attributes] */
+/** A token with its own text direction. @param {string} label @param {boolean} rtl @param {Attributes} [attributes] */
 export function tokenText(label, rtl, attributes = {}) {
   return h("bdi", { dir: rtl ? "rtl" : "ltr", ...attributes }, label);
 }
 
-/** Hides an element from sight, not from screen readers. */
+/** Class of elements that only screen readers see. */
 export const UNSEEN = "unseen";
 
 /**
- * A choice of a few, one of which is on.
+ * A select element.
  * @param {string} label @param {Record<string, string>} options @param {(value: string) => void} chosen
  */
 export function picker(label, options, chosen) {

@@ -1,11 +1,11 @@
 /**
- * Pictures of exactly what is on the screen. Every text, box, canvas and drawing of a part of the page is written down
- * as SVG, where it stands and as it looks; a PNG is that SVG, painted. Controls are left out.
+ * Export of what is on the screen. Every text, box, canvas and drawing of a part of the page is written as SVG, at its
+ * position and with its computed style; a PNG is a rasterized SVG. Controls are left out.
  */
 
 import { s, uniqueId } from "./dom.js";
 
-/** What a shape in a drawing may take from the style sheet, and what it is when nothing is said. */
+/** Style properties that a shape may get from the style sheet, with their default values. */
 const SHAPE_STYLE = {
   fill: "rgb(0, 0, 0)",
   "fill-opacity": "1",
@@ -25,7 +25,7 @@ const TEXT_STYLE = {
   "font-variant-numeric": "normal",
 };
 
-/** What cannot stand in a drawing's text at all. */
+/** Characters that are invalid in XML. */
 const NO_XML = /[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu;
 
 /** @param {CSSStyleDeclaration} style */
@@ -34,7 +34,7 @@ const isUnseen = (style) => style.display === "none" || style.visibility !== "vi
 /** @param {string} colour */
 const isClear = (colour) => colour === "transparent" || /^rgba\(.*, 0\)$/.test(colour);
 
-/** A part of the page as SVG. @param {HTMLElement} root @returns {SVGElement} */
+/** Returns a part of the page as SVG. @param {HTMLElement} root @returns {SVGElement} */
 export function drawn(root) {
   const frame = root.getBoundingClientRect();
   const margin = 24;
@@ -42,7 +42,7 @@ export function drawn(root) {
   const paper = getComputedStyle(root.closest(".regard")).backgroundColor;
   const picture = s("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` });
   picture.append(s("rect", { width, height, fill: paper }));
-  // Whole pixels, so that letters stand on the same ones as on the screen.
+  // Integer offsets, so that glyphs fall on the same pixels as on the screen.
   drawElement(root, picture, margin - Math.floor(frame.left), margin - Math.floor(frame.top));
   return picture;
 }
@@ -51,6 +51,7 @@ export function drawn(root) {
 function drawElement(element, into, dx, dy) {
   const style = getComputedStyle(element);
   if (isUnseen(style) || element.classList.contains("unseen") || element.getAttribute("data-saved") === "no") return;
+  if (!element.checkVisibility()) return; // inside a closed <details>
   const box = element.getBoundingClientRect();
   if (box.width * box.height > 0) drawBox(style, box, into, dx, dy);
   if (element instanceof SVGSVGElement) {
@@ -83,7 +84,7 @@ function drawElement(element, into, dx, dy) {
 }
 
 /**
- * A group of which nothing is seen outside of a box.
+ * Returns a group that is clipped to a box.
  * @param {CSSStyleDeclaration} style @param {DOMRect} box @param {SVGElement} into @param {number} dx
  * @param {number} dy
  */
@@ -97,7 +98,7 @@ function clipped(style, box, into, dx, dy) {
 }
 
 /**
- * A box's ground, edges and ring.
+ * Draws the background, border and outline of a box.
  * @param {CSSStyleDeclaration} style @param {DOMRect} box @param {SVGElement} into @param {number} dx
  * @param {number} dy
  */
@@ -117,7 +118,7 @@ function drawBox(style, box, into, dx, dy) {
       }),
     );
   if (!isClear(style.backgroundColor)) frame(0, { fill: style.backgroundColor });
-  // A ring is written as a shadow without blur.
+  // An outline is written as a shadow without blur.
   const ring = /^(rgba?\([^)]*\)) 0px 0px 0px ([\d.]+)px$/.exec(style.boxShadow);
   if (ring) frame(-Number(ring[2]) / 2, { stroke: ring[1], "stroke-width": ring[2] });
   const [top, bottom, left] = [style.borderTopWidth, style.borderBottomWidth, style.borderLeftWidth].map(parseFloat);
@@ -152,7 +153,7 @@ function canvasImage(canvas, style, box, dx, dy) {
   return image;
 }
 
-/** Writes on the copy of a drawing how the original looks. @param {Element} original @param {Element} copy */
+/** Copies the computed style of a drawing to its clone. @param {Element} original @param {Element} copy */
 function dressAlike(original, copy) {
   const style = getComputedStyle(original);
   if (isUnseen(style) && original.tagName !== "svg") {
@@ -172,12 +173,12 @@ function dressAlike(original, copy) {
   }
   copy.removeAttribute("class");
   copy.removeAttribute("aria-hidden");
-  // From the end, so that one that goes does not move the others.
+  // Backwards, because removing a child shifts those after it.
   for (let i = original.children.length - 1; i >= 0; i--) dressAlike(original.children[i], copy.children[i]);
 }
 
 /**
- * A text as the lines in which it is broken on the screen.
+ * Draws a text node line by line, as it is wrapped on the screen.
  * @param {Text} node @param {CSSStyleDeclaration} style @param {SVGElement} into @param {number} dx
  * @param {number} dy
  */
@@ -237,7 +238,7 @@ export function svgText(picture) {
 }
 
 /**
- * An SVG as a PNG, twice as fine as the screen where that is coarse.
+ * Rasterizes an SVG, at twice the resolution of the screen or its device pixel ratio, whichever is higher.
  * @param {SVGElement} picture @returns {Promise<Blob>}
  */
 export async function png(picture) {
@@ -253,13 +254,13 @@ export async function png(picture) {
   context.drawImage(image, 0, 0);
   return new Promise((done, failed) => {
     canvas.toBlob(
-      (blob) => (blob ? done(blob) : failed(new Error("The picture is too large to be painted."))),
+      (blob) => (blob ? done(blob) : failed(new Error("The image is too large to be exported."))),
       "image/png",
     );
   });
 }
 
-/** Gives a file to the reader. @param {Blob} blob @param {string} name */
+/** Offers a file for download. @param {Blob} blob @param {string} name */
 export function download(blob, name) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);

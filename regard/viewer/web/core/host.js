@@ -1,18 +1,18 @@
-/** Where the page runs: a saved page, a notebook, the live page. This file alone knows the difference. */
+/** The environment of the page: a saved page, a notebook or the live page. Only this file distinguishes them. */
 
 /**
  * @typedef {(n: number) => Promise<ArrayBuffer>} Blobs
- * @typedef {{told: any, blob: Blobs}} Answer what the model says: JSON, and the numbers that go with it
+ * @typedef {{told: any, blob: Blobs}} Answer the model's response: JSON and the arrays that it refers to
  * @typedef {{scene: any, blob: Blobs, addressed: boolean, asks: string[], ask?: (request: any) => Promise<Answer>}} Host
- * `addressed`: whether the address belongs to this view, and may hold it. `ask` is there where there is a model to ask, and
- * `asks` are the texts that it takes.
- * @typedef {{get: (name: string) => any, send?: Function, on?: Function, off?: Function}} Model anywidget's model, as far as
- * it is used
+ * `addressed`: whether the address belongs to this page and may hold its state. `ask` is defined if there is a model to
+ * send requests to; `asks` are the names of its input fields.
+ * @typedef {{get: (name: string) => any, send?: Function, on?: Function, off?: Function}} Model the part of anywidget's model
+ * that is used here
  */
 
-/** How long a kernel may be silent before somebody is told, in milliseconds. */
+/** Time in milliseconds after which a kernel that has not acknowledged a request is considered unresponsive. */
 const KERNEL_PATIENCE = 10000;
-/** The newest form of scenes that is understood. */
+/** The newest scene format that is supported. */
 const FORMAT = 1;
 
 /** @param {Model} model @returns {Host} */
@@ -29,21 +29,21 @@ export function hostOf(model) {
   };
 }
 
-/** The same host with the scene of an answer. @param {Host} host @param {Answer} answer @returns {Host} */
+/** Returns the same host with the scene of a response. @param {Host} host @param {Answer} answer @returns {Host} */
 export function hostWith(host, answer) {
   return { ...host, scene: sceneOf(answer.told.scene), blob: answer.blob };
 }
 
-/** @param {any} given JSON, read or not */
+/** @param {any} given JSON, parsed or not */
 function sceneOf(given) {
   const scene = typeof given === "string" ? JSON.parse(given) : given;
   if (!(scene?.format <= FORMAT)) {
-    throw new Error("This was written by a newer Regard than the one that shows it. Update Regard, then open it again.");
+    throw new Error("This page was written by a newer version of Regard. Update Regard and open it again.");
   }
   return scene;
 }
 
-/** Reads each blob once. @param {Blobs} read @returns {Blobs} */
+/** Caches blobs. @param {Blobs} read @returns {Blobs} */
 function onceEach(read) {
   /** @type {Map<number, Promise<ArrayBuffer>>} */
   const kept = new Map();
@@ -53,7 +53,7 @@ function onceEach(read) {
   };
 }
 
-/** The model of a saved page, which has everything in it, or of the live page, which asks its server. @returns {Promise<Model>} */
+/** Returns the model of a saved page, which contains everything, or of the live page, which has a server. @returns {Promise<Model>} */
 export async function pageModel() {
   const element = document.getElementById("scene");
   const values = element ? { scene: element.textContent, read_blob: blobInside } : await liveValues();
@@ -81,19 +81,20 @@ async function askServer(path, options) {
 /** @param {string} path @param {RequestInit} [options] */
 async function fetched(path, options) {
   const answer = await fetch(path, options).catch(() => {
-    throw new Error("Regard does not answer any more. Start it again, and open the address that it prints.");
+    throw new Error("The Regard server does not respond. Start it again and open the address that it prints.");
   });
   if (answer.ok) return answer;
   const told = await answer.json().catch(() => null);
-  throw new Error(told?.error ?? `Regard answered with ${answer.status}. Load the page again.`);
+  throw new Error(told?.error ?? `The Regard server responded with status ${answer.status}. Reload the page.`);
 }
 
 /**
- * Asks the notebook's kernel. It says that it has heard before it begins, and then has all the time that it needs.
+ * Sends a request to the notebook's kernel. The kernel acknowledges a request before it computes the response, which has
+ * no time limit.
  * @param {Model} model @param {any} request @returns {Promise<Answer>}
  */
 function askKernel(model, request) {
-  // Several views may show one model, and all of them hear every answer.
+  // Several views may share one model; each receives every message.
   const number = String(Math.random());
   return new Promise((resolve, reject) => {
     const end = () => {
@@ -104,7 +105,7 @@ function askKernel(model, request) {
       end();
       reject(
         new Error(
-          "The notebook's kernel does not answer. While it runs another cell it cannot: wait, and ask again. " +
+          "The notebook's kernel does not respond. It cannot respond while another cell is running: wait and try again. " +
             "If it has stopped or was restarted, run this cell again.",
         ),
       );
@@ -122,7 +123,7 @@ function askKernel(model, request) {
     try {
       model.send({ number, ask: request });
     } catch {
-      giveUp(); // notebooks that know of it refuse to send anything to a kernel that has stopped
+      giveUp(); // some notebooks refuse to send to a kernel that has stopped
     }
   });
 }
@@ -137,7 +138,7 @@ export function decoded(base64) {
   return bytes.buffer;
 }
 
-/** Copies, which begin at a multiple of what their numbers are long. @param {DataView[]} views @returns {Blobs} */
+/** Copies views, so that arrays are aligned. @param {DataView[]} views @returns {Blobs} */
 function viewsOf(views) {
   return async (n) => /** @type {ArrayBuffer} */ (views[n].buffer).slice(views[n].byteOffset, views[n].byteOffset + views[n].byteLength);
 }

@@ -1,4 +1,4 @@
-/** The sentence, to be changed where there is a model that reads it. */
+/** Form for the model's input, where there is a model to send requests to. */
 
 import { hostWith } from "./host.js";
 import { change, h, uniqueId } from "./dom.js";
@@ -7,11 +7,11 @@ import { topBar } from "./shell.js";
 /** @typedef {import("./host.js").Host} Host */
 
 const FIELD_NAMES = { source: "Sentence", target: "Translation", beside: "Other sentence", context: "Context" };
-const FIELD_HINTS = { source: "A sentence to look at", target: "Translation: the model’s own", context: "The text that the question is about", beside: "Another, to compare it with" };
+const FIELD_HINTS = { source: "A sentence to inspect", target: "Translation (default: the model’s output)", context: "The passage that the question is about", beside: "A sentence to compare with" };
 
 /**
- * Fields for the texts that the model takes, and a button. What is written there is asked for, and the answer shown.
- * @param {Host} host @param {Record<string, string> | undefined} texts what the fields hold, if not the scene's sentence
+ * Fields for the texts that the model takes, and a submit button. The response replaces the scene.
+ * @param {Host} host @param {Record<string, string> | undefined} texts contents of the fields; by default the scene's texts
  * @param {(host: Host, texts: Record<string, string>) => Promise<void>} show
  */
 export function askForm(host, texts = writtenIn(host.scene), show) {
@@ -33,13 +33,13 @@ export function askForm(host, texts = writtenIn(host.scene), show) {
     }),
   );
   for (const field of fields) field.value = texts[field.name] ?? "";
-  const button = h("button", { type: "submit" }, "Look");
+  const button = h("button", { type: "submit" }, "Run");
 
   const ask = async () => {
     const written = Object.fromEntries(fields.map((field) => [field.name, field.value]));
     if (button.disabled) return;
     change(button, { disabled: true });
-    says.textContent = "Looking …";
+    says.textContent = "Running …";
     delete form.dataset.failed;
     try {
       const wanted = Object.fromEntries(Object.entries(written).filter(([name, text]) => name === "source" || text.trim()));
@@ -56,7 +56,7 @@ export function askForm(host, texts = writtenIn(host.scene), show) {
     {
       class: "ask",
       "data-saved": "no",
-      "aria-label": "Another sentence",
+      "aria-label": "Model input",
       onsubmit: (event) => {
         event.preventDefault();
         ask();
@@ -69,15 +69,15 @@ export function askForm(host, texts = writtenIn(host.scene), show) {
   return form;
 }
 
-/** What was asked for, as far as the scene tells. @param {any} scene @returns {Record<string, string>} */
+/** Returns the texts of the request that a scene answers. @param {any} scene @returns {Record<string, string>} */
 function writtenIn(scene) {
   const [first, second] = (scene.compared ?? [scene]).map((one) => one.texts.source);
   return { source: first, beside: second ?? "" };
 }
 
-/** The page before there is anything to see. @param {Host} host @param {HTMLElement} root @param {HTMLElement} form */
+/** The page before the first request. @param {Host} host @param {HTMLElement} root @param {HTMLElement} form */
 export function welcome(host, root, form) {
-  root.append(topBar(host.scene, null, []), form, h("h1", { class: "welcome" }, "Write a sentence, and see what the model regards in it."));
+  root.append(topBar(host.scene, null, []), form, h("h1", { class: "welcome" }, "Enter a sentence to see what the model attends to."));
   root.removeAttribute("data-busy");
   return { view: {}, end: () => root.remove() };
 }

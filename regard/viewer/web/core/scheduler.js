@@ -1,14 +1,14 @@
-/** Work that takes longer than a blink, done in slices, so that the page answers in between. */
+/** Long computations, done in slices so that the page stays responsive. */
 
-/** How long a slice may take, in milliseconds. */
+/** Duration of a slice in milliseconds. */
 const SLICE = 12;
 
 /**
- * A queue of jobs. A job is a function that does a little and says whether there is more. Jobs that are wanted sooner
- * (a smaller number) go first; a job under the same key takes the place of the one before.
+ * A queue of jobs. A job is a function that does a little work and returns whether there is more. Jobs with a smaller
+ * priority value run first; a job replaces an earlier one with the same key.
  */
 export class Work {
-  /** @param {(busy: boolean) => void} told hears when work begins and when all is done */
+  /** @param {(busy: boolean) => void} told called when work starts and when all of it is done */
   constructor(told) {
     this.told = told;
     /** @type {Map<string, {when: number, step: () => boolean}>} */
@@ -48,7 +48,7 @@ export class Work {
       } catch (error) {
         reportError(error);
       }
-      // A step may have put another job under its own key.
+      // A step may have replaced its own job.
       if (!more && this.jobs.get(key) === job) this.jobs.delete(key);
     }
     if (this.jobs.size) this.next();

@@ -1,19 +1,19 @@
-/** What stands around the views: the header, tabs, the theme, help with the keys, the voice. */
+/** Page layout around the views: header, tabs, theme, keyboard help, announcements to screen readers. */
 
 import { change, h, s, uniqueId } from "./dom.js";
 
 /**
- * What a view is given.
+ * The arguments of a view.
  * @typedef {{host: import("./host.js").Host, attentions: import("../weights/maps.js").Attentions,
  *   members: import("../comparison/comparison.js").Members, state: import("./state.js").State, work: import("./scheduler.js").Work, voice: Voice}} Context
- * What a view is: `element` is all of it, `sheet` the figure that is saved alone; `update` is told what has changed in the
- * state (null: everything, the view has just been opened), `lay` that the window has another size. `numbers`, where there
- * are any, is a table of tab-separated values.
+ * A view: `element` is all of it, `sheet` the figure that can be saved on its own; `update` receives the state keys that
+ * changed (null: all, the view has just been opened); `lay` is called when the window is resized. `numbers`, if defined,
+ * is a table of tab-separated values.
  * @typedef {{element: HTMLElement, sheet: HTMLElement, fileName: string, numbers?: string,
  *   update: (changed: Set<string> | null) => Promise<void> | void, lay: () => void}} Shows
  */
 
-/** A drawing of 24 by 24. @param {...string} paths */
+/** An icon of 24 by 24 units. @param {...string} paths */
 export function icon(...paths) {
   return s(
     "svg",
@@ -23,7 +23,7 @@ export function icon(...paths) {
 }
 
 /**
- * Tabs, one of which is open: arrow keys go from one to the next.
+ * A tab list; arrow keys move between tabs.
  * @param {string} name @param {Record<string, string>} options @param {string} controls the panel's id @param {(value: string) => void} chosen
  */
 export function tabList(name, options, controls, chosen) {
@@ -81,7 +81,7 @@ export function tabList(name, options, controls, chosen) {
   };
 }
 
-/** A switch that is on or off. @param {string} name @param {(on: boolean) => void} chosen */
+/** An on/off button. @param {string} name @param {(on: boolean) => void} chosen */
 export function toggle(name, chosen) {
   const button = h(
     "button",
@@ -97,7 +97,7 @@ export function toggle(name, chosen) {
   return button;
 }
 
-/** A button that opens a few others. @param {string} name @param {any} sign @param {[string, () => void][]} actions */
+/** A drop-down menu. @param {string} name @param {any} sign @param {[string, () => void][]} actions */
 export function menu(name, sign, actions) {
   const details = h(
     "details",
@@ -136,32 +136,32 @@ export function menu(name, sign, actions) {
 }
 
 const KEYS = [
-  ["Tab", "from one part of the page to the next"],
-  ["↑ ↓", "another token that looks"],
-  ["← →", "another token that is looked at"],
-  ["Shift ↑ ↓ ← →", "ten at a time"],
-  ["Home End", "the first, the last token of the row"],
-  ["G", "the greatest weight of the row"],
-  ["Enter", "pin the cell, or let it go"],
-  ["Esc", "let the pin go; then leave the zoom"],
-  ["+ − 0", "zoom in, out, all"],
-  ["[ ]", "the head before, the next head"],
-  ["{ }", "the layer before, the next layer"],
-  ["L M T N", "lines, map, text, table of numbers"],
-  ["W", "join words from their pieces"],
+  ["Tab", "next part of the page"],
+  ["↑ ↓", "previous or next query token"],
+  ["← →", "previous or next key token"],
+  ["Shift ↑ ↓ ← →", "ten tokens at a time"],
+  ["Home End", "first or last token of the row"],
+  ["G", "largest weight of the row"],
+  ["Enter", "pin or unpin the cell"],
+  ["Esc", "unpin; then reset the zoom"],
+  ["+ − 0", "zoom in, zoom out, show all"],
+  ["[ ]", "previous or next head"],
+  ["{ }", "previous or next layer"],
+  ["L M T N", "lines, map, text, table"],
+  ["W", "merge word pieces"],
   ["C", "compare with another head"],
-  ["D", "what one of two has more than the other"],
-  [", .", "the look before, the next look, where several are compared"],
+  ["D", "difference of two heads"],
+  [", .", "previous or next item, where several are compared"],
   ["?", "this list"],
 ];
 
-/** The list of keys. */
+/** The list of keyboard shortcuts. */
 export function helpDialog() {
   const id = uniqueId("help");
   return h(
     "dialog",
     { class: "help", "aria-labelledby": id },
-    h("h2", { id }, "Keys"),
+    h("h2", { id }, "Keyboard shortcuts"),
     h(
       "dl",
       {},
@@ -181,10 +181,10 @@ export function helpDialog() {
     h(
       "p",
       {},
-      "Keys with a letter work while a figure has the focus. On a map, drag over an area to zoom into it; a double click " +
-        "or a pinch zooms too, and Shift with a click on a small map compares. In the tree of a search, arrows go along it, " +
-        "Home and End to the first and last token, B to the best output, N to the table. On a picture, arrows go from patch " +
-        "to patch, Enter lets one ask for good, F lets the pointer choose; P A R M show the picture, attention, rollout, labels.",
+      "Letter keys work while a figure has the focus. On a map, drag over an area to zoom into it; double-click or pinch also " +
+        "zooms, and Shift-click on a thumbnail compares. In a search tree, arrow keys follow the edges, Home and End go to the " +
+        "first and last token, B to the best hypothesis, N to the table. On an image, arrow keys move between patches, Enter pins " +
+        "the query patch, F follows the pointer; P, A, R and M show the pixels, attention, rollout and segmentation mask.",
     ),
     h(
       "button",
@@ -194,14 +194,14 @@ export function helpDialog() {
   );
 }
 
-/** A voice for screen readers: what it is told is read. */
+/** Announces messages to screen readers. */
 export class Voice {
   constructor() {
     this.element = h("div", { class: "unseen live", role: "status", "aria-live": "polite", "aria-atomic": "true" });
     this.later = 0;
   }
 
-  /** @param {string} text @param {number} [wait] milliseconds; what comes sooner takes its place */
+  /** @param {string} text @param {number} [wait] delay in milliseconds; a later message replaces a waiting one */
   say(text, wait = 0) {
     clearTimeout(this.later);
     const speak = () => (this.element.textContent = text);
@@ -210,7 +210,7 @@ export class Voice {
   }
 }
 
-/** The title: what was read, and what was written. @param {any} scene */
+/** The title: input and output of the model. @param {any} scene */
 export function title(scene) {
   const { source } = scene.texts;
   const target = scene.texts.target || scene.picture?.answer;
@@ -248,8 +248,8 @@ export function title(scene) {
 }
 
 /**
- * The bar at the top.
- * @param {any} scene @param {any} tabs of the views, where there are several @param {any[]} tools
+ * The top bar.
+ * @param {any} scene @param {any} tabs of the views, if there are several @param {any[]} tools
  */
 export function topBar(scene, tabs, tools) {
   const model = [scene.model?.name, scene.model?.family].filter(Boolean);
@@ -273,7 +273,7 @@ export function topBar(scene, tabs, tools) {
   );
 }
 
-/** Whether the page is dark. @param {string} theme */
+/** Whether the page is in dark mode. @param {string} theme */
 export function isDark(theme) {
   return theme === "dark" || (theme !== "light" && window.matchMedia("(prefers-color-scheme: dark)").matches);
 }

@@ -1,14 +1,15 @@
-/** What is being looked at, and how: kept in one place, and in the address, so that a link restores the view. */
+/** State of the page: the head, figure and overlay on display. It is also written to the address, so that a link restores it. */
 
 /**
  * @typedef {{attention: string, head: number | "mean", of?: number}} Shown one head of one attention, or the mean of its
- * heads; `of` is the look that it belongs to, where several are compared
- * @typedef {{rows: [number, number], columns: [number, number]}} Zoom the tokens (or words) that are on the screen
+ * heads; `of` is the index of the look, where several are compared
+ * @typedef {{rows: [number, number], columns: [number, number]}} Zoom ranges of the visible tokens (or words)
  * @typedef {{
  *   shown: Shown, other: Shown | null, form: string, words: boolean, pin: [number, number] | null, zoom: Zoom | null,
  *   scale: string | null, colours: string, theme: string, view: string, node: number | null,
  *   over: string | null, label: number | null, follow: boolean, minus: boolean
- * }} View `minus`: whether the difference of two heads is shown; of a picture: `over` is what lies over it, `label` the one it is about, `follow` whether the patch under the pointer asks
+ * }} View `minus`: whether the difference of two heads is shown. Of an image: `over` is the kind of overlay, `label` the
+ *   label that it explains, `follow` whether the patch under the pointer is the query.
  */
 
 export const FORMS = { lines: "Lines", map: "Map", text: "Text", table: "Table" };
@@ -24,16 +25,16 @@ function readShown(text) {
   return { attention: found[2], head, ...(found[1] ? { of: Number(found[1]) } : {}) };
 }
 
-/** Whole numbers out of a text such as "4-12". @param {string | null} text @param {number} count @returns {number[] | null} */
+/** Parses integers such as "4-12". @param {string | null} text @param {number} count @returns {number[] | null} */
 function readNumbers(text, count) {
   const numbers = (text ?? "").split(/[-,]/).map((part) => (/^\d{1,9}$/.test(part) ? Number(part) : NaN));
   return numbers.length === count && numbers.every(Number.isFinite) ? numbers : null;
 }
 
-/** The part of an address after #. Only what differs from the beginning is said. @param {View} view @returns {string} */
+/** Returns the part of the address after #. Defaults are left out. @param {View} view @returns {string} */
 export function writeHash(view) {
   const parts = new URLSearchParams();
-  if (view.view !== "heads") parts.set("view", view.view);
+  if (view.view !== "attention") parts.set("view", view.view);
   parts.set("at", writeShown(view.shown));
   if (view.other) parts.set("with", writeShown(view.other));
   if (view.minus) parts.set("minus", "1");
@@ -42,7 +43,7 @@ export function writeHash(view) {
   if (view.pin) parts.set("pin", view.pin.join(","));
   if (view.zoom) parts.set("zoom", [...view.zoom.rows, ...view.zoom.columns].join("-"));
   if (view.scale) parts.set("scale", view.scale);
-  if (view.colours !== "blue") parts.set("colours", view.colours);
+  if (view.colours !== "blue") parts.set("colors", view.colours);
   if (view.theme !== "auto") parts.set("theme", view.theme);
   if (view.node !== null) parts.set("node", String(view.node));
   if (view.over) parts.set("over", view.over);
@@ -52,14 +53,14 @@ export function writeHash(view) {
 }
 
 /**
- * What an address says, as far as it makes sense: whatever does not is left out.
+ * Parses the part of the address after #. Invalid values are ignored.
  * @param {string} hash @returns {Partial<View>}
  */
 export function readHash(hash) {
   const parts = new URLSearchParams(hash.replace(/^#/, ""));
   /** @type {Partial<View>} */
   const view = {};
-  view.view = /^\w{1,20}$/.test(parts.get("view") ?? "") ? parts.get("view") : "heads";
+  view.view = /^\w{1,20}$/.test(parts.get("view") ?? "") ? parts.get("view") : "attention";
   const shown = readShown(parts.get("at"));
   if (shown) view.shown = shown;
   view.other = readShown(parts.get("with"));
@@ -72,7 +73,7 @@ export function readHash(hash) {
     view.zoom = { rows: [zoom[0], zoom[1]], columns: [zoom[2], zoom[3]] };
   } else view.zoom = null;
   view.scale = ["linear", "root", "log"].includes(parts.get("scale")) ? parts.get("scale") : null;
-  view.colours = parts.get("colours") === "iris" ? "iris" : "blue";
+  view.colours = parts.get("colors") === "iris" ? "iris" : "blue";
   view.theme = ["light", "dark"].includes(parts.get("theme")) ? parts.get("theme") : "auto";
   view.node = readNumbers(parts.get("node"), 1)?.[0] ?? null;
   view.over = /^\w{1,20}$/.test(parts.get("over") ?? "") ? parts.get("over") : null;
@@ -81,9 +82,9 @@ export function readHash(hash) {
   return view;
 }
 
-/** What is seen before anybody has chosen anything, besides what is shown. */
+/** The initial view, without the head. */
 export const BEGINNING = {
-  view: "heads",
+  view: "attention",
   other: null,
   minus: false,
   form: "map",
@@ -99,7 +100,7 @@ export const BEGINNING = {
   follow: true,
 };
 
-/** A view that tells listeners what has changed. */
+/** A view with listeners, which receive the keys that changed. */
 export class State {
   /** @param {View} view */
   constructor(view) {
@@ -113,7 +114,7 @@ export class State {
     this.listeners.push(listener);
   }
 
-  /** Changes some of the view. @param {Partial<View>} part */
+  /** Updates some keys of the view. @param {Partial<View>} part */
   set(part) {
     const before = this.view;
     const changed = new Set(

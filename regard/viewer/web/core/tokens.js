@@ -1,15 +1,15 @@
-/** Tokens as people see them. They come from anywhere, so whatever could hide or turn a text is made visible. */
+/** Formatting of tokens and weights. Tokens are untrusted: characters that hide or reorder text are made visible. */
 
 import { wordStarts } from "../weights/maths.js";
 
 /** @typedef {{tokens: string[], words: (number | null)[], direction: "ltr" | "rtl", called?: string}} Side */
 
 const NAMED = { "\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣", "\u00a0": "␣", "": "∅" };
-// Control characters, those that have no width or change the direction of what follows, and halves of characters.
+// Control characters, zero-width and bidirectional formatting characters, and lone surrogates.
 const HIDDEN =
   /[\u0000-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/gu;
 
-/** A token that can be seen whole. @param {string} token @returns {string} */
+/** Makes whitespace and invisible characters of a token visible. @param {string} token @returns {string} */
 export function visible(token) {
   if (token in NAMED) return NAMED[token];
   const trimmed = token.trim();
@@ -22,19 +22,19 @@ function codeOf(character) {
   return `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 }
 
-/** A text cut to so many characters. @param {string} text @param {number} count */
+/** Truncates a text to a number of characters. @param {string} text @param {number} count */
 export function shortened(text, count) {
   const letters = [...text];
   return letters.length <= count ? text : `${letters.slice(0, count - 1).join("")}…`;
 }
 
-/** A text whose direction does not reach beyond it, for use inside a sentence. @param {string} text */
+/** Isolates the direction of a text, for use inside a sentence. @param {string} text */
 export function isolated(text) {
   return `\u2068${text}\u2069`;
 }
 
 /**
- * A weight in six digits; in three where it was computed from rounded numbers, and has no more.
+ * Formats a weight with six digits; with three if it was computed from quantized numbers.
  * @param {number} weight @param {boolean} [rounded]
  */
 export function exactly(weight, rounded = false) {
@@ -43,18 +43,18 @@ export function exactly(weight, rounded = false) {
   return weight < 1e-4 ? weight.toExponential(4) : weight.toPrecision(6);
 }
 
-/** How much more one weight is than another: with its sign. @param {number} difference @param {boolean} [rounded] */
+/** Formats a difference of weights, with its sign. @param {number} difference @param {boolean} [rounded] */
 export function withSign(difference, rounded = false) {
   return `${difference < 0 ? "−" : "+"}${exactly(Math.abs(difference), rounded)}`;
 }
 
-/** A weight in two or three. @param {number} weight */
+/** Formats a weight with two or three digits. @param {number} weight */
 export function roughly(weight) {
   if (weight > 0 && weight < 0.001) return weight.toExponential(0);
   return weight.toFixed(weight < 0.1 ? 3 : 2);
 }
 
-/** What stands along one axis: the labels of a side's tokens, or of its words. */
+/** An axis of a map: the labels of its tokens, or of its words. */
 export class Axis {
   /** @param {string} name @param {Side} side @param {boolean} joined */
   constructor(name, side, joined) {
@@ -62,9 +62,9 @@ export class Axis {
     this.called = side.called ?? name;
     this.rtl = side.direction === "rtl";
     this.joined = joined;
-    /** Where each word begins among the tokens. */
+    /** Start index of each word among the tokens. */
     this.starts = joined ? wordStarts(side.words) : null;
-    /** The number of each word, as gold links count. */
+    /** Word index of each token, as in gold links. */
     this.words = side.words;
     this.labels = joined
       ? Array.from({ length: this.starts.length - 1 }, (_, i) =>
@@ -77,17 +77,17 @@ export class Axis {
     return this.labels.length;
   }
 
-  /** The number of the word at a place, or null. @param {number} place */
+  /** The word index at a position, or null. @param {number} place */
   wordAt(place) {
     return this.words[this.starts ? this.starts[place] : place] ?? null;
   }
 
-  /** The first token of a place, so that it is found again when words are joined or parted. @param {number} place */
+  /** The first token at a position, which is the same whether or not word pieces are merged. @param {number} place */
   tokenAt(place) {
     return this.starts ? this.starts[place] : place;
   }
 
-  /** The place of a token. @param {number} token */
+  /** The position of a token. @param {number} token */
   placeOf(token) {
     if (!this.starts) return Math.min(token, this.length - 1);
     let place = 0;

@@ -1,8 +1,8 @@
 /**
- * The view *Try it*: something is changed, and what becomes of it stands beside what was before.
+ * The experiment view: interventions on the model, with maps and output before and after.
  *
- * Weights without the mask, without the scale, or with a row of one's own are computed here, from q and k. What becomes of
- * the output only the model knows: where it can be asked, everything else can be tried too.
+ * Weights without the mask, without the scale or with an edited row are computed in the page from q and k. The output, and
+ * all other interventions, need a model to send requests to.
  */
 
 import { greatestIn, mayLook, weightsInto } from "../weights/maths.js";
@@ -18,24 +18,24 @@ import EXPERIMENT_STYLE from "./experiment.css";
 
 /** @typedef {import("../attention/heatmap.js").Shot} Shot */
 /** @typedef {import("../attention/heatmap.js").Cell} Cell */
-/** @typedef {{attention: string, head: number, row: number, weights: number[]}} OwnRow */
+/** @typedef {{attention: string, head: number, row: number, weights: number[]}} OwnRow an edited row */
 /** @typedef {{token: string, probability: number | null, likeliest: [string, number][]}} Step */
 /** @typedef {{text: string, logprob: number | null, steps: Step[], map: {rows: string[], columns: string[], weights: number[][]} | null}} Outcome */
 
-/** Up to so many tokens each has a slider of its own. */
+/** Maximum number of tokens with a slider each. */
 const SLIDERS = 48;
-/** Up to so many cells a map is asked for. */
+/** Maximum number of cells of a map in a request. */
 const ASKED = 65536;
-/** So many changes of weights are named. */
+/** Number of listed changes. */
 const NAMED_CHANGES = 6;
-/** So many tokens at most are listed in a choice. */
+/** Maximum number of tokens in a select element. */
 const LISTED = 1000;
-/** So long a slider must rest, in milliseconds, before the model is asked. */
+/** Delay in milliseconds between the last movement of a slider and the request. */
 const REST = 250;
-/** From so many columns on, weights are so small that a linear scale would show nothing. */
+/** Above this number of columns, weights are too small to be visible on a linear scale. */
 const NARROW = 128;
 
-/** The map of a head some of whose numbers were changed: the head as it is now, and perhaps a row of one's own. */
+/** The map of a modified head, optionally with an edited row. */
 class TriedWeights extends Weights {
   /** @param {import("../weights/maths.js").Head} head @param {any} kernel @param {OwnRow | null} own */
   constructor(head, kernel, own) {
@@ -62,7 +62,7 @@ class TriedWeights extends Weights {
   }
 }
 
-/** A map whose numbers somebody gave. */
+/** A map of fixed numbers. */
 class GivenWeights extends Weights {
   /** @param {number[][]} given */
   constructor(given) {
@@ -79,7 +79,7 @@ class GivenWeights extends Weights {
   }
 }
 
-/** The tokens of an axis as a choice; -1 is none of them. @param {HTMLSelectElement} select @param {Axis} axis @param {number} chosen */
+/** Lists the tokens of an axis as options; -1 selects none. @param {HTMLSelectElement} select @param {Axis} axis @param {number} chosen */
 function list(select, axis, chosen) {
   const places = Array.from({ length: Math.min(LISTED, axis.length) }, (_, i) => i);
   if (chosen >= LISTED) places.push(chosen);
@@ -99,14 +99,14 @@ export class Trying {
     this.work = work;
     this.voice = voice;
     this.asks = typeof this.host.ask === "function";
-    /** What is switched off. */
+    /** Disabled components. */
     this.off = { mask: false, scale: false, positions: false, heads: new Set(), layers: new Set() };
     /** @type {OwnRow | null} */
     this.own = null;
     this.row = 0;
     this.texts = { instead: this.scene.texts.source, prefix: "" };
     this.keeps = false;
-    /** What the model said, and to which request. @type {{before: Outcome, after: Outcome} | null} */
+    /** The response of the model to the latest request. @type {{before: Outcome, after: Outcome} | null} */
     this.answer = null;
     this.asked = 0;
     /** @type {Cell | null} */
@@ -133,7 +133,7 @@ export class Trying {
     for (const panel of this.panels) new ResizeObserver(() => this.lay()).observe(panel);
   }
 
-  // What can be chosen
+  // Controls
 
   makeControls() {
     const list = this.scene.attentions;
@@ -148,22 +148,22 @@ export class Trying {
     this.head = h("select", { "aria-label": "Head", onchange: () => this.choose({ attention: this.shown.attention, head: Number(this.head.value) }) });
     this.mask = toggle("Mask", (on) => this.switchOff("mask", !on));
     this.scale = toggle("Scaling by 1 ⁄ √d", (on) => this.switchOff("scale", !on));
-    this.positions = toggle("Positions", (on) => this.switchOff("positions", !on));
+    this.positions = toggle("Positional encoding", (on) => this.switchOff("positions", !on));
     this.headOn = toggle("This head", (on) => this.flip(this.off.heads, `${this.shown.attention}:${this.shown.head}`, !on));
     this.layerOn = toggle("This attention", (on) => this.flip(this.off.layers, this.shown.attention, !on));
-    this.feedOn = toggle("The feed-forward network after it", (on) => this.flip(this.off.layers, this.feedForward, !on));
-    this.others = h("ul", { class: "others", "aria-label": "Also off" });
-    this.keep = toggle("Keep the translation", (on) => {
+    this.feedOn = toggle("Feed-forward network after it", (on) => this.flip(this.off.layers, this.feedForward, !on));
+    this.others = h("ul", { class: "others", "aria-label": "Also disabled" });
+    this.keep = toggle("Keep the translation (teacher forcing)", (on) => {
       this.keeps = on;
       this.changed();
     });
-    this.rowChoice = h("select", { "aria-label": "Token that looks", onchange: () => this.chooseRow(Number(this.rowChoice.value)) });
-    this.only = h("select", { "aria-label": "Look only at", onchange: () => this.lookOnlyAt(Number(this.only.value)) });
+    this.rowChoice = h("select", { "aria-label": "Query token", onchange: () => this.chooseRow(Number(this.rowChoice.value)) });
+    this.only = h("select", { "aria-label": "Attend only to", onchange: () => this.lookOnlyAt(Number(this.only.value)) });
     this.sliders = h("div", { class: "sliders" });
     this.sum = h("p", { class: "sum" });
     /** @param {string} text @param {() => void} action */
     const button = (text, action) => h("button", { type: "button", class: "small", onclick: action }, text);
-    this.asItWas = button("As it was", () => this.setRow(null));
+    this.asItWas = button("Reset row", () => this.setRow(null));
     const heading = (/** @type {string} */ text) => {
       const id = uniqueId("group");
       return { id, element: h("h2", { id }, text) };
@@ -176,26 +176,26 @@ export class Trying {
     const where = h("div", { class: "where-to" }, this.attention, this.head);
     const parts = [this.mask, this.scale, ...(this.asks ? [this.positions, this.headOn, this.layerOn, this.feedOn] : [])];
     const row = group(
-      "A row of your own",
-      h("p", { class: "which" }, this.rowChoice, h("span", {}, " looks only at "), this.only),
+      "Edit attention row",
+      h("p", { class: "which" }, this.rowChoice, h("span", {}, " attends only to "), this.only),
       this.sliders,
       this.sum,
-      h("p", { class: "buttons" }, button("Evenly", () => this.evenly()), this.asItWas),
+      h("p", { class: "buttons" }, button("Uniform", () => this.evenly()), this.asItWas),
     );
-    this.start = button("All as it was", () => this.reset());
+    this.start = button("Reset all", () => this.reset());
     this.controls = h(
       "aside",
-      { class: "changes", "aria-label": "Changes", "data-saved": "no" },
-      group("Where", where),
-      group("Switches", h("div", { class: "switches" }, parts), this.others),
+      { class: "changes", "aria-label": "Interventions", "data-saved": "no" },
+      group("Attention head", where),
+      group("Components", h("div", { class: "switches" }, parts), this.others),
       row,
-      this.asks && !this.scene.picture ? group("Texts", this.textField("instead", "Sentence"), this.writes ? this.textField("prefix", "The output begins with") : null, this.scene.texts.target ? h("div", { class: "switches" }, this.keep) : null) : null,
+      this.asks && !this.scene.picture ? group("Text", this.textField("instead", "Sentence"), this.writes ? this.textField("prefix", "Output prefix") : null, this.scene.texts.target ? h("div", { class: "switches" }, this.keep) : null) : null,
       h("p", { class: "buttons" }, this.start),
       this.asks ? null : this.note(),
     );
   }
 
-  /** Whether the model writes something that could have a beginning. */
+  /** Whether the model generates text, which can have a prefix. */
   get writes() {
     return this.scene.texts.target || this.scene.attentions.some((one) => one.kind === "masked");
   }
@@ -217,14 +217,14 @@ export class Trying {
     return h(
       "p",
       { class: "note", role: "note" },
-      h("strong", {}, "A saved page knows weights, not the model. "),
-      "To see the output change too, and to switch off heads, layers and positions, open the live page: ",
-      h("code", {}, this.scene.picture ? "regard look MODEL PICTURE --live" : "regard look MODEL --live"),
+      h("strong", {}, "A saved page contains the attention weights, not the model. "),
+      "To see the effect on the output, and to disable heads, layers and positions, open the live page: ",
+      h("code", {}, this.scene.picture ? "regard look MODEL IMAGE --live" : "regard look MODEL --live"),
       ".",
     );
   }
 
-  /** The head that is looked at: the mean of heads cannot be changed. @returns {{attention: string, head: number}} */
+  /** The selected head; the mean of heads cannot be modified. @returns {{attention: string, head: number}} */
   get shown() {
     const { attention, head } = this.state.view.shown;
     return { attention, head: head === "mean" ? 0 : head };
@@ -234,7 +234,7 @@ export class Trying {
     return this.attentions.byName.get(this.shown.attention);
   }
 
-  /** The name of the network that follows the attention, where blocks are numbered. */
+  /** The name of the feed-forward network after the attention, in numbered blocks; otherwise null. */
   get feedForward() {
     const found = /^(.*\.\d+)\.(?:attention|cross)$/.exec(this.shown.attention);
     return found ? `${found[1]}.feedforward` : null;
@@ -262,7 +262,7 @@ export class Trying {
   setText(name, text) {
     if (this.texts[name] === text) return;
     this.texts[name] = text;
-    // Other tokens have other rows.
+    // A row belongs to tokens that are now replaced.
     this.own = null;
     this.changed();
   }
@@ -274,19 +274,19 @@ export class Trying {
     this.keeps = false;
     for (const name of /** @type {const} */ (["instead", "prefix"])) if (this[`${name}Field`]) this[`${name}Field`].value = this.texts[name];
     this.changed();
-    this.voice.say("Everything is as it was.");
+    this.voice.say("All changes reset.");
   }
 
   /** @param {number | null} row */
   chooseRow(row) {
-    // After a change there may be more rows than the scene has.
+    // After an intervention there may be more rows than the scene has.
     if (row === null || row === this.row || row >= this.axes.rows.length) return;
     this.row = row;
     this.own = null;
     this.changed();
   }
 
-  /** @param {number[] | null} weights which need not sum to 1 yet @param {number} [wait] */
+  /** @param {number[] | null} weights not necessarily normalized @param {number} [wait] */
   setRow(weights, wait = 0) {
     const total = weights?.reduce((sum, weight) => sum + weight, 0) ?? 0;
     this.own = total > 0 ? { ...this.shown, row: this.row, weights: weights.map((weight) => weight / total) } : null;
@@ -304,14 +304,14 @@ export class Trying {
     this.setRow(this.axes.columns.labels.map((_, s) => (this.off.mask || mayLook(mask, at, s) ? 1 : 0)));
   }
 
-  /** What stands along the axes of the scene's own map. */
+  /** The axes of the scene's map. */
   get axes() {
     return this.attentions.axesOf(this.shown.attention, false);
   }
 
-  // What becomes of it
+  // Results
 
-  /** What is asked of the model; null where nothing is changed. */
+  /** The request to the model, or null if nothing is changed. */
   get request() {
     const { mask, scale, positions, heads, layers } = this.off;
     const list = this.scene.attentions;
@@ -332,7 +332,7 @@ export class Trying {
     return { source, target, changes, instead, prefix: (!this.keeps && this.texts.prefix) || null, shown };
   }
 
-  /** Something is changed: what can be computed is shown, the rest is asked. @param {number} [wait] milliseconds */
+  /** Shows what can be computed in the page, and requests the rest. @param {number} [wait] delay in milliseconds */
   async changed(wait = 0) {
     this.answer = null;
     change(this.failed, { hidden: true });
@@ -360,8 +360,8 @@ export class Trying {
 
   /** @param {{before: Outcome, after: Outcome}} answer */
   summary({ before, after }) {
-    if (before.text !== after.text) return `Before: ${before.text || "nothing"}. After: ${after.text || "nothing"}.`;
-    return after.text ? `The output stays ${after.text}.` : "There is no output, only maps.";
+    if (before.text !== after.text) return `Before: ${before.text || "no output"}. After: ${after.text || "no output"}.`;
+    return after.text ? `The output is unchanged: ${after.text}.` : "This model has no output text, only maps.";
   }
 
   /** @param {Set<string> | null} changed */
@@ -375,7 +375,7 @@ export class Trying {
       const { rows } = this.attentions.axesOf(attention, false);
       this.row = Math.min(rows.length - 1, changed === null && pin ? pin[0] : this.row);
       this.cursor = null;
-      // Whoever waits for the page to be quiet need not wait for the model.
+      // The page's busy state does not include requests to the model.
       this.work.add("try", 1, () => false);
       await this.changed();
     } else if (["theme", "colours", "scale"].some((key) => changed.has(key))) this.show();
@@ -391,7 +391,7 @@ export class Trying {
     return new Axis(this.one[name], { ...known, tokens: given, words: given.map((/** @type {any} */ _, /** @type {number} */ i) => i) }, false);
   }
 
-  /** Draws everything as it is now. */
+  /** Draws the current state. */
   show() {
     const { attention, head } = this.shown;
     const { attentions, one } = this;
@@ -421,7 +421,7 @@ export class Trying {
     performance.mark("regard-tried");
   }
 
-  /** The map after the changes that need no model. @param {any} plain */
+  /** The map after interventions that need no model. @param {any} plain */
   computed(plain) {
     const mask = this.off.mask && this.one.mask;
     const scale = this.off.scale && this.one.score.called === "scaled_dot";
@@ -430,7 +430,7 @@ export class Trying {
     return new TriedWeights(head, this.attentions.kernel, this.own);
   }
 
-  /** The row that is one's own, marked. @param {number} number @returns {Cell | null} */
+  /** The highlighted row. @param {number} number @returns {Cell | null} */
   pinOf(number) {
     const { map } = this.shots[number];
     return this.row < map.rows ? { row: this.row, column: null } : null;
@@ -441,7 +441,7 @@ export class Trying {
     const { attention, head } = this.shown;
     const { one } = this;
     this.attention.value = attention;
-    fill(this.head, Array.from({ length: one.heads }, (_, i) => h("option", { value: i }, one.heads > 1 ? `head ${i}` : "its one head")));
+    fill(this.head, Array.from({ length: one.heads }, (_, i) => h("option", { value: i }, one.heads > 1 ? `head ${i}` : "single head")));
     this.head.value = String(head);
     /** @param {HTMLButtonElement} button @param {boolean} off @param {boolean} [possible] */
     const set = (button, off, possible = true) => change(button, { "aria-pressed": String(possible && !off), disabled: !possible });
@@ -458,7 +458,7 @@ export class Trying {
       elsewhere.map((name) => {
         const set = this.off.heads.has(name) ? this.off.heads : this.off.layers;
         const says = set === this.off.heads ? name.replace(/:(\d+)$/, ", head $1") : name;
-        return h("li", {}, h("button", { type: "button", class: "small", onclick: () => this.flip(set, name, false), "aria-label": `${says} is off: switch it on` }, `${says} off ×`));
+        return h("li", {}, h("button", { type: "button", class: "small", onclick: () => this.flip(set, name, false), "aria-label": `Enable ${says}` }, `${says} disabled ×`));
       }),
     );
     change(this.keep, { "aria-pressed": String(this.keeps) });
@@ -472,11 +472,11 @@ export class Trying {
     const only = this.own?.weights.findIndex((weight) => weight === 1) ?? -1;
     list(this.only, columns, only);
     change(this.asItWas, { disabled: !this.own });
-    this.sum.textContent = this.own ? "Your weights, which sum to 1." : "The weights as they are. Move one: the others make room.";
+    this.sum.textContent = this.own ? "Edited weights (sum to 1)." : "Original weights. Move a slider; the others are rescaled to sum to 1.";
     const many = columns.length > SLIDERS;
-    if (many) this.sum.textContent = `It looks at ${columns.length} tokens: choose one.`;
+    if (many) this.sum.textContent = `Too many tokens (${columns.length}) for sliders: select one above.`;
     if (!many && this.sliders.childElementCount === columns.length && this.sliders.dataset.of === this.shown.attention) {
-      // The slider that is being moved must stay the same element.
+      // Keep the elements, because one of them is being dragged.
       [...this.sliders.children].forEach((label, s) => this.setSlider(label, weights[s]));
       return;
     }
@@ -502,7 +502,7 @@ export class Trying {
     label.querySelector("output").textContent = roughly(weight);
   }
 
-  /** One weight is set; the others share what is left as they did before. @param {number} column @param {number} weight */
+  /** Sets one weight and rescales the others. @param {number} column @param {number} weight */
   move(column, weight) {
     const now = this.own?.weights ?? [...this.computed(this.attentions.map(this.shown, false)).exact(this.row)];
     const rest = now.reduce((sum, other, s) => (s === column ? sum : sum + other), 0);
@@ -519,26 +519,26 @@ export class Trying {
       fill(
         this.outcomes[i],
         h("h2", {}, i ? "After" : "Before"),
-        h("p", { class: "said", dir: "auto" }, outcome.text || (outcome.steps.length ? "" : "nothing")),
+        h("p", { class: "said", dir: "auto" }, outcome.text || (outcome.steps.length ? "" : "no output")),
         outcome.logprob === null ? null : h("p", { class: "score" }, `log-probability ${outcome.logprob.toFixed(3)}`),
-        h("ol", { class: "steps", tabindex: 0, "aria-label": `Step by step, ${i ? "after" : "before"}` }, outcome.steps.map((step, n) => this.step(step, i === 1 && other.steps[n]?.token !== step.token))),
+        h("ol", { class: "steps", tabindex: 0, "aria-label": `Tokens and probabilities, ${i ? "after" : "before"}` }, outcome.steps.map((step, n) => this.step(step, i === 1 && other.steps[n]?.token !== step.token))),
       );
     });
   }
 
-  /** A place where something is predicted. @param {Step} step @param {boolean} differs */
+  /** A predicted token. @param {Step} step @param {boolean} differs */
   step({ token, probability, likeliest }, differs) {
     const others = likeliest.filter(([name]) => name !== token).slice(0, 3);
     return h(
       "li",
       { class: differs ? "differs" : null },
-      h("bdi", { class: "name" }, token || "what comes next", differs ? h("span", { class: "unseen" }, ", changed") : null),
+      h("bdi", { class: "name" }, token || "next token", differs ? h("span", { class: "unseen" }, ", changed") : null),
       probability === null ? h("span", { class: "weight" }) : h("span", { class: "weight" }, roughly(probability)),
       h("span", { class: "rest" }, others.map(([name, share]) => [h("bdi", {}, name), ` ${roughly(share)}  `])),
     );
   }
 
-  /** Which weights changed most. */
+  /** Lists the largest changes of weights. */
   showMost() {
     const [was, is] = this.shots;
     const same = (/** @type {Axis} */ a, /** @type {Axis} */ b) => a === b || a.labels.join("\n") === b.labels.join("\n");
@@ -554,10 +554,10 @@ export class Trying {
         most.sort((one, other) => other.by - one.by).splice(NAMED_CHANGES);
       }
     }
-    const says = was.map === is.map ? "Nothing is changed yet. Switch something off, or give a token a row of your own." : alike ? "No weight of this head changed." : was.map.whole ? "There are other tokens now, so weights have no counterpart." : "There are too many to compare.";
+    const says = was.map === is.map ? "No changes yet. Disable a component or edit an attention row." : alike ? "No weight of this head changed." : was.map.whole ? "The tokens differ, so weights cannot be compared one by one." : "Too many weights to compare.";
     fill(
       this.most,
-      h("h2", { class: "quiet" }, most.length ? "Changed most" : "Weights"),
+      h("h2", { class: "quiet" }, most.length ? "Largest changes" : "Weights"),
       most.length
         ? h(
             "ol",
@@ -589,7 +589,7 @@ export class Trying {
     if (cell && cell.row !== null) this.voice.say(this.says(cell, number), 200);
   }
 
-  /** A cell before and after. @param {Cell} cell @param {number} number */
+  /** Describes a cell before and after, for screen readers. @param {Cell} cell @param {number} number */
   says(cell, number) {
     const shot = this.shots[number];
     const full = { row: cell.row, column: cell.column ?? greatestIn(shot.map.exact(cell.row)) };
@@ -611,17 +611,17 @@ export class Trying {
       this.point({ row: within(at.row + rows, map.rows), column: within(at.column + columns, map.columns) }, number);
     } else if (event.key === "Enter" || event.key === " ") {
       this.chooseRow(at.row);
-      this.voice.say(`The row of ${this.axes.rows.labels[this.row]} can be changed.`);
+      this.voice.say(`The row of ${this.axes.rows.labels[this.row]} can be edited.`);
     } else return;
     event.preventDefault();
     event.stopPropagation();
   }
 
   get fileName() {
-    return `regard-try-${this.shown.attention}.${this.shown.head}`.replace(/[^\w.-]+/g, "_");
+    return `regard-experiment-${this.shown.attention}.${this.shown.head}`.replace(/[^\w.-]+/g, "_");
   }
 
-  /** All numbers after the changes. */
+  /** All weights after the interventions, as TSV. */
   get numbers() {
     return numbersOf(this.shots[1]);
   }

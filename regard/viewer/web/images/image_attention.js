@@ -1,19 +1,19 @@
 /**
- * What is computed of a picture: weights over its patches, and rollout through all layers. No DOM: runs under node too.
+ * Attention over the patches of an image, and rollout through all layers. No DOM: this also runs under node.
  *
- * Tokens are those of an attention's rows and columns: first some that are no patches, then the patches, row by row.
+ * Tokens are the rows and columns of an attention: first tokens that are not patches, then the patches in row-major order.
  */
 
 /** @typedef {import("../core/state.js").Shown} Shown */
-/** @typedef {{token: number} | {label: number} | null} Asker a token of the rows, a label's query, or the picture as a whole */
+/** @typedef {{token: number} | {label: number} | null} Asker a token of the rows, the query of a label, or the entire image (null) */
 
-/** The names of the attentions of the three parts of a model. */
+/** Names of the attentions of the encoder, the pooling and the segmenter. */
 const BLOCK = /^blocks\./;
 const POOLING = "pooler.attention";
 const SEGMENTER = /^segmenter\./;
-/** Maps of up to so many cells are multiplied; larger ones would take all of a page's memory. */
+/** Maximum number of cells of a map in a rollout; larger ones would take too much memory. */
 const ROLLED = 2 ** 21;
-/** So many rows are computed before the page may answer again. */
+/** Number of rows that are computed before the page responds again. */
 const ROWS_AT_ONCE = 16;
 
 export class PictureLooks {
@@ -31,47 +31,47 @@ export class PictureLooks {
     /** @type {string[]} */
     this.segmenter = names.filter((name) => SEGMENTER.test(name));
     this.pooler = names.includes(POOLING) ? POOLING : null;
-    /** The mean of the heads of each attention, (T, T). @type {Map<string, Float32Array>} */
+    /** The mean map of each attention over its heads, (T, T). @type {Map<string, Float32Array>} */
     this.means = new Map();
     /** Means over the rows of the patches. @type {Map<string, Float64Array>} */
     this.averages = new Map();
   }
 
-  /** Where the patches begin among the rows (or columns) of an attention; null where they are not among them. @param {string} name @param {"rows" | "columns"} axis */
+  /** The index of the first patch among the rows (or columns) of an attention, or null if it has no patches. @param {string} name @param {"rows" | "columns"} axis */
   firstOf(name, axis) {
     return this.picture.first[this.attentions.byName.get(name)[axis]] ?? null;
   }
 
-  /** The patch that a token of the rows is, or null. @param {string} name @param {number} token */
+  /** The patch of a row, or null. @param {string} name @param {number} token */
   patchOf(name, token) {
     const first = this.firstOf(name, "rows");
     return first === null || token < first ? null : token - first;
   }
 
-  /** The token of the rows that a patch is, or null. @param {string} name @param {number} patch */
+  /** The row of a patch, or null. @param {string} name @param {number} patch */
   tokenOf(name, patch) {
     const first = this.firstOf(name, "rows");
     return first === null ? null : first + patch;
   }
 
-  /** Whether the page can keep all maps of the encoder. */
+  /** Whether the maps of the encoder fit into memory. */
   get canRoll() {
     return this.tokens ** 2 <= ROLLED;
   }
 
-  /** How many tokens the encoder has. */
+  /** Number of tokens of the encoder. */
   get tokens() {
     return this.attentions.byName.get(this.blocks[0]).q.shape[0];
   }
 
-  /** Whether an average over all patches is one over some of them: long maps are not kept. @param {Shown} shown */
+  /** Whether the mean over patches is estimated from a sample, as for large maps. @param {Shown} shown */
   isSampled(shown) {
     return this.picture.speaks[shown.attention] === null && !this.attentions.map(shown, false).whole;
   }
 
   /**
-   * What a head of a loaded attention looks at: a weight for each column. Without a token whoever speaks for the picture
-   * asks: the class token, the question of the pooling; or, where there are none, all patches on average.
+   * The attention weights of a head over all columns. Without a token, the query is the one that represents the image (class
+   * token, pooling query) or, if there is none, the mean over all patches.
    * @param {Shown} shown @param {number | null} token @returns {Float64Array}
    */
   weights(shown, token) {
@@ -96,21 +96,21 @@ export class PictureLooks {
     return mean;
   }
 
-  /** The part of a row that is about patches. @param {string} name @param {Float64Array} weights */
+  /** The weights over patches. @param {string} name @param {Float64Array} weights */
   overPatches(name, weights) {
     const first = this.firstOf(name, "columns");
     return weights.subarray(first, first + this.count);
   }
 
-  /** The attentions that a rollout goes through, the first layer first. @param {Asker} asker */
+  /** The attentions of a rollout, first layer first. @param {Asker} asker */
   throughOf(asker) {
     const last = asker && "label" in asker ? this.segmenter : asker === null && this.pooler ? [this.pooler] : [];
     return [...this.blocks, ...last];
   }
 
   /**
-   * Computes what is missing for rollouts, a few rows a step. @param {string[]} names of loaded attentions
-   * @returns {Generator<number, void>} the share that is done
+   * Computes the mean maps that rollouts need, a few rows per step. @param {string[]} names of loaded attentions
+   * @returns {Generator<number, void>} the completed fraction
    */
   *prepare(names) {
     const missing = names.filter((name) => !this.means.has(name));
@@ -128,9 +128,9 @@ export class PictureLooks {
   }
 
   /**
-   * Rollout (Abnar and Zuidema 2020): what a token of the last layer, or the picture as a whole, comes from. A number for
-   * each token of the input; their sum is 1. `prepare` must have been done.
-   * @param {Asker} asker a token of the encoder; a label's query @returns {Float64Array}
+   * Attention rollout (Abnar and Zuidema 2020) of a token of the last layer, or of the entire image: one number per input
+   * token, with a sum of 1. `prepare` must be complete.
+   * @param {Asker} asker a token of the encoder, or the query of a label @returns {Float64Array}
    */
   rollout(asker) {
     let row = this.lastRow(asker);
@@ -138,7 +138,7 @@ export class PictureLooks {
     return row;
   }
 
-  /** What is asked for, as shares of the encoder's last tokens. @param {Asker} asker */
+  /** The query as a distribution over the encoder's output tokens. @param {Asker} asker */
   lastRow(asker) {
     const row = new Float64Array(this.tokens);
     const first = this.picture.first.picture;
@@ -150,14 +150,14 @@ export class PictureLooks {
     return row;
   }
 
-  /** The patches that a label's query draws from, through the segmenter's layers. @param {number} label */
+  /** The distribution over patches of a label's query, through the segmenter's layers. @param {number} label */
   ofQuery(label) {
     const first = this.picture.first.labels;
     /** @type {Float64Array} */
     let row = new Float64Array(first + this.count);
     row[label] = 1;
     for (const name of [...this.segmenter].reverse()) row = through(row, this.means.get(name));
-    // What a query keeps for itself, or has from others, is no patch.
+    // Keep the patches only, not the label queries.
     const drawn = row.subarray(first);
     const sum = drawn.reduce((total, share) => total + share, 0);
     return drawn.map((share) => share / sum);
@@ -165,8 +165,7 @@ export class PictureLooks {
 }
 
 /**
- * A row times a layer, to which the identity was added for the residual connection: half of a token it regarded, the
- * other half is passed on.
+ * Multiplies a row by the map of a layer, averaged with the identity for the residual connection.
  * @param {Float64Array} row @param {Float32Array} map
  */
 function through(row, map) {

@@ -1,30 +1,30 @@
 /**
- * A picture, its patches, and what is laid over it: weights, one colour a patch, or the labels of its pixels.
+ * An image with its patches and an overlay: weights, with one color per patch, or the labels of its pixels.
  *
- * A patch has one weight and is painted in one colour: a smooth map would show shapes that the model never saw. Below
- * weights the picture is grey, so that every colour is a weight's.
+ * A patch has one weight and one color: a smooth map would suggest details that the model does not have. The image under
+ * weights is gray, so that every color stands for a weight.
  */
 
 import { ramp, shareOf } from "../core/colors.js";
 import { change, fill, h, s } from "../core/dom.js";
 
-/** How much of what is seen is colour; and where black and white of the grey picture lie then. */
+/** Opacity of the overlay, and the gray levels of black and white below it. */
 const OPAQUE = 0.65;
 const DARKEST = 26;
 const LIGHTEST = 204;
-/** The same of labels; and of those that are not the chosen one. */
+/** Opacity of labels, and of labels that are not selected. */
 const OPAQUE_LABEL = 0.55;
 const FAINT_LABEL = 0.06;
-/** Pictures that are smaller than this, in pixels, are shown pixel by pixel. */
+/** Images smaller than this, in pixels, are enlarged without interpolation. */
 const COARSE = 160;
-/** Patches that are smaller than this on the screen have no lines between them. */
+/** Minimum size of patches with grid lines, in pixels on the screen. */
 const LINED = 7;
 
 /** @typedef {{pixels: Uint8Array, height: number, width: number, channels: number, rows: number, columns: number}} Photo */
 /** @typedef {{numbers: Uint8Array | Uint16Array, colours: number[][]}} PixelLabels */
 
 /**
- * Colours of weights, from nothing to the greatest, as they lie over a picture: brighter is more, on light pages too.
+ * The color map of an overlay, from zero to the maximum: brighter is more, on light pages too.
  * @param {string} colours @param {string} scale @param {number} most
  */
 export function veilOf(colours, scale, most) {
@@ -43,7 +43,7 @@ export function veilOf(colours, scale, most) {
   };
 }
 
-/** Paints weights of patches into a canvas, a point a patch. @param {HTMLCanvasElement} canvas @param {number} rows @param {number} columns @param {ArrayLike<number>} weights @param {string} colours @param {string} scale @param {number} [opaque] */
+/** Paints weights of patches into a canvas, one pixel per patch. @param {HTMLCanvasElement} canvas @param {number} rows @param {number} columns @param {ArrayLike<number>} weights @param {string} colours @param {string} scale @param {number} [opaque] */
 export function paintPatches(canvas, rows, columns, weights, colours, scale, opaque = 1) {
   [canvas.width, canvas.height] = [columns, rows];
   const context = canvas.getContext("2d");
@@ -54,7 +54,7 @@ export function paintPatches(canvas, rows, columns, weights, colours, scale, opa
   context.putImageData(image, 0, 0);
 }
 
-/** The colours of a legend, as they look over middle grey. @param {HTMLCanvasElement} canvas @param {string} colours */
+/** Paints the color scale, as it looks over medium gray. @param {HTMLCanvasElement} canvas @param {string} colours */
 export function paintLegend(canvas, colours) {
   [canvas.width, canvas.height] = [256, 1];
   const context = canvas.getContext("2d");
@@ -68,7 +68,7 @@ export function paintLegend(canvas, colours) {
   context.putImageData(image, 0, 0);
 }
 
-/** Paints a picture as it is, or in grey. @param {HTMLCanvasElement} canvas @param {Photo} photo @param {boolean} grey */
+/** Paints an image in color or gray. @param {HTMLCanvasElement} canvas @param {Photo} photo @param {boolean} grey */
 export function paintPhoto(canvas, { pixels, height, width, channels }, grey) {
   [canvas.width, canvas.height] = [width, height];
   const context = canvas.getContext("2d");
@@ -91,8 +91,7 @@ export function paintPhoto(canvas, { pixels, height, width, channels }, grey) {
 
 export class PatchFigure {
   /**
-   * @param {{point: (patch: number | null, pixel: number | null) => void, pin: (patch: number) => void}} told hears which
-   * patch, and which pixel, is pointed at
+   * @param {{point: (patch: number | null, pixel: number | null) => void, pin: (patch: number) => void}} told event handlers
    */
   constructor(told) {
     this.told = told;
@@ -105,7 +104,7 @@ export class PatchFigure {
         class: "figure patches",
         tabindex: 0,
         role: "application",
-        "aria-roledescription": "picture of patches",
+        "aria-roledescription": "image with patches",
         onpointermove: (event) => this.hear(event),
         onpointerleave: (event) => event.pointerType === "mouse" && told.point(null, null),
         onclick: (event) => {
@@ -136,7 +135,7 @@ export class PatchFigure {
     this.told.point(at?.patch ?? null, at?.pixel ?? null);
   }
 
-  /** The patch and the pixel under the pointer. @param {MouseEvent} event */
+  /** The patch and pixel under the pointer. @param {MouseEvent} event */
   at(event) {
     if (!this.photo) return null;
     const { width, height, rows, columns } = this.photo;
@@ -149,27 +148,27 @@ export class PatchFigure {
     };
   }
 
-  /** The pixel in the middle of a patch. @param {number} patch */
+  /** The center pixel of a patch. @param {number} patch */
   middleOf(patch) {
     const { width, height, rows, columns } = this.photo;
     const [row, column] = [Math.floor(patch / columns), patch % columns];
     return Math.floor(((row + 0.5) * height) / rows) * width + Math.floor(((column + 0.5) * width) / columns);
   }
 
-  /** The picture alone. */
+  /** Shows the image without an overlay. */
   showPhoto() {
     this.paintBelow(false);
     change(this.veilCanvas, { hidden: true });
   }
 
-  /** Weights of the patches over it. @param {ArrayLike<number>} weights @param {string} colours @param {string} scale */
+  /** Shows weights of patches. @param {ArrayLike<number>} weights @param {string} colours @param {string} scale */
   showWeights(weights, colours, scale) {
     this.paintBelow(true);
     change(this.veilCanvas, { hidden: false });
     paintPatches(this.veilCanvas, this.photo.rows, this.photo.columns, weights, colours, scale, OPAQUE);
   }
 
-  /** Labels of pixels over it. @param {PixelLabels} labels @param {number | null} chosen the one that is to be seen best */
+  /** Shows labels of pixels. @param {PixelLabels} labels @param {number | null} chosen the highlighted label */
   showLabels({ numbers, colours }, chosen) {
     this.paintBelow(true);
     change(this.veilCanvas, { hidden: false });
@@ -192,13 +191,13 @@ export class PatchFigure {
     this.painted = wanted;
   }
 
-  /** Frames the patch that asks and the one that is pointed at. @param {{asker: number | null, cursor: number | null, pinned: boolean}} marked */
+  /** Outlines the query patch and the patch under the pointer. @param {{asker: number | null, cursor: number | null, pinned: boolean}} marked */
   mark(marked) {
     this.marked = marked;
     this.lay();
   }
 
-  /** Lays lines and frames over the picture, whatever size it has now. */
+  /** Draws grid lines and outlines at the current size. */
   lay() {
     const box = this.photoCanvas.getBoundingClientRect();
     if (!this.photo || !box.width) return;
@@ -211,7 +210,7 @@ export class PatchFigure {
     const frame = (patch, kind) => {
       if (patch === null) return null;
       const corner = { x: (patch % columns) * wide, y: Math.floor(patch / columns) * high, width: wide, height: high };
-      // Two, to be seen on any colour.
+      // Two outlines, visible on any color.
       return [s("rect", { class: `outer ${kind}`, ...corner }), s("rect", { class: `inner ${kind}`, ...corner })];
     };
     const { asker, cursor, pinned } = this.marked;

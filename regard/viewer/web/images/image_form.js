@@ -1,4 +1,4 @@
-/** The picture, to be changed for another where there is a model that looks at several. */
+/** Selection of another image, where there is a model with several images. */
 
 import { hostWith } from "../core/host.js";
 import { change, h, uniqueId } from "../core/dom.js";
@@ -7,7 +7,7 @@ import { visible } from "../core/tokens.js";
 /** @typedef {import("../core/host.js").Host} Host */
 
 /**
- * A choice of the pictures that the model may be asked for; null where there is only one.
+ * A select element of the images that can be requested, or null if there is only one.
  * @param {Host} host @param {(host: Host, texts: Record<string, string>) => Promise<void>} show
  */
 export function pictureForm(host, show) {
@@ -17,14 +17,14 @@ export function pictureForm(host, show) {
   const says = h("p", { class: "asked", id: uniqueId("asked"), role: "status" });
   const choice = h(
     "select",
-    { name: "picture", "aria-label": "Picture", "aria-describedby": says.id, onchange: () => ask() },
+    { name: "picture", "aria-label": "Image", "aria-describedby": says.id, onchange: () => ask() },
     pictures.map((name) => h("option", { value: name }, visible(name))),
   );
   choice.value = host.scene.texts.source;
   const ask = async () => {
     const picture = choice.value;
     change(choice, { disabled: true });
-    says.textContent = "Looking …";
+    says.textContent = "Running …";
     delete form.dataset.failed;
     try {
       await show(hostWith(host, await host.ask({ look: { picture } })), { picture });
@@ -38,8 +38,8 @@ export function pictureForm(host, show) {
   };
   const form = h(
     "form",
-    { class: "ask", "data-saved": "no", "aria-label": "Another picture", onsubmit: (/** @type {Event} */ event) => event.preventDefault() },
-    h("label", {}, "Picture ", choice),
+    { class: "ask", "data-saved": "no", "aria-label": "Model input", onsubmit: (/** @type {Event} */ event) => event.preventDefault() },
+    h("label", {}, "Image ", choice),
     says,
   );
   return form;

@@ -1,4 +1,4 @@
-/** Every layer and head at a glance: a small picture for each, of what whoever asks looks at. */
+/** Overview of all layers and heads: thumbnails of the attention of the current query over the patches. */
 
 import { paintPatches } from "./image_figure.js";
 import { change, fill, h } from "../core/dom.js";
@@ -7,30 +7,30 @@ import { keyOf, thumbByKey, thumbOf } from "../attention/thumbnails.js";
 /** @typedef {import("../core/state.js").Shown} Shown */
 /** @typedef {{shown: Shown, element: HTMLElement, canvas: HTMLCanvasElement}} Thumb */
 
-/** Small maps are painted after what is in front of the eyes. */
+/** Priority of painting thumbnails, after the main figure. */
 const THUMBS_LATER = 8;
-/** So many maps of labels' queries are shown side by side: those of the labels that have most pixels. */
+/** Maximum number of maps of label queries; those of the labels with the most pixels. */
 const MOST_QUERIES = 12;
 
-/** The parts of a model of pictures, by how the names of their attentions begin. */
+/** The attention stacks of an image model, by prefix of their names. */
 const STACKS = [
-  { begins: "blocks.", called: "Between patches", one: "Layer" },
+  { begins: "blocks.", called: "Encoder self-attention", one: "Layer" },
   { begins: "pooler.", called: "Pooling", one: "Pooling" },
-  { begins: "segmenter.", called: "Labels and patches", one: "Labels, layer" },
+  { begins: "segmenter.", called: "Segmenter self-attention", one: "Segmenter layer" },
 ];
 
 /** @param {string} name of an attention */
 const stackOf = (name) => STACKS.find(({ begins }) => name.startsWith(begins));
 
-/** What people call an attention. @param {{name: string, layer: number}} attention */
+/** The label of an attention. @param {{name: string, layer: number}} attention */
 export function layerOfPicture({ name, layer }) {
   const { one, begins } = stackOf(name);
   return begins === "pooler." ? one : `${one} ${layer}`;
 }
 
-/** And a head of it. @param {any} attention @param {number | "mean"} head */
+/** The label of a head. @param {any} attention @param {number | "mean"} head */
 export function headOfPicture(attention, head) {
-  if (attention.heads === 1) return "its one head";
+  if (attention.heads === 1) return "single head";
   return head === "mean" ? `mean of ${attention.heads} heads` : `head ${head}`;
 }
 
@@ -45,7 +45,7 @@ export class PictureOverview {
     this.chosen = chosen;
     /** @type {Map<string, Thumb>} */
     this.thumbs = new Map();
-    /** How many times they were asked for: an older time ends when a newer begins. */
+    /** Incremented when painting starts; earlier painting is then discarded. */
     this.round = 0;
     const list = looks.attentions.scene.attentions;
     this.element = h(
@@ -67,7 +67,7 @@ export class PictureOverview {
       {
         class: "grid",
         role: "grid",
-        "aria-label": `${called}: a row for each layer, a column for each head`,
+        "aria-label": `${called}: one row per layer, one column per head`,
         onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event),
       },
       h(
@@ -100,7 +100,7 @@ export class PictureOverview {
     return thumb.element;
   }
 
-  /** Arrow keys go from map to map, and what they come to is shown. @param {KeyboardEvent} event */
+  /** Arrow keys move between thumbnails and select them. @param {KeyboardEvent} event */
   key(event) {
     const target = /** @type {HTMLElement} */ (event.target);
     if (!this.thumbs.has(target.dataset.shown) || event.altKey || event.metaKey || event.ctrlKey) return;
@@ -108,7 +108,7 @@ export class PictureOverview {
     if (next) this.chosen(this.thumbs.get(next.dataset.shown).shown);
   }
 
-  /** Marks the head that is shown. @param {Shown | null} shown */
+  /** Highlights the selected head. @param {Shown | null} shown */
   mark(shown) {
     const key = shown && keyOf(shown);
     const first = this.thumbs.keys().next().value;
@@ -123,9 +123,9 @@ export class PictureOverview {
   }
 
   /**
-   * Paints all small maps, an attention at a time, the shown one first.
-   * @param {(name: string) => number | null | undefined} asks the token of an attention's rows; null: the picture as a whole;
-   * undefined: whoever asks is not there
+   * Paints all thumbnails, one attention at a time, the selected one first.
+   * @param {(name: string) => number | null | undefined} asks returns the query of an attention: a row; null: the entire image;
+   * undefined: it has no such row
    * @param {string} colours @param {string} scale @param {string} first
    */
   show(asks, colours, scale, first) {
@@ -160,7 +160,7 @@ export class PictureOverview {
   }
 }
 
-/** Where the query of each label looks, side by side, in a model that segments by such. */
+/** Maps of the label queries of a segmenter. */
 export class QueryMaps {
   /** @param {import("./image_requests.js").PictureAsking} asking @param {(label: number | null) => void} chosen */
   constructor(asking, chosen) {
@@ -170,7 +170,7 @@ export class QueryMaps {
     this.element.style.setProperty("--aspect", String(asking.looks.columns / asking.looks.rows));
   }
 
-  /** @param {number[]} common labels, those with most pixels first */
+  /** @param {number[]} common labels, most pixels first */
   show(common) {
     const { looks, state, over } = this.asking;
     const { rows, heads } = looks.attentions.byName.get(state.view.shown.attention);
@@ -182,9 +182,9 @@ export class QueryMaps {
     const more = looks.picture.labels.length - some.length;
     fill(
       this.element,
-      h("h2", {}, `Where the query of each label looks, ${headOfPicture({ heads }, state.view.shown.head)}`),
+      h("h2", {}, `Attention of each label query, ${headOfPicture({ heads }, state.view.shown.head)}`),
       h("div", { class: "query-list" }, buttons),
-      more > 0 ? h("p", { class: "together" }, `${more} labels with fewer pixels are under “Who asks”.`) : null,
+      more > 0 ? h("p", { class: "together" }, `${more} labels with fewer pixels are listed under “Query”.`) : null,
     );
     buttons.find((button) => button.dataset.query === focused)?.focus();
   }

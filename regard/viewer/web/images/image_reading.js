@@ -1,4 +1,4 @@
-/** Beside a picture: what is read off it, what the model says of it, which label has which colour. */
+/** Details next to an image: the largest weights, the predictions, the colors of labels. */
 
 import { entropyOf, greatestOf } from "../weights/maths.js";
 import { shareOf } from "../core/colors.js";
@@ -7,27 +7,27 @@ import { paintLegend } from "./image_figure.js";
 import { exactly, visible } from "../core/tokens.js";
 
 /**
- * What is laid over a picture: a number for each patch, and those of tokens that are no patches; who it is about.
+ * An overlay: one number per patch, the numbers of tokens that are not patches, and what they describe.
  * @typedef {{patches: Float64Array, others: {name: string, weight: number}[], subject: string, verb: string, rounded: boolean}} Laid
  */
 
-/** So many patches are named. */
+/** Number of listed patches. */
 const NAMED_PATCHES = 6;
 
-/** What a patch is called. @param {number} patch @param {number} columns */
+/** The label of a patch. @param {number} patch @param {number} columns */
 export function patchCalled(patch, columns) {
   return `patch ${Math.floor(patch / columns)},${patch % columns}`;
 }
 
-/** A share in percent. @param {number} share */
+/** Formats a fraction as a percentage. @param {number} share */
 export function inPercent(share) {
   const percent = 100 * share;
-  if (percent === 0 || percent >= 99.95) return `${percent.toFixed(0)} %`;
-  if (percent < 0.01) return "< 0.01 %";
-  return `${percent < 1 ? Number(percent.toPrecision(2)) : percent.toFixed(1)} %`;
+  if (percent === 0 || percent >= 99.95) return `${percent.toFixed(0)}%`;
+  if (percent < 0.01) return "< 0.01%";
+  return `${percent < 1 ? Number(percent.toPrecision(2)) : percent.toFixed(1)}%`;
 }
 
-/** The greatest of what is laid over a picture, patches and other tokens together. @param {Laid} laid @param {number} columns */
+/** The largest numbers of an overlay, of patches and other tokens. @param {Laid} laid @param {number} columns */
 export function greatestLaid(laid, columns) {
   const numbers = [...laid.others.map(({ weight }) => weight), ...laid.patches];
   return greatestOf(Float64Array.from(numbers), NAMED_PATCHES)
@@ -38,9 +38,9 @@ export function greatestLaid(laid, columns) {
     });
 }
 
-/** What is laid over the picture, in numbers. @param {Laid | null} laid @param {number | null} cursor @param {boolean} pinned @param {number} columns */
+/** The numbers of an overlay. @param {Laid | null} laid @param {number | null} cursor @param {boolean} pinned @param {number} columns */
 export function readingOf(laid, cursor, pinned, columns) {
-  if (!laid) return [h("p", { class: "hint" }, "Point at a patch to read it; arrow keys work too.")];
+  if (!laid) return [h("p", { class: "hint" }, "Point at a patch to see its weight; arrow keys work too.")];
   const best = greatestLaid(laid, columns);
   const top = best[0]?.weight ?? 1;
   const all = laid.patches.reduce((sum, weight) => sum + weight, 0) + laid.others.reduce((sum, { weight }) => sum + weight, 0);
@@ -79,14 +79,14 @@ export function readingOf(laid, cursor, pinned, columns) {
       "p",
       { class: "rest" },
       all > 0
-        ? `${others > 0 ? `${others} more: ${Math.max(0, rest).toFixed(4)} together. ` : ""}${bits.toFixed(2)} bits: as wide as an even look at ${(2 ** bits).toFixed(1)}.`
-        : "Nothing: every weight is 0.",
+        ? `${others > 0 ? `Other ${others}: ${Math.max(0, rest).toFixed(4)} in total. ` : ""}Entropy ${bits.toFixed(2)} bits, as for a uniform distribution over ${(2 ** bits).toFixed(1)} tokens.`
+        : "All weights are 0.",
     ),
-    laid.rounded ? h("p", { class: "rest" }, "To keep this page small, q and k are rounded to 16 bits: weights are right to about three digits.") : null,
+    laid.rounded ? h("p", { class: "rest" }, "To keep this page small, q and k are quantized to 16 bits: weights are accurate to about three digits.") : null,
   );
 }
 
-/** A list of labels, one of which may be chosen. */
+/** A list of labels, one of which can be selected. */
 export class LabelList {
   /**
    * @param {string} called @param {string} about @param {{number: number, name: string, share: number, colour?: number[]}[]} labels
@@ -126,15 +126,14 @@ export class LabelList {
   }
 }
 
-/** Which label has how many of the pixels, most first. @param {Uint8Array | Uint16Array} numbers @param {number} count */
+/** The fraction of pixels of each label, in descending order. @param {Uint8Array | Uint16Array} numbers @param {number} count */
 export function sharesOfLabels(numbers, count) {
   const shares = new Float64Array(count);
   for (const number of numbers) shares[number] += 1 / numbers.length;
   return Array.from(shares, (share, number) => ({ number, share })).sort((a, b) => b.share - a.share);
 }
 
-
-/** The colours and their weights. @param {Laid} laid @param {string} colours @param {string} scale */
+/** The color scale. @param {Laid} laid @param {string} colours @param {string} scale */
 export function legendOf(laid, colours, scale) {
   const most = laid.patches.reduce((greatest, weight) => Math.max(greatest, weight), 0);
   const sum = laid.patches.reduce((total, weight) => total + weight, 0);
@@ -146,7 +145,7 @@ export function legendOf(laid, colours, scale) {
     return tick;
   });
   return [
-    h("span", { class: "name" }, laid.verb === "looks at" ? "Weight" : "Share"),
+    h("span", { class: "name" }, laid.verb === "attends to" ? "Weight" : "Fraction"),
     h("div", { class: "scale" }, canvas, h("div", { class: "ticks" }, ticks)),
     h("span", { class: "together" }, `all patches ${inPercent(sum)}`),
   ];

@@ -1,10 +1,10 @@
-/** Who asks what of a picture: the state of the view *Images* and the pointer in, what is laid over the picture out. */
+/** The query of the image view, from state and pointer, and the overlay that it produces. */
 
 import { visible } from "../core/tokens.js";
 import { patchCalled } from "./image_reading.js";
 
 /** @typedef {import("./image_reading.js").Laid} Laid */
-/** @typedef {{patch: number} | {token: number} | null} Asking a patch; another token of the shown attention; the picture as a whole */
+/** @typedef {{patch: number} | {token: number} | null} Asking a patch, another row of the selected attention, or the entire image (null) */
 
 export class PictureAsking {
   /** @param {import("./image_attention.js").PictureLooks} looks @param {import("../core/state.js").State} state */
@@ -14,11 +14,11 @@ export class PictureAsking {
     this.scene = looks.attentions.scene;
     this.picture = looks.picture;
     this.state = state;
-    /** What can be laid over the picture. */
+    /** The available kinds of overlays. */
     this.overs = ["picture", "attention", "rollout", ...(this.picture.mask ? ["mask"] : [])];
-    /** The patch that is pointed at. @type {number | null} */
+    /** The patch under the pointer. @type {number | null} */
     this.cursor = null;
-    /** What speaks for a label, by its number. @type {Map<number, Float64Array>} */
+    /** Gradient-weighted rollouts by label. @type {Map<number, Float64Array>} */
     this.given = new Map();
   }
 
@@ -27,7 +27,7 @@ export class PictureAsking {
     return this.overs.includes(over) ? over : "attention";
   }
 
-  /** The label that a rollout speaks for, or that stands out among the pixels; null where the scene does not know it. */
+  /** The label that a rollout explains or that is highlighted among the pixels; null if the scene does not have it. */
   get chosenLabel() {
     const { label } = this.state.view;
     return this.picture.labels.some((/** @type {any} */ one) => one.number === label) ? label : null;
@@ -38,24 +38,24 @@ export class PictureAsking {
     return visible(this.picture.labels.find((/** @type {any} */ one) => one.number === number)?.name ?? String(number));
   }
 
-  /** Whether rollout is asked for a label, be it by gradients or by the label's query. */
+  /** Whether the overlay is the rollout of a label, by gradients or by the label's query. */
   get forLabel() {
     return this.over === "rollout" && this.chosenLabel !== null && (this.given.has(this.chosenLabel) || this.looks.segmenter.length > 0);
   }
 
-  /** The token that was pinned, among the rows of the shown attention. */
+  /** The pinned row of the selected attention, or null. */
   get pinned() {
     const { pin, shown } = this.state.view;
     return pin && pin[0] < this.attentions.byName.get(shown.attention).q.shape[0] ? pin[0] : null;
   }
 
-  /** Whether anybody but the picture as a whole can ask now. */
+  /** Whether the query can be selected. */
   get askable() {
     if (this.over === "rollout") return !this.forLabel;
     return this.over === "attention" && this.looks.firstOf(this.state.view.shown.attention, "rows") !== null;
   }
 
-  /** Who asks now. @returns {Asking} */
+  /** The current query. @returns {Asking} */
   get asker() {
     if (!this.askable) return null;
     const { shown } = this.state.view;
@@ -66,19 +66,19 @@ export class PictureAsking {
     return this.follows && this.cursor !== null ? { patch: this.cursor } : null;
   }
 
-  /** Whether the pointer chooses who asks. In a table it only reads: cells would change under it. */
+  /** Whether the pointer selects the query. Not in a table, whose cells would change under the pointer. */
   get follows() {
     const { follow, form } = this.state.view;
     return this.askable && follow && form !== "table" && this.pinned === null;
   }
 
-  /** The patch that is read, where the pointer does not choose who asks. */
+  /** The patch whose weight is read, where the pointer does not select the query. */
   get read() {
     return this.follows ? null : this.cursor;
   }
 
   /**
-   * The token of an attention's rows that asks; null: whoever speaks for the picture; undefined: it is not there.
+   * The query in an attention: a row; null: the row that represents the image; undefined: there is no such row.
    * @param {string} name @returns {number | null | undefined}
    */
   askerIn(name) {
@@ -89,7 +89,7 @@ export class PictureAsking {
     return mine.rows === this.attentions.byName.get(name).rows ? asker.token : undefined;
   }
 
-  /** What an asker is called. @param {Asking} asker @param {string} whole what the picture is called as one that asks */
+  /** The label of a query. @param {Asking} asker @param {string} whole the label of the entire image */
   askerCalled(asker, whole) {
     if (asker === null) return whole;
     if ("patch" in asker) return patchCalled(asker.patch, this.looks.columns);
@@ -97,13 +97,13 @@ export class PictureAsking {
     return rows.name === "labels" ? `the query of ${rows.labels[asker.token]}` : rows.labels[asker.token];
   }
 
-  /** Who speaks for the picture in an attention. @param {string} name */
+  /** The label of the row that represents the image in an attention. @param {string} name */
   speakerOf(name) {
     const row = this.picture.speaks[name];
-    return row === null ? "an average patch" : this.attentions.axesOf(name, false).rows.labels[row];
+    return row === null ? "mean over patches" : this.attentions.axesOf(name, false).rows.labels[row];
   }
 
-  /** What is laid over the picture now; null: nothing, or it is not computed yet. @returns {Laid | null} */
+  /** Computes the overlay; null if there is none, or if it is not available yet. @returns {Laid | null} */
   layNow() {
     const { shown } = this.state.view;
     if (this.over === "attention") {
@@ -114,14 +114,14 @@ export class PictureAsking {
         patches: this.looks.overPatches(shown.attention, weights),
         others: columns.labels.slice(0, first).map((name, i) => ({ name, weight: weights[i] })),
         subject: this.askerCalled(this.asker, this.speakerOf(shown.attention)),
-        verb: "looks at",
+        verb: "attends to",
         rounded: this.attentions.byName.get(shown.attention).q.type !== "float32",
       };
     }
     if (this.over !== "rollout") return null;
     const label = this.forLabel ? this.chosenLabel : null;
     if (label !== null && this.given.has(label)) {
-      return { patches: this.given.get(label), others: [], subject: this.labelCalled(label), verb: "is spoken for by", rounded: false };
+      return { patches: this.given.get(label), others: [], subject: this.labelCalled(label), verb: "is supported by", rounded: false };
     }
     const asker = this.rolledFor();
     if (!this.looks.throughOf(asker).every((name) => this.looks.means.has(name))) return null;
@@ -131,13 +131,13 @@ export class PictureAsking {
     return {
       patches: row.subarray(first),
       others: tokens.map((/** @type {string} */ name, /** @type {number} */ i) => ({ name: visible(name), weight: row[i] })),
-      subject: label === null ? this.askerCalled(this.asker, "the picture") : `the query of ${this.labelCalled(label)}`,
-      verb: "comes from",
+      subject: label === null ? this.askerCalled(this.asker, "entire image") : `the query of ${this.labelCalled(label)}`,
+      verb: "draws from",
       rounded: false,
     };
   }
 
-  /** Who asks for a rollout: tokens are those of the encoder there. @returns {import("./image_attention.js").Asker} */
+  /** The query of a rollout, in tokens of the encoder. @returns {import("./image_attention.js").Asker} */
   rolledFor() {
     const { asker } = this;
     if (this.forLabel) return { label: this.chosenLabel };

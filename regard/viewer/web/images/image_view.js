@@ -1,4 +1,4 @@
-/** The view *Images*: what each head regards of a picture's patches, what all layers together do, which pixel is what. */
+/** The image view: attention of each head over the patches of an image, rollout through all layers, segmentation. */
 
 import { greatestIn } from "../weights/maths.js";
 import { change, fill, h } from "../core/dom.js";
@@ -16,10 +16,10 @@ import { Table, numbersOf } from "../attention/table.js";
 /** @typedef {import("../core/state.js").Shown} Shown */
 /** @typedef {import("./image_reading.js").Laid} Laid */
 
-/** The keys of what may lie over a picture. */
+/** Keys of the overlays. */
 const OVER_KEYS = { p: "picture", a: "attention", r: "rollout", m: "mask" };
 
-/** What a scene of a picture opens with, where the address says nothing. @param {any} scene @returns {any} */
+/** The initial view of an image, if the address has none. @param {any} scene @returns {any} */
 export function openingOfPicture(scene) {
   if (!scene.picture) return {};
   const { over, token, label } = scene.opens;
@@ -38,13 +38,13 @@ export class Images {
     this.voice = voice;
     this.looks = new PictureLooks(attentions);
     this.asking = new PictureAsking(this.looks, state);
-    /** The pixel that is pointed at. @type {number | null} */
+    /** The pixel under the pointer. @type {number | null} */
     this.pixel = null;
     /** @type {Laid | null} */
     this.laid = null;
     /** @type {import("./image_figure.js").PixelLabels | null} */
     this.pixels = null;
-    /** @type {number[]} the labels of pixels, most pixels first */
+    /** @type {number[]} labels, most pixels first */
     this.common = [];
     this.ready = false;
     const told = {
@@ -71,7 +71,7 @@ export class Images {
         { class: this.scene.opens?.all ? "columns all-first" : "columns" },
         this.overview.element,
         this.stage,
-        h("aside", { class: "side", "aria-label": "What is read off" }, this.labels, this.reading, this.measures.element),
+        h("aside", { class: "side", "aria-label": "Details" }, this.labels, this.reading, this.measures.element),
       ),
     );
     new ResizeObserver(() => this.figure.lay()).observe(this.figure.element);
@@ -92,10 +92,10 @@ export class Images {
     this.foot = h("div", { class: "foot" }, this.legend, pickers);
     this.queries = new QueryMaps(this.asking, (label) => this.ask(label === null ? "pointer" : String(label)));
     this.sheet = h("div", { class: "sheet-of-paper" }, panel, this.foot, this.queries.element);
-    this.stage = h("section", { class: "stage", "aria-label": "What is regarded" }, bar, this.sheet);
+    this.stage = h("section", { class: "stage", "aria-label": "Image" }, bar, this.sheet);
   }
 
-  // Showing
+  // Drawing
 
   get isTable() {
     return this.state.view.form === "table" && ["attention", "rollout"].includes(this.asking.over);
@@ -122,7 +122,7 @@ export class Images {
     performance.measure("regard-show", { start: begun });
   }
 
-  /** Fetches the picture, and what is given of labels. */
+  /** Loads the pixels, rollouts of labels and the segmentation. */
   async fetch() {
     const { pixels, grid, labels, mask } = this.picture;
     const [height, width, channels] = pixels.shape;
@@ -144,16 +144,16 @@ export class Images {
       const shares = sharesOfLabels(this.pixels.numbers, labels.length);
       this.common = shares.map(({ number }) => number);
       this.list = new LabelList(
-        "Labels of pixels",
-        "Choose one to see it alone.",
+        "Pixel labels",
+        "Select a label to highlight it.",
         shares.filter(({ share }) => share > 0).map(({ number, share }) => ({ number, share, name: labels[number].name, colour: mask.colours[number] })),
         "pixel-labels",
         (label) => this.state.set({ label, over: this.asking.over === "rollout" && this.looks.segmenter.length ? "rollout" : "mask" }),
       );
     } else if (labels.some((/** @type {any} */ one) => one.rollout)) {
       this.list = new LabelList(
-        "What the model says",
-        "Choose one to see what speaks for it.",
+        "Predictions",
+        "Select a label to see the evidence for it.",
         labels.map((/** @type {any} */ one) => ({ number: one.number, name: one.name, share: one.probability })),
         "says-labels",
         (label) => this.state.set({ label, over: "rollout" }),
@@ -162,13 +162,13 @@ export class Images {
     fill(this.labels, this.list?.element ?? null);
   }
 
-  /** Computes what a rollout needs, in slices. @param {string[]} names */
+  /** Computes the mean maps of a rollout, in slices. @param {string[]} names */
   rollSoon(names) {
     const { looks } = this;
     fill(this.waits);
     if (this.asking.over !== "rollout" || this.asking.given.has(this.asking.chosenLabel)) return;
     if (!looks.canRoll) {
-      fill(this.waits, `${looks.tokens} tokens are too many to multiply here: regard look MODEL PICTURE --rollout --out map.png draws it.`);
+      fill(this.waits, `A rollout over ${looks.tokens} tokens is too large for this page. Run: regard look MODEL IMAGE --rollout --out map.png`);
       return;
     }
     if (names.every((name) => looks.means.has(name))) return;
@@ -178,12 +178,12 @@ export class Images {
       if (done) {
         fill(this.waits);
         this.draw();
-      } else fill(this.waits, `Multiplying layers: ${Math.round(100 * Number(value))} %`);
+      } else fill(this.waits, `Computing rollout: ${Math.round(100 * Number(value))}%`);
       return !done;
     });
   }
 
-  /** Draws what is laid over the picture, and reads it. */
+  /** Draws the overlay and its details. */
   draw() {
     const { view } = this.state;
     const colours = view.colours;
@@ -196,10 +196,10 @@ export class Images {
     else if (this.asking.over === "mask") this.figure.showLabels(this.pixels, this.asking.chosenLabel);
     else if (this.laid) this.figure.showWeights(this.laid.patches, colours, scale);
     else this.figure.showPhoto();
-    change(this.figure.element, { "aria-label": `${this.named()}. Arrow keys go from patch to patch, Enter lets one ask, or lets it go.` });
+    change(this.figure.element, { "aria-label": `${this.named()}. Arrow keys move between patches, Enter pins or unpins the query patch.` });
     if (this.asking.over === "attention") {
       const some = this.asking.asker === null && this.looks.isSampled(view.shown);
-      fill(this.waits, some ? `The average is one of ${this.attentions.map(view.shown, false).sample().length} patches: all would take too long.` : null);
+      fill(this.waits, some ? `Mean over a sample of ${this.attentions.map(view.shown, false).sample().length} patches.` : null);
     }
     this.mark();
     this.foot.hidden = !this.laid || this.isTable;
@@ -207,7 +207,7 @@ export class Images {
     this.overview.show((name) => this.asking.askerIn(name), colours, scale, view.shown.attention);
   }
 
-  /** Frames and reads what is pointed at. */
+  /** Outlines patches and shows details of the one under the pointer. */
   mark() {
     const { asker, cursor } = this.asking;
     const asking = asker && "patch" in asker ? asker.patch : null;
@@ -217,17 +217,17 @@ export class Images {
     fill(this.reading, this.asking.over === "mask" || this.asking.over === "picture" ? this.ofPixel() : readingOf(this.laid, this.asking.read, this.asking.pinned !== null && this.asking.askable, this.looks.columns));
   }
 
-  /** What is at the pixel that is pointed at. */
+  /** Details of the pixel under the pointer. */
   ofPixel() {
     const pixel = this.pixel ?? (this.asking.cursor === null ? null : this.figure.middleOf(this.asking.cursor));
-    if (pixel === null) return h("p", { class: "hint" }, "Point at the picture to read it; arrow keys work too.");
+    if (pixel === null) return h("p", { class: "hint" }, "Point at the image to inspect a pixel; arrow keys work too.");
     const { width, channels, pixels } = this.figure.photo;
     const numbers = Array.from(pixels.subarray(pixel * channels, (pixel + 1) * channels));
     return h(
       "div",
       { class: "one" },
       h("h2", {}, h("span", { class: "subject" }, patchCalled(this.asking.cursor, this.looks.columns))),
-      h("p", { class: "rest" }, `Pixel ${Math.floor(pixel / width)},${pixel % width}: ${channels === 3 ? `red ${numbers[0]}, green ${numbers[1]}, blue ${numbers[2]}` : `grey ${numbers[0]}`}.`),
+      h("p", { class: "rest" }, `Pixel ${Math.floor(pixel / width)},${pixel % width}: ${channels === 3 ? `red ${numbers[0]}, green ${numbers[1]}, blue ${numbers[2]}` : `gray ${numbers[0]}`}.`),
       this.asking.over === "mask" ? h("p", { class: "exact" }, h("bdi", {}, this.asking.labelCalled(this.pixels.numbers[pixel]))) : null,
     );
   }
@@ -251,7 +251,7 @@ export class Images {
     if (patch !== null && !same) this.voice.say(this.says(), 200);
   }
 
-  /** What a screen reader reads: the patch that is pointed at. */
+  /** Describes the patch under the pointer for screen readers. */
   says() {
     const { columns } = this.looks;
     if (this.asking.cursor === null) return this.named();
@@ -265,7 +265,7 @@ export class Images {
     return `${isolated(subject)} ${verb} ${best ? `${best.name} most: ${exactly(best.weight, rounded)}` : "nothing"}. ${place}`;
   }
 
-  /** A patch asks from now on; the one that asks already is let go. @param {number} patch */
+  /** Pins a patch as the query, or unpins it. @param {number} patch */
   pin(patch) {
     if (!this.asking.askable) return;
     const { shown } = this.state.view;
@@ -274,10 +274,10 @@ export class Images {
     const same = this.asking.pinned === token && name === shown.attention;
     this.asking.cursor = patch;
     this.state.set({ pin: same ? null : [token, this.looks.firstOf(name, "columns") + patch], ...(name === shown.attention ? {} : { shown: { attention: name, head: "mean" } }) });
-    this.voice.say(same ? `No longer pinned: ${patchCalled(patch, this.looks.columns)}.` : `Pinned: ${patchCalled(patch, this.looks.columns)} asks.`);
+    this.voice.say(same ? `Unpinned: ${patchCalled(patch, this.looks.columns)}.` : `Pinned: ${patchCalled(patch, this.looks.columns)} is the query.`);
   }
 
-  /** @param {string} who a choice of those who may ask */
+  /** Selects a query. @param {string} who value of an option */
   ask(who) {
     if (who === "pointer") this.state.set({ pin: null, follow: true });
     else if (who === "whole") this.state.set({ pin: null, follow: false });
@@ -286,10 +286,10 @@ export class Images {
       const token = Number(who);
       this.state.set({ pin: [token, greatestIn(this.attentions.map(shown, false).exact(token))] });
     }
-    this.voice.say(`${this.asking.askerCalled(this.asking.asker, this.asking.over === "rollout" ? "the picture" : this.asking.speakerOf(this.state.view.shown.attention))} asks.`);
+    this.voice.say(`Query: ${this.asking.askerCalled(this.asking.asker, this.asking.over === "rollout" ? "entire image" : this.asking.speakerOf(this.state.view.shown.attention))}.`);
   }
 
-  /** Shows another head; a patch that asks goes on asking there. @param {Shown} shown */
+  /** Selects another head; a pinned query patch stays pinned. @param {Shown} shown */
   choose(shown) {
     const { heads, rows, columns } = this.attentions.byName.get(shown.attention);
     const head = shown.head === "mean" ? (heads > 1 ? "mean" : 0) : Math.min(shown.head, heads - 1);
@@ -302,7 +302,7 @@ export class Images {
     this.state.set({ shown: { attention: shown.attention, head }, pin: next, over: "attention" });
   }
 
-  /** Goes to another layer or head. @param {number} layers @param {number} by */
+  /** Moves to another layer or head. @param {number} layers @param {number} by */
   step(layers, by) {
     const { attention, head } = this.state.view.shown;
     const names = [...this.attentions.byName.keys()];
@@ -316,7 +316,7 @@ export class Images {
   key(event) {
     const target = /** @type {HTMLElement} */ (event.target);
     if (event.altKey || event.metaKey || event.ctrlKey || target.closest("select, button")) return;
-    // A table has keys of its own: it is scrolled by them.
+    // A table keeps its scrolling keys.
     if (target.closest(".scroll") && (event.key.length > 1 || event.key === " ")) return;
     if (this.keyed(event)) {
       event.preventDefault();
@@ -324,7 +324,7 @@ export class Images {
     }
   }
 
-  /** Does what a key says; false where it says nothing. @param {KeyboardEvent} event @returns {boolean} */
+  /** Handles a key; returns false if the key has no function. @param {KeyboardEvent} event @returns {boolean} */
   keyed(event) {
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
     const { columns, rows } = this.looks;
@@ -354,7 +354,7 @@ export class Images {
   /** @param {number} rows @param {number} columns */
   move(rows, columns) {
     const { asker } = this.asking;
-    // The first key only shows where one is: at the patch that asks, or in the middle.
+    // The first key press only shows the current position: the query patch, or the center.
     if (this.asking.cursor === null) {
       const middle = Math.floor(this.looks.rows / 2) * this.looks.columns + Math.floor(this.looks.columns / 2);
       this.goTo(asker && "patch" in asker ? asker.patch : middle);
@@ -371,7 +371,7 @@ export class Images {
     this.voice.say(this.says());
   }
 
-  // What is saved
+  // Export
 
   lay() {
     this.figure.lay();
@@ -382,16 +382,16 @@ export class Images {
     return cell.row * this.looks.columns + cell.column;
   }
 
-  /** What is shown, in words. */
+  /** The label of what is shown. */
   named() {
     const { shown } = this.state.view;
     const attention = this.attentions.byName.get(shown.attention);
     if (this.asking.over === "attention") return `${layerOfPicture(attention)}, ${headOfPicture(attention, shown.head)}`;
-    if (this.asking.over !== "rollout") return this.asking.over === "mask" ? "Labels of pixels" : "The picture";
+    if (this.asking.over !== "rollout") return this.asking.over === "mask" ? "Segmentation mask" : "Image";
     return this.asking.forLabel ? `Rollout for ${isolated(this.asking.labelCalled(this.asking.chosenLabel))}` : "Rollout";
   }
 
-  /** What is laid over the picture as a table of its rows and columns. */
+  /** The overlay as a table of the patches' rows and columns. */
   get shot() {
     const { rows, columns } = this.looks;
     const axis = (/** @type {string} */ called, /** @type {number} */ count) => ({ rtl: false, labels: Array.from({ length: count }, (_, i) => `${called} ${i}`) });

@@ -1,10 +1,10 @@
-/** The tokens of a picture to choose one from: patches lie over the picture, others beside it. */
+/** Selection of a token of an image: patches lie over the image, other tokens next to it. */
 
 import { paintPatches, paintPhoto } from "./image_figure.js";
 import { change, h } from "../core/dom.js";
 import IMAGES_STYLE from "./images.css";
 
-/** A small picture, as wide as it should be. @param {any} scene @param {...any} children */
+/** A small image with the right aspect ratio. @param {any} scene @param {...any} children */
 function smallPicture(scene, ...children) {
   const { pixels, grid } = scene.picture;
   const [height, width] = pixels.shape;
@@ -14,7 +14,7 @@ function smallPicture(scene, ...children) {
   return element;
 }
 
-/** The picture itself, in colours or grey, painted when its pixels are there. @param {import("../core/host.js").Host} host @param {boolean} grey */
+/** A canvas with the image in color or gray, painted when its pixels are loaded. @param {import("../core/host.js").Host} host @param {boolean} grey */
 function photoCanvas(host, grey) {
   const { pixels, grid } = host.scene.picture;
   const [height, width, channels] = pixels.shape;
@@ -23,7 +23,7 @@ function photoCanvas(host, grey) {
   return canvas;
 }
 
-/** Weights over patches, painted over the picture. @param {import("../core/host.js").Host} host @param {string} side of the weights @param {Float64Array} weights */
+/** Weights over patches as an overlay of the image. @param {import("../core/host.js").Host} host @param {string} side of the weights @param {Float64Array} weights */
 export function rowMap(host, side, weights) {
   const [rows, columns] = host.scene.picture.grid;
   const start = host.scene.picture.first[side];
@@ -33,8 +33,8 @@ export function rowMap(host, side, weights) {
 }
 
 /**
- * Lays buttons of patches over a small picture. Those of other tokens stay in their row.
- * @param {import("../core/host.js").Host} host @param {string} side of the tokens @param {HTMLElement} group of all buttons, which hears
+ * Moves the buttons of patches onto a small image. Those of other tokens stay in their row.
+ * @param {import("../core/host.js").Host} host @param {string} side of the tokens @param {HTMLElement} group of all buttons, which handles
  * left and right @param {HTMLElement[]} buttons
  */
 export function overPatchButtons(host, side, group, buttons) {
@@ -44,7 +44,7 @@ export function overPatchButtons(host, side, group, buttons) {
   const patches = h("div", { class: "patches-of" }, buttons.slice(start));
   const picture = smallPicture(host.scene, photoCanvas(host, false), patches);
   for (const button of buttons.slice(start)) {
-    // What it says is seen where it lies.
+    // The label becomes a tooltip.
     const name = button.textContent;
     button.replaceChildren();
     change(button, { "aria-label": name, title: name });

@@ -1,4 +1,4 @@
-/** The view *Decode*: the search for the output as a tree, and where each step of it looked. */
+/** The search view: the search tree of the output, and the attention at each step. */
 
 import { painterOf } from "../core/colors.js";
 import { change, fill, h, s, tokenText, uniqueId } from "../core/dom.js";
@@ -8,32 +8,32 @@ import SEARCH_STYLE from "./search.css";
 
 /**
  * @typedef {{step: number, parent: number | null, token: string, piece: string, whole: boolean, logprob: number, total: number,
- *   score: number | null, state: string, ends: boolean, reason: string, row: number | null}} Given a candidate, as the scene has it
+ *   score: number | null, state: string, ends: boolean, reason: string, row: number | null}} Given a candidate in the scene
  * @typedef {Given & {number: number, text: string, label: string, children: number[], leads: boolean}} Candidate
- * `leads`: whether it is a part of an output that was found
+ * `leads`: whether it is part of a result
  */
 
 const FORMS_OF_SEARCH = { tree: "Tree", table: "Table" };
 const METHODS = { beam: "Beam search", greedy: "Greedy search", sample: "Sampling" };
-const STATES = { best: "Best", finished: "Finished", kept: "Kept", pruned: "Pruned", refused: "Refused" };
+const STATES = { best: "Best", finished: "Finished", kept: "Kept", pruned: "Pruned", refused: "Excluded" };
 const REASONS = {
-  beam: "better ones fill the beam",
-  end: "it ends, but is not good enough to count",
+  beam: "better candidates fill the beam",
+  end: "it finishes with too low a score to be kept",
   greedy: "another token is more probable",
-  top_k: "it is not among the most probable, of which one is drawn",
-  top_p: "the more probable ones, of which one is drawn, reach the sum of probabilities",
-  "not drawn": "it could have been drawn, and was not",
-  prefix: "the beginning is given",
-  limit: "the output is as long as it may be",
-  min_len: "the output must not end yet",
-  special: "this token is never written",
+  top_k: "it is not among the top-k tokens",
+  top_p: "it is outside the nucleus (top-p)",
+  "not drawn": "it could have been sampled, but was not",
+  prefix: "the prefix is given",
+  limit: "the maximum length is reached",
+  min_len: "the minimum length is not reached",
+  special: "this special token is never generated",
 };
 const STOPPED = {
-  enough: "It was over when enough outputs had finished.",
-  bound: "It was over when no other output could become better than those that had finished.",
-  ended: "It was over when nothing was left to continue.",
+  enough: "Stopped when enough hypotheses had finished.",
+  bound: "Stopped when no unfinished hypothesis could exceed the finished ones.",
+  ended: "Stopped when no hypothesis was left to extend.",
 };
-/** Sizes of the drawing. */
+/** Sizes of the drawing in pixels. */
 const LANE = 40;
 const FAINT_LANE = 27;
 const TOP = 30;
@@ -57,7 +57,7 @@ export class Decoding {
     /** @type {number | null} */
     this.cursor = null;
     this.faint = true;
-    /** Where each step looked, row after row. @type {Float32Array | null} */
+    /** Attention weights of each step, row after row. @type {Float32Array | null} */
     this.rows = null;
     this.panel = h("div", { role: "tabpanel", id: uniqueId("search") });
     this.forms = tabList("Show as", FORMS_OF_SEARCH, this.panel.id, (form) => this.state.set({ form: form === "table" ? "table" : "map" }));
@@ -65,57 +65,57 @@ export class Decoding {
       this.faint = on;
       this.draw();
     });
-    this.looked = h("section", { class: "looked", "aria-label": "Where it looked" });
+    this.looked = h("section", { class: "looked", "aria-label": "Attention at this step" });
     this.legend = this.keys();
     this.sheet = h("div", { class: "sheet-of-paper" }, this.panel, this.legend, this.looked);
-    this.reading = h("section", { class: "node", "aria-label": "The chosen candidate" });
-    this.outputs = h("section", { class: "outputs", "aria-label": "Outputs" });
+    this.reading = h("section", { class: "node", "aria-label": "Selected candidate" });
+    this.outputs = h("section", { class: "outputs", "aria-label": "Results" });
     this.element = h(
       "div",
       { class: "decode" },
       h("style", {}, SEARCH_STYLE),
       h("div", { class: "bar", "data-saved": "no" }, this.forms.element, h("div", { class: "toggles" }, this.pruned)),
       h("p", { class: "summary" }, this.summary()),
-      h("div", { class: "decode-columns" }, this.sheet, h("aside", { class: "side", "aria-label": "What is read off" }, this.reading, this.outputs, this.constraints())),
+      h("div", { class: "decode-columns" }, this.sheet, h("aside", { class: "side", "aria-label": "Details" }, this.reading, this.outputs, this.constraints())),
     );
     this.pruned.hidden = !this.nodes.some(isFaint);
   }
 
-  /** What kind of search it was. */
+  /** Describes the search in a few sentences. */
   summary() {
     const { method, beam, length_penalty: length, coverage_penalty: coverage, left_out: left, stopped } = this.given;
-    const widths = { beam: `, the best ${beam} side by side`, sample: beam > 1 ? `, ${beam} outputs` : "", greedy: "" };
+    const widths = { beam: `, beam size ${beam}`, sample: beam > 1 ? `, ${beam} samples` : "", greedy: "" };
     const missing = left.reduce((/** @type {number} */ sum, /** @type {number} */ count) => sum + count, 0);
-    const ranked = length === 1 ? "their mean log-probability per token" : length === 0 ? "their log-probability" : `their log-probability, divided by length to the power of ${length}`;
+    const ranked = length === 1 ? "mean log-probability per token" : length === 0 ? "log-probability" : `log-probability divided by length^${length}`;
     return [
       h("strong", {}, `${METHODS[method]}${widths[method]}. `),
       `${this.steps} ${this.steps === 1 ? "step" : "steps"}, ${this.nodes.length + missing} candidates`,
-      missing ? `, the best ${this.nodes.length} of which are shown` : "",
-      `. Outputs are ranked by ${ranked}${coverage ? ", and by how much of the source was looked at" : ""}. `,
+      missing ? `, of which the best ${this.nodes.length} are shown` : "",
+      `. Hypotheses are ranked by ${ranked}${coverage ? " plus a coverage penalty" : ""}. `,
       method === "beam" ? STOPPED[stopped] ?? "" : "",
     ];
   }
 
-  /** What had to be, or could not be; nothing where nothing was constrained. */
+  /** Constraints of the output, or null if there are none. */
   constraints() {
     const { prefix, min_len: least, limit } = this.given;
     const reasons = new Set(this.nodes.filter((one) => one.state === "refused").map((one) => one.reason));
     const list = [
-      prefix.length ? ["It had to begin with ", prefix.map((token) => [tokenText(visible(token), this.rtl), " "])] : null,
-      least ? [`It had to have at least ${least} tokens.`] : null,
-      reasons.has("limit") ? [`It could have at most ${limit} tokens.`] : null,
+      prefix.length ? ["Prefix: ", prefix.map((token) => [tokenText(visible(token), this.rtl), " "])] : null,
+      least ? [`Minimum length: ${least} tokens`] : null,
+      reasons.has("limit") ? [`Maximum length: ${limit} tokens`] : null,
     ].filter((one) => one !== null);
     if (!list.length) return null;
     return h("section", { class: "constraints", "aria-label": "Constraints" }, h("h2", {}, "Constraints"), h("ul", {}, list.map((one) => h("li", {}, one))));
   }
 
-  /** What the looks of candidates mean. */
+  /** Legend of the candidates' states. */
   keys() {
     const there = new Set(this.nodes.map((one) => one.state));
     return h("p", { class: "keys" }, Object.keys(STATES).filter((state) => there.has(state)).map((state) => h("span", {}, h("i", { "data-state": state, "aria-hidden": "true" }), STATES[state].toLowerCase())));
   }
 
-  /** The node that is read: pointed at, chosen, or the first of the best output. @returns {Candidate} */
+  /** The candidate on display: under the pointer, selected, or the first of the best hypothesis. @returns {Candidate} */
   get current() {
     const chosen = this.cursor ?? this.state.view.node;
     return this.nodes[chosen] ?? this.nodes.find((one) => one.state === "best") ?? this.nodes[0];
@@ -127,7 +127,7 @@ export class Decoding {
     if (looked && !this.rows) this.rows = new Float32Array(await this.host.blob(looked.at));
     if (!changed || ["form", "theme"].some((key) => changed.has(key))) this.draw();
     else this.mark();
-    this.work.add("decode", 0, () => false); // all is done: the page is no longer busy
+    this.work.add("decode", 0, () => false); // an empty job clears the page's busy state
   }
 
   lay() {}
@@ -141,7 +141,7 @@ export class Decoding {
     this.mark();
   }
 
-  /** The candidates that are drawn. */
+  /** The visible candidates. */
   get drawn() {
     return this.faint ? this.nodes : this.nodes.filter((one) => !isFaint(one));
   }
@@ -155,10 +155,10 @@ export class Decoding {
     this.edges = new Map();
     const forced = this.given.prefix.length;
     const headings = Array.from({ length: this.steps }, (_, step) => {
-      const text = `${step + 1}${step < forced ? " given" : ""}`;
+      const text = `${step + 1}${step < forced ? " prefix" : ""}`;
       return s("text", { class: step < forced ? "step-number forced" : "step-number", x: this.places.columns[step], y: 12, "font-size": 12.5 }, text);
     });
-    // What matters most is drawn last, and lies on top.
+    // The most important edges are drawn last, on top of the others.
     const order = [...nodes].sort((a, b) => weightOf(a) - weightOf(b));
     const edges = order.map((one) => {
       const edge = s("path", { class: "edge-of", d: this.places.edge(one), "data-state": one.state, "data-lost": isLost(one), "stroke-width": widthOf(one) });
@@ -174,13 +174,13 @@ export class Decoding {
     );
     this.scroller = h(
       "div",
-      { class: "scroll-tree", tabindex: 0, role: "tree", "aria-label": "The search, step by step", onkeydown: (event) => this.key(event), onpointerleave: () => this.point(null, 0) },
+      { class: "scroll-tree", tabindex: 0, role: "tree", "aria-label": "Search tree", onkeydown: (event) => this.key(event), onpointerleave: () => this.point(null, 0) },
       svg,
     );
     return this.scroller;
   }
 
-  /** One candidate of the drawing. @param {Candidate} one */
+  /** Draws one candidate. @param {Candidate} one */
   item(one) {
     const { x, y, width, height } = this.places.boxes.get(one.number);
     const faint = isFaint(one);
@@ -212,19 +212,19 @@ export class Decoding {
         h("td", {}, this.mostOf(one)?.token ?? ""),
       ),
     );
-    const headings = ["Step", "Token", "Output so far", "Probability", "Log-probability", "Sum", "Score", "What became of it", "Looked most at"];
+    const headings = ["Step", "Token", "Hypothesis", "Probability", "Log-probability", "Cumulative log-probability", "Score", "Outcome", "Largest attention"];
     return h(
       "div",
       { class: "decode-table" },
       h(
         "div",
         { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of the search" },
-        h("table", {}, h("caption", { class: "unseen" }, "Every candidate of every step."), h("thead", {}, h("tr", {}, headings.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, body)),
+        h("table", {}, h("caption", { class: "unseen" }, "All candidates of all steps."), h("thead", {}, h("tr", {}, headings.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, body)),
       ),
     );
   }
 
-  /** What is looked at, and how much, to propose a candidate. @param {Candidate} one @returns {{token: string, weight: number, own: boolean}[]} */
+  /** The attention weights of the step that proposed a candidate. @param {Candidate} one @returns {{token: string, weight: number, own: boolean}[]} */
   lookOf(one) {
     if (!this.rows || one.row === null) return [];
     const width = this.given.looked.shape[1];
@@ -238,20 +238,20 @@ export class Decoding {
     return this.lookOf(one).reduce((most, look) => (most && most.weight >= look.weight ? most : look), null);
   }
 
-  /** A candidate in words. @param {Candidate} one */
+  /** Describes a candidate for screen readers. @param {Candidate} one */
   says(one) {
     const most = this.mostOf(one);
     const parts = [
       `Step ${one.step + 1} of ${this.steps}: ${isolated(one.label)}`,
       one.text.trim() ? `“${isolated(shortened(one.text.trim(), 80))}”` : null,
-      `Probability ${roughly(Math.exp(one.logprob))}, sum ${asScore(one.total)}${one.score === null ? "" : `, score ${asScore(one.score)}`}`,
+      `Probability ${roughly(Math.exp(one.logprob))}, cumulative log-probability ${asScore(one.total)}${one.score === null ? "" : `, score ${asScore(one.score)}`}`,
       fateOf(one),
-      most ? `Looked most at ${isolated(most.token)}, ${roughly(most.weight)}` : null,
+      most ? `Attends most to ${isolated(most.token)}, ${roughly(most.weight)}` : null,
     ];
     return `${parts.filter((part) => part !== null).join(". ")}.`;
   }
 
-  /** Shows which candidate is read, and reads it. */
+  /** Highlights the candidate on display and shows its details. */
   mark() {
     const one = this.current;
     if (!one) return;
@@ -275,8 +275,8 @@ export class Decoding {
     const numbers = [
       ["Probability", exactly(Math.exp(one.logprob))],
       ["Log-probability", asScore(one.logprob, 4)],
-      ["Sum so far", asScore(one.total, 4)],
-      one.score === null ? null : ["Score if it ends here", asScore(one.score, 4)],
+      ["Cumulative log-probability", asScore(one.total, 4)],
+      one.score === null ? null : ["Score if finished here", asScore(one.score, 4)],
     ];
     if (one.ends) numbers[3] = ["Score", asScore(one.score, 4)];
     fill(
@@ -289,7 +289,7 @@ export class Decoding {
     this.shade(one);
   }
 
-  /** What was found, best first; samples that are equal are one. @param {Candidate} one */
+  /** Lists the results, best first; equal samples are listed once. @param {Candidate} one */
   list(one) {
     const { results } = this.given;
     const distinct = results.filter((result, i) => results.findIndex((other) => other.node === result.node) === i);
@@ -305,10 +305,10 @@ export class Decoding {
           h("span", { class: "score" }, asScore(score)),
         ),
       );
-    fill(this.outputs, h("h2", {}, distinct.length > 1 ? "What was found, best first" : "What was found"), h("ol", {}, distinct.map(item)));
+    fill(this.outputs, h("h2", {}, distinct.length > 1 ? "Results, best first" : "Results"), h("ol", {}, distinct.map(item)));
   }
 
-  /** Where the step looked, as shades of the source. @param {Candidate} one */
+  /** Shades the source tokens by the attention weights of a candidate's step. @param {Candidate} one */
   shade(one) {
     const look = this.lookOf(one);
     this.looked.hidden = look.length === 0;
@@ -318,7 +318,7 @@ export class Decoding {
     const rtl = this.scene.sides.source?.direction === "rtl";
     fill(
       this.looked,
-      h("h2", {}, "To choose ", h("strong", {}, tokenText(one.label, this.rtl)), ` at step ${one.step + 1}, it looked at:`),
+      h("h2", {}, "Attention when predicting ", h("strong", {}, tokenText(one.label, this.rtl)), ` at step ${one.step + 1}`),
       h(
         "ol",
         { class: "words", dir: rtl ? "rtl" : "ltr" },
@@ -328,7 +328,7 @@ export class Decoding {
           return item;
         }),
       ),
-      h("p", { class: "rest" }, `${this.given.attention}, mean of its heads`),
+      h("p", { class: "rest" }, `${this.given.attention}, mean of all heads`),
     );
   }
 
@@ -379,7 +379,7 @@ export class Decoding {
     event.stopPropagation();
   }
 
-  /** Scrolls so far that a candidate is seen. @param {number} number */
+  /** Scrolls to a candidate. @param {number} number */
   reveal(number) {
     const box = this.places?.boxes.get(number);
     if (!box || !this.scroller.isConnected) return;
@@ -388,19 +388,19 @@ export class Decoding {
     else if (box.x + box.width + 80 > scrollLeft + clientWidth) this.scroller.scrollLeft = box.x + box.width + 80 - clientWidth;
   }
 
-  /** What a file of the view is called. */
+  /** Name of saved files, without extension. */
   get fileName() {
-    return "regard-decode";
+    return "regard-search";
   }
 
-  /** All candidates, tabs between columns. */
+  /** All candidates as tab-separated values. */
   get numbers() {
     const lines = this.nodes.map((one) => [one.step + 1, one.parent ?? "", one.number, one.label, one.logprob, one.total, one.score ?? "", one.state, one.reason, visible(one.text)].join("\t"));
     return `${["step\tparent\tnumber\ttoken\tlogprob\tsum\tscore\tstate\treason\ttext", ...lines].join("\n")}\n`;
   }
 }
 
-/** Candidates with what follows from the others. @param {{nodes: Given[], results: {node: number | null}[]}} given @returns {Candidate[]} */
+/** Adds texts, labels and links to the scene's candidates. @param {{nodes: Given[], results: {node: number | null}[]}} given @returns {Candidate[]} */
 export function candidatesOf(given) {
   /** @type {Candidate[]} */
   const nodes = [];
@@ -410,7 +410,7 @@ export function candidatesOf(given) {
   });
   for (const { node } of given.results) for (let at = node; at !== null; at = nodes[at].parent) nodes[at].leads = true;
   for (const one of nodes) if (one.parent !== null) nodes[one.parent].children.push(one.number);
-  // Who leads to an output comes first, then who is kept, each from the best down.
+  // Candidates of results first, then those that were kept, each from the best down.
   for (const one of nodes) one.children.sort((a, b) => weightOf(nodes[b]) - weightOf(nodes[a]) || a - b);
   return nodes;
 }
@@ -420,30 +420,30 @@ function isFaint(one) {
   return one.state === "pruned" || one.state === "refused";
 }
 
-/** Whether it was kept, and came to nothing. @param {Candidate} one */
+/** Whether a candidate was kept, but is not part of a result. @param {Candidate} one */
 function isLost(one) {
   return one.state === "kept" && !one.leads;
 }
 
-/** How much a candidate matters. @param {Candidate} one */
+/** Importance of a candidate. @param {Candidate} one */
 function weightOf(one) {
   return { best: 4, finished: 2, kept: 2, pruned: 1, refused: 0 }[one.state] + (one.leads ? 1 : 0);
 }
 
-/** A line's width: the more probable the token, the wider. @param {Candidate} one */
+/** Width of an edge, which grows with the probability. @param {Candidate} one */
 function widthOf(one) {
   return isFaint(one) ? 1.2 : 1.4 + 3.2 * Math.exp(one.logprob);
 }
 
-/** What became of a candidate. @param {Candidate} one */
+/** Describes the outcome of a candidate. @param {Candidate} one */
 function fateOf(one) {
   if (isFaint(one)) return `${STATES[one.state]}: ${REASONS[one.reason] ?? one.reason}`;
-  if (one.ends) return one.state === "best" ? "Finished: the best output" : one.leads ? "Finished: one of the best outputs" : "Finished: others are ranked above it";
-  if (one.state === "best") return "Kept: it leads to the best output";
-  return one.leads ? "Kept: it leads to an output" : "Kept for now: it came to nothing";
+  if (one.ends) return one.state === "best" ? "Finished: the best hypothesis" : one.leads ? "Finished: one of the results" : "Finished: ranked below the results";
+  if (one.state === "best") return "Kept: part of the best hypothesis";
+  return one.leads ? "Kept: part of a result" : "Kept: leads to no result";
 }
 
-/** A logarithm, with a minus sign that is as wide as a plus; small ones have more digits. @param {number} value @param {number} [digits] */
+/** Formats a score, with more digits if it is small. @param {number} value @param {number} [digits] */
 function asScore(value, digits = Math.abs(value) < 0.1 ? 4 : 2) {
   return Number(value.toFixed(digits)) === 0 ? "0" : value.toFixed(digits).replace("-", "−");
 }
@@ -455,7 +455,7 @@ function pathOf(nodes, one) {
   return path;
 }
 
-/** The end of the best way on. @param {Candidate[]} nodes @param {Candidate} one @param {Set<number>} seen */
+/** The last token of the best continuation. @param {Candidate[]} nodes @param {Candidate} one @param {Set<number>} seen */
 function endOf(nodes, one, seen) {
   let at = one;
   for (let next = at; next; next = nodes[at.children.find((number) => seen.has(number))]) at = next;
@@ -463,7 +463,7 @@ function endOf(nodes, one, seen) {
 }
 
 let measuring = null;
-/** How wide a label is. @param {string} label @param {number} size */
+/** Width of a label in pixels. @param {string} label @param {number} size */
 function widthOfLabel(label, size) {
   measuring ??= document.createElement("canvas").getContext("2d");
   measuring.font = `600 ${size}px ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", "Liberation Sans", Arial, sans-serif`;
@@ -471,8 +471,8 @@ function widthOfLabel(label, size) {
 }
 
 /**
- * Where everything stands. A step is a column. What is kept stays in one row as long as it can, the best output in the
- * first; what is left stands below.
+ * Computes the layout of a tree. Each step is a column. Hypotheses that are kept stay in one lane as long as possible, the
+ * best one in the first; discarded candidates are placed below.
  * @param {Candidate[]} nodes @param {number} steps
  */
 export function layOut(nodes, steps) {
@@ -486,7 +486,7 @@ export function layOut(nodes, steps) {
     for (const one of inOrder) {
       const wish = one.state === "best" ? 0 : Math.max(1, lanes.get(one.parent) ?? 1);
       let lane = wish;
-      // The free row next to the one that it comes from, below it if both are as near; the first is the best output's.
+      // The free lane nearest to the parent's, below it if two are equally near; the first is reserved for the best hypothesis.
       for (let away = 1; taken.has(lane); away++) {
         lane = !taken.has(wish + away) || wish - away < 1 ? wish + away : wish - away;
       }
@@ -519,7 +519,7 @@ export function layOut(nodes, steps) {
   const height = rows ? floor + rows * FAINT_LANE + 4 : floor - 10;
   return {
     boxes, columns, width: x - GAP + 44, height, parting: rows ? floor - 8 : 0,
-    /** The way from its parent to a candidate. @param {Candidate} one */
+    /** Path of the edge from the parent to a candidate. @param {Candidate} one */
     edge(one) {
       const to = boxes.get(one.number);
       const from = one.parent === null ? { x: 0, y: TOP, width: 11, height: LANE } : boxes.get(one.parent);

@@ -1,24 +1,24 @@
 /**
- * The steps of a walk, computed in the page: an interpreter of a program's operations, and how one number of a step's output
- * is made of others. The operations are those of regard/program/numpy_interpreter.py. No DOM: runs under node.
+ * Interpreter of programs: the operations of regard/program/numpy_interpreter.py, and the derivation of single numbers from
+ * the inputs of their step. No DOM: this also runs under node.
  */
 
 /**
  * @typedef {{data: Float64Array, shape: number[]}} Tensor
  * @typedef {{sign: string, name: string, offset: number, shape: number[]}} Param
- * @typedef {number | Param | null} Input the number of a step, or a parameter
+ * @typedef {number | Param | null} Input index of a step, or a parameter
  * @typedef {{
  *   id: string, section: number, title: string, formula?: string, where?: string, op: string, inputs: Input[],
  *   options: Record<string, any>, output?: {offset: number, shape: number[], axes: string[]}, differs: number | null
- * }} Step a step without a title is computed and not shown
- * @typedef {{pieces: string[], sign: string, before: string, after: string}} Sum how one number is made of others
+ * }} Step a step without a title is computed, but not shown
+ * @typedef {{pieces: string[], sign: string, before: string, after: string}} Sum the derivation of one number from others
  * @typedef {(at: number) => [number, number] | null} Origin the input and the index in it that a number is copied from
  */
 
 /** @param {number[]} shape */
 const sizeOf = (shape) => shape.reduce((product, n) => product * n, 1);
 
-/** Distances between neighbors along each axis. @param {number[]} shape */
+/** Strides of a contiguous tensor. @param {number[]} shape */
 function stridesOf(shape) {
   const strides = new Array(shape.length).fill(1);
   for (let axis = shape.length - 2; axis >= 0; axis--) strides[axis] = strides[axis + 1] * shape[axis + 1];
@@ -28,7 +28,7 @@ function stridesOf(shape) {
 /** @param {number[]} shape @param {(at: number) => number} f @returns {Tensor} */
 const filled = (shape, f) => ({ data: Float64Array.from({ length: sizeOf(shape) }, (_, at) => f(at)), shape });
 
-/** An axis that may count from the end. @param {number} dim @param {number[]} shape */
+/** Resolves a negative axis. @param {number} dim @param {number[]} shape */
 const axisOf = (dim, shape) => (dim < 0 ? dim + shape.length : dim);
 
 /** @param {number[]} shape @param {number} axis @param {number} size @returns {number[]} */
@@ -37,7 +37,7 @@ const withSize = (shape, axis, size) => shape.map((n, i) => (i === axis ? size :
 /** Index along an axis. @param {number} at @param {number[]} shape @param {number} axis @param {number[]} strides */
 const along = (at, shape, axis, strides) => Math.floor(at / strides[axis]) % shape[axis];
 
-/** The shape of tensors that are broadcast against each other. @param {number[][]} shapes */
+/** Shape of tensors that are broadcast against each other. @param {number[][]} shapes */
 function broadcastShape(shapes) {
   const rank = Math.max(...shapes.map((shape) => shape.length));
   return Array.from({ length: rank }, (_, axis) => {
@@ -46,7 +46,7 @@ function broadcastShape(shapes) {
   });
 }
 
-/** From an index of a broadcast shape to one of the tensor. @param {number[]} from @param {number[]} to @returns {(at: number) => number} */
+/** Maps an index of a broadcast shape to an index of the tensor. @param {number[]} from @param {number[]} to @returns {(at: number) => number} */
 function broadcastIndex(from, to) {
   if (sizeOf(from) === sizeOf(to)) return (at) => at;
   if (sizeOf(from) === 1) return () => 0;
@@ -61,7 +61,7 @@ function broadcastIndex(from, to) {
   };
 }
 
-/** The error function, to fifteen digits: its series near 0, a continued fraction farther out. @param {number} x */
+/** The error function to fifteen digits: a series near 0, a continued fraction farther out. @param {number} x */
 export function erf(x) {
   const a = Math.abs(x);
   if (a > 6) return Math.sign(x);
@@ -83,7 +83,7 @@ const sigmoid = (x) => 0.5 * (1 + Math.tanh(0.5 * x));
 /** @param {number} x */
 const geluTanh = (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
 
-// Operations that only move numbers: the shape of the output, and where each number comes from.
+// Layout operations: the shape of the output, and the origin of each number.
 
 /** @type {Record<string, (inputs: Tensor[], options: any) => {shape: number[], from: Origin}>} */
 export const LAYOUT = {
@@ -142,7 +142,7 @@ export const LAYOUT = {
     return chosen(x, axis, x.shape[axis] * repeats, (i) => Math.floor(i / repeats));
   },
   pad: ([x], { pad, value = 0 }) => {
-    if (value) throw new Error("Padding by other numbers than 0 is not supported.");
+    if (value) throw new Error(`Padding with ${value} is not supported; only 0 is.`);
     const before = x.shape.map((_, axis) => pad[2 * (x.shape.length - 1 - axis)] ?? 0);
     const shape = x.shape.map((n, axis) => n + before[axis] + (pad[2 * (x.shape.length - 1 - axis) + 1] ?? 0));
     const [outer, inner] = [stridesOf(shape), stridesOf(x.shape)];
@@ -177,7 +177,7 @@ export const LAYOUT = {
     const used = indices.flatMap((one, axis) => (one ? [axis] : []));
     const shape = broadcastShape(used.map((axis) => indices[axis].shape));
     const places = new Map(used.map((axis) => [axis, broadcastIndex(indices[axis].shape, shape)]));
-    // Indexed axes that follow each other are replaced where they are; others by axes in front.
+    // Adjacent indexed axes are replaced in place, others by leading axes (as in NumPy).
     const joined = used.every((axis, i) => axis === used[0] + i);
     const others = x.shape.flatMap((_, axis) => (places.has(axis) ? [] : [axis]));
     const first = joined ? others.filter((axis) => axis < used[0]) : [];
@@ -202,7 +202,7 @@ export const LAYOUT = {
   },
 };
 
-/** Some of what lies along an axis. @param {Tensor} x @param {number} axis @param {number} size @param {(i: number) => number} which @returns {{shape: number[], from: Origin}} */
+/** Selects indices along an axis. @param {Tensor} x @param {number} axis @param {number} size @param {(i: number) => number} which @returns {{shape: number[], from: Origin}} */
 function chosen(x, axis, size, which) {
   const shape = withSize(x.shape, axis, size);
   const inner = stridesOf(x.shape)[axis];
@@ -212,7 +212,7 @@ function chosen(x, axis, size, which) {
   };
 }
 
-// Operations on each number by itself: the number, and its text.
+// Elementwise operations: the function, and its expression as text.
 
 /** @param {string} sign @returns {(a: string, b: string) => string} */
 const between = (sign) => (a, b) => `${a} ${sign} ${b}`;
@@ -256,7 +256,7 @@ export const ELEMENTWISE = {
   sigmoid: [sigmoid, called("σ")],
 };
 
-/** The function of a step, its text, and the numbers that are no tensors. @param {string} op @param {any} options @param {number} inputs @returns {{f: (...x: number[]) => number, text: (...x: string[]) => string, numbers: number[]} | null} */
+/** The function of an elementwise step, its expression, and its scalar arguments. @param {string} op @param {any} options @param {number} inputs @returns {{f: (...x: number[]) => number, text: (...x: string[]) => string, numbers: number[]} | null} */
 function elementwiseOf(op, options, inputs) {
   if (op === "gelu") {
     const tanh = options.approximate === "tanh";
@@ -279,9 +279,9 @@ function elementwiseOf(op, options, inputs) {
   return { f: (a, b) => f(a, alpha * b), text: (a, b) => text(a, `${inBrackets(alpha)}·${b}`), numbers };
 }
 
-// Operations that make a number of many.
+// Reductions.
 
-/** What lies along some axes, for each index of the rest. @param {Tensor} x @param {number[]} axes @param {boolean} keep */
+/** Offsets along the reduced axes, and the start index for each output. @param {Tensor} x @param {number[]} axes @param {boolean} keep */
 function reduction(x, axes, keep) {
   const strides = stridesOf(x.shape);
   const inside = axes.map((axis) => x.shape[axis]);
@@ -299,7 +299,7 @@ function reduction(x, axes, keep) {
 /** @param {Tensor} x @param {number | number[] | null | undefined} dim */
 const axesOf = (x, dim) => (dim === null || dim === undefined ? x.shape.map((_, axis) => axis) : [dim].flat().map((one) => axisOf(one, x.shape)));
 
-/** The numbers that are normalized together with the one at an index, and its mean and variance. @param {string} op @param {Tensor} x @param {any} options @param {number} at */
+/** Mean and variance of the group that an index is normalized with. @param {string} op @param {Tensor} x @param {any} options @param {number} at */
 function normParts(op, x, options, at) {
   const size = op === "group_norm" ? sizeOf(x.shape.slice(1)) / options.num_groups : sizeOf(options.normalized_shape ?? x.shape.slice(-1));
   const from = Math.floor(at / size) * size;
@@ -309,17 +309,17 @@ function normParts(op, x, options, at) {
   return { mean, variance, from, size, eps: options.eps ?? (op === "rms_norm" ? 2 ** -23 : 1e-5) };
 }
 
-/** The number of a norm's gain and bias. @param {string} op @param {Tensor} x @param {number} at @param {Tensor | null | undefined} weight */
+/** Index of a norm's gain and bias. @param {string} op @param {Tensor} x @param {number} at @param {Tensor | null | undefined} weight */
 const gainAt = (op, x, at, weight) => (op === "group_norm" ? Math.floor(at / sizeOf(x.shape.slice(2))) % x.shape[1] : at % (weight?.data.length ?? 1));
 
-/** The weights of the cells between which a cell of an enlarged image lies. @param {number} i @param {number} count @param {number} size @returns {[number, number][]} */
+/** Bilinear interpolation along one axis: indices and weights of the two neighbors. @param {number} i @param {number} count @param {number} size @returns {[number, number][]} */
 function sharesOf(i, count, size) {
   const at = Math.max(((i + 0.5) * count) / size - 0.5, 0);
   const low = Math.floor(at);
   return [[low, 1 - (at - low)], [Math.min(low + 1, count - 1), at - low]];
 }
 
-/** The cells of an image that a convolution's output at an index is made of: index of the image and of the filter. @param {Tensor} x @param {Tensor} weight @param {any} options @param {number} at @returns {[number, number][]} */
+/** Pairs of indices (image, filter) whose products a convolution sums for one output. @param {Tensor} x @param {Tensor} weight @param {any} options @param {number} at @returns {[number, number][]} */
 function cellsOf(x, weight, { stride = [1, 1], padding = [0, 0] }, at) {
   const [outputs, channels, high, wide] = weight.shape;
   const [height, width] = x.shape.slice(2);
@@ -341,18 +341,18 @@ function cellsOf(x, weight, { stride = [1, 1], padding = [0, 0] }, at) {
   return found;
 }
 
-/** Rows and columns of a convolution's output. @param {Tensor} x @param {Tensor} weight @param {any} options */
+/** Height and width of a convolution's output. @param {Tensor} x @param {Tensor} weight @param {any} options */
 const convolved = (x, weight, { stride, padding }) =>
   [0, 1].map((k) => Math.floor((x.shape[2 + k] + 2 * padding[k] - weight.shape[2 + k]) / (stride[k] ?? stride[0])) + 1);
 
-/** Where the factors of a matrix product's output lie. @param {Tensor} a @param {Tensor} b */
+/** Shape of a matrix product, and the indices of the factors of each output. @param {Tensor} a @param {Tensor} b */
 function matmulParts(a, b) {
   const [rows, inside] = [a.shape.length > 1 ? a.shape[a.shape.length - 2] : 1, a.shape[a.shape.length - 1]];
   const columns = b.shape.length > 1 ? b.shape[b.shape.length - 1] : 1;
   const batch = broadcastShape([a.shape.slice(0, -2), b.shape.slice(0, -2)]);
   const [left, right] = [broadcastIndex(a.shape.slice(0, -2), batch), broadcastIndex(b.shape.slice(0, -2), batch)];
   const shape = [...batch, ...(a.shape.length > 1 ? [rows] : []), ...(b.shape.length > 1 ? [columns] : [])];
-  /** Start and step in both for an output. @param {number} at */
+  /** Start indices in both factors, and the step in the second. @param {number} at */
   const factors = (at) => {
     const [column, row, which] = [at % columns, Math.floor(at / columns) % rows, Math.floor(at / columns / rows)];
     return { from: left(which) * rows * inside + row * inside, to: right(which) * inside * columns + column, step: columns };
@@ -433,7 +433,7 @@ function normed(op, [x, weight, bias], options) {
   return y;
 }
 
-/** The cells that a cell of an enlarged image is a mixture of. @param {Tensor} x @param {number} height @param {number} width @param {number} at @returns {[number, number][]} */
+/** Bilinear interpolation: indices and weights of the four neighbors. @param {Tensor} x @param {number} height @param {number} width @param {number} at @returns {[number, number][]} */
 function sharedCells(x, height, width, at) {
   const [rows, columns] = x.shape.slice(2);
   const image = Math.floor(at / width / height) * rows * columns;
@@ -447,7 +447,7 @@ export const CONSTANT = {
   full: ({ shape, value }) => filled(shape, () => Number(value)),
 };
 
-/** What an operation gives. @param {string} op @param {(Tensor | null)[]} given @param {any} options @returns {Tensor} */
+/** Executes an operation. @param {string} op @param {(Tensor | null)[]} given @param {any} options @returns {Tensor} */
 export function execute(op, given, options) {
   const inputs = /** @type {Tensor[]} */ (given);
   if (op in CONSTANT) return CONSTANT[op](options);
@@ -469,11 +469,11 @@ export function execute(op, given, options) {
       return one.f(...numbers);
     });
   }
-  if (!(op in REDUCING)) throw new Error(`A page cannot compute ${op}.`);
+  if (!(op in REDUCING)) throw new Error(`Unsupported operation: ${op}.`);
   return REDUCING[op](inputs, options);
 }
 
-/** A number in a few digits. @param {number} x */
+/** Formats a number with a few digits. @param {number} x */
 export function inDigits(x) {
   if (x === 0) return "0";
   if (!(Math.abs(x) < 1e38)) return Number.isNaN(x) ? "NaN" : x > 0 ? "∞" : "−∞";
@@ -482,10 +482,10 @@ export function inDigits(x) {
   return x < 0 ? `−${text}` : text;
 }
 
-/** The same as a factor or a summand, in brackets if it is negative. @param {number} x */
+/** Formats a factor or summand, in parentheses if it is negative. @param {number} x */
 export const inBrackets = (x) => (x < 0 ? `(${inDigits(x)})` : inDigits(x));
 
-/** Whether an expression is a sum or the like: has spaces outside of brackets. @param {string} text */
+/** Whether an expression has spaces outside of parentheses, as a sum does. @param {string} text */
 function hasSpace(text) {
   let depth = 0;
   for (const one of text) {
@@ -495,12 +495,12 @@ function hasSpace(text) {
   return false;
 }
 
-/** Steps of a program, computed when they are asked for. */
+/** The steps of a program, computed on demand. */
 export class Trace {
   /** @param {{steps: Step[]}} walk @param {Float32Array} params @param {Float32Array} outputs */
   constructor(walk, params, outputs) {
     this.steps = walk.steps;
-    // Float32Arrays; for types they are rows of numbers like all others here.
+    // Float32Arrays, treated like the Float64Arrays of computed tensors.
     this.params = /** @type {any} */ (params);
     this.outputs = /** @type {any} */ (outputs);
     /** @type {(Tensor | undefined)[]} */
@@ -508,7 +508,7 @@ export class Trace {
     this.checks = new Array(walk.steps.length);
   }
 
-  /** The numbers that came along. @param {number} n */
+  /** The recorded output of a step. @param {number} n */
   given(n) {
     const { offset, shape } = this.steps[n].output;
     return this.outputs.subarray(offset, offset + sizeOf(shape));
@@ -521,7 +521,7 @@ export class Trace {
     return { data: this.params.subarray(input.offset, input.offset + sizeOf(input.shape)), shape: input.shape };
   }
 
-  /** What a step gives, computed from those before it. @param {number} n @returns {Tensor} */
+  /** The output of a step, computed from its inputs. @param {number} n @returns {Tensor} */
   value(n) {
     const waiting = [n];
     while (waiting.length) {
@@ -543,7 +543,7 @@ export class Trace {
     return execute(op, inputs.map((one) => (typeof one === "number" ? this.values[one] : this.tensor(one))), options);
   }
 
-  /** How far what was computed is from what came along, relative to the largest number where that is above 1. @param {number} n @returns {number} */
+  /** Largest difference between computed and recorded output, relative to the largest number if that is above 1. @param {number} n @returns {number} */
   check(n) {
     if (!this.steps[n].output) return 0;
     if (this.checks[n] === undefined) {
@@ -552,7 +552,7 @@ export class Trace {
       for (let i = 0; i < given.length; i++) {
         if (found[i] === given[i]) continue;
         const apart = Math.abs(found[i] - given[i]);
-        // Scores that are masked are the least float32 number.
+        // Masked scores are the smallest float32 number.
         if (found[i] < -1e38 && given[i] < -1e38) continue;
         gap = Number.isNaN(apart) ? Infinity : Math.max(gap, apart);
         if (Number.isFinite(given[i])) most = Math.max(most, Math.abs(given[i]));
@@ -562,7 +562,7 @@ export class Trace {
     return this.checks[n];
   }
 
-  /** The parameters of a step, and of the hidden ones before it. @param {number} n @returns {Param[]} */
+  /** The parameters of a step and of the hidden steps before it. @param {number} n @returns {Param[]} */
   paramsOf(n) {
     return this.steps[n].inputs.flatMap((one) => {
       if (one === null) return [];
@@ -571,7 +571,7 @@ export class Trace {
     });
   }
 
-  /** A number of an input in digits; of a hidden step that computes it from others, their expression. @param {Input} input @param {number} at @param {number} [depth] @returns {string} */
+  /** A number of an input as text; of a hidden elementwise step, its expression. @param {Input} input @param {number} at @param {number} [depth] @returns {string} */
   text(input, at, depth = 0) {
     if (typeof input === "number" && !this.steps[input].title && depth < 6) {
       const origin = this.origin(input, at);
@@ -582,7 +582,7 @@ export class Trace {
     return inBrackets(this.tensor(input).data[at]);
   }
 
-  /** What a number of a step is copied from. @param {number} n @param {number} at @returns {[Input, number] | null} */
+  /** The origin of a number of a layout step. @param {number} n @param {number} at @returns {[Input, number] | null} */
   origin(n, at) {
     const { op, inputs, options } = this.steps[n];
     if (!(op in LAYOUT)) return null;
@@ -590,7 +590,7 @@ export class Trace {
     return found && [inputs[found[0]], found[1]];
   }
 
-  /** A number of an elementwise step as an expression. @param {number} n @param {number} at @param {number} depth @returns {string | null} */
+  /** The expression of a number of an elementwise step. @param {number} n @param {number} at @param {number} depth @returns {string | null} */
   expression(n, at, depth) {
     const { op, inputs, options } = this.steps[n];
     const one = elementwiseOf(op, options, inputs.length);
@@ -599,14 +599,14 @@ export class Trace {
     const texts = inputs.map((input, i) => {
       const tensor = this.tensor(input);
       const place = broadcastIndex(tensor.shape, shape)(at);
-      // Of a choice the number that is chosen.
+      // Of a conditional, only the selected number is written.
       const isCondition = (op === "where" && i === 0) || (op === "masked_fill" && i === 1);
       return isCondition ? String(tensor.data[place]) : this.text(input, place, depth);
     });
     return one.text(...texts, ...one.numbers.map(inBrackets));
   }
 
-  /** How one number of a step's output is made, in numbers; null if it is a copy. @param {number} n @param {number} at its index in the output @returns {Sum | null} */
+  /** The derivation of one number of a step's output; null if it is a copy. @param {number} n @param {number} at its index in the output @returns {Sum | null} */
   made(n, at) {
     const { op, inputs, options } = this.steps[n];
     /** @param {string[]} pieces @param {string} [sign] @param {string} [before] @param {string} [after] @returns {Sum} */

@@ -1,4 +1,4 @@
-/** The view *Walk*: from the sentence to the output, step by step, with the numbers of one token. */
+/** The step-by-step view: from the input to the output of the model, with the numbers of one token. */
 
 import { Trace, inDigits } from "./program.js";
 import { overPatchButtons, rowMap } from "../images/patch_picker.js";
@@ -9,24 +9,24 @@ import STEPS_STYLE from "./steps.css";
 /** @typedef {import("./program.js").Step} Step */
 /** @typedef {{title: string, part: string, side?: string, token?: number, layer?: number, attention?: string, heads?: number, keys?: string}} Section */
 /**
- * A row of numbers as it is shown: their places in the step's output, a name for each, and the order.
+ * A row of displayed numbers: their indices in the step's output, their names, and how they are displayed.
  * @typedef {{of: string, places: number[], names: string[] | null, way: "cells" | "bars", total: number, first: number}} Row
  */
 
-/** Numbers, and terms of a sum, that are shown before "more" is pressed. */
+/** Numbers, and terms of a sum, that are visible before "more" is pressed. */
 const FEW_CELLS = 8;
 const FEW_TERMS = 4;
-/** Weights of an image's tokens that are named. */
+/** Maximum number of bars for the tokens of an image. */
 const MOST_BARS = 10;
-/** Steps that are computed before the page responds again. */
+/** Number of steps that are computed before the page responds again. */
 const AT_ONCE = 8;
-/** Numbers that are farther apart than this do not agree. */
+/** Tolerance of the comparison with recorded values. */
 const AGREES = 1e-5;
 
-/** A difference in words. @param {number} x */
+/** Formats a difference. @param {number} x */
 const gapSays = (x) => (x === 0 ? "0" : x.toExponential(0));
 
-/** What a formula makes: what stands before its sign. @param {Step} step */
+/** The symbol on the left-hand side of a formula. @param {Step} step */
 const leftOf = (step) => step.formula.split(/ [=←] /)[0].replace(/[ₜₛₕ₀₁₂₃ᵢ]+.*$/u, "") || "y";
 
 export class Walk {
@@ -42,16 +42,16 @@ export class Walk {
     this.sections = this.walk.sections;
     /** @type {number[][]} the steps of each section */
     this.stepsOf = this.sections.map(() => []);
-    // Steps without a section are computed and not shown.
+    // Steps without a section are computed, but not shown.
     this.walk.steps.forEach((/** @type {Step} */ step, /** @type {number} */ n) => this.stepsOf[step.section]?.push(n));
     const { focus, sides } = this.walk;
-    /** The token that is followed, on each side. @type {Record<string, number>} */
+    /** The selected token of each side. @type {Record<string, number>} */
     this.tokens = Object.fromEntries(Object.keys(sides).map((name) => [name, focus[name] ?? 0]));
-    /** Sections that are open, by their numbers. @type {Set<number>} */
+    /** Indices of the open sections. @type {Set<number>} */
     this.open = new Set();
-    /** Steps all of whose numbers are shown. @type {Set<number>} */
+    /** Indices of the steps that show all numbers. @type {Set<number>} */
     this.unfolded = new Set();
-    /** The number of each step whose making is shown. @type {Map<number, number>} */
+    /** For each step, the number whose derivation is shown. @type {Map<number, number>} */
     this.pointed = new Map();
     /** @type {Trace | null} */
     this.trace = null;
@@ -64,7 +64,7 @@ export class Walk {
       "div",
       { class: "walk", onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) },
       h("style", {}, STEPS_STYLE),
-      h("section", { class: "follow", "aria-label": "Tokens and heads that are followed", "data-saved": "no" }, this.chips, this.choice),
+      h("section", { class: "follow", "aria-label": "Selected tokens and heads", "data-saved": "no" }, this.chips, this.choice),
       this.verdict,
       this.walk.note ? h("p", { class: "note" }, this.walk.note) : null,
       this.list,
@@ -78,10 +78,10 @@ export class Walk {
   }
 
   get fileName() {
-    return "walk";
+    return "regard-steps";
   }
 
-  /** The numbers of the open sections, as a table. */
+  /** The numbers of the open sections as tab-separated values. */
   get numbers() {
     if (!this.trace) return "";
     const lines = [["step", "formula", "of", "numbers"].join("\t")];
@@ -97,7 +97,7 @@ export class Walk {
 
   lay() {}
 
-  // Tokens and heads that are followed
+  // Selection of tokens and heads
 
   makeChoice() {
     const titles = this.sections.filter((one) => one.attention);
@@ -107,7 +107,7 @@ export class Walk {
     this.headLabel = h("label", {}, "Head ", this.head);
     const several = Object.keys(named).length > 1;
     fill(this.choice, several ? h("label", {}, "Attention ", this.attention) : null, this.headLabel);
-    // Sides that go along with another are not chosen from.
+    // Sides that are derived from another one have no selection.
     const own = Object.entries(this.walk.sides).filter(([, side]) => !side.of);
     fill(
       this.chips,
@@ -126,7 +126,7 @@ export class Walk {
           {
             class: "tokens-of",
             role: "radiogroup",
-            "aria-label": `${called}: the token that is followed`,
+            "aria-label": `${called}: selected token`,
             dir: known?.direction ?? "auto",
             onkeydown: (/** @type {KeyboardEvent} */ event) => this.roam(event, buttons),
           },
@@ -138,13 +138,13 @@ export class Walk {
     );
   }
 
-  /** The token of a side that is followed: of one that goes along with another, the one that belongs to it. @param {string} side */
+  /** The selected token of a side: of a derived side, the one that corresponds to the other's. @param {string} side */
   tokenOf(side) {
     const { of, rows } = this.walk.sides[side];
     return of ? (rows[this.tokens[of]] ?? 0) : this.tokens[side];
   }
 
-  /** Arrow keys go from one button of a group to the next, and choose it. @param {KeyboardEvent} event @param {HTMLElement[]} buttons */
+  /** Arrow keys move between the buttons of a group and select them. @param {KeyboardEvent} event @param {HTMLElement[]} buttons */
   roam(event, buttons) {
     const now = buttons.indexOf(/** @type {any} */ (event.target));
     const moves = { ArrowRight: now + 1, ArrowDown: now + 1, ArrowLeft: now - 1, ArrowUp: now - 1, Home: 0, End: buttons.length - 1 };
@@ -156,26 +156,26 @@ export class Walk {
     next.click();
   }
 
-  /** Follows another token of a side. @param {string} side @param {number} token */
+  /** Selects a token of a side. @param {string} side @param {number} token */
   follow(side, token) {
     this.tokens[side] = token;
     const { rows, columns } = this.axesOf(this.shown.attention);
     if (rows === columns && rows === side) this.state.set({ pin: [token, token] });
     else if (rows === side || columns === side) this.state.set({ pin: [this.tokens[rows], this.tokens[columns]] });
     this.redraw();
-    this.voice.say(`Following ${isolated(visible(this.walk.sides[side].tokens[token]))}.`);
+    this.voice.say(`Selected ${isolated(visible(this.walk.sides[side].tokens[token]))}.`);
   }
 
-  /** The sides of an attention, as the walk calls them. @param {string} name @returns {{rows: string, columns: string}} */
+  /** The sides of an attention. @param {string} name @returns {{rows: string, columns: string}} */
   axesOf(name) {
     const section = this.sections.find((one) => one.attention === name);
-    // A learned query is no token that could be chosen.
+    // A learned query is not a token that can be selected.
     const known = (/** @type {string | undefined} */ side) => side !== undefined && side in this.walk.sides;
     const rows = known(section?.side) ? section.side : Object.keys(this.walk.sides)[0];
     return { rows, columns: known(section?.keys) ? section.keys : rows };
   }
 
-  /** The attention and the head that are shown, in this view as in the others. */
+  /** The selected attention and head, shared with the other views. */
   get shown() {
     const { shown } = this.state.view;
     const known = this.sections.some((one) => one.attention === shown.attention);
@@ -208,7 +208,7 @@ export class Walk {
     event.preventDefault();
   }
 
-  // The sections
+  // Sections
 
   makeStations() {
     /** @type {{item: HTMLElement, details: HTMLDetailsElement, mark: HTMLElement, body: HTMLElement, drawn: boolean}[]} */
@@ -236,7 +236,7 @@ export class Walk {
     if (details.open) this.draw(n);
   }
 
-  /** Whether a section is about the tokens that are followed. @param {Section} section */
+  /** Whether a section is about the selected tokens. @param {Section} section */
   applies(section) {
     return section.token === undefined || this.tokens[section.side] === section.token;
   }
@@ -259,7 +259,7 @@ export class Walk {
     if (changed === null || changed.has("shown") || changed.has("pin")) this.redraw(changed === null || changed.has("shown"));
   }
 
-  /** Shows the tokens and the head that are followed. @param {boolean} [arrive] whether the shown attention's section opens */
+  /** Redraws after a change of the selection. @param {boolean} [arrive] whether to open the section of the selected attention */
   redraw(arrive = false) {
     const { attention, head, heads } = this.shown;
     this.attention.value = attention;
@@ -280,7 +280,7 @@ export class Walk {
         this.draw(n);
       }
     });
-    // The first and the last section are open too, at first.
+    // Initially the first and the last section are open too.
     if (!this.arrived) for (const n of [0, this.sections.length - 1]) this.stations[n].details.open = true;
     if (arrive) {
       const place = this.sections.findIndex((section) => this.applies(section) && section.attention === attention);
@@ -290,13 +290,13 @@ export class Walk {
     this.say();
   }
 
-  /** Draws the cards of a section. @param {number} n */
+  /** Draws the steps of a section. @param {number} n */
   draw(n) {
     if (!this.trace) return;
     fill(this.stations[n].body, this.stepsOf[n].map((step) => this.card(step)));
   }
 
-  // The check
+  // Comparison with recorded values
 
   checkSome() {
     const { steps } = this.walk;
@@ -311,11 +311,11 @@ export class Walk {
     return false;
   }
 
-  /** What is said of all steps. */
+  /** Shows the result of the comparison over all steps. */
   say() {
     const { steps } = this.walk;
     if (this.done < steps.length) {
-      fill(this.verdict, "Computing every step again…");
+      fill(this.verdict, "Recomputing every step …");
       return;
     }
     const worst = Math.max(...steps.map((_, n) => this.trace.check(n)));
@@ -324,19 +324,19 @@ export class Walk {
     change(this.verdict, { "data-agrees": worst <= AGREES ? "yes" : "no" });
     fill(
       this.verdict,
-      h("strong", {}, worst <= AGREES ? `✓ All ${computed} steps, computed again in this page, agree` : "≠ Some steps do not agree"),
-      ` to ${gapSays(worst)} with the numbers that came with it, and these to ${gapSays(own)} with the model's own.`,
+      h("strong", {}, worst <= AGREES ? `✓ All ${computed} steps, recomputed in this page, agree` : "≠ Some steps do not agree"),
+      ` with the recorded values to within ${gapSays(worst)}; the recorded values agree with the model's to within ${gapSays(own)}.`,
     );
   }
 
-  // One step
+  // Steps
 
-  /** Which numbers of a step are shown: the row of the token that is followed, in the head that is followed. @param {number} n @returns {Row} */
+  /** The displayed numbers of a step: the row of the selected token in the selected head. @param {number} n @returns {Row} */
   rowOf(n) {
     const step = this.walk.steps[n];
     const { shape, axes } = step.output;
     const { head, heads } = this.shown;
-    // The row runs along the last axis; of an image, whose cells come last, along the channels.
+    // The row runs along the last axis; for an image, whose spatial axes come last, along the channels.
     const along_ = axes[0] === "channels" && axes.length > 1 ? 0 : axes.length - 1;
     let [start, stride, token, which, followed] = [0, 1, "", "", ""];
     for (let axis = axes.length - 1, size = 1; axis >= 0; size *= shape[axis--]) {
@@ -351,7 +351,7 @@ export class Walk {
         token = isolated(visible(this.walk.sides[side].tokens[at]));
         followed = side;
       } else if (side === "heads") {
-        // Fewer heads of keys and values serve several heads of queries.
+        // Grouped-query attention: several query heads share a key and value head.
         at = shape[axis] >= heads ? Math.min(head, shape[axis] - 1) : Math.floor((head * shape[axis]) / heads);
         if (shape[axis] > 1) which = `head ${at}`;
       }
@@ -365,14 +365,14 @@ export class Walk {
     const { data } = this.trace.value(n);
     const descending = (/** @type {number} */ a, /** @type {number} */ b) => data[start + b * stride] - data[start + a * stride];
     if (last === "vocabulary") {
-      // The likeliest ten, by their names.
+      // The ten most probable tokens.
       columns = columns.sort(descending).slice(0, 10);
       names = columns.map((i) => visible(this.walk.names[i] ?? `token ${i}`));
       if (of && followed && !this.host.scene.picture) of = `after ${of}`;
     }
     const way = step.op === "softmax" ? "bars" : "cells";
     if (way === "bars" && this.host.scene.picture && names && columns.length > MOST_BARS) {
-      // Of many patches the greatest, by their names; all of them are painted.
+      // Of many patches, list only the largest; all of them are painted.
       const all = names;
       columns = columns.sort(descending).slice(0, MOST_BARS);
       names = columns.map((i) => all[i]);
@@ -396,10 +396,10 @@ export class Walk {
     const gap = this.trace.check(n);
     const given = step.op === "given";
     const check = given
-      ? h("span", { class: "check", "data-agrees": "given" }, "given")
+      ? h("span", { class: "check", "data-agrees": "given" }, "input")
       : h(
           "span",
-          { class: "check", "data-agrees": gap <= AGREES ? "yes" : "no", title: "The largest difference between what this page computes and what came with it" },
+          { class: "check", "data-agrees": gap <= AGREES ? "yes" : "no", title: "Largest difference between the value computed in this page and the recorded one" },
           gap <= AGREES ? "✓ " : "≠ ",
           h("span", { class: "unseen" }, gap <= AGREES ? "agrees, largest difference " : "does not agree, largest difference "),
           gapSays(gap),
@@ -415,12 +415,12 @@ export class Walk {
         {},
         h("code", {}, step.where),
         this.trace.paramsOf(n).map(({ sign, name, shape }) => h("span", { class: "param" }, h("i", {}, sign), ` ${shape.join("×")} `, h("code", {}, name))),
-        step.differs === null ? null : h("span", { class: "own" }, step.differs === 0 ? "the model's own numbers: the same" : `the model's own numbers: within ${gapSays(step.differs)}`),
+        step.differs === null ? null : h("span", { class: "own" }, step.differs === 0 ? "identical to the model's values" : `within ${gapSays(step.differs)} of the model's values`),
       ),
     );
   }
 
-  /** Weights over patches, painted; null where there are none. @param {number} n */
+  /** Weights over patches as an overlay, or null if there are none. @param {number} n */
   painted(n) {
     const { op, output } = this.walk.steps[n];
     const side = output.axes[output.axes.length - 1];
@@ -430,7 +430,7 @@ export class Walk {
     return rowMap(this.host, side, this.trace.value(n).data.subarray(start, start + width));
   }
 
-  /** Numbers in a row, each of which shows how it is made. @param {number} n @param {Row} row @param {number} pointed @param {() => void} show */
+  /** A row of numbers; selecting one shows its derivation. @param {number} n @param {Row} row @param {number} pointed @param {() => void} show */
   cells(n, { of, places, names, total }, pointed, show) {
     const { data } = this.trace.value(n);
     const all = this.unfolded.has(n);
@@ -476,7 +476,7 @@ export class Walk {
                 show();
               },
             },
-            all ? "fewer" : `… ${rest} more`,
+            all ? "show fewer" : `… ${rest} more`,
           )
         : null;
     const width = total > 1 && !names ? h("span", { class: "width" }, ` ${total} channels`) : null;
@@ -484,14 +484,14 @@ export class Walk {
       of ? h("p", { class: "of" }, of, width) : null,
       h(
         "div",
-        { class: "row-of", role: "group", "aria-label": of ? `Numbers of ${of}` : "Numbers", onkeydown: (/** @type {KeyboardEvent} */ event) => this.roamCells(event, n, count, show) },
+        { class: "row-of", role: "group", "aria-label": of ? `Values of ${of}` : "Values", onkeydown: (/** @type {KeyboardEvent} */ event) => this.roamCells(event, n, count, show) },
         cells,
         more,
       ),
     ];
   }
 
-  /** Weights and probabilities: bars. @param {number} n @param {Row} row @param {number} pointed @param {() => void} show */
+  /** Weights and probabilities as bars. @param {number} n @param {Row} row @param {number} pointed @param {() => void} show */
   bars(n, { of, places, names }, pointed, show) {
     const { data } = this.trace.value(n);
     return [
@@ -539,7 +539,7 @@ export class Walk {
     this.point(n, (now + moves[event.key] + count) % count, show);
   }
 
-  /** How one number is made of those before it. @param {number} n @param {Row} row @param {number} i @param {string[] | null} names */
+  /** The derivation of one number from the inputs of its step. @param {number} n @param {Row} row @param {number} i @param {string[] | null} names */
   making(n, { places }, i, names) {
     const at = places[i];
     const sum = this.trace.made(n, at);

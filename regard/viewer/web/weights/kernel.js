@@ -1,14 +1,14 @@
 /**
- * Rows of weights, fast: four queries by eight keys at a time, in 700 bytes of WebAssembly with four-wide arithmetic,
- * put together here. A plain twin stands beside it (`weightsInto` in maths.js): it gives the numbers that people read
- * and takes over where a page may not run WebAssembly. This one is for pictures: float32, right to about five digits.
+ * Fast computation of attention weights: four queries by eight keys at a time, in 700 bytes of SIMD WebAssembly that are
+ * assembled here. The plain twin (`weightsInto` in maths.js) computes the numbers that are displayed, and replaces this
+ * kernel where WebAssembly is not available. This one is for drawing: float32, accurate to about five digits.
  */
 
 import { reachOf, weightsInto } from "./maths.js";
 
 /** @typedef {import("./maths.js").Head} Head */
 
-// The few instructions that are needed, by the names of the WebAssembly specification.
+// The instructions that are needed, by the names of the WebAssembly specification.
 const I32 = 0x7f;
 const F32 = 0x7d;
 const V128 = 0x7b;
@@ -46,36 +46,35 @@ const f32Max = 0x97;
 const i32Const = (n) => [0x41, signed(n)];
 /** @param {number} x */
 const f32Const = (x) => [0x43, ...new Uint8Array(new Float32Array([x]).buffer)];
-/** The same number four times. @param {number} x */
+/** Broadcasts a constant to four lanes. @param {number} x */
 const four = (x) => [f32Const(x), f32x4Splat];
-/** Moves a pointer on. @param {number} local @param {number} bytes */
+/** Advances a pointer. @param {number} local @param {number} bytes */
 const advance = (local, bytes) => [get(local), i32Const(bytes), i32Add, set(local)];
-/** Repeats the body as often as a local says. @param {number} local @param {any[]} body */
+/** A loop with the number of iterations in a local. @param {number} local @param {any[]} body */
 const times = (local, body) => [0x03, 0x40, body, get(local), i32Const(1), i32Sub, tee(local), 0x0d, 0, 0x0b];
 
-/** LEB128. @param {number} n @returns {number[]} */
+/** Unsigned LEB128. @param {number} n @returns {number[]} */
 function unsigned(n) {
   return n < 128 ? [n] : [(n & 127) | 128, ...unsigned(n >>> 7)];
 }
 
-/** @param {number} n @returns {number[]} */
+/** Signed LEB128. @param {number} n @returns {number[]} */
 function signed(n) {
   const last = (n >> 6 === 0 && !(n & 64)) || (n >> 6 === -1 && n & 64);
   return last ? [n & 127] : [(n & 127) | 128, ...signed(n >> 7)];
 }
 
-/** Below every score, and still a number. */
+/** Score of masked keys: smaller than every other score, but finite. */
 const LOWEST = -3e38;
 const LANES = [0, 1, 2, 3];
 
 /**
- * dots(q, k, out, groups, D, stride): the products of four queries with 8 · groups keys. q holds, for each d, that number
- * of the four queries; k, for each group and each d, that number of its eight keys. A query's row in `out` is `stride`
- * bytes long.
+ * dots(q, k, out, groups, D, stride): dot products of four queries with 8 · groups keys. q is interleaved by four queries,
+ * k by the eight keys of a group. A query's row in `out` has `stride` bytes.
  */
 function dotsBody() {
   const [q, k, out, groups, width, stride, d, query, place] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
-  /** The sum for query j and half h of the keys. @param {number} j @param {number} h */
+  /** The accumulator of query j and half h of the keys. @param {number} j @param {number} h */
   const sum = (j, h) => 9 + 2 * j + h;
   const [near, far, number] = [17, 18, 19];
   return times(groups, [
@@ -99,7 +98,7 @@ function dotsBody() {
   ]);
 }
 
-/** greatest(x, n): the greatest of 4 n numbers. */
+/** greatest(x, n): the maximum of 4 n numbers. */
 function greatestBody() {
   const [x, n, best] = [0, 1, 2];
   return [
@@ -111,12 +110,12 @@ function greatestBody() {
 }
 
 /**
- * exps(x, n, greatest): makes of each of 4 n numbers e^(x − greatest), and gives their sum.
- * e^x = 2^n e^r, where n is x / ln 2 rounded and r what is left: eight terms of its series are enough.
+ * exps(x, n, greatest): replaces each of 4 n numbers by e^(x − greatest), and returns their sum.
+ * e^x = 2^n e^r, where n is x / ln 2 rounded and r the remainder, with eight terms of the series of e^r.
  */
 function expsBody() {
   const [x, n, greatest, sum, rest, whole, power] = [0, 1, 2, 3, 4, 5, 6];
-  const coarse = 355 / 512; // ln 2 in two parts, so that n times the first is exact
+  const coarse = 355 / 512; // ln 2 in two parts, so that the product of n and the first is exact
   const terms = [1];
   for (let i = 1; i < 8; i++) terms.push(terms[i - 1] / i);
   return [
@@ -128,7 +127,7 @@ function expsBody() {
       [get(whole), four(Math.LN2 - coarse), f32x4Mul, f32x4Sub, set(rest)],
       four(terms[7]),
       [6, 5, 4, 3, 2, 1, 0].map((i) => [get(rest), f32x4Mul, four(terms[i]), f32x4Add]),
-      // 2^n by its bits: the exponent of a float begins at bit 23.
+      // 2^n from its bits: the exponent of a float starts at bit 23.
       [get(whole), i32x4TruncSat, i32Const(127), i32x4Splat, i32x4Add, i32Const(23), i32x4Shl],
       [f32x4Mul, tee(power), v128Store(0)],
       [get(sum), get(power), f32x4Add, set(sum), advance(x, 16)],
@@ -139,7 +138,7 @@ function expsBody() {
 }
 
 /**
- * The module's bytes: types, one imported memory, three functions and their names.
+ * The bytes of the module: types, one imported memory, three functions and their names.
  * @returns {Uint8Array<ArrayBuffer>}
  */
 export function kernelBytes() {
@@ -186,15 +185,15 @@ export function kernelBytes() {
   );
 }
 
-/** Keys of heads are kept in the kernel's memory up to so many numbers; then all make room. */
+/** Capacity of the kernel's memory for keys of heads, in numbers; when it is full, all of them are evicted. */
 const ROOM = 24 * 2 ** 20;
 
 /** Computes rows of weights of any head. */
 export class Kernel {
-  /** @param {boolean} [fast] whether WebAssembly may be tried @param {number} [room] numbers of keys to keep */
+  /** @param {boolean} [fast] whether to use WebAssembly @param {number} [room] capacity for keys, in numbers */
   constructor(fast = true, room = ROOM) {
     this.room = room;
-    /** What is known of each head: where its keys lie, and for each row its greatest score and the sum of powers. */
+    /** By head: the address of its keys, and each row's maximum score and sum of exponentials. */
     this.known = new WeakMap();
     this.run = null;
     if (!fast) return;
@@ -204,7 +203,7 @@ export class Kernel {
       this.run = /** @type {any} */ (new WebAssembly.Instance(module, { page: { memory: this.memory } }).exports);
       this.numbers = new Float32Array(this.memory.buffer);
     } catch {
-      this.run = null; // forbidden by the page's policy, or no four-wide arithmetic here
+      this.run = null; // forbidden by the page's content security policy, or no SIMD support
     }
     this.generation = 0;
     this.scratch = 0;
@@ -212,7 +211,7 @@ export class Kernel {
   }
 
   /**
-   * The weights of some rows for the keys from..to, row after row, into `out`.
+   * Writes the weights of some rows for the keys from..to, row after row, into `out`.
    * @param {Head} head @param {number[]} rows @param {number} from @param {number} to @param {Float32Array} out
    */
   rowsInto(head, rows, from, to, out) {
@@ -235,7 +234,7 @@ export class Kernel {
     const { D, S, T, bias, scale, q } = head;
     const place = this.placeOf(head);
     const reaches = rows.map((t) => reachOf(head.mask, t + S - T, S));
-    // A row that was once seen whole is known by its greatest score and its sum: then a part of it is enough.
+    // If the maximum and the sum of a row are known from an earlier call, only the requested keys are computed.
     const seen = rows.every((t) => place.sums[t] !== 0);
     let first = Math.min(...reaches.map((reach) => reach.from));
     let end = Math.max(...reaches.map((reach) => reach.to));
@@ -255,7 +254,7 @@ export class Kernel {
     rows.forEach((t, j) => {
       const reach = reaches[j];
       const begin = results + j * stride;
-      const key = group * 8; // the key of the first number
+      const key = group * 8; // index of the first key
       if (bias) for (let i = 0; i < stride && key + i < S; i++) f[begin + i] += bias[key + i - t + T - 1];
       if (reach.from > key) f.fill(LOWEST, begin, begin + Math.min(stride, reach.from - key));
       if (reach.to < key + stride) f.fill(LOWEST, begin + Math.max(0, reach.to - key), begin + stride);
@@ -271,7 +270,7 @@ export class Kernel {
     });
   }
 
-  /** Where a head's keys lie in the memory; they are put there if they are not. @param {Head} head */
+  /** Returns the memory slot of a head, after copying its keys there if needed. @param {Head} head */
   placeOf(head) {
     const { D, S, T, k } = head;
     let place = this.known.get(head);

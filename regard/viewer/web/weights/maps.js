@@ -1,4 +1,4 @@
-/** Maps of weights: of a head, of the mean of heads, of words; and pictures of parts of them, at any length. */
+/** Attention maps of heads, of the mean over heads and of words; rasters of their parts, for maps of any length. */
 
 import {
   addJoined,
@@ -19,14 +19,14 @@ import { Axis } from "../core/tokens.js";
 /** @typedef {import("../core/state.js").Zoom} Zoom */
 /** @typedef {import("./maths.js").Head} Head */
 
-/** Maps of up to so many cells are computed at once and kept whole; longer ones are computed row by row. */
+/** Maps of up to this number of cells are computed at once and kept; larger ones are computed row by row. */
 export const WHOLE = 2 ** 20;
-/** Whole maps are kept up to so many cells in all. */
+/** Total number of cells of maps that are kept. */
 const KEPT = 24 * 2 ** 20;
-/** From so many rows are measures of a long map taken. */
+/** Number of rows from which the measures of a large map are estimated. */
 const SAMPLE = 96;
 
-/** A map of weights. Rows are computed when they are wanted. */
+/** An attention map. Rows are computed on demand. */
 export class Weights {
   /** @param {number} rows @param {number} columns */
   constructor(rows, columns) {
@@ -36,17 +36,17 @@ export class Weights {
     this.exactRows = new Map();
     /** @type {Float32Array | null} */
     this.cells = null;
-    /** Whether there are numbers below zero, as in differences: then those are great that are far from it. */
+    /** Whether there are negative values, as in differences: then values are compared by magnitude. */
     this.signed = false;
   }
 
-  /** Whether the map is kept whole. */
+  /** Whether all cells of the map are kept in memory. */
   get whole() {
     return this.rows * this.columns <= WHOLE;
   }
 
   /**
-   * The weights of some rows for the columns from..to, for pictures.
+   * Writes the weights of some rows for the columns from..to, in single precision.
    * @param {number[]} rows @param {number} from @param {number} to @param {Float32Array} out
    */
   rowsInto(rows, from, to, out) {
@@ -55,7 +55,7 @@ export class Weights {
     rows.forEach((row, i) => out.set(cells.subarray(row * columns + from, row * columns + to), i * (to - from)));
   }
 
-  /** All cells of a map that is kept whole. @returns {Float32Array} */
+  /** All cells of a map that is kept in memory. @returns {Float32Array} */
   all() {
     if (!this.cells) {
       this.cells = new Float32Array(this.rows * this.columns);
@@ -69,7 +69,7 @@ export class Weights {
     return this.cells;
   }
 
-  /** The numbers of a row, in double precision. @param {number} row @returns {Float64Array} */
+  /** A row in double precision. @param {number} row @returns {Float64Array} */
   exact(row) {
     if (!this.exactRows.has(row)) {
       if (this.exactRows.size >= 64) this.exactRows.clear();
@@ -79,7 +79,7 @@ export class Weights {
   }
 
   /**
-   * The place of the greatest weight in a block.
+   * Row and column of the largest weight in a block.
    * @param {[number, number]} rows @param {[number, number]} columns @returns {[number, number]}
    */
   greatest(rows, columns) {
@@ -91,7 +91,7 @@ export class Weights {
     return [rows[0] + Math.floor(best / width), columns[0] + (best % width)];
   }
 
-  /** Rows that speak for the map: all, or evenly chosen ones. @returns {number[]} */
+  /** The rows from which measures are computed: all, or an evenly spaced sample. @returns {number[]} */
   sample() {
     const count = this.whole ? this.rows : Math.min(this.rows, SAMPLE);
     return Array.from({ length: count }, (_, i) => Math.floor(((i + 0.5) * this.rows) / count));
@@ -99,12 +99,12 @@ export class Weights {
 
   /** @param {number[]} rows @param {number} from @param {number} to @param {Float32Array} out */
   compute(rows, from, to, out) {
-    throw new Error("every kind of map computes its own");
+    throw new Error("Weights.compute is abstract.");
   }
 
   /** @param {number} row @returns {Float64Array} */
   computeExactly(row) {
-    throw new Error("every kind of map computes its own");
+    throw new Error("Weights.computeExactly is abstract.");
   }
 }
 
@@ -160,7 +160,7 @@ class MeanWeights extends Weights {
   }
 }
 
-/** A map of tokens as a map of words: columns of a word are summed, rows of a word averaged. */
+/** A map of tokens merged to words: columns of a word are summed, rows of a word averaged. */
 class WordWeights extends Weights {
   /** @param {Weights} tokens @param {Axis} rows @param {Axis} columns */
   constructor(tokens, rows, columns) {
@@ -185,7 +185,7 @@ class WordWeights extends Weights {
     out.fill(0, 0, rows.length * width);
     /** @type {number[]} */
     const tokens = [];
-    /** For each token, whose row it belongs to and what share of it it is. @type {[number, number][]} */
+    /** For each token, the index of its row and its share in it. @type {[number, number][]} */
     const parts = [];
     rows.forEach((word, i) => {
       const [begin, stop] = [this.rowStarts[word], this.rowStarts[word + 1]];
@@ -216,7 +216,7 @@ class WordWeights extends Weights {
   }
 }
 
-/** The attentions of a scene: their axes, their maps, their names. */
+/** The attentions of a scene: their axes and maps. */
 export class Attentions {
   /** @param {import("../core/host.js").Host} host @param {Kernel} [kernel] */
   constructor(host, kernel = new Kernel()) {
@@ -233,7 +233,7 @@ export class Attentions {
     this.axes = new Map();
   }
 
-  /** @param {Shown} shown whether there is such a head */
+  /** Whether there is such a head. @param {Shown} shown */
   has(shown) {
     const attention = this.byName.get(shown?.attention);
     return attention !== undefined && (shown.head === "mean" ? attention.heads > 1 : shown.head < attention.heads);
@@ -246,18 +246,18 @@ export class Attentions {
     return this.axes.get(key);
   }
 
-  /** What stands along the two axes of an attention. @param {string} name @param {boolean} joined */
+  /** The two axes of an attention. @param {string} name @param {boolean} joined */
   axesOf(name, joined) {
     const { rows, columns } = this.byName.get(name);
     return { rows: this.axis(rows, joined), columns: this.axis(columns, joined) };
   }
 
-  /** Whether an attention's numbers are there. @param {string} name */
+  /** Whether the arrays of an attention are loaded. @param {string} name */
   isLoaded(name) {
     return this.raws.has(name);
   }
 
-  /** Fetches the numbers of an attention. @param {string} name */
+  /** Loads the arrays of an attention. @param {string} name */
   async load(name) {
     if (this.raws.has(name)) return;
     const attention = this.byName.get(name);
@@ -276,7 +276,7 @@ export class Attentions {
   map(shown, joined) {
     const key = `${shown.attention}:${shown.head}:${joined}`;
     let map = this.maps.get(key);
-    // The map that was asked for last stands last, and is the last to go.
+    // Least recently used maps come first and are evicted first.
     if (map) this.maps.delete(key);
     else map = this.make(shown, joined);
     this.maps.set(key, map);
@@ -302,30 +302,30 @@ export class Attentions {
   }
 }
 
-/** All of a map. @param {{rows: number, columns: number}} map @returns {Zoom} */
+/** The range of an entire map. @param {{rows: number, columns: number}} map @returns {Zoom} */
 export function wholeOf(map) {
   return { rows: [0, map.rows], columns: [0, map.columns] };
 }
 
 /**
- * A picture of a part of a map, in blocks: each shows the greatest of its weights. The rows of a long map are computed
- * step by step, spread out first, so that the picture is there at once and becomes exact: what it shows can only grow.
+ * A raster of a part of a map, max-pooled in blocks. Rows of a large map are computed step by step in an interleaved order,
+ * so that a coarse raster is available at once and becomes exact: its values can only grow.
  */
 export class Picture {
   /**
-   * @param {Weights} map @param {Zoom} zoom @param {number} tall the most blocks of a column @param {number} wide of a row
-   * @param {Picture | null} [before] another picture of the map: what to show until the own numbers are there
+   * @param {Weights} map @param {Zoom} zoom @param {number} tall maximum height in blocks @param {number} wide maximum width
+   * @param {Picture | null} [before] another raster of the map, whose values are shown until the new ones are computed
    */
   constructor(map, zoom, tall, wide, before = null) {
     this.map = map;
     this.zoom = zoom;
     const [rows, columns] = [zoom.rows[1] - zoom.rows[0], zoom.columns[1] - zoom.columns[0]];
-    /** How many rows and columns a block has. */
+    /** Rows and columns per block. */
     this.block = { rows: Math.ceil(rows / Math.max(1, tall)), columns: Math.ceil(columns / Math.max(1, wide)) };
     this.height = Math.ceil(rows / this.block.rows);
     this.width = Math.ceil(columns / this.block.columns);
     this.values = new Float32Array(this.height * this.width);
-    /** How many rows of each row of blocks have been seen. */
+    /** The number of computed rows of each row of blocks. */
     this.seen = new Uint16Array(this.height);
     this.seenRows = 0;
     this.seeded = before !== null;
@@ -338,12 +338,12 @@ export class Picture {
     return this.visit.done === true;
   }
 
-  /** Whether every block has seen at least one row. */
+  /** Whether every block has at least one computed row. */
   get begun() {
     return this.seenRows >= this.height;
   }
 
-  /** The share of the rows that have been seen. */
+  /** The computed fraction of the rows. */
   get share() {
     return this.seenRows / (this.zoom.rows[1] - this.zoom.rows[0]);
   }
@@ -363,7 +363,7 @@ export class Picture {
   }
 
   /**
-   * The rows of blocks in the order in which they are seen: every eighth, fourth, second, the rest; then round again.
+   * The order in which rows of blocks are computed: every eighth, fourth, second, the rest; then the next row of each.
    */
   *visits() {
     for (let step = 8, first = true; step >= 1; step /= 2, first = false) {
@@ -374,12 +374,12 @@ export class Picture {
     }
   }
 
-  /** How many rows a row of blocks has. @param {number} y */
+  /** The number of rows in a row of blocks. @param {number} y */
   rowsOf(y) {
     return Math.min(this.block.rows, this.zoom.rows[1] - this.zoom.rows[0] - y * this.block.rows);
   }
 
-  /** Sees some more rows. Says whether there are more to see. @param {number} [count] @returns {boolean} */
+  /** Computes some more rows. Returns whether there are more to compute. @param {number} [count] @returns {boolean} */
   step(count = 16) {
     const { columns } = this.zoom;
     /** @type {number[]} */
@@ -389,7 +389,7 @@ export class Picture {
     for (; ys.length < count && !this.visit.done; this.visit = this.order.next()) {
       const y = /** @type {number} */ (this.visit.value);
       const all = this.rowsOf(y);
-      // Half a block on, then a quarter: a few rows of a block should be far from one another.
+      // Bit-reversed order, so that the first rows of a block are far apart.
       const nth = this.seen[y];
       const place = all === this.block.rows ? spread(nth, all) : nth;
       this.seen[y] += 1;
@@ -403,7 +403,7 @@ export class Picture {
       const into = this.values.subarray(y * this.width, (y + 1) * this.width);
       if (this.seen[y] === 1) into.fill(0);
       (this.map.signed ? raiseFar : raiseTo)(out.subarray(i * length, (i + 1) * length), this.block.columns, into);
-      // Until their own numbers are there, the rows below show this one's.
+      // Until they are computed, the rows below show the values of this one.
       if (!this.seeded && !this.begun) {
         for (let below = y + 1; below < Math.min(y + 8, this.height) && this.seen[below] === 0; below++) {
           this.values.set(into, below * this.width);
@@ -414,7 +414,7 @@ export class Picture {
     return !this.complete;
   }
 
-  /** The rows and columns of the block at a place. @param {number} y @param {number} x @returns {Zoom} */
+  /** Rows and columns of a block. @param {number} y @param {number} x @returns {Zoom} */
   blockAt(y, x) {
     const row = this.zoom.rows[0] + y * this.block.rows;
     const column = this.zoom.columns[0] + x * this.block.columns;
@@ -426,13 +426,13 @@ export class Picture {
 }
 
 /**
- * The n-th of `count` places when each is as far as can be from those before.
+ * The n-th of `count` indices in bit-reversed order, in which each is far from the ones before.
  * @param {number} n @param {number} count
  */
 function spread(n, count) {
   let bits = 1;
   while (1 << bits < count) bits++;
-  // The numbers with their bits turned round, less those that are too great.
+  // Skip bit-reversed numbers that are out of range.
   let found = -1;
   for (let i = 0; found < n; i++) {
     let turned = 0;
@@ -446,8 +446,8 @@ function spread(n, count) {
 }
 
 /**
- * Goes through the rows that speak for maps of one size, eight at a time: a kernel likes company.
- * @param {Weights[]} maps @param {(rows: Float32Array[]) => void} see is given one row of each map
+ * Iterates over the sampled rows of maps of equal size, eight at a time, which the kernel computes together.
+ * @param {Weights[]} maps @param {(rows: Float32Array[]) => void} see called with one row of each map
  */
 function overSample(maps, see) {
   const { columns } = maps[0];
@@ -460,7 +460,7 @@ function overSample(maps, see) {
   }
 }
 
-/** The mean entropy of a map's rows, in bits. Rows that look at nothing are left out. @param {Weights} map */
+/** The mean entropy of a map's rows in bits, without rows that attend to nothing. @param {Weights} map */
 export function meanEntropy(map) {
   let [sum, looking] = [0, 0];
   overSample([map], ([row]) => {
@@ -471,7 +471,7 @@ export function meanEntropy(map) {
 }
 
 /**
- * How much of their weight two maps put on the same keys, on average over rows.
+ * The weight that two maps put on the same keys, averaged over rows.
  * @param {Weights} a @param {Weights} b
  */
 export function agreementOf(a, b) {

@@ -1,30 +1,30 @@
 /**
- * Attention's arithmetic: from q and k to weights, and what is measured on them. Nothing here knows of a page: it runs
- * under node too, where it is compared with NumPy.
+ * Attention from q and k to weights, and measures of weights. No DOM: this also runs under node, where it is compared with
+ * NumPy.
  *
- * Axes: T queries (rows), S keys (columns), H heads, G heads of the keys, D width. Query t stands at p = t + S − T.
+ * Axes: T queries (rows), S keys (columns), H heads, G key heads, D head width. Query t has position p = t + S − T.
  */
 
 /** @typedef {{op: string, size?: number, length?: number, parts?: Mask[], part?: Mask}} Mask */
 /** @typedef {{called: string, form: string, scale?: number}} Score */
 /**
- * @typedef {{numbers: Float32Array | Uint16Array, low: Float32Array | null, step: Float32Array | null}} Raw numbers as they came
+ * @typedef {{numbers: Float32Array | Uint16Array, low: Float32Array | null, step: Float32Array | null}} Raw encoded numbers
  */
 /**
- * One head of one attention: what a row of weights is computed from.
+ * One head of one attention: the inputs of a row of weights.
  * @typedef {{T: number, S: number, D: number, q: Float32Array, k: Float32Array, scale: number,
  *   w: Float32Array | null, bias: Float32Array | null, mask: Mask | null}} Head
  */
 /** @typedef {Float32Array | Float64Array} Row */
 
 /**
- * Numbers of a blob, still as they came. Large ones come in sixteen bits: for each channel (a number of a head) its least
- * value and a step, then whole numbers of steps.
+ * Reads the numbers of a blob without decoding them. Large blobs are quantized to 16 bits: for each channel a minimum and a
+ * step, then multiples of the step.
  * @param {ArrayBuffer} buffer @param {{type: string, shape: number[]}} blob @returns {Raw}
  */
 export function rawOf(buffer, { type, shape }) {
   if (type === "float32") return { numbers: new Float32Array(buffer), low: null, step: null };
-  if (type !== "uint16") throw new Error(`Numbers of type ${type} are not known.`);
+  if (type !== "uint16") throw new Error(`Unknown number type: ${type}.`);
   const channels = shape.slice(1).reduce((product, n) => product * n, 1);
   return {
     low: new Float32Array(buffer, 0, channels),
@@ -34,7 +34,7 @@ export function rawOf(buffer, { type, shape }) {
 }
 
 /**
- * One head out of numbers of shape (rows, heads, width).
+ * Decodes one head of numbers of shape (rows, heads, width).
  * @param {Raw} raw @param {number} rows @param {number} heads @param {number} width @param {number} head
  */
 export function taken({ numbers, low, step }, rows, heads, width, head) {
@@ -51,7 +51,7 @@ export function taken({ numbers, low, step }, rows, heads, width, head) {
 }
 
 /**
- * Head h of an attention. Where there are fewer heads of keys, neighbouring heads share one.
+ * Decodes head h of an attention. With grouped-query attention, adjacent heads share a key head.
  * @param {{heads: number, score: Score, mask: Mask | null, q: {shape: number[]}, k: {shape: number[]}}} attention
  * @param {{q: Raw, k: Raw, w: Raw | null, bias: Raw | null}} raw
  * @param {number} h
@@ -74,7 +74,7 @@ export function headOf(attention, raw, h) {
 }
 
 /**
- * Whether a query at p may look at key s.
+ * Whether a query at position p may attend to key s.
  * @param {Mask | null} mask @param {number} p @param {number} s @returns {boolean}
  */
 export function mayLook(mask, p, s) {
@@ -93,11 +93,12 @@ export function mayLook(mask, p, s) {
     case "not":
       return !mayLook(mask.part, p, s);
   }
-  throw new Error(`A mask called ${mask.op} is not known.`);
+  throw new Error(`Unknown mask operation: ${mask.op}.`);
 }
 
 /**
- * The keys from..to among which are all that a query at p may look at; `open`, where some in between are shut.
+ * The range from..to that contains all keys a query at position p may attend to; `open` tests keys of the range, if some
+ * of them are masked.
  * @param {Mask | null} mask @param {number} p @param {number} S
  * @returns {{from: number, to: number, open: ((s: number) => boolean) | null}}
  */
@@ -118,11 +119,11 @@ export function reachOf(mask, p, S) {
   };
 }
 
-/** e^2x of the numbers of a concat head, so that tanh(q + k) = 1 − 2 / (e^2q e^2k + 1) needs no power for each pair. */
+/** Caches e^2x of a concat head, so that tanh(q + k) = 1 − 2 / (e^2q e^2k + 1) needs no exponential per pair. */
 const powers = new WeakMap();
 
 /**
- * Null where a number is so great that its power would have no end.
+ * Null if a number is so large that its exponential overflows.
  * @param {Float32Array} numbers @returns {Float64Array | null}
  */
 function powersOf(numbers) {
@@ -134,7 +135,7 @@ function powersOf(numbers) {
 }
 
 /**
- * The raw scores of query t with the keys from..to, before mask and softmax, in double precision.
+ * Computes the scores of query t with the keys from..to, before mask and softmax, in double precision.
  * @param {Head} head @param {number} t @param {number} from @param {number} to @param {Row} out
  */
 export function scoresInto(head, t, from, to, out) {
@@ -157,7 +158,7 @@ export function scoresInto(head, t, from, to, out) {
   } else {
     const { q, k } = head;
     for (let s = from; s < to; s++) {
-      // Two sums that do not wait for each other.
+      // Two independent sums for instruction-level parallelism.
       let even = 0;
       let odd = 0;
       let d = 0;
@@ -175,7 +176,7 @@ export function scoresInto(head, t, from, to, out) {
 }
 
 /**
- * The weights of query t: the softmax of its scores over the keys it may look at. Where there are none, zeros.
+ * Computes the weights of query t: the softmax of its scores over unmasked keys, or zeros if all are masked.
  * @template {Row} R @param {Head} head @param {number} t @param {R} out @returns {R}
  */
 export function weightsInto(head, t, out) {
@@ -197,7 +198,7 @@ export function weightsInto(head, t, out) {
   return out;
 }
 
-/** How widely a row looks, in bits: 0 at one key, log2 n at n keys evenly. @param {Row} row @returns {number} */
+/** The entropy of a row in bits: 0 for one key, log2 n for a uniform distribution over n keys. @param {Row} row @returns {number} */
 export function entropyOf(row) {
   let sum = 0;
   for (let s = 0; s < row.length; s++) if (row[s] > 0) sum -= row[s] * Math.log2(row[s]);
@@ -205,7 +206,7 @@ export function entropyOf(row) {
 }
 
 /**
- * The weight that two rows put on the same keys: 1 if they are the same, 0 if they share none.
+ * The overlap of two rows, Σ min(a, b): 1 if they are equal, 0 if they share no key.
  * @param {Row} a @param {Row} b
  */
 export function overlapOf(a, b) {
@@ -215,7 +216,7 @@ export function overlapOf(a, b) {
 }
 
 /**
- * How much the rows of a map tell about where they look, in bits: the entropy of the mean row less the rows' mean entropy.
+ * Mutual information of row and column in bits: the entropy of the mean row minus the mean entropy of the rows.
  * @param {Row} map @param {number} rows @param {number} columns
  */
 export function informationOf(map, rows, columns) {
@@ -230,8 +231,8 @@ export function informationOf(map, rows, columns) {
 }
 
 /**
- * Where each word begins, and at last where the text ends. Tokens of one word follow one another; a token without a
- * word (null, or below 0) is one of its own.
+ * Start index of each word, and the number of tokens. Tokens of a word are contiguous; a token without a word (null or
+ * negative) is a word of its own.
  * @param {(number | null)[]} words @returns {Int32Array}
  */
 export function wordStarts(words) {
@@ -243,8 +244,8 @@ export function wordStarts(words) {
 }
 
 /**
- * Adds a row over tokens to a row over words: the weights of a word's tokens are summed. `share` is what the row counts
- * for: rows of one word are averaged. The row begins with token `first`.
+ * Adds a row over tokens, which starts at token `first`, to a row over words: the weights of a word's tokens are summed and
+ * multiplied by `share`, because rows of a word are averaged.
  * @param {Row} row @param {number} first @param {Int32Array} starts @param {number} from @param {number} to
  * @param {number} share @param {Row} out
  */
@@ -257,7 +258,7 @@ export function addJoined(row, first, starts, from, to, share, out) {
 }
 
 /**
- * Raises each of `out` to the greatest of its share of a row: block b holds row[b·size … (b + 1)·size).
+ * Max pooling: raises each element of `out` to the maximum of its block, row[b·size … (b + 1)·size).
  * @param {Row} row @param {number} size @param {Row} out
  */
 export function raiseTo(row, size, out) {
@@ -270,7 +271,7 @@ export function raiseTo(row, size, out) {
 }
 
 /**
- * The same for numbers of both signs: the farthest from zero.
+ * The same for signed numbers, by magnitude.
  * @param {Row} row @param {number} size @param {Float32Array} out
  */
 export function raiseFar(row, size, out) {
@@ -280,21 +281,21 @@ export function raiseFar(row, size, out) {
   }
 }
 
-/** The place of the number that is farthest from zero. @param {Row} row */
+/** Index of the number with the largest magnitude. @param {Row} row */
 export function farthestIn(row) {
   let best = 0;
   for (let s = 1; s < row.length; s++) if (Math.abs(row[s]) > Math.abs(row[best])) best = s;
   return best;
 }
 
-/** The place of the greatest of a row, from..to. @param {Row} row @param {number} [from] @param {number} [to] */
+/** Index of the maximum of a row in from..to. @param {Row} row @param {number} [from] @param {number} [to] */
 export function greatestIn(row, from = 0, to = row.length) {
   let best = from;
   for (let s = from + 1; s < to; s++) if (row[s] > row[best]) best = s;
   return best;
 }
 
-/** The places of the greatest of a row, greatest first. @param {Row} row @param {number} count */
+/** Indices of the largest numbers of a row, in descending order. @param {Row} row @param {number} count */
 export function greatestOf(row, count) {
   /** @type {number[]} */
   const best = [];
@@ -309,7 +310,7 @@ export function greatestOf(row, count) {
 }
 
 /**
- * 1 − 2 |A ∩ S| / (|A| + |S|): how far links are from the right ones (Och and Ney 2003, all gold links being sure).
+ * Alignment error rate, 1 − 2 |A ∩ S| / (|A| + |S|) (Och and Ney 2003), where all gold links are sure.
  * @param {[number, number][]} found @param {[number, number][]} gold
  */
 export function alignmentError(found, gold) {
