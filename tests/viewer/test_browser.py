@@ -178,13 +178,13 @@ def test_two_heads_are_compared_side_by_side(opened, small):
     common = page.locator(".measure", has_text="Overlap").locator(".value").text_content()
     assert float(common) == pytest.approx(agreement(a, b), abs=0.006)
     # The overview controls the figure that was used last.
-    page.locator('.thumb[data-shown="decoder.0.cross:1"]').click()
+    page.locator('.thumb[data-head="decoder.0.cross:1"]').click()
     assert hash_of(page)["with"] == "decoder.0.cross:1"
     square(page, 0, 0, 10).click()
-    page.locator('.thumb[data-shown="decoder.0.cross:0"]').click()
+    page.locator('.thumb[data-head="decoder.0.cross:0"]').click()
     assert hash_of(page)["at"] == "decoder.0.cross:0"
     # Maps with different axes share no cells.
-    page.locator('.thumb[data-shown="encoder.0.attention:0"]').click(modifiers=["Shift"])
+    page.locator('.thumb[data-head="encoder.0.attention:0"]').click(modifiers=["Shift"])
     assert hash_of(page)["with"] == "encoder.0.attention:0"
     point_at(page, square(page, 3, 2, 10))
     assert page.locator(".panel").nth(1).locator("text.label.on").count() == 0
@@ -195,7 +195,7 @@ def test_two_heads_are_compared_side_by_side(opened, small):
 
 def test_overview_selects_heads(opened, small):
     page = opened(small, CROSS)
-    thumb = page.locator('.thumb[data-shown="encoder.1.attention:0"]')
+    thumb = page.locator('.thumb[data-head="encoder.1.attention:0"]')
     thumb.click()
     assert page.locator(".panel select.attention").first.input_value() == "encoder.1.attention"
     assert thumb.get_attribute("aria-selected") == "true"
@@ -214,7 +214,7 @@ def test_overview_selects_heads(opened, small):
     # A thumbnail has the colors of the map's weights.
     pixels = page.evaluate(
         """name => {
-          const canvas = document.querySelector(`.thumb[data-shown="${name}"] canvas`);
+          const canvas = document.querySelector(`.thumb[data-head="${name}"] canvas`);
           return [canvas.width, canvas.height, [...canvas.getContext("2d").getImageData(0, 0, 14, 14).data]];
         }""",
         "decoder.0.attention:1",

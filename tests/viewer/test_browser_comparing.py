@@ -65,7 +65,7 @@ def test_slider_selects_training_steps(opened, steps):
         assert hash_of(page)["at"] == (f"{number}/" if number else "") + f"{CROSS}:1"
     wait_said(page, "step 500: Cross-attention, layer 1, head 1")
     # The thumbnails are those of the step, and so is a head that is selected there.
-    page.locator(f"[data-shown='{CROSS}:0']").click()
+    page.locator(f"[data-head='{CROSS}:0']").click()
     assert hash_of(page)["at"] == f"1/{CROSS}:0"
     # Two keys do the same on the figure.
     page.locator(".figure .scroll").focus()

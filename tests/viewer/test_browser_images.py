@@ -85,7 +85,7 @@ def test_image_page_opens_with_the_attention_of_the_class_token(opened, seen):
 def test_patch_under_the_pointer_is_the_query(opened, seen):
     page = opened(scene_of_picture(seen), IMAGES)
     wanted = seen.maps["blocks.1.attention"].weights[1]
-    thumb = page.locator('.thumb[data-shown="blocks.0.attention:1"] canvas')
+    thumb = page.locator('.thumb[data-head="blocks.0.attention:1"] canvas')
     before = thumb.evaluate("(canvas) => canvas.toDataURL()")
     point(page, 1, 2)
     wait_said(page, "patch 1,2 attends to")
@@ -114,7 +114,7 @@ def test_pinned_patch_stays_the_query(opened, seen):
     assert page.locator(".reading output").text_content() == f"{wanted[3, 2 + 3]:#.6g}"
     assert page.get_by_label("Query", exact=True).input_value() == "patch"
     # It is the query of other layers as well.
-    page.locator('.thumb[data-shown="blocks.0.attention:0"]').click()
+    page.locator('.thumb[data-head="blocks.0.attention:0"]').click()
     assert (hash_of(page)["at"], hash_of(page)["pin"]) == ("blocks.0.attention:0", "3,3")
     first = seen.maps["blocks.0.attention"].weights[0, 3]
     assert max(ranked(page).values()) == pytest.approx(first.max(), abs=6e-5)
@@ -160,7 +160,7 @@ def test_image_view_is_usable_with_the_keyboard(opened, seen):
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Home")
     assert hash_of(page)["at"] == "blocks.1.attention:mean"
-    assert page.evaluate("document.activeElement.dataset.shown") == "blocks.1.attention:mean"
+    assert page.evaluate("document.activeElement.dataset.head") == "blocks.1.attention:mean"
 
 
 def test_select_elements_keep_the_focus(opened, seen):
@@ -283,7 +283,7 @@ def test_pooling_query_cannot_be_replaced_by_a_patch(opened):
     wait_said(page, "question attends to patch 0,1: ")
     wanted = seen.over_patches().mean(0)
     assert float(page.locator(".reading output").text_content()) == pytest.approx(wanted[0, 1], rel=1e-5)
-    page.locator('.thumb[data-shown="blocks.0.attention:1"]').click()
+    page.locator('.thumb[data-head="blocks.0.attention:1"]').click()
     assert page.get_by_label("Query", exact=True).is_visible()
     point(page, 1, 1)
     assert page.locator(".reading h2").text_content() == "patch 1,1 attends to"

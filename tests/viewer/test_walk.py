@@ -375,7 +375,7 @@ for (const name of JSON.parse(process.argv[2])) {
   const checks = walk.steps.map((_, n) => trace.check(n));
   const made = walk.steps.flatMap((step, n) => {
     const { data } = trace.value(n);
-    return step.title ? [[step.id, step.op, trace.made(n, data.length - 1), data[data.length - 1]]] : [];
+    return step.title ? [[step.id, step.op, trace.derivation(n, data.length - 1), data[data.length - 1]]] : [];
   });
   const erfs = [0.1, -0.7, 2.4, 2.6, -3.5, 7].map(erf);
   console.log(JSON.stringify({ name, worst: Math.max(...checks), steps: checks.length, made, erfs }));

@@ -1,33 +1,33 @@
 /** Lines between query tokens and key tokens; width and opacity show the weight. */
 
-import { greatestIn } from "../weights/maths.js";
-import { change, fill, h, s } from "../core/dom.js";
+import { argmax } from "../weights/maths.js";
+import { setAttributes, setChildren, h, s } from "../core/dom.js";
 import { label, textWidth } from "./heatmap.js";
-import { roughly, shortened } from "../core/tokens.js";
+import { formatShort, truncate } from "../core/tokens.js";
 
-/** @typedef {import("./heatmap.js").Shot} Shot */
+/** @typedef {import("./heatmap.js").FigureData} FigureData */
 /** @typedef {import("./heatmap.js").Cell} Cell */
 
 /** Maximum number of tokens per side; of a longer text, those around the selected token. */
-export const STANDING = 40;
+export const MAX_TOKENS_PER_SIDE = 40;
 /** Maximum number of lines while no token is selected: the strongest ones. */
-const DRAWN = 900;
-const LONGEST = 24;
+const MAX_LINES = 900;
+const MAX_TOKEN_LENGTH = 24;
 
 /**
- * Returns at most `most` elements of a range, around a center.
- * @param {[number, number]} range @param {number} centre @param {number} most @returns {[number, number]}
+ * Returns at most `maxLength` elements of a range, around a center.
+ * @param {[number, number]} range @param {number} center @param {number} maxLength @returns {[number, number]}
  */
-export function around([from, to], centre, most) {
-  if (to - from <= most) return [from, to];
-  const begin = Math.max(from, Math.min(to - most, Math.round(centre - most / 2)));
-  return [begin, begin + most];
+export function windowAround([from, to], center, maxLength) {
+  if (to - from <= maxLength) return [from, to];
+  const begin = Math.max(from, Math.min(to - maxLength, Math.round(center - maxLength / 2)));
+  return [begin, begin + maxLength];
 }
 
 export class Lines {
-  /** @param {import("./heatmap.js").Told} told */
-  constructor(told) {
-    this.told = told;
+  /** @param {import("./heatmap.js").FigureHandlers} handlers */
+  constructor(handlers) {
+    this.handlers = handlers;
     this.svg = s("svg", { "aria-hidden": "true" });
     this.element = h(
       "div",
@@ -36,11 +36,11 @@ export class Lines {
         tabindex: 0,
         role: "application",
         "aria-roledescription": "lines between tokens",
-        onpointermove: (event) => told.point(this.cellAt(event)),
-        onpointerleave: () => told.point(null),
+        onpointermove: (event) => handlers.point(this.cellAt(event)),
+        onpointerleave: () => handlers.point(null),
         onclick: (event) => {
           const cell = this.cellAt(event);
-          if (cell) told.pin(cell);
+          if (cell) handlers.pin(cell);
         },
       },
       this.svg,
@@ -49,45 +49,45 @@ export class Lines {
     this.pin = null;
   }
 
-  /** @param {Shot} shot */
-  show(shot) {
-    this.shot = shot;
-    this.lay();
+  /** @param {FigureData} figureData */
+  show(figureData) {
+    this.figureData = figureData;
+    this.layout();
   }
 
   /** The visible tokens of both sides. */
   window() {
-    const { map, zoom } = this.shot;
+    const { map, zoom } = this.figureData;
     const all = zoom ?? { rows: [0, map.rows], columns: [0, map.columns] };
     const at = this.cursor ?? this.pin;
     const row = at?.row ?? all.rows[0];
-    const rows = around(all.rows, row, STANDING);
+    const rows = windowAround(all.rows, row, MAX_TOKENS_PER_SIDE);
     // Of a long text, start at the query's largest weight.
-    const column = at ? (at.column ?? greatestIn(map.exact(row))) : all.columns[0];
-    return { rows, columns: around(all.columns, column, STANDING) };
+    const column = at ? (at.column ?? argmax(map.exactRow(row))) : all.columns[0];
+    return { rows, columns: windowAround(all.columns, column, MAX_TOKENS_PER_SIDE) };
   }
 
-  lay() {
-    if (!this.shot || !this.element.isConnected || !this.element.clientWidth) return;
-    const { rows, columns, name } = this.shot;
-    const seen = this.window();
-    const [tall, other] = [seen.rows[1] - seen.rows[0], seen.columns[1] - seen.columns[0]];
-    const room = Math.max(240, this.element.clientWidth);
-    const more = Math.max(tall, other);
+  layout() {
+    if (!this.figureData || !this.element.isConnected || !this.element.clientWidth) return;
+    const { rows, columns, name } = this.figureData;
+    const range = this.window();
+    const [rowCount, keyCount] = [range.rows[1] - range.rows[0], range.columns[1] - range.columns[0]];
+    const availableWidth = Math.max(240, this.element.clientWidth);
+    const more = Math.max(rowCount, keyCount);
     const step = Math.max(19, Math.min(42, Math.floor((0.62 * window.innerHeight) / more)));
     const size = Math.max(12, Math.min(17, Math.floor(step * 0.55)));
     const font = `${size}px ${getComputedStyle(this.element).fontFamily}`;
     /** @param {string[]} labels */
-    const longest = (labels) => Math.max(...labels.map((text) => textWidth(shortened(text, LONGEST), font)));
-    const left = Math.min(0.36 * room, longest(rows.labels.slice(...seen.rows)) + 18);
-    const right = Math.min(0.36 * room, longest(columns.labels.slice(...seen.columns)) + 18);
+    const widestLabel = (labels) => Math.max(...labels.map((text) => textWidth(truncate(text, MAX_TOKEN_LENGTH), font)));
+    const left = Math.min(0.36 * availableWidth, widestLabel(rows.labels.slice(...range.rows)) + 18);
+    const right = Math.min(0.36 * availableWidth, widestLabel(columns.labels.slice(...range.columns)) + 18);
     const numbers = 58;
-    const width = Math.min(room, Math.max(left + right + numbers + 180, Math.min(room, 860)));
+    const width = Math.min(availableWidth, Math.max(left + right + numbers + 180, Math.min(availableWidth, 860)));
     const head = 44;
     const height = head + more * step + 34;
-    const spreads = [tall, other].map((count) => Math.min(1.5 * step, (more * step) / count));
+    const spreads = [rowCount, keyCount].map((count) => Math.min(1.5 * step, (more * step) / count));
     this.geometry = {
-      seen,
+      range,
       step,
       size,
       left,
@@ -98,41 +98,41 @@ export class Lines {
       numbers,
       rowStep: spreads[0],
       columnStep: spreads[1],
-      rowTop: head + (more * step - spreads[0] * tall) / 2,
-      columnTop: head + (more * step - spreads[1] * other) / 2,
+      rowTop: head + (more * step - spreads[0] * rowCount) / 2,
+      columnTop: head + (more * step - spreads[1] * keyCount) / 2,
     };
-    change(this.element, {
+    setAttributes(this.element, {
       "aria-label":
-        `Lines of ${name}: ${tall} query tokens, ${other} key tokens. ` +
+        `Lines of ${name}: ${rowCount} query tokens, ${keyCount} key tokens. ` +
         "Up and down move between query tokens, left and right between key tokens, Enter pins.",
     });
-    change(this.svg, { width, height, viewBox: `0 0 ${width} ${height}` });
-    this.idle = s("g", { class: "idle" });
+    setAttributes(this.svg, { width, height, viewBox: `0 0 ${width} ${height}` });
+    this.allLines = s("g", { class: "idle" });
     this.focus = s("g", { class: "focus" });
-    fill(this.svg, this.headings(), this.idle, this.focus, this.tokens());
-    this.drawIdle();
+    setChildren(this.svg, this.headings(), this.allLines, this.focus, this.tokens());
+    this.drawAllLines();
     this.mark(this.cursor, this.pin);
   }
 
   headings() {
     const { left, right, head } = this.geometry;
-    const { rows, columns } = this.shot;
+    const { rows, columns } = this.figureData;
     return s(
       "g",
       { class: "headings" },
-      label(rows.called, false, "right", { x: left - 12, y: head - 22, class: "heading", "font-size": "12px" }),
-      label(columns.called, false, "left", { x: right + 12, y: head - 22, class: "heading", "font-size": "12px" }),
+      label(rows.title, false, "right", { x: left - 12, y: head - 22, class: "heading", "font-size": "12px" }),
+      label(columns.title, false, "left", { x: right + 12, y: head - 22, class: "heading", "font-size": "12px" }),
     );
   }
 
   tokens() {
     const g = this.geometry;
-    const { rows, columns } = this.shot;
+    const { rows, columns } = this.figureData;
     const group = s("g", { class: "tokens" });
     this.rowTexts = new Map();
     this.columnTexts = new Map();
-    for (let t = g.seen.rows[0]; t < g.seen.rows[1]; t++) {
-      const text = label(shortened(rows.labels[t], LONGEST), rows.rtl, "right", {
+    for (let t = g.range.rows[0]; t < g.range.rows[1]; t++) {
+      const text = label(truncate(rows.labels[t], MAX_TOKEN_LENGTH), rows.rtl, "right", {
         x: g.left - 12,
         y: this.rowY(t),
         dy: "0.35em",
@@ -142,8 +142,8 @@ export class Lines {
       this.rowTexts.set(t, text);
       group.append(text);
     }
-    for (let c = g.seen.columns[0]; c < g.seen.columns[1]; c++) {
-      const text = label(shortened(columns.labels[c], LONGEST), columns.rtl, "left", {
+    for (let c = g.range.columns[0]; c < g.range.columns[1]; c++) {
+      const text = label(truncate(columns.labels[c], MAX_TOKEN_LENGTH), columns.rtl, "left", {
         x: g.right + 12,
         y: this.columnY(c),
         dy: "0.35em",
@@ -159,13 +159,13 @@ export class Lines {
   /** @param {number} row */
   rowY(row) {
     const g = this.geometry;
-    return g.rowTop + (row - g.seen.rows[0] + 0.5) * g.rowStep;
+    return g.rowTop + (row - g.range.rows[0] + 0.5) * g.rowStep;
   }
 
   /** @param {number} column */
   columnY(column) {
     const g = this.geometry;
-    return g.columnTop + (column - g.seen.columns[0] + 0.5) * g.columnStep;
+    return g.columnTop + (column - g.range.columns[0] + 0.5) * g.columnStep;
   }
 
   /** @param {number} from @param {number} to @param {number} weight @param {string} kind */
@@ -181,21 +181,21 @@ export class Lines {
   }
 
   /** Draws the strongest lines of all tokens. */
-  drawIdle() {
-    const { seen } = this.geometry;
-    const wide = seen.columns[1] - seen.columns[0];
-    const list = Array.from({ length: seen.rows[1] - seen.rows[0] }, (_, i) => seen.rows[0] + i);
-    const cells = new Float32Array(list.length * wide);
-    this.shot.map.rowsInto(list, seen.columns[0], seen.columns[1], cells);
-    const least = Math.max(0.03, 1.2 / this.shot.map.columns);
-    const drawn = Array.from(cells.keys())
-      .filter((i) => cells[i] >= least)
+  drawAllLines() {
+    const { range } = this.geometry;
+    const columnCount = range.columns[1] - range.columns[0];
+    const list = Array.from({ length: range.rows[1] - range.rows[0] }, (_, i) => range.rows[0] + i);
+    const cells = new Float32Array(list.length * columnCount);
+    this.figureData.map.readRows(list, range.columns[0], range.columns[1], cells);
+    const minimum = Math.max(0.03, 1.2 / this.figureData.map.columns);
+    const strongest = Array.from(cells.keys())
+      .filter((i) => cells[i] >= minimum)
       .sort((a, b) => cells[b] - cells[a])
-      .slice(0, DRAWN)
+      .slice(0, MAX_LINES)
       .reverse();
-    for (const i of drawn) {
-      const [row, column] = [list[Math.floor(i / wide)], seen.columns[0] + (i % wide)];
-      this.idle.append(this.line(this.rowY(row), this.columnY(column), cells[i], "thread"));
+    for (const i of strongest) {
+      const [row, column] = [list[Math.floor(i / columnCount)], range.columns[0] + (i % columnCount)];
+      this.allLines.append(this.line(this.rowY(row), this.columnY(column), cells[i], "thread"));
     }
   }
 
@@ -205,12 +205,12 @@ export class Lines {
     const g = this.geometry;
     if (!g || !this.focus) return;
     const at = cursor ?? pin;
-    if (at && !this.holds(at)) {
-      this.lay();
+    if (at && !this.isVisible(at)) {
+      this.layout();
       return;
     }
     this.svg.classList.toggle("chosen", at !== null && at !== undefined);
-    fill(this.focus);
+    setChildren(this.focus);
     for (const texts of [this.rowTexts, this.columnTexts]) {
       for (const text of texts.values()) text.classList.remove("on", "dim");
     }
@@ -220,14 +220,14 @@ export class Lines {
   }
 
   /** Whether the token of a cell is visible. @param {Cell} at */
-  holds(at) {
-    const { rows } = this.geometry.seen;
+  isVisible(at) {
+    const { rows } = this.geometry.range;
     return at.row === null || (at.row >= rows[0] && at.row < rows[1]) || !this.inZoom(at);
   }
 
   /** Whether a cell is in the visible part of the map. @param {Cell} at */
   inZoom(at) {
-    const { zoom, map } = this.shot;
+    const { zoom, map } = this.figureData;
     const [from, to] = zoom?.rows ?? [0, map.rows];
     return at.row >= from && at.row < to;
   }
@@ -235,13 +235,13 @@ export class Lines {
   /** @param {Cell} at */
   markRow(at) {
     const g = this.geometry;
-    if (at.row < g.seen.rows[0] || at.row >= g.seen.rows[1]) return;
-    const row = this.shot.map.exact(at.row);
+    if (at.row < g.range.rows[0] || at.row >= g.range.rows[1]) return;
+    const row = this.figureData.map.exactRow(at.row);
     this.rowTexts.get(at.row).classList.add("on");
     const outside = { before: 0, after: 0 };
     for (let c = 0; c < row.length; c++) {
-      if (c < g.seen.columns[0]) outside.before += row[c];
-      else if (c >= g.seen.columns[1]) outside.after += row[c];
+      if (c < g.range.columns[0]) outside.before += row[c];
+      else if (c >= g.range.columns[1]) outside.after += row[c];
       else {
         const text = this.columnTexts.get(c);
         text.classList.toggle("dim", row[c] < 0.02 && c !== at.column);
@@ -257,7 +257,7 @@ export class Lines {
   number(weight, y, on) {
     const { width } = this.geometry;
     this.focus.append(
-      label(roughly(weight), false, "right", {
+      label(formatShort(weight), false, "right", {
         x: width - 2,
         y,
         dy: "0.35em",
@@ -293,11 +293,11 @@ export class Lines {
   /** Highlights all tokens that attend to one token. @param {number} column */
   markColumn(column) {
     const g = this.geometry;
-    if (column < g.seen.columns[0] || column >= g.seen.columns[1]) return;
+    if (column < g.range.columns[0] || column >= g.range.columns[1]) return;
     this.columnTexts.get(column).classList.add("on");
-    const list = Array.from({ length: g.seen.rows[1] - g.seen.rows[0] }, (_, i) => g.seen.rows[0] + i);
+    const list = Array.from({ length: g.range.rows[1] - g.range.rows[0] }, (_, i) => g.range.rows[0] + i);
     const weights = new Float32Array(list.length);
-    this.shot.map.rowsInto(list, column, column + 1, weights);
+    this.figureData.map.readRows(list, column, column + 1, weights);
     list.forEach((row, i) => {
       this.rowTexts.get(row).classList.toggle("dim", weights[i] < 0.02);
       if (weights[i] >= 0.004) this.focus.append(this.line(this.rowY(row), this.columnY(column), weights[i], "strand"));
@@ -315,10 +315,10 @@ export class Lines {
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
     if (x < 0 || x > g.width) return null;
     if (x < (g.left + g.right) / 2) {
-      const row = g.seen.rows[0] + Math.floor((y - g.rowTop) / g.rowStep);
-      return row >= g.seen.rows[0] && row < g.seen.rows[1] ? { row, column: null } : null;
+      const row = g.range.rows[0] + Math.floor((y - g.rowTop) / g.rowStep);
+      return row >= g.range.rows[0] && row < g.range.rows[1] ? { row, column: null } : null;
     }
-    const column = g.seen.columns[0] + Math.floor((y - g.columnTop) / g.columnStep);
-    return column >= g.seen.columns[0] && column < g.seen.columns[1] ? { row: null, column } : null;
+    const column = g.range.columns[0] + Math.floor((y - g.columnTop) / g.columnStep);
+    return column >= g.range.columns[0] && column < g.range.columns[1] ? { row: null, column } : null;
   }
 }

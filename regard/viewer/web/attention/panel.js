@@ -1,79 +1,79 @@
 /** One figure of the attention view with its selection of a head, and the head that is selected at first. */
 
-import { informationOf, mayLook } from "../weights/maths.js";
-import { fill, h } from "../core/dom.js";
+import { mutualInformation, mayAttend } from "../weights/maths.js";
+import { setChildren, h } from "../core/dom.js";
 import { HeatMap } from "./heatmap.js";
 import { Lines } from "./lines.js";
-import { Prose } from "./shaded_text.js";
+import { ShadedText } from "./shaded_text.js";
 import { Table } from "./table.js";
-import { headCalled, kindCalled, kindsOf } from "./overview.js";
-import { Chooser } from "../comparison/comparison.js";
+import { headLabel, kindLabel, kindsOf } from "./overview.js";
+import { LookChooser } from "../comparison/comparison.js";
 import { icon } from "../core/shell.js";
 
-/** @typedef {import("../core/state.js").Shown} Shown */
+/** @typedef {import("../core/state.js").HeadRef} HeadRef */
 /** @typedef {import("../core/state.js").View} View */
 /** @typedef {import("./heatmap.js").Cell} Cell */
-/** @typedef {import("./heatmap.js").Shot} Shot */
+/** @typedef {import("./heatmap.js").FigureData} FigureData */
 
 /** Up to this number of cells, all heads are evaluated to find the most informative one. */
-const TRIED = 3 * 2 ** 20;
+const MAX_SEARCHED_CELLS = 3 * 2 ** 20;
 
 /**
  * Selects the initial head: the one whose rows are most informative about their positions, of cross-attention if there is
  * any. For long texts, where this would take too long, a head of a later layer.
- * @param {import("../weights/maps.js").Attentions} attentions @returns {Promise<Shown>}
+ * @param {import("../weights/maps.js").Attentions} attentions @returns {Promise<HeadRef>}
  */
-async function firstShown(attentions) {
+async function mostInformativeHead(attentions) {
   const list = attentions.scene.attentions;
   const { opens } = attentions.scene;
   if (opens?.attention) {
-    const asked = { attention: opens.attention, head: opens.head ?? "mean" };
-    return attentions.has(asked) ? asked : { ...asked, head: 0 };
+    const requested = { attention: opens.attention, head: opens.head ?? "mean" };
+    return attentions.has(requested) ? requested : { ...requested, head: 0 };
   }
   const cross = list.filter((one) => one.kind === "cross");
-  const some = cross.length ? cross : list;
-  const cells = some.reduce((sum, { q, k, heads }) => sum + heads * q.shape[0] * k.shape[0], 0);
-  if (cells > TRIED) return { attention: some[Math.floor((2 * some.length) / 3)].name, head: 0 };
-  let best = { information: -1, shown: { attention: some[0].name, head: 0 } };
-  for (const { name, heads } of some) {
+  const candidates = cross.length ? cross : list;
+  const cells = candidates.reduce((sum, { q, k, heads }) => sum + heads * q.shape[0] * k.shape[0], 0);
+  if (cells > MAX_SEARCHED_CELLS) return { attention: candidates[Math.floor((2 * candidates.length) / 3)].name, head: 0 };
+  let best = { information: -1, selected: { attention: candidates[0].name, head: 0 } };
+  for (const { name, heads } of candidates) {
     await attentions.load(name);
     for (let head = 0; head < heads; head++) {
       const map = attentions.map({ attention: name, head }, false);
-      const information = informationOf(map.all(), map.rows, map.columns);
-      if (information > best.information) best = { information, shown: { attention: name, head } };
+      const information = mutualInformation(map.allCells(), map.rows, map.columns);
+      if (information > best.information) best = { information, selected: { attention: name, head } };
     }
   }
-  return best.shown;
+  return best.selected;
 }
 
 /**
  * Selects the initial head of the last look; with two looks, of both.
- * @param {import("../comparison/comparison.js").Members} members @returns {Promise<{shown: Shown, other?: Shown}>}
+ * @param {import("../comparison/comparison.js").LookSet} looks @returns {Promise<{selected: HeadRef, other?: HeadRef}>}
  */
-export async function openingOf(members) {
-  const last = members.length - 1;
-  const shown = await firstShown(members.all[last]);
-  if (last === 0) return { shown };
-  const there = { ...shown, of: last };
-  return last === 1 ? { shown: members.fitting(there, 0), other: there } : { shown: there };
+export async function initialSelection(looks) {
+  const last = looks.length - 1;
+  const selected = await mostInformativeHead(looks.all[last]);
+  if (last === 0) return { selected };
+  const lastRef = { ...selected, look: last };
+  return last === 1 ? { selected: looks.correspondingHead(lastRef, 0), other: lastRef } : { selected: lastRef };
 }
 
 /** One of the two figures with its selection of attention and head. */
 export class Panel {
-  /** @param {import("./attention_view.js").Heads} heads @param {number} number */
-  constructor(heads, number) {
-    this.heads = heads;
-    this.number = number;
-    const { members } = heads;
+  /** @param {import("./attention_view.js").AttentionView} parent @param {number} index */
+  constructor(parent, index) {
+    this.parent = parent;
+    this.index = index;
+    const { looks } = parent;
     /** The look whose attentions are listed. @type {import("../weights/maps.js").Attentions | null} */
-    this.offered = null;
+    this.listed = null;
     this.attention = h("select", {
       class: "attention",
       "aria-label": "Attention",
       onchange: () => this.choose({ attention: this.attention.value }),
     });
-    this.chooser = members.length > 1 ? new Chooser(members.labels, "Compared item", (of) => this.turnTo(of)) : null;
-    this.wrote = h("p", { class: "wrote" });
+    this.chooser = looks.length > 1 ? new LookChooser(looks.labels, "Compared item", (look) => this.selectLook(look)) : null;
+    this.ownTexts = h("p", { class: "wrote" });
     this.head = h("select", {
       class: "head",
       "aria-label": "Head",
@@ -81,171 +81,171 @@ export class Panel {
     });
     this.previous = h(
       "button",
-      { type: "button", class: "round", "aria-label": "Previous head", onclick: () => heads.step(number, 0, -1) },
+      { type: "button", class: "round", "aria-label": "Previous head", onclick: () => parent.step(index, 0, -1) },
       icon("M14 6l-6 6 6 6"),
     );
     this.next = h(
       "button",
-      { type: "button", class: "round", "aria-label": "Next head", onclick: () => heads.step(number, 0, 1) },
+      { type: "button", class: "round", "aria-label": "Next head", onclick: () => parent.step(index, 0, 1) },
       icon("M10 6l6 6-6 6"),
     );
-    this.place = h("div", { class: "place" });
-    this.says = h("p", { class: "says" });
+    this.container = h("div", { class: "place" });
+    this.description = h("p", { class: "says" });
     this.element = h(
       "article",
       {
         class: "panel",
-        "data-mark": number ? "second" : "first",
-        onfocusin: () => heads.activate(number),
-        onpointerdown: () => heads.activate(number),
+        "data-mark": index ? "second" : "first",
+        onfocusin: () => parent.activate(index),
+        onpointerdown: () => parent.activate(index),
       },
       h(
         "header",
         {},
-        h("span", { class: "mark", "aria-hidden": "true" }, "AB"[number]),
+        h("span", { class: "mark", "aria-hidden": "true" }, "AB"[index]),
         h("h2", {}, this.attention, this.head),
         h("span", { class: "steps", "data-saved": "no" }, this.previous, this.next),
       ),
       this.chooser?.element,
-      this.wrote,
-      this.says,
-      this.place,
+      this.ownTexts,
+      this.description,
+      this.container,
     );
     /** @type {Record<string, any>} */
     this.figures = {};
-    /** @type {Shot | null} */
-    this.shot = null;
-    new ResizeObserver(() => this.figure?.lay()).observe(this.place);
+    /** @type {FigureData | null} */
+    this.figureData = null;
+    new ResizeObserver(() => this.figure?.layout()).observe(this.container);
   }
 
   /** @param {any} one @param {any[]} list @param {Set<string>} kinds */
-  layerCalled(one, list, kinds) {
-    const alike = list.filter((other) => other.kind === one.kind && other.layer === one.layer).length > 1;
-    const name = kindCalled(one.kind, kinds);
-    return one.layer === null || alike ? `${name}, ${one.name}` : `${name}, layer ${one.layer}`;
+  attentionLabel(one, list, kinds) {
+    const isAmbiguous = list.filter((other) => other.kind === one.kind && other.layer === one.layer).length > 1;
+    const name = kindLabel(one.kind, kinds);
+    return one.layer === null || isAmbiguous ? `${name}, ${one.name}` : `${name}, layer ${one.layer}`;
   }
 
   /** The attentions of the look on display. */
   get attentions() {
-    return this.heads.members.of(this.shown);
+    return this.parent.looks.attentionsOf(this.selected);
   }
 
   /** Lists the attentions of the look, if it has changed. */
-  offer() {
+  listAttentions() {
     const { attentions } = this;
-    if (this.offered === attentions) return;
-    this.offered = attentions;
+    if (this.listed === attentions) return;
+    this.listed = attentions;
     const list = attentions.scene.attentions;
     const kinds = kindsOf(list);
-    fill(
+    setChildren(
       this.attention,
       [...kinds].map((kind) =>
         h(
           "optgroup",
-          { label: kindCalled(kind, kinds) },
+          { label: kindLabel(kind, kinds) },
           list
             .filter((one) => one.kind === kind)
-            .map((one) => h("option", { value: one.name }, this.layerCalled(one, list, kinds))),
+            .map((one) => h("option", { value: one.name }, this.attentionLabel(one, list, kinds))),
         ),
       ),
     );
     // Texts of this look that the page's title does not show.
     const { texts } = attentions.scene;
-    const common = this.heads.scene.texts;
+    const common = this.parent.scene.texts;
     const own = ["source", "target"].filter((side) => texts[side] !== common[side]).map((side) => texts[side].trim());
-    const label = this.heads.members.labelOf(this.shown);
-    this.wrote.textContent = own.filter((text) => text && text !== label).join("  →  ");
+    const label = this.parent.looks.labelOf(this.selected);
+    this.ownTexts.textContent = own.filter((text) => text && text !== label).join("  →  ");
   }
 
-  /** Shows the same head of another look. @param {number} of index of the look */
-  turnTo(of) {
-    const next = this.heads.members.fitting(this.shown, of);
-    this.heads.state.set(this.number ? { other: next } : { shown: next });
+  /** Shows the same head of another look. @param {number} look index of the look */
+  selectLook(look) {
+    const next = this.parent.looks.correspondingHead(this.selected, look);
+    this.parent.state.set(this.index ? { other: next } : { selected: next });
   }
 
-  /** @param {Partial<Shown>} part */
+  /** @param {Partial<HeadRef>} part */
   choose(part) {
-    const now = this.shown;
+    const now = this.selected;
     const { heads } = this.attentions.byName.get(part.attention ?? now.attention);
     const next = { ...now, ...part };
     if (next.head === "mean" ? heads === 1 : next.head >= heads) next.head = heads - 1;
-    this.heads.state.set(this.number ? { other: next } : { shown: next });
+    this.parent.state.set(this.index ? { other: next } : { selected: next });
   }
 
-  /** @returns {Shown} */
-  get shown() {
-    return this.number ? this.heads.state.view.other : this.heads.state.view.shown;
+  /** @returns {HeadRef} */
+  get selected() {
+    return this.index ? this.parent.state.view.other : this.parent.state.view.selected;
   }
 
   get figure() {
-    return this.figures[this.heads.state.view.form];
+    return this.figures[this.parent.state.view.form];
   }
 
   /** Event handlers of the figures. */
-  get told() {
-    const { heads, number } = this;
+  get handlers() {
+    const { parent, index } = this;
     return {
-      point: (/** @type {Cell | null} */ cell) => heads.point(number, cell),
-      pin: (/** @type {Cell} */ cell) => heads.pin(number, cell),
-      zoom: (/** @type {any} */ zoom) => heads.zoom(number, zoom),
+      point: (/** @type {Cell | null} */ cell) => parent.point(index, cell),
+      pin: (/** @type {Cell} */ cell) => parent.pin(index, cell),
+      zoom: (/** @type {any} */ zoom) => parent.zoom(index, zoom),
     };
   }
 
   /** @param {string} form */
-  make(form) {
-    const { heads, number, told } = this;
-    if (form === "map") return new HeatMap(heads.work, `map ${number}`, told);
-    if (form === "lines") return new Lines(told);
-    return form === "text" ? new Prose(told) : new Table(told);
+  createFigure(form) {
+    const { parent, index, handlers } = this;
+    if (form === "map") return new HeatMap(parent.scheduler, `map ${index}`, handlers);
+    if (form === "lines") return new Lines(handlers);
+    return form === "text" ? new ShadedText(handlers) : new Table(handlers);
   }
 
   /** Pauses drawing while the figure is not visible. */
-  rest() {
-    this.figures.map?.rest();
+  pause() {
+    this.figures.map?.pause();
   }
 
   /** Draws the figure of a loaded attention. @param {View} view */
   show(view) {
-    const { attentions, shown } = this;
-    const attention = attentions.byName.get(shown.attention);
-    this.offer();
-    this.chooser?.mark(shown.of ?? 0);
-    this.attention.value = shown.attention;
-    fill(
+    const { attentions, selected } = this;
+    const attention = attentions.byName.get(selected.attention);
+    this.listAttentions();
+    this.chooser?.mark(selected.look ?? 0);
+    this.attention.value = selected.attention;
+    setChildren(
       this.head,
       attention.heads > 1 ? h("option", { value: "mean" }, `mean of ${attention.heads} heads`) : null,
       Array.from({ length: attention.heads }, (_, i) =>
         h("option", { value: i }, attention.heads > 1 ? `head ${i}` : "single head"),
       ),
     );
-    this.head.value = String(shown.head);
+    this.head.value = String(selected.head);
     this.previous.hidden = this.next.hidden = attention.heads === 1;
-    fill(this.says, this.heads.says(attentions, attention));
-    const { rows, columns } = attentions.axesOf(shown.attention, view.words);
-    const map = attentions.map(shown, view.words);
+    setChildren(this.description, this.parent.describe(attentions, attention));
+    const { rows, columns } = attentions.axesOf(selected.attention, view.words);
+    const map = attentions.map(selected, view.words);
     const [T, S] = [attention.q.shape[0], attention.k.shape[0]];
-    const gold = this.heads.goldOf(attentions, attention, rows, columns);
-    const label = this.heads.members.labelOf(shown);
-    const shut =
+    const gold = this.parent.goldOf(attentions, attention, rows, columns);
+    const label = this.parent.looks.labelOf(selected);
+    const isMasked =
       view.words || !attention.mask
         ? null
-        : (/** @type {number} */ t, /** @type {number} */ c) => !mayLook(attention.mask, t + S - T, c);
-    this.shot = {
+        : (/** @type {number} */ t, /** @type {number} */ c) => !mayAttend(attention.mask, t + S - T, c);
+    this.figureData = {
       map,
       rows,
       columns,
-      zoom: this.heads.zoomOf(this.number, map),
-      painter: this.heads.painter(),
-      name: (label ? `${label}: ` : "") + headCalled(attentions.scene.attentions, shown),
+      zoom: this.parent.zoomOf(this.index, map),
+      colormap: this.parent.colormap(),
+      name: (label ? `${label}: ` : "") + headLabel(attentions.scene.attentions, selected),
       gold,
-      shut,
+      isMasked,
       rounded: attention.q.type !== "float32",
     };
-    if (view.form !== "map") this.rest();
-    const figure = (this.figures[view.form] ??= this.make(view.form));
-    if (this.place.firstChild !== figure.element) fill(this.place, figure.element);
-    const { cursor, pin } = this.heads.marksOf(this.number);
+    if (view.form !== "map") this.pause();
+    const figure = (this.figures[view.form] ??= this.createFigure(view.form));
+    if (this.container.firstChild !== figure.element) setChildren(this.container, figure.element);
+    const { cursor, pin } = this.parent.highlightsOf(this.index);
     [figure.cursor, figure.pin] = [cursor, pin];
-    figure.show(this.shot);
+    figure.show(this.figureData);
   }
 }

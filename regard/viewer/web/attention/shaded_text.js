@@ -1,19 +1,19 @@
 /** The text itself: the key tokens of the selected query token are shaded by weight. Suits long texts. */
 
-import { greatestIn } from "../weights/maths.js";
-import { change, fill, h } from "../core/dom.js";
-import { around } from "./lines.js";
+import { argmax } from "../weights/maths.js";
+import { setAttributes, setChildren, h } from "../core/dom.js";
+import { windowAround } from "./lines.js";
 
-/** @typedef {import("./heatmap.js").Shot} Shot */
+/** @typedef {import("./heatmap.js").FigureData} FigureData */
 /** @typedef {import("./heatmap.js").Cell} Cell */
 
 /** Maximum number of tokens per text. */
-const SPELT = 1500;
+const MAX_TEXT_TOKENS = 1500;
 
-export class Prose {
-  /** @param {import("./heatmap.js").Told} told */
-  constructor(told) {
-    this.told = told;
+export class ShadedText {
+  /** @param {import("./heatmap.js").FigureHandlers} handlers */
+  constructor(handlers) {
+    this.handlers = handlers;
     this.element = h("div", {
       class: "figure prose",
       tabindex: 0,
@@ -21,63 +21,63 @@ export class Prose {
       "aria-roledescription": "text",
       onpointerover: (event) => {
         const cell = this.cellAt(event);
-        if (cell) told.point(cell);
+        if (cell) handlers.point(cell);
       },
-      onpointerleave: () => told.point(null),
+      onpointerleave: () => handlers.point(null),
       onclick: (event) => {
         const cell = this.cellAt(event);
-        if (cell) told.pin(cell);
+        if (cell) handlers.pin(cell);
       },
     });
     this.cursor = null;
     this.pin = null;
   }
 
-  /** @param {Shot} shot */
-  show(shot) {
-    this.shot = shot;
-    this.lay();
+  /** @param {FigureData} figureData */
+  show(figureData) {
+    this.figureData = figureData;
+    this.layout();
   }
 
-  lay() {
-    if (!this.shot) return;
-    const { rows, columns, map, zoom, name } = this.shot;
+  layout() {
+    if (!this.figureData) return;
+    const { rows, columns, map, zoom, name } = this.figureData;
     const all = zoom ?? { rows: [0, map.rows], columns: [0, map.columns] };
     const at = this.cursor ?? this.pin;
-    this.seen = {
-      rows: around(all.rows, at?.row ?? 0, SPELT),
-      columns: around(all.columns, at?.column ?? 0, SPELT),
+    this.range = {
+      rows: windowAround(all.rows, at?.row ?? 0, MAX_TEXT_TOKENS),
+      columns: windowAround(all.columns, at?.column ?? 0, MAX_TEXT_TOKENS),
     };
-    this.rowSpans = this.spans("row", rows, this.seen.rows);
-    this.columnSpans = this.spans("column", columns, this.seen.columns);
+    this.rowSpans = this.spans("row", rows, this.range.rows);
+    this.columnSpans = this.spans("column", columns, this.range.columns);
     const long = map.rows + map.columns > 80;
-    change(this.element, {
+    setAttributes(this.element, {
       "aria-label": `Text of ${name}. Up and down move between query tokens, left and right between key tokens, Enter pins.`,
       class: long ? "figure prose long" : "figure prose",
     });
-    fill(
+    setChildren(
       this.element,
-      this.block(rows.called, "(queries)", rows, this.rowSpans),
-      this.block(columns.called, "(keys)", columns, this.columnSpans),
+      this.block(rows.title, "(queries)", rows, this.rowSpans),
+      this.block(columns.title, "(keys)", columns, this.columnSpans),
     );
     this.mark(this.cursor, this.pin);
   }
 
-  /** @param {string} called @param {string} does @param {any} axis @param {Map<number, HTMLElement>} spans */
-  block(called, does, axis, spans) {
+  /** @param {string} title @param {string} role @param {any} axis @param {Map<number, HTMLElement>} spans */
+  block(title, role, axis, spans) {
     /** @type {any[]} */
     const children = [];
     let last = null;
-    for (const [place, span] of spans) {
-      const word = axis.wordAt(place);
-      if (children.length && (axis.joined || word === null || word < 0 || word !== last)) children.push(" ");
+    for (const [position, span] of spans) {
+      const word = axis.wordAt(position);
+      if (children.length && (axis.merged || word === null || word < 0 || word !== last)) children.push(" ");
       children.push(span);
       last = word;
     }
     return h(
       "div",
       { class: "passage" },
-      h("p", { class: "heading" }, called, h("span", { class: "does" }, ` ${does}`)),
+      h("p", { class: "heading" }, title, h("span", { class: "does" }, ` ${role}`)),
       h("p", { class: "words", dir: axis.rtl ? "rtl" : "ltr" }, children),
     );
   }
@@ -102,30 +102,30 @@ export class Prose {
   /** @param {Cell | null} cursor @param {Cell | null} pin */
   mark(cursor, pin) {
     [this.cursor, this.pin] = [cursor, pin];
-    if (!this.seen) return;
+    if (!this.range) return;
     const at = cursor ?? pin;
-    const { map } = this.shot;
+    const { map } = this.figureData;
     if (at && at.row !== null && !this.rowSpans.has(at.row) && at.row < map.rows) {
-      this.lay();
+      this.layout();
       return;
     }
-    for (const [place, span] of this.rowSpans) span.classList.toggle("on", at?.row === place);
-    for (const [place, span] of this.columnSpans) span.classList.toggle("on", at?.column === place);
-    let [ofRows, ofColumns] = [null, null];
-    if (at && at.row !== null) ofColumns = map.exact(at.row);
+    for (const [position, span] of this.rowSpans) span.classList.toggle("on", at?.row === position);
+    for (const [position, span] of this.columnSpans) span.classList.toggle("on", at?.column === position);
+    let [rowWeights, columnWeights] = [null, null];
+    if (at && at.row !== null) columnWeights = map.exactRow(at.row);
     else if (at && at.column !== null) {
-      ofRows = new Float32Array(this.seen.rows[1] - this.seen.rows[0]);
-      map.rowsInto([...this.rowSpans.keys()], at.column, at.column + 1, ofRows);
+      rowWeights = new Float32Array(this.range.rows[1] - this.range.rows[0]);
+      map.readRows([...this.rowSpans.keys()], at.column, at.column + 1, rowWeights);
     }
-    if (ofColumns) this.reveal(this.columnSpans.get(at.column ?? greatestIn(ofColumns)));
-    if (ofRows) this.reveal(this.rowSpans.get(this.seen.rows[0] + greatestIn(ofRows)));
-    if (at) this.reveal(this.rowSpans.get(at.row) ?? this.columnSpans.get(at.column));
-    for (const [place, span] of this.columnSpans) this.shade(span, ofColumns ? ofColumns[place] : null);
-    for (const [place, span] of this.rowSpans) this.shade(span, ofRows ? ofRows[place - this.seen.rows[0]] : null);
+    if (columnWeights) this.scrollTo(this.columnSpans.get(at.column ?? argmax(columnWeights)));
+    if (rowWeights) this.scrollTo(this.rowSpans.get(this.range.rows[0] + argmax(rowWeights)));
+    if (at) this.scrollTo(this.rowSpans.get(at.row) ?? this.columnSpans.get(at.column));
+    for (const [position, span] of this.columnSpans) this.shade(span, columnWeights ? columnWeights[position] : null);
+    for (const [position, span] of this.rowSpans) this.shade(span, rowWeights ? rowWeights[position - this.range.rows[0]] : null);
   }
 
   /** Scrolls a long text, but not the page, to a token. @param {HTMLElement | undefined} span */
-  reveal(span) {
+  scrollTo(span) {
     const words = span?.parentElement;
     if (!words || words.scrollHeight <= words.clientHeight) return;
     const [token, box] = [span.getBoundingClientRect(), words.getBoundingClientRect()];
@@ -135,9 +135,9 @@ export class Prose {
 
   /** @param {HTMLElement} span @param {number | null} weight */
   shade(span, weight) {
-    const { painter } = this.shot;
-    span.style.background = weight === null ? "" : painter.css(weight);
-    span.classList.toggle("light", weight !== null && painter.wantsLight(weight));
-    span.classList.toggle("dark", weight !== null && !painter.wantsLight(weight));
+    const { colormap } = this.figureData;
+    span.style.background = weight === null ? "" : colormap.css(weight);
+    span.classList.toggle("light", weight !== null && colormap.needsLightText(weight));
+    span.classList.toggle("dark", weight !== null && !colormap.needsLightText(weight));
   }
 }

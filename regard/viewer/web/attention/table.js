@@ -1,55 +1,55 @@
 /** Table of the weights, which screen readers can read and which can be copied. */
 
-import { change, fill, h, tokenText } from "../core/dom.js";
-import { around } from "./lines.js";
-import { exactly, withSign } from "../core/tokens.js";
+import { setAttributes, setChildren, h, tokenText } from "../core/dom.js";
+import { windowAround } from "./lines.js";
+import { formatWeight, formatSigned } from "../core/tokens.js";
 
-/** @typedef {import("./heatmap.js").Shot} Shot */
+/** @typedef {import("./heatmap.js").FigureData} FigureData */
 /** @typedef {import("./heatmap.js").Cell} Cell */
 
 /** Number of visible rows and columns. */
-const ROWS = 40;
-const COLUMNS = 24;
+const VISIBLE_ROWS = 40;
+const VISIBLE_COLUMNS = 24;
 
 export class Table {
-  /** @param {import("./heatmap.js").Told} told */
-  constructor(told) {
-    this.told = told;
+  /** @param {import("./heatmap.js").FigureHandlers} handlers */
+  constructor(handlers) {
+    this.handlers = handlers;
     this.element = h("div", { class: "figure table" });
     this.from = { rows: 0, columns: 0 };
     this.cursor = null;
     this.pin = null;
   }
 
-  /** @param {Shot} shot */
-  show(shot) {
-    const same = this.shot?.map === shot.map;
-    this.shot = shot;
+  /** @param {FigureData} figureData */
+  show(figureData) {
+    const same = this.figureData?.map === figureData.map;
+    this.figureData = figureData;
     if (!same) {
       const at = this.cursor ?? this.pin;
       this.from = { rows: at?.row ?? 0, columns: at?.column ?? 0 };
     }
-    this.lay();
+    this.layout();
   }
 
-  lay() {
-    if (!this.shot) return;
-    const { map, rows, columns, name } = this.shot;
-    const seen = {
-      rows: around([0, map.rows], this.from.rows, ROWS),
-      columns: around([0, map.columns], this.from.columns, COLUMNS),
+  layout() {
+    if (!this.figureData) return;
+    const { map, rows, columns, name } = this.figureData;
+    const range = {
+      rows: windowAround([0, map.rows], this.from.rows, VISIBLE_ROWS),
+      columns: windowAround([0, map.columns], this.from.columns, VISIBLE_COLUMNS),
     };
-    const places = Array.from({ length: seen.columns[1] - seen.columns[0] }, (_, i) => seen.columns[0] + i);
-    const number = map.signed ? withSign : exactly;
+    const columnIndices = Array.from({ length: range.columns[1] - range.columns[0] }, (_, i) => range.columns[0] + i);
+    const format = map.signed ? formatSigned : formatWeight;
     const body = [];
-    for (let t = seen.rows[0]; t < seen.rows[1]; t++) {
-      const row = map.exact(t);
+    for (let t = range.rows[0]; t < range.rows[1]; t++) {
+      const row = map.exactRow(t);
       body.push(
         h(
           "tr",
           {},
           h("th", { scope: "row" }, tokenText(rows.labels[t], rows.rtl)),
-          places.map((c) => h("td", { "data-row": t, "data-column": c }, number(row[c], this.shot.rounded))),
+          columnIndices.map((c) => h("td", { "data-row": t, "data-column": c }, format(row[c], this.figureData.rounded))),
         ),
       );
     }
@@ -57,16 +57,16 @@ export class Table {
       "tr",
       {},
       h("td", { class: "corner" }),
-      places.map((c) => h("th", { scope: "col" }, tokenText(columns.labels[c], columns.rtl))),
+      columnIndices.map((c) => h("th", { scope: "col" }, tokenText(columns.labels[c], columns.rtl))),
     );
     const table = h(
       "table",
       {
-        onpointerover: (event) => this.told.point(this.cellAt(event)),
-        onpointerleave: () => this.told.point(null),
+        onpointerover: (event) => this.handlers.point(this.cellAt(event)),
+        onpointerleave: () => this.handlers.point(null),
         onclick: (event) => {
           const cell = this.cellAt(event);
-          if (cell) this.told.pin(cell);
+          if (cell) this.handlers.pin(cell);
         },
       },
       h("caption", { class: "unseen" }, `Weights of ${name}: queries in rows, keys in columns.`),
@@ -80,34 +80,34 @@ export class Table {
       ]),
     );
     const focused = this.cells && this.element.querySelector(".scroll") === document.activeElement;
-    fill(
+    setChildren(
       this.element,
-      this.turner("rows", seen.rows, map.rows, ROWS),
-      this.turner("columns", seen.columns, map.columns, COLUMNS),
+      this.pager("rows", range.rows, map.rows, VISIBLE_ROWS),
+      this.pager("columns", range.columns, map.columns, VISIBLE_COLUMNS),
       h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Table of ${name}` }, table),
     );
     // Keep the focus, so that keys continue to work.
     if (focused) /** @type {HTMLElement} */ (this.element.querySelector(".scroll")).focus({ preventScroll: true });
-    if (columns.rtl) change(table, { dir: "rtl" });
+    if (columns.rtl) setAttributes(table, { dir: "rtl" });
     this.mark(this.cursor, this.pin);
   }
 
   /**
    * Buttons that page through rows or columns, if there are more.
-   * @param {"rows" | "columns"} axis @param {[number, number]} seen @param {number} all @param {number} step
+   * @param {"rows" | "columns"} axis @param {[number, number]} range @param {number} all @param {number} step
    */
-  turner(axis, seen, all, step) {
+  pager(axis, range, all, step) {
     if (all <= step) return null;
-    const turn = (/** @type {number} */ by) => () => {
-      this.from[axis] = Math.max(0, Math.min(all - 1, Math.round((seen[0] + seen[1]) / 2) + by));
-      this.lay();
+    const movePage = (/** @type {number} */ by) => () => {
+      this.from[axis] = Math.max(0, Math.min(all - 1, Math.round((range[0] + range[1]) / 2) + by));
+      this.layout();
     };
     return h(
       "p",
       { class: "turner" },
-      h("button", { type: "button", class: "small", disabled: seen[0] === 0, onclick: turn(-step) }, `Previous ${axis}`),
-      ` ${axis} ${seen[0]} to ${seen[1] - 1} of ${all} `,
-      h("button", { type: "button", class: "small", disabled: seen[1] === all, onclick: turn(step) }, `Next ${axis}`),
+      h("button", { type: "button", class: "small", disabled: range[0] === 0, onclick: movePage(-step) }, `Previous ${axis}`),
+      ` ${axis} ${range[0]} to ${range[1] - 1} of ${all} `,
+      h("button", { type: "button", class: "small", disabled: range[1] === all, onclick: movePage(step) }, `Next ${axis}`),
     );
   }
 
@@ -130,15 +130,15 @@ export class Table {
   }
 }
 
-/** All weights of a map as tab-separated values. @param {Shot} shot @returns {string} */
-export function numbersOf(shot) {
-  const { map, rows, columns } = shot;
-  const digits = shot.rounded ? 4 : 9;
+/** All weights of a map as tab-separated values. @param {FigureData} figureData @returns {string} */
+export function toTsv(figureData) {
+  const { map, rows, columns } = figureData;
+  const digits = figureData.rounded ? 4 : 9;
   // Labels contain no tabs or line breaks, unlike tokens.
   const lines = [["", ...columns.labels].join("\t")];
   for (let t = 0; t < map.rows; t++) {
     lines.push(
-      [rows.labels[t], ...Array.from(map.exact(t), (weight) => Number(weight.toPrecision(digits)))].join("\t"),
+      [rows.labels[t], ...Array.from(map.exactRow(t), (weight) => Number(weight.toPrecision(digits)))].join("\t"),
     );
   }
   return `${lines.join("\n")}\n`;

@@ -2,40 +2,40 @@
 
 import { h } from "../core/dom.js";
 
-/** @typedef {import("../core/state.js").Shown} Shown */
+/** @typedef {import("../core/state.js").HeadRef} HeadRef */
 
-/** @param {Shown} shown */
-export const keyOf = (shown) => `${shown.attention}:${shown.head}`;
+/** @param {HeadRef} ref */
+export const headKey = (ref) => `${ref.attention}:${ref.head}`;
 
 /**
  * Creates a thumbnail that is not painted yet.
- * @param {Shown} shown @param {string} name full label @param {(event: MouseEvent) => void} onclick
+ * @param {HeadRef} ref @param {string} name full label @param {(event: MouseEvent) => void} onclick
  */
-export function thumbOf(shown, name, onclick) {
+export function createThumbnail(ref, name, onclick) {
   const canvas = h("canvas", { width: 1, height: 1 });
   const element = h(
     "div",
     {
       role: "gridcell",
-      class: shown.head === "mean" ? "thumb mean" : "thumb",
+      class: ref.head === "mean" ? "thumb mean" : "thumb",
       tabindex: -1,
       "aria-label": name,
       "aria-selected": "false",
       title: name,
-      "data-shown": keyOf(shown),
+      "data-head": headKey(ref),
       onclick,
     },
     canvas,
     h("span", { class: "frame" }),
   );
-  return { shown, element, canvas };
+  return { ref, element, canvas };
 }
 
 /**
  * Moves the focus from a thumbnail by a key; returns the new one, or null if the key has no function or there is none.
  * @param {HTMLElement} overview @param {KeyboardEvent} event @returns {HTMLElement | null}
  */
-export function thumbByKey(overview, event) {
+export function thumbnailByKey(overview, event) {
   const lines = [...overview.querySelectorAll(".line:not(.heads)")].map((line) => [...line.querySelectorAll(".thumb")]);
   const target = /** @type {HTMLElement} */ (event.target);
   const row = lines.findIndex((line) => line.includes(target));

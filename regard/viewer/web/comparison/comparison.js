@@ -1,21 +1,21 @@
 /** Comparison of looks: their attentions, the selection of one of them, and the difference of two maps. */
 
-import { change, fill, h } from "../core/dom.js";
-import { Attentions, Weights } from "../weights/maps.js";
+import { setAttributes, setChildren, h } from "../core/dom.js";
+import { Attentions, AttentionMap } from "../weights/maps.js";
 import { Kernel } from "../weights/kernel.js";
 import { HeatMap } from "../attention/heatmap.js";
 import { Table } from "../attention/table.js";
 import { icon } from "../core/shell.js";
-import { shareOf } from "../core/colors.js";
+import { scaleToUnit } from "../core/colors.js";
 
-/** @typedef {import("../core/state.js").Shown} Shown */
-/** @typedef {import("../attention/heatmap.js").Shot} Shot */
+/** @typedef {import("../core/state.js").HeadRef} HeadRef */
+/** @typedef {import("../attention/heatmap.js").FigureData} FigureData */
 
 /** Duration of each look in the animation, in milliseconds. */
-const PACE = 700;
+const FRAME_DURATION = 700;
 
 /** The looks of a scene: those that are compared, or the only one. */
-export class Members {
+export class LookSet {
   /** @param {import("../core/host.js").Host} host */
   constructor(host) {
     const { scene } = host;
@@ -33,44 +33,44 @@ export class Members {
     return this.all.length;
   }
 
-  /** The attentions of the look that a head belongs to. @param {Shown} shown @returns {Attentions} */
-  of(shown) {
-    return this.all[shown.of ?? 0];
+  /** The attentions of the look that a head belongs to. @param {HeadRef} ref @returns {Attentions} */
+  attentionsOf(ref) {
+    return this.all[ref.look ?? 0];
   }
 
-  /** Whether there is such a head. @param {Shown | null | undefined} shown */
-  has(shown) {
-    return Boolean(shown && this.of(shown)?.has(shown));
+  /** Whether there is such a head. @param {HeadRef | null | undefined} ref */
+  has(ref) {
+    return Boolean(ref && this.attentionsOf(ref)?.has(ref));
   }
 
-  /** The label of a head's look, if there are several. @param {Shown} shown */
-  labelOf(shown) {
-    return this.length > 1 ? this.labels[shown.of ?? 0] : "";
+  /** The label of a head's look, if there are several. @param {HeadRef} ref */
+  labelOf(ref) {
+    return this.length > 1 ? this.labels[ref.look ?? 0] : "";
   }
 
   /**
    * The same head of another look or, in a different model, one of the same kind with a similar layer and head index.
-   * @param {Shown} shown @param {number} of @returns {Shown}
+   * @param {HeadRef} ref @param {number} look @returns {HeadRef}
    */
-  fitting(shown, of) {
-    const same = { ...shown, of };
+  correspondingHead(ref, look) {
+    const same = { ...ref, look };
     if (this.has(same)) return same;
-    const mine = this.of(shown).byName.get(shown.attention);
-    const theirs = this.all[of].scene.attentions;
-    const kin = theirs.filter((one) => one.kind === mine.kind);
-    const some = kin.length ? kin : theirs;
-    const like = some[Math.min(some.length - 1, mine.layer ?? 0)];
-    const head = shown.head === "mean" ? (like.heads > 1 ? "mean" : 0) : Math.min(shown.head, like.heads - 1);
-    return { attention: like.name, head, of };
+    const attention = this.attentionsOf(ref).byName.get(ref.attention);
+    const attentions = this.all[look].scene.attentions;
+    const sameKind = attentions.filter((one) => one.kind === attention.kind);
+    const candidates = sameKind.length ? sameKind : attentions;
+    const match = candidates[Math.min(candidates.length - 1, attention.layer ?? 0)];
+    const head = ref.head === "mean" ? (match.heads > 1 ? "mean" : 0) : Math.min(ref.head, match.heads - 1);
+    return { attention: match.name, head, look };
   }
 
-  /** Whether two heads have the same tokens, so that their cells correspond. @param {Shown} a @param {Shown} b */
-  alike(a, b) {
-    const [mine, theirs] = [a, b].map((one) => this.of(one).byName.get(one.attention));
-    if ((a.of ?? 0) === (b.of ?? 0)) return mine.rows === theirs.rows && mine.columns === theirs.columns;
-    const key = [a.of, mine.rows, mine.columns, b.of, theirs.rows, theirs.columns].join(" ");
+  /** Whether two heads have the same tokens, so that their cells correspond. @param {HeadRef} a @param {HeadRef} b */
+  haveSameAxes(a, b) {
+    const [attentionA, attentionB] = [a, b].map((one) => this.attentionsOf(one).byName.get(one.attention));
+    if ((a.look ?? 0) === (b.look ?? 0)) return attentionA.rows === attentionB.rows && attentionA.columns === attentionB.columns;
+    const key = [a.look, attentionA.rows, attentionA.columns, b.look, attentionB.rows, attentionB.columns].join(" ");
     if (!this.sameTokens.has(key)) {
-      const [one, other] = [a, b].map((head) => this.of(head).axesOf(head.attention, false));
+      const [one, other] = [a, b].map((head) => this.attentionsOf(head).axesOf(head.attention, false));
       const same = ["rows", "columns"].every(
         (axis) => JSON.stringify(one[axis].labels) === JSON.stringify(other[axis].labels),
       );
@@ -81,13 +81,13 @@ export class Members {
 }
 
 /** Selection of a look: a list for two, a slider with an animation for more. */
-export class Chooser {
-  /** @param {string[]} labels @param {string} name @param {(of: number) => void} chosen */
-  constructor(labels, name, chosen) {
+export class LookChooser {
+  /** @param {string[]} labels @param {string} name @param {(look: number) => void} onSelect */
+  constructor(labels, name, onSelect) {
     this.labels = labels;
-    this.chosen = chosen;
+    this.onSelect = onSelect;
     this.at = 0;
-    this.playing = 0;
+    this.timer = 0;
     this.element = labels.length > 2 ? this.slider(name) : this.list(name);
   }
 
@@ -95,8 +95,8 @@ export class Chooser {
   list(name) {
     this.input = h(
       "select",
-      { class: "member", "aria-label": name, onchange: () => this.chosen(Number(this.input.value)) },
-      this.labels.map((label, of) => h("option", { value: of }, label)),
+      { class: "member", "aria-label": name, onchange: () => this.onSelect(Number(this.input.value)) },
+      this.labels.map((label, i) => h("option", { value: i }, label)),
     );
     return h("p", { class: "chooser" }, this.input);
   }
@@ -112,7 +112,7 @@ export class Chooser {
       "aria-label": name,
       oninput: () => {
         this.pause();
-        this.chosen(Number(this.input.value));
+        this.onSelect(Number(this.input.value));
       },
     });
     this.label = h("output", { "aria-hidden": "true" });
@@ -124,7 +124,7 @@ export class Chooser {
         "data-saved": "no",
         "aria-label": "Play",
         "aria-pressed": "false",
-        onclick: () => (this.playing ? this.pause() : this.start()),
+        onclick: () => (this.timer ? this.pause() : this.start()),
       },
       icon("M8 5l11 7-11 7Z"),
     );
@@ -133,33 +133,33 @@ export class Chooser {
 
   start() {
     const last = this.labels.length - 1;
-    change(this.play, { "aria-pressed": "true" });
-    if (this.at === last) this.chosen(0);
-    this.playing = window.setInterval(() => {
+    setAttributes(this.play, { "aria-pressed": "true" });
+    if (this.at === last) this.onSelect(0);
+    this.timer = window.setInterval(() => {
       if (this.at >= last || !this.element.isConnected) this.pause();
-      else this.chosen(this.at + 1);
-    }, PACE);
+      else this.onSelect(this.at + 1);
+    }, FRAME_DURATION);
   }
 
   pause() {
-    window.clearInterval(this.playing);
-    this.playing = 0;
-    change(this.play, { "aria-pressed": "false" });
+    window.clearInterval(this.timer);
+    this.timer = 0;
+    setAttributes(this.play, { "aria-pressed": "false" });
   }
 
-  /** Shows which look is selected. @param {number} of */
-  mark(of) {
-    this.at = of;
-    this.input.value = String(of);
+  /** Shows which look is selected. @param {number} look */
+  mark(look) {
+    this.at = look;
+    this.input.value = String(look);
     if (!this.label) return;
-    change(this.input, { "aria-valuetext": this.labels[of] });
-    this.label.textContent = this.labels[of];
+    setAttributes(this.input, { "aria-valuetext": this.labels[look] });
+    this.label.textContent = this.labels[look];
   }
 }
 
 /** The difference of two maps of the same tokens. */
-class DifferenceWeights extends Weights {
-  /** @param {Weights} one @param {Weights} other */
+class DifferenceMap extends AttentionMap {
+  /** @param {AttentionMap} one @param {AttentionMap} other */
   constructor(one, other) {
     super(one.rows, one.columns);
     this.one = one;
@@ -167,93 +167,93 @@ class DifferenceWeights extends Weights {
     this.signed = true;
   }
 
-  get whole() {
-    return this.one.whole && this.other.whole;
+  get isMaterialized() {
+    return this.one.isMaterialized && this.other.isMaterialized;
   }
 
-  rowsInto(rows, from, to, out) {
-    if (this.whole) super.rowsInto(rows, from, to, out);
-    else this.compute(rows, from, to, out);
+  readRows(rows, from, to, out) {
+    if (this.isMaterialized) super.readRows(rows, from, to, out);
+    else this.computeRows(rows, from, to, out);
   }
 
-  compute(rows, from, to, out) {
-    const less = new Float32Array(rows.length * (to - from));
-    this.one.rowsInto(rows, from, to, out);
-    this.other.rowsInto(rows, from, to, less);
-    for (let i = 0; i < less.length; i++) out[i] -= less[i];
+  computeRows(rows, from, to, out) {
+    const subtrahend = new Float32Array(rows.length * (to - from));
+    this.one.readRows(rows, from, to, out);
+    this.other.readRows(rows, from, to, subtrahend);
+    for (let i = 0; i < subtrahend.length; i++) out[i] -= subtrahend[i];
   }
 
-  computeExactly(row) {
-    const less = this.other.exact(row);
-    return this.one.exact(row).map((weight, s) => weight - less[s]);
+  computeExactRow(row) {
+    const subtrahend = this.other.exactRow(row);
+    return this.one.exactRow(row).map((weight, s) => weight - subtrahend[s]);
   }
 }
 
 /** The third figure: the difference of the first two, as a map or a table. */
 export class Difference {
-  /** @param {import("../core/scheduler.js").Work} work @param {import("../attention/heatmap.js").Told} told */
-  constructor(work, told) {
-    this.figures = { map: new HeatMap(work, "map difference", told), table: new Table(told) };
+  /** @param {import("../core/scheduler.js").Scheduler} scheduler @param {import("../attention/heatmap.js").FigureHandlers} handlers */
+  constructor(scheduler, handlers) {
+    this.figures = { map: new HeatMap(scheduler, "map difference", handlers), table: new Table(handlers) };
     this.figure = this.figures.map;
-    this.place = h("div", { class: "place" });
+    this.container = h("div", { class: "place" });
     this.legend = h("div", { class: "legend" });
     this.element = h(
       "article",
       { class: "panel difference", "aria-label": "Difference", hidden: true },
       h("header", {}, h("h2", {}, "A − B")),
       h("p", { class: "says" }, "Blue (+): A attends more. Orange (−): B attends more."),
-      this.place,
+      this.container,
       this.legend,
     );
-    new ResizeObserver(() => this.element.hidden || this.figure.lay()).observe(this.place);
+    new ResizeObserver(() => this.element.hidden || this.figure.layout()).observe(this.container);
   }
 
   /** Whether differences can be shown in this form. @param {string} form */
-  fits(form) {
+  supports(form) {
     return form in this.figures;
   }
 
-  /** @param {string} form @param {Shot} one @param {Shot} other @param {any} painter @param {string} scale */
-  show(form, one, other, painter, scale) {
+  /** @param {string} form @param {FigureData} one @param {FigureData} other @param {any} colormap @param {string} scale */
+  show(form, one, other, colormap, scale) {
     if (this.map?.one !== one.map || this.map?.other !== other.map)
-      this.map = new DifferenceWeights(one.map, other.map);
+      this.map = new DifferenceMap(one.map, other.map);
     this.element.hidden = false;
     this.figure = this.figures[form];
-    if (form !== "map") this.figures.map.rest();
-    if (this.place.firstChild !== this.figure.element) fill(this.place, this.figure.element);
+    if (form !== "map") this.figures.map.pause();
+    if (this.container.firstChild !== this.figure.element) setChildren(this.container, this.figure.element);
     const name = `the difference between ${one.name} and ${other.name}`;
     const rounded = one.rounded || other.rounded;
     this.legend.hidden = form !== "map";
-    this.drawLegend(painter, scale);
-    this.figure.show({ ...one, map: this.map, painter, name, rounded, gold: null });
+    this.drawLegend(colormap, scale);
+    this.figure.show({ ...one, map: this.map, colormap, name, rounded, gold: null });
   }
 
   hide() {
     this.element.hidden = true;
-    this.figures.map.rest();
+    this.figures.map.pause();
   }
 
   /** The difference at a cell. @param {{row: number, column: number}} cell */
   at(cell) {
-    return this.map.exact(cell.row)[cell.column];
+    return this.map.exactRow(cell.row)[cell.column];
   }
 
-  /** @param {any} painter @param {string} scale */
-  drawLegend(painter, scale) {
+  /** @param {any} colormap @param {string} scale */
+  drawLegend(colormap, scale) {
     const canvas = h("canvas", { width: 255, height: 1 });
     const context = canvas.getContext("2d");
     const image = context.createImageData(255, 1);
-    painter.fillShares(
+    colormap.paintShares(
       Float32Array.from({ length: 255 }, (_, i) => (i - 127) / 127),
       image.data,
     );
     context.putImageData(image, 0, 0);
     const ticks = [-1, -0.5, 0, 0.5, 1].map((weight) => {
       const tick = h("span", { class: "tick" }, weight < 0 ? `−${-weight}` : weight > 0 ? `+${weight}` : "0");
-      tick.style.left = `${50 + 50 * Math.sign(weight) * shareOf(scale, Math.abs(weight))}%`;
+      tick.style.left = `${50 + 50 * Math.sign(weight) * scaleToUnit(scale, Math.abs(weight))}%`;
       return tick;
     });
-    fill(
+    setChildren(
       this.legend,
       h("span", { class: "name" }, "Difference"),
       h("div", { class: "scale" }, canvas, h("div", { class: "ticks" }, ticks)),

@@ -5,10 +5,10 @@
 
 /** @typedef {[number, number, number]} Rgb from 0 to 255 */
 
-export const COLOURS = { blue: "Blue", iris: "Iris" };
+export const COLORS = { blue: "Blue", iris: "Iris" };
 export const SCALES = { linear: "Linear", root: "Square root", log: "Logarithmic" };
 /** The smallest weight of a logarithmic scale. */
-const FAINTEST = 1e-4;
+const LOG_SCALE_MIN = 1e-4;
 const STEPS = 256;
 
 /**
@@ -43,47 +43,47 @@ export function oklch(lightness, chroma, hue) {
 
 /**
  * The color of a fraction between 0 (slightly different from the background) and 1.
- * @param {string} name @param {boolean} dark @param {number} share @returns {Rgb}
+ * @param {string} name @param {boolean} dark @param {number} fraction @returns {Rgb}
  */
-function shade(name, dark, share) {
-  const lightness = dark ? 0.265 + 0.675 * share : 0.972 - 0.69 * share;
-  const paper = 0.01 * (1 - share);
+function shade(name, dark, fraction) {
+  const lightness = dark ? 0.265 + 0.675 * fraction : 0.972 - 0.69 * fraction;
+  const paper = 0.01 * (1 - fraction);
   if (name === "iris") {
     // From yellow and green to violet; on dark pages in reverse.
-    const hue = dark ? 290 - 190 * share : 100 + 190 * share;
-    return oklch(lightness, paper + 0.15 * Math.min(1, 5 * share), hue);
+    const hue = dark ? 290 - 190 * fraction : 100 + 190 * fraction;
+    return oklch(lightness, paper + 0.15 * Math.min(1, 5 * fraction), hue);
   }
   // One hue; the chroma is largest at medium lightness, where the gamut is widest.
-  const chroma = 0.15 * Math.sin(Math.PI * share ** 0.85) ** 0.8 + (dark ? 0 : 0.07 * share);
-  const hue = name === "rust" ? 62 + (dark ? 10 : -14) * share : 252 + (dark ? -14 : 10) * share;
+  const chroma = 0.15 * Math.sin(Math.PI * fraction ** 0.85) ** 0.8 + (dark ? 0 : 0.07 * fraction);
+  const hue = name === "rust" ? 62 + (dark ? 10 : -14) * fraction : 252 + (dark ? -14 : 10) * fraction;
   return oklch(lightness, paper + Math.max(0, chroma), hue);
 }
 
 /** @type {Map<string, Uint8ClampedArray>} */
-const ramps = new Map();
+const colorRamps = new Map();
 
 /** The 256 colors of a map, as consecutive r, g, b. @param {string} name @param {boolean} dark */
-export function ramp(name, dark) {
+export function colorRamp(name, dark) {
   const key = `${name} ${dark}`;
-  if (!ramps.has(key)) {
-    const colours = new Uint8ClampedArray(3 * STEPS);
-    for (let i = 0; i < STEPS; i++) colours.set(shade(name, dark, i / (STEPS - 1)), 3 * i);
-    ramps.set(key, colours);
+  if (!colorRamps.has(key)) {
+    const colors = new Uint8ClampedArray(3 * STEPS);
+    for (let i = 0; i < STEPS; i++) colors.set(shade(name, dark, i / (STEPS - 1)), 3 * i);
+    colorRamps.set(key, colors);
   }
-  return ramps.get(key);
+  return colorRamps.get(key);
 }
 
 /** The fraction of the color range that shows a weight. @param {string} scale @param {number} weight */
-export function shareOf(scale, weight) {
+export function scaleToUnit(scale, weight) {
   if (!(weight > 0)) return 0;
   if (scale === "root") return Math.min(1, Math.sqrt(weight));
-  if (scale === "log") return Math.max(0, Math.min(1, 1 - Math.log(weight) / Math.log(FAINTEST)));
+  if (scale === "log") return Math.max(0, Math.min(1, 1 - Math.log(weight) / Math.log(LOG_SCALE_MIN)));
   return Math.min(1, weight);
 }
 
 /** The tick weights of a color scale. @param {string} scale */
-export function ticksOf(scale) {
-  if (scale === "log") return [FAINTEST, 1e-3, 1e-2, 0.1, 1];
+export function legendTicks(scale) {
+  if (scale === "log") return [LOG_SCALE_MIN, 1e-3, 1e-2, 0.1, 1];
   return scale === "root" ? [0, 0.01, 0.1, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
 }
 
@@ -97,29 +97,29 @@ export function luminance(r, g, b) {
  * A color map: the color of a weight, and the color of text on it.
  * @param {string} name @param {string} scale @param {boolean} dark
  */
-export function painterOf(name, scale, dark) {
-  const colours = ramp(name, dark);
+export function createColormap(name, scale, dark) {
+  const colors = colorRamp(name, dark);
   /** @param {number} weight */
-  const step = (weight) => Math.round(shareOf(scale, weight) * (STEPS - 1));
+  const step = (weight) => Math.round(scaleToUnit(scale, weight) * (STEPS - 1));
   return {
     /** @param {number} weight */
     css(weight) {
       const i = 3 * step(weight);
-      return `rgb(${colours[i]}, ${colours[i + 1]}, ${colours[i + 2]})`;
+      return `rgb(${colors[i]}, ${colors[i + 1]}, ${colors[i + 2]})`;
     },
     /** Whether white text has more contrast than black on a weight's color. @param {number} weight */
-    wantsLight(weight) {
+    needsLightText(weight) {
       const i = 3 * step(weight);
-      return luminance(colours[i], colours[i + 1], colours[i + 2]) < 0.179;
+      return luminance(colors[i], colors[i + 1], colors[i + 2]) < 0.179;
     },
     /** Writes the colors of weights. @param {Float32Array} weights @param {Uint8ClampedArray} pixels r g b a */
-    fill(weights, pixels) {
+    paint(weights, pixels) {
       for (let i = 0; i < weights.length; i++) {
         const from = 3 * step(weights[i]);
         const to = 4 * i;
-        pixels[to] = colours[from];
-        pixels[to + 1] = colours[from + 1];
-        pixels[to + 2] = colours[from + 2];
+        pixels[to] = colors[from];
+        pixels[to + 1] = colors[from + 1];
+        pixels[to + 2] = colors[from + 2];
         pixels[to + 3] = 255;
       }
     },
@@ -131,25 +131,25 @@ export function painterOf(name, scale, dark) {
  * equal lightness on both sides.
  * @param {string} scale @param {boolean} dark
  */
-export function differencePainter(scale, dark) {
-  const [more, less] = [ramp("blue", dark), ramp("rust", dark)];
-  /** @param {number} share from -1 to 1 @returns {Rgb} */
-  const colour = (share) => {
-    const side = share < 0 ? less : more;
-    const i = 3 * Math.round(Math.min(1, Math.abs(share)) * (STEPS - 1));
+export function createDivergingColormap(scale, dark) {
+  const [more, less] = [colorRamp("blue", dark), colorRamp("rust", dark)];
+  /** @param {number} fraction from -1 to 1 @returns {Rgb} */
+  const color = (fraction) => {
+    const side = fraction < 0 ? less : more;
+    const i = 3 * Math.round(Math.min(1, Math.abs(fraction)) * (STEPS - 1));
     return [side[i], side[i + 1], side[i + 2]];
   };
   /** @param {number} difference */
-  const signedShare = (difference) => Math.sign(difference) * shareOf(scale, Math.abs(difference));
-  /** @param {Float32Array} shares @param {Uint8ClampedArray} pixels r g b a */
-  const fillShares = (shares, pixels) => shares.forEach((share, i) => pixels.set([...colour(share), 255], 4 * i));
+  const signedFraction = (difference) => Math.sign(difference) * scaleToUnit(scale, Math.abs(difference));
+  /** @param {Float32Array} fractions @param {Uint8ClampedArray} pixels r g b a */
+  const paintShares = (fractions, pixels) => fractions.forEach((fraction, i) => pixels.set([...color(fraction), 255], 4 * i));
   return {
     /** @param {number} difference */
-    css: (difference) => `rgb(${colour(signedShare(difference)).join(", ")})`,
+    css: (difference) => `rgb(${color(signedFraction(difference)).join(", ")})`,
     /** @param {number} difference */
-    wantsLight: (difference) => luminance(...colour(signedShare(difference))) < 0.179,
+    needsLightText: (difference) => luminance(...color(signedFraction(difference))) < 0.179,
     /** @param {Float32Array} differences @param {Uint8ClampedArray} pixels */
-    fill: (differences, pixels) => fillShares(differences.map(signedShare), pixels),
-    fillShares,
+    paint: (differences, pixels) => paintShares(differences.map(signedFraction), pixels),
+    paintShares,
   };
 }

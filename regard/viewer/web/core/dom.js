@@ -10,7 +10,7 @@ const SVG = "http://www.w3.org/2000/svg";
  * @param {N} name @param {Attributes} [attributes] @param {...any} children @returns {HTMLElementTagNameMap[N]}
  */
 export function h(name, attributes = {}, ...children) {
-  return /** @type {any} */ (dress(document.createElement(name), attributes, children));
+  return /** @type {any} */ (buildElement(document.createElement(name), attributes, children));
 }
 
 /**
@@ -18,12 +18,12 @@ export function h(name, attributes = {}, ...children) {
  * @param {string} name @param {Attributes} [attributes] @param {...any} children @returns {SVGElement}
  */
 export function s(name, attributes = {}, ...children) {
-  return /** @type {any} */ (dress(document.createElementNS(SVG, name), attributes, children));
+  return /** @type {any} */ (buildElement(document.createElementNS(SVG, name), attributes, children));
 }
 
 /** @param {Element} element @param {Attributes} attributes @param {any[]} children */
-function dress(element, attributes, children) {
-  change(element, attributes);
+function buildElement(element, attributes, children) {
+  setAttributes(element, attributes);
   element.append(
     ...children.flat(Infinity).filter((child) => child !== null && child !== false && child !== undefined),
   );
@@ -34,7 +34,7 @@ function dress(element, attributes, children) {
  * Sets attributes; null and false remove them, functions are added as listeners.
  * @param {Element} element @param {Attributes} attributes
  */
-export function change(element, attributes) {
+export function setAttributes(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") element.addEventListener(name.slice(2), value);
     else if (value === null || value === false || value === undefined) element.removeAttribute(name);
@@ -43,16 +43,16 @@ export function change(element, attributes) {
 }
 
 /** Replaces the children of an element. @param {Element} element @param {...any} children */
-export function fill(element, ...children) {
+export function setChildren(element, ...children) {
   element.replaceChildren();
-  dress(element, {}, children);
+  buildElement(element, {}, children);
 }
 
-let numbers = 0;
-/** Returns an id that is unique in the document, across widgets. @param {string} word */
-export function uniqueId(word) {
-  numbers += 1;
-  return `regard-${word}-${numbers}`;
+let idCount = 0;
+/** Returns an id that is unique in the document, across widgets. @param {string} prefix */
+export function uniqueId(prefix) {
+  idCount += 1;
+  return `regard-${prefix}-${idCount}`;
 }
 
 /** A token with its own text direction. @param {string} label @param {boolean} rtl @param {Attributes} [attributes] */
@@ -61,16 +61,16 @@ export function tokenText(label, rtl, attributes = {}) {
 }
 
 /** Class of elements that only screen readers see. */
-export const UNSEEN = "unseen";
+export const VISUALLY_HIDDEN = "unseen";
 
 /**
  * A select element.
- * @param {string} label @param {Record<string, string>} options @param {(value: string) => void} chosen
+ * @param {string} label @param {Record<string, string>} options @param {(value: string) => void} onSelect
  */
-export function picker(label, options, chosen) {
+export function picker(label, options, onSelect) {
   const select = h(
     "select",
-    { "aria-label": label, onchange: () => chosen(select.value) },
+    { "aria-label": label, onchange: () => onSelect(select.value) },
     Object.entries(options).map(([value, text]) => h("option", { value }, text)),
   );
   return select;

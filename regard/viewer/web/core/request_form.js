@@ -1,7 +1,7 @@
 /** Form for the model's input, where there is a model to send requests to. */
 
-import { hostWith } from "./host.js";
-import { change, h, uniqueId } from "./dom.js";
+import { hostForResponse } from "./host.js";
+import { setAttributes, h, uniqueId } from "./dom.js";
 import { topBar } from "./shell.js";
 
 /** @typedef {import("./host.js").Host} Host */
@@ -14,16 +14,16 @@ const FIELD_HINTS = { source: "A sentence to inspect", target: "Translation (def
  * @param {Host} host @param {Record<string, string> | undefined} texts contents of the fields; by default the scene's texts
  * @param {(host: Host, texts: Record<string, string>) => Promise<void>} show
  */
-export function askForm(host, texts = writtenIn(host.scene), show) {
-  const says = h("p", { class: "asked", id: uniqueId("asked"), role: "status" });
-  const fields = host.asks.map((name) =>
+export function requestForm(host, texts = requestTexts(host.scene), show) {
+  const status = h("p", { class: "asked", id: uniqueId("asked"), role: "status" });
+  const fields = host.fields.map((name) =>
     h("textarea", {
       name,
       rows: 1,
       dir: "auto",
       spellcheck: "false",
       "aria-label": FIELD_NAMES[name],
-      "aria-describedby": says.id,
+      "aria-describedby": status.id,
       placeholder: FIELD_HINTS[name],
       onkeydown: (event) => {
         if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -35,20 +35,20 @@ export function askForm(host, texts = writtenIn(host.scene), show) {
   for (const field of fields) field.value = texts[field.name] ?? "";
   const button = h("button", { type: "submit" }, "Run");
 
-  const ask = async () => {
-    const written = Object.fromEntries(fields.map((field) => [field.name, field.value]));
+  const submit = async () => {
+    const values = Object.fromEntries(fields.map((field) => [field.name, field.value]));
     if (button.disabled) return;
-    change(button, { disabled: true });
-    says.textContent = "Running …";
+    setAttributes(button, { disabled: true });
+    status.textContent = "Running …";
     delete form.dataset.failed;
     try {
-      const wanted = Object.fromEntries(Object.entries(written).filter(([name, text]) => name === "source" || text.trim()));
-      await show(hostWith(host, await host.ask({ look: wanted })), written);
+      const inputs = Object.fromEntries(Object.entries(values).filter(([name, text]) => name === "source" || text.trim()));
+      await show(hostForResponse(host, await host.request({ look: inputs })), values);
     } catch (error) {
       form.dataset.failed = "";
-      says.textContent = error.message;
+      status.textContent = error.message;
     } finally {
-      change(button, { disabled: false });
+      setAttributes(button, { disabled: false });
     }
   };
   const form = h(
@@ -59,18 +59,18 @@ export function askForm(host, texts = writtenIn(host.scene), show) {
       "aria-label": "Model input",
       onsubmit: (event) => {
         event.preventDefault();
-        ask();
+        submit();
       },
     },
     fields,
     button,
-    says,
+    status,
   );
   return form;
 }
 
 /** Returns the texts of the request that a scene answers. @param {any} scene @returns {Record<string, string>} */
-function writtenIn(scene) {
+function requestTexts(scene) {
   const [first, second] = (scene.compared ?? [scene]).map((one) => one.texts.source);
   return { source: first, beside: second ?? "" };
 }

@@ -1,16 +1,16 @@
 /** Page layout around the views: header, tabs, theme, keyboard help, announcements to screen readers. */
 
-import { change, h, s, uniqueId } from "./dom.js";
+import { setAttributes, h, s, uniqueId } from "./dom.js";
 
 /**
  * The arguments of a view.
  * @typedef {{host: import("./host.js").Host, attentions: import("../weights/maps.js").Attentions,
- *   members: import("../comparison/comparison.js").Members, state: import("./state.js").State, work: import("./scheduler.js").Work, voice: Voice}} Context
- * A view: `element` is all of it, `sheet` the figure that can be saved on its own; `update` receives the state keys that
- * changed (null: all, the view has just been opened); `lay` is called when the window is resized. `numbers`, if defined,
+ *   looks: import("../comparison/comparison.js").LookSet, state: import("./state.js").State, scheduler: import("./scheduler.js").Scheduler, announcer: Announcer}} Context
+ * A view: `element` is all of it, `figureElement` the figure that can be saved on its own; `update` receives the state keys that
+ * changed (null: all, the view has just been opened); `layout` is called when the window is resized. `tsv`, if defined,
  * is a table of tab-separated values.
- * @typedef {{element: HTMLElement, sheet: HTMLElement, fileName: string, numbers?: string,
- *   update: (changed: Set<string> | null) => Promise<void> | void, lay: () => void}} Shows
+ * @typedef {{element: HTMLElement, figureElement: HTMLElement, fileName: string, tsv?: string,
+ *   update: (changed: Set<string> | null) => Promise<void> | void, layout: () => void}} ViewComponent
  */
 
 /** An icon of 24 by 24 units. @param {...string} paths */
@@ -24,9 +24,9 @@ export function icon(...paths) {
 
 /**
  * A tab list; arrow keys move between tabs.
- * @param {string} name @param {Record<string, string>} options @param {string} controls the panel's id @param {(value: string) => void} chosen
+ * @param {string} name @param {Record<string, string>} options @param {string} controls the panel's id @param {(value: string) => void} onSelect
  */
-export function tabList(name, options, controls, chosen) {
+export function tabList(name, options, controls, onSelect) {
   const values = Object.keys(options);
   const tabs = values.map((value) =>
     h(
@@ -37,7 +37,7 @@ export function tabList(name, options, controls, chosen) {
         id: uniqueId("tab"),
         "aria-controls": controls,
         "data-value": value,
-        onclick: () => chosen(value),
+        onclick: () => onSelect(value),
       },
       options[value],
     ),
@@ -63,7 +63,7 @@ export function tabList(name, options, controls, chosen) {
         event.stopPropagation();
         const next = tabs.at(moves[event.key] % tabs.length);
         next.focus();
-        chosen(next.dataset.value);
+        onSelect(next.dataset.value);
       },
     },
     tabs,
@@ -74,22 +74,22 @@ export function tabList(name, options, controls, chosen) {
     mark(value) {
       for (const tab of tabs) {
         const on = tab.dataset.value === value;
-        change(tab, { "aria-selected": String(on), tabindex: on ? 0 : -1 });
+        setAttributes(tab, { "aria-selected": String(on), tabindex: on ? 0 : -1 });
       }
       return tabs[values.indexOf(value)].id;
     },
   };
 }
 
-/** An on/off button. @param {string} name @param {(on: boolean) => void} chosen */
-export function toggle(name, chosen) {
+/** An on/off button. @param {string} name @param {(on: boolean) => void} onSelect */
+export function toggle(name, onSelect) {
   const button = h(
     "button",
     {
       type: "button",
       class: "toggle",
       "aria-pressed": "false",
-      onclick: () => chosen(button.getAttribute("aria-pressed") !== "true"),
+      onclick: () => onSelect(button.getAttribute("aria-pressed") !== "true"),
     },
     h("span", { class: "knob", "aria-hidden": "true" }),
     name,
@@ -97,8 +97,8 @@ export function toggle(name, chosen) {
   return button;
 }
 
-/** A drop-down menu. @param {string} name @param {any} sign @param {[string, () => void][]} actions */
-export function menu(name, sign, actions) {
+/** A drop-down menu. @param {string} name @param {any} iconElement @param {[string, () => void][]} actions */
+export function menu(name, iconElement, actions) {
   const details = h(
     "details",
     {
@@ -113,7 +113,7 @@ export function menu(name, sign, actions) {
         if (!details.contains(event.relatedTarget)) details.open = false;
       },
     },
-    h("summary", {}, sign, name),
+    h("summary", {}, iconElement, name),
     h(
       "div",
       { class: "sheet" },
@@ -165,7 +165,7 @@ export function helpDialog() {
     h(
       "dl",
       {},
-      KEYS.map(([keys, says]) =>
+      KEYS.map(([keys, description]) =>
         h(
           "div",
           {},
@@ -174,7 +174,7 @@ export function helpDialog() {
             {},
             keys.split(" ").map((key) => h("kbd", {}, key)),
           ),
-          h("dd", {}, says),
+          h("dd", {}, description),
         ),
       ),
     ),
@@ -195,18 +195,18 @@ export function helpDialog() {
 }
 
 /** Announces messages to screen readers. */
-export class Voice {
+export class Announcer {
   constructor() {
     this.element = h("div", { class: "unseen live", role: "status", "aria-live": "polite", "aria-atomic": "true" });
-    this.later = 0;
+    this.timer = 0;
   }
 
   /** @param {string} text @param {number} [wait] delay in milliseconds; a later message replaces a waiting one */
-  say(text, wait = 0) {
-    clearTimeout(this.later);
-    const speak = () => (this.element.textContent = text);
-    if (wait) this.later = window.setTimeout(speak, wait);
-    else speak();
+  announce(text, wait = 0) {
+    clearTimeout(this.timer);
+    const show = () => (this.element.textContent = text);
+    if (wait) this.timer = window.setTimeout(show, wait);
+    else show();
   }
 }
 

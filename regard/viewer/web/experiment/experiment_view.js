@@ -5,165 +5,165 @@
  * all other interventions, need a model to send requests to.
  */
 
-import { greatestIn, mayLook, weightsInto } from "../weights/maths.js";
-import { Weights } from "../weights/maps.js";
-import { painterOf } from "../core/colors.js";
-import { change, fill, h, tokenText, uniqueId } from "../core/dom.js";
-import { Axis, exactly, roughly } from "../core/tokens.js";
-import { HeatMap, cellSays } from "../attention/heatmap.js";
-import { headCalled, kindCalled, kindsOf } from "../attention/overview.js";
-import { numbersOf } from "../attention/table.js";
+import { argmax, mayAttend, computeWeights } from "../weights/maths.js";
+import { AttentionMap } from "../weights/maps.js";
+import { createColormap } from "../core/colors.js";
+import { setAttributes, setChildren, h, tokenText, uniqueId } from "../core/dom.js";
+import { Axis, formatWeight, formatShort } from "../core/tokens.js";
+import { HeatMap, describeCell } from "../attention/heatmap.js";
+import { headLabel, kindLabel, kindsOf } from "../attention/overview.js";
+import { toTsv } from "../attention/table.js";
 import { isDark, toggle } from "../core/shell.js";
 import EXPERIMENT_STYLE from "./experiment.css";
 
-/** @typedef {import("../attention/heatmap.js").Shot} Shot */
+/** @typedef {import("../attention/heatmap.js").FigureData} FigureData */
 /** @typedef {import("../attention/heatmap.js").Cell} Cell */
-/** @typedef {{attention: string, head: number, row: number, weights: number[]}} OwnRow an edited row */
+/** @typedef {{attention: string, head: number, row: number, weights: number[]}} EditedRow an edited row */
 /** @typedef {{token: string, probability: number | null, likeliest: [string, number][]}} Step */
 /** @typedef {{text: string, logprob: number | null, steps: Step[], map: {rows: string[], columns: string[], weights: number[][]} | null}} Outcome */
 
 /** Maximum number of tokens with a slider each. */
-const SLIDERS = 48;
+const MAX_SLIDERS = 48;
 /** Maximum number of cells of a map in a request. */
-const ASKED = 65536;
+const MAX_REQUESTED_CELLS = 65536;
 /** Number of listed changes. */
-const NAMED_CHANGES = 6;
+const MAX_LISTED_CHANGES = 6;
 /** Maximum number of tokens in a select element. */
-const LISTED = 1000;
+const MAX_LISTED_TOKENS = 1000;
 /** Delay in milliseconds between the last movement of a slider and the request. */
-const REST = 250;
+const SLIDER_DELAY = 250;
 /** Above this number of columns, weights are too small to be visible on a linear scale. */
-const NARROW = 128;
+const MAX_LINEAR_SCALE_COLUMNS = 128;
 
 /** The map of a modified head, optionally with an edited row. */
-class TriedWeights extends Weights {
-  /** @param {import("../weights/maths.js").Head} head @param {any} kernel @param {OwnRow | null} own */
-  constructor(head, kernel, own) {
+class InterventionMap extends AttentionMap {
+  /** @param {import("../weights/maths.js").Head} head @param {any} kernel @param {EditedRow | null} editedRow */
+  constructor(head, kernel, editedRow) {
     super(head.T, head.S);
     this.head = head;
     this.kernel = kernel;
-    this.own = own;
+    this.editedRow = editedRow;
   }
 
-  rowsInto(rows, from, to, out) {
-    if (this.whole) super.rowsInto(rows, from, to, out);
-    else this.compute(rows, from, to, out);
+  readRows(rows, from, to, out) {
+    if (this.isMaterialized) super.readRows(rows, from, to, out);
+    else this.computeRows(rows, from, to, out);
   }
 
-  compute(rows, from, to, out) {
-    this.kernel.rowsInto(this.head, rows, from, to, out);
-    const at = this.own ? rows.indexOf(this.own.row) : -1;
-    if (at >= 0) out.set(this.own.weights.slice(from, to), at * (to - from));
+  computeRows(rows, from, to, out) {
+    this.kernel.computeRows(this.head, rows, from, to, out);
+    const at = this.editedRow ? rows.indexOf(this.editedRow.row) : -1;
+    if (at >= 0) out.set(this.editedRow.weights.slice(from, to), at * (to - from));
   }
 
-  computeExactly(row) {
-    if (this.own?.row === row) return Float64Array.from(this.own.weights);
-    return weightsInto(this.head, row, new Float64Array(this.columns));
+  computeExactRow(row) {
+    if (this.editedRow?.row === row) return Float64Array.from(this.editedRow.weights);
+    return computeWeights(this.head, row, new Float64Array(this.columns));
   }
 }
 
 /** A map of fixed numbers. */
-class GivenWeights extends Weights {
+class FixedMap extends AttentionMap {
   /** @param {number[][]} given */
   constructor(given) {
     super(given.length, given[0]?.length ?? 0);
     this.given = given;
   }
 
-  compute(rows, from, to, out) {
+  computeRows(rows, from, to, out) {
     rows.forEach((row, i) => out.set(this.given[row].slice(from, to), i * (to - from)));
   }
 
-  computeExactly(row) {
+  computeExactRow(row) {
     return Float64Array.from(this.given[row]);
   }
 }
 
-/** Lists the tokens of an axis as options; -1 selects none. @param {HTMLSelectElement} select @param {Axis} axis @param {number} chosen */
-function list(select, axis, chosen) {
-  const places = Array.from({ length: Math.min(LISTED, axis.length) }, (_, i) => i);
-  if (chosen >= LISTED) places.push(chosen);
-  const key = `${axis.name} ${places.at(-1)}`;
-  if (select.dataset.of !== key) fill(select, h("option", { value: -1, hidden: true }, "…"), places.map((i) => h("option", { value: i }, axis.labels[i])));
+/** Lists the tokens of an axis as options; -1 selects none. @param {HTMLSelectElement} select @param {Axis} axis @param {number} selected */
+function listTokens(select, axis, selected) {
+  const indices = Array.from({ length: Math.min(MAX_LISTED_TOKENS, axis.length) }, (_, i) => i);
+  if (selected >= MAX_LISTED_TOKENS) indices.push(selected);
+  const key = `${axis.name} ${indices.at(-1)}`;
+  if (select.dataset.of !== key) setChildren(select, h("option", { value: -1, hidden: true }, "…"), indices.map((i) => h("option", { value: i }, axis.labels[i])));
   select.dataset.of = key;
-  select.value = String(chosen);
+  select.value = String(selected);
 }
 
-export class Trying {
+export class ExperimentView {
   /** @param {import("../core/shell.js").Context} context */
-  constructor({ host, attentions, state, work, voice }) {
+  constructor({ host, attentions, state, scheduler, announcer }) {
     this.host = host;
     this.attentions = attentions;
     this.scene = attentions.scene;
     this.state = state;
-    this.work = work;
-    this.voice = voice;
-    this.asks = typeof this.host.ask === "function";
+    this.scheduler = scheduler;
+    this.announcer = announcer;
+    this.hasModel = typeof this.host.request === "function";
     /** Disabled components. */
-    this.off = { mask: false, scale: false, positions: false, heads: new Set(), layers: new Set() };
-    /** @type {OwnRow | null} */
-    this.own = null;
+    this.disabled = { mask: false, scale: false, positions: false, heads: new Set(), layers: new Set() };
+    /** @type {EditedRow | null} */
+    this.editedRow = null;
     this.row = 0;
     this.texts = { instead: this.scene.texts.source, prefix: "" };
-    this.keeps = false;
+    this.keepsTarget = false;
     /** The response of the model to the latest request. @type {{before: Outcome, after: Outcome} | null} */
-    this.answer = null;
-    this.asked = 0;
+    this.response = null;
+    this.requestId = 0;
     /** @type {Cell | null} */
     this.cursor = null;
-    const told = (/** @type {number} */ number) => ({
+    const handlers = (/** @type {number} */ number) => ({
       point: (/** @type {Cell | null} */ cell) => this.point(cell, number),
       pin: (/** @type {Cell} */ cell) => this.chooseRow(cell.row),
       zoom: () => {},
     });
-    this.figures = [new HeatMap(work, "before", told(0)), new HeatMap(work, "after", told(1))];
-    /** @type {Shot[]} */
-    this.shots = [];
-    this.makeControls();
+    this.figures = [new HeatMap(scheduler, "before", handlers(0)), new HeatMap(scheduler, "after", handlers(1))];
+    /** @type {FigureData[]} */
+    this.figureInputs = [];
+    this.createControls();
     this.outcomes = ["Before", "After"].map((name) => h("section", { class: "outcome", "aria-label": `Output ${name.toLowerCase()}` }));
     this.output = h("div", { class: "outcomes", hidden: true }, this.outcomes);
-    this.failed = h("p", { class: "refused", role: "alert", hidden: true });
-    this.names = [h("h2", {}, "Before"), h("h2", {}, "After")];
+    this.errorElement = h("p", { class: "refused", role: "alert", hidden: true });
+    this.titles = [h("h2", {}, "Before"), h("h2", {}, "After")];
     this.panels = this.figures.map((figure, i) =>
-      h("article", { class: "panel", "data-mark": i ? "second" : "first", onkeydown: (event) => this.key(event, i) }, this.names[i], figure.element),
+      h("article", { class: "panel", "data-mark": i ? "second" : "first", onkeydown: (event) => this.key(event, i) }, this.titles[i], figure.element),
     );
-    this.most = h("div", { class: "most" });
-    this.sheet = h("div", { class: "sheet-of-paper" }, this.output, h("div", { class: "panels two" }, this.panels));
-    this.element = h("div", { class: "trying" }, h("style", {}, EXPERIMENT_STYLE), this.controls, h("div", { class: "results" }, this.failed, this.sheet, this.most));
-    for (const panel of this.panels) new ResizeObserver(() => this.lay()).observe(panel);
+    this.changesElement = h("div", { class: "most" });
+    this.figureElement = h("div", { class: "sheet-of-paper" }, this.output, h("div", { class: "panels two" }, this.panels));
+    this.element = h("div", { class: "trying" }, h("style", {}, EXPERIMENT_STYLE), this.controls, h("div", { class: "results" }, this.errorElement, this.figureElement, this.changesElement));
+    for (const panel of this.panels) new ResizeObserver(() => this.layout()).observe(panel);
   }
 
   // Controls
 
-  makeControls() {
+  createControls() {
     const list = this.scene.attentions;
     const kinds = kindsOf(list);
     this.attention = h(
       "select",
       { "aria-label": "Attention", onchange: () => this.choose({ attention: this.attention.value, head: 0 }) },
       [...kinds].map((kind) =>
-        h("optgroup", { label: kindCalled(kind, kinds) }, list.filter((one) => one.kind === kind).map((one) => h("option", { value: one.name }, one.name))),
+        h("optgroup", { label: kindLabel(kind, kinds) }, list.filter((one) => one.kind === kind).map((one) => h("option", { value: one.name }, one.name))),
       ),
     );
-    this.head = h("select", { "aria-label": "Head", onchange: () => this.choose({ attention: this.shown.attention, head: Number(this.head.value) }) });
-    this.mask = toggle("Mask", (on) => this.switchOff("mask", !on));
-    this.scale = toggle("Scaling by 1 ⁄ √d", (on) => this.switchOff("scale", !on));
-    this.positions = toggle("Positional encoding", (on) => this.switchOff("positions", !on));
-    this.headOn = toggle("This head", (on) => this.flip(this.off.heads, `${this.shown.attention}:${this.shown.head}`, !on));
-    this.layerOn = toggle("This attention", (on) => this.flip(this.off.layers, this.shown.attention, !on));
-    this.feedOn = toggle("Feed-forward network after it", (on) => this.flip(this.off.layers, this.feedForward, !on));
+    this.head = h("select", { "aria-label": "Head", onchange: () => this.choose({ attention: this.selected.attention, head: Number(this.head.value) }) });
+    this.mask = toggle("Mask", (on) => this.setDisabled("mask", !on));
+    this.scale = toggle("Scaling by 1 ⁄ √d", (on) => this.setDisabled("scale", !on));
+    this.positions = toggle("Positional encoding", (on) => this.setDisabled("positions", !on));
+    this.headToggle = toggle("This head", (on) => this.setInSet(this.disabled.heads, `${this.selected.attention}:${this.selected.head}`, !on));
+    this.layerToggle = toggle("This attention", (on) => this.setInSet(this.disabled.layers, this.selected.attention, !on));
+    this.feedForwardToggle = toggle("Feed-forward network after it", (on) => this.setInSet(this.disabled.layers, this.feedForward, !on));
     this.others = h("ul", { class: "others", "aria-label": "Also disabled" });
-    this.keep = toggle("Keep the translation (teacher forcing)", (on) => {
-      this.keeps = on;
-      this.changed();
+    this.keepToggle = toggle("Keep the translation (teacher forcing)", (on) => {
+      this.keepsTarget = on;
+      this.refresh();
     });
     this.rowChoice = h("select", { "aria-label": "Query token", onchange: () => this.chooseRow(Number(this.rowChoice.value)) });
-    this.only = h("select", { "aria-label": "Attend only to", onchange: () => this.lookOnlyAt(Number(this.only.value)) });
+    this.onlyKey = h("select", { "aria-label": "Attend only to", onchange: () => this.attendOnlyTo(Number(this.onlyKey.value)) });
     this.sliders = h("div", { class: "sliders" });
     this.sum = h("p", { class: "sum" });
     /** @param {string} text @param {() => void} action */
     const button = (text, action) => h("button", { type: "button", class: "small", onclick: action }, text);
-    this.asItWas = button("Reset row", () => this.setRow(null));
+    this.resetRowButton = button("Reset row", () => this.setRow(null));
     const heading = (/** @type {string} */ text) => {
       const id = uniqueId("group");
       return { id, element: h("h2", { id }, text) };
@@ -174,29 +174,29 @@ export class Trying {
       return h("section", { class: "group", "aria-labelledby": id }, element, children);
     };
     const where = h("div", { class: "where-to" }, this.attention, this.head);
-    const parts = [this.mask, this.scale, ...(this.asks ? [this.positions, this.headOn, this.layerOn, this.feedOn] : [])];
+    const parts = [this.mask, this.scale, ...(this.hasModel ? [this.positions, this.headToggle, this.layerToggle, this.feedForwardToggle] : [])];
     const row = group(
       "Edit attention row",
-      h("p", { class: "which" }, this.rowChoice, h("span", {}, " attends only to "), this.only),
+      h("p", { class: "which" }, this.rowChoice, h("span", {}, " attends only to "), this.onlyKey),
       this.sliders,
       this.sum,
-      h("p", { class: "buttons" }, button("Uniform", () => this.evenly()), this.asItWas),
+      h("p", { class: "buttons" }, button("Uniform", () => this.setUniform()), this.resetRowButton),
     );
-    this.start = button("Reset all", () => this.reset());
+    this.resetAllButton = button("Reset all", () => this.reset());
     this.controls = h(
       "aside",
       { class: "changes", "aria-label": "Interventions", "data-saved": "no" },
       group("Attention head", where),
       group("Components", h("div", { class: "switches" }, parts), this.others),
       row,
-      this.asks && !this.scene.picture ? group("Text", this.textField("instead", "Sentence"), this.writes ? this.textField("prefix", "Output prefix") : null, this.scene.texts.target ? h("div", { class: "switches" }, this.keep) : null) : null,
-      h("p", { class: "buttons" }, this.start),
-      this.asks ? null : this.note(),
+      this.hasModel && !this.scene.picture ? group("Text", this.textField("instead", "Sentence"), this.generatesText ? this.textField("prefix", "Output prefix") : null, this.scene.texts.target ? h("div", { class: "switches" }, this.keepToggle) : null) : null,
+      h("p", { class: "buttons" }, this.resetAllButton),
+      this.hasModel ? null : this.note(),
     );
   }
 
   /** Whether the model generates text, which can have a prefix. */
-  get writes() {
+  get generatesText() {
     return this.scene.texts.target || this.scene.attentions.some((one) => one.kind === "masked");
   }
 
@@ -225,37 +225,37 @@ export class Trying {
   }
 
   /** The selected head; the mean of heads cannot be modified. @returns {{attention: string, head: number}} */
-  get shown() {
-    const { attention, head } = this.state.view.shown;
+  get selected() {
+    const { attention, head } = this.state.view.selected;
     return { attention, head: head === "mean" ? 0 : head };
   }
 
   get one() {
-    return this.attentions.byName.get(this.shown.attention);
+    return this.attentions.byName.get(this.selected.attention);
   }
 
   /** The name of the feed-forward network after the attention, in numbered blocks; otherwise null. */
   get feedForward() {
-    const found = /^(.*\.\d+)\.(?:attention|cross)$/.exec(this.shown.attention);
+    const found = /^(.*\.\d+)\.(?:attention|cross)$/.exec(this.selected.attention);
     return found ? `${found[1]}.feedforward` : null;
   }
 
-  /** @param {{attention: string, head: number}} shown */
-  choose(shown) {
-    this.state.set({ shown });
+  /** @param {{attention: string, head: number}} selected */
+  choose(selected) {
+    this.state.set({ selected });
   }
 
   /** @param {"mask" | "scale" | "positions"} what @param {boolean} off */
-  switchOff(what, off) {
-    this.off[what] = off;
-    this.changed();
+  setDisabled(what, off) {
+    this.disabled[what] = off;
+    this.refresh();
   }
 
   /** @param {Set<string>} set @param {string} name @param {boolean} off */
-  flip(set, name, off) {
+  setInSet(set, name, off) {
     if (off) set.add(name);
     else set.delete(name);
-    this.changed();
+    this.refresh();
   }
 
   /** @param {"instead" | "prefix"} name @param {string} text */
@@ -263,18 +263,18 @@ export class Trying {
     if (this.texts[name] === text) return;
     this.texts[name] = text;
     // A row belongs to tokens that are now replaced.
-    this.own = null;
-    this.changed();
+    this.editedRow = null;
+    this.refresh();
   }
 
   reset() {
-    this.off = { mask: false, scale: false, positions: false, heads: new Set(), layers: new Set() };
-    this.own = null;
+    this.disabled = { mask: false, scale: false, positions: false, heads: new Set(), layers: new Set() };
+    this.editedRow = null;
     this.texts = { instead: this.scene.texts.source, prefix: "" };
-    this.keeps = false;
+    this.keepsTarget = false;
     for (const name of /** @type {const} */ (["instead", "prefix"])) if (this[`${name}Field`]) this[`${name}Field`].value = this.texts[name];
-    this.changed();
-    this.voice.say("All changes reset.");
+    this.refresh();
+    this.announcer.announce("All changes reset.");
   }
 
   /** @param {number | null} row */
@@ -282,38 +282,38 @@ export class Trying {
     // After an intervention there may be more rows than the scene has.
     if (row === null || row === this.row || row >= this.axes.rows.length) return;
     this.row = row;
-    this.own = null;
-    this.changed();
+    this.editedRow = null;
+    this.refresh();
   }
 
   /** @param {number[] | null} weights not necessarily normalized @param {number} [wait] */
   setRow(weights, wait = 0) {
     const total = weights?.reduce((sum, weight) => sum + weight, 0) ?? 0;
-    this.own = total > 0 ? { ...this.shown, row: this.row, weights: weights.map((weight) => weight / total) } : null;
-    this.changed(wait);
+    this.editedRow = total > 0 ? { ...this.selected, row: this.row, weights: weights.map((weight) => weight / total) } : null;
+    this.refresh(wait);
   }
 
   /** @param {number} column */
-  lookOnlyAt(column) {
+  attendOnlyTo(column) {
     this.setRow(this.axes.columns.labels.map((_, s) => (s === column ? 1 : 0)));
   }
 
-  evenly() {
+  setUniform() {
     const { mask, q, k } = this.one;
     const at = this.row + k.shape[0] - q.shape[0];
-    this.setRow(this.axes.columns.labels.map((_, s) => (this.off.mask || mayLook(mask, at, s) ? 1 : 0)));
+    this.setRow(this.axes.columns.labels.map((_, s) => (this.disabled.mask || mayAttend(mask, at, s) ? 1 : 0)));
   }
 
   /** The axes of the scene's map. */
   get axes() {
-    return this.attentions.axesOf(this.shown.attention, false);
+    return this.attentions.axesOf(this.selected.attention, false);
   }
 
   // Results
 
   /** The request to the model, or null if nothing is changed. */
   get request() {
-    const { mask, scale, positions, heads, layers } = this.off;
+    const { mask, scale, positions, heads, layers } = this.disabled;
     const list = this.scene.attentions;
     const changes = [
       mask && list.some((one) => one.mask) ? { change: "mask" } : null,
@@ -321,44 +321,44 @@ export class Trying {
       positions ? { change: "positions" } : null,
       ...[...heads].map((name) => ({ change: "head", attention: name.slice(0, name.lastIndexOf(":")), head: Number(name.slice(name.lastIndexOf(":") + 1)) })),
       ...[...layers].map((layer) => ({ change: "layer", layer })),
-      this.own ? { change: "row", ...this.own } : null,
+      this.editedRow ? { change: "row", ...this.editedRow } : null,
     ].filter((one) => one !== null);
     const { source } = this.scene.texts;
     const instead = this.texts.instead.trim() && this.texts.instead !== source ? this.texts.instead : null;
     if (!changes.length && !instead && !this.texts.prefix) return null;
     const { rows, columns } = this.axes;
-    const shown = rows.length * columns.length <= ASKED ? this.shown : null;
-    const target = this.keeps ? this.scene.texts.target : null;
-    return { source, target, changes, instead, prefix: (!this.keeps && this.texts.prefix) || null, shown };
+    const requested = rows.length * columns.length <= MAX_REQUESTED_CELLS ? this.selected : null;
+    const target = this.keepsTarget ? this.scene.texts.target : null;
+    return { source, target, changes, instead, prefix: (!this.keepsTarget && this.texts.prefix) || null, shown: requested };
   }
 
   /** Shows what can be computed in the page, and requests the rest. @param {number} [wait] delay in milliseconds */
-  async changed(wait = 0) {
-    this.answer = null;
-    change(this.failed, { hidden: true });
+  async refresh(wait = 0) {
+    this.response = null;
+    setAttributes(this.errorElement, { hidden: true });
     this.show();
-    if (!this.asks) return;
+    if (!this.hasModel) return;
     const { request } = this;
-    const number = (this.asked += 1);
+    const id = (this.requestId += 1);
     this.element.toggleAttribute("data-asking", request !== null);
     if (!request) return;
     if (wait) await new Promise((done) => setTimeout(done, wait));
-    if (number !== this.asked) return;
+    if (id !== this.requestId) return;
     try {
-      const { told } = await this.host.ask({ try: request });
-      if (number !== this.asked) return;
-      this.answer = told;
+      const { body } = await this.host.request({ try: request });
+      if (id !== this.requestId) return;
+      this.response = body;
     } catch (error) {
-      if (number !== this.asked) return;
-      fill(this.failed, String(error?.message ?? error));
-      change(this.failed, { hidden: false });
+      if (id !== this.requestId) return;
+      setChildren(this.errorElement, String(error?.message ?? error));
+      setAttributes(this.errorElement, { hidden: false });
     }
     this.element.toggleAttribute("data-asking", false);
     this.show();
-    if (this.answer) this.voice.say(this.summary(this.answer));
+    if (this.response) this.announcer.announce(this.summary(this.response));
   }
 
-  /** @param {{before: Outcome, after: Outcome}} answer */
+  /** @param {{before: Outcome, after: Outcome}} response */
   summary({ before, after }) {
     if (before.text !== after.text) return `Before: ${before.text || "no output"}. After: ${after.text || "no output"}.`;
     return after.text ? `The output is unchanged: ${after.text}.` : "This model has no output text, only maps.";
@@ -366,23 +366,23 @@ export class Trying {
 
   /** @param {Set<string> | null} changed */
   async update(changed) {
-    const { attention } = this.shown;
+    const { attention } = this.selected;
     await this.attentions.load(attention);
-    if (attention !== this.shown.attention) return;
-    if (changed === null || changed.has("shown")) {
-      this.own = null;
+    if (attention !== this.selected.attention) return;
+    if (changed === null || changed.has("selected")) {
+      this.editedRow = null;
       const { pin } = this.state.view;
       const { rows } = this.attentions.axesOf(attention, false);
       this.row = Math.min(rows.length - 1, changed === null && pin ? pin[0] : this.row);
       this.cursor = null;
       // The page's busy state does not include requests to the model.
-      this.work.add("try", 1, () => false);
-      await this.changed();
-    } else if (["theme", "colours", "scale"].some((key) => changed.has(key))) this.show();
+      this.scheduler.add("experiment", 1, () => false);
+      await this.refresh();
+    } else if (["theme", "colors", "scale"].some((key) => changed.has(key))) this.show();
   }
 
-  lay() {
-    for (const figure of this.figures) figure.lay();
+  layout() {
+    for (const figure of this.figures) figure.layout();
   }
 
   /** @param {any} given @param {string} name @returns {Axis} */
@@ -393,100 +393,100 @@ export class Trying {
 
   /** Draws the current state. */
   show() {
-    const { attention, head } = this.shown;
+    const { attention, head } = this.selected;
     const { attentions, one } = this;
     if (!attentions.isLoaded(attention)) return;
-    const { colours, scale, theme } = this.state.view;
+    const { colors, scale, theme } = this.state.view;
     const { axes } = this;
-    const painter = painterOf(colours, scale ?? (this.scene.picture ? "log" : axes.columns.length > NARROW ? "root" : "linear"), isDark(theme));
+    const colormap = createColormap(colors, scale ?? (this.scene.picture ? "log" : axes.columns.length > MAX_LINEAR_SCALE_COLUMNS ? "root" : "linear"), isDark(theme));
     const [T, S] = [one.q.shape[0], one.k.shape[0]];
     const plain = attentions.map({ attention, head }, false);
-    const named = headCalled(this.scene.attentions, { attention, head });
-    const shut = one.mask ? (/** @type {number} */ t, /** @type {number} */ s) => !mayLook(one.mask, t + S - T, s) : null;
-    const common = { ...axes, zoom: null, painter, gold: null };
-    const [was, is] = this.answer ? [this.answer.before.map, this.answer.after.map] : [null, null];
-    /** @param {any} given */
-    const shotOf = (given) => ({ ...common, map: new GivenWeights(given.weights), rows: this.axisOf(given.rows, "rows"), columns: this.axisOf(given.columns, "columns") });
-    this.shots = [
-      { ...(was ? shotOf(was) : { ...common, map: plain }), name: `${named}, before`, shut },
-      { ...(is ? shotOf(is) : { ...common, map: this.computed(plain) }), name: `${named}, after`, shut: this.off.mask ? null : shut },
+    const name = headLabel(this.scene.attentions, { attention, head });
+    const isMasked = one.mask ? (/** @type {number} */ t, /** @type {number} */ s) => !mayAttend(one.mask, t + S - T, s) : null;
+    const common = { ...axes, zoom: null, colormap, gold: null };
+    const [beforeData, afterData] = this.response ? [this.response.before.map, this.response.after.map] : [null, null];
+    /** @param {any} data */
+    const figureDataOf = (data) => ({ ...common, map: new FixedMap(data.weights), rows: this.axisOf(data.rows, "rows"), columns: this.axisOf(data.columns, "columns") });
+    this.figureInputs = [
+      { ...(beforeData ? figureDataOf(beforeData) : { ...common, map: plain }), name: `${name}, before`, isMasked },
+      { ...(afterData ? figureDataOf(afterData) : { ...common, map: this.localMap(plain) }), name: `${name}, after`, isMasked: this.disabled.mask ? null : isMasked },
     ];
     this.figures.forEach((figure, i) => {
-      figure.show(this.shots[i]);
-      figure.mark(this.cursor, this.pinOf(i));
+      figure.show(this.figureInputs[i]);
+      figure.mark(this.cursor, this.highlightedRow(i));
     });
     this.showControls(axes);
     this.showOutput();
-    this.showMost();
+    this.showChanges();
     performance.mark("regard-tried");
   }
 
   /** The map after interventions that need no model. @param {any} plain */
-  computed(plain) {
-    const mask = this.off.mask && this.one.mask;
-    const scale = this.off.scale && this.one.score.called === "scaled_dot";
-    if (!mask && !scale && !this.own) return plain;
+  localMap(plain) {
+    const mask = this.disabled.mask && this.one.mask;
+    const scale = this.disabled.scale && this.one.score.called === "scaled_dot";
+    if (!mask && !scale && !this.editedRow) return plain;
     const head = { ...plain.head, ...(mask ? { mask: null } : {}), ...(scale ? { scale: 1 } : {}) };
-    return new TriedWeights(head, this.attentions.kernel, this.own);
+    return new InterventionMap(head, this.attentions.kernel, this.editedRow);
   }
 
   /** The highlighted row. @param {number} number @returns {Cell | null} */
-  pinOf(number) {
-    const { map } = this.shots[number];
+  highlightedRow(number) {
+    const { map } = this.figureInputs[number];
     return this.row < map.rows ? { row: this.row, column: null } : null;
   }
 
   /** @param {{rows: Axis, columns: Axis}} axes */
   showControls({ rows, columns }) {
-    const { attention, head } = this.shown;
+    const { attention, head } = this.selected;
     const { one } = this;
     this.attention.value = attention;
-    fill(this.head, Array.from({ length: one.heads }, (_, i) => h("option", { value: i }, one.heads > 1 ? `head ${i}` : "single head")));
+    setChildren(this.head, Array.from({ length: one.heads }, (_, i) => h("option", { value: i }, one.heads > 1 ? `head ${i}` : "single head")));
     this.head.value = String(head);
     /** @param {HTMLButtonElement} button @param {boolean} off @param {boolean} [possible] */
-    const set = (button, off, possible = true) => change(button, { "aria-pressed": String(possible && !off), disabled: !possible });
-    set(this.mask, this.off.mask, this.asks ? this.scene.attentions.some((other) => other.mask) : Boolean(one.mask));
-    set(this.scale, this.off.scale, this.asks ? this.scene.attentions.some((other) => other.score.called === "scaled_dot") : one.score.called === "scaled_dot");
-    set(this.positions, this.off.positions);
-    set(this.headOn, this.off.heads.has(`${attention}:${head}`));
-    set(this.layerOn, this.off.layers.has(attention));
-    set(this.feedOn, this.off.layers.has(this.feedForward), this.feedForward !== null);
+    const set = (button, off, possible = true) => setAttributes(button, { "aria-pressed": String(possible && !off), disabled: !possible });
+    set(this.mask, this.disabled.mask, this.hasModel ? this.scene.attentions.some((other) => other.mask) : Boolean(one.mask));
+    set(this.scale, this.disabled.scale, this.hasModel ? this.scene.attentions.some((other) => other.score.called === "scaled_dot") : one.score.called === "scaled_dot");
+    set(this.positions, this.disabled.positions);
+    set(this.headToggle, this.disabled.heads.has(`${attention}:${head}`));
+    set(this.layerToggle, this.disabled.layers.has(attention));
+    set(this.feedForwardToggle, this.disabled.layers.has(this.feedForward), this.feedForward !== null);
     const here = new Set([`${attention}:${head}`, attention, this.feedForward]);
-    const elsewhere = [...this.off.heads, ...this.off.layers].filter((name) => !here.has(name));
-    fill(
+    const elsewhere = [...this.disabled.heads, ...this.disabled.layers].filter((name) => !here.has(name));
+    setChildren(
       this.others,
       elsewhere.map((name) => {
-        const set = this.off.heads.has(name) ? this.off.heads : this.off.layers;
-        const says = set === this.off.heads ? name.replace(/:(\d+)$/, ", head $1") : name;
-        return h("li", {}, h("button", { type: "button", class: "small", onclick: () => this.flip(set, name, false), "aria-label": `Enable ${says}` }, `${says} disabled ×`));
+        const set = this.disabled.heads.has(name) ? this.disabled.heads : this.disabled.layers;
+        const label = set === this.disabled.heads ? name.replace(/:(\d+)$/, ", head $1") : name;
+        return h("li", {}, h("button", { type: "button", class: "small", onclick: () => this.setInSet(set, name, false), "aria-label": `Enable ${label}` }, `${label} disabled ×`));
       }),
     );
-    change(this.keep, { "aria-pressed": String(this.keeps) });
-    list(this.rowChoice, rows, this.row);
+    setAttributes(this.keepToggle, { "aria-pressed": String(this.keepsTarget) });
+    listTokens(this.rowChoice, rows, this.row);
     this.showSliders(columns);
   }
 
   /** @param {Axis} columns */
   showSliders(columns) {
-    const weights = this.own?.weights ?? [...this.computed(this.attentions.map(this.shown, false)).exact(this.row)];
-    const only = this.own?.weights.findIndex((weight) => weight === 1) ?? -1;
-    list(this.only, columns, only);
-    change(this.asItWas, { disabled: !this.own });
-    this.sum.textContent = this.own ? "Edited weights (sum to 1)." : "Original weights. Move a slider; the others are rescaled to sum to 1.";
-    const many = columns.length > SLIDERS;
-    if (many) this.sum.textContent = `Too many tokens (${columns.length}) for sliders: select one above.`;
-    if (!many && this.sliders.childElementCount === columns.length && this.sliders.dataset.of === this.shown.attention) {
+    const weights = this.editedRow?.weights ?? [...this.localMap(this.attentions.map(this.selected, false)).exactRow(this.row)];
+    const only = this.editedRow?.weights.findIndex((weight) => weight === 1) ?? -1;
+    listTokens(this.onlyKey, columns, only);
+    setAttributes(this.resetRowButton, { disabled: !this.editedRow });
+    this.sum.textContent = this.editedRow ? "Edited weights (sum to 1)." : "Original weights. Move a slider; the others are rescaled to sum to 1.";
+    const isLong = columns.length > MAX_SLIDERS;
+    if (isLong) this.sum.textContent = `Too many tokens (${columns.length}) for sliders: select one above.`;
+    if (!isLong && this.sliders.childElementCount === columns.length && this.sliders.dataset.of === this.selected.attention) {
       // Keep the elements, because one of them is being dragged.
       [...this.sliders.children].forEach((label, s) => this.setSlider(label, weights[s]));
       return;
     }
-    this.sliders.dataset.of = this.shown.attention;
-    fill(
+    this.sliders.dataset.of = this.selected.attention;
+    setChildren(
       this.sliders,
-      many
+      isLong
         ? null
         : columns.labels.map((text, s) => {
-            const input = h("input", { type: "range", min: 0, max: 1, step: 0.01, oninput: () => this.move(s, Number(input.value)) });
+            const input = h("input", { type: "range", min: 0, max: 1, step: 0.01, oninput: () => this.setWeight(s, Number(input.value)) });
             const label = h("label", {}, tokenText(text, columns.rtl, { class: "name" }), input, h("output", { "aria-live": "off" }));
             this.setSlider(label, weights[s]);
             return label;
@@ -498,25 +498,25 @@ export class Trying {
   setSlider(label, weight) {
     const input = label.querySelector("input");
     if (Math.abs(Number(input.value) - weight) > 0.005) input.value = String(weight);
-    change(input, { "aria-valuetext": roughly(weight) });
-    label.querySelector("output").textContent = roughly(weight);
+    setAttributes(input, { "aria-valuetext": formatShort(weight) });
+    label.querySelector("output").textContent = formatShort(weight);
   }
 
   /** Sets one weight and rescales the others. @param {number} column @param {number} weight */
-  move(column, weight) {
-    const now = this.own?.weights ?? [...this.computed(this.attentions.map(this.shown, false)).exact(this.row)];
+  setWeight(column, weight) {
+    const now = this.editedRow?.weights ?? [...this.localMap(this.attentions.map(this.selected, false)).exactRow(this.row)];
     const rest = now.reduce((sum, other, s) => (s === column ? sum : sum + other), 0);
     const share = (/** @type {number} */ other) => (rest > 0 ? ((1 - weight) * other) / rest : (1 - weight) / (now.length - 1));
-    this.setRow(now.map((other, s) => (s === column ? weight : share(other))), REST);
+    this.setRow(now.map((other, s) => (s === column ? weight : share(other))), SLIDER_DELAY);
   }
 
   showOutput() {
-    const { answer } = this;
-    change(this.output, { hidden: !answer || (!answer.before.text && !answer.before.steps.length) });
-    if (!answer) return;
-    [answer.before, answer.after].forEach((outcome, i) => {
-      const other = i ? answer.before : answer.after;
-      fill(
+    const { response } = this;
+    setAttributes(this.output, { hidden: !response || (!response.before.text && !response.before.steps.length) });
+    if (!response) return;
+    [response.before, response.after].forEach((outcome, i) => {
+      const other = i ? response.before : response.after;
+      setChildren(
         this.outcomes[i],
         h("h2", {}, i ? "After" : "Before"),
         h("p", { class: "said", dir: "auto" }, outcome.text || (outcome.steps.length ? "" : "no output")),
@@ -533,45 +533,45 @@ export class Trying {
       "li",
       { class: differs ? "differs" : null },
       h("bdi", { class: "name" }, token || "next token", differs ? h("span", { class: "unseen" }, ", changed") : null),
-      probability === null ? h("span", { class: "weight" }) : h("span", { class: "weight" }, roughly(probability)),
-      h("span", { class: "rest" }, others.map(([name, share]) => [h("bdi", {}, name), ` ${roughly(share)}  `])),
+      probability === null ? h("span", { class: "weight" }) : h("span", { class: "weight" }, formatShort(probability)),
+      h("span", { class: "rest" }, others.map(([name, share]) => [h("bdi", {}, name), ` ${formatShort(share)}  `])),
     );
   }
 
   /** Lists the largest changes of weights. */
-  showMost() {
-    const [was, is] = this.shots;
+  showChanges() {
+    const [beforeData, afterData] = this.figureInputs;
     const same = (/** @type {Axis} */ a, /** @type {Axis} */ b) => a === b || a.labels.join("\n") === b.labels.join("\n");
-    const alike = same(was.rows, is.rows) && same(was.columns, is.columns) && was.map.whole;
+    const isComparable = same(beforeData.rows, afterData.rows) && same(beforeData.columns, afterData.columns) && beforeData.map.isMaterialized;
     /** @type {{row: number, column: number, by: number}[]} */
-    const most = [];
-    if (alike && was.map !== is.map) {
-      const [a, b] = [was.map.all(), is.map.all()];
+    const largest = [];
+    if (isComparable && beforeData.map !== afterData.map) {
+      const [a, b] = [beforeData.map.allCells(), afterData.map.allCells()];
       for (let i = 0; i < a.length; i++) {
         const by = Math.abs(b[i] - a[i]);
-        if (by < 5e-4 || (most.length === NAMED_CHANGES && by <= most[NAMED_CHANGES - 1].by)) continue;
-        most.push({ row: Math.floor(i / was.map.columns), column: i % was.map.columns, by });
-        most.sort((one, other) => other.by - one.by).splice(NAMED_CHANGES);
+        if (by < 5e-4 || (largest.length === MAX_LISTED_CHANGES && by <= largest[MAX_LISTED_CHANGES - 1].by)) continue;
+        largest.push({ row: Math.floor(i / beforeData.map.columns), column: i % beforeData.map.columns, by });
+        largest.sort((one, other) => other.by - one.by).splice(MAX_LISTED_CHANGES);
       }
     }
-    const says = was.map === is.map ? "No changes yet. Disable a component or edit an attention row." : alike ? "No weight of this head changed." : was.map.whole ? "The tokens differ, so weights cannot be compared one by one." : "Too many weights to compare.";
-    fill(
-      this.most,
-      h("h2", { class: "quiet" }, most.length ? "Largest changes" : "Weights"),
-      most.length
+    const message = beforeData.map === afterData.map ? "No changes yet. Disable a component or edit an attention row." : isComparable ? "No weight of this head changed." : beforeData.map.isMaterialized ? "The tokens differ, so weights cannot be compared one by one." : "Too many weights to compare.";
+    setChildren(
+      this.changesElement,
+      h("h2", { class: "quiet" }, largest.length ? "Largest changes" : "Weights"),
+      largest.length
         ? h(
             "ol",
             { class: "ranks pairs" },
-            most.map(({ row, column }) =>
+            largest.map(({ row, column }) =>
               h(
                 "li",
                 {},
-                h("span", { class: "name" }, tokenText(was.rows.labels[row], was.rows.rtl), h("span", { class: "to" }, " → "), tokenText(was.columns.labels[column], was.columns.rtl)),
-                h("span", { class: "weight" }, `${roughly(was.map.exact(row)[column])} → ${roughly(is.map.exact(row)[column])}`),
+                h("span", { class: "name" }, tokenText(beforeData.rows.labels[row], beforeData.rows.rtl), h("span", { class: "to" }, " → "), tokenText(beforeData.columns.labels[column], beforeData.columns.rtl)),
+                h("span", { class: "weight" }, `${formatShort(beforeData.map.exactRow(row)[column])} → ${formatShort(afterData.map.exactRow(row)[column])}`),
               ),
             ),
           )
-        : h("p", { class: "rest" }, says),
+        : h("p", { class: "rest" }, message),
     );
   }
 
@@ -582,26 +582,26 @@ export class Trying {
     if (JSON.stringify(cell) === JSON.stringify(this.cursor)) return;
     this.cursor = cell;
     this.figures.forEach((figure, i) => {
-      const { map } = this.shots[i];
+      const { map } = this.figureInputs[i];
       const there = cell && (cell.row ?? 0) < map.rows && (cell.column ?? 0) < map.columns;
-      figure.mark(there ? cell : null, this.pinOf(i));
+      figure.mark(there ? cell : null, this.highlightedRow(i));
     });
-    if (cell && cell.row !== null) this.voice.say(this.says(cell, number), 200);
+    if (cell && cell.row !== null) this.announcer.announce(this.describe(cell, number), 200);
   }
 
   /** Describes a cell before and after, for screen readers. @param {Cell} cell @param {number} number */
-  says(cell, number) {
-    const shot = this.shots[number];
-    const full = { row: cell.row, column: cell.column ?? greatestIn(shot.map.exact(cell.row)) };
-    const weights = this.shots.map(({ map }) => (full.row < map.rows && full.column < map.columns ? exactly(map.exact(full.row)[full.column]) : "none"));
-    return cellSays(shot, full, `${weights[0]} before, ${weights[1]} after`);
+  describe(cell, number) {
+    const figureData = this.figureInputs[number];
+    const full = { row: cell.row, column: cell.column ?? argmax(figureData.map.exactRow(cell.row)) };
+    const weights = this.figureInputs.map(({ map }) => (full.row < map.rows && full.column < map.columns ? formatWeight(map.exactRow(full.row)[full.column]) : "none"));
+    return describeCell(figureData, full, `${weights[0]} before, ${weights[1]} after`);
   }
 
   /** @param {KeyboardEvent} event @param {number} number */
   key(event, number) {
-    const { map } = this.shots[number];
+    const { map } = this.figureInputs[number];
     const at = { row: this.cursor?.row ?? this.row, column: this.cursor?.column ?? 0 };
-    const across = this.shots[number].columns.rtl ? -1 : 1;
+    const across = this.figureInputs[number].columns.rtl ? -1 : 1;
     const far = event.shiftKey ? 10 : 1;
     const moves = { ArrowUp: [-far, 0], ArrowDown: [far, 0], ArrowLeft: [0, -far * across], ArrowRight: [0, far * across], Home: [0, -Infinity], End: [0, Infinity] };
     if (event.altKey || event.ctrlKey || event.metaKey) return;
@@ -611,18 +611,18 @@ export class Trying {
       this.point({ row: within(at.row + rows, map.rows), column: within(at.column + columns, map.columns) }, number);
     } else if (event.key === "Enter" || event.key === " ") {
       this.chooseRow(at.row);
-      this.voice.say(`The row of ${this.axes.rows.labels[this.row]} can be edited.`);
+      this.announcer.announce(`The row of ${this.axes.rows.labels[this.row]} can be edited.`);
     } else return;
     event.preventDefault();
     event.stopPropagation();
   }
 
   get fileName() {
-    return `regard-experiment-${this.shown.attention}.${this.shown.head}`.replace(/[^\w.-]+/g, "_");
+    return `regard-experiment-${this.selected.attention}.${this.selected.head}`.replace(/[^\w.-]+/g, "_");
   }
 
   /** All weights after the interventions, as TSV. */
-  get numbers() {
-    return numbersOf(this.shots[1]);
+  get tsv() {
+    return toTsv(this.figureInputs[1]);
   }
 }

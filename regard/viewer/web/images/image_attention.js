@@ -4,24 +4,24 @@
  * Tokens are the rows and columns of an attention: first tokens that are not patches, then the patches in row-major order.
  */
 
-/** @typedef {import("../core/state.js").Shown} Shown */
-/** @typedef {{token: number} | {label: number} | null} Asker a token of the rows, the query of a label, or the entire image (null) */
+/** @typedef {import("../core/state.js").HeadRef} HeadRef */
+/** @typedef {{token: number} | {label: number} | null} RolloutQuery a token of the rows, the query of a label, or the entire image (null) */
 
 /** Names of the attentions of the encoder, the pooling and the segmenter. */
 const BLOCK = /^blocks\./;
 const POOLING = "pooler.attention";
 const SEGMENTER = /^segmenter\./;
 /** Maximum number of cells of a map in a rollout; larger ones would take too much memory. */
-const ROLLED = 2 ** 21;
+const MAX_ROLLOUT_CELLS = 2 ** 21;
 /** Number of rows that are computed before the page responds again. */
-const ROWS_AT_ONCE = 16;
+const ROWS_PER_STEP = 16;
 
-export class PictureLooks {
+export class ImageAttention {
   /** @param {import("../weights/maps.js").Attentions} attentions */
   constructor(attentions) {
     this.attentions = attentions;
-    this.picture = attentions.scene.picture;
-    const [rows, columns] = this.picture.grid;
+    this.image = attentions.scene.picture;
+    const [rows, columns] = this.image.grid;
     this.rows = rows;
     this.columns = columns;
     this.count = this.rows * this.columns;
@@ -38,25 +38,25 @@ export class PictureLooks {
   }
 
   /** The index of the first patch among the rows (or columns) of an attention, or null if it has no patches. @param {string} name @param {"rows" | "columns"} axis */
-  firstOf(name, axis) {
-    return this.picture.first[this.attentions.byName.get(name)[axis]] ?? null;
+  firstPatch(name, axis) {
+    return this.image.first[this.attentions.byName.get(name)[axis]] ?? null;
   }
 
   /** The patch of a row, or null. @param {string} name @param {number} token */
-  patchOf(name, token) {
-    const first = this.firstOf(name, "rows");
+  patchOfRow(name, token) {
+    const first = this.firstPatch(name, "rows");
     return first === null || token < first ? null : token - first;
   }
 
   /** The row of a patch, or null. @param {string} name @param {number} patch */
-  tokenOf(name, patch) {
-    const first = this.firstOf(name, "rows");
+  rowOfPatch(name, patch) {
+    const first = this.firstPatch(name, "rows");
     return first === null ? null : first + patch;
   }
 
   /** Whether the maps of the encoder fit into memory. */
-  get canRoll() {
-    return this.tokens ** 2 <= ROLLED;
+  get fitsRollout() {
+    return this.tokens ** 2 <= MAX_ROLLOUT_CELLS;
   }
 
   /** Number of tokens of the encoder. */
@@ -64,33 +64,33 @@ export class PictureLooks {
     return this.attentions.byName.get(this.blocks[0]).q.shape[0];
   }
 
-  /** Whether the mean over patches is estimated from a sample, as for large maps. @param {Shown} shown */
-  isSampled(shown) {
-    return this.picture.speaks[shown.attention] === null && !this.attentions.map(shown, false).whole;
+  /** Whether the mean over patches is estimated from a sample, as for large maps. @param {HeadRef} ref */
+  isSampled(ref) {
+    return this.image.speaks[ref.attention] === null && !this.attentions.map(ref, false).isMaterialized;
   }
 
   /**
    * The attention weights of a head over all columns. Without a token, the query is the one that represents the image (class
    * token, pooling query) or, if there is none, the mean over all patches.
-   * @param {Shown} shown @param {number | null} token @returns {Float64Array}
+   * @param {HeadRef} ref @param {number | null} token @returns {Float64Array}
    */
-  weights(shown, token) {
-    const map = this.attentions.map(shown, false);
-    const row = token ?? this.picture.speaks[shown.attention];
-    if (row !== null) return map.exact(row);
-    const key = `${shown.attention}:${shown.head}`;
-    if (!this.averages.has(key)) this.averages.set(key, this.average(map, this.firstOf(shown.attention, "rows")));
+  weights(ref, token) {
+    const map = this.attentions.map(ref, false);
+    const row = token ?? this.image.speaks[ref.attention];
+    if (row !== null) return map.exactRow(row);
+    const key = `${ref.attention}:${ref.head}`;
+    if (!this.averages.has(key)) this.averages.set(key, this.average(map, this.firstPatch(ref.attention, "rows")));
     return this.averages.get(key);
   }
 
-  /** @param {import("../weights/maps.js").Weights} map @param {number} first */
+  /** @param {import("../weights/maps.js").AttentionMap} map @param {number} first */
   average(map, first) {
-    const rows = map.sample().filter((row) => row >= first);
+    const rows = map.sampleRows().filter((row) => row >= first);
     const mean = new Float64Array(map.columns);
-    const some = new Float32Array(ROWS_AT_ONCE * map.columns);
-    for (let at = 0; at < rows.length; at += ROWS_AT_ONCE) {
-      const part = rows.slice(at, at + ROWS_AT_ONCE);
-      map.rowsInto(part, 0, map.columns, some);
+    const some = new Float32Array(ROWS_PER_STEP * map.columns);
+    for (let at = 0; at < rows.length; at += ROWS_PER_STEP) {
+      const part = rows.slice(at, at + ROWS_PER_STEP);
+      map.readRows(part, 0, map.columns, some);
       for (let i = 0; i < part.length * map.columns; i++) mean[i % map.columns] += some[i] / rows.length;
     }
     return mean;
@@ -98,13 +98,13 @@ export class PictureLooks {
 
   /** The weights over patches. @param {string} name @param {Float64Array} weights */
   overPatches(name, weights) {
-    const first = this.firstOf(name, "columns");
+    const first = this.firstPatch(name, "columns");
     return weights.subarray(first, first + this.count);
   }
 
-  /** The attentions of a rollout, first layer first. @param {Asker} asker */
-  throughOf(asker) {
-    const last = asker && "label" in asker ? this.segmenter : asker === null && this.pooler ? [this.pooler] : [];
+  /** The attentions of a rollout, first layer first. @param {RolloutQuery} query */
+  rolloutLayers(query) {
+    const last = query && "label" in query ? this.segmenter : query === null && this.pooler ? [this.pooler] : [];
     return [...this.blocks, ...last];
   }
 
@@ -118,9 +118,9 @@ export class PictureLooks {
       const { heads } = this.attentions.byName.get(name);
       const map = this.attentions.map({ attention: name, head: heads > 1 ? "mean" : 0 }, false);
       const mean = new Float32Array(map.rows * map.columns);
-      for (let at = 0; at < map.rows; at += ROWS_AT_ONCE) {
-        const rows = Array.from({ length: Math.min(ROWS_AT_ONCE, map.rows - at) }, (_, i) => at + i);
-        map.rowsInto(rows, 0, map.columns, mean.subarray(at * map.columns));
+      for (let at = 0; at < map.rows; at += ROWS_PER_STEP) {
+        const rows = Array.from({ length: Math.min(ROWS_PER_STEP, map.rows - at) }, (_, i) => at + i);
+        map.readRows(rows, 0, map.columns, mean.subarray(at * map.columns));
         yield (done + at / map.rows) / missing.length;
       }
       this.means.set(name, mean);
@@ -130,33 +130,33 @@ export class PictureLooks {
   /**
    * Attention rollout (Abnar and Zuidema 2020) of a token of the last layer, or of the entire image: one number per input
    * token, with a sum of 1. `prepare` must be complete.
-   * @param {Asker} asker a token of the encoder, or the query of a label @returns {Float64Array}
+   * @param {RolloutQuery} query a token of the encoder, or the query of a label @returns {Float64Array}
    */
-  rollout(asker) {
-    let row = this.lastRow(asker);
-    for (const name of [...this.blocks].reverse()) row = through(row, this.means.get(name));
+  rollout(query) {
+    let row = this.initialRow(query);
+    for (const name of [...this.blocks].reverse()) row = propagate(row, this.means.get(name));
     return row;
   }
 
-  /** The query as a distribution over the encoder's output tokens. @param {Asker} asker */
-  lastRow(asker) {
+  /** The query as a distribution over the encoder's output tokens. @param {RolloutQuery} query */
+  initialRow(query) {
     const row = new Float64Array(this.tokens);
-    const first = this.picture.first.picture;
-    if (asker && "token" in asker) row[asker.token] = 1;
-    else if (asker && "label" in asker) row.set(this.ofQuery(asker.label), first);
-    else if (this.picture.read) for (const token of this.picture.read) row[token] = 1 / this.picture.read.length;
+    const first = this.image.first.picture;
+    if (query && "token" in query) row[query.token] = 1;
+    else if (query && "label" in query) row.set(this.labelQueryRow(query.label), first);
+    else if (this.image.read) for (const token of this.image.read) row[token] = 1 / this.image.read.length;
     else if (this.pooler) row.set(this.means.get(this.pooler).subarray(0, this.count), first);
     else row.fill(1 / this.count, first);
     return row;
   }
 
   /** The distribution over patches of a label's query, through the segmenter's layers. @param {number} label */
-  ofQuery(label) {
-    const first = this.picture.first.labels;
+  labelQueryRow(label) {
+    const first = this.image.first.labels;
     /** @type {Float64Array} */
     let row = new Float64Array(first + this.count);
     row[label] = 1;
-    for (const name of [...this.segmenter].reverse()) row = through(row, this.means.get(name));
+    for (const name of [...this.segmenter].reverse()) row = propagate(row, this.means.get(name));
     // Keep the patches only, not the label queries.
     const drawn = row.subarray(first);
     const sum = drawn.reduce((total, share) => total + share, 0);
@@ -168,7 +168,7 @@ export class PictureLooks {
  * Multiplies a row by the map of a layer, averaged with the identity for the residual connection.
  * @param {Float64Array} row @param {Float32Array} map
  */
-function through(row, map) {
+function propagate(row, map) {
   const out = new Float64Array(row.length);
   row.forEach((share, t) => {
     if (share === 0) return;

@@ -1,11 +1,11 @@
 /** Selection of a token of an image: patches lie over the image, other tokens next to it. */
 
-import { paintPatches, paintPhoto } from "./image_figure.js";
-import { change, h } from "../core/dom.js";
+import { paintPatches, paintImage } from "./image_figure.js";
+import { setAttributes, h } from "../core/dom.js";
 import IMAGES_STYLE from "./images.css";
 
 /** A small image with the right aspect ratio. @param {any} scene @param {...any} children */
-function smallPicture(scene, ...children) {
+function smallImage(scene, ...children) {
   const { pixels, grid } = scene.picture;
   const [height, width] = pixels.shape;
   const element = h("div", { class: "picture-of" }, children);
@@ -14,22 +14,22 @@ function smallPicture(scene, ...children) {
   return element;
 }
 
-/** A canvas with the image in color or gray, painted when its pixels are loaded. @param {import("../core/host.js").Host} host @param {boolean} grey */
-function photoCanvas(host, grey) {
+/** A canvas with the image in color or gray, painted when its pixels are loaded. @param {import("../core/host.js").Host} host @param {boolean} gray */
+function imageCanvas(host, gray) {
   const { pixels, grid } = host.scene.picture;
   const [height, width, channels] = pixels.shape;
   const canvas = h("canvas", { "aria-hidden": "true" });
-  host.blob(pixels.at).then((buffer) => paintPhoto(canvas, { pixels: new Uint8Array(buffer), height, width, channels, rows: grid[0], columns: grid[1] }, grey));
+  host.blob(pixels.at).then((buffer) => paintImage(canvas, { pixels: new Uint8Array(buffer), height, width, channels, rows: grid[0], columns: grid[1] }, gray));
   return canvas;
 }
 
 /** Weights over patches as an overlay of the image. @param {import("../core/host.js").Host} host @param {string} side of the weights @param {Float64Array} weights */
-export function rowMap(host, side, weights) {
+export function patchOverlay(host, side, weights) {
   const [rows, columns] = host.scene.picture.grid;
   const start = host.scene.picture.first[side];
-  const veil = h("canvas", { class: "veil", "aria-hidden": "true" });
-  paintPatches(veil, rows, columns, weights.subarray(start, start + rows * columns), "iris", "linear", 0.65);
-  return smallPicture(host.scene, photoCanvas(host, true), veil);
+  const overlay = h("canvas", { class: "veil", "aria-hidden": "true" });
+  paintPatches(overlay, rows, columns, weights.subarray(start, start + rows * columns), "iris", "linear", 0.65);
+  return smallImage(host.scene, imageCanvas(host, true), overlay);
 }
 
 /**
@@ -37,17 +37,17 @@ export function rowMap(host, side, weights) {
  * @param {import("../core/host.js").Host} host @param {string} side of the tokens @param {HTMLElement} group of all buttons, which handles
  * left and right @param {HTMLElement[]} buttons
  */
-export function overPatchButtons(host, side, group, buttons) {
+export function placePatchButtons(host, side, group, buttons) {
   const { grid, first } = host.scene.picture;
   const columns = grid[1];
   const start = first[side] ?? 0;
   const patches = h("div", { class: "patches-of" }, buttons.slice(start));
-  const picture = smallPicture(host.scene, photoCanvas(host, false), patches);
+  const image = smallImage(host.scene, imageCanvas(host, false), patches);
   for (const button of buttons.slice(start)) {
     // The label becomes a tooltip.
     const name = button.textContent;
     button.replaceChildren();
-    change(button, { "aria-label": name, title: name });
+    setAttributes(button, { "aria-label": name, title: name });
   }
   patches.addEventListener("keydown", (event) => {
     const now = buttons.indexOf(/** @type {any} */ (event.target));
@@ -61,6 +61,6 @@ export function overPatchButtons(host, side, group, buttons) {
     next.click();
   });
   group.classList.add("with-picture");
-  group.replaceChildren(...buttons.slice(0, start), picture);
+  group.replaceChildren(...buttons.slice(0, start), image);
   return h("div", {}, h("style", {}, IMAGES_STYLE), group);
 }

@@ -11,7 +11,7 @@
  *   id: string, section: number, title: string, formula?: string, where?: string, op: string, inputs: Input[],
  *   options: Record<string, any>, output?: {offset: number, shape: number[], axes: string[]}, differs: number | null
  * }} Step a step without a title is computed, but not shown
- * @typedef {{pieces: string[], sign: string, before: string, after: string}} Sum the derivation of one number from others
+ * @typedef {{pieces: string[], sign: string, before: string, after: string}} Derivation the derivation of one number from others
  * @typedef {(at: number) => [number, number] | null} Origin the input and the index in it that a number is copied from
  */
 
@@ -26,7 +26,7 @@ function stridesOf(shape) {
 }
 
 /** @param {number[]} shape @param {(at: number) => number} f @returns {Tensor} */
-const filled = (shape, f) => ({ data: Float64Array.from({ length: sizeOf(shape) }, (_, at) => f(at)), shape });
+const fromFunction = (shape, f) => ({ data: Float64Array.from({ length: sizeOf(shape) }, (_, at) => f(at)), shape });
 
 /** Resolves a negative axis. @param {number} dim @param {number[]} shape */
 const axisOf = (dim, shape) => (dim < 0 ? dim + shape.length : dim);
@@ -53,11 +53,11 @@ function broadcastIndex(from, to) {
   const [inner, outer] = [stridesOf(from), stridesOf(to)];
   const ahead = to.length - from.length;
   return (at) => {
-    let found = 0;
+    let flatIndex = 0;
     for (let axis = 0; axis < from.length; axis++) {
-      if (from[axis] !== 1) found += (Math.floor(at / outer[axis + ahead]) % from[axis]) * inner[axis];
+      if (from[axis] !== 1) flatIndex += (Math.floor(at / outer[axis + ahead]) % from[axis]) * inner[axis];
     }
-    return found;
+    return flatIndex;
   };
 }
 
@@ -86,7 +86,7 @@ const geluTanh = (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0
 // Layout operations: the shape of the output, and the origin of each number.
 
 /** @type {Record<string, (inputs: Tensor[], options: any) => {shape: number[], from: Origin}>} */
-export const LAYOUT = {
+export const LAYOUT_OPS = {
   reshape: (_, { shape }) => ({ shape, from: (at) => [0, at] }),
   permute: ([x], { dims }) => {
     const axes = dims.map((/** @type {number} */ dim) => axisOf(dim, x.shape));
@@ -101,11 +101,11 @@ export const LAYOUT = {
   slice: ([x], { dim, start, end, step = 1 }) => {
     const axis = axisOf(dim, x.shape);
     const stop = Math.min(end, x.shape[axis]);
-    return chosen(x, axis, Math.max(0, Math.ceil((stop - start) / step)), (i) => start + i * step);
+    return takeAlong(x, axis, Math.max(0, Math.ceil((stop - start) / step)), (i) => start + i * step);
   },
   select: ([x], { dim, index }) => {
     const axis = axisOf(dim, x.shape);
-    const { shape, from } = chosen(x, axis, 1, () => (index < 0 ? index + x.shape[axis] : index));
+    const { shape, from } = takeAlong(x, axis, 1, () => (index < 0 ? index + x.shape[axis] : index));
     return { shape: shape.filter((_, i) => i !== axis), from };
   },
   flip: ([x], { dims }) => {
@@ -125,9 +125,9 @@ export const LAYOUT = {
     return {
       shape,
       from: (at) => {
-        let [place, which] = [Math.floor(at / inner) % total, 0];
-        while (place >= sizes[which]) place -= sizes[which++];
-        return [which, (Math.floor(at / inner / total) * sizes[which] + place) * inner + (at % inner)];
+        let [position, which] = [Math.floor(at / inner) % total, 0];
+        while (position >= sizes[which]) position -= sizes[which++];
+        return [which, (Math.floor(at / inner / total) * sizes[which] + position) * inner + (at % inner)];
       },
     };
   },
@@ -139,7 +139,7 @@ export const LAYOUT = {
   },
   repeat_interleave: ([x], { repeats, dim }) => {
     const axis = axisOf(dim, x.shape);
-    return chosen(x, axis, x.shape[axis] * repeats, (i) => Math.floor(i / repeats));
+    return takeAlong(x, axis, x.shape[axis] * repeats, (i) => Math.floor(i / repeats));
   },
   pad: ([x], { pad, value = 0 }) => {
     if (value) throw new Error(`Padding with ${value} is not supported; only 0 is.`);
@@ -149,13 +149,13 @@ export const LAYOUT = {
     return {
       shape,
       from: (at) => {
-        let found = 0;
+        let flatIndex = 0;
         for (let axis = 0; axis < shape.length; axis++) {
           const i = along(at, shape, axis, outer) - before[axis];
           if (i < 0 || i >= x.shape[axis]) return null;
-          found += i * inner[axis];
+          flatIndex += i * inner[axis];
         }
-        return [0, found];
+        return [0, flatIndex];
       },
     };
   },
@@ -163,7 +163,7 @@ export const LAYOUT = {
     const width = table.shape[1];
     return { shape: [...rows.shape, width], from: (at) => [0, rows.data[Math.floor(at / width)] * width + (at % width)] };
   },
-  gather_rows: ([x, rows], { dim }) => chosen(x, axisOf(dim, x.shape), rows.data.length, (i) => rows.data[i]),
+  gather_rows: ([x, rows], { dim }) => takeAlong(x, axisOf(dim, x.shape), rows.data.length, (i) => rows.data[i]),
   gather: ([x, rows], { dim }) => {
     const axis = axisOf(dim, x.shape);
     const [outer, inner] = [stridesOf(rows.shape), stridesOf(x.shape)];
@@ -176,11 +176,11 @@ export const LAYOUT = {
     const [x, ...indices] = inputs;
     const used = indices.flatMap((one, axis) => (one ? [axis] : []));
     const shape = broadcastShape(used.map((axis) => indices[axis].shape));
-    const places = new Map(used.map((axis) => [axis, broadcastIndex(indices[axis].shape, shape)]));
+    const positions = new Map(used.map((axis) => [axis, broadcastIndex(indices[axis].shape, shape)]));
     // Adjacent indexed axes are replaced in place, others by leading axes (as in NumPy).
-    const joined = used.every((axis, i) => axis === used[0] + i);
-    const others = x.shape.flatMap((_, axis) => (places.has(axis) ? [] : [axis]));
-    const first = joined ? others.filter((axis) => axis < used[0]) : [];
+    const isAdjacent = used.every((axis, i) => axis === used[0] + i);
+    const others = x.shape.flatMap((_, axis) => (positions.has(axis) ? [] : [axis]));
+    const first = isAdjacent ? others.filter((axis) => axis < used[0]) : [];
     const last = others.filter((axis) => !first.includes(axis));
     const sizes = [...first.map((axis) => x.shape[axis]), ...shape, ...last.map((axis) => x.shape[axis])];
     const [outer, inner] = [stridesOf(sizes), stridesOf(x.shape)];
@@ -189,21 +189,21 @@ export const LAYOUT = {
       shape: sizes,
       from: (at) => {
         const which = Math.floor(at / inside) % count;
-        let found = 0;
+        let flatIndex = 0;
         for (const axis of used) {
-          const i = indices[axis].data[places.get(axis)(which)];
-          found += (i < 0 ? i + x.shape[axis] : i) * inner[axis];
+          const i = indices[axis].data[positions.get(axis)(which)];
+          flatIndex += (i < 0 ? i + x.shape[axis] : i) * inner[axis];
         }
-        first.forEach((axis, i) => (found += along(at, sizes, i, outer) * inner[axis]));
-        last.forEach((axis, i) => (found += along(at, sizes, first.length + shape.length + i, outer) * inner[axis]));
-        return [0, found];
+        first.forEach((axis, i) => (flatIndex += along(at, sizes, i, outer) * inner[axis]));
+        last.forEach((axis, i) => (flatIndex += along(at, sizes, first.length + shape.length + i, outer) * inner[axis]));
+        return [0, flatIndex];
       },
     };
   },
 };
 
 /** Selects indices along an axis. @param {Tensor} x @param {number} axis @param {number} size @param {(i: number) => number} which @returns {{shape: number[], from: Origin}} */
-function chosen(x, axis, size, which) {
+function takeAlong(x, axis, size, which) {
   const shape = withSize(x.shape, axis, size);
   const inner = stridesOf(x.shape)[axis];
   return {
@@ -215,52 +215,52 @@ function chosen(x, axis, size, which) {
 // Elementwise operations: the function, and its expression as text.
 
 /** @param {string} sign @returns {(a: string, b: string) => string} */
-const between = (sign) => (a, b) => `${a} ${sign} ${b}`;
+const infix = (sign) => (a, b) => `${a} ${sign} ${b}`;
 /** @param {string} name @returns {(a: string) => string} */
-const called = (name) => (a) => `${name}(${unbracketed(a)})`;
+const call = (name) => (a) => `${name}(${stripParentheses(a)})`;
 /** @param {string} text */
-const unbracketed = (text) => (/^\([^()]*\)$/.test(text) ? text.slice(1, -1) : text);
+const stripParentheses = (text) => (/^\([^()]*\)$/.test(text) ? text.slice(1, -1) : text);
 
 /** @type {Record<string, [(...x: number[]) => number, (...x: string[]) => string]>} */
-export const ELEMENTWISE = {
-  add: [(a, b) => a + b, between("+")],
-  sub: [(a, b) => a - b, between("−")],
+export const ELEMENTWISE_OPS = {
+  add: [(a, b) => a + b, infix("+")],
+  sub: [(a, b) => a - b, infix("−")],
   rsub: [(a, b) => b - a, (a, b) => `${b} − ${a}`],
   mul: [(a, b) => a * b, (a, b) => `${a}·${b}`],
-  div: [(a, b) => a / b, between("/")],
+  div: [(a, b) => a / b, infix("/")],
   pow: [(a, b) => a ** b, (a, b) => `${a}^${b}`],
   maximum: [Math.max, (a, b) => `max(${a}, ${b})`],
   neg: [(a) => -a, (a) => `−${a}`],
   reciprocal: [(a) => 1 / a, (a) => `1 / ${a}`],
-  abs: [Math.abs, called("abs")],
-  exp: [Math.exp, called("exp")],
-  log: [Math.log, called("log")],
-  sin: [Math.sin, called("sin")],
-  cos: [Math.cos, called("cos")],
-  sqrt: [Math.sqrt, called("√")],
+  abs: [Math.abs, call("abs")],
+  exp: [Math.exp, call("exp")],
+  log: [Math.log, call("log")],
+  sin: [Math.sin, call("sin")],
+  cos: [Math.cos, call("cos")],
+  sqrt: [Math.sqrt, call("√")],
   square: [(a) => a * a, (a) => `${a}²`],
   lerp: [(a, b, w) => a + w * (b - a), (a, b, w) => `(1 − ${w})·${a} + ${w}·${b}`],
-  lt: [(a, b) => Number(a < b), between("<")],
-  le: [(a, b) => Number(a <= b), between("≤")],
-  gt: [(a, b) => Number(a > b), between(">")],
-  ge: [(a, b) => Number(a >= b), between("≥")],
-  eq: [(a, b) => Number(a === b), between("=")],
-  logical_not: [(a) => Number(!a), called("not")],
-  logical_and: [(a, b) => Number(Boolean(a && b)), between("and")],
-  logical_or: [(a, b) => Number(Boolean(a || b)), between("or")],
+  lt: [(a, b) => Number(a < b), infix("<")],
+  le: [(a, b) => Number(a <= b), infix("≤")],
+  gt: [(a, b) => Number(a > b), infix(">")],
+  ge: [(a, b) => Number(a >= b), infix("≥")],
+  eq: [(a, b) => Number(a === b), infix("=")],
+  logical_not: [(a) => Number(!a), call("not")],
+  logical_and: [(a, b) => Number(Boolean(a && b)), infix("and")],
+  logical_or: [(a, b) => Number(Boolean(a || b)), infix("or")],
   where: [(condition, a, b) => (condition ? a : b), (condition, a, b) => (Number(condition) ? a : b)],
   masked_fill: [(a, mask, value) => (mask ? value : a), (a, mask, value) => (Number(mask) ? value : a)],
-  relu: [(a) => Math.max(a, 0), called("relu")],
-  silu: [(a) => a * sigmoid(a), called("silu")],
-  tanh: [Math.tanh, called("tanh")],
-  sigmoid: [sigmoid, called("σ")],
+  relu: [(a) => Math.max(a, 0), call("relu")],
+  silu: [(a) => a * sigmoid(a), call("silu")],
+  tanh: [Math.tanh, call("tanh")],
+  sigmoid: [sigmoid, call("σ")],
 };
 
 /** The function of an elementwise step, its expression, and its scalar arguments. @param {string} op @param {any} options @param {number} inputs @returns {{f: (...x: number[]) => number, text: (...x: string[]) => string, numbers: number[]} | null} */
 function elementwiseOf(op, options, inputs) {
   if (op === "gelu") {
     const tanh = options.approximate === "tanh";
-    return { f: tanh ? geluTanh : (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)), text: called(tanh ? "gelu_tanh" : "gelu"), numbers: [] };
+    return { f: tanh ? geluTanh : (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)), text: call(tanh ? "gelu_tanh" : "gelu"), numbers: [] };
   }
   if (op === "cast") {
     const f = options.to === "int" ? Math.trunc : options.to === "bool" ? (/** @type {number} */ x) => Number(x !== 0) : (/** @type {number} */ x) => x;
@@ -268,15 +268,15 @@ function elementwiseOf(op, options, inputs) {
   }
   if (op === "clamp" || op === "clamp_min") {
     const [low, high] = [options.min ?? -Infinity, options.max ?? Infinity];
-    return { f: (x) => Math.min(Math.max(x, low), high), text: (x) => (options.max === undefined ? `max(${x}, ${inDigits(low)})` : `min(max(${x}, ${inDigits(low)}), ${inDigits(high)})`), numbers: [] };
+    return { f: (x) => Math.min(Math.max(x, low), high), text: (x) => (options.max === undefined ? `max(${x}, ${formatNumber(low)})` : `min(max(${x}, ${formatNumber(low)}), ${formatNumber(high)})`), numbers: [] };
   }
-  if (!(op in ELEMENTWISE)) return null;
-  const [f, text] = ELEMENTWISE[op];
+  if (!(op in ELEMENTWISE_OPS)) return null;
+  const [f, text] = ELEMENTWISE_OPS[op];
   const { alpha = 1, ...rest } = options;
   const wanted = f.length || 2;
   const numbers = Object.values(rest).filter((x) => typeof x === "number").slice(0, wanted - inputs);
   if (alpha === 1) return { f, text, numbers };
-  return { f: (a, b) => f(a, alpha * b), text: (a, b) => text(a, `${inBrackets(alpha)}·${b}`), numbers };
+  return { f: (a, b) => f(a, alpha * b), text: (a, b) => text(a, `${formatTerm(alpha)}·${b}`), numbers };
 }
 
 // Reductions.
@@ -313,36 +313,36 @@ function normParts(op, x, options, at) {
 const gainAt = (op, x, at, weight) => (op === "group_norm" ? Math.floor(at / sizeOf(x.shape.slice(2))) % x.shape[1] : at % (weight?.data.length ?? 1));
 
 /** Bilinear interpolation along one axis: indices and weights of the two neighbors. @param {number} i @param {number} count @param {number} size @returns {[number, number][]} */
-function sharesOf(i, count, size) {
+function bilinearWeights(i, count, size) {
   const at = Math.max(((i + 0.5) * count) / size - 0.5, 0);
   const low = Math.floor(at);
   return [[low, 1 - (at - low)], [Math.min(low + 1, count - 1), at - low]];
 }
 
 /** Pairs of indices (image, filter) whose products a convolution sums for one output. @param {Tensor} x @param {Tensor} weight @param {any} options @param {number} at @returns {[number, number][]} */
-function cellsOf(x, weight, { stride = [1, 1], padding = [0, 0] }, at) {
+function convolutionPairs(x, weight, { stride = [1, 1], padding = [0, 0] }, at) {
   const [outputs, channels, high, wide] = weight.shape;
   const [height, width] = x.shape.slice(2);
-  const [rows, columns] = convolved(x, weight, { stride, padding });
+  const [rows, columns] = convolutionSize(x, weight, { stride, padding });
   const [column, row] = [at % columns, Math.floor(at / columns) % rows];
   const [out, image] = [Math.floor(at / columns / rows) % outputs, Math.floor(at / columns / rows / outputs)];
   /** @type {[number, number][]} */
-  const found = [];
+  const pairs = [];
   for (let c = 0; c < channels; c++) {
     for (let i = 0; i < high; i++) {
       const y = row * stride[0] - padding[0] + i;
       if (y < 0 || y >= height) continue;
       for (let j = 0; j < wide; j++) {
         const z = column * (stride[1] ?? stride[0]) - padding[1] + j;
-        if (z >= 0 && z < width) found.push([((image * channels + c) * height + y) * width + z, ((out * channels + c) * high + i) * wide + j]);
+        if (z >= 0 && z < width) pairs.push([((image * channels + c) * height + y) * width + z, ((out * channels + c) * high + i) * wide + j]);
       }
     }
   }
-  return found;
+  return pairs;
 }
 
 /** Height and width of a convolution's output. @param {Tensor} x @param {Tensor} weight @param {any} options */
-const convolved = (x, weight, { stride, padding }) =>
+const convolutionSize = (x, weight, { stride, padding }) =>
   [0, 1].map((k) => Math.floor((x.shape[2 + k] + 2 * padding[k] - weight.shape[2 + k]) / (stride[k] ?? stride[0])) + 1);
 
 /** Shape of a matrix product, and the indices of the factors of each output. @param {Tensor} a @param {Tensor} b */
@@ -361,10 +361,10 @@ function matmulParts(a, b) {
 }
 
 /** @type {Record<string, (inputs: Tensor[], options: any) => Tensor>} */
-export const REDUCING = {
+export const REDUCTION_OPS = {
   linear: ([x, weight, bias]) => {
     const [outputs, width] = weight.shape;
-    return filled([...x.shape.slice(0, -1), outputs], (at) => {
+    return fromFunction([...x.shape.slice(0, -1), outputs], (at) => {
       const [from, to] = [Math.floor(at / outputs) * width, (at % outputs) * width];
       let sum = bias ? bias.data[at % outputs] : 0;
       for (let i = 0; i < width; i++) sum += x.data[from + i] * weight.data[to + i];
@@ -373,7 +373,7 @@ export const REDUCING = {
   },
   matmul: ([a, b]) => {
     const { shape, inside, factors } = matmulParts(a, b);
-    return filled(shape, (at) => {
+    return fromFunction(shape, (at) => {
       const { from, to, step } = factors(at);
       let sum = 0;
       for (let i = 0; i < inside; i++) sum += a.data[from + i] * b.data[to + i * step];
@@ -381,47 +381,47 @@ export const REDUCING = {
     });
   },
   conv2d: ([x, weight, bias], { stride = [1, 1], padding = [0, 0] }) => {
-    const [rows, columns] = convolved(x, weight, { stride, padding });
-    return filled([x.shape[0], weight.shape[0], rows, columns], (at) => {
+    const [rows, columns] = convolutionSize(x, weight, { stride, padding });
+    return fromFunction([x.shape[0], weight.shape[0], rows, columns], (at) => {
       let sum = bias ? bias.data[Math.floor(at / rows / columns) % weight.shape[0]] : 0;
-      for (const [i, k] of cellsOf(x, weight, { stride, padding }, at)) sum += x.data[i] * weight.data[k];
+      for (const [i, k] of convolutionPairs(x, weight, { stride, padding }, at)) sum += x.data[i] * weight.data[k];
       return sum;
     });
   },
   softmax: ([x], { dim }) => {
     const { offsets, start } = reduction(x, axesOf(x, dim), true);
-    const y = filled(x.shape, () => 0);
+    const y = fromFunction(x.shape, () => 0);
     for (let at = 0; at < x.data.length / offsets.length; at++) {
       const from = start(at);
-      const most = offsets.reduce((greatest, i) => Math.max(greatest, x.data[from + i]), -Infinity);
+      const maximum = offsets.reduce((largest, i) => Math.max(largest, x.data[from + i]), -Infinity);
       let total = 0;
-      for (const i of offsets) total += y.data[from + i] = Math.exp(x.data[from + i] - most);
+      for (const i of offsets) total += y.data[from + i] = Math.exp(x.data[from + i] - maximum);
       for (const i of offsets) y.data[from + i] /= total;
     }
     return y;
   },
-  linalg_vector_norm: ([x], { dim, keepdim = false }) => reduced(x, dim, keepdim, (numbers) => Math.sqrt(numbers.reduce((sum, n) => sum + n * n, 0))),
-  mean: ([x], { dim, keepdim = false }) => reduced(x, dim, keepdim, (numbers) => numbers.reduce((sum, n) => sum + n, 0) / numbers.length),
-  sum: ([x], { dim, keepdim = false }) => reduced(x, dim, keepdim, (numbers) => numbers.reduce((sum, n) => sum + n, 0)),
-  layer_norm: (inputs, options) => normed("layer_norm", inputs, options),
-  rms_norm: (inputs, options) => normed("rms_norm", inputs, options),
-  group_norm: (inputs, options) => normed("group_norm", inputs, options),
+  linalg_vector_norm: ([x], { dim, keepdim = false }) => reduce(x, dim, keepdim, (numbers) => Math.sqrt(numbers.reduce((sum, n) => sum + n * n, 0))),
+  mean: ([x], { dim, keepdim = false }) => reduce(x, dim, keepdim, (numbers) => numbers.reduce((sum, n) => sum + n, 0) / numbers.length),
+  sum: ([x], { dim, keepdim = false }) => reduce(x, dim, keepdim, (numbers) => numbers.reduce((sum, n) => sum + n, 0)),
+  layer_norm: (inputs, options) => normalize("layer_norm", inputs, options),
+  rms_norm: (inputs, options) => normalize("rms_norm", inputs, options),
+  group_norm: (inputs, options) => normalize("group_norm", inputs, options),
   upsample_bilinear2d: ([x], { output_size: [height, width] }) =>
-    filled([...x.shape.slice(0, 2), height, width], (at) => sharedCells(x, height, width, at).reduce((sum, [i, share]) => sum + share * x.data[i], 0)),
+    fromFunction([...x.shape.slice(0, 2), height, width], (at) => bilinearCells(x, height, width, at).reduce((sum, [i, share]) => sum + share * x.data[i], 0)),
 };
 
 /** @param {Tensor} x @param {any} dim @param {boolean} keep @param {(numbers: number[]) => number} f */
-function reduced(x, dim, keep, f) {
+function reduce(x, dim, keep, f) {
   const { shape, offsets, start } = reduction(x, axesOf(x, dim), keep);
-  return filled(shape, (at) => {
+  return fromFunction(shape, (at) => {
     const from = start(at);
     return f(offsets.map((i) => x.data[from + i]));
   });
 }
 
 /** @param {string} op @param {Tensor[]} inputs @param {any} options */
-function normed(op, [x, weight, bias], options) {
-  const y = filled(x.shape, () => 0);
+function normalize(op, [x, weight, bias], options) {
+  const y = fromFunction(x.shape, () => 0);
   for (let at = 0; at < x.data.length; ) {
     const { mean, variance, size, eps } = normParts(op, x, options, at);
     const root = Math.sqrt(variance + eps);
@@ -434,27 +434,27 @@ function normed(op, [x, weight, bias], options) {
 }
 
 /** Bilinear interpolation: indices and weights of the four neighbors. @param {Tensor} x @param {number} height @param {number} width @param {number} at @returns {[number, number][]} */
-function sharedCells(x, height, width, at) {
+function bilinearCells(x, height, width, at) {
   const [rows, columns] = x.shape.slice(2);
   const image = Math.floor(at / width / height) * rows * columns;
-  const across = sharesOf(at % width, columns, width);
-  return sharesOf(Math.floor(at / width) % height, rows, height).flatMap(([row, high]) => across.map(([column, wide]) => /** @type {[number, number]} */ ([image + row * columns + column, high * wide])));
+  const across = bilinearWeights(at % width, columns, width);
+  return bilinearWeights(Math.floor(at / width) % height, rows, height).flatMap(([row, high]) => across.map(([column, wide]) => /** @type {[number, number]} */ ([image + row * columns + column, high * wide])));
 }
 
 /** @type {Record<string, (options: any) => Tensor>} */
-export const CONSTANT = {
-  arange: ({ start, end, step }) => filled([Math.max(0, Math.ceil((end - start) / step))], (i) => start + i * step),
-  full: ({ shape, value }) => filled(shape, () => Number(value)),
+export const CONSTANT_OPS = {
+  arange: ({ start, end, step }) => fromFunction([Math.max(0, Math.ceil((end - start) / step))], (i) => start + i * step),
+  full: ({ shape, value }) => fromFunction(shape, () => Number(value)),
 };
 
-/** Executes an operation. @param {string} op @param {(Tensor | null)[]} given @param {any} options @returns {Tensor} */
-export function execute(op, given, options) {
-  const inputs = /** @type {Tensor[]} */ (given);
-  if (op in CONSTANT) return CONSTANT[op](options);
-  if (op in LAYOUT) {
-    const { shape, from } = LAYOUT[op](inputs, options);
+/** Executes an operation. @param {string} op @param {(Tensor | null)[]} tensors @param {any} options @returns {Tensor} */
+export function execute(op, tensors, options) {
+  const inputs = /** @type {Tensor[]} */ (tensors);
+  if (op in CONSTANT_OPS) return CONSTANT_OPS[op](options);
+  if (op in LAYOUT_OPS) {
+    const { shape, from } = LAYOUT_OPS[op](inputs, options);
     if (op === "reshape") return { data: inputs[0].data, shape };
-    return filled(shape, (at) => {
+    return fromFunction(shape, (at) => {
       const origin = from(at);
       return origin === null ? 0 : inputs[origin[0]].data[origin[1]];
     });
@@ -464,17 +464,17 @@ export function execute(op, given, options) {
     const shape = broadcastShape(inputs.map((x) => x.shape));
     const indices = inputs.map((x) => broadcastIndex(x.shape, shape));
     const numbers = [...inputs.map(() => 0), ...one.numbers];
-    return filled(shape, (at) => {
+    return fromFunction(shape, (at) => {
       for (let i = 0; i < inputs.length; i++) numbers[i] = inputs[i].data[indices[i](at)];
       return one.f(...numbers);
     });
   }
-  if (!(op in REDUCING)) throw new Error(`Unsupported operation: ${op}.`);
-  return REDUCING[op](inputs, options);
+  if (!(op in REDUCTION_OPS)) throw new Error(`Unsupported operation: ${op}.`);
+  return REDUCTION_OPS[op](inputs, options);
 }
 
 /** Formats a number with a few digits. @param {number} x */
-export function inDigits(x) {
+export function formatNumber(x) {
   if (x === 0) return "0";
   if (!(Math.abs(x) < 1e38)) return Number.isNaN(x) ? "NaN" : x > 0 ? "∞" : "−∞";
   const size = Math.abs(x);
@@ -483,10 +483,10 @@ export function inDigits(x) {
 }
 
 /** Formats a factor or summand, in parentheses if it is negative. @param {number} x */
-export const inBrackets = (x) => (x < 0 ? `(${inDigits(x)})` : inDigits(x));
+export const formatTerm = (x) => (x < 0 ? `(${formatNumber(x)})` : formatNumber(x));
 
 /** Whether an expression has spaces outside of parentheses, as a sum does. @param {string} text */
-function hasSpace(text) {
+function isSum(text) {
   let depth = 0;
   for (const one of text) {
     depth += one === "(" ? 1 : one === ")" ? -1 : 0;
@@ -509,7 +509,7 @@ export class Trace {
   }
 
   /** The recorded output of a step. @param {number} n */
-  given(n) {
+  recorded(n) {
     const { offset, shape } = this.steps[n].output;
     return this.outputs.subarray(offset, offset + sizeOf(shape));
   }
@@ -530,16 +530,16 @@ export class Trace {
       if (missing.length) waiting.push(.../** @type {number[]} */ (missing));
       else {
         waiting.pop();
-        this.values[next] ??= this.computed(next);
+        this.values[next] ??= this.compute(next);
       }
     }
     return this.values[n];
   }
 
   /** @param {number} n @returns {Tensor} */
-  computed(n) {
+  compute(n) {
     const { op, inputs, options, output } = this.steps[n];
-    if (op === "given") return { data: Float64Array.from(this.given(n)), shape: options.shape ?? output.shape };
+    if (op === "given") return { data: Float64Array.from(this.recorded(n)), shape: options.shape ?? output.shape };
     return execute(op, inputs.map((one) => (typeof one === "number" ? this.values[one] : this.tensor(one))), options);
   }
 
@@ -547,17 +547,17 @@ export class Trace {
   check(n) {
     if (!this.steps[n].output) return 0;
     if (this.checks[n] === undefined) {
-      const [found, given] = [this.value(n).data, this.given(n)];
-      let [gap, most] = [found.length === given.length ? 0 : Infinity, 1];
-      for (let i = 0; i < given.length; i++) {
-        if (found[i] === given[i]) continue;
-        const apart = Math.abs(found[i] - given[i]);
+      const [computed, recorded] = [this.value(n).data, this.recorded(n)];
+      let [gap, maximum] = [computed.length === recorded.length ? 0 : Infinity, 1];
+      for (let i = 0; i < recorded.length; i++) {
+        if (computed[i] === recorded[i]) continue;
+        const difference = Math.abs(computed[i] - recorded[i]);
         // Masked scores are the smallest float32 number.
-        if (found[i] < -1e38 && given[i] < -1e38) continue;
-        gap = Number.isNaN(apart) ? Infinity : Math.max(gap, apart);
-        if (Number.isFinite(given[i])) most = Math.max(most, Math.abs(given[i]));
+        if (computed[i] < -1e38 && recorded[i] < -1e38) continue;
+        gap = Number.isNaN(difference) ? Infinity : Math.max(gap, difference);
+        if (Number.isFinite(recorded[i])) maximum = Math.max(maximum, Math.abs(recorded[i]));
       }
-      this.checks[n] = gap / most;
+      this.checks[n] = gap / maximum;
     }
     return this.checks[n];
   }
@@ -577,16 +577,16 @@ export class Trace {
       const origin = this.origin(input, at);
       if (origin) return this.text(origin[0], origin[1], depth);
       const written = this.expression(input, at, depth + 1);
-      if (written !== null) return hasSpace(written) ? `(${written})` : written;
+      if (written !== null) return isSum(written) ? `(${written})` : written;
     }
-    return inBrackets(this.tensor(input).data[at]);
+    return formatTerm(this.tensor(input).data[at]);
   }
 
   /** The origin of a number of a layout step. @param {number} n @param {number} at @returns {[Input, number] | null} */
   origin(n, at) {
     const { op, inputs, options } = this.steps[n];
-    if (!(op in LAYOUT)) return null;
-    const found = LAYOUT[op](/** @type {Tensor[]} */ (inputs.map((one) => this.tensor(one))), options).from(at);
+    if (!(op in LAYOUT_OPS)) return null;
+    const found = LAYOUT_OPS[op](/** @type {Tensor[]} */ (inputs.map((one) => this.tensor(one))), options).from(at);
     return found && [inputs[found[0]], found[1]];
   }
 
@@ -598,23 +598,23 @@ export class Trace {
     const { shape } = this.value(n);
     const texts = inputs.map((input, i) => {
       const tensor = this.tensor(input);
-      const place = broadcastIndex(tensor.shape, shape)(at);
+      const position = broadcastIndex(tensor.shape, shape)(at);
       // Of a conditional, only the selected number is written.
       const isCondition = (op === "where" && i === 0) || (op === "masked_fill" && i === 1);
-      return isCondition ? String(tensor.data[place]) : this.text(input, place, depth);
+      return isCondition ? String(tensor.data[position]) : this.text(input, position, depth);
     });
-    return one.text(...texts, ...one.numbers.map(inBrackets));
+    return one.text(...texts, ...one.numbers.map(formatTerm));
   }
 
-  /** The derivation of one number of a step's output; null if it is a copy. @param {number} n @param {number} at its index in the output @returns {Sum | null} */
-  made(n, at) {
+  /** The derivation of one number of a step's output; null if it is a copy. @param {number} n @param {number} at its index in the output @returns {Derivation | null} */
+  derivation(n, at) {
     const { op, inputs, options } = this.steps[n];
-    /** @param {string[]} pieces @param {string} [sign] @param {string} [before] @param {string} [after] @returns {Sum} */
+    /** @param {string[]} pieces @param {string} [sign] @param {string} [before] @param {string} [after] @returns {Derivation} */
     const sum = (pieces, sign = " + ", before = "", after = "") => ({ pieces, sign, before, after });
-    if (op === "given" || op in CONSTANT) return null;
-    if (op in LAYOUT) {
+    if (op === "given" || op in CONSTANT_OPS) return null;
+    if (op in LAYOUT_OPS) {
       const origin = this.origin(n, at);
-      return origin && typeof origin[0] === "number" && !this.steps[origin[0]].title ? this.made(origin[0], origin[1]) : null;
+      return origin && typeof origin[0] === "number" && !this.steps[origin[0]].title ? this.derivation(origin[0], origin[1]) : null;
     }
     const written = this.expression(n, at, 0);
     if (written !== null) {
@@ -624,13 +624,13 @@ export class Trace {
       return sum(texts, op === "add" ? " + " : " · ");
     }
     const [x, weight, bias] = inputs.map((one) => this.tensor(one));
-    /** @param {[number, number][]} places @returns {string[]} */
-    const products = (places) => places.map(([i, k]) => `${this.text(inputs[0], i)}·${this.text(inputs[1], k)}`);
+    /** @param {[number, number][]} positions @returns {string[]} */
+    const products = (positions) => positions.map(([i, k]) => `${this.text(inputs[0], i)}·${this.text(inputs[1], k)}`);
     if (op === "linear") {
       const [outputs, width] = weight.shape;
       const [from, to] = [Math.floor(at / outputs) * width, (at % outputs) * width];
-      const places = Array.from({ length: width }, (_, i) => /** @type {[number, number]} */ ([from + i, to + i]));
-      return sum(products(places), " + ", "", bias ? ` + ${inBrackets(bias.data[at % outputs])}` : "");
+      const positions = Array.from({ length: width }, (_, i) => /** @type {[number, number]} */ ([from + i, to + i]));
+      return sum(products(positions), " + ", "", bias ? ` + ${formatTerm(bias.data[at % outputs])}` : "");
     }
     if (op === "matmul") {
       const { inside, factors } = matmulParts(x, weight);
@@ -640,24 +640,24 @@ export class Trace {
     if (op === "conv2d") {
       const { shape } = this.value(n);
       const out = Math.floor(at / shape[2] / shape[3]) % shape[1];
-      return sum(products(cellsOf(x, weight, options, at)), " + ", "", bias ? ` + ${inBrackets(bias.data[out])}` : "");
+      return sum(products(convolutionPairs(x, weight, options, at)), " + ", "", bias ? ` + ${formatTerm(bias.data[out])}` : "");
     }
     if (op === "softmax") {
       const axis = axisOf(options.dim, x.shape);
       const [size, inner] = [x.shape[axis], stridesOf(x.shape)[axis]];
       const from = Math.floor(at / inner / size) * inner * size + (at % inner);
-      const pieces = Array.from({ length: size }, (_, i) => `exp(${inDigits(x.data[from + i * inner])})`);
-      return sum(pieces, " + ", `exp(${inDigits(x.data[at])}) / (`, ")");
+      const pieces = Array.from({ length: size }, (_, i) => `exp(${formatNumber(x.data[from + i * inner])})`);
+      return sum(pieces, " + ", `exp(${formatNumber(x.data[at])}) / (`, ")");
     }
     if (op === "layer_norm" || op === "rms_norm" || op === "group_norm") {
       const { mean, variance, eps } = normParts(op, x, options, at);
-      const above = op === "rms_norm" ? inDigits(x.data[at]) : `(${inDigits(x.data[at])} − ${inBrackets(mean)})`;
+      const above = op === "rms_norm" ? formatNumber(x.data[at]) : `(${formatNumber(x.data[at])} − ${formatTerm(mean)})`;
       const i = gainAt(op, x, at, weight ?? bias);
-      const after = [weight && ` · ${inBrackets(weight.data[i])}`, bias && ` + ${inBrackets(bias.data[i])}`];
-      return sum([`${above} / √(${inDigits(variance)} + ${eps.toExponential(0)})`], "", "", after.filter(Boolean).join(""));
+      const after = [weight && ` · ${formatTerm(weight.data[i])}`, bias && ` + ${formatTerm(bias.data[i])}`];
+      return sum([`${above} / √(${formatNumber(variance)} + ${eps.toExponential(0)})`], "", "", after.filter(Boolean).join(""));
     }
     if (op === "upsample_bilinear2d") {
-      return sum(sharedCells(x, options.output_size[0], options.output_size[1], at).map(([i, share]) => `${inDigits(share)}·${this.text(inputs[0], i)}`));
+      return sum(bilinearCells(x, options.output_size[0], options.output_size[1], at).map(([i, share]) => `${formatNumber(share)}·${this.text(inputs[0], i)}`));
     }
     const { offsets, start } = reduction(x, axesOf(x, options.dim), true);
     const from = start(at);

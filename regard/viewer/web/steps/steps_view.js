@@ -1,42 +1,42 @@
 /** The step-by-step view: from the input to the output of the model, with the numbers of one token. */
 
-import { Trace, inDigits } from "./program.js";
-import { overPatchButtons, rowMap } from "../images/patch_picker.js";
-import { change, fill, h, picker, tokenText } from "../core/dom.js";
-import { exactly, isolated, visible } from "../core/tokens.js";
+import { Trace, formatNumber } from "./program.js";
+import { placePatchButtons, patchOverlay } from "../images/patch_picker.js";
+import { setAttributes, setChildren, h, picker, tokenText } from "../core/dom.js";
+import { formatWeight, bidiIsolate, makeVisible } from "../core/tokens.js";
 import STEPS_STYLE from "./steps.css";
 
 /** @typedef {import("./program.js").Step} Step */
 /** @typedef {{title: string, part: string, side?: string, token?: number, layer?: number, attention?: string, heads?: number, keys?: string}} Section */
 /**
  * A row of displayed numbers: their indices in the step's output, their names, and how they are displayed.
- * @typedef {{of: string, places: number[], names: string[] | null, way: "cells" | "bars", total: number, first: number}} Row
+ * @typedef {{subject: string, indices: number[], names: string[] | null, display: "cells" | "bars", total: number, first: number}} Row
  */
 
 /** Numbers, and terms of a sum, that are visible before "more" is pressed. */
-const FEW_CELLS = 8;
-const FEW_TERMS = 4;
+const INITIAL_CELLS = 8;
+const INITIAL_TERMS = 4;
 /** Maximum number of bars for the tokens of an image. */
-const MOST_BARS = 10;
+const MAX_BARS = 10;
 /** Number of steps that are computed before the page responds again. */
-const AT_ONCE = 8;
+const STEPS_PER_SLICE = 8;
 /** Tolerance of the comparison with recorded values. */
-const AGREES = 1e-5;
+const TOLERANCE = 1e-5;
 
 /** Formats a difference. @param {number} x */
-const gapSays = (x) => (x === 0 ? "0" : x.toExponential(0));
+const formatGap = (x) => (x === 0 ? "0" : x.toExponential(0));
 
 /** The symbol on the left-hand side of a formula. @param {Step} step */
-const leftOf = (step) => step.formula.split(/ [=←] /)[0].replace(/[ₜₛₕ₀₁₂₃ᵢ]+.*$/u, "") || "y";
+const leftSymbol = (step) => step.formula.split(/ [=←] /)[0].replace(/[ₜₛₕ₀₁₂₃ᵢ]+.*$/u, "") || "y";
 
-export class Walk {
+export class StepsView {
   /** @param {import("../core/shell.js").Context} context */
-  constructor({ host, attentions, state, work, voice }) {
+  constructor({ host, attentions, state, scheduler, announcer }) {
     this.host = host;
     this.attentions = attentions;
     this.state = state;
-    this.work = work;
-    this.voice = voice;
+    this.scheduler = scheduler;
+    this.announcer = announcer;
     this.walk = host.scene.walk;
     /** @type {Section[]} */
     this.sections = this.walk.sections;
@@ -48,14 +48,14 @@ export class Walk {
     /** The selected token of each side. @type {Record<string, number>} */
     this.tokens = Object.fromEntries(Object.keys(sides).map((name) => [name, focus[name] ?? 0]));
     /** Indices of the open sections. @type {Set<number>} */
-    this.open = new Set();
+    this.openSections = new Set();
     /** Indices of the steps that show all numbers. @type {Set<number>} */
-    this.unfolded = new Set();
+    this.expandedSteps = new Set();
     /** For each step, the number whose derivation is shown. @type {Map<number, number>} */
-    this.pointed = new Map();
+    this.selectedNumber = new Map();
     /** @type {Trace | null} */
     this.trace = null;
-    this.done = 0;
+    this.checkedCount = 0;
     this.verdict = h("p", { class: "verdict" });
     this.chips = h("div", { class: "sides" });
     this.choice = h("div", { class: "choice" });
@@ -69,12 +69,12 @@ export class Walk {
       this.walk.note ? h("p", { class: "note" }, this.walk.note) : null,
       this.list,
     );
-    this.makeChoice();
-    this.makeStations();
+    this.createSelection();
+    this.createSections();
   }
 
-  get sheet() {
-    return this.stations.find((one, n) => one && this.open.has(n))?.details ?? this.list;
+  get figureElement() {
+    return this.sectionElements.find((one, n) => one && this.openSections.has(n))?.details ?? this.list;
   }
 
   get fileName() {
@@ -82,43 +82,43 @@ export class Walk {
   }
 
   /** The numbers of the open sections as tab-separated values. */
-  get numbers() {
+  get tsv() {
     if (!this.trace) return "";
     const lines = [["step", "formula", "of", "numbers"].join("\t")];
-    for (const n of this.open) {
+    for (const n of this.openSections) {
       for (const step of this.stepsOf[n]) {
-        const row = this.rowOf(step);
+        const row = this.displayedRow(step);
         const { data } = this.trace.value(step);
-        lines.push([this.walk.steps[step].id, this.walk.steps[step].formula, row.of, ...row.places.map((at) => data[at])].join("\t"));
+        lines.push([this.walk.steps[step].id, this.walk.steps[step].formula, row.subject, ...row.indices.map((at) => data[at])].join("\t"));
       }
     }
     return lines.join("\n");
   }
 
-  lay() {}
+  layout() {}
 
   // Selection of tokens and heads
 
-  makeChoice() {
+  createSelection() {
     const titles = this.sections.filter((one) => one.attention);
     const named = Object.fromEntries(titles.map((one) => [one.attention, one.title.replace(": one step", "")]));
     this.attention = picker("Attention", named, (attention) => this.goTo(attention));
-    this.head = picker("Head", {}, (head) => this.state.set({ shown: { ...this.state.view.shown, head: Number(head) } }));
+    this.head = picker("Head", {}, (head) => this.state.set({ selected: { ...this.state.view.selected, head: Number(head) } }));
     this.headLabel = h("label", {}, "Head ", this.head);
     const several = Object.keys(named).length > 1;
-    fill(this.choice, several ? h("label", {}, "Attention ", this.attention) : null, this.headLabel);
+    setChildren(this.choice, several ? h("label", {}, "Attention ", this.attention) : null, this.headLabel);
     // Sides that are derived from another one have no selection.
-    const own = Object.entries(this.walk.sides).filter(([, side]) => !side.of);
-    fill(
+    const selectable = Object.entries(this.walk.sides).filter(([, side]) => !side.of);
+    setChildren(
       this.chips,
-      own.map(([name, side]) => {
+      selectable.map(([name, side]) => {
         const known = this.host.scene.sides[name];
-        const called = known?.called ?? name.charAt(0).toUpperCase() + name.slice(1);
+        const title = known?.called ?? name.charAt(0).toUpperCase() + name.slice(1);
         const buttons = side.tokens.map((/** @type {string} */ token, /** @type {number} */ t) =>
           h(
             "button",
-            { type: "button", role: "radio", class: "chip-token", "data-side": name, "data-token": t, onclick: () => this.follow(name, t) },
-            tokenText(visible(token), known?.direction === "rtl"),
+            { type: "button", role: "radio", class: "chip-token", "data-side": name, "data-token": t, onclick: () => this.selectToken(name, t) },
+            tokenText(makeVisible(token), known?.direction === "rtl"),
           ),
         );
         const group = h(
@@ -126,26 +126,26 @@ export class Walk {
           {
             class: "tokens-of",
             role: "radiogroup",
-            "aria-label": `${called}: selected token`,
+            "aria-label": `${title}: selected token`,
             dir: known?.direction ?? "auto",
-            onkeydown: (/** @type {KeyboardEvent} */ event) => this.roam(event, buttons),
+            onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveFocus(event, buttons),
           },
           buttons,
         );
-        const choice = this.host.scene.picture ? overPatchButtons(this.host, name, group, buttons) : group;
-        return h("div", { class: "side-of" }, h("p", { class: "side-name", "aria-hidden": "true" }, called), choice);
+        const choice = this.host.scene.picture ? placePatchButtons(this.host, name, group, buttons) : group;
+        return h("div", { class: "side-of" }, h("p", { class: "side-name", "aria-hidden": "true" }, title), choice);
       }),
     );
   }
 
   /** The selected token of a side: of a derived side, the one that corresponds to the other's. @param {string} side */
-  tokenOf(side) {
-    const { of, rows } = this.walk.sides[side];
-    return of ? (rows[this.tokens[of]] ?? 0) : this.tokens[side];
+  selectedToken(side) {
+    const { of: base, rows } = this.walk.sides[side];
+    return base ? (rows[this.tokens[base]] ?? 0) : this.tokens[side];
   }
 
   /** Arrow keys move between the buttons of a group and select them. @param {KeyboardEvent} event @param {HTMLElement[]} buttons */
-  roam(event, buttons) {
+  moveFocus(event, buttons) {
     const now = buttons.indexOf(/** @type {any} */ (event.target));
     const moves = { ArrowRight: now + 1, ArrowDown: now + 1, ArrowLeft: now - 1, ArrowUp: now - 1, Home: 0, End: buttons.length - 1 };
     if (now < 0 || !(event.key in moves)) return;
@@ -157,13 +157,13 @@ export class Walk {
   }
 
   /** Selects a token of a side. @param {string} side @param {number} token */
-  follow(side, token) {
+  selectToken(side, token) {
     this.tokens[side] = token;
-    const { rows, columns } = this.axesOf(this.shown.attention);
+    const { rows, columns } = this.axesOf(this.selected.attention);
     if (rows === columns && rows === side) this.state.set({ pin: [token, token] });
     else if (rows === side || columns === side) this.state.set({ pin: [this.tokens[rows], this.tokens[columns]] });
     this.redraw();
-    this.voice.say(`Selected ${isolated(visible(this.walk.sides[side].tokens[token]))}.`);
+    this.announcer.announce(`Selected ${bidiIsolate(makeVisible(this.walk.sides[side].tokens[token]))}.`);
   }
 
   /** The sides of an attention. @param {string} name @returns {{rows: string, columns: string}} */
@@ -176,43 +176,43 @@ export class Walk {
   }
 
   /** The selected attention and head, shared with the other views. */
-  get shown() {
-    const { shown } = this.state.view;
-    const known = this.sections.some((one) => one.attention === shown.attention);
-    const attention = known ? shown.attention : this.walk.focus.attention;
+  get selected() {
+    const { selected } = this.state.view;
+    const known = this.sections.some((one) => one.attention === selected.attention);
+    const attention = known ? selected.attention : this.walk.focus.attention;
     const heads = this.sections.find((one) => one.attention === attention)?.heads ?? 1;
-    const head = shown.head === "mean" ? this.walk.focus.head : shown.head;
+    const head = selected.head === "mean" ? this.walk.focus.head : selected.head;
     return { attention, head: Math.min(head, heads - 1), heads };
   }
 
   /** Opens the section of an attention. @param {string} attention */
   goTo(attention) {
-    this.state.set({ shown: { attention, head: this.shown.head } });
+    this.state.set({ selected: { attention, head: this.selected.head } });
   }
 
   /** @param {KeyboardEvent} event */
   key(event) {
     const target = /** @type {HTMLElement} */ (event.target);
     if (target.closest("select, input") || event.ctrlKey || event.metaKey || event.altKey) return;
-    const { attention, head, heads } = this.shown;
+    const { attention, head, heads } = this.selected;
     if (event.key === "[" || event.key === "]") {
       const next = (head + (event.key === "]" ? 1 : heads - 1)) % heads;
-      this.state.set({ shown: { attention, head: next } });
-      this.voice.say(`Head ${next}.`);
+      this.state.set({ selected: { attention, head: next } });
+      this.announcer.announce(`Head ${next}.`);
     } else if (event.key === "{" || event.key === "}") {
       const names = [...new Set(this.sections.filter((one) => one.attention).map((one) => one.attention))];
       const next = names[(names.indexOf(attention) + (event.key === "}" ? 1 : names.length - 1)) % names.length];
       this.goTo(next);
-      this.voice.say(this.sections.find((one) => one.attention === next).title);
+      this.announcer.announce(this.sections.find((one) => one.attention === next).title);
     } else return;
     event.preventDefault();
   }
 
   // Sections
 
-  makeStations() {
+  createSections() {
     /** @type {{item: HTMLElement, details: HTMLDetailsElement, mark: HTMLElement, body: HTMLElement, drawn: boolean}[]} */
-    this.stations = this.sections.map((section, n) => {
+    this.sectionElements = this.sections.map((section, n) => {
       const mark = h("span", { class: "mark-of" });
       const body = h("div", { class: "cards" });
       const count = this.stepsOf[n].length;
@@ -225,19 +225,19 @@ export class Walk {
       const item = h("li", { "data-part": section.part }, details);
       return { item, details, mark, body, drawn: false };
     });
-    fill(this.list, this.stations.map((one) => one.item));
+    setChildren(this.list, this.sectionElements.map((one) => one.item));
   }
 
   /** @param {number} n */
   toggled(n) {
-    const { details } = this.stations[n];
-    if (details.open) this.open.add(n);
-    else this.open.delete(n);
+    const { details } = this.sectionElements[n];
+    if (details.open) this.openSections.add(n);
+    else this.openSections.delete(n);
     if (details.open) this.draw(n);
   }
 
   /** Whether a section is about the selected tokens. @param {Section} section */
-  applies(section) {
+  isRelevant(section) {
     return section.token === undefined || this.tokens[section.side] === section.token;
   }
 
@@ -246,110 +246,110 @@ export class Walk {
     if (!this.trace) {
       const [params, outputs] = await Promise.all([this.host.blob(this.walk.params.at), this.host.blob(this.walk.outputs.at)]);
       this.trace = new Trace(this.walk, new Float32Array(params), new Float32Array(outputs));
-      this.work.add("walk", 5, () => this.checkSome());
+      this.scheduler.add("steps", 5, () => this.checkSome());
     }
     const { pin } = this.state.view;
-    const { attention } = this.shown;
+    const { attention } = this.selected;
     if (pin && (changed === null || changed.has("pin"))) {
       const { rows, columns } = this.axesOf(attention);
       const fits = (/** @type {string} */ side, /** @type {number} */ token) => token < this.walk.sides[side].tokens.length;
       if (fits(columns, pin[1]) && columns !== rows) this.tokens[columns] = pin[1];
       if (fits(rows, pin[0])) this.tokens[rows] = pin[0];
     }
-    if (changed === null || changed.has("shown") || changed.has("pin")) this.redraw(changed === null || changed.has("shown"));
+    if (changed === null || changed.has("selected") || changed.has("pin")) this.redraw(changed === null || changed.has("selected"));
   }
 
-  /** Redraws after a change of the selection. @param {boolean} [arrive] whether to open the section of the selected attention */
-  redraw(arrive = false) {
-    const { attention, head, heads } = this.shown;
+  /** Redraws after a change of the selection. @param {boolean} [opensSection] whether to open the section of the selected attention */
+  redraw(opensSection = false) {
+    const { attention, head, heads } = this.selected;
     this.attention.value = attention;
-    fill(this.head, Array.from({ length: heads }, (_, i) => h("option", { value: i }, String(i))));
+    setChildren(this.head, Array.from({ length: heads }, (_, i) => h("option", { value: i }, String(i))));
     this.head.value = String(head);
     this.headLabel.hidden = heads === 1;
     for (const button of this.chips.querySelectorAll("button")) {
       const on = this.tokens[button.dataset.side] === Number(button.dataset.token);
-      change(button, { "aria-checked": String(on), tabindex: on ? 0 : -1 });
+      setAttributes(button, { "aria-checked": String(on), tabindex: on ? 0 : -1 });
     }
     this.sections.forEach((section, n) => {
-      const { item, details } = this.stations[n];
-      const applies = this.applies(section);
-      item.hidden = !applies;
-      if (arrive && applies && section.attention === attention) details.open = true;
-      if (details.open && applies) {
-        this.open.add(n);
+      const { item, details } = this.sectionElements[n];
+      const isRelevant = this.isRelevant(section);
+      item.hidden = !isRelevant;
+      if (opensSection && isRelevant && section.attention === attention) details.open = true;
+      if (details.open && isRelevant) {
+        this.openSections.add(n);
         this.draw(n);
       }
     });
     // Initially the first and the last section are open too.
-    if (!this.arrived) for (const n of [0, this.sections.length - 1]) this.stations[n].details.open = true;
-    if (arrive) {
-      const place = this.sections.findIndex((section) => this.applies(section) && section.attention === attention);
-      if (place >= 0 && this.arrived) this.stations[place].item.scrollIntoView({ block: "start" });
-      this.arrived = true;
+    if (!this.isInitialized) for (const n of [0, this.sections.length - 1]) this.sectionElements[n].details.open = true;
+    if (opensSection) {
+      const position = this.sections.findIndex((section) => this.isRelevant(section) && section.attention === attention);
+      if (position >= 0 && this.isInitialized) this.sectionElements[position].item.scrollIntoView({ block: "start" });
+      this.isInitialized = true;
     }
-    this.say();
+    this.showVerdict();
   }
 
   /** Draws the steps of a section. @param {number} n */
   draw(n) {
     if (!this.trace) return;
-    fill(this.stations[n].body, this.stepsOf[n].map((step) => this.card(step)));
+    setChildren(this.sectionElements[n].body, this.stepsOf[n].map((step) => this.card(step)));
   }
 
   // Comparison with recorded values
 
   checkSome() {
     const { steps } = this.walk;
-    for (let i = 0; i < AT_ONCE && this.done < steps.length; i++, this.done++) this.trace.check(this.done);
-    if (this.done < steps.length) return true;
+    for (let i = 0; i < STEPS_PER_SLICE && this.checkedCount < steps.length; i++, this.checkedCount++) this.trace.check(this.checkedCount);
+    if (this.checkedCount < steps.length) return true;
     this.sections.forEach((_, n) => {
       const worst = Math.max(0, ...this.stepsOf[n].map((step) => this.trace.check(step)));
-      change(this.stations[n].mark, { "data-agrees": worst <= AGREES ? "yes" : "no" });
-      fill(this.stations[n].mark, worst <= AGREES ? "✓" : "≠", h("span", { class: "unseen" }, worst <= AGREES ? " agrees" : " does not agree"));
+      setAttributes(this.sectionElements[n].mark, { "data-agrees": worst <= TOLERANCE ? "yes" : "no" });
+      setChildren(this.sectionElements[n].mark, worst <= TOLERANCE ? "✓" : "≠", h("span", { class: "unseen" }, worst <= TOLERANCE ? " agrees" : " does not agree"));
     });
-    this.say();
+    this.showVerdict();
     return false;
   }
 
   /** Shows the result of the comparison over all steps. */
-  say() {
+  showVerdict() {
     const { steps } = this.walk;
-    if (this.done < steps.length) {
-      fill(this.verdict, "Recomputing every step …");
+    if (this.checkedCount < steps.length) {
+      setChildren(this.verdict, "Recomputing every step …");
       return;
     }
     const worst = Math.max(...steps.map((_, n) => this.trace.check(n)));
-    const own = Math.max(...steps.map((/** @type {Step} */ step) => step.differs ?? 0));
+    const modelGap = Math.max(...steps.map((/** @type {Step} */ step) => step.differs ?? 0));
     const computed = steps.filter((/** @type {Step} */ step) => step.title && step.op !== "given").length;
-    change(this.verdict, { "data-agrees": worst <= AGREES ? "yes" : "no" });
-    fill(
+    setAttributes(this.verdict, { "data-agrees": worst <= TOLERANCE ? "yes" : "no" });
+    setChildren(
       this.verdict,
-      h("strong", {}, worst <= AGREES ? `✓ All ${computed} steps, recomputed in this page, agree` : "≠ Some steps do not agree"),
-      ` with the recorded values to within ${gapSays(worst)}; the recorded values agree with the model's to within ${gapSays(own)}.`,
+      h("strong", {}, worst <= TOLERANCE ? `✓ All ${computed} steps, recomputed in this page, agree` : "≠ Some steps do not agree"),
+      ` with the recorded values to within ${formatGap(worst)}; the recorded values agree with the model's to within ${formatGap(modelGap)}.`,
     );
   }
 
   // Steps
 
   /** The displayed numbers of a step: the row of the selected token in the selected head. @param {number} n @returns {Row} */
-  rowOf(n) {
+  displayedRow(n) {
     const step = this.walk.steps[n];
     const { shape, axes } = step.output;
-    const { head, heads } = this.shown;
+    const { head, heads } = this.selected;
     // The row runs along the last axis; for an image, whose spatial axes come last, along the channels.
-    const along_ = axes[0] === "channels" && axes.length > 1 ? 0 : axes.length - 1;
-    let [start, stride, token, which, followed] = [0, 1, "", "", ""];
+    const rowAxis = axes[0] === "channels" && axes.length > 1 ? 0 : axes.length - 1;
+    let [start, stride, token, which, tokenSide] = [0, 1, "", "", ""];
     for (let axis = axes.length - 1, size = 1; axis >= 0; size *= shape[axis--]) {
-      if (axis === along_) {
+      if (axis === rowAxis) {
         stride = size;
         continue;
       }
       const side = axes[axis];
       let at = 0;
       if (side in this.walk.sides) {
-        at = Math.min(this.tokenOf(side), shape[axis] - 1);
-        token = isolated(visible(this.walk.sides[side].tokens[at]));
-        followed = side;
+        at = Math.min(this.selectedToken(side), shape[axis] - 1);
+        token = bidiIsolate(makeVisible(this.walk.sides[side].tokens[at]));
+        tokenSide = side;
       } else if (side === "heads") {
         // Grouped-query attention: several query heads share a key and value head.
         at = shape[axis] >= heads ? Math.min(head, shape[axis] - 1) : Math.floor((head * shape[axis]) / heads);
@@ -357,40 +357,40 @@ export class Walk {
       }
       start += at * size;
     }
-    let of = [token, which].filter(Boolean).join(", ");
-    const width = shape[along_];
+    let subject = [token, which].filter(Boolean).join(", ");
+    const width = shape[rowAxis];
     let columns = Array.from({ length: width }, (_, i) => i);
-    const last = axes[along_];
-    let names = last in this.walk.sides ? this.walk.sides[last].tokens.map(visible) : null;
+    const last = axes[rowAxis];
+    let names = last in this.walk.sides ? this.walk.sides[last].tokens.map(makeVisible) : null;
     const { data } = this.trace.value(n);
     const descending = (/** @type {number} */ a, /** @type {number} */ b) => data[start + b * stride] - data[start + a * stride];
     if (last === "vocabulary") {
       // The ten most probable tokens.
       columns = columns.sort(descending).slice(0, 10);
-      names = columns.map((i) => visible(this.walk.names[i] ?? `token ${i}`));
-      if (of && followed && !this.host.scene.picture) of = `after ${of}`;
+      names = columns.map((i) => makeVisible(this.walk.names[i] ?? `token ${i}`));
+      if (subject && tokenSide && !this.host.scene.picture) subject = `after ${subject}`;
     }
-    const way = step.op === "softmax" ? "bars" : "cells";
-    if (way === "bars" && this.host.scene.picture && names && columns.length > MOST_BARS) {
+    const display = step.op === "softmax" ? "bars" : "cells";
+    if (display === "bars" && this.host.scene.picture && names && columns.length > MAX_BARS) {
       // Of many patches, list only the largest; all of them are painted.
       const all = names;
-      columns = columns.sort(descending).slice(0, MOST_BARS);
+      columns = columns.sort(descending).slice(0, MAX_BARS);
       names = columns.map((i) => all[i]);
     }
-    const places = columns.map((i) => start + i * stride);
-    const greatest = places.reduce((best, at, i) => (data[at] > data[places[best]] ? i : best), 0);
-    return { of, places, names, way, total: width, first: names ? greatest : 0 };
+    const indices = columns.map((i) => start + i * stride);
+    const largest = indices.reduce((best, at, i) => (data[at] > data[indices[best]] ? i : best), 0);
+    return { subject, indices, names, display, total: width, first: names ? largest : 0 };
   }
 
   /** @param {number} n */
   card(n) {
     const step = this.walk.steps[n];
-    const row = this.rowOf(n);
+    const row = this.displayedRow(n);
     const body = h("div", { class: "numbers-of" });
     const show = () => {
-      const { places, names, way } = row;
-      const pointed = Math.min(this.pointed.get(n) ?? row.first, places.length - 1);
-      fill(body, this.painted(n), way === "bars" ? this.bars(n, row, pointed, show) : this.cells(n, row, pointed, show), this.making(n, row, pointed, names));
+      const { indices, names, display } = row;
+      const selectedNumber = Math.min(this.selectedNumber.get(n) ?? row.first, indices.length - 1);
+      setChildren(body, this.overlay(n), display === "bars" ? this.bars(n, row, selectedNumber, show) : this.cells(n, row, selectedNumber, show), this.derivation(n, row, selectedNumber, names));
     };
     show();
     const gap = this.trace.check(n);
@@ -399,10 +399,10 @@ export class Walk {
       ? h("span", { class: "check", "data-agrees": "given" }, "input")
       : h(
           "span",
-          { class: "check", "data-agrees": gap <= AGREES ? "yes" : "no", title: "Largest difference between the value computed in this page and the recorded one" },
-          gap <= AGREES ? "✓ " : "≠ ",
-          h("span", { class: "unseen" }, gap <= AGREES ? "agrees, largest difference " : "does not agree, largest difference "),
-          gapSays(gap),
+          { class: "check", "data-agrees": gap <= TOLERANCE ? "yes" : "no", title: "Largest difference between the value computed in this page and the recorded one" },
+          gap <= TOLERANCE ? "✓ " : "≠ ",
+          h("span", { class: "unseen" }, gap <= TOLERANCE ? "agrees, largest difference " : "does not agree, largest difference "),
+          formatGap(gap),
         );
     return h(
       "article",
@@ -415,36 +415,36 @@ export class Walk {
         {},
         h("code", {}, step.where),
         this.trace.paramsOf(n).map(({ sign, name, shape }) => h("span", { class: "param" }, h("i", {}, sign), ` ${shape.join("×")} `, h("code", {}, name))),
-        step.differs === null ? null : h("span", { class: "own" }, step.differs === 0 ? "identical to the model's values" : `within ${gapSays(step.differs)} of the model's values`),
+        step.differs === null ? null : h("span", { class: "own" }, step.differs === 0 ? "identical to the model's values" : `within ${formatGap(step.differs)} of the model's values`),
       ),
     );
   }
 
   /** Weights over patches as an overlay, or null if there are none. @param {number} n */
-  painted(n) {
+  overlay(n) {
     const { op, output } = this.walk.steps[n];
     const side = output.axes[output.axes.length - 1];
     if (op !== "softmax" || !(side in (this.host.scene.picture?.first ?? {}))) return null;
     const width = output.shape[output.shape.length - 1];
-    const start = Math.floor(this.rowOf(n).places[0] / width) * width;
-    return rowMap(this.host, side, this.trace.value(n).data.subarray(start, start + width));
+    const start = Math.floor(this.displayedRow(n).indices[0] / width) * width;
+    return patchOverlay(this.host, side, this.trace.value(n).data.subarray(start, start + width));
   }
 
-  /** A row of numbers; selecting one shows its derivation. @param {number} n @param {Row} row @param {number} pointed @param {() => void} show */
-  cells(n, { of, places, names, total }, pointed, show) {
+  /** A row of numbers; selecting one shows its derivation. @param {number} n @param {Row} row @param {number} selectedNumber @param {() => void} show */
+  cells(n, { subject, indices, names, total }, selectedNumber, show) {
     const { data } = this.trace.value(n);
-    const all = this.unfolded.has(n);
-    const count = all ? places.length : Math.min(places.length, Math.max(FEW_CELLS, names && places.length <= 16 ? places.length : 0));
-    const most = places.reduce((greatest, at) => (Number.isFinite(data[at]) ? Math.max(greatest, Math.abs(data[at])) : greatest), 1e-12);
-    const able = this.trace.made(n, places[0]) !== null;
-    const cells = places.slice(0, count).map((at, i) => {
+    const all = this.expandedSteps.has(n);
+    const count = all ? indices.length : Math.min(indices.length, Math.max(INITIAL_CELLS, names && indices.length <= 16 ? indices.length : 0));
+    const maximum = indices.reduce((largest, at) => (Number.isFinite(data[at]) ? Math.max(largest, Math.abs(data[at])) : largest), 1e-12);
+    const hasDerivation = this.trace.derivation(n, indices[0]) !== null;
+    const cells = indices.slice(0, count).map((at, i) => {
       const value = data[at];
-      const on = i === pointed;
-      const says = [names ? [h("span", { class: "name" }, h("bdi", {}, names[i])), " "] : null, h("span", { class: "number" }, inDigits(value))];
-      const share = Number.isFinite(value) ? Math.round((34 * Math.abs(value)) / most) : 0;
+      const on = i === selectedNumber;
+      const content = [names ? [h("span", { class: "name" }, h("bdi", {}, names[i])), " "] : null, h("span", { class: "number" }, formatNumber(value))];
+      const share = Number.isFinite(value) ? Math.round((34 * Math.abs(value)) / maximum) : 0;
       const style = `--share: ${share}%`;
       const sign = value < 0 ? "minus" : "plus";
-      if (!able) return h("span", { class: "cell", style, "data-sign": sign }, says);
+      if (!hasDerivation) return h("span", { class: "cell", style, "data-sign": sign }, content);
       return h(
         "button",
         {
@@ -453,17 +453,17 @@ export class Walk {
           style,
           "data-sign": sign,
           "aria-pressed": String(on),
-          tabindex: on || (i === 0 && pointed >= count) ? 0 : -1,
+          tabindex: on || (i === 0 && selectedNumber >= count) ? 0 : -1,
           title: names ? null : `channel ${i}`,
-          "aria-label": names ? null : `channel ${i}: ${inDigits(value)}`,
+          "aria-label": names ? null : `channel ${i}: ${formatNumber(value)}`,
           onclick: () => this.point(n, i, show),
         },
-        says,
+        content,
       );
     });
-    const rest = places.length - count;
+    const rest = indices.length - count;
     const more =
-      rest > 0 || (all && places.length > FEW_CELLS)
+      rest > 0 || (all && indices.length > INITIAL_CELLS)
         ? h(
             "button",
             {
@@ -471,8 +471,8 @@ export class Walk {
               class: "more",
               "aria-expanded": String(all),
               onclick: () => {
-                if (all) this.unfolded.delete(n);
-                else this.unfolded.add(n);
+                if (all) this.expandedSteps.delete(n);
+                else this.expandedSteps.add(n);
                 show();
               },
             },
@@ -481,33 +481,33 @@ export class Walk {
         : null;
     const width = total > 1 && !names ? h("span", { class: "width" }, ` ${total} channels`) : null;
     return [
-      of ? h("p", { class: "of" }, of, width) : null,
+      subject ? h("p", { class: "of" }, subject, width) : null,
       h(
         "div",
-        { class: "row-of", role: "group", "aria-label": of ? `Values of ${of}` : "Values", onkeydown: (/** @type {KeyboardEvent} */ event) => this.roamCells(event, n, count, show) },
+        { class: "row-of", role: "group", "aria-label": subject ? `Values of ${subject}` : "Values", onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveSelection(event, n, count, show) },
         cells,
         more,
       ),
     ];
   }
 
-  /** Weights and probabilities as bars. @param {number} n @param {Row} row @param {number} pointed @param {() => void} show */
-  bars(n, { of, places, names }, pointed, show) {
+  /** Weights and probabilities as bars. @param {number} n @param {Row} row @param {number} selectedNumber @param {() => void} show */
+  bars(n, { subject, indices, names }, selectedNumber, show) {
     const { data } = this.trace.value(n);
     return [
-      of ? h("p", { class: "of" }, of) : null,
+      subject ? h("p", { class: "of" }, subject) : null,
       h(
         "div",
-        { class: "bars-of", role: "group", "aria-label": `Weights of ${of}`, onkeydown: (/** @type {KeyboardEvent} */ event) => this.roamCells(event, n, places.length, show) },
-        places.map((at, i) =>
+        { class: "bars-of", role: "group", "aria-label": `Weights of ${subject}`, onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveSelection(event, n, indices.length, show) },
+        indices.map((at, i) =>
           h(
             "button",
             {
               type: "button",
               class: "bar-of",
-              "aria-pressed": String(i === pointed),
-              tabindex: i === pointed ? 0 : -1,
-              title: exactly(data[at]),
+              "aria-pressed": String(i === selectedNumber),
+              tabindex: i === selectedNumber ? 0 : -1,
+              title: formatWeight(data[at]),
               onclick: () => this.point(n, i, show),
             },
             h("span", { class: "name" }, h("bdi", {}, names?.[i] ?? String(i))),
@@ -522,7 +522,7 @@ export class Walk {
 
   /** @param {number} n @param {number} i @param {() => void} show */
   point(n, i, show) {
-    this.pointed.set(n, i);
+    this.selectedNumber.set(n, i);
     const inside = document.activeElement;
     const parent = inside?.closest?.(".numbers-of");
     show();
@@ -530,36 +530,36 @@ export class Walk {
   }
 
   /** @param {KeyboardEvent} event @param {number} n @param {number} count @param {() => void} show */
-  roamCells(event, n, count, show) {
+  moveSelection(event, n, count, show) {
     const moves = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
     if (!(event.key in moves)) return;
     event.preventDefault();
     event.stopPropagation();
-    const now = Math.min(this.pointed.get(n) ?? this.rowOf(n).first, count - 1);
+    const now = Math.min(this.selectedNumber.get(n) ?? this.displayedRow(n).first, count - 1);
     this.point(n, (now + moves[event.key] + count) % count, show);
   }
 
   /** The derivation of one number from the inputs of its step. @param {number} n @param {Row} row @param {number} i @param {string[] | null} names */
-  making(n, { places }, i, names) {
-    const at = places[i];
-    const sum = this.trace.made(n, at);
+  derivation(n, { indices }, i, names) {
+    const at = indices[i];
+    const sum = this.trace.derivation(n, at);
     if (!sum) return null;
     const { pieces, sign, before, after } = sum;
-    const left = `${leftOf(this.walk.steps[n])}[${names ? names[i] : i}]`;
+    const left = `${leftSymbol(this.walk.steps[n])}[${names ? names[i] : i}]`;
     const terms = h("span", { class: "terms" });
     /** @param {boolean} all */
     const write = (all) => {
-      const shown = all ? pieces : pieces.slice(0, FEW_TERMS);
-      const rest = pieces.length - shown.length;
-      fill(
+      const visibleTerms = all ? pieces : pieces.slice(0, INITIAL_TERMS);
+      const rest = pieces.length - visibleTerms.length;
+      setChildren(
         terms,
         before,
-        shown.flatMap((piece, k) => [k ? sign : null, h("span", { class: "term" }, piece)]),
+        visibleTerms.flatMap((piece, k) => [k ? sign : null, h("span", { class: "term" }, piece)]),
         rest > 0 ? [sign, h("button", { type: "button", class: "more", onclick: () => write(true) }, `… ${rest} more`)] : null,
         after,
       );
     };
-    write(pieces.length <= FEW_TERMS + 2);
-    return h("p", { class: "making" }, h("bdi", { class: "left" }, left), " = ", terms, " = ", h("strong", {}, inDigits(this.trace.value(n).data[at])));
+    write(pieces.length <= INITIAL_TERMS + 2);
+    return h("p", { class: "making" }, h("bdi", { class: "left" }, left), " = ", terms, " = ", h("strong", {}, formatNumber(this.trace.value(n).data[at])));
   }
 }

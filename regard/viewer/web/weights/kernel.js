@@ -1,10 +1,10 @@
 /**
  * Fast computation of attention weights: four queries by eight keys at a time, in 700 bytes of SIMD WebAssembly that are
- * assembled here. The plain twin (`weightsInto` in maths.js) computes the numbers that are displayed, and replaces this
+ * assembled here. The plain twin (`computeWeights` in maths.js) computes the numbers that are displayed, and replaces this
  * kernel where WebAssembly is not available. This one is for drawing: float32, accurate to about five digits.
  */
 
-import { reachOf, weightsInto } from "./maths.js";
+import { keyRange, computeWeights } from "./maths.js";
 
 /** @typedef {import("./maths.js").Head} Head */
 
@@ -47,11 +47,11 @@ const i32Const = (n) => [0x41, signed(n)];
 /** @param {number} x */
 const f32Const = (x) => [0x43, ...new Uint8Array(new Float32Array([x]).buffer)];
 /** Broadcasts a constant to four lanes. @param {number} x */
-const four = (x) => [f32Const(x), f32x4Splat];
+const splat = (x) => [f32Const(x), f32x4Splat];
 /** Advances a pointer. @param {number} local @param {number} bytes */
 const advance = (local, bytes) => [get(local), i32Const(bytes), i32Add, set(local)];
 /** A loop with the number of iterations in a local. @param {number} local @param {any[]} body */
-const times = (local, body) => [0x03, 0x40, body, get(local), i32Const(1), i32Sub, tee(local), 0x0d, 0, 0x0b];
+const repeat = (local, body) => [0x03, 0x40, body, get(local), i32Const(1), i32Sub, tee(local), 0x0d, 0, 0x0b];
 
 /** Unsigned LEB128. @param {number} n @returns {number[]} */
 function unsigned(n) {
@@ -65,7 +65,7 @@ function signed(n) {
 }
 
 /** Score of masked keys: smaller than every other score, but finite. */
-const LOWEST = -3e38;
+const MASKED_SCORE = -3e38;
 const LANES = [0, 1, 2, 3];
 
 /**
@@ -73,14 +73,14 @@ const LANES = [0, 1, 2, 3];
  * k by the eight keys of a group. A query's row in `out` has `stride` bytes.
  */
 function dotsBody() {
-  const [q, k, out, groups, width, stride, d, query, place] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
+  const [q, k, out, groups, width, stride, d, query, slot] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
   /** The accumulator of query j and half h of the keys. @param {number} j @param {number} h */
   const sum = (j, h) => 9 + 2 * j + h;
   const [near, far, number] = [17, 18, 19];
-  return times(groups, [
-    LANES.map((j) => [four(0), tee(sum(j, 0)), set(sum(j, 1))]),
+  return repeat(groups, [
+    LANES.map((j) => [splat(0), tee(sum(j, 0)), set(sum(j, 1))]),
     [get(q), set(query), get(width), set(d)],
-    times(d, [
+    repeat(d, [
       [get(k), v128Load(0), set(near), get(k), v128Load(16), set(far)],
       LANES.map((j) => [
         [get(query), v128LoadSplat(4 * j), tee(number)],
@@ -89,21 +89,21 @@ function dotsBody() {
       ]),
       [advance(k, 32), advance(query, 16)],
     ]),
-    [get(out), set(place)],
+    [get(out), set(slot)],
     LANES.map((j) => [
-      [get(place), get(sum(j, 0)), v128Store(0), get(place), get(sum(j, 1)), v128Store(16)],
-      [get(place), get(stride), i32Add, set(place)],
+      [get(slot), get(sum(j, 0)), v128Store(0), get(slot), get(sum(j, 1)), v128Store(16)],
+      [get(slot), get(stride), i32Add, set(slot)],
     ]),
     advance(out, 32),
   ]);
 }
 
-/** greatest(x, n): the maximum of 4 n numbers. */
-function greatestBody() {
+/** max(x, n): the maximum of 4 n numbers. */
+function maxBody() {
   const [x, n, best] = [0, 1, 2];
   return [
-    [four(LOWEST), set(best)],
-    times(n, [get(best), get(x), v128Load(0), f32x4Max, set(best), advance(x, 16)]),
+    [splat(MASKED_SCORE), set(best)],
+    repeat(n, [get(best), get(x), v128Load(0), f32x4Max, set(best), advance(x, 16)]),
     [get(best), f32x4Lane(0), get(best), f32x4Lane(1), f32Max],
     [get(best), f32x4Lane(2), get(best), f32x4Lane(3), f32Max, f32Max],
   ];
@@ -114,21 +114,21 @@ function greatestBody() {
  * e^x = 2^n e^r, where n is x / ln 2 rounded and r the remainder, with eight terms of the series of e^r.
  */
 function expsBody() {
-  const [x, n, greatest, sum, rest, whole, power] = [0, 1, 2, 3, 4, 5, 6];
+  const [x, n, greatest, sum, remainder, exponent, power] = [0, 1, 2, 3, 4, 5, 6];
   const coarse = 355 / 512; // ln 2 in two parts, so that the product of n and the first is exact
   const terms = [1];
   for (let i = 1; i < 8; i++) terms.push(terms[i - 1] / i);
   return [
-    [four(0), set(sum)],
-    times(n, [
-      [get(x), get(x), v128Load(0), get(greatest), f32x4Splat, f32x4Sub, four(-87), f32x4Max, set(rest)],
-      [get(rest), four(Math.LOG2E), f32x4Mul, f32x4Nearest, set(whole)],
-      [get(rest), get(whole), four(coarse), f32x4Mul, f32x4Sub],
-      [get(whole), four(Math.LN2 - coarse), f32x4Mul, f32x4Sub, set(rest)],
-      four(terms[7]),
-      [6, 5, 4, 3, 2, 1, 0].map((i) => [get(rest), f32x4Mul, four(terms[i]), f32x4Add]),
+    [splat(0), set(sum)],
+    repeat(n, [
+      [get(x), get(x), v128Load(0), get(greatest), f32x4Splat, f32x4Sub, splat(-87), f32x4Max, set(remainder)],
+      [get(remainder), splat(Math.LOG2E), f32x4Mul, f32x4Nearest, set(exponent)],
+      [get(remainder), get(exponent), splat(coarse), f32x4Mul, f32x4Sub],
+      [get(exponent), splat(Math.LN2 - coarse), f32x4Mul, f32x4Sub, set(remainder)],
+      splat(terms[7]),
+      [6, 5, 4, 3, 2, 1, 0].map((i) => [get(remainder), f32x4Mul, splat(terms[i]), f32x4Add]),
       // 2^n from its bits: the exponent of a float starts at bit 23.
-      [get(whole), i32x4TruncSat, i32Const(127), i32x4Splat, i32x4Add, i32Const(23), i32x4Shl],
+      [get(exponent), i32x4TruncSat, i32Const(127), i32x4Splat, i32x4Add, i32Const(23), i32x4Shl],
       [f32x4Mul, tee(power), v128Store(0)],
       [get(sum), get(power), f32x4Add, set(sum), advance(x, 16)],
     ]),
@@ -167,7 +167,7 @@ export function kernelBytes() {
       section(3, [0, 1, 2]),
       section(7, [
         [name("dots"), 0, 0],
-        [name("greatest"), 0, 1],
+        [name("max"), 0, 1],
         [name("exps"), 0, 2],
       ]),
       section(10, [
@@ -178,7 +178,7 @@ export function kernelBytes() {
           ],
           dotsBody(),
         ),
-        code([[1, V128]], greatestBody()),
+        code([[1, V128]], maxBody()),
         code([[4, V128]], expsBody()),
       ]),
     ]),
@@ -186,22 +186,22 @@ export function kernelBytes() {
 }
 
 /** Capacity of the kernel's memory for keys of heads, in numbers; when it is full, all of them are evicted. */
-const ROOM = 24 * 2 ** 20;
+const DEFAULT_CAPACITY = 24 * 2 ** 20;
 
 /** Computes rows of weights of any head. */
 export class Kernel {
-  /** @param {boolean} [fast] whether to use WebAssembly @param {number} [room] capacity for keys, in numbers */
-  constructor(fast = true, room = ROOM) {
-    this.room = room;
+  /** @param {boolean} [fast] whether to use WebAssembly @param {number} [capacity] capacity for keys, in numbers */
+  constructor(fast = true, capacity = DEFAULT_CAPACITY) {
+    this.capacity = capacity;
     /** By head: the address of its keys, and each row's maximum score and sum of exponentials. */
-    this.known = new WeakMap();
+    this.slots = new WeakMap();
     this.run = null;
     if (!fast) return;
     try {
       this.memory = new WebAssembly.Memory({ initial: 1 });
       const module = new WebAssembly.Module(kernelBytes());
       this.run = /** @type {any} */ (new WebAssembly.Instance(module, { page: { memory: this.memory } }).exports);
-      this.numbers = new Float32Array(this.memory.buffer);
+      this.memory32 = new Float32Array(this.memory.buffer);
     } catch {
       this.run = null; // forbidden by the page's content security policy, or no SIMD support
     }
@@ -214,15 +214,15 @@ export class Kernel {
    * Writes the weights of some rows for the keys from..to, row after row, into `out`.
    * @param {Head} head @param {number[]} rows @param {number} from @param {number} to @param {Float32Array} out
    */
-  rowsInto(head, rows, from, to, out) {
+  computeRows(head, rows, from, to, out) {
     const width = to - from;
     if (!this.run || head.w) {
       const row = new Float64Array(head.S);
-      rows.forEach((t, i) => out.set(weightsInto(head, t, row).subarray(from, to), i * width));
+      rows.forEach((t, i) => out.set(computeWeights(head, t, row).subarray(from, to), i * width));
       return;
     }
     for (let i = 0; i < rows.length; i += 4) {
-      this.fourInto(head, rows.slice(i, i + 4), from, to, out.subarray(i * width));
+      this.computeFourRows(head, rows.slice(i, i + 4), from, to, out.subarray(i * width));
     }
   }
 
@@ -230,79 +230,79 @@ export class Kernel {
    * @param {Head} head @param {number[]} rows at most four @param {number} from @param {number} to
    * @param {Float32Array} out
    */
-  fourInto(head, rows, from, to, out) {
+  computeFourRows(head, rows, from, to, out) {
     const { D, S, T, bias, scale, q } = head;
-    const place = this.placeOf(head);
-    const reaches = rows.map((t) => reachOf(head.mask, t + S - T, S));
+    const slot = this.allocate(head);
+    const ranges = rows.map((t) => keyRange(head.mask, t + S - T, S));
     // If the maximum and the sum of a row are known from an earlier call, only the requested keys are computed.
-    const seen = rows.every((t) => place.sums[t] !== 0);
-    let first = Math.min(...reaches.map((reach) => reach.from));
-    let end = Math.max(...reaches.map((reach) => reach.to));
-    if (seen) [first, end] = [Math.max(first, from), Math.min(end, to)];
+    const isKnown = rows.every((t) => slot.sums[t] !== 0);
+    let first = Math.min(...ranges.map((range) => range.from));
+    let end = Math.max(...ranges.map((range) => range.to));
+    if (isKnown) [first, end] = [Math.max(first, from), Math.min(end, to)];
     const width = to - from;
     out.fill(0, 0, rows.length * width);
     if (first >= end) return;
     const group = first >> 3;
     const groups = ((end + 7) >> 3) - group;
     const stride = groups * 8;
-    const f = this.numbers;
+    const f = this.memory32;
     rows.forEach((t, j) => {
       for (let d = 0; d < D; d++) f[4 * d + j] = q[t * D + d] * scale;
     });
     const results = 4 * D;
-    this.run.dots(0, 4 * (place.at + group * 8 * D), 4 * results, groups, D, 4 * stride);
+    this.run.dots(0, 4 * (slot.at + group * 8 * D), 4 * results, groups, D, 4 * stride);
     rows.forEach((t, j) => {
-      const reach = reaches[j];
+      const range = ranges[j];
       const begin = results + j * stride;
       const key = group * 8; // index of the first key
       if (bias) for (let i = 0; i < stride && key + i < S; i++) f[begin + i] += bias[key + i - t + T - 1];
-      if (reach.from > key) f.fill(LOWEST, begin, begin + Math.min(stride, reach.from - key));
-      if (reach.to < key + stride) f.fill(LOWEST, begin + Math.max(0, reach.to - key), begin + stride);
-      if (reach.open) for (let i = 0; i < stride; i++) if (!reach.open(key + i)) f[begin + i] = LOWEST;
-      if (!seen) place.greatest[t] = this.run.greatest(4 * begin, stride / 4);
-      const nothing = place.greatest[t] < LOWEST / 2;
-      const sum = this.run.exps(4 * begin, stride / 4, place.greatest[t]);
-      if (!seen) place.sums[t] = nothing ? Infinity : sum;
-      const low = Math.max(from, reach.from, first);
-      const high = Math.min(to, reach.to, end);
-      for (let s = low; s < high; s++) out[j * width + s - from] = f[begin + s - key] / place.sums[t];
-      if (reach.open) for (let s = low; s < high; s++) if (!reach.open(s)) out[j * width + s - from] = 0;
+      if (range.from > key) f.fill(MASKED_SCORE, begin, begin + Math.min(stride, range.from - key));
+      if (range.to < key + stride) f.fill(MASKED_SCORE, begin + Math.max(0, range.to - key), begin + stride);
+      if (range.isOpen) for (let i = 0; i < stride; i++) if (!range.isOpen(key + i)) f[begin + i] = MASKED_SCORE;
+      if (!isKnown) slot.maxima[t] = this.run.max(4 * begin, stride / 4);
+      const isFullyMasked = slot.maxima[t] < MASKED_SCORE / 2;
+      const sum = this.run.exps(4 * begin, stride / 4, slot.maxima[t]);
+      if (!isKnown) slot.sums[t] = isFullyMasked ? Infinity : sum;
+      const low = Math.max(from, range.from, first);
+      const high = Math.min(to, range.to, end);
+      for (let s = low; s < high; s++) out[j * width + s - from] = f[begin + s - key] / slot.sums[t];
+      if (range.isOpen) for (let s = low; s < high; s++) if (!range.isOpen(s)) out[j * width + s - from] = 0;
     });
   }
 
   /** Returns the memory slot of a head, after copying its keys there if needed. @param {Head} head */
-  placeOf(head) {
+  allocate(head) {
     const { D, S, T, k } = head;
-    let place = this.known.get(head);
-    if (!place) {
-      place = { generation: -1, at: 0, greatest: new Float32Array(T), sums: new Float32Array(T) };
-      this.known.set(head, place);
+    let slot = this.slots.get(head);
+    if (!slot) {
+      slot = { generation: -1, at: 0, maxima: new Float32Array(T), sums: new Float32Array(T) };
+      this.slots.set(head, slot);
     }
-    if (place.generation === this.generation) return place;
+    if (slot.generation === this.generation) return slot;
     const groups = (S + 7) >> 3;
     const scratch = 4 * D + 4 * groups * 8;
     const size = groups * 8 * D;
-    if (scratch > this.scratch || this.used + size > this.room) {
+    if (scratch > this.scratch || this.used + size > this.capacity) {
       this.generation++;
       this.scratch = Math.max(scratch, this.scratch);
       this.used = this.scratch;
     }
-    place.generation = this.generation;
-    place.at = this.used;
+    slot.generation = this.generation;
+    slot.at = this.used;
     this.used += size;
-    const missing = 4 * this.used - this.memory.buffer.byteLength;
-    if (missing > 0) {
-      this.memory.grow(Math.ceil(missing / 65536));
-      this.numbers = new Float32Array(this.memory.buffer);
+    const missingBytes = 4 * this.used - this.memory.buffer.byteLength;
+    if (missingBytes > 0) {
+      this.memory.grow(Math.ceil(missingBytes / 65536));
+      this.memory32 = new Float32Array(this.memory.buffer);
     }
-    const f = this.numbers;
+    const f = this.memory32;
     for (let g = 0; g < groups; g++) {
       for (let lane = 0; lane < 8; lane++) {
         const s = 8 * g + lane;
-        const to = place.at + g * 8 * D + lane;
+        const to = slot.at + g * 8 * D + lane;
         for (let d = 0; d < D; d++) f[to + 8 * d] = s < S ? k[s * D + d] : 0;
       }
     }
-    return place;
+    return slot;
   }
 }

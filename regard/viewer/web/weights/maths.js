@@ -22,7 +22,7 @@
  * step, then multiples of the step.
  * @param {ArrayBuffer} buffer @param {{type: string, shape: number[]}} blob @returns {Raw}
  */
-export function rawOf(buffer, { type, shape }) {
+export function readBlob(buffer, { type, shape }) {
   if (type === "float32") return { numbers: new Float32Array(buffer), low: null, step: null };
   if (type !== "uint16") throw new Error(`Unknown number type: ${type}.`);
   const channels = shape.slice(1).reduce((product, n) => product * n, 1);
@@ -37,7 +37,7 @@ export function rawOf(buffer, { type, shape }) {
  * Decodes one head of numbers of shape (rows, heads, width).
  * @param {Raw} raw @param {number} rows @param {number} heads @param {number} width @param {number} head
  */
-export function taken({ numbers, low, step }, rows, heads, width, head) {
+export function decodeHead({ numbers, low, step }, rows, heads, width, head) {
   const out = new Float32Array(rows * width);
   const channel = head * width;
   for (let row = 0; row < rows; row++) {
@@ -57,18 +57,18 @@ export function taken({ numbers, low, step }, rows, heads, width, head) {
  * @param {number} h
  * @returns {Head}
  */
-export function headOf(attention, raw, h) {
+export function extractHead(attention, raw, h) {
   const [T, H, D] = attention.q.shape;
   const [S, G] = attention.k.shape;
   return {
     T,
     S,
     D,
-    q: taken(raw.q, T, H, D, h),
-    k: taken(raw.k, S, G, D, Math.floor(h / (H / G))),
+    q: decodeHead(raw.q, T, H, D, h),
+    k: decodeHead(raw.k, S, G, D, Math.floor(h / (H / G))),
     scale: attention.score.scale ?? 1,
-    w: raw.w ? taken(raw.w, 1, H, D, h) : null,
-    bias: raw.bias ? taken(raw.bias, 1, H, T + S - 1, h) : null,
+    w: raw.w ? decodeHead(raw.w, 1, H, D, h) : null,
+    bias: raw.bias ? decodeHead(raw.bias, 1, H, T + S - 1, h) : null,
     mask: attention.mask,
   };
 }
@@ -77,7 +77,7 @@ export function headOf(attention, raw, h) {
  * Whether a query at position p may attend to key s.
  * @param {Mask | null} mask @param {number} p @param {number} s @returns {boolean}
  */
-export function mayLook(mask, p, s) {
+export function mayAttend(mask, p, s) {
   if (!mask) return true;
   switch (mask.op) {
     case "causal":
@@ -87,61 +87,61 @@ export function mayLook(mask, p, s) {
     case "lengths":
       return s < mask.length;
     case "and":
-      return mask.parts.every((part) => mayLook(part, p, s));
+      return mask.parts.every((part) => mayAttend(part, p, s));
     case "or":
-      return mask.parts.some((part) => mayLook(part, p, s));
+      return mask.parts.some((part) => mayAttend(part, p, s));
     case "not":
-      return !mayLook(mask.part, p, s);
+      return !mayAttend(mask.part, p, s);
   }
   throw new Error(`Unknown mask operation: ${mask.op}.`);
 }
 
 /**
- * The range from..to that contains all keys a query at position p may attend to; `open` tests keys of the range, if some
+ * The range from..to that contains all keys a query at position p may attend to; `isOpen` tests keys of the range, if some
  * of them are masked.
  * @param {Mask | null} mask @param {number} p @param {number} S
- * @returns {{from: number, to: number, open: ((s: number) => boolean) | null}}
+ * @returns {{from: number, to: number, isOpen: ((s: number) => boolean) | null}}
  */
-export function reachOf(mask, p, S) {
-  const whole = { from: 0, to: S, open: null };
-  if (!mask) return whole;
+export function keyRange(mask, p, S) {
+  const allKeys = { from: 0, to: S, isOpen: null };
+  if (!mask) return allKeys;
   const to = Math.max(0, Math.min(S, p + 1));
-  if (mask.op === "causal") return { ...whole, to };
-  if (mask.op === "window") return { ...whole, from: Math.max(0, p - mask.size + 1), to };
-  if (mask.op === "lengths") return { ...whole, to: Math.min(S, mask.length) };
-  if (mask.op !== "and") return { ...whole, open: (s) => mayLook(mask, p, s) };
-  const parts = mask.parts.map((part) => reachOf(part, p, S));
-  const tests = parts.map((part) => part.open).filter((open) => open !== null);
+  if (mask.op === "causal") return { ...allKeys, to };
+  if (mask.op === "window") return { ...allKeys, from: Math.max(0, p - mask.size + 1), to };
+  if (mask.op === "lengths") return { ...allKeys, to: Math.min(S, mask.length) };
+  if (mask.op !== "and") return { ...allKeys, isOpen: (s) => mayAttend(mask, p, s) };
+  const parts = mask.parts.map((part) => keyRange(part, p, S));
+  const tests = parts.map((part) => part.isOpen).filter((isOpen) => isOpen !== null);
   return {
     from: Math.max(0, ...parts.map((part) => part.from)),
     to: Math.min(S, ...parts.map((part) => part.to)),
-    open: tests.length ? (s) => tests.every((open) => open(s)) : null,
+    isOpen: tests.length ? (s) => tests.every((isOpen) => isOpen(s)) : null,
   };
 }
 
 /** Caches e^2x of a concat head, so that tanh(q + k) = 1 − 2 / (e^2q e^2k + 1) needs no exponential per pair. */
-const powers = new WeakMap();
+const exponentials = new WeakMap();
 
 /**
  * Null if a number is so large that its exponential overflows.
  * @param {Float32Array} numbers @returns {Float64Array | null}
  */
-function powersOf(numbers) {
-  if (!powers.has(numbers)) {
+function exponentialsOf(numbers) {
+  if (!exponentials.has(numbers)) {
     const small = numbers.every((x) => Math.abs(x) < 170);
-    powers.set(numbers, small ? Float64Array.from(numbers, (x) => Math.exp(2 * x)) : null);
+    exponentials.set(numbers, small ? Float64Array.from(numbers, (x) => Math.exp(2 * x)) : null);
   }
-  return powers.get(numbers);
+  return exponentials.get(numbers);
 }
 
 /**
  * Computes the scores of query t with the keys from..to, before mask and softmax, in double precision.
  * @param {Head} head @param {number} t @param {number} from @param {number} to @param {Row} out
  */
-export function scoresInto(head, t, from, to, out) {
+export function computeScores(head, t, from, to, out) {
   const { D, T, bias, scale, w } = head;
   if (w) {
-    const [q, k] = [powersOf(head.q), powersOf(head.k)];
+    const [q, k] = [exponentialsOf(head.q), exponentialsOf(head.k)];
     let all = 0;
     for (let d = 0; d < D; d++) all += w[d];
     for (let s = from; s < to; s++) {
@@ -179,19 +179,19 @@ export function scoresInto(head, t, from, to, out) {
  * Computes the weights of query t: the softmax of its scores over unmasked keys, or zeros if all are masked.
  * @template {Row} R @param {Head} head @param {number} t @param {R} out @returns {R}
  */
-export function weightsInto(head, t, out) {
-  const { from, to, open } = reachOf(head.mask, t + head.S - head.T, head.S);
+export function computeWeights(head, t, out) {
+  const { from, to, isOpen } = keyRange(head.mask, t + head.S - head.T, head.S);
   out.fill(0);
   if (from >= to) return out;
-  scoresInto(head, t, from, to, out);
-  let greatest = -Infinity;
+  computeScores(head, t, from, to, out);
+  let maximum = -Infinity;
   for (let s = from; s < to; s++) {
-    if (open && !open(s)) out[s] = -Infinity;
-    if (out[s] > greatest) greatest = out[s];
+    if (isOpen && !isOpen(s)) out[s] = -Infinity;
+    if (out[s] > maximum) maximum = out[s];
   }
   let sum = 0;
   for (let s = from; s < to; s++) {
-    out[s] = greatest === -Infinity ? 0 : Math.exp(out[s] - greatest);
+    out[s] = maximum === -Infinity ? 0 : Math.exp(out[s] - maximum);
     sum += out[s];
   }
   if (sum > 0) for (let s = from; s < to; s++) out[s] /= sum;
@@ -199,7 +199,7 @@ export function weightsInto(head, t, out) {
 }
 
 /** The entropy of a row in bits: 0 for one key, log2 n for a uniform distribution over n keys. @param {Row} row @returns {number} */
-export function entropyOf(row) {
+export function rowEntropy(row) {
   let sum = 0;
   for (let s = 0; s < row.length; s++) if (row[s] > 0) sum -= row[s] * Math.log2(row[s]);
   return sum;
@@ -209,7 +209,7 @@ export function entropyOf(row) {
  * The overlap of two rows, Σ min(a, b): 1 if they are equal, 0 if they share no key.
  * @param {Row} a @param {Row} b
  */
-export function overlapOf(a, b) {
+export function rowOverlap(a, b) {
   let sum = 0;
   for (let s = 0; s < a.length; s++) sum += Math.min(a[s], b[s]);
   return sum;
@@ -219,15 +219,15 @@ export function overlapOf(a, b) {
  * Mutual information of row and column in bits: the entropy of the mean row minus the mean entropy of the rows.
  * @param {Row} map @param {number} rows @param {number} columns
  */
-export function informationOf(map, rows, columns) {
+export function mutualInformation(map, rows, columns) {
   const mean = new Float64Array(columns);
   let entropy = 0;
   for (let i = 0; i < rows; i++) {
     const row = map.subarray(i * columns, (i + 1) * columns);
-    entropy += entropyOf(row) / rows;
+    entropy += rowEntropy(row) / rows;
     for (let s = 0; s < columns; s++) mean[s] += row[s] / rows;
   }
-  return entropyOf(mean) - entropy;
+  return rowEntropy(mean) - entropy;
 }
 
 /**
@@ -249,7 +249,7 @@ export function wordStarts(words) {
  * @param {Row} row @param {number} first @param {Int32Array} starts @param {number} from @param {number} to
  * @param {number} share @param {Row} out
  */
-export function addJoined(row, first, starts, from, to, share, out) {
+export function addMergedRow(row, first, starts, from, to, share, out) {
   for (let word = from; word < to; word++) {
     let sum = 0;
     for (let s = starts[word]; s < starts[word + 1]; s++) sum += row[s - first];
@@ -261,12 +261,12 @@ export function addJoined(row, first, starts, from, to, share, out) {
  * Max pooling: raises each element of `out` to the maximum of its block, row[b·size … (b + 1)·size).
  * @param {Row} row @param {number} size @param {Row} out
  */
-export function raiseTo(row, size, out) {
+export function maxPool(row, size, out) {
   for (let b = 0; b < out.length; b++) {
     const end = Math.min(row.length, (b + 1) * size);
-    let greatest = out[b];
-    for (let s = b * size; s < end; s++) if (row[s] > greatest) greatest = row[s];
-    out[b] = greatest;
+    let maximum = out[b];
+    for (let s = b * size; s < end; s++) if (row[s] > maximum) maximum = row[s];
+    out[b] = maximum;
   }
 }
 
@@ -274,7 +274,7 @@ export function raiseTo(row, size, out) {
  * The same for signed numbers, by magnitude.
  * @param {Row} row @param {number} size @param {Float32Array} out
  */
-export function raiseFar(row, size, out) {
+export function maxAbsPool(row, size, out) {
   for (let b = 0; b < out.length; b++) {
     const end = Math.min(row.length, (b + 1) * size);
     for (let s = b * size; s < end; s++) if (Math.abs(row[s]) > Math.abs(out[b])) out[b] = row[s];
@@ -282,28 +282,28 @@ export function raiseFar(row, size, out) {
 }
 
 /** Index of the number with the largest magnitude. @param {Row} row */
-export function farthestIn(row) {
+export function argmaxAbs(row) {
   let best = 0;
   for (let s = 1; s < row.length; s++) if (Math.abs(row[s]) > Math.abs(row[best])) best = s;
   return best;
 }
 
 /** Index of the maximum of a row in from..to. @param {Row} row @param {number} [from] @param {number} [to] */
-export function greatestIn(row, from = 0, to = row.length) {
+export function argmax(row, from = 0, to = row.length) {
   let best = from;
   for (let s = from + 1; s < to; s++) if (row[s] > row[best]) best = s;
   return best;
 }
 
 /** Indices of the largest numbers of a row, in descending order. @param {Row} row @param {number} count */
-export function greatestOf(row, count) {
+export function topK(row, count) {
   /** @type {number[]} */
   const best = [];
   for (let s = 0; s < row.length; s++) {
     if (best.length === count && row[s] <= row[best[count - 1]]) continue;
-    let place = best.length;
-    while (place > 0 && row[best[place - 1]] < row[s]) place--;
-    best.splice(place, 0, s);
+    let position = best.length;
+    while (position > 0 && row[best[position - 1]] < row[s]) position--;
+    best.splice(position, 0, s);
     if (best.length > count) best.pop();
   }
   return best;
@@ -311,11 +311,11 @@ export function greatestOf(row, count) {
 
 /**
  * Alignment error rate, 1 − 2 |A ∩ S| / (|A| + |S|) (Och and Ney 2003), where all gold links are sure.
- * @param {[number, number][]} found @param {[number, number][]} gold
+ * @param {[number, number][]} predicted @param {[number, number][]} gold
  */
-export function alignmentError(found, gold) {
-  const mine = new Set(found.map(String));
-  const right = new Set(gold.map(String));
-  const both = [...mine].filter((link) => right.has(link)).length;
-  return mine.size + right.size ? 1 - (2 * both) / (mine.size + right.size) : 0;
+export function alignmentErrorRate(predicted, gold) {
+  const predictedLinks = new Set(predicted.map(String));
+  const goldLinks = new Set(gold.map(String));
+  const both = [...predictedLinks].filter((link) => goldLinks.has(link)).length;
+  return predictedLinks.size + goldLinks.size ? 1 - (2 * both) / (predictedLinks.size + goldLinks.size) : 0;
 }
