@@ -119,7 +119,7 @@ def test_arrow_keys_move_between_tabs(opened, small):
         assert hash_of(page)["as"] == form
         assert page.evaluate("document.activeElement.dataset.value") == form
         assert [tab.get_attribute("aria-selected") for tab in tabs.all()].count("true") == 1
-        kind = {"text": "prose", "map": "heat"}.get(form, form)
+        kind = {"text": "shaded-text", "map": "heat"}.get(form, form)
         assert page.locator(f".figure.{kind}").count() == 1
     panel = page.get_by_role("tabpanel", name="Table")
     assert panel.get_attribute("aria-labelledby") == page.get_by_role("tab", name="Table").get_attribute("id")

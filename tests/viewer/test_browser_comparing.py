@@ -107,7 +107,7 @@ def test_two_looks_are_shown_with_their_difference(opened, steps):
     wait_said(page, "A minus B: ")
     found = re.search(r"A minus B: ([−+])([\d.]+)\.", said(page))
     assert float(f"{found[1]}{found[2]}".replace("−", "-")) == pytest.approx(difference[strongest], rel=1e-4)
-    assert page.locator(".apart output").text_content().startswith("−" if difference[strongest] < 0 else "+")
+    assert page.locator(".difference-value output").text_content().startswith("−" if difference[strongest] < 0 else "+")
     # All figures highlight the same cell.
     assert page.locator(".panel .ring.cursor").count() == 3
     # There is a difference table, but no difference as lines.
@@ -139,12 +139,12 @@ def test_different_sentences_have_no_difference(opened, transformer):
     both = compare(look(transformer, "one two", "deux un"), look(transformer, "two one three", "trois un deux"))
     page = opened(both.scene())
     assert page.locator("h1").text_content() == "one two | two one three"
-    assert page.locator(".panel .wrote").all_text_contents() == ["deux un", "trois un deux"]
+    assert page.locator(".panel .own-texts").all_text_contents() == ["deux un", "trois un deux"]
     assert not page.get_by_role("button", name="Difference").is_visible()
     # Each figure can show either sentence.
     page.locator("select.member").nth(1).select_option("0")
     assert page.get_by_role("button", name="Difference").is_visible()
-    assert page.locator(".panel .wrote").all_text_contents() == ["deux un", "deux un"]
+    assert page.locator(".panel .own-texts").all_text_contents() == ["deux un", "deux un"]
 
 
 def test_different_models_show_corresponding_heads(opened, transformer, seq2seq):
@@ -159,7 +159,7 @@ def test_different_models_show_corresponding_heads(opened, transformer, seq2seq)
     assert page.locator("select.member").first.evaluate("one => one.selectedOptions[0].textContent") == "<img src=x>"
     assert page.locator("img").count() == 0
     # The thumbnails are those of the model in the figure that was used last.
-    page.locator(".panel .place").nth(0).click(position={"x": 5, "y": 5})
+    page.locator(".panel .figure-container").nth(0).click(position={"x": 5, "y": 5})
     assert page.locator(".overview:visible").count() == 0
     page.locator("select.member").first.select_option("0")
     assert page.locator(".overview .thumb").count() > 4

@@ -45,7 +45,7 @@ def test_candidates_are_drawn_with_their_state(opened, scene):
         ".tree .item", "items => items.map((item) => [Number(item.dataset.node), item.dataset.state])"
     )
     assert drawn == [[number, one["state"]] for number, one in enumerate(told["nodes"])]
-    assert page.locator(".tree .edge-of").count() == len(told["nodes"])
+    assert page.locator(".tree .tree-edge").count() == len(told["nodes"])
     assert page.locator(".tree .flag").count() == sum(one["ends"] for one in told["nodes"])
     assert page.locator(".tree .step-number").all_text_contents()[:2] == ["1 prefix", "2"]
     # Candidates do not overlap.
@@ -85,13 +85,15 @@ def test_candidate_shows_its_numbers_and_attention(opened, scene):
     total = float(numbers["Cumulative log-probability"].replace("−", "-"))
     assert total == pytest.approx(one["total"], abs=1e-4)
     assert float(numbers["Score if finished here"].replace("−", "-")) == pytest.approx(one["score"], abs=1e-4)
-    assert page.locator(".looked li").all_text_contents()[0].startswith("one ")
-    weights = [float(text) for text in page.eval_on_selector_all(".looked li", "all => all.map((one) => one.title)")]
+    assert page.locator(".step-attention li").all_text_contents()[0].startswith("one ")
+    weights = [
+        float(text) for text in page.eval_on_selector_all(".step-attention li", "all => all.map((one) => one.title)")
+    ]
     np.testing.assert_allclose(weights, rows[one["row"]], rtol=1e-5, atol=1e-8)
-    assert told["attention"] in page.locator(".looked").text_content()
+    assert told["attention"] in page.locator(".step-attention").text_content()
     # A larger weight is darker.
     shades = page.eval_on_selector_all(
-        ".looked li", "all => all.map((one) => Number(one.style.background.match(/\\d+/g)[0]))"
+        ".step-attention li", "all => all.map((one) => Number(one.style.background.match(/\\d+/g)[0]))"
     )
     assert np.argmin(shades) == np.argmax(weights)
     again = opened(scene, page.evaluate("location.hash"))
@@ -104,7 +106,7 @@ def test_pointing_reads_a_candidate_without_selecting_it(opened, scene):
     node(page, pruned).hover()
     wait_said(page, "Pruned")
     assert chosen(page) == pruned
-    assert "better candidates fill the beam" in page.locator(".node .fate").text_content()
+    assert "better candidates fill the beam" in page.locator(".node .node-outcome").text_content()
     page.mouse.move(5, 5)
     assert chosen(page) == best_path(scene)[0]
 
@@ -164,7 +166,7 @@ def test_table_lists_all_candidates(opened, scene):
     page = opened(scene, VIEW)
     page.locator(".scroll-tree").focus()
     page.keyboard.press("n")
-    rows = page.locator(".decode-table tbody tr")
+    rows = page.locator(".search-table tbody tr")
     told = scene.header["decode"]["nodes"]
     assert rows.count() == len(told)
     cells = [rows.nth(i).locator("th, td").all_text_contents() for i in range(len(told))]
@@ -180,11 +182,11 @@ def test_table_lists_all_candidates(opened, scene):
 def test_results_select_their_last_token(opened, scene):
     page = opened(scene, VIEW)
     results = scene.header["decode"]["results"]
-    buttons = page.locator(".outputs button")
+    buttons = page.locator(".result-list button")
     assert buttons.locator(".words").all_text_contents() == [one["text"] for one in results]
     buttons.nth(1).click()
     assert chosen(page) == results[1]["node"]
-    assert page.locator(".outputs button").nth(1).get_attribute("aria-pressed") == "true"
+    assert page.locator(".result-list button").nth(1).get_attribute("aria-pressed") == "true"
 
 
 def test_figure_and_numbers_are_saved(opened, scene):
@@ -213,7 +215,7 @@ def test_tokens_are_never_markup(opened, scene):
         one["text"] = HOSTILE
     page = opened(Scene(header, scene.blobs), VIEW)
     assert page.locator(".regard img").count() == 0
-    assert HOSTILE in page.locator(".looked").text_content()
+    assert HOSTILE in page.locator(".step-attention").text_content()
 
 
 @pytest.mark.parametrize("search", ["greedy", "sample"])
@@ -224,7 +226,7 @@ def test_greedy_search_and_sampling(opened, transformer, search):
     told = scene.header["decode"]
     assert page.locator(".tree .item").count() == len(told["nodes"])
     distinct = {one["node"] for one in told["results"]}
-    assert page.locator(".outputs button").count() == len(distinct)
+    assert page.locator(".result-list button").count() == len(distinct)
     assert page.locator(".constraints").count() == 0
     title = {"greedy": "Greedy search.", "sample": "Sampling, 6 samples."}[search]
     assert page.locator(".summary").text_content().startswith(title)

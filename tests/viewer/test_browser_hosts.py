@@ -135,7 +135,7 @@ def test_errors_are_shown_next_to_the_field(opened, served, monkeypatch):
     page.wait_for_selector(QUIET)
     ask(page, "one " * 40)
     page.wait_for_selector("form[data-failed]")
-    assert "the model takes at most 15" in page.locator(".asked").text_content()
+    assert "the model takes at most 15" in page.locator(".request-status").text_content()
     assert page.locator("h1 .source").text_content() == "one two"
     assert [one.startswith(REFUSED) for one in opened.complaints] == [True]
     ask(page, "one")
@@ -145,7 +145,7 @@ def test_errors_are_shown_next_to_the_field(opened, served, monkeypatch):
     page.route("**/ask", lambda route: route.abort())  # as if the server had been stopped
     ask(page, "two")
     page.wait_for_selector("form[data-failed]")
-    assert page.locator(".asked").text_content().startswith("The Regard server does not respond.")
+    assert page.locator(".request-status").text_content().startswith("The Regard server does not respond.")
     opened.complaints.clear()
 
 
@@ -327,7 +327,7 @@ def test_widget_shows_the_look_and_requests_another(notebook, transformer):
     one.get_by_role("textbox", name="Sentence").fill(" ")
     one.get_by_role("button", name="Run").click()
     page.wait_for_selector("#one form[data-failed]")
-    assert one.locator(".asked").text_content().startswith("The text is empty")
+    assert one.locator(".request-status").text_content().startswith("The text is empty")
     # Everything is cleaned up.
     assert page.evaluate("window.listeners.size") == 0
     page.evaluate("window.ends.forEach((end) => end())")
@@ -343,27 +343,27 @@ def test_unresponsive_kernel_is_reported(notebook, transformer):
     def request_without_response() -> None:
         one.get_by_role("textbox", name="Sentence").fill("four")
         one.get_by_role("button", name="Run").click()
-        page.wait_for_selector("#one .asked:text('Running')")
+        page.wait_for_selector("#one .request-status:text('Running')")
 
     page.evaluate("window.silent = true")
     request_without_response()
     page.clock.fast_forward(9_000)
-    assert one.locator(".asked").text_content() == "Running …"
+    assert one.locator(".request-status").text_content() == "Running …"
     page.clock.fast_forward(1_500)
     page.wait_for_selector("#one form[data-failed]")
-    assert "run this cell again" in one.locator(".asked").text_content()
+    assert "run this cell again" in one.locator(".request-status").text_content()
     assert page.evaluate("window.listeners.size") == 0
 
     page.evaluate("window.silent = 'after acknowledging'")
     request_without_response()
     page.wait_for_function("() => window.heard")
     page.clock.fast_forward(60_000)
-    assert one.locator(".asked").text_content() == "Running …"
+    assert one.locator(".request-status").text_content() == "Running …"
 
     page.evaluate("window.silent = 'dead'")
     page.locator("#two").get_by_role("button", name="Run").click()
     page.wait_for_selector("#two form[data-failed]")
-    assert "does not respond" in page.locator("#two .asked").text_content()
+    assert "does not respond" in page.locator("#two .request-status").text_content()
 
 
 def test_every_view_fits_into_a_narrow_cell_of_a_wide_window(notebook, transformer):
@@ -373,9 +373,9 @@ def test_every_view_fits_into_a_narrow_cell_of_a_wide_window(notebook, transform
         page.evaluate("width => (document.getElementById('one').style.width = `${width}px`)", width)
         for view, columns in (
             ("Attention", ".columns"),
-            ("Step by step", ".side-of"),
-            ("Search", ".decode-columns"),
-            ("Experiment", ".trying"),
+            ("Step by step", ".token-side"),
+            ("Search", ".search-columns"),
+            ("Experiment", ".experiment"),
         ):
             one.get_by_role("tablist", name="View").get_by_role("tab", name=view, exact=True).click()
             page.wait_for_selector(f"#one {columns}:visible")

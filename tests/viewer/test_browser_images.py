@@ -37,7 +37,7 @@ def point(page, row, column):
 
 def veil(page):
     """The overlay of the image as bytes of shape (rows, columns, 4)."""
-    address = page.locator(".veil").evaluate("(canvas) => canvas.toDataURL()")
+    address = page.locator(".overlay").evaluate("(canvas) => canvas.toDataURL()")
     return np.array(Image.open(io.BytesIO(base64.b64decode(address.split(",")[1]))))
 
 
@@ -79,7 +79,7 @@ def test_image_page_opens_with_the_attention_of_the_class_token(opened, seen):
     assert shows(page, patches)
     # Every layer and head has a thumbnail, and so has each mean.
     assert page.locator(".images .thumb[data-drawn]").count() == 3 * 3
-    assert page.locator(".says-labels button").count() == 3
+    assert page.locator(".predictions button").count() == 3
 
 
 def test_patch_under_the_pointer_is_the_query(opened, seen):
@@ -186,16 +186,16 @@ def test_rollout_of_the_image_a_patch_and_a_label(opened, seen):
     found = ranked(page)
     assert found["patch 1,1"] == pytest.approx(seen.rollout(patch=(1, 1))[1, 1], abs=6e-5)
     # The labels are listed with their probabilities.
-    shares = page.locator(".says-labels .share").all_text_contents()
+    shares = page.locator(".predictions .share").all_text_contents()
     likely = sorted(seen.probabilities.values(), reverse=True)
     assert [float(one.rstrip("%")) for one in shares] == pytest.approx([100 * one for one in likely], abs=0.06)
-    page.locator(".says-labels button", has_text="dog").click()
+    page.locator(".predictions button", has_text="dog").click()
     assert hash_of(page)["label"] == str(LABELS.index("dog"))
     wanted = seen.rollout(label="dog")
     assert shows(page, wanted)
     point(page, 0, 2)
     assert float(page.locator(".reading output").text_content()) == pytest.approx(wanted[0, 2], rel=1e-4, abs=1e-9)
-    page.locator(".says-labels button", has_text="dog").click()
+    page.locator(".predictions button", has_text="dog").click()
     assert "label" not in hash_of(page)
 
 
@@ -234,7 +234,7 @@ def test_saved_figure_is_what_is_on_the_screen(opened, seen):
     picture = np.asarray(Image.open(io.BytesIO(saved(page, "Figure as PNG"))).convert("RGB"))
     # Its brightest patch is the one of the page.
     box = page.locator(".figure.patches").bounding_box()
-    sheet = page.locator(".sheet-of-paper").bounding_box()
+    sheet = page.locator(".card").bounding_box()
     left, top = (2 * (24 + box[side] - sheet[side]) for side in ("x", "y"))
     wide, high = 2 * box["width"] / 3, 2 * box["height"] / 2
     middles = [[picture[int(top + (r + 0.3) * high), int(left + (c + 0.3) * wide)] for c in range(3)] for r in range(2)]
@@ -306,7 +306,7 @@ def test_names_are_never_markup(opened):
         assert page.locator("img").count() == 0
         assert page.locator("h1 .source").text_content() == HOSTILE
         if not form:
-            assert HOSTILE[:10] in " ".join(page.locator(".says-labels .name").all_text_contents())
+            assert HOSTILE[:10] in " ".join(page.locator(".predictions .name").all_text_contents())
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -346,9 +346,9 @@ def test_attention_view_shows_the_pinned_patch(opened, seen):
     page.get_by_role("tablist", name="View").get_by_role("tab", name="Attention").click()
     page.wait_for_selector(QUIET)
     assert page.get_by_label("Scale").locator("visible=true").input_value() == "log"
-    assert page.locator(".heads .reading h2").text_content() == "0,1 attends topinned"
+    assert page.locator(".attention-view .reading h2").text_content() == "0,1 attends topinned"
     wanted = seen.maps["blocks.1.attention"].weights[1, 3]
-    shown = page.locator(".heads .ranks .weight").all_text_contents()
+    shown = page.locator(".attention-view .ranks .weight").all_text_contents()
     assert float(shown[0]) == pytest.approx(wanted.max(), abs=6e-5)
     page.get_by_role("tab", name="Experiment").click()
-    assert "regard look MODEL IMAGE --live" in page.locator(".changes .note").text_content()
+    assert "regard look MODEL IMAGE --live" in page.locator(".interventions .note").text_content()

@@ -24,7 +24,7 @@ from tests.viewer.test_scene import weights
 
 MASKED = "#view=experiment&at=decoder.0.attention:1"
 CROSS = "#view=experiment&at=decoder.1.cross:2"
-SETTLED = ".trying:not([data-asking])"
+SETTLED = ".experiment:not([data-requesting])"
 
 
 def shown(page: Any, tmp_path: Any) -> np.ndarray:
@@ -57,7 +57,7 @@ def small() -> Scene:
 def test_disabled_mask_exposes_all_tokens(opened, small, tmp_path):
     page = opened(small, MASKED)
     np.testing.assert_allclose(shown(page, tmp_path), weights(small, "decoder.0.attention")[1], atol=1e-6)
-    assert "No changes yet" in page.locator(".most").text_content()
+    assert "No changes yet" in page.locator(".largest-changes").text_content()
     mask = page.get_by_role("button", name="Mask")
     assert mask.get_attribute("aria-pressed") == "true"
     mask.click()
@@ -65,8 +65,8 @@ def test_disabled_mask_exposes_all_tokens(opened, small, tmp_path):
     wanted = changed(small, "decoder.0.attention", mask=None)[1]
     np.testing.assert_allclose(shown(page, tmp_path), wanted, atol=1e-6)
     # Both maps are complete.
-    assert [page.locator(".trying .panel").nth(i).locator("rect.square").count() for i in (0, 1)] == [105, 196]
-    first = page.locator(".most li .weight").first.text_content()
+    assert [page.locator(".experiment .panel").nth(i).locator("rect.square").count() for i in (0, 1)] == [105, 196]
+    first = page.locator(".largest-changes li .weight").first.text_content()
     was, now = (float(number) for number in first.split(" → "))
     assert abs(now - was) == pytest.approx(np.abs(wanted - weights(small, "decoder.0.attention")[1]).max(), abs=0.01)
     mask.click()
@@ -121,7 +121,7 @@ def test_uniform_row_respects_the_mask(opened, small, tmp_path):
 def test_keys_select_the_row_and_announce_both_weights(opened, small):
     page = opened(small, CROSS)
     page.get_by_role("button", name="Scaling").click()
-    page.locator(".trying .figure").nth(1).focus()
+    page.locator(".experiment .figure").nth(1).focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):  # the first key press shows the current position
         page.keyboard.press(key)
     wait_said(page, "Row 3 of 14, column 2")
@@ -138,7 +138,7 @@ def test_keys_select_the_row_and_announce_both_weights(opened, small):
 
 def test_saved_page_refers_to_the_live_page(opened, small):
     page = opened(small, CROSS)
-    assert "regard look MODEL --live" in page.locator(".changes .note").text_content()
+    assert "regard look MODEL --live" in page.locator(".interventions .note").text_content()
     assert page.get_by_role("button", name="This head").count() == 0
     assert page.get_by_role("textbox").count() == 0
     assert page.get_by_role("tab", name="Experiment").get_attribute("aria-selected") == "true"
@@ -156,7 +156,7 @@ def test_lists_of_a_long_text_are_limited(opened):
     assert page.get_by_role("combobox", name="Query token").locator("option").count() == 1001
     assert page.get_by_role("slider").count() == 0
     page.get_by_role("button", name="Mask").click()
-    assert "Too many weights to compare" in page.locator(".most").text_content()
+    assert "Too many weights to compare" in page.locator(".largest-changes").text_content()
 
 
 @pytest.mark.parametrize("width", [390, 800])
@@ -195,7 +195,7 @@ def live(browser, transformer) -> Iterator[Any]:
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(f"{server.address}#view=experiment&at=decoder.1.cross:1")
-    page.wait_for_selector(".trying .figure svg")
+    page.wait_for_selector(".experiment .figure svg")
     yield page
     context.close()
     server.shutdown()
@@ -215,7 +215,7 @@ def asked(page: Any, act: Any) -> dict[str, Any]:
 
 
 def outcomes(page: Any) -> list[str]:
-    return page.locator(".outcome .said").all_text_contents()
+    return page.locator(".outcome .output-text").all_text_contents()
 
 
 def steps(page: Any, number: int) -> list[tuple[str, float]]:
@@ -294,7 +294,7 @@ def test_edited_row_prefix_and_another_sentence(live, transformer):
     asked(live, lambda: prefix.press("Enter"))
     assert outcomes(live)[1] == try_it(transformer, "one two three", prefix="dix").after.text
     live.get_by_role("button", name="Reset all").click()
-    sentence = live.locator(".changes").get_by_role("textbox", name="Sentence")
+    sentence = live.locator(".interventions").get_by_role("textbox", name="Sentence")
     assert sentence.input_value() == "one two three"
     sentence.fill("four five")
     asked(live, lambda: sentence.press("Enter"))
@@ -304,7 +304,7 @@ def test_edited_row_prefix_and_another_sentence(live, transformer):
 
 def test_errors_of_the_model_are_shown(live, monkeypatch):
     monkeypatch.setattr(Translator, "length_limit", 16)  # as with learned positions
-    sentence = live.locator(".changes").get_by_role("textbox", name="Sentence")
+    sentence = live.locator(".interventions").get_by_role("textbox", name="Sentence")
     sentence.fill("one " * 99)
     asked(live, lambda: sentence.press("Enter"))
     assert "tokens, and the model takes at most" in live.get_by_role("alert").text_content()
@@ -317,6 +317,6 @@ def test_axe_finds_no_violations_in_the_live_page(live):
         missing("axe-core is not installed: run npm install.")
     asked(live, lambda: live.get_by_role("button", name="This head").click())
     live.evaluate(AXE.read_text("utf-8"))
-    found = live.evaluate("axe.run(document.querySelector('.trying'))")
+    found = live.evaluate("axe.run(document.querySelector('.experiment'))")
     assert [f"{one['id']}: {one['nodes'][0]['html']}" for one in found["violations"]] == []
     assert json.dumps(found["passes"]).count('"id"') > 5

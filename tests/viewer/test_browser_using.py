@@ -43,7 +43,7 @@ def test_link_restores_the_view(opened, small):
     for one in (page, again):
         one.evaluate("document.activeElement.blur()")
         one.locator(".panel").evaluate_all("all => all.forEach(one => one.removeAttribute('data-active'))")
-    pictures = [Image.open(io.BytesIO(one.locator(".sheet-of-paper").screenshot())) for one in (page, again)]
+    pictures = [Image.open(io.BytesIO(one.locator(".card").screenshot())) for one in (page, again)]
     assert pictures[0].size == pictures[1].size
     difference = np.abs(np.subtract(*(np.asarray(one.convert("RGB"), float) for one in pictures))).max(-1)
     assert (difference > 40).sum() < 20  # rounded corners may be antialiased differently
@@ -159,7 +159,7 @@ def test_saved_png_is_what_is_on_the_screen(opened, small, form, scheme):
     # Controls are not exported.
     hide = ".steps, .pickers, .zoomer { visibility: hidden } .regard select { background: none !important }"
     page.add_style_tag(content=hide)
-    sheet = page.locator(".sheet-of-paper")
+    sheet = page.locator(".card")
     screen = Image.open(io.BytesIO(sheet.screenshot())).convert("RGB")
     picture = Image.open(saved(page, "Figure as PNG")).convert("RGB")
     box = sheet.bounding_box()

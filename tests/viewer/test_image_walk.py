@@ -178,7 +178,7 @@ def test_the_page_finds_the_same_numbers(tmp_path):
         check_expressions(form, one["made"])
 
 
-DONE = ".walk .verdict[data-agrees]"
+DONE = ".steps-view .verdict[data-agrees]"
 
 
 def test_it_is_walked_through_in_a_browser(opened):
@@ -190,11 +190,11 @@ def test_it_is_walked_through_in_a_browser(opened):
     steps = [step for step in scene.header["walk"]["steps"] if step["title"] and step["op"] != "given"]
     assert f"All {len(steps)} steps" in page.locator(".verdict").text_content()
     # A patch is chosen on the picture, with the pointer or with keys.
-    assert page.locator(".picture-of [role=radio]").count() == 6
+    assert page.locator(".small-image [role=radio]").count() == 6
     page.get_by_role("radio", name="patch 0,1").click()
     assert hash_of(page)["pin"] == "2,2"
     pixels = page.locator(".step", has_text="Pixels of each patch")
-    assert pixels.locator(".of").text_content().startswith("\u2068patch 0,1\u2069")
+    assert pixels.locator(".value-subject").text_content().startswith("\u2068patch 0,1\u2069")
     wanted = (seen.run.images[0, 0, 0, 4].item() - 0.5) / 0.5
     assert float(pixels.locator(".cell .number").first.text_content().replace("−", "-")) == pytest.approx(
         wanted, abs=6e-4
@@ -205,8 +205,8 @@ def test_it_is_walked_through_in_a_browser(opened):
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "patch 1,2"
     weights = page.locator(".step[data-op=softmax]").first
-    assert weights.locator(".picture-of canvas").count() == 2
-    shown = [float(one) for one in weights.locator(".bar-of .number").all_text_contents()]
+    assert weights.locator(".small-image canvas").count() == 2
+    shown = [float(one) for one in weights.locator(".bar-button .number").all_text_contents()]
     assert sorted(shown) == pytest.approx(np.sort(seen.maps["blocks.0.attention"].weights[1, 6]), abs=6e-4)
     page.get_by_role("tab", name="Images").click()
     page.wait_for_selector(QUIET)
@@ -219,9 +219,9 @@ def test_every_section_opens(opened, form):
     page = opened(scene, "#view=steps")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
-    page.evaluate("for (const one of document.querySelectorAll('.stations details')) one.open = true")
+    page.evaluate("for (const one of document.querySelectorAll('.sections details')) one.open = true")
     count = sum(bool(step["title"]) for step in scene.header["walk"]["steps"])
-    page.wait_for_function("count => document.querySelectorAll('.walk .step').length === count", arg=count)
+    page.wait_for_function("count => document.querySelectorAll('.steps-view .step').length === count", arg=count)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -157,7 +157,7 @@ def test_a_look_and_a_comparison_in_a_notebook(browser, lab):
     seen.get_by_role("textbox", name="Sentence").fill("one")
     seen.get_by_role("button", name="Run").click()
     seen.locator("form[data-failed]").wait_for()
-    assert "run this cell again" in seen.locator(".asked").text_content()
+    assert "run this cell again" in seen.locator(".request-status").text_content()
     assert errors == []
     assert {urlsplit(url).netloc for url in asked if not url.startswith(("data:", "blob:"))} == {
         urlsplit(lab.address).netloc

@@ -12,7 +12,7 @@ from tests.viewer.browsing import bundle_script, node_program
 ROUNDS = 12
 SCRIPT = """
 import { readFileSync } from "node:fs";
-import { execute } from "./steps/program.js";
+import { execute } from "./steps/operations.js";
 const tensor = (one) => one && { data: Float64Array.from(one.data), shape: one.shape };
 const cases = JSON.parse(readFileSync("FOLDER/cases.json", "utf-8"));
 console.log(JSON.stringify(cases.map(({ op, inputs, options }) => {

@@ -364,7 +364,8 @@ def test_differences():
 
 SCRIPT = """
 import { readFileSync } from "node:fs";
-import { Trace, erf } from "./steps/program.js";
+import { erf } from "./steps/operations.js";
+import { Trace } from "./steps/trace.js";
 const numbers = (file) => {
   const bytes = readFileSync(file);
   return new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));

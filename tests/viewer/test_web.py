@@ -92,7 +92,8 @@ def node(imports: str, program: str, given: Any = None) -> Any:
 SHOW = "console.log(JSON.stringify({}));"
 HEADS = (
     'import { extractHead, readBlob, computeWeights } from "./weights/maths.js";\nimport { Kernel } from "./weights/kernel.js";\n'
-    'import { AttentionMap, Attentions, Raster, meanEntropy, meanOverlap } from "./weights/maps.js";'
+    'import { AttentionMap, Attentions } from "./weights/maps.js";\nimport { Raster } from "./weights/raster.js";\n'
+    'import { meanEntropy, meanOverlap } from "./weights/measures.js";'
 )
 OPEN = """
 const blobs = given.blobs.map((text) => new Uint8Array(Buffer.from(text, "base64")).buffer);

@@ -3,7 +3,7 @@
 import { createHost, pageModel } from "./core/host.js";
 import { DEFAULT_VIEW, State, readHash, writeHash } from "./core/state.js";
 import { Scheduler } from "./core/scheduler.js";
-import { setAttributes, h, uniqueId } from "./core/dom.js";
+import { h, setAttributes, uniqueId } from "./core/dom.js";
 import PAGE_STYLE from "./core/page.css";
 import REQUEST_FORM_STYLE from "./core/request_form.css";
 import { requestForm, welcome } from "./core/request_form.js";
@@ -17,7 +17,7 @@ import { ImageView, initialImageView } from "./images/image_view.js";
 import { ExperimentView } from "./experiment/experiment_view.js";
 import { StepsView } from "./steps/steps_view.js";
 import { Announcer, helpDialog, icon, isDark, menu, tabList, title, topBar } from "./core/shell.js";
-import { download, renderSvg, png, serializeSvg } from "./core/export.js";
+import { download, png, renderSvg, serializeSvg } from "./core/export.js";
 
 /** @typedef {import("./core/host.js").Host} Host */
 /** @typedef {import("./core/state.js").View} View */

@@ -2,22 +2,31 @@
 
 import { argmax } from "../weights/maths.js";
 import { fullRange } from "../weights/maps.js";
-import { COLORS, SCALES, createDivergingColormap, createColormap, colorRamp, scaleToUnit, legendTicks } from "../core/colors.js";
+import {
+  COLORS,
+  SCALES,
+  colorRamp,
+  createColormap,
+  createDivergingColormap,
+  legendTicks,
+  scaleToUnit,
+} from "../core/colors.js";
 import { FORMS } from "../core/state.js";
-import { setAttributes, setChildren, h, picker, s, uniqueId } from "../core/dom.js";
-import { formatWeight, truncate, formatSigned } from "../core/tokens.js";
-import { describeCell, shiftZoom, zoomAround } from "./heatmap.js";
+import { h, picker, setAttributes, setChildren, uniqueId } from "../core/dom.js";
+import { formatSigned, formatWeight, truncate } from "../core/tokens.js";
+import { describeCell, shiftZoom, zoomAround } from "./figure_data.js";
 import { toTsv } from "./table.js";
 import { Overview } from "./overview.js";
 import { Measures, Reading } from "./reading.js";
 import { Difference } from "../comparison/comparison.js";
 import { Panel } from "./panel.js";
-import { icon, isDark, tabList, toggle } from "../core/shell.js";
+import { ZoomControls } from "./zoom_controls.js";
+import { isDark, tabList, toggle } from "../core/shell.js";
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
 /** @typedef {import("../core/state.js").View} View */
-/** @typedef {import("./heatmap.js").Cell} Cell */
-/** @typedef {import("./heatmap.js").FigureData} FigureData */
+/** @typedef {import("./figure_data.js").Cell} Cell */
+/** @typedef {import("./figure_data.js").FigureData} FigureData */
 
 /** Above this number of columns, weights are too small to be visible on a linear scale. */
 const MAX_LINEAR_COLUMNS = 128;
@@ -55,23 +64,23 @@ export class AttentionView {
     this.colors = picker("Colors", COLORS, (colors) => this.state.set({ colors }));
     const pickers = h(
       "div",
-      { class: "pickers", "data-saved": "no" },
+      { class: "pickers", "data-export": "no" },
       h("label", {}, "Scale ", this.scale),
       h("label", {}, "Colors ", this.colors),
     );
-    this.zoomer = this.zoomButtons();
+    this.zoomControls = new ZoomControls(this);
     this.figureElement = h(
       "div",
-      { class: "sheet-of-paper" },
+      { class: "card" },
       this.panelsElement,
-      h("div", { class: "foot" }, this.legend, pickers, this.zoomer),
+      h("div", { class: "foot" }, this.legend, pickers, this.zoomControls.element),
     );
     this.stage = h(
       "section",
       { class: "stage", "aria-label": "Head" },
       h(
         "div",
-        { class: "bar", "data-saved": "no" },
+        { class: "bar", "data-export": "no" },
         this.forms.element,
         h("div", { class: "toggles" }, this.words, this.compare, this.minus),
       ),
@@ -79,7 +88,7 @@ export class AttentionView {
     );
     this.element = h(
       "div",
-      { class: "heads" },
+      { class: "attention-view" },
       h(
         "div",
         { class: this.scene.opens?.all ? "columns all-first" : "columns" },
@@ -105,7 +114,7 @@ export class AttentionView {
     const look = selected.look ?? 0;
     if (!this.overviews.has(look)) {
       const one = new Overview(this.looks.all[look], this.scheduler, (head, second) => this.choose(head, second));
-      one.onPainted = () => this.paintMinimap();
+      one.onPainted = () => this.zoomControls.paint();
       one.element.hidden = one.cells.size < 2;
       this.overviews.set(look, one);
     }
@@ -127,37 +136,6 @@ export class AttentionView {
     next.mark(here(view.selected), here(view.other));
   }
 
-  paintMinimap() {
-    this.overviewOf(this.state.view.selected).paintInto(this.minimapCanvas, this.state.view.selected);
-  }
-
-  zoomButtons() {
-    /** @param {string} name @param {string} sign @param {() => void} action */
-    const button = (name, sign, action) =>
-      h("button", { type: "button", class: "round", "aria-label": name, title: name, onclick: action }, icon(sign));
-    this.minimapBox = s("rect", { class: "box" });
-    this.minimapCanvas = h("canvas", { width: 1, height: 1 });
-    this.minimap = h(
-      "div",
-      {
-        class: "where",
-        "aria-hidden": "true",
-        onpointerdown: (event) => this.moveZoomTo(event),
-        onpointermove: (event) => event.buttons && this.moveZoomTo(event),
-      },
-      this.minimapCanvas,
-      s("svg", { viewBox: "0 0 100 100" }, this.minimapBox),
-    );
-    return h(
-      "div",
-      { class: "zoomer", "data-saved": "no" },
-      this.minimap,
-      button("Zoom in", "M12 5v14M5 12h14", () => this.zoomBy(0.5)),
-      button("Zoom out", "M5 12h14", () => this.zoomBy(2)),
-      (this.showAll = button("Show all", "M4 9V4h5M20 9V4h-5M4 15v5h5M20 15v5h-5", () => this.zoom(0, null))),
-    );
-  }
-
   /** The number of figures. */
   get figureCount() {
     return this.state.view.other ? 2 : 1;
@@ -165,28 +143,6 @@ export class AttentionView {
 
   get visiblePanels() {
     return this.panels.slice(0, this.figureCount);
-  }
-
-  /** Describes an attention in a sentence. @param {import("../weights/maps.js").Attentions} attentions @param {any} attention */
-  describe(attentions, attention) {
-    const [rows, columns] = Object.values(attentions.axesOf(attention.name, false)).map((axis) =>
-      axis.title.toLowerCase(),
-    );
-    if (attention.rows === "query") return `A learned query attends to the ${columns}; the label is predicted from the result.`;
-    if (attention.kind === "cross") return `To predict each token of the ${rows}, the decoder attends to the ${columns}.`;
-    if (attention.kind === "masked") return `Each token attends to itself and the preceding tokens of the ${columns}.`;
-    return `Each token attends to all tokens of the ${columns}.`;
-  }
-
-  /**
-   * Returns a predicate for cells that are gold links, or null if there are no gold links.
-   * @param {import("../weights/maps.js").Attentions} attentions @param {any} attention @param {any} rows @param {any} columns
-   */
-  goldOf(attentions, attention, rows, columns) {
-    if (!attentions.scene.links || attention.kind !== "cross") return null;
-    const links = new Set(attentions.scene.links.map(String));
-    return (/** @type {number} */ row, /** @type {number} */ column) =>
-      links.has(`${rows.wordAt(row)},${columns.wordAt(column)}`);
   }
 
   get defaultScale() {
@@ -260,7 +216,7 @@ export class AttentionView {
     for (const panel of this.visiblePanels) panel.show(view);
     this.updateDifference();
     this.drawLegend();
-    this.drawMinimap();
+    this.zoomControls.draw();
     this.activate(this.active);
     this.read();
     performance.clearMeasures("regard-show");
@@ -315,47 +271,6 @@ export class AttentionView {
       h("span", { class: "name" }, "Weight"),
       h("div", { class: "scale" }, canvas, h("div", { class: "ticks" }, ticks)),
       gold,
-    );
-  }
-
-  /** Draws the position of the visible part in the minimap. */
-  drawMinimap() {
-    const { figureData } = this.panels[0];
-    this.zoomer.hidden = this.state.view.form !== "map" || Math.max(figureData.map.rows, figureData.map.columns) < 16;
-    const zoom = figureData.zoom ?? fullRange(figureData.map);
-    const [rows, columns] = [
-      zoom.rows.map((t) => (100 * t) / figureData.map.rows),
-      zoom.columns.map((c) => (100 * c) / figureData.map.columns),
-    ];
-    const x = figureData.columns.rtl ? 100 - columns[1] : columns[0];
-    setAttributes(this.minimapBox, {
-      x,
-      y: rows[0],
-      width: Math.max(3, columns[1] - columns[0]),
-      height: Math.max(3, rows[1] - rows[0]),
-      rx: 2,
-    });
-    this.minimap.hidden = !figureData.zoom;
-    this.paintMinimap();
-    setAttributes(this.showAll, { disabled: !figureData.zoom });
-  }
-
-  /** @param {PointerEvent} event */
-  moveZoomTo(event) {
-    const { figureData } = this.panels[0];
-    if (!figureData.zoom) return;
-    const box = this.minimap.getBoundingClientRect();
-    let x = (event.clientX - box.left) / box.width;
-    if (figureData.columns.rtl) x = 1 - x;
-    const y = (event.clientY - box.top) / box.height;
-    const middle = (/** @type {[number, number]} */ range) => (range[0] + range[1]) / 2;
-    this.zoom(
-      0,
-      shiftZoom(
-        figureData,
-        Math.round(y * figureData.map.rows - middle(figureData.zoom.rows)),
-        Math.round(x * figureData.map.columns - middle(figureData.zoom.columns)),
-      ),
     );
   }
 

@@ -2,61 +2,23 @@
  * Heat map of one head, or of a part of it: one row per query token, one column per key token.
  */
 
-import { Raster, fullRange } from "../weights/maps.js";
-import { setAttributes, setChildren, h, s } from "../core/dom.js";
-import { bidiIsolate, truncate } from "../core/tokens.js";
+import { Raster } from "../weights/raster.js";
+import { h, s, setAttributes, setChildren } from "../core/dom.js";
+import { truncate } from "../core/tokens.js";
+import { shiftZoom, zoomAround } from "./figure_data.js";
+import { MAX_LABEL_LENGTH, computeGeometry, niceStep } from "./heatmap_layout.js";
+import { label, textWidth } from "./svg_text.js";
 
 /** @typedef {import("../core/state.js").Zoom} Zoom */
 /** @typedef {import("../core/tokens.js").Axis} Axis */
-/** @typedef {import("../weights/maps.js").AttentionMap} AttentionMap */
-/** @typedef {{row: number | null, column: number | null}} Cell */
-/**
- * The contents of a figure.
- * @typedef {{map: AttentionMap, rows: Axis, columns: Axis, zoom: Zoom | null, colormap: any, name: string, rounded?: boolean,
- *   gold: ((row: number, column: number) => boolean) | null, isMasked: ((row: number, column: number) => boolean) | null}} FigureData
- * The event handlers of a figure.
- * @typedef {{point: (cell: Cell | null) => void, pin: (cell: Cell) => void, zoom: (zoom: Zoom | null) => void}} FigureHandlers
- */
+/** @typedef {import("./figure_data.js").Cell} Cell */
+/** @typedef {import("./figure_data.js").FigureData} FigureData */
+/** @typedef {import("./figure_data.js").FigureHandlers} FigureHandlers */
 
-/** Minimum and maximum size of a labeled cell, in pixels. */
-const MIN_LABELED_CELL = 13;
-const MAX_CELL = 68;
-/** Up to this number of rows, every row is labeled, even if the page has to scroll. */
-const MAX_LABELED_ROWS = 72;
 /** Minimum size of a cell with a number in it. */
 const MIN_NUMBERED_CELL = 32;
 /** Maximum number of cells drawn as SVG rectangles; larger maps are drawn as pixels. */
 const MAX_SQUARES = 2500;
-const MAX_LABEL_LENGTH = 22;
-
-/** @type {CanvasRenderingContext2D | null} */
-let measureContext = null;
-
-/** Width of a text in pixels. @param {string} text @param {string} font */
-export function textWidth(text, font) {
-  measureContext ??= document.createElement("canvas").getContext("2d");
-  measureContext.font = font;
-  return measureContext.measureText(text).width;
-}
-
-/** A text of an SVG drawing with its own direction; `side` is the side of its anchor: left, middle or right. */
-export function label(text, rtl, side, attributes) {
-  const anchors = rtl
-    ? { left: "end", middle: "middle", right: "start" }
-    : { left: "start", middle: "middle", right: "end" };
-  return s(
-    "text",
-    { "text-anchor": anchors[side], direction: rtl ? "rtl" : "ltr", "unicode-bidi": "isolate", ...attributes },
-    text,
-  );
-}
-
-/** Rounds a step of axis ticks up to 1, 2 or 5 times a power of ten. @param {number} minimum */
-function niceStep(minimum) {
-  const ten = 10 ** Math.floor(Math.log10(Math.max(1, minimum)));
-  return [1, 2, 5, 10].map((n) => n * ten).find((step) => step >= minimum) ?? 10 * ten;
-}
-
 export class HeatMap {
   /** @param {import("../core/scheduler.js").Scheduler} scheduler @param {string} key @param {FigureHandlers} handlers */
   constructor(scheduler, key, handlers) {
@@ -65,7 +27,7 @@ export class HeatMap {
     this.handlers = handlers;
     this.canvas = h("canvas", { class: "cells", "aria-hidden": "true" });
     this.svg = s("svg", { "aria-hidden": "true" });
-    this.progress = h("p", { class: "progress", "data-saved": "no" });
+    this.progress = h("p", { class: "progress", "data-export": "no" });
     this.element = h(
       "div",
       {
@@ -105,86 +67,11 @@ export class HeatMap {
     this.layout();
   }
 
-  /** Computes the layout from the available space, the number of cells and the widths of their labels. */
-  computeGeometry() {
-    const { rows, columns, map } = this.figureData;
-    const zoom = this.figureData.zoom ?? fullRange(map);
-    const [rowCount, columnCount] = [zoom.rows[1] - zoom.rows[0], zoom.columns[1] - zoom.columns[0]];
-    const availableWidth = Math.max(220, this.element.clientWidth);
-    // The height below the figure's top edge, within limits.
-    const heightBelow = window.innerHeight - this.element.getBoundingClientRect().top - window.scrollY - 130;
-    const maxHeight = Math.max(320, 0.56 * window.innerHeight, Math.min(heightBelow, 0.8 * window.innerHeight));
-    const family = getComputedStyle(this.element).fontFamily;
-    const fontOf = (/** @type {number} */ size) => `${size}px ${family}`;
-    /** @param {Axis} axis @param {[number, number]} range @param {number} size */
-    const widestLabel = (axis, range, size) =>
-      Math.max(0, ...axis.labels.slice(...range).map((text) => textWidth(truncate(text, MAX_LABEL_LENGTH), fontOf(size))));
-    // Try to label every cell; if the cells become too small, use numeric ticks.
-    if (rowCount <= MAX_LABELED_ROWS && columnCount * MIN_LABELED_CELL <= availableWidth) {
-      let size = 14;
-      for (let tries = 0; tries < 3; tries++) {
-        const left = widestLabel(rows, zoom.rows, size) + 14;
-        const widestColumnLabel = widestLabel(columns, zoom.columns, size);
-        const flat = (/** @type {number} */ cell) => widestColumnLabel <= cell - 6;
-        const slope = Math.SQRT1_2 * widestColumnLabel + 6;
-        const cell = Math.min(MAX_CELL, (availableWidth - left - 2) / columnCount, Math.max(16, maxHeight / rowCount));
-        const isSloped = !flat(cell);
-        const fitted = Math.floor(isSloped ? Math.min(cell, (availableWidth - left - slope) / columnCount) : cell);
-        if (fitted >= MIN_LABELED_CELL) {
-          const fits = Math.max(10, Math.min(14, Math.floor(fitted * 0.78)));
-          if (fits < size) {
-            size = fits;
-            continue;
-          }
-          const top = isSloped ? slope + size : size + 14;
-          const rtl = columns.rtl && isSloped ? slope : 0;
-          return {
-            zoom,
-            rowCount,
-            columnCount,
-            cellWidth: fitted,
-            cellHeight: fitted,
-            isLabeled: true,
-            isSloped,
-            size,
-            left: left + rtl,
-            top,
-            width: columnCount * fitted,
-            height: rowCount * fitted,
-            figureSize: { width: left + columnCount * fitted + (isSloped ? slope : 2), height: top + rowCount * fitted + 2 },
-          };
-        }
-        break;
-      }
-    }
-    const left = Math.min(112, 0.24 * availableWidth);
-    const top = 46;
-    let width = availableWidth - left - 2;
-    let height = Math.max(140, Math.min(maxHeight, (width * rowCount) / columnCount));
-    width = Math.min(width, Math.max(140, (height * columnCount) / rowCount));
-    if (rowCount * MIN_LABELED_CELL < height) height = Math.max(60, Math.min(height, rowCount * MAX_CELL));
-    return {
-      zoom,
-      rowCount,
-      columnCount,
-      cellWidth: width / columnCount,
-      cellHeight: height / rowCount,
-      isLabeled: false,
-      isSloped: false,
-      size: 12,
-      left,
-      top,
-      width,
-      height,
-      figureSize: { width: left + width + 2, height: top + height + 2 },
-    };
-  }
-
   /** Computes the layout and draws the map. */
   layout() {
     if (!this.figureData || !this.element.isConnected || !this.element.clientWidth) return;
     const { map, rows, columns, name } = this.figureData;
-    const g = this.computeGeometry();
+    const g = computeGeometry(this.figureData, this.element);
     this.geometry = g;
     setAttributes(this.element, {
       "aria-label":
@@ -630,51 +517,4 @@ export class HeatMap {
       this.handlers.zoom(moved);
     }
   }
-}
-
-/**
- * The visible part after zooming around a cell, or null for the entire map.
- * @param {FigureData} figureData @param {Cell} cell @param {number} factor @returns {Zoom | null}
- */
-export function zoomAround(figureData, cell, factor) {
-  const now = figureData.zoom ?? fullRange(figureData.map);
-  /** @param {[number, number]} range @param {number | null} at @param {number} all @returns {[number, number]} */
-  const scaled = ([from, to], at, all) => {
-    const length = Math.min(all, Math.max(Math.min(all, 6), Math.round((to - from) * factor)));
-    const center = at === null ? (from + to) / 2 : at + 0.5;
-    const start = Math.round(center - ((center - from) / (to - from)) * length);
-    const begin = Math.max(0, Math.min(all - length, start));
-    return [begin, begin + length];
-  };
-  const zoom = {
-    rows: scaled(now.rows, cell.row, figureData.map.rows),
-    columns: scaled(now.columns, cell.column, figureData.map.columns),
-  };
-  return JSON.stringify(zoom) === JSON.stringify(fullRange(figureData.map)) ? null : zoom;
-}
-
-/**
- * The visible part after moving by some rows and columns.
- * @param {FigureData} figureData @param {number} rows @param {number} columns @returns {Zoom | null}
- */
-export function shiftZoom(figureData, rows, columns) {
-  if (!figureData.zoom) return null;
-  /** @param {[number, number]} range @param {number} by @param {number} all @returns {[number, number]} */
-  const shifted = ([from, to], by, all) => {
-    const begin = Math.max(0, Math.min(all - (to - from), from + by));
-    return [begin, begin + to - from];
-  };
-  return {
-    rows: shifted(figureData.zoom.rows, rows, figureData.map.rows),
-    columns: shifted(figureData.zoom.columns, columns, figureData.map.columns),
-  };
-}
-
-/** Describes a cell for screen readers. @param {FigureData} figureData @param {Cell} cell @param {string} weight */
-export function describeCell(figureData, cell, weight) {
-  const [row, column] = [figureData.rows.labels[cell.row], figureData.columns.labels[cell.column]];
-  return (
-    `${bidiIsolate(row)} attends to ${bidiIsolate(column)}: ${weight}. ` +
-    `Row ${cell.row + 1} of ${figureData.rows.length}, column ${cell.column + 1} of ${figureData.columns.length}.`
-  );
 }

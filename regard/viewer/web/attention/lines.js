@@ -1,12 +1,12 @@
 /** Lines between query tokens and key tokens; width and opacity show the weight. */
 
 import { argmax } from "../weights/maths.js";
-import { setAttributes, setChildren, h, s } from "../core/dom.js";
-import { label, textWidth } from "./heatmap.js";
+import { h, s, setAttributes, setChildren } from "../core/dom.js";
+import { label, textWidth } from "./svg_text.js";
 import { formatShort, truncate } from "../core/tokens.js";
 
-/** @typedef {import("./heatmap.js").FigureData} FigureData */
-/** @typedef {import("./heatmap.js").Cell} Cell */
+/** @typedef {import("./figure_data.js").FigureData} FigureData */
+/** @typedef {import("./figure_data.js").Cell} Cell */
 
 /** Maximum number of tokens per side; of a longer text, those around the selected token. */
 export const MAX_TOKENS_PER_SIDE = 40;
@@ -25,7 +25,7 @@ export function windowAround([from, to], center, maxLength) {
 }
 
 export class Lines {
-  /** @param {import("./heatmap.js").FigureHandlers} handlers */
+  /** @param {import("./figure_data.js").FigureHandlers} handlers */
   constructor(handlers) {
     this.handlers = handlers;
     this.svg = s("svg", { "aria-hidden": "true" });
@@ -107,7 +107,7 @@ export class Lines {
         "Up and down move between query tokens, left and right between key tokens, Enter pins.",
     });
     setAttributes(this.svg, { width, height, viewBox: `0 0 ${width} ${height}` });
-    this.allLines = s("g", { class: "idle" });
+    this.allLines = s("g", { class: "all-lines" });
     this.focus = s("g", { class: "focus" });
     setChildren(this.svg, this.headings(), this.allLines, this.focus, this.tokens());
     this.drawAllLines();

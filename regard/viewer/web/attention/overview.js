@@ -1,8 +1,9 @@
 /** Overview of all layers and heads, with a thumbnail of each map. */
 
-import { Raster, fullRange } from "../weights/maps.js";
-import { setAttributes, h, uniqueId } from "../core/dom.js";
-import { headKey, thumbnailByKey, createThumbnail } from "./thumbnails.js";
+import { fullRange } from "../weights/maps.js";
+import { Raster } from "../weights/raster.js";
+import { h, setAttributes, uniqueId } from "../core/dom.js";
+import { createThumbnail, headKey, thumbnailByKey } from "./thumbnails.js";
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
 /** @typedef {{values: Float32Array, width: number, height: number}} RasterData */
@@ -80,13 +81,13 @@ export class Overview {
       },
       h(
         "div",
-        { role: "row", class: "line heads" },
-        h("span", { role: "columnheader", class: "corner" }, h("span", { class: "unseen" }, "layer")),
+        { role: "row", class: "line head-row" },
+        h("span", { role: "columnheader", class: "corner" }, h("span", { class: "visually-hidden" }, "layer")),
         columns.map((head) =>
           h(
             "span",
             { role: "columnheader", class: head === "mean" ? "mean" : "" },
-            heads > 1 ? String(head) : h("span", { class: "unseen" }, "head 0"),
+            heads > 1 ? String(head) : h("span", { class: "visually-hidden" }, "head 0"),
           ),
         ),
       ),

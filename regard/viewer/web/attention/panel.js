@@ -1,7 +1,7 @@
 /** One figure of the attention view with its selection of a head, and the head that is selected at first. */
 
-import { mutualInformation, mayAttend } from "../weights/maths.js";
-import { setChildren, h } from "../core/dom.js";
+import { mayAttend, mutualInformation } from "../weights/maths.js";
+import { h, setChildren } from "../core/dom.js";
 import { HeatMap } from "./heatmap.js";
 import { Lines } from "./lines.js";
 import { ShadedText } from "./shaded_text.js";
@@ -12,8 +12,8 @@ import { icon } from "../core/shell.js";
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
 /** @typedef {import("../core/state.js").View} View */
-/** @typedef {import("./heatmap.js").Cell} Cell */
-/** @typedef {import("./heatmap.js").FigureData} FigureData */
+/** @typedef {import("./figure_data.js").Cell} Cell */
+/** @typedef {import("./figure_data.js").FigureData} FigureData */
 
 /** Up to this number of cells, all heads are evaluated to find the most informative one. */
 const MAX_SEARCHED_CELLS = 3 * 2 ** 20;
@@ -58,6 +58,28 @@ export async function initialSelection(looks) {
   return last === 1 ? { selected: looks.correspondingHead(lastRef, 0), other: lastRef } : { selected: lastRef };
 }
 
+/** Describes an attention in a sentence. @param {import("../weights/maps.js").Attentions} attentions @param {any} attention */
+function describeAttention(attentions, attention) {
+  const [rows, columns] = Object.values(attentions.axesOf(attention.name, false)).map((axis) =>
+    axis.title.toLowerCase(),
+  );
+  if (attention.rows === "query") return `A learned query attends to the ${columns}; the label is predicted from the result.`;
+  if (attention.kind === "cross") return `To predict each token of the ${rows}, the decoder attends to the ${columns}.`;
+  if (attention.kind === "masked") return `Each token attends to itself and the preceding tokens of the ${columns}.`;
+  return `Each token attends to all tokens of the ${columns}.`;
+}
+
+/**
+ * Returns a predicate for cells that are gold links, or null if there are no gold links.
+ * @param {import("../weights/maps.js").Attentions} attentions @param {any} attention @param {any} rows @param {any} columns
+ */
+function goldLinkTest(attentions, attention, rows, columns) {
+  if (!attentions.scene.links || attention.kind !== "cross") return null;
+  const links = new Set(attentions.scene.links.map(String));
+  return (/** @type {number} */ row, /** @type {number} */ column) =>
+    links.has(`${rows.wordAt(row)},${columns.wordAt(column)}`);
+}
+
 /** One of the two figures with its selection of attention and head. */
 export class Panel {
   /** @param {import("./attention_view.js").AttentionView} parent @param {number} index */
@@ -73,7 +95,7 @@ export class Panel {
       onchange: () => this.choose({ attention: this.attention.value }),
     });
     this.chooser = looks.length > 1 ? new LookChooser(looks.labels, "Compared item", (look) => this.selectLook(look)) : null;
-    this.ownTexts = h("p", { class: "wrote" });
+    this.ownTexts = h("p", { class: "own-texts" });
     this.head = h("select", {
       class: "head",
       "aria-label": "Head",
@@ -89,8 +111,8 @@ export class Panel {
       { type: "button", class: "round", "aria-label": "Next head", onclick: () => parent.step(index, 0, 1) },
       icon("M10 6l6 6-6 6"),
     );
-    this.container = h("div", { class: "place" });
-    this.description = h("p", { class: "says" });
+    this.container = h("div", { class: "figure-container" });
+    this.description = h("p", { class: "description" });
     this.element = h(
       "article",
       {
@@ -104,7 +126,7 @@ export class Panel {
         {},
         h("span", { class: "mark", "aria-hidden": "true" }, "AB"[index]),
         h("h2", {}, this.attention, this.head),
-        h("span", { class: "steps", "data-saved": "no" }, this.previous, this.next),
+        h("span", { class: "steps", "data-export": "no" }, this.previous, this.next),
       ),
       this.chooser?.element,
       this.ownTexts,
@@ -220,11 +242,11 @@ export class Panel {
     );
     this.head.value = String(selected.head);
     this.previous.hidden = this.next.hidden = attention.heads === 1;
-    setChildren(this.description, this.parent.describe(attentions, attention));
+    setChildren(this.description, describeAttention(attentions, attention));
     const { rows, columns } = attentions.axesOf(selected.attention, view.words);
     const map = attentions.map(selected, view.words);
     const [T, S] = [attention.q.shape[0], attention.k.shape[0]];
-    const gold = this.parent.goldOf(attentions, attention, rows, columns);
+    const gold = goldLinkTest(attentions, attention, rows, columns);
     const label = this.parent.looks.labelOf(selected);
     const isMasked =
       view.words || !attention.mask

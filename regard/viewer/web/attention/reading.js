@@ -1,12 +1,12 @@
 /** Details next to the figures: the weights of a token, measures of a head, and a caution. */
 
-import { alignmentErrorRate, rowEntropy, argmax, topK } from "../weights/maths.js";
-import { meanOverlap, meanEntropy } from "../weights/maps.js";
-import { setChildren, h, tokenText } from "../core/dom.js";
-import { formatWeight, formatSigned } from "../core/tokens.js";
+import { alignmentErrorRate, argmax, rowEntropy, topK } from "../weights/maths.js";
+import { meanEntropy, meanOverlap } from "../weights/measures.js";
+import { h, setChildren, tokenText } from "../core/dom.js";
+import { formatSigned, formatWeight } from "../core/tokens.js";
 
-/** @typedef {import("./heatmap.js").FigureData} FigureData */
-/** @typedef {import("./heatmap.js").Cell} Cell */
+/** @typedef {import("./figure_data.js").FigureData} FigureData */
+/** @typedef {import("./figure_data.js").Cell} Cell */
 
 /** Number of listed weights. */
 const MAX_LISTED_WEIGHTS = 6;
@@ -29,7 +29,7 @@ export class Reading {
       readings.map((one) => (one.cell ? this.tokenWeights(one, isPinned, isCompared) : this.largestWeights(one, isCompared))),
       difference === null
         ? null
-        : h("p", { class: "exact apart" }, "A − B ", h("output", { "aria-live": "off" }, formatSigned(difference, rounded))),
+        : h("p", { class: "exact difference-value" }, "A − B ", h("output", { "aria-live": "off" }, formatSigned(difference, rounded))),
     );
   }
 
@@ -63,7 +63,7 @@ export class Reading {
           );
         }),
       ),
-      h("p", { class: "rest" }, "Point at a token to see what it attends to; click to pin it. Arrow keys work too."),
+      h("p", { class: "secondary" }, "Point at a token to see what it attends to; click to pin it. Arrow keys work too."),
     );
   }
 
@@ -117,11 +117,11 @@ export class Reading {
           );
         }),
       ),
-      numbers && !isColumn ? h("p", { class: "rest" }, this.describeDistribution(numbers, best.length, rest)) : null,
+      numbers && !isColumn ? h("p", { class: "secondary" }, this.describeDistribution(numbers, best.length, rest)) : null,
       figureData.rounded
         ? h(
             "p",
-            { class: "rest" },
+            { class: "secondary" },
             "To keep this page small, q and k are quantized to 16 bits: weights are accurate to about three digits.",
           )
         : null,
@@ -265,7 +265,7 @@ export class Measures {
                 : null,
             ),
           ),
-          h("span", { class: "says" }, description + sampleNote),
+          h("span", { class: "description" }, description + sampleNote),
         ),
       );
     };

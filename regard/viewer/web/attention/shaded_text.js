@@ -1,21 +1,21 @@
 /** The text itself: the key tokens of the selected query token are shaded by weight. Suits long texts. */
 
 import { argmax } from "../weights/maths.js";
-import { setAttributes, setChildren, h } from "../core/dom.js";
+import { h, setAttributes, setChildren } from "../core/dom.js";
 import { windowAround } from "./lines.js";
 
-/** @typedef {import("./heatmap.js").FigureData} FigureData */
-/** @typedef {import("./heatmap.js").Cell} Cell */
+/** @typedef {import("./figure_data.js").FigureData} FigureData */
+/** @typedef {import("./figure_data.js").Cell} Cell */
 
 /** Maximum number of tokens per text. */
 const MAX_TEXT_TOKENS = 1500;
 
 export class ShadedText {
-  /** @param {import("./heatmap.js").FigureHandlers} handlers */
+  /** @param {import("./figure_data.js").FigureHandlers} handlers */
   constructor(handlers) {
     this.handlers = handlers;
     this.element = h("div", {
-      class: "figure prose",
+      class: "figure shaded-text",
       tabindex: 0,
       role: "application",
       "aria-roledescription": "text",
@@ -53,7 +53,7 @@ export class ShadedText {
     const long = map.rows + map.columns > 80;
     setAttributes(this.element, {
       "aria-label": `Text of ${name}. Up and down move between query tokens, left and right between key tokens, Enter pins.`,
-      class: long ? "figure prose long" : "figure prose",
+      class: long ? "figure shaded-text long" : "figure shaded-text",
     });
     setChildren(
       this.element,
@@ -77,7 +77,7 @@ export class ShadedText {
     return h(
       "div",
       { class: "passage" },
-      h("p", { class: "heading" }, title, h("span", { class: "does" }, ` ${role}`)),
+      h("p", { class: "heading" }, title, h("span", { class: "role" }, ` ${role}`)),
       h("p", { class: "words", dir: axis.rtl ? "rtl" : "ltr" }, children),
     );
   }

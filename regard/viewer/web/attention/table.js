@@ -1,18 +1,18 @@
 /** Table of the weights, which screen readers can read and which can be copied. */
 
-import { setAttributes, setChildren, h, tokenText } from "../core/dom.js";
+import { h, setAttributes, setChildren, tokenText } from "../core/dom.js";
 import { windowAround } from "./lines.js";
-import { formatWeight, formatSigned } from "../core/tokens.js";
+import { formatSigned, formatWeight } from "../core/tokens.js";
 
-/** @typedef {import("./heatmap.js").FigureData} FigureData */
-/** @typedef {import("./heatmap.js").Cell} Cell */
+/** @typedef {import("./figure_data.js").FigureData} FigureData */
+/** @typedef {import("./figure_data.js").Cell} Cell */
 
 /** Number of visible rows and columns. */
 const VISIBLE_ROWS = 40;
 const VISIBLE_COLUMNS = 24;
 
 export class Table {
-  /** @param {import("./heatmap.js").FigureHandlers} handlers */
+  /** @param {import("./figure_data.js").FigureHandlers} handlers */
   constructor(handlers) {
     this.handlers = handlers;
     this.element = h("div", { class: "figure table" });
@@ -69,7 +69,7 @@ export class Table {
           if (cell) this.handlers.pin(cell);
         },
       },
-      h("caption", { class: "unseen" }, `Weights of ${name}: queries in rows, keys in columns.`),
+      h("caption", { class: "visually-hidden" }, `Weights of ${name}: queries in rows, keys in columns.`),
       h("thead", {}, head),
       h("tbody", {}, body),
     );
@@ -104,7 +104,7 @@ export class Table {
     };
     return h(
       "p",
-      { class: "turner" },
+      { class: "pager" },
       h("button", { type: "button", class: "small", disabled: range[0] === 0, onclick: movePage(-step) }, `Previous ${axis}`),
       ` ${axis} ${range[0]} to ${range[1] - 1} of ${all} `,
       h("button", { type: "button", class: "small", disabled: range[1] === all, onclick: movePage(step) }, `Next ${axis}`),

@@ -36,7 +36,7 @@ export function createThumbnail(ref, name, onclick) {
  * @param {HTMLElement} overview @param {KeyboardEvent} event @returns {HTMLElement | null}
  */
 export function thumbnailByKey(overview, event) {
-  const lines = [...overview.querySelectorAll(".line:not(.heads)")].map((line) => [...line.querySelectorAll(".thumb")]);
+  const lines = [...overview.querySelectorAll(".line:not(.head-row)")].map((line) => [...line.querySelectorAll(".thumb")]);
   const target = /** @type {HTMLElement} */ (event.target);
   const row = lines.findIndex((line) => line.includes(target));
   const column = lines[row].indexOf(target);

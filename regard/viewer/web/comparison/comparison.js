@@ -1,7 +1,7 @@
 /** Comparison of looks: their attentions, the selection of one of them, and the difference of two maps. */
 
-import { setAttributes, setChildren, h } from "../core/dom.js";
-import { Attentions, AttentionMap } from "../weights/maps.js";
+import { h, setAttributes, setChildren } from "../core/dom.js";
+import { AttentionMap, Attentions } from "../weights/maps.js";
 import { Kernel } from "../weights/kernel.js";
 import { HeatMap } from "../attention/heatmap.js";
 import { Table } from "../attention/table.js";
@@ -9,7 +9,7 @@ import { icon } from "../core/shell.js";
 import { scaleToUnit } from "../core/colors.js";
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
-/** @typedef {import("../attention/heatmap.js").FigureData} FigureData */
+/** @typedef {import("../attention/figure_data.js").FigureData} FigureData */
 
 /** Duration of each look in the animation, in milliseconds. */
 const FRAME_DURATION = 700;
@@ -121,7 +121,7 @@ export class LookChooser {
       {
         type: "button",
         class: "round",
-        "data-saved": "no",
+        "data-export": "no",
         "aria-label": "Play",
         "aria-pressed": "false",
         onclick: () => (this.timer ? this.pause() : this.start()),
@@ -191,17 +191,17 @@ class DifferenceMap extends AttentionMap {
 
 /** The third figure: the difference of the first two, as a map or a table. */
 export class Difference {
-  /** @param {import("../core/scheduler.js").Scheduler} scheduler @param {import("../attention/heatmap.js").FigureHandlers} handlers */
+  /** @param {import("../core/scheduler.js").Scheduler} scheduler @param {import("../attention/figure_data.js").FigureHandlers} handlers */
   constructor(scheduler, handlers) {
     this.figures = { map: new HeatMap(scheduler, "map difference", handlers), table: new Table(handlers) };
     this.figure = this.figures.map;
-    this.container = h("div", { class: "place" });
+    this.container = h("div", { class: "figure-container" });
     this.legend = h("div", { class: "legend" });
     this.element = h(
       "article",
       { class: "panel difference", "aria-label": "Difference", hidden: true },
       h("header", {}, h("h2", {}, "A − B")),
-      h("p", { class: "says" }, "Blue (+): A attends more. Orange (−): B attends more."),
+      h("p", { class: "description" }, "Blue (+): A attends more. Orange (−): B attends more."),
       this.container,
       this.legend,
     );

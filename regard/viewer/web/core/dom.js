@@ -60,9 +60,6 @@ export function tokenText(label, rtl, attributes = {}) {
   return h("bdi", { dir: rtl ? "rtl" : "ltr", ...attributes }, label);
 }
 
-/** Class of elements that only screen readers see. */
-export const VISUALLY_HIDDEN = "unseen";
-
 /**
  * A select element.
  * @param {string} label @param {Record<string, string>} options @param {(value: string) => void} onSelect

@@ -50,7 +50,7 @@ export function renderSvg(root) {
 /** @param {Element} element @param {SVGElement} parent @param {number} dx @param {number} dy */
 function drawElement(element, parent, dx, dy) {
   const style = getComputedStyle(element);
-  if (isInvisible(style) || element.classList.contains("unseen") || element.getAttribute("data-saved") === "no") return;
+  if (isInvisible(style) || element.classList.contains("visually-hidden") || element.getAttribute("data-export") === "no") return;
   if (!element.checkVisibility()) return; // inside a closed <details>
   const box = element.getBoundingClientRect();
   if (box.width * box.height > 0) drawBox(style, box, parent, dx, dy);

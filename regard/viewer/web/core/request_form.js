@@ -1,7 +1,7 @@
 /** Form for the model's input, where there is a model to send requests to. */
 
 import { hostForResponse } from "./host.js";
-import { setAttributes, h, uniqueId } from "./dom.js";
+import { h, setAttributes, uniqueId } from "./dom.js";
 import { topBar } from "./shell.js";
 
 /** @typedef {import("./host.js").Host} Host */
@@ -15,7 +15,7 @@ const FIELD_HINTS = { source: "A sentence to inspect", target: "Translation (def
  * @param {(host: Host, texts: Record<string, string>) => Promise<void>} show
  */
 export function requestForm(host, texts = requestTexts(host.scene), show) {
-  const status = h("p", { class: "asked", id: uniqueId("asked"), role: "status" });
+  const status = h("p", { class: "request-status", id: uniqueId("asked"), role: "status" });
   const fields = host.fields.map((name) =>
     h("textarea", {
       name,
@@ -54,8 +54,8 @@ export function requestForm(host, texts = requestTexts(host.scene), show) {
   const form = h(
     "form",
     {
-      class: "ask",
-      "data-saved": "no",
+      class: "request-form",
+      "data-export": "no",
       "aria-label": "Model input",
       onsubmit: (event) => {
         event.preventDefault();

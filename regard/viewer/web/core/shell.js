@@ -1,6 +1,6 @@
 /** Page layout around the views: header, tabs, theme, keyboard help, announcements to screen readers. */
 
-import { setAttributes, h, s, uniqueId } from "./dom.js";
+import { h, s, setAttributes, uniqueId } from "./dom.js";
 
 /**
  * The arguments of a view.
@@ -116,7 +116,7 @@ export function menu(name, iconElement, actions) {
     h("summary", {}, iconElement, name),
     h(
       "div",
-      { class: "sheet" },
+      { class: "menu-items" },
       actions.map(([text, action]) =>
         h(
           "button",
@@ -197,7 +197,7 @@ export function helpDialog() {
 /** Announces messages to screen readers. */
 export class Announcer {
   constructor() {
-    this.element = h("div", { class: "unseen live", role: "status", "aria-live": "polite", "aria-atomic": "true" });
+    this.element = h("div", { class: "visually-hidden live", role: "status", "aria-live": "polite", "aria-atomic": "true" });
     this.timer = 0;
   }
 
@@ -232,7 +232,7 @@ export function title(scene) {
       class: [
         "texts",
         long && "long",
-        Math.max(source.length, target?.length ?? 0) > 400 && "endless",
+        Math.max(source.length, target?.length ?? 0) > 400 && "very-long",
         mixed && "mixed",
       ]
         .filter(Boolean)
@@ -269,7 +269,7 @@ export function topBar(scene, tabs, tools) {
     ),
     h("p", { class: "model" }, [...new Set(model)].join(" · ")),
     tabs,
-    h("div", { class: "tools", "data-saved": "no" }, tools),
+    h("div", { class: "tools", "data-export": "no" }, tools),
   );
 }
 

@@ -5,79 +5,35 @@
  * all other interventions, need a model to send requests to.
  */
 
-import { argmax, mayAttend, computeWeights } from "../weights/maths.js";
-import { AttentionMap } from "../weights/maps.js";
+import { argmax, mayAttend } from "../weights/maths.js";
 import { createColormap } from "../core/colors.js";
-import { setAttributes, setChildren, h, tokenText, uniqueId } from "../core/dom.js";
-import { Axis, formatWeight, formatShort } from "../core/tokens.js";
-import { HeatMap, describeCell } from "../attention/heatmap.js";
+import { h, setAttributes, setChildren, tokenText, uniqueId } from "../core/dom.js";
+import { Axis, formatShort, formatWeight } from "../core/tokens.js";
+import { HeatMap } from "../attention/heatmap.js";
+import { describeCell } from "../attention/figure_data.js";
 import { headLabel, kindLabel, kindsOf } from "../attention/overview.js";
 import { toTsv } from "../attention/table.js";
 import { isDark, toggle } from "../core/shell.js";
+import { FixedMap, InterventionMap } from "./intervention_maps.js";
+import { largestChanges } from "./largest_changes.js";
+import { outcomeElements } from "./outcomes.js";
 import EXPERIMENT_STYLE from "./experiment.css";
 
-/** @typedef {import("../attention/heatmap.js").FigureData} FigureData */
-/** @typedef {import("../attention/heatmap.js").Cell} Cell */
-/** @typedef {{attention: string, head: number, row: number, weights: number[]}} EditedRow an edited row */
-/** @typedef {{token: string, probability: number | null, likeliest: [string, number][]}} Step */
-/** @typedef {{text: string, logprob: number | null, steps: Step[], map: {rows: string[], columns: string[], weights: number[][]} | null}} Outcome */
+/** @typedef {import("../attention/figure_data.js").FigureData} FigureData */
+/** @typedef {import("../attention/figure_data.js").Cell} Cell */
+/** @typedef {import("./intervention_maps.js").EditedRow} EditedRow */
+/** @typedef {import("./outcomes.js").Outcome} Outcome */
 
 /** Maximum number of tokens with a slider each. */
 const MAX_SLIDERS = 48;
 /** Maximum number of cells of a map in a request. */
 const MAX_REQUESTED_CELLS = 65536;
-/** Number of listed changes. */
-const MAX_LISTED_CHANGES = 6;
 /** Maximum number of tokens in a select element. */
 const MAX_LISTED_TOKENS = 1000;
 /** Delay in milliseconds between the last movement of a slider and the request. */
 const SLIDER_DELAY = 250;
 /** Above this number of columns, weights are too small to be visible on a linear scale. */
 const MAX_LINEAR_SCALE_COLUMNS = 128;
-
-/** The map of a modified head, optionally with an edited row. */
-class InterventionMap extends AttentionMap {
-  /** @param {import("../weights/maths.js").Head} head @param {any} kernel @param {EditedRow | null} editedRow */
-  constructor(head, kernel, editedRow) {
-    super(head.T, head.S);
-    this.head = head;
-    this.kernel = kernel;
-    this.editedRow = editedRow;
-  }
-
-  readRows(rows, from, to, out) {
-    if (this.isMaterialized) super.readRows(rows, from, to, out);
-    else this.computeRows(rows, from, to, out);
-  }
-
-  computeRows(rows, from, to, out) {
-    this.kernel.computeRows(this.head, rows, from, to, out);
-    const at = this.editedRow ? rows.indexOf(this.editedRow.row) : -1;
-    if (at >= 0) out.set(this.editedRow.weights.slice(from, to), at * (to - from));
-  }
-
-  computeExactRow(row) {
-    if (this.editedRow?.row === row) return Float64Array.from(this.editedRow.weights);
-    return computeWeights(this.head, row, new Float64Array(this.columns));
-  }
-}
-
-/** A map of fixed numbers. */
-class FixedMap extends AttentionMap {
-  /** @param {number[][]} given */
-  constructor(given) {
-    super(given.length, given[0]?.length ?? 0);
-    this.given = given;
-  }
-
-  computeRows(rows, from, to, out) {
-    rows.forEach((row, i) => out.set(this.given[row].slice(from, to), i * (to - from)));
-  }
-
-  computeExactRow(row) {
-    return Float64Array.from(this.given[row]);
-  }
-}
 
 /** Lists the tokens of an axis as options; -1 selects none. @param {HTMLSelectElement} select @param {Axis} axis @param {number} selected */
 function listTokens(select, axis, selected) {
@@ -122,14 +78,14 @@ export class ExperimentView {
     this.createControls();
     this.outcomes = ["Before", "After"].map((name) => h("section", { class: "outcome", "aria-label": `Output ${name.toLowerCase()}` }));
     this.output = h("div", { class: "outcomes", hidden: true }, this.outcomes);
-    this.errorElement = h("p", { class: "refused", role: "alert", hidden: true });
+    this.errorElement = h("p", { class: "request-error", role: "alert", hidden: true });
     this.titles = [h("h2", {}, "Before"), h("h2", {}, "After")];
     this.panels = this.figures.map((figure, i) =>
       h("article", { class: "panel", "data-mark": i ? "second" : "first", onkeydown: (event) => this.key(event, i) }, this.titles[i], figure.element),
     );
-    this.changesElement = h("div", { class: "most" });
-    this.figureElement = h("div", { class: "sheet-of-paper" }, this.output, h("div", { class: "panels two" }, this.panels));
-    this.element = h("div", { class: "trying" }, h("style", {}, EXPERIMENT_STYLE), this.controls, h("div", { class: "results" }, this.errorElement, this.figureElement, this.changesElement));
+    this.changesElement = h("div", { class: "largest-changes" });
+    this.figureElement = h("div", { class: "card" }, this.output, h("div", { class: "panels two" }, this.panels));
+    this.element = h("div", { class: "experiment" }, h("style", {}, EXPERIMENT_STYLE), this.controls, h("div", { class: "results" }, this.errorElement, this.figureElement, this.changesElement));
     for (const panel of this.panels) new ResizeObserver(() => this.layout()).observe(panel);
   }
 
@@ -173,7 +129,7 @@ export class ExperimentView {
       const { id, element } = heading(text);
       return h("section", { class: "group", "aria-labelledby": id }, element, children);
     };
-    const where = h("div", { class: "where-to" }, this.attention, this.head);
+    const where = h("div", { class: "head-choice" }, this.attention, this.head);
     const parts = [this.mask, this.scale, ...(this.hasModel ? [this.positions, this.headToggle, this.layerToggle, this.feedForwardToggle] : [])];
     const row = group(
       "Edit attention row",
@@ -185,7 +141,7 @@ export class ExperimentView {
     this.resetAllButton = button("Reset all", () => this.reset());
     this.controls = h(
       "aside",
-      { class: "changes", "aria-label": "Interventions", "data-saved": "no" },
+      { class: "interventions", "aria-label": "Interventions", "data-export": "no" },
       group("Attention head", where),
       group("Components", h("div", { class: "switches" }, parts), this.others),
       row,
@@ -340,7 +296,7 @@ export class ExperimentView {
     if (!this.hasModel) return;
     const { request } = this;
     const id = (this.requestId += 1);
-    this.element.toggleAttribute("data-asking", request !== null);
+    this.element.toggleAttribute("data-requesting", request !== null);
     if (!request) return;
     if (wait) await new Promise((done) => setTimeout(done, wait));
     if (id !== this.requestId) return;
@@ -353,7 +309,7 @@ export class ExperimentView {
       setChildren(this.errorElement, String(error?.message ?? error));
       setAttributes(this.errorElement, { hidden: false });
     }
-    this.element.toggleAttribute("data-asking", false);
+    this.element.toggleAttribute("data-requesting", false);
     this.show();
     if (this.response) this.announcer.announce(this.summary(this.response));
   }
@@ -417,7 +373,7 @@ export class ExperimentView {
     });
     this.showControls(axes);
     this.showOutput();
-    this.showChanges();
+    setChildren(this.changesElement, largestChanges(this.figureInputs[0], this.figureInputs[1]));
     performance.mark("regard-tried");
   }
 
@@ -514,65 +470,8 @@ export class ExperimentView {
     const { response } = this;
     setAttributes(this.output, { hidden: !response || (!response.before.text && !response.before.steps.length) });
     if (!response) return;
-    [response.before, response.after].forEach((outcome, i) => {
-      const other = i ? response.before : response.after;
-      setChildren(
-        this.outcomes[i],
-        h("h2", {}, i ? "After" : "Before"),
-        h("p", { class: "said", dir: "auto" }, outcome.text || (outcome.steps.length ? "" : "no output")),
-        outcome.logprob === null ? null : h("p", { class: "score" }, `log-probability ${outcome.logprob.toFixed(3)}`),
-        h("ol", { class: "steps", tabindex: 0, "aria-label": `Tokens and probabilities, ${i ? "after" : "before"}` }, outcome.steps.map((step, n) => this.step(step, i === 1 && other.steps[n]?.token !== step.token))),
-      );
-    });
-  }
-
-  /** A predicted token. @param {Step} step @param {boolean} differs */
-  step({ token, probability, likeliest }, differs) {
-    const others = likeliest.filter(([name]) => name !== token).slice(0, 3);
-    return h(
-      "li",
-      { class: differs ? "differs" : null },
-      h("bdi", { class: "name" }, token || "next token", differs ? h("span", { class: "unseen" }, ", changed") : null),
-      probability === null ? h("span", { class: "weight" }) : h("span", { class: "weight" }, formatShort(probability)),
-      h("span", { class: "rest" }, others.map(([name, share]) => [h("bdi", {}, name), ` ${formatShort(share)}  `])),
-    );
-  }
-
-  /** Lists the largest changes of weights. */
-  showChanges() {
-    const [beforeData, afterData] = this.figureInputs;
-    const same = (/** @type {Axis} */ a, /** @type {Axis} */ b) => a === b || a.labels.join("\n") === b.labels.join("\n");
-    const isComparable = same(beforeData.rows, afterData.rows) && same(beforeData.columns, afterData.columns) && beforeData.map.isMaterialized;
-    /** @type {{row: number, column: number, by: number}[]} */
-    const largest = [];
-    if (isComparable && beforeData.map !== afterData.map) {
-      const [a, b] = [beforeData.map.allCells(), afterData.map.allCells()];
-      for (let i = 0; i < a.length; i++) {
-        const by = Math.abs(b[i] - a[i]);
-        if (by < 5e-4 || (largest.length === MAX_LISTED_CHANGES && by <= largest[MAX_LISTED_CHANGES - 1].by)) continue;
-        largest.push({ row: Math.floor(i / beforeData.map.columns), column: i % beforeData.map.columns, by });
-        largest.sort((one, other) => other.by - one.by).splice(MAX_LISTED_CHANGES);
-      }
-    }
-    const message = beforeData.map === afterData.map ? "No changes yet. Disable a component or edit an attention row." : isComparable ? "No weight of this head changed." : beforeData.map.isMaterialized ? "The tokens differ, so weights cannot be compared one by one." : "Too many weights to compare.";
-    setChildren(
-      this.changesElement,
-      h("h2", { class: "quiet" }, largest.length ? "Largest changes" : "Weights"),
-      largest.length
-        ? h(
-            "ol",
-            { class: "ranks pairs" },
-            largest.map(({ row, column }) =>
-              h(
-                "li",
-                {},
-                h("span", { class: "name" }, tokenText(beforeData.rows.labels[row], beforeData.rows.rtl), h("span", { class: "to" }, " → "), tokenText(beforeData.columns.labels[column], beforeData.columns.rtl)),
-                h("span", { class: "weight" }, `${formatShort(beforeData.map.exactRow(row)[column])} → ${formatShort(afterData.map.exactRow(row)[column])}`),
-              ),
-            ),
-          )
-        : h("p", { class: "rest" }, message),
-    );
+    setChildren(this.outcomes[0], outcomeElements(response.before, null));
+    setChildren(this.outcomes[1], outcomeElements(response.after, response.before));
   }
 
   // Pointer and keys

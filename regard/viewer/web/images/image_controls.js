@@ -1,7 +1,7 @@
 /** Controls of the image view: overlay, layer and head, query, label, colors. */
 
 import { COLORS, SCALES } from "../core/colors.js";
-import { setAttributes, setChildren, h, picker, uniqueId } from "../core/dom.js";
+import { h, picker, setAttributes, setChildren, uniqueId } from "../core/dom.js";
 import { makeVisible } from "../core/tokens.js";
 import { imageHeadLabel, imageLayerLabel } from "./image_overview.js";
 import { icon, tabList, toggle } from "../core/shell.js";
@@ -27,10 +27,10 @@ export class ImageControls {
     /** @param {string} name @param {string} path @param {number} by */
     const step = (name, path, by) =>
       h("button", { type: "button", class: "round", "aria-label": name, onclick: () => handlers.step(by) }, icon(path));
-    this.steps = h("span", { class: "steps", "data-saved": "no" }, step("Previous head", "M14 6l-6 6 6 6", -1), step("Next head", "M10 6l6 6-6 6", 1));
+    this.steps = h("span", { class: "steps", "data-export": "no" }, step("Previous head", "M14 6l-6 6 6 6", -1), step("Next head", "M10 6l6 6-6 6", 1));
     this.querySelect = h("select", { "aria-label": "Query", onchange: () => handlers.selectQuery(this.querySelect.value) });
     this.label = h("select", { "aria-label": "Label", onchange: () => imageQuery.state.set({ label: this.label.value === "" ? null : Number(this.label.value) }) });
-    this.overlayTitle = h("span", { class: "over-name" });
+    this.overlayTitle = h("span", { class: "overlay-title" });
     this.queryPrefix = h("span", {});
     this.querySelection = h("label", {}, this.queryPrefix, this.querySelect);
     this.about = h("span", {});
@@ -39,7 +39,7 @@ export class ImageControls {
       { class: "panel", role: "tabpanel", id: uniqueId("panel") },
       // Elements stay in the document, so that they keep the focus.
       h("header", {}, h("h2", {}, this.overlayTitle, this.attention, this.head, this.label), this.steps),
-      h("p", { class: "asks" }, this.querySelection, this.about),
+      h("p", { class: "query-choice" }, this.querySelection, this.about),
     );
     const overlayKinds = Object.fromEntries(imageQuery.overlayKinds.map((overlayKind) => [overlayKind, OVERLAY_LABELS[overlayKind]]));
     this.tabs = tabList("Overlay", overlayKinds, this.panel.id, (overlayKind) => imageQuery.state.set({ overlayKind }));
@@ -47,8 +47,8 @@ export class ImageControls {
     this.follow = toggle("Follow the pointer", (on) => imageQuery.state.set({ follow: on, ...(on ? { pin: null } : {}) }));
     this.scale = picker("Scale", SCALES, (scale) => imageQuery.state.set({ scale }));
     this.colors = picker("Colors", COLORS, (colors) => imageQuery.state.set({ colors }));
-    this.pickers = h("div", { class: "pickers", "data-saved": "no" }, h("label", {}, "Scale ", this.scale), h("label", {}, "Colors ", this.colors));
-    this.bar = h("div", { class: "bar", "data-saved": "no" }, this.tabs.element, h("div", { class: "toggles" }, this.follow, this.asTable));
+    this.pickers = h("div", { class: "pickers", "data-export": "no" }, h("label", {}, "Scale ", this.scale), h("label", {}, "Colors ", this.colors));
+    this.bar = h("div", { class: "bar", "data-export": "no" }, this.tabs.element, h("div", { class: "toggles" }, this.follow, this.asTable));
   }
 
   /** Shows the current selection. @param {boolean} isTable whether the overlay is shown as a table */

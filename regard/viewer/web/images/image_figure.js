@@ -6,7 +6,7 @@
  */
 
 import { colorRamp, scaleToUnit } from "../core/colors.js";
-import { setAttributes, setChildren, h, s } from "../core/dom.js";
+import { h, s, setAttributes, setChildren } from "../core/dom.js";
 
 /** Opacity of the overlay, and the gray levels of black and white below it. */
 const OVERLAY_OPACITY = 0.65;
@@ -95,8 +95,8 @@ export class PatchFigure {
    */
   constructor(handlers) {
     this.handlers = handlers;
-    this.imageCanvas = h("canvas", { class: "photo" });
-    this.overlayCanvas = h("canvas", { class: "veil" });
+    this.imageCanvas = h("canvas", { class: "base-image" });
+    this.overlayCanvas = h("canvas", { class: "overlay" });
     this.marks = s("svg", { class: "marks", "aria-hidden": "true" });
     this.element = h(
       "div",
@@ -218,7 +218,7 @@ export class PatchFigure {
       this.marks,
       Math.min(wide, high) >= MIN_GRID_PATCH ? s("path", { class: "patch-lines", d: [...across, ...down].join("") }) : null,
       cursor === query ? null : frame(cursor, "pointed"),
-      frame(query, pinned ? "asker pinned" : "asker"),
+      frame(query, pinned ? "query pinned" : "query"),
     );
   }
 }

@@ -1,7 +1,7 @@
 /** Selection of another image, where there is a model with several images. */
 
 import { hostForResponse } from "../core/host.js";
-import { setAttributes, h, uniqueId } from "../core/dom.js";
+import { h, setAttributes, uniqueId } from "../core/dom.js";
 import { makeVisible } from "../core/tokens.js";
 
 /** @typedef {import("../core/host.js").Host} Host */
@@ -14,7 +14,7 @@ export function imageForm(host, show) {
   /** @type {string[]} */
   const imageNames = host.scene.pictures ?? [];
   if (imageNames.length < 2) return null;
-  const status = h("p", { class: "asked", id: uniqueId("asked"), role: "status" });
+  const status = h("p", { class: "request-status", id: uniqueId("asked"), role: "status" });
   const choice = h(
     "select",
     { name: "picture", "aria-label": "Image", "aria-describedby": status.id, onchange: () => submit() },
@@ -38,7 +38,7 @@ export function imageForm(host, show) {
   };
   const form = h(
     "form",
-    { class: "ask", "data-saved": "no", "aria-label": "Model input", onsubmit: (/** @type {Event} */ event) => event.preventDefault() },
+    { class: "request-form", "data-export": "no", "aria-label": "Model input", onsubmit: (/** @type {Event} */ event) => event.preventDefault() },
     h("label", {}, "Image ", choice),
     status,
   );

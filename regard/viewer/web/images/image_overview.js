@@ -1,8 +1,8 @@
 /** Overview of all layers and heads: thumbnails of the attention of the current query over the patches. */
 
 import { paintPatches } from "./image_figure.js";
-import { setAttributes, setChildren, h } from "../core/dom.js";
-import { headKey, thumbnailByKey, createThumbnail } from "../attention/thumbnails.js";
+import { h, setAttributes, setChildren } from "../core/dom.js";
+import { createThumbnail, headKey, thumbnailByKey } from "../attention/thumbnails.js";
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
 /** @typedef {{ref: HeadRef, element: HTMLElement, canvas: HTMLCanvasElement}} Thumb */
@@ -72,8 +72,8 @@ export class ImageOverview {
       },
       h(
         "div",
-        { role: "row", class: "line heads" },
-        h("span", { role: "columnheader", class: "corner" }, h("span", { class: "unseen" }, "layer")),
+        { role: "row", class: "line head-row" },
+        h("span", { role: "columnheader", class: "corner" }, h("span", { class: "visually-hidden" }, "layer")),
         columns.map((head) => h("span", { role: "columnheader", class: head === "mean" ? "mean" : "" }, String(head))),
       ),
       some.map((one) =>

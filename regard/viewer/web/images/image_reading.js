@@ -2,7 +2,7 @@
 
 import { rowEntropy, topK } from "../weights/maths.js";
 import { scaleToUnit } from "../core/colors.js";
-import { setAttributes, h } from "../core/dom.js";
+import { h, setAttributes } from "../core/dom.js";
 import { paintLegend } from "./image_figure.js";
 import { formatWeight, makeVisible } from "../core/tokens.js";
 
@@ -77,12 +77,12 @@ export function overlayDetails(overlay, cursor, pinned, columns) {
     ),
     h(
       "p",
-      { class: "rest" },
+      { class: "secondary" },
       all > 0
         ? `${others > 0 ? `Other ${others}: ${Math.max(0, rest).toFixed(4)} in total. ` : ""}Entropy ${bits.toFixed(2)} bits, as for a uniform distribution over ${(2 ** bits).toFixed(1)} tokens.`
         : "All weights are 0.",
     ),
-    overlay.rounded ? h("p", { class: "rest" }, "To keep this page small, q and k are quantized to 16 bits: weights are accurate to about three digits.") : null,
+    overlay.rounded ? h("p", { class: "secondary" }, "To keep this page small, q and k are quantized to 16 bits: weights are accurate to about three digits.") : null,
   );
 }
 

@@ -1,14 +1,21 @@
 /** The image view: attention of each head over the patches of an image, rollout through all layers, segmentation. */
 
 import { argmax } from "../weights/maths.js";
-import { setAttributes, setChildren, h } from "../core/dom.js";
-import { formatWeight, bidiIsolate, truncate } from "../core/tokens.js";
+import { h, setAttributes, setChildren } from "../core/dom.js";
+import { bidiIsolate, formatWeight, truncate } from "../core/tokens.js";
 import { ImageAttention } from "./image_attention.js";
 import { ImageQuery } from "./image_requests.js";
 import { ImageControls } from "./image_controls.js";
 import { PatchFigure } from "./image_figure.js";
 import { ImageOverview, QueryMaps, imageHeadLabel, imageLayerLabel } from "./image_overview.js";
-import { LabelList, largestWeights, overlayLegend, patchLabel, overlayDetails, labelFractions } from "./image_reading.js";
+import {
+  LabelList,
+  labelFractions,
+  largestWeights,
+  overlayDetails,
+  overlayLegend,
+  patchLabel,
+} from "./image_reading.js";
 import IMAGES_STYLE from "./images.css";
 import { Measures } from "../attention/reading.js";
 import { Table, toTsv } from "../attention/table.js";
@@ -61,7 +68,7 @@ export class ImageView {
     this.measures = new Measures(attentions, scheduler);
     this.makeStage();
     this.reading = h("section", { class: "reading", "aria-label": "Reading" });
-    this.labels = h("div", { class: "of-labels" });
+    this.labels = h("div", { class: "label-lists" });
     this.element = h(
       "div",
       { class: "images" },
@@ -83,15 +90,15 @@ export class ImageView {
       step: (by) => this.step(0, by),
       selectQuery: (value) => this.selectQuery(value),
     });
-    this.container = h("div", { class: "place" });
-    this.statusElement = h("p", { class: "waits" });
+    this.container = h("div", { class: "figure-container" });
+    this.statusElement = h("p", { class: "image-status" });
     const { panel, bar, pickers } = this.controls;
     panel.append(this.container, this.statusElement);
     panel.addEventListener("keydown", (event) => this.key(event));
     this.legend = h("div", { class: "legend" });
     this.foot = h("div", { class: "foot" }, this.legend, pickers);
     this.queries = new QueryMaps(this.imageQuery, (label) => this.selectQuery(label === null ? "pointer" : String(label)));
-    this.figureElement = h("div", { class: "sheet-of-paper" }, panel, this.foot, this.queries.element);
+    this.figureElement = h("div", { class: "card" }, panel, this.foot, this.queries.element);
     this.stage = h("section", { class: "stage", "aria-label": "Image" }, bar, this.figureElement);
   }
 
@@ -155,7 +162,7 @@ export class ImageView {
         "Predictions",
         "Select a label to see the evidence for it.",
         labels.map((/** @type {any} */ one) => ({ number: one.number, name: one.name, share: one.probability })),
-        "says-labels",
+        "predictions",
         (label) => this.state.set({ label, overlayKind: "rollout" }),
       );
     }
@@ -227,7 +234,7 @@ export class ImageView {
       "div",
       { class: "one" },
       h("h2", {}, h("span", { class: "subject" }, patchLabel(this.imageQuery.cursor, this.imageAttention.columns))),
-      h("p", { class: "rest" }, `Pixel ${Math.floor(pixel / width)},${pixel % width}: ${channels === 3 ? `red ${numbers[0]}, green ${numbers[1]}, blue ${numbers[2]}` : `gray ${numbers[0]}`}.`),
+      h("p", { class: "secondary" }, `Pixel ${Math.floor(pixel / width)},${pixel % width}: ${channels === 3 ? `red ${numbers[0]}, green ${numbers[1]}, blue ${numbers[2]}` : `gray ${numbers[0]}`}.`),
       this.imageQuery.overlayKind === "mask" ? h("p", { class: "exact" }, h("bdi", {}, this.imageQuery.labelName(this.pixels.numbers[pixel]))) : null,
     );
   }
@@ -377,7 +384,7 @@ export class ImageView {
     this.figure.layout();
   }
 
-  /** @param {import("../attention/heatmap.js").Cell} cell of the table */
+  /** @param {import("../attention/figure_data.js").Cell} cell of the table */
   patchAt(cell) {
     return cell.row * this.imageAttention.columns + cell.column;
   }

@@ -1,14 +1,14 @@
 /** Selection of a token of an image: patches lie over the image, other tokens next to it. */
 
-import { paintPatches, paintImage } from "./image_figure.js";
-import { setAttributes, h } from "../core/dom.js";
+import { paintImage, paintPatches } from "./image_figure.js";
+import { h, setAttributes } from "../core/dom.js";
 import IMAGES_STYLE from "./images.css";
 
 /** A small image with the right aspect ratio. @param {any} scene @param {...any} children */
 function smallImage(scene, ...children) {
   const { pixels, grid } = scene.picture;
   const [height, width] = pixels.shape;
-  const element = h("div", { class: "picture-of" }, children);
+  const element = h("div", { class: "small-image" }, children);
   for (const [name, value] of Object.entries({ aspect: width / height, rows: grid[0], columns: grid[1] })) element.style.setProperty(`--${name}`, String(value));
   element.toggleAttribute("data-coarse", Math.max(height, width) < 160);
   return element;
@@ -27,7 +27,7 @@ function imageCanvas(host, gray) {
 export function patchOverlay(host, side, weights) {
   const [rows, columns] = host.scene.picture.grid;
   const start = host.scene.picture.first[side];
-  const overlay = h("canvas", { class: "veil", "aria-hidden": "true" });
+  const overlay = h("canvas", { class: "overlay", "aria-hidden": "true" });
   paintPatches(overlay, rows, columns, weights.subarray(start, start + rows * columns), "iris", "linear", 0.65);
   return smallImage(host.scene, imageCanvas(host, true), overlay);
 }
@@ -41,7 +41,7 @@ export function placePatchButtons(host, side, group, buttons) {
   const { grid, first } = host.scene.picture;
   const columns = grid[1];
   const start = first[side] ?? 0;
-  const patches = h("div", { class: "patches-of" }, buttons.slice(start));
+  const patches = h("div", { class: "patch-buttons" }, buttons.slice(start));
   const image = smallImage(host.scene, imageCanvas(host, false), patches);
   for (const button of buttons.slice(start)) {
     // The label becomes a tooltip.
@@ -60,7 +60,7 @@ export function placePatchButtons(host, side, group, buttons) {
     next.focus();
     next.click();
   });
-  group.classList.add("with-picture");
+  group.classList.add("with-image");
   group.replaceChildren(...buttons.slice(0, start), image);
   return h("div", {}, h("style", {}, IMAGES_STYLE), group);
 }

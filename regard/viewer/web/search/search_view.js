@@ -1,47 +1,34 @@
 /** The search view: the search tree of the output, and the attention at each step. */
 
 import { createColormap } from "../core/colors.js";
-import { setAttributes, setChildren, h, s, tokenText, uniqueId } from "../core/dom.js";
-import { formatWeight, bidiIsolate, formatShort, truncate, makeVisible } from "../core/tokens.js";
+import { h, s, setAttributes, setChildren, tokenText, uniqueId } from "../core/dom.js";
+import { bidiIsolate, formatShort, formatWeight, makeVisible, truncate } from "../core/tokens.js";
 import { isDark, tabList, toggle } from "../core/shell.js";
+import {
+  REASONS,
+  STATES,
+  buildCandidates,
+  edgeWidth,
+  formatScore,
+  importance,
+  isDeadEnd,
+  isDiscarded,
+  lastOf,
+  outcomeOf,
+  pathOf,
+} from "./candidates.js";
+import { DISCARDED_FONT, FONT, LANE, TOP, layoutTree } from "./tree_layout.js";
 import SEARCH_STYLE from "./search.css";
 
-/**
- * @typedef {{step: number, parent: number | null, token: string, piece: string, whole: boolean, logprob: number, total: number,
- *   score: number | null, state: string, ends: boolean, reason: string, row: number | null}} CandidateData a candidate in the scene
- * @typedef {CandidateData & {index: number, text: string, label: string, children: number[], isInResult: boolean}} Candidate
- * `isInResult`: whether it is part of a result
- */
+/** @typedef {import("./candidates.js").Candidate} Candidate */
 
 const SEARCH_FORMS = { tree: "Tree", table: "Table" };
 const METHODS = { beam: "Beam search", greedy: "Greedy search", sample: "Sampling" };
-const STATES = { best: "Best", finished: "Finished", kept: "Kept", pruned: "Pruned", refused: "Excluded" };
-const REASONS = {
-  beam: "better candidates fill the beam",
-  end: "it finishes with too low a score to be kept",
-  greedy: "another token is more probable",
-  top_k: "it is not among the top-k tokens",
-  top_p: "it is outside the nucleus (top-p)",
-  "not drawn": "it could have been sampled, but was not",
-  prefix: "the prefix is given",
-  limit: "the maximum length is reached",
-  min_len: "the minimum length is not reached",
-  special: "this special token is never generated",
-};
 const STOPPED = {
   enough: "Stopped when enough hypotheses had finished.",
   bound: "Stopped when no unfinished hypothesis could exceed the finished ones.",
   ended: "Stopped when no hypothesis was left to extend.",
 };
-/** Sizes of the drawing in pixels. */
-const LANE = 40;
-const DISCARDED_LANE = 27;
-const TOP = 30;
-const GAP = 38;
-const FONT = 15;
-const DISCARDED_FONT = 13.5;
-const MAX_NODE_LABEL = 18;
-
 export class SearchView {
   /** @param {import("../core/shell.js").Context} context */
   constructor({ host, state, scheduler, announcer }) {
@@ -65,18 +52,18 @@ export class SearchView {
       this.showsPruned = on;
       this.draw();
     });
-    this.attentionPanel = h("section", { class: "looked", "aria-label": "Attention at this step" });
+    this.attentionPanel = h("section", { class: "step-attention", "aria-label": "Attention at this step" });
     this.legend = this.createLegend();
-    this.figureElement = h("div", { class: "sheet-of-paper" }, this.panel, this.legend, this.attentionPanel);
+    this.figureElement = h("div", { class: "card" }, this.panel, this.legend, this.attentionPanel);
     this.details = h("section", { class: "node", "aria-label": "Selected candidate" });
-    this.resultList = h("section", { class: "outputs", "aria-label": "Results" });
+    this.resultList = h("section", { class: "result-list", "aria-label": "Results" });
     this.element = h(
       "div",
-      { class: "decode" },
+      { class: "search-view" },
       h("style", {}, SEARCH_STYLE),
-      h("div", { class: "bar", "data-saved": "no" }, this.forms.element, h("div", { class: "toggles" }, this.pruned)),
+      h("div", { class: "bar", "data-export": "no" }, this.forms.element, h("div", { class: "toggles" }, this.pruned)),
       h("p", { class: "summary" }, this.summary()),
-      h("div", { class: "decode-columns" }, this.figureElement, h("aside", { class: "side", "aria-label": "Details" }, this.details, this.resultList, this.constraints())),
+      h("div", { class: "search-columns" }, this.figureElement, h("aside", { class: "side", "aria-label": "Details" }, this.details, this.resultList, this.constraints())),
     );
     this.pruned.hidden = !this.nodes.some(isDiscarded);
   }
@@ -161,7 +148,7 @@ export class SearchView {
     // The most important edges are drawn last, on top of the others.
     const order = [...nodes].sort((a, b) => importance(a) - importance(b));
     const edges = order.map((one) => {
-      const edge = s("path", { class: "edge-of", d: this.treeLayout.edge(one), "data-state": one.state, "data-lost": isDeadEnd(one), "stroke-width": edgeWidth(one) });
+      const edge = s("path", { class: "tree-edge", d: this.treeLayout.edge(one), "data-state": one.state, "data-dead-end": isDeadEnd(one), "stroke-width": edgeWidth(one) });
       this.edges.set(one.index, edge);
       return edge;
     });
@@ -169,7 +156,7 @@ export class SearchView {
     const svg = s(
       "svg",
       { class: "tree", width, height, viewBox: `0 0 ${width} ${height}`, role: "presentation" },
-      s("g", { "aria-hidden": "true" }, headings, separatorY ? s("path", { class: "parting", d: `M0 ${separatorY}H${width}` }) : null, edges, s("circle", { class: "begin", cx: 6, cy: TOP + LANE / 2, r: 5 })),
+      s("g", { "aria-hidden": "true" }, headings, separatorY ? s("path", { class: "separator", d: `M0 ${separatorY}H${width}` }) : null, edges, s("circle", { class: "begin", cx: 6, cy: TOP + LANE / 2, r: 5 })),
       items,
     );
     this.scroller = h(
@@ -187,7 +174,7 @@ export class SearchView {
     const element = s(
       "g",
       {
-        class: "item", id: uniqueId("node"), role: "treeitem", "aria-level": one.step + 1, "aria-label": this.describe(one), "data-node": one.index, "data-state": one.state, "data-lost": isDeadEnd(one),
+        class: "item", id: uniqueId("node"), role: "treeitem", "aria-level": one.step + 1, "aria-label": this.describe(one), "data-node": one.index, "data-state": one.state, "data-dead-end": isDeadEnd(one),
         onpointerenter: () => this.point(one.index, 200),
         onclick: () => this.choose(one.index),
       },
@@ -204,10 +191,10 @@ export class SearchView {
       h(
         "tr",
         { "data-state": one.state, "data-node": one.index, onclick: () => this.choose(one.index) },
-        h("td", { class: "figure-of" }, one.step + 1),
+        h("td", { class: "numeric" }, one.step + 1),
         h("th", { scope: "row" }, tokenText(one.label, this.rtl)),
         h("td", {}, tokenText(truncate(one.text, 60), this.rtl)),
-        [formatShort(Math.exp(one.logprob)), formatScore(one.logprob), formatScore(one.total), one.score === null ? "" : formatScore(one.score)].map((text) => h("td", { class: "figure-of" }, text)),
+        [formatShort(Math.exp(one.logprob)), formatScore(one.logprob), formatScore(one.total), one.score === null ? "" : formatScore(one.score)].map((text) => h("td", { class: "numeric" }, text)),
         h("td", {}, one.reason ? `${STATES[one.state]}: ${REASONS[one.reason] ?? one.reason}` : one.ends && one.state === "best" ? "Best, finished" : STATES[one.state]),
         h("td", {}, this.strongestAttention(one)?.token ?? ""),
       ),
@@ -215,11 +202,11 @@ export class SearchView {
     const headings = ["Step", "Token", "Hypothesis", "Probability", "Log-probability", "Cumulative log-probability", "Score", "Outcome", "Largest attention"];
     return h(
       "div",
-      { class: "decode-table" },
+      { class: "search-table" },
       h(
         "div",
         { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of the search" },
-        h("table", {}, h("caption", { class: "unseen" }, "All candidates of all steps."), h("thead", {}, h("tr", {}, headings.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, body)),
+        h("table", {}, h("caption", { class: "visually-hidden" }, "All candidates of all steps."), h("thead", {}, h("tr", {}, headings.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, body)),
       ),
     );
   }
@@ -282,7 +269,7 @@ export class SearchView {
     setChildren(
       this.details,
       h("p", { class: "text", dir: this.rtl ? "rtl" : "ltr" }, isExtension ? before : "", h("span", { class: "new" }, added.trim() ? added : `${before ? " " : ""}${one.label}`)),
-      h("p", { class: "fate" }, h("strong", {}, `Step ${one.step + 1}. `), `${outcomeOf(one)}.`),
+      h("p", { class: "node-outcome" }, h("strong", {}, `Step ${one.step + 1}. `), `${outcomeOf(one)}.`),
       h("dl", {}, numbers.filter((pair) => pair !== null).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
     );
     this.listResults(one);
@@ -323,12 +310,12 @@ export class SearchView {
         "ol",
         { class: "words", dir: rtl ? "rtl" : "ltr" },
         look.map(({ token, weight, own }) => {
-          const item = h("li", { class: [colormap.needsLightText(weight) ? "light" : "dark", own && "own"].filter(Boolean).join(" "), title: formatWeight(weight) }, token, h("span", { class: "unseen" }, ` ${formatShort(weight)}`));
+          const item = h("li", { class: [colormap.needsLightText(weight) ? "light" : "dark", own && "own"].filter(Boolean).join(" "), title: formatWeight(weight) }, token, h("span", { class: "visually-hidden" }, ` ${formatShort(weight)}`));
           item.style.background = colormap.css(weight);
           return item;
         }),
       ),
-      h("p", { class: "rest" }, `${this.search.attention}, mean of all heads`),
+      h("p", { class: "secondary" }, `${this.search.attention}, mean of all heads`),
     );
   }
 
@@ -398,139 +385,4 @@ export class SearchView {
     const lines = this.nodes.map((one) => [one.step + 1, one.parent ?? "", one.index, one.label, one.logprob, one.total, one.score ?? "", one.state, one.reason, makeVisible(one.text)].join("\t"));
     return `${["step\tparent\tnumber\ttoken\tlogprob\tsum\tscore\tstate\treason\ttext", ...lines].join("\n")}\n`;
   }
-}
-
-/** Adds texts, labels and links to the scene's candidates. @param {{nodes: CandidateData[], results: {node: number | null}[]}} given @returns {Candidate[]} */
-export function buildCandidates(given) {
-  /** @type {Candidate[]} */
-  const nodes = [];
-  given.nodes.forEach((one, index) => {
-    const before = one.parent === null || one.whole ? "" : nodes[one.parent].text;
-    nodes.push({ ...one, index, text: before + one.piece, label: truncate(makeVisible(one.token), MAX_NODE_LABEL), children: [], isInResult: false });
-  });
-  for (const { node } of given.results) for (let at = node; at !== null; at = nodes[at].parent) nodes[at].isInResult = true;
-  for (const one of nodes) if (one.parent !== null) nodes[one.parent].children.push(one.index);
-  // Candidates of results first, then those that were kept, each from the best down.
-  for (const one of nodes) one.children.sort((a, b) => importance(nodes[b]) - importance(nodes[a]) || a - b);
-  return nodes;
-}
-
-/** @param {Candidate} one */
-function isDiscarded(one) {
-  return one.state === "pruned" || one.state === "refused";
-}
-
-/** Whether a candidate was kept, but is not part of a result. @param {Candidate} one */
-function isDeadEnd(one) {
-  return one.state === "kept" && !one.isInResult;
-}
-
-/** Importance of a candidate. @param {Candidate} one */
-function importance(one) {
-  return { best: 4, finished: 2, kept: 2, pruned: 1, refused: 0 }[one.state] + (one.isInResult ? 1 : 0);
-}
-
-/** Width of an edge, which grows with the probability. @param {Candidate} one */
-function edgeWidth(one) {
-  return isDiscarded(one) ? 1.2 : 1.4 + 3.2 * Math.exp(one.logprob);
-}
-
-/** Describes the outcome of a candidate. @param {Candidate} one */
-function outcomeOf(one) {
-  if (isDiscarded(one)) return `${STATES[one.state]}: ${REASONS[one.reason] ?? one.reason}`;
-  if (one.ends) return one.state === "best" ? "Finished: the best hypothesis" : one.isInResult ? "Finished: one of the results" : "Finished: ranked below the results";
-  if (one.state === "best") return "Kept: part of the best hypothesis";
-  return one.isInResult ? "Kept: part of a result" : "Kept: leads to no result";
-}
-
-/** Formats a score, with more digits if it is small. @param {number} value @param {number} [digits] */
-function formatScore(value, digits = Math.abs(value) < 0.1 ? 4 : 2) {
-  return Number(value.toFixed(digits)) === 0 ? "0" : value.toFixed(digits).replace("-", "−");
-}
-
-/** The candidates from the first step to this one. @param {Candidate[]} nodes @param {Candidate} one @returns {Candidate[]} */
-function pathOf(nodes, one) {
-  const path = [];
-  for (let at = one; at; at = nodes[at.parent]) path.unshift(at);
-  return path;
-}
-
-/** The last token of the best continuation. @param {Candidate[]} nodes @param {Candidate} one @param {Set<number>} visibleIndices */
-function lastOf(nodes, one, visibleIndices) {
-  let at = one;
-  for (let next = at; next; next = nodes[at.children.find((number) => visibleIndices.has(number))]) at = next;
-  return at.index;
-}
-
-let labelContext = null;
-/** Width of a label in pixels. @param {string} label @param {number} size */
-function nodeLabelWidth(label, size) {
-  labelContext ??= document.createElement("canvas").getContext("2d");
-  labelContext.font = `600 ${size}px ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", "Liberation Sans", Arial, sans-serif`;
-  return labelContext.measureText(label).width;
-}
-
-/**
- * Computes the layout of a tree. Each step is a column. Hypotheses that are kept stay in one lane as long as possible, the
- * best one in the first; discarded candidates are placed below.
- * @param {Candidate[]} nodes @param {number} steps
- */
-export function layoutTree(nodes, steps) {
-  const byStep = Array.from({ length: steps }, (_, step) => nodes.filter((one) => one.step === step));
-  /** @type {Map<number, number>} */
-  const lanes = new Map();
-  let lastLane = 0;
-  for (const column of byStep) {
-    const taken = new Set();
-    const inOrder = column.filter((one) => !isDiscarded(one)).sort((a, b) => importance(b) - importance(a) || a.index - b.index);
-    for (const one of inOrder) {
-      const preferred = one.state === "best" ? 0 : Math.max(1, lanes.get(one.parent) ?? 1);
-      let lane = preferred;
-      // The free lane nearest to the parent's, below it if two are equally near; the first is reserved for the best hypothesis.
-      for (let away = 1; taken.has(lane); away++) {
-        lane = !taken.has(preferred + away) || preferred - away < 1 ? preferred + away : preferred - away;
-      }
-      taken.add(lane);
-      lanes.set(one.index, lane);
-      lastLane = Math.max(lastLane, lane);
-    }
-  }
-  /** @type {Map<number, {x: number, y: number, width: number, height: number}>} */
-  const boxes = new Map();
-  const columns = [];
-  const discardedTop = TOP + (lastLane + 1) * LANE + 14;
-  let x = 34;
-  let rows = 0;
-  for (const column of byStep) {
-    const sizes = new Map(column.map((one) => [one.index, Math.max(34, nodeLabelWidth(one.label, isDiscarded(one) ? DISCARDED_FONT : FONT) + (isDiscarded(one) ? 14 : 26))]));
-    const widest = Math.max(...sizes.values(), 34);
-    const ends = column.some((one) => one.ends) ? 40 : 0;
-    columns.push(x);
-    const left = column.filter(isDiscarded);
-    rows = Math.max(rows, left.length);
-    for (const one of column) {
-      const discarded = isDiscarded(one);
-      const height = discarded ? 22 : 30;
-      const y = discarded ? discardedTop + left.indexOf(one) * DISCARDED_LANE : TOP + lanes.get(one.index) * LANE + (LANE - height) / 2;
-      boxes.set(one.index, { x, y, width: sizes.get(one.index), height });
-    }
-    x += widest + Math.max(GAP, ends + 12);
-  }
-  const height = rows ? discardedTop + rows * DISCARDED_LANE + 4 : discardedTop - 10;
-  return {
-    boxes, columns, width: x - GAP + 44, height, separatorY: rows ? discardedTop - 8 : 0,
-    /** Path of the edge from the parent to a candidate. @param {Candidate} one */
-    edge(one) {
-      const to = boxes.get(one.index);
-      const from = one.parent === null ? { x: 0, y: TOP, width: 11, height: LANE } : boxes.get(one.parent);
-      const [x1, y1, x2, y2] = [from.x + from.width, from.y + from.height / 2, to.x, to.y + to.height / 2];
-      const bend = Math.min(60, (x2 - x1) * 0.55);
-      return `M${roundToTenth(x1)} ${roundToTenth(y1)}C${roundToTenth(x1 + bend)} ${roundToTenth(y1)} ${roundToTenth(x2 - bend)} ${roundToTenth(y2)} ${roundToTenth(x2)} ${roundToTenth(y2)}`;
-    },
-  };
-}
-
-/** @param {number} value */
-function roundToTenth(value) {
-  return Math.round(value * 10) / 10;
 }

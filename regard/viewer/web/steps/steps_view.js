@@ -1,23 +1,20 @@
 /** The step-by-step view: from the input to the output of the model, with the numbers of one token. */
 
-import { Trace, formatNumber } from "./program.js";
-import { placePatchButtons, patchOverlay } from "../images/patch_picker.js";
-import { setAttributes, setChildren, h, picker, tokenText } from "../core/dom.js";
-import { formatWeight, bidiIsolate, makeVisible } from "../core/tokens.js";
+import { Trace } from "./trace.js";
+import { formatNumber } from "./operations.js";
+import { derivationElement } from "./derivation.js";
+import { displayedRow } from "./displayed_row.js";
+import { patchOverlay, placePatchButtons } from "../images/patch_picker.js";
+import { h, picker, setAttributes, setChildren, tokenText } from "../core/dom.js";
+import { bidiIsolate, formatWeight, makeVisible } from "../core/tokens.js";
 import STEPS_STYLE from "./steps.css";
 
-/** @typedef {import("./program.js").Step} Step */
+/** @typedef {import("./trace.js").Step} Step */
 /** @typedef {{title: string, part: string, side?: string, token?: number, layer?: number, attention?: string, heads?: number, keys?: string}} Section */
-/**
- * A row of displayed numbers: their indices in the step's output, their names, and how they are displayed.
- * @typedef {{subject: string, indices: number[], names: string[] | null, display: "cells" | "bars", total: number, first: number}} Row
- */
+/** @typedef {import("./displayed_row.js").Row} Row */
 
-/** Numbers, and terms of a sum, that are visible before "more" is pressed. */
+/** Number of values that are visible before "more" is pressed. */
 const INITIAL_CELLS = 8;
-const INITIAL_TERMS = 4;
-/** Maximum number of bars for the tokens of an image. */
-const MAX_BARS = 10;
 /** Number of steps that are computed before the page responds again. */
 const STEPS_PER_SLICE = 8;
 /** Tolerance of the comparison with recorded values. */
@@ -25,9 +22,6 @@ const TOLERANCE = 1e-5;
 
 /** Formats a difference. @param {number} x */
 const formatGap = (x) => (x === 0 ? "0" : x.toExponential(0));
-
-/** The symbol on the left-hand side of a formula. @param {Step} step */
-const leftSymbol = (step) => step.formula.split(/ [=←] /)[0].replace(/[ₜₛₕ₀₁₂₃ᵢ]+.*$/u, "") || "y";
 
 export class StepsView {
   /** @param {import("../core/shell.js").Context} context */
@@ -59,12 +53,12 @@ export class StepsView {
     this.verdict = h("p", { class: "verdict" });
     this.chips = h("div", { class: "sides" });
     this.choice = h("div", { class: "choice" });
-    this.list = h("ol", { class: "stations" });
+    this.list = h("ol", { class: "sections" });
     this.element = h(
       "div",
-      { class: "walk", onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) },
+      { class: "steps-view", onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) },
       h("style", {}, STEPS_STYLE),
-      h("section", { class: "follow", "aria-label": "Selected tokens and heads", "data-saved": "no" }, this.chips, this.choice),
+      h("section", { class: "selection-bar", "aria-label": "Selected tokens and heads", "data-export": "no" }, this.chips, this.choice),
       this.verdict,
       this.walk.note ? h("p", { class: "note" }, this.walk.note) : null,
       this.list,
@@ -87,7 +81,7 @@ export class StepsView {
     const lines = [["step", "formula", "of", "numbers"].join("\t")];
     for (const n of this.openSections) {
       for (const step of this.stepsOf[n]) {
-        const row = this.displayedRow(step);
+        const row = displayedRow(this, step);
         const { data } = this.trace.value(step);
         lines.push([this.walk.steps[step].id, this.walk.steps[step].formula, row.subject, ...row.indices.map((at) => data[at])].join("\t"));
       }
@@ -124,7 +118,7 @@ export class StepsView {
         const group = h(
           "div",
           {
-            class: "tokens-of",
+            class: "token-list",
             role: "radiogroup",
             "aria-label": `${title}: selected token`,
             dir: known?.direction ?? "auto",
@@ -133,7 +127,7 @@ export class StepsView {
           buttons,
         );
         const choice = this.host.scene.picture ? placePatchButtons(this.host, name, group, buttons) : group;
-        return h("div", { class: "side-of" }, h("p", { class: "side-name", "aria-hidden": "true" }, title), choice);
+        return h("div", { class: "token-side" }, h("p", { class: "side-name", "aria-hidden": "true" }, title), choice);
       }),
     );
   }
@@ -213,7 +207,7 @@ export class StepsView {
   createSections() {
     /** @type {{item: HTMLElement, details: HTMLDetailsElement, mark: HTMLElement, body: HTMLElement, drawn: boolean}[]} */
     this.sectionElements = this.sections.map((section, n) => {
-      const mark = h("span", { class: "mark-of" });
+      const mark = h("span", { class: "section-mark" });
       const body = h("div", { class: "cards" });
       const count = this.stepsOf[n].length;
       const details = h(
@@ -305,7 +299,7 @@ export class StepsView {
     this.sections.forEach((_, n) => {
       const worst = Math.max(0, ...this.stepsOf[n].map((step) => this.trace.check(step)));
       setAttributes(this.sectionElements[n].mark, { "data-agrees": worst <= TOLERANCE ? "yes" : "no" });
-      setChildren(this.sectionElements[n].mark, worst <= TOLERANCE ? "✓" : "≠", h("span", { class: "unseen" }, worst <= TOLERANCE ? " agrees" : " does not agree"));
+      setChildren(this.sectionElements[n].mark, worst <= TOLERANCE ? "✓" : "≠", h("span", { class: "visually-hidden" }, worst <= TOLERANCE ? " agrees" : " does not agree"));
     });
     this.showVerdict();
     return false;
@@ -331,66 +325,15 @@ export class StepsView {
 
   // Steps
 
-  /** The displayed numbers of a step: the row of the selected token in the selected head. @param {number} n @returns {Row} */
-  displayedRow(n) {
-    const step = this.walk.steps[n];
-    const { shape, axes } = step.output;
-    const { head, heads } = this.selected;
-    // The row runs along the last axis; for an image, whose spatial axes come last, along the channels.
-    const rowAxis = axes[0] === "channels" && axes.length > 1 ? 0 : axes.length - 1;
-    let [start, stride, token, which, tokenSide] = [0, 1, "", "", ""];
-    for (let axis = axes.length - 1, size = 1; axis >= 0; size *= shape[axis--]) {
-      if (axis === rowAxis) {
-        stride = size;
-        continue;
-      }
-      const side = axes[axis];
-      let at = 0;
-      if (side in this.walk.sides) {
-        at = Math.min(this.selectedToken(side), shape[axis] - 1);
-        token = bidiIsolate(makeVisible(this.walk.sides[side].tokens[at]));
-        tokenSide = side;
-      } else if (side === "heads") {
-        // Grouped-query attention: several query heads share a key and value head.
-        at = shape[axis] >= heads ? Math.min(head, shape[axis] - 1) : Math.floor((head * shape[axis]) / heads);
-        if (shape[axis] > 1) which = `head ${at}`;
-      }
-      start += at * size;
-    }
-    let subject = [token, which].filter(Boolean).join(", ");
-    const width = shape[rowAxis];
-    let columns = Array.from({ length: width }, (_, i) => i);
-    const last = axes[rowAxis];
-    let names = last in this.walk.sides ? this.walk.sides[last].tokens.map(makeVisible) : null;
-    const { data } = this.trace.value(n);
-    const descending = (/** @type {number} */ a, /** @type {number} */ b) => data[start + b * stride] - data[start + a * stride];
-    if (last === "vocabulary") {
-      // The ten most probable tokens.
-      columns = columns.sort(descending).slice(0, 10);
-      names = columns.map((i) => makeVisible(this.walk.names[i] ?? `token ${i}`));
-      if (subject && tokenSide && !this.host.scene.picture) subject = `after ${subject}`;
-    }
-    const display = step.op === "softmax" ? "bars" : "cells";
-    if (display === "bars" && this.host.scene.picture && names && columns.length > MAX_BARS) {
-      // Of many patches, list only the largest; all of them are painted.
-      const all = names;
-      columns = columns.sort(descending).slice(0, MAX_BARS);
-      names = columns.map((i) => all[i]);
-    }
-    const indices = columns.map((i) => start + i * stride);
-    const largest = indices.reduce((best, at, i) => (data[at] > data[indices[best]] ? i : best), 0);
-    return { subject, indices, names, display, total: width, first: names ? largest : 0 };
-  }
-
   /** @param {number} n */
   card(n) {
     const step = this.walk.steps[n];
-    const row = this.displayedRow(n);
-    const body = h("div", { class: "numbers-of" });
+    const row = displayedRow(this, n);
+    const body = h("div", { class: "values-panel" });
     const show = () => {
-      const { indices, names, display } = row;
+      const { indices, display } = row;
       const selectedNumber = Math.min(this.selectedNumber.get(n) ?? row.first, indices.length - 1);
-      setChildren(body, this.overlay(n), display === "bars" ? this.bars(n, row, selectedNumber, show) : this.cells(n, row, selectedNumber, show), this.derivation(n, row, selectedNumber, names));
+      setChildren(body, this.overlay(n), display === "bars" ? this.bars(n, row, selectedNumber, show) : this.cells(n, row, selectedNumber, show), derivationElement(this.trace, n, row, selectedNumber));
     };
     show();
     const gap = this.trace.check(n);
@@ -401,7 +344,7 @@ export class StepsView {
           "span",
           { class: "check", "data-agrees": gap <= TOLERANCE ? "yes" : "no", title: "Largest difference between the value computed in this page and the recorded one" },
           gap <= TOLERANCE ? "✓ " : "≠ ",
-          h("span", { class: "unseen" }, gap <= TOLERANCE ? "agrees, largest difference " : "does not agree, largest difference "),
+          h("span", { class: "visually-hidden" }, gap <= TOLERANCE ? "agrees, largest difference " : "does not agree, largest difference "),
           formatGap(gap),
         );
     return h(
@@ -426,7 +369,7 @@ export class StepsView {
     const side = output.axes[output.axes.length - 1];
     if (op !== "softmax" || !(side in (this.host.scene.picture?.first ?? {}))) return null;
     const width = output.shape[output.shape.length - 1];
-    const start = Math.floor(this.displayedRow(n).indices[0] / width) * width;
+    const start = Math.floor(displayedRow(this, n).indices[0] / width) * width;
     return patchOverlay(this.host, side, this.trace.value(n).data.subarray(start, start + width));
   }
 
@@ -481,10 +424,10 @@ export class StepsView {
         : null;
     const width = total > 1 && !names ? h("span", { class: "width" }, ` ${total} channels`) : null;
     return [
-      subject ? h("p", { class: "of" }, subject, width) : null,
+      subject ? h("p", { class: "value-subject" }, subject, width) : null,
       h(
         "div",
-        { class: "row-of", role: "group", "aria-label": subject ? `Values of ${subject}` : "Values", onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveSelection(event, n, count, show) },
+        { class: "value-row", role: "group", "aria-label": subject ? `Values of ${subject}` : "Values", onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveSelection(event, n, count, show) },
         cells,
         more,
       ),
@@ -495,16 +438,16 @@ export class StepsView {
   bars(n, { subject, indices, names }, selectedNumber, show) {
     const { data } = this.trace.value(n);
     return [
-      subject ? h("p", { class: "of" }, subject) : null,
+      subject ? h("p", { class: "value-subject" }, subject) : null,
       h(
         "div",
-        { class: "bars-of", role: "group", "aria-label": `Weights of ${subject}`, onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveSelection(event, n, indices.length, show) },
+        { class: "bar-list", role: "group", "aria-label": `Weights of ${subject}`, onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveSelection(event, n, indices.length, show) },
         indices.map((at, i) =>
           h(
             "button",
             {
               type: "button",
-              class: "bar-of",
+              class: "bar-button",
               "aria-pressed": String(i === selectedNumber),
               tabindex: i === selectedNumber ? 0 : -1,
               title: formatWeight(data[at]),
@@ -524,7 +467,7 @@ export class StepsView {
   point(n, i, show) {
     this.selectedNumber.set(n, i);
     const inside = document.activeElement;
-    const parent = inside?.closest?.(".numbers-of");
+    const parent = inside?.closest?.(".values-panel");
     show();
     /** @type {HTMLElement | null | undefined} */ (parent?.querySelector('[aria-pressed="true"]'))?.focus();
   }
@@ -535,31 +478,7 @@ export class StepsView {
     if (!(event.key in moves)) return;
     event.preventDefault();
     event.stopPropagation();
-    const now = Math.min(this.selectedNumber.get(n) ?? this.displayedRow(n).first, count - 1);
+    const now = Math.min(this.selectedNumber.get(n) ?? displayedRow(this, n).first, count - 1);
     this.point(n, (now + moves[event.key] + count) % count, show);
-  }
-
-  /** The derivation of one number from the inputs of its step. @param {number} n @param {Row} row @param {number} i @param {string[] | null} names */
-  derivation(n, { indices }, i, names) {
-    const at = indices[i];
-    const sum = this.trace.derivation(n, at);
-    if (!sum) return null;
-    const { pieces, sign, before, after } = sum;
-    const left = `${leftSymbol(this.walk.steps[n])}[${names ? names[i] : i}]`;
-    const terms = h("span", { class: "terms" });
-    /** @param {boolean} all */
-    const write = (all) => {
-      const visibleTerms = all ? pieces : pieces.slice(0, INITIAL_TERMS);
-      const rest = pieces.length - visibleTerms.length;
-      setChildren(
-        terms,
-        before,
-        visibleTerms.flatMap((piece, k) => [k ? sign : null, h("span", { class: "term" }, piece)]),
-        rest > 0 ? [sign, h("button", { type: "button", class: "more", onclick: () => write(true) }, `… ${rest} more`)] : null,
-        after,
-      );
-    };
-    write(pieces.length <= INITIAL_TERMS + 2);
-    return h("p", { class: "making" }, h("bdi", { class: "left" }, left), " = ", terms, " = ", h("strong", {}, formatNumber(this.trace.value(n).data[at])));
   }
 }

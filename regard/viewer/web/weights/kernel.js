@@ -4,7 +4,7 @@
  * kernel where WebAssembly is not available. This one is for drawing: float32, accurate to about five digits.
  */
 
-import { keyRange, computeWeights } from "./maths.js";
+import { computeWeights, keyRange } from "./maths.js";
 
 /** @typedef {import("./maths.js").Head} Head */
 

@@ -1,25 +1,17 @@
 /**
- * Interpreter of programs: the operations of regard/program/numpy_interpreter.py, and the derivation of single numbers from
- * the inputs of their step. No DOM: this also runs under node.
+ * Interpreter of programs: the operations of regard/program/numpy_interpreter.py. No DOM: this also runs under node.
  */
 
 /**
  * @typedef {{data: Float64Array, shape: number[]}} Tensor
- * @typedef {{sign: string, name: string, offset: number, shape: number[]}} Param
- * @typedef {number | Param | null} Input index of a step, or a parameter
- * @typedef {{
- *   id: string, section: number, title: string, formula?: string, where?: string, op: string, inputs: Input[],
- *   options: Record<string, any>, output?: {offset: number, shape: number[], axes: string[]}, differs: number | null
- * }} Step a step without a title is computed, but not shown
- * @typedef {{pieces: string[], sign: string, before: string, after: string}} Derivation the derivation of one number from others
  * @typedef {(at: number) => [number, number] | null} Origin the input and the index in it that a number is copied from
  */
 
 /** @param {number[]} shape */
-const sizeOf = (shape) => shape.reduce((product, n) => product * n, 1);
+export const sizeOf = (shape) => shape.reduce((product, n) => product * n, 1);
 
 /** Strides of a contiguous tensor. @param {number[]} shape */
-function stridesOf(shape) {
+export function stridesOf(shape) {
   const strides = new Array(shape.length).fill(1);
   for (let axis = shape.length - 2; axis >= 0; axis--) strides[axis] = strides[axis + 1] * shape[axis + 1];
   return strides;
@@ -29,7 +21,7 @@ function stridesOf(shape) {
 const fromFunction = (shape, f) => ({ data: Float64Array.from({ length: sizeOf(shape) }, (_, at) => f(at)), shape });
 
 /** Resolves a negative axis. @param {number} dim @param {number[]} shape */
-const axisOf = (dim, shape) => (dim < 0 ? dim + shape.length : dim);
+export const axisOf = (dim, shape) => (dim < 0 ? dim + shape.length : dim);
 
 /** @param {number[]} shape @param {number} axis @param {number} size @returns {number[]} */
 const withSize = (shape, axis, size) => shape.map((n, i) => (i === axis ? size : n));
@@ -47,7 +39,7 @@ function broadcastShape(shapes) {
 }
 
 /** Maps an index of a broadcast shape to an index of the tensor. @param {number[]} from @param {number[]} to @returns {(at: number) => number} */
-function broadcastIndex(from, to) {
+export function broadcastIndex(from, to) {
   if (sizeOf(from) === sizeOf(to)) return (at) => at;
   if (sizeOf(from) === 1) return () => 0;
   const [inner, outer] = [stridesOf(from), stridesOf(to)];
@@ -257,7 +249,7 @@ export const ELEMENTWISE_OPS = {
 };
 
 /** The function of an elementwise step, its expression, and its scalar arguments. @param {string} op @param {any} options @param {number} inputs @returns {{f: (...x: number[]) => number, text: (...x: string[]) => string, numbers: number[]} | null} */
-function elementwiseOf(op, options, inputs) {
+export function elementwiseOf(op, options, inputs) {
   if (op === "gelu") {
     const tanh = options.approximate === "tanh";
     return { f: tanh ? geluTanh : (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)), text: call(tanh ? "gelu_tanh" : "gelu"), numbers: [] };
@@ -282,7 +274,7 @@ function elementwiseOf(op, options, inputs) {
 // Reductions.
 
 /** Offsets along the reduced axes, and the start index for each output. @param {Tensor} x @param {number[]} axes @param {boolean} keep */
-function reduction(x, axes, keep) {
+export function reduction(x, axes, keep) {
   const strides = stridesOf(x.shape);
   const inside = axes.map((axis) => x.shape[axis]);
   const kept = x.shape.flatMap((_, axis) => (axes.includes(axis) ? [] : [axis]));
@@ -297,10 +289,10 @@ function reduction(x, axes, keep) {
 }
 
 /** @param {Tensor} x @param {number | number[] | null | undefined} dim */
-const axesOf = (x, dim) => (dim === null || dim === undefined ? x.shape.map((_, axis) => axis) : [dim].flat().map((one) => axisOf(one, x.shape)));
+export const axesOf = (x, dim) => (dim === null || dim === undefined ? x.shape.map((_, axis) => axis) : [dim].flat().map((one) => axisOf(one, x.shape)));
 
 /** Mean and variance of the group that an index is normalized with. @param {string} op @param {Tensor} x @param {any} options @param {number} at */
-function normParts(op, x, options, at) {
+export function normParts(op, x, options, at) {
   const size = op === "group_norm" ? sizeOf(x.shape.slice(1)) / options.num_groups : sizeOf(options.normalized_shape ?? x.shape.slice(-1));
   const from = Math.floor(at / size) * size;
   let [mean, variance] = [0, 0];
@@ -310,7 +302,7 @@ function normParts(op, x, options, at) {
 }
 
 /** Index of a norm's gain and bias. @param {string} op @param {Tensor} x @param {number} at @param {Tensor | null | undefined} weight */
-const gainAt = (op, x, at, weight) => (op === "group_norm" ? Math.floor(at / sizeOf(x.shape.slice(2))) % x.shape[1] : at % (weight?.data.length ?? 1));
+export const gainAt = (op, x, at, weight) => (op === "group_norm" ? Math.floor(at / sizeOf(x.shape.slice(2))) % x.shape[1] : at % (weight?.data.length ?? 1));
 
 /** Bilinear interpolation along one axis: indices and weights of the two neighbors. @param {number} i @param {number} count @param {number} size @returns {[number, number][]} */
 function bilinearWeights(i, count, size) {
@@ -320,7 +312,7 @@ function bilinearWeights(i, count, size) {
 }
 
 /** Pairs of indices (image, filter) whose products a convolution sums for one output. @param {Tensor} x @param {Tensor} weight @param {any} options @param {number} at @returns {[number, number][]} */
-function convolutionPairs(x, weight, { stride = [1, 1], padding = [0, 0] }, at) {
+export function convolutionPairs(x, weight, { stride = [1, 1], padding = [0, 0] }, at) {
   const [outputs, channels, high, wide] = weight.shape;
   const [height, width] = x.shape.slice(2);
   const [rows, columns] = convolutionSize(x, weight, { stride, padding });
@@ -346,7 +338,7 @@ const convolutionSize = (x, weight, { stride, padding }) =>
   [0, 1].map((k) => Math.floor((x.shape[2 + k] + 2 * padding[k] - weight.shape[2 + k]) / (stride[k] ?? stride[0])) + 1);
 
 /** Shape of a matrix product, and the indices of the factors of each output. @param {Tensor} a @param {Tensor} b */
-function matmulParts(a, b) {
+export function matmulParts(a, b) {
   const [rows, inside] = [a.shape.length > 1 ? a.shape[a.shape.length - 2] : 1, a.shape[a.shape.length - 1]];
   const columns = b.shape.length > 1 ? b.shape[b.shape.length - 1] : 1;
   const batch = broadcastShape([a.shape.slice(0, -2), b.shape.slice(0, -2)]);
@@ -434,7 +426,7 @@ function normalize(op, [x, weight, bias], options) {
 }
 
 /** Bilinear interpolation: indices and weights of the four neighbors. @param {Tensor} x @param {number} height @param {number} width @param {number} at @returns {[number, number][]} */
-function bilinearCells(x, height, width, at) {
+export function bilinearCells(x, height, width, at) {
   const [rows, columns] = x.shape.slice(2);
   const image = Math.floor(at / width / height) * rows * columns;
   const across = bilinearWeights(at % width, columns, width);
@@ -484,185 +476,3 @@ export function formatNumber(x) {
 
 /** Formats a factor or summand, in parentheses if it is negative. @param {number} x */
 export const formatTerm = (x) => (x < 0 ? `(${formatNumber(x)})` : formatNumber(x));
-
-/** Whether an expression has spaces outside of parentheses, as a sum does. @param {string} text */
-function isSum(text) {
-  let depth = 0;
-  for (const one of text) {
-    depth += one === "(" ? 1 : one === ")" ? -1 : 0;
-    if (one === " " && !depth) return true;
-  }
-  return false;
-}
-
-/** The steps of a program, computed on demand. */
-export class Trace {
-  /** @param {{steps: Step[]}} walk @param {Float32Array} params @param {Float32Array} outputs */
-  constructor(walk, params, outputs) {
-    this.steps = walk.steps;
-    // Float32Arrays, treated like the Float64Arrays of computed tensors.
-    this.params = /** @type {any} */ (params);
-    this.outputs = /** @type {any} */ (outputs);
-    /** @type {(Tensor | undefined)[]} */
-    this.values = new Array(walk.steps.length);
-    this.checks = new Array(walk.steps.length);
-  }
-
-  /** The recorded output of a step. @param {number} n */
-  recorded(n) {
-    const { offset, shape } = this.steps[n].output;
-    return this.outputs.subarray(offset, offset + sizeOf(shape));
-  }
-
-  /** @param {Input} input @returns {Tensor | null} */
-  tensor(input) {
-    if (input === null) return null;
-    if (typeof input === "number") return this.value(input);
-    return { data: this.params.subarray(input.offset, input.offset + sizeOf(input.shape)), shape: input.shape };
-  }
-
-  /** The output of a step, computed from its inputs. @param {number} n @returns {Tensor} */
-  value(n) {
-    const waiting = [n];
-    while (waiting.length) {
-      const next = waiting[waiting.length - 1];
-      const missing = this.steps[next].inputs.filter((i) => typeof i === "number" && !this.values[i]);
-      if (missing.length) waiting.push(.../** @type {number[]} */ (missing));
-      else {
-        waiting.pop();
-        this.values[next] ??= this.compute(next);
-      }
-    }
-    return this.values[n];
-  }
-
-  /** @param {number} n @returns {Tensor} */
-  compute(n) {
-    const { op, inputs, options, output } = this.steps[n];
-    if (op === "given") return { data: Float64Array.from(this.recorded(n)), shape: options.shape ?? output.shape };
-    return execute(op, inputs.map((one) => (typeof one === "number" ? this.values[one] : this.tensor(one))), options);
-  }
-
-  /** Largest difference between computed and recorded output, relative to the largest number if that is above 1. @param {number} n @returns {number} */
-  check(n) {
-    if (!this.steps[n].output) return 0;
-    if (this.checks[n] === undefined) {
-      const [computed, recorded] = [this.value(n).data, this.recorded(n)];
-      let [gap, maximum] = [computed.length === recorded.length ? 0 : Infinity, 1];
-      for (let i = 0; i < recorded.length; i++) {
-        if (computed[i] === recorded[i]) continue;
-        const difference = Math.abs(computed[i] - recorded[i]);
-        // Masked scores are the smallest float32 number.
-        if (computed[i] < -1e38 && recorded[i] < -1e38) continue;
-        gap = Number.isNaN(difference) ? Infinity : Math.max(gap, difference);
-        if (Number.isFinite(recorded[i])) maximum = Math.max(maximum, Math.abs(recorded[i]));
-      }
-      this.checks[n] = gap / maximum;
-    }
-    return this.checks[n];
-  }
-
-  /** The parameters of a step and of the hidden steps before it. @param {number} n @returns {Param[]} */
-  paramsOf(n) {
-    return this.steps[n].inputs.flatMap((one) => {
-      if (one === null) return [];
-      if (typeof one === "number") return this.steps[one].title ? [] : this.paramsOf(one);
-      return one.name ? [one] : [];
-    });
-  }
-
-  /** A number of an input as text; of a hidden elementwise step, its expression. @param {Input} input @param {number} at @param {number} [depth] @returns {string} */
-  text(input, at, depth = 0) {
-    if (typeof input === "number" && !this.steps[input].title && depth < 6) {
-      const origin = this.origin(input, at);
-      if (origin) return this.text(origin[0], origin[1], depth);
-      const written = this.expression(input, at, depth + 1);
-      if (written !== null) return isSum(written) ? `(${written})` : written;
-    }
-    return formatTerm(this.tensor(input).data[at]);
-  }
-
-  /** The origin of a number of a layout step. @param {number} n @param {number} at @returns {[Input, number] | null} */
-  origin(n, at) {
-    const { op, inputs, options } = this.steps[n];
-    if (!(op in LAYOUT_OPS)) return null;
-    const found = LAYOUT_OPS[op](/** @type {Tensor[]} */ (inputs.map((one) => this.tensor(one))), options).from(at);
-    return found && [inputs[found[0]], found[1]];
-  }
-
-  /** The expression of a number of an elementwise step. @param {number} n @param {number} at @param {number} depth @returns {string | null} */
-  expression(n, at, depth) {
-    const { op, inputs, options } = this.steps[n];
-    const one = elementwiseOf(op, options, inputs.length);
-    if (one === null) return null;
-    const { shape } = this.value(n);
-    const texts = inputs.map((input, i) => {
-      const tensor = this.tensor(input);
-      const position = broadcastIndex(tensor.shape, shape)(at);
-      // Of a conditional, only the selected number is written.
-      const isCondition = (op === "where" && i === 0) || (op === "masked_fill" && i === 1);
-      return isCondition ? String(tensor.data[position]) : this.text(input, position, depth);
-    });
-    return one.text(...texts, ...one.numbers.map(formatTerm));
-  }
-
-  /** The derivation of one number of a step's output; null if it is a copy. @param {number} n @param {number} at its index in the output @returns {Derivation | null} */
-  derivation(n, at) {
-    const { op, inputs, options } = this.steps[n];
-    /** @param {string[]} pieces @param {string} [sign] @param {string} [before] @param {string} [after] @returns {Derivation} */
-    const sum = (pieces, sign = " + ", before = "", after = "") => ({ pieces, sign, before, after });
-    if (op === "given" || op in CONSTANT_OPS) return null;
-    if (op in LAYOUT_OPS) {
-      const origin = this.origin(n, at);
-      return origin && typeof origin[0] === "number" && !this.steps[origin[0]].title ? this.derivation(origin[0], origin[1]) : null;
-    }
-    const written = this.expression(n, at, 0);
-    if (written !== null) {
-      if ((op !== "add" && op !== "mul") || inputs.length < 2) return sum([written], "");
-      const { shape } = this.value(n);
-      const texts = inputs.map((input) => this.text(input, broadcastIndex(this.tensor(input).shape, shape)(at)));
-      return sum(texts, op === "add" ? " + " : " · ");
-    }
-    const [x, weight, bias] = inputs.map((one) => this.tensor(one));
-    /** @param {[number, number][]} positions @returns {string[]} */
-    const products = (positions) => positions.map(([i, k]) => `${this.text(inputs[0], i)}·${this.text(inputs[1], k)}`);
-    if (op === "linear") {
-      const [outputs, width] = weight.shape;
-      const [from, to] = [Math.floor(at / outputs) * width, (at % outputs) * width];
-      const positions = Array.from({ length: width }, (_, i) => /** @type {[number, number]} */ ([from + i, to + i]));
-      return sum(products(positions), " + ", "", bias ? ` + ${formatTerm(bias.data[at % outputs])}` : "");
-    }
-    if (op === "matmul") {
-      const { inside, factors } = matmulParts(x, weight);
-      const { from, to, step } = factors(at);
-      return sum(products(Array.from({ length: inside }, (_, i) => [from + i, to + i * step])));
-    }
-    if (op === "conv2d") {
-      const { shape } = this.value(n);
-      const out = Math.floor(at / shape[2] / shape[3]) % shape[1];
-      return sum(products(convolutionPairs(x, weight, options, at)), " + ", "", bias ? ` + ${formatTerm(bias.data[out])}` : "");
-    }
-    if (op === "softmax") {
-      const axis = axisOf(options.dim, x.shape);
-      const [size, inner] = [x.shape[axis], stridesOf(x.shape)[axis]];
-      const from = Math.floor(at / inner / size) * inner * size + (at % inner);
-      const pieces = Array.from({ length: size }, (_, i) => `exp(${formatNumber(x.data[from + i * inner])})`);
-      return sum(pieces, " + ", `exp(${formatNumber(x.data[at])}) / (`, ")");
-    }
-    if (op === "layer_norm" || op === "rms_norm" || op === "group_norm") {
-      const { mean, variance, eps } = normParts(op, x, options, at);
-      const above = op === "rms_norm" ? formatNumber(x.data[at]) : `(${formatNumber(x.data[at])} − ${formatTerm(mean)})`;
-      const i = gainAt(op, x, at, weight ?? bias);
-      const after = [weight && ` · ${formatTerm(weight.data[i])}`, bias && ` + ${formatTerm(bias.data[i])}`];
-      return sum([`${above} / √(${formatNumber(variance)} + ${eps.toExponential(0)})`], "", "", after.filter(Boolean).join(""));
-    }
-    if (op === "upsample_bilinear2d") {
-      return sum(bilinearCells(x, options.output_size[0], options.output_size[1], at).map(([i, share]) => `${formatNumber(share)}·${this.text(inputs[0], i)}`));
-    }
-    const { offsets, start } = reduction(x, axesOf(x, options.dim), true);
-    const from = start(at);
-    const pieces = offsets.map((i) => this.text(inputs[0], from + i));
-    if (op === "linalg_vector_norm") return sum(pieces.map((piece) => `${piece}²`), " + ", "√(", ")");
-    return op === "mean" ? sum(pieces, " + ", "(", `) / ${pieces.length}`) : sum(pieces);
-  }
-}
