@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from regard.viewer import web
+
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -28,6 +30,11 @@ def missing(what: str) -> NoReturn:
 def node_program() -> str:
     """Where node is, which runs JavaScript without a page."""
     return shutil.which("node") or missing("There is no node here to run JavaScript with.")
+
+
+def bundle_script(script: str) -> str:
+    """Bundle a script for node with the page's sources that it imports ("./weights/maps.js")."""
+    return web.bundle(web.read_sources() | {web.ENTRY: script})
 
 
 def said(page: Any) -> str:

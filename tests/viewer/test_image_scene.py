@@ -165,12 +165,12 @@ def test_save_writes_a_page(tmp_path):
 
 # What the page computes
 
-LOOKS = 'import { Attentions } from "./maps.js";\nimport { PictureLooks } from "./imagelooks.js";'
+LOOKS = 'import { Attentions } from "./weights/maps.js";\nimport { ImageAttention } from "./images/image_attention.js";'
 BEGIN = (
     OPEN
     + """
-const looks = new PictureLooks(attentions);
-const all = (asker) => { for (const _ of looks.prepare(looks.throughOf(asker))); return [...looks.rollout(asker)]; };
+const looks = new ImageAttention(attentions);
+const all = (asker) => { for (const _ of looks.prepare(looks.rolloutLayers(asker))); return [...looks.rollout(asker)]; };
 """
 )
 
@@ -179,12 +179,12 @@ const all = (asker) => { for (const _ of looks.prepare(looks.throughOf(asker)));
 def test_page_computes_the_weights_over_patches_of_the_look(form):
     seen = look(form)
     program = """
-    const first = (name) => looks.firstOf(name, "rows");
+    const first = (name) => looks.firstPatch(name, "rows");
     const over = (name, head, token) => [...looks.overPatches(name, looks.weights({ attention: name, head }, token))];
     const told = given.header.attentions.map(({ name }) => ({
       whole: [over(name, 0, null), over(name, 1, null)],
       mean: over(name, "mean", null),
-      patch: first(name) === null ? null : [over(name, 0, looks.tokenOf(name, 4)), over(name, 1, first(name) + 4)],
+      patch: first(name) === null ? null : [over(name, 0, looks.rowOfPatch(name, 4)), over(name, 1, first(name) + 4)],
     }));
     """
     told = node(LOOKS, BEGIN + program + SHOW.format("told"), carried(scene_of_picture(seen)))
@@ -215,7 +215,7 @@ def test_page_computes_the_rollout_of_the_model(form):
 def test_page_computes_no_rollout_of_very_many_patches():
     model = model_of("mean", width=8, layers=1)
     seen = regard.look(model, torch.rand(3, 152, 160))  # 38 × 40 patches
-    program = "const told = [looks.canRoll, looks.isSampled(SHOWN), looks.weights(SHOWN, null).length];".replace(
+    program = "const told = [looks.fitsRollout, looks.isSampled(SHOWN), looks.weights(SHOWN, null).length];".replace(
         "SHOWN", '{ attention: "blocks.0.attention", head: 0 }'
     )
     given = carried(scene_of_picture(seen))

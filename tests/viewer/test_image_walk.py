@@ -178,57 +178,57 @@ def test_page_computes_the_same_numbers(tmp_path):
         check_expressions(form, one["made"])
 
 
-DONE = ".walk .verdict[data-agrees]"
+DONE = ".steps-view .verdict[data-agrees]"
 
 
 def test_walk_in_a_browser(opened):
     seen = looked("class")
     scene = scene_of_picture(seen)
-    page = opened(scene, "#view=walk&at=blocks.0.attention:1")
+    page = opened(scene, "#view=steps&at=blocks.0.attention:1")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
     steps = [step for step in scene.header["walk"]["steps"] if step["title"] and step["op"] != "given"]
     assert f"All {len(steps)} steps" in page.locator(".verdict").text_content()
     # A patch is selected on the image by pointer or keys.
-    assert page.locator(".picture-of [role=radio]").count() == 6
+    assert page.locator(".small-image [role=radio]").count() == 6
     page.get_by_role("radio", name="patch 0,1").click()
     assert hash_of(page)["pin"] == "2,2"
     pixels = page.locator(".step", has_text="Pixels per patch")
-    assert pixels.locator(".of").text_content().startswith("\u2068patch 0,1\u2069")
+    assert pixels.locator(".value-subject").text_content().startswith("\u2068patch 0,1\u2069")
     wanted = (seen.run.images[0, 0, 0, 4].item() - 0.5) / 0.5
     assert float(pixels.locator(".cell .number").first.text_content().replace("−", "-")) == pytest.approx(
         wanted, abs=6e-4
     )
     page.get_by_role("radio", name="patch 0,1").focus()
     page.keyboard.press("ArrowDown")
-    assert said(page) == "Following patch 1,1."
+    assert said(page) == "Selected patch 1,1."
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "patch 1,2"
     weights = page.locator(".step[data-op=softmax]").first
-    assert weights.locator(".picture-of canvas").count() == 2
-    shown = [float(one) for one in weights.locator(".bar-of .number").all_text_contents()]
+    assert weights.locator(".small-image canvas").count() == 2
+    shown = [float(one) for one in weights.locator(".bar-button .number").all_text_contents()]
     assert sorted(shown) == pytest.approx(np.sort(seen.maps["blocks.0.attention"].weights[1, 6]), abs=6e-4)
     page.get_by_role("tab", name="Images").click()
     page.wait_for_selector(QUIET)
-    assert page.locator(".images .reading h2").text_content() == "patch 1,2 looks atpinned"
+    assert page.locator(".images .reading h2").text_content() == "patch 1,2 attends topinned"
 
 
 @pytest.mark.parametrize("form", ["stem", "query", "queries", "distilled"])
 def test_every_section_opens(opened, form):
     scene = scene_of_picture(looked(form))
-    page = opened(scene, "#view=walk")
+    page = opened(scene, "#view=steps")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
-    page.evaluate("for (const one of document.querySelectorAll('.stations details')) one.open = true")
+    page.evaluate("for (const one of document.querySelectorAll('.sections details')) one.open = true")
     count = sum(bool(step["title"]) for step in scene.header["walk"]["steps"])
-    page.wait_for_function("count => document.querySelectorAll('.walk .step').length === count", arg=count)
+    page.wait_for_function("count => document.querySelectorAll('.steps-view .step').length === count", arg=count)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_reports_no_violations_in_the_walk(opened, scheme):
     if not AXE.exists():
         missing("There is no axe-core here: npm install.")
-    page = opened(scene_of_picture(looked("queries")), "#view=walk", color_scheme=scheme)
+    page = opened(scene_of_picture(looked("queries")), "#view=steps", color_scheme=scheme)
     page.wait_for_selector(DONE)
     page.evaluate(AXE.read_text())
     found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
@@ -236,6 +236,6 @@ def test_axe_reports_no_violations_in_the_walk(opened, scheme):
 
 
 def test_small_screens_need_no_horizontal_scrolling(opened):
-    page = opened(scene_of_picture(looked("class")), "#view=walk", viewport={"width": 390, "height": 700})
+    page = opened(scene_of_picture(looked("class")), "#view=steps", viewport={"width": 390, "height": 700})
     page.wait_for_selector(DONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -149,15 +149,15 @@ def test_look_and_comparison_in_a_notebook(browser, lab):
     page.locator(".jp-Cell .cm-content").nth(1).click()
     page.keyboard.press("Shift+Enter")
     compared = page.locator(".jp-Cell").nth(1).locator(".regard:not([data-busy])")
-    compared.get_by_role("slider", name="Look").press("Home")
-    assert compared.get_by_role("slider", name="Look").get_attribute("aria-valuetext") == "one two"
+    compared.get_by_role("slider", name="Compared item").press("Home")
+    assert compared.get_by_role("slider", name="Compared item").get_attribute("aria-valuetext") == "one two"
     # A kernel that has stopped.
     for kernel in lab.request("GET", "kernels"):
         lab.request("DELETE", f"kernels/{kernel['id']}")
     seen.get_by_role("textbox", name="Sentence").fill("one")
-    seen.get_by_role("button", name="Look").click()
+    seen.get_by_role("button", name="Run").click()
     seen.locator("form[data-failed]").wait_for()
-    assert "run this cell again" in seen.locator(".asked").text_content()
+    assert "run this cell again" in seen.locator(".request-status").text_content()
     assert errors == []
     assert {urlsplit(url).netloc for url in asked if not url.startswith(("data:", "blob:"))} == {
         urlsplit(lab.address).netloc

@@ -1,21 +1,18 @@
 """The page's interpreter of programs agrees with NumPy's, operation by operation, on random inputs."""
 
 import json
-import shutil
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from regard.program.numpy_interpreter import OPERATIONS
-from regard.viewer import web
-from tests.viewer.browsing import node_program
+from tests.viewer.browsing import bundle_script, node_program
 
 ROUNDS = 12
 SCRIPT = """
 import { readFileSync } from "node:fs";
-import { execute } from "FOLDER/program.mjs";
+import { execute } from "./steps/operations.js";
 const tensor = (one) => one && { data: Float64Array.from(one.data), shape: one.shape };
 const cases = JSON.parse(readFileSync("FOLDER/cases.json", "utf-8"));
 console.log(JSON.stringify(cases.map(({ op, inputs, options }) => {
@@ -253,8 +250,7 @@ CASES = {
 def results(tmp_path_factory) -> dict[str, list]:
     """Cases of every operation with NumPy's results and the page's, in one run of node."""
     folder = tmp_path_factory.mktemp("program")
-    shutil.copy(Path(web.__file__).parent / "program.js", folder / "program.mjs")
-    (folder / "run.mjs").write_text(SCRIPT.replace("FOLDER", folder.as_posix()))
+    (folder / "run.mjs").write_text(bundle_script(SCRIPT.replace("FOLDER", folder.as_posix())))
     made = [(op, *make(Random(seed))) for op, make in CASES.items() for seed in range(ROUNDS)]
     cases = [{"op": op, "inputs": [_plain(x) for x in inputs], "options": options} for op, inputs, options in made]
     (folder / "cases.json").write_text(json.dumps(cases))

@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import json
 import math
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -21,16 +20,14 @@ from regard.folder import Translator, save
 from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig
 from regard.program.numpy_interpreter import OPERATIONS
-from regard.viewer import Walk, look, walk_of, web
+from regard.viewer import Walk, look, walk_of
 from regard.viewer.looking import Look
 from regard.viewer.scene import scene_of
 from regard.viewer.walk import limits
 from regard.viewer.walk.trace import Trace, difference, location
 from tests.viewer import forms
-from tests.viewer.browsing import node_program
+from tests.viewer.browsing import bundle_script, node_program
 from tests.viewer.forms import FORMS, SOURCE, TARGET, bundle_of, looked, looked_at, walked
-
-WEB = Path(web.__file__).parent
 
 
 def shown(trace: Trace) -> list[dict]:
@@ -367,7 +364,8 @@ def test_differences():
 
 SCRIPT = """
 import { readFileSync } from "node:fs";
-import { Trace, erf } from "FOLDER/program.mjs";
+import { erf } from "./steps/operations.js";
+import { Trace } from "./steps/trace.js";
 const numbers = (file) => {
   const bytes = readFileSync(file);
   return new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));
@@ -378,7 +376,7 @@ for (const name of JSON.parse(process.argv[2])) {
   const checks = walk.steps.map((_, n) => trace.check(n));
   const made = walk.steps.flatMap((step, n) => {
     const { data } = trace.value(n);
-    return step.title ? [[step.id, step.op, trace.made(n, data.length - 1), data[data.length - 1]]] : [];
+    return step.title ? [[step.id, step.op, trace.derivation(n, data.length - 1), data[data.length - 1]]] : [];
   });
   const erfs = [0.1, -0.7, 2.4, 2.6, -3.5, 7].map(erf);
   console.log(JSON.stringify({ name, worst: Math.max(...checks), steps: checks.length, made, erfs }));
@@ -388,12 +386,11 @@ for (const name of JSON.parse(process.argv[2])) {
 
 def in_node(folder: Path, traces: dict[str, Trace]) -> dict[str, dict]:
     """What a page finds of each trace, in one run of node."""
-    shutil.copy(WEB / "program.js", folder / "program.mjs")
     for number, trace in enumerate(traces.values()):
         (folder / f"{number}.json").write_text(json.dumps({"steps": trace.steps}))
         (folder / f"{number}.params").write_bytes(trace.params)
         (folder / f"{number}.outputs").write_bytes(trace.outputs)
-    (folder / "run.mjs").write_text(SCRIPT.replace("FOLDER", folder.as_posix()))
+    (folder / "run.mjs").write_text(bundle_script(SCRIPT.replace("FOLDER", folder.as_posix())))
     command = [node_program(), folder / "run.mjs", json.dumps([str(number) for number in range(len(traces))])]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -15,7 +15,7 @@ from tests.viewer import scenes
 from tests.viewer.browsing import node_program
 from tests.viewer.test_scene import weights
 
-SOURCES = {path.name.removesuffix(".js"): path.read_text("utf-8") for path in web._sources()}
+SOURCES = web.read_sources()
 
 
 # How it is joined
@@ -27,12 +27,17 @@ def test_the_module_is_one_text_that_asks_for_nothing():
     assert "import {" not in text
     assert "export default { render };" in text
     assert "function openPage()" in text
-    # A file stands after those that it imports.
-    marks = {name: text.find(source.split("*/", 1)[0].strip()) for name, source in SOURCES.items()}
-    assert {"index", "heads", "maths", "kernel", "style"} <= {name for name, mark in marks.items() if mark >= 0}
-    for name, source in SOURCES.items():
-        for imported in web._IMPORT.findall(source):
-            assert marks[imported] < marks[name] or marks[name] < 0
+
+    def start_of(path: str) -> int:
+        source = SOURCES[path]
+        return text.find(json.dumps(source) if path.endswith(".css") else source.split("*/", 1)[0].strip())
+
+    # Every file is there, after the files that it imports.
+    starts = {path: start_of(path) for path in SOURCES}
+    assert min(starts.values()) >= 0, [path for path, start in starts.items() if start < 0]
+    for path, source in SOURCES.items():
+        for imported in web.imported_paths(path, source):
+            assert starts[imported] < starts[path]
 
 
 def test_nothing_in_the_module_reads_a_text_as_markup_or_as_a_program():
@@ -49,26 +54,26 @@ def test_nothing_in_the_module_names_another_place():
 @pytest.mark.parametrize(
     ("sources", "message"),
     [
-        ({"index": 'import { a } from "./b.js";\n'}, "imports b.js, which is missing"),
-        ({"index": 'import { a } from "./b.js";\n', "b": 'import { c } from "./index.js";\n'}, "a circular import"),
+        ({"index.js": 'import { a } from "./b.js";\n'}, "imports b.js, which is missing"),
+        ({"index.js": 'import { a } from "./b.js";\n', "b.js": 'import { c } from "./index.js";\n'}, "Circular import"),
         (
-            {"index": 'import { a } from "./b.js";\nconst a = 1;\n', "b": "export const a = 1;\n"},
+            {"index.js": 'import { a } from "./b.js";\nconst a = 1;\n', "b.js": "export const a = 1;\n"},
             "a is defined in b.js",
         ),
     ],
 )
 def test_what_cannot_be_joined_is_refused(sources, message):
     with pytest.raises(RegardError, match=message):
-        web.join(sources)
+        web.bundle(sources)
 
 
 def test_a_file_that_two_import_is_there_once():
     sources = {
-        "index": 'import { b } from "./b.js";\nimport { c } from "./c.js";\nexport default b + c;\n',
-        "b": 'import { c } from "./c.js";\nexport const b = c;\n',
-        "c": "export const c = 1;\n",
+        "index.js": 'import { b } from "./b.js";\nimport { c } from "./c.js";\nexport default b + c;\n',
+        "b.js": 'import { c } from "./c.js";\nexport const b = c;\n',
+        "c.js": "export const c = 1;\n",
     }
-    assert web.join(sources) == "const c = 1;\nconst b = c;\nexport default b + c;\n"
+    assert web.bundle(sources) == "const c = 1;\nconst b = c;\nexport default b + c;\n"
 
 
 # What it computes
@@ -77,7 +82,7 @@ def test_a_file_that_two_import_is_there_once():
 def node(imports: str, program: str, given: Any = None) -> Any:
     """What a program makes of `given`, with names imported from the module's files."""
     told = json.dumps(given)
-    text = web.join(SOURCES | {"index": f"{imports}\nconst given = {told};\n{program}\n"})
+    text = web.bundle(SOURCES | {"index.js": f"{imports}\nconst given = {told};\n{program}\n"})
     command = [node_program(), "--input-type=module", "-"]
     ran = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
@@ -86,12 +91,13 @@ def node(imports: str, program: str, given: Any = None) -> Any:
 
 SHOW = "console.log(JSON.stringify({}));"
 HEADS = (
-    'import { headOf, rawOf, weightsInto } from "./maths.js";\nimport { Kernel } from "./kernel.js";\n'
-    'import { Attentions, Picture, Weights, agreementOf, meanEntropy } from "./maps.js";'
+    'import { extractHead, readBlob, computeWeights } from "./weights/maths.js";\nimport { Kernel } from "./weights/kernel.js";\n'
+    'import { AttentionMap, Attentions } from "./weights/maps.js";\nimport { Raster } from "./weights/raster.js";\n'
+    'import { meanEntropy, meanOverlap } from "./weights/measures.js";'
 )
 OPEN = """
 const blobs = given.blobs.map((text) => new Uint8Array(Buffer.from(text, "base64")).buffer);
-const attentions = new Attentions({ scene: given.header, blob: async (n) => blobs[n], addressed: false });
+const attentions = new Attentions({ scene: given.header, blob: async (n) => blobs[n], ownsAddress: false });
 for (const one of given.header.attentions) await attentions.load(one.name);
 """
 
@@ -149,7 +155,7 @@ def test_weights_are_those_of_the_definition(odd):
       found[name] = [];
       for (let head = 0; head < heads; head++) {
         const map = attentions.map({ attention: name, head }, false);
-        for (let t = 0; t < map.rows; t++) found[name].push([...map.exact(t)]);
+        for (let t = 0; t < map.rows; t++) found[name].push([...map.exactRow(t)]);
       }
     }"""
     found = node(HEADS, OPEN + program + SHOW.format("found"), carried(odd))
@@ -168,14 +174,14 @@ def test_the_fast_kernel_and_its_plain_twin_agree(odd):
     let worst = 0;
     for (const one of given.header.attentions) {
       const raw = {};
-      for (const part of ["q", "k", "w", "bias"]) raw[part] = one[part] ? rawOf(blobs[one[part].at], one[part]) : null;
+      for (const part of ["q", "k", "w", "bias"]) raw[part] = one[part] ? readBlob(blobs[one[part].at], one[part]) : null;
       for (let head = 0; head < one.heads; head++) {
-        const made = headOf(one, raw, head);
+        const made = extractHead(one, raw, head);
         const parts = [[[3, 1, 10, 0, 7, 2], 0, 13], [[1, 3], 4, 9], [[0, 5, 10], 12, 13], [[9], 0, 1]];
         for (const [rows, from, to] of parts) {
           const out = [fast, plain].map((kernel) => {
             const numbers = new Float32Array(rows.length * (to - from)).fill(7);
-            kernel.rowsInto(made, rows, from, to, numbers);
+            kernel.computeRows(made, rows, from, to, numbers);
             return numbers;
           });
           out[0].forEach((weight, i) => (worst = Math.max(worst, Math.abs(weight - out[1][i]))));
@@ -203,8 +209,8 @@ def test_the_kernel_makes_room():
     let worst = 0;
     for (const head of [...heads, heads[0], heads[17], heads[0]]) {
       const out = new Float32Array(2 * head.S);
-      kernel.rowsInto(head, [1, 8], 0, head.S, out);
-      const exact = weightsInto(head, 8, new Float64Array(head.S));
+      kernel.computeRows(head, [1, 8], 0, head.S, out);
+      const exact = computeWeights(head, 8, new Float64Array(head.S));
       for (let s = 0; s < head.S; s++) worst = Math.max(worst, Math.abs(exact[s] - out[head.S + s]));
     }
     console.log(JSON.stringify({ worst, generations: kernel.generation }));"""
@@ -213,7 +219,7 @@ def test_the_kernel_makes_room():
     assert found["generations"] > 1
 
 
-LONG = 'if (given.long) Object.defineProperty(Weights.prototype, "whole", { get: () => false });\n'
+LONG = 'if (given.long) Object.defineProperty(AttentionMap.prototype, "isMaterialized", { get: () => false });\n'
 
 
 @pytest.mark.parametrize("long", [False, True])
@@ -223,11 +229,11 @@ def test_means_of_heads_and_joined_words(long):
     program = """
     const rows = (map, list, from, to) => {
       const out = new Float32Array(list.length * (to - from));
-      map.rowsInto(list, from, to, out);
+      map.readRows(list, from, to, out);
       return [...out];
     };
     const found = {};
-    const show = (map) => Array.from({ length: map.rows }, (_, t) => [...map.exact(t)]);
+    const show = (map) => Array.from({ length: map.rows }, (_, t) => [...map.exactRow(t)]);
     found.mean = show(attentions.map({ attention: "decoder.1.cross", head: "mean" }, false));
     const words = attentions.map({ attention: "decoder.1.cross", head: 2 }, true);
     found.words = show(words);
@@ -249,7 +255,7 @@ def test_columns_of_a_word_are_summed():
     words = [0, 1, 1, 1, 2, 3, 3, 4, 5]
     seen = scenes.translation(scenes.SOURCE, scenes.TARGET, source_words=words)
     program = "const map = attentions.map({ attention: 'decoder.0.cross', head: 1 }, true);"
-    show = SHOW.format("Array.from({ length: map.rows }, (_, t) => [...map.exact(t)])")
+    show = SHOW.format("Array.from({ length: map.rows }, (_, t) => [...map.exactRow(t)])")
     found = np.array(node(HEADS, OPEN + program + show, carried(seen)))
     wanted = weights(seen, "decoder.0.cross")[1]
     columns = np.array([*words, 6])
@@ -264,7 +270,7 @@ def test_measures_are_those_of_python(long):
     const found = {};
     for (const { name } of given.header.attentions) {
       const maps = [0, 1].map((head) => attentions.map({ attention: name, head }, false));
-      found[name] = [...maps.map(meanEntropy), agreementOf(maps[0], maps[1])];
+      found[name] = [...maps.map(meanEntropy), meanOverlap(maps[0], maps[1])];
     }"""
     found = node(HEADS, LONG + OPEN + program + SHOW.format("found"), carried(seen) | {"long": long})
     for name, numbers in found.items():
@@ -278,19 +284,19 @@ def test_pictures_show_the_greatest_of_each_block():
     seen = scenes.long(300, width=16)
     program = """
     const map = attentions.map({ attention: "blocks.0.attention", head: 0 }, false);
-    Object.defineProperty(map, "whole", { value: false });
-    const picture = new Picture(map, { rows: [37, 300], columns: [10, 211] }, 20, 30);
+    Object.defineProperty(map, "isMaterialized", { value: false });
+    const raster = new Raster(map, { rows: [37, 300], columns: [10, 211] }, 20, 30);
     const before = [];
-    while (!picture.begun) { picture.step(7); }
-    before.push(...picture.values);
-    const early = picture.share;
-    while (picture.step(7));
-    const near = new Picture(map, { rows: [100, 140], columns: [90, 130] }, 40, 40, picture);
+    while (!raster.isCovered) { raster.step(7); }
+    before.push(...raster.values);
+    const early = raster.completedFraction;
+    while (raster.step(7));
+    const near = new Raster(map, { rows: [100, 140], columns: [90, 130] }, 40, 40, raster);
     const seeded = [...near.values];
     while (near.step(3));
-    console.log(JSON.stringify({ before, early, share: picture.share, values: [...picture.values], block: picture.block,
-      size: [picture.height, picture.width], near: [...near.values], seeded,
-      greatest: map.greatest([100, 140], [90, 130]) }));"""
+    console.log(JSON.stringify({ before, early, share: raster.completedFraction, values: [...raster.values], block: raster.block,
+      size: [raster.height, raster.width], near: [...near.values], seeded,
+      greatest: map.argmaxIn([100, 140], [90, 130]) }));"""
     found = node(HEADS, OPEN + program, carried(seen))
     wanted = weights(seen, "blocks.0.attention")[0]
     part = wanted[37:300, 10:211]
@@ -314,10 +320,10 @@ def test_numbers_in_sixteen_bits_are_spread_out_as_they_were_put_together():
     x[:, 1, 2] = -7.25  # a channel that never changes
     program = """
     const buffer = new Uint8Array(Buffer.from(given, "base64")).buffer;
-    const raw = rawOf(buffer, { type: "uint16", shape: [6, 3, 5] });"""
-    show = SHOW.format("[0, 1, 2].map((head) => [...taken(raw, 6, 3, 5, head)])")
+    const raw = readBlob(buffer, { type: "uint16", shape: [6, 3, 5] });"""
+    show = SHOW.format("[0, 1, 2].map((head) => [...decodeHead(raw, 6, 3, 5, head)])")
     given = base64.b64encode(narrow(x)).decode()
-    found = node('import { rawOf, taken } from "./maths.js";', program + show, given)
+    found = node('import { readBlob, decodeHead } from "./weights/maths.js";', program + show, given)
     np.testing.assert_allclose(np.reshape(found, (3, 6, 5)).swapaxes(0, 1), x, atol=1e-4)
     assert np.all(np.reshape(found, (3, 6, 5))[1, :, 2] == -7.25)
 
@@ -325,12 +331,12 @@ def test_numbers_in_sixteen_bits_are_spread_out_as_they_were_put_together():
 def test_unknown_numbers_and_masks_are_refused():
     program = """
     const failures = [];
-    const read = () => rawOf(new ArrayBuffer(4), { type: "float8", shape: [1] });
-    for (const act of [read, () => mayLook({ op: "moon" }, 0, 0)]) {
+    const read = () => readBlob(new ArrayBuffer(4), { type: "float8", shape: [1] });
+    for (const act of [read, () => mayAttend({ op: "moon" }, 0, 0)]) {
       try { act(); } catch (error) { failures.push(error.message); }
     }"""
-    found = node('import { mayLook, rawOf } from "./maths.js";', program + SHOW.format("failures"))
-    assert found == ["Numbers of type float8 are not known.", "A mask called moon is not known."]
+    found = node('import { mayAttend, readBlob } from "./weights/maths.js";', program + SHOW.format("failures"))
+    assert found == ["Unknown number type: float8.", "Unknown mask operation: moon."]
 
 
 # What it shows
@@ -341,12 +347,12 @@ def test_unknown_numbers_and_masks_are_refused():
 def test_colours_have_one_order_for_every_eye(name, dark):
     """Lightness alone tells more from less, all the way; the number on a colour can be read."""
     program = """
-    const colours = ramp(given.name, given.dark);
-    const lights = Array.from({ length: 256 }, (_, i) => luminance(...colours.subarray(3 * i, 3 * i + 3)));
-    const painter = painterOf(given.name, "linear", given.dark);
-    const light = lights.map((_, i) => painter.wantsLight(i / 255));
+    const colors = colorRamp(given.name, given.dark);
+    const lights = Array.from({ length: 256 }, (_, i) => luminance(...colors.subarray(3 * i, 3 * i + 3)));
+    const colormap = createColormap(given.name, "linear", given.dark);
+    const light = lights.map((_, i) => colormap.needsLightText(i / 255));
     console.log(JSON.stringify({ lights, light }));"""
-    imports = 'import { luminance, painterOf, ramp } from "./colours.js";'
+    imports = 'import { luminance, createColormap, colorRamp } from "./core/colors.js";'
     found = node(imports, program, {"name": name, "dark": dark})
     lights = np.array(found["lights"])
     steps = np.diff(lights[::8] ** (1 / 3))  # roughly as eyes see it
@@ -358,9 +364,9 @@ def test_colours_have_one_order_for_every_eye(name, dark):
 def test_scales_and_their_legend():
     program = """
     const scales = ["linear", "root", "log"];
-    console.log(JSON.stringify(scales.map((scale) => [ticksOf(scale).map((tick) => shareOf(scale, tick)),
-      [0, 1, 2, NaN, -1].map((weight) => shareOf(scale, weight))])));"""
-    for ticks, ends in node('import { shareOf, ticksOf } from "./colours.js";', program):
+    console.log(JSON.stringify(scales.map((scale) => [legendTicks(scale).map((tick) => scaleToUnit(scale, tick)),
+      [0, 1, 2, NaN, -1].map((weight) => scaleToUnit(scale, weight))])));"""
+    for ticks, ends in node('import { scaleToUnit, legendTicks } from "./core/colors.js";', program):
         assert ticks[0] == 0
         assert ticks[-1] == 1
         assert ticks == sorted(ticks)
@@ -369,18 +375,18 @@ def test_scales_and_their_legend():
 
 def test_an_address_holds_the_view():
     view = {
-        "view": "walk",
-        "shown": {"attention": "decoder.1.cross", "head": 3},
+        "view": "steps",
+        "selected": {"attention": "decoder.1.cross", "head": 3},
         "other": {"attention": "a:b & c", "head": "mean"},
         "form": "lines",
         "words": True,
         "pin": [4, 17],
         "zoom": {"rows": [3, 9], "columns": [0, 40]},
         "scale": "log",
-        "colours": "iris",
+        "colors": "iris",
         "theme": "dark",
     }
-    imports = 'import { readHash, writeHash } from "./state.js";'
+    imports = 'import { readHash, writeHash } from "./core/state.js";'
     hash_, back = node(imports, SHOW.format("[writeHash(given), readHash('#' + writeHash(given))]"), view)
     assert back | view == back  # other views keep things of their own there
     assert "#" not in hash_
@@ -389,12 +395,12 @@ def test_an_address_holds_the_view():
     )
     empty = dict.fromkeys(("other", "pin", "zoom", "scale"))
     for one in nothing:
-        assert one == one | empty | {"view": "heads", "words": False, "colours": "blue", "theme": "auto"}
+        assert one == one | empty | {"view": "attention", "words": False, "colors": "blue", "theme": "auto"}
 
 
 def test_tokens_can_be_seen_whole():
     tokens = ["the", " the", "", " ", "\n", "a\tb", "\u202ekcab", "\u200b", "\ud800", "<b>", "▁x", "\x07", "  "]
-    found = node('import { visible } from "./tokens.js";', SHOW.format("given.map(visible)"), tokens)
+    found = node('import { makeVisible } from "./core/tokens.js";', SHOW.format("given.map(makeVisible)"), tokens)
     assert found == [
         *("the", "the", "∅", "␣", "⏎", "a⇥b", "U+202Ekcab", "U+200B", "U+D800", "<b>", "▁x", "U+0007", "␣␣"),
     ]
@@ -402,7 +408,7 @@ def test_tokens_can_be_seen_whole():
 
 def test_alignment_error_and_ranks():
     program = """
-    const error = alignmentError([[0, 0], [1, 1]], [[0, 0], [1, 2]]);
-    console.log(JSON.stringify([error, alignmentError([], []), greatestOf([0.1, 0.5, 0.5, 0.2, 0.9], 3), greatestIn([1, 3, 2], 0, 2)]));"""  # noqa: E501
-    imports = 'import { alignmentError, greatestIn, greatestOf } from "./maths.js";'
+    const error = alignmentErrorRate([[0, 0], [1, 1]], [[0, 0], [1, 2]]);
+    console.log(JSON.stringify([error, alignmentErrorRate([], []), topK([0.1, 0.5, 0.5, 0.2, 0.9], 3), argmax([1, 3, 2], 0, 2)]));"""  # noqa: E501
+    imports = 'import { alignmentErrorRate, argmax, topK } from "./weights/maths.js";'
     assert node(imports, program) == [0.5, 0, [4, 1, 2], 1]
