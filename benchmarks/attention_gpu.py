@@ -132,7 +132,7 @@ def print_short(rows: list[Row], lengths: list[int]) -> None:
             said = f"{row.rate / 1e12:.1f}"
         else:
             said = f"{row.seconds * 1e6:.1f} µs" if row.seconds else row.note[:40]
-        lines.setdefault((row.case, row.entrant), []).append(said)
+        lines.setdefault((row.case, row.implementation), []).append(said)
     for (case, entrant), cells in lines.items():
         said = dict.fromkeys(cells) if len(set(cells)) == 1 else cells
         print(f"| {case} | {entrant} | {' | '.join(said)} |", flush=True)

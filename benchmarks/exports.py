@@ -17,7 +17,7 @@ import torch
 
 from regard import DecodeConfig, RegardError, Translator, load
 from regard.data import phrasebook_pairs, read_lines
-from regard.interop import export_ctranslate2, export_folder, export_onnx, open_onnx
+from regard.interop import export_ctranslate2, export_huggingface, export_onnx, load_onnx
 from regard.training import text_scores
 
 BATCH = 32
@@ -31,7 +31,7 @@ def by_ctranslate2(translator: Translator, folder: Path) -> Callable[[list[str]]
 
     export_ctranslate2(translator, folder)
     runner = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=torch.get_num_threads())
-    source, target = (one.library for one in translator.tokenizers)
+    source, target = (one.backend_tokenizer for one in translator.tokenizers)
     never = [[target.id_to_token(i)] for i in sorted({translator.special.pad, translator.special.sos})]
     lengths = dict(min_decoding_length=0, max_decoding_length=CONFIG.max_len)
 
@@ -48,14 +48,14 @@ def by_ctranslate2(translator: Translator, folder: Path) -> Callable[[list[str]]
 
 def by_onnx(translator: Translator, folder: Path) -> Callable[[list[str]], list[str]]:
     export_onnx(translator, folder)
-    opened = open_onnx(folder)
+    opened = load_onnx(folder)
     return lambda lines: [best.text for best, *_ in opened.translate(lines, CONFIG)]
 
 
 def by_transformers(translator: Translator, folder: Path) -> Callable[[list[str]], list[str]]:
     import transformers
 
-    name = export_folder(translator, folder)
+    name = export_huggingface(translator, folder)
     model = getattr(transformers, name).from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 

@@ -16,7 +16,7 @@ from regard.data import read_pairs
 from regard.decode import DecodeConfig
 from regard.recipes import find_recipe
 from regard.training import DataConfig, read_dataset, read_toml, suggest_recipe, train
-from regard.training.recipe import recipe_from, recipe_table
+from regard.training.recipe import recipe_from_dict, recipe_to_dict
 
 
 def wilson(errors: int, total: int) -> tuple[float, float]:
@@ -37,11 +37,11 @@ def main() -> None:
         files = {name: str(options.data / f"{language}_{name}.tsv.gz") for name in ("train", "dev", "test")}
         data = DataConfig(files=(files["train"],), validation=(files["dev"],))
         dataset = read_dataset("translate", data)
-        recipe = recipe_from(read_toml(find_recipe("pronunciations")), suggest_recipe("translate", dataset))
-        table = recipe_table(recipe) | {"data": {"files": data.files, "validation": data.validation}}
+        recipe = recipe_from_dict(read_toml(find_recipe("pronunciations")), suggest_recipe("translate", dataset))
+        table = recipe_to_dict(recipe) | {"data": {"files": data.files, "validation": data.validation}}
         table["train"] |= {"workers": options.workers, "device": "cpu"}
         began = time.monotonic()
-        translator = train(recipe_from(table), options.out / language, dataset=dataset)
+        translator = train(recipe_from_dict(table), options.out / language, dataset=dataset)
         minutes = (time.monotonic() - began) / 60
         test = read_pairs([files["test"]])
         answers = translator.translate([word for word, _ in test], DecodeConfig(beam=5))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.data import Batch, Batches, Sequences
+from regard.data import Batch, PairBatches, Sequences
 
 # Of translated news: the mean is 28, half of the sentences have between 17 and 34 tokens, one of fifty more than 75.
 MEAN, SPREAD = 28, 0.55
@@ -30,8 +30,8 @@ def sentence_pairs(
     count = 4 * batches * tokens // int(min(mean, longest)) + 16
     usual, ratio = sentence_lengths(count, longest - 1, seed, mean), generator.lognormal(0.0, 0.1, count)
     lengths = (np.clip(np.rint(usual * r), 2, longest - 1).astype(int) for r in (ratio, 1 / ratio))
-    sides = [Sequences.of(generator.integers(4, vocab, n) for n in side) for side in lengths]
-    made = Batches(*sides, budget=tokens, max_len=longest, seed=seed, constant_shapes=True)
+    sides = [Sequences.from_lists(generator.integers(4, vocab, n) for n in side) for side in lengths]
+    made = PairBatches(*sides, budget=tokens, max_len=longest, seed=seed, constant_shapes=True)
     return list(itertools.islice(made.epoch(0), batches))
 
 

@@ -21,8 +21,8 @@ from training_runs import Run, main
 
 from regard.data import read_images
 from regard.folder import ImageModel
-from regard.training import recipe_from, train
-from regard.training.metrics import intersection_over_union, label_counts
+from regard.training import recipe_from_dict, train
+from regard.training.metrics import confusion_counts, intersection_over_union
 from regard.training.report import read_metrics
 from regard.training.trainer import METRICS
 
@@ -34,7 +34,7 @@ def trained(run: Run, file: Path, out: Path, label: str = "label") -> tuple[Imag
     began = time.monotonic()
     data = {"files": [f"{file}:train"], "validation": [f"{file}:test"], "label": label}
     data |= {"cache": str(out.parent / "cache")}
-    recipe = recipe_from(run.recipe | {"data": run.recipe.get("data", {}) | data})
+    recipe = recipe_from_dict(run.recipe | {"data": run.recipe.get("data", {}) | data})
     bundle = train(recipe, out, start_from=run.start_from)
     speeds = [line["pictures_per_second"] for line in read_metrics(out / METRICS) if "pictures_per_second" in line]
     return bundle, {
@@ -69,8 +69,8 @@ def masks(run: Run, data: Path, out: Path) -> dict[str, Any]:
     assert test.masks is not None
     wanted = test.masks.astype(np.int64) - 1  # the labels are 1, 2, 3
     found = np.stack(bundle.segment(test))
-    each = intersection_over_union(label_counts(found, wanted, 3))
-    two = intersection_over_union(label_counts((found == 1).astype(np.int64), (wanted == 1).astype(np.int64), 2))
+    each = intersection_over_union(confusion_counts(found, wanted, 3))
+    two = intersection_over_union(confusion_counts((found == 1).astype(np.int64), (wanted == 1).astype(np.int64), 2))
     return told | {
         "iou": {name: round(100 * float(one), 2) for name, one in zip(("pet", "background", "border"), each)},
         "mean_iou": round(100 * float(each.mean()), 2),

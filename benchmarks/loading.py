@@ -59,10 +59,10 @@ def make(out: Path) -> dict[str, tuple[str, Path]]:
     from tokenizers import models
 
     import regard
-    from regard.data import Special, Tokenizer
-    from regard.data.tokenizer import FOREIGN
-    from regard.folder import LanguageModel
-    from regard.interop import export_folder
+    from regard.data import SpecialTokens, Tokenizer
+    from regard.data.tokenizer import FOREIGN_KIND
+    from regard.folder import TextGenerator
+    from regard.interop import export_huggingface
     from regard.models import GPT
     from regard.models.gpt import gpt2
 
@@ -70,10 +70,10 @@ def make(out: Path) -> dict[str, tuple[str, Path]]:
         torch.manual_seed(0)
         vocabulary = {f"t{i}": i for i in range(50257)}
         library = Library(models.WordLevel(vocabulary, unk_token="t0"))
-        special = Special(pad=50256, unk=50256, sos=50256, eos=50256)
-        bundle = LanguageModel(GPT(gpt2(vocab=50257)).eval(), Tokenizer(library, FOREIGN), special=special)
+        special = SpecialTokens(pad=50256, unk=50256, sos=50256, eos=50256)
+        bundle = TextGenerator(GPT(gpt2(vocab=50257)).eval(), Tokenizer(library, FOREIGN_KIND), special=special)
         regard.save(out / "ours", bundle)
-        export_folder(bundle, out / "theirs")
+        export_huggingface(bundle, out / "theirs")
     return {"Regard": (OURS, out / "ours"), "transformers": (THEIRS, out / "theirs")}
 
 

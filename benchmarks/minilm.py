@@ -21,8 +21,8 @@ from tokenizers import models
 from regard.attention import record
 from regard.attention.exact_weights import compute_weights
 from regard.data import Tokenizer, phrasebook_pairs
-from regard.data.tokenizer import FOREIGN
-from regard.interop import import_folder
+from regard.data.tokenizer import FOREIGN_KIND
+from regard.interop import import_huggingface
 from regard.layers.packed import pack
 
 
@@ -39,7 +39,7 @@ def embedded(folder: Path, texts: list[str]) -> np.ndarray:
 def compare_embeddings(folder: Path) -> None:
     texts = [pair.source for pair in phrasebook_pairs("test", 100)]
     began = time.monotonic()
-    encoder = import_folder(folder)
+    encoder = import_huggingface(folder)
     opened = time.monotonic() - began
     ours, theirs = (torch.from_numpy(one).double() for one in (encoder.embed(texts), embedded(folder, texts)))
     least = torch.nn.functional.cosine_similarity(ours, theirs).min()
@@ -51,7 +51,7 @@ def compare_masked(folder: Path) -> None:
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
     size = theirs.config.vocab_size
     words = tokenizers.Tokenizer(models.WordLevel({str(i): i for i in range(size)}, unk_token="0"))
-    ours = import_folder(folder, tokenizer=Tokenizer(words, FOREIGN)).model
+    ours = import_huggingface(folder, tokenizer=Tokenizer(words, FOREIGN_KIND)).model
     torch.manual_seed(0)
     worst = [0.0, 0.0]
     for length in (5, 50, 200):

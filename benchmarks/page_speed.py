@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from regard.data import Tokenizer
-from regard.folder import LanguageModel, Translator
+from regard.folder import TextGenerator, Translator
 from regard.models import GPT, GPTConfig, Transformer, TransformerConfig
 from regard.viewer import look
 
@@ -57,7 +57,7 @@ def pages(out: Path) -> tuple[Path, Path]:
     look(translator, words(PAIR - 1), words(PAIR - 1)).save(pair)
     config = GPTConfig(width=512, heads=8, layers=1, feedforward=512, max_len=LONG, vocab=size)
     long = out / "long.html"
-    look(LanguageModel(GPT(config).eval(), tokenizer, {}), words(LONG - 1)).save(long)
+    look(TextGenerator(GPT(config).eval(), tokenizer, {}), words(LONG - 1)).save(long)
     return pair, long
 
 

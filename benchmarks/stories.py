@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from regard.data import phrasebook_pairs
 from regard.interop import import_llama2c
 from regard.layers.packed import pack
-from tests.interop.plain_llama import PlainLlama, encode, greedy, read_pieces
+from tests.interop.reference_llama import ReferenceLlama, encode, greedy, read_pieces
 
 PROMPTS = ["", "Once upon a time", "Lily's dog", "The little boat"]
 
@@ -45,11 +45,11 @@ def main() -> None:
     alike = sum(writer.tokenizer.encode(text) == encode(pieces, text) for text in texts)
     print(f"{alike} of {len(texts)} texts have the same ids")
     for prompt in PROMPTS:
-        ids = writer.prompt_ids(prompt)
+        ids = writer.encode_prompt(prompt)
         began = time.monotonic()
         ours = written(writer.model, ids, options.tokens)
         seconds = time.monotonic() - began
-        plain = greedy(PlainLlama(model_file), ids, options.tokens)
+        plain = greedy(ReferenceLlama(model_file), ids, options.tokens)
         same = sum(one == other for one, other in zip(ours[len(ids) :], plain[len(ids) :]))
         print(f"{same} of {options.tokens} tokens are the same ({options.tokens / seconds:.0f} tokens a second):")
         print(f"    {writer.tokenizer.decode(ours)[:100]!r} …", flush=True)

@@ -16,8 +16,8 @@ from typing import Any
 
 from training_runs import Run, main
 
-from regard.data import read_documents, read_labelled, read_squad, split_documents
-from regard.training import recipe_from, train
+from regard.data import read_documents, read_labeled_texts, read_squad, split_documents
+from regard.training import recipe_from_dict, train
 from regard.training.datasets import Dataset
 from regard.training.metrics import squad_scores
 
@@ -42,7 +42,7 @@ def wikitext2(run: Run, data: Path, out: Path) -> dict[str, Any]:
 def sst2(run: Run, data: Path, out: Path) -> dict[str, Any]:
     """A tenth of the sentences of train validates (Regard sets it aside); dev, which nobody trains on, is scored."""
     bundle, seconds = trained(run, {"files": [str(data / "sst2" / "train.tsv.gz")]}, out)
-    examples = read_labelled([data / "sst2" / "dev.tsv.gz"])
+    examples = read_labeled_texts([data / "sst2" / "dev.tsv.gz"])
     found = bundle.classify([one.texts for one in examples], truncate=True)
     right = sum(answer.label == one.label for answer, one in zip(found, examples))
     return seconds | {"accuracy": round(100 * right / len(examples), 2), "of": len(examples)}
@@ -67,7 +67,7 @@ def questions(run: Run, data: Path, out: Path) -> dict[str, Any]:
 
 def trained(run: Run, files: dict[str, list[str]], out: Path, dataset: Any = None) -> tuple[Any, dict[str, Any]]:
     began = time.monotonic()
-    bundle = train(recipe_from(run.recipe | {"data": files}), out, start_from=run.start_from, dataset=dataset)
+    bundle = train(recipe_from_dict(run.recipe | {"data": files}), out, start_from=run.start_from, dataset=dataset)
     facts = bundle.training
     return bundle, {
         "seconds": round(time.monotonic() - began, 1),

@@ -30,7 +30,7 @@ from gpu_common import changed, matrix_ceiling, sentence_lengths, sentence_pairs
 
 from regard.attention import use
 from regard.data import Batch
-from regard.data.streams import TextBatches
+from regard.data.streams import TokenStreamBatches
 from regard.kernels import add_norm_cuda, cross_entropy_cuda, linear_relu_cuda
 from regard.layers.embeddings import Embedding
 from regard.models import GPTConfig, TransformerConfig, make_model
@@ -317,7 +317,7 @@ def scaling(sizes: Sizes, ceiling: float, deadline: float) -> str:
 def characters(tiny: bool, ceiling: float, deadline: float) -> str:
     width, heads, layers, context, vocab, count = (32, 2, 1, 16, 20, 4) if tiny else (384, 6, 6, 256, 65, 64)
     ids = np.random.default_rng(0).integers(0, vocab, count * context * 4)
-    batches = list(TextBatches(ids, context, budget=count * context, seed=0, constant_shapes=True).epoch(0))[:2]
+    batches = list(TokenStreamBatches(ids, context, budget=count * context, seed=0, constant_shapes=True).epoch(0))[:2]
     weights = layers * 12 * width**2 + width * vocab
     race = Race(batches, 6.0 * weights * context * count * len(batches), ceiling, deadline)
     size = dict(width=width, heads=heads, layers=layers, feedforward=4 * width, vocab=vocab, max_len=context)

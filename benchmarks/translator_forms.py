@@ -39,20 +39,20 @@ FORMS: dict[str, tuple[dict, dict]] = {
 def run_one(data: Path, out: Path, name: str, form: str, seed: int) -> dict:
     from regard.decode import DecodeConfig
     from regard.training import DataConfig, read_dataset, suggest_recipe, text_scores, train
-    from regard.training.recipe import recipe_from, recipe_table
+    from regard.training.recipe import recipe_from_dict, recipe_to_dict
     from regard.training.report import read_metrics
 
     files, validation = (tuple(str(data / file) for file in part) for part in DATA[name])
     config = DataConfig(files=files, validation=validation)
     dataset = read_dataset("translate", config)
-    table = recipe_table(suggest_recipe("translate", dataset)) | {"data": {"files": files, "validation": validation}}
+    table = recipe_to_dict(suggest_recipe("translate", dataset)) | {"data": {"files": files, "validation": validation}}
     model, training = FORMS[form]
     table["model"] |= model
     table["train"] |= training | {"seed": seed}
     if training:
         table["train"]["validate_every"] = table["train"]["steps"]
     began = time.monotonic()
-    translator = train(recipe_from(table), out, dataset=dataset, quiet=True)
+    translator = train(recipe_from_dict(table), out, dataset=dataset, quiet=True)
     seconds = time.monotonic() - began
     answers = translator.translate([source for source, _ in dataset.validation], DecodeConfig(beam=5), truncate=True)
     scores = text_scores([best[0].text for best in answers], [target for _, target in dataset.validation])

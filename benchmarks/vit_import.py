@@ -18,7 +18,7 @@ import transformers
 from timm.models import save_for_hf
 
 from regard.errors import RegardError
-from regard.interop import export_folder, import_folder
+from regard.interop import export_huggingface, import_huggingface
 
 MODELS = (
     "vit_tiny_patch16_224",
@@ -42,11 +42,11 @@ def compare(name: str, folder: Path, count: int) -> str:
     images = torch.rand(count, *about["input_size"])
     wanted = theirs((images - mean) / std)
 
-    bundle = import_folder(folder / "timm")
+    bundle = import_huggingface(folder / "timm")
     gap = (bundle.model(images) - wanted).abs().max()
     line = f"{name}: logits up to {wanted.abs().max():.1f}, ours differ by {gap:.1e}"
     try:
-        there = export_folder(bundle, folder / "transformers")
+        there = export_huggingface(bundle, folder / "transformers")
     except RegardError:
         return f"{line}; transformers has no such class"
     again = getattr(transformers, there).from_pretrained(folder / "transformers").eval()

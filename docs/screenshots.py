@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright
 
 import regard
 from regard.models import ViT, ViTConfig
-from regard.training import kept_steps
+from regard.training import list_step_folders
 
 SENTENCE = "The cat chased the mouse."
 VIEWS = {"Heads": "page-heads.png", "Walk": "page-walk.png", "Decode": "page-decode.png"}
@@ -54,7 +54,7 @@ def finder() -> ViT:
 
 def clearest(look: Any) -> str:
     """The head in which the class token looks most at a single patch."""
-    most = {f"{name}:{head}": one.max() for name in look.maps for head, one in enumerate(look.over_patches(name))}
+    most = {f"{name}:{head}": one.max() for name in look.maps for head, one in enumerate(look.patch_weights(name))}
     return max(most, key=lambda name: most[name])
 
 
@@ -74,7 +74,7 @@ def shoot(page: Any, views: dict[str, str], look: Any) -> None:
 
 def shoot_steps(page: Any, run: str, into: str) -> None:
     """A picture of an early step of a run beside its last, for the last one's translation."""
-    models = [regard.load(one, "cpu") for one in kept_steps(run).values()]
+    models = [regard.load(one, "cpu") for one in list_step_folders(run).values()]
     target = models[-1](SENTENCE)
     steps = regard.compare(*(regard.look(model, SENTENCE, target) for model in models))
     shown = f"{steps.looks[-1].alignment.name}:mean"

@@ -24,10 +24,10 @@ def read_file(path: str | Path) -> bytes:
     except FileNotFoundError:
         raise RegardError(f"{path}: the file is missing.", "Is the folder complete?") from None
     except OSError as error:
-        raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Put a good copy in its place.") from None
+        raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Restore the file from a good copy.") from None
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write a file atomically: after a crash at any moment the old or the new content is there, never half of one.
 
     A symbolic link is followed and stays; a file that is replaced keeps its mode. A device or a named pipe cannot be
@@ -54,11 +54,11 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Write the result of a command: `write_whole`, or standard output where the path is "-"."""
+    """Write the result of a command: `write_atomically`, or standard output where the path is "-"."""
     if path == STDOUT:
         _write_stdout(content)
     else:
-        write_whole(path, content)
+        write_atomically(path, content)
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -61,15 +61,15 @@ Natural = Annotated[int, Range(low=0)]
 """whole numbers from 0"""
 Layers = Annotated[int, Range(low=1, high=10_000)]
 """height of a stack"""
-Side = Annotated[int, Range(low=1, high=16_384)]
+ImageSide = Annotated[int, Range(low=1, high=16_384)]
 """height or width of an image, in pixels"""
-OptionalSide = Annotated[int, Range(low=0, high=16_384)]
+OptionalImageSide = Annotated[int, Range(low=0, high=16_384)]
 """the same; 0: not given"""
 Seed = Annotated[int, Range(low=0, high=2**63 - 1)]
 """what torch and NumPy take as a seed"""
 Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(low=0)]
-Share = Annotated[float, Range(low=0, high=1)]
+Fraction = Annotated[float, Range(low=0, high=1)]
 """a probability, or a part of a whole"""
 Rate = Annotated[float, Range(low=0, below=1)]
 """a probability or a decay at which 1 would leave nothing: dropout, label smoothing, moving averages"""
@@ -205,13 +205,13 @@ def _instance(value: Any, kinds: list[Any], name: str) -> Any:
 
 
 def _refusal(name: str, expected: str, value: Any, hint: str) -> RegardError:
-    return RegardError(f"{name} must be {expected} (got {shown(value)}).", hint)
+    return RegardError(f"{name} must be {expected} (got {format_value(value)}).", hint)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value in a message: its repr, cut short.
 
-    >>> shown("a" * 100)
+    >>> format_value("a" * 100)
     "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…"
     """
     try:

@@ -66,7 +66,7 @@ def train_numbers(config: ModelConfig, steps: int = 120, seed: int = 0) -> Trans
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 0.01 * (1 - step / steps)
         chosen = pairs[32 * step :][:32]
-        batch = [(translator.source_ids(source), translator.target_ids(target)) for source, target in chosen]
+        batch = [(translator.encode_source(source), translator.encode_target(target)) for source, target in chosen]
         wanted = torch.tensor([token for _, target in batch for token in [*target, EOS]])
         logits = translator.model(*translator.teacher_forced(batch))
         loss = torch.nn.functional.cross_entropy(logits, wanted)

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.data import EOS, SOS, Tokenizer
-from regard.data.tokenizer import FOREIGN
+from regard.data.tokenizer import FOREIGN_KIND
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import FORMAT, Translator, bundle_of, find_device, load, save
+from regard.folder import FORMAT, Translator, find_device, load, make_pipeline, save
 from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig, TransformerConfig, make_model
 
@@ -65,9 +65,9 @@ def test_languages_are_saved_and_loaded(tmp_path):
     save(tmp_path / "model", translator)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["languages"] == ["en", "fr"]
     assert load(tmp_path / "model", "cpu").languages == ("en", "fr")
-    assert bundle_of(translator.model, translator.tokenizers, {}).languages == ()
+    assert make_pipeline(translator.model, translator.tokenizers, {}).languages == ()
     recipe = {"recipe": {"data": {"languages": ["de", "en"]}}}
-    assert bundle_of(translator.model, translator.tokenizers, recipe).languages == ("de", "en")
+    assert make_pipeline(translator.model, translator.tokenizers, recipe).languages == ("de", "en")
 
 
 @pytest.mark.parametrize("width", [16, 32, 64])
@@ -158,7 +158,7 @@ def test_folder_without_config_raises(tmp_path):
             "config.json: family must be one of transformer, seq2seq, gpt, bert, vit (got [",
         ),
         ({"magic": 1}, "config.json: unknown key magic. Did you mean"),
-        ({"width": "wide"}, "config.json: width must be a whole number (got 'wide')."),
+        ({"width": "wide"}, "config.json: width must be an integer (got 'wide')."),
         ({"width": -1}, "config.json: width must be at least 1 (got -1)."),
         ({"norm": "inside"}, "config.json: norm must be one of pre, post (got 'inside')."),
         ({"positions": "lost"}, "config.json: positions must be one of sinusoidal, "),
@@ -273,9 +273,9 @@ def test_source_and_target_tokenizers_have_fingerprints(tmp_path):
 
 def test_foreign_tokenizers_have_fingerprints(tmp_path):
     translator = make_translator("transformer")
-    translator.source_tokenizer.kind = FOREIGN
+    translator.source_tokenizer.kind = FOREIGN_KIND
     save(tmp_path, translator)
-    assert load(tmp_path, "cpu").source_tokenizer.kind == FOREIGN
+    assert load(tmp_path, "cpu").source_tokenizer.kind == FOREIGN_KIND
     path = tmp_path / "tokenizer.json"
     path.write_text(path.read_text(encoding="utf-8").replace("▁seven", "▁sevens"), encoding="utf-8")
     assert load_error(tmp_path).startswith(f"{path}: not the tokenizer that the model was saved with.")
@@ -361,7 +361,7 @@ def test_score_is_the_sum_of_log_probabilities(family):
 
 def test_score_matches_beam_search(seq2seq, transformer):
     lines = ["one two three", "four five", "five six seven eight"]
-    for translator in (seq2seq, transformer, dataclasses.replace(seq2seq, partners=[transformer.model])):
+    for translator in (seq2seq, transformer, dataclasses.replace(seq2seq, ensemble_members=[transformer.model])):
         for line, n_best in zip(lines, translator.translate(lines, BEAM)):
             for translation in n_best:
                 [score] = translator.score([(line, translation.text)])
@@ -403,7 +403,7 @@ def test_line_beyond_the_length_limit_raises_with_its_number():
 
 def test_truncate_cuts_source_lines():
     translator = make_translator("transformer")
-    cut, short = translator.translate(["one " * 30, "one " * 11], BEAM, truncate=True)
+    split_patches, short = translator.translate(["one " * 30, "one " * 11], BEAM, truncate=True)
     assert [t.text for t in cut] == [t.text for t in short]
     [cut_score, short_score] = translator.score([("one " * 30, "two"), ("one " * 11, "two")], truncate=True)
     assert cut_score.logprob == pytest.approx(short_score.logprob, abs=1e-5)
@@ -424,9 +424,9 @@ def test_ensemble_averages_probabilities(tmp_path):
         member.save(tmp_path / str(i))
     ensemble = load([tmp_path / "0", tmp_path / "1"], "cpu")
     [score] = ensemble.score([("one two", "two")])
-    source, target = members[0].teacher_forced([(members[0].source_ids("one two"), members[0].target_ids("two"))])
+    source, target = members[0].teacher_forced([(members[0].encode_source("one two"), members[0].encode_target("two"))])
     mean = torch.stack([member.model(source, target).double().softmax(-1) for member in members]).mean(0)
-    labels = torch.tensor([*members[0].target_ids("two"), EOS])
+    labels = torch.tensor([*members[0].encode_target("two"), EOS])
     assert score.logprob == pytest.approx(mean[torch.arange(2), labels].log().sum().item(), abs=1e-5)
 
 

@@ -27,7 +27,7 @@ from regard.attention.backends import (
 from regard.attention.backends.call import Call
 from regard.attention.bias import Bias
 from regard.attention.exact_weights import compute_weights
-from regard.attention.masks import Form, Mask
+from regard.attention.masks import Mask, MaskParts
 from regard.attention.offsets import Offsets
 from regard.attention.reference import reference, reference_packed
 from regard.attention.scores import Location, ScaledDot, Score, too_many_keys_error
@@ -52,7 +52,7 @@ Observer = Callable[[Call, Tensor], None]
 
 
 @runtime_checkable
-class Intervention(Protocol):
+class AttendInterceptor(Protocol):
     """Changes calls of `attend`: the inputs of the backend, and its output."""
 
     def before(self, call: Call) -> Call: ...
@@ -63,7 +63,7 @@ class Intervention(Protocol):
 class Choice(NamedTuple):
     """The backend that ran a call, and the shapes of the call."""
 
-    kernel: str  # name of the backend
+    backend: str  # name of the backend
     q: tuple[int, ...]
     k: tuple[int, ...]
 
@@ -74,7 +74,7 @@ class DispatchState(NamedTuple):
     forced_backend: str | None = None
     """the backend that `use` forces"""
     choices: tuple[list[Choice], ...] = ()
-    interventions: tuple[Intervention, ...] = ()
+    interventions: tuple[AttendInterceptor, ...] = ()
     observers: tuple[Observer, ...] = ()
     """called after the interventions have changed a call"""
 
@@ -128,7 +128,7 @@ def explain() -> Iterator[list[Choice]]:
 
     >>> with explain() as choices:
     ...     _ = attend(*torch.zeros(3, 1, 1, 1, 8))
-    >>> choices[0].kernel
+    >>> choices[0].backend
     'sdpa'
     """
     choices: list[Choice] = []
@@ -173,7 +173,7 @@ def observe(observer: Observer) -> Iterator[None]:
 
 
 @contextmanager
-def intervene(intervention: Intervention) -> Iterator[None]:
+def intervene(intervention: AttendInterceptor) -> Iterator[None]:
     """Apply `intervention` to each call of `attend` inside the with block; compiled models run eagerly."""
     state = _thread.state
     with _force_eager, _enter(state._replace(interventions=(*state.interventions, intervention))):
@@ -285,7 +285,7 @@ def _run(name: str, backend: Callable[[Call], Tensor], call: Call, state: Dispat
 def _make_call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:
     """Check the inputs; (B, T, D) tensors become (B, 1, T, D)."""
     score = score or _scaled_dot
-    parts = Form.of(mask)
+    parts = MaskParts.from_mask(mask)
     if q_offsets is None and k_offsets is None:
         if q.dim() == 3 and k.dim() == 3:
             q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
@@ -315,8 +315,8 @@ def _make_call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:
                 q, k, v, "With offsets pass (N, H, D) tensors; k and v may differ only in their last axis."
             )
         is_self_attention = q_offsets is k_offsets
-        q_offsets = Offsets.of(q_offsets)
-        k_offsets = q_offsets if is_self_attention else Offsets.of(k_offsets)
+        q_offsets = Offsets.from_starts(q_offsets)
+        k_offsets = q_offsets if is_self_attention else Offsets.from_starts(k_offsets)
         if q_offsets.total != len(q) or k_offsets.total != len(k) or len(q_offsets.starts) != len(k_offsets.starts):
             raise _shape_error(
                 q,
@@ -325,7 +325,7 @@ def _make_call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:
                 f"The offsets end at {q_offsets.total} and {k_offsets.total}, "
                 f"for {len(q_offsets.starts) - 1} and {len(k_offsets.starts) - 1} sequences.",
             )
-        if (parts.relative or bias is not None) and not is_self_attention:
+        if (parts.is_relative or bias is not None) and not is_self_attention:
             if not _equal_offsets(q_offsets, k_offsets):
                 raise RegardError(
                     "Packed attention with a causal mask, window or bias needs the same offsets for queries and keys.",

@@ -9,18 +9,18 @@ from torch import Tensor
 from regard.attention.backends import chunked
 from regard.attention.backends.call import Call
 from regard.attention.bias import HeadSubsetBias
-from regard.attention.masks import FREE, Form
+from regard.attention.masks import NO_MASK, MaskParts
 from regard.attention.offsets import Offsets
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import Dot, DotLike, ScaledDot
 from regard.errors import RegardError
 from regard.kernels import exact_weights_cuda
 
-Chosen = int | slice | Sequence[int] | None
+Selection = int | slice | Sequence[int] | None
 """Heads or queries to compute: an index, a slice, several indices; None: all."""
 
 
-def compute_weights(call: Call, heads: Chosen = None, queries: Chosen = None) -> Float[Tensor, "B h t S"]:
+def compute_weights(call: Call, heads: Selection = None, queries: Selection = None) -> Float[Tensor, "B h t S"]:
     """The weights of the selected heads and queries; a packed call gives a padded batch, zero beyond each length.
 
     Nothing is computed for other heads and queries. In addition to the result, memory is linear in T and S: queries are
@@ -44,15 +44,15 @@ def select_heads(call: Call, heads: list[int]) -> Call:
     return call._replace(q=q, k=k, v=v, score=call.score.select_heads(heads), bias=bias)
 
 
-def _compute_weights(call: Call, queries: Chosen) -> Float[Tensor, "B h t S"]:
+def _compute_weights(call: Call, queries: Selection) -> Float[Tensor, "B h t S"]:
     precise = torch.promote_types(call.q.dtype, torch.float32)
-    q, k, parts, q_lengths, positions = call.q, call.k, call.form, None, None
+    q, k, parts, q_lengths, positions = call.q, call.k, call.mask_parts, None, None
     if call.q_offsets is not None and call.k_offsets is not None:
         q, k = (_pad(x, offsets) for x, offsets in ((q, call.q_offsets), (k, call.k_offsets)))
         positions = torch.arange(k.shape[2], device=k.device)
         if not (_is_single(call.q_offsets) and _is_single(call.k_offsets)):
             q_lengths = call.q_offsets.lengths
-            parts = parts.intersect(Form(lengths=call.k_offsets.lengths))
+            parts = parts.intersect(MaskParts(lengths=call.k_offsets.lengths))
     (B, H, T, _), S = q.shape, k.shape[2]
     query_indices = None
     if queries is not None:
@@ -80,15 +80,22 @@ def _compute_weights(call: Call, queries: Chosen) -> Float[Tensor, "B h t S"]:
     s = torch.arange(S, device=q.device)
     # In addition to its pairs a block holds scores, masked scores and weights. If all queries are computed, keys that
     # are masked for an entire block are left out.
-    pair_size, block_parts = call.score.pair_size(q.shape[-1]) + 3, parts if query_indices is None else FREE
+    pair_size, block_parts = call.score.pair_size(q.shape[-1]) + 3, parts if query_indices is None else NO_MASK
     for b, t, keys in chunked.blocks(q, S, pair_size, block_parts):
         out[b, :, t, keys] = chunked.block_weights(
-            q[b, :, t], k[b, :, keys], scale, call.score, parts.of_batch(b), call.bias, rows[t] + (S - T), s[keys]
+            q[b, :, t],
+            k[b, :, keys],
+            scale,
+            call.score,
+            parts.select_sequences(b),
+            call.bias,
+            rows[t] + (S - T),
+            s[keys],
         )
     return out if q_lengths is None else out.masked_fill_(~(rows < q_lengths[:, None])[:, None, :, None], 0.0)
 
 
-def _kernel_supports(call: Call, q: Tensor, k: Tensor, parts: Form) -> bool:
+def _kernel_supports(call: Call, q: Tensor, k: Tensor, parts: MaskParts) -> bool:
     """Whether `exact_weights_cuda` supports this call, with folded q and k."""
     return (
         isinstance(call.score, DotLike)
@@ -123,7 +130,7 @@ def _is_single(offsets: Offsets) -> bool:
     return len(offsets.starts) == 2 and offsets.total == offsets.max_len
 
 
-def resolve_indices(selection: Chosen, count: int, kind: str) -> list[int]:
+def resolve_indices(selection: Selection, count: int, kind: str) -> list[int]:
     """The indices from 0 to count − 1 that are selected; `kind` ("head", "query") is for the error message."""
     valid = range(count)
     try:

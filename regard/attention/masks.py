@@ -26,14 +26,14 @@ class Mask:
             [1, 0, 0]], dtype=torch.int32)
     """
 
-    relative = False
+    is_relative = False
     """Whether it depends on the distance between query and key."""
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
         """The mask of queries at positions p and keys at positions s, for each sequence of the batch."""
         raise NotImplementedError
 
-    def of_batch(self, indices: Int[Tensor, "b"] | slice) -> "Mask":
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> "Mask":
         """The same mask for some sequences of the batch."""
         return self
 
@@ -49,7 +49,7 @@ class Mask:
 
 @dataclass(frozen=True, eq=False)
 class Causal(Mask):
-    relative = True
+    is_relative = True
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "t s"]:
         return s <= p[:, None]
@@ -58,7 +58,7 @@ class Causal(Mask):
 @dataclass(frozen=True, eq=False)
 class Window(Mask):
     n: int
-    relative = True
+    is_relative = True
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "t s"]:
         return (s <= p[:, None]) & (s > p[:, None] - self.n)
@@ -71,7 +71,7 @@ class Padding(Mask):
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "B 1 1 s"]:
         return s < self.lengths.to(s.device)[:, None, None, None]
 
-    def of_batch(self, indices: Int[Tensor, "b"] | slice) -> Mask:
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
         return Padding(self.lengths[indices])
 
 
@@ -81,14 +81,14 @@ class And(Mask):
     right: Mask
 
     @property
-    def relative(self) -> bool:  # type: ignore[override]
-        return self.left.relative or self.right.relative
+    def is_relative(self) -> bool:  # type: ignore[override]
+        return self.left.is_relative or self.right.is_relative
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
         return self.left.block(p, s) & self.right.block(p, s)
 
-    def of_batch(self, indices: Int[Tensor, "b"] | slice) -> Mask:
-        return And(self.left.of_batch(indices), self.right.of_batch(indices))
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
+        return And(self.left.select_sequences(indices), self.right.select_sequences(indices))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,14 +97,14 @@ class Or(Mask):
     right: Mask
 
     @property
-    def relative(self) -> bool:  # type: ignore[override]
-        return self.left.relative or self.right.relative
+    def is_relative(self) -> bool:  # type: ignore[override]
+        return self.left.is_relative or self.right.is_relative
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
         return self.left.block(p, s) | self.right.block(p, s)
 
-    def of_batch(self, indices: Int[Tensor, "b"] | slice) -> Mask:
-        return Or(self.left.of_batch(indices), self.right.of_batch(indices))
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
+        return Or(self.left.select_sequences(indices), self.right.select_sequences(indices))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,14 +112,14 @@ class Not(Mask):
     inner: Mask
 
     @property
-    def relative(self) -> bool:  # type: ignore[override]
-        return self.inner.relative
+    def is_relative(self) -> bool:  # type: ignore[override]
+        return self.inner.is_relative
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
         return ~self.inner.block(p, s)
 
-    def of_batch(self, indices: Int[Tensor, "b"] | slice) -> Mask:
-        return Not(self.inner.of_batch(indices))
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
+        return Not(self.inner.select_sequences(indices))
 
 
 def causal() -> Mask:
@@ -158,7 +158,7 @@ def padding(lengths: Int[Tensor, "B"]) -> Mask:
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
+class MaskParts:
     """A mask as the conjunction of a causal mask, a window, lengths of the keys, and the rest."""
 
     causal: bool = False
@@ -168,23 +168,23 @@ class Form:
     """conjuncts of any other form"""
 
     @staticmethod
-    def of(mask: Mask | None) -> "Form":
+    def from_mask(mask: Mask | None) -> "MaskParts":
         match mask:
             case None:
-                return FREE
+                return NO_MASK
             case Causal():
                 return CAUSAL
             case Window(n):
-                return Form(window=n)
+                return MaskParts(window=n)
             case Padding(lengths):
-                return Form(lengths=lengths)
+                return MaskParts(lengths=lengths)
             case And(left, right):
-                return Form.of(left).intersect(Form.of(right))
-        return Form(rest=mask)
+                return MaskParts.from_mask(left).intersect(MaskParts.from_mask(right))
+        return MaskParts(rest=mask)
 
-    def intersect(self, other: "Form") -> "Form":
+    def intersect(self, other: "MaskParts") -> "MaskParts":
         """The conjunction of two masks."""
-        return Form(
+        return MaskParts(
             causal=self.causal or other.causal,
             window=_combine(min, self.window, other.window),
             lengths=_combine(_minimum, self.lengths, other.lengths),
@@ -192,8 +192,8 @@ class Form:
         )
 
     @property
-    def relative(self) -> bool:
-        return self.causal or self.window is not None or (self.rest is not None and self.rest.relative)
+    def is_relative(self) -> bool:
+        return self.causal or self.window is not None or (self.rest is not None and self.rest.is_relative)
 
     @property
     def mask(self) -> Mask | None:
@@ -203,17 +203,17 @@ class Form:
         mask = _combine(And, mask, None if self.lengths is None else Padding(self.lengths))
         return _combine(And, mask, self.rest)
 
-    def of_batch(self, indices: Int[Tensor, "b"] | slice) -> "Form":
-        return Form(
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> "MaskParts":
+        return MaskParts(
             self.causal,
             self.window,
             None if self.lengths is None else self.lengths[indices],
-            None if self.rest is None else self.rest.of_batch(indices),
+            None if self.rest is None else self.rest.select_sequences(indices),
         )
 
 
-FREE = Form()
-CAUSAL = Form(causal=True)
+NO_MASK = MaskParts()
+CAUSAL = MaskParts(causal=True)
 
 
 def _minimum(a: Int[Tensor, "B"], b: Int[Tensor, "B"]) -> Int[Tensor, "B"]:

@@ -48,7 +48,7 @@ class Offsets:
     max_len: int
 
     @staticmethod
-    def of(offsets: "Tensor | Offsets") -> "Offsets":
+    def from_starts(offsets: "Tensor | Offsets") -> "Offsets":
         """From a tensor of offsets, whose last element and longest sequence are read: on a GPU, this synchronizes."""
         if isinstance(offsets, Offsets):
             return offsets
@@ -60,11 +60,11 @@ class Offsets:
         return self.starts[1:] - self.starts[:-1]
 
     @property
-    def even(self) -> bool:
+    def is_rectangular(self) -> bool:
         """Whether all sequences have length `max_len`: the rows are a (B, max_len) batch without padding.
 
         >>> offsets = Offsets(torch.tensor([0, 3, 6], dtype=torch.int32), total=6, max_len=3)
-        >>> offsets.even
+        >>> offsets.is_rectangular
         True
         """
         return self.total == (len(self.starts) - 1) * self.max_len
@@ -89,7 +89,7 @@ class Offsets:
     @cached_property
     def cells(self) -> Int[Tensor, "N"]:
         """The index of the cell of each packed row in the flattened (B * max_len) batch."""
-        return outside_inference_mode(lambda: self.sequences * self.max_len + self.places)
+        return outside_inference_mode(lambda: self.sequences * self.max_len + self.positions)
 
     @cached_property
     def layouts(self) -> dict["Offsets", Any]:
@@ -103,6 +103,6 @@ class Offsets:
         return torch.searchsorted(self.starts[1:].long(), row, right=True)
 
     @property
-    def places(self) -> Int[Tensor, "N"]:
+    def positions(self) -> Int[Tensor, "N"]:
         """The position of each packed row in its sequence."""
         return torch.arange(self.total, device=self.starts.device) - self.starts[self.sequences]

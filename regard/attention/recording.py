@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.attention import dispatch
 from regard.attention.backends.call import Call
-from regard.attention.exact_weights import Chosen, compute_weights, resolve_indices, select_heads, weight_gradients
+from regard.attention.exact_weights import Selection, compute_weights, resolve_indices, select_heads, weight_gradients
 from regard.errors import RegardError
 
 KINDS = ("self", "masked", "cross")
@@ -28,9 +28,9 @@ class Recorded:
 
     name: str
     kind: str
-    heads: Chosen = None
+    heads: Selection = None
     """the heads to record; None: all"""
-    queries: Chosen = None
+    queries: Selection = None
     calls: list[Call] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     """the output of each call, if gradients are enabled: the autograd graph holds it anyway"""
@@ -53,7 +53,7 @@ class Recorded:
         return resolve_indices(self.heads, self.head_count or self.calls[0].q.shape[1], "head")
 
     @torch.no_grad()
-    def weights(self, heads: Chosen = None, queries: Chosen = None) -> Float[Tensor, "B h t S"]:
+    def weights(self, heads: Selection = None, queries: Selection = None) -> Float[Tensor, "B h t S"]:
         """The exact weights of the selected heads and queries (index, slice, several indices; None: as in `record`).
 
         Several calls, the steps of decoding, give one matrix: their queries are concatenated, and keys that did not
@@ -128,7 +128,7 @@ class Recording(dict[str, Recorded]):
 
 @contextmanager
 def record(
-    model: nn.Module, layers: str | Sequence[str] | None = None, heads: Chosen = None, queries: Chosen = None
+    model: nn.Module, layers: str | Sequence[str] | None = None, heads: Selection = None, queries: Selection = None
 ) -> Iterator[Recording]:
     """Record the attention modules of a model while it runs inside the with block; compiled models run eagerly.
 

@@ -60,6 +60,8 @@ def reference_packed(
         bounds, mask = bounds * 2, None
     for b, ((t0, s0), (t1, s1)) in enumerate(pairwise(bounds)):
         sequence_q, sequence_k, sequence_v = (x[None].transpose(1, 2) for x in (q[t0:t1], k[s0:s1], v[s0:s1]))
-        out = reference(sequence_q, sequence_k, sequence_v, score, mask and mask.of_batch(slice(b, b + 1)), bias)
+        out = reference(
+            sequence_q, sequence_k, sequence_v, score, mask and mask.select_sequences(slice(b, b + 1)), bias
+        )
         outputs.append(out[0].transpose(0, 1))
     return torch.cat(outputs)

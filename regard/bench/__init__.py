@@ -6,7 +6,7 @@ from regard.bench.growth import bench_growth
 from regard.bench.measuring import Ceilings, Measurement
 from regard.bench.recording import RecordingShape, bench_recording
 from regard.bench.report import BenchReport
-from regard.bench.scores import ScoreReport, ScoreRow, bench_scores
+from regard.bench.scores import ScoreMeasurement, ScoreReport, bench_scores
 from regard.bench.training import TrainingShape, bench_training
 
 __all__ = [
@@ -16,8 +16,8 @@ __all__ = [
     "DecodingShape",
     "Measurement",
     "RecordingShape",
+    "ScoreMeasurement",
     "ScoreReport",
-    "ScoreRow",
     "TrainingShape",
     "bench_attention",
     "bench_decoding",

@@ -121,7 +121,7 @@ class AttentionCase:
         rows = compare(self.name, implementations, self.work(), ceilings, self.device, rounds, self.length)
         with explain() as choices, torch.no_grad():
             regard_attention(q, k, v)
-        return [self._add_kernel_note(row, choices[0].kernel) for row in rows]
+        return [self._add_kernel_note(row, choices[0].backend) for row in rows]
 
     @staticmethod
     def _add_kernel_note(row: Measurement, kernel: str) -> Measurement:

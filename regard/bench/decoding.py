@@ -144,7 +144,7 @@ def _make_marian(shape: DecodingShape, translator: Translator) -> Translate:
 
     @torch.inference_mode()
     def translate(lines: Sequence[str], config: DecodeConfig) -> Any:
-        ids = torch.tensor([translator.source_ids(line) for line in lines], device=parameter.device)
+        ids = torch.tensor([translator.encode_source(line) for line in lines], device=parameter.device)
         length: dict[str, Any] = dict(min_new_tokens=config.min_len, max_new_tokens=config.max_len)
         return model.generate(input_ids=ids, num_beams=config.beam, do_sample=False, **length)
 

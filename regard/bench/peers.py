@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from regard.attention import Dot, Mask, ScaledDot, Score
-from regard.attention.masks import Form
+from regard.attention.masks import MaskParts
 from regard.attention.reference import reference
 from regard.bench.measuring import Unsupported
 
@@ -41,7 +41,7 @@ def compiled_formula(score: Score, mask: Mask | None, dynamic: bool = False) -> 
 
 def sdpa(score: Score, mask: Mask | None, backend: str | None = None) -> Attention:
     """torch's scaled_dot_product_attention, with the mask in its cheapest supported form."""
-    form, scale = Form.of(mask), _scale(score)
+    form, scale = MaskParts.from_mask(mask), _scale(score)
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         allowed = _attn_mask(form, q, k)
@@ -64,7 +64,7 @@ def _scale(score: Score) -> float | None:
     return 1.0 if type(score) is Dot else None
 
 
-def _attn_mask(form: Form, q: Tensor, k: Tensor) -> Tensor | None:
+def _attn_mask(form: MaskParts, q: Tensor, k: Tensor) -> Tensor | None:
     """None for a causal mask, which is a flag; (B, 1, 1, S) for lengths; (B, 1, T, S) for both."""
     if form.lengths is None:
         return None
@@ -78,7 +78,7 @@ def flex(score: Score, mask: Mask | None, q: Tensor, k: Tensor) -> Attention:
     """FlexAttention, compiled, with a precomputed block mask."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    form, scale = Form.of(mask), _scale(score)
+    form, scale = MaskParts.from_mask(mask), _scale(score)
     (B, _, T, _), S = q.shape, k.shape[2]
     block_mask = None
     if mask is not None:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from regard.bench.measuring import Measurement
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import write_atomically
 
 if TYPE_CHECKING:
     from regard.bench.report import BenchReport
@@ -33,7 +33,7 @@ def plot_report(report: "BenchReport", path: Path) -> None:
     figure.suptitle(f"{report.benchmark}: {report.ceilings.machine}", fontsize=9)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix[1:], dpi=150)
-    write_whole(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue())
 
 
 def _plot_lines(rows: list[Measurement]) -> Figure:

@@ -10,7 +10,7 @@ from typing import Any
 
 from regard.bench.measuring import Ceilings, Measurement
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import write_atomically
 
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -89,7 +89,7 @@ class BenchReport:
         path = Path(path)
         if path.suffix != ".json":
             raise RegardError(f"{path}: measurements are saved as JSON.", "Choose a file name that ends in .json.")
-        write_whole(path, (json.dumps(self.to_dict(), indent=1) + "\n").encode())
+        write_atomically(path, (json.dumps(self.to_dict(), indent=1) + "\n").encode())
 
     def plot(self, path: str | Path) -> None:
         """Plot time and memory over the length, or times as bars if there is only one length."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from regard.attention.scores import SCORES
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import write_atomically
 from regard.folder import Device
 from regard.models import ModelConfig, Seq2SeqConfig
 from regard.training import DataConfig, Dataset, Recipe, read_dataset, suggest_recipe, train
@@ -27,7 +27,7 @@ STEPS = 600
 
 
 @dataclass(frozen=True)
-class ScoreRow:
+class ScoreMeasurement:
     """Results of one trained model."""
 
     score: str
@@ -44,7 +44,7 @@ class ScoreRow:
 class ScoreReport:
     """Results of all models of a comparison.
 
-    >>> print(ScoreReport("seq2seq", "BLEU", 9, [ScoreRow("dot", 51.25, 0.5, 120_000, 8200.0, 31.0)]))
+    >>> print(ScoreReport("seq2seq", "BLEU", 9, [ScoreMeasurement("dot", 51.25, 0.5, 120_000, 8200.0, 31.0)]))
     seq2seq, 9 steps each
     <BLANKLINE>
     | score | BLEU | loss | parameters | tokens/s | seconds |
@@ -55,7 +55,7 @@ class ScoreReport:
     family: str
     metric: str
     steps: int
-    rows: Sequence[ScoreRow]
+    rows: Sequence[ScoreMeasurement]
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -71,7 +71,7 @@ class ScoreReport:
 
     def save(self, path: str | Path) -> None:
         """Write the report as JSON."""
-        write_whole(Path(path), (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode())
+        write_atomically(Path(path), (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode())
 
 
 def bench_scores(
@@ -82,7 +82,7 @@ def bench_scores(
     steps: int = STEPS,
     scores: Sequence[str] = (),
     seed: int = 1,
-    on_row: Callable[[ScoreRow], None] | None = None,
+    on_row: Callable[[ScoreMeasurement], None] | None = None,
 ) -> ScoreReport:
     """Train one model per score on sentence pairs (default: the phrasebook) with otherwise equal settings.
 
@@ -133,14 +133,14 @@ def _make_config(sizes: Any, family: Family, score: str) -> ModelConfig:
     return Seq2SeqConfig(**common, score=score)  # type: ignore[arg-type]
 
 
-def _train_one(recipe: Recipe, dataset: Dataset, score: str, metric: str) -> ScoreRow:
+def _train_one(recipe: Recipe, dataset: Dataset, score: str, metric: str) -> ScoreMeasurement:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="regard-") as folder:
         bundle = train(recipe, folder, dataset=dataset, quiet=True)
         seconds = time.perf_counter() - start
         rates = [row["tokens_per_second"] for row in read_metrics(Path(folder) / METRICS) if "tokens_per_second" in row]
     validation = bundle.training["validation"]
-    return ScoreRow(
+    return ScoreMeasurement(
         score,
         metric=validation[metric],
         loss=validation["nll"],

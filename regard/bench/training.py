@@ -29,7 +29,7 @@ from regard.folder import Device, find_device
 from regard.models import TransformerConfig
 from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, train
 from regard.training.allocator import keep_freed_memory
-from regard.training.precision import settle_precision
+from regard.training.precision import resolve_precision
 
 MAX_LEN = 64
 WARMUP_STEPS = 2
@@ -87,7 +87,7 @@ def bench_training(
     """
     target = find_device(device)
     shape = shape or SHAPES[target.type]
-    precision = settle_precision(_make_recipe(shape, target.type, steps)).train.precision
+    precision = resolve_precision(_make_recipe(shape, target.type, steps)).train.precision
     runs = _make_runs(target, precision, compiled)
     ceilings = measure_ceilings(target, getattr(torch, precision))
     seconds: dict[str, list[float]] = {run.label: [] for run in runs}

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from regard.bench import (
-    Report,
+    BenchReport,
     ScoreReport,
     bench_attention,
     bench_decoding,
@@ -17,12 +17,12 @@ from regard.bench import (
     bench_scores,
     bench_training,
 )
-from regard.bench.scores import Family, ScoreRow
+from regard.bench.scores import Family, ScoreMeasurement
 from regard.cli.common import DeviceOption, parse, print_note
 from regard.errors import RegardError
 
 Benchmark = Literal["attention", "growth", "training", "decoding", "recording", "scores"]
-BENCHES: dict[str, Callable[..., Report | ScoreReport]] = {
+BENCHES: dict[str, Callable[..., BenchReport | ScoreReport]] = {
     "attention": bench_attention,
     "growth": bench_growth,
     "training": bench_training,
@@ -96,12 +96,12 @@ def run(argv: list[str]) -> int:
     print(report)
     if options.out is not None:
         report.save(options.out)
-    if options.plot is not None and isinstance(report, Report):
+    if options.plot is not None and isinstance(report, BenchReport):
         report.plot(options.plot)
     return 0
 
 
-def _run_benchmark(options: Options) -> Report | ScoreReport:
+def _run_benchmark(options: Options) -> BenchReport | ScoreReport:
     function = BENCHES[options.benchmark]
     arguments = {name: getattr(options, name) for name in BENCH_OPTIONS[options.benchmark]}
     if options.benchmark == "scores":
@@ -111,5 +111,5 @@ def _run_benchmark(options: Options) -> Report | ScoreReport:
     return function(options.device, **arguments)
 
 
-def _print_row(row: ScoreRow) -> None:
+def _print_row(row: ScoreMeasurement) -> None:
     print_note(f"{row.score}: {row.seconds:.0f} s")

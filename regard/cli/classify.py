@@ -19,9 +19,9 @@ from regard.cli.common import (
     read_blocks,
 )
 from regard.errors import RegardError
-from regard.folder import OPENED, ImageModel, TextEncoder, read_config
+from regard.folder import PIPELINES, ImageModel, TextEncoder, read_config
 from regard.folder.scoring import Classification
-from regard.models import family_of
+from regard.models import family_name
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def run(argv: list[str]) -> int:
 
 def _make_classifier(options: Options) -> tuple[Callable[[list[str]], list[Classification]], Check | None]:
     """A function that classifies a block of texts or image files, and the check of each text."""
-    if OPENED[family_of(read_config(options.model)[0])].pipeline_class is ImageModel:
+    if PIPELINES[family_name(read_config(options.model)[0])].pipeline_class is ImageModel:
         if options.truncate:
             raise RegardError("--truncate is not supported for image models.", "Leave it out.")
         return open_model(options.model, options.device, ImageModel).classify, None

@@ -20,12 +20,12 @@ from regard.data.compression import STDIN
 from regard.data.phrasebook import phrasebook_pairs, words
 from regard.data.readers import numbered_lines
 from regard.errors import RegardError
-from regard.folder import Device, ImageModel, LanguageModel, TextEncoder, Translator, load
-from regard.interop.onnx_runner import holds_graphs, open_onnx
+from regard.folder import Device, ImageModel, TextEncoder, TextGenerator, Translator, load
+from regard.interop.onnx_runner import is_onnx_folder, load_onnx
 from regard.training.recipe import PHRASEBOOK
 from regard.training.report import OnProgress, progress_bar, show_progress
 from regard.viewer import Link
-from regard.viewer.alignment import Words
+from regard.viewer.alignment import WordSplitter
 
 TEST_SIZE = 1000
 # Texts per block; a block is sorted by length into batches. Blocks of a stream may be smaller.
@@ -74,7 +74,7 @@ DeviceOption = Annotated[Device, tyro.conf.arg(help="device to run on")]
 Quiet = Annotated[bool, tyro.conf.arg(help="print only results and errors", help_behavior_hint=NO_HINT)]
 
 Options = TypeVar("Options")
-M = TypeVar("M", Translator, LanguageModel, TextEncoder, ImageModel)
+M = TypeVar("M", Translator, TextGenerator, TextEncoder, ImageModel)
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
 _CONFIG = (tyro.conf.FlagCreatePairsOff,)
 _registry = tyro.constructors.ConstructorRegistry()
@@ -114,7 +114,7 @@ def print_note(text: str) -> None:
 
 def open_model(model: Path, device: Device, expect: type[M], ensemble: Sequence[Path] = ()) -> M:
     """Load a model folder, a folder of ONNX graphs, or an ensemble of translators."""
-    graphs = [folder for folder in (model, *ensemble) if holds_graphs(folder)]
+    graphs = [folder for folder in (model, *ensemble) if is_onnx_folder(folder)]
     if not graphs:
         return load([model, *ensemble] if ensemble else model, device, expect=expect)
     if ensemble:
@@ -124,7 +124,7 @@ def open_model(model: Path, device: Device, expect: type[M], ensemble: Sequence[
         )
     if device not in ("auto", "cpu"):
         raise RegardError(f"{model} contains ONNX graphs, which run only on the CPU.", "Use --device auto or cpu.")
-    return open_onnx(model, expect=expect)
+    return load_onnx(model, expect=expect)
 
 
 class Examples(NamedTuple):
@@ -132,7 +132,7 @@ class Examples(NamedTuple):
 
     pairs: list[tuple[str, str]]
     gold: list[list[Link]] | None = None
-    words: Words = str.split
+    words: WordSplitter = str.split
 
 
 def read_examples(files: Sequence[str], columns: Sequence[str] = ()) -> Examples:
@@ -256,7 +256,7 @@ class UnknownCharacters:
     def check(self, text: str, name: str) -> None:
         if self.has_warned:
             return
-        encoding = self.tokenizer.library.encode(text, add_special_tokens=False)
+        encoding = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
         spans = [span for token, span in zip(encoding.ids, encoding.offsets) if token == self.unk]
         covered = {i for begin, end in spans for i in range(begin, end)}
         letters = [i for i, letter in enumerate(text) if not letter.isspace()]

@@ -12,8 +12,8 @@ from regard.cli.common import Model, parse
 from regard.cli.train_options import as_toml
 from regard.config_reader import read_json
 from regard.folder import read_config
-from regard.models import family_of
-from regard.training.recipe import DERIVED, Recipe, recipe_table
+from regard.models import family_name
+from regard.training.recipe import DERIVED, Recipe, recipe_to_dict
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def run(argv: list[str]) -> int:
     config = read_config(options.model)[0]
     values = dataclasses.asdict(config)
     chosen = {name: value for name, value in values.items() if name not in DERIVED}
-    print(toml_text(_read_recipe(options.model) or {"model": {"family": family_of(config)} | chosen}))
+    print(toml_text(_read_recipe(options.model) or {"model": {"family": family_name(config)} | chosen}))
     print("\n# Derived from the data:")
     for name in (name for name in values if name not in chosen):
         print(f"# {name} = {as_toml(values[name])}")
@@ -53,7 +53,7 @@ def recipe_toml(recipe: Recipe) -> str:
     >>> recipe_toml(Recipe()).splitlines()[0]
     'task = "translate"'
     """
-    return toml_text(recipe_table(recipe))
+    return toml_text(recipe_to_dict(recipe))
 
 
 def toml_text(table: Mapping[str, Any]) -> str:

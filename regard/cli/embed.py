@@ -24,7 +24,7 @@ from regard.cli.common import (
     read_blocks,
 )
 from regard.errors import RegardError
-from regard.files import STDOUT, write_whole
+from regard.files import STDOUT, write_atomically
 from regard.folder import TextEncoder
 
 
@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
     unknown = UnknownCharacters(encoder.tokenizer, encoder.special.unk)
 
     def check(text: str, name: str) -> None:
-        encoder.text_ids(text, name=name, truncate=options.truncate)
+        encoder.encode_text(text, name=name, truncate=options.truncate)
         unknown.check(text, name)
 
     arrays: list[np.ndarray] = []
@@ -81,9 +81,9 @@ def run(argv: list[str]) -> int:
         if suffix == ".npy":
             buffer = io.BytesIO()
             np.save(buffer, np.concatenate(arrays))
-            write_whole(out, buffer.getvalue())
+            write_atomically(out, buffer.getvalue())
         else:
-            write_whole(out, "".join(rows).encode())
+            write_atomically(out, "".join(rows).encode())
         print_note(f"Wrote {count} vectors of width {encoder.model.config.width} to {out}.")
     return 0
 

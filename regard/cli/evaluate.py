@@ -32,14 +32,14 @@ from regard.cli.common import (
 from regard.cli.measuring import evaluate_images, evaluate_texts, index_blocks, plot_confusion
 from regard.config_reader import json_bytes
 from regard.data import read_documents, read_squad
-from regard.data.image_files import LABEL
+from regard.data.image_files import LABEL_COLUMN
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.files import STDOUT, write_output, write_whole
-from regard.folder import OPENED, ImageModel, LanguageModel, TextEncoder, Translator, read_config
-from regard.models import family_of
+from regard.files import STDOUT, write_atomically, write_output
+from regard.folder import PIPELINES, ImageModel, TextEncoder, TextGenerator, Translator, read_config
+from regard.models import family_name
 from regard.training.metrics import squad_scores, text_scores
-from regard.viewer import align, alignment_error_rate, attentions, best_layer, clearest_layer, read_links
+from regard.viewer import align, alignment_error_rate, attention_names, best_layer, read_links, sharpest_layer
 
 BleuTokenizer = Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"]
 # Number of phrasebook validation pairs for choosing the alignment layer.
@@ -67,7 +67,7 @@ class Options:
     language: Literal["en", "de", "fr"] = "en"
     """answers: language whose articles and punctuation are ignored"""
     empty: Empty = False
-    label: str = LABEL
+    label: str = LABEL_COLUMN
     """images: column or array of the labels"""
     bleu_tokenizer: BleuTokenizer = "auto"
     """translations: tokenizer of sacreBLEU; auto: 13a, or one for references without spaces"""
@@ -84,13 +84,13 @@ class Options:
 def run(argv: list[str]) -> int:
     options = parse(Options, "evaluate", argv)
     config, _ = read_config(options.model)
-    pipeline_class = OPENED[family_of(config)].pipeline_class
+    pipeline_class = PIPELINES[family_name(config)].pipeline_class
     if options.confusion is not None:
         if getattr(config, "head", None) not in ("classify", "segment"):
             raise RegardError("--confusion requires a classification or segmentation model.", "Leave it out.")
         plot_format(options.confusion)  # checked before the evaluation, which may take minutes
     if pipeline_class is not Translator and not options.ensemble:
-        evaluate = {LanguageModel: _evaluate_generator, TextEncoder: _evaluate_encoder, ImageModel: _evaluate_images}
+        evaluate = {TextGenerator: _evaluate_generator, TextEncoder: _evaluate_encoder, ImageModel: _evaluate_images}
         results = {"data": list(options.data)} | evaluate[pipeline_class](options)
         return _write_results(results, options)
     text_scores([], [], options.bleu_tokenizer)  # checks the tokenizer before translating, which may take minutes
@@ -100,13 +100,13 @@ def run(argv: list[str]) -> int:
     results |= _translation_scores(translator, examples, options)
     if not options.ensemble:
         results |= _loss_scores(translator, examples, options)
-    if examples.gold is not None and attentions(translator, "cross"):
+    if examples.gold is not None and attention_names(translator, "cross"):
         results |= _alignment_scores(translator, examples, examples.gold, options)
     return _write_results(results, options)
 
 
 def _evaluate_generator(options: Options) -> dict[str, Any]:
-    model = open_model(options.model, options.device, LanguageModel)
+    model = open_model(options.model, options.device, TextGenerator)
     with batch_progress("evaluating") as on_progress:
         loss = model.evaluate(read_documents(options.data), progress=on_progress)
     return {
@@ -156,7 +156,7 @@ def _write_results(results: dict[str, Any], options: Options) -> int:
     if options.json is not None:
         write_output(options.json, json_bytes(results))
     if options.confusion is not None:
-        write_whole(options.confusion, plot_confusion(results, plot_format(options.confusion)))
+        write_atomically(options.confusion, plot_confusion(results, plot_format(options.confusion)))
     _print_table(results, sys.stderr if options.json == STDOUT else sys.stdout)
     return 0
 
@@ -205,7 +205,7 @@ def _loss_scores(translator: Translator, examples: Examples, options: Options) -
 def _alignment_scores(
     translator: Translator, examples: Examples, gold: list[list[tuple[int, int]]], options: Options
 ) -> dict[str, Any]:
-    layers = attentions(translator, "cross")
+    layers = attention_names(translator, "cross")
     if options.layer is not None:
         if options.layer not in layers:
             raise RegardError(f"Unknown cross-attention {options.layer!r}.", f"Choose from: {', '.join(layers)}.")
@@ -214,7 +214,7 @@ def _alignment_scores(
         validation = phrasebook_examples("val", VALIDATION_SIZE)
         layer = best_layer(translator, validation.pairs, validation.gold or [], words=validation.words)
     else:
-        layer = clearest_layer(translator, examples.pairs, truncate=options.truncate)
+        layer = sharpest_layer(translator, examples.pairs, truncate=options.truncate)
     predicted = align(translator, examples.pairs, layer, words=examples.words, truncate=options.truncate)
     return {"alignment_error_rate": 100 * alignment_error_rate(predicted, gold), "alignment_layer": layer}
 

@@ -8,8 +8,8 @@ import tyro
 
 from regard.cli.common import Model, Quiet, parse, print_note
 from regard.folder import Translator, load
-from regard.interop import export_ctranslate2, export_folder, export_onnx
-from regard.interop.targets import Target
+from regard.interop import export_ctranslate2, export_huggingface, export_onnx
+from regard.interop.targets import ExportTarget
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Options:
     """
 
     model: Model
-    to: Target
+    to: ExportTarget
     """target format"""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """output folder"""
@@ -32,7 +32,7 @@ class Options:
 def run(argv: list[str]) -> int:
     options = parse(Options, "export", argv)
     if options.to == "huggingface":
-        name = export_folder(load(options.model, "cpu"), options.out)
+        name = export_huggingface(load(options.model, "cpu"), options.out)
         print_note(f"Wrote {options.out}, a folder for transformers ({name}).")
         return 0
     if options.to == "ctranslate2":

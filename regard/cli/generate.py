@@ -22,7 +22,7 @@ from regard.cli.common import (
     streaming_progress,
 )
 from regard.decode import DecodeConfig
-from regard.folder import Continuation, LanguageModel
+from regard.folder import Continuation, TextGenerator
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Options:
 def run(argv: list[str]) -> int:
     options = parse(Options, "generate", argv)
     named = list(read_texts(options.text, options.input, "Type prompts"))
-    generator = open_model(options.model, options.device, LanguageModel)
+    generator = open_model(options.model, options.device, TextGenerator)
     unknown = UnknownCharacters(generator.tokenizer, generator.special.unk)
     for name, prompt in named:  # before generation, and with the line number in errors
-        generator.prompt_ids(prompt, name=name, truncate=options.truncate)
+        generator.encode_prompt(prompt, name=name, truncate=options.truncate)
         unknown.check(prompt, name)
     prompts = [prompt for _, prompt in named]
     if len(prompts) == 1 and options.decode.n_best == 1:
@@ -81,14 +81,14 @@ def run(argv: list[str]) -> int:
 
 
 def _note_length_limit(
-    generator: LanguageModel, prompts: Sequence[str], results: Sequence[Sequence[Continuation]], options: Options
+    generator: TextGenerator, prompts: Sequence[str], results: Sequence[Sequence[Continuation]], options: Options
 ) -> None:
     """Print a note if the length limit of the model ended a text before --max-len."""
     limit = generator.length_limit
     if limit is None:
         return
     lengths = [
-        (len(generator.prompt_ids(prompt, truncate=options.truncate)), len(continuation.hypothesis.ids))
+        (len(generator.encode_prompt(prompt, truncate=options.truncate)), len(continuation.hypothesis.ids))
         for prompt, continuations in zip(prompts, results)
         for continuation in continuations
     ]

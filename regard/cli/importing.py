@@ -8,9 +8,9 @@ import tyro
 
 from regard.cli.common import Quiet, parse, print_note
 from regard.errors import RegardError
-from regard.folder import OPENED, save
-from regard.interop import import_folder, import_llama2c
-from regard.models import family_of
+from regard.folder import PIPELINES, save
+from regard.interop import import_huggingface, import_llama2c
+from regard.models import family_name
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ def run(argv: list[str]) -> int:
             )
         pipeline = import_llama2c(options.model, options.tokenizer)
     else:
-        pipeline = import_folder(options.model)
+        pipeline = import_huggingface(options.model)
     save(options.out, pipeline)
-    kind = OPENED[family_of(pipeline.model.config)]
+    kind = PIPELINES[family_name(pipeline.model.config)]
     size = sum(one.numel() for one in pipeline.model.parameters())
     print_note(
         f"Imported {kind.description} with {size / 1e6:.2f} M parameters to {options.out}. "

@@ -10,10 +10,10 @@ import torch
 from regard.attention import explain
 from regard.cli.common import DeviceOption, Model, parse
 from regard.data.special import EOS
-from regard.folder import Bundle, ImageModel, Translator, load
+from regard.folder import ImageModel, Pipeline, Translator, load
 from regard.layers.packed import pack
-from regard.models import family_of
-from regard.viewer import attentions
+from regard.models import family_name
+from regard.viewer import attention_names
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ def run(argv: list[str]) -> int:
 Facts = list[tuple[str, Any]]
 
 
-def _sections(pipeline: Bundle) -> Iterator[tuple[str, Facts]]:
+def _sections(pipeline: Pipeline) -> Iterator[tuple[str, Facts]]:
     config = pipeline.model.config
     parameters = sum(one.numel() for one in pipeline.model.parameters())
-    facts: Facts = [("family", family_of(config)), ("parameters", f"{parameters:,}")]
+    facts: Facts = [("family", family_name(config)), ("parameters", f"{parameters:,}")]
     yield "model", facts + list(dataclasses.asdict(config).items())
     if isinstance(pipeline, Translator) and pipeline.languages:
         yield "languages", list(zip(("source", "target"), pipeline.languages))
@@ -50,11 +50,11 @@ def _sections(pipeline: Bundle) -> Iterator[tuple[str, Facts]]:
     if pipeline.training:
         # The model section of the recipe is already shown under model.
         yield "training", [fact for fact in _flat(pipeline.training) if not fact[0].startswith("recipe.model.")]
-    if attentions(pipeline):
+    if attention_names(pipeline):
         yield f"attention on {pipeline.device}", _attentions(pipeline)
 
 
-def _tokenizers(pipeline: Bundle) -> tuple[str, Facts]:
+def _tokenizers(pipeline: Pipeline) -> tuple[str, Facts]:
     source, target = pipeline.tokenizers
     if source is target:
         side = "both sides" if isinstance(pipeline, Translator) else "all text"
@@ -73,17 +73,17 @@ def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @torch.inference_mode()
-def _attentions(pipeline: Bundle) -> Facts:
+def _attentions(pipeline: Pipeline) -> Facts:
     """The kind, score and kernel of each attention, for an input of 20 tokens or one image."""
     ids = [EOS] * min(20, pipeline.model.config.max_len)
     kernels: Facts = []
     with explain() as choices:
         hooks = []
-        for name in attentions(pipeline):
+        for name in attention_names(pipeline):
             module = pipeline.model.get_submodule(name)
 
             def record_kernel(module: torch.nn.Module, *_: Any, name: str = name) -> None:
-                kernel = choices[-1].kernel
+                kernel = choices[-1].backend
                 kernels.append((name, f"{module.kind:<6}  {type(module.score).__name__:<9}  kernel {kernel}"))
 
             hooks.append(module.register_forward_hook(record_kernel))

@@ -17,11 +17,11 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.folder import ImageModel, load
 from regard.viewer import look
-from regard.viewer.asking import Desk
-from regard.viewer.image_asking import PictureDesk
-from regard.viewer.image_scene import scene_of_picture
-from regard.viewer.live import Live
-from regard.viewer.scene import Scene, scene_of
+from regard.viewer.asking import TextRequestHandler
+from regard.viewer.image_asking import ImageRequestHandler
+from regard.viewer.image_scene import build_image_scene
+from regard.viewer.live import LiveServer
+from regard.viewer.scene import Scene, build_scene
 
 # Seconds to wait for a running request when the live page is closed.
 SHUTDOWN_TIMEOUT = 5.0
@@ -133,12 +133,12 @@ def run(argv: list[str]) -> int:
             context=None if options.context is None else check_utf8(options.context, "--context"),
         )
     if options.live:
-        desk = Desk(pipeline, name, options.layers, options.truncate)
+        handler = TextRequestHandler(pipeline, name, options.layers, options.truncate)
         scene = None
         if attention is not None:
             view: dict[str, Any] = dict(overview=options.all, walk=options.walk or None)
-            scene = scene_of(attention, options.attention, options.head, **view)
-        return _serve(desk, scene, options)
+            scene = build_scene(attention, options.attention, options.head, **view)
+        return _serve(handler, scene, options)
     assert attention is not None
     out = options.out or Path("page.html")
     attention.save(out, options.attention, options.head, overview=options.all, walk=options.walk or None)
@@ -149,11 +149,11 @@ def run(argv: list[str]) -> int:
 
 
 def _compare(options: Options) -> int:
-    desk, texts = comparison_handler(options)
-    comparison = desk.compared(texts) if texts else None
+    handler, texts = comparison_handler(options)
+    comparison = handler.compare(texts) if texts else None
     if options.live:
         scene = None if comparison is None else comparison.scene(options.attention, options.head)
-        return _serve(desk, scene, options)
+        return _serve(handler, scene, options)
     assert comparison is not None
     out = options.out or Path("page.html")
     comparison.save(out, options.attention, options.head)
@@ -171,16 +171,16 @@ def _print_output_path(out: Path) -> None:
         print_note(f"Wrote {out}.")
 
 
-def _serve(desk: Desk, scene: Scene | None, options: Options) -> int:
+def _serve(handler: TextRequestHandler, scene: Scene | None, options: Options) -> int:
     """Serve the live page until Ctrl-C."""
-    with Live(desk, scene, options.port) as live:
+    with LiveServer(handler, scene, options.port) as live:
         print(f"Live page: {live.address}\nStop with Ctrl-C.", file=sys.stderr, flush=True)
         if not options.no_browser and _has_display():
             webbrowser.open(live.address)
         with suppress(KeyboardInterrupt):
             live.serve_forever()
     # Let a running request finish before the interpreter shuts down.
-    desk.lock.acquire(timeout=SHUTDOWN_TIMEOUT)
+    handler.lock.acquire(timeout=SHUTDOWN_TIMEOUT)
     print_note("Live page stopped.")
     return 0
 
@@ -217,8 +217,8 @@ def _look_at_image(model: ImageModel, options: Options) -> int:
     if options.live:
         # The page can request only the files given on the command line, by these names.
         result = replace(result, name=images[0])
-        scene = scene_of_picture(result, attention, options.head, **view, pictures=images)
-        return _serve(PictureDesk(model, name, pictures={file: file for file in images}), scene, options)
+        scene = build_image_scene(result, attention, options.head, **view, images=images)
+        return _serve(ImageRequestHandler(model, name, images={file: file for file in images}), scene, options)
     result.save(out, attention, options.head, **view)
     if result.label is not None:
         print(f"{result.label}\t{result.probabilities[result.label]:.4f}")

@@ -9,12 +9,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from regard.cli.common import batch_progress
-from regard.data import IGNORED, label_ids, read_images, read_labelled, read_ragged
+from regard.data import IGNORE_INDEX, label_ids, read_images, read_labeled_texts, read_ragged_images
 from regard.errors import RegardError
 from regard.folder import Classification, ImageModel, TextEncoder
 from regard.training.datasets import Images
 from regard.training.label_scores import class_scores, label_scores, mask_scores
-from regard.training.metrics import label_counts
+from regard.training.metrics import confusion_counts
 from regard.training.tasks.image_tasks import NO_LABEL, check_annotations
 
 # Examples per progress update.
@@ -25,7 +25,7 @@ def evaluate_texts(
     encoder: TextEncoder, files: Sequence[str], columns: Sequence[str], truncate: bool
 ) -> dict[str, Any]:
     """Classification metrics of a text encoder on labeled texts."""
-    labels, examples = encoder.model.config.labels, read_labelled(files, columns)
+    labels, examples = encoder.model.config.labels, read_labeled_texts(files, columns)
     targets = np.array(label_ids(examples, labels))  # raises an error for unknown labels
     results: list[Classification] = []
     with batch_progress("classifying") as on_progress:
@@ -58,7 +58,7 @@ def _read_images(
     config = model.model.config
     if config.longest_side:
         longest, patch = config.longest_side, config.patch
-        return read_ragged(
+        return read_ragged_images(
             files, patch=patch, longest=longest, channels=config.channels, label=column, progress=on_progress
         )
     return read_images(files, size=model.size, channels=config.channels, label=column, progress=on_progress)
@@ -68,7 +68,7 @@ def _classification_metrics(model: ImageModel, images: Images) -> dict[str, Any]
     labeled = images.with_names(model.labels)
     with batch_progress("classifying") as on_progress:
         blocks = index_blocks(len(images), on_progress)
-        probabilities = np.concatenate([model.probabilities(images.some(indices)) for indices in blocks])
+        probabilities = np.concatenate([model.probabilities(images.select(indices)) for indices in blocks])
     return _label_metrics(probabilities, labeled.labels, model.labels)
 
 
@@ -90,18 +90,18 @@ def _label_metrics(
 
 
 def _segmentation_metrics(model: ImageModel, images: Images) -> dict[str, Any]:
-    label_index = np.full(256, IGNORED, np.int64)
+    label_index = np.full(256, IGNORE_INDEX, np.int64)
     label_index[list(model.mask_values)] = np.arange(len(model.labels))
     for value in images.mask_values:
-        if value != NO_LABEL and label_index[value] == IGNORED:
+        if value != NO_LABEL and label_index[value] == IGNORE_INDEX:
             known = ", ".join(map(str, model.mask_values[:10])) + (", …" if len(model.labels) > 10 else "")
             message = f"The masks contain the value {value}, which is not a label of the model."
             raise RegardError(message, f"Use its labels ({known}), or {NO_LABEL} for unlabeled pixels.")
     counts = np.zeros((len(model.labels), len(model.labels)), np.int64)
     with batch_progress("segmenting") as on_progress:
         for indices in index_blocks(len(images), on_progress):
-            for predicted, i in zip(model.segment(list(images.some(indices))), indices.tolist()):
-                counts += label_counts(predicted, label_index[images.mask(i)], len(model.labels))
+            for predicted, i in zip(model.segment(list(images.select(indices))), indices.tolist()):
+                counts += confusion_counts(predicted, label_index[images.mask(i)], len(model.labels))
     scores = mask_scores(counts)
     iou_per_label = {label: float(iou) for label, iou in zip(model.labels, scores.iou) if not np.isnan(iou)}
     metrics = {"mean_iou": scores.mean_iou, "iou": iou_per_label, "pixel_accuracy": scores.pixel_accuracy}

@@ -10,7 +10,7 @@ import tyro
 from regard.cli.common import DeviceOption, Model, Quiet, open_model, parse, plot_format, print_note
 from regard.data import read_image
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import write_atomically
 from regard.folder import ImageModel
 from regard.viewer.masks import mask_overlay, mask_png
 
@@ -43,8 +43,8 @@ def run(argv: list[str]) -> int:
     mask = model.segment(options.image)
     if options.overlay is not None:
         pixels = read_image(options.image)
-        write_whole(options.overlay, mask_overlay(pixels, mask, model.labels, options.image.name, overlay_format))
-    write_whole(options.out, mask_png(mask, model.mask_values))
+        write_atomically(options.overlay, mask_overlay(pixels, mask, model.labels, options.image.name, overlay_format))
+    write_atomically(options.out, mask_png(mask, model.mask_values))
     shares = np.bincount(mask.flatten(), minlength=len(model.labels)) / mask.size
     for label, share in zip(model.labels, shares):
         if share:

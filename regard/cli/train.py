@@ -10,13 +10,13 @@ from regard.cli.config import recipe_toml
 from regard.cli.train_options import full_help, option_name, parse_words, recipe_keys, short_help
 from regard.errors import RegardError
 from regard.folder import read_config
-from regard.interop.targets import TARGETS
-from regard.models import family_of
+from regard.interop.targets import EXPORT_TARGETS
+from regard.models import family_name
 from regard.recipes import find_recipe, recipe_names
-from regard.training import Recipe, read_toml, recipe_from, train
-from regard.training.fine_tuning import fine_tuned_recipe
-from regard.training.recipe import PHRASEBOOK, with_cache
-from regard.training.run_folder import refuse_foreign_files, stored_recipe
+from regard.training import Recipe, read_toml, recipe_from_dict, train
+from regard.training.fine_tuning import fine_tuning_recipe
+from regard.training.recipe import PHRASEBOOK, resolve_cache_folder
+from regard.training.run_folder import check_output_folder, read_stored_recipe
 from regard.training.run_plan import metric_name
 from regard.training.tasks import TASKS, check_recipe, read_dataset, restrict_recipe, suggest_recipe
 
@@ -89,13 +89,13 @@ def run(argv: list[str]) -> int:
     if "model.family" in options and isinstance(table.setdefault("model", {}), dict):
         table["model"]["family"] = options["model.family"]
     origin = arguments.recipe or COMMAND_LINE
-    plain = recipe_from(table, origin=origin)
-    family = family_of(plain.model)
+    plain = recipe_from_dict(table, origin=origin)
+    family = family_name(plain.model)
     if arguments.help:
         print((full_help if arguments.help == "full" else short_help)(plain.task, family, table))
         return 0
     overrides = recipe_keys(options, family)
-    data = recipe_from(overrides, plain, COMMAND_LINE).data
+    data = recipe_from_dict(overrides, plain, COMMAND_LINE).data
     if "files" not in {**table.get("data", {}), **overrides.get("data", {})}:
         raise RegardError("Training data is missing.", "Pass --data FILE …")
     if data.files == (PHRASEBOOK,) and plain.task != "translate":
@@ -106,15 +106,15 @@ def run(argv: list[str]) -> int:
             "Leave out --for.",
         )
     if not arguments.dry_run:
-        refuse_foreign_files(Path(arguments.out))  # before reading the data, which may take long
-    dataset = read_dataset(plain.task, with_cache(data, arguments.out), quiet=arguments.quiet)
+        check_output_folder(Path(arguments.out))  # before reading the data, which may take long
+    dataset = read_dataset(plain.task, resolve_cache_folder(data, arguments.out), quiet=arguments.quiet)
     # A resumed run keeps its recipe, except for what the command line overrides.
-    stored = stored_recipe(arguments.out)
+    stored = read_stored_recipe(arguments.out)
     is_resumed = stored is not None and stored.task == plain.task
     suggested = stored if stored and is_resumed else suggest_recipe(plain.task, dataset, bool(arguments.start_from))
     if arguments.export_for:
         suggested = restrict_recipe(suggested, arguments.export_for)
-    recipe = recipe_from(overrides, recipe_from(table, suggested, origin), COMMAND_LINE)
+    recipe = recipe_from_dict(overrides, recipe_from_dict(table, suggested, origin), COMMAND_LINE)
     if arguments.start_from:
         _check_no_ignored_options(overrides, recipe, arguments.start_from)
     if arguments.export_for:
@@ -149,8 +149,8 @@ def _selection(recipe: Recipe) -> str:
 
 
 def _target(name: str | None) -> str | None:
-    if name is not None and name not in TARGETS:
-        raise RegardError(f"--for {name} is not an export format.", f"Choose from: {', '.join(TARGETS)}.")
+    if name is not None and name not in EXPORT_TARGETS:
+        raise RegardError(f"--for {name} is not an export format.", f"Choose from: {', '.join(EXPORT_TARGETS)}.")
     return name
 
 
@@ -165,7 +165,7 @@ def _check_no_ignored_options(overrides: dict[str, dict[str, Any]], recipe: Reci
             raise RegardError(
                 f"--from uses the tokenizers of {start_from}.", f"Leave out {option_name(f'tokenizer.{name}')}."
             )
-    model = fine_tuned_recipe(recipe, read_config(Path(start_from))[0], start_from).model
+    model = fine_tuning_recipe(recipe, read_config(Path(start_from))[0], start_from).model
     for name, value in overrides.get("model", {}).items():
         fixed = getattr(model, name, value)
         if fixed != value:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_orig
 
 from regard.attention import SCORES
 from regard.errors import RegardError, did_you_mean
-from regard.interop.targets import TARGETS
+from regard.interop.targets import EXPORT_TARGETS
 from regard.models import FAMILIES
 from regard.training.recipe import DERIVED, FAMILIES_FOR, Recipe
 
@@ -167,7 +167,7 @@ def other_options(task: str, family: str) -> dict[str, Option]:
             family,
         ),
         Option(("score",), "score", "SCORE", f"attention score: {scores}", "depends on the family"),
-        Option(("for",), "for", "TARGET", f"export format that the model must support: {', '.join(TARGETS)}"),
+        Option(("for",), "for", "TARGET", f"export format that the model must support: {', '.join(EXPORT_TARGETS)}"),
         Option(("quiet",), "quiet", help="print only errors"),
         Option(("dry-run",), "dry-run", help="print the plan and the recipe without training"),
         Option(("help",), "help", help="show the common options"),

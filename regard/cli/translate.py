@@ -28,8 +28,8 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.folder import Translator
 from regard.folder.translator import Split
-from regard.interop.onnx_runner import holds_graphs
-from regard.viewer import align, clearest_layer, format_links, need_attention
+from regard.interop.onnx_runner import is_onnx_folder
+from regard.viewer import align, format_links, require_attention, sharpest_layer
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "translate", argv)
-    if options.alignments and holds_graphs(options.model):
+    if options.alignments and is_onnx_folder(options.model):
         raise RegardError(
             f"{options.model} contains ONNX graphs, whose attention cannot be recorded.",
             "Pass the model folder that they were exported from.",
@@ -74,8 +74,8 @@ def run(argv: list[str]) -> int:
         split = "never"
     translator = open_model(options.model, options.device, Translator, options.ensemble)
     if options.alignments:
-        need_attention(translator)
-    limit = translator.longest_output
+        require_attention(translator)
+    limit = translator.max_output_len
     if limit is not None and options.decode.max_len != DecodeConfig().max_len and options.decode.max_len > limit:
         print_note(
             f"--max-len {options.decode.max_len}: the length limit of the model is {limit} tokens. "
@@ -86,7 +86,7 @@ def run(argv: list[str]) -> int:
     def check(line: str, name: str) -> None:
         """Check the length of a line; errors contain its name."""
         for sentence in translator.split_line(line, split if options.decode.n_best == 1 else "never"):
-            translator.source_ids(sentence, name=name, truncate=options.truncate)
+            translator.encode_source(sentence, name=name, truncate=options.truncate)
         unknown.check(line, name)
 
     layer, done = None, 0
@@ -105,7 +105,7 @@ def run(argv: list[str]) -> int:
             ]
             if options.alignments:
                 pairs = [(text, one.text) for text, n_best in zip(texts, results) for one in n_best]
-                layer = layer or clearest_layer(translator, pairs, truncate=True)
+                layer = layer or sharpest_layer(translator, pairs, truncate=True)
                 columns.append([format_links(links) for links in align(translator, pairs, layer, truncate=True)])
             for fields in zip(*filter(None, columns)):
                 print(" ||| ".join(fields))

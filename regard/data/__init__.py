@@ -1,60 +1,59 @@
 """Data: readers, cleaning, tokenizers, word vectors, images and augmentation, packed batches for each task."""
 
-from regard.data.augmentation import AugmentConfig, Augmented, augment, soft_targets
-from regard.data.batches import IGNORED, Batch, Batches, encode_pairs, prefetch
-from regard.data.cleaning import Counts, clean, split_validation
+from regard.data.augmentation import AugmentConfig, AugmentedBatch, augment, one_hot_targets
+from regard.data.batches import IGNORE_INDEX, Batch, PairBatches, encode_pairs, prefetch
+from regard.data.cleaning import CleaningCounts, clean, split_validation
 from regard.data.documents import encode_documents, read_documents, split_documents
 from regard.data.dropout import BpeDropout
-from regard.data.image_batches import ImageBatch, ImageBatches, as_numbers
+from regard.data.image_batches import ImageBatch, ImageBatches, pixels_to_float
 from regard.data.image_decoding import read_image
-from regard.data.images import ImageSet, RaggedImages, read_images, read_ragged
-from regard.data.labelled import Labelled, LabelledBatches, label_ids, label_names, read_labelled
+from regard.data.images import ImageSet, RaggedImages, read_images, read_ragged_images
+from regard.data.labelled import LabeledText, LabeledTextBatches, label_ids, label_names, read_labeled_texts
 from regard.data.masking import MaskedBatches
 from regard.data.phrasebook import phrasebook_pairs
-from regard.data.questions import AnswerBatches, Question, QuestionPieces, read_squad
-from regard.data.ragged_batches import RaggedBatch, RaggedBatches
+from regard.data.questions import AnswerBatches, Question, QuestionWindows, read_squad
+from regard.data.ragged_batches import RaggedImageBatch, RaggedImageBatches
 from regard.data.readers import TextPair, read_lines, read_pairs
 from regard.data.sequences import Sequences
-from regard.data.special import EOS, PAD, SOS, SPECIALS, UNK, Special
-from regard.data.streams import TextBatches, whole_text
-from regard.data.texts import ByLength, Texts, encode_texts
+from regard.data.special import EOS, PAD, SOS, SPECIAL_TOKEN_NAMES, UNK, SpecialTokens
+from regard.data.streams import TokenStreamBatches, sliding_window_batches
+from regard.data.texts import EncodedTexts, LengthGroupedBatches, encode_texts
 from regard.data.tokenizer import TOKENIZER_KINDS, Tokenizer
-from regard.data.vectors import read_vectors
+from regard.data.vectors import read_word_vectors
 
 __all__ = [
     "EOS",
-    "IGNORED",
+    "IGNORE_INDEX",
     "PAD",
     "SOS",
-    "SPECIALS",
+    "SPECIAL_TOKEN_NAMES",
     "TOKENIZER_KINDS",
     "UNK",
     "AnswerBatches",
     "AugmentConfig",
-    "Augmented",
+    "AugmentedBatch",
     "Batch",
-    "Batches",
     "BpeDropout",
-    "ByLength",
-    "Counts",
+    "CleaningCounts",
+    "EncodedTexts",
     "ImageBatch",
     "ImageBatches",
     "ImageSet",
-    "Labelled",
-    "LabelledBatches",
+    "LabeledText",
+    "LabeledTextBatches",
+    "LengthGroupedBatches",
     "MaskedBatches",
+    "PairBatches",
     "Question",
-    "QuestionPieces",
-    "RaggedBatch",
-    "RaggedBatches",
+    "QuestionWindows",
+    "RaggedImageBatch",
+    "RaggedImageBatches",
     "RaggedImages",
     "Sequences",
-    "Special",
-    "TextBatches",
+    "SpecialTokens",
     "TextPair",
-    "Texts",
+    "TokenStreamBatches",
     "Tokenizer",
-    "as_numbers",
     "augment",
     "clean",
     "encode_documents",
@@ -62,19 +61,20 @@ __all__ = [
     "encode_texts",
     "label_ids",
     "label_names",
+    "one_hot_targets",
     "phrasebook_pairs",
+    "pixels_to_float",
     "prefetch",
     "read_documents",
     "read_image",
     "read_images",
-    "read_labelled",
+    "read_labeled_texts",
     "read_lines",
     "read_pairs",
-    "read_ragged",
+    "read_ragged_images",
     "read_squad",
-    "read_vectors",
-    "soft_targets",
+    "read_word_vectors",
+    "sliding_window_batches",
     "split_documents",
     "split_validation",
-    "whole_text",
 ]

@@ -12,10 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.data import image_ops as ops
-from regard.data.batches import IGNORED
+from regard.data.batches import IGNORE_INDEX
 from regard.data.image_ops import Factor, Masks, Pixels
 from regard.errors import RegardError
-from regard.ranges import Natural, NonNegative, Range, Share, check_ranges
+from regard.ranges import Fraction, Natural, NonNegative, Range, check_ranges
 
 # RandAugment at full strength (Cubuk et al. 2020): maximum rotation in radians, shear, translation as a share of the
 # side, change of brightness, contrast, saturation and sharpness as a factor, and number of bits that posterize removes.
@@ -28,7 +28,7 @@ _MAX_RATIO = 4 / 3
 class AugmentConfig:
     """Random augmentation of training images."""
 
-    flip: Share = 0.0
+    flip: Fraction = 0.0
     """probability of a horizontal flip"""
     crop: Natural = 0
     """maximum translation in pixels, vertically and horizontally"""
@@ -36,11 +36,11 @@ class AugmentConfig:
     """pixels that a translation brings in: the mirrored image, or black ("zero")"""
     zoom: Annotated[float, Range(above=0, high=1)] = 1.0
     """minimum share of the area that is cut out and resized to the full image; 1: no zoom"""
-    colour: Share = 0.0
+    colour: Fraction = 0.0
     """maximum relative change of brightness, contrast and saturation"""
     random_ops: Annotated[int, Range(low=0, high=100)] = 0
     """number of random operations per image (RandAugment: rotation, shear, translation and nine color operations)"""
-    strength: Share = 0.5
+    strength: Fraction = 0.5
     """maximum strength of the random operations, from 0 to 1"""
     cutout: Natural = 0
     """side of a square that is filled with gray, in pixels"""
@@ -53,7 +53,7 @@ class AugmentConfig:
         check_ranges(self, "augment.")
 
 
-class Augmented(NamedTuple):
+class AugmentedBatch(NamedTuple):
     """A batch after augmentation."""
 
     pixels: Pixels
@@ -61,26 +61,26 @@ class Augmented(NamedTuple):
     masks: Masks | None
 
 
-def soft_targets(labels: Int[Tensor, "B"], count: int, smoothing: float = 0.0) -> Float[Tensor, "B V"]:
-    """One-hot targets with optional label smoothing; all zeros where the label is IGNORED.
+def one_hot_targets(labels: Int[Tensor, "B"], count: int, smoothing: float = 0.0) -> Float[Tensor, "B V"]:
+    """One-hot targets with optional label smoothing; all zeros where the label is IGNORE_INDEX.
 
-    >>> soft_targets(torch.tensor([1, IGNORED]), 3)
+    >>> one_hot_targets(torch.tensor([1, IGNORE_INDEX]), 3)
     tensor([[0., 1., 0.],
             [0., 0., 0.]])
     """
     one_hot = (labels[:, None] == torch.arange(count, device=labels.device)).float()
-    return (one_hot * (1 - smoothing) + smoothing / count) * (labels != IGNORED)[:, None]
+    return (one_hot * (1 - smoothing) + smoothing / count) * (labels != IGNORE_INDEX)[:, None]
 
 
 @torch.no_grad()
 def augment(
     pixels: Pixels, targets: Float[Tensor, "B V"] | None, config: AugmentConfig, masks: Masks | None = None
-) -> Augmented:
+) -> AugmentedBatch:
     """Augment images with values from 0 to 1. Masks get the same geometric operations, targets are mixed like the
     images.
 
     Random numbers come from the default generator of the images' device. Mask pixels from outside of the image are
-    IGNORED, except with reflection. Mixup and CutMix mix each image with the previous one of the batch.
+    IGNORE_INDEX, except with reflection. Mixup and CutMix mix each image with the previous one of the batch.
 
     >>> _ = torch.manual_seed(0)
     >>> image = torch.arange(4.0).view(1, 1, 1, 4) / 4
@@ -112,7 +112,7 @@ def augment(
         pixels = torch.where(_random_boxes(pixels, side, side), ops.FILL, pixels)
     if config.mixup or config.cutmix:
         pixels, targets, masks = _mix(pixels, targets, masks, config)
-    return Augmented(pixels, targets, masks)
+    return AugmentedBatch(pixels, targets, masks)
 
 
 def _uniform(like: Tensor, count: int) -> Factor:
@@ -210,7 +210,9 @@ def _random_boxes(pixels: Pixels, height: Factor, width: Factor) -> Tensor:
     return ops.make_boxes((pixels.shape[2], pixels.shape[3]), y, x, height, width)
 
 
-def _mix(pixels: Pixels, targets: Float[Tensor, "B V"] | None, masks: Masks | None, config: AugmentConfig) -> Augmented:
+def _mix(
+    pixels: Pixels, targets: Float[Tensor, "B V"] | None, masks: Masks | None, config: AugmentConfig
+) -> AugmentedBatch:
     """Mix each image with the previous one. The weight of a target is the mean weight of its pixels."""
     count = len(pixels)
     cutmix_probability = 0.5 if config.mixup and config.cutmix else float(config.cutmix > 0)
@@ -226,4 +228,4 @@ def _mix(pixels: Pixels, targets: Float[Tensor, "B V"] | None, masks: Masks | No
         targets = target_weight * targets + (1 - target_weight) * targets.roll(1, 0)
     if masks is not None:
         masks = torch.where(box[:, 0], masks.roll(1, 0), masks)
-    return Augmented(pixels, targets, masks)
+    return AugmentedBatch(pixels, targets, masks)

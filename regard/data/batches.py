@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.data.dropout import BpeDropout
 from regard.data.planning import BatchSampler
 from regard.data.sequences import Sequences
-from regard.data.special import TRANSLATING, Special
+from regard.data.special import SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
@@ -61,7 +61,11 @@ def encode_pairs(
                 hint="Lower tokenizer.dropout, or raise model.max_len.",
             )
         return sources, targets, too_long + int((~fits).sum())
-    return Sequences.of(source_ids[i] for i in kept), Sequences.of(target_ids[i] for i in kept), too_long
+    return (
+        Sequences.from_lists(source_ids[i] for i in kept),
+        Sequences.from_lists(target_ids[i] for i in kept),
+        too_long,
+    )
 
 
 def _sample_lengths(
@@ -73,7 +77,7 @@ def _sample_lengths(
 
 
 # Target value that the loss ignores, like `ignore_index` of torch.nn.functional.cross_entropy.
-IGNORED = -1
+IGNORE_INDEX = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +85,7 @@ class Batch:
     """Inputs and targets of one training step: `inputs` are the arguments of the model, `targets` the expected outputs,
     row by row.
 
-    Targets without an expected output are IGNORED. `sentences` and `tokens` do not count padding.
+    Targets without an expected output are IGNORE_INDEX. `sentences` and `tokens` do not count padding.
     """
 
     inputs: tuple[Packed | Tensor, ...]
@@ -89,7 +93,7 @@ class Batch:
     sentences: int
     tokens: int
     # Whether a CUDA graph captured on one batch can be replayed on any other whose inputs have the same shapes.
-    repeats: ClassVar[bool] = True
+    supports_cuda_graph: ClassVar[bool] = True
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         inputs = tuple(one.to(device, non_blocking=non_blocking) for one in self.inputs)
@@ -100,7 +104,7 @@ class Batch:
         return replace(self, inputs=inputs, targets=self.targets.pin_memory())
 
 
-class Batches:
+class PairBatches:
     """Batches of sentence pairs with at most `budget` tokens per side. Epoch e depends on (seed, e) alone.
 
     See BatchSampler for how pairs are grouped. With `constant_shapes`, each side is padded to `budget` tokens and a
@@ -109,8 +113,8 @@ class Batches:
 
     A pair that BPE-dropout makes longer than `max_len` is left out of that epoch.
 
-    >>> sides = Sequences.of([[5], [6, 7], [8]]), Sequences.of([[9], [9, 9], [9]])
-    >>> [batch] = Batches(*sides, budget=16, max_len=16, seed=0).epoch(0)
+    >>> sides = Sequences.from_lists([[5], [6, 7], [8]]), Sequences.from_lists([[9], [9, 9], [9]])
+    >>> [batch] = PairBatches(*sides, budget=16, max_len=16, seed=0).epoch(0)
     >>> batch.inputs[0].padded()
     (tensor([[8, 3, 0],
             [5, 3, 0],
@@ -126,7 +130,7 @@ class Batches:
         max_len: int,
         seed: int,
         constant_shapes: bool = False,
-        special: tuple[Special, Special] = (TRANSLATING, TRANSLATING),
+        special: tuple[SpecialTokens, SpecialTokens] = (SEQ2SEQ_TOKENS, SEQ2SEQ_TOKENS),
     ) -> None:
         if not 0 < len(source) == len(target):
             raise ValueError(f"expected as many sources as targets, at least 1, got {len(source)} and {len(target)}")
@@ -153,7 +157,7 @@ class Batches:
         options = self._sampler.pack_options(max(max(map(len, sources)), max(map(len, targets)) - 1))
         return Batch(
             inputs=(pack(sources, **options), pack([ids[:-1] for ids in targets], **options)),
-            targets=pack([ids[1:] for ids in targets], **options, fill=IGNORED).ids,
+            targets=pack([ids[1:] for ids in targets], **options, fill=IGNORE_INDEX).ids,
             sentences=len(rows),
             tokens=sum(map(len, targets)) - len(rows),
         )

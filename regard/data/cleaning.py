@@ -16,10 +16,10 @@ SMALL_VALIDATION_SHARE, MAX_SMALL_VALIDATION = 0.1, 100
 
 
 @dataclass(frozen=True)
-class Counts:
+class CleaningCounts:
     """Number of pairs kept, and number removed for each reason.
 
-    >>> print(Counts(kept=29000, empty=3, duplicate=14))
+    >>> print(CleaningCounts(kept=29000, empty=3, duplicate=14))
     29,000 pairs; left out: 3 empty, 14 duplicate
     """
 
@@ -43,13 +43,15 @@ class Counts:
         return f"{self.kept:,} pairs" + (f"; left out: {self.reasons}" if self.reasons else "")
 
 
-def clean(pairs: Sequence[TextPair], max_ratio: float = 9.0, max_chars: int = 5000) -> tuple[list[TextPair], Counts]:
+def clean(
+    pairs: Sequence[TextPair], max_ratio: float = 9.0, max_chars: int = 5000
+) -> tuple[list[TextPair], CleaningCounts]:
     """Remove pairs with an empty side, duplicates, pairs with a side of more than `max_chars` characters, and pairs
     whose lengths differ too much to be translations: the longer side has more than `max_ratio` times the characters of
     the shorter one, plus 20. White space around sentences is stripped.
 
     >>> clean([("A cat.", "Un chat. "), ("A dog.", ""), ("A cat.", "Un chat.")])
-    ([('A cat.', 'Un chat.')], Counts(kept=1, empty=1, duplicate=1, mismatched_length=0, too_long=0))
+    ([('A cat.', 'Un chat.')], CleaningCounts(kept=1, empty=1, duplicate=1, mismatched_length=0, too_long=0))
     """
     kept: dict[TextPair, None] = {}  # an ordered set
     empty = duplicate = mismatched_length = too_long = 0
@@ -66,7 +68,7 @@ def clean(pairs: Sequence[TextPair], max_ratio: float = 9.0, max_chars: int = 50
             duplicate += 1
         else:
             kept[pair] = None
-    return list(kept), Counts(len(kept), empty, duplicate, mismatched_length, too_long)
+    return list(kept), CleaningCounts(len(kept), empty, duplicate, mismatched_length, too_long)
 
 
 PairLike = TypeVar("PairLike", bound=tuple[Any, Any])

@@ -17,7 +17,7 @@ from regard.data.readers import (
     read_text,
     uncompressed_suffix,
 )
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 
@@ -89,11 +89,11 @@ def split_documents(documents: Sequence[str], share: float = VALIDATION_SHARE) -
     return documents[:count], documents[count:]
 
 
-def encode_documents(documents: Sequence[str], tokenizer: Tokenizer, special: Special) -> Int[np.ndarray, "N"]:
+def encode_documents(documents: Sequence[str], tokenizer: Tokenizer, special: SpecialTokens) -> Int[np.ndarray, "N"]:
     """Encode documents as one stream of ids. Each starts with `special.begin`, if set, and ends with `special.eos`.
 
     >>> tokenizer = Tokenizer.train(["a b c"], "word")
-    >>> encode_documents(["a b", "c"], tokenizer, Special(begin=2)).tolist()
+    >>> encode_documents(["a b", "c"], tokenizer, SpecialTokens(begin=2)).tolist()
     [2, 4, 5, 3, 2, 6, 3]
     """
     # The tokenizers library needs half a kilobyte per token while it encodes, so long texts are encoded in parts, a few

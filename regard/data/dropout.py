@@ -40,7 +40,7 @@ class BpeDropout:
         if not 0 <= p <= 1:
             raise RegardError(f"The BPE-dropout probability must be between 0 and 1 (got {p}).")
         self.p, self.seed = p, seed
-        model = json.loads(tokenizer.library.to_str())["model"]
+        model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
         self._vocab: dict[str, int] = model["vocab"]
         # (left, right) -> (rank, merged): the merge of lowest rank is applied first
         self._merges = {
@@ -94,7 +94,9 @@ class BpeDropout:
     def _add_missing_segmentations(self, choices: Int[np.ndarray, "N"]) -> None:
         keys = np.unique((self._words * SEGMENTATIONS_PER_WORD + choices)[self._start[self._words, choices] < 0])
         words, indices = np.divmod(keys, SEGMENTATIONS_PER_WORD)
-        added = Sequences.of(self.segment(self._spelling[w], j) for w, j in zip(words.tolist(), indices.tolist()))
+        added = Sequences.from_lists(
+            self.segment(self._spelling[w], j) for w, j in zip(words.tolist(), indices.tolist())
+        )
         self._start[words, indices] = added.starts[:-1] + len(self._pool)
         self._length[words, indices] = added.lengths
         self._pool = np.concatenate([self._pool, added.ids])
@@ -102,6 +104,6 @@ class BpeDropout:
 
 def _pre_tokenize(tokenizer: Tokenizer, text: str) -> list[str]:
     """Split a text into the words within which merges apply."""
-    library = tokenizer.library
+    library = tokenizer.backend_tokenizer
     normalized = library.normalizer.normalize_str(text) if library.normalizer else text
     return [word for word, _ in library.pre_tokenizer.pre_tokenize_str(normalized)]

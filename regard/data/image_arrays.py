@@ -18,12 +18,12 @@ from PIL import Image
 from regard.data.image_decoding import (
     SUFFIXES,
     DecodedImage,
-    Fit,
     ImageHeader,
+    ResizeRule,
     count_channels,
-    mask_of,
-    naming,
-    pixels_of,
+    image_errors,
+    to_mask_array,
+    to_pixel_array,
 )
 from regard.errors import RegardError
 
@@ -61,15 +61,15 @@ class ImageArrays:
         images = self.loaded.images
         return ImageHeader(images.shape[1], images.shape[2], count_channels(Image.fromarray(images[0])))
 
-    def decode(self, channels: int, fit: Fit) -> list[DecodedImage]:
+    def decode(self, channels: int, fit: ResizeRule) -> list[DecodedImage]:
         images, labels, masks = self.loaded
-        target = fit.target(images.shape[1], images.shape[2])
-        with naming(self.file):
+        target = fit.target_size(images.shape[1], images.shape[2])
+        with image_errors(self.file):
             return [
                 DecodedImage(
-                    pixels_of(Image.fromarray(image), channels, target),
+                    to_pixel_array(Image.fromarray(image), channels, target),
                     None if labels is None else labels[i],
-                    None if masks is None else mask_of(Image.fromarray(masks[i]), target),
+                    None if masks is None else to_mask_array(Image.fromarray(masks[i]), target),
                 )
                 for i, image in enumerate(images)
             ]

@@ -73,10 +73,10 @@ class ImageBatches:
         return ImageBatch((pixels,), targets, len(rows), len(rows), augment)
 
 
-def as_numbers(pixels: UInt8[Tensor, "B H W C"], channels: int) -> Float[Tensor, "B channels H W"]:
+def pixels_to_float(pixels: UInt8[Tensor, "B H W C"], channels: int) -> Float[Tensor, "B channels H W"]:
     """Convert bytes to floats from 0 to 1, channels first; gray images are repeated over all channels.
 
-    >>> as_numbers(torch.full((1, 2, 2, 1), 255, dtype=torch.uint8), 3).shape
+    >>> pixels_to_float(torch.full((1, 2, 2, 1), 255, dtype=torch.uint8), 3).shape
     torch.Size([1, 3, 2, 2])
     """
     floats = (pixels.float() / 255).permute(0, 3, 1, 2)

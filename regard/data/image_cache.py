@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from regard.data.batches import IGNORED
+from regard.data.batches import IGNORE_INDEX
 from regard.data.image_decoding import DecodedImage
 from regard.data.image_files import ImageSource
 from regard.errors import RegardError
@@ -188,7 +188,7 @@ def _write_images(
         "mask_values": np.flatnonzero(mask_values).tolist(),
         "digest": digest.hexdigest(),
     }
-    ids = [IGNORED if label is None else label_id[label] for label in labels]
+    ids = [IGNORE_INDEX if label is None else label_id[label] for label in labels]
     return np.array(sizes, np.int64), np.array(ids, np.int64), facts
 
 

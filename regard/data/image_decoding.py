@@ -44,11 +44,11 @@ class DecodedImage(NamedTuple):
     mask: UInt8[np.ndarray, "H W"] | None
 
 
-class Fit(NamedTuple):
+class ResizeRule(NamedTuple):
     """Target size of images: a fixed size, or the image's own size rounded to multiples of a patch.
 
-    >>> for fit in (Fit((32, 32)), Fit(patch=16), Fit(patch=16, longest=64)):
-    ...     print(fit.target(480, 650))
+    >>> for fit in (ResizeRule((32, 32)), ResizeRule(patch=16), ResizeRule(patch=16, longest=64)):
+    ...     print(fit.target_size(480, 650))
     (32, 32)
     (480, 656)
     (48, 64)
@@ -61,7 +61,7 @@ class Fit(NamedTuple):
     longest: int = 0
     """without a size: maximum side (at least one patch); 0: no limit"""
 
-    def target(self, height: int, width: int) -> tuple[int, int]:
+    def target_size(self, height: int, width: int) -> tuple[int, int]:
         if self.size is not None:
             return self.size
         scale = min(1.0, self.longest / max(height, width)) if self.longest else 1.0
@@ -74,7 +74,7 @@ class Fit(NamedTuple):
 
 
 @contextmanager
-def naming(file: str | Path) -> Iterator[None]:
+def image_errors(file: str | Path) -> Iterator[None]:
     """Convert all errors inside into RegardErrors that name the file."""
     try:
         yield
@@ -140,7 +140,7 @@ def count_channels(image: Image.Image) -> int:
     return 1 if image.mode in _GRAY_MODES else 3
 
 
-def load(file: Path, fit: Fit | None = None) -> tuple[Image.Image, tuple[int, int]]:
+def load_image(file: Path, fit: ResizeRule | None = None) -> tuple[Image.Image, tuple[int, int]]:
     """Decode an image and make it upright, in its own mode; also returns its height and width.
 
     With `fit`, the image may be decoded at a reduced size if that is faster, but not below twice the target size.
@@ -149,13 +149,13 @@ def load(file: Path, fit: Fit | None = None) -> tuple[Image.Image, tuple[int, in
         orientation, size = _orientation(image), _upright_size(image)
         if fit is not None:
             # JPEG can be decoded at a half, a quarter or an eighth of its size.
-            min_side = 2 * max(fit.target(*size))
+            min_side = 2 * max(fit.target_size(*size))
             image.draft(None, (min_side, min_side))
         image.load()
         return image.transpose(_EXIF_TRANSPOSE[orientation]) if orientation in _EXIF_TRANSPOSE else image.copy(), size
 
 
-def pixels_of(image: Image.Image, channels: int, target: tuple[int, int]) -> UInt8[np.ndarray, "H W C"]:
+def to_pixel_array(image: Image.Image, channels: int, target: tuple[int, int]) -> UInt8[np.ndarray, "H W C"]:
     """Convert an image to gray or RGB of the target height and width. Transparent areas become white."""
     image = _to_eight_bits(image)
     if image.has_transparency_data:
@@ -178,7 +178,7 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(((values + 128) // 257).astype(np.uint8))
 
 
-def mask_of(image: Image.Image, target: tuple[int, int]) -> UInt8[np.ndarray, "H W"]:
+def to_mask_array(image: Image.Image, target: tuple[int, int]) -> UInt8[np.ndarray, "H W"]:
     """Convert a mask to an array of class values: the stored gray values or palette indices, resized by nearest."""
     values = np.asarray(image)
     if image.mode == "RGB" and (values == values[..., :1]).all():
@@ -205,19 +205,19 @@ def _resize_and_crop(image: Image.Image, target: tuple[int, int], resample: Imag
 
 
 def decode_file(
-    file: Path, mask: Path | None, channels: int, fit: Fit
+    file: Path, mask: Path | None, channels: int, fit: ResizeRule
 ) -> tuple[UInt8[np.ndarray, "H W C"], UInt8[np.ndarray, "H W"] | None]:
     """Decode an image and its mask, which must have the same size."""
-    with naming(file):
-        image, size = load(file, fit)
-        target = fit.target(*size)
-        pixels = pixels_of(image, channels, target)
+    with image_errors(file):
+        image, size = load_image(file, fit)
+        target = fit.target_size(*size)
+        pixels = to_pixel_array(image, channels, target)
     if mask is None:
         return pixels, None
-    with naming(mask):
-        image, mask_size = load(mask)
+    with image_errors(mask):
+        image, mask_size = load_image(mask)
         check_mask_size(mask_size, size, file)
-        return pixels, mask_of(image, target)
+        return pixels, to_mask_array(image, target)
 
 
 def check_mask_size(mask_size: tuple[int, int], image_size: tuple[int, int], file: str | Path) -> None:
@@ -239,4 +239,4 @@ def read_image(file: str | Path, channels: int = 3, size: tuple[int, int] | None
     ...     read_image(f"{folder}/gray.png", size=(8, 8)).shape
     (8, 8, 3)
     """
-    return decode_file(Path(file), None, channels, Fit(size))[0]
+    return decode_file(Path(file), None, channels, ResizeRule(size))[0]

@@ -6,13 +6,21 @@ from pathlib import Path
 from typing import Protocol
 
 from regard.data.image_arrays import is_idx_labels, open_idx, open_npz
-from regard.data.image_decoding import SUFFIXES, DecodedImage, Fit, ImageHeader, decode_file, naming, read_header
+from regard.data.image_decoding import (
+    SUFFIXES,
+    DecodedImage,
+    ImageHeader,
+    ResizeRule,
+    decode_file,
+    image_errors,
+    read_header,
+)
 from regard.data.image_sheets import SHEET_COLUMN, TILE_COLUMN, get_cell, read_sheets
 from regard.data.readers import errors_at_line, read_named_rows, uncompressed_suffix
 from regard.errors import RegardError
 
 # Columns of a table: the default label column, the image file, its mask, and the split that it belongs to.
-LABEL = "label"
+LABEL_COLUMN = "label"
 _PATH_COLUMNS, _MASK_COLUMN, _SPLIT_COLUMN = ("path", "file", "filename", "image"), "mask", "split"
 
 
@@ -30,10 +38,10 @@ class ImageSource(Protocol):
 
     def read_header(self) -> ImageHeader: ...
 
-    def decode(self, channels: int, fit: Fit) -> list[DecodedImage]: ...
+    def decode(self, channels: int, fit: ResizeRule) -> list[DecodedImage]: ...
 
 
-def find_sources(names: Sequence[str | Path], label: str = LABEL) -> list[ImageSource]:
+def find_sources(names: Sequence[str | Path], label: str = LABEL_COLUMN) -> list[ImageSource]:
     """Find the images in folders and files; see `read_images` for the supported kinds."""
     sources: list[ImageSource] = []
     remaining = list(names)
@@ -57,7 +65,7 @@ def _open_source(name: str | Path, labels: Path | None, label: str) -> Sequence[
     if path.is_file() and suffix in (".csv", ".tsv"):
         return _read_image_table(path, part, label.lower())
     if path.is_file() and suffix == ".npz":
-        return [open_npz(path, part, "" if label == LABEL else label)]
+        return [open_npz(path, part, "" if label == LABEL_COLUMN else label)]
     if part:
         raise RegardError(f"{path} has no part {part!r}.", "Only tables (.csv, .tsv) and .npz files have parts.")
     if path.is_dir():
@@ -93,10 +101,10 @@ class ImageFile:
         return 1
 
     def read_header(self) -> ImageHeader:
-        with naming(self.file):
+        with image_errors(self.file):
             return read_header(self.file)
 
-    def decode(self, channels: int, fit: Fit) -> list[DecodedImage]:
+    def decode(self, channels: int, fit: ResizeRule) -> list[DecodedImage]:
         pixels, mask = decode_file(self.file, self.mask, channels, fit)
         return [DecodedImage(pixels, self.label, mask)]
 
@@ -152,7 +160,7 @@ def _read_image_table(file: Path, part: str, label: str) -> Sequence[ImageSource
     path_column = next((name for name in _PATH_COLUMNS if name in columns), None)
     has_sheets = path_column is None and SHEET_COLUMN in columns
     required = [TILE_COLUMN] if has_sheets else [path_column or _PATH_COLUMNS[0]]
-    required += [label] if label != LABEL else []
+    required += [label] if label != LABEL_COLUMN else []
     required += [_SPLIT_COLUMN] if part else []
     for column in required:
         if column not in columns:

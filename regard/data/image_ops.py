@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.data.batches import IGNORED
+from regard.data.batches import IGNORE_INDEX
 
 # Value of pixels outside of the image: mid-gray.
 FILL = 0.5
@@ -50,7 +50,7 @@ def flip_and_translate(
     masks = None if masks is None else masks[batch, rows, columns]
     if padding == "zero":
         pixels = pixels * is_inside[:, None]
-        masks = None if masks is None else torch.where(is_inside, masks, IGNORED)
+        masks = None if masks is None else torch.where(is_inside, masks, IGNORE_INDEX)
     return pixels, masks
 
 
@@ -67,7 +67,7 @@ def warp(
 
     The matrix maps (x, y, 1), in units of half the width and height from the center. Its 2 x 2 part is in pixels, so
     that a rotation remains one if the image is not square. Positions outside of the image have the value FILL
-    (IGNORED in masks) or, without `fill_outside`, that of the nearest pixel.
+    (IGNORE_INDEX in masks) or, without `fill_outside`, that of the nearest pixel.
     """
     height, width = pixels.shape[-2:]
     y = ((torch.arange(height, device=pixels.device) + 0.5) * 2 / height - 1)[:, None]
@@ -84,8 +84,8 @@ def warp(
     warped = F.grid_sample(pixels - FILL, grid, "bilinear", padding, align_corners=False) + FILL
     if masks is None:
         return warped, None
-    warped_masks = F.grid_sample((masks - IGNORED)[:, None].float(), grid, "nearest", padding, align_corners=False)
-    return warped, warped_masks[:, 0].to(masks.dtype) + IGNORED
+    warped_masks = F.grid_sample((masks - IGNORE_INDEX)[:, None].float(), grid, "nearest", padding, align_corners=False)
+    return warped, warped_masks[:, 0].to(masks.dtype) + IGNORE_INDEX
 
 
 def make_boxes(

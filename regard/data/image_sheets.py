@@ -10,14 +10,14 @@ from jaxtyping import UInt8
 from regard.data.image_decoding import (
     SUFFIXES,
     DecodedImage,
-    Fit,
     ImageHeader,
+    ResizeRule,
     check_mask_size,
-    load,
-    mask_of,
-    naming,
-    pixels_of,
+    image_errors,
+    load_image,
     read_header,
+    to_mask_array,
+    to_pixel_array,
 )
 from regard.data.readers import errors_at_line
 from regard.errors import RegardError
@@ -64,21 +64,21 @@ class TileSheet:
         return len(self.tiles)
 
     def read_header(self) -> ImageHeader:
-        with naming(self.file):
+        with image_errors(self.file):
             return ImageHeader(self.side, self.side, read_header(self.file).channels)
 
-    def decode(self, channels: int, fit: Fit) -> list[DecodedImage]:
-        target = fit.target(self.side, self.side)
-        with naming(self.file):
-            sheet, size = load(self.file)
+    def decode(self, channels: int, fit: ResizeRule) -> list[DecodedImage]:
+        target = fit.target_size(self.side, self.side)
+        with image_errors(self.file):
+            sheet, size = load_image(self.file)
             boxes = [self._box(tile, size) for tile in self.tiles]
-            pixels = [pixels_of(sheet.crop(box), channels, target) for box in boxes]
+            pixels = [to_pixel_array(sheet.crop(box), channels, target) for box in boxes]
         masks: list[UInt8[np.ndarray, "H W"] | None] = [None] * len(boxes)
         if self.mask is not None:
-            with naming(self.mask):
-                sheet, mask_size = load(self.mask)
+            with image_errors(self.mask):
+                sheet, mask_size = load_image(self.mask)
                 check_mask_size(mask_size, size, self.file)
-                masks = [mask_of(sheet.crop(box), target) for box in boxes]
+                masks = [to_mask_array(sheet.crop(box), target) for box in boxes]
         return list(map(DecodedImage, pixels, self.labels, masks))
 
     def _box(self, tile: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -142,7 +142,7 @@ def _infer_side(index: Path, counts: dict[Path, int]) -> int:
     """Infer the side of the tiles: the only one with which every sheet is full, except for the end of its last row."""
     sides: set[int] | None = None
     for file, count in counts.items():
-        with naming(file):
+        with image_errors(file):
             height, width, _ = read_header(file)
         divisor = math.gcd(height, width)
         possible = {

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from regard.data.batches import IGNORED
+from regard.data.batches import IGNORE_INDEX
 from regard.data.image_cache import ImageStore, build_store, open_or_build_store
-from regard.data.image_decoding import DecodedImage, Fit
-from regard.data.image_files import LABEL, ImageSource, find_sources
+from regard.data.image_decoding import DecodedImage, ResizeRule
+from regard.data.image_files import LABEL_COLUMN, ImageSource, find_sources
 from regard.errors import RegardError
 
 logger = logging.getLogger("regard")
@@ -35,7 +35,7 @@ class _ImageCollection:
     """Labels and statistics of images, common to one size and many sizes."""
 
     labels: Int[np.ndarray, "M"]
-    """label id of each image; IGNORED without labels"""
+    """label id of each image; IGNORE_INDEX without labels"""
     names: tuple[str, ...]
     """label names: integers by value, then the others alphabetically"""
     mean: tuple[float, ...]
@@ -59,7 +59,7 @@ class _ImageCollection:
                 known = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
                 message = f"Some images have the label {name!r}, which the model does not have."
                 raise RegardError(message, f"Its labels are {known}.")
-        ids = np.array([*(label_id[name] for name in self.names), IGNORED], np.int64)  # index -1 is the last entry
+        ids = np.array([*(label_id[name] for name in self.names), IGNORE_INDEX], np.int64)  # index -1 is the last entry
         return dataclasses.replace(self, names=tuple(names), labels=ids[self.labels])
 
 
@@ -71,7 +71,7 @@ class ImageSet(_ImageCollection):
     masks: UInt8[np.ndarray, "M H W"] | None
     """class value of each pixel, as stored in the files"""
 
-    def some(self, rows: Int[np.ndarray, "B"]) -> UInt8[np.ndarray, "B H W C"]:
+    def select(self, rows: Int[np.ndarray, "B"]) -> UInt8[np.ndarray, "B H W C"]:
         """The images with these indices."""
         return self.pixels[rows]
 
@@ -83,7 +83,7 @@ class ImageSet(_ImageCollection):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RaggedImages(_ImageCollection):
-    """Images of different sizes, concatenated, as returned by `read_ragged`."""
+    """Images of different sizes, concatenated, as returned by `read_ragged_images`."""
 
     flat: UInt8[np.ndarray, "bytes"]
     sizes: Int[np.ndarray, "M 2"]
@@ -105,7 +105,7 @@ class RaggedImages(_ImageCollection):
         channels, start = len(self.mean), int(self._starts[row])
         return self.flat[start * channels :][: height * width * channels].reshape(height, width, channels)
 
-    def some(self, rows: Int[np.ndarray, "B"]) -> list[UInt8[np.ndarray, "_ _ C"]]:
+    def select(self, rows: Int[np.ndarray, "B"]) -> list[UInt8[np.ndarray, "_ _ C"]]:
         """The images with these indices."""
         return [self.pixels(row) for row in rows.tolist()]
 
@@ -115,7 +115,7 @@ class RaggedImages(_ImageCollection):
         height, width = self.sizes[row].tolist()
         return self.flat_masks[int(self._starts[row]) :][: height * width].reshape(height, width)
 
-    def tensors(self, rows: Sequence[int]) -> list[Float[Tensor, "C H W"]]:
+    def to_tensors(self, rows: Sequence[int]) -> list[Float[Tensor, "C H W"]]:
         """The images with these indices as floats from 0 to 1, channels first, for `pack_images`."""
         return [torch.from_numpy(self.pixels(row).transpose(2, 0, 1).astype(np.float32) / 255) for row in rows]
 
@@ -125,7 +125,7 @@ def read_images(
     *,
     size: int | tuple[int, int] = 0,
     channels: int = 0,
-    label: str = LABEL,
+    label: str = LABEL_COLUMN,
     on_bad: OnBad = "stop",
     cache: str | Path | None = None,
     progress: Progress | None = None,
@@ -167,7 +167,7 @@ def read_images(
         raise RegardError(
             f"Invalid image size {size}.", "Use a positive number of pixels, or 0 to keep the size of the images."
         )
-    fit = Fit((height, width) if height else None)
+    fit = ResizeRule((height, width) if height else None)
     store = _load_store(files, fit, channels, label, on_bad, cache, progress)
     height, width = store.sizes[0].tolist()
     return ImageSet(
@@ -177,13 +177,13 @@ def read_images(
     )
 
 
-def read_ragged(
+def read_ragged_images(
     files: Sequence[str | Path],
     *,
     patch: int,
     longest: int = 0,
     channels: int = 0,
-    label: str = LABEL,
+    label: str = LABEL_COLUMN,
     on_bad: OnBad = "stop",
     cache: str | Path | None = None,
     progress: Progress | None = None,
@@ -197,7 +197,7 @@ def read_ragged(
             f"The patch size ({patch}) must be at least 1 and at most the maximum side ({longest}).",
             "Change data.patch or data.longest.",
         )
-    fit = Fit(patch=patch, longest=longest)
+    fit = ResizeRule(patch=patch, longest=longest)
     store = _load_store(files, fit, channels, label, on_bad, cache, progress, ragged=True)
     return RaggedImages(
         flat=store.pixels,
@@ -219,7 +219,7 @@ def _common_fields(store: ImageStore) -> dict:
 
 def _load_store(
     files: Sequence[str | Path],
-    fit: Fit,
+    fit: ResizeRule,
     channels: int,
     label: str,
     on_bad: OnBad,
@@ -253,8 +253,8 @@ def _thread_count() -> int:
 
 
 def _resolve_channels_and_size(
-    pool: ThreadPoolExecutor, sources: list[ImageSource], fit: Fit, channels: int, on_bad: OnBad, ragged: bool
-) -> tuple[int, Fit]:
+    pool: ThreadPoolExecutor, sources: list[ImageSource], fit: ResizeRule, channels: int, on_bad: OnBad, ragged: bool
+) -> tuple[int, ResizeRule]:
     """Channels and size of the result; if not given, they are taken from the headers of the files."""
     if channels and (ragged or fit.size is not None):
         return channels, fit
@@ -274,7 +274,7 @@ def _resolve_channels_and_size(
             f"Images differ in size: {file} has {first[1]} x {first[0]} pixels, {other} {second[1]} x {second[0]}.",
             "Set the size that all images are resized to (data.size).",
         )
-    return channels, Fit(next(iter(sizes), None))
+    return channels, ResizeRule(next(iter(sizes), None))
 
 
 T = TypeVar("T")
@@ -291,7 +291,7 @@ def _decode_all(
     pool: ThreadPoolExecutor,
     sources: list[ImageSource],
     channels: int,
-    fit: Fit,
+    fit: ResizeRule,
     skipped: list[str] | None,
     progress: Progress | None,
 ) -> Iterator[DecodedImage]:

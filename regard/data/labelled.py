@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from regard.data.batches import IGNORED, Batch
+from regard.data.batches import IGNORE_INDEX, Batch
 from regard.data.readers import (
     column_indices,
     describe_fields,
@@ -17,21 +17,21 @@ from regard.data.readers import (
     table_rows,
     warn_header_skipped,
 )
-from regard.data.texts import ByLength, Texts
+from regard.data.texts import EncodedTexts, LengthGroupedBatches
 from regard.errors import RegardError
 
 # Names of the columns (or JSONL fields) of a text, of the second text of a pair, and of the label.
 _FIRST, _SECOND, _LABEL = ("text", "sentence", "text1", "sentence1"), ("text2", "sentence2"), "label"
 
 
-class Labelled(NamedTuple):
+class LabeledText(NamedTuple):
     """A text, or a pair of texts, with its label."""
 
     texts: tuple[str, ...]
     label: str
 
 
-def read_labelled(files: Sequence[str | Path], columns: Sequence[str] | None = None) -> list[Labelled]:
+def read_labeled_texts(files: Sequence[str | Path], columns: Sequence[str] | None = None) -> list[LabeledText]:
     """Read labeled texts from files, plain or compressed; "-" is stdin. Empty lines are skipped.
 
     - `.tsv` and `.csv` files: text and label in two columns, or two texts and a label in three. A first line with a
@@ -56,7 +56,7 @@ def read_labelled(files: Sequence[str | Path], columns: Sequence[str] | None = N
     return examples
 
 
-def _read_file(file: str | Path, columns: tuple[str, ...]) -> Iterator[Labelled]:
+def _read_file(file: str | Path, columns: tuple[str, ...]) -> Iterator[LabeledText]:
     layout: _ColumnLayout | None = None
     for row in table_rows(file):
         if row.fields == []:
@@ -96,7 +96,7 @@ class _ColumnLayout:
             problem = "no tab" if self.width == 1 else f"{self.width} columns without a header"
             raise RegardError(f"{problem}.", hint="Write text<TAB>label, or text<TAB>text<TAB>label, on every line.")
 
-    def parse(self, fields: Sequence[str]) -> Labelled:
+    def parse(self, fields: Sequence[str]) -> LabeledText:
         if len(fields) != self.width:
             raise RegardError(
                 f"expected {self.width} columns as in the first line, got {len(fields)}.",
@@ -105,7 +105,7 @@ class _ColumnLayout:
         return _make_example([fields[column] for column in self.texts], fields[self.label])
 
 
-def _from_object(entry: Any, columns: Sequence[str]) -> Labelled:
+def _from_object(entry: Any, columns: Sequence[str]) -> LabeledText:
     fields = entry if isinstance(entry, dict) else {}
     first, second = _first_match(_FIRST, fields), _first_match(_SECOND, fields)
     *text_names, label_name = columns or (first or _FIRST[0], *([second] if second else []), _LABEL)
@@ -120,16 +120,16 @@ def _first_match(known: Sequence[str], names: Sequence[str] | dict[str, Any]) ->
     return next((name for name in known if name in names), None)
 
 
-def _make_example(texts: Sequence[str], label: str) -> Labelled:
+def _make_example(texts: Sequence[str], label: str) -> LabeledText:
     if not label.strip():
         raise RegardError("the label is empty.", hint="Write text<TAB>label on every line.")
-    return Labelled(tuple(texts), label.strip())
+    return LabeledText(tuple(texts), label.strip())
 
 
-def label_names(examples: Sequence[Labelled]) -> tuple[str, ...]:
+def label_names(examples: Sequence[LabeledText]) -> tuple[str, ...]:
     """Names of the labels that occur, in alphabetical order. The id of a label is its index.
 
-    >>> label_names([Labelled(("good",), "yes"), Labelled(("bad",), "no")])
+    >>> label_names([LabeledText(("good",), "yes"), LabeledText(("bad",), "no")])
     ('no', 'yes')
     """
     names = tuple(sorted({example.label for example in examples}))
@@ -143,7 +143,7 @@ def label_names(examples: Sequence[Labelled]) -> tuple[str, ...]:
     return names
 
 
-def label_ids(examples: Sequence[Labelled], names: Sequence[str]) -> Int[np.ndarray, "B"]:
+def label_ids(examples: Sequence[LabeledText], names: Sequence[str]) -> Int[np.ndarray, "B"]:
     """The label id of each text."""
     label_id = {name: index for index, name in enumerate(names)}
     for example in examples:
@@ -156,14 +156,14 @@ def label_ids(examples: Sequence[Labelled], names: Sequence[str]) -> Int[np.ndar
     return np.array([label_id[example.label] for example in examples], np.int64)
 
 
-class LabelledBatches:
-    """Texts in batches of similar length. Each text has one target, or one row of targets; padding has IGNORED.
+class LabeledTextBatches:
+    """Texts in batches of similar length. Each text has one target, or one row of targets; padding has IGNORE_INDEX.
 
-    Epoch e depends on (seed, e) alone; `constant_shapes` is as in `Batches`.
+    Epoch e depends on (seed, e) alone; `constant_shapes` is as in `PairBatches`.
 
     >>> from regard.data.sequences import Sequences
-    >>> texts = Texts(Sequences.of([[2, 5, 6, 3], [2, 7, 3]]))
-    >>> [batch] = LabelledBatches(texts, np.array([0, 1]), budget=16, max_len=16, seed=0).epoch(0)
+    >>> texts = EncodedTexts(Sequences.from_lists([[2, 5, 6, 3], [2, 7, 3]]))
+    >>> [batch] = LabeledTextBatches(texts, np.array([0, 1]), budget=16, max_len=16, seed=0).epoch(0)
     >>> batch.inputs[0].padded()[0], batch.targets
     (tensor([[2, 7, 3, 0],
             [2, 5, 6, 3]]), tensor([1, 0]))
@@ -171,7 +171,7 @@ class LabelledBatches:
 
     def __init__(
         self,
-        texts: Texts,
+        texts: EncodedTexts,
         targets: Int[np.ndarray, "B *more"],
         *,
         budget: int,
@@ -182,12 +182,14 @@ class LabelledBatches:
         if len(texts) != len(targets):
             raise ValueError(f"expected one target per text, got {len(texts)} texts and {len(targets)} targets")
         self._targets = targets
-        self._texts = ByLength(texts, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes)
+        self._texts = LengthGroupedBatches(
+            texts, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes
+        )
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from index `start` on. Skipped batches are not built."""
         for rows, inputs in self._texts.epoch(number, start):
             packed = inputs[0]
-            targets = torch.full((len(packed), *self._targets.shape[1:]), IGNORED)
+            targets = torch.full((len(packed), *self._targets.shape[1:]), IGNORE_INDEX)
             targets[: len(rows)] = torch.from_numpy(self._targets[rows])
             yield Batch(inputs, targets, sentences=len(rows), tokens=int(packed.offsets.starts[len(rows)]))

@@ -6,10 +6,10 @@ from dataclasses import astuple
 import numpy as np
 import torch
 
-from regard.data.batches import IGNORED, Batch
+from regard.data.batches import IGNORE_INDEX, Batch
 from regard.data.sequences import Sequences
-from regard.data.special import Special
-from regard.data.texts import ByLength, Texts, max_text_tokens
+from regard.data.special import SpecialTokens
+from regard.data.texts import EncodedTexts, LengthGroupedBatches, max_text_tokens
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 
@@ -24,8 +24,8 @@ class MaskedBatches:
     replaced by `special.mask`, 10% by a random id that is not special, and 10% stay unchanged. Epoch e depends on
     (seed, e) alone: use the same epoch for every validation.
 
-    >>> texts = Sequences.of([[5, 6, 7], [8, 9, 10]])
-    >>> special = Special(begin=2, end=3, mask=4)
+    >>> texts = Sequences.from_lists([[5, 6, 7], [8, 9, 10]])
+    >>> special = SpecialTokens(begin=2, end=3, mask=4)
     >>> options = dict(vocab=20, special=special, budget=16, max_len=16, seed=0)
     >>> [batch] = MaskedBatches(texts, **options, mask_fraction=0.5).epoch(0)
     >>> batch.inputs[0].ids, batch.targets
@@ -37,7 +37,7 @@ class MaskedBatches:
         texts: Sequences,
         *,
         vocab: int,
-        special: Special,
+        special: SpecialTokens,
         budget: int,
         max_len: int,
         seed: int,
@@ -56,8 +56,10 @@ class MaskedBatches:
         self.seed, self.mask_fraction, self.mask = seed, mask_fraction, special.mask
         self._special = np.array([token for token in astuple(special) if token is not None])
         self._ordinary = np.setdiff1d(np.arange(vocab), self._special)
-        framed = Texts(parts.add_special_tokens(special.begin, special.end))
-        self._texts = ByLength(framed, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes)
+        framed = EncodedTexts(parts.add_special_tokens(special.begin, special.end))
+        self._texts = LengthGroupedBatches(
+            framed, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes
+        )
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from index `start` on. Skipped batches are not built."""
@@ -67,7 +69,7 @@ class MaskedBatches:
 
     def _make_batch(self, rows: list[int], packed: Packed, generator: np.random.Generator) -> Batch:
         tokens = int(packed.offsets.starts[len(rows)])  # without padding
-        ids, targets = packed.ids.numpy(), np.full(len(packed.ids), IGNORED)
+        ids, targets = packed.ids.numpy(), np.full(len(packed.ids), IGNORE_INDEX)
         candidates = np.flatnonzero(~np.isin(ids[:tokens], self._special))
         selected = generator.permutation(candidates)[: max(1, round(self.mask_fraction * len(candidates)))]
         targets[selected] = ids[selected]

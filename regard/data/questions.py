@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from regard.data.labelled import LabelledBatches
+from regard.data.labelled import LabeledTextBatches
 from regard.data.readers import describe_fields, display_name, read_text
 from regard.data.sequences import Sequences
-from regard.data.special import Special
-from regard.data.texts import Texts, max_text_tokens
+from regard.data.special import SpecialTokens
+from regard.data.texts import EncodedTexts, max_text_tokens
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 
@@ -114,20 +114,20 @@ def _get_field(entry: Any, name: str, kind: Any, location: str) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class QuestionPieces:
+class QuestionWindows:
     """Questions, each paired with overlapping windows of its context that fit into the model.
 
     >>> tokenizer = Tokenizer.train(["who sat the cat sat there"], "word")
     >>> questions = [Question("1", "who sat", "the cat sat there", (("the cat", 0),))]
-    >>> special = Special(begin=2, end=3)
-    >>> windows = QuestionPieces.of(questions, tokenizer, special, max_len=7, overlap=1, segments=True)
+    >>> special = SpecialTokens(begin=2, end=3)
+    >>> windows = QuestionWindows.from_questions(questions, tokenizer, special, max_len=7, overlap=1, segments=True)
     >>> [tokenizer.decode(windows.texts.ids[i]) for i in range(len(windows))]
     ['who sat the cat', 'who sat cat sat', 'who sat sat there']
     >>> windows.answers.tolist()
     [[4, 5], [0, 0], [0, 0]]
     """
 
-    texts: Texts
+    texts: EncodedTexts
     question_indices: Int[np.ndarray, "P"]
     """index of the question of each window"""
     answers: Int[np.ndarray, "P 2"]
@@ -137,15 +137,15 @@ class QuestionPieces:
     char_ends: Sequences
 
     @staticmethod
-    def of(
+    def from_questions(
         questions: Sequence[Question],
         tokenizer: Tokenizer,
-        special: Special,
+        special: SpecialTokens,
         *,
         max_len: int,
         segments: bool,
         overlap: int = OVERLAP,
-    ) -> "QuestionPieces":
+    ) -> "QuestionWindows":
         """Split contexts into windows of at most `max_len` tokens, question and special tokens included.
 
         Consecutive windows share `overlap` tokens of context, or half a window if that is less. A question is truncated
@@ -155,9 +155,9 @@ class QuestionPieces:
         question_ids = tokenizer.encode_batch([question.question for question in questions])
         contexts = list(dict.fromkeys(question.context for question in questions))  # questions may share a context
         context_ids = dict(zip(contexts, tokenizer.encode_batch(contexts)))
-        context_spans = {context: [span for _, span in tokenizer.pieces(context)] for context in contexts}
+        context_spans = {context: [span for _, span in tokenizer.encode_as_pieces(context)] for context in contexts}
         # special tokens before the context: `begin`, the `end` of the question, and `between`
-        before = len(special.framed([])) + (special.between is not None)
+        before = len(special.add_special_tokens([])) + (special.between is not None)
         after = 0 if special.end is None else 1
         rows, indices, answers, char_starts, char_ends = [], [], [], [], []
         for index, question in enumerate(questions):
@@ -176,18 +176,18 @@ class QuestionPieces:
                 answers.append([head - first + position for position in answer] if answer and is_inside else [0, 0])
                 char_starts.append([-1] * head + starts[window] + [-1] * after)
                 char_ends.append([-1] * head + ends[window] + [-1] * after)
-        return QuestionPieces(
-            Texts.from_ids(rows, special, segments=segments),
+        return QuestionWindows(
+            EncodedTexts.from_ids(rows, special, segments=segments),
             np.array(indices, np.int64),
             np.array(answers, np.int64).reshape(-1, 2),
-            Sequences.of(char_starts),
-            Sequences.of(char_ends),
+            Sequences.from_lists(char_starts),
+            Sequences.from_lists(char_ends),
         )
 
     def __len__(self) -> int:
         return len(self.question_indices)
 
-    def best(
+    def extract_answers(
         self, questions: Sequence[Question], scores: Sequence[Float[np.ndarray, "n 2"]], *, empty: bool = False
     ) -> list[str]:
         """The best answer to each question. `scores` are the start and end scores of every token of each window.
@@ -225,21 +225,21 @@ def _answer_token_span(question: Question, starts: Sequence[int], ends: Sequence
     return (inside[0], inside[-1]) if inside else None
 
 
-class AnswerBatches(LabelledBatches):
-    """Windows in batches of similar length. The targets are the first and last position of the answer; IGNORED for
+class AnswerBatches(LabeledTextBatches):
+    """Windows in batches of similar length. The targets are the first and last position of the answer; IGNORE_INDEX for
     padding.
 
     >>> tokenizer = Tokenizer.train(["who the cat sat"], "word")
     >>> questions = [Question("1", "who", "the cat sat", (("cat", 4),))]
-    >>> special = Special(begin=2, end=3)
-    >>> windows = QuestionPieces.of(questions, tokenizer, special, max_len=16, segments=True)
+    >>> special = SpecialTokens(begin=2, end=3)
+    >>> windows = QuestionWindows.from_questions(questions, tokenizer, special, max_len=16, segments=True)
     >>> [batch] = AnswerBatches(windows, budget=16, max_len=16, seed=0).epoch(0)
     >>> batch.inputs[1], batch.targets
     (tensor([0, 0, 0, 1, 1, 1, 1]), tensor([[4, 4]]))
     """
 
     def __init__(
-        self, windows: QuestionPieces, *, budget: int, max_len: int, seed: int, constant_shapes: bool = False
+        self, windows: QuestionWindows, *, budget: int, max_len: int, seed: int, constant_shapes: bool = False
     ) -> None:
         super().__init__(
             windows.texts, windows.answers, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes

@@ -15,12 +15,12 @@ from torch import Tensor
 from regard.attention.offsets import Offsets
 from regard.data.augmentation import AugmentConfig, augment
 from regard.data.batches import Batch
-from regard.data.image_batches import as_numbers
+from regard.data.image_batches import pixels_to_float
 from regard.data.image_ops import Masks
 from regard.data.images import RaggedImages
 from regard.data.planning import BatchSampler
 from regard.errors import RegardError
-from regard.layers.patches import PackedImages, cut, whereabouts
+from regard.layers.patches import PackedImages, patch_coordinates
 
 
 class SizeGroup(NamedTuple):
@@ -32,7 +32,7 @@ class SizeGroup(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class RaggedBatch(Batch):
+class RaggedImageBatch(Batch):
     """Images of different sizes: their concatenated bytes, the start of each image in patches, and the grid position
     and grid size of each patch.
 
@@ -42,14 +42,14 @@ class RaggedBatch(Batch):
 
     groups: tuple[SizeGroup, ...]
     augment: AugmentConfig
-    repeats: ClassVar[bool] = False
+    supports_cuda_graph: ClassVar[bool] = False
 
-    def changed(self, channels: int, patch: int, masked: bool = False) -> tuple[PackedImages, list[Masks]]:
+    def augment_and_pack(self, channels: int, patch: int, masked: bool = False) -> tuple[PackedImages, list[Masks]]:
         """Augment the images and pack them for a model. With `masked`, also returns the masks of each size group.
 
         >>> images = [np.zeros((4, width, 3), np.uint8) for width in (4, 8, 8)]
         >>> batch = make_ragged_batch(images, np.arange(3), 4, AugmentConfig(flip=0.5))
-        >>> batch.groups, batch.changed(3, patch=4)[0].grids
+        >>> batch.groups, batch.augment_and_pack(3, patch=4)[0].grids
         ((SizeGroup(images=1, height=4, width=4), SizeGroup(images=2, height=4, width=8)), ((1, 1), (1, 2), (1, 2)))
         """
         flat, starts, positions, sizes = cast(tuple[Tensor, ...], self.inputs)
@@ -59,7 +59,7 @@ class RaggedBatch(Batch):
         targets = self.targets.split(areas) if masked else [None] * len(areas)
         patches, masks = [], []
         for group, part, target in zip(self.groups, parts, targets):
-            pixels = as_numbers(part.view(*group, file_channels), channels)
+            pixels = pixels_to_float(part.view(*group, file_channels), channels)
             augmented = augment(pixels, None, self.augment, None if target is None else target.view(group))
             patches.append(cut(augmented.pixels, patch).flatten(0, 1))
             if augmented.masks is not None:
@@ -72,7 +72,7 @@ class RaggedBatch(Batch):
         return PackedImages(torch.cat(patches), offsets, positions, sizes, grids), masks
 
 
-class RaggedBatches:
+class RaggedImageBatches:
     """Batches of at most `budget` tokens: the patches of the images, plus `prefix` tokens per image.
 
     Epoch e depends on (seed, e) alone. `rows` are the indices of the images to use; `targets` returns the targets of
@@ -80,13 +80,13 @@ class RaggedBatches:
 
     >>> import tempfile
     >>> from PIL import Image
-    >>> from regard.data.images import read_ragged
+    >>> from regard.data.images import read_ragged_images
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     files = [f"{folder}/{i}.png" for i in range(4)]
     ...     for i, file in enumerate(files):
     ...         Image.new("L", (8, 4 + 4 * i)).save(file)
-    ...     images = read_ragged(files, patch=4)
-    >>> batches = RaggedBatches(images, np.arange(4), lambda rows: rows, budget=8, prefix=0, seed=0)
+    ...     images = read_ragged_images(files, patch=4)
+    >>> batches = RaggedImageBatches(images, np.arange(4), lambda rows: rows, budget=8, prefix=0, seed=0)
     >>> [batch.targets.tolist() for batch in batches.epoch(0)], [batch.targets.tolist() for batch in batches]
     ([[3], [2], [0, 1]], [[0, 1], [2], [3]])
     """
@@ -113,16 +113,16 @@ class RaggedBatches:
                 f"An image has {max_len} tokens, but a batch has only {budget}.",
                 "Raise train.batch_tokens, or lower data.longest.",
             )
-        self.usual = float(self._lengths.mean())
+        self.mean_tokens = float(self._lengths.mean())
         """mean number of tokens per image"""
-        self._sampler = BatchSampler(self.usual, budget=budget, max_len=max_len)
+        self._sampler = BatchSampler(self.mean_tokens, budget=budget, max_len=max_len)
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[RaggedBatch]:
+    def epoch(self, number: int, start: int = 0) -> Iterator[RaggedImageBatch]:
         """The batches of an epoch from index `start` on. Skipped batches are not built."""
         for batch in self._sampler.sample(np.random.default_rng([self.seed, number]), self._lengths)[start:]:
             yield self._make_batch(batch, self.augment)
 
-    def __iter__(self) -> Iterator[RaggedBatch]:
+    def __iter__(self) -> Iterator[RaggedImageBatch]:
         """All images by increasing size, without augmentation."""
         order = np.argsort(self._lengths, kind="stable")
         ends = np.cumsum(self._lengths[order])
@@ -131,19 +131,19 @@ class RaggedBatches:
             yield self._make_batch(order[:count].tolist(), AugmentConfig())
             order, ends = order[count:], ends[count:] - ends[count - 1]
 
-    def smallest(self) -> RaggedBatch:
+    def smallest_batch(self) -> RaggedImageBatch:
         """A batch of the image with the shortest side, to check that the augmentation works for all sizes."""
         return self._make_batch([int(self.images.sizes[self.rows].min(1).argmin())], self.augment)
 
-    def _make_batch(self, indices: list[int], augment: AugmentConfig) -> RaggedBatch:
+    def _make_batch(self, indices: list[int], augment: AugmentConfig) -> RaggedImageBatch:
         rows = self.rows[indices]
         rows = rows[np.lexsort(self.images.sizes[rows].T)]  # images of one size together
-        return make_ragged_batch(self.images.some(rows), self.targets(rows), self.images.patch, augment)
+        return make_ragged_batch(self.images.select(rows), self.targets(rows), self.images.patch, augment)
 
 
 def make_ragged_batch(
     images: list[UInt8[np.ndarray, "_ _ C"]], targets: Int[np.ndarray, "targets"], patch: int, augment: AugmentConfig
-) -> RaggedBatch:
+) -> RaggedImageBatch:
     """Make a batch of images whose sides are multiples of `patch`; images of one size must be consecutive."""
     sizes = [image.shape[:2] for image in images]
     groups = tuple(SizeGroup(len(list(group)), *size) for size, group in groupby(sizes))
@@ -155,9 +155,9 @@ def make_ragged_batch(
         torch.cat([positions for positions, _ in coordinates]),
         torch.cat([sizes for _, sizes in coordinates]),
     )
-    return RaggedBatch(inputs, torch.from_numpy(targets), len(images), len(inputs[2]), groups, augment)
+    return RaggedImageBatch(inputs, torch.from_numpy(targets), len(images), len(inputs[2]), groups, augment)
 
 
 @lru_cache(maxsize=4096)
 def _cached_coordinates(rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    return whereabouts((rows, columns))
+    return patch_coordinates((rows, columns))

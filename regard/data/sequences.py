@@ -11,7 +11,7 @@ from jaxtyping import Int
 class Sequences:
     """A corpus of encoded sentences: sentence i is ids[starts[i]:starts[i + 1]].
 
-    >>> corpus = Sequences.of([[5, 6], [], [7]])
+    >>> corpus = Sequences.from_lists([[5, 6], [], [7]])
     >>> len(corpus), corpus.lengths.tolist(), corpus[0].tolist()
     (3, [2, 0, 1], [5, 6])
     """
@@ -20,7 +20,7 @@ class Sequences:
     starts: Int[np.ndarray, "borders"]
 
     @staticmethod
-    def of(sentences: Iterable[list[int]]) -> "Sequences":
+    def from_lists(sentences: Iterable[list[int]]) -> "Sequences":
         rows = [np.asarray(sentence, np.int32) for sentence in sentences]
         starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=starts[1:])
@@ -39,7 +39,7 @@ class Sequences:
     def add_special_tokens(self, begin: int | None = None, end: int | None = None) -> "Sequences":
         """Add one id before and one id after every sentence; None adds nothing.
 
-        >>> Sequences.of([[5, 6], []]).add_special_tokens(begin=2, end=3).ids.tolist()
+        >>> Sequences.from_lists([[5, 6], []]).add_special_tokens(begin=2, end=3).ids.tolist()
         [2, 5, 6, 3, 2, 3]
         """
         added = (begin is not None) + (end is not None)

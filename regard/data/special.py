@@ -4,21 +4,21 @@ from dataclasses import dataclass
 
 from regard.ranges import Natural, check_ranges
 
-SPECIALS = ("<pad>", "<unk>", "<sos>", "<eos>")
+SPECIAL_TOKEN_NAMES = ("<pad>", "<unk>", "<sos>", "<eos>")
 PAD, UNK, SOS, EOS = range(4)
 # Id 4 in tokenizers that have a mask token.
-MASK_NAME = "<mask>"
+MASK_TOKEN = "<mask>"
 
 
 @dataclass(frozen=True)
-class Special:
+class SpecialTokens:
     """Special token ids of a model. The defaults are those of models trained with Regard; imported models set theirs.
 
     `begin` and `end` surround each input text, and `between`, if set, precedes the second text of a pair (RoBERTa).
     Decoder output starts with `sos`, followed by `forced` if set (forced BOS token), and ends with `eos`.
 
-    >>> special = Special(begin=7, end=8, between=8)
-    >>> special.framed([5, 6]) + special.add_special_tokens_to_second([4])
+    >>> special = SpecialTokens(begin=7, end=8, between=8)
+    >>> special.add_special_tokens([5, 6]) + special.add_special_tokens_to_second([4])
     [7, 5, 6, 8, 8, 4, 8]
     """
 
@@ -35,7 +35,7 @@ class Special:
     def __post_init__(self) -> None:
         check_ranges(self, "special.")
 
-    def framed(self, ids: list[int]) -> list[int]:
+    def add_special_tokens(self, ids: list[int]) -> list[int]:
         """Surround the ids of an input text with `begin` and `end`."""
         return [*_optional(self.begin), *ids, *_optional(self.end)]
 
@@ -43,7 +43,7 @@ class Special:
         """Surround the ids of the second text of a pair with `between` and `end`."""
         return [*_optional(self.between), *ids, *_optional(self.end)]
 
-    def begun(self, ids: list[int]) -> list[int]:
+    def make_decoder_input(self, ids: list[int]) -> list[int]:
         """Decoder input for the ids of a target text: `sos`, `forced` if set, and the ids, without `eos`."""
         return [self.sos, *_optional(self.forced), *ids]
 
@@ -53,4 +53,8 @@ def _optional(token: int | None) -> list[int]:
 
 
 # Defaults of translators, language models and text encoders trained with Regard.
-TRANSLATING, WRITING, READING = Special(end=EOS), Special(begin=SOS), Special(begin=SOS, end=EOS, mask=len(SPECIALS))
+SEQ2SEQ_TOKENS, CAUSAL_LM_TOKENS, ENCODER_TOKENS = (
+    SpecialTokens(end=EOS),
+    SpecialTokens(begin=SOS),
+    SpecialTokens(begin=SOS, end=EOS, mask=len(SPECIAL_TOKEN_NAMES)),
+)

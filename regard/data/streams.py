@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from regard.data.batches import IGNORED, Batch
+from regard.data.batches import IGNORE_INDEX, Batch
 from regard.errors import RegardError
 from regard.layers.packed import pack
 
 
-class TextBatches:
+class TokenStreamBatches:
     """A token stream split into windows of `context` tokens, `budget // context` of them per batch, without padding.
 
     A window may span several documents, with the special tokens between them. The offset of the first window is sampled
@@ -18,7 +18,7 @@ class TextBatches:
     before the first window and after the last full one are left out of that epoch. With `constant_shapes`, the last
     batch is padded.
 
-    >>> [batch] = TextBatches(np.array([2, 4, 5, 6, 3]), 4, budget=8, seed=0).epoch(0)
+    >>> [batch] = TokenStreamBatches(np.array([2, 4, 5, 6, 3]), 4, budget=8, seed=0).epoch(0)
     >>> batch.inputs[0].ids, batch.targets
     (tensor([2, 4, 5, 6]), tensor([4, 5, 6, 3]))
     """
@@ -49,7 +49,7 @@ class TextBatches:
             yield _make_batch(self.ids, [slice(begin, begin + self.context) for begin in batch_starts], options)
 
 
-def whole_text(
+def sliding_window_batches(
     ids: Int[np.ndarray, "N"], context: int, *, budget: int, overlap: int = 0, constant_shapes: bool = False
 ) -> Iterator[Batch]:
     """Batches for evaluation: a stream in order, in which every token but the first is predicted exactly once.
@@ -57,7 +57,7 @@ def whole_text(
     Windows have `context` tokens; the last one may be shorter. With `overlap`, each window starts that many tokens
     before the end of the previous one, so that every prediction has more than `overlap` tokens of context.
 
-    >>> [batch] = whole_text(np.array([2, 4, 5, 6, 7, 3]), 3, budget=9, overlap=1)
+    >>> [batch] = sliding_window_batches(np.array([2, 4, 5, 6, 7, 3]), 3, budget=9, overlap=1)
     >>> batch.inputs[0].padded()[0], batch.targets
     (tensor([[2, 4, 5],
             [5, 6, 7]]), tensor([ 4,  5,  6, -1,  7,  3]))
@@ -94,10 +94,10 @@ def _make_batch(
     """The windows and their next tokens. The first `overlap` targets are ignored, except in the first window."""
     targets = [ids[window.start + 1 : window.stop + 1].copy() for window in windows]
     for window, row in zip(windows, targets):
-        row[: overlap if window.start else 0] = IGNORED
+        row[: overlap if window.start else 0] = IGNORE_INDEX
     return Batch(
         inputs=(pack([ids[window] for window in windows], **options),),
-        targets=pack(targets, **options, fill=IGNORED).ids,
+        targets=pack(targets, **options, fill=IGNORE_INDEX).ids,
         sentences=len(windows),
-        tokens=sum(int((row != IGNORED).sum()) for row in targets),
+        tokens=sum(int((row != IGNORE_INDEX).sum()) for row in targets),
     )

@@ -8,24 +8,24 @@ from torch import Tensor
 
 from regard.data.planning import BatchSampler
 from regard.data.sequences import Sequences
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
 
 # Arguments of an encoder: the packed texts and, for models with segment embeddings, the segment of each token.
-Inputs = tuple[Packed] | tuple[Packed, Tensor]
+EncoderInputs = tuple[Packed] | tuple[Packed, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Texts:
+class EncodedTexts:
     """Encoded texts with special tokens and, for models with segment embeddings, the segment of each token: 0 in the
     first text, 1 in the second.
 
     A pair is encoded as begin, first, end, second, end. Models with `special.between` before the second text (RoBERTa)
     use one segment for both.
 
-    >>> texts = Texts.from_ids([([5, 6], None), ([7], [8, 9])], Special(begin=2, end=3), segments=True)
+    >>> texts = EncodedTexts.from_ids([([5, 6], None), ([7], [8, 9])], SpecialTokens(begin=2, end=3), segments=True)
     >>> texts.ids[0].tolist(), texts.ids[1].tolist(), texts.segments[1].tolist()
     ([2, 5, 6, 3], [2, 7, 3, 8, 9, 3], [0, 0, 0, 1, 1, 1])
     """
@@ -34,28 +34,30 @@ class Texts:
     segments: Sequences | None = None
 
     @staticmethod
-    def from_ids(rows: Iterable[tuple[list[int], list[int] | None]], special: Special, *, segments: bool) -> "Texts":
+    def from_ids(
+        rows: Iterable[tuple[list[int], list[int] | None]], special: SpecialTokens, *, segments: bool
+    ) -> "EncodedTexts":
         """From the ids of the first texts and, where there are any, of the second texts."""
         ids, segment_ids = [], []
         for first, second in rows:
-            head = special.framed(first)
+            head = special.add_special_tokens(first)
             tail = [] if second is None else special.add_special_tokens_to_second(second)
             ids.append(head + tail)
             if segments:
                 segment_ids.append([0] * len(head) + [int(special.between is None)] * len(tail))
-        return Texts(Sequences.of(ids), Sequences.of(segment_ids) if segments else None)
+        return EncodedTexts(Sequences.from_lists(ids), Sequences.from_lists(segment_ids) if segments else None)
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
-def max_text_tokens(special: Special, texts: int, max_len: int) -> int:
+def max_text_tokens(special: SpecialTokens, texts: int, max_len: int) -> int:
     """Maximum number of tokens of `texts` texts together, without their special tokens.
 
-    >>> max_text_tokens(Special(begin=2, end=3), texts=2, max_len=10)
+    >>> max_text_tokens(SpecialTokens(begin=2, end=3), texts=2, max_len=10)
     7
     """
-    left = max_len - len(special.framed([])) - (texts - 1) * len(special.add_special_tokens_to_second([]))
+    left = max_len - len(special.add_special_tokens([])) - (texts - 1) * len(special.add_special_tokens_to_second([]))
     if left < texts:
         raise RegardError(
             f"A maximum length of {max_len} tokens leaves no room for text next to the special tokens.",
@@ -65,8 +67,8 @@ def max_text_tokens(special: Special, texts: int, max_len: int) -> int:
 
 
 def encode_texts(
-    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, special: Special, *, max_len: int, segments: bool
-) -> tuple[Texts, int]:
+    texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, special: SpecialTokens, *, max_len: int, segments: bool
+) -> tuple[EncodedTexts, int]:
     """Encode texts or text pairs with special tokens, truncated to `max_len` tokens. Also returns how many were
     truncated.
 
@@ -74,7 +76,7 @@ def encode_texts(
     segment id.
 
     >>> tokenizer = Tokenizer.train(["a b c d"], "word")
-    >>> special = Special(begin=2, end=3)
+    >>> special = SpecialTokens(begin=2, end=3)
     >>> texts, truncated = encode_texts([("a b", "c"), ("d",)], tokenizer, special, max_len=5, segments=False)
     >>> texts.ids[0].tolist(), texts.ids[1].tolist(), truncated
     ([2, 4, 3, 6, 3], [2, 7, 3], 1)
@@ -93,21 +95,23 @@ def encode_texts(
         else:
             first = first[: max(limit - len(second), limit - limit // 2)]
             rows.append((first, second[: limit - len(first)]))
-    return Texts.from_ids(rows, special, segments=segments), truncated
+    return EncodedTexts.from_ids(rows, special, segments=segments), truncated
 
 
-class ByLength:
+class LengthGroupedBatches:
     """Texts in batches of similar length. Yields the indices of the texts of each batch and the model inputs.
 
-    Epoch e depends on (seed, e) alone. `constant_shapes` is as in `Batches`; padding comes after the texts.
+    Epoch e depends on (seed, e) alone. `constant_shapes` is as in `PairBatches`; padding comes after the texts.
 
-    >>> texts = Texts(Sequences.of([[2, 5, 6, 3], [2, 3], [2, 7, 3]]))
-    >>> [(rows, inputs)] = ByLength(texts, budget=16, max_len=16, seed=0).epoch(0)
+    >>> texts = EncodedTexts(Sequences.from_lists([[2, 5, 6, 3], [2, 3], [2, 7, 3]]))
+    >>> [(rows, inputs)] = LengthGroupedBatches(texts, budget=16, max_len=16, seed=0).epoch(0)
     >>> rows, inputs[0].offsets.lengths
     ([1, 2, 0], tensor([2, 3, 4], dtype=torch.int32))
     """
 
-    def __init__(self, texts: Texts, *, budget: int, max_len: int, seed: int, constant_shapes: bool = False) -> None:
+    def __init__(
+        self, texts: EncodedTexts, *, budget: int, max_len: int, seed: int, constant_shapes: bool = False
+    ) -> None:
         lengths = texts.ids.lengths
         if not len(lengths) or max(lengths) > max_len:
             raise ValueError(
@@ -118,7 +122,7 @@ class ByLength:
         mean_length = max(1.0, float(lengths.mean()))
         self._sampler = BatchSampler(mean_length, budget=budget, max_len=max_len, constant_shapes=constant_shapes)
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[tuple[list[int], Inputs]]:
+    def epoch(self, number: int, start: int = 0) -> Iterator[tuple[list[int], EncoderInputs]]:
         """The batches of an epoch from index `start` on. Skipped batches are not built."""
         ids, segments = self.texts.ids, self.texts.segments
         batches = self._sampler.sample(np.random.default_rng([self.seed, number]), ids.lengths)

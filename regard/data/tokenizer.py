@@ -14,9 +14,9 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.data.special import MASK_NAME, SPECIALS, UNK
+from regard.data.special import MASK_TOKEN, SPECIAL_TOKEN_NAMES, UNK
 from regard.errors import RegardError
-from regard.files import read_file, write_whole
+from regard.files import read_file, write_atomically
 
 # Marks the start of a word in the vocabulary, so that decoding restores spaces.
 SPACE = "▁"
@@ -47,17 +47,17 @@ _PRE_TOKENIZERS: dict[str, pre_tokenizers.PreTokenizer] = {
 }
 TOKENIZER_KINDS = tuple(_PRE_TOKENIZERS)
 # Tokenizer of an imported model, not trained with Regard.
-FOREIGN = "foreign"
+FOREIGN_KIND = "foreign"
 
 
-def _make_decoder(kind: str, line_ends: bool = False) -> decoders.Decoder:
-    if line_ends:
+def _make_decoder(kind: str, keep_newlines: bool = False) -> decoders.Decoder:
+    if keep_newlines:
         return decoders.Sequence([decoders.Metaspace(SPACE), decoders.Fuse(), decoders.Replace("\n ", "\n")])
     return {"char": decoders.Fuse(), "bytes": decoders.ByteLevel()}.get(kind, decoders.Metaspace(SPACE))
 
 
 def _make_normalizer(
-    kind: str, lowercase: bool, exact: bool = False, line_ends: bool = False
+    kind: str, lowercase: bool, exact: bool = False, keep_newlines: bool = False
 ) -> normalizers.Normalizer | None:
     steps: list[normalizers.Normalizer] = []
     if exact:
@@ -67,7 +67,7 @@ def _make_normalizer(
         steps.append(normalizers.NFD() if kind == "char" else normalizers.NFC())
     if lowercase:
         steps.append(normalizers.Lowercase())
-    if line_ends:
+    if keep_newlines:
         # ^ and $ match at every line: spaces at both ends of a line are removed. A space is added after each newline,
         # so that the first word of a line is the same token as elsewhere; the decoder removes it.
         rules = ((rf"[^\S\n]+|{SPACE}+", " "), ("^ +| +$", ""), (r"\n", "\n "), (r" +\z", ""))
@@ -101,20 +101,24 @@ class Tokenizer:
 
     def __init__(self, library: tokenizers.Tokenizer, kind: str) -> None:
         library.encode_special_tokens = True  # encode names of special tokens as text
-        self.library = library
-        self.kind = kind  # one of TOKENIZER_KINDS, or FOREIGN
+        self.backend_tokenizer = library
+        self.kind = kind  # one of TOKENIZER_KINDS, or FOREIGN_KIND
 
     @cached_property
     def is_exact(self) -> bool:
         """Whether characters, including white space, are not normalized (except to lower case)."""
-        return self.library.normalizer is None or isinstance(self.library.normalizer, normalizers.Lowercase)
+        return self.backend_tokenizer.normalizer is None or isinstance(
+            self.backend_tokenizer.normalizer, normalizers.Lowercase
+        )
 
     def __eq__(self, other: object) -> bool:
         """Whether both encode every text the same way, as an ensemble requires."""
-        return isinstance(other, Tokenizer) and (self is other or self.library.to_str() == other.library.to_str())
+        return isinstance(other, Tokenizer) and (
+            self is other or self.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()
+        )
 
     def __hash__(self) -> int:
-        return hash(self.library.to_str())
+        return hash(self.backend_tokenizer.to_str())
 
     @staticmethod
     def train(
@@ -125,12 +129,12 @@ class Tokenizer:
         *,
         mask: bool = False,
         exact: bool = False,
-        line_ends: bool = False,
+        keep_newlines: bool = False,
     ) -> "Tokenizer":
         """Train a tokenizer with at most `vocab_size` entries, including the four special tokens and, with `mask`,
         `<mask>`.
 
-        `exact` (for `char`) keeps characters, newlines and spaces unchanged. `line_ends` (for `word`) makes a
+        `exact` (for `char`) keeps characters, newlines and spaces unchanged. `keep_newlines` (for `word`) makes a
         newline a token; runs of other white space still become one space.
 
         For a shared tokenizer, pass the texts of both sides. Training is deterministic: the same texts give the same
@@ -141,27 +145,27 @@ class Tokenizer:
             raise RegardError(f"Unknown tokenizer kind {kind!r}.", hint=f"Choose one of {', '.join(TOKENIZER_KINDS)}.")
         common: dict[str, Any] = {
             "vocab_size": vocab_size,
-            "special_tokens": [*SPECIALS, *[MASK_NAME] * mask],
+            "special_tokens": [*SPECIAL_TOKEN_NAMES, *[MASK_TOKEN] * mask],
             "show_progress": False,
         }
         library: tokenizers.Tokenizer
         trainer: trainers.Trainer
         if kind in ("bpe", "bytes"):
-            library = tokenizers.Tokenizer(models.BPE(unk_token=SPECIALS[UNK] if kind == "bpe" else None))
+            library = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL_TOKEN_NAMES[UNK] if kind == "bpe" else None))
             alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "bytes" else []
             trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **common)
         else:
-            library = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIALS[UNK]))
+            library = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIAL_TOKEN_NAMES[UNK]))
             trainer = trainers.WordLevelTrainer(**common)
-        library.normalizer = _make_normalizer(kind, lowercase, exact, line_ends)
+        library.normalizer = _make_normalizer(kind, lowercase, exact, keep_newlines)
         library.pre_tokenizer = _PRE_TOKENIZERS[kind]
-        library.decoder = _make_decoder(kind, line_ends)
+        library.decoder = _make_decoder(kind, keep_newlines)
         library.train_from_iterator(texts, trainer)
         return Tokenizer(library, kind)
 
     @property
     def vocab_size(self) -> int:
-        return self.library.get_vocab_size()
+        return self.backend_tokenizer.get_vocab_size()
 
     @cached_property
     def vocabulary(self) -> list[str]:
@@ -170,19 +174,19 @@ class Tokenizer:
         The same text at the start of a word and inside a word (after l') has two ids. A part of a character, possible
         with `bytes`, is shown as "�".
         """
-        special = {index for index, token in self.library.get_added_tokens_decoder().items() if token.special}
+        special = {index for index, token in self.backend_tokenizer.get_added_tokens_decoder().items() if token.special}
         return [
-            self.library.id_to_token(index) if index in special else self.library.decode([index])
+            self.backend_tokenizer.id_to_token(index) if index in special else self.backend_tokenizer.decode([index])
             for index in range(self.vocab_size)
         ]
 
     def encode(self, text: str) -> list[int]:
         """Encode a text, without special tokens."""
-        return self.library.encode(text, add_special_tokens=False).ids
+        return self.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts, on all cores."""
-        return [one.ids for one in self.library.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [one.ids for one in self.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids to text; special tokens are left out."""
@@ -190,29 +194,31 @@ class Tokenizer:
 
     def decode_batch(self, ids: Iterable[Iterable[int]]) -> list[str]:
         """`decode` for many sequences, on all cores."""
-        texts = self.library.decode_batch([[int(one) for one in row] for row in ids], skip_special_tokens=True)
+        texts = self.backend_tokenizer.decode_batch(
+            [[int(one) for one in row] for row in ids], skip_special_tokens=True
+        )
         if self.kind != "char" or self.is_exact:
             return texts
         return [unicodedata.normalize("NFC", text) for text in texts]  # the normalizer decomposed characters
 
-    def pieces(self, text: str) -> list[tuple[str, tuple[int, int]]]:
+    def encode_as_pieces(self, text: str) -> list[tuple[str, tuple[int, int]]]:
         """For each id of `encode(text)`, its piece of the text and the (start, end) of that piece.
 
         Pieces do not include the space before a word. If `bytes` splits a character, each part has the full character.
 
-        >>> Tokenizer.train(["the cat"], "word").pieces("the  cat")
+        >>> Tokenizer.train(["the cat"], "word").encode_as_pieces("the  cat")
         [('the', (0, 3)), ('cat', (5, 8))]
         """
-        offsets = self.library.encode(text, add_special_tokens=False).offsets
+        offsets = self.backend_tokenizer.encode(text, add_special_tokens=False).offsets
         return [_strip_leading_space(text, start, end) for start, end in offsets]
 
-    def pieces_of(self, ids: Sequence[int]) -> list[tuple[str, tuple[int, int]]]:
+    def decode_as_pieces(self, ids: Sequence[int]) -> list[tuple[str, tuple[int, int]]]:
         """For each id, its piece of `decode(ids)` and the (start, end) of that piece, for generated ids.
 
         The piece of a special token is empty, and so are those of the later parts of a character split by `bytes`.
 
         >>> tokenizer = Tokenizer.train(["the cat"], "word")
-        >>> tokenizer.pieces_of([*tokenizer.encode("the cat"), 3])  # 3 is <eos>
+        >>> tokenizer.decode_as_pieces([*tokenizer.encode("the cat"), 3])  # 3 is <eos>
         [('the', (0, 3)), ('cat', (4, 7)), ('', (7, 7))]
         """
         text = self.decode(ids)
@@ -221,7 +227,7 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write tokenizer.json."""
-        write_whole(Path(path), self.library.to_str(pretty=True).encode())
+        write_atomically(Path(path), self.backend_tokenizer.to_str(pretty=True).encode())
 
     @staticmethod
     def load(path: str | Path, *, foreign: bool = False) -> "Tokenizer":
@@ -232,10 +238,10 @@ class Tokenizer:
         except Exception as error:  # the library raises nothing more specific
             raise RegardError(f"{path} is not a tokenizer file: {error}.") from None
         if foreign:
-            return Tokenizer(library, FOREIGN)
+            return Tokenizer(library, FOREIGN_KIND)
         for kind in TOKENIZER_KINDS:
             if _has_pre_tokenizer(library, _PRE_TOKENIZERS[kind]) and all(
-                library.token_to_id(name) == index for index, name in enumerate(SPECIALS)
+                library.token_to_id(name) == index for index, name in enumerate(SPECIAL_TOKEN_NAMES)
             ):
                 return Tokenizer(library, kind)
         raise RegardError(f"{path}: unsupported tokenizer.", hint=f"Supported kinds: {', '.join(TOKENIZER_KINDS)}.")

@@ -10,13 +10,13 @@ from regard.data.readers import numbered_lines
 from regard.errors import RegardError
 
 
-def read_vectors(path: str | Path, words: Container[str] | None = None) -> dict[str, Float[np.ndarray, "E"]]:
+def read_word_vectors(path: str | Path, words: Container[str] | None = None) -> dict[str, Float[np.ndarray, "E"]]:
     """Read the vectors of the given words, or of all words. Each line holds a word and its vector; the header line of
     word2vec is optional; files may be compressed. If a word occurs twice, the first vector is used.
 
     To initialize the embeddings of a model, read the vectors of its vocabulary:
 
-        vectors = read_vectors("glove.6B.300d.txt", words=set(tokenizer.vocabulary))
+        vectors = read_word_vectors("glove.6B.300d.txt", words=set(tokenizer.vocabulary))
         for index, word in enumerate(tokenizer.vocabulary):
             if word in vectors:
                 embedding[index] = torch.from_numpy(vectors[word])

@@ -6,7 +6,7 @@ from typing import Any
 from regard.decode.beams import beam
 from regard.decode.config import DecodeConfig
 from regard.decode.hypotheses import NBest
-from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, Special
+from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.stepwise import OnToken, greedy, sample
 
 
@@ -15,7 +15,7 @@ def decode_batch(
     source: SourceBatch,
     config: DecodeConfig,
     *,
-    special: Special = SPECIAL,
+    special: SpecialTokens = SPECIAL,
     prefixes: Sequence[Sequence[int]] | None = None,
     history: bool = False,
     sample_indices: Sequence[int] | None = None,
@@ -48,7 +48,7 @@ def decode_all(
     pack: Callable[[list[list[int]]], SourceBatch],
     config: DecodeConfig,
     *,
-    special: Special = SPECIAL,
+    special: SpecialTokens = SPECIAL,
     prefixes: Sequence[Sequence[int]] | None = None,
     history: bool = False,
     sample_indices: Sequence[int] | None = None,

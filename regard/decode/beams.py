@@ -11,8 +11,8 @@ from torch import Tensor
 from regard.decode.config import DecodeConfig
 from regard.decode.constraints import Constraints, check_no_nan, log_softmax
 from regard.decode.coverage import coverage_term, step_with_attention
-from regard.decode.hypotheses import BeamHistory, BeamStep, CandidateStatus, NBest, RefusedToken
-from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, Special
+from regard.decode.hypotheses import CandidateStatus, NBest, RefusedToken, SearchHistory, SearchStep
+from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.stepwise import gather_hypotheses
 
 
@@ -92,7 +92,7 @@ def beam(
     source: SourceBatch,
     config: DecodeConfig | None = None,
     *,
-    special: Special = SPECIAL,
+    special: SpecialTokens = SPECIAL,
     prefixes: Sequence[Sequence[int]] | None = None,
     history: bool = False,
     max_total_len: int | None = None,
@@ -117,7 +117,7 @@ def beam(
     if B == 0:
         return []
     results = [NBest() for _ in range(B)]
-    histories = [BeamHistory(special.eos) for _ in range(B)] if history else []
+    histories = [SearchHistory(special.eos) for _ in range(B)] if history else []
 
     rows = torch.arange(B, device=device)  # the sentences still in the batch
     lengths = source.offsets.lengths
@@ -236,20 +236,20 @@ def _steps(
     unfinished: Float[Tensor, "B K"],
     scores: Float[Tensor, "B C"],
     refused: list[list[RefusedToken]],
-) -> list[BeamStep]:
+) -> list[SearchStep]:
     """The record of this step for each sentence; padding is left out."""
     status = finishes.long().scatter_add(1, chosen, 2 * (unfinished > -torch.inf).long())
     names: tuple[CandidateStatus, ...] = ("pruned", "finished", "live")
     columns = (parent, candidates.ids[..., -1], candidates.log_prob, status, scores, ends)
     steps = []
     for sentence, refused_tokens in zip(zip(*(column.tolist() for column in columns)), refused):
-        step = BeamStep([], [], [], [], refused=refused_tokens)
+        step = SearchStep([], [], [], [], refused=refused_tokens)
         for parent_beam, token, log_prob, status_index, score, ended in zip(*sentence):
             if log_prob > -float("inf"):
                 step.parents.append(parent_beam)
                 step.tokens.append(token)
                 step.logprobs.append(log_prob)
-                step.fates.append(names[status_index])
+                step.statuses.append(names[status_index])
                 step.scores.append(score)
                 step.reasons.append("" if status_index else "end" if ended else "beam")
         steps.append(step)

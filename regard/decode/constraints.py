@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.decode.config import DecodeConfig
-from regard.decode.protocol import SourceBatch, Special
+from regard.decode.protocol import SourceBatch, SpecialTokens
 from regard.errors import RegardError
 
 
@@ -21,7 +21,7 @@ class Constraints:
     limit: Int[Tensor, "B"]
     """Maximum number of tokens of each output, without `<eos>`."""
     min_len: int
-    special: Special
+    special: SpecialTokens
     allow_unknown: bool = True
     """Whether `<unk>` is allowed."""
 
@@ -30,7 +30,7 @@ class Constraints:
         cls,
         source: SourceBatch,
         config: DecodeConfig,
-        special: Special,
+        special: SpecialTokens,
         prefixes: Sequence[Sequence[int]] | None,
         max_total_len: int | None = None,
     ) -> "Constraints":

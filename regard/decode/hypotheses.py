@@ -31,11 +31,11 @@ class RefusedToken(NamedTuple):
     parent: int
     token: int
     logprob: float
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
-class BeamStep:
+class SearchStep:
     """The candidates of one decoding step, best first.
 
     Candidate i extends live candidate `parents[i]` of the previous step (0, the empty output, at the first step) by
@@ -46,7 +46,7 @@ class BeamStep:
     parents: list[int]
     tokens: list[int]
     logprobs: list[float]
-    fates: list[CandidateStatus]
+    statuses: list[CandidateStatus]
     scores: list[float] = field(default_factory=list)
     """Ranking score of each candidate if it ended here: see `DecodeConfig`."""
     reasons: list[str] = field(default_factory=list)
@@ -56,11 +56,11 @@ class BeamStep:
 
 
 @dataclass
-class BeamHistory:
+class SearchHistory:
     """All steps of the search for one sentence. Greedy search is a beam of one; samples are parallel branches."""
 
     eos: int
-    steps: list[BeamStep] = field(default_factory=list)
+    steps: list[SearchStep] = field(default_factory=list)
     stopped: str = ""
     """Why the search stopped: "enough" (enough outputs had finished), "bound" (no unfinished output could still enter
     the n best) or "ended" (no unfinished output was left)."""
@@ -68,8 +68,8 @@ class BeamHistory:
     def path(self, hypothesis: Hypothesis) -> list[int]:
         """The index of the hypothesis among the candidates of each step: `steps[t].tokens[path[t]]` is its token.
 
-        >>> history = BeamHistory(3, [BeamStep([0, 0], [7, 5], [-0.1, -3.0], ["live", "live"]),
-        ...                           BeamStep([1, 0], [3, 3], [-3.5, -4.0], ["finished", "finished"])])
+        >>> history = SearchHistory(3, [SearchStep([0, 0], [7, 5], [-0.1, -3.0], ["live", "live"]),
+        ...                           SearchStep([1, 0], [3, 3], [-3.5, -4.0], ["finished", "finished"])])
         >>> history.path(Hypothesis([7], score=-2.0, logprob=-4.0, token_logprobs=[-0.1, -3.9]))
         [0, 1]
         """
@@ -80,11 +80,11 @@ class BeamHistory:
             # No two candidates share both parent and token.
             index = next(i for i, pair in enumerate(zip(step.parents, step.tokens)) if pair == (beam, token))
             path.append(index)
-            beam = step.fates[:index].count("live")
+            beam = step.statuses[:index].count("live")
         return path
 
 
 class NBest(list[Hypothesis]):
     """The hypotheses of one sentence, best first, and the history of the search if `history=True`."""
 
-    history: BeamHistory | None = None
+    history: SearchHistory | None = None

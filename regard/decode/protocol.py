@@ -6,9 +6,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention.offsets import Offsets
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 
-SPECIAL = Special()
+SPECIAL = SpecialTokens()
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.decode.config import DecodeConfig
 from regard.decode.constraints import Constraints, check_no_nan
 from regard.decode.hypotheses import Hypothesis, NBest
-from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, Special
+from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.watching import SearchRecorder
 
 # Removing finished sentences from the batch copies the caches of the others, which costs about as much as one step. It
@@ -27,7 +27,7 @@ def greedy(
     source: SourceBatch,
     config: DecodeConfig | None = None,
     *,
-    special: Special = SPECIAL,
+    special: SpecialTokens = SPECIAL,
     prefixes: Sequence[Sequence[int]] | None = None,
     history: bool = False,
     max_total_len: int | None = None,
@@ -56,7 +56,7 @@ def sample(
     source: SourceBatch,
     config: DecodeConfig | None = None,
     *,
-    special: Special = SPECIAL,
+    special: SpecialTokens = SPECIAL,
     prefixes: Sequence[Sequence[int]] | None = None,
     history: bool = False,
     sample_indices: Sequence[int] | None = None,

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from regard.decode.config import DecodeConfig
 from regard.decode.constraints import Constraints, log_softmax
-from regard.decode.hypotheses import BeamHistory, BeamStep, CandidateStatus, RefusedToken
-from regard.decode.protocol import Special
+from regard.decode.hypotheses import CandidateStatus, RefusedToken, SearchHistory, SearchStep
+from regard.decode.protocol import SpecialTokens
 
 # Number of continuations recorded per branch and step, in addition to the chosen one.
 MAX_CANDIDATES = 5
@@ -17,9 +17,9 @@ MAX_CANDIDATES = 5
 class SearchRecorder:
     """Records the search history of each sentence. Samples that have been equal so far share a branch."""
 
-    def __init__(self, config: DecodeConfig, special: Special, B: int, K: int) -> None:
+    def __init__(self, config: DecodeConfig, special: SpecialTokens, B: int, K: int) -> None:
         self.config, self.special = config, special
-        self.histories = [BeamHistory(special.eos, stopped="ended") for _ in range(B)]
+        self.histories = [SearchHistory(special.eos, stopped="ended") for _ in range(B)]
         # For each output, its index among the live candidates of the previous step (None: it has ended), and the
         # log-probabilities of these candidates.
         self.branches: list[list[int | None]] = [[0] * K for _ in range(B)]
@@ -82,7 +82,7 @@ class SearchRecorder:
             [list(column) for column in zip(*candidates)] if candidates else ([], [], [], [])
         )
         self.histories[row].steps.append(
-            BeamStep(parents, tokens, log_probs, statuses, scores, reasons_column, refused)  # type: ignore[arg-type]
+            SearchStep(parents, tokens, log_probs, statuses, scores, reasons_column, refused)  # type: ignore[arg-type]
         )
         live = [(branch, token) for (_, branch, token, _), status in zip(candidates, statuses) if status == "live"]
         self.totals[row] = [total for (total, *_), status in zip(candidates, statuses) if status == "live"]

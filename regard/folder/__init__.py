@@ -1,55 +1,55 @@
 """Pipelines: models with their tokenizers, ready to use, and the model folders that store them."""
 
-from regard.folder.bundle import Pipeline as Bundle
+from regard.folder.bundle import Pipeline
 from regard.folder.encoder import TextEncoder
 from regard.folder.files import (
     FORMAT,
-    OPENED,
+    PIPELINES,
     Device,
-    bundle_of,
     check_kind,
-    fill_weights,
     find_device,
     load,
-    model_of,
+    load_weights,
+    make_pipeline,
+    model_from_weights,
     read_config,
     read_languages,
     read_tokenizers,
     save,
-    vocabularies,
+    vocab_sizes,
     write_config,
     write_tokenizers,
 )
-from regard.folder.language import Continuation, LanguageModel, TextLoss
+from regard.folder.language import Continuation, TextGenerator, TextLoss
 from regard.folder.pictures import ImageModel
 from regard.folder.scoring import Classification, SequenceScore
 from regard.folder.translator import Translation, Translator
 
 __all__ = [
     "FORMAT",
-    "OPENED",
-    "Bundle",
+    "PIPELINES",
     "Classification",
     "Continuation",
     "Device",
     "ImageModel",
-    "LanguageModel",
+    "Pipeline",
     "SequenceScore",
     "TextEncoder",
+    "TextGenerator",
     "TextLoss",
     "Translation",
     "Translator",
-    "bundle_of",
     "check_kind",
-    "fill_weights",
     "find_device",
     "load",
-    "model_of",
+    "load_weights",
+    "make_pipeline",
+    "model_from_weights",
     "read_config",
     "read_languages",
     "read_tokenizers",
     "save",
-    "vocabularies",
+    "vocab_sizes",
     "write_config",
     "write_tokenizers",
 ]

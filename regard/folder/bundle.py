@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
@@ -21,7 +21,7 @@ class Pipeline:
 
     model: Any
     training: dict[str, Any]
-    special: Special = Special()
+    special: SpecialTokens = SpecialTokens()
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, ...]:

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.data.questions import Question, QuestionPieces
+from regard.data.questions import Question, QuestionWindows
 from regard.data.sequences import Sequences
-from regard.data.special import MASK_NAME, READING, Special
-from regard.data.texts import ByLength, Inputs, Texts, encode_texts
+from regard.data.special import ENCODER_TOKENS, MASK_TOKEN, SpecialTokens
+from regard.data.texts import EncodedTexts, EncoderInputs, LengthGroupedBatches, encode_texts
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.folder.bundle import TextPipeline
@@ -37,19 +37,21 @@ class TextEncoder(TextPipeline):
     model: Bert
     tokenizer: Tokenizer
     training: dict[str, Any] = field(default_factory=dict)
-    special: Special = READING
+    special: SpecialTokens = ENCODER_TOKENS
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.tokenizer, self.tokenizer
 
-    def text_ids(self, text: str, *, name: str = "the text", truncate: bool = False) -> list[int]:
+    def encode_text(self, text: str, *, name: str = "the text", truncate: bool = False) -> list[int]:
         """The ids of a text with special tokens; `truncate` cuts it to the trained length."""
-        count = len(self.special.framed([]))
+        count = len(self.special.add_special_tokens([]))
         ids = self.limit_length(self.tokenizer.encode(text), name, truncate, special_count=count)
-        return self.special.framed(ids)
+        return self.special.add_special_tokens(ids)
 
-    def encode_rows(self, rows: Sequence[tuple[str, ...]], *, name: str | None = None, truncate: bool = False) -> Texts:
+    def encode_rows(
+        self, rows: Sequence[tuple[str, ...]], *, name: str | None = None, truncate: bool = False
+    ) -> EncodedTexts:
         """Encode texts, or pairs of texts, with special tokens; `truncate` cuts them to the trained length.
 
         `name` identifies a single row in errors.
@@ -80,10 +82,10 @@ class TextEncoder(TextPipeline):
         """
         if isinstance(texts, str):
             return self.embed([texts], truncate=truncate)[0]
-        rows = [self.text_ids(text, name=f"text {i}", truncate=truncate) for i, text in enumerate(texts, 1)]
+        rows = [self.encode_text(text, name=f"text {i}", truncate=truncate) for i, text in enumerate(texts, 1)]
         vectors = np.zeros((len(rows), self.model.config.width), np.float32)
         self.model.eval()
-        for indices, (packed,) in _batches(Texts(Sequences.of(rows))):
+        for indices, (packed,) in _batches(EncodedTexts(Sequences.from_lists(rows))):
             encoded = self.model.encode(packed.to(self.device)).float()
             if self.model.config.pooling == "query":
                 pooled = self.model.query_pool(encoded, packed.to(self.device).offsets).float()
@@ -138,7 +140,7 @@ class TextEncoder(TextPipeline):
             raise RegardError(
                 "This model has no question answering head.", "Fine-tune it: regard train --task answer --from …"
             )
-        pieces = QuestionPieces.of(
+        pieces = QuestionWindows.from_questions(
             questions, self.tokenizer, self.special, max_len=config.max_len, segments=config.segments > 1
         )
         scores: list[Any] = [None] * len(pieces)
@@ -146,20 +148,22 @@ class TextEncoder(TextPipeline):
             lengths = [len(pieces.texts.ids[i]) for i in indices]
             for i, rows in zip(indices, logits.split(lengths)):
                 scores[i] = rows.log_softmax(0).cpu().numpy()
-        return pieces.best(questions, scores, empty=empty)
+        return pieces.extract_answers(questions, scores, empty=empty)
 
     @torch.no_grad()
     def fill(self, text: str, count: int = 5) -> list[list[tuple[str, float]]]:
         """The `count` most probable tokens for each `<mask>` in a text, with their probabilities."""
         if self.model.config.head != "mask" or self.special.mask is None:
             raise RegardError("This model has no masked language modeling head.", "Train one: regard train --task mask")
-        *before, last = text.split(MASK_NAME)
+        *before, last = text.split(MASK_TOKEN)
         if not before:
-            raise RegardError(f"The text contains no {MASK_NAME}.", f"Write {MASK_NAME} in place of a token.")
+            raise RegardError(f"The text contains no {MASK_TOKEN}.", f"Write {MASK_TOKEN} in place of a token.")
         # The space before a mask belongs to the masked word; it is not a separate token.
         parts = [self.tokenizer.encode(part) for part in (*(part.rstrip(" ") for part in before), last)]
         ids: list[int] = reduce(lambda left, right: [*left, self.special.mask, *right], parts)  # type: ignore[list-item]
-        ids = self.special.framed(self.limit_length(ids, "The text", False, special_count=len(self.special.framed([]))))
+        ids = self.special.add_special_tokens(
+            self.limit_length(ids, "The text", False, special_count=len(self.special.add_special_tokens([])))
+        )
         self.model.eval()
         probabilities = self.model(self.pack([ids])).float().softmax(-1)
         predictions = []
@@ -168,16 +172,16 @@ class TextEncoder(TextPipeline):
             predictions.append([(self.tokenizer.decode([i]), p) for i, p in zip(tokens.tolist(), best.tolist())])
         return predictions
 
-    def _outputs(self, texts: Texts) -> Iterator[tuple[list[int], Tensor]]:
+    def _outputs(self, texts: EncodedTexts) -> Iterator[tuple[list[int], Tensor]]:
         """The model's outputs for batches of texts, each with the indices of its texts."""
         self.model.eval()
         for indices, inputs in _batches(texts):
             yield indices, self.model(*(one.to(self.device) for one in inputs)).float()
 
 
-def _batches(texts: Texts) -> Iterator[tuple[list[int], Inputs]]:
+def _batches(texts: EncodedTexts) -> Iterator[tuple[list[int], EncoderInputs]]:
     """Batches of texts of similar length, each with the indices of its texts."""
     if not len(texts):
         return iter(())
     max_len = int(texts.ids.lengths.max())
-    return ByLength(texts, budget=max(BATCH_TOKENS, max_len), max_len=max_len, seed=0).epoch(0)
+    return LengthGroupedBatches(texts, budget=max(BATCH_TOKENS, max_len), max_len=max_len, seed=0).epoch(0)

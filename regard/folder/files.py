@@ -22,19 +22,19 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.config_reader import fill_config, json_bytes, read_json
-from regard.data.special import READING, TRANSLATING, WRITING, Special
-from regard.data.tokenizer import FOREIGN, Tokenizer
+from regard.data.special import CAUSAL_LM_TOKENS, ENCODER_TOKENS, SEQ2SEQ_TOKENS, SpecialTokens
+from regard.data.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import write_atomically
 from regard.folder.bundle import Pipeline
 from regard.folder.encoder import TextEncoder
-from regard.folder.language import LanguageModel
+from regard.folder.language import TextGenerator
 from regard.folder.migration import migrate_names
 from regard.folder.pictures import ImageModel
 from regard.folder.translator import Translator
-from regard.models import FAMILIES, family_of, make_model
-from regard.models.parameters import stack_heights
-from regard.ranges import check_value, shown
+from regard.models import FAMILIES, family_name, make_model
+from regard.models.parameters import layer_counts
+from regard.ranges import check_value, format_value
 
 FORMAT = 1
 _TOKENIZER_FILES = ("tokenizer.json", "target_tokenizer.json")
@@ -42,16 +42,16 @@ _FINGERPRINTS = "tokenizer_sha256"
 _FIX = "Fix the file, or restore it from a good copy."
 _fill = partial(fill_config, hint="Upgrade regard, or fix the file.")
 Device = Literal["auto", "cpu", "cuda", "mps"]
-P = TypeVar("P", Translator, LanguageModel, TextEncoder, ImageModel)
+P = TypeVar("P", Translator, TextGenerator, TextEncoder, ImageModel)
 
 
 class PipelineKind(NamedTuple):
     """The pipeline of a model family."""
 
     pipeline_class: type[Any]
-    sides: int
+    tokenizer_count: int
     """number of tokenizers: 2 for source and target, 1 for text, 0 for images"""
-    special: Special
+    special: SpecialTokens
     """special token ids of models trained with Regard"""
     description: str
     """noun phrase with its article, for messages"""
@@ -59,13 +59,21 @@ class PipelineKind(NamedTuple):
     """commands that run it, for messages"""
 
 
-_TRANSLATOR = PipelineKind(Translator, 2, TRANSLATING, "a translator", "regard translate, evaluate, score, look, info")
-OPENED = {
+_TRANSLATOR = PipelineKind(
+    Translator, 2, SEQ2SEQ_TOKENS, "a translator", "regard translate, evaluate, score, look, info"
+)
+PIPELINES = {
     "transformer": _TRANSLATOR,
     "seq2seq": _TRANSLATOR,
-    "gpt": PipelineKind(LanguageModel, 1, WRITING, "a language model", "regard generate, evaluate, look, info"),
-    "bert": PipelineKind(TextEncoder, 1, READING, "a text encoder", "regard embed, classify, answer, look, info"),
-    "vit": PipelineKind(ImageModel, 0, Special(), "an image model", "regard classify, segment, evaluate, look, info"),
+    "gpt": PipelineKind(
+        TextGenerator, 1, CAUSAL_LM_TOKENS, "a language model", "regard generate, evaluate, look, info"
+    ),
+    "bert": PipelineKind(
+        TextEncoder, 1, ENCODER_TOKENS, "a text encoder", "regard embed, classify, answer, look, info"
+    ),
+    "vit": PipelineKind(
+        ImageModel, 0, SpecialTokens(), "an image model", "regard classify, segment, evaluate, look, info"
+    ),
 }
 
 
@@ -88,17 +96,17 @@ def save(path: str | Path, pipeline: Pipeline) -> None:
     """Write a model folder. Each file is written atomically; the weights come last but one, config.json last."""
     folder = Path(path)
     write_tokenizers(folder, *pipeline.tokenizers)
-    write_whole(folder / "training.json", json_bytes(pipeline.training))
+    write_atomically(folder / "training.json", json_bytes(pipeline.training))
     weights = {
         name: tensor.detach().cpu().contiguous() for name, tensor in pipeline.model.named_parameters()
     }  # tied weights are stored once
-    write_whole(folder / "model.safetensors", _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"})))
+    write_atomically(folder / "model.safetensors", _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"})))
     write_config(folder, pipeline)
 
 
 def write_config(folder: Path, pipeline: Pipeline) -> None:
     """Write config.json; the tokenizers must be written before."""
-    family = family_of(pipeline.model.config)
+    family = family_name(pipeline.model.config)
     config: dict[str, Any] = {"format": FORMAT, "family": family}
     if pipeline.tokenizers:
         config["shared_tokenizer"] = pipeline.tokenizers[0] is pipeline.tokenizers[-1]
@@ -106,10 +114,10 @@ def write_config(folder: Path, pipeline: Pipeline) -> None:
     if isinstance(pipeline, Translator) and pipeline.languages:
         config["languages"] = list(pipeline.languages)
     # The special ids also mark a foreign tokenizer.
-    has_foreign_tokenizer = any(tokenizer.kind == FOREIGN for tokenizer in pipeline.tokenizers)
-    if has_foreign_tokenizer or pipeline.special != OPENED[family].special:
+    has_foreign_tokenizer = any(tokenizer.kind == FOREIGN_KIND for tokenizer in pipeline.tokenizers)
+    if has_foreign_tokenizer or pipeline.special != PIPELINES[family].special:
         config["special"] = dataclasses.asdict(pipeline.special)
-    write_whole(folder / "config.json", json_bytes(config | dataclasses.asdict(pipeline.model.config)))
+    write_atomically(folder / "config.json", json_bytes(config | dataclasses.asdict(pipeline.model.config)))
 
 
 def _align_tensors(file: bytes) -> bytes:
@@ -143,7 +151,7 @@ def load(path: str | Path | Sequence[str | Path], device: Device = "auto", *, ex
 @overload
 def load(path: str | Path | Sequence[str | Path], device: Device = "auto") -> Any: ...
 def load(path, device="auto", *, expect=None):
-    """Load a model folder as the pipeline of its family: Translator, LanguageModel, TextEncoder or ImageModel.
+    """Load a model folder as the pipeline of its family: Translator, TextGenerator, TextEncoder or ImageModel.
 
     No code from the folder is executed. A list of folders loads an ensemble of translators. If the pipeline is not of
     the class `expect`, an error is raised.
@@ -159,23 +167,23 @@ def load(path, device="auto", *, expect=None):
     torch_device = find_device(device)
     folder = Path(path)
     config, special = read_config(folder)
-    kind = OPENED[family_of(config)]
+    kind = PIPELINES[family_name(config)]
     check_kind(folder, config, expect)
     weights_path = folder / "model.safetensors"
     weights = _read_weights(weights_path, config)
-    model = model_of(config, weights, weights_path)
-    tokenizers = read_tokenizers(folder, foreign=special is not None) if kind.sides else ()
-    for tokenizer, size in zip(tokenizers, vocabularies(config)):
+    model = model_from_weights(config, weights, weights_path)
+    tokenizers = read_tokenizers(folder, foreign=special is not None) if kind.tokenizer_count else ()
+    for tokenizer, size in zip(tokenizers, vocab_sizes(config)):
         if tokenizer.vocab_size > size or (special is None and tokenizer.vocab_size != size):
             raise RegardError(
                 f"{folder}: the tokenizer has {tokenizer.vocab_size} entries, but the model's vocabulary has {size}.",
                 "Check that all files come from the same model.",
             )
-    if kind.sides:
+    if kind.tokenizer_count:
         _check_fingerprints(folder)
     training_path = folder / "training.json"
     training = read_json(training_path) if training_path.exists() else {}
-    pipeline = bundle_of(model.to(torch_device).eval(), tokenizers, training, special)
+    pipeline = make_pipeline(model.to(torch_device).eval(), tokenizers, training, special)
     if kind.pipeline_class is Translator:
         return dataclasses.replace(pipeline, languages=read_languages(folder))
     return pipeline
@@ -183,9 +191,9 @@ def load(path, device="auto", *, expect=None):
 
 def check_kind(folder: Path, config: Any, expect: type[Any] | None) -> None:
     """Raise an error unless the pipeline of the folder is of the class `expect` (None: any)."""
-    kind = OPENED[family_of(config)]
+    kind = PIPELINES[family_name(config)]
     if expect not in (None, kind.pipeline_class):
-        expected = next(one for one in OPENED.values() if one.pipeline_class is expect)
+        expected = next(one for one in PIPELINES.values() if one.pipeline_class is expect)
         raise RegardError(
             f"{folder} contains {kind.description}, not {expected.description}.", f"Use it with: {kind.commands}."
         )
@@ -194,7 +202,7 @@ def check_kind(folder: Path, config: Any, expect: type[Any] | None) -> None:
 def _ensemble(paths: Any, device: Device) -> Translator:
     if not isinstance(paths, Sequence) or isinstance(paths, bytes) or not paths:
         raise RegardError(
-            f"Expected the path of a model folder, or a list of paths (got {shown(paths)}).",
+            f"Expected the path of a model folder, or a list of paths (got {format_value(paths)}).",
             'For example: load("model").',
         )
     first, *others = [load(path, device, expect=Translator) for path in paths]
@@ -204,7 +212,7 @@ def _ensemble(paths: Any, device: Device) -> Translator:
                 f"{path}: its tokenizers differ from those of {paths[0]}.",
                 "The models of an ensemble must share their tokenizers.",
             )
-    return dataclasses.replace(first, partners=[other.model for other in others])
+    return dataclasses.replace(first, ensemble_members=[other.model for other in others])
 
 
 def _read_weights(path: Path, config: Any) -> dict[str, Tensor]:
@@ -217,7 +225,7 @@ def _read_weights(path: Path, config: Any) -> dict[str, Tensor]:
     except FileNotFoundError:
         hint = "Training may have been interrupted: resume it with the same command."
         if next(path.parent.glob("*.onnx"), None):
-            hint = "The folder contains ONNX graphs: load them with open_onnx, or with a command that runs models."
+            hint = "The folder contains ONNX graphs: load them with load_onnx, or with a command that runs models."
         raise RegardError(f"{path}: file not found.", hint) from None
     except (SafetensorError, OSError, ValueError) as error:
         raise RegardError(f"{path}: the file is damaged ({error}).", "Restore the file from a good copy.") from None
@@ -237,7 +245,7 @@ def _check_fingerprints(folder: Path) -> None:
     if expected is None:
         return
     if not isinstance(expected, dict):
-        raise RegardError(f"{path}: {_FINGERPRINTS} must be an object (got {shown(expected)}).", _FIX)
+        raise RegardError(f"{path}: {_FINGERPRINTS} must be an object (got {format_value(expected)}).", _FIX)
     for name, fingerprint in _fingerprints(folder).items():
         if expected.get(name) != fingerprint:
             raise RegardError(
@@ -246,14 +254,16 @@ def _check_fingerprints(folder: Path) -> None:
             )
 
 
-def bundle_of(
-    model: Any, tokenizers: tuple[Tokenizer, ...], training: dict[str, Any], special: Special | None = None
+def make_pipeline(
+    model: Any, tokenizers: tuple[Tokenizer, ...], training: dict[str, Any], special: SpecialTokens | None = None
 ) -> Any:
     """The pipeline of a model and its tokenizers (none for images), by the family of the model."""
-    kind = OPENED[family_of(model.config)]
-    if not kind.sides:
+    kind = PIPELINES[family_name(model.config)]
+    if not kind.tokenizer_count:
         return kind.pipeline_class(model, training=training)
-    pipeline = kind.pipeline_class(model, *tokenizers[: kind.sides], training=training, special=special or kind.special)
+    pipeline = kind.pipeline_class(
+        model, *tokenizers[: kind.tokenizer_count], training=training, special=special or kind.special
+    )
     if isinstance(pipeline, Translator):  # at the start of training there is no config.json to read them from
         pipeline.languages = tuple(training.get("recipe", {}).get("data", {}).get("languages", ()))
     return pipeline
@@ -268,7 +278,7 @@ def read_languages(folder: Path) -> tuple[str, ...]:
     return tuple(languages)
 
 
-def vocabularies(config: Any) -> tuple[int, ...]:
+def vocab_sizes(config: Any) -> tuple[int, ...]:
     """The vocabulary sizes in a model config: source and target, one, or none.
 
     >>> vocabularies(FAMILIES["gpt"].config(vocab=7))
@@ -277,7 +287,7 @@ def vocabularies(config: Any) -> tuple[int, ...]:
     return tuple(getattr(config, name) for name in ("vocab", "source_vocab", "target_vocab") if hasattr(config, name))
 
 
-def read_config(folder: Path) -> tuple[Any, Special | None]:
+def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
     """The validated model config in config.json, and its special token ids, or None if they are the default ones."""
     path = folder / "config.json"
     if not folder.is_dir():
@@ -296,13 +306,13 @@ def read_config(folder: Path) -> tuple[Any, Special | None]:
         raise RegardError(f"{path}: not a Regard config (`format` is missing).", "Pass a folder that Regard wrote.")
     if table["format"] > FORMAT:
         raise RegardError(
-            f"{path}: format {shown(table['format'])} is newer than this version of Regard supports ({FORMAT}).",
+            f"{path}: format {format_value(table['format'])} is newer than this version of Regard supports ({FORMAT}).",
             "Upgrade regard.",
         )
     family = FAMILIES[check_value(Literal[tuple(FAMILIES)], table.get("family"), f"{path}: family")]
     special = table.pop("special", None)
     if special is not None and not isinstance(special, dict):
-        raise RegardError(f"{path}: special must be an object (got {shown(special)}).", _FIX)
+        raise RegardError(f"{path}: special must be an object (got {format_value(special)}).", _FIX)
     if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
         raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Restore it: the tokenizers are not shared.")
     other_keys = ("format", "family", "shared_tokenizer", "languages", _FINGERPRINTS)
@@ -311,12 +321,12 @@ def read_config(folder: Path) -> tuple[Any, Special | None]:
         config.check()
     except RegardError as error:
         raise RegardError(f"{path}: {error.message}", _FIX) from None
-    return config, None if special is None else _fill(Special(), special, path, "special.")
+    return config, None if special is None else _fill(SpecialTokens(), special, path, "special.")
 
 
 def _check_shapes(config: Any, shapes: Mapping[str, Sequence[int]], origin: str | Path) -> None:
     """Check the sizes of a config against the tensors, before allocating anything of these sizes."""
-    for name, height in stack_heights(config).items():
+    for name, height in layer_counts(config).items():
         if height > len(shapes):
             raise _mismatch(origin, f"{name} is {height:,}, but there are only {len(shapes):,} tensors")
     sizes = {"width": config.width}
@@ -334,12 +344,12 @@ def _mismatch(origin: str | Path, detail: str) -> RegardError:
     )
 
 
-def model_of(config: Any, weights: Mapping[str, Tensor], origin: str | Path) -> Any:
+def model_from_weights(config: Any, weights: Mapping[str, Tensor], origin: str | Path) -> Any:
     """Build a model with these weights, without initializing others; float32 weights are not copied.
 
     >>> config = FAMILIES["gpt"].config(width=8, heads=2, layers=1, feedforward=8, vocab=5)
     >>> weights = {name: parameter.detach() for name, parameter in make_model(config).named_parameters()}
-    >>> model_of(config, weights, "memory").output.weight.data_ptr() == weights["embedding.tokens.weight"].data_ptr()
+    >>> model_from_weights(config, weights, "memory").output.weight.data_ptr() == weights["embedding.tokens.weight"].data_ptr()
     True
     """
     _check_shapes(config, {name: tensor.shape for name, tensor in weights.items()}, origin)
@@ -363,12 +373,12 @@ class _NoInit(TorchFunctionMode):
         return function(*args, **(kwargs | {"device": "meta"} if function is torch.empty else kwargs))
 
 
-def fill_weights(
-    model: nn.Module, weights: Mapping[str, Tensor], origin: str | Path, may_differ: tuple[str, ...] = ()
+def load_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], origin: str | Path, allow_mismatch: tuple[str, ...] = ()
 ) -> None:
-    """Copy weights into a model. Names or shapes that differ raise an error, unless they start with `may_differ`."""
+    """Copy weights into a model. Names or shapes that differ raise an error, unless they start with `allow_mismatch`."""
     parameters = dict(model.named_parameters())
-    reinitialized = _check_names(parameters, weights, origin, may_differ)
+    reinitialized = _check_names(parameters, weights, origin, allow_mismatch)
     with torch.no_grad():
         for name, parameter in parameters.items():
             if name not in reinitialized:
@@ -379,12 +389,12 @@ def _check_names(
     parameters: Mapping[str, Tensor],
     weights: Mapping[str, Tensor],
     origin: str | Path,
-    may_differ: tuple[str, ...] = (),
+    allow_mismatch: tuple[str, ...] = (),
 ) -> set[str]:
-    """The names whose weights are missing, unexpected or of another shape; an error unless `may_differ` covers them."""
+    """The names whose weights are missing, unexpected or of another shape; an error unless `allow_mismatch` covers them."""
     mismatched = {n for n in parameters.keys() | weights.keys() if n not in parameters or n not in weights}
     mismatched |= {n for n in parameters.keys() & weights.keys() if parameters[n].shape != weights[n].shape}
-    allowed = {n for n in mismatched if n.startswith(may_differ)} if may_differ else set()
+    allowed = {n for n in mismatched if n.startswith(allow_mismatch)} if allow_mismatch else set()
     mismatched -= allowed
     if mismatched:
         raise _mismatch(origin, f"{', '.join(sorted(mismatched)[:5])}{' …' if len(mismatched) > 5 else ''}")

@@ -8,12 +8,12 @@ from typing import Any, overload
 
 import torch
 
-from regard.data.batches import IGNORED
+from regard.data.batches import IGNORE_INDEX
 from regard.data.documents import encode_documents
-from regard.data.special import WRITING, Special
-from regard.data.streams import whole_text
+from regard.data.special import CAUSAL_LM_TOKENS, SpecialTokens
+from regard.data.streams import sliding_window_batches
 from regard.data.tokenizer import Tokenizer
-from regard.decode import BeamHistory, DecodeConfig, Hypothesis, decode_all
+from regard.decode import DecodeConfig, Hypothesis, SearchHistory, decode_all
 from regard.errors import RegardError
 from regard.folder.bundle import TextPipeline
 from regard.folder.scoring import SequenceScore, target_logprobs
@@ -30,7 +30,7 @@ class Continuation:
     text: str
     score: float
     hypothesis: Hypothesis
-    history: BeamHistory | None = None
+    history: SearchHistory | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TextLoss:
 
 
 @dataclass
-class LanguageModel(TextPipeline):
+class TextGenerator(TextPipeline):
     """A language model (GPT) with its tokenizer.
 
     >>> generator = load("model")  # doctest: +SKIP
@@ -68,7 +68,7 @@ class LanguageModel(TextPipeline):
     model: GPT
     tokenizer: Tokenizer
     training: dict[str, Any] = field(default_factory=dict)
-    special: Special = WRITING
+    special: SpecialTokens = CAUSAL_LM_TOKENS
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
@@ -78,9 +78,9 @@ class LanguageModel(TextPipeline):
         """The first sampled continuation of a prompt."""
         return self.generate(prompt)[0].text
 
-    def prompt_ids(self, prompt: str, *, name: str = "the prompt", truncate: bool = False) -> list[int]:
+    def encode_prompt(self, prompt: str, *, name: str = "the prompt", truncate: bool = False) -> list[int]:
         """The ids of a prompt with special tokens; `truncate` keeps the end of one beyond the trained length."""
-        prefix = self.special.framed([])
+        prefix = self.special.add_special_tokens([])
         ids = self.tokenizer.encode(prompt)
         ids = [*prefix, *self.limit_length(ids, name, truncate, special_count=len(prefix), keep_end=True)]
         if not ids:
@@ -117,13 +117,13 @@ class LanguageModel(TextPipeline):
                 [prompts], config, truncate=truncate, history=history, on_text=on_text, progress=progress
             )[0]
         config = config or DecodeConfig(method="sample")
-        ids = [self.prompt_ids(p, name=f"prompt {i}", truncate=truncate) for i, p in enumerate(prompts, 1)]
+        ids = [self.encode_prompt(p, name=f"prompt {i}", truncate=truncate) for i, p in enumerate(prompts, 1)]
         # Limits relative to the source length are for translation.
         config = dataclasses.replace(config, max_ratio=0.0, max_extra=config.max_len)
         if self.tokenizer.kind == "word":  # <unk> decodes to nothing
             config = dataclasses.replace(config, unknown=False)
         self.model.eval()
-        prefix_len = len(self.special.framed([]))
+        prefix_len = len(self.special.add_special_tokens([]))
         decoders = [_StreamDecoder(self.tokenizer, prompt[prefix_len:]) for prompt in ids]
 
         def on_token(index: int, token: int) -> None:
@@ -165,7 +165,7 @@ class LanguageModel(TextPipeline):
         if isinstance(texts, str):
             return self.score([texts], truncate=truncate, batch_tokens=batch_tokens)[0]
         encoded = [
-            [*self.prompt_ids(text, name=f"text {i}", truncate=truncate), self.special.eos]
+            [*self.encode_prompt(text, name=f"text {i}", truncate=truncate), self.special.eos]
             for i, text in enumerate(texts, 1)
         ]
         scores: list[SequenceScore] = []
@@ -198,9 +198,9 @@ class LanguageModel(TextPipeline):
         length = self.trained_length
         nats, tokens = 0.0, 0
         self.model.eval()
-        for batch in whole_text(ids, length, budget=max(batch_tokens, length), overlap=length // 2):
+        for batch in sliding_window_batches(ids, length, budget=max(batch_tokens, length), overlap=length // 2):
             batch = batch.to(self.device)
-            has_target = batch.targets != IGNORED
+            has_target = batch.targets != IGNORE_INDEX
             logprobs = target_logprobs(self.model(*batch.inputs)[has_target].float(), batch.targets[has_target])
             nats, tokens = nats - float(logprobs.double().sum()), tokens + len(logprobs)
             if progress is not None:

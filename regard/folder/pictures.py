@@ -12,8 +12,8 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from regard.data.image_batches import as_numbers
-from regard.data.image_decoding import Fit, load, naming, pixels_of
+from regard.data.image_batches import pixels_to_float
+from regard.data.image_decoding import ResizeRule, image_errors, load_image, to_pixel_array
 from regard.data.images import ImageSet
 from regard.errors import RegardError
 from regard.folder.bundle import Pipeline
@@ -24,9 +24,9 @@ from regard.models import ViT
 # Tokens (patches) per batch.
 BATCH_TOKENS = 16384
 
-Picture = str | Path | Image.Image | np.ndarray
+ImageLike = str | Path | Image.Image | np.ndarray
 """a file, a PIL image, or a uint8 array of (H, W) or (H, W, C)"""
-ImageBatchLike = Sequence[Picture] | ImageSet
+ImageBatchLike = Sequence[ImageLike] | ImageSet
 PixelArrays = UInt8[np.ndarray, "M H W C"] | list[UInt8[np.ndarray, "_ _ C"]]
 """pixels of images of one size, or of images of different sizes that are multiples of the patch size"""
 Size = tuple[int, int]
@@ -118,7 +118,7 @@ class ImageModel(Pipeline):
                 masks += [_best_labels(one.float(), original_sizes[i]) for i, one in zip(indices, logits)]
         return masks
 
-    def seen(self, image: Picture) -> UInt8[np.ndarray, "H W C"]:
+    def preprocess(self, image: ImageLike) -> UInt8[np.ndarray, "H W C"]:
         """The pixels of an image as input of the model: resized as in `segment`, or resized and cropped as in
         `classify`.
         """
@@ -138,32 +138,34 @@ class ImageModel(Pipeline):
         return max(1, BATCH_TOKENS // (config.prefix + size[0] * size[1] // config.patch**2))
 
     def _tensor(self, pixels: UInt8[np.ndarray, "B H W C"]) -> Float[Tensor, "B C H W"]:
-        return as_numbers(torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device), self.model.config.channels)
+        return pixels_to_float(
+            torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device), self.model.config.channels
+        )
 
     def _make_batch(self, pixels: list[UInt8[np.ndarray, "_ _ C"]]) -> Float[Tensor, "B C H W"] | PackedImages:
         """Images as input of the model: packed, if they differ in size."""
         config = self.model.config
         if len({one.shape for one in pixels}) == 1:
             return self._tensor(np.stack(pixels))
-        tensors = [as_numbers(torch.tensor(one)[None], config.channels)[0] for one in pixels]
+        tensors = [pixels_to_float(torch.tensor(one)[None], config.channels)[0] for one in pixels]
         return pack_images(tensors, config.patch).to(self.device)
 
     def _batches(self, images: ImageBatchLike) -> Iterator[list[tuple[Image.Image, str]]]:
         """Batches of opened images, each with its name for error messages."""
-        sources: Sequence[Picture] = images.pixels if isinstance(images, ImageSet) else images  # type: ignore[assignment]
+        sources: Sequence[ImageLike] = images.pixels if isinstance(images, ImageSet) else images  # type: ignore[assignment]
         step = self._batch_size(self.size)
         for start in range(0, len(sources), step):
             yield [_open_image(sources[i], f"image {i + 1}") for i in range(start, min(start + step, len(sources)))]
 
     def _resize_and_crop(self, image: Image.Image, name: str) -> UInt8[np.ndarray, "H W C"]:
-        with naming(name):
-            return pixels_of(image, self.model.config.channels, self._variable_size(image) or self.size)
+        with image_errors(name):
+            return to_pixel_array(image, self.model.config.channels, self._variable_size(image) or self.size)
 
     def _variable_size(self, image: Image.Image) -> Size | None:
         """The input size of an image, a multiple of the patch size; None if the model has one fixed size."""
         config = self.model.config
-        fit = Fit(patch=config.patch, longest=config.longest_side)
-        return fit.target(image.height, image.width) if config.longest_side else None
+        fit = ResizeRule(patch=config.patch, longest=config.longest_side)
+        return fit.target_size(image.height, image.width) if config.longest_side else None
 
     def _resize_to_cover(self, image: Image.Image, name: str) -> UInt8[np.ndarray, "_ _ C"]:
         """The full image, resized to the training size along one side and to at least that along the other."""
@@ -171,8 +173,8 @@ class ImageModel(Pipeline):
         scale = max(trained / side for trained, side in zip(self.size, image.size[::-1]))
         covering_size = (max(1, round(side * scale / config.patch)) * config.patch for side in image.size[::-1])
         height, width = self._variable_size(image) or covering_size
-        with naming(name):
-            pixels = pixels_of(image, config.channels, image.size[::-1])
+        with image_errors(name):
+            pixels = to_pixel_array(image, config.channels, image.size[::-1])
         if pixels.shape[:2] == (height, width):
             return pixels
         is_gray = config.channels == 1
@@ -182,13 +184,13 @@ class ImageModel(Pipeline):
         return np.asarray(resized).reshape(height, width, config.channels)
 
 
-def _open_image(image: Picture, name: str) -> tuple[Image.Image, str]:
+def _open_image(image: ImageLike, name: str) -> tuple[Image.Image, str]:
     """The image in upright orientation, and its name for error messages."""
     if isinstance(image, str | Path):
-        with naming(image):
-            return load(Path(image))[0], str(image)
+        with image_errors(image):
+            return load_image(Path(image))[0], str(image)
     if isinstance(image, Image.Image):
-        with naming(name):
+        with image_errors(name):
             return ImageOps.exif_transpose(image), name
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (1,), (3,), (4,)):
         raise RegardError(

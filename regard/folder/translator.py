@@ -9,9 +9,9 @@ from typing import Any, Literal, overload
 import torch
 
 from regard.data.sentence_splitter import join_sentences, split_sentences
-from regard.data.special import TRANSLATING, Special
+from regard.data.special import SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.tokenizer import Tokenizer
-from regard.decode import BeamHistory, DecodeConfig, Ensemble, Hypothesis, decode_all
+from regard.decode import DecodeConfig, Ensemble, Hypothesis, SearchHistory, decode_all
 from regard.errors import RegardError
 from regard.folder.bundle import TextPipeline
 from regard.folder.scoring import SequenceScore, target_logprobs
@@ -31,7 +31,7 @@ class Translation:
     text: str
     score: float
     hypothesis: Hypothesis
-    history: BeamHistory | None = None
+    history: SearchHistory | None = None
 
 
 @dataclass
@@ -47,9 +47,9 @@ class Translator(TextPipeline):
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
     training: dict[str, Any] = field(default_factory=dict)
-    partners: list[TranslationModel] = field(default_factory=list)
+    ensemble_members: list[TranslationModel] = field(default_factory=list)
     """other models of an ensemble with `model`"""
-    special: Special = TRANSLATING
+    special: SpecialTokens = SEQ2SEQ_TOKENS
     languages: tuple[str, ...] = ()
     """codes of the source and the target language, if known"""
 
@@ -63,14 +63,16 @@ class Translator(TextPipeline):
 
     @property
     def models(self) -> Sequence[TranslationModel]:
-        return [self.model, *self.partners]
+        return [self.model, *self.ensemble_members]
 
-    def source_ids(self, line: str, *, name: str = "the line", truncate: bool = False) -> list[int]:
+    def encode_source(self, line: str, *, name: str = "the line", truncate: bool = False) -> list[int]:
         """The ids of a source line with special tokens; `truncate` cuts it to the trained length."""
         ids = self.source_tokenizer.encode(line)
-        return self.special.framed(self.limit_length(ids, name, truncate, special_count=self._special_count))
+        return self.special.add_special_tokens(
+            self.limit_length(ids, name, truncate, special_count=self._special_count)
+        )
 
-    def target_ids(self, line: str, *, name: str = "the line", truncate: bool = False) -> list[int]:
+    def encode_target(self, line: str, *, name: str = "the line", truncate: bool = False) -> list[int]:
         """The ids of a target line without special tokens; `truncate` cuts it to the trained length."""
         ids = self.target_tokenizer.encode(line)
         return self.limit_length(ids, name, truncate, special_count=self._special_count)
@@ -78,10 +80,10 @@ class Translator(TextPipeline):
     @property
     def _special_count(self) -> int:
         """Number of special tokens added to a text."""
-        return max(len(self.special.framed([])), len(self.special.begun([])))
+        return max(len(self.special.add_special_tokens([])), len(self.special.make_decoder_input([])))
 
     @property
-    def longest_output(self) -> int | None:
+    def max_output_len(self) -> int | None:
         """Maximum length of a translation in tokens, independent of `DecodeConfig.max_len`; None: no limit."""
         return None if self.length_limit is None else self.length_limit - 1
 
@@ -157,16 +159,16 @@ class Translator(TextPipeline):
         history: bool,
         progress: Callable[[int, int], None] | None,
     ) -> list[list[Translation]]:
-        if self.longest_output is not None:
-            config = dataclasses.replace(config, max_len=min(config.max_len, self.longest_output))
+        if self.max_output_len is not None:
+            config = dataclasses.replace(config, max_len=min(config.max_len, self.max_output_len))
         nonempty = [i for i, line in enumerate(lines) if line.strip()]
-        sources = [self.source_ids(lines[i], name=names[i], truncate=truncate) for i in nonempty]
+        sources = [self.encode_source(lines[i], name=names[i], truncate=truncate) for i in nonempty]
         forced = None
         if prefixes is not None or self.special.forced is not None:
-            start = self.special.begun([])[1:]
+            start = self.special.make_decoder_input([])[1:]
             texts = prefixes if prefixes is not None else [""] * len(lines)
-            forced = [start + self.target_ids(texts[i], name=f"prefix {i + 1}", truncate=truncate) for i in nonempty]
-        model = self.model if not self.partners else Ensemble(self.models)
+            forced = [start + self.encode_target(texts[i], name=f"prefix {i + 1}", truncate=truncate) for i in nonempty]
+        model = self.model if not self.ensemble_members else Ensemble(self.models)
         for member in self.models:
             member.eval()
         translations: list[list[Translation]] = [[] for _ in lines]
@@ -217,7 +219,7 @@ class Translator(TextPipeline):
             if not source_line.strip():
                 raise RegardError(f"{name}: the source is empty.", "Remove the pair.")
             limits: dict[str, Any] = {"name": name, "truncate": truncate}
-            encoded.append((self.source_ids(source_line, **limits), self.target_ids(target_line, **limits)))
+            encoded.append((self.encode_source(source_line, **limits), self.encode_target(target_line, **limits)))
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i][0]) + len(encoded[i][1]))
         scores: list[SequenceScore | None] = [None] * len(encoded)
         models = [model.eval() for model in self.models]
@@ -236,12 +238,12 @@ class Translator(TextPipeline):
         return [score for score in scores if score is not None]
 
     def teacher_forced(self, pairs: Sequence[tuple[list[int], list[int]]]) -> tuple[Packed, Packed]:
-        """The model inputs for teacher forcing, from pairs of ids (see `Translator.source_ids`)."""
-        return self.pack([s for s, _ in pairs]), self.pack([self.special.begun(t) for _, t in pairs])
+        """The model inputs for teacher forcing, from pairs of ids (see `Translator.encode_source`)."""
+        return self.pack([s for s, _ in pairs]), self.pack([self.special.make_decoder_input(t) for _, t in pairs])
 
     def _labels(self, target: list[int]) -> list[int]:
         """The next token for each token of the decoder input."""
-        return [*self.special.begun(target)[1:], self.special.eos]
+        return [*self.special.make_decoder_input(target)[1:], self.special.eos]
 
 
 def _join_translations(sentences: list[list[Translation]], config: DecodeConfig) -> list[Translation]:

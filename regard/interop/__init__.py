@@ -4,19 +4,19 @@ Imports Hugging Face and timm folders and llama2.c checkpoints; exports to Huggi
 """
 
 from regard.interop.ctranslate import export_ctranslate2
-from regard.interop.huggingface import export_folder, import_folder
+from regard.interop.huggingface import export_huggingface, import_huggingface
 from regard.interop.llama2c import import_llama2c
 from regard.interop.onnx_export import export_onnx
-from regard.interop.onnx_runner import open_onnx
+from regard.interop.onnx_runner import load_onnx
 from regard.interop.sentencepiece import read_sentencepiece, write_sentencepiece
 
 __all__ = [
     "export_ctranslate2",
-    "export_folder",
+    "export_huggingface",
     "export_onnx",
-    "import_folder",
+    "import_huggingface",
     "import_llama2c",
-    "open_onnx",
+    "load_onnx",
     "read_sentencepiece",
     "write_sentencepiece",
 ]

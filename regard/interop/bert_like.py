@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.errors import RegardError
 from regard.interop.mapping import MappingRow, MappingTable, block_rows, weight_and_bias
 from regard.interop.one_stack import (
@@ -256,7 +256,7 @@ BERT_CLASSES |= {
 
 def read_bert_model(
     name: str, table: Mapping[str, Any], tokens: Mapping[str, int], tensors: Mapping[str, Tensor], origin: str
-) -> tuple[BertConfig, Special, Weights]:
+) -> tuple[BertConfig, SpecialTokens, Weights]:
     """Reads a model of the class `name`: config, special ids and weights.
 
     `table` is config.json, `tokens` are the special ids of the tokenizer by role.
@@ -264,7 +264,7 @@ def read_bert_model(
     config, weights = read_single_stack(BERT_CLASSES[name], ForeignConfig(table, origin), tensors)
     begin, end = tokens.get("begin", tokens.get("cls")), tokens.get("end", tokens.get("sep"))
     pad = config.position_offset - 1 if config.position_offset else tokens.get("pad", 0)
-    special = Special(
+    special = SpecialTokens(
         pad=pad,
         unk=tokens.get("unk", pad),
         sos=pad if begin is None else begin,
@@ -278,7 +278,7 @@ def read_bert_model(
 
 
 def write_bert_model(
-    config: BertConfig, special: Special, weights: Mapping[str, Tensor]
+    config: BertConfig, special: SpecialTokens, weights: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Any], Weights]:
     """config.json, generation_config.json (empty) and the tensors of the matching class; an error if none matches."""
     name, table, tensors = write_single_stack(BERT_CLASSES, config, weights)

@@ -10,7 +10,6 @@ from torch import Tensor
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.folder import Translator, write_tokenizers
-from regard.interop.extras import need
 from regard.interop.mapping import CONCATENATED, FUSED_QKV, MappingRow, MappingTable, write_weights
 from regard.interop.settings import describe_unsupported, unsupported_fields
 from regard.layers.positions import Sinusoidal
@@ -118,7 +117,7 @@ def export_ctranslate2(translator: Translator, folder: str | Path) -> None:
     CTranslate2 appends `<eos>` to a source. If source and target have different tokenizers, the target tokenizer is
     target_tokenizer.json. If outputs start with a forced token (BART's `<s>`), pass it as target_prefix.
     """
-    library = need("ctranslate2", "ctranslate2")
+    library = require_package("ctranslate2", "ctranslate2")
     folder, model, special = Path(folder), translator.model, translator.special
     if (folder / "model.bin").exists():
         raise RegardError(f"{folder}: the folder already contains a model.", "Choose another folder.")
@@ -209,5 +208,5 @@ def _weights(model: Transformer) -> dict[str, Tensor]:
 def _token_names(tokenizer: Tokenizer, size: int) -> list[str]:
     """The token of each id; ids without a token get placeholder names."""
     count = tokenizer.vocab_size
-    names = (tokenizer.library.id_to_token(i) for i in range(count))
+    names = (tokenizer.backend_tokenizer.id_to_token(i) for i in range(count))
     return [*map(str, names), *(f"<unused {i}>" for i in range(count, size))]

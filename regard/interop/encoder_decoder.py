@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.errors import RegardError
 from regard.interop.mapping import (
     Conversion,
@@ -202,7 +202,7 @@ _T5_KEYS = [
 
 def read_encoder_decoder(
     name: str, table: Mapping[str, Any], tokens: Mapping[str, int], tensors: Mapping[str, Tensor], origin: str
-) -> tuple[TransformerConfig, Special, Weights]:
+) -> tuple[TransformerConfig, SpecialTokens, Weights]:
     """Reads a model of the class `name`: config, special ids and weights.
 
     `table` is config.json, updated by generation_config.json; `tokens` are the special ids by role.
@@ -280,7 +280,7 @@ def _t5_activation(settings: ForeignConfig) -> tuple[bool, str]:
     return gate == "gated", function
 
 
-def _read_special(name: str, settings: ForeignConfig, tokens: Mapping[str, int]) -> Special:
+def _read_special(name: str, settings: ForeignConfig, tokens: Mapping[str, int]) -> SpecialTokens:
     extra = {key: settings.table.get(f"{key}_token_id") for key in ("decoder_start", "forced_bos")}
     ids = dict(tokens) | {key: index for key, index in extra.items() if type(index) is int}
     if name == T5:  # by default its decoder starts with the padding
@@ -291,7 +291,7 @@ def _read_special(name: str, settings: ForeignConfig, tokens: Mapping[str, int])
     forced = ids.get("forced_bos")
     if forced is None and settings.get_bool("force_bos_token_to_be_generated", False):  # the key of early BART configs
         forced = ids.get("bos")
-    return Special(
+    return SpecialTokens(
         pad=ids["pad"],
         unk=ids.get("unk", ids["pad"]),
         sos=ids["decoder_start"],
@@ -338,7 +338,7 @@ def _drop_sinusoids(tensors: Weights, width: int, origin: str) -> None:
         table = tensors.pop(name, None)
         if table is None:
             continue
-        expected = Sinusoidal(width, len(table), halves=True).table
+        expected = Sinusoidal(width, len(table), split_halves=True).table
         # The tolerance allows for files in half precision.
         if table.shape != expected.shape or not torch.allclose(table.float(), expected, atol=1e-3):
             raise RegardError(f"{origin}: {name} does not hold sinusoids.", "Such a model cannot be imported.")
@@ -400,7 +400,7 @@ def _supported_values(name: str, config: TransformerConfig) -> dict[str, tuple]:
 
 
 def write_encoder_decoder(
-    config: TransformerConfig, special: Special, weights: Mapping[str, Tensor]
+    config: TransformerConfig, special: SpecialTokens, weights: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Any], Weights]:
     """config.json, generation_config.json and the tensors of the matching class; an error if no class matches."""
     name = class_for(config)
@@ -425,7 +425,7 @@ def write_encoder_decoder(
     config, adapted = conform(variant, config, dict(weights))
     tensors = write_weights(mapping_table(config), _counts(config), adapted)
     if variant.model_type == "pegasus":  # it expects them in the file
-        tensors |= {name: Sinusoidal(config.width, config.max_len, halves=True).table for name in _SINUSOIDS}
+        tensors |= {name: Sinusoidal(config.width, config.max_len, split_halves=True).table for name in _SINUSOIDS}
     begin = special.begin if special.begin is not None else special.sos
     return common | {"bos_token_id": begin} | _write_bart_config(variant, config), generation, tensors
 
@@ -471,7 +471,7 @@ def conform(variant: BartVariant, config: TransformerConfig, weights: Weights) -
     if variant.positions == "sinusoidal_halves":
         config, weights = _sines_first(config, weights)
     elif config.positions != "learned":
-        table = Sinusoidal(config.width, config.max_len, halves=config.positions == "sinusoidal_halves").table
+        table = Sinusoidal(config.width, config.max_len, split_halves=config.positions == "sinusoidal_halves").table
         table = table[: config.max_len]
         weights |= {f"{side}_embedding.positions.weight": table.clone() for side in ("source", "target")}
         config = dataclasses.replace(config, positions="learned", position_offset=0)

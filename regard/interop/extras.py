@@ -6,10 +6,10 @@ from typing import Any
 from regard.errors import RegardError
 
 
-def need(name: str, extra: str) -> Any:
+def require_package(name: str, extra: str) -> Any:
     """Imports an optional package; if it is missing, the error names the extra of Regard that installs it.
 
-    >>> need("no_such_package", "onnx")
+    >>> require_package("no_such_package", "onnx")
     Traceback (most recent call last):
     regard.errors.RegardError: no_such_package is not installed. Install it with: pip install "regard[onnx]"
     """

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.errors import RegardError
 from regard.interop.mapping import (
     FUSED_QKV,
@@ -27,7 +27,7 @@ from regard.interop.one_stack import (
 )
 from regard.interop.settings import ConfigKey, ForeignConfig, read_fields, replace_defaults, write_fields
 from regard.layers.multihead import BiasPlacement
-from regard.layers.positions import FEW_TURNS, MANY_TURNS
+from regard.layers.positions import HIGH_FREQ_FACTOR, LOW_FREQ_FACTOR
 from regard.models.gpt import GPTConfig
 
 # -- mapping tables ---------------------------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ def _read_rope(settings: ForeignConfig) -> dict[str, Any]:
         if fields["rotary_factor"] < 1:
             raise settings.unsupported(key, "its factor must be at least 1")
     if rope_type == "llama3":
-        rope.require("low_freq_factor", FEW_TURNS)
-        rope.require("high_freq_factor", MANY_TURNS)
+        rope.require("low_freq_factor", LOW_FREQ_FACTOR)
+        rope.require("high_freq_factor", HIGH_FREQ_FACTOR)
         fields["rotary_context"] = rope.get_count("original_max_position_embeddings")
     return fields
 
@@ -172,7 +172,7 @@ def _write_rope(config: GPTConfig) -> dict[str, Any]:
         return table
     table |= {"rope_type": "linear", "factor": config.rotary_factor}
     if config.rotary_context:
-        table |= {"rope_type": "llama3", "low_freq_factor": FEW_TURNS, "high_freq_factor": MANY_TURNS}
+        table |= {"rope_type": "llama3", "low_freq_factor": LOW_FREQ_FACTOR, "high_freq_factor": HIGH_FREQ_FACTOR}
         table |= {"original_max_position_embeddings": config.rotary_context}
     return table
 
@@ -241,7 +241,7 @@ GPT_CLASSES = {
 
 def read_gpt_model(
     name: str, table: Mapping[str, Any], tokens: Mapping[str, int], tensors: Mapping[str, Tensor], origin: str
-) -> tuple[GPTConfig, Special, Weights]:
+) -> tuple[GPTConfig, SpecialTokens, Weights]:
     """Reads a model of the class `name`: config, special ids and weights.
 
     `table` is config.json, `tokens` are the special ids by role.
@@ -251,14 +251,14 @@ def read_gpt_model(
         raise RegardError(f"{origin}: eos_token_id is missing.", "Add eos_token_id to the file.")
     eos = tokens["eos"]
     sos = tokens.get("bos", eos)
-    special = Special(
+    special = SpecialTokens(
         pad=tokens.get("pad", eos), unk=tokens.get("unk", eos), sos=sos, eos=eos, begin=tokens.get("begin")
     )
     return config, special, weights
 
 
 def write_gpt_model(
-    config: GPTConfig, special: Special, weights: Mapping[str, Tensor]
+    config: GPTConfig, special: SpecialTokens, weights: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Any], Weights]:
     """config.json, generation_config.json and the tensors of the matching class; an error if no class matches."""
     name, table, tensors = write_single_stack(GPT_CLASSES, config, weights)

@@ -19,11 +19,11 @@ from safetensors.torch import save as weights_to_bytes
 from torch import Tensor
 
 from regard.config_reader import json_bytes
-from regard.data.special import Special
-from regard.data.tokenizer import FOREIGN, Tokenizer
+from regard.data.special import SpecialTokens
+from regard.data.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
-from regard.files import write_whole
-from regard.folder import Bundle, ImageModel, Translator, bundle_of, model_of, vocabularies
+from regard.files import write_atomically
+from regard.folder import ImageModel, Pipeline, Translator, make_pipeline, model_from_weights, vocab_sizes
 from regard.interop.bert_like import BERT_CLASSES, read_bert_model, write_bert_model
 from regard.interop.encoder_decoder import ENCODER_DECODER_CLASSES, read_encoder_decoder, write_encoder_decoder
 from regard.interop.gpt_like import GPT_CLASSES, read_gpt_model, write_gpt_model
@@ -42,7 +42,7 @@ from regard.interop.tokenizer_files import (
     write_tokenizer,
 )
 from regard.interop.vit_like import VIT_CLASSES, read_vit_model, write_vit_model
-from regard.models import ViTConfig, family_of
+from regard.models import ViTConfig, family_name
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 # Keys of the two languages in tokenizer_config.json, as in Marian's.
@@ -57,7 +57,7 @@ class Architecture(NamedTuple):
     """
 
     family: str
-    read: Callable[..., tuple[Any, Special, dict]]
+    read: Callable[..., tuple[Any, SpecialTokens, dict]]
     write: Callable[..., tuple[dict[str, Any], dict[str, Any], dict]]
 
 
@@ -68,12 +68,12 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-def import_folder(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any:
+def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any:
     """Imports a model folder in Hugging Face or timm format. No code in the folder is executed.
 
     `tokenizer` replaces the tokenizer of the folder. For Vision Transformers of timm, the .safetensors file is enough.
 
-    >>> import_folder("no-such-folder")
+    >>> import_huggingface("no-such-folder")
     Traceback (most recent call last):
     regard.errors.RegardError: no-such-folder: the folder does not exist. Pass a folder with config.json.
     """
@@ -100,11 +100,11 @@ def import_folder(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any
     if tokenizer is None:
         imported = read_tokenizer(folder)
     else:
-        library = tokenizer.library
+        library = tokenizer.backend_tokenizer
         imported = ImportedTokenizer(library, library, special_ids(library, folder))
     tokens = _special_tokens(folder, table, imported)
     config, special, weights = ARCHITECTURES[name].read(name, table, tokens, read_tensors(folder), str(path))
-    sizes = vocabularies(config)
+    sizes = vocab_sizes(config)
     for library, size in zip((imported.source, imported.target), sizes):
         entries = max(library.get_vocab().values(), default=-1) + 1  # ids may have gaps
         if entries > size:
@@ -117,10 +117,10 @@ def import_folder(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any
     if invalid:
         ids = ", ".join(f"{key} = {index}" for key, index in invalid.items())
         raise RegardError(f"{folder}: special ids outside the vocabulary of {size}: {ids}.", "Fix config.json.")
-    model = model_of(config, weights, folder)
-    source = tokenizer if tokenizer is not None else Tokenizer(imported.source, FOREIGN)
-    target = source if imported.target is imported.source else Tokenizer(imported.target, FOREIGN)
-    pipeline = bundle_of(model.eval(), (source, target), {"imported": {"class": name, "folder": folder.name}})
+    model = model_from_weights(config, weights, folder)
+    source = tokenizer if tokenizer is not None else Tokenizer(imported.source, FOREIGN_KIND)
+    target = source if imported.target is imported.source else Tokenizer(imported.target, FOREIGN_KIND)
+    pipeline = make_pipeline(model.eval(), (source, target), {"imported": {"class": name, "folder": folder.name}})
     if isinstance(pipeline, Translator):
         tokenizer_config = read_json(folder / "tokenizer_config.json")
         languages = [tokenizer_config.get(key) for key in _LANGUAGE_KEYS]
@@ -128,7 +128,7 @@ def import_folder(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any
     return dataclasses.replace(pipeline, special=special)
 
 
-def export_folder(pipeline: Bundle, folder: str | Path) -> str:
+def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     """Writes a model as a folder that transformers can load, and returns the name of its class.
 
     If no class of transformers computes the same, an error is raised and nothing is written.
@@ -141,10 +141,10 @@ def export_folder(pipeline: Bundle, folder: str | Path) -> str:
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in pipeline.model.named_parameters()}
     if isinstance(pipeline, ImageModel):
         table, preprocessor, tensors = write_vit_model(pipeline.model.config, weights)
-        write_whole(folder / PREPROCESSOR_FILE, json_bytes(preprocessor))
+        write_atomically(folder / PREPROCESSOR_FILE, json_bytes(preprocessor))
         return _write_model(folder, table, tensors)
     source, target = pipeline.tokenizers
-    family = family_of(config)
+    family = family_name(config)
     writers = {architecture.family: architecture.write for architecture in ARCHITECTURES.values()}
     if family not in writers:
         supported = ", ".join([*writers, "vit"])
@@ -152,7 +152,7 @@ def export_folder(pipeline: Bundle, folder: str | Path) -> str:
             f"transformers has no class for models of the family {family}.", f"Supported families: {supported}."
         )
     # Classes of transformers have one vocabulary; only Marian can have two, which must be sentencepiece.
-    is_marian = source is not target and config.norm == "post" and source.kind == target.kind == FOREIGN
+    is_marian = source is not target and config.norm == "post" and source.kind == target.kind == FOREIGN_KIND
     if source is not target and not is_marian:
         source = target = join_tokenizers(source, target, config.source_vocab)
         special, weights = join_special(special, config.source_vocab), join_weights(config, weights)
@@ -165,17 +165,17 @@ def export_folder(pipeline: Bundle, folder: str | Path) -> str:
         write_tokenizer(source, folder, special, segments=has_segments, max_len=config.max_len)
     if isinstance(pipeline, Translator) and pipeline.languages:
         path = folder / "tokenizer_config.json"
-        write_whole(path, json_bytes({**read_json(path), **dict(zip(_LANGUAGE_KEYS, pipeline.languages))}))
+        write_atomically(path, json_bytes({**read_json(path), **dict(zip(_LANGUAGE_KEYS, pipeline.languages))}))
     if generation:
-        write_whole(folder / "generation_config.json", json_bytes(generation))
+        write_atomically(folder / "generation_config.json", json_bytes(generation))
     return _write_model(folder, table, tensors)
 
 
 def _write_model(folder: Path, table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Writes the weights and, last, the config; returns the class that it names."""
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    write_whole(folder / SAFETENSORS_FILE, weights_to_bytes(contiguous, metadata={"format": "pt"}))
-    write_whole(folder / "config.json", json_bytes({**table, "dtype": "float32"}))
+    write_atomically(folder / SAFETENSORS_FILE, weights_to_bytes(contiguous, metadata={"format": "pt"}))
+    write_atomically(folder / "config.json", json_bytes({**table, "dtype": "float32"}))
     return table["architectures"][0]
 
 
@@ -186,8 +186,8 @@ def _import_timm(path: Path, table: Mapping[str, Any], tensors: Mapping[str, Ten
 
 
 def _make_image_model(config: ViTConfig, weights: Mapping[str, Tensor], name: str, folder: Path) -> ImageModel:
-    model = model_of(config, weights, folder)
-    return bundle_of(model.eval(), (), {"imported": {"class": name, "folder": folder.name}})
+    model = model_from_weights(config, weights, folder)
+    return make_pipeline(model.eval(), (), {"imported": {"class": name, "folder": folder.name}})
 
 
 def _read_class_name(table: Mapping[str, Any], path: Path) -> str:

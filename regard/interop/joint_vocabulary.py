@@ -14,8 +14,8 @@ import torch
 from tokenizers import Regex, decoders
 from torch import Tensor
 
-from regard.data.special import Special
-from regard.data.tokenizer import FOREIGN, Tokenizer
+from regard.data.special import SpecialTokens
+from regard.data.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.models.transformer import TransformerConfig
 
@@ -33,32 +33,34 @@ def join_tokenizers(source: Tokenizer, target: Tokenizer, offset: int) -> Tokeni
     >>> joint = join_tokenizers(source, target, offset=6)
     >>> joint.encode("the cat") == source.encode("the cat")
     True
-    >>> joint.library.decode([6 + i for i in target.encode("le chat noir")])
+    >>> joint.backend_tokenizer.decode([6 + i for i in target.encode("le chat noir")])
     'le chat noir'
     """
-    if FOREIGN in (source.kind, target.kind):
+    if FOREIGN_KIND in (source.kind, target.kind):
         raise RegardError(
             "Source and target have different imported tokenizers; a Hugging Face folder has one tokenizer.",
             "Export to ctranslate2 or onnx.",
         )
-    table, decoder = (json.loads(tokenizer.library.to_str()) for tokenizer in (source, target))
+    table, decoder = (json.loads(tokenizer.backend_tokenizer.to_str()) for tokenizer in (source, target))
     table["model"]["vocab"] |= {
-        TARGET_PREFIX + name: offset + index for name, index in target.library.get_vocab().items()
+        TARGET_PREFIX + name: offset + index for name, index in target.backend_tokenizer.get_vocab().items()
     }
     table["added_tokens"] += [
         {**token, "id": offset + token["id"], "content": TARGET_PREFIX + token["content"]}
         for token in decoder["added_tokens"]
     ]
     library = tokenizers.Tokenizer.from_str(json.dumps(table))
-    library.decoder = decoders.Sequence([decoders.Replace(Regex(f"^{TARGET_PREFIX}"), ""), target.library.decoder])
-    return Tokenizer(library, FOREIGN)
+    library.decoder = decoders.Sequence(
+        [decoders.Replace(Regex(f"^{TARGET_PREFIX}"), ""), target.backend_tokenizer.decoder]
+    )
+    return Tokenizer(library, FOREIGN_KIND)
 
 
-def join_special(special: Special, offset: int) -> Special:
+def join_special(special: SpecialTokens, offset: int) -> SpecialTokens:
     """The special ids of a model with a joint vocabulary: those of the decoder are shifted by `offset`.
 
-    >>> join_special(Special(end=3), 100)
-    Special(pad=100, unk=1, sos=102, eos=103, mask=None, begin=None, end=3, forced=None, between=None)
+    >>> join_special(SpecialTokens(end=3), 100)
+    SpecialTokens(pad=100, unk=1, sos=102, eos=103, mask=None, begin=None, end=3, forced=None, between=None)
     """
     decoder_ids = {name: getattr(special, name) for name in ("pad", "sos", "eos", "forced")}
     return dataclasses.replace(special, **{name: i + offset for name, i in decoder_ids.items() if i is not None})

@@ -18,11 +18,11 @@ import torch
 from tokenizers import decoders, models, normalizers
 from torch import Tensor
 
-from regard.data.special import Special
-from regard.data.tokenizer import FOREIGN, Tokenizer
+from regard.data.special import SpecialTokens
+from regard.data.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.files import read_file
-from regard.folder import LanguageModel, model_of
+from regard.folder import TextGenerator, model_from_weights
 from regard.interop.mapping import CONCATENATED, Conversion, MappingRow, MappingTable, read_model_weights
 from regard.models.gpt import GPTConfig
 
@@ -46,7 +46,7 @@ class Llama2cHeader(NamedTuple):
     max_len: int
 
 
-def import_llama2c(model_file: str | Path, tokenizer_file: str | Path) -> LanguageModel:
+def import_llama2c(model_file: str | Path, tokenizer_file: str | Path) -> TextGenerator:
     """Imports a checkpoint of llama2.c and its tokenizer as a language model.
 
     >>> writer = import_llama2c("stories15M.bin", "tokenizer.bin")  # doctest: +SKIP
@@ -58,9 +58,9 @@ def import_llama2c(model_file: str | Path, tokenizer_file: str | Path) -> Langua
     tokenizer = _read_tokenizer(tokenizer_file, config.vocab)
     table = llama2c_table(config.width // config.heads)
     weights = read_model_weights(config, table, {"blocks": config.layers}, tensors, str(model_file))
-    model = model_of(config, weights, model_file)
-    special = Special(pad=BOS, unk=UNK, sos=BOS, eos=BOS, begin=BOS)
-    return LanguageModel(model.eval(), tokenizer, {"imported": {"file": model_file.name}}, special)
+    model = model_from_weights(config, weights, model_file)
+    special = SpecialTokens(pad=BOS, unk=UNK, sos=BOS, eos=BOS, begin=BOS)
+    return TextGenerator(model.eval(), tokenizer, {"imported": {"file": model_file.name}}, special)
 
 
 # -- model ------------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def _read_tokenizer(path: Path, size: int) -> Tokenizer:
     # A space is added before a text when encoding, and removed when decoding.
     library.normalizer = normalizers.Prepend(" ")
     library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    return Tokenizer(library, FOREIGN)
+    return Tokenizer(library, FOREIGN_KIND)
 
 
 def _read_pieces(path: Path, size: int) -> Iterator[tuple[str, float]]:

@@ -3,15 +3,14 @@
 from pathlib import Path
 
 from regard.errors import RegardError
-from regard.folder import Bundle, write_config, write_tokenizers
-from regard.interop.extras import need
+from regard.folder import Pipeline, write_config, write_tokenizers
 
 # Larger models store their weights outside of the protobuf file, which is limited to 2 GB.
 MAX_FILE_BYTES = 2_000_000_000
 
 
-def export_onnx(pipeline: Bundle, folder: str | Path) -> None:
-    """Writes a model of any family as graphs for ONNX Runtime, in float32; `open_onnx` loads the folder.
+def export_onnx(pipeline: Pipeline, folder: str | Path) -> None:
+    """Writes a model of any family as graphs for ONNX Runtime, in float32; `load_onnx` loads the folder.
 
     translators       encoder.onnx and decoder_step.onnx
     language models   prompt.onnx and decoder_step.onnx
@@ -23,15 +22,15 @@ def export_onnx(pipeline: Bundle, folder: str | Path) -> None:
     """
     # torch.export and its dependencies take a second to import.
     from regard.interop.onnx_writer import onnx_model
-    from regard.program import capture, program_of
+    from regard.program import build_program, capture
     from regard.program.entries import batch_entries
 
-    onnx, folder, model = need("onnx", "onnx"), Path(folder), pipeline.model
+    onnx, folder, model = require_package("onnx", "onnx"), Path(folder), pipeline.model
     if next(folder.glob("*.onnx"), None) or (folder / "config.json").exists():
         raise RegardError(f"{folder}: the folder already contains a model.", "Choose another folder.")
     graphs = {
         name: onnx_model(
-            onnx, program_of(capture(model, entry.call, entry.inputs, entry.sizes)), model, name, entry.outputs
+            onnx, build_program(capture(model, entry.call, entry.inputs, entry.sizes)), model, name, entry.outputs
         )
         for name, entry in batch_entries(model).items()
     }

@@ -11,10 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.folder import Translator, bundle_of, check_kind, read_config, read_languages, read_tokenizers
-from regard.interop.extras import need
+from regard.folder import Translator, check_kind, make_pipeline, read_config, read_languages, read_tokenizers
 from regard.layers.packed import Packed
-from regard.models import family_of
+from regard.models import family_name
 
 GRAPHS = {
     "transformer": ("encoder", "decoder_step"),
@@ -146,31 +145,31 @@ class OnnxDecoder(OnnxModel):
         return torch.cat(columns, dim=1)[torch.arange(ids.shape[1]) < lengths[:, None]]
 
 
-def holds_graphs(folder: str | Path) -> bool:
+def is_onnx_folder(folder: str | Path) -> bool:
     """Whether `export_onnx` wrote a folder.
 
-    >>> holds_graphs("no-such-folder")
+    >>> is_onnx_folder("no-such-folder")
     False
     """
     return any((Path(folder) / f"{name}.onnx").exists() for names in GRAPHS.values() for name in names)
 
 
-def open_onnx(folder: str | Path, *, expect: type[Any] | None = None) -> Any:
+def load_onnx(folder: str | Path, *, expect: type[Any] | None = None) -> Any:
     """Loads a folder that `export_onnx` wrote; like `regard.load` for the model folder that it was exported from.
 
     `expect` is the expected class, such as Translator; another one is an error.
 
-    >>> open_onnx("no-such-folder")
+    >>> load_onnx("no-such-folder")
     Traceback (most recent call last):
     regard.errors.RegardError: no-such-folder: no ONNX graphs in the folder. Export them with: regard export --to onnx
     """
     folder = Path(folder)
-    if not holds_graphs(folder):
+    if not is_onnx_folder(folder):
         raise RegardError(f"{folder}: no ONNX graphs in the folder.", "Export them with: regard export --to onnx")
-    runtime = need("onnxruntime", "onnx")
+    runtime = require_package("onnxruntime", "onnx")
     config, special = read_config(folder)
     check_kind(folder, config, expect)
-    family = family_of(config)
+    family = family_name(config)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     sessions = {}
@@ -184,7 +183,7 @@ def open_onnx(folder: str | Path, *, expect: type[Any] | None = None) -> Any:
             raise RegardError(f"{path}: not a valid ONNX graph ({error}).", "Export the model again.") from None
     model_class = {"bert": OnnxEncoder, "vit": OnnxImageModel}.get(family, OnnxDecoder)
     tokenizers = () if family == "vit" else read_tokenizers(folder, foreign=special is not None)
-    pipeline = bundle_of(model_class(config, sessions), tokenizers, {}, special)
+    pipeline = make_pipeline(model_class(config, sessions), tokenizers, {}, special)
     if isinstance(pipeline, Translator):
         pipeline.languages = read_languages(folder)
     return pipeline

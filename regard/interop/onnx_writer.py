@@ -9,7 +9,7 @@ from torch import nn
 
 from regard.errors import RegardError
 from regard.program import Program, Step
-from regard.program.numpy_interpreter import tensors_of
+from regard.program.numpy_interpreter import collect_tensors
 
 OPSET = 20  # the first version with Gelu
 _TYPES = {"float": np.float32, "double": np.float64, "int": np.int64, "bool": np.bool_}
@@ -49,7 +49,7 @@ _BINARY = {
 
 def onnx_model(onnx: Any, program: Program, model: nn.Module, name: str, outputs: Sequence[str]) -> Any:
     """The graph of a program as an ONNX ModelProto, with the parameters of the model in float32."""
-    writer = _Writer(onnx, program, tensors_of(program, model))
+    writer = _Writer(onnx, program, collect_tensors(program, model))
     helper = onnx.helper
     graph = helper.make_graph(
         writer.nodes(program, dict(zip(program.outputs, outputs))),

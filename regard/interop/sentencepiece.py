@@ -25,7 +25,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from regard.data.tokenizer import SPACE
 from regard.errors import RegardError
-from regard.files import read_file, write_whole
+from regard.files import read_file, write_atomically
 
 UNIGRAM, BPE = 1, 2
 # Types of pieces. No text is encoded as unknown, control or unused pieces; user-defined ones take precedence.
@@ -80,7 +80,7 @@ def write_sentencepiece(tokenizer: tokenizers.Tokenizer, path: str | Path) -> No
 
 def write_pieces(model: PieceModel, path: str | Path) -> None:
     """Writes a sentencepiece file."""
-    write_whole(Path(path), _to_bytes(model))
+    write_atomically(Path(path), _to_bytes(model))
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

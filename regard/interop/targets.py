@@ -8,21 +8,21 @@ from regard.interop.ctranslate import CTRANSLATE2_VALUES
 from regard.interop.encoder_decoder import BART_VARIANTS, nearest_class
 from regard.interop.joint_vocabulary import join_config
 from regard.interop.settings import describe_unsupported, unsupported_fields
-from regard.models import family_of
+from regard.models import family_name
 from regard.models.transformer import TransformerConfig
 
-Target = Literal["huggingface", "ctranslate2", "onnx"]
-TARGETS: tuple[str, ...] = get_args(Target)
+ExportTarget = Literal["huggingface", "ctranslate2", "onnx"]
+EXPORT_TARGETS: tuple[str, ...] = get_args(ExportTarget)
 
 
-def exportable(config: Any, target: Target) -> Any:
+def nearest_exportable(config: Any, target: ExportTarget) -> Any:
     """The config with the fewest changes that exports to `target`; sizes stay the same.
 
     >>> config = TransformerConfig(positions="rotary", qk_norm=True)
-    >>> changed = exportable(config, "ctranslate2")
+    >>> changed = nearest_exportable(config, "ctranslate2")
     >>> changed.positions, changed.qk_norm
     ('rotary', False)
-    >>> changed = exportable(config, "huggingface")
+    >>> changed = nearest_exportable(config, "huggingface")
     >>> changed.positions, changed.qk_norm
     ('sinusoidal', False)
     """
@@ -30,7 +30,7 @@ def exportable(config: Any, target: Target) -> Any:
     return dataclasses.replace(config, **{field: values[0] for field, values in fields.items()})
 
 
-def check_exportable(config: Any, target: Target) -> None:
+def check_exportable(config: Any, target: ExportTarget) -> None:
     """Raises an error that names the fields of a config that `target` does not support.
 
     >>> check_exportable(TransformerConfig(positions="rotary"), "ctranslate2")
@@ -43,7 +43,7 @@ def check_exportable(config: Any, target: Target) -> None:
         )
 
 
-def unsupported_settings(config: Any, target: Target) -> dict[str, tuple]:
+def unsupported_settings(config: Any, target: ExportTarget) -> dict[str, tuple]:
     """The fields of a config that `target` does not support, each with the values that it supports.
 
     >>> unsupported_settings(TransformerConfig(qk_norm=True), "ctranslate2")
@@ -51,7 +51,7 @@ def unsupported_settings(config: Any, target: Target) -> dict[str, tuple]:
     """
     if not isinstance(config, TransformerConfig):
         raise RegardError(
-            f"--for {target} applies to the family transformer, not to {family_of(config)}.",
+            f"--for {target} applies to the family transformer, not to {family_name(config)}.",
             "Leave out --for, or train with --model.family transformer.",
         )
     if target == "huggingface":

@@ -22,10 +22,10 @@ from tokenizers.processors import TemplateProcessing
 
 from regard import config_reader
 from regard.config_reader import json_bytes
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.files import read_file, write_whole
+from regard.files import read_file, write_atomically
 from regard.interop.sentencepiece import (
     CONTROL,
     UNIGRAM,
@@ -134,14 +134,19 @@ def read_tokenizer(folder: str | Path) -> ImportedTokenizer:
 
 
 def write_tokenizer(
-    tokenizer: Tokenizer, folder: str | Path, special: Special, *, segments: bool = False, max_len: int | None = None
+    tokenizer: Tokenizer,
+    folder: str | Path,
+    special: SpecialTokens,
+    *,
+    segments: bool = False,
+    max_len: int | None = None,
 ) -> None:
     """Writes tokenizer.json and the config files of transformers, which then gives the same ids.
 
     The special ids that the model needs are added around each text; `segments` adds token_type_ids for text pairs.
     """
     folder = Path(folder)
-    library = tokenizers.Tokenizer.from_str(tokenizer.library.to_str())
+    library = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     boundaries = special.begin, special.end
     if boundary_ids(library) != boundaries or special.between not in (None, separator_id(library)):
         set_special_template(library, *boundaries, special.between, segments=segments)
@@ -162,13 +167,13 @@ def write_tokenizer(
         "split_special_tokens": special.mask is None,
     }
     config |= names | ({} if max_len is None else {"model_max_length": max_len})
-    write_whole(folder / "tokenizer.json", library.to_str(pretty=True).encode())
+    write_atomically(folder / "tokenizer.json", library.to_str(pretty=True).encode())
     for file, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
-        write_whole(folder / file, json_bytes(content))
+        write_atomically(folder / file, json_bytes(content))
 
 
 def write_marian_tokenizers(
-    source: Tokenizer, target: Tokenizer, folder: str | Path, special: Special, *, max_len: int
+    source: Tokenizer, target: Tokenizer, folder: str | Path, special: SpecialTokens, *, max_len: int
 ) -> None:
     """Writes separate source and target tokenizers in Marian's format; both must be sentencepiece.
 
@@ -176,7 +181,7 @@ def write_marian_tokenizers(
     """
     folder = Path(folder)
     piece_models = {
-        name: to_piece_model(tokenizer.library, folder / name)
+        name: to_piece_model(tokenizer.backend_tokenizer, folder / name)
         for name, tokenizer in zip(_MARIAN_FILES, (source, target))
     }
     ids = [{piece.text: index for index, piece in enumerate(model.pieces)} for model in piece_models.values()]
@@ -200,7 +205,7 @@ def write_marian_tokenizers(
     for name, model in piece_models.items():
         write_pieces(model, folder / name)
     for file, content in tables.items():
-        write_whole(folder / file, json_bytes(content))
+        write_atomically(folder / file, json_bytes(content))
 
 
 # -- special tokens ---------------------------------------------------------------------------------------------------
@@ -347,7 +352,7 @@ def _encode_special_names_as_text(library: tokenizers.Tokenizer) -> None:
 
 
 def _read_library(path: Path, family: str, settings: ForeignConfig) -> tokenizers.Tokenizer:
-    return Tokenizer.load(path, foreign=True).library
+    return Tokenizer.load(path, foreign=True).backend_tokenizer
 
 
 def _read_sentencepiece(path: Path, family: str, settings: ForeignConfig) -> tokenizers.Tokenizer:

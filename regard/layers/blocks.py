@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.attention import Bias, Offsets
 from regard.attention.offsets import Lengths
-from regard.layers.cache import GrowingCache, MemoryCache
+from regard.layers.cache import CrossAttentionCache, KVCache
 from regard.layers.feedforward import Activation, FeedForward
 from regard.layers.multihead import BiasPlacement, MultiHead
 from regard.layers.norms import NormKind, make_norm
@@ -84,7 +84,7 @@ class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward: a block of an encoder or, masked, of a decoder-only model.
 
     >>> block = EncoderBlock(BlockConfig(16, heads=4, feedforward=32), score="scaled_dot")
-    >>> block(torch.randn(5, 16), Offsets.of(torch.tensor([0, 2, 5]))).shape
+    >>> block(torch.randn(5, 16), Offsets.from_starts(torch.tensor([0, 2, 5]))).shape
     torch.Size([5, 16])
     """
 
@@ -102,7 +102,7 @@ class EncoderBlock(nn.Module):
         offsets: Offsets | Lengths | None,
         positions: Int[Tensor, "*n"] | None = None,
         bias: Bias | None = None,
-        cache: GrowingCache | None = None,
+        cache: KVCache | None = None,
         rotary: RotaryTables | None = None,
     ) -> Float[Tensor, "*n E"]:
         """Full sequences: packed (N, E), or (B, T, E) of one length without offsets.
@@ -147,7 +147,7 @@ class EncoderBlock(nn.Module):
 def first_tokens(x: Float[Tensor, "*n E"], offsets: Offsets | None, count: int) -> Float[Tensor, "*m E"]:
     """The first `count` tokens of each sequence: (B, count, E) from (B, T, E), (B * count, E) from packed sequences.
 
-    >>> first_tokens(torch.arange(5.0)[:, None], Offsets.of(torch.tensor([0, 3, 5])), 2)[:, 0]
+    >>> first_tokens(torch.arange(5.0)[:, None], Offsets.from_starts(torch.tensor([0, 3, 5])), 2)[:, 0]
     tensor([0., 1., 3., 4.])
     """
     if offsets is None:
@@ -186,8 +186,8 @@ class DecoderBlock(nn.Module):
     def step(
         self,
         x: Float[Tensor, "B K E"],
-        cache: GrowingCache,
-        memory: MemoryCache,
+        cache: KVCache,
+        memory: CrossAttentionCache,
         positions: Int[Tensor, "B K"],
         bias: Bias | None = None,
     ) -> Float[Tensor, "B K E"]:

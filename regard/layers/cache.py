@@ -8,12 +8,12 @@ from regard.attention import Mask, padding
 from regard.attention.offsets import Lengths, Offsets
 
 
-class GrowingCache:
+class KVCache:
     """Self-attention keys and values of the tokens so far, one row for each of the R = B·K hypotheses.
 
     The capacity doubles when the cache is full. Rows have one length, unless `fill` gave them different ones.
 
-    >>> cache = GrowingCache()
+    >>> cache = KVCache()
     >>> k, v = cache.append(torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 8))
     >>> k.shape
     torch.Size([2, 4, 1, 8])
@@ -58,9 +58,9 @@ class GrowingCache:
         self.length += 1
         return self._k[:, :, : self.length], self._v[:, :, : self.length]
 
-    def reorder(self, rows: Int[Tensor, "R2"]) -> "GrowingCache":
+    def reorder(self, rows: Int[Tensor, "R2"]) -> "KVCache":
         """A new cache with the hypotheses at the indices `rows`."""
-        selected = GrowingCache()
+        selected = KVCache()
         if self._k is not None and self._v is not None:
             selected.length = self.length
             selected._k, selected._v = self._k[rows], self._v[rows]
@@ -70,8 +70,8 @@ class GrowingCache:
         return selected
 
 
-class FunctionalKVCache(GrowingCache):
-    """`GrowingCache` without in-place writes, for export: `append` concatenates tensors.
+class FunctionalKVCache(KVCache):
+    """`KVCache` without in-place writes, for export: `append` concatenates tensors.
 
     Rows have one length or, with `lengths`, several; positions at or beyond a row's length are unused.
 
@@ -112,7 +112,7 @@ class FunctionalKVCache(GrowingCache):
         return self.tensors
 
 
-class MemoryCache:
+class CrossAttentionCache:
     """Cross-attention keys and values of the source: stored once per sentence, shared by its hypotheses.
 
     Without `lengths` all sentences have the same length.
@@ -128,13 +128,13 @@ class MemoryCache:
     @staticmethod
     def from_sequences(
         k: Float[Tensor, "*n H D"], v: Float[Tensor, "*n H D"], offsets: Offsets | Lengths
-    ) -> "MemoryCache":
+    ) -> "CrossAttentionCache":
         """A cache from packed or padded keys and values."""
         if isinstance(offsets, Lengths):
-            return MemoryCache(k.transpose(1, 2), v.transpose(1, 2), offsets.lengths)
+            return CrossAttentionCache(k.transpose(1, 2), v.transpose(1, 2), offsets.lengths)
         k, v = (x[offsets.rows].transpose(1, 2).contiguous() for x in (k, v))
-        return MemoryCache(k, v, None if offsets.even else offsets.lengths)
+        return CrossAttentionCache(k, v, None if offsets.is_rectangular else offsets.lengths)
 
-    def reorder(self, sentences: Int[Tensor, "B2"]) -> "MemoryCache":
+    def reorder(self, sentences: Int[Tensor, "B2"]) -> "CrossAttentionCache":
         lengths = None if self.lengths is None else self.lengths[sentences]
-        return MemoryCache(self.k[sentences], self.v[sentences], lengths)
+        return CrossAttentionCache(self.k[sentences], self.v[sentences], lengths)

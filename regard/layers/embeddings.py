@@ -15,12 +15,12 @@ from regard.layers.patches import (
     PackedImages,
     PatchEmbedding,
     PatchKind,
-    cut,
+    compute_grid,
     gather_rows,
-    grid_of,
     join_patches,
+    patch_coordinates,
     prepend_prefix,
-    whereabouts,
+    split_patches,
 )
 from regard.layers.positions import (
     LearnedGrid,
@@ -150,7 +150,7 @@ class ImageEmbedding(nn.Module):
         self.sinusoidal = SinusoidalGrid(width) if positions == "sinusoidal" else None
         self.rotary = RotaryGrid(head_width) if positions == "rotary" else None
         # Precomputed for the default grid.
-        coordinates, _ = whereabouts(grid)
+        coordinates, _ = patch_coordinates(grid)
         encodings = None if self.sinusoidal is None else self.sinusoidal(coordinates)
         tables = None if self.rotary is None else torch.stack(self.rotary(self._pad_prefix(coordinates)))
         self.register_buffer("encodings", encodings, persistent=False)
@@ -168,7 +168,7 @@ class ImageEmbedding(nn.Module):
 
     def embed_visible(self, pixels: Float[Tensor, "B C H W"], visible: Int[Tensor, "B S"]) -> ImageTokens:
         """Embed only the patches at the indices `visible` of each image; `pixels` are already normalized."""
-        grid, patches = grid_of(pixels.shape[-2:], self.patch), cut(pixels, self.patch)
+        grid, patches = compute_grid(pixels.shape[-2:], self.patch), split_patches(pixels, self.patch)
         if self.patches.kind == "stem":
             # The receptive field of a stem includes neighboring patches: masked patches are set to gray (0).
             keep = torch.zeros_like(patches[:, :, :1]).scatter(1, visible[:, :, None], 1.0)
@@ -217,9 +217,9 @@ class ImageEmbedding(nn.Module):
             return None
         if isinstance(images, PackedImages):
             return encode(images.coordinates, images.sizes)
-        grid = grid_of(images.shape[-2:], self.patch)
+        grid = compute_grid(images.shape[-2:], self.patch)
         if grid != self.grid:
-            return encode(*whereabouts(grid, images.device))
+            return encode(*patch_coordinates(grid, images.device))
         return self.encodings if self.learned is None else self.learned.weight[self.learned.prefix :]
 
     def _rotary_tables(self, images: Images) -> RotaryTables | None:
@@ -228,9 +228,9 @@ class ImageEmbedding(nn.Module):
         if isinstance(images, PackedImages):
             origin = images.coordinates.new_zeros(self.count, 2)
             return self.rotary(prepend_prefix(origin, images.coordinates, images.offsets)[0])
-        grid = grid_of(images.shape[-2:], self.patch)
+        grid = compute_grid(images.shape[-2:], self.patch)
         if grid != self.grid:
-            return self.rotary(self._pad_prefix(whereabouts(grid, images.device)[0]))
+            return self.rotary(self._pad_prefix(patch_coordinates(grid, images.device)[0]))
         return self.rotary_tables[0], self.rotary_tables[1]
 
     def _pad_prefix(self, coordinates: Int[Tensor, "T 2"]) -> Int[Tensor, "K 2"]:

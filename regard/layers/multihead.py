@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard.attention import Bias, Mask, attend, causal, make_score, padding
 from regard.attention.offsets import Lengths, Offsets
 from regard.errors import RegardError
-from regard.layers.cache import GrowingCache, MemoryCache
+from regard.layers.cache import CrossAttentionCache, KVCache
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.positions import Rotary, RotaryTables, apply_rotary
 
@@ -23,7 +23,7 @@ class MultiHead(nn.Module):
     one key/value head (grouped-query attention).
 
     >>> attention = MultiHead(16, heads=4, kind="self")
-    >>> attention(torch.randn(5, 16), Offsets.of(torch.tensor([0, 2, 5]))).shape
+    >>> attention(torch.randn(5, 16), Offsets.from_starts(torch.tensor([0, 2, 5]))).shape
     torch.Size([5, 16])
     """
 
@@ -91,7 +91,7 @@ class MultiHead(nn.Module):
         positions: Int[Tensor, "*n"] | None = None,
         memory: Float[Tensor, "*m E"] | None = None,
         memory_offsets: Offsets | Lengths | None = None,
-        cache: GrowingCache | MemoryCache | None = None,
+        cache: KVCache | CrossAttentionCache | None = None,
         bias: Bias | None = None,
         rotary: RotaryTables | None = None,
     ) -> Float[Tensor, "*n E"]:
@@ -102,7 +102,7 @@ class MultiHead(nn.Module):
         `memory` they apply to its keys only, since the queries then have no position.
         """
         q = self.queries(x, positions, rotary if memory is None else None)
-        if isinstance(cache, MemoryCache):
+        if isinstance(cache, CrossAttentionCache):
             # All beams of a sentence are queries of one attention call, so its keys and values are stored once.
             attn_output = attend(q.transpose(1, 2), cache.k, cache.v, score=self.score, mask=cache.mask).transpose(1, 2)
         elif cache is not None and offsets is None:

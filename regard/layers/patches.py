@@ -58,12 +58,12 @@ def pack_images(images: Sequence[Float[Tensor, "C _ _"]], patch: int) -> PackedI
     >>> len(pack_images([torch.zeros(1, 4, 8), torch.zeros(1, 4, 4)], patch=4))
     2
     """
-    grids = tuple(grid_of(image.shape[-2:], patch) for image in images)
+    grids = tuple(compute_grid(image.shape[-2:], patch) for image in images)
     lengths = torch.tensor([0, *(rows * columns for rows, columns in grids)])
     starts = lengths.cumsum(0)
-    coordinates, sizes = zip(*map(whereabouts, grids))
+    coordinates, sizes = zip(*map(patch_coordinates, grids))
     return PackedImages(
-        torch.cat([cut(image[None], patch)[0] for image in images]),
+        torch.cat([split_patches(image[None], patch)[0] for image in images]),
         Offsets(starts.int(), int(starts[-1]), int(lengths.max())),
         torch.cat(coordinates),
         torch.cat(sizes),
@@ -71,10 +71,10 @@ def pack_images(images: Sequence[Float[Tensor, "C _ _"]], patch: int) -> PackedI
     )
 
 
-def grid_of(size: Sequence[int], patch: int) -> Grid:
+def compute_grid(size: Sequence[int], patch: int) -> Grid:
     """Number of rows and columns of patches in an image of this (height, width).
 
-    >>> grid_of((32, 48), 16)
+    >>> compute_grid((32, 48), 16)
     (2, 3)
     """
     height, width = size
@@ -88,10 +88,10 @@ def grid_of(size: Sequence[int], patch: int) -> Grid:
     return height // patch, width // patch
 
 
-def whereabouts(grid: Grid, device: torch.device | None = None) -> tuple[Int[Tensor, "T 2"], Int[Tensor, "T 2"]]:
+def patch_coordinates(grid: Grid, device: torch.device | None = None) -> tuple[Int[Tensor, "T 2"], Int[Tensor, "T 2"]]:
     """Row and column of each patch of a grid, row by row, and the size of the grid repeated for each patch.
 
-    >>> coordinates, sizes = whereabouts((1, 2))
+    >>> coordinates, sizes = patch_coordinates((1, 2))
     >>> coordinates.tolist(), sizes.tolist()
     ([[0, 0], [0, 1]], [[1, 2], [1, 2]])
     """
@@ -100,23 +100,23 @@ def whereabouts(grid: Grid, device: torch.device | None = None) -> tuple[Int[Ten
     return coordinates, torch.stack([torch.full_like(coordinates[:, 0], count) for count in grid], dim=-1)
 
 
-def cut(images: Float[Tensor, "B C H W"], patch: int) -> Float[Tensor, "B T P"]:
+def split_patches(images: Float[Tensor, "B C H W"], patch: int) -> Float[Tensor, "B T P"]:
     """Split images into flattened patches: patches in row-major order, the values of each ordered C, H, W.
 
-    >>> cut(torch.arange(8.0).view(1, 1, 2, 4), 2)[0]
+    >>> split_patches(torch.arange(8.0).view(1, 1, 2, 4), 2)[0]
     tensor([[0., 1., 4., 5.],
             [2., 3., 6., 7.]])
     """
-    rows, columns = grid_of(images.shape[-2:], patch)
+    rows, columns = compute_grid(images.shape[-2:], patch)
     split = images.unflatten(3, (columns, patch)).unflatten(2, (rows, patch))  # B C R p K p
     return split.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def join_patches(patches: Float[Tensor, "B T P"], grid: Grid, patch: int) -> Float[Tensor, "B C H W"]:
-    """Inverse of `cut`: images from their patches.
+    """Inverse of `split_patches`: images from their patches.
 
     >>> image = torch.randn(1, 3, 4, 6)
-    >>> torch.equal(join_patches(cut(image, 2), (2, 3), 2), image)
+    >>> torch.equal(join_patches(split_patches(image, 2), (2, 3), 2), image)
     True
     """
     rows, columns = grid
@@ -159,8 +159,10 @@ class PatchEmbedding(nn.Module):
         if isinstance(images, PackedImages):
             return self._packed(images)
         if self.kind == "linear":
-            return self.project(cut(images, self.patch))
-        grid_of(images.shape[-2:], self.patch)  # raises; a convolution would silently drop the remainder at the border
+            return self.project(split_patches(images, self.patch))
+        compute_grid(
+            images.shape[-2:], self.patch
+        )  # raises; a convolution would silently drop the remainder at the border
         return self.project(images).flatten(2).mT
 
     def project_patches(self, pixels: Float[Tensor, "*n P"]) -> Float[Tensor, "*n E"]:
@@ -207,7 +209,7 @@ def prepend_prefix(
 
     Returns the longer sequences and their offsets.
 
-    >>> x, offsets = prepend_prefix(torch.zeros(1, 1), torch.ones(5, 1), Offsets.of(torch.tensor([0, 2, 5])))
+    >>> x, offsets = prepend_prefix(torch.zeros(1, 1), torch.ones(5, 1), Offsets.from_starts(torch.tensor([0, 2, 5])))
     >>> x[:, 0], offsets.starts
     (tensor([0., 1., 1., 0., 1., 1., 1.]), tensor([0, 3, 7]))
     """
@@ -222,10 +224,10 @@ def prepend_prefix(
     return output.index_copy(0, torch.cat((prefix_rows.long(), rows)), values), new_offsets
 
 
-def take_away(x: Float[Tensor, "*n E"], count: int, offsets: Offsets | None) -> Float[Tensor, "*m E"]:
+def remove_prefix(x: Float[Tensor, "*n E"], count: int, offsets: Offsets | None) -> Float[Tensor, "*m E"]:
     """Remove the first `count` rows of each sequence; `offsets` are those of the result.
 
-    >>> take_away(torch.arange(7.0)[:, None], 1, Offsets.of(torch.tensor([0, 2, 5])))[:, 0]
+    >>> remove_prefix(torch.arange(7.0)[:, None], 1, Offsets.from_starts(torch.tensor([0, 2, 5])))[:, 0]
     tensor([1., 2., 4., 5., 6.])
     """
     if not count:
@@ -236,7 +238,7 @@ def take_away(x: Float[Tensor, "*n E"], count: int, offsets: Offsets | None) -> 
 def extend_offsets(offsets: Offsets, count: int) -> Offsets:
     """Offsets of sequences that are `count` rows longer.
 
-    >>> extend_offsets(Offsets.of(torch.tensor([0, 2, 5])), 1).starts
+    >>> extend_offsets(Offsets.from_starts(torch.tensor([0, 2, 5])), 1).starts
     tensor([0, 3, 7])
     """
     starts, sequences = offsets.starts, len(offsets.starts) - 1

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 
 # Llama 3: channel pairs with fewer rotations over the context are scaled in full, with more rotations not at all.
-FEW_TURNS, MANY_TURNS = 1.0, 4.0
+LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0
 RotaryTables = tuple[Float[Tensor, "*t 1 P"], Float[Tensor, "*t 1 P"]]
 """cos and sin of the rotation angle of each pair of channels"""
 PositionKind = Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative", "none"]
@@ -107,7 +107,7 @@ class Rotary(nn.Module):
             raise RegardError(f"rotary_factor must be at least 1 (got {factor}).", "Change model.rotary_factor.")
         rates = base ** (-torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
         rotations = rates * context / (2 * math.pi)
-        unscaled = ((rotations - FEW_TURNS) / (MANY_TURNS - FEW_TURNS)).clamp(0, 1)
+        unscaled = ((rotations - LOW_FREQ_FACTOR) / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)).clamp(0, 1)
         self.register_buffer("rates", rates * (unscaled + (1 - unscaled) / factor), persistent=False)
 
     def forward(self, x: Float[Tensor, "*n H D"], positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n H D"]:

@@ -11,14 +11,14 @@ from regard.attention.offsets import Lengths, Offsets
 from regard.layers.blocks import BlockConfig, EncoderBlock, first_tokens
 from regard.layers.multihead import MultiHead
 from regard.layers.norms import make_norm
-from regard.layers.patches import Grid, gather_rows, prepend_prefix, take_away, whereabouts
+from regard.layers.patches import Grid, gather_rows, patch_coordinates, prepend_prefix, remove_prefix
 from regard.layers.positions import SinusoidalGrid
 
 
-class QueryPool(nn.Module):
+class AttentionPooling(nn.Module):
     """Pool each sequence to one vector: cross-attention from a learned query to its tokens.
 
-    >>> QueryPool(BlockConfig(16, heads=4, feedforward=32), "scaled_dot")(torch.randn(2, 5, 16), None).shape
+    >>> AttentionPooling(BlockConfig(16, heads=4, feedforward=32), "scaled_dot")(torch.randn(2, 5, 16), None).shape
     torch.Size([2, 16])
     """
 
@@ -37,13 +37,13 @@ class QueryPool(nn.Module):
         return self.attention(queries, Offsets(starts, len(queries), 1), memory=x, memory_offsets=offsets)
 
 
-class ClassQueries(nn.Module):
+class SegmentationDecoder(nn.Module):
     """Mask transformer of Segmenter (Strudel et al. 2021): logits of each label for each patch.
 
     A learned query per label passes through the blocks together with the patches. The logits are scaled dot products
     of projected patches and queries.
 
-    >>> ClassQueries(3, BlockConfig(16, heads=4, feedforward=32), "scaled_dot", 1)(torch.randn(2, 5, 16), None).shape
+    >>> SegmentationDecoder(3, BlockConfig(16, heads=4, feedforward=32), "scaled_dot", 1)(torch.randn(2, 5, 16), None).shape
     torch.Size([2, 5, 3])
     """
 
@@ -66,7 +66,7 @@ class ClassQueries(nn.Module):
             x = block(x, extended)
         x = self.norm(x)
         patches, queries = (
-            self.of_patch(take_away(x, labels, offsets)),
+            self.of_patch(remove_prefix(x, labels, offsets)),
             self.of_query(first_tokens(x, extended, labels)),
         )
         queries = queries * queries.shape[-1] ** -0.5
@@ -74,7 +74,7 @@ class ClassQueries(nn.Module):
             return patches @ queries.mT
         # Multiply each patch with the queries of its image: unpack to a padded batch.
         count, max_len = len(offsets.starts) - 1, offsets.max_len
-        cells = offsets.sequences * max_len + offsets.places
+        cells = offsets.sequences * max_len + offsets.positions
         padded = patches.new_zeros(count * max_len, patches.shape[1]).index_copy(0, cells, patches)
         logits = padded.unflatten(0, (count, max_len)) @ queries.unflatten(0, (count, labels)).mT
         return logits.flatten(0, 1).index_select(0, cells)
@@ -115,7 +115,7 @@ class PatchDecoder(nn.Module):
         prefix_tokens, patches = x[:, :prefix], x[:, prefix:]
         mask_tokens = self.hidden.to(x.dtype).expand(len(x), visible.shape[1] + masked.shape[1], -1)
         tokens = mask_tokens.scatter(1, visible[:, :, None].expand_as(patches), patches)
-        tokens = tokens + self.positions(*whereabouts(grid, x.device)).to(x.dtype)
+        tokens = tokens + self.positions(*patch_coordinates(grid, x.device)).to(x.dtype)
         x = torch.cat((prefix_tokens, tokens), dim=1)
         for block in self.blocks:
             x = block(x, None)

@@ -13,7 +13,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from regard.attention import attend, make_score, padding
 from regard.attention.offsets import Lengths, Offsets
-from regard.layers.cache import MemoryCache
+from regard.layers.cache import CrossAttentionCache
 
 CellKind = Literal["rnn", "gru", "lstm"]
 
@@ -30,7 +30,7 @@ class TimeMajorLayout:
     With `backward` each sequence is reversed within its length. In both directions padding comes after the tokens, so
     that it affects no state that is used.
 
-    >>> layout = TimeMajorLayout.from_offsets(Offsets.of(torch.tensor([0, 2, 5])), backward=True)
+    >>> layout = TimeMajorLayout.from_offsets(Offsets.from_starts(torch.tensor([0, 2, 5])), backward=True)
     >>> layout.to_time_major(torch.arange(5.0)[:, None])[0, :, 0]  # the last row of each sequence comes first
     tensor([1., 4.])
     """
@@ -133,7 +133,7 @@ class Recurrent(nn.Module):
     dtype of the parameters, also under autocast: rounding errors would accumulate over the steps.
 
     >>> layer = Recurrent("gru", 8, 16)
-    >>> layer(torch.randn(5, 8), TimeMajorLayout.from_offsets(Offsets.of(torch.tensor([0, 2, 5])))).shape
+    >>> layer(torch.randn(5, 8), TimeMajorLayout.from_offsets(Offsets.from_starts(torch.tensor([0, 2, 5])))).shape
     torch.Size([5, 16])
     """
 
@@ -205,7 +205,7 @@ class Recurrent(nn.Module):
 class Bidirectional(nn.Module):
     """A forward and a backward layer; the output at a token is [forward state; backward state], C = 2E.
 
-    >>> offsets = Offsets.of(torch.tensor([0, 2, 5]))
+    >>> offsets = Offsets.from_starts(torch.tensor([0, 2, 5]))
     >>> layer = Bidirectional("lstm", 8, 16)
     >>> forward, backward = (TimeMajorLayout.from_offsets(offsets, backward) for backward in (False, True))
     >>> rows = layer(torch.randn(5, 8), forward, backward)
@@ -254,7 +254,7 @@ class Unidirectional(nn.Module):
 
     The interface is that of `Bidirectional`; the backward layout is unused.
 
-    >>> offsets = Offsets.of(torch.tensor([0, 2, 5]))
+    >>> offsets = Offsets.from_starts(torch.tensor([0, 2, 5]))
     >>> layer = Unidirectional("rnn", 8, 16)
     >>> rows = layer(torch.randn(5, 8), TimeMajorLayout.from_offsets(offsets))
     >>> torch.equal(layer.final_state(rows, offsets), rows[[1, 4]])
@@ -286,7 +286,7 @@ class StateAttention(nn.Module):
     """Single-head attention of decoder states over encoder states: c_t = Σ_i a_ti h_i; values are the keys.
 
     >>> attention = StateAttention(16, score="dot")
-    >>> states, offsets = torch.randn(5, 16), Offsets.of(torch.tensor([0, 2, 5]))
+    >>> states, offsets = torch.randn(5, 16), Offsets.from_starts(torch.tensor([0, 2, 5]))
     >>> attention(states, states, offsets, offsets).shape
     torch.Size([5, 16])
     """
@@ -300,13 +300,13 @@ class StateAttention(nn.Module):
     def forward(
         self,
         states: Float[Tensor, "*n E"],
-        memory: Float[Tensor, "*m E"] | MemoryCache,
+        memory: Float[Tensor, "*m E"] | CrossAttentionCache,
         offsets: Offsets | Lengths | None = None,
         memory_offsets: Offsets | Lengths | None = None,
     ) -> Float[Tensor, "*n E"]:
         """All steps of packed states (N, E) in one call or, with a cache, one step for each (B, K) hypothesis."""
         # Under autocast the memory, a matrix product, has low precision; the states do not.
-        if isinstance(memory, MemoryCache):
+        if isinstance(memory, CrossAttentionCache):
             queries = states[:, None].to(memory.k.dtype)
             return attend(queries, memory.k, memory.v, score=self.score, mask=memory.mask).squeeze(1)
         queries, keys = states[:, None].to(memory.dtype), memory[:, None]

@@ -26,10 +26,10 @@ TranslationModel = Transformer | Seq2Seq
 Model = Transformer | Seq2Seq | GPT | Bert | ViT
 
 
-def family_of(config: ModelConfig) -> str:
+def family_name(config: ModelConfig) -> str:
     """The name of a config's family in FAMILIES.
 
-    >>> family_of(TransformerConfig())
+    >>> family_name(TransformerConfig())
     'transformer'
     """
     return next(name for name, family in FAMILIES.items() if isinstance(config, family.config))
@@ -37,4 +37,4 @@ def family_of(config: ModelConfig) -> str:
 
 def make_model(config: ModelConfig) -> Any:
     """Build a model with initialized weights from its config."""
-    return FAMILIES[family_of(config)].model(config)
+    return FAMILIES[family_name(config)].model(config)

@@ -16,7 +16,7 @@ from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation, activate
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Padded, Tokens
-from regard.layers.readouts import QueryPool
+from regard.layers.readouts import AttentionPooling
 from regard.models.heads import check_heads
 from regard.ranges import Count, Epsilon, Layers, Natural, Rate, check_ranges
 
@@ -157,7 +157,7 @@ class Bert(nn.Module):
         block, count = config.block(), config.groups or config.layers
         self.blocks = nn.ModuleList(EncoderBlock(block, config.score) for _ in range(count))  # type: ignore[assignment]
         self.norm = norm(config.width) if config.norm == "pre" else nn.Identity()
-        self.query_pool = QueryPool(block, config.score) if config.pooling == "query" else None
+        self.query_pool = AttentionPooling(block, config.score) if config.pooling == "query" else None
         self.pooler = nn.Linear(config.width, config.width) if config.pooler != "none" else None
         self.dropout = Dropout(config.dropout)
         outputs = {"none": 0, "mask": config.vocab, "classify": len(config.labels), "answer": 2}[config.head]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.attention.scores import ScoreName
 from regard.layers.blocks import BlockConfig, EncoderBlock
-from regard.layers.cache import GrowingCache
+from regard.layers.cache import KVCache
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
 from regard.layers.multihead import BiasPlacement
@@ -98,7 +98,7 @@ def gpt2(**changes) -> GPTConfig:
 class GPTState:
     """Decoding state between steps: rows are (B, K) hypotheses."""
 
-    caches: list[GrowingCache]
+    caches: list[KVCache]
     positions: Int[Tensor, "B K"]
     prompt_logits: Float[Tensor, "B K V"] | None
     """logits of the token after the prompt, until the first step returns them"""
@@ -142,7 +142,7 @@ class GPT(nn.Module):
         """The input of the output layer, one row per token. Training computes its loss from it."""
         return self._features(tokens, None)
 
-    def _features(self, tokens: Tokens, caches: list[GrowingCache] | None) -> Float[Tensor, "N E"]:
+    def _features(self, tokens: Tokens, caches: list[KVCache] | None) -> Float[Tensor, "N E"]:
         x = self.embedding(tokens.ids, tokens.positions, tokens.max_len)
         for i, block in enumerate(self.blocks):
             x = block(x, tokens.offsets, tokens.positions, cache=caches[i] if caches is not None else None)
@@ -154,7 +154,7 @@ class GPT(nn.Module):
 
     def start(self, source: Packed) -> GPTState:
         """Process the prompts in one call; none may be empty."""
-        caches = [GrowingCache() for _ in self.blocks]
+        caches = [KVCache() for _ in self.blocks]
         last = source.offsets.starts[1:].long() - 1
         prompt_logits = self.output(self._features(source, caches)[last])[:, None]
         return GPTState(caches, source.offsets.lengths.long()[:, None], prompt_logits)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.errors import RegardError
-from regard.models import FAMILIES, BertConfig, ModelConfig, TransformerConfig, ViTConfig, family_of
+from regard.models import FAMILIES, BertConfig, ModelConfig, TransformerConfig, ViTConfig, family_name
 
 
 class ParameterCount(NamedTuple):
@@ -16,11 +16,11 @@ class ParameterCount(NamedTuple):
     elements: int
 
 
-def stack_heights(config: ModelConfig) -> dict[str, int]:
+def layer_counts(config: ModelConfig) -> dict[str, int]:
     """The number of layers of each stack of a model, by the name of the config field.
 
     >>> from regard.models import ViTConfig
-    >>> stack_heights(ViTConfig())
+    >>> layer_counts(ViTConfig())
     {'layers': 12}
     """
     names = ["groups" if getattr(config, "groups", 0) else "layers"]  # ALBERT: each group is one layer
@@ -44,7 +44,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     """
     if isinstance(config, BertConfig) and config.groups:
         config = dataclasses.replace(config, layers=config.groups, groups=0)
-    layers = stack_heights(config)
+    layers = layer_counts(config)
     plain: Any = config
     small = dataclasses.replace(plain, **{name: min(count, 2) for name, count in layers.items()})
     base = _count(small)
@@ -60,7 +60,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
 def _count(config: Any) -> ParameterCount:
     try:
         with torch.device("meta"):
-            parameters = list(FAMILIES[family_of(config)].model(config).parameters())
+            parameters = list(FAMILIES[family_name(config)].model(config).parameters())
     except (RuntimeError, OverflowError, MemoryError, TypeError) as error:
         # A tensor whose size in bytes does not fit into 64 bits.
         raise RegardError(

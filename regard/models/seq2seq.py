@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.attention.scores import ScoreName
 from regard.errors import RegardError
-from regard.layers.cache import MemoryCache
+from regard.layers.cache import CrossAttentionCache
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.packed import Tokens
@@ -94,7 +94,7 @@ class Seq2SeqState:
     """Decoding state between steps: rows are (B, K) hypotheses."""
 
     cells: Float[Tensor, "B K L P E"]
-    memory: MemoryCache | None
+    memory: CrossAttentionCache | None
     """None for a model without attention"""
 
 
@@ -166,7 +166,7 @@ class Decoder(nn.Module):
             lengths = () if memory.lengths is None else (memory.lengths,)
 
             def step(state: Tensor, inputs: Tensor, k: Tensor, *lengths: Tensor) -> tuple[Tensor, Tensor]:
-                memory = MemoryCache(k, k, *lengths)
+                memory = CrossAttentionCache(k, k, *lengths)
                 features, state = self._bahdanau_step(inputs, state, memory)
                 return state, features[:, 0]
 
@@ -180,15 +180,15 @@ class Decoder(nn.Module):
         context = self.attention(y, self.memory(encoded), target.offsets, source.offsets)
         return self._combine(torch.cat((context, y), dim=-1))
 
-    def make_cache(self, encoded: Float[Tensor, "M C"], source: Tokens) -> MemoryCache | None:
+    def make_cache(self, encoded: Float[Tensor, "M C"], source: Tokens) -> CrossAttentionCache | None:
         """Keys and values of the source for `step`."""
         if self.variant == "none":
             return None
         memory = self.memory(encoded)[..., None, :]
-        return MemoryCache.from_sequences(memory, memory, source.offsets)
+        return CrossAttentionCache.from_sequences(memory, memory, source.offsets)
 
     def step(
-        self, y: Float[Tensor, "B K E"], cells: Float[Tensor, "B K L P E"], memory: MemoryCache | None
+        self, y: Float[Tensor, "B K E"], cells: Float[Tensor, "B K L P E"], memory: CrossAttentionCache | None
     ) -> tuple[Float[Tensor, "B K E"], Float[Tensor, "B K L P E"]]:
         """One token per hypothesis."""
         inputs = self.layers[0].inputs(y)
@@ -202,7 +202,7 @@ class Decoder(nn.Module):
         return self._combine(torch.cat((self.attention(top, memory), top), dim=-1)), cells
 
     def _bahdanau_step(
-        self, inputs: Float[Tensor, "B K G"], cells: Float[Tensor, "B K L P E"], memory: MemoryCache | None
+        self, inputs: Float[Tensor, "B K G"], cells: Float[Tensor, "B K L P E"], memory: CrossAttentionCache | None
     ) -> tuple[Float[Tensor, "B K C"], Float[Tensor, "B K L P E"]]:
         """Attend with s_{t-1}, then advance the cells: returns [c_t; s_t] and the new cells."""
         context = self.attention(cells[..., -1, 0, :], memory)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.attention.scores import ScoreName
 from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, NormPlacement
-from regard.layers.cache import GrowingCache, MemoryCache
+from regard.layers.cache import CrossAttentionCache, KVCache
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
 from regard.layers.norms import NormKind, make_norm
@@ -145,8 +145,8 @@ class TransformerState:
 
     beams: int
     position: int
-    self_caches: list[GrowingCache]
-    cross_caches: list[MemoryCache]
+    self_caches: list[KVCache]
+    cross_caches: list[CrossAttentionCache]
 
 
 class Transformer(nn.Module):
@@ -230,9 +230,10 @@ class Transformer(nn.Module):
 
     def start(self, source: Tokens) -> TransformerState:
         memory = self.encode(source)
-        self_caches = [GrowingCache() for _ in self.decoder]
+        self_caches = [KVCache() for _ in self.decoder]
         cross_caches = [
-            MemoryCache.from_sequences(*block.cross.keys_values(memory, None), source.offsets) for block in self.decoder
+            CrossAttentionCache.from_sequences(*block.cross.keys_values(memory, None), source.offsets)
+            for block in self.decoder
         ]
         return TransformerState(beams=1, position=0, self_caches=self_caches, cross_caches=cross_caches)
 

@@ -16,10 +16,30 @@ from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlacement, first
 from regard.layers.embeddings import GridPositionKind, ImageEmbedding, Images
 from regard.layers.feedforward import Activation
 from regard.layers.norms import NormKind
-from regard.layers.patches import Grid, PackedImages, PatchKind, cut, extend_offsets, gather_rows, grid_of, take_away
-from regard.layers.readouts import ClassQueries, PatchDecoder, QueryPool
+from regard.layers.patches import (
+    Grid,
+    PackedImages,
+    PatchKind,
+    compute_grid,
+    extend_offsets,
+    gather_rows,
+    remove_prefix,
+    split_patches,
+)
+from regard.layers.readouts import AttentionPooling, PatchDecoder, SegmentationDecoder
 from regard.models.heads import check_heads
-from regard.ranges import Count, Epsilon, Layers, Natural, NonNegative, OptionalSide, Positive, Rate, Side, check_ranges
+from regard.ranges import (
+    Count,
+    Epsilon,
+    ImageSide,
+    Layers,
+    Natural,
+    NonNegative,
+    OptionalImageSide,
+    Positive,
+    Rate,
+    check_ranges,
+)
 
 MAX_PATCHES = 2**20
 VisionHead = Literal["none", "classify", "segment", "pixels"]
@@ -51,12 +71,12 @@ class ViTConfig:
     """bias in the projections to queries, keys and values"""
     channels: Count = 3
     """1: grayscale, 3: RGB"""
-    image_height: Side = 224
+    image_height: ImageSide = 224
     """in pixels; images of other sizes work too, with interpolated learned positions"""
-    image_width: Side = 224
-    longest_side: OptionalSide = 0
+    image_width: ImageSide = 224
+    longest_side: OptionalImageSide = 0
     """maximum side of images that keep their aspect ratio; 0: images are resized to image_height × image_width"""
-    patch: Side = 16
+    patch: ImageSide = 16
     """side of a patch in pixels"""
     patches: PatchKind = "linear"
     """patch embedding: linear or convolution (equal results), or a convolutional stem"""
@@ -97,7 +117,7 @@ class ViTConfig:
     @property
     def grid(self) -> Grid:
         """Rows and columns of patches."""
-        return grid_of((self.image_height, self.image_width), self.patch)
+        return compute_grid((self.image_height, self.image_width), self.patch)
 
     @property
     def prefix(self) -> int:
@@ -249,15 +269,15 @@ class ViT(nn.Module):
                 nn.init.xavier_uniform_(parameter.flatten(1))  # a convolution as the equivalent linear layer
 
     def _make_head(self, config: ViTConfig, block: BlockConfig) -> None:
-        self.pooler: QueryPool | None = None
-        self.segmenter: ClassQueries | None = None
+        self.pooler: AttentionPooling | None = None
+        self.segmenter: SegmentationDecoder | None = None
         self.painter: PatchDecoder | None = None
         self.output: nn.Linear | None = None
         self.distilled: nn.Linear | None = None
         labels = len(config.labels)
         self.pooled_map: nn.Linear | None = None
         if config.head in ("none", "classify"):
-            self.pooler = QueryPool(block, config.score) if config.pooling == "query" else None
+            self.pooler = AttentionPooling(block, config.score) if config.pooling == "query" else None
             self.pooled_map = nn.Linear(config.width, config.width) if config.pooled_map else None
         if config.head == "classify" and labels:
             self.output = nn.Linear(config.width, labels)
@@ -265,7 +285,7 @@ class ViT(nn.Module):
         elif config.head == "segment" and config.segmenter == "linear":
             self.output = nn.Linear(config.width, labels)
         elif config.head == "segment":
-            self.segmenter = ClassQueries(labels, block, config.score, config.segmenter_layers)
+            self.segmenter = SegmentationDecoder(labels, block, config.score, config.segmenter_layers)
         elif config.head == "pixels":
             width = config.decoder_width
             decoder_block = replace(block, width=width, heads=width // DECODER_HEAD_WIDTH, feedforward=4 * width)
@@ -289,7 +309,7 @@ class ViT(nn.Module):
     def features(self, images: Images) -> Float[Tensor, "*n E"]:
         """The input of the output layer: one row per image (distilled: two), or for segmentation one row per patch."""
         if self.config.head == "segment":
-            return take_away(self.encode(images), self.config.prefix, _offsets(images))
+            return remove_prefix(self.encode(images), self.config.prefix, _offsets(images))
         if self.config.pooling != "class":
             return self.pool(self.encode(images), images)
         # Only the class tokens are needed, so the last block computes no others.
@@ -308,7 +328,7 @@ class ViT(nn.Module):
             x = first_tokens(encoded, extended, 1 + config.distilled).reshape(-1, 1 + config.distilled, config.width)
             x = x if config.distilled else x[:, 0]
         else:
-            x = take_away(encoded, config.prefix, offsets)
+            x = remove_prefix(encoded, config.prefix, offsets)
             x = self.pooler(x, offsets) if self.pooler is not None else _mean(x, offsets)
         return self._apply_pooled_map(self.norm(x) if self.norm_is_last else x)
 
@@ -331,7 +351,7 @@ class ViT(nn.Module):
         assert head is not None
         logits = head(features)
         if not isinstance(images, PackedImages):
-            return self._upsample(logits, grid_of(images.shape[-2:], self.config.patch))
+            return self._upsample(logits, compute_grid(images.shape[-2:], self.config.patch))
         parts = logits.split([rows * columns for rows, columns in images.grids])
         return [self._upsample(part[None], grid)[0] for part, grid in zip(parts, images.grids)]
 
@@ -353,7 +373,7 @@ class ViT(nn.Module):
             )
         if isinstance(images, PackedImages):
             raise RegardError("Masked patches need images of one size (got packed images).", "Resize the images.")
-        grid = grid_of(images.shape[-2:], self.config.patch)
+        grid = compute_grid(images.shape[-2:], self.config.patch)
         count = grid[0] * grid[1]
         visible_count = round(count * (1 - mask_ratio))
         if not 0 < visible_count < count:
@@ -368,7 +388,7 @@ class ViT(nn.Module):
         for block in self.blocks:
             x = block(x, offsets, rotary=rotary)
         predicted = self.output(self.painter(self.norm(x), visible, masked, grid, self.config.prefix))
-        target = gather_rows(cut(pixels, self.config.patch).float(), masked)
+        target = gather_rows(split_patches(pixels, self.config.patch).float(), masked)
         return Reconstruction(predicted, nn.functional.layer_norm(target, target.shape[-1:], eps=1e-6), masked)
 
     def _upsample(self, logits: Float[Tensor, "B T V"], grid: Grid) -> Float[Tensor, "B V H W"]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.layers.cache import FunctionalKVCache, MemoryCache
+from regard.layers.cache import CrossAttentionCache, FunctionalKVCache
 from regard.layers.packed import Padded
 from regard.layers.recurrent import PARTS
 from regard.models import GPT, Bert, Seq2Seq, Transformer, ViT
@@ -16,7 +16,7 @@ from regard.models.gpt import GPTState
 from regard.models.seq2seq import Seq2SeqState
 from regard.models.transformer import TransformerState
 from regard.program.capture import capture
-from regard.program.program import Program, program_of
+from regard.program.program import Program, build_program
 
 
 class EntryPoint(NamedTuple):
@@ -81,7 +81,7 @@ def forward_program(model: nn.Module, image: Tensor | None = None, call: Callabl
     key = None if image is None else tuple(image.shape), call, tuple(map(id, model.modules()))
     if key not in programs:
         entry = forward_entry(model, image)
-        programs[key] = program_of(capture(model, call or entry.call, entry.inputs, entry.sizes))
+        programs[key] = build_program(capture(model, call or entry.call, entry.inputs, entry.sizes))
     return programs[key]
 
 
@@ -145,7 +145,7 @@ def _transformer_entries(model: Transformer) -> dict[str, EntryPoint]:
             beams=last.shape[1],
             position=states[0][0].shape[2],
             self_caches=list(caches),
-            cross_caches=[MemoryCache(k, v, mask.sum(1)) for k, v in sources],
+            cross_caches=[CrossAttentionCache(k, v, mask.sum(1)) for k, v in sources],
         )
         logits, _ = model.step(state, last)
         return logits, *(tensor for cache in caches for tensor in cache.tensors)
@@ -171,7 +171,7 @@ def _seq2seq_entries(model: Seq2Seq) -> dict[str, EntryPoint]:
 
     def step(model: Seq2Seq, last: Tensor, mask: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         *sources, cells = tensors
-        caches = [MemoryCache(k, k, mask.sum(1)) for k in sources]
+        caches = [CrossAttentionCache(k, k, mask.sum(1)) for k in sources]
         state = Seq2SeqState(cells.reshape(*last.shape, *cells.shape[1:]), caches[0] if caches else None)
         logits, state = model.step(state, last)
         return logits, state.cells.flatten(0, 1)

@@ -18,21 +18,21 @@ def run(program: Program, model: nn.Module, inputs: Mapping[str, Any]) -> dict[s
     """Run a program and return the value of every step by name. Steps inside a scan are named `name[3]` at index 3.
 
     >>> import torch
-    >>> from regard.program import capture, program_of
+    >>> from regard.program import capture, build_program
     >>> layer, x = nn.Linear(2, 3), torch.ones(4, 2)
-    >>> program = program_of(capture(layer, lambda layer, x: layer(x), {"x": x}, {"x": ("T", None)}))
+    >>> program = build_program(capture(layer, lambda layer, x: layer(x), {"x": x}, {"x": ("T", None)}))
     >>> run(program, layer, {"x": torch.ones(7, 2)})[program.outputs[0]].shape
     (7, 3)
     """
     arrays = {name: _array(value) for name, value in inputs.items()}
-    values = Values(tensors_of(program, model))
+    values = Values(collect_tensors(program, model))
     values.update(arrays)
     for step in program.resolve(program.sizes(arrays)):
         execute(step, values)
     return values
 
 
-def tensors_of(program: Program, model: nn.Module) -> dict[str, Tensor]:
+def collect_tensors(program: Program, model: nn.Module) -> dict[str, Tensor]:
     """Tensors that steps read in addition to inputs: parameters and buffers of the model, and constants."""
     named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return dict(named) | dict(program.constants)

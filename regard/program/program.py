@@ -93,12 +93,12 @@ def _resolve(value: Any, sizes: Mapping[str, int]) -> Any:
     return [_resolve(item, sizes) for item in value] if isinstance(value, list | tuple) else value
 
 
-def program_of(captured: CapturedCall) -> Program:
+def build_program(captured: CapturedCall) -> Program:
     """Translate a captured call of a model to a program.
 
     >>> from regard.program.capture import capture
     >>> layer = torch.nn.Linear(2, 3)
-    >>> program = program_of(capture(layer, lambda layer, x: layer(x), {"x": torch.zeros(4, 2)}, {"x": ("T", None)}))
+    >>> program = build_program(capture(layer, lambda layer, x: layer(x), {"x": torch.zeros(4, 2)}, {"x": ("T", None)}))
     >>> [(step.op, step.module, step.shape) for step in program]
     [('linear', '', (T, 3))]
     """

@@ -1,10 +1,10 @@
 """Training: from a recipe to a model folder."""
 
 from regard.config_reader import read_toml
-from regard.training.checkpoint import kept_steps
+from regard.training.checkpoint import list_step_folders
 from regard.training.datasets import Dataset
 from regard.training.metrics import TextScores, squad_scores, text_scores
-from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from
+from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from_dict
 from regard.training.tasks import TASKS, plan, read_dataset, suggest_recipe
 from regard.training.trainer import train
 
@@ -16,11 +16,11 @@ __all__ = [
     "TextScores",
     "TokenizerConfig",
     "TrainConfig",
-    "kept_steps",
+    "list_step_folders",
     "plan",
     "read_dataset",
     "read_toml",
-    "recipe_from",
+    "recipe_from_dict",
     "squad_scores",
     "suggest_recipe",
     "text_scores",

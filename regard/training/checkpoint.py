@@ -13,7 +13,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import write_atomically
 from regard.folder import save
 from regard.folder.migration import migrate_names
 
@@ -29,7 +29,7 @@ class Checkpoint:
 
     def save(self, path: Path) -> None:
         tensors = {name: tensor.detach().contiguous() for name, tensor in self.tensors.items()}
-        write_whole(path, to_bytes(tensors, metadata={"facts": json.dumps(self.facts)}))
+        write_atomically(path, to_bytes(tensors, metadata={"facts": json.dumps(self.facts)}))
 
     @staticmethod
     def load(path: Path) -> "Checkpoint":
@@ -110,15 +110,15 @@ def unique_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters(remove_duplicate=True))
 
 
-def keep_step(run: Path, pipeline: Any, step: int, provenance: dict[str, Any]) -> None:
+def save_step_folder(run: Path, pipeline: Any, step: int, provenance: dict[str, Any]) -> None:
     """Save the model after a step to a model folder of the run, such as steps/000500."""
     save(run / STEPS / f"{step:06}", dataclasses.replace(pipeline, training={**provenance, "step": step}))
 
 
-def kept_steps(run: str | Path) -> dict[int, Path]:
+def list_step_folders(run: str | Path) -> dict[int, Path]:
     """The model folders of single steps that a run saved, by step; an error if there are none.
 
-    >>> kept_steps("no-such-run")
+    >>> list_step_folders("no-such-run")
     Traceback (most recent call last):
     regard.errors.RegardError: no-such-run: no models of single steps were saved. Train with --train.keep_every N.
     """

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from regard.models import family_of
+from regard.models import family_name
 from regard.training.recipe import Recipe
 
 _SIZE = "a model that suits the amount of data"
@@ -46,7 +46,7 @@ def describe_choices(recipe: Recipe, suggested: Recipe) -> list[str]:
     """
     changes: list[tuple[str, str]] = []
     if type(recipe.model) is type(suggested.model):
-        family = family_of(recipe.model)
+        family = family_name(recipe.model)
         for name, text in _kept_changes(recipe.model, suggested.model).items():
             keys = (f"{recipe.task}.{name}", f"{family}.{name}", name)
             changes.append((text, next((_REASONS[key] for key in keys if key in _REASONS), "chosen from the data")))

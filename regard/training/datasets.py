@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from jaxtyping import Int
 
-from regard.data import Counts, ImageSet, RaggedImages, clean, read_pairs, split_validation
+from regard.data import CleaningCounts, ImageSet, RaggedImages, clean, read_pairs, split_validation
 from regard.data.phrasebook import phrasebook_pairs
 from regard.errors import RegardError
 from regard.training.recipe import PHRASEBOOK, DataConfig
@@ -168,7 +168,7 @@ def read_pair_dataset(config: DataConfig) -> Dataset[Pairs]:
 
 def read_pair_splits(
     config: DataConfig, files: Sequence[str], validation: Sequence[str]
-) -> tuple[Pairs, Pairs, Counts]:
+) -> tuple[Pairs, Pairs, CleaningCounts]:
     """Training pairs, validation pairs, and the counts of dropped pairs."""
     pairs, counts = clean(read_pairs(files, config.columns), config.max_ratio)
     if not pairs:

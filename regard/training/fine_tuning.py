@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.layers.patches import whereabouts
-from regard.models import BertConfig, ModelConfig, ViT, ViTConfig, family_of
+from regard.layers.patches import patch_coordinates
+from regard.models import BertConfig, ModelConfig, ViT, ViTConfig, family_name
 from regard.training.recipe import FAMILIES_FOR, Recipe
 
 # Prefixes of parameters that may differ from those of the model to fine-tune: task heads.
@@ -28,12 +28,12 @@ _ADJUSTABLE_FIELDS = ("dropout", "drop_path")
 _HEAD_FIELDS = {"segment": ("segmenter", "segmenter_layers"), "pixels": ("decoder_width", "decoder_layers")}
 
 
-def fine_tuned_recipe(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:
+def fine_tuning_recipe(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:
     """The recipe with the sizes of the model to fine-tune."""
     families = FAMILIES_FOR[recipe.task]
-    if family_of(model) not in families:
+    if family_name(model) not in families:
         raise RegardError(
-            f"{origin} holds a model of the family {family_of(model)}, which does not support the task {recipe.task}.",
+            f"{origin} holds a model of the family {family_name(model)}, which does not support the task {recipe.task}.",
             f"Pass a model of the family {' or '.join(families)}.",
         )
     if isinstance(model, ViTConfig):
@@ -56,6 +56,6 @@ def initial_weights(model: nn.Module, origin: nn.Module) -> dict[str, Tensor]:
     if isinstance(model, ViT) and isinstance(origin, ViT):
         new, old = model.embedding.learned, origin.embedding.learned
         if new is not None and old is not None and new.grid != old.grid:
-            table = torch.cat((old.weight[: old.prefix], old(*whereabouts(new.grid))))
+            table = torch.cat((old.weight[: old.prefix], old(*patch_coordinates(new.grid))))
             weights["embedding.learned.weight"] = table
     return weights

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from regard.data import IGNORED
-from regard.training.metrics import intersection_over_union, label_counts
+from regard.data import IGNORE_INDEX
+from regard.training.metrics import confusion_counts, intersection_over_union
 
 # Number of bins of equal width, as in Guo et al. (2017).
 BINS = 15
@@ -24,13 +24,13 @@ class LabelScores:
 
 
 def label_scores(probabilities: Float[np.ndarray, "M V"], labels: Int[np.ndarray, "M"]) -> LabelScores:
-    """Scores of predicted probabilities against label indices; IGNORED labels are skipped.
+    """Scores of predicted probabilities against label indices; IGNORE_INDEX labels are skipped.
 
     >>> scores = label_scores(np.array([[0.9, 0.1], [0.8, 0.2]]), np.array([0, 1]))
     >>> scores.accuracy, round(scores.calibration_error, 6), scores.counts.tolist()
     (50.0, 45.0, [[1, 0], [1, 0]])
     """
-    real = labels != IGNORED
+    real = labels != IGNORE_INDEX
     probabilities, labels = probabilities[real], labels[real]
     target_probs = probabilities[np.arange(len(labels)), labels]
     return LabelScores(
@@ -38,7 +38,7 @@ def label_scores(probabilities: Float[np.ndarray, "M V"], labels: Int[np.ndarray
         top_5=top_accuracy(probabilities, labels, 5),
         calibration_error=calibration_error(probabilities, labels),
         loss=float(-np.log(np.maximum(target_probs, np.finfo(target_probs.dtype).tiny)).mean()) if len(labels) else 0.0,
-        counts=label_counts(probabilities.argmax(1), labels, probabilities.shape[1]),
+        counts=confusion_counts(probabilities.argmax(1), labels, probabilities.shape[1]),
     )
 
 
@@ -108,7 +108,7 @@ class MaskScores:
 
 
 def mask_scores(counts: Int[np.ndarray, "V V"]) -> MaskScores:
-    """Scores of pixel labels, from a confusion matrix with targets as rows (see `label_counts`).
+    """Scores of pixel labels, from a confusion matrix with targets as rows (see `confusion_counts`).
 
     >>> mask_scores(np.array([[3, 1], [0, 4]])).mean_iou
     77.5

@@ -1,13 +1,14 @@
 """Cross-entropy with label smoothing and R-Drop, computed in chunks so that the full logits are never in memory."""
 
 from functools import partial
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.data.batches import IGNORED
+from regard.data.batches import IGNORE_INDEX
 from regard.kernels import cross_entropy_cuda
 
 
@@ -34,7 +35,7 @@ def token_loss(
     divergence: float = 0.0,
     bias: Float[Tensor, "V"] | None = None,
 ) -> LossParts:
-    """(1 - ε)·nll + ε·(mean over the vocabulary of -log p), summed over the targets that are not IGNORED.
+    """(1 - ε)·nll + ε·(mean over the vocabulary of -log p), summed over the targets that are not IGNORE_INDEX.
 
     `second_pass` are the features of a second pass over the same batch with different dropout. With it, the loss is the
     mean of both passes plus `divergence` times the mean of the two Kullback-Leibler divergences between them (R-Drop,
@@ -59,12 +60,12 @@ class _TokenLoss(torch.autograd.Function):
         dtype = features.dtype
         if torch.is_autocast_enabled(features.device.type):
             dtype = torch.get_autocast_dtype(features.device.type)
-        fused = partial(cross_entropy_cuda.cross_entropy, ignore_index=IGNORED)
+        fused = partial(cross_entropy_cuda.cross_entropy, ignore_index=IGNORE_INDEX)
         sweep = fused if cross_entropy_cuda.supports(features) else _loss_and_grads
-        loss, nll, weight_grad, bias_grad, feature_grads = sweep(
+        loss, nll, weight_grad, bias_grad, feature_grads = compute(
             passes, weight, targets, smoothing, divergence, bias, dtype, needs_grad
         )
-        tokens = (targets != IGNORED).float().sum()
+        tokens = (targets != IGNORE_INDEX).float().sum()
         ctx.has_second_pass = second_pass is not None
         ctx.save_for_backward(weight_grad, bias_grad, *feature_grads)
         ctx.mark_non_differentiable(nll, tokens)
@@ -98,7 +99,7 @@ def _loss_and_grads(
     bias_grad = torch.zeros_like(bias) if needs_grad and bias is not None else None
     mean_bias = 0.0 if bias is None else bias.mean(dtype=torch.float32)
     loss, nll = (torch.zeros((), device=targets.device) for _ in range(2))
-    counted = (targets != IGNORED).float()
+    counted = (targets != IGNORE_INDEX).float()
     targets = targets.clamp(min=0)
     share = counted / len(passes)
     rows = chunk_rows(weight.shape[0], targets.device)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from regard.errors import RegardError
-from regard.folder import OPENED, find_device
-from regard.models import ModelConfig, family_of
+from regard.folder import PIPELINES, find_device
+from regard.models import ModelConfig, family_name
 from regard.models.parameters import count_parameters
 from regard.training.recipe import Recipe
 
@@ -27,7 +27,7 @@ def check_model_size(recipe: Recipe, task: Any, dataset: Any) -> None:
     """
     config = recipe.model
     tokenizers: tuple[Any, ...] = ()
-    if OPENED[family_of(config)].sides:
+    if PIPELINES[family_name(config)].tokenizer_count:
         stand_in = SimpleNamespace(vocab_size=min(recipe.tokenizer.vocab_size, TYPICAL_MAX_VOCAB))
         tokenizers = (stand_in, stand_in)
     config = task.complete_config(config, dataset, tokenizers)
@@ -41,7 +41,7 @@ def check_memory(config: ModelConfig, device: torch.device) -> None:
     >>> from regard.models import GPTConfig
     >>> check_memory(GPTConfig(vocab=100), torch.device("cpu"))
     """
-    parameters = count_parameters(config).numbers
+    parameters = count_parameters(config).elements
     needed, available = parameters * BYTES_PER_PARAMETER, device_memory(device)
     if available is not None and needed > available:
         raise RegardError(

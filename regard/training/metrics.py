@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from regard.data import IGNORED, Question
+from regard.data import IGNORE_INDEX, Question
 from regard.data.scripts import bleu_tokenizer_for
 from regard.errors import RegardError
 
@@ -106,16 +106,16 @@ def squad_scores(
     return 100 * exact / max(1, len(questions)), 100 * f1 / max(1, len(questions))
 
 
-def label_counts(
+def confusion_counts(
     predictions: Int[np.ndarray, "*n"], targets: Int[np.ndarray, "*n"], labels: int
 ) -> Int[np.ndarray, "labels labels"]:
-    """The confusion matrix: counts by target (rows) and prediction (columns); IGNORED targets are not counted.
+    """The confusion matrix: counts by target (rows) and prediction (columns); IGNORE_INDEX targets are not counted.
 
-    >>> label_counts(np.array([0, 1, 1, 1]), np.array([0, 0, 1, IGNORED]), 2)
+    >>> confusion_counts(np.array([0, 1, 1, 1]), np.array([0, 0, 1, IGNORE_INDEX]), 2)
     array([[1, 1],
            [0, 1]])
     """
-    counted = targets != IGNORED
+    counted = targets != IGNORE_INDEX
     pairs = targets[counted].astype(np.int64) * labels + predictions[counted]
     return np.bincount(pairs, minlength=labels**2).reshape(labels, labels)
 

@@ -25,13 +25,13 @@ MIN_WIDTH = 256
 _LIMITED_ISA = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
-def settle_precision(recipe: Recipe, previous: Literal["float32", "bfloat16"] | None = None) -> Recipe:
+def resolve_precision(recipe: Recipe, previous: Literal["float32", "bfloat16"] | None = None) -> Recipe:
     """The recipe with precision "auto" replaced by the choice for this machine.
 
     A resumed run keeps its `previous` precision, if this machine supports it. Explicit bfloat16 that would crash the
     process is an error.
 
-    >>> settle_precision(Recipe(train=TrainConfig(device="cpu", precision="float32"))).train.precision
+    >>> resolve_precision(Recipe(train=TrainConfig(device="cpu", precision="float32"))).train.precision
     'float32'
     """
     config, device = recipe.train, find_device(recipe.train.device)

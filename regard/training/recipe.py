@@ -9,17 +9,17 @@ from typing import Annotated, Any, Literal
 from regard.config_reader import check_keys, fill_config
 from regard.data.augmentation import AugmentConfig
 from regard.errors import RegardError
-from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_of
+from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_name
 from regard.ranges import (
     Count,
+    Fraction,
     Natural,
     NonNegative,
-    OptionalSide,
+    OptionalImageSide,
     Positive,
     Range,
     Rate,
     Seed,
-    Share,
     check_ranges,
     check_value,
 )
@@ -68,11 +68,11 @@ class DataConfig:
     """text2text: prefix of the sources of each file, which names the task to the model"""
     weights: tuple[Positive, ...] = ()
     """text2text: relative sampling weight of each file; the file with the smallest weight is used once per epoch"""
-    size: OptionalSide = 0
+    size: OptionalImageSide = 0
     """images: side of the square to which they are resized and cropped, in pixels; 0: their original size"""
-    longest: OptionalSide = 0
+    longest: OptionalImageSide = 0
     """images of different sizes: maximum side in pixels; the aspect ratio is kept; 0: all images have one size"""
-    patch: OptionalSide = 0
+    patch: OptionalImageSide = 0
     """images of different sizes: patch size of the model, in pixels; sides are multiples of it; 0: chosen from
     data.longest"""
     channels: Annotated[int, Range(low=0, high=3)] = 0
@@ -99,7 +99,7 @@ class TokenizerConfig:
     shared: bool = True
     """one tokenizer for source and target"""
     lowercase: bool = False
-    dropout: Share = 0.0
+    dropout: Fraction = 0.0
     """BPE-dropout (Provilkov et al. 2020): probability of skipping a merge during training"""
 
     def __post_init__(self) -> None:
@@ -183,10 +183,10 @@ DERIVED = frozenset(
 )
 
 
-def recipe_from(table: Mapping[str, Any], base: Recipe | None = None, origin: str = "the recipe") -> Recipe:
+def recipe_from_dict(table: Mapping[str, Any], base: Recipe | None = None, origin: str = "the recipe") -> Recipe:
     """A recipe from nested tables; missing keys have their value from `base`.
 
-    >>> recipe_from({"train": {"steps": 10}}).train.steps
+    >>> recipe_from_dict({"train": {"steps": 10}}).train.steps
     10
     """
     base = base or Recipe()
@@ -196,7 +196,7 @@ def recipe_from(table: Mapping[str, Any], base: Recipe | None = None, origin: st
             raise RegardError(f"{origin}: {section} must be a table.", f"Write [{section}] and its keys below it.")
     task = check_value(TaskName, table.get("task", base.task), f"{origin}: task")
     model_table = dict(table.get("model", {}))
-    supported, base_family = FAMILIES_FOR[task], family_of(base.model)
+    supported, base_family = FAMILIES_FOR[task], family_name(base.model)
     family = model_table.pop("family", base_family if base_family in supported else supported[0])
     check_value(Literal[tuple(FAMILIES)], family, f"{origin}: model.family")
     if family not in supported:
@@ -214,23 +214,23 @@ def recipe_from(table: Mapping[str, Any], base: Recipe | None = None, origin: st
     return Recipe(task=task, **sections)
 
 
-def with_cache(data: DataConfig, out: str | Path) -> DataConfig:
+def resolve_cache_folder(data: DataConfig, out: str | Path) -> DataConfig:
     """Set the folder for decoded images, if it is not set: regard-cache next to the model folder.
 
-    >>> with_cache(DataConfig(), "/models/pets").cache
+    >>> resolve_cache_folder(DataConfig(), "/models/pets").cache
     '/models/regard-cache'
     """
     return data if data.cache else dataclasses.replace(data, cache=str(Path(out).absolute().parent / CACHE))
 
 
-def recipe_table(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as nested tables that `recipe_from` reads back.
+def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as nested tables that `recipe_from_dict` reads back.
 
-    >>> recipe_from(recipe_table(Recipe())) == Recipe()
+    >>> recipe_from_dict(recipe_to_dict(Recipe())) == Recipe()
     True
     """
     table = dataclasses.asdict(recipe)
-    table["model"] = {"family": family_of(recipe.model)} | {
+    table["model"] = {"family": family_name(recipe.model)} | {
         key: value for key, value in table["model"].items() if key not in DERIVED
     }
     return table

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import write_atomically
 from regard.training.schedules import format_duration
 
 OnProgress = Callable[[int, int | None], None]
 """called with the number of items that are done and, if known, the total"""
 # Seconds between two progress lines in a log.
-EVERY = 10.0
+LOG_INTERVAL = 10.0
 
 
 @contextmanager
@@ -60,7 +60,7 @@ class _ProgressLines:
         self.description, self.last_line = description, time.monotonic()
 
     def __call__(self, done: int, total: int | None) -> None:
-        if time.monotonic() - self.last_line >= EVERY:
+        if time.monotonic() - self.last_line >= LOG_INTERVAL:
             self.last_line = time.monotonic()
             print(f"{self.description}: {done:,}" + (f" of {total:,}" if total else ""), file=sys.stderr, flush=True)
 
@@ -87,7 +87,7 @@ class RunLog:
         """Remove the lines after the checkpoint of a resumed run; their steps are about to be repeated."""
         if self.path.exists():
             kept = [line for line in read_metrics(self.path) if line["step"] <= step]
-            write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     def add(self, step: int, kind: str, **metrics: float) -> None:
         """Record the metrics of a step; `kind` is "train" or "validation"."""
@@ -171,7 +171,7 @@ def plot_losses(metrics: list[dict[str, Any]], path: Path, unit: str = "token") 
     axes.legend()
     plot = io.BytesIO()
     figure.savefig(plot, dpi=120)
-    write_whole(path, plot.getvalue())
+    write_atomically(path, plot.getvalue())
 
 
 def _tensorboard_writer(folder: Path) -> Any:

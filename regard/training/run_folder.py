@@ -11,7 +11,7 @@ from typing import Any
 from regard.errors import RegardError
 from regard.training.checkpoint import STEPS, Checkpoint
 from regard.training.datasets import count_units
-from regard.training.recipe import Recipe, recipe_from
+from regard.training.recipe import Recipe, recipe_from_dict
 from regard.training.state import TrainState
 
 STATE, LOCK = Path("state") / "last.safetensors", Path("state") / "lock"
@@ -56,7 +56,7 @@ def lock_folder(out: Path) -> Iterator[None]:
         yield
 
 
-def refuse_foreign_files(out: Path) -> None:
+def check_output_folder(out: Path) -> None:
     """Raise an error for a folder without a run in it whose files a run would overwrite."""
     if str(out) in ("", "."):
         raise RegardError("--out is empty.", "Pass a folder for the model, for example --out model.")
@@ -79,10 +79,10 @@ def read_state(out: Path) -> TrainState | None:
     return TrainState.from_json(Checkpoint.load(out / STATE).facts) if (out / STATE).exists() else None
 
 
-def stored_recipe(out: str | Path) -> Recipe | None:
+def read_stored_recipe(out: str | Path) -> Recipe | None:
     """The recipe of the run in this folder; None if there is no run."""
     state = read_state(Path(out))
-    return None if state is None else recipe_from(state.provenance["recipe"], origin=f"{out}/{STATE}")
+    return None if state is None else recipe_from_dict(state.provenance["recipe"], origin=f"{out}/{STATE}")
 
 
 def check_same_run(out: Path, state: TrainState, provenance: dict[str, Any]) -> None:

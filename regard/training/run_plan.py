@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.errors import RegardError
-from regard.models import family_of
+from regard.models import family_name
 from regard.training.choices import describe_choices
 from regard.training.datasets import Dataset, count_units
 from regard.training.metrics import METRIC_NAMES
@@ -98,7 +98,7 @@ def _describe_model(recipe: Recipe) -> str:
         depth = f"{model.encoder_layers}+{model.decoder_layers} layers"
     else:
         depth = count_units(layers, "layers")
-    return f"{family_of(model)}, {depth} of width {model.width}"
+    return f"{family_name(model)}, {depth} of width {model.width}"
 
 
 def _describe_training(recipe: Recipe, task: Task) -> str:

@@ -12,12 +12,12 @@ import torch
 
 from regard.data import Batch
 from regard.errors import RegardError
-from regard.folder import OPENED, Translator, bundle_of, fill_weights, find_device, read_tokenizers
-from regard.models import ModelConfig, ViTConfig, family_of, make_model
+from regard.folder import PIPELINES, Translator, find_device, load_weights, make_pipeline, read_tokenizers
+from regard.models import ModelConfig, ViTConfig, family_name, make_model
 from regard.training.allocator import keep_freed_memory
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEAD_PARAMETERS, initial_weights
-from regard.training.recipe import Recipe, recipe_table
+from regard.training.recipe import Recipe, recipe_to_dict
 from regard.training.run_folder import lock_folder
 from regard.training.schedules import parse_duration
 from regard.training.state import TrainState
@@ -72,7 +72,7 @@ def check_task_settings(recipe: Recipe, task: Task) -> None:
 def make_provenance(recipe: Recipe, dataset: Dataset[Any], start_from: str | Path | None) -> dict[str, Any]:
     """The origin of a model, as stored in training.json: recipe, data fingerprints, parent model and versions."""
     return {
-        "recipe": recipe_table(recipe),
+        "recipe": recipe_to_dict(recipe),
         "data": dataset.fingerprints,
         "start_from": str(start_from) if start_from is not None else None,
         "versions": {"regard": __version__, "torch": torch.__version__},
@@ -124,7 +124,7 @@ def configured_machine(recipe: Recipe, state: TrainState | None) -> Iterator[int
 def _suggest_workers(recipe: Recipe) -> int:
     """One worker per core, as long as each gets a large enough share of the batch and can hold the longest example."""
     config = recipe.train
-    if OPENED[family_of(recipe.model)].sides:
+    if PIPELINES[family_name(recipe.model)].tokenizer_count:
         shares = config.batch_tokens // max(MIN_WORKER_TOKENS, recipe.model.max_len)
     elif isinstance(recipe.model, ViTConfig) and recipe.data.longest:
         max_tokens = recipe.model.prefix + (recipe.data.longest // recipe.model.patch) ** 2
@@ -139,9 +139,9 @@ def prepare_run(
     recipe: Recipe, out: Path, dataset: Dataset[Any], origin: Any, provenance: dict[str, Any], workers: int
 ) -> tuple[RunSpec, Rank0Resources]:
     """Encode the data and build the model; its initial weights are those of the pipeline `origin`, if there is one."""
-    config, task, family = recipe.train, TASKS[recipe.task], OPENED[family_of(recipe.model)]
+    config, task, family = recipe.train, TASKS[recipe.task], PIPELINES[family_name(recipe.model)]
     special = family.special if origin is None else origin.special
-    tokenizers = read_tokenizers(out, foreign=special != family.special) if family.sides else ()
+    tokenizers = read_tokenizers(out, foreign=special != family.special) if family.tokenizer_count else ()
     model_config = task.complete_config(recipe.model, dataset, tokenizers)
     shape = BatchShape(
         config.batch_tokens // workers,
@@ -155,9 +155,9 @@ def prepare_run(
     model = build_model(spec)
     if origin is not None:
         weights = initial_weights(model, origin.model)
-        fill_weights(model, weights, provenance["start_from"], may_differ=HEAD_PARAMETERS)
+        load_weights(model, weights, provenance["start_from"], allow_mismatch=HEAD_PARAMETERS)
     vectors = init_embeddings(model, config, *tokenizers) if tokenizers else []
-    pipeline = bundle_of(model, tokenizers, dict(provenance), special)
+    pipeline = make_pipeline(model, tokenizers, dict(provenance), special)
     if isinstance(origin, Translator) and not recipe.data.languages:
         pipeline.languages = origin.languages
     return spec, Rank0Resources(dataset, validation, pipeline, note, origin is not None, vectors)

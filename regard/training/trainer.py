@@ -20,18 +20,18 @@ from torch import Tensor
 from regard.data import Batch, prefetch
 from regard.errors import Interrupted, RegardError
 from regard.folder import find_device, load, save, write_tokenizers
-from regard.training.checkpoint import Checkpoint, gather_state, keep_step, restore_state, unique_parameters
+from regard.training.checkpoint import Checkpoint, gather_state, restore_state, save_step_folder, unique_parameters
 from regard.training.compiling import compiled_features
 from regard.training.datasets import Dataset, count_units, stored_unit
-from regard.training.fine_tuning import fine_tuned_recipe
+from regard.training.fine_tuning import fine_tuning_recipe
 from regard.training.graphs import GraphedUpdate
 from regard.training.losses import LossParts
 from regard.training.memory import check_model_size
 from regard.training.optim import make_optimizer, scale_gradients, set_learning_rate, update_ema
-from regard.training.precision import make_autocast, settle_precision
-from regard.training.recipe import Recipe, with_cache
+from regard.training.precision import make_autocast, resolve_precision
+from regard.training.recipe import Recipe, resolve_cache_folder
 from regard.training.report import RunLog, plot_losses, read_metrics
-from regard.training.run_folder import LOSSES, METRICS, STATE, check_same_run, read_state, refuse_foreign_files
+from regard.training.run_folder import LOSSES, METRICS, STATE, check_output_folder, check_same_run, read_state
 from regard.training.run_plan import Cost, describe_plan, peak_memory
 from regard.training.run_setup import (
     Rank0Resources,
@@ -75,11 +75,11 @@ def train(
     started, out, task = time.monotonic(), Path(out), TASKS[recipe.task]
     check_task_settings(recipe, task)
     if not dry_run:
-        refuse_foreign_files(out)
+        check_output_folder(out)
     origin = load(start_from, "cpu") if start_from is not None else None
     if origin is not None:
-        recipe = fine_tuned_recipe(recipe, origin.model.config, start_from)
-    dataset = dataset or read_dataset(recipe.task, with_cache(recipe.data, out), quiet=quiet)
+        recipe = fine_tuning_recipe(recipe, origin.model.config, start_from)
+    dataset = dataset or read_dataset(recipe.task, resolve_cache_folder(recipe.data, out), quiet=quiet)
     check_model_size(recipe, task, dataset)
     provenance = make_provenance(recipe, dataset, start_from)
 
@@ -114,7 +114,7 @@ def _run(
     dry_run: bool,
 ) -> None:
     with configured_machine(recipe, state) as size:
-        recipe = settle_precision(recipe, state.precision if state else None)
+        recipe = resolve_precision(recipe, state.precision if state else None)
         with Workers(size=size) if dry_run else start_workers(size) as workers:
             # While the other workers start, rank 0 encodes the data and builds the model for all of them.
             spec, resources = prepare_run(recipe, folder, dataset, origin, provenance, size)
@@ -184,7 +184,7 @@ class Trainer:
         self.print_plan()
         if self.is_rank_0 and not self.state_path.exists():
             if config.keep_every:
-                self.keep_step()  # the untrained model
+                self.save_step_folder()  # the untrained model
             self.checkpoint()  # marks the folder as belonging to this run
         is_captured = self.device.type == "cuda" and config.accumulate == 1
         apply_batches = GraphedUpdate(self._apply_batches) if is_captured else self._apply_batches
@@ -201,7 +201,7 @@ class Trainer:
                         self._check_loss(parts.loss)
                     paused = time.monotonic()
                     if keeps:
-                        self.keep_step()
+                        self.save_step_folder()
                     if validates:
                         self.validate()
                     self.timed_from += time.monotonic() - paused
@@ -354,9 +354,9 @@ class Trainer:
             self.state.decay_start, self.state.stale, self.state.done = None, 0, False
         self.state.provenance = self.spec.provenance
 
-    def keep_step(self) -> None:
+    def save_step_folder(self) -> None:
         """Save the model of this step to its own folder."""
-        keep_step(self.spec.out, self.pipeline, self.state.step, self.spec.provenance)
+        save_step_folder(self.spec.out, self.pipeline, self.state.step, self.spec.provenance)
 
     def interrupt(self) -> None:
         """End the run after a signal; before the first validation, save the current model."""

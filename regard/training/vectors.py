@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.data import Tokenizer, read_vectors
+from regard.data import Tokenizer, read_word_vectors
 from regard.errors import RegardError
 from regard.training.recipe import TrainConfig
 
@@ -51,7 +51,7 @@ def init_embeddings(model: Any, config: TrainConfig, source: Tokenizer, target: 
         if not path:
             continue
         vocabulary = tokenizer.vocabulary
-        vectors = read_vectors(path, set(vocabulary))
+        vectors = read_word_vectors(path, set(vocabulary))
         table = embedding.tokens.weight
         width = len(next(iter(vectors.values()))) if vectors else table.shape[1]
         if width != table.shape[1]:

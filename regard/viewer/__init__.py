@@ -5,65 +5,65 @@ from regard.viewer.alignment import (
     align,
     alignment_error_rate,
     best_layer,
-    clearest_layer,
     format_links,
     read_links,
+    sharpest_layer,
 )
-from regard.viewer.beams import SearchNode, SearchTree, watch_decoding
+from regard.viewer.beams import SearchNode, SearchTree, record_search
 from regard.viewer.changes import (
-    HeadOff,
+    AblateHead,
+    AblateLayer,
     Intervention,
-    LayerOff,
-    MaskOff,
-    PositionsOff,
-    RowSet,
-    ScaleOff,
-    tried,
+    RemoveMask,
+    RemovePositions,
+    RemoveScale,
+    SetAttentionRow,
+    apply_interventions,
 )
 from regard.viewer.comparing import Comparison, compare
-from regard.viewer.forcing import attentions, need_attention, record_teacher_forced
+from regard.viewer.forcing import attention_names, record_teacher_forced, require_attention
 from regard.viewer.looking import AttentionMap, Look, look
 from regard.viewer.overlays import ImageLook, PatchMap
-from regard.viewer.rollout import Rollout, roll_out
-from regard.viewer.trying import Experiment, Outcome, PredictionStep, try_it
-from regard.viewer.walk.page_walk import walk_of
+from regard.viewer.rollout import Rollout, attention_rollout
+from regard.viewer.trying import Experiment, Outcome, PredictionStep, run_experiment
+from regard.viewer.walk.page_walk import build_walk
 from regard.viewer.walk.walkthrough import Walk
 
 __all__ = [
+    "AblateHead",
+    "AblateLayer",
     "AttentionMap",
     "Comparison",
     "Experiment",
-    "HeadOff",
     "ImageLook",
     "Intervention",
-    "LayerOff",
     "Link",
     "Look",
-    "MaskOff",
     "Outcome",
     "PatchMap",
-    "PositionsOff",
     "PredictionStep",
+    "RemoveMask",
+    "RemovePositions",
+    "RemoveScale",
     "Rollout",
-    "RowSet",
-    "ScaleOff",
     "SearchNode",
     "SearchTree",
+    "SetAttentionRow",
     "Walk",
     "align",
     "alignment_error_rate",
-    "attentions",
+    "apply_interventions",
+    "attention_names",
+    "attention_rollout",
     "best_layer",
-    "clearest_layer",
+    "build_walk",
     "compare",
     "format_links",
     "look",
-    "need_attention",
     "read_links",
+    "record_search",
     "record_teacher_forced",
-    "roll_out",
-    "tried",
-    "try_it",
-    "walk_of",
-    "watch_decoding",
+    "require_attention",
+    "run_experiment",
+    "sharpest_layer",
 ]

@@ -16,11 +16,11 @@ from regard.data.readers import numbered_lines
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.folder import Translator
-from regard.viewer.forcing import Ids, attentions, information, need_attention, record_teacher_forced
+from regard.viewer.forcing import Ids, attention_names, mutual_information, record_teacher_forced, require_attention
 
 Link = tuple[int, int]
 """Indices of a source word and of a target word."""
-Words = Callable[[str], list[str]]
+WordSplitter = Callable[[str], list[str]]
 """Splits a text into words."""
 
 _PHARAOH = re.compile(r"(\d+)-(\d+)")
@@ -31,16 +31,16 @@ def align(
     pairs: Sequence[tuple[str, str]],
     layer: str | None = None,
     *,
-    words: Words = str.split,
+    words: WordSplitter = str.split,
     truncate: bool = False,
 ) -> list[list[Link]]:
-    """Align the words of each pair by one cross-attention (by default, see `clearest_layer`).
+    """Align the words of each pair by one cross-attention (by default, see `sharpest_layer`).
 
     >>> align(translator, [("The cat sleeps.", "Le chat dort.")], "decoder.1.cross")  # doctest: +SKIP
     [[(0, 0), (1, 1), (2, 2)]]
     """
     if layer is None:
-        layer = clearest_layer(translator, pairs, truncate=truncate)
+        layer = sharpest_layer(translator, pairs, truncate=truncate)
     return _align(translator, pairs, [layer], words, truncate)[layer]
 
 
@@ -49,30 +49,30 @@ def best_layer(
     pairs: Sequence[tuple[str, str]],
     gold: Sequence[Sequence[Link]],
     *,
-    words: Words = str.split,
+    words: WordSplitter = str.split,
 ) -> str:
     """Name of the cross-attention with the lowest alignment error rate on these pairs (use validation data)."""
-    need_attention(translator)
-    by_layer = _align(translator, pairs, attentions(translator, "cross"), words, truncate=False)
+    require_attention(translator)
+    by_layer = _align(translator, pairs, attention_names(translator, "cross"), words, truncate=False)
     return min(by_layer, key=lambda layer: alignment_error_rate(by_layer[layer], gold))
 
 
-def clearest_layer(
+def sharpest_layer(
     translator: Translator, pairs: Sequence[tuple[str, str]], *, truncate: bool = False, sample: int = 64
 ) -> str:
     """Name of the cross-attention with the largest mutual information: the choice without gold alignments.
 
     The mutual information of row and column (see forcing.py) is averaged over the first `sample` non-empty pairs.
     """
-    need_attention(translator)
-    layers = attentions(translator, "cross")
+    require_attention(translator)
+    layers = attention_names(translator, "cross")
     pairs = [pair for pair in pairs if _is_filled(pair)][:sample]
     if len(layers) == 1 or not pairs:
         return layers[-1]
     totals = dict.fromkeys(layers, 0.0)
     for _, maps in _maps(translator, pairs, layers, truncate):
         for layer, weights in maps.items():
-            totals[layer] += information(weights)
+            totals[layer] += mutual_information(weights)
     return max(totals, key=lambda layer: totals[layer])
 
 
@@ -114,13 +114,13 @@ def _parse(line: str, location: str) -> Iterator[Link]:
 
 
 def _align(
-    translator: Translator, pairs: Sequence[tuple[str, str]], layers: list[str], words: Words, truncate: bool
+    translator: Translator, pairs: Sequence[tuple[str, str]], layers: list[str], words: WordSplitter, truncate: bool
 ) -> dict[str, list[list[Link]]]:
     """The alignment of each pair by each layer. A pair with an empty text has no links."""
     links: dict[str, list[list[Link]]] = {layer: [[] for _ in pairs] for layer in layers}
     special = translator.special
     # Positions of special tokens. Rows: forced tokens after <sos>, and <eos> last. Columns: `begin` and `end`.
-    first_row = len(special.begun([])) - 1
+    first_row = len(special.make_decoder_input([])) - 1
     first_column, trailing = (0 if token is None else 1 for token in (special.begin, special.end))
     for i, maps in _maps(translator, pairs, layers, truncate):
         columns = _pieces_in_words(translator.source_tokenizer, pairs[i][0], words)
@@ -146,9 +146,9 @@ def _links(
     return sorted((int(source), target) for target, source in enumerate(best) if rows[:, target].any())
 
 
-def _pieces_in_words(tokenizer: Tokenizer, text: str, words: Words) -> Bool[np.ndarray, "pieces words"]:
+def _pieces_in_words(tokenizer: Tokenizer, text: str, words: WordSplitter) -> Bool[np.ndarray, "pieces words"]:
     """Whether each piece overlaps each word."""
-    pieces = np.array([span for _, span in tokenizer.pieces(text)], int).reshape(-1, 1, 2)
+    pieces = np.array([span for _, span in tokenizer.encode_as_pieces(text)], int).reshape(-1, 1, 2)
     word_spans = np.array(find_spans(text, words(text)), int).reshape(1, -1, 2)
     return (pieces[..., 0] < word_spans[..., 1]) & (word_spans[..., 0] < pieces[..., 1])
 
@@ -179,8 +179,8 @@ def _maps(
     for i, (source, target) in enumerate(pairs):
         if _is_filled((source, target)):
             encoded[i] = (
-                translator.source_ids(source, name=f"line {i + 1}", truncate=truncate),
-                translator.target_ids(target, name=f"line {i + 1}", truncate=truncate),
+                translator.encode_source(source, name=f"line {i + 1}", truncate=truncate),
+                translator.encode_target(target, name=f"line {i + 1}", truncate=truncate),
             )
     # Batch pairs of similar lengths, as many as fit into a rectangle of the longest.
     order = sorted(encoded, key=lambda i: max(map(len, encoded[i])))
@@ -192,7 +192,7 @@ def _maps(
         means = {layer: recording[layer].weights().mean(1).cpu().numpy() for layer in layers}
         for b, i in enumerate(batch):
             source_ids, target_ids = encoded[i]
-            rows = len(translator.special.begun(target_ids))
+            rows = len(translator.special.make_decoder_input(target_ids))
             yield i, {layer: mean[b, :rows, : len(source_ids)] for layer, mean in means.items()}
 
 

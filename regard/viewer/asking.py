@@ -10,11 +10,11 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from regard.errors import RegardError
-from regard.folder import LanguageModel, TextEncoder, Translator
-from regard.models import family_of
+from regard.folder import TextEncoder, TextGenerator, Translator
+from regard.models import family_name
 from regard.version import __version__
 from regard.viewer.looking import LayerNames, look
-from regard.viewer.scene import FORMAT, Scene, scene_of
+from regard.viewer.scene import FORMAT, Scene, build_scene
 from regard.viewer.trying import handle_experiment
 
 
@@ -26,10 +26,10 @@ class Response(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Desk:
+class TextRequestHandler:
     """Handles the requests of a page with a text model, one at a time."""
 
-    pipeline: Translator | LanguageModel | TextEncoder
+    pipeline: Translator | TextGenerator | TextEncoder
     name: str = ""
     """name of the model in the page"""
     layers: LayerNames = None
@@ -50,7 +50,7 @@ class Desk:
         target = texts.get("target", "").strip() or None  # an empty field is no target
         context = texts.get("context", "").strip() or None
         options: dict[str, Any] = dict(layers=self.layers, name=self.name, truncate=self.truncate)
-        return scene_of(look(self.pipeline, texts["source"], target, context=context, **options))
+        return build_scene(look(self.pipeline, texts["source"], target, context=context, **options))
 
     def handle(self, request: Any) -> Response:
         """Respond to a request; raises a RegardError if it is invalid."""
@@ -66,7 +66,7 @@ class Desk:
             {
                 "format": FORMAT,
                 "title": self.name,
-                "model": {"family": family_of(self.pipeline.model.config), "name": self.name, "regard": __version__},
+                "model": {"family": family_name(self.pipeline.model.config), "name": self.name, "regard": __version__},
                 "texts": {"source": "", "target": ""},
                 "opens": None,
                 "sides": {},
@@ -77,19 +77,19 @@ class Desk:
         )
 
 
-def _look(desk: Desk, arguments: Any) -> Response:
+def _look(handler: TextRequestHandler, arguments: Any) -> Response:
     """Look at a sentence and a translation, by default the model's own."""
-    if not isinstance(arguments, dict) or "source" not in arguments or not set(arguments) <= set(desk.fields):
-        raise RegardError("Invalid request to look.", f"Expected the texts: {', '.join(desk.fields)}.")
-    scene = desk.look({name: _check_text(text, name) for name, text in arguments.items()})
+    if not isinstance(arguments, dict) or "source" not in arguments or not set(arguments) <= set(handler.fields):
+        raise RegardError("Invalid request to look.", f"Expected the texts: {', '.join(handler.fields)}.")
+    scene = handler.look({name: _check_text(text, name) for name, text in arguments.items()})
     return Response({"scene": scene.header}, scene.blobs)
 
 
-def _try(desk: Desk, arguments: Any) -> Response:
+def _try(handler: TextRequestHandler, arguments: Any) -> Response:
     """Run an experiment: see `handle_experiment`."""
     if not isinstance(arguments, dict):
         raise RegardError("Invalid request for an experiment.", "Send an object with a source and changes.")
-    return Response(handle_experiment(desk.pipeline, arguments), [])
+    return Response(handle_experiment(handler.pipeline, arguments), [])
 
 
 def _check_text(value: Any, name: str) -> str:
@@ -102,4 +102,4 @@ def _check_text(value: Any, name: str) -> str:
     raise RegardError(f"The {name} is not valid text.", "Send a string of valid Unicode.")
 
 
-REQUESTS: dict[str, Callable[[Desk, Any], Response]] = {"look": _look, "try": _try}
+REQUESTS: dict[str, Callable[[TextRequestHandler, Any], Response]] = {"look": _look, "try": _try}

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 
 from regard.attention import record
-from regard.decode import BeamHistory, BeamStep, DecodeConfig, Hypothesis
+from regard.decode import DecodeConfig, Hypothesis, SearchHistory, SearchStep
 from regard.errors import RegardError
-from regard.folder import LanguageModel, Translator
+from regard.folder import TextGenerator, Translator
 from regard.layers.packed import pack
-from regard.viewer.forcing import attentions, information, record_teacher_forced
+from regard.viewer.forcing import attention_names, mutual_information, record_teacher_forced
 
 NodeState = Literal["best", "finished", "kept", "pruned", "refused"]
 
@@ -44,7 +44,7 @@ class SearchNode:
     ends: bool
     """whether this is a finished output"""
     reason: str
-    """why the candidate was pruned (see `BeamStep.reasons`) or refused (see `Refused`)"""
+    """why the candidate was pruned (see `SearchStep.reasons`) or refused (see `RefusedToken`)"""
     row: int | None
     """row of `SearchTree.weights` from which this token was predicted"""
 
@@ -73,7 +73,7 @@ class SearchTree:
     prefix: list[str]
     """forced first tokens of the output"""
     stopped: str
-    """why the search stopped: see `BeamHistory`"""
+    """why the search stopped: see `SearchHistory`"""
     omitted: list[int]
     """number of candidates per step that the tree does not contain"""
     attention: str | None
@@ -102,14 +102,14 @@ class SearchTree:
         return f"SearchTree({self.config.method}: {best}, {self.steps} steps, {len(self.nodes)} candidates)"
 
 
-def watch_decoding(
-    pipeline: Translator | LanguageModel, text: str, config: DecodeConfig | None = None, *, prefix: str = ""
+def record_search(
+    pipeline: Translator | TextGenerator, text: str, config: DecodeConfig | None = None, *, prefix: str = ""
 ) -> SearchTree:
     """Translate a sentence, or continue a prompt, and return the search as a tree.
 
     `prefix` is the forced beginning of a translation. The outputs are the same as those of `translate` or `generate`.
 
-    >>> tree = watch_decoding(translator, "The cat sleeps.", DecodeConfig(beam=3))  # doctest: +SKIP
+    >>> tree = record_search(translator, "The cat sleeps.", DecodeConfig(beam=3))  # doctest: +SKIP
     >>> [(node.token, node.state) for node in tree.nodes if node.step == 0]  # doctest: +SKIP
     [('Le', 'best'), ('La', 'kept'), ('Un', 'kept'), ('Ce', 'pruned'), ('Mon', 'pruned')]
     """
@@ -119,14 +119,14 @@ def watch_decoding(
         config = config or DecodeConfig()
         outputs = pipeline.translate([text], config, prefixes=[prefix] if prefix else None, history=True)[0]
         hypotheses, history = [one.hypothesis for one in outputs], outputs[0].history
-        ids = pipeline.source_ids(text)
-    elif isinstance(pipeline, LanguageModel):
+        ids = pipeline.encode_source(text)
+    elif isinstance(pipeline, TextGenerator):
         if prefix:
             raise RegardError("Only translators support a prefix.", "Append it to the prompt instead.")
         config = config or DecodeConfig(method="sample")
         written = pipeline.generate([text], config, history=True)[0]
         hypotheses, history = [one.hypothesis for one in written], written[0].history
-        ids = pipeline.prompt_ids(text)
+        ids = pipeline.encode_prompt(text)
     else:
         raise RegardError("This model does not generate text: there is no search to record.", "Use look instead.")
     assert history is not None
@@ -134,16 +134,16 @@ def watch_decoding(
 
 
 def build_tree(
-    pipeline: Translator | LanguageModel,
+    pipeline: Translator | TextGenerator,
     source: list[int],
     hypotheses: Sequence[Hypothesis],
-    history: BeamHistory,
+    history: SearchHistory,
     config: DecodeConfig,
     *,
     prefix: str = "",
     attention: str | None = None,
 ) -> SearchTree:
-    """Build the tree of a recorded search; `source` are the ids of the source or prompt. See `watch_decoding`."""
+    """Build the tree of a recorded search; `source` are the ids of the source or prompt. See `record_search`."""
     names, read = _labels(pipeline, source)
     paths = [history.path(one) for one in hypotheses]
     nodes, node_indices, omitted = _grow(history, paths)
@@ -156,8 +156,8 @@ def build_tree(
     nodes, attention, weights = _add_weights(pipeline, source, nodes, ids, hypotheses[0].ids, attention)
     forced: list[int] = []
     if isinstance(pipeline, Translator):
-        forced = [*pipeline.special.begun([])[1:], *pipeline.target_ids(prefix)]
-        max_len = pipeline.longest_output
+        forced = [*pipeline.special.make_decoder_input([])[1:], *pipeline.encode_target(prefix)]
+        max_len = pipeline.max_output_len
         limit = config.limit(len(source))
         limit = max(limit if max_len is None else min(limit, max_len), len(forced))
     else:
@@ -178,7 +178,7 @@ def build_tree(
 
 
 def _grow(
-    history: BeamHistory, paths: Sequence[Sequence[int]]
+    history: SearchHistory, paths: Sequence[Sequence[int]]
 ) -> tuple[list[SearchNode], dict[tuple[int, int], int], list[int]]:
     """The nodes without texts and rows, the node index of each candidate (step, index), and omitted counts per step.
 
@@ -192,7 +192,7 @@ def _grow(
     for t, step in enumerate(history.steps):
         needed = {path[t] for path in paths if t < len(path)}
         available = [i for i, parent in enumerate(step.parents) if beam[parent] != -1]
-        ranked = sorted(available, key=lambda i: (i not in needed, step.fates[i] == "pruned", i))
+        ranked = sorted(available, key=lambda i: (i not in needed, step.statuses[i] == "pruned", i))
         chosen = sorted(ranked[: max(width, len(needed))])
         best = paths[0][t] if t < len(paths[0]) else None
         for i in chosen:
@@ -204,16 +204,16 @@ def _grow(
             logprob = one.logprob - (0.0 if parent is None else nodes[parent].total)
             nodes.append(
                 SearchNode(
-                    t, parent, one.token, "", "", logprob, one.logprob, float("nan"), "refused", False, one.why, None
+                    t, parent, one.token, "", "", logprob, one.logprob, float("nan"), "refused", False, one.reason, None
                 )
             )
         omitted.append(len(step.tokens) - len(chosen) + len(step.refused) - len(refused[:MAX_REFUSED]))
-        beam = [node_indices.get((t, i), -1) for i, fate in enumerate(step.fates) if fate == "live"]
+        beam = [node_indices.get((t, i), -1) for i, fate in enumerate(step.statuses) if fate == "live"]
     return nodes, node_indices, omitted
 
 
-def _node(t: int, step: BeamStep, i: int, parent: int | None, nodes: list[SearchNode], *, best: bool) -> SearchNode:
-    total, fate = step.logprobs[i], step.fates[i]
+def _node(t: int, step: SearchStep, i: int, parent: int | None, nodes: list[SearchNode], *, best: bool) -> SearchNode:
+    total, fate = step.logprobs[i], step.statuses[i]
     logprob = total - (0.0 if parent is None else nodes[parent].total)
     state: NodeState = "best" if best else "kept" if fate == "live" else fate
     return SearchNode(
@@ -240,23 +240,23 @@ def _ids(nodes: Sequence[SearchNode]) -> list[list[int]]:
     return ids
 
 
-def _labels(pipeline: Translator | LanguageModel, source: list[int]) -> tuple[list[str], list[str]]:
+def _labels(pipeline: Translator | TextGenerator, source: list[int]) -> tuple[list[str], list[str]]:
     """Names of all output ids, and the tokens of the source."""
     reader, writer = pipeline.tokenizers
-    pieces = [piece for piece, _ in reader.pieces_of(source)]
+    pieces = [piece for piece, _ in reader.decode_as_pieces(source)]
     return writer.vocabulary, [piece or reader.vocabulary[i] for piece, i in zip(pieces, source)]
 
 
-def _texts(pipeline: Translator | LanguageModel, source: list[int], ids: Sequence[list[int]]) -> list[str]:
+def _texts(pipeline: Translator | TextGenerator, source: list[int], ids: Sequence[list[int]]) -> list[str]:
     """Decode outputs; those of a language model after the end of the prompt, for correct spacing."""
-    context = source[-8:] if isinstance(pipeline, LanguageModel) else []
+    context = source[-8:] if isinstance(pipeline, TextGenerator) else []
     writer = pipeline.tokenizers[1]
     start = len(writer.decode(context))
     return [text[start:] for text in writer.decode_batch([context + one for one in ids])]
 
 
 def _add_weights(
-    pipeline: Translator | LanguageModel,
+    pipeline: Translator | TextGenerator,
     source: list[int],
     nodes: list[SearchNode],
     ids: list[list[int]],
@@ -269,12 +269,12 @@ def _add_weights(
     depends on the tokens before it alone.
     """
     kind = "cross" if isinstance(pipeline, Translator) else "masked"
-    names = attentions(pipeline, kind)
+    names = attention_names(pipeline, kind)
     if not names:
         return nodes, None, np.zeros((0, len(source)), np.float32)
     if attention is None:
         rows = _rows(pipeline, source, [best], names)
-        attention = max(names, key=lambda name: information(rows[name][0]))
+        attention = max(names, key=lambda name: mutual_information(rows[name][0]))
     parents = {node.parent: ids[node.parent] if node.parent is not None else [] for node in nodes}
     # An output that is a prefix of another one shares its forward pass.
     longest_first = sorted((tuple(one) for one in parents.values()), key=len, reverse=True)
@@ -295,7 +295,7 @@ def _add_weights(
 
 
 def _rows(
-    pipeline: Translator | LanguageModel, source: list[int], outputs: Sequence[list[int]], names: Sequence[str]
+    pipeline: Translator | TextGenerator, source: list[int], outputs: Sequence[list[int]], names: Sequence[str]
 ) -> dict[str, list[Float[np.ndarray, "t S"]]]:
     """Attention weights, averaged over heads, for each token of each output and for the token after the last."""
     rows: dict[str, list[np.ndarray]] = {name: [] for name in names}
@@ -303,7 +303,7 @@ def _rows(
     for start in range(0, len(outputs), batch_size):
         batch = outputs[start : start + batch_size]
         if isinstance(pipeline, Translator):
-            forced = len(pipeline.special.begun([])) - 1
+            forced = len(pipeline.special.make_decoder_input([])) - 1
             recording = record_teacher_forced(pipeline, [(source, one[forced:]) for one in batch], list(names))
         else:
             pipeline.model.eval()

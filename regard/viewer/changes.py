@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from regard.attention import Dot, ScaledDot, dispatch
 from regard.attention.backends.call import Call
-from regard.attention.masks import Form
+from regard.attention.masks import MaskParts
 from regard.attention.recording import KINDS
 from regard.errors import RegardError
-from regard.layers.cache import GrowingCache, MemoryCache
+from regard.layers.cache import CrossAttentionCache, KVCache
 from regard.layers.embeddings import Embedding, ImageEmbedding
 from regard.layers.feedforward import FeedForward
 from regard.layers.multihead import MultiHead
@@ -37,7 +37,7 @@ POSITIONS: dict[type[nn.Module], tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class HeadOff:
+class AblateHead:
     """Ablate a head: its part of the concatenated heads is zero."""
 
     attention: str
@@ -45,14 +45,14 @@ class HeadOff:
 
 
 @dataclass(frozen=True)
-class LayerOff:
+class AblateLayer:
     """Ablate a layer: an attention or a feed-forward network outputs zeros; in a block or stack, all of them."""
 
     layer: str
 
 
 @dataclass(frozen=True)
-class MaskOff:
+class RemoveMask:
     """Remove the causal mask: every token attends to all tokens, later ones included."""
 
     attention: str = "*"
@@ -60,7 +60,7 @@ class MaskOff:
 
 
 @dataclass(frozen=True)
-class ScaleOff:
+class RemoveScale:
     """Remove the scale: scores are not divided by √D."""
 
     attention: str = "*"
@@ -68,12 +68,12 @@ class ScaleOff:
 
 
 @dataclass(frozen=True)
-class PositionsOff:
+class RemovePositions:
     """Remove positional encodings: nothing is added to embeddings or scores, queries and keys are not rotated."""
 
 
 @dataclass(frozen=True)
-class RowSet:
+class SetAttentionRow:
     """Set the attention weights of one query of a head. They must sum to 1."""
 
     attention: str
@@ -91,29 +91,29 @@ class RowSet:
             )
 
 
-Intervention = HeadOff | LayerOff | MaskOff | ScaleOff | PositionsOff | RowSet
+Intervention = AblateHead | AblateLayer | RemoveMask | RemoveScale | RemovePositions | SetAttentionRow
 INTERVENTIONS: dict[str, type[Intervention]] = {
-    "head": HeadOff,
-    "layer": LayerOff,
-    "mask": MaskOff,
-    "scale": ScaleOff,
-    "positions": PositionsOff,
-    "row": RowSet,
+    "head": AblateHead,
+    "layer": AblateLayer,
+    "mask": RemoveMask,
+    "scale": RemoveScale,
+    "positions": RemovePositions,
+    "row": SetAttentionRow,
 }
 """interventions by their names in requests of a page"""
 
 
 @contextmanager
-def tried(model: nn.Module, interventions: Sequence[Intervention]) -> Iterator[None]:
+def apply_interventions(model: nn.Module, interventions: Sequence[Intervention]) -> Iterator[None]:
     """Apply interventions to a model inside the with block.
 
-    A module that several layers share is changed in all of them. `RowSet` needs a forward pass over full
-    sequences: step-by-step decoding does not know the index of a row and raises an error. `try_it` decodes
+    A module that several layers share is changed in all of them. `SetAttentionRow` needs a forward pass over full
+    sequences: step-by-step decoding does not know the index of a row and raises an error. `run_experiment` decodes
     without a cache instead.
 
     >>> from regard.layers.multihead import MultiHead
     >>> model = nn.Sequential(MultiHead(8, heads=2, kind="self"))
-    >>> with tried(model, [LayerOff("0")]):
+    >>> with apply_interventions(model, [AblateLayer("0")]):
     ...     model(torch.ones(1, 3, 8)).abs().max().item()
     0.0
     """
@@ -121,7 +121,7 @@ def tried(model: nn.Module, interventions: Sequence[Intervention]) -> Iterator[N
     with ExitStack() as stack:
         for hook in interceptor.hooks():
             stack.callback(hook.remove)
-        if any(isinstance(one, PositionsOff) for one in interventions):
+        if any(isinstance(one, RemovePositions) for one in interventions):
             for module, name in _positions(model):
                 stack.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, None)
@@ -145,7 +145,7 @@ class _AttentionInterceptor:
         """calls per attention in the current forward of the model"""
         self.ablated_heads: dict[str, list[int]] = {}
         self.ablated_layers: set[str] = set()
-        self.rows: dict[str, list[RowSet]] = {}
+        self.rows: dict[str, list[SetAttentionRow]] = {}
         self.unmasked: set[str] = set()
         self.unscaled: set[str] = set()
         for intervention in interventions:
@@ -153,22 +153,22 @@ class _AttentionInterceptor:
 
     def _add(self, intervention: Intervention) -> None:
         match intervention:
-            case HeadOff(attention, head):
+            case AblateHead(attention, head):
                 self.ablated_heads.setdefault(self._resolve(attention, head), []).append(head)
-            case RowSet(attention, head):
+            case SetAttentionRow(attention, head):
                 self.rows.setdefault(self._resolve(attention, head), []).append(intervention)
-            case LayerOff(layer):
+            case AblateLayer(layer):
                 sublayers = [name for name in self.layers if name == layer or name.startswith(f"{layer}.")]
                 if not sublayers:
                     raise _unknown("layer", layer, self.layers)
                 self.ablated_layers |= set(sublayers)
-            case MaskOff(attention):
+            case RemoveMask(attention):
                 self.unmasked |= self._select(attention, "causal mask", lambda one: one.kind == "masked")
-            case ScaleOff(attention):
+            case RemoveScale(attention):
                 self.unscaled |= self._select(attention, "division by √D", lambda one: isinstance(one.score, ScaledDot))
-            case PositionsOff():
+            case RemovePositions():
                 if not _positions(self.model):
-                    raise RegardError("This model has no positional encodings to remove.", "Leave out PositionsOff.")
+                    raise RegardError("This model has no positional encodings to remove.", "Leave out RemovePositions.")
 
     def _resolve(self, name: str, head: int) -> str:
         """The name of the module, checked. The calls of a shared module are recorded as name.0, name.1, …"""
@@ -218,7 +218,7 @@ class _AttentionInterceptor:
         def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             if self.is_own_thread:
                 inputs = (*args, *kwargs.values())
-                self.running.append((name, any(isinstance(one, GrowingCache | MemoryCache) for one in inputs)))
+                self.running.append((name, any(isinstance(one, KVCache | CrossAttentionCache) for one in inputs)))
 
         return hook
 
@@ -237,7 +237,7 @@ class _AttentionInterceptor:
         name, _ = self.running[-1]
         if name in self.unmasked:
             # Padding stays masked.
-            call = call._replace(form=Form(lengths=call.form.lengths))
+            call = call._replace(mask_parts=MaskParts(lengths=call.mask_parts.lengths))
         if name in self.unscaled:
             call = call._replace(score=Dot())
         return call
@@ -260,7 +260,7 @@ class _AttentionInterceptor:
             if not self.model_forwards:
                 raise RegardError(
                     f"{name} runs step by step, where the index of its rows is unknown.",
-                    "Use try_it, or run the model on full sequences.",
+                    "Use run_experiment, or run the model on full sequences.",
                 )
             # The forward of a recurrent decoder calls its attention once per target token.
             first_row = self.steps.get(name, 0)
@@ -290,11 +290,11 @@ def _sequences(call: Call) -> Iterator[tuple[slice, Float[Tensor, "G S Dv"]]]:
             yield slice(q[b], q[b + 1]), call.v[k[b] : k[b + 1]].transpose(0, 1)
     else:
         for b, v in enumerate(call.v):
-            length = v.shape[1] if call.form.lengths is None else int(call.form.lengths[b])
+            length = v.shape[1] if call.mask_parts.lengths is None else int(call.mask_parts.lengths[b])
             yield slice(0, call.q.shape[2]), v[:, :length]
 
 
-def fit_weights(intervention: RowSet, keys: int, is_growing: bool) -> list[float] | None:
+def fit_weights(intervention: SetAttentionRow, keys: int, is_growing: bool) -> list[float] | None:
     """The weights for a number of keys, which grows during decoding (`is_growing`).
 
     Weights of keys that do not exist yet are distributed over the others; additional keys get 0. None if all weight is
@@ -310,7 +310,7 @@ def fit_weights(intervention: RowSet, keys: int, is_growing: bool) -> list[float
     return [one / total for one in weights] if total > 0 else None
 
 
-def wrong_row_length(intervention: RowSet, keys: int) -> RegardError:
+def wrong_row_length(intervention: SetAttentionRow, keys: int) -> RegardError:
     return RegardError(
         f"Row {intervention.row} of {intervention.attention} has {keys} keys, but {len(intervention.weights)} weights "
         "were given.",

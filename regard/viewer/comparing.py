@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Float
 
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import write_atomically
 from regard.folder import Translator
 from regard.version import __version__
-from regard.viewer.asking import Desk
+from regard.viewer.asking import TextRequestHandler
 from regard.viewer.looking import PAGE_FORMAT, AttentionMap, Look, check_format, look
 from regard.viewer.scene import (
     FORMAT,
@@ -25,7 +25,7 @@ from regard.viewer.scene import (
 )
 from regard.viewer.showing import NotebookDisplay
 
-BESIDE = "beside"
+SECOND_SOURCE = "beside"
 """field of the second sentence in a request"""
 
 
@@ -70,7 +70,7 @@ class Comparison(NotebookDisplay):
             content = render_page(self.scene(attention, head))
         else:
             content = self._plot(file_format, attention, head)
-        write_whole(Path(path), content)
+        write_atomically(Path(path), content)
 
     def scene(self, attention: str | None = None, head: int | None = None) -> Scene:
         """The scene of the first look, with the headers of the individual looks under "compared"."""
@@ -108,7 +108,7 @@ class Comparison(NotebookDisplay):
         return Scene(header, blobs)
 
     @property
-    def desk(self) -> "ComparingDesk | None":
+    def handler(self) -> "ComparisonRequestHandler | None":
         """Handler for requests with other sentences, if every look has its model: all models on one sentence, or one
         model on two sentences.
         """
@@ -118,15 +118,15 @@ class Comparison(NotebookDisplay):
         layers = sorted({one.recorded.name for seen in self.looks for one in seen.maps.values()})
         if _common(one.source for one in self.looks):
             loaders = [lambda model=model: model for model in models]
-            return ComparingDesk(models[0], self.looks[0].name, layers, models=loaders, labels=self.labels)
+            return ComparisonRequestHandler(models[0], self.looks[0].name, layers, models=loaders, labels=self.labels)
         if len(models) == 2 and models[0] is models[1]:
-            return ComparingDesk(models[0], self.looks[0].name, layers)
+            return ComparisonRequestHandler(models[0], self.looks[0].name, layers)
         return None
 
     def _make_widget(self) -> Any:
         from regard.viewer.widget import make_widget
 
-        return make_widget(self.scene(), self.desk)
+        return make_widget(self.scene(), self.handler)
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(map(repr, self.labels))})"
@@ -186,18 +186,18 @@ def _common(texts: Any) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class ComparingDesk(Desk):
+class ComparisonRequestHandler(TextRequestHandler):
     """Compares several models on one sentence or, without `models`, one model on two sentences."""
 
     models: Sequence[Callable[[], Any]] = ()
     """loaders of the models: the checkpoints of a long run need not be in memory together"""
     labels: Sequence[str] = ()
-    last_leads: bool = False
+    share_last_translation: bool = False
     """force the translation of the last model on all translators, so that their maps have the same tokens"""
 
     @property
     def fields(self) -> list[str]:
-        return super().fields if self.models else ["source", BESIDE]
+        return super().fields if self.models else ["source", SECOND_SOURCE]
 
     def look(self, texts: dict[str, str]) -> Scene:
         return self.compare(texts).scene()
@@ -206,10 +206,13 @@ class ComparingDesk(Desk):
         """Compare looks at these texts, by field name."""
         source = texts["source"]
         if not self.models:
-            looks = [self._look_with(self.pipeline, text) for text in (source, texts.get(BESIDE, "").strip() or source)]
+            looks = [
+                self._look_with(self.pipeline, text)
+                for text in (source, texts.get(SECOND_SOURCE, "").strip() or source)
+            ]
             return compare(*looks, labels=[one.source.strip() for one in looks])
         target = texts.get("target", "").strip() or None
-        if self.last_leads and target is None and isinstance(self.pipeline, Translator):
+        if self.share_last_translation and target is None and isinstance(self.pipeline, Translator):
             target = self._look_with(self.models[-1](), source).translation
         looks = [replace(self._look_with(load(), source, target), pipeline=None, search=None) for load in self.models]
         return compare(*looks, labels=self.labels)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.folder import ImageModel
-from regard.folder.pictures import Picture
-from regard.viewer.asking import Desk, Response
-from regard.viewer.image_scene import scene_of_picture
+from regard.folder.pictures import ImageLike
+from regard.viewer.asking import Response, TextRequestHandler
+from regard.viewer.image_scene import build_image_scene
 from regard.viewer.looking import look
 from regard.viewer.trying import handle_experiment
 
@@ -18,14 +18,14 @@ TEXT_FIELDS = ("target", "prefix", "instead")
 
 
 @dataclass(frozen=True, eq=False)
-class PictureDesk(Desk):
+class ImageRequestHandler(TextRequestHandler):
     """Handles the requests of a page with an image model, one at a time.
 
     A request is `{"look": {"picture": name}}`, or `{"try": …}` with the name as its source (see `handle_experiment`).
     """
 
     pipeline: ImageModel  # type: ignore[assignment]
-    images: Mapping[str, Picture | Tensor] = field(default_factory=dict, kw_only=True)
+    images: Mapping[str, ImageLike | Tensor] = field(default_factory=dict, kw_only=True)
     """images by name; a page cannot open other files"""
 
     @property
@@ -44,7 +44,7 @@ class PictureDesk(Desk):
 
     def _look(self, name: Any) -> Response:
         seen = replace(look(self.pipeline, self._image(name), name=self.name), name=name)
-        scene = scene_of_picture(seen, images=list(self.images))
+        scene = build_image_scene(seen, images=list(self.images))
         return Response({"scene": scene.header}, scene.blobs)
 
     def _try(self, arguments: Mapping[str, Any]) -> Response:
@@ -53,7 +53,7 @@ class PictureDesk(Desk):
         image = self._image(arguments.get("source"))
         return Response(handle_experiment(self.pipeline, arguments, image), [])
 
-    def _image(self, name: Any) -> Picture | Tensor:
+    def _image(self, name: Any) -> ImageLike | Tensor:
         if not isinstance(name, str) or name not in self.images:
             raise RegardError("Unknown image.", f"Choose one of: {', '.join(self.images)}.")
         return self.images[name]

@@ -10,10 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.models import family_of
+from regard.models import family_name
 from regard.version import __version__
 from regard.viewer.looking import AttentionMap, TokenAxis
-from regard.viewer.masks import label_colours
+from regard.viewer.masks import label_colors
 from regard.viewer.overlays import (
     BLOCKS,
     POOLER,
@@ -36,7 +36,7 @@ MAX_LABEL_ROLLOUTS = 5
 AXIS_NAMES = {BLOCKS: ("picture", "picture"), POOLER: ("label", "patches"), SEGMENTER: ("labels", "labels")}
 
 
-def scene_of_picture(
+def build_image_scene(
     look: ImageLook,
     attention: str | None = None,
     head: int | None = None,
@@ -51,7 +51,7 @@ def scene_of_picture(
 
     `images` are the names of all images that a live page can request.
 
-    >>> scene_of_picture(look(model, "photo.jpg")).header["picture"]["grid"]  # doctest: +SKIP
+    >>> build_image_scene(look(model, "photo.jpg")).header["picture"]["grid"]  # doctest: +SKIP
     [14, 14]
     """
     opens = _initial_view(look, attention, head, patch, label, rollout)
@@ -61,7 +61,7 @@ def scene_of_picture(
     header = {
         "format": FORMAT,
         "title": shorten_title(look.title),
-        "model": {"family": family_of(look.run.model.config), "name": look.model_name, "regard": __version__},
+        "model": {"family": family_name(look.run.model.config), "name": look.model_name, "regard": __version__},
         "texts": {"source": look.name, "target": ""},
         "opens": opens,
         "sides": axis_headers(maps),
@@ -154,7 +154,7 @@ def _label_headers(look: ImageLook, selected: str | None, blobs: list[bytes]) ->
             "number": look.label_index(name),
             "name": name,
             "probability": look.probabilities[name],
-            "rollout": add_blob(blobs, one.over_patches().cpu().numpy()),
+            "rollout": add_blob(blobs, one.patch_weights().cpu().numpy()),
         }
         for name, one in zip(best, rollouts)
     ]
@@ -167,7 +167,7 @@ def _mask_header(look: ImageLook, blobs: list[bytes]) -> dict[str, Any]:
     best = output[0].argmax(0).cpu().numpy()
     return {
         **_add_bytes(blobs, best.astype("u1" if len(labels) <= 256 else "<u2")),
-        "colours": label_colours(len(labels)).tolist(),
+        "colours": label_colors(len(labels)).tolist(),
     }
 
 

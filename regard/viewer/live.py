@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from regard.errors import RegardError
-from regard.viewer.asking import Desk, Response
+from regard.viewer.asking import Response, TextRequestHandler
 from regard.viewer.page import render_live_page
 from regard.viewer.scene import Scene
 
@@ -36,7 +36,7 @@ JSON, HTML, BYTES = "application/json", "text/html; charset=utf-8", "application
 _LOG = logging.getLogger("regard")
 
 
-class Live(ThreadingHTTPServer):
+class LiveServer(ThreadingHTTPServer):
     """The server of a live page. The constructor binds the port; `serve_forever` responds to requests.
 
     Paths: the page itself, `scene` (the newest scene, JSON), `blob/N` (bytes), `ask` (requests: POST, JSON).
@@ -44,9 +44,9 @@ class Live(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, desk: Desk, scene: Scene | None = None, port: int = 0) -> None:
-        self.desk, self.token = desk, secrets.token_urlsafe(24)
-        scene = scene or desk.initial_scene()
+    def __init__(self, handler: TextRequestHandler, scene: Scene | None = None, port: int = 0) -> None:
+        self.handler, self.token = handler, secrets.token_urlsafe(24)
+        scene = scene or handler.initial_scene()
         self.newest = Response({"scene": scene.header}, scene.blobs)
         self.lock = Lock()
         self.kept: tuple[tuple[int, list[bytes]], ...] = ()
@@ -70,7 +70,7 @@ class Live(ThreadingHTTPServer):
 
     def ask(self, request: Any) -> dict[str, Any]:
         """Handle a request of the page; returns the response as JSON."""
-        response = self.desk.handle(request)
+        response = self.handler.handle(request)
         if "scene" in response.header:
             self.newest = response
         return self.publish(response)
@@ -103,7 +103,7 @@ class _HttpResponse(NamedTuple):
 
 
 class _HttpHandler(BaseHTTPRequestHandler):
-    server: Live
+    server: LiveServer
     protocol_version = "HTTP/1.1"
     timeout = IDLE_TIMEOUT
 
@@ -119,7 +119,7 @@ class _HttpHandler(BaseHTTPRequestHandler):
         self._require_own_page()
         if path == "scene":
             header = self.server.publish(self.server.newest)
-            return _json({**header, "asks": self.server.desk.fields})
+            return _json({**header, "asks": self.server.handler.fields})
         if match := re.fullmatch(r"blob/([0-9]{1,12})", path):
             blob = self.server.blob(int(match[1]))
             if blob is None:

@@ -14,16 +14,16 @@ from torch import Tensor
 from regard.attention import Recorded, record
 from regard.data import Tokenizer
 from regard.data.questions import Question
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.files import write_whole
-from regard.folder import ImageModel, LanguageModel, TextEncoder, Translation, Translator
-from regard.folder.pictures import Picture
+from regard.files import write_atomically
+from regard.folder import ImageModel, TextEncoder, TextGenerator, Translation, Translator
+from regard.folder.pictures import ImageLike
 from regard.layers.packed import pack
-from regard.models import ViT, family_of
-from regard.viewer.alignment import Link, Words, find_spans
-from regard.viewer.forcing import attentions, information, record_teacher_forced
+from regard.models import ViT, family_name
+from regard.viewer.alignment import Link, WordSplitter, find_spans
+from regard.viewer.forcing import attention_names, mutual_information, record_teacher_forced
 from regard.viewer.overlays import PAGE_FORMAT, ImageLook, check_format, look_at_image
 from regard.viewer.showing import NotebookDisplay
 
@@ -99,9 +99,9 @@ class AttentionMap:
     def sharpness(self) -> float:
         """Mutual information of row and column, averaged over heads; of a long text, from a sample of rows."""
         if len(self.rows) <= SAMPLE_ROWS:
-            return information(self.head_weights())
+            return mutual_information(self.head_weights())
         sample = np.linspace(0, len(self.rows) - 1, SAMPLE_ROWS).astype(int).tolist()
-        return information(self.recorded.weights(queries=sample)[0].float().mean(0).cpu().numpy())
+        return mutual_information(self.recorded.weights(queries=sample)[0].float().mean(0).cpu().numpy())
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +146,7 @@ class Look(NotebookDisplay):
                 "Save a page (.html), which shows its states and its context vector step by step.",
             )
         if self.question is not None:
-            return max(self.maps.values(), key=lambda one: information(self.question_block(one.head_weights())))
+            return max(self.maps.values(), key=lambda one: mutual_information(self.question_block(one.head_weights())))
         cross = [one for one in self.maps.values() if one.kind == "cross"]
         return max(cross or self.maps.values(), key=lambda one: one.sharpness)
 
@@ -197,12 +197,12 @@ class Look(NotebookDisplay):
             attention, overview = None, True
         if file_format == PAGE_FORMAT:
             from regard.viewer.page import render_page
-            from regard.viewer.scene import scene_of
+            from regard.viewer.scene import build_scene
 
-            content = render_page(scene_of(self, attention, head, overview=overview, walk=walk))
+            content = render_page(build_scene(self, attention, head, overview=overview, walk=walk))
         else:
             content = self._plot(file_format, attention, head, overview)
-        write_whole(Path(path), content)
+        write_atomically(Path(path), content)
 
     def _plot(
         self, file_format: str, attention: str | None = None, head: int | None = None, overview: bool = False
@@ -237,13 +237,13 @@ class Look(NotebookDisplay):
 
 @overload
 def look(
-    model: Translator | LanguageModel | TextEncoder,
+    model: Translator | TextGenerator | TextEncoder,
     source: str,
     target: str | None = None,
     *,
     layers: LayerNames = None,
     gold: Sequence[Link] | None = None,
-    words: Words = str.split,
+    words: WordSplitter = str.split,
     config: DecodeConfig | None = None,
     prefix: str = "",
     name: str = "",
@@ -251,7 +251,7 @@ def look(
     context: str | None = None,
 ) -> Look: ...
 @overload
-def look(model: ImageModel | ViT, source: Picture | Tensor, *, name: str = "") -> ImageLook: ...
+def look(model: ImageModel | ViT, source: ImageLike | Tensor, *, name: str = "") -> ImageLook: ...
 def look(
     model: Any,
     source: Any,
@@ -259,7 +259,7 @@ def look(
     *,
     layers: LayerNames = None,
     gold: Sequence[Link] | None = None,
-    words: Words = str.split,
+    words: WordSplitter = str.split,
     config: DecodeConfig | None = None,
     prefix: str = "",
     name: str = "",
@@ -311,10 +311,10 @@ def look(
             raise RegardError("Only a translator takes a target.", "Leave out the target.")
         seen = _look_at_text(model, source, layers, words, truncate, context)
     links = None if gold is None else sorted(set(gold))
-    return replace(seen, family=family_of(model.model.config), name=name, gold=links)
+    return replace(seen, family=family_name(model.model.config), name=name, gold=links)
 
 
-def _check_links(gold: Sequence[Link], source: str, target: str | None, words: Words) -> None:
+def _check_links(gold: Sequence[Link], source: str, target: str | None, words: WordSplitter) -> None:
     """Raise an error for gold links without a target or with an index out of range."""
     if target is None:
         raise RegardError("Gold links need a target.", "Pass the target too.")
@@ -328,18 +328,18 @@ def _check_links(gold: Sequence[Link], source: str, target: str | None, words: W
 
 
 def _look_at_text(
-    pipeline: LanguageModel | TextEncoder,
+    pipeline: TextGenerator | TextEncoder,
     text: str,
     layers: LayerNames,
-    words: Words,
+    words: WordSplitter,
     truncate: bool,
     context: str | None,
 ) -> Look:
     segments: list[int] | None = None
-    if isinstance(pipeline, LanguageModel):
-        ids = pipeline.prompt_ids(text, name="the text", truncate=truncate)
+    if isinstance(pipeline, TextGenerator):
+        ids = pipeline.encode_prompt(text, name="the text", truncate=truncate)
     elif context is None:
-        ids = pipeline.text_ids(text, name="the text", truncate=truncate)
+        ids = pipeline.encode_text(text, name="the text", truncate=truncate)
     else:
         encoded = pipeline.encode_rows([(text, context)], name="the question with its context", truncate=truncate)
         ids = encoded.ids[0].tolist()
@@ -370,10 +370,10 @@ def _look_at_text(
     )
 
 
-def _pair_ranges(question_length: int, total: int, special: Special) -> tuple[range, range]:
+def _pair_ranges(question_length: int, total: int, special: SpecialTokens) -> tuple[range, range]:
     """Positions of the question and of its context in the joint sequence."""
     head = 0 if special.begin is None else 1
-    between = len(special.framed([])) - head + (special.between is not None)
+    between = len(special.add_special_tokens([])) - head + (special.between is not None)
     first = head + question_length + between
     return range(head, head + question_length), range(first, total - (0 if special.end is None else 1))
 
@@ -384,7 +384,7 @@ def _pair_axis(
     ids: Sequence[int],
     parts: tuple[range, range],
     head: int,
-    words: Words,
+    words: WordSplitter,
 ) -> TokenAxis:
     """Axis of a question, the special tokens after it, and its context; word indices run through both texts."""
     question, context = (
@@ -402,22 +402,24 @@ def _look_at_translation(
     source: str,
     target: str | None,
     layers: LayerNames,
-    words: Words,
+    words: WordSplitter,
     search: tuple[DecodeConfig, str],
     truncate: bool,
 ) -> Look:
-    source_ids = translator.source_ids(source, name="the source", truncate=truncate)
+    source_ids = translator.encode_source(source, name="the source", truncate=truncate)
     search_result = None
     if target is None:
         config, prefix = search
         prefixes = [prefix] if prefix else None
         translations = translator.translate([source], config, prefixes=prefixes, truncate=truncate, history=True)[0]
         search_result, best = (translations, config, prefix), translations[0]
-        target, target_ids = best.text, best.hypothesis.ids[len(translator.special.begun([])) - 1 :]
+        target, target_ids = best.text, best.hypothesis.ids[len(translator.special.make_decoder_input([])) - 1 :]
     else:
-        target_ids = translator.target_ids(target, name="the target", truncate=truncate)
+        target_ids = translator.encode_target(target, name="the target", truncate=truncate)
     # Without attention there is nothing to record: a page shows the step-by-step view alone.
-    recording = record_teacher_forced(translator, [(source_ids, target_ids)], layers) if attentions(translator) else {}
+    recording = (
+        record_teacher_forced(translator, [(source_ids, target_ids)], layers) if attention_names(translator) else {}
+    )
     special, names = translator.special, translator.target_tokenizer.vocabulary
     source_names = translator.source_tokenizer.vocabulary
     begin, end = (0 if one is None else 1 for one in (special.begin, special.end))
@@ -426,7 +428,7 @@ def _look_at_translation(
     target_text = _token_axis(translator.target_tokenizer, target, target_ids, words)
     source_special = [[source_names[i] for i in ids] for ids in (source_ids[:begin], source_ids[last:])]
     encoder_axis = source_text.add_special_tokens("source", *source_special)
-    forced = [names[i] for i in special.begun([])]
+    forced = [names[i] for i in special.make_decoder_input([])]
     decoder_axis = target_text.add_special_tokens("target", forced)
     predicted = target_text.add_special_tokens("predicted", forced[1:], [names[special.eos]])
     axes = {
@@ -442,12 +444,12 @@ def _look_at_translation(
         target_text.tokens,
         maps,
         pipeline=translator,
-        ids=(source_ids, special.begun(target_ids)),
+        ids=(source_ids, special.make_decoder_input(target_ids)),
         search=search_result,
     )
 
 
-def _token_axis(tokenizer: Tokenizer, text: str, ids: Sequence[int], words: Words) -> TokenAxis:
+def _token_axis(tokenizer: Tokenizer, text: str, ids: Sequence[int], words: WordSplitter) -> TokenAxis:
     """Axis of a text: labels are the pieces of the text or, if the tokenizer encodes it by other ids, token names.
 
     A model may output other pieces than the tokenizer would choose, and `<unk>`. The ids of a truncated text are its
@@ -456,11 +458,11 @@ def _token_axis(tokenizer: Tokenizer, text: str, ids: Sequence[int], words: Word
     all_ids = tokenizer.encode(text)
     for cut in (slice(len(ids)), slice(len(all_ids) - len(ids), None)):
         if all_ids[cut] == list(ids):
-            pieces = tokenizer.pieces(text)[cut]
+            pieces = tokenizer.encode_as_pieces(text)[cut]
             labels = [piece for piece, _ in pieces]
             break
     else:
-        text, pieces = tokenizer.decode(ids), tokenizer.pieces_of(ids)
+        text, pieces = tokenizer.decode(ids), tokenizer.decode_as_pieces(ids)
         labels = [tokenizer.vocabulary[i] for i in ids]
     return TokenAxis("", labels, _word_indices([span for _, span in pieces], find_spans(text, words(text))))
 

@@ -21,10 +21,10 @@ MAX_LEGEND = 20
 LabelMask = Int[np.ndarray, "H W"]
 
 
-def label_colours(count: int) -> UInt8[np.ndarray, "count 3"]:
+def label_colors(count: int) -> UInt8[np.ndarray, "count 3"]:
     """Distinct RGB colors of labels: seven safe for color-blind people, then varying hues and shades.
 
-    >>> label_colours(1).tolist(), len(np.unique(label_colours(256), axis=0))
+    >>> label_colors(1).tolist(), len(np.unique(label_colors(256), axis=0))
     ([[0, 114, 178]], 256)
     """
     fixed = [tuple(bytes.fromhex(one[1:])) for one in FIRST_COLORS[:count]]
@@ -48,7 +48,7 @@ def mask_png(mask: LabelMask, values: Sequence[int]) -> bytes:
             f"A PNG mask supports 256 labels; the model has {len(values)}.", "Use model.segment in Python."
         )
     palette = np.zeros((256, 3), np.uint8)
-    palette[list(values)] = label_colours(len(values))
+    palette[list(values)] = label_colors(len(values))
     image = Image.fromarray(np.array(values, np.uint8)[mask])
     image.putpalette(palette.tobytes())
     file = io.BytesIO()
@@ -69,7 +69,7 @@ def mask_overlay(
     step = max(1, -(-max(mask.shape) // MAX_SIDE))
     shares = np.bincount(mask.flatten(), minlength=len(labels)) / mask.size
     pixels, mask = pixels[::step, ::step], mask[::step, ::step]
-    colors = label_colours(len(labels))
+    colors = label_colors(len(labels))
     gray = np.asarray(Image.fromarray(pixels.squeeze()).convert("L"))[..., None]
     blended = OPACITY * colors[mask] + (1 - OPACITY) * gray
     height, width = (5.0 * side / max(mask.shape) for side in mask.shape)

@@ -38,10 +38,10 @@ def agreement(a: Float[np.ndarray, "*n T S"], b: Float[np.ndarray, "*n T S"]) ->
     return np.minimum(a, b).sum((-1, -2)) / np.maximum(rows, 1)
 
 
-def agreement_of_heads(weights: Float[np.ndarray, "H T S"]) -> Float[np.ndarray, "H"]:
+def head_agreement(weights: Float[np.ndarray, "H T S"]) -> Float[np.ndarray, "H"]:
     """Mean agreement of each head with the other heads. A single head has 1.
 
-    >>> agreement_of_heads(np.stack([np.eye(2), np.eye(2), 1 - np.eye(2)]))
+    >>> head_agreement(np.stack([np.eye(2), np.eye(2), 1 - np.eye(2)]))
     array([0.5, 0.5, 0. ])
     """
     others = len(weights) - 1

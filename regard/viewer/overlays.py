@@ -12,14 +12,22 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regard.attention import Recorded
-from regard.data import as_numbers
+from regard.data import pixels_to_float
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import write_atomically
 from regard.folder import ImageModel
-from regard.folder.pictures import Picture
+from regard.folder.pictures import ImageLike
 from regard.layers.patches import Grid
 from regard.models import ViT
-from regard.viewer.rollout import ImageRun, PatchCoordinates, Rollout, patch_index, roll_out, rollout_of_run, run_model
+from regard.viewer.rollout import (
+    ImageRun,
+    PatchCoordinates,
+    Rollout,
+    attention_rollout,
+    patch_index,
+    rollout_of_run,
+    run_model,
+)
 from regard.viewer.showing import NotebookDisplay
 
 PAGE_FORMAT, PLOT_FORMATS = "html", ("png", "svg")
@@ -84,7 +92,7 @@ class ImageLook(NotebookDisplay):
         """The most likely label."""
         return max(self.probabilities, key=lambda label: self.probabilities[label], default=None)
 
-    def over_patches(
+    def patch_weights(
         self, attention: str | None = None, patch: PatchCoordinates | None = None, label: str | None = None
     ) -> Float[np.ndarray, "H rows columns"]:
         """Weights over the patches per head of an attention, by default of the last one.
@@ -108,18 +116,18 @@ class ImageLook(NotebookDisplay):
         return rows[:, rows.shape[1] - count :].reshape(-1, *self.grid)
 
     def rollout(self, patch: PatchCoordinates | None = None, label: str | None = None) -> PatchWeights:
-        """Attention rollout through all layers, of the image or of one patch (see `roll_out`).
+        """Attention rollout through all layers, of the image or of one patch (see `attention_rollout`).
 
         With a label, the gradient-weighted rollout for it; in a segmenter with class queries, the rollout of its query.
         """
         if label is None:
-            return self._rollout.over_patches(patch=patch).cpu().numpy()
+            return self._rollout.patch_weights(patch=patch).cpu().numpy()
         if patch is not None:
             raise RegardError("A patch and a label cannot be combined.", "Leave out one of them.")
         index = self.label_index(label)
         if self._rollout.queries is not None:
-            return self._rollout.over_patches(query=index).cpu().numpy()
-        return roll_out(self.run.model, self.run.images, [index]).over_patches().cpu().numpy()
+            return self._rollout.patch_weights(query=index).cpu().numpy()
+        return attention_rollout(self.run.model, self.run.images, [index]).patch_weights().cpu().numpy()
 
     def save(
         self,
@@ -134,7 +142,7 @@ class ImageLook(NotebookDisplay):
     ) -> None:
         """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg) of one attention.
 
-        The plot shows the image and a panel per head (or one head); the query is selected as in `over_patches`. With
+        The plot shows the image and a panel per head (or one head); the query is selected as in `patch_weights`. With
         attention "all" it has a small panel per head of each attention; with `rollout`, or a label of a classifier, the
         rollout through all layers. By default, a segmenter with class queries is shown with a panel per label. For a
         page the same arguments select the initial view. `walk` includes the step-by-step view; by default a page
@@ -142,14 +150,14 @@ class ImageLook(NotebookDisplay):
         """
         file_format = check_format(path)
         if file_format == PAGE_FORMAT:
-            from regard.viewer.image_scene import scene_of_picture
+            from regard.viewer.image_scene import build_image_scene
             from regard.viewer.page import render_page
 
-            scene = scene_of_picture(self, attention, head, patch=patch, label=label, rollout=rollout, walk=walk)
+            scene = build_image_scene(self, attention, head, patch=patch, label=label, rollout=rollout, walk=walk)
             content = render_page(scene)
         else:
             content = self._plot(file_format, attention, head, patch, label, rollout)
-        write_whole(Path(path), content)
+        write_atomically(Path(path), content)
 
     def _plot(
         self,
@@ -177,7 +185,7 @@ class ImageLook(NotebookDisplay):
     def _head_panels(
         self, attention: str | None, head: int | None, patch: PatchCoordinates | None, label: str | None
     ) -> tuple[str, dict[str, PatchWeights]]:
-        shown, weights = self.select_attention(attention, patch), self.over_patches(attention, patch, label)
+        shown, weights = self.select_attention(attention, patch), self.patch_weights(attention, patch, label)
         check_head(shown, head, len(weights))
         heads = range(len(weights)) if head is None else [head]
         query = self._query_name(shown, patch) if label is None else f"the query of {label}"
@@ -189,7 +197,7 @@ class ImageLook(NotebookDisplay):
         shown = [one for one in self.maps.values() if patch is None or one.name != POOLER]
         query = self._query_name(shown[0], patch)
         return f"Attention of {query}, one row per attention.", {
-            one.name: self.over_patches(one.name, patch) for one in shown
+            one.name: self.patch_weights(one.name, patch) for one in shown
         }
 
     def _rollout_panels(self, patch: PatchCoordinates | None, label: str | None) -> tuple[str, dict[str, PatchWeights]]:
@@ -208,17 +216,17 @@ class ImageLook(NotebookDisplay):
         areas = torch.bincount(output[0].argmax(0).flatten(), minlength=len(labels)).tolist()
         largest = sorted(range(len(labels)), key=lambda i: -areas[i])[:MAX_LABELS]
         shown = self.select_attention(None, None)
-        panels = {labels[i]: self.over_patches(shown.name, label=labels[i]).mean(0) for i in sorted(largest)}
+        panels = {labels[i]: self.patch_weights(shown.name, label=labels[i]).mean(0) for i in sorted(largest)}
         return f"Attention of the query of each label in {shown.name}, mean of the heads.", panels
 
     def _make_widget(self) -> Any:
-        from regard.viewer.image_asking import PictureDesk
-        from regard.viewer.image_scene import scene_of_picture
+        from regard.viewer.image_asking import ImageRequestHandler
+        from regard.viewer.image_scene import build_image_scene
         from regard.viewer.widget import make_widget
 
         assert isinstance(self.run.images, Tensor)
-        desk = PictureDesk(self.pipeline, self.model_name, images={self.name: self.run.images[0]})
-        return make_widget(scene_of_picture(self), desk)
+        handler = ImageRequestHandler(self.pipeline, self.model_name, images={self.name: self.run.images[0]})
+        return make_widget(build_image_scene(self), handler)
 
     def __repr__(self) -> str:
         return f"ImageLook({self.title!r}, {len(self.maps)} attentions: {', '.join(self.maps)})"
@@ -290,7 +298,7 @@ def check_rollout(attention: str | None, head: int | None) -> None:
         raise RegardError("Rollout combines all attentions and heads.", "Leave out the attention and the head.")
 
 
-def look_at_image(model: ImageModel | ViT, image: Picture | Tensor, model_name: str = "") -> ImageLook:
+def look_at_image(model: ImageModel | ViT, image: ImageLike | Tensor, model_name: str = "") -> ImageLook:
     """Run a model on an image and record its attention: a file, a PIL image, an array, bytes; or a tensor in 0…1."""
     model = model if isinstance(model, ImageModel) else ImageModel(model)
     name = Path(image).name if isinstance(image, str | Path) else "the image"
@@ -300,8 +308,8 @@ def look_at_image(model: ImageModel | ViT, image: Picture | Tensor, model_name: 
         images = image.to(model.device)[None]
         pixels = (255 * image).round().clamp(0, 255).byte().permute(1, 2, 0).cpu().numpy()
     else:
-        pixels = model.seen(image)
-        images = as_numbers(torch.tensor(pixels)[None].to(model.device), pixels.shape[2])
+        pixels = model.preprocess(image)
+        images = pixels_to_float(torch.tensor(pixels)[None].to(model.device), pixels.shape[2])
     run = run_model(model.model, images)
     config, grid = model.model.config, run.grids[0]
     prefix = ["class token"] * (config.pooling == "class") + ["distillation token"] * config.distilled

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.attention import Offsets, Recording, record
 from regard.errors import RegardError
 from regard.layers.embeddings import Images
-from regard.layers.patches import Grid, PackedImages, grid_of, take_away
+from regard.layers.patches import Grid, PackedImages, compute_grid, remove_prefix
 from regard.models import ViT
 
 PatchCoordinates = tuple[int, int]
@@ -32,7 +32,7 @@ class ImageRun(NamedTuple):
         """Rows and columns of patches per image."""
         if isinstance(self.images, PackedImages):
             return self.images.grids
-        return (grid_of(self.images.shape[-2:], self.model.config.patch),) * len(self.images)
+        return (compute_grid(self.images.shape[-2:], self.model.config.patch),) * len(self.images)
 
 
 def run_model(model: ViT, images: Images, *, needs_grad: bool = False) -> ImageRun:
@@ -48,9 +48,9 @@ def run_model(model: ViT, images: Images, *, needs_grad: bool = False) -> ImageR
         output: Tensor | list[Tensor] = encoded
         if config.head == "segment":
             offsets = images.offsets if isinstance(images, PackedImages) else None
-            output = model.masks(take_away(encoded, config.prefix, offsets), images)
+            output = model.masks(remove_prefix(encoded, config.prefix, offsets), images)
         elif config.head != "pixels":
-            output = model.logits(model.pooled(encoded, images))
+            output = model.logits(model.pool(encoded, images))
     used = Recording({name: one for name, one in recording.items() if one.calls})
     return ImageRun(model, images, encoded, output, used)
 
@@ -79,7 +79,7 @@ class Rollout:
     prefix: int
     grids: tuple[Grid, ...]
 
-    def over_patches(
+    def patch_weights(
         self, image: int = 0, patch: PatchCoordinates | None = None, query: int | None = None
     ) -> Float[Tensor, "rows columns"]:
         """Weights over the patches of one row: of the pooled vector, of a patch, or of a class query."""
@@ -107,7 +107,7 @@ def patch_index(patch: PatchCoordinates, grid: Grid) -> int:
     return patch[0] * grid[1] + patch[1]
 
 
-def roll_out(model: ViT, images: Images, labels: Sequence[int] | None = None) -> Rollout:
+def attention_rollout(model: ViT, images: Images, labels: Sequence[int] | None = None) -> Rollout:
     """Attention rollout (Abnar and Zuidema 2020): in each layer the heads are averaged, the identity is added for the
     residual connection, and rows are normalized to sum to 1; the layers are multiplied.
 
@@ -118,8 +118,8 @@ def roll_out(model: ViT, images: Images, labels: Sequence[int] | None = None) ->
 
     >>> from regard.models import ViTConfig
     >>> model = ViT(ViTConfig(layers=2, image_height=32, image_width=48, labels=("cat", "dog")))
-    >>> rollout = roll_out(model, torch.rand(5, 3, 32, 48))
-    >>> rollout.matrix.shape, rollout.over_patches(4).shape, rollout.pooled.sum(1).allclose(torch.ones(5))
+    >>> rollout = attention_rollout(model, torch.rand(5, 3, 32, 48))
+    >>> rollout.matrix.shape, rollout.patch_weights(4).shape, rollout.pooled.sum(1).allclose(torch.ones(5))
     (torch.Size([5, 7, 7]), torch.Size([2, 3]), True)
     """
     if labels is None:

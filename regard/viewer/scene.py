@@ -22,13 +22,13 @@ from torch import Tensor
 
 from regard.attention import SCORES, Bias, Concat, Mask, Recorded, Score
 from regard.attention.backends.call import Call
-from regard.attention.masks import And, Causal, Form, Not, Or, Padding, Window
+from regard.attention.masks import And, Causal, MaskParts, Not, Or, Padding, Window
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import DotLike
 from regard.errors import RegardError
 from regard.version import __version__
 from regard.viewer.beams import SearchTree, search_header
-from regard.viewer.forcing import information
+from regard.viewer.forcing import mutual_information
 from regard.viewer.looking import AttentionMap, Look, TokenAxis
 from regard.viewer.walk.page_walk import walk_for_page
 from regard.viewer.walk.walkthrough import walk_header
@@ -63,7 +63,7 @@ class MapInputs(NamedTuple):
     mask: Mask | None
 
 
-def scene_of(
+def build_scene(
     look: Look,
     attention: str | None = None,
     head: int | None = None,
@@ -76,14 +76,14 @@ def scene_of(
     The arguments select the initial view: the mean over heads of an attention, one head, or the overview of all. By
     default the page chooses. `walk` includes the step-by-step view (default: if model and text are small).
 
-    >>> scene_of(look(translator, "The cat sleeps.")).header["attentions"][0]["name"]  # doctest: +SKIP
+    >>> build_scene(look(translator, "The cat sleeps.")).header["attentions"][0]["name"]  # doctest: +SKIP
     'encoder.0.attention'
     """
     if look.question is not None and attention is head is None and not overview:
         attention = look.alignment.name
         head = max(
             range(look.alignment.heads),
-            key=lambda one: information(look.question_block(look.alignment.head_weights(one))),
+            key=lambda one: mutual_information(look.question_block(look.alignment.head_weights(one))),
         )
     opens = initial_view(look, attention, head, overview)
     blobs: list[bytes] = []
@@ -173,16 +173,16 @@ def add_blob(blobs: list[bytes], x: np.ndarray | None, exact: bool = True) -> di
     """Append an array to the blobs; returns its header."""
     if x is None:
         return None
-    blobs.append(x.astype("<f4").tobytes() if exact else narrow(x))
+    blobs.append(x.astype("<f4").tobytes() if exact else quantize_uint16(x))
     return {"at": len(blobs) - 1, "shape": list(x.shape), "type": "float32" if exact else "uint16"}
 
 
-def narrow(x: Float[np.ndarray, "N A B"]) -> bytes:
+def quantize_uint16(x: Float[np.ndarray, "N A B"]) -> bytes:
     """Quantize to 16 bits per number: per channel (A·B) a minimum and a step in float32, then N·A·B uint16 steps.
 
     Channels may have very different offsets, where float16 would lose twenty times as much.
 
-    >>> low, step, *steps = np.frombuffer(narrow(np.array([[[1.0]], [[3.0]]])), "<u2").reshape(-1, 2)
+    >>> low, step, *steps = np.frombuffer(quantize_uint16(np.array([[[1.0]], [[3.0]]])), "<u2").reshape(-1, 2)
     >>> steps
     [array([    0, 65535], dtype=uint16)]
     """
@@ -245,7 +245,7 @@ def _map_inputs(recorded: Recorded) -> MapInputs:
     first, *others = (_first_sequence(call) for call in recorded.calls)
     q, k, score, form, bias = first
     if others:
-        if form.relative or bias is not None or not all(torch.equal(k, one.k) for one in others):
+        if form.is_relative or bias is not None or not all(torch.equal(k, one.k) for one in others):
             raise RegardError(f"{recorded.name} was called several times with different keys.", PLOT_HINT)
         q = torch.cat([q, *(one.q for one in others)], dim=2)
     H, T, S = q.shape[1], q.shape[2], k.shape[2]
@@ -270,7 +270,7 @@ class _FirstSequence(NamedTuple):
     q: Float[Tensor, "1 H T D"]
     k: Float[Tensor, "1 G S C"]
     score: Score
-    form: Form
+    form: MaskParts
     bias: Bias | None
 
 
@@ -279,7 +279,7 @@ def _first_sequence(call: Call) -> _FirstSequence:
     q, k = call.q.to(precise), call.k.to(precise)
     if call.q_offsets is not None and call.k_offsets is not None:
         q, k = (x[: int(o.starts[1])].transpose(0, 1)[None] for x, o in ((q, call.q_offsets), (k, call.k_offsets)))
-    return _FirstSequence(q[:1], k[:1], call.score, call.form.of_batch(slice(0, 1)), call.bias)
+    return _FirstSequence(q[:1], k[:1], call.score, call.mask_parts.select_sequences(slice(0, 1)), call.bias)
 
 
 def _distinct_heads(k: Float[Tensor, "H S D"], groups: int) -> Float[Tensor, "G S D"]:

@@ -10,20 +10,20 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention import Recorded
-from regard.attention.exact_weights import Chosen, resolve_indices
+from regard.attention.exact_weights import Selection, resolve_indices
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import ImageModel, LanguageModel, TextEncoder, Translator
-from regard.folder.pictures import Picture
+from regard.folder import ImageModel, TextEncoder, TextGenerator, Translator
+from regard.folder.pictures import ImageLike
 from regard.layers.packed import Packed, pack
 from regard.viewer.changes import (
     INTERVENTIONS,
     Intervention,
-    MaskOff,
-    RowSet,
+    RemoveMask,
+    SetAttentionRow,
+    apply_interventions,
     fit_weights,
-    tried,
     wrong_row_length,
 )
 from regard.viewer.looking import Look, look
@@ -66,39 +66,39 @@ class Experiment(NamedTuple):
 
 
 @torch.no_grad()
-def try_it(
-    pipeline: Translator | LanguageModel | TextEncoder | ImageModel,
-    source: str | Picture,
+def run_experiment(
+    pipeline: Translator | TextGenerator | TextEncoder | ImageModel,
+    source: str | ImageLike,
     interventions: Sequence[Intervention] = (),
     target: str | None = None,
     prefix: str = "",
     *,
-    instead: str | Picture | None = None,
+    instead: str | ImageLike | None = None,
 ) -> Experiment:
     """Run a model on a text or an image without and with interventions.
 
     A translator scores the `target`, if one is given; otherwise the model with interventions translates, beginning with
     `prefix`. For a language model the prefix is appended to the text. `instead` replaces the input of the second run.
 
-    >>> experiment = try_it(translator, "The cat sleeps.", [HeadOff("decoder.1.cross", 0)])  # doctest: +SKIP
+    >>> experiment = run_experiment(translator, "The cat sleeps.", [AblateHead("decoder.1.cross", 0)])  # doctest: +SKIP
     >>> experiment.before.text, experiment.after.text  # doctest: +SKIP
     ('Le chat dort.', 'Le chat le chat.')
     """
-    generates = isinstance(pipeline, Translator | LanguageModel)
+    generates = isinstance(pipeline, Translator | TextGenerator)
     if prefix and (not generates or target is not None):
         raise RegardError("A prefix needs a model that generates text, and no target.", "Leave out the prefix.")
     if target is not None and not isinstance(pipeline, Translator):
         raise RegardError("Only a translator takes a target.", "Leave out the target.")
-    if isinstance(pipeline, Translator) and pipeline.partners:
-        pipeline = replace(pipeline, partners=[])  # interventions name modules of one model
+    if isinstance(pipeline, Translator) and pipeline.ensemble_members:
+        pipeline = replace(pipeline, ensemble_members=[])  # interventions name modules of one model
     before = _outcome(pipeline, source, target, "", pipeline)
-    rows = [one for one in interventions if isinstance(one, RowSet)]
+    rows = [one for one in interventions if isinstance(one, SetAttentionRow)]
     # These change the states of earlier tokens at every step, so cached keys and values cannot be used.
-    without_cache = generates and any(isinstance(one, RowSet | MaskOff) for one in interventions)
+    without_cache = generates and any(isinstance(one, SetAttentionRow | RemoveMask) for one in interventions)
     generator: Any = pipeline
     if without_cache:
         generator = replace(pipeline, model=_UncachedDecoder(pipeline.model))  # type: ignore[arg-type]
-    with tried(pipeline.model, interventions):
+    with apply_interventions(pipeline.model, interventions):
         _check_rows(rows, before.look if instead is None else None)
         after = _outcome(pipeline, source if instead is None else instead, target, prefix, generator)
     return Experiment(before, replace(after, look=_with_rows(after.look, rows)) if rows else after)
@@ -112,18 +112,18 @@ def _outcome(pipeline: Any, source: Any, target: str | None, prefix: str, genera
         if target is None:
             target = generator.translate([source], prefixes=[prefix] if prefix else None)[0][0].text
         return _target_outcome(pipeline, look(pipeline, source, target), source, target)
-    if isinstance(pipeline, LanguageModel):
+    if isinstance(pipeline, TextGenerator):
         text = source + prefix
         config = DecodeConfig(method="greedy", max_len=CONTINUATION_TOKENS)
         continuation = generator.generate([text], config)[0][0].text
-        return _text_outcome(pipeline, look(pipeline, text), pipeline.prompt_ids(text), continuation)
+        return _text_outcome(pipeline, look(pipeline, text), pipeline.encode_prompt(text), continuation)
     seen = look(pipeline, source)
     if pipeline.model.config.head == "classify":
         return _label_outcome(pipeline.classify([source])[0].probabilities, seen)
     if pipeline.model.config.head != "mask":
         return Outcome("", None, [], seen)
-    ids = pipeline.text_ids(source)
-    probabilities = pipeline.model(pipeline.packed([ids])).float().softmax(-1)
+    ids = pipeline.encode_text(source)
+    probabilities = pipeline.model(pipeline.pack([ids])).float().softmax(-1)
     return Outcome("", None, _steps(pipeline.tokenizer, probabilities, ids), seen)
 
 
@@ -146,15 +146,15 @@ def _areas(seen: ImageLook) -> list[PredictionStep]:
 
 
 def _target_outcome(translator: Translator, seen: Look, source: str, target: str) -> Outcome:
-    pair = translator.source_ids(source), translator.target_ids(target)
-    targets = [*translator.special.begun(pair[1])[1:], translator.special.eos]
+    pair = translator.encode_source(source), translator.encode_target(target)
+    targets = [*translator.special.make_decoder_input(pair[1])[1:], translator.special.eos]
     probabilities = translator.model(*translator.teacher_forced([pair])).float().softmax(-1)
     steps = _steps(translator.target_tokenizer, probabilities, targets)
     return Outcome(target, _logprob(probabilities, targets), steps, seen)
 
 
-def _text_outcome(language_model: LanguageModel, seen: Look, ids: list[int], continuation: str) -> Outcome:
-    probabilities = language_model.model(language_model.packed([ids])).float().softmax(-1)
+def _text_outcome(language_model: TextGenerator, seen: Look, ids: list[int], continuation: str) -> Outcome:
+    probabilities = language_model.model(language_model.pack([ids])).float().softmax(-1)
     steps = _steps(language_model.tokenizer, probabilities, ids[1:])
     return Outcome(continuation, _logprob(probabilities, ids[1:]), steps, seen)
 
@@ -185,7 +185,7 @@ def _steps(tokenizer: Tokenizer, probabilities: Float[Tensor, "T V"], targets: S
     return steps
 
 
-def _check_rows(rows: Sequence[RowSet], seen: Look | ImageLook | None) -> None:
+def _check_rows(rows: Sequence[SetAttentionRow], seen: Look | ImageLook | None) -> None:
     """Raise an error for a row index or a number of weights that does not match the attention map."""
     for one in rows:
         shown = seen.maps.get(one.attention) if seen is not None else None
@@ -203,10 +203,10 @@ def _check_rows(rows: Sequence[RowSet], seen: Look | ImageLook | None) -> None:
 class _RecordedWithRows(Recorded):
     """A recording in which some rows of weights are replaced."""
 
-    rows: Sequence[RowSet] = ()
+    rows: Sequence[SetAttentionRow] = ()
 
     @torch.no_grad()
-    def weights(self, heads: Chosen = None, queries: Chosen = None) -> Float[Tensor, "B h t S"]:
+    def weights(self, heads: Selection = None, queries: Selection = None) -> Float[Tensor, "B h t S"]:
         weights = super().weights().clone()
         for one in self.rows:
             row = fit_weights(one, weights.shape[3], is_growing=True) if one.row < weights.shape[2] else None
@@ -216,7 +216,7 @@ class _RecordedWithRows(Recorded):
         return weights[:, head_indices][:, :, resolve_indices(queries, weights.shape[2], "query")]
 
 
-def _with_rows(seen: Any, rows: Sequence[RowSet]) -> Any:
+def _with_rows(seen: Any, rows: Sequence[SetAttentionRow]) -> Any:
     """The look with the replaced rows in its maps."""
     maps = {}
     for name, one in seen.maps.items():
@@ -272,7 +272,7 @@ class _UncachedDecoder(nn.Module):
 
 
 def handle_experiment(
-    pipeline: Any, request: Mapping[str, Any], image: Picture | Tensor | None = None
+    pipeline: Any, request: Mapping[str, Any], image: ImageLike | Tensor | None = None
 ) -> dict[str, Any]:
     """Run the experiment that a page requests; returns the two outcomes as JSON.
 
@@ -294,7 +294,7 @@ def handle_experiment(
             raise RegardError(f"`{name}` contains an unpaired surrogate.", "Send valid Unicode.")
     source, target, prefix, instead = texts.values()
     model_input: Any = (source or "") if image is None else image
-    experiment = try_it(pipeline, model_input, interventions, target, prefix or "", instead=instead)
+    experiment = run_experiment(pipeline, model_input, interventions, target, prefix or "", instead=instead)
     return {"before": _outcome_header(experiment.before, shown), "after": _outcome_header(experiment.after, shown)}
 
 
@@ -302,7 +302,7 @@ def parse_intervention(request: Mapping[str, Any]) -> Intervention:
     """The intervention that a request describes.
 
     >>> parse_intervention({"change": "head", "attention": "decoder.0.cross", "head": 1})
-    HeadOff(attention='decoder.0.cross', head=1)
+    AblateHead(attention='decoder.0.cross', head=1)
     """
     name = request.get("change")
     kind = INTERVENTIONS.get(str(name))

@@ -17,8 +17,11 @@ def test_query_selects_the_matching_key_of_each_sequence():
 
 def test_learned_query_over_packed_sequences_finds_the_marked_token():
     torch.manual_seed(0)
-    query, offsets = nn.Parameter(torch.randn(1, 1, 8)), Offsets.of(torch.tensor([0, 5, 7, 16], dtype=torch.int32))
-    query_offsets = Offsets.of(torch.arange(4, dtype=torch.int32))
+    query, offsets = (
+        nn.Parameter(torch.randn(1, 1, 8)),
+        Offsets.from_starts(torch.tensor([0, 5, 7, 16], dtype=torch.int32)),
+    )
+    query_offsets = Offsets.from_starts(torch.arange(4, dtype=torch.int32))
     tokens = torch.randn(16, 1, 8)
     marked = torch.tensor([1, 6, 12])
     tokens[:, 0, 0] = 0.0

@@ -153,9 +153,9 @@ def test_cuda_packed_equals_reference(case, dtype, compiled, monkeypatch):
             if not compiled:
                 if dtype == torch.bfloat16 and "concat" not in name:
                     expected_backend = "sdpa" if case == "rectangular" else "varlen_short"
-                    assert choices[0].kernel == ("varlen" if isinstance(mask, Window) else expected_backend)
+                    assert choices[0].backend == ("varlen" if isinstance(mask, Window) else expected_backend)
                 else:
-                    assert choices[0].kernel not in ("varlen", "varlen_short")
+                    assert choices[0].backend not in ("varlen", "varlen_short")
             expected = gradients(
                 lambda q, k, v, s=exact_score, m=mask: reference_packed(q, k, v, s, m, None, q_offsets, k_offsets),
                 [x.detach().cpu().double().requires_grad_() for x in inputs],

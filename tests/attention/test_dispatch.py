@@ -34,7 +34,7 @@ def chosen_backend(T, S, B=4, H=2, **options):
         attend(random(B, H, T, 4), random(B, H, S, 4), random(B, H, S, 4), **options)
     (choice,) = choices
     assert choice.q == (B, H, T, 4)
-    return choice.kernel
+    return choice.backend
 
 
 def test_backend_choice():
@@ -76,8 +76,8 @@ def test_nested_contexts_restore_the_outer_state():
             chosen_backend(16, 16)
         chosen_backend(16, 16)
     chosen_backend(16, 16)
-    assert [choice.kernel for choice in inner] == ["reference"]
-    assert [choice.kernel for choice in outer] == ["reference", "chunked"]
+    assert [choice.backend for choice in inner] == ["reference"]
+    assert [choice.backend for choice in outer] == ["reference", "chunked"]
     assert len(outputs) == 1
     assert dispatch._thread.state == dispatch.DispatchState()
 
@@ -125,7 +125,7 @@ def test_each_thread_has_its_own_state():
             for _ in range(20):
                 attend(*torch.zeros(3, 1, 2, 16, 4))
             both_inside.wait()
-        results[name] = {choice.kernel for choice in choices}, len(choices), len(outputs)
+        results[name] = {choice.backend for choice in choices}, len(choices), len(outputs)
 
     threads = [threading.Thread(target=run, args=(name,)) for name in ("chunked", "reference")]
     for thread in threads:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.attention import causal, padding, window
-from regard.attention.masks import Form
+from regard.attention.masks import MaskParts
 from regard.errors import RegardError
 from tests.attention.helpers import masks
 
@@ -49,27 +49,29 @@ def test_blocks_and_batches_are_parts_of_the_full_matrix(name):
     block = mask.block(torch.arange(1, 3) + 2, torch.arange(2, 5)).expand(3, 1, 2, 3)
     assert torch.equal(block, full_matrix(mask)[:, :, 1:3, 2:5])
     indices = torch.tensor([2, 0])
-    selected = mask.of_batch(indices).block(torch.arange(4) + 2, torch.arange(6)).expand(2, 1, 4, 6)
+    selected = mask.select_sequences(indices).block(torch.arange(4) + 2, torch.arange(6)).expand(2, 1, 4, 6)
     assert torch.equal(selected, full_matrix(mask)[indices])
 
 
 @pytest.mark.parametrize("name", masks(LENGTHS))
 def test_decomposed_mask_equals_the_original(name):
     mask = masks(LENGTHS)[name]
-    parts = Form.of(mask)
+    parts = MaskParts.from_mask(mask)
     if mask is None:
         assert parts.mask is None
         return
     assert torch.equal(full_matrix(parts.mask), full_matrix(mask))
-    assert parts.relative == mask.relative == (name != "padding")
+    assert parts.is_relative == mask.is_relative == (name != "padding")
 
 
 def test_decomposition_finds_causal_window_and_lengths():
-    parts = Form.of(causal() & (padding(LENGTHS) & window(5)) & padding(LENGTHS + 1) & window(3) & ~window(1))
+    parts = MaskParts.from_mask(
+        causal() & (padding(LENGTHS) & window(5)) & padding(LENGTHS + 1) & window(3) & ~window(1)
+    )
     assert parts.causal
     assert parts.window == 3
     assert torch.equal(parts.lengths, LENGTHS)
-    assert not Form.of(~padding(LENGTHS) | padding(LENGTHS)).relative
+    assert not MaskParts.from_mask(~padding(LENGTHS) | padding(LENGTHS)).relative
 
 
 def test_empty_window_is_an_error():

@@ -21,7 +21,7 @@ from regard.attention import (
 )
 from regard.attention.backends import padded, varlen
 from regard.attention.backends.call import Call
-from regard.attention.masks import Form
+from regard.attention.masks import MaskParts
 from regard.attention.reference import reference_packed
 from regard.errors import RegardError
 from tests.attention.helpers import (
@@ -62,7 +62,7 @@ def test_packed_equals_single_sequences(case, dtype):
     is_rectangular = "rectangular" in case  # all sequences have length max_len
     q_offsets = make_offsets(q_lengths, spare=0 if is_rectangular else 2)
     k_offsets = q_offsets if k_lengths is None else make_offsets(k_lengths, spare=0 if is_rectangular else 1)
-    assert q_offsets.even == k_offsets.even == is_rectangular
+    assert q_offsets.is_rectangular == k_offsets.is_rectangular == is_rectangular
     H, G, D, Dv = 4, 2, 6, 5
     tensors = (
         random(q_offsets.total, H, D),
@@ -107,7 +107,9 @@ def test_packed_equals_single_sequences(case, dtype):
 def test_offsets_may_be_plain_tensors():
     x, starts = random(5, 2, 4), torch.tensor([0, 2, 5])
     out = attend(x, x, x, mask=causal(), q_offsets=starts, k_offsets=starts.clone())
-    torch.testing.assert_close(out, attend(x, x, x, mask=causal(), q_offsets=Offsets.of(starts), k_offsets=starts))
+    torch.testing.assert_close(
+        out, attend(x, x, x, mask=causal(), q_offsets=Offsets.from_starts(starts), k_offsets=starts)
+    )
     sequence = x[2:].transpose(0, 1)[None]
     torch.testing.assert_close(out[2:], attend(sequence, sequence, sequence, mask=causal())[0].transpose(0, 1))
 
@@ -249,14 +251,16 @@ def test_invalid_offsets_and_shapes(monkeypatch):
 def test_varlen_supports_only_unequal_lengths_or_windows(max_len, mask, supported):
     x = torch.zeros(16, 2, 8, dtype=torch.bfloat16).as_subclass(FakeCudaTensor)
     offsets = Offsets(torch.tensor([0, 8, 16]), 16, max_len)
-    assert varlen.supports(Call(x, x, x, ScaledDot(), Form.of(mask), None, offsets, offsets)) == supported
+    assert varlen.supports(Call(x, x, x, ScaledDot(), MaskParts.from_mask(mask), None, offsets, offsets)) == supported
 
 
 def test_sequences_of_equal_length_are_not_copied():
     offsets = make_offsets([4, 4, 4])
     q, k, v = torch.randn(3, 12, 2, 8)
     calls = []
-    padded.run(Call(q, k, v, ScaledDot(), Form(), None, offsets, offsets), lambda call: calls.append(call) or call.q)
+    padded.run(
+        Call(q, k, v, ScaledDot(), MaskParts(), None, offsets, offsets), lambda call: calls.append(call) or call.q
+    )
     assert [x.data_ptr() for x in calls[0][:3]] == [x.data_ptr() for x in (q, k, v)]
 
 

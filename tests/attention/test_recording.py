@@ -76,7 +76,7 @@ def test_weights_reproduce_the_outputs(model):
         out = model(SOURCE, TARGET)
     for one in recording.values():
         call = one.calls[0]
-        expected = reference(call.q, call.k, call.v, call.score, call.form.mask, call.bias)
+        expected = reference(call.q, call.k, call.v, call.score, call.mask_parts.mask, call.bias)
         torch.testing.assert_close(one.weights() @ call.v, expected)
     last = recording["layers.1.cross"]
     torch.testing.assert_close((last.weights() @ last.calls[0].v).transpose(1, 2).flatten(-2), out)

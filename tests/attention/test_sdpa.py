@@ -9,7 +9,7 @@ import torch
 
 from regard.attention import attend, causal, masks, padding, use
 from regard.attention.backends import sdpa
-from regard.attention.masks import Form, KeyPadding
+from regard.attention.masks import KeyPadding, MaskParts
 from regard.attention.reference import reference
 from regard.attention.scores import ScaledDot
 from tests.attention.helpers import FakeCudaTensor, random
@@ -159,7 +159,7 @@ def test_cudnn_arguments(shape, monkeypatch):
 def test_lengths_on_two_devices_are_moved_off_the_cpu():
     cpu, meta = torch.tensor([5, 2]), torch.empty(2, dtype=torch.long, device="meta")
     for a, b in ((cpu, meta), (meta, cpu)):
-        assert Form(lengths=a).intersect(Form(lengths=b)).lengths.device.type == "meta"
+        assert MaskParts(lengths=a).intersect(MaskParts(lengths=b)).lengths.device.type == "meta"
 
 
 @pytest.mark.parametrize(

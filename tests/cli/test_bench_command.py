@@ -12,8 +12,8 @@ SMALL = ["--device", "cpu", "--lengths", "8", "--rounds", "1", "--no-compiled"]
 
 @pytest.fixture(autouse=True)
 def _low_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "TURN", 1e-4)
-    monkeypatch.setitem(measuring.SIDE, "cpu", 64)
+    monkeypatch.setattr(measuring, "MIN_TIMED_SECONDS", 1e-4)
+    monkeypatch.setitem(measuring.MATRIX_SIZE, "cpu", 64)
 
 
 def test_attention_benchmark(capsys, tmp_path):
@@ -31,7 +31,7 @@ def test_attention_benchmark(capsys, tmp_path):
     output = capsys.readouterr().out
     assert "ceilings: matrix product" in output
     assert "| dot, forward+backward | 8 | **Regard** |" in output
-    assert json.loads((tmp_path / "a.json").read_text())["rows"][0]["entrant"] == "Regard"
+    assert json.loads((tmp_path / "a.json").read_text())["rows"][0]["implementation"] == "Regard"
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 

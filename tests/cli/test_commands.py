@@ -12,7 +12,7 @@ import pytest
 from matplotlib.image import imread
 
 from regard.cli import main
-from regard.viewer import align, alignment_error_rate, clearest_layer
+from regard.viewer import align, alignment_error_rate, sharpest_layer
 from tests.conftest import number_links, number_pairs
 
 
@@ -148,7 +148,7 @@ def test_evaluate_prints_and_writes_all_metrics(run, pairs_file, tmp_path, seq2s
     assert table["bleu"] > 50
     scores = seq2seq.score(pairs)
     assert table["loss"] == pytest.approx(-sum(one.logprob for one in scores) / sum(one.tokens for one in scores))
-    rate = alignment_error_rate(align(seq2seq, pairs, clearest_layer(seq2seq, pairs)), number_links(pairs))
+    rate = alignment_error_rate(align(seq2seq, pairs, sharpest_layer(seq2seq, pairs)), number_links(pairs))
     assert table["alignment_error_rate"] == pytest.approx(100 * rate)
     text = "\n".join(shown)
     for key, name in (("bleu", "BLEU"), ("chrf", "chrF"), ("word_error_rate", "word error rate")):

@@ -16,8 +16,8 @@ from PIL import Image
 from regard.folder import ImageModel, save
 from regard.models import ViT
 from regard.models.vit import vit_pico
-from regard.viewer.live import Live
-from regard.viewer.masks import label_colours
+from regard.viewer.live import LiveServer
+from regard.viewer.masks import label_colors
 
 SIZES = dict(width=32, heads=2, layers=2, feedforward=64, patch=4, image_height=8, image_width=12)
 LABELS = ("dark", "gray", "light")
@@ -167,7 +167,7 @@ def test_mask_has_image_size_mask_values_and_palette(run, tmp_path, segmenter, h
     mask = Image.open(tmp_path / "mask.png")
     assert (mask.mode, mask.size) == ("P", (60, 40))
     assert np.asarray(mask)[20, [5, 55]].tolist() == list(VALUES)
-    np.testing.assert_array_equal(np.asarray(mask.convert("RGB"))[20, [5, 55]], label_colours(2))
+    np.testing.assert_array_equal(np.asarray(mask.convert("RGB"))[20, [5, 55]], label_colors(2))
     assert np.mean(np.asarray(mask) == VALUES[1]) == pytest.approx(shares["7"], abs=1e-4)
     overlay = imread(tmp_path / "overlay.png")
     assert min(overlay.shape[:2]) > 200
@@ -307,11 +307,11 @@ def test_live_page_serves_the_named_images(run, monkeypatch, classifier, photos)
     served = []
 
     def closed(self, poll_interval=0.5):
-        names = self.newest.told["scene"]["pictures"]
+        names = self.newest.header["scene"]["pictures"]
         served.extend(self.ask({"look": {"picture": name}})["scene"]["texts"]["source"] for name in names)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Live, "serve_forever", closed)
+    monkeypatch.setattr(LiveServer, "serve_forever", closed)
     files = sorted(map(str, photos.rglob("*.png")))[:2]
     assert run("look", classifier, *files, "--live", "--no-browser") == ""
     assert served == files

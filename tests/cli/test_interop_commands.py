@@ -69,11 +69,11 @@ def test_unsupported_options_for_onnx_graphs(run_error, monkeypatch, graphs, tra
     assert "The folder contains ONNX graphs" in run_error("look", graphs, "one", "--out", "map.png")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     for command in ("translate", graphs, "one"), ("evaluate", graphs, "--data", "phrasebook"):
-        assert 'onnxruntime is not installed. Get it with: pip install "regard[onnx]"' in run_error(*command)
+        assert 'onnxruntime is not installed. Install it with: pip install "regard[onnx]"' in run_error(*command)
 
 
 def test_invalid_imports_and_exports(run_error, tmp_path, seq2seq_folder, transformer_folder):
-    assert "there is no such folder" in run_error("import", tmp_path / "none", "--out", tmp_path / "m")
+    assert "the folder does not exist" in run_error("import", tmp_path / "none", "--out", tmp_path / "m")
     assert "already contains a model" in run_error("import", tmp_path, "--out", transformer_folder)
     (tmp_path / "model.bin").write_bytes(b"\x00" * 8)
     assert "Pass --tokenizer FILE" in run_error("import", tmp_path / "model.bin", "--out", tmp_path / "m")

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from regard.folder import load, save
-from regard.training.checkpoint import keep_step
+from regard.training.checkpoint import save_step_folder
 from regard.viewer import look
 
 SENTENCE = "one two three"
@@ -19,8 +19,8 @@ def run_folder(tmp_path, transformer_folder):
     folder = tmp_path / "run"
     shutil.copytree(transformer_folder, folder)
     model = load(folder, "cpu")
-    keep_step(folder, model, 40, {})
-    keep_step(folder, model, 5, {})
+    save_step_folder(folder, model, 40, {})
+    save_step_folder(folder, model, 5, {})
     return folder
 
 
@@ -104,7 +104,7 @@ def test_comparison_with_unsuitable_models(run_error, transformer_folder, blind_
 def test_live_comparisons(run, monkeypatch, run_folder, transformer_folder):
     """The arguments of the server; tests/viewer/test_browser_comparing.py sends requests to it."""
     served = []
-    monkeypatch.setattr("regard.cli.look._serve", lambda desk, scene, options: served.append((desk, scene)) or 0)
+    monkeypatch.setattr("regard.cli.look._serve", lambda handler, scene, options: served.append((handler, scene)) or 0)
     run("look", run_folder, SENTENCE, "--steps", "--live", "--head", 1)
     run("look", run_folder, "--steps", "--live")
     run("look", transformer_folder, SENTENCE, "--beside", "two one", "--live")

@@ -8,13 +8,13 @@ import pytest
 from regard.cli import main
 from regard.cli.config import toml_text
 from regard.recipes import find_recipe, recipe_names, recipe_summary
-from regard.training import Recipe, read_toml, recipe_from
-from regard.training.recipe import recipe_table
+from regard.training import Recipe, read_toml, recipe_from_dict
+from regard.training.recipe import recipe_to_dict
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_packaged_recipes_are_valid_and_have_a_summary(name):
-    recipe = recipe_from(read_toml(find_recipe(name)), origin=name)
+    recipe = recipe_from_dict(read_toml(find_recipe(name)), origin=name)
     assert isinstance(recipe, Recipe)
     summary = recipe_summary(name)
     assert summary.endswith(".")
@@ -54,7 +54,7 @@ def test_config_show_without_recipe_prints_the_model(transformer_folder, capsys)
     table = tomllib.loads(capsys.readouterr().out)
     assert table.keys() == {"model"}
     assert table["model"]["family"] == "transformer"
-    assert isinstance(recipe_from(table), Recipe)
+    assert isinstance(recipe_from_dict(table), Recipe)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '"x"'])
@@ -66,8 +66,8 @@ def test_damaged_training_json(transformer_folder, tmp_path, run_error, content)
 
 def test_toml_round_trip():
     names = ('a "quoted" name', "é\t\n\\ \x7f", "日本")
-    table = recipe_table(recipe_from({"data": {"files": names}}))
+    table = recipe_to_dict(recipe_from_dict({"data": {"files": names}}))
     read = tomllib.loads(toml_text(table))
     assert read["data"]["files"] == list(names)
     assert read["tokenizer"]["target_kind"] == read["tokenizer"]["kind"]
-    assert recipe_from(read).train == Recipe().train
+    assert recipe_from_dict(read).train == Recipe().train

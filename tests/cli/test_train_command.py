@@ -12,7 +12,7 @@ from PIL import Image
 from regard.cli import demo, main
 from regard.data import phrasebook_pairs
 from regard.models import FAMILIES, TransformerConfig
-from regard.training import recipe_from
+from regard.training import recipe_from_dict
 from regard.training.recipe import DERIVED, FAMILIES_FOR
 
 SMALL = [
@@ -82,7 +82,7 @@ def test_aliases_with_a_packaged_recipe(pairs, tmp_path, capfd):
 
 def test_dry_run_prints_the_recipe_and_writes_nothing(pairs, tmp_path, capsys):
     assert main(["train", "--data", str(pairs), "--dry-run", "--steps", "7", "--out", str(tmp_path / "m")]) == 0
-    assert recipe_from(tomllib.loads(capsys.readouterr().out)).train.steps == 7
+    assert recipe_from_dict(tomllib.loads(capsys.readouterr().out)).train.steps == 7
     assert not (tmp_path / "m").exists()
 
 

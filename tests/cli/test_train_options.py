@@ -18,7 +18,7 @@ from regard.cli.train_options import (
     parse_words,
     recipe_keys,
 )
-from regard.models import FAMILIES, family_of
+from regard.models import FAMILIES, family_name
 from regard.training import DataConfig, Recipe, plan
 from regard.training.recipe import FAMILIES_FOR, SECTIONS
 from tests.training import toy_images, toy_tasks
@@ -64,7 +64,7 @@ def test_packaged_recipe_after_the_data(tmp_path, monkeypatch):
         (["--stepz", "5"], "Unknown option --stepz. Did you mean --steps?"),
         (["--train.stepz=5"], "Unknown option --train.stepz. Did you mean --train.steps?"),
         (["--data", "a.tsv", "--step", "5"], "Unknown option --step. Did you mean --steps?"),
-        (["--data", "a.tsv", "--steps", "1.5"], "--steps must be a whole number (got '1.5')."),
+        (["--data", "a.tsv", "--steps", "1.5"], "--steps must be an integer (got '1.5')."),
         (["--data", "a.tsv", "--train.clip", "much"], "--train.clip must be a number (got 'much')."),
         (["--data", "a.tsv", "--model.tied", "perhaps"], "--model.tied must be true or false (got 'perhaps')."),
         (["--data", "a.tsv", "--device", "gpu"], "train.device must be one of"),
@@ -142,7 +142,7 @@ def small_data(task: str, folder: Path) -> list[DataConfig]:
         words = folder / "words.tsv"
         words.write_text("".join(f"w{i}o\tw e {i % 10} d\n" for i in range(120)), encoding="utf-8")
         return [DataConfig(phrasebook_size=100), DataConfig(files=(str(words),))]
-    return [(toy_images if task in toy_images.MEASURES else toy_tasks).toy(task, folder).data]
+    return [(toy_images if task in toy_images.EXTRA_METRICS else toy_tasks).toy(task, folder).data]
 
 
 @pytest.mark.parametrize("task", FAMILIES_FOR)
@@ -150,7 +150,7 @@ def test_help_marks_values_chosen_from_the_data(task, tmp_path):
     """All other defaults in the help are those of a run with data only."""
     for data in small_data(task, tmp_path):
         recipe, _ = plan(task, data)
-        family = family_of(recipe.model)
+        family = family_name(recipe.model)
         assert family == FAMILIES_FOR[task][0]
         plain = Recipe(task, model=FAMILIES[family].config())
         for section in set(SECTIONS) - {"data"}:

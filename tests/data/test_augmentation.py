@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 import torch
 
-from regard.data import IGNORED, AugmentConfig, augment, augmentation, soft_targets
+from regard.data import IGNORE_INDEX, AugmentConfig, augment, augmentation, one_hot_targets
 from regard.data.image_ops import FILL
 from regard.errors import RegardError
 
@@ -16,7 +16,7 @@ EVERYTHING = AugmentConfig(
 def batch(count=10, channels=3, shape=(12, 9), seed=0):
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.rand(count, channels, *shape, generator=generator)
-    return pixels, soft_targets(torch.arange(count), count)
+    return pixels, one_hot_targets(torch.arange(count), count)
 
 
 def steps(count=400, shape=(1, 5)):
@@ -151,11 +151,11 @@ def test_masks_follow_their_pixels():
     assert (exact.masks != blocks).any((1, 2)).all()
     result = augment(pixels, None, AugmentConfig(flip=0.5, crop=5, zoom=0.5, padding="zero"), blocks)
     around = torch.stack([result.masks.roll((y, x), (1, 2)) for y in (-2, -1, 0, 1, 2) for x in (-2, -1, 0, 1, 2)])
-    inner = (around == result.masks).all(0) & (result.masks != IGNORED)
+    inner = (around == result.masks).all(0) & (result.masks != IGNORE_INDEX)
     inner[:, [0, 1, -1, -2]] = inner[:, :, [0, 1, -1, -2]] = False
     assert inner.float().mean() > 0.1
     assert torch.allclose(result.pixels[:, 0][inner], (result.masks / 10)[inner], atol=1e-5)
-    assert (result.pixels[:, 0][result.masks == IGNORED] < 0.01).all()
+    assert (result.pixels[:, 0][result.masks == IGNORE_INDEX] < 0.01).all()
     assert (result.masks != blocks).any((1, 2)).all()
 
 
@@ -168,7 +168,7 @@ def test_masks_follow_random_operations(monkeypatch):
     assert 15 < changed.sum() <= 5 * 4  # five of the fourteen operations are geometric
     around = torch.stack([result.masks.roll((y, x), (1, 2)) for y in (-1, 0, 1) for x in (-1, 0, 1)])
     inner = (around == result.masks).all(0)[:, 1:-1, 1:-1]
-    expected = torch.where(result.masks == IGNORED, FILL, result.masks / 10)[:, 1:-1, 1:-1]
+    expected = torch.where(result.masks == IGNORE_INDEX, FILL, result.masks / 10)[:, 1:-1, 1:-1]
     assert inner[changed].float().mean() > 0.3
     assert torch.allclose(result.pixels[:, 0, 1:-1, 1:-1][inner], expected[inner], atol=1e-5)
 
@@ -257,7 +257,7 @@ def test_targets_are_mixed_like_the_pixels(options):
     count = 600
     brightness = torch.rand(count)
     pixels = brightness[:, None, None, None].expand(count, 3, 16, 16)
-    result = augment(pixels, soft_targets(torch.arange(count), count), AugmentConfig(**options))
+    result = augment(pixels, one_hot_targets(torch.arange(count), count), AugmentConfig(**options))
     assert torch.allclose(result.targets.sum(1), torch.ones(count))
     assert torch.allclose(result.targets @ brightness, result.pixels.mean((1, 2, 3)), atol=1e-5)
     own = result.targets.diagonal()
@@ -271,8 +271,8 @@ def test_targets_are_mixed_like_the_pixels(options):
 
 
 def test_ignored_labels_have_zero_targets():
-    labels = torch.tensor([2, IGNORED, 0])
-    assert soft_targets(labels, 3, smoothing=0.3).tolist() == [
+    labels = torch.tensor([2, IGNORE_INDEX, 0])
+    assert one_hot_targets(labels, 3, smoothing=0.3).tolist() == [
         pytest.approx([0.1, 0.1, 0.8]),
         [0, 0, 0],
         pytest.approx([0.8, 0.1, 0.1]),

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import EOS, SOS, Batches, BpeDropout, Sequences, Tokenizer, encode_pairs, prefetch
-from regard.data.batches import IGNORED
+from regard.data import EOS, SOS, BpeDropout, PairBatches, Sequences, Tokenizer, encode_pairs, prefetch
+from regard.data.batches import IGNORE_INDEX
 from regard.errors import RegardError
 
 
@@ -16,7 +16,7 @@ def corpus(sizes):
     """Source and target whose ids identify the pair: pair i has ids 10 + 2i and 11 + 2i."""
     source = [[10 + 2 * i] * a for i, (a, _) in enumerate(sizes)]
     target = [[11 + 2 * i] * b for i, (_, b) in enumerate(sizes)]
-    return Sequences.of(source), Sequences.of(target)
+    return Sequences.from_lists(source), Sequences.from_lists(target)
 
 
 def rows(packed):
@@ -36,7 +36,7 @@ lengths = st.lists(st.tuples(st.integers(0, 31), st.integers(0, 31)), min_size=1
 @settings(deadline=None)
 @given(lengths, st.integers(32, 200), st.booleans(), st.integers(0, 3))
 def test_every_pair_comes_once_within_the_budget(sizes, budget, constant_shapes, seed):
-    batches = Batches(*corpus(sizes), budget=budget, max_len=32, seed=seed, constant_shapes=constant_shapes)
+    batches = PairBatches(*corpus(sizes), budget=budget, max_len=32, seed=seed, constant_shapes=constant_shapes)
     seen = []
     shapes = set()
     for batch in batches.epoch(0):
@@ -52,8 +52,8 @@ def test_every_pair_comes_once_within_the_budget(sizes, budget, constant_shapes,
         assert read <= budget
         assert batch.tokens == sum(map(len, targets)) <= budget
         assert torch.equal(batch.inputs[0].ids[read:], torch.zeros_like(batch.inputs[0].ids[read:]))
-        assert (batch.targets[real:] == IGNORED).all()
-        assert (batch.targets != IGNORED).sum() == real
+        assert (batch.targets[real:] == IGNORE_INDEX).all()
+        assert (batch.targets != IGNORE_INDEX).sum() == real
         assert len(batch.targets) == len(batch.inputs[1].ids)
         if constant_shapes:
             shapes.add((len(batch.inputs[0].ids), len(batch.inputs[1].ids), len(batch.inputs[0]), len(batch.inputs[1])))
@@ -90,7 +90,7 @@ def with_dropout():
 @pytest.mark.parametrize("constant_shapes", [False, True])
 def test_epoch_depends_on_seed_and_number_alone(sides, constant_shapes):
     def make_batches(seed):
-        return Batches(*sides(), budget=128, max_len=64, seed=seed, constant_shapes=constant_shapes)
+        return PairBatches(*sides(), budget=128, max_len=64, seed=seed, constant_shapes=constant_shapes)
 
     used, fresh = make_batches(7), make_batches(7)
     for epoch in range(2):
@@ -108,7 +108,7 @@ def test_epoch_depends_on_seed_and_number_alone(sides, constant_shapes):
 
 def test_batches_are_full_and_have_similar_lengths():
     source, target = random_corpus(4000)
-    batches = list(Batches(source, target, budget=1024, max_len=64, seed=0).epoch(0))
+    batches = list(PairBatches(source, target, budget=1024, max_len=64, seed=0).epoch(0))
     real = sum(one.offsets.total for batch in batches for one in batch.inputs)
     cells = sum(len(one) * one.max_len for batch in batches for one in batch.inputs)
     assert real / cells > 0.85
@@ -120,7 +120,7 @@ def test_batches_are_full_and_have_similar_lengths():
 def test_batch_of_many_short_pairs_leaves_room_for_padding():
     """Mostly long pairs, so that the sequence count is small, and then many of a single token."""
     sides = corpus([(60, 60)] * 300 + [(0, 0)] * 700)
-    batches = list(Batches(*sides, budget=512, max_len=64, seed=0, constant_shapes=True).epoch(0))
+    batches = list(PairBatches(*sides, budget=512, max_len=64, seed=0, constant_shapes=True).epoch(0))
     assert sum(batch.sentences for batch in batches) == 1000
     assert len({len(batch.inputs[0]) for batch in batches}) == 1
 
@@ -129,7 +129,7 @@ def test_pairs_made_too_long_by_dropout_are_left_out_of_the_epoch():
     tokenizer = Tokenizer.train(["abab"] * 5, "bpe", vocab_size=60)
     source, target, too_long = encode_pairs([("abab", "abab")] * 200, tokenizer, tokenizer, max_len=3, dropout=0.5)
     epochs = [
-        sum(batch.sentences for batch in Batches(source, target, budget=8, max_len=3, seed=0).epoch(epoch))
+        sum(batch.sentences for batch in PairBatches(source, target, budget=8, max_len=3, seed=0).epoch(epoch))
         for epoch in range(5)
     ]
     assert all(0 < sentences < 200 for sentences in epochs)
@@ -149,13 +149,13 @@ def test_encode_pairs_counts_long_pairs():
 def test_invalid_arguments_are_errors():
     source, target = corpus([(1, 1), (2, 2)])
     with pytest.raises(RegardError, match="maximum length is 64 tokens, but a batch has only 32"):
-        Batches(source, target, budget=32, max_len=64, seed=0)
+        PairBatches(source, target, budget=32, max_len=64, seed=0)
     with pytest.raises(ValueError, match="as many sources as targets, at least 1, got 2 and 1"):
-        Batches(source, Sequences.of([[1]]), budget=64, max_len=64, seed=0)
+        PairBatches(source, Sequences.from_lists([[1]]), budget=64, max_len=64, seed=0)
 
 
 def test_batch_moves_all_tensors():
-    [batch] = Batches(*corpus([(1, 1), (2, 2)]), budget=64, max_len=64, seed=0).epoch(0)
+    [batch] = PairBatches(*corpus([(1, 1), (2, 2)]), budget=64, max_len=64, seed=0).epoch(0)
     assert same(batch.to("cpu", non_blocking=True), batch)
     on_meta = batch.to("meta")
     assert {one.device.type for one in (on_meta.inputs[0].ids, on_meta.inputs[1].ids, on_meta.targets)} == {"meta"}
@@ -171,7 +171,7 @@ def test_pairs_made_too_long_by_dropout_are_counted():
     source, target, too_long = encode_pairs(pairs, tokenizer, tokenizer, max_len=6, dropout=1.0)
     assert too_long == 2 + 4
     assert len(source) == len(target) == 7  # with less dropout another epoch might shorten them
-    epoch = Batches(source, target, budget=64, max_len=6, seed=0).epoch(0)
+    epoch = PairBatches(source, target, budget=64, max_len=6, seed=0).epoch(0)
     assert sum(batch.sentences for batch in epoch) == 3
 
 
@@ -181,7 +181,7 @@ def test_all_pairs_made_too_long_by_dropout_is_an_error():
     with pytest.raises(RegardError, match=r"With BPE-dropout 1.0, all 4 pairs are longer than 6 tokens.*Lower"):
         encode_pairs(pairs, tokenizer, tokenizer, max_len=6, dropout=1.0)
     sides = [BpeDropout(tokenizer, list(texts), 1.0, seed=0) for texts in zip(*pairs)]
-    batches = prefetch(Batches(*sides, budget=64, max_len=6, seed=0).epoch(0))
+    batches = prefetch(PairBatches(*sides, budget=64, max_len=6, seed=0).epoch(0))
     with pytest.raises(RegardError, match="All 4 sequences are longer than max_len"):
         next(batches)
 
@@ -237,7 +237,7 @@ def test_prefetch_thread_stops_with_its_consumer():
 
 
 def test_skipped_batches_cost_little():
-    batches = Batches(*random_corpus(20_000), budget=4096, max_len=64, seed=0)
+    batches = PairBatches(*random_corpus(20_000), budget=4096, max_len=64, seed=0)
     start = time.perf_counter()
     next(batches.epoch(0, start=50))
     assert time.perf_counter() - start < 1  # about 0.03 s

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from regard.data import (
     TOKENIZER_KINDS,
     Sequences,
-    Special,
+    SpecialTokens,
     Tokenizer,
     documents,
     encode_documents,
@@ -136,15 +136,15 @@ def test_share_must_be_between_0_and_1(share):
 def test_documents_are_encoded_as_one_stream():
     tokenizer = Tokenizer.train([TEXT], "char", exact=True)
     documents = [TEXT, TEXT[:5]]
-    stream = encode_documents(documents, tokenizer, Special(begin=2))
+    stream = encode_documents(documents, tokenizer, SpecialTokens(begin=2))
     assert stream.dtype == np.int32
     borders = np.flatnonzero(stream == 3) + 1
     assert borders[-1] == len(stream)
     parts = np.split(stream, borders[:-1])
     assert [part[0] for part in parts] == [2, 2]
     assert [tokenizer.decode(part[1:-1]) for part in parts] == documents
-    without = encode_documents(documents, tokenizer, Special(begin=None, eos=9))
-    expected = Sequences.of([[*tokenizer.encode(text), 9] for text in documents])
+    without = encode_documents(documents, tokenizer, SpecialTokens(begin=None, eos=9))
+    expected = Sequences.from_lists([[*tokenizer.encode(text), 9] for text in documents])
     assert without.tolist() == expected.ids.tolist()
 
 
@@ -153,7 +153,7 @@ def test_documents_are_encoded_as_one_stream():
 @given(text=st.text(alphabet="aabé   1'.\n-\u0301", max_size=60))
 def test_encoding_in_parts_equals_encoding_at_once(kind, text, short_parts, tokenizers):
     tokenizer = tokenizers(kind)
-    stream = encode_documents([text, "b"], tokenizer, Special(begin=2))
+    stream = encode_documents([text, "b"], tokenizer, SpecialTokens(begin=2))
     assert stream.tolist() == [2, *tokenizer.encode(text), 3, 2, *tokenizer.encode("b"), 3]
 
 

@@ -34,9 +34,9 @@ def test_dropout_1_gives_characters(kind):
     tokenizer = TOKENIZERS[kind]
     [ids] = rows(BpeDropout(tokenizer, ["happy do"], p=1.0, seed=3).sample_encoding(np.random.default_rng(0)))
     if kind == "bpe":
-        assert [tokenizer.library.id_to_token(one) for one in ids] == list("▁happy▁do")
+        assert [tokenizer.backend_tokenizer.id_to_token(one) for one in ids] == list("▁happy▁do")
     else:
-        assert [tokenizer.library.id_to_token(one) for one in ids] == list("happyĠdo")
+        assert [tokenizer.backend_tokenizer.id_to_token(one) for one in ids] == list("happyĠdo")
 
 
 @pytest.mark.parametrize("kind", ["bpe", "bytes"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data import AugmentConfig, ImageBatches, as_numbers, read_images
+from regard.data import AugmentConfig, ImageBatches, pixels_to_float, read_images
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_subset_of_the_images(images):
 def test_bytes_are_converted_to_floats():
     pixels = torch.tensor([0, 51, 255, 102], dtype=torch.uint8).view(1, 2, 2, 1)
     floats = torch.tensor([0.0, 0.2, 1.0, 0.4]).view(1, 1, 2, 2)
-    torch.testing.assert_close(as_numbers(pixels, 1), floats)
-    torch.testing.assert_close(as_numbers(pixels, 3), floats.expand(1, 3, 2, 2))
+    torch.testing.assert_close(pixels_to_float(pixels, 1), floats)
+    torch.testing.assert_close(pixels_to_float(pixels, 3), floats.expand(1, 3, 2, 2))
     color = torch.arange(24, dtype=torch.uint8).view(1, 2, 4, 3)
-    torch.testing.assert_close(as_numbers(color, 3)[0, :, 1, 2], torch.tensor([18, 19, 20]) / 255)
+    torch.testing.assert_close(pixels_to_float(color, 3)[0, :, 1, 2], torch.tensor([18, 19, 20]) / 255)

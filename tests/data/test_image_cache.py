@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regard.data import image_cache, image_decoding, read_images, read_ragged
+from regard.data import image_cache, image_decoding, read_images, read_ragged_images
 from regard.errors import RegardError
 from tests.data.image_helpers import make_images, to_pillow, write_class_folders
 
@@ -24,8 +24,8 @@ def photos(folder):
 def decoded(monkeypatch):
     """List of the files that are decoded."""
     files = []
-    load = image_decoding.load
-    monkeypatch.setattr(image_decoding, "load", lambda file, fit=None: files.append(file) or load(file, fit))
+    load = image_decoding.load_image
+    monkeypatch.setattr(image_decoding, "load_image", lambda file, fit=None: files.append(file) or load(file, fit))
     return files
 
 
@@ -50,11 +50,11 @@ def test_images_are_decoded_once(photos, decoded):
 def test_each_set_of_options_has_its_own_cache(photos, decoded):
     for options in ({}, {"size": 4}, {"channels": 1}, {"on_bad": "skip"}):
         read_images([photos], cache="cache", **options)
-    read_ragged([photos], patch=2, cache="cache")
+    read_ragged_images([photos], patch=2, cache="cache")
     assert len(decoded) == 7 * 5
     assert read_images([photos], cache="cache", size=4).pixels.shape == (7, 4, 4, 3)
     assert read_images([photos], cache="cache", channels=1).pixels.shape == (7, 6, 6, 1)
-    assert read_ragged([photos], patch=2, cache="cache").sizes.tolist() == [[6, 6]] * 7
+    assert read_ragged_images([photos], patch=2, cache="cache").sizes.tolist() == [[6, 6]] * 7
     assert len(decoded) == 7 * 5
 
 

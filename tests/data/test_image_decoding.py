@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, UnidentifiedImageError
 
-from regard.data import read_image, read_images, read_ragged
-from regard.data.image_decoding import Fit, decode_file, read_header
+from regard.data import read_image, read_images, read_ragged_images
+from regard.data.image_decoding import ResizeRule, decode_file, read_header
 from regard.errors import RegardError
 from tests.data.helpers import write
 
@@ -166,18 +166,18 @@ def test_floats_and_too_many_bits_are_refused(folder):
 @pytest.mark.parametrize(
     ("fit", "size", "expected"),
     [
-        (Fit(), (7, 9), (7, 9)),
-        (Fit((8, 12)), (100, 50), (8, 12)),
-        (Fit(patch=8), (20, 21), (16, 24)),
-        (Fit(patch=8), (3, 21), (8, 24)),
-        (Fit(patch=8, longest=32), (100, 50), (32, 16)),
-        (Fit(patch=8, longest=31), (100, 100), (24, 24)),
-        (Fit(patch=8, longest=32), (21, 30), (24, 32)),
-        (Fit(patch=8, longest=32), (1, 1000), (8, 32)),
+        (ResizeRule(), (7, 9), (7, 9)),
+        (ResizeRule((8, 12)), (100, 50), (8, 12)),
+        (ResizeRule(patch=8), (20, 21), (16, 24)),
+        (ResizeRule(patch=8), (3, 21), (8, 24)),
+        (ResizeRule(patch=8, longest=32), (100, 50), (32, 16)),
+        (ResizeRule(patch=8, longest=31), (100, 100), (24, 24)),
+        (ResizeRule(patch=8, longest=32), (21, 30), (24, 32)),
+        (ResizeRule(patch=8, longest=32), (1, 1000), (8, 32)),
     ],
 )
 def test_target_sizes(fit, size, expected):
-    assert fit.target(*size) == expected
+    assert fit.target_size(*size) == expected
 
 
 def test_center_crop_keeps_the_aspect_ratio(folder):
@@ -199,7 +199,7 @@ def test_large_jpeg_decoded_at_reduced_size_is_nearly_equal(folder):
     assert abs(small - full).max() <= 3
     # The target size follows from the full image, not from the reduced one that was decoded.
     Image.new("L", (800, 600), 2).save("mask.png")
-    pixels, mask = decode_file(folder / "a.jpg", folder / "mask.png", 3, Fit(patch=7, longest=50))
+    pixels, mask = decode_file(folder / "a.jpg", folder / "mask.png", 3, ResizeRule(patch=7, longest=50))
     assert pixels.shape == (35, 49, 3)
     assert mask.shape == (35, 49)
 
@@ -225,7 +225,7 @@ def test_masks_keep_the_stored_values(folder):
 def test_resized_masks_have_no_new_values(folder):
     numbers = np.array([[1, 9], [200, 40]], np.uint8).repeat(8, 0).repeat(8, 1)
     assert with_mask(Image.fromarray(numbers), (16, 16), size=4).tolist() == numbers[::4, ::4].tolist()
-    ragged = read_ragged(["index.csv"], patch=5)
+    ragged = read_ragged_images(["index.csv"], patch=5)
     assert ragged.sizes.tolist() == [[15, 15]]
     assert set(ragged.mask(0).reshape(-1).tolist()) == {1, 9, 200, 40} == set(ragged.mask_values)
 

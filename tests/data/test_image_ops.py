@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from regard.data import IGNORED
+from regard.data import IGNORE_INDEX
 from regard.data import image_ops as ops
 
 SHAPE = (31, 26)
@@ -98,7 +98,10 @@ def test_flip_and_translate(padding):
     output, output_masks = ops.flip_and_translate(pixels, masks, down, right, flip, padding)
     assert (output.shape, output_masks.shape) == (pixels.shape, masks.shape)
     for i in range(6):
-        for array, result, outside in ((pixels[i], output[i], 0.0), (masks[i][None], output_masks[i][None], IGNORED)):
+        for array, result, outside in (
+            (pixels[i], output[i], 0.0),
+            (masks[i][None], output_masks[i][None], IGNORE_INDEX),
+        ):
             plain = array.numpy()[..., ::-1] if flip[i] else array.numpy()
             options = {"mode": "reflect"} if padding == "reflect" else {"constant_values": outside}
             wide = np.pad(plain, ((0, 0), (30, 30), (25, 25)), **options)
@@ -123,7 +126,7 @@ def plain_warp(image, mask, matrix, fill_outside):
                 inside = 0 <= y < height and 0 <= x < width
                 y, x = min(max(y, 0), height - 1), min(max(x, 0), width - 1)
                 is_filled = fill_outside and not inside
-                return (np.full(len(image), ops.FILL), IGNORED) if is_filled else (image[:, y, x], mask[y, x])
+                return (np.full(len(image), ops.FILL), IGNORE_INDEX) if is_filled else (image[:, y, x], mask[y, x])
 
             top, left = math.floor(from_y), math.floor(from_x)
             for y, share_y in ((top, 1 - from_y + top), (top + 1, from_y - top)):
@@ -156,7 +159,7 @@ def test_warp(fill_outside):
         assert abs(output[i].numpy() - expected).max() < 1e-4
         # Of two equally near pixels either may be taken.
         assert (output_masks[i].numpy() != expected_mask).mean() < 0.02
-    assert (output_masks[1] == IGNORED).any() == fill_outside
+    assert (output_masks[1] == IGNORE_INDEX).any() == fill_outside
 
 
 def test_make_boxes():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.data import IGNORED, read_images, read_ragged
+from regard.data import IGNORE_INDEX, read_images, read_ragged_images
 from regard.errors import RegardError
 from tests.data.helpers import write
 from tests.data.image_helpers import (
@@ -78,8 +78,8 @@ def test_links_are_followed(folder):
 def test_folder_of_images_without_labels(folder):
     for i in (3, 1, 2):
         to_pillow(PIXELS[i]).save(f"{i}.png")
-    check(read_images([folder]), PIXELS[1:4], [IGNORED] * 3, ())
-    check(read_images(["2.png", "1.png"]), PIXELS[[2, 1]], [IGNORED] * 2, ())
+    check(read_images([folder]), PIXELS[1:4], [IGNORE_INDEX] * 3, ())
+    check(read_images(["2.png", "1.png"]), PIXELS[[2, 1]], [IGNORE_INDEX] * 2, ())
 
 
 def test_folder_of_images_and_masks(folder):
@@ -87,7 +87,7 @@ def test_folder_of_images_and_masks(folder):
         Path("data", kind).mkdir(parents=True)
         for i, one in enumerate(arrays):
             Image.fromarray(one).save(f"data/{kind}/{i}.{'bmp' if kind == 'images' else 'png'}")
-    check(read_images(["data"]), PIXELS, [IGNORED] * 7, (), MASKS)
+    check(read_images(["data"]), PIXELS, [IGNORE_INDEX] * 7, (), MASKS)
     os.remove("data/masks/3.png")
     with pytest.raises(RegardError, match=r"^data/images/3\.bmp has no mask in data/masks\. Add the mask as 3\.png\."):
         read_images(["data"])
@@ -108,7 +108,7 @@ def test_tables_with_other_column_names(folder):
     write("quoted.csv", 'more,label,path\n"a, b\n",b,"index-0.png"\n,a,index-1.png\n')
     check(read_images(["quoted.csv"]), PIXELS[:2], [1, 0], ("a", "b"))
     write("none.csv", text.replace(",label", ",other"))
-    check(read_images(["none.csv"]), PIXELS, [IGNORED] * 7, ())
+    check(read_images(["none.csv"]), PIXELS, [IGNORE_INDEX] * 7, ())
     check(read_images(["none.csv"], label="other"))
     check(read_images(["none.csv"], label="Other"))
 
@@ -174,7 +174,7 @@ def test_ambiguous_tile_sides_are_errors(folder):
     with pytest.raises(RegardError, match=r"^index\.csv: the sheet one may be one\.bmp or one\.png\. Write the names"):
         read_images(["index.csv"])
     write("index.csv", "sheet,tile,side\none.png,3,6\n")
-    check(read_images(["index.csv"]), PIXELS[3:4], [IGNORED], ())
+    check(read_images(["index.csv"]), PIXELS[3:4], [IGNORE_INDEX], ())
     Image.new("L", (11, 12)).save("one.mask.png")
     with pytest.raises(
         RegardError, match=r"^one\.mask\.png: the mask has 11 x 12 pixels, but its image one\.png has 12"
@@ -209,7 +209,7 @@ def test_parts_of_npz(folder):
 def test_idx(folder, packing):
     gray = make_images(gray=True)
     images = write_idx("train-images-idx3-ubyte" + packing, gray[..., 0])
-    check(read_images([images]), gray, [IGNORED] * 7, ())
+    check(read_images([images]), gray, [IGNORE_INDEX] * 7, ())
     labels = write_idx("labels" + packing, NUMBERS.astype(np.uint8))
     check(read_images([images, labels]), gray, NUMBERS, ("0", "1", "2"))
     twice = np.tile(gray, (2, 1, 1, 1))
@@ -217,7 +217,7 @@ def test_idx(folder, packing):
     os.rename(labels, "train-labels-idx1-ubyte" + packing)
     check(read_images([images]), gray, NUMBERS, ("0", "1", "2"))
     assert read_images([images], channels=3).pixels.tolist() == gray.repeat(3, -1).tolist()
-    check(read_images([write_idx("color.idx", PIXELS)]), PIXELS, [IGNORED] * 7, ())
+    check(read_images([write_idx("color.idx", PIXELS)]), PIXELS, [IGNORE_INDEX] * 7, ())
 
 
 def test_integer_labels_are_sorted_by_value(folder):
@@ -235,7 +235,7 @@ def test_label_ids_of_a_model(folder):
     with pytest.raises(RegardError, match=r"^Some images have the label 'c', which .* Its labels are a, b\."):
         images.with_names(("a", "b"))
     unlabeled = read_images(["index-0.png"]).with_names(("a", "b"))
-    assert unlabeled.labels.tolist() == [IGNORED]
+    assert unlabeled.labels.tolist() == [IGNORE_INDEX]
 
 
 def test_images_of_different_sizes_need_a_size(folder):
@@ -295,23 +295,23 @@ def test_ragged_images(folder):
         Image.new("RGB", (width, height), (i, 10, 20)).save(f"{i}.png")
         Image.new("L", (width, height), i).save(f"{i}-mask.png")
     write("index.csv", "path,label,mask\n" + "".join(f"{i}.png,{i},{i}-mask.png\n" for i in range(3)))
-    images = read_ragged(["index.csv"], patch=8)
+    images = read_ragged_images(["index.csv"], patch=8)
     assert images.sizes.tolist() == [[16, 32], [16, 8], [8, 48]]
     assert len(images) == 3
     assert images.labels.tolist() == [0, 1, 2]
-    for i, one in enumerate(images.tensors([0, 1, 2])):
+    for i, one in enumerate(images.to_tensors([0, 1, 2])):
         assert one.shape == (3, *images.sizes[i])
         assert one.dtype == torch.float32
         assert torch.allclose(one, torch.tensor([i, 10, 20])[:, None, None] / 255)
         assert images.pixels(i).shape == (*images.sizes[i], 3)
         assert (images.mask(i) == i).all()
         assert images.mask(i).shape == tuple(images.sizes[i])
-    small = read_ragged(["index.csv"], patch=8, longest=24, cache="cache")
+    small = read_ragged_images(["index.csv"], patch=8, longest=24, cache="cache")
     assert small.sizes.tolist() == [[16, 24], [16, 8], [8, 24]]
     with pytest.raises(
         RegardError, match=r"The patch size \(8\) must be at least 1 and at most the maximum side \(4\)"
     ):
-        read_ragged(["index.csv"], patch=8, longest=4)
+        read_ragged_images(["index.csv"], patch=8, longest=4)
 
 
 def write_any(name, content):

@@ -4,17 +4,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import IGNORED, MaskedBatches, Sequences, Special
+from regard.data import IGNORE_INDEX, MaskedBatches, Sequences, SpecialTokens
 from regard.errors import RegardError
 from tests.data.helpers import check_epochs, rows
 
-SPECIAL = Special(begin=2, end=3, mask=4)
+SPECIAL = SpecialTokens(begin=2, end=3, mask=4)
 FIRST, VOCAB = 5, 1000  # the ordinary ids
 
 
 def random_texts(lengths, seed=0):
     rng = np.random.default_rng(seed)
-    return Sequences.of(rng.integers(FIRST, VOCAB, length).tolist() for length in lengths)
+    return Sequences.from_lists(rng.integers(FIRST, VOCAB, length).tolist() for length in lengths)
 
 
 def make_batches(corpus, *, seed=0, **options):
@@ -24,7 +24,7 @@ def make_batches(corpus, *, seed=0, **options):
 
 def unmask(batch):
     """The ids before masking."""
-    return torch.where(batch.targets == IGNORED, batch.inputs[0].ids, batch.targets)
+    return torch.where(batch.targets == IGNORE_INDEX, batch.inputs[0].ids, batch.targets)
 
 
 @settings(deadline=None)
@@ -37,7 +37,7 @@ def test_every_token_comes_once(lengths, constant_shapes, number):
     for batch in make_batches(corpus, constant_shapes=constant_shapes).epoch(number):
         [packed] = batch.inputs
         assert len(batch.targets) == len(packed.ids)
-        assert (batch.targets[batch.tokens :] == IGNORED).all()
+        assert (batch.targets[batch.tokens :] == IGNORE_INDEX).all()
         packed.ids.copy_(unmask(batch))
         pieces = rows(packed)[: batch.sentences]
         assert sum(map(len, pieces)) == batch.tokens
@@ -56,7 +56,7 @@ def test_shares_of_masked_random_and_unchanged_tokens():
     masked = randomized = unchanged = total = 0
     random_ids = []
     for batch in make_batches(corpus, max_len=128, budget=4096).epoch(0):
-        ids, chosen = batch.inputs[0].ids, batch.targets != IGNORED
+        ids, chosen = batch.inputs[0].ids, batch.targets != IGNORE_INDEX
         share = chosen.sum() / (batch.tokens - 2 * batch.sentences)
         assert abs(share - 0.15) < 1e-3
         assert (batch.targets[chosen] >= FIRST).all()  # no special tokens
@@ -75,10 +75,10 @@ def test_shares_of_masked_random_and_unchanged_tokens():
 
 
 def test_special_ids_are_neither_selected_nor_sampled():
-    special = Special(pad=9, unk=8, sos=7, eos=6, begin=5, end=3, mask=0, forced=1)
-    corpus = Sequences.of([[8, 2, 4, 8, 2, 4, 8]] * 50)
+    special = SpecialTokens(pad=9, unk=8, sos=7, eos=6, begin=5, end=3, mask=0, forced=1)
+    corpus = Sequences.from_lists([[8, 2, 4, 8, 2, 4, 8]] * 50)
     for batch in make_batches(corpus, special=special, vocab=10, mask_fraction=1.0).epoch(0):
-        ids, chosen = batch.inputs[0].ids, batch.targets != IGNORED
+        ids, chosen = batch.inputs[0].ids, batch.targets != IGNORE_INDEX
         assert set(batch.targets[chosen].tolist()) == {2, 4}
         assert chosen.sum() == 4 * batch.sentences
         assert set(ids[chosen].tolist()) <= {0, 2, 4}
@@ -87,7 +87,7 @@ def test_special_ids_are_neither_selected_nor_sampled():
 
 def test_short_text_has_one_masked_token():
     [batch] = make_batches(random_texts([3])).epoch(0)
-    assert (batch.targets != IGNORED).sum() == 1
+    assert (batch.targets != IGNORE_INDEX).sum() == 1
 
 
 @pytest.mark.parametrize("constant_shapes", [False, True])
@@ -98,15 +98,15 @@ def test_epoch_depends_on_seed_and_number_alone(constant_shapes):
 
 def test_batches_and_epochs_mask_different_positions():
     """With equal texts, so that only the masks can differ."""
-    corpus = Sequences.of([[7] * 14] * 8)
+    corpus = Sequences.from_lists([[7] * 14] * 8)
     batches = make_batches(corpus)
-    masks = [tuple((batch.targets != IGNORED).tolist()) for number in range(4) for batch in batches.epoch(number)]
+    masks = [tuple((batch.targets != IGNORE_INDEX).tolist()) for number in range(4) for batch in batches.epoch(number)]
     assert len(masks) == len(set(masks)) == 8
 
 
 def test_invalid_arguments_are_errors():
     with pytest.raises(RegardError, match="no mask token"):
-        make_batches(random_texts([3]), special=Special(begin=2, end=3))
+        make_batches(random_texts([3]), special=SpecialTokens(begin=2, end=3))
     with pytest.raises(RegardError, match="mask_fraction must be greater than 0"):
         make_batches(random_texts([3]), mask_fraction=0.0)
     with pytest.raises(RegardError, match="All texts are empty"):

@@ -29,7 +29,7 @@ PARTIR = next(verb for verb in INTRANSITIVE if verb.name == "leave")
 ADJECTIVE = {adjective.english: adjective for adjective in ADJECTIVES}
 
 
-def np(text: str, **options) -> g.Phrase:
+def parse_noun_phrase(text: str, **options) -> g.Phrase:
     """ "the small mouse" or "Anne's dog"; a plural is marked by a star: "the mouse*"."""
     determiner, *adjectives, noun = text.split()
     plural = noun.endswith("*")
@@ -38,144 +38,174 @@ def np(text: str, **options) -> g.Phrase:
     return g.noun_phrase(NOUNS[noun.rstrip("*")], owner, *chosen, plural=plural, **options)
 
 
-def who(text: str) -> g.Phrase:
+def parse_subject(text: str) -> g.Phrase:
     names = text.split(" and ")
-    return g.name_phrase(*names) if names[0] in NAMES else g.subject_pronoun(text) if " " not in text else np(text)
+    return (
+        g.name_phrase(*names)
+        if names[0] in NAMES
+        else g.subject_pronoun(text)
+        if " " not in text
+        else parse_noun_phrase(text)
+    )
 
 
-def does(subject: str, verb: str, thing: str = "", **options) -> g.Sentence:
-    phrase = np(thing, negated="negation" in options) if thing else None
-    return g.verb_clause(who(subject), VERBS[verb], phrase, **options)
+def make_clause(subject: str, verb: str, thing: str = "", **options) -> g.Sentence:
+    phrase = parse_noun_phrase(thing, negated="negation" in options) if thing else None
+    return g.verb_clause(parse_subject(subject), VERBS[verb], phrase, **options)
 
 
 def near(preposition: str, thing: str) -> g.Phrase:
-    return g.prepositional_phrase(preposition, np(thing))
+    return g.prepositional_phrase(preposition, parse_noun_phrase(thing))
 
 
 def quality(subject: str, adjective: str, **options) -> g.Sentence:
-    phrase = who(subject)
+    phrase = parse_subject(subject)
     return g.copular_clause(phrase, g.predicate_adjective(phrase, ADJECTIVE[adjective]), **options)
 
 
 def sensation(subject: str, english: str, **options) -> g.Sentence:
     complement = g.adverb_phrase(english, SENSATIONS[english])
-    return g.copular_clause(who(subject), complement, infinitive="avoir", **options)
+    return g.copular_clause(parse_subject(subject), complement, infinitive="avoir", **options)
 
 
 # A sentence, its English text, its French text.
 SENTENCES = [
     # Articles, gender, number; passé composé with avoir
-    (does("the cat", "chase", "the mouse", past=True), "The cat chased the mouse.", "Le chat a chassé la souris."),
-    (does("the cat*", "chase", "the mouse*"), "The cats chase the mice.", "Les chats chassent les souris."),
-    (does("we", "eat", "the apple*"), "We eat the apples.", "Nous mangeons les pommes."),
-    (does("we", "throw", "the ball"), "We throw the ball.", "Nous lançons la balle."),
-    (does("she", "buy", "some water"), "She buys some water.", "Elle achète de l'eau."),
-    (does("she", "drink", "some milk", past=True), "She drank some milk.", "Elle a bu du lait."),
-    (does("they", "clean", "a knife"), "They clean a knife.", "Ils nettoient un couteau."),
-    (does("I", "open", "the door"), "I open the door.", "J'ouvre la porte."),
-    (does("you", "choose", "many hat*", past=True), "You chose many hats.", "Vous avez choisi beaucoup de chapeaux."),
-    # Elision, h aspiré, forms before a vowel
-    (does("the owl", "see", "the axe"), "The owl sees the axe.", "Le hibou voit la hache."),
-    (does("the hero", "read", "the story"), "The hero reads the story.", "Le héros lit l'histoire."),
-    (does("this man", "lose", "my scarf", past=True), "This man lost my scarf.", "Cet homme a perdu mon écharpe."),
-    (does("he", "see", "a beautiful bird"), "He sees a beautiful bird.", "Il voit un bel oiseau."),
-    (does("he", "see", "the old tree*"), "He sees the old trees.", "Il voit les vieux arbres."),
-    (does("I", "love", "my old friend"), "I love my old friend.", "J'aime mon vieil ami."),
     (
-        does("she", "buy", "a new computer", past=True),
+        make_clause("the cat", "chase", "the mouse", past=True),
+        "The cat chased the mouse.",
+        "Le chat a chassé la souris.",
+    ),
+    (make_clause("the cat*", "chase", "the mouse*"), "The cats chase the mice.", "Les chats chassent les souris."),
+    (make_clause("we", "eat", "the apple*"), "We eat the apples.", "Nous mangeons les pommes."),
+    (make_clause("we", "throw", "the ball"), "We throw the ball.", "Nous lançons la balle."),
+    (make_clause("she", "buy", "some water"), "She buys some water.", "Elle achète de l'eau."),
+    (make_clause("she", "drink", "some milk", past=True), "She drank some milk.", "Elle a bu du lait."),
+    (make_clause("they", "clean", "a knife"), "They clean a knife.", "Ils nettoient un couteau."),
+    (make_clause("I", "open", "the door"), "I open the door.", "J'ouvre la porte."),
+    (
+        make_clause("you", "choose", "many hat*", past=True),
+        "You chose many hats.",
+        "Vous avez choisi beaucoup de chapeaux.",
+    ),
+    # Elision, h aspiré, forms before a vowel
+    (make_clause("the owl", "see", "the axe"), "The owl sees the axe.", "Le hibou voit la hache."),
+    (make_clause("the hero", "read", "the story"), "The hero reads the story.", "Le héros lit l'histoire."),
+    (
+        make_clause("this man", "lose", "my scarf", past=True),
+        "This man lost my scarf.",
+        "Cet homme a perdu mon écharpe.",
+    ),
+    (make_clause("he", "see", "a beautiful bird"), "He sees a beautiful bird.", "Il voit un bel oiseau."),
+    (make_clause("he", "see", "the old tree*"), "He sees the old trees.", "Il voit les vieux arbres."),
+    (make_clause("I", "love", "my old friend"), "I love my old friend.", "J'aime mon vieil ami."),
+    (
+        make_clause("she", "buy", "a new computer", past=True),
         "She bought a new computer.",
         "Elle a acheté un nouvel ordinateur.",
     ),
     # Adjectives around the noun
     (
-        does("he", "sell", "a small red car", past=True),
+        make_clause("he", "sell", "a small red car", past=True),
         "He sold a small red car.",
         "Il a vendu une petite voiture rouge.",
     ),
     (
-        does("Marie", "wear", "some white shoe*"),
+        make_clause("Marie", "wear", "some white shoe*"),
         "Marie wears some white shoes.",
         "Marie porte des chaussures blanches.",
     ),
-    (does("Marie", "have", "some new shoe*"), "Marie has some new shoes.", "Marie a de nouvelles chaussures."),
+    (make_clause("Marie", "have", "some new shoe*"), "Marie has some new shoes.", "Marie a de nouvelles chaussures."),
     (quality("the nurse*", "happy"), "The nurses are happy.", "Les infirmières sont heureuses."),
     (quality("the soup", "cold", past=True), "The soup was cold.", "La soupe était froide."),
     (quality("you", "tired", negated=True), "You are not tired.", "Vous n'êtes pas fatigués."),
     (quality("Marie and Paul", "proud"), "Marie and Paul are proud.", "Marie et Paul sont fiers."),
     # Contraction and owners
-    (does("the child", "go to", "the market"), "The child goes to the market.", "L'enfant va au marché."),
-    (does("he", "speak to", "the girl*"), "He speaks to the girls.", "Il parle aux filles."),
-    (does("she", "play", "the piano"), "She plays the piano.", "Elle joue du piano."),
-    (does("I", "look for", "Anne's dog"), "I look for Anne's dog.", "Je cherche le chien d'Anne."),
+    (make_clause("the child", "go to", "the market"), "The child goes to the market.", "L'enfant va au marché."),
+    (make_clause("he", "speak to", "the girl*"), "He speaks to the girls.", "Il parle aux filles."),
+    (make_clause("she", "play", "the piano"), "She plays the piano.", "Elle joue du piano."),
+    (make_clause("I", "look for", "Anne's dog"), "I look for Anne's dog.", "Je cherche le chien d'Anne."),
     (
-        does("the cat", "sleep", tail=[near("near", "the bed")]),
+        make_clause("the cat", "sleep", tail=[near("near", "the bed")]),
         "The cat sleeps near the bed.",
         "Le chat dort près du lit.",
     ),
     # Negation
     (
-        does("the cat", "chase", "the mouse", past=True, negation="not"),
+        make_clause("the cat", "chase", "the mouse", past=True, negation="not"),
         "The cat did not chase the mouse.",
         "Le chat n'a pas chassé la souris.",
     ),
-    (does("he", "have", "a dog", negation="not"), "He does not have a dog.", "Il n'a pas de chien."),
-    (does("we", "eat", "any egg*", negation="never"), "We never eat any eggs.", "Nous ne mangeons jamais d'œufs."),
-    (does("you", "swim", modal=CAN, negation="not"), "You cannot swim.", "Vous ne pouvez pas nager."),
-    # Être in the passé composé; reflexive verbs
-    (does("Marie and Anne", "arrive", past=True), "Marie and Anne arrived.", "Marie et Anne sont arrivées."),
-    (does("she", "enter", "the kitchen", past=True), "She entered the kitchen.", "Elle est entrée dans la cuisine."),
+    (make_clause("he", "have", "a dog", negation="not"), "He does not have a dog.", "Il n'a pas de chien."),
     (
-        g.verb_clause(who("we"), PARTIR, past=True, tail=[g.time_phrase("last year")]),
+        make_clause("we", "eat", "any egg*", negation="never"),
+        "We never eat any eggs.",
+        "Nous ne mangeons jamais d'œufs.",
+    ),
+    (make_clause("you", "swim", modal=CAN, negation="not"), "You cannot swim.", "Vous ne pouvez pas nager."),
+    # Être in the passé composé; reflexive verbs
+    (make_clause("Marie and Anne", "arrive", past=True), "Marie and Anne arrived.", "Marie et Anne sont arrivées."),
+    (
+        make_clause("she", "enter", "the kitchen", past=True),
+        "She entered the kitchen.",
+        "Elle est entrée dans la cuisine.",
+    ),
+    (
+        g.verb_clause(parse_subject("we"), PARTIR, past=True, tail=[g.time_phrase("last year")]),
         "We left last year.",
         "Nous sommes partis l'année dernière.",
     ),
-    (does("the girl*", "get up", past=True), "The girls got up.", "Les filles se sont levées."),
-    (does("I", "get up", modal=WANT), "I want to get up.", "Je veux me lever."),
+    (make_clause("the girl*", "get up", past=True), "The girls got up.", "Les filles se sont levées."),
+    (make_clause("I", "get up", modal=WANT), "I want to get up.", "Je veux me lever."),
     (
-        g.born_clause(who("the queen"), near("on", "the island")),
+        g.born_clause(parse_subject("the queen"), near("on", "the island")),
         "The queen was born on the island.",
         "La reine est née sur l'île.",
     ),
     # Object pronouns and the participle's agreement
-    (does("I", "see", pronoun="them", past=True), "I saw them.", "Je les ai vus."),
-    (does("he", "wait for", pronoun="her", past=True), "He waited for her.", "Il l'a attendue."),
-    (does("he", "answer", pronoun="her", past=True), "He answered her.", "Il lui a répondu."),
-    (does("Luc", "help", pronoun="us", modal=MUST), "Luc must help us.", "Luc doit nous aider."),
+    (make_clause("I", "see", pronoun="them", past=True), "I saw them.", "Je les ai vus."),
+    (make_clause("he", "wait for", pronoun="her", past=True), "He waited for her.", "Il l'a attendue."),
+    (make_clause("he", "answer", pronoun="her", past=True), "He answered her.", "Il lui a répondu."),
+    (make_clause("Luc", "help", pronoun="us", modal=MUST), "Luc must help us.", "Luc doit nous aider."),
     (
-        does("she", "give", "the book", pronoun="them", past=True),
+        make_clause("she", "give", "the book", pronoun="them", past=True),
         "She gave them the book.",
         "Elle leur a donné le livre.",
     ),
     (
-        does("he", "send", "the letter", recipient=np("the king*")),
+        make_clause("he", "send", "the letter", recipient=parse_noun_phrase("the king*")),
         "He sends the letter to the kings.",
         "Il envoie la lettre aux rois.",
     ),
     (
-        g.presentative_clause(np("the letter*"), who("I"), VERBS["write"]),
+        g.presentative_clause(parse_noun_phrase("the letter*"), parse_subject("I"), VERBS["write"]),
         "Here are the letters that I wrote.",
         "Voici les lettres que j'ai écrites.",
     ),
     (
-        g.presentative_clause(np("the apple"), who("Anne"), VERBS["give"], "me"),
+        g.presentative_clause(parse_noun_phrase("the apple"), parse_subject("Anne"), VERBS["give"], "me"),
         "Here is the apple that Anne gave me.",
         "Voici la pomme qu'Anne m'a donnée.",
     ),
     # Questions
-    (does("she", "see", pronoun="him", question="yes-no"), "Does she see him?", "Est-ce qu'elle le voit ?"),
-    (does("the dog", "hide", question="what", past=True), "What did the dog hide?", "Qu'est-ce que le chien a caché ?"),
-    (does("you", "sleep", question="where"), "Where do you sleep?", "Où est-ce que vous dormez ?"),
-    (does("who", "take", "my coat", past=True), "Who took my coat?", "Qui a pris mon manteau ?"),
+    (make_clause("she", "see", pronoun="him", question="yes-no"), "Does she see him?", "Est-ce qu'elle le voit ?"),
+    (
+        make_clause("the dog", "hide", question="what", past=True),
+        "What did the dog hide?",
+        "Qu'est-ce que le chien a caché ?",
+    ),
+    (make_clause("you", "sleep", question="where"), "Where do you sleep?", "Où est-ce que vous dormez ?"),
+    (make_clause("who", "take", "my coat", past=True), "Who took my coat?", "Qui a pris mon manteau ?"),
     # Adverbs, and complements with "avoir" in French
     (
-        does("he", "forget", "his key*", adverb="often", past=True),
+        make_clause("he", "forget", "his key*", adverb="often", past=True),
         "He often forgot his keys.",
         "Il a souvent oublié ses clés.",
     ),
-    (does("she", "sing", adverb="well", past=True), "She sang well.", "Elle a bien chanté."),
+    (make_clause("she", "sing", adverb="well", past=True), "She sang well.", "Elle a bien chanté."),
     (sensation("I", "hungry"), "I am hungry.", "J'ai faim."),
     (
-        g.existential_clause(np("two horse*"), near("in", "the forest"), question=True),
+        g.existential_clause(parse_noun_phrase("two horse*"), near("in", "the forest"), question=True),
         "Are there two horses in the forest?",
         "Est-ce qu'il y a deux chevaux dans la forêt ?",
     ),
@@ -199,34 +229,40 @@ def links(sentence: g.Sentence) -> set[str]:
     ("sentence", "expected"),
     [
         (
-            does("the cat", "chase", "the mouse", past=True),
+            make_clause("the cat", "chase", "the mouse", past=True),
             "The-Le cat-chat chased-a chased-chassé the-la mouse-souris .-.",
         ),
-        (does("he", "have", "a dog", negation="not"), "He-Il not-n' does-a have-a not-pas a-de dog-chien .-."),
+        (make_clause("he", "have", "a dog", negation="not"), "He-Il not-n' does-a have-a not-pas a-de dog-chien .-."),
         (
-            does("the cat", "chase", "the mouse", past=True, negation="not"),
+            make_clause("the cat", "chase", "the mouse", past=True, negation="not"),
             "The-Le cat-chat not-n' did-a chase-a not-pas chase-chassé the-la mouse-souris .-.",
         ),
-        (does("she", "play", "the piano"), "She-Elle plays-joue plays-du the-du piano-piano .-."),
-        (does("I", "look for", "Anne's dog"), "I-Je look-cherche for-cherche 's-le dog-chien 's-d' Anne-Anne .-."),
-        (does("he", "see", "a small red car"), "He-Il sees-voit a-une small-petite car-voiture red-rouge .-."),
-        (does("you", "swim", modal=CAN, negation="not"), "You-Vous cannot-ne cannot-pouvez cannot-pas swim-nager .-."),
-        (does("Luc", "help", pronoun="us", modal=WANT), "Luc-Luc wants-veut to-veut us-nous help-aider .-."),
+        (make_clause("she", "play", "the piano"), "She-Elle plays-joue plays-du the-du piano-piano .-."),
         (
-            does("the dog", "hide", question="what", past=True),
+            make_clause("I", "look for", "Anne's dog"),
+            "I-Je look-cherche for-cherche 's-le dog-chien 's-d' Anne-Anne .-.",
+        ),
+        (make_clause("he", "see", "a small red car"), "He-Il sees-voit a-une small-petite car-voiture red-rouge .-."),
+        (
+            make_clause("you", "swim", modal=CAN, negation="not"),
+            "You-Vous cannot-ne cannot-pouvez cannot-pas swim-nager .-.",
+        ),
+        (make_clause("Luc", "help", pronoun="us", modal=WANT), "Luc-Luc wants-veut to-veut us-nous help-aider .-."),
+        (
+            make_clause("the dog", "hide", question="what", past=True),
             "What-Qu' did-est-ce did-que the-le dog-chien hide-a hide-caché ?-?",
         ),
         (
-            g.presentative_clause(np("the letter*"), who("I"), VERBS["write"]),
+            g.presentative_clause(parse_noun_phrase("the letter*"), parse_subject("I"), VERBS["write"]),
             "Here-Voici are-Voici the-les letters-lettres that-que I-j' wrote-ai wrote-écrites .-.",
         ),
-        (does("she", "sing", adverb="well", past=True), "She-Elle sang-a well-bien sang-chanté .-."),
+        (make_clause("she", "sing", adverb="well", past=True), "She-Elle sang-a well-bien sang-chanté .-."),
         (
-            does("the girl*", "get up", past=True),
+            make_clause("the girl*", "get up", past=True),
             "The-Les girls-filles got-se up-se got-sont up-sont got-levées up-levées .-.",
         ),
         (
-            g.existential_clause(np("a cat"), near("near", "the market")),
+            g.existential_clause(parse_noun_phrase("a cat"), near("near", "the market")),
             "There-Il There-y is-a a-un cat-chat near-près near-du the-du market-marché .-.",
         ),
     ],

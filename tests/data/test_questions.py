@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import IGNORED, AnswerBatches, Question, QuestionPieces, Special, Tokenizer, read_squad
+from regard.data import IGNORE_INDEX, AnswerBatches, Question, QuestionWindows, SpecialTokens, Tokenizer, read_squad
 from regard.errors import RegardError
 from tests.data.helpers import check_epochs, rows, write
 
-BERT, ROBERTA, BARE = Special(begin=2, end=3), Special(begin=2, end=3, between=3), Special()
+BERT, ROBERTA, BARE = SpecialTokens(begin=2, end=3), SpecialTokens(begin=2, end=3, between=3), SpecialTokens()
 CONTEXT = "Léa  lives in\u00a0Paris, with two cats."
 
 
@@ -107,7 +107,7 @@ def question_about(context, answer):
 @pytest.mark.parametrize("answer", ["Paris", "Léa", "Paris, with two", "cats."])
 def test_answer_span_matches_its_text(tokenizer, answer):
     question = question_about(CONTEXT, answer)
-    windows = QuestionPieces.of([question], tokenizer, BERT, max_len=99, segments=True)
+    windows = QuestionWindows.from_questions([question], tokenizer, BERT, max_len=99, segments=True)
     first, last = windows.answers[0]
     assert CONTEXT[windows.char_starts[0][first] : windows.char_ends[0][last]] == answer
     expected = [2, *tokenizer.encode(question.question), 3, *tokenizer.encode(CONTEXT), 3]
@@ -139,7 +139,9 @@ def test_windows_cover_the_context(words, data, length, asked, max_len, overlap)
         start = len(" ".join(WORDS[:first])) + (first > 0)
         answers = ((" ".join(WORDS[first : last + 1]), start),)
     question = Question("q", " ".join(WORDS[:asked]), context, answers)
-    windows = QuestionPieces.of([question], words, special, max_len=max_len, overlap=overlap, segments=False)
+    windows = QuestionWindows.from_questions(
+        [question], words, special, max_len=max_len, overlap=overlap, segments=False
+    )
     assert windows.texts.segments is None
     assert windows.question_indices.tolist() == [0] * len(windows)
     all_ids, kept = words.encode(context), min(asked, (max_len - frame) // 2)
@@ -165,10 +167,12 @@ def test_windows_cover_the_context(words, data, length, asked, max_len, overlap)
 
 def test_context_is_tokenized_once_for_all_its_questions(words, monkeypatch):
     seen = []
-    encode_as_pieces = Tokenizer.pieces
-    monkeypatch.setattr(Tokenizer, "pieces", lambda self, text: seen.append(text) or encode_as_pieces(self, text))
+    encode_as_pieces = Tokenizer.encode_as_pieces
+    monkeypatch.setattr(
+        Tokenizer, "encode_as_pieces", lambda self, text: seen.append(text) or encode_as_pieces(self, text)
+    )
     questions = [Question(str(i), "w1", context) for i, context in enumerate(["w2 w3", "w4", "w2 w3"])]
-    windows = QuestionPieces.of(questions, words, BERT, max_len=20, segments=False)
+    windows = QuestionWindows.from_questions(questions, words, BERT, max_len=20, segments=False)
     assert seen == ["w2 w3", "w4"]
     assert windows.question_indices.tolist() == [0, 1, 2]
     assert windows.texts.ids[0].tolist() == windows.texts.ids[2].tolist()
@@ -186,35 +190,35 @@ def scores_for(windows, spans):
 def test_best_answer_of_all_windows(words):
     contexts = [" ".join(WORDS), " ".join(WORDS[5:8]), ""]
     questions = [Question(str(i), "w1", context) for i, context in enumerate(contexts)]
-    windows = QuestionPieces.of(questions, words, BERT, max_len=24, overlap=4, segments=False)
+    windows = QuestionWindows.from_questions(questions, words, BERT, max_len=24, overlap=4, segments=False)
     assert windows.question_indices.tolist() == [0, 0, 0, 1, 2]
     # [begin] w1 [end] context: the contexts start at position 3, with w0, w16 and w32
     scores = scores_for(windows, [(0, 4, 5, 1.0), (1, 4, 6, 2.0), (2, 3, 3, 1.5), (3, 4, 4, 1.0)])
-    assert windows.best(questions, scores) == ["w17 w18 w19", "w6", ""]
+    assert windows.extract_answers(questions, scores) == ["w17 w18 w19", "w6", ""]
 
 
 def test_answer_is_a_valid_span_of_the_context(words, monkeypatch):
     monkeypatch.setattr("regard.data.questions.MAX_ANSWER_TOKENS", 30)
     questions = [Question("q", "w1", " ".join(WORDS))]
-    windows = QuestionPieces.of(questions, words, BERT, max_len=50, segments=False)
-    [best] = windows.best(questions, scores_for(windows, [(0, 1, 1, 9.0), (0, 2, 0, 9.0), (0, 5, 6, 1.0)]))
+    windows = QuestionWindows.from_questions(questions, words, BERT, max_len=50, segments=False)
+    [best] = windows.extract_answers(questions, scores_for(windows, [(0, 1, 1, 9.0), (0, 2, 0, 9.0), (0, 5, 6, 1.0)]))
     assert best == "w2 w3"
-    [best] = windows.best(questions, scores_for(windows, [(0, 9, 4, 9.0), (0, 9, 12, 2.0)]))
+    [best] = windows.extract_answers(questions, scores_for(windows, [(0, 9, 4, 9.0), (0, 9, 12, 2.0)]))
     assert best == "w6 w7 w8 w9"
     # at most 30 tokens from w0 on: the end at w35 is out of reach
-    [best] = windows.best(questions, scores_for(windows, [(0, 3, 38, 3.0), (0, 3, 32, 1.0)]))
+    [best] = windows.extract_answers(questions, scores_for(windows, [(0, 3, 38, 3.0), (0, 3, 32, 1.0)]))
     assert best == " ".join(WORDS[:30])
 
 
 def test_no_answer_if_every_window_prefers_none(words):
     questions = [Question("q", "w1", " ".join(WORDS))]
-    windows = QuestionPieces.of(questions, words, BERT, max_len=30, overlap=4, segments=False)
+    windows = QuestionWindows.from_questions(questions, words, BERT, max_len=30, overlap=4, segments=False)
     assert len(windows) == 2
     spans = [(0, 0, 0, 3.0), (1, 0, 0, 2.0), (1, 4, 4, 1.0)]
     scores = scores_for(windows, spans)
-    assert windows.best(questions, scores, empty=True) == [""]
-    assert windows.best(questions, scores) == ["w23"]
-    assert windows.best(questions, scores_for(windows, spans[:1] + spans[2:]), empty=True) == ["w23"]
+    assert windows.extract_answers(questions, scores, empty=True) == [""]
+    assert windows.extract_answers(questions, scores) == ["w23"]
+    assert windows.extract_answers(questions, scores_for(windows, spans[:1] + spans[2:]), empty=True) == ["w23"]
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +230,7 @@ def many(words):
         first = int(rng.integers(length))
         start = len(" ".join(WORDS[:first])) + (first > 0)
         questions.append(Question(str(i), "w1 w2", " ".join(WORDS[:length]), ((WORDS[first], start),)))
-    return questions, QuestionPieces.of(questions, words, BERT, max_len=32, overlap=8, segments=True)
+    return questions, QuestionWindows.from_questions(questions, words, BERT, max_len=32, overlap=8, segments=True)
 
 
 @pytest.mark.parametrize("constant_shapes", [False, True])
@@ -237,7 +241,7 @@ def test_batches_have_two_targets_per_window(many, words, constant_shapes):
     for batch in batches.epoch(0):
         packed, segments = batch.inputs
         assert batch.targets.shape == (len(packed), 2)
-        assert (batch.targets[batch.sentences :] == IGNORED).all()
+        assert (batch.targets[batch.sentences :] == IGNORE_INDEX).all()
         assert len(segments) == len(packed.ids)
         for row, (first, last) in zip(rows(packed)[: batch.sentences], batch.targets.tolist()):
             seen.append((words.decode(row), words.decode(row[first : last + 1])))

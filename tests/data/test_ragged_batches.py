@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data import IGNORED, AugmentConfig, RaggedBatches, read_ragged
+from regard.data import IGNORE_INDEX, AugmentConfig, RaggedImageBatches, read_ragged_images
 from regard.errors import RegardError
 from regard.layers.patches import pack_images
 from tests.data.image_helpers import write_ragged_images
@@ -14,12 +14,12 @@ PATCH = 4
 
 @pytest.fixture
 def images(tmp_path):
-    return read_ragged([write_ragged_images(tmp_path)], patch=PATCH, cache=tmp_path / "cache")
+    return read_ragged_images([write_ragged_images(tmp_path)], patch=PATCH, cache=tmp_path / "cache")
 
 
-def make_batches(images, rows=None, **changes) -> RaggedBatches:
+def make_batches(images, rows=None, **changes) -> RaggedImageBatches:
     rows = np.arange(len(images)) if rows is None else rows
-    return RaggedBatches(images, rows, lambda rows: rows, **({"budget": 33, "prefix": 1, "seed": 3} | changes))
+    return RaggedImageBatches(images, rows, lambda rows: rows, **({"budget": 33, "prefix": 1, "seed": 3} | changes))
 
 
 def rows_of(batches) -> list[list[int]]:
@@ -32,8 +32,8 @@ def masks_of(images):
 
 def test_batch_equals_pack_images(images):
     for batch in make_batches(images).epoch(0):
-        packed, masks = batch.changed(3, PATCH)
-        expected = pack_images(images.tensors(batch.targets.tolist()), PATCH)
+        packed, masks = batch.augment_and_pack(3, PATCH)
+        expected = pack_images(images.to_tensors(batch.targets.tolist()), PATCH)
         torch.testing.assert_close(packed.pixels, expected.pixels)
         for name in ("places", "sizes"):
             assert torch.equal(getattr(packed, name), getattr(expected, name))
@@ -73,9 +73,9 @@ def test_each_image_of_a_size_group_is_augmented_independently(images):
     [batch] = make_batches(images, budget=10_000, augment=AugmentConfig(flip=0.5)).epoch(0)
     assert len(batch.groups) == len(set(map(tuple, images.sizes.tolist()))) < len(images)
     torch.manual_seed(0)
-    packed, _ = batch.changed(3, PATCH)
+    packed, _ = batch.augment_and_pack(3, PATCH)
     starts, is_flipped = packed.offsets.starts.tolist(), []
-    for index, image in enumerate(images.tensors(batch.targets.tolist())):
+    for index, image in enumerate(images.to_tensors(batch.targets.tolist())):
         plain, flipped = (pack_images([one], PATCH).pixels for one in (image, image.flip(2)))
         found = packed.pixels[starts[index] : starts[index + 1]]
         assert torch.equal(found, plain) != torch.equal(found, flipped)
@@ -85,7 +85,7 @@ def test_each_image_of_a_size_group_is_augmented_independently(images):
 
 
 def test_masks_are_augmented_like_their_images(images):
-    batches = RaggedBatches(
+    batches = RaggedImageBatches(
         images,
         np.arange(len(images)),
         masks_of(images),
@@ -95,13 +95,13 @@ def test_masks_are_augmented_like_their_images(images):
         augment=AugmentConfig(crop=2, padding="zero"),
     )
     [batch] = batches.epoch(0)
-    packed, masks = batch.changed(3, PATCH, masked=True)
+    packed, masks = batch.augment_and_pack(3, PATCH, masked=True)
     assert [mask.shape for mask in masks] == [tuple(group) for group in batch.groups]
     red = torch.cat([one.flatten() for one in reds(packed)])
     inside = torch.cat([mask.flatten() for mask in masks])
     # Pixels from outside of the image are black and ignored.
-    assert torch.equal(torch.where(inside == IGNORED, 0, 10 * inside), (255 * red).round().long())
-    assert (inside == IGNORED).any()
+    assert torch.equal(torch.where(inside == IGNORE_INDEX, 0, 10 * inside), (255 * red).round().long())
+    assert (inside == IGNORE_INDEX).any()
 
 
 def reds(packed):
@@ -113,9 +113,9 @@ def reds(packed):
 
 
 def test_gray_images_for_a_color_model(tmp_path):
-    gray = read_ragged([write_ragged_images(tmp_path)], patch=PATCH, channels=1)
+    gray = read_ragged_images([write_ragged_images(tmp_path)], patch=PATCH, channels=1)
     batch = next(make_batches(gray).epoch(0))
-    packed, _ = batch.changed(3, PATCH)
+    packed, _ = batch.augment_and_pack(3, PATCH)
     red, green, blue = packed.pixels.unflatten(1, (3, -1)).unbind(1)
     assert torch.equal(red, green)
     assert torch.equal(red, blue)
@@ -134,4 +134,4 @@ def test_image_larger_than_a_batch_is_an_error(images):
 def test_smallest_batch_checks_the_augmentation(images):
     batch = make_batches(images, augment=AugmentConfig(crop=4)).smallest()
     with pytest.raises(RegardError, match=r"augment\.crop is 4; it must be smaller than the image"):
-        batch.changed(3, PATCH)
+        batch.augment_and_pack(3, PATCH)

@@ -10,7 +10,7 @@ sentences = st.lists(st.lists(st.integers(4, 99), max_size=6), max_size=9)
 
 @given(sentences, st.sampled_from([None, 2]), st.sampled_from([None, 3]))
 def test_rows_with_special_tokens(rows, begin, end):
-    extended = Sequences.of(rows).add_special_tokens(begin, end)
+    extended = Sequences.from_lists(rows).add_special_tokens(begin, end)
     expected = [[2] * (begin is not None) + row + [3] * (end is not None) for row in rows]
     assert [extended[i].tolist() for i in range(len(extended))] == expected
     assert extended.lengths.tolist() == [len(row) for row in expected]

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import IGNORED, TextBatches, whole_text
+from regard.data import IGNORE_INDEX, TokenStreamBatches, sliding_window_batches
 from regard.errors import RegardError
 from tests.data.helpers import check_epochs, rows
 
@@ -21,7 +21,9 @@ def test_epoch_is_windows_of_the_stream(length, context, more, constant_shapes, 
         return
     budget = context + more
     batches = list(
-        TextBatches(stream(length), context, budget=budget, seed=1, constant_shapes=constant_shapes).epoch(number)
+        TokenStreamBatches(stream(length), context, budget=budget, seed=1, constant_shapes=constant_shapes).epoch(
+            number
+        )
     )
     begins = []
     for batch in batches:
@@ -29,7 +31,7 @@ def test_epoch_is_windows_of_the_stream(length, context, more, constant_shapes, 
         [packed] = batch.inputs
         assert batch.tokens == real <= budget
         assert batch.targets[:real].tolist() == (packed.ids[:real] + 1).tolist()
-        assert (batch.targets[real:] == IGNORED).all()
+        assert (batch.targets[real:] == IGNORE_INDEX).all()
         assert len(batch.targets) == len(packed.ids) == (budget // context * context if constant_shapes else real)
         # a rectangle without padding
         assert len(packed.ids) == len(packed) * packed.max_len
@@ -44,7 +46,7 @@ def test_epoch_is_windows_of_the_stream(length, context, more, constant_shapes, 
 
 
 def test_window_boundaries_change_and_windows_are_shuffled():
-    batches = TextBatches(stream(1000), 16, budget=64, seed=0)
+    batches = TokenStreamBatches(stream(1000), 16, budget=64, seed=0)
     epochs = [[row[0] for batch in batches.epoch(number) for row in rows(batch.inputs[0])] for number in range(40)]
     assert all(begins != sorted(begins) for begins in epochs)
     assert len({begins[0] % 16 for begins in epochs}) > 8
@@ -52,7 +54,7 @@ def test_window_boundaries_change_and_windows_are_shuffled():
 
 @pytest.mark.parametrize("constant_shapes", [False, True])
 def test_epoch_depends_on_seed_and_number_alone(constant_shapes):
-    check_epochs(lambda seed: TextBatches(stream(300), 8, budget=40, seed=seed, constant_shapes=constant_shapes))
+    check_epochs(lambda seed: TokenStreamBatches(stream(300), 8, budget=40, seed=seed, constant_shapes=constant_shapes))
 
 
 @settings(deadline=None)
@@ -62,9 +64,9 @@ def test_every_token_is_predicted_exactly_once(length, context, data, more, cons
     budget = context + more
     ids = stream(length)
     seen, shapes = [], set()
-    for batch in whole_text(ids, context, budget=budget, overlap=overlap, constant_shapes=constant_shapes):
+    for batch in sliding_window_batches(ids, context, budget=budget, overlap=overlap, constant_shapes=constant_shapes):
         [packed] = batch.inputs
-        counted = batch.targets != IGNORED
+        counted = batch.targets != IGNORE_INDEX
         assert batch.tokens == counted.sum() > 0
         assert batch.sentences <= budget // context
         assert packed.max_len <= context
@@ -79,15 +81,15 @@ def test_every_token_is_predicted_exactly_once(length, context, data, more, cons
 
 def test_invalid_arguments_are_errors():
     with pytest.raises(RegardError, match="The text has 8 tokens; a window of 8 and its next token need 9"):
-        TextBatches(stream(8), 8, budget=64, seed=0)
+        TokenStreamBatches(stream(8), 8, budget=64, seed=0)
     with pytest.raises(RegardError, match="A window has 16 tokens, but a batch has only 8"):
-        TextBatches(stream(80), 16, budget=8, seed=0)
+        TokenStreamBatches(stream(80), 16, budget=8, seed=0)
     with pytest.raises(RegardError, match="A window has 16 tokens, but a batch has only 8"):
-        next(whole_text(stream(80), 16, budget=8))
+        next(sliding_window_batches(stream(80), 16, budget=8))
     with pytest.raises(RegardError, match="single token: there is nothing to predict"):
-        next(whole_text(stream(1), 16, budget=16))
+        next(sliding_window_batches(stream(1), 16, budget=16))
     with pytest.raises(
         RegardError,
         match=r"The overlap \(16\) must be smaller than the window \(16 tokens\)\. Choose an overlap from 0 to 15",
     ):
-        next(whole_text(stream(80), 16, budget=16, overlap=16))
+        next(sliding_window_batches(stream(80), 16, budget=16, overlap=16))

@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import ByLength, Sequences, Special, Texts, Tokenizer, encode_texts
+from regard.data import EncodedTexts, LengthGroupedBatches, Sequences, SpecialTokens, Tokenizer, encode_texts
 from regard.errors import RegardError
 from tests.data.helpers import rows
 
-BERT, ENDS, BARE = Special(begin=2, end=3), Special(end=3), Special()
-ROBERTA = Special(begin=2, end=3, between=3)
+BERT, ENDS, BARE = SpecialTokens(begin=2, end=3), SpecialTokens(end=3), SpecialTokens()
+ROBERTA = SpecialTokens(begin=2, end=3, between=3)
 WORDS = [chr(97 + i) for i in range(26)]
 
 
@@ -40,7 +40,7 @@ def test_texts_and_pairs_have_special_tokens(tokenizer):
 def test_longer_text_of_a_pair_is_truncated_first(tokenizer, first, second, max_len, special):
     texts = " ".join(WORDS[:first]), " ".join(WORDS[-second:] if second else [])
     [ids], segments, cut = encode(tokenizer, [texts], special, max_len)
-    frame = len(special.framed([])) + (special.end is not None) + (special.between is not None)
+    frame = len(special.add_special_tokens([])) + (special.end is not None) + (special.between is not None)
     assert cut == (first + second + frame > max_len)
     assert len(ids) == min(first + second + frame, max_len)
     cut_at = ids.index(3) if special is ROBERTA else segments[0].tolist().count(0)
@@ -66,13 +66,17 @@ def test_single_text_is_truncated_at_its_end(tokenizer):
 def numbered_texts(lengths):
     """Texts whose ids identify the text."""
     texts = [[10 + i] * length for i, length in enumerate(lengths)]
-    return Texts(Sequences.of(texts), Sequences.of([[i % 2] * length for i, length in enumerate(lengths)]))
+    return EncodedTexts(
+        Sequences.from_lists(texts), Sequences.from_lists([[i % 2] * length for i, length in enumerate(lengths)])
+    )
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=60), st.booleans(), st.integers(0, 3))
 def test_batches_have_the_indices_of_their_texts(lengths, constant_shapes, number):
-    batches = ByLength(numbered_texts(lengths), budget=40, max_len=20, seed=0, constant_shapes=constant_shapes)
+    batches = LengthGroupedBatches(
+        numbered_texts(lengths), budget=40, max_len=20, seed=0, constant_shapes=constant_shapes
+    )
     seen = []
     for indices, (packed, segments) in batches.epoch(number):
         found = rows(packed)
@@ -87,14 +91,14 @@ def test_batches_have_the_indices_of_their_texts(lengths, constant_shapes, numbe
 
 def test_batches_have_similar_lengths():
     lengths = np.random.default_rng(0).integers(1, 60, 2000)
-    texts = Texts(numbered_texts(lengths.tolist()).ids)
-    batches = [inputs for _, inputs in ByLength(texts, budget=512, max_len=64, seed=0).epoch(0)]
+    texts = EncodedTexts(numbered_texts(lengths.tolist()).ids)
+    batches = [inputs for _, inputs in LengthGroupedBatches(texts, budget=512, max_len=64, seed=0).epoch(0)]
     cells = sum(len(packed) * packed.max_len for (packed,) in batches)
     assert lengths.sum() / cells > 0.85
 
 
 def test_texts_longer_than_max_len_are_errors():
     with pytest.raises(ValueError, match="at most max_len = 8 tokens, got 2 of up to 9"):
-        ByLength(numbered_texts([9, 2]), budget=16, max_len=8, seed=0)
+        LengthGroupedBatches(numbered_texts([9, 2]), budget=16, max_len=8, seed=0)
     with pytest.raises(ValueError, match="got 0 of up to 0"):
-        ByLength(numbered_texts([]), budget=16, max_len=8, seed=0)
+        LengthGroupedBatches(numbered_texts([]), budget=16, max_len=8, seed=0)

@@ -8,7 +8,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import EOS, PAD, SOS, SPECIALS, TOKENIZER_KINDS, UNK, Tokenizer
+from regard.data import EOS, PAD, SOS, SPECIAL_TOKEN_NAMES, TOKENIZER_KINDS, UNK, Tokenizer
 from regard.errors import RegardError
 
 TEXTS = [
@@ -36,7 +36,7 @@ def test_decoding_restores_training_texts(kind):
     tokenizer = TOKENIZERS[kind]
     for text in TEXTS:
         ids = tokenizer.encode(text)
-        assert min(ids) >= len(SPECIALS)
+        assert min(ids) >= len(SPECIAL_TOKEN_NAMES)
         assert tokenizer.decode(ids) == text
     assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
     assert tokenizer.decode_batch(tokenizer.encode_batch(TEXTS)) == TEXTS
@@ -47,7 +47,7 @@ def test_bytes_are_exact_for_any_text(text):
     tokenizer = TOKENIZERS["bytes"]
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
-    assert not set(ids) & set(range(len(SPECIALS)))
+    assert not set(ids) & set(range(len(SPECIAL_TOKEN_NAMES)))
 
 
 SEEN = sorted({sign for text in TEXTS for sign in text} - {" "})
@@ -59,7 +59,7 @@ def test_decoding_restores_texts_of_known_characters(kind, text):
     tokenizer = TOKENIZERS[kind]
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == normal(text)
-    assert min(ids, default=4) >= len(SPECIALS)
+    assert min(ids, default=4) >= len(SPECIAL_TOKEN_NAMES)
 
 
 @given(st.lists(st.sampled_from(sorted({word for text in TEXTS for word in text.split()}))))
@@ -82,10 +82,14 @@ def test_names_of_special_tokens_are_encoded_as_text(kind):
     texts = ["x<pad> <unk> <sos><eos> <pad> <eos>x"] * 20
     tokenizer = Tokenizer.train(texts, kind, vocab_size=400)
     ids = tokenizer.encode(texts[0])
-    assert min(ids) >= len(SPECIALS)
+    assert min(ids) >= len(SPECIAL_TOKEN_NAMES)
     assert tokenizer.decode(ids) == texts[0]
     assert tokenizer.decode([SOS, *ids, EOS, PAD, PAD]) == texts[0]
-    assert [tokenizer.library.token_to_id(name) for name in SPECIALS] == [PAD, UNK, SOS, EOS] == [0, 1, 2, 3]
+    assert (
+        [tokenizer.backend_tokenizer.token_to_id(name) for name in SPECIAL_TOKEN_NAMES]
+        == [PAD, UNK, SOS, EOS]
+        == [0, 1, 2, 3]
+    )
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
@@ -99,14 +103,14 @@ def test_white_space_only_has_no_tokens(kind):
 
 def test_words_and_punctuation():
     def split(kind, text):
-        return [piece for piece, _ in TOKENIZERS[kind].pieces(text)]
+        return [piece for piece, _ in TOKENIZERS[kind].encode_as_pieces(text)]
 
     assert split("word", "L'homme aime t-shirts, dit-elle !") == [
         *("L'", "homme", "aime", "t", "-", "shirts", ",", "dit", "-", "elle", "!")
     ]
     assert split("space", "L'homme dit-elle !") == ["L'homme", "dit-elle", "!"]
     big = Tokenizer.train(["d&apos; un t-shirt."] * 9, "bpe", vocab_size=200)
-    assert [piece for piece, _ in big.pieces("d&apos; un t-shirt.")] == ["d&apos;", "un", "t-shirt", "."]
+    assert [piece for piece, _ in big.encode_as_pieces("d&apos; un t-shirt.")] == ["d&apos;", "un", "t-shirt", "."]
 
 
 def test_unknown_words_become_unk_and_are_not_decoded():
@@ -131,7 +135,7 @@ def test_characters_are_composed():
 def test_pieces_have_their_positions(kind):
     tokenizer = TOKENIZERS[kind]
     text = "  The cat  chased the souris."
-    pieces = tokenizer.pieces(text)
+    pieces = tokenizer.encode_as_pieces(text)
     assert len(pieces) == len(tokenizer.encode(text))
     for piece, (start, end) in pieces:
         assert text[start:end] == piece
@@ -144,10 +148,10 @@ def test_pieces_of_decoded_ids(kind):
     tokenizer = TOKENIZERS[kind]
     text = TEXTS[0]
     ids = tokenizer.encode(text)
-    assert tokenizer.pieces_of(ids) == tokenizer.pieces(text)
-    assert tokenizer.pieces_of([SOS, *ids, EOS]) == [
+    assert tokenizer.decode_as_pieces(ids) == tokenizer.encode_as_pieces(text)
+    assert tokenizer.decode_as_pieces([SOS, *ids, EOS]) == [
         ("", (0, 0)),
-        *tokenizer.pieces(text),
+        *tokenizer.encode_as_pieces(text),
         ("", (len(text), len(text))),
     ]
 
@@ -157,7 +161,7 @@ def test_vocabulary_is_plain_text(kind):
     tokenizer = TOKENIZERS[kind]
     words = tokenizer.vocabulary
     assert len(words) == tokenizer.vocab_size
-    assert words[:4] == list(SPECIALS)
+    assert words[:4] == list(SPECIAL_TOKEN_NAMES)
     assert not any("▁" in word or "Ġ" in word for word in words)
     if kind == "word":
         assert [words[index] for index in tokenizer.encode("L'homme , homme")] == ["L'", "homme", ",", "homme"]
@@ -233,7 +237,7 @@ def test_invalid_files_and_kinds_are_errors(tmp_path):
 
 def test_words_with_newlines():
     text = "The cat.\n\nThe dog eats.\nDon't!\n"
-    tokenizer = Tokenizer.train([text], "word", line_ends=True)
+    tokenizer = Tokenizer.train([text], "word", keep_newlines=True)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     first, again = (tokenizer.encode(text)[i] for i in (0, 5))
     assert first == again  # the first word of a line is the same token as elsewhere
@@ -243,7 +247,7 @@ def test_words_with_newlines():
 
 
 def test_words_with_newlines_are_loaded_again(tmp_path):
-    tokenizer = Tokenizer.train(["a b\nc"], "word", line_ends=True)
+    tokenizer = Tokenizer.train(["a b\nc"], "word", keep_newlines=True)
     tokenizer.save(tmp_path / "tokenizer.json")
     opened = Tokenizer.load(tmp_path / "tokenizer.json")
     assert (opened, opened.kind, opened.decode(opened.encode("a\nb"))) == (tokenizer, "word", "a\nb")

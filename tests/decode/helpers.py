@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.offsets import Offsets
-from regard.decode import DecodeConfig, Special
+from regard.decode import DecodeConfig, SpecialTokens
 
 
 @dataclass
@@ -77,7 +77,7 @@ class TableModel(HistoryModel):
         return self.table[past[..., -1]]
 
 
-def log_prob(model: HistoryModel, first: int, ids: list[int], special: Special, ends: bool = True) -> float:
+def log_prob(model: HistoryModel, first: int, ids: list[int], special: SpecialTokens, ends: bool = True) -> float:
     """Log-probability of an output including <eos> (unless `ends` is False), computed token by token."""
     past, total = [special.sos], 0.0
     for token in [*ids, special.eos] if ends else ids:
@@ -87,7 +87,7 @@ def log_prob(model: HistoryModel, first: int, ids: list[int], special: Special, 
 
 
 def exhaustive_search(
-    model: HistoryModel, source: list[int], V: int, config: DecodeConfig, special: Special
+    model: HistoryModel, source: list[int], V: int, config: DecodeConfig, special: SpecialTokens
 ) -> list[tuple[float, list[int]]]:
     """Every output within the length limits with its score, best first."""
     words = [token for token in range(V) if token not in (special.pad, special.sos, special.eos)]

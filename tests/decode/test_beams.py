@@ -195,20 +195,20 @@ def test_history_contains_the_path_of_every_hypothesis(seed: int) -> None:
         assert history is not None
         for step, nxt in zip(history.steps, history.steps[1:]):
             assert step.logprobs == sorted(step.logprobs, reverse=True)
-            assert step.fates.count("live") <= 4
-            assert max(nxt.parents) < step.fates.count("live")
+            assert step.statuses.count("live") <= 4
+            assert max(nxt.parents) < step.statuses.count("live")
         for h in hypotheses:
             path = history.path(h)
-            chosen = [(step.tokens[i], step.fates[i]) for step, i in zip(history.steps, path)]
+            chosen = [(step.tokens[i], step.statuses[i]) for step, i in zip(history.steps, path)]
             assert chosen == [*((token, "live") for token in h.ids), (SPECIAL.eos, "finished")]
             totals = [step.logprobs[i] for step, i in zip(history.steps, path)]
             sums = torch.tensor(h.token_logprobs).cumsum(0).tolist()
             assert totals == pytest.approx(sums, abs=1e-4)
             # A parent is an index among the live candidates of the previous step.
             for t in range(1, len(path)):
-                live = [i for i, status in enumerate(history.steps[t - 1].fates) if status == "live"]
+                live = [i for i, status in enumerate(history.steps[t - 1].statuses) if status == "live"]
                 assert live[history.steps[t].parents[path[t]]] == path[t - 1]
-    finished = sum(step.fates.count("finished") for step in result[0].history.steps)
+    finished = sum(step.statuses.count("finished") for step in result[0].history.steps)
     assert finished >= 4
 
 

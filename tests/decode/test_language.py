@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.decode import DecodeConfig, Special, beam, decode_all, greedy, sample
+from regard.decode import DecodeConfig, SpecialTokens, beam, decode_all, greedy, sample
 from regard.errors import RegardError
 from tests.decode.helpers import HistoryModel, exhaustive_search, log_prob, pack
 
@@ -139,7 +139,12 @@ def test_on_token_is_not_called_in_beam_search() -> None:
 
 SHARED_IDS = pytest.mark.parametrize(
     "special",
-    [Special(sos=3, eos=3), Special(pad=3, eos=3), Special(pad=5, sos=5, eos=5), Special(pad=0, sos=0, eos=3)],
+    [
+        SpecialTokens(sos=3, eos=3),
+        SpecialTokens(pad=3, eos=3),
+        SpecialTokens(pad=5, sos=5, eos=5),
+        SpecialTokens(pad=0, sos=0, eos=3),
+    ],
     ids=["sos is eos", "pad is eos", "all are one", "sos is pad"],
 )
 
@@ -197,6 +202,6 @@ def test_outputs_have_the_minimum_length(special, method) -> None:
 
 def test_prefix_with_eos_raises() -> None:
     with pytest.raises(RegardError, match="A forced prefix contains"):
-        decode(GREEDY, special=Special(sos=5, eos=5), prefixes=[[5]] * len(SENTENCES))
-    free = decode(GREEDY, special=Special(sos=5, eos=5), prefixes=[[3]] * len(SENTENCES))  # an ordinary id here
+        decode(GREEDY, special=SpecialTokens(sos=5, eos=5), prefixes=[[5]] * len(SENTENCES))
+    free = decode(GREEDY, special=SpecialTokens(sos=5, eos=5), prefixes=[[3]] * len(SENTENCES))  # an ordinary id here
     assert all(n_best[0].ids[0] == 3 for n_best in free)

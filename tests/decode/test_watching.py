@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from regard.decode import SPECIAL, BeamHistory, DecodeConfig, NBest, decode_batch
+from regard.decode import SPECIAL, DecodeConfig, NBest, SearchHistory, decode_batch
 from tests.decode.helpers import HistoryModel, TableModel, pack
 
 SENTENCES = [[5, 1, 1, 1], [9, 1], [4, 1, 1], [7], [6, 1, 1, 1, 1, 1]]
@@ -44,7 +44,7 @@ def test_history_contains_the_path_of_every_output(config, seed):
             path = history.path(h)
             steps = list(zip(history.steps, path))
             assert [step.tokens[i] for step, i in steps] == [*h.ids, SPECIAL.eos]
-            assert [step.fates[i] for step, i in steps] == ["live"] * len(h.ids) + ["finished"]
+            assert [step.statuses[i] for step, i in steps] == ["live"] * len(h.ids) + ["finished"]
             assert [step.logprobs[i] for step, i in steps] == pytest.approx(
                 torch.tensor(h.token_logprobs).cumsum(0).tolist(), abs=1e-4
             )
@@ -56,8 +56,8 @@ def test_history_contains_the_path_of_every_output(config, seed):
 def test_every_pruned_candidate_has_a_reason(config):
     for n_best in decode_with_history(config):
         for step in n_best.history.steps:
-            assert len(step.fates) == len(step.reasons) == len(step.scores) == len(step.tokens)
-            assert [status == "pruned" for status in step.fates] == [reason != "" for reason in step.reasons]
+            assert len(step.statuses) == len(step.reasons) == len(step.scores) == len(step.tokens)
+            assert [status == "pruned" for status in step.statuses] == [reason != "" for reason in step.reasons]
 
 
 def markov_chain(rows: dict[int, dict[int, float]], V: int = 7) -> TableModel:
@@ -75,19 +75,19 @@ A, B, C = 4, 5, 6
 TRANSITIONS = {SPECIAL.sos: {A: 0.5, B: 0.3, C: 0.2}, A: {A: 0.45, SPECIAL.eos: 0.55}, B: {C: 0.9, SPECIAL.eos: 0.1}}
 
 
-def search_history(config: DecodeConfig, **other) -> BeamHistory:
+def search_history(config: DecodeConfig, **other) -> SearchHistory:
     return decode_batch(markov_chain(TRANSITIONS), pack([[1]]), config, history=True, **other)[0].history
 
 
 def test_beam_history_with_known_probabilities():
     history = search_history(DecodeConfig(beam=2, max_len=3, length_penalty=0.5))
     first, second = history.steps[:2]
-    assert (first.parents, first.tokens, first.fates) == ([0, 0, 0], [A, B, C], ["live", "live", "pruned"])
+    assert (first.parents, first.tokens, first.statuses) == ([0, 0, 0], [A, B, C], ["live", "live", "pruned"])
     assert first.reasons == ["", "", "beam"]
     assert [math.exp(x) for x in first.logprobs] == pytest.approx([0.5, 0.3, 0.2])
     # 0.3 · 0.9 = 0.27 and 0.5 · 0.55 = 0.275 rank first, then 0.5 · 0.45 = 0.225 and 0.3 · 0.1.
     assert list(zip(second.parents, second.tokens)) == [(0, SPECIAL.eos), (1, C), (0, A), (1, SPECIAL.eos)]
-    assert second.fates == ["finished", "live", "live", "pruned"]
+    assert second.statuses == ["finished", "live", "live", "pruned"]
     assert second.reasons == ["", "", "", "end"]
     assert [math.exp(x) for x in second.logprobs] == pytest.approx([0.275, 0.27, 0.225, 0.03])
     assert second.scores == pytest.approx([math.log(p) / 2**0.5 for p in (0.275, 0.27, 0.225, 0.03)])
@@ -97,19 +97,19 @@ def test_beam_history_with_known_probabilities():
 def test_refused_tokens_have_the_reason_of_their_constraint():
     forced = search_history(DecodeConfig(beam=2, max_len=3), prefixes=[[B]])
     (first, *_) = forced.steps
-    assert (first.tokens, first.fates) == ([B], ["live"])
-    assert [(one.token, one.why) for one in first.refused] == [(A, "prefix"), (C, "prefix")]
+    assert (first.tokens, first.statuses) == ([B], ["live"])
+    assert [(one.token, one.reason) for one in first.refused] == [(A, "prefix"), (C, "prefix")]
     assert [math.exp(one.logprob) for one in first.refused] == pytest.approx([0.5, 0.2])
 
     short = search_history(DecodeConfig(beam=2, max_len=1))
-    assert {(one.token, one.why) for one in short.steps[1].refused} == {(A, "limit"), (C, "limit")}
+    assert {(one.token, one.reason) for one in short.steps[1].refused} == {(A, "limit"), (C, "limit")}
     long = search_history(DecodeConfig("greedy", min_len=2, max_len=2))
-    assert [(one.token, one.why) for one in long.steps[1].refused] == [(SPECIAL.eos, "min_len")]
+    assert [(one.token, one.reason) for one in long.steps[1].refused] == [(SPECIAL.eos, "min_len")]
     assert [math.exp(one.logprob) for one in long.steps[1].refused] == pytest.approx([0.275])
     pads = decode_batch(
         markov_chain({SPECIAL.sos: {SPECIAL.pad: 0.6, A: 0.4}}), pack([[1]]), DecodeConfig(beam=2), history=True
     )
-    assert [(one.token, one.why) for one in pads[0].history.steps[0].refused] == [(SPECIAL.pad, "special")]
+    assert [(one.token, one.reason) for one in pads[0].history.steps[0].refused] == [(SPECIAL.pad, "special")]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_greedy_prunes_less_probable_candidates():
     history = search_history(DecodeConfig("greedy", max_len=3))
     assert [step.tokens for step in history.steps] == [[A, B, C], [SPECIAL.eos, A]]
     assert [step.reasons for step in history.steps] == [["", "greedy", "greedy"], ["", "greedy"]]
-    assert [step.fates for step in history.steps] == [["live", "pruned", "pruned"], ["finished", "pruned"]]
+    assert [step.statuses for step in history.steps] == [["live", "pruned", "pruned"], ["finished", "pruned"]]
 
 
 def test_sampling_history_states_why_tokens_were_not_drawn():
@@ -151,4 +151,4 @@ def test_equal_samples_share_a_branch():
     first, second = history.steps[:2]
     assert len(first.tokens) == len(set(first.tokens)) == 3
     assert len(set(zip(second.parents, second.tokens))) == len(second.tokens)
-    assert max(second.parents) < first.fates.count("live")
+    assert max(second.parents) < first.statuses.count("live")

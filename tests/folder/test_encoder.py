@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from regard.data import Question, Tokenizer
-from regard.data.special import READING, Special
+from regard.data.special import ENCODER_TOKENS, SpecialTokens
 from regard.errors import RegardError
-from regard.folder import LanguageModel, TextEncoder, encoder, load, save
+from regard.folder import TextEncoder, TextGenerator, encoder, load, save
 from regard.layers.packed import pack
 from regard.models import Bert
 from regard.models.bert import bert_tiny
@@ -21,7 +21,9 @@ SIZES = bert_tiny(width=16, heads=2, layers=2, feedforward=32, dropout=0.3, max_
 LABELS = ("bad", "good", "so-so")
 
 
-def make_encoder(head: str = "mask", kind: str = "word", special: Special = READING, **changes) -> TextEncoder:
+def make_encoder(
+    head: str = "mask", kind: str = "word", special: SpecialTokens = ENCODER_TOKENS, **changes
+) -> TextEncoder:
     torch.manual_seed(0)
     tokenizer = Tokenizer.train([" ".join(WORDS)], kind, vocab_size=300, mask=True)
     head_options = {"labels": LABELS, "pooler": "tanh"} if head == "classify" else {}
@@ -66,7 +68,7 @@ def test_embeddings_do_not_depend_on_other_texts_or_order(monkeypatch):
 
 
 def test_special_ids_of_imported_models():
-    special = Special(begin=9, end=10)
+    special = SpecialTokens(begin=9, end=10)
     [vector] = make_encoder(special=special).embed(["owls"])
     pipeline = make_encoder()
     with torch.no_grad():
@@ -88,7 +90,7 @@ def test_text_beyond_the_length_limit_raises_with_its_number():
     assert str(caught.value) == (
         "text 2 has 15 tokens; the model supports at most 14. Split it, or use --truncate to drop its end."
     )
-    cut, short = pipeline.embed(["cat " * 14 + "owls", "cat " * 14], truncate=True)
+    split_patches, short = pipeline.embed(["cat " * 14 + "owls", "cat " * 14], truncate=True)
     np.testing.assert_array_equal(cut, short)
 
 
@@ -134,7 +136,7 @@ def test_invalid_texts_to_classify_raise():
     assert str(caught.value) == (
         "2 of the texts have more tokens than the model supports (16). Split them, or use --truncate to cut them."
     )
-    cut, short = pipeline.classify([long + " owls", "cat " * 14], truncate=True)
+    split_patches, short = pipeline.classify([long + " owls", "cat " * 14], truncate=True)
     assert cut == short
     with pytest.raises(RegardError, match="Item 2 has 3 texts; expected one or two"):
         pipeline.classify(["a", ("a", "cat", "sees")])
@@ -190,7 +192,11 @@ def test_fill_can_return_every_token():
         ),
         (lambda: make_encoder("none"), "<mask>", "This model has no masked language modeling head."),
         (lambda: make_encoder("classify"), "<mask>", "This model has no masked language modeling head."),
-        (lambda: make_encoder(special=Special(begin=2)), "<mask>", "This model has no masked language modeling head."),
+        (
+            lambda: make_encoder(special=SpecialTokens(begin=2)),
+            "<mask>",
+            "This model has no masked language modeling head.",
+        ),
     ],
 )
 def test_invalid_fill_raises(factory, text, message):
@@ -260,7 +266,7 @@ def test_missing_head_raises(head):
 
 
 @pytest.mark.parametrize("head", ["none", "mask", "classify", "answer"])
-@pytest.mark.parametrize("special", [READING, Special(begin=9, end=10, mask=11)], ids=["default", "other"])
+@pytest.mark.parametrize("special", [ENCODER_TOKENS, SpecialTokens(begin=9, end=10, mask=11)], ids=["default", "other"])
 def test_loaded_pipeline_equals_the_saved_one(tmp_path, head, special):
     pipeline = make_encoder(head, special=special)
     pipeline.save(tmp_path)
@@ -292,4 +298,4 @@ def test_dropout_is_off_after_training_mode():
 def test_loading_as_another_pipeline_raises(tmp_path):
     save(tmp_path, make_encoder())
     with pytest.raises(RegardError, match="contains a text encoder, not a language model"):
-        load(tmp_path, "cpu", expect=LanguageModel)
+        load(tmp_path, "cpu", expect=TextGenerator)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.data import Tokenizer
-from regard.data.special import WRITING, Special
+from regard.data.special import CAUSAL_LM_TOKENS, SpecialTokens
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import LanguageModel, TextEncoder, Translator, load
+from regard.folder import TextEncoder, TextGenerator, Translator, load
 from regard.layers.packed import pack
 from regard.models import GPT, GPTConfig
 
@@ -27,14 +27,16 @@ def make_tokenizer(kind: str, text: str = TEXT) -> Tokenizer:
     return Tokenizer.train([text], kind, vocab_size=300, exact=kind == "char")
 
 
-def make_generator(kind: str = "char", seed: int = 1, special: Special = WRITING, **changes) -> LanguageModel:
+def make_generator(
+    kind: str = "char", seed: int = 1, special: SpecialTokens = CAUSAL_LM_TOKENS, **changes
+) -> TextGenerator:
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(kind)
     model = GPT(dataclasses.replace(SIZES, vocab=tokenizer.vocab_size, **changes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 8  # peaked distributions that depend on all tokens
-    return LanguageModel(model, tokenizer, {"step": 3}, special)
+    return TextGenerator(model, tokenizer, {"step": 3}, special)
 
 
 class Scripted(nn.Module):
@@ -42,7 +44,7 @@ class Scripted(nn.Module):
 
     def __init__(self, ids: list[int], vocab: int, max_len: int = 10_000) -> None:
         super().__init__()
-        self.ids, self.vocab, self.config = [*ids, WRITING.eos], vocab, SimpleNamespace(max_len=max_len)
+        self.ids, self.vocab, self.config = [*ids, CAUSAL_LM_TOKENS.eos], vocab, SimpleNamespace(max_len=max_len)
         self.unused = nn.Parameter(torch.zeros(()))  # determines the device
 
     def start(self, source) -> int:
@@ -74,7 +76,7 @@ def check_generated_text(kind: str, prompt: str, rest: str) -> None:
     """A model scripted to generate `rest`: its output and the callback return exactly that text."""
     tokenizer = make_tokenizer(kind, prompt + rest or " ")
     ids = tokenizer.encode(rest)
-    generator = LanguageModel(Scripted(ids, tokenizer.vocab_size), tokenizer)  # type: ignore[arg-type]
+    generator = TextGenerator(Scripted(ids, tokenizer.vocab_size), tokenizer)  # type: ignore[arg-type]
     log = TextLog()
     [[found]] = generator.generate([prompt], dataclasses.replace(GREEDY, max_len=len(ids) + 1), on_text=log)
     assert found.text == rest
@@ -100,7 +102,7 @@ def test_generated_words_keep_their_leading_space(kind):
     for prompt, rest in (("the cat", " sees the dog"), ("the cat sees the", " dog, l'homme"), ("", "the cat")):
         ids = tokenizer.encode(rest)
         log = TextLog()
-        generator = LanguageModel(Scripted(ids, tokenizer.vocab_size), tokenizer)  # type: ignore[arg-type]
+        generator = TextGenerator(Scripted(ids, tokenizer.vocab_size), tokenizer)  # type: ignore[arg-type]
         assert generator.generate([prompt], GREEDY, on_text=log)[0][0].text == log.text(0) == rest
 
 
@@ -110,7 +112,7 @@ def test_on_text_receives_complete_characters():
     ids = tokenizer.encode("a🙂b")
     assert len(ids) == 6
     log = TextLog()
-    LanguageModel(Scripted(ids, tokenizer.vocab_size), tokenizer).generate(["c"], GREEDY, on_text=log)  # type: ignore[arg-type]
+    TextGenerator(Scripted(ids, tokenizer.vocab_size), tokenizer).generate(["c"], GREEDY, on_text=log)  # type: ignore[arg-type]
     assert log.pieces == {0: ["a", "🙂", "b"]}
 
 
@@ -118,7 +120,7 @@ def test_on_text_receives_an_incomplete_character_at_the_end():
     tokenizer = make_tokenizer("bytes", "abc")
     ids = tokenizer.encode("a🙂")[:-1]
     log = TextLog()
-    generator = LanguageModel(Scripted(ids, tokenizer.vocab_size), tokenizer)  # type: ignore[arg-type]
+    generator = TextGenerator(Scripted(ids, tokenizer.vocab_size), tokenizer)  # type: ignore[arg-type]
     [[found]] = generator.generate(["c"], GREEDY, on_text=log)
     assert found.text == "a\ufffd"
     assert log.pieces == {0: ["a", "\ufffd"]}
@@ -169,12 +171,12 @@ def test_greedy_generates_the_most_probable_token():
     generator = make_generator()
     config = dataclasses.replace(GREEDY, max_len=12)
     for prompt, [found] in zip(PROMPTS, generator.generate(PROMPTS, config)):
-        ids = generator.prompt_ids(prompt)
+        ids = generator.encode_prompt(prompt)
         begin = len(ids)
         while len(ids) < begin + config.max_len:
             row = generator.model(pack([ids]))[-1]
-            row[[WRITING.pad, WRITING.sos]] = -torch.inf
-            if int(row.argmax()) == WRITING.eos:
+            row[[CAUSAL_LM_TOKENS.pad, CAUSAL_LM_TOKENS.sos]] = -torch.inf
+            if int(row.argmax()) == CAUSAL_LM_TOKENS.eos:
                 break
             ids.append(int(row.argmax()))
         assert found.hypothesis.ids == ids[begin:]
@@ -204,8 +206,8 @@ def test_scores_of_generated_text_match_the_forward_pass():
     generator = make_generator()
     for config in (SAMPLE, DecodeConfig(method="beam", beam=3, max_len=5)):
         for prompt, [found] in zip(PROMPTS, generator.generate(PROMPTS, config)):
-            before = generator.prompt_ids(prompt)
-            ids = [*before, *found.hypothesis.ids, WRITING.eos]
+            before = generator.encode_prompt(prompt)
+            ids = [*before, *found.hypothesis.ids, CAUSAL_LM_TOKENS.eos]
             rows = generator.model(pack([ids[:-1]])).double().log_softmax(-1)[len(before) - 1 :]
             expected = rows.gather(1, torch.tensor(ids[len(before) :])[:, None]).sum().item()
             assert found.hypothesis.logprob == pytest.approx(expected, rel=1e-5, abs=1e-4)
@@ -215,7 +217,7 @@ def test_outputs_end_at_max_len_or_at_the_length_limit():
     # <sos> and at most 23 tokens
     generator = make_generator(positions="learned")
     with torch.no_grad():
-        generator.model.output.weight[WRITING.eos] = 0.0
+        generator.model.output.weight[CAUSAL_LM_TOKENS.eos] = 0.0
         generator.model.output.weight[4:] += 1.0
     never = dataclasses.replace(GREEDY, min_len=100)
     found = generator.generate(["", "ou", TEXT[:22], TEXT[:23]], never)
@@ -239,18 +241,18 @@ def test_prompt_beyond_the_length_limit_raises_with_its_number():
 
 def test_truncate_drops_the_beginning():
     generator = make_generator()
-    ids = generator.prompt_ids(TEXT, truncate=True)
-    assert ids == [WRITING.sos, *generator.tokenizer.encode(TEXT[-23:])]
-    cut, short = generator.score([TEXT, TEXT[-23:]], truncate=True)
+    ids = generator.encode_prompt(TEXT, truncate=True)
+    assert ids == [CAUSAL_LM_TOKENS.sos, *generator.tokenizer.encode(TEXT[-23:])]
+    split_patches, short = generator.score([TEXT, TEXT[-23:]], truncate=True)
     assert cut == short
     # a model with room for the start token only
-    assert make_generator(max_len=1).prompt_ids(TEXT, truncate=True) == [WRITING.sos]
+    assert make_generator(max_len=1).encode_prompt(TEXT, truncate=True) == [CAUSAL_LM_TOKENS.sos]
 
 
 def test_empty_prompt_without_start_token_raises():
     """Imported models may have no start token; they need at least one token of text."""
-    generator = make_generator(special=Special())
-    assert generator.prompt_ids("où") == generator.tokenizer.encode("où")
+    generator = make_generator(special=SpecialTokens())
+    assert generator.encode_prompt("où") == generator.tokenizer.encode("où")
     assert isinstance(generator("où"), str)
     for call in (generator.generate, generator.score):
         with pytest.raises(
@@ -261,7 +263,11 @@ def test_empty_prompt_without_start_token_raises():
 
 @pytest.mark.parametrize(
     "special",
-    [Special(begin=7, sos=7, eos=7), Special(begin=7, sos=7, eos=7, pad=7), Special(begin=2, eos=7, pad=7)],
+    [
+        SpecialTokens(begin=7, sos=7, eos=7),
+        SpecialTokens(begin=7, sos=7, eos=7, pad=7),
+        SpecialTokens(begin=2, eos=7, pad=7),
+    ],
     ids=["sos", "sos and pad", "pad"],
 )
 def test_special_tokens_that_share_an_id(special):
@@ -271,7 +277,7 @@ def test_special_tokens_that_share_an_id(special):
     config = dataclasses.replace(GREEDY, max_len=12)
     found = generator.generate(PROMPTS[2:], config, on_text=log)
     for index, (prompt, [one]) in enumerate(zip(PROMPTS[2:], found)):
-        ids = generator.prompt_ids(prompt)
+        ids = generator.encode_prompt(prompt)
         begin = len(ids)
         while len(ids) < begin + config.max_len:
             row = generator.model(pack([ids]))[-1]
@@ -294,7 +300,7 @@ def test_progress_is_reported():
 # Scoring
 
 
-@pytest.mark.parametrize("special", [WRITING, Special(begin=7, sos=7, eos=7)], ids=["default", "other"])
+@pytest.mark.parametrize("special", [CAUSAL_LM_TOKENS, SpecialTokens(begin=7, sos=7, eos=7)], ids=["default", "other"])
 @pytest.mark.parametrize("kind", ["char", "bytes"])
 def test_score_is_the_sum_of_log_probabilities(kind, special):
     generator = make_generator(kind, special=special)
@@ -310,10 +316,10 @@ def test_score_is_the_sum_of_log_probabilities(kind, special):
 
 
 def test_without_start_token_the_first_token_is_not_scored():
-    generator = make_generator(special=Special())
+    generator = make_generator(special=SpecialTokens())
     [score] = generator.score(["où"])
     rows = generator.model(pack([generator.tokenizer.encode("où")])).double().log_softmax(-1)
-    labels = [generator.tokenizer.encode("ù")[0], WRITING.eos]
+    labels = [generator.tokenizer.encode("ù")[0], CAUSAL_LM_TOKENS.eos]
     assert score.tokens == 2
     assert score.logprob == pytest.approx(sum(rows[i, token].item() for i, token in enumerate(labels)), abs=1e-4)
 
@@ -336,7 +342,11 @@ def test_loss_over_documents_of_any_length():
     generator = make_generator()
     documents = [TEXT * 2, "où", TEXT]
     found = generator.evaluate(documents, batch_tokens=50)
-    ids = [token for text in documents for token in [WRITING.sos, *generator.tokenizer.encode(text), WRITING.eos]]
+    ids = [
+        token
+        for text in documents
+        for token in [CAUSAL_LM_TOKENS.sos, *generator.tokenizer.encode(text), CAUSAL_LM_TOKENS.eos]
+    ]
     nats = 0.0
     for position in range(1, len(ids)):
         first = 0 if position <= 24 else (position - 13) // 12 * 12
@@ -356,12 +366,12 @@ def test_loss_over_documents_of_any_length():
 # Saving and loading
 
 
-@pytest.mark.parametrize("special", [WRITING, Special(begin=3, sos=3)], ids=["default", "other"])
+@pytest.mark.parametrize("special", [CAUSAL_LM_TOKENS, SpecialTokens(begin=3, sos=3)], ids=["default", "other"])
 def test_loaded_pipeline_equals_the_saved_one(tmp_path, special):
     generator = make_generator("bytes", special=special)
     generator.save(tmp_path)
     loaded = load(tmp_path, "cpu")
-    assert isinstance(loaded, LanguageModel)
+    assert isinstance(loaded, TextGenerator)
     assert (loaded.special, loaded.training, loaded.model.config) == (special, {"step": 3}, generator.model.config)
     assert loaded.tokenizer == generator.tokenizer
     assert loaded.generate(PROMPTS, SAMPLE, truncate=True) == generator.generate(PROMPTS, SAMPLE, truncate=True)

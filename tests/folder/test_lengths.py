@@ -11,7 +11,7 @@ from regard.data import Tokenizer
 from regard.data.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import LanguageModel, TextEncoder, Translator
+from regard.folder import TextEncoder, TextGenerator, Translator
 from regard.models import GPT, Bert, BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.lengths import length_limit
 from regard.viewer import look
@@ -32,10 +32,10 @@ def make_translator(config) -> Translator:
     return Translator(model.eval(), tokenizer, tokenizer)
 
 
-def make_generator(**changes) -> LanguageModel:
+def make_generator(**changes) -> TextGenerator:
     torch.manual_seed(0)
     tokenizer = Tokenizer.train(["abcdefgh "], "char", exact=True)
-    return LanguageModel(GPT(GPTConfig(**STACK, vocab=tokenizer.vocab_size, **changes)).eval(), tokenizer)
+    return TextGenerator(GPT(GPTConfig(**STACK, vocab=tokenizer.vocab_size, **changes)).eval(), tokenizer)
 
 
 def make_encoder(head: str, **changes) -> TextEncoder:
@@ -84,7 +84,7 @@ def test_only_learned_tables_limit_the_length(config, limit):
 @torch.no_grad()
 def test_translator_runs_beyond_the_trained_length(config, warnings):
     translator = make_translator(config)
-    source, target = translator.source_ids(LONG), translator.target_ids(LONG)
+    source, target = translator.encode_source(LONG), translator.encode_target(LONG)
     assert (len(source), len(target)) == (31, 30)
     assert translator.model(*translator.teacher_forced([(source, target)])).shape[0] == 31
     [score] = translator.score([(LONG, LONG)])
@@ -108,7 +108,7 @@ def test_long_sentence_of_a_split_line_is_not_truncated():
     translator = make_translator(TransformerConfig(**SIZES, **LAYERS))
     lines = translator.split_line("one two. 3 " + "four " * 20, "auto")
     assert len(lines) == 2
-    assert len(translator.source_ids(lines[1])) > 12
+    assert len(translator.encode_source(lines[1])) > 12
     assert translator.translate("one two. 3 " + "four " * 20, split="auto")
 
 
@@ -125,7 +125,7 @@ def test_language_model_runs_beyond_the_trained_length(positions, warnings):
 def test_generation_beyond_the_trained_length_matches_the_forward_pass(warnings):
     generator = make_generator()
     [[found]] = generator.generate(["abc"], DecodeConfig(method="greedy", min_len=20, max_len=20))
-    ids = [*generator.prompt_ids("abc"), *found.hypothesis.ids]
+    ids = [*generator.encode_prompt("abc"), *found.hypothesis.ids]
     rows = generator.model(generator.pack([ids])).log_softmax(-1)[3:-1]
     expected = rows.gather(1, torch.tensor(found.hypothesis.ids)[:, None]).squeeze(1)
     assert found.hypothesis.token_logprobs[:20] == pytest.approx(expected.tolist(), abs=1e-4)
@@ -159,6 +159,6 @@ def test_learned_tables_raise_beyond_their_length(changes):
 
 def test_truncate_cuts_to_the_trained_length(warnings):
     translator = make_translator(TransformerConfig(**SIZES, **LAYERS))
-    assert len(translator.source_ids(LONG, truncate=True)) == 12
-    assert len(make_generator().prompt_ids("abcdefgh" * 2, truncate=True)) == 12
+    assert len(translator.encode_source(LONG, truncate=True)) == 12
+    assert len(make_generator().encode_prompt("abcdefgh" * 2, truncate=True)) == 12
     assert warnings() == []

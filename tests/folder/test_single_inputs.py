@@ -9,7 +9,7 @@ import torch
 from regard.data import Question, Tokenizer
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import LanguageModel, TextEncoder
+from regard.folder import TextEncoder, TextGenerator
 from regard.models import GPT, Bert, GPTConfig
 from regard.models.bert import BertConfig
 
@@ -25,7 +25,7 @@ def tokenizer():
 def generator(tokenizer):
     torch.manual_seed(0)
     config = GPTConfig(width=16, heads=2, layers=1, feedforward=16, vocab=tokenizer.vocab_size, max_len=16)
-    return LanguageModel(GPT(config).eval(), tokenizer)
+    return TextGenerator(GPT(config).eval(), tokenizer)
 
 
 def make_encoder(tokenizer, head):

@@ -11,7 +11,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from regard.attention import record
 from regard.attention.exact_weights import compute_weights
-from regard.interop import export_folder, import_folder
+from regard.interop import export_huggingface, import_huggingface
 from regard.layers.packed import pack
 
 ROWS = [[5, 9, 17, 33, 8, 40, 11], [7, 21, 6]]
@@ -113,8 +113,8 @@ def edit_config(folder: Path, *removed: str, **values: Any) -> None:
 
 def round_trip(transformers: Any, folder: Path, out: Path) -> tuple[Any, Any]:
     """Imports and exports a folder, bit for bit: the imported pipeline, and the exported model in transformers."""
-    pipeline = import_folder(folder)
-    name = export_folder(pipeline, out)
+    pipeline = import_huggingface(folder)
+    name = export_huggingface(pipeline, out)
     [original] = json.loads((folder / "config.json").read_text())["architectures"]
     assert name == original.replace("XLMRoberta", "Roberta").replace("Camembert", "Roberta")
     assert_same_tensors(folder, out)

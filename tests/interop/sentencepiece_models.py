@@ -9,7 +9,7 @@ import sentencepiece
 import tokenizers
 
 from regard.data import Tokenizer, phrasebook_pairs
-from regard.data.tokenizer import FOREIGN
+from regard.data.tokenizer import FOREIGN_KIND
 from regard.interop.sentencepiece import CONTROL, UNKNOWN, Piece
 
 
@@ -55,7 +55,7 @@ def load_sentencepiece(content: bytes) -> sentencepiece.SentencePieceProcessor:
 
 
 def ids_of(library: tokenizers.Tokenizer, text: str) -> list[int]:
-    return Tokenizer(library, FOREIGN).encode(text)
+    return Tokenizer(library, FOREIGN_KIND).encode(text)
 
 
 def write_file(folder: Path, content: bytes, name: str = "some.model") -> Path:

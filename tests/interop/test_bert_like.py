@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from regard.errors import RegardError
-from regard.interop import import_folder
+from regard.interop import import_huggingface
 from regard.layers.packed import pack
 from tests.interop.model_comparison import (
     ROWS,
@@ -87,7 +87,7 @@ def test_encoder_matches_transformers(transformers, tmp_path, family, index):
     encoded = assert_same_attention(pipeline.model, expected.attentions, segments_of(family))
     assert_close(encoded, remove_padding(expected.last_hidden_state))
     if family != "DistilBert":
-        assert_close(pipeline.model.pooled(encoded, pack(ROWS)), expected.pooler_output)
+        assert_close(pipeline.model.pool(encoded, pack(ROWS)), expected.pooler_output)
     assert torch.equal(hf_output(family, exported).last_hidden_state, expected.last_hidden_state)
 
 
@@ -98,7 +98,7 @@ def test_encoder_without_pooler_matches_transformers(transformers, tmp_path, fam
     save_file(
         {name: tensor for name, tensor in tensors.items() if "pooler" not in name}, tmp_path / "model.safetensors"
     )
-    pipeline = import_folder(tmp_path)
+    pipeline = import_huggingface(tmp_path)
     assert pipeline.model.config.pooler == "none"
     expected = hf_output(family, hf_model)
     assert_close(
@@ -145,7 +145,7 @@ def test_question_answering_matches_transformers(transformers, tmp_path, family,
 def test_pretraining_class_is_imported_as_masked_language_model(transformers, tmp_path, caplog, family):
     hf_model = make_hf_model(transformers, family, 0, "ForPreTraining", tmp_path)
     with caplog.at_level(logging.WARNING, "regard"):
-        pipeline = import_folder(tmp_path)
+        pipeline = import_huggingface(tmp_path)
     assert "pooler" in caplog.text  # a warning lists the tensors that are left out
     segments = torch.tensor([segment for row in SEGMENTS for segment in row])
     assert_close(pipeline.model(pack(ROWS), segments), remove_padding(hf_output(family, hf_model).prediction_logits))
@@ -153,7 +153,7 @@ def test_pretraining_class_is_imported_as_masked_language_model(transformers, tm
 
 def test_labels_without_names_get_default_names(transformers, tmp_path):
     make_hf_model(transformers, "Bert", 0, "ForSequenceClassification", tmp_path)
-    assert import_folder(tmp_path).model.config.labels == ("LABEL_0", "LABEL_1")
+    assert import_huggingface(tmp_path).model.config.labels == ("LABEL_0", "LABEL_1")
 
 
 def rename_tensors(folder, rename):
@@ -175,7 +175,7 @@ def test_tensor_names_of_early_files_are_read(transformers, tmp_path):
     }
     assert "bert.embeddings.LayerNorm.gamma" in early
     save_file(early, tmp_path / "model.safetensors")
-    assert_close(import_folder(tmp_path).model(pack(ROWS)), remove_padding(run_hf_model(hf_model).logits))
+    assert_close(import_huggingface(tmp_path).model(pack(ROWS)), remove_padding(run_hf_model(hf_model).logits))
 
 
 def test_untied_decoder_is_an_error(transformers, tmp_path):
@@ -184,15 +184,15 @@ def test_untied_decoder_is_an_error(transformers, tmp_path):
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(RegardError, match=r"copy of: cls.predictions.decoder.weight"):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
 
 
 @pytest.mark.parametrize("head", ["Model", "ForQuestionAnswering"])
 def test_name_prefix_is_optional(transformers, tmp_path, head):
     make_hf_model(transformers, "Bert", 0, head, tmp_path)
-    before = dict(import_folder(tmp_path).model.named_parameters())
+    before = dict(import_huggingface(tmp_path).model.named_parameters())
     rename_tensors(tmp_path, lambda name: name.removeprefix("bert.") if head != "Model" else f"bert.{name}")
-    after = dict(import_folder(tmp_path).model.named_parameters())
+    after = dict(import_huggingface(tmp_path).model.named_parameters())
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -220,7 +220,7 @@ def test_unsupported_settings_are_an_error_that_names_the_key(transformers, tmp_
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(RegardError, match=key):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -231,4 +231,4 @@ def test_multi_label_and_unnumbered_labels_are_an_error(transformers, tmp_path, 
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(RegardError, match=key):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)

@@ -12,11 +12,11 @@ from tokenizers import models, pre_tokenizers, processors
 
 from regard.attention import record
 from regard.data import Tokenizer
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.decode import DecodeConfig, decode_batch
 from regard.errors import RegardError
 from regard.folder import Translator
-from regard.interop import export_folder, import_folder
+from regard.interop import export_huggingface, import_huggingface
 from regard.layers.packed import pack
 from regard.models.transformer import Transformer, TransformerConfig, t5_small
 from tests.interop.model_comparison import assert_same_tensors
@@ -107,7 +107,7 @@ def pad_rows(rows: list[list[int]], fill: int) -> tuple[torch.Tensor, torch.Tens
 
 
 @torch.no_grad()
-def assert_same_logits_and_attention(model: Transformer, special: Special, hf_model: Any) -> None:
+def assert_same_logits_and_attention(model: Transformer, special: SpecialTokens, hf_model: Any) -> None:
     """Compares logits and all attention weights for two pairs of different lengths."""
     targets = [[special.sos, 5, 6, 31, 9, 12], [special.sos, 44, 13]]
     ids, mask = pad_rows(SOURCES, special.pad)
@@ -135,7 +135,7 @@ def assert_same_logits_and_attention(model: Transformer, special: Special, hf_mo
 @pytest.mark.parametrize("case", CASES)
 def test_logits_attention_and_round_trip_match_transformers(transformers, case, tmp_path):
     hf_model = make_hf_model(transformers, case, tmp_path / "in")
-    pipeline = import_folder(tmp_path / "in")
+    pipeline = import_huggingface(tmp_path / "in")
     assert_same_logits_and_attention(pipeline.model, pipeline.special, hf_model)
     exported = export_and_load(transformers, pipeline, tmp_path / "out")
     assert type(exported) is type(hf_model)
@@ -145,7 +145,7 @@ def test_logits_attention_and_round_trip_match_transformers(transformers, case, 
 
 def export_and_load(transformers: Any, pipeline: Translator, folder: Path) -> Any:
     """Exports a model and loads it in transformers, without missing or unexpected tensors."""
-    name = export_folder(pipeline, folder)
+    name = export_huggingface(pipeline, folder)
     model, report = getattr(transformers, name).from_pretrained(
         folder, output_loading_info=True, attn_implementation="eager"
     )
@@ -157,7 +157,7 @@ def export_and_load(transformers: Any, pipeline: Translator, folder: Path) -> An
 @torch.no_grad()
 def test_generation_matches_transformers(transformers, case, tmp_path):
     hf_model = make_hf_model(transformers, case, tmp_path)
-    pipeline = import_folder(tmp_path)
+    pipeline = import_huggingface(tmp_path)
     special = pipeline.special
     sources = [torch.randint(4, 49, (1 + i % 9,)).tolist() for i in range(12)]
     ids, mask = pad_rows(sources, special.pad)
@@ -185,19 +185,19 @@ def test_generation_matches_transformers(transformers, case, tmp_path):
 
 def test_special_ids_are_read(transformers, tmp_path):
     make_hf_model(transformers, "bart forced", tmp_path / "bart")
-    bart = import_folder(tmp_path / "bart")
-    assert bart.special == Special(pad=1, unk=4, sos=2, eos=2, begin=0, end=2, forced=0)
-    assert bart.source_ids("w5 w6") == [0, 5, 6, 2]
+    bart = import_huggingface(tmp_path / "bart")
+    assert bart.special == SpecialTokens(pad=1, unk=4, sos=2, eos=2, begin=0, end=2, forced=0)
+    assert bart.encode_source("w5 w6") == [0, 5, 6, 2]
     assert bart.teacher_forced([([5], [7])])[1].ids.tolist() == [2, 0, 7]
     assert bart.translate(["w5 w6"])[0][0].hypothesis.ids[0] == 0
     make_hf_model(transformers, "bart", tmp_path / "first")
-    assert import_folder(tmp_path / "first").special.forced is None
+    assert import_huggingface(tmp_path / "first").special.forced is None
     edit_config(tmp_path / "first", force_bos_token_to_be_generated=True)
-    assert import_folder(tmp_path / "first").special.forced == 0
+    assert import_huggingface(tmp_path / "first").special.forced == 0
     make_hf_model(transformers, "marian", tmp_path / "marian")
-    assert import_folder(tmp_path / "marian").special == Special(pad=49, unk=4, sos=49, eos=0, end=0)
+    assert import_huggingface(tmp_path / "marian").special == SpecialTokens(pad=49, unk=4, sos=49, eos=0, end=0)
     make_hf_model(transformers, "t5", tmp_path / "t5")  # its config has no decoder_start_token_id
-    assert import_folder(tmp_path / "t5").special == Special(pad=0, unk=4, sos=0, eos=1, end=1)
+    assert import_huggingface(tmp_path / "t5").special == SpecialTokens(pad=0, unk=4, sos=0, eos=1, end=1)
 
 
 def test_bart_without_output_layer_is_read(transformers, tmp_path):
@@ -210,7 +210,7 @@ def test_bart_without_output_layer_is_read(transformers, tmp_path):
     tensors |= {f"{side}.embed_tokens.weight": tensors["shared.weight"].clone() for side in ("encoder", "decoder")}
     save_file(tensors, tmp_path / "model.safetensors")
     edit_config(tmp_path, architectures=["BartModel"])
-    pipeline = import_folder(tmp_path)
+    pipeline = import_huggingface(tmp_path)
     hf_model.final_logits_bias.zero_()
     assert_same_logits_and_attention(pipeline.model, pipeline.special, hf_model)
 
@@ -225,7 +225,7 @@ def test_early_t5_files_are_read(transformers, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     newer_keys = ("dense_act_fn", "is_gated_act", "relative_attention_max_distance", "scale_decoder_outputs")
     edit_config(tmp_path, **dict.fromkeys((*newer_keys, "tie_word_embeddings"), None))
-    pipeline = import_folder(tmp_path)
+    pipeline = import_huggingface(tmp_path)
     assert pipeline.model.config.tied
     assert_same_logits_and_attention(pipeline.model, pipeline.special, hf_model)
 
@@ -259,7 +259,7 @@ def test_unsupported_settings_are_an_error_that_names_the_key(transformers, tmp_
         edit_config(tmp_path, dense_act_fn=None)
     edit_config(tmp_path, **{key: value})
     with pytest.raises(RegardError, match=f"config.json: {key} (=|must be)"):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
 
 
 def test_wrong_tensors_are_named(transformers, tmp_path):
@@ -275,7 +275,7 @@ def test_wrong_tensors_are_named(transformers, tmp_path):
     ):
         save_file(tensors, path)
         with pytest.raises(RegardError, match=message):
-            import_folder(tmp_path)
+            import_huggingface(tmp_path)
 
 
 # -- export of models of Regard ---------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def test_exported_model_gives_the_same_output_in_transformers(transformers, tmp_
     hf_model = export_and_load(transformers, pipeline, tmp_path)
     assert type(hf_model).__name__ == name
     assert_same_logits_and_attention(pipeline.model, pipeline.special, hf_model)
-    back = import_folder(tmp_path)
+    back = import_huggingface(tmp_path)
     assert back.special == pipeline.special
     logits = [each.model(pack(SOURCES), pack(SOURCES)) for each in (pipeline, back)]
     torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
@@ -330,11 +330,11 @@ def test_exported_model_gives_the_same_output_in_transformers(transformers, tmp_
 def test_languages_are_exported_and_imported(transformers, tmp_path):
     pipeline = make_translator(**SUPPORTED[0][1])
     pipeline.languages = ("en", "fr")
-    export_folder(pipeline, tmp_path)
+    export_huggingface(pipeline, tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert (settings["source_lang"], settings["target_lang"]) == ("en", "fr")
     assert transformers.AutoTokenizer.from_pretrained(tmp_path)("w1 w2")["input_ids"]
-    assert import_folder(tmp_path).languages == ("en", "fr")
+    assert import_huggingface(tmp_path).languages == ("en", "fr")
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_languages_are_exported_and_imported(transformers, tmp_path):
 )
 def test_unsupported_fields_are_named_and_nothing_is_written(tmp_path, choices, field):
     with pytest.raises(RegardError, match=field):
-        export_folder(make_translator(**choices), tmp_path / "out")
+        export_huggingface(make_translator(**choices), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -367,7 +367,7 @@ def test_trained_model_translates_identically_in_transformers(transformers, tran
     lines = ["one two three", "nine four", "ten six five eight", "seven"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     inputs = tokenizer(lines, return_tensors="pt", padding=True)
-    assert inputs["input_ids"][3].tolist()[:2] == transformer.source_ids("seven")
+    assert inputs["input_ids"][3].tolist()[:2] == transformer.encode_source("seven")
     generated = hf_model.generate(**inputs, max_length=16, forced_eos_token_id=None)
     expected = [best.text for best, *_ in transformer.translate(lines)]
     assert tokenizer.batch_decode(generated, skip_special_tokens=True) == expected

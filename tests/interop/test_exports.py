@@ -11,15 +11,15 @@ from tokenizers import pre_tokenizers
 
 from regard.data import Tokenizer
 from regard.data.questions import Question
-from regard.data.special import Special
-from regard.data.tokenizer import FOREIGN
+from regard.data.special import SpecialTokens
+from regard.data.tokenizer import FOREIGN_KIND
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import ImageModel, LanguageModel, TextEncoder, Translator
+from regard.folder import ImageModel, TextEncoder, TextGenerator, Translator
 from regard.interop.ctranslate import export_ctranslate2
-from regard.interop.huggingface import export_folder
+from regard.interop.huggingface import export_huggingface
 from regard.interop.onnx_export import export_onnx
-from regard.interop.onnx_runner import open_onnx
+from regard.interop.onnx_runner import load_onnx
 from regard.layers.packed import pack
 from regard.models import GPT, Bert, ViT
 from regard.models.bert import BertConfig
@@ -87,7 +87,7 @@ def test_ctranslate2_gives_the_same_token_probabilities(ctranslate2, tmp_path, f
     translator = make_translator(**form)
     export_ctranslate2(translator, tmp_path)
     runner = ctranslate2.Translator(str(tmp_path), compute_type="float32", intra_threads=1)
-    names = [translator.target_tokenizer.library.id_to_token(i) for i in range(VOCAB)]
+    names = [translator.target_tokenizer.backend_tokenizer.id_to_token(i) for i in range(VOCAB)]
     sources, targets = ([[names[i] for i in row] for row in rows] for rows in (SOURCES, TARGETS))
     scores = runner.score_batch([row[:-1] for row in sources], [row[1:] for row in targets])  # CTranslate2 adds <eos>
     expected = logprobs(translator).split([len(row) for row in TARGETS])
@@ -120,7 +120,7 @@ def test_ctranslate2_translates_identically(ctranslate2, transformer, tmp_path, 
     export_ctranslate2(transformer, tmp_path)
     runner = ctranslate2.Translator(str(tmp_path), compute_type="float32", intra_threads=1)
     lines = [source for source, _ in number_pairs(100, seed=7)]
-    tokenizer = transformer.source_tokenizer.library
+    tokenizer = transformer.source_tokenizer.backend_tokenizer
     pieces = [tokenizer.encode(line, add_special_tokens=False).tokens for line in lines]
     hypotheses = [
         result.hypotheses[0] for result in runner.translate_batch(pieces, **search_options(beam=5, max_len=16))
@@ -148,7 +148,7 @@ def two_vocabularies(request) -> Translator:
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     for start in range(0, len(lists[0]), 32):
         rows = [side[start : start + 32] for side in lists]
-        pairs = [(translator.source_ids(a), translator.target_ids(b)) for a, b in zip(*rows)]
+        pairs = [(translator.encode_source(a), translator.encode_target(b)) for a, b in zip(*rows)]
         labels = torch.tensor([i for _, ids in pairs for i in (*ids, translator.special.eos)])
         torch.nn.functional.cross_entropy(model(*translator.teacher_forced(pairs)), labels).backward()
         optimizer.step()
@@ -163,7 +163,7 @@ LINES = [source for source, _ in number_pairs(100, seed=7)]
 def test_default_form_translates_identically_in_ctranslate2(ctranslate2, two_vocabularies, tmp_path):
     export_ctranslate2(two_vocabularies, tmp_path)
     runner = ctranslate2.Translator(str(tmp_path), compute_type="float32", intra_threads=1)
-    source, target = (tokenizer.library for tokenizer in two_vocabularies.tokenizers)
+    source, target = (tokenizer.backend_tokenizer for tokenizer in two_vocabularies.tokenizers)
     pieces = [source.encode(line, add_special_tokens=False).tokens for line in LINES]
     results = runner.translate_batch(pieces, **search_options(beam=5, max_len=16))
     decoded = [target.decode([target.token_to_id(piece) for piece in result.hypotheses[0]]) for result in results]
@@ -172,15 +172,15 @@ def test_default_form_translates_identically_in_ctranslate2(ctranslate2, two_voc
 
 def test_default_form_translates_identically_in_onnx(two_vocabularies, tmp_path):
     export_onnx(two_vocabularies, tmp_path)
-    assert translations(open_onnx(tmp_path)) == translations(two_vocabularies)
+    assert translations(load_onnx(tmp_path)) == translations(two_vocabularies)
 
 
 def test_default_form_translates_identically_in_transformers(transformers, two_vocabularies, tmp_path):
     if two_vocabularies.model.config.positions == "rotary":
         with pytest.raises(RegardError, match="train with --for huggingface"):
-            export_folder(two_vocabularies, tmp_path)
+            export_huggingface(two_vocabularies, tmp_path)
         return
-    export_folder(two_vocabularies, tmp_path)
+    export_huggingface(two_vocabularies, tmp_path)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     inputs = tokenizer(LINES, return_tensors="pt", padding=True)
@@ -211,15 +211,15 @@ def test_unsupported_fields_of_ctranslate2_are_named(ctranslate2, tmp_path, choi
 def test_ctranslate2_adds_the_special_tokens_of_the_model(ctranslate2, tmp_path):
     """Tokens before and after the source, another start token, more ids than the tokenizer has."""
     translator = make_translator(source_vocab=VOCAB + 3, target_vocab=VOCAB + 3)
-    translator.special = Special(pad=1, unk=0, sos=3, eos=3, begin=2, end=3)
+    translator.special = SpecialTokens(pad=1, unk=0, sos=3, eos=3, begin=2, end=3)
     export_ctranslate2(translator, tmp_path / "out")
     runner = ctranslate2.Translator(str(tmp_path / "out"), compute_type="float32", intra_threads=1)
     (score,) = runner.score_batch([["▁w1", "▁w2"]], [["▁w7"]])
-    source, target = translator.teacher_forced([(translator.source_ids("w1 w2"), translator.target_ids("w7"))])
+    source, target = translator.teacher_forced([(translator.encode_source("w1 w2"), translator.encode_target("w7"))])
     assert source.ids.tolist()[0] == 2
-    log_probs = translator.model(source, target).log_softmax(-1)[[0, 1], [*translator.target_ids("w7"), 3]]
+    log_probs = translator.model(source, target).log_softmax(-1)[[0, 1], [*translator.encode_target("w7"), 3]]
     torch.testing.assert_close(torch.tensor(score.log_probs), log_probs.detach(), atol=1e-4, rtol=0)
-    translator.special = Special(end=0)
+    translator.special = SpecialTokens(end=0)
     with pytest.raises(RegardError, match="CTranslate2 ends a source with the same token as a target"):
         export_ctranslate2(translator, tmp_path / "other")
 
@@ -234,7 +234,7 @@ def test_ctranslate2_adds_the_special_tokens_of_the_model(ctranslate2, tmp_path)
 )
 def test_onnx_translates_identically(transformer, tmp_path, config):
     export_onnx(transformer, tmp_path)
-    loaded = open_onnx(tmp_path)
+    loaded = load_onnx(tmp_path)
     lines = ["", *(source for source, _ in number_pairs(100, seed=7))]
     actual, expected = (
         [[hypothesis.text for hypothesis in n_best] for n_best in each.translate(lines, config)]
@@ -246,7 +246,7 @@ def test_onnx_translates_identically(transformer, tmp_path, config):
 
 def test_onnx_scores_and_supports_prefixes(transformer, tmp_path):
     export_onnx(transformer, tmp_path)
-    loaded = open_onnx(tmp_path)
+    loaded = load_onnx(tmp_path)
     pairs = number_pairs(9, seed=3)
     actual, expected = ([score.logprob for score in each.score(pairs)] for each in (loaded, transformer))
     assert actual == pytest.approx(expected, abs=1e-4)
@@ -259,33 +259,33 @@ def test_onnx_keeps_the_languages(tmp_path):
     translator = make_translator(encoder_layers=1, decoder_layers=1)
     translator.languages = ("en", "fr")
     export_onnx(translator, tmp_path)
-    assert open_onnx(tmp_path).languages == ("en", "fr")
+    assert load_onnx(tmp_path).languages == ("en", "fr")
 
 
 def test_onnx_keeps_special_ids_and_separate_tokenizers(tmp_path):
     translator = make_translator(shared_vocab=False, encoder_layers=1, decoder_layers=1)
     translator.target_tokenizer = Tokenizer.train([" ".join(f"v{i}" for i in range(46))], "word")
     export_onnx(translator, tmp_path / "two")
-    loaded = open_onnx(tmp_path / "two")
+    loaded = load_onnx(tmp_path / "two")
     assert (loaded.special, loaded.tokenizers) == (translator.special, translator.tokenizers)
-    translator.special = Special(pad=1, unk=0, sos=3, eos=3, begin=2, end=3, forced=2)
+    translator.special = SpecialTokens(pad=1, unk=0, sos=3, eos=3, begin=2, end=3, forced=2)
     export_onnx(translator, tmp_path / "other")
-    assert open_onnx(tmp_path / "other").special == translator.special
+    assert load_onnx(tmp_path / "other").special == translator.special
 
 
 def test_onnx_keeps_imported_tokenizer(tmp_path):
     translator = make_translator(encoder_layers=1, decoder_layers=1)
-    library = translator.source_tokenizer.library
+    library = translator.source_tokenizer.backend_tokenizer
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    translator.source_tokenizer = translator.target_tokenizer = Tokenizer(library, FOREIGN)
+    translator.source_tokenizer = translator.target_tokenizer = Tokenizer(library, FOREIGN_KIND)
     export_onnx(translator, tmp_path)
-    assert open_onnx(tmp_path).source_ids("w1 w2") == translator.source_ids("w1 w2")
+    assert load_onnx(tmp_path).encode_source("w1 w2") == translator.encode_source("w1 w2")
 
 
 def test_recurrent_translators_run_as_onnx(seq2seq, tmp_path):
     export_onnx(seq2seq, tmp_path)
     lines = [source for source, _ in number_pairs(20, seed=7)]
-    actual, expected = ([best.text for best, *_ in each.translate(lines)] for each in (open_onnx(tmp_path), seq2seq))
+    actual, expected = ([best.text for best, *_ in each.translate(lines)] for each in (load_onnx(tmp_path), seq2seq))
     assert actual == expected
 
 
@@ -293,9 +293,9 @@ def test_language_models_run_as_onnx(tmp_path):
     tokenizer = Tokenizer.train(["the cat chased the mouse"], "char")
     torch.manual_seed(0)
     config = GPTConfig(width=16, heads=2, layers=1, feedforward=32, vocab=tokenizer.vocab_size)
-    language_model = LanguageModel(GPT(config).eval(), tokenizer)
+    language_model = TextGenerator(GPT(config).eval(), tokenizer)
     export_onnx(language_model, tmp_path)
-    loaded = open_onnx(tmp_path)
+    loaded = load_onnx(tmp_path)
     actual, expected = (
         [best.text for best, *_ in each.generate(["the c", "mou"], DecodeConfig("greedy", max_len=12))]
         for each in (loaded, language_model)
@@ -315,7 +315,7 @@ def test_encoders_run_as_onnx(tmp_path, head):
     )
     encoder = TextEncoder(Bert(config).eval(), tokenizer)
     export_onnx(encoder, tmp_path)
-    loaded = open_onnx(tmp_path)
+    loaded = load_onnx(tmp_path)
     texts = ["the cat", "the cat chased the mouse"]
     if head == "classify":
         assert [result.label for result in loaded.classify(texts)] == [
@@ -334,7 +334,7 @@ def test_image_models_run_as_onnx(tmp_path):
     model = ImageModel(ViT(config).eval())
     export_onnx(model, tmp_path)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8))
-    actual, expected = (each.classify([image])[0] for each in (open_onnx(tmp_path), model))
+    actual, expected = (each.classify([image])[0] for each in (load_onnx(tmp_path), model))
     assert actual.label == expected.label
 
 
@@ -346,10 +346,10 @@ def test_existing_models_and_damaged_graphs_are_an_error(transformer, seq2seq, t
         export_ctranslate2(seq2seq, tmp_path / "out")
     (tmp_path / "decoder_step.onnx").write_bytes(b"no graph")
     with pytest.raises(RegardError, match="not a valid ONNX graph"):
-        open_onnx(tmp_path)
+        load_onnx(tmp_path)
     (tmp_path / "decoder_step.onnx").unlink()
     with pytest.raises(RegardError, match=r"decoder_step.onnx is missing"):
-        open_onnx(tmp_path)
+        load_onnx(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.errors import RegardError
-from regard.interop import import_folder
+from regard.interop import import_huggingface
 from regard.layers.packed import pack
 from tests.interop.model_comparison import (
     ROWS,
@@ -76,7 +76,7 @@ def test_logits_and_attention_match_transformers(transformers, tmp_path, name, c
 def test_greedy_generation_matches_transformers(transformers, tmp_path, name, config, sizes):
     """Token by token, with the cache."""
     hf_model = make_hf_model(transformers, name, config, sizes, tmp_path)
-    pipeline = import_folder(tmp_path)
+    pipeline = import_huggingface(tmp_path)
     prompt = ROWS[1]
     expected = hf_model.generate(
         torch.tensor([prompt]), max_new_tokens=9, do_sample=False, suppress_tokens=[2, 3], pad_token_id=0
@@ -96,13 +96,13 @@ def test_gpt2_without_name_prefix_is_read(transformers, tmp_path):
     unprefixed = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     unprefixed |= {"h.0.attn.bias": torch.ones(1, 1, 13, 13).tril(), "h.0.attn.masked_bias": torch.tensor(-1e4)}
     save_file(unprefixed, tmp_path / "model.safetensors")
-    logits = import_folder(tmp_path).model(pack(ROWS))
+    logits = import_huggingface(tmp_path).model(pack(ROWS))
     torch.testing.assert_close(logits, remove_padding(run_hf_model(hf_model).logits), atol=1e-4, rtol=0)
 
 
 def test_gpt2_without_output_layer_is_tied(transformers, tmp_path):
     hf_model = make_hf_model(transformers, "GPT2Model", "GPT2Config", dict(_GPT2, tie_word_embeddings=False), tmp_path)
-    pipeline = import_folder(tmp_path)
+    pipeline = import_huggingface(tmp_path)
     assert pipeline.model.config.tied
     features = pipeline.model.features(pack(ROWS))
     torch.testing.assert_close(features, remove_padding(run_hf_model(hf_model).last_hidden_state), atol=1e-4, rtol=0)
@@ -111,7 +111,7 @@ def test_gpt2_without_output_layer_is_tied(transformers, tmp_path):
 def test_old_key_of_rope_theta_is_read(transformers, tmp_path):
     hf_model = make_hf_model(transformers, "Qwen2ForCausalLM", "Qwen2Config", dict(_LLAMA, **_ROPE_THETA), tmp_path)
     edit_config(tmp_path, "rope_parameters", rope_theta=500.0, rope_scaling=None)
-    logits = import_folder(tmp_path).model(pack(ROWS))
+    logits = import_huggingface(tmp_path).model(pack(ROWS))
     torch.testing.assert_close(logits, remove_padding(run_hf_model(hf_model).logits), atol=1e-4, rtol=0)
 
 
@@ -125,9 +125,9 @@ def test_old_keys_of_rope_scaling_are_read(transformers, tmp_path, rope):
     scaling = {"type": table.pop("rope_type")} | {key: value for key, value in table.items() if key != "rope_theta"}
     edit_config(tmp_path, "rope_parameters", rope_theta=table["rope_theta"], rope_scaling=scaling)
     expected = remove_padding(run_hf_model(hf_model).logits)
-    torch.testing.assert_close(import_folder(tmp_path).model(pack(ROWS)), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(import_huggingface(tmp_path).model(pack(ROWS)), expected, atol=1e-4, rtol=0)
     edit_config(tmp_path, "rope_scaling")
-    assert (import_folder(tmp_path).model(pack(ROWS)) - expected).abs().max() > 0.01
+    assert (import_huggingface(tmp_path).model(pack(ROWS)) - expected).abs().max() > 0.01
 
 
 def test_missing_keys_have_the_defaults_of_the_class(transformers, tmp_path):
@@ -138,7 +138,7 @@ def test_missing_keys_have_the_defaults_of_the_class(transformers, tmp_path):
     edit_config(
         tmp_path, "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters", "hidden_act", "mlp_bias"
     )
-    logits = import_folder(tmp_path).model(pack(ROWS))
+    logits = import_huggingface(tmp_path).model(pack(ROWS))
     torch.testing.assert_close(logits, remove_padding(run_hf_model(hf_model).logits), atol=1e-4, rtol=0)
 
 
@@ -176,37 +176,37 @@ def test_unsupported_settings_are_an_error_that_names_the_key(transformers, tmp_
         changed = (name for name in ("low_freq_factor", "high_freq_factor") if value.get(name, 0) in (2.0, 8.0))
         match = next(changed, "original_max_position_embeddings")
     with pytest.raises(RegardError, match=match):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
 
 
 def test_sliding_windows_are_an_error_only_if_a_layer_uses_one(transformers, tmp_path):
     make_hf_model(transformers, *CASES[11], tmp_path)
     edit_config(tmp_path, "layer_types", use_sliding_window=True, sliding_window=2, max_window_layers=2)
-    import_folder(tmp_path)
+    import_huggingface(tmp_path)
     edit_config(tmp_path, max_window_layers=1)
     with pytest.raises(RegardError, match="use_sliding_window"):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
 
 
 def test_special_ids_are_read_from_config_and_tokenizer(transformers, tmp_path):
     make_hf_model(transformers, *CASES[4], tmp_path)
     (tmp_path / "generation_config.json").unlink()
-    assert import_folder(tmp_path).special == Special(pad=0, unk=1, sos=2, eos=3)
+    assert import_huggingface(tmp_path).special == SpecialTokens(pad=0, unk=1, sos=2, eos=3)
     # Several eos tokens: the one of the tokenizer is used, else the first.
     edit_config(tmp_path, eos_token_id=[9, 7, 8])
-    assert import_folder(tmp_path).special.eos == 9
+    assert import_huggingface(tmp_path).special.eos == 9
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps({"eos_token": "w7", "add_bos_token": True}))
-    assert import_folder(tmp_path).special == Special(pad=7, unk=7, sos=2, eos=7, begin=2)
+    assert import_huggingface(tmp_path).special == SpecialTokens(pad=7, unk=7, sos=2, eos=7, begin=2)
     # generation_config.json takes precedence over config.json.
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 11, "pad_token_id": None}))
-    assert import_folder(tmp_path).special.eos == 11
+    assert import_huggingface(tmp_path).special.eos == 11
 
 
 def test_missing_eos_token_is_an_error(transformers, tmp_path):
     make_hf_model(transformers, *CASES[11], tmp_path, eos_token_id=None)
     with pytest.raises(RegardError, match="eos_token_id is missing"):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
 
 
 def test_special_ids_outside_the_vocabulary_are_an_error(transformers, tmp_path):
@@ -214,4 +214,4 @@ def test_special_ids_outside_the_vocabulary_are_an_error(transformers, tmp_path)
     (tmp_path / "generation_config.json").unlink()
     edit_config(tmp_path, eos_token_id=50256)
     with pytest.raises(RegardError, match=r"outside the vocabulary of 47: .*eos = 50256"):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.folder import LanguageModel, TextEncoder, load, save
-from regard.interop import export_folder, import_folder
+from regard.folder import TextEncoder, TextGenerator, load, save
+from regard.interop import export_huggingface, import_huggingface
 from regard.layers.packed import pack
 from regard.models.bert import Bert, BertConfig
 from regard.models.gpt import GPT, GPTConfig
@@ -60,12 +60,12 @@ def split_weights(folder, stem, ending, write):
     ("stem", "ending", "write"), [("model", "safetensors", save_file), ("pytorch_model", "bin", torch.save)]
 )
 def test_sharded_weights_are_read(folder, stem, ending, write):
-    expected = weights_of(import_folder(folder))
+    expected = weights_of(import_huggingface(folder))
     shards = split_weights(folder, stem, ending, write)
-    assert_same_weights(weights_of(import_folder(folder)), expected)
+    assert_same_weights(weights_of(import_huggingface(folder)), expected)
     (folder / next(iter(shards.values()))).unlink()
     with pytest.raises(RegardError, match=f"-of-00002.{ending}: the file is missing"):
-        import_folder(folder)
+        import_huggingface(folder)
 
 
 def test_wrong_weight_index_is_an_error(folder):
@@ -75,18 +75,18 @@ def test_wrong_weight_index_is_an_error(folder):
     other = next(shard for shard in shards.values() if shard != part)
     index.write_text(json.dumps({"weight_map": shards | {name: other}}))
     with pytest.raises(RegardError, match=f"{other}: missing tensors: {name}"):
-        import_folder(folder)
+        import_huggingface(folder)
     for invalid in ({}, {"weight_map": {name: "../model.safetensors"}}, {"weight_map": [name]}):
         index.write_text(json.dumps(invalid))
         with pytest.raises(RegardError, match="not a valid weight index"):
-            import_folder(folder)
+            import_huggingface(folder)
 
 
 def test_pickled_weights_are_read(folder):
-    expected = weights_of(import_folder(folder))
+    expected = weights_of(import_huggingface(folder))
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert_same_weights(weights_of(import_folder(folder)), expected)
+    assert_same_weights(weights_of(import_huggingface(folder)), expected)
 
 
 class MaliciousObject:
@@ -106,7 +106,7 @@ def test_malicious_pickle_is_refused_and_not_executed(folder, tmp_path, write):
     (folder / "model.safetensors").unlink()
     write(tensors | {"more": MaliciousObject(created)}, folder / "pytorch_model.bin")
     with pytest.raises(RegardError, match=r"pytorch_model.bin: the pickle holds more than tensors"):
-        import_folder(folder)
+        import_huggingface(folder)
     assert not created.exists()
 
 
@@ -114,12 +114,12 @@ def test_pickle_without_a_tensor_dictionary_is_an_error(folder):
     (folder / "model.safetensors").unlink()
     torch.save([torch.zeros(2)], folder / "pytorch_model.bin")
     with pytest.raises(RegardError, match="expected a dictionary of tensors by name"):
-        import_folder(folder)
+        import_huggingface(folder)
     torch.save({"a": torch.zeros(2)}, folder / "pytorch_model.bin")
     content = (folder / "pytorch_model.bin").read_bytes()
     (folder / "pytorch_model.bin").write_bytes(content[: len(content) // 2])
     with pytest.raises(RegardError, match=r"pytorch_model.bin: the file is damaged"):
-        import_folder(folder)
+        import_huggingface(folder)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.001, 0.5, 0.999])
@@ -128,20 +128,20 @@ def test_truncated_safetensors_are_an_error(folder, fraction):
     content = path.read_bytes()
     path.write_bytes(content[: int(fraction * len(content))])
     with pytest.raises(RegardError, match=r"model.safetensors: the file is damaged"):
-        import_folder(folder)
+        import_huggingface(folder)
 
 
 def test_missing_weights_are_an_error(folder):
     (folder / "model.safetensors").unlink()
     with pytest.raises(RegardError, match="the weights are missing"):
-        import_folder(folder)
+        import_huggingface(folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_dtypes_become_float32(folder, dtype):
     tensors = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors")
-    weight = weights_of(import_folder(folder))["embedding.tokens.weight"]
+    weight = weights_of(import_huggingface(folder))["embedding.tokens.weight"]
     assert weight.dtype == torch.float32
     assert torch.equal(weight, tensors["embeddings.word_embeddings.weight"].float())
 
@@ -158,7 +158,7 @@ def test_missing_and_unknown_tensors_are_listed(folder):
     with pytest.raises(
         RegardError, match=r"\(missing: embeddings.LayerNorm.bias, pooler.dense.bias; unknown: strange\)"
     ):
-        import_folder(folder)
+        import_huggingface(folder)
 
 
 def test_tensors_of_the_wrong_shape_are_listed(folder):
@@ -168,7 +168,7 @@ def test_tensors_of_the_wrong_shape_are_listed(folder):
         encoder__layer__0__attention__self__key__weight=torch.zeros(24, 25),
     )
     with pytest.raises(RegardError) as caught:
-        import_folder(folder)
+        import_huggingface(folder)
     assert "encoder.layer.0.attention.self.key.weight (24, 25)" in str(caught.value)
     assert "pooler.dense.weight (24, 23)" in str(caught.value)
 
@@ -176,7 +176,7 @@ def test_tensors_of_the_wrong_shape_are_listed(folder):
 def test_integer_tensors_are_an_error(folder):
     edit_tensors(folder, pooler__dense__weight=torch.zeros(24, 24, dtype=torch.int8))
     with pytest.raises(RegardError, match=r"not floating point: pooler.dense.weight"):
-        import_folder(folder)
+        import_huggingface(folder)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_integer_tensors_are_an_error(folder):
 def test_config_that_contradicts_the_tensors_is_an_error(folder, key, value, message):
     edit_config(folder, **{key: value})
     with pytest.raises(RegardError, match=message):
-        import_folder(folder)
+        import_huggingface(folder)
 
 
 # -- other files ------------------------------------------------------------------------------------------------------
@@ -203,55 +203,55 @@ def test_config_that_contradicts_the_tensors_is_an_error(folder, key, value, mes
 
 def test_missing_or_invalid_config_is_an_error(folder, tmp_path):
     with pytest.raises(RegardError, match="the folder does not exist"):
-        import_folder(tmp_path / "missing")
+        import_huggingface(tmp_path / "missing")
     with pytest.raises(RegardError, match="the file does not exist"):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
     (folder / "config.json").write_text("{")
     with pytest.raises(RegardError, match="not JSON"):
-        import_folder(folder)
+        import_huggingface(folder)
     (folder / "config.json").write_text("[1]")
     with pytest.raises(RegardError, match="not a JSON object"):
-        import_folder(folder)
+        import_huggingface(folder)
 
 
 @pytest.mark.parametrize("architectures", [None, [], "BertModel", ["BertModel", "GPT2Model"], ["MambaForCausalLM"]])
 def test_unsupported_classes_are_an_error(folder, architectures):
     edit_config(folder, architectures=architectures)
     with pytest.raises(RegardError, match=r"expected a list of one class|unsupported class") as caught:
-        import_folder(folder)
+        import_huggingface(folder)
     assert "LlamaForCausalLM" in str(caught.value)
 
 
 def test_model_folder_of_regard_is_not_imported(folder, tmp_path):
-    save(tmp_path / "own", import_folder(folder))
+    save(tmp_path / "own", import_huggingface(folder))
     with pytest.raises(RegardError, match="already a model folder of Regard"):
-        import_folder(tmp_path / "own")
+        import_huggingface(tmp_path / "own")
 
 
 def test_missing_tokenizer_can_be_passed(folder):
-    tokenizer = import_folder(folder).tokenizer
+    tokenizer = import_huggingface(folder).tokenizer
     (folder / "tokenizer.json").unlink()
     with pytest.raises(RegardError, match="the tokenizer is missing"):
-        import_folder(folder)
-    pipeline = import_folder(folder, tokenizer=tokenizer)
-    assert pipeline.special == Special(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
+        import_huggingface(folder)
+    pipeline = import_huggingface(folder, tokenizer=tokenizer)
+    assert pipeline.special == SpecialTokens(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
     assert pipeline.tokenizer is tokenizer
 
 
 def test_tokenizer_larger_than_the_vocabulary_is_an_error(folder):
     write_tokenizer(folder, vocab=VOCAB + 1)
     with pytest.raises(RegardError, match="the tokenizer has 48 entries, but the model has a vocabulary of 47"):
-        import_folder(folder)
+        import_huggingface(folder)
     table = json.loads((folder / "tokenizer.json").read_text())
     table["model"]["vocab"] = {"[UNK]": 1, "w47": 47}  # few entries, but one outside of the vocabulary
     (folder / "tokenizer.json").write_text(json.dumps(table))
     with pytest.raises(RegardError, match="the tokenizer has 48 entries, but the model has a vocabulary of 47"):
-        import_folder(folder)
+        import_huggingface(folder)
     write_tokenizer(folder, vocab=VOCAB - 1)  # common: embeddings are padded
-    assert import_folder(folder).tokenizer.vocab_size == 46
+    assert import_huggingface(folder).tokenizer.vocab_size == 46
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(RegardError, match="is not a tokenizer file"):
-        import_folder(folder)
+        import_huggingface(folder)
 
 
 def test_vocab_txt_is_read(folder):
@@ -259,9 +259,9 @@ def test_vocab_txt_is_read(folder):
     (folder / "vocab.txt").write_text("\n".join(names) + "\n")
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
-    encoder = import_folder(folder)
-    assert encoder.special == Special(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
-    assert encoder.text_ids("Cat, dogs") == [2, 5, 1, 6, 7, 3]
+    encoder = import_huggingface(folder)
+    assert encoder.special == SpecialTokens(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
+    assert encoder.encode_text("Cat, dogs") == [2, 5, 1, 6, 7, 3]
 
 
 def test_truncation_and_padding_of_the_tokenizer_are_disabled(folder):
@@ -273,26 +273,26 @@ def test_truncation_and_padding_of_the_tokenizer_are_disabled(folder):
         **{"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
     }
     path.write_text(json.dumps(table))
-    encoder = import_folder(folder)
-    assert encoder.text_ids("w5 w6 w7 w8") == [2, 5, 6, 7, 8, 3]
+    encoder = import_huggingface(folder)
+    assert encoder.encode_text("w5 w6 w7 w8") == [2, 5, 6, 7, 8, 3]
     assert encoder.tokenizer.encode_batch(["w5", "w5 w6 w7 w8"]) == [[5], [5, 6, 7, 8]]
 
 
 def test_special_ids_of_an_encoder_are_read(folder):
-    assert import_folder(folder).special == Special(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
+    assert import_huggingface(folder).special == SpecialTokens(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
     # A tokenizer that adds no special tokens: special_tokens_map.json defines them.
     write_tokenizer(folder, add_special_tokens=False)
     (folder / "special_tokens_map.json").write_text(json.dumps({"cls_token": "w7", "sep_token": {"content": "w8"}}))
-    assert import_folder(folder).special == Special(pad=0, unk=1, sos=7, eos=8, mask=4, begin=7, end=8)
+    assert import_huggingface(folder).special == SpecialTokens(pad=0, unk=1, sos=7, eos=8, mask=4, begin=7, end=8)
 
 
 def test_imported_model_is_saved_and_loaded(folder, tmp_path):
     """Also if its special ids equal those of models trained with Regard: the tokenizer is an imported one."""
-    encoder = import_folder(folder)
+    encoder = import_huggingface(folder)
     save(tmp_path / "own", encoder)
     loaded = load(tmp_path / "own", "cpu")
     assert loaded.special == encoder.special
-    assert loaded.text_ids("w5 w9") == encoder.text_ids("w5 w9")
+    assert loaded.encode_text("w5 w9") == encoder.encode_text("w5 w9")
     assert_same_weights(weights_of(loaded), weights_of(encoder))
 
 
@@ -313,7 +313,7 @@ def make_language_model(**changes):
         **dict(width=24, heads=4, layers=2, feedforward=40, max_len=12, vocab=tokenizer.vocab_size),
         **dict(activation="swiglu", qk_norm=False),
     )
-    return LanguageModel(GPT(dataclasses.replace(config, **changes)).eval(), tokenizer)
+    return TextGenerator(GPT(dataclasses.replace(config, **changes)).eval(), tokenizer)
 
 
 ENCODERS = [
@@ -358,19 +358,19 @@ def unbatch(output):
 )
 def test_exported_model_gives_the_same_output_in_transformers(transformers, tmp_path, name, make, changes):
     pipeline = make(**changes)
-    assert export_folder(pipeline, tmp_path / "out") == name
+    assert export_huggingface(pipeline, tmp_path / "out") == name
     hf_model, report = getattr(transformers, name).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values()), report
     # AutoTokenizer replaces the tokenizer of every Qwen2 folder.
     tokenizer_class = transformers.PreTrainedTokenizerFast if "Qwen2" in name else transformers.AutoTokenizer
     tokenizer = tokenizer_class.from_pretrained(tmp_path / "out")
-    ids = pipeline.special.framed(pipeline.tokenizer.encode(TEXTS[2]))
+    ids = pipeline.special.add_special_tokens(pipeline.tokenizer.encode(TEXTS[2]))
     inputs = tokenizer(TEXTS[2], return_tensors="pt")
     assert inputs["input_ids"].tolist() == [ids]
     with torch.no_grad():
         expected = unbatch(hf_model.eval()(**inputs))
         torch.testing.assert_close(pipeline.model(pack([ids])), expected, atol=1e-4, rtol=0)
-    imported = import_folder(tmp_path / "out")
+    imported = import_huggingface(tmp_path / "out")
     assert_same_weights(weights_of(imported), weights_of(pipeline))
     assert imported.special == pipeline.special
     assert imported.model.config.labels == pipeline.model.config.labels if make is make_encoder else True
@@ -378,7 +378,7 @@ def test_exported_model_gives_the_same_output_in_transformers(transformers, tmp_
 
 def test_exported_tokenizer_encodes_pairs_and_special_names(transformers, tmp_path):
     pipeline = make_encoder()
-    export_folder(pipeline, tmp_path / "out")
+    export_huggingface(pipeline, tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("one", "two three").data == {
         "input_ids": [2, *pipeline.tokenizer.encode("one"), 3, *pipeline.tokenizer.encode("two three"), 3],
@@ -389,9 +389,9 @@ def test_exported_tokenizer_encodes_pairs_and_special_names(transformers, tmp_pa
     assert tokenizer("one <mask>")["input_ids"] == [2, *pipeline.tokenizer.encode("one"), 4, 3]
     assert (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id) == (0, 1, 4)
     assert tokenizer.model_max_length == 12
-    export_folder(make_language_model(), tmp_path / "gpt")
+    export_huggingface(make_language_model(), tmp_path / "gpt")
     gpt_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "gpt")
-    assert gpt_tokenizer("<eos>")["input_ids"] == make_language_model().prompt_ids("<eos>") != [2, 3]
+    assert gpt_tokenizer("<eos>")["input_ids"] == make_language_model().encode_prompt("<eos>") != [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -419,19 +419,19 @@ def test_exported_tokenizer_encodes_pairs_and_special_names(transformers, tmp_pa
 )
 def test_unsupported_fields_are_named_and_nothing_is_written(tmp_path, make, changes, message):
     with pytest.raises(RegardError, match=message):
-        export_folder(make(**changes), tmp_path / "out")
+        export_huggingface(make(**changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_family_without_a_class_is_an_error(seq2seq, tmp_path):
     with pytest.raises(RegardError, match="transformers has no class for models of the family seq2seq"):
-        export_folder(seq2seq, tmp_path / "out")
+        export_huggingface(seq2seq, tmp_path / "out")
 
 
 def test_unused_pooler_is_left_out(tmp_path, caplog):
     """As after fine-tuning from a model with a pooler and labels."""
     pipeline = make_encoder(head="answer", pooler="tanh", labels=("a", "b", "c"))
-    assert export_folder(pipeline, tmp_path / "out") == "BertForQuestionAnswering"
+    assert export_huggingface(pipeline, tmp_path / "out") == "BertForQuestionAnswering"
     assert "pooler.weight" in caplog.text
     assert "bert.pooler.dense.weight" not in load_file(tmp_path / "out" / "model.safetensors")
 
@@ -439,5 +439,5 @@ def test_unused_pooler_is_left_out(tmp_path, caplog):
 def test_existing_model_is_not_overwritten(folder):
     before = (folder / "model.safetensors").read_bytes()
     with pytest.raises(RegardError, match="already contains a model"):
-        export_folder(make_encoder(), folder)
+        export_huggingface(make_encoder(), folder)
     assert (folder / "model.safetensors").read_bytes() == before

@@ -8,11 +8,11 @@ import torch
 from tokenizers import pre_tokenizers
 
 from regard.data import Tokenizer
-from regard.data.tokenizer import FOREIGN
+from regard.data.tokenizer import FOREIGN_KIND
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.folder import Translator
-from regard.interop import export_folder, import_folder
+from regard.interop import export_huggingface, import_huggingface
 from regard.interop.joint_vocabulary import join_tokenizers
 from regard.models.transformer import Transformer, TransformerConfig, t5_small
 from tests.conftest import number_pairs
@@ -51,14 +51,14 @@ def test_joint_tokenizer_encodes_the_source_and_decodes_the_target(kinds):
     assert [joint.encode(line) for line in LINES] == [source.encode(line) for line in LINES]
     for _, text in PAIRS[:9]:
         ids = [2, *target.encode(text), 3]
-        decoded = joint.library.decode([1000 + i for i in ids], skip_special_tokens=True)
-        assert decoded == target.library.decode(ids, skip_special_tokens=True)
+        decoded = joint.backend_tokenizer.decode([1000 + i for i in ids], skip_special_tokens=True)
+        assert decoded == target.backend_tokenizer.decode(ids, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("kinds", KINDS)
 def test_transformers_translates_identically(transformers, tmp_path, kinds):
     translator = make_translator(kinds)
-    assert export_folder(translator, tmp_path) == "PegasusForConditionalGeneration"
+    assert export_huggingface(translator, tmp_path) == "PegasusForConditionalGeneration"
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     inputs = tokenizer(LINES, return_tensors="pt", padding=True)
@@ -68,7 +68,7 @@ def test_transformers_translates_identically(transformers, tmp_path, kinds):
     expected = [best.text for best, *_ in translator.translate(LINES, config)]
     assert tokenizer.batch_decode(generated, skip_special_tokens=True) == expected
     assert len(set(expected)) > 3
-    imported = import_folder(tmp_path)
+    imported = import_huggingface(tmp_path)
     assert [best.text for best, *_ in imported.translate(LINES, config)] == expected
 
 
@@ -84,10 +84,10 @@ def test_transformers_translates_identically(transformers, tmp_path, kinds):
 @torch.no_grad()
 def test_logits_of_target_tokens_are_identical_and_source_tokens_are_excluded(transformers, tmp_path, name, choices):
     translator = make_translator(**choices)
-    assert export_folder(translator, tmp_path) == name
+    assert export_huggingface(translator, tmp_path) == name
     model = getattr(transformers, name).from_pretrained(tmp_path).eval()
     offset = translator.model.config.source_vocab
-    source, target = translator.source_ids("one two three"), [2, *translator.target_ids("trois deux")]
+    source, target = translator.encode_source("one two three"), [2, *translator.encode_target("trois deux")]
     decoder_ids = torch.tensor([[offset + i for i in target]])
     logits = model(input_ids=torch.tensor([source]), decoder_input_ids=decoder_ids).logits[0]
     packed = translator.teacher_forced([(source, target[1:])])
@@ -99,7 +99,7 @@ def test_logits_of_target_tokens_are_identical_and_source_tokens_are_excluded(tr
 
 def test_pad_and_sos_are_never_generated(tmp_path):
     translator = make_translator()
-    export_folder(translator, tmp_path)
+    export_huggingface(translator, tmp_path)
     offset = translator.model.config.source_vocab
     generation = json.loads((tmp_path / "generation_config.json").read_text())
     assert generation["bad_words_ids"] == [[offset], [offset + 2]]
@@ -108,8 +108,8 @@ def test_pad_and_sos_are_never_generated(tmp_path):
 
 def test_unsupported_models_are_an_error_and_nothing_is_written(tmp_path):
     translator = make_translator()
-    translator.source_tokenizer.library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    translator.source_tokenizer = Tokenizer(translator.source_tokenizer.library, FOREIGN)
+    translator.source_tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    translator.source_tokenizer = Tokenizer(translator.source_tokenizer.backend_tokenizer, FOREIGN_KIND)
     relative = vars(t5_small(width=32, heads=2, feedforward=48)) | {"source_vocab": 20, "target_vocab": 20}
     for pipeline, message in (
         (translator, "different imported tokenizers"),
@@ -117,5 +117,5 @@ def test_unsupported_models_are_an_error_and_nothing_is_written(tmp_path):
         (make_translator(**relative), "T5ForConditionalGeneration has one vocabulary"),
     ):
         with pytest.raises(RegardError, match=message):
-            export_folder(pipeline, tmp_path / "out")
+            export_huggingface(pipeline, tmp_path / "out")
         assert not (tmp_path / "out").exists()

@@ -76,7 +76,7 @@ def test_generated_text_matches_the_reference(files):
     model = import_llama2c(model_file, tokenizer_file)
     pieces = read_pieces(tokenizer_file, size)
     ids = [1, *encode(pieces, "the cat")]
-    assert model.prompt_ids("the cat") == ids
+    assert model.encode_prompt("the cat") == ids
     expected = greedy(ReferenceLlama(model_file), ids, 12)[len(ids) :]
     expected = expected[: expected.index(1)] if 1 in expected else expected  # <s> starts the next text
     ((generated,),) = model.generate(["the cat"], DecodeConfig(method="greedy", max_len=12))

@@ -9,10 +9,9 @@ import torch
 from regard.interop.onnx_runner import OnnxDecoder, OnnxEncoder, OnnxImageModel
 from regard.interop.onnx_writer import onnx_model
 from regard.layers.packed import pack
-from regard.program import capture, program_of
+from regard.program import build_program, capture
 from regard.program.entries import batch_entries
-from tests.program.forms import ENCODERS, IMAGES, LANGUAGE_MODELS, TRANSLATORS, model_of
-from tests.program.test_program import toy_model
+from tests.program.helpers import ENCODERS, IMAGES, LANGUAGE_MODELS, TRANSLATORS, model_of, toy_model
 
 SOURCES = [[5, 6, 7, 8, 20, 3], [9], [4, 22, 10, 3]]
 TARGETS = [[2, 5, 6, 7], [2], [2, 8, 9, 11, 12, 20]]
@@ -21,7 +20,7 @@ TARGETS = [[2, 5, 6, 7], [2], [2, 8, 9, 11, 12, 20]]
 def load_graphs(model, model_class):
     sessions = {}
     for name, entry in batch_entries(model).items():
-        program = program_of(capture(model, entry.call, entry.inputs, entry.sizes))
+        program = build_program(capture(model, entry.call, entry.inputs, entry.sizes))
         graph = onnx_model(onnx, program, model, name, entry.outputs)
         onnx.checker.check_model(graph, full_check=True)
         sessions[name] = onnxruntime.InferenceSession(graph.SerializeToString())

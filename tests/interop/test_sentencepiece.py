@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from regard.data import Tokenizer
-from regard.data.tokenizer import FOREIGN
+from regard.data.tokenizer import FOREIGN_KIND
 from regard.errors import RegardError
 from regard.interop.sentencepiece import (
     BPE,
@@ -40,7 +40,7 @@ from tests.interop.sentencepiece_models import (
 def test_ids_and_decoded_texts_match_sentencepiece(name, tmp_path):
     content = train_sentencepiece(**MODELS[name])
     library, other = read_sentencepiece(write_file(tmp_path, content)), load_sentencepiece(content)
-    tokenizer = Tokenizer(library, FOREIGN)
+    tokenizer = Tokenizer(library, FOREIGN_KIND)
     assert tokenizer.vocab_size == other.vocab_size()
     known = 0
     for text in [*SENTENCES, *SPECIAL_NAMES]:
@@ -57,11 +57,11 @@ def test_ids_and_decoded_texts_match_sentencepiece(name, tmp_path):
 
 def test_unknown_characters_are_one_id_and_are_not_decoded(tmp_path):
     content = train_sentencepiece(**MODELS["unigram"])
-    tokenizer = Tokenizer(read_sentencepiece(write_file(tmp_path, content)), FOREIGN)
+    tokenizer = Tokenizer(read_sentencepiece(write_file(tmp_path, content)), FOREIGN_KIND)
     ids = tokenizer.encode("the ☃☃ cat")
     assert ids.count(0) == 1
     assert tokenizer.decode(ids) == "the  cat"
-    assert ("☃☃", (4, 6)) in tokenizer.pieces("the ☃☃ cat")
+    assert ("☃☃", (4, 6)) in tokenizer.encode_as_pieces("the ☃☃ cat")
 
 
 def test_arbitrary_ids_are_decoded_as_by_sentencepiece(tmp_path):
@@ -136,7 +136,7 @@ def test_llama_tokenizer_is_written(tmp_path):
 def test_tokenizers_trained_with_regard_are_not_written_for_sentencepiece(kind, tmp_path):
     tokenizer = Tokenizer.train(TEXTS, kind, vocab_size=400)
     with pytest.raises(RegardError, match=r"never.model: .* cannot be written as a sentencepiece file.*tokenizer.json"):
-        write_sentencepiece(tokenizer.library, tmp_path / "never.model")
+        write_sentencepiece(tokenizer.backend_tokenizer, tmp_path / "never.model")
     assert not list(tmp_path.iterdir())
 
 

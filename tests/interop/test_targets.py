@@ -14,16 +14,16 @@ from regard.cli.demo import demo_recipe
 from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.folder import Translator
-from regard.interop import export_ctranslate2, export_folder, export_onnx
-from regard.interop.targets import Target, check_exportable, exportable, unsupported_settings
+from regard.interop import export_ctranslate2, export_huggingface, export_onnx
+from regard.interop.targets import ExportTarget, check_exportable, nearest_exportable, unsupported_settings
 from regard.models import GPTConfig, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig, t5_small
-from regard.training import DataConfig, plan, recipe_from
+from regard.training import DataConfig, plan, recipe_from_dict
 from tests.conftest import number_pairs
 
-TARGETS: tuple[Target, ...] = get_args(Target)
+TARGETS: tuple[ExportTarget, ...] = get_args(ExportTarget)
 SMALL: dict[str, Any] = dict(width=16, heads=4, feedforward=32, encoder_layers=1, decoder_layers=1, max_len=32)
-EXPORTERS = {"huggingface": export_folder, "ctranslate2": export_ctranslate2, "onnx": export_onnx}
+EXPORTERS = {"huggingface": export_huggingface, "ctranslate2": export_ctranslate2, "onnx": export_onnx}
 
 
 def make_translator(config: TransformerConfig, shared: bool) -> Translator:
@@ -67,7 +67,7 @@ def test_exporters_agree_with_unsupported_settings(tmp_path, form, shared):
                 EXPORTERS[target](translator, tmp_path / target)
         else:
             EXPORTERS[target](translator, tmp_path / target)
-        changed = exportable(translator.model.config, target)
+        changed = nearest_exportable(translator.model.config, target)
         assert not unsupported_settings(changed, target)
         assert {name: getattr(changed, name) for name in SMALL} == SMALL
         if not fields:
@@ -78,7 +78,7 @@ def test_exporters_agree_with_unsupported_settings(tmp_path, form, shared):
 def test_other_families_are_an_error(config):
     for target in TARGETS:
         with pytest.raises(RegardError, match="applies to the family transformer"):
-            exportable(config, target)
+            nearest_exportable(config, target)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_suggested_recipes_are_restricted_to_the_target(tmp_path, pairs, task):
 
 
 def test_unsupported_explicit_settings_are_named():
-    recipe = recipe_from({"model": {"positions": "rotary", "qk_norm": True}})
+    recipe = recipe_from_dict({"model": {"positions": "rotary", "qk_norm": True}})
     message = r"--for huggingface does not support (.*)positions = 'rotary' \(supported: 'sinusoidal'"
     with pytest.raises(RegardError, match=message):
         check_exportable(recipe.model, "huggingface")
@@ -128,7 +128,7 @@ def test_table_in_the_docs_is_correct(tmp_path):
         for target in ("ctranslate2", "onnx"):
             actual.append("no" if unsupported_settings(translator.model.config, target) else "yes")
         try:
-            actual.append(export_folder(translator, tmp_path / str(index)))
+            actual.append(export_huggingface(translator, tmp_path / str(index)))
         except RegardError:
             actual.append("no")
         assert [cell.strip(" `") for cell in cells] == actual, settings

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from regard.cli import main
 from regard.errors import RegardError
 from regard.folder import load
-from regard.interop import export_folder, import_folder
+from regard.interop import export_huggingface, import_huggingface
 from regard.interop.mapping import write_weights
 from regard.interop.timm_like import timm_table
 from regard.interop.vit_like import PATCH_WEIGHT
@@ -107,7 +107,7 @@ def timm_folder(folder, tensors, name="vit_tiny_patch16_224", arguments=_TIMM, *
 def test_timm_models_match_the_reference(tmp_path, variant):
     tensors = timm_tensors(**variant)
     pool = variant.get("pool", "token")
-    pipeline = import_folder(timm_folder(tmp_path, tensors, global_pool=pool))
+    pipeline = import_huggingface(timm_folder(tmp_path, tensors, global_pool=pool))
     torch.manual_seed(1)
     images = torch.rand(2, 3, 8, 12)
     expected = reference_vit(tensors, normalize_pixels(images), heads=5, pool=pool)
@@ -126,13 +126,13 @@ def test_timm_and_transformers_folders_give_the_same_model(transformers, tmp_pat
     hf_model = make_hf_model(transformers, name, 0, tmp_path / "hf", layer_norm_eps=1e-6, id2label=NAMES)
     images = random_images(hf_model)
     expected = run_hf_model(hf_model, images)
-    pipeline = import_folder(
+    pipeline = import_huggingface(
         timm_folder(tmp_path / "timm", rename_to_timm(load_file(tmp_path / "hf" / "model.safetensors")))
     )
     assert_close(assert_same_attention(pipeline.model, images, expected)[1], expected.logits)
-    assert_same_weights(weights_of(pipeline), weights_of(import_folder(tmp_path / "hf")))
+    assert_same_weights(weights_of(pipeline), weights_of(import_huggingface(tmp_path / "hf")))
     # A model of timm can be exported to transformers.
-    assert export_folder(pipeline, tmp_path / "out") == name
+    assert export_huggingface(pipeline, tmp_path / "out") == name
     assert_same_tensors(tmp_path / "hf", tmp_path / "out")
 
 
@@ -181,17 +181,17 @@ def test_architecture_name_determines_the_number_of_heads(tmp_path):
     pretrained_cfg = {"input_size": [3, 224, 224]}
     options = dict(label_names=["a", "b"], num_features=192, arguments={"depth": 1})
     folder = timm_folder(tmp_path, tensors, "deit_tiny_patch16_224.fb_in1k", pretrained_cfg=pretrained_cfg, **options)
-    assert import_folder(folder).model.config == config
+    assert import_huggingface(folder).model.config == config
     # Without config.json: a single file, or a folder.
     (folder / "config.json").unlink()
     (folder / "model.safetensors").rename(folder / "deit.safetensors")
-    bare = import_folder(folder / "deit.safetensors")
+    bare = import_huggingface(folder / "deit.safetensors")
     assert bare.labels == ("LABEL_0", "LABEL_1")
     assert bare.model.config.heads == 3
     assert main(["import", str(folder / "deit.safetensors"), "--out", str(tmp_path / "out")]) == 0
     assert_same_weights(weights_of(load(tmp_path / "out", "cpu")), weights_of(bare))
     (folder / "deit.safetensors").rename(folder / "model.safetensors")
-    assert_same_weights(weights_of(import_folder(folder)), weights_of(bare))
+    assert_same_weights(weights_of(import_huggingface(folder)), weights_of(bare))
 
 
 def test_weights_without_config_use_defaults(tmp_path, caplog):
@@ -199,7 +199,7 @@ def test_weights_without_config_use_defaults(tmp_path, caplog):
     tensors["pos_embed"] = torch.randn(1, 9, 30)
     save_file(tensors, tmp_path / "own.safetensors")
     with caplog.at_level(logging.WARNING, "regard"):
-        config = import_folder(tmp_path / "own.safetensors").model.config
+        config = import_huggingface(tmp_path / "own.safetensors").model.config
     assert (config.heads, config.image_height, config.image_width) == (5, 12, 12)  # heads from the norm of queries
     assert (config.registers, config.prefix_positions, config.mean) == (3, False, (0.5,))
     assert "the mean of pixels is missing" in caplog.text
@@ -217,7 +217,7 @@ def test_weights_without_config_that_are_ambiguous_are_an_error(tmp_path, change
     tensors = timm_tensors() | {"pos_embed": torch.randn(1, 10, 30)} | change
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / "own.safetensors")
     with pytest.raises(RegardError, match=message):
-        import_folder(tmp_path / "own.safetensors")
+        import_huggingface(tmp_path / "own.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_weights_without_config_that_are_ambiguous_are_an_error(tmp_path, change
 )
 def test_unsupported_architectures_are_an_error(tmp_path, name):
     with pytest.raises(RegardError, match="unsupported architecture") as caught:
-        import_folder(timm_folder(tmp_path, timm_tensors(), name))
+        import_huggingface(timm_folder(tmp_path, timm_tensors(), name))
     assert "vit_SIZE_patchN" in str(caught.value)
 
 
@@ -270,12 +270,12 @@ def test_unsupported_architectures_are_an_error(tmp_path, name):
 def test_wrong_or_unsupported_timm_settings_are_an_error(tmp_path, arguments, changes, message):
     folder = timm_folder(tmp_path, timm_tensors(), arguments=_TIMM | arguments, **changes)
     with pytest.raises(RegardError, match=message):
-        import_folder(folder)
+        import_huggingface(folder)
 
 
 def test_training_arguments_and_disabled_features_are_ignored(tmp_path):
     more = dict(drop_path_rate=0.1, proj_drop_rate=0.2, dynamic_img_size=True, pre_norm=False, fc_norm=None)
-    assert import_folder(timm_folder(tmp_path, timm_tensors(), arguments=_TIMM | more)).model.config.width == 30
+    assert import_huggingface(timm_folder(tmp_path, timm_tensors(), arguments=_TIMM | more)).model.config.width == 30
 
 
 @pytest.mark.parametrize(
@@ -296,10 +296,10 @@ def test_training_arguments_and_disabled_features_are_ignored(tmp_path):
 def test_wrong_timm_tensors_are_named(tmp_path, change, message):
     tensors = {name: tensor for name, tensor in (timm_tensors() | change).items() if tensor is not None}
     with pytest.raises(RegardError, match=message):
-        import_folder(timm_folder(tmp_path, tensors))
+        import_huggingface(timm_folder(tmp_path, tensors))
 
 
 def test_class_pooling_without_class_token_is_an_error(tmp_path):
     folder = timm_folder(tmp_path, timm_tensors(class_token=False, pool="avg"), global_pool="token")
     with pytest.raises(RegardError, match=r"global_pool.*the model has no cls_token"):
-        import_folder(folder)
+        import_huggingface(folder)

@@ -10,12 +10,12 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.data import Special, Tokenizer, encode_texts
-from regard.data.special import EOS, READING, TRANSLATING, WRITING
-from regard.data.tokenizer import FOREIGN
+from regard.data import SpecialTokens, Tokenizer, encode_texts
+from regard.data.special import CAUSAL_LM_TOKENS, ENCODER_TOKENS, EOS, SEQ2SEQ_TOKENS
+from regard.data.tokenizer import FOREIGN_KIND
 from regard.errors import RegardError
 from regard.folder import load, save
-from regard.interop import export_folder, import_folder
+from regard.interop import export_huggingface, import_huggingface
 from regard.interop.sentencepiece import (
     CONTROL,
     NORMAL,
@@ -233,18 +233,18 @@ def test_marian_tokenizer_round_trip(separate, tmp_path):
         **dict(share_encoder_decoder_embeddings=not separate, max_position_embeddings=64),
     )
     transformers.MarianMTModel(config).save_pretrained(folder)
-    save(tmp_path / "own", import_folder(folder))
+    save(tmp_path / "own", import_huggingface(folder))
     translator = load(tmp_path / "own", "cpu")
-    assert export_folder(translator, tmp_path / "out") == "MarianMTModel"
+    assert export_huggingface(translator, tmp_path / "out") == "MarianMTModel"
     assert_same_tensors(folder, tmp_path / "out")
     before, after = (transformers.AutoTokenizer.from_pretrained(path) for path in (folder, tmp_path / "out"))
-    again = import_folder(tmp_path / "out")
+    again = import_huggingface(tmp_path / "out")
     assert again.special == translator.special
     for text in [*PLAIN_TEXTS, *([] if separate else [">>fra<< The cat."])]:
         ids = before(text)["input_ids"]
-        assert after(text)["input_ids"] == again.source_ids(text) == translator.source_ids(text) == ids
+        assert after(text)["input_ids"] == again.encode_source(text) == translator.encode_source(text) == ids
         targets = [other(text_target=text, add_special_tokens=False)["input_ids"] for other in (before, after)]
-        assert targets[0] == targets[1] == again.target_ids(text)
+        assert targets[0] == targets[1] == again.encode_target(text)
 
 
 def test_marian_with_different_special_ids_is_an_error(tmp_path):
@@ -375,12 +375,14 @@ def test_missing_and_invalid_files_are_named(message, tmp_path):
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("special", [TRANSLATING, WRITING, READING], ids=["translating", "writing", "reading"])
+@pytest.mark.parametrize(
+    "special", [SEQ2SEQ_TOKENS, CAUSAL_LM_TOKENS, ENCODER_TOKENS], ids=["translating", "writing", "reading"]
+)
 @pytest.mark.parametrize("kind", ["word", "char", "bpe", "bytes"])
 def test_transformers_gives_the_ids_of_tokenizers_trained_with_regard(kind, special, tmp_path):
     tokenizer = Tokenizer.train(TEXTS, kind, vocab_size=400, mask=special.mask is not None)
-    write_tokenizer(tokenizer, tmp_path, special, segments=special is READING, max_len=77)
-    texts = [*phrases("test", 20), *UNUSUAL_TEXTS, *([] if special is READING else ["<eos> <sos>", "a<unk>"])]
+    write_tokenizer(tokenizer, tmp_path, special, segments=special is ENCODER_TOKENS, max_len=77)
+    texts = [*phrases("test", 20), *UNUSUAL_TEXTS, *([] if special is ENCODER_TOKENS else ["<eos> <sos>", "a<unk>"])]
     fast = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     for other in (fast, transformers.AutoTokenizer.from_pretrained(tmp_path)):
@@ -388,12 +390,12 @@ def test_transformers_gives_the_ids_of_tokenizers_trained_with_regard(kind, spec
         for text in texts:
             ids = tokenizer.encode(text)
             assert other.encode(text, add_special_tokens=False) == ids, text
-            assert other(text)["input_ids"] == special.framed(ids), text
+            assert other(text)["input_ids"] == special.add_special_tokens(ids), text
             if kind != "char":  # Regard composes accents with their letters
                 assert other.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
     assert (fast.pad_token_id, fast.unk_token_id, fast.bos_token_id, fast.eos_token_id) == (0, 1, 2, 3)
     assert (fast.mask_token_id, fast.model_max_length) == (special.mask, 77)
-    if special is READING:
+    if special is ENCODER_TOKENS:
         assert fast("<mask>")["input_ids"] == [2, 4, 3]
         pair = fast("the", "cat")
         assert pair["input_ids"] == [2, *tokenizer.encode("the"), EOS, *tokenizer.encode("cat"), EOS]
@@ -408,8 +410,8 @@ def test_transformers_gives_the_ids_of_tokenizers_trained_with_regard(kind, spec
 @pytest.mark.parametrize("name", ["unigram", "bpe llama", "bpe user-defined", "unigram user-defined"])
 def test_transformers_gives_the_ids_of_sentencepiece_tokenizers(name, tmp_path):
     content = train_sentencepiece(**MODELS[name])
-    tokenizer = Tokenizer(read_sentencepiece(write_file(tmp_path, content)), FOREIGN)
-    special = Special(pad=2, unk=0, sos=1, eos=2, begin=1)
+    tokenizer = Tokenizer(read_sentencepiece(write_file(tmp_path, content)), FOREIGN_KIND)
+    special = SpecialTokens(pad=2, unk=0, sos=1, eos=2, begin=1)
     write_tokenizer(tokenizer, tmp_path / "folder", special)
     (tmp_path / "folder" / "config.json").write_text('{"model_type": "llama"}')
     other = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
@@ -430,9 +432,9 @@ def test_roberta_text_pairs_match_transformers(tmp_path):
     pairs = [("the cat", "a dog"), ("", "a"), ("The cat sat there.", "☃"), ("the " * 30, "a")]
     for folder in (tmp_path, tmp_path / "saved"):
         model.save_pretrained(folder)
-        encoder = import_folder(folder)
+        encoder = import_huggingface(folder)
         assert encoder.special.between == other.sep_token_id
-        export_folder(encoder, folder / "out")
+        export_huggingface(encoder, folder / "out")
         again = transformers.AutoTokenizer.from_pretrained(folder / "out")
         texts, _ = encode_texts(pairs, encoder.tokenizer, encoder.special, max_len=38, segments=False)
         for index, pair in enumerate(pairs):
@@ -461,15 +463,15 @@ def test_xlm_roberta_and_camembert_tokenizers_match_transformers(family, tmp_pat
     ids = dict(bos_token_id=other.bos_token_id, eos_token_id=other.eos_token_id, pad_token_id=other.pad_token_id)
     config = getattr(transformers, f"{family}Config")(**sizes, **ids, intermediate_size=9, max_position_embeddings=200)
     getattr(transformers, f"{family}Model")(config).save_pretrained(tmp_path / "in")
-    encoder = import_folder(tmp_path / "in")
+    encoder = import_huggingface(tmp_path / "in")
     begin, end = first.index("<s>"), first.index("</s>")
-    assert encoder.special == Special(
+    assert encoder.special == SpecialTokens(
         pad=1, unk=3, sos=begin, eos=end, mask=len(vocab) - 1, begin=begin, end=end, between=end
     )
-    export_folder(encoder, tmp_path / "out")
+    export_huggingface(encoder, tmp_path / "out")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in PLAIN_TEXTS:
-        assert encoder.text_ids(text) == other(text)["input_ids"] == again(text)["input_ids"], text
+        assert encoder.encode_text(text) == other(text)["input_ids"] == again(text)["input_ids"], text
     pair = "the cat", "a dog"
     texts, _ = encode_texts([pair], encoder.tokenizer, encoder.special, max_len=99, segments=False)
     assert texts.ids[0].tolist() == other(*pair)["input_ids"] == again(*pair)["input_ids"]
@@ -481,8 +483,8 @@ def test_existing_special_template_is_kept(tmp_path):
     write_config(tmp_path, tokenizer_class="RobertaTokenizer")
     transformers.RobertaTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path / "first")
     imported = read_tokenizer(tmp_path / "first")
-    special = Special(pad=1, unk=3, sos=0, eos=2, mask=4, begin=0, end=2)
-    write_tokenizer(Tokenizer(imported.source, FOREIGN), tmp_path / "second", special)
+    special = SpecialTokens(pad=1, unk=3, sos=0, eos=2, mask=4, begin=0, end=2)
+    write_tokenizer(Tokenizer(imported.source, FOREIGN_KIND), tmp_path / "second", special)
     other = transformers.AutoTokenizer.from_pretrained(tmp_path / "second")
     ids = other("the", "cat")["input_ids"]
     assert [index for index in ids if index < 5] == [0, 2, 2, 2]
@@ -491,7 +493,7 @@ def test_existing_special_template_is_kept(tmp_path):
 
 def test_special_ids_missing_from_the_tokenizer_are_an_error(tmp_path):
     with pytest.raises(RegardError, match="no entry for the mask_token"):
-        write_tokenizer(Tokenizer.train(["a"], "word"), tmp_path, Special(mask=99))
+        write_tokenizer(Tokenizer.train(["a"], "word"), tmp_path, SpecialTokens(mask=99))
     assert not list(tmp_path.iterdir())
 
 

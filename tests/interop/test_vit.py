@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from regard.cli import main
 from regard.errors import RegardError
 from regard.folder import ImageModel, load
-from regard.interop import export_folder, import_folder
+from regard.interop import export_huggingface, import_huggingface
 from regard.models.vit import ViT, ViTConfig
 from tests.interop.image_model_comparison import (
     CONFIGS,
@@ -62,14 +62,14 @@ def test_encoder_without_pooler_matches_transformers(transformers, tmp_path, cap
     edit_tensors(
         tmp_path / "in", lambda tensors: {name: tensor for name, tensor in tensors.items() if "pooler" not in name}
     )
-    pipeline = import_folder(tmp_path / "in")
+    pipeline = import_huggingface(tmp_path / "in")
     images = random_images(hf_model)
     expected = run_hf_model(hf_model, images)
     encoded, pooled = assert_same_attention(pipeline.model, images, expected)
     assert_close(encoded, expected.last_hidden_state)
     assert_close(pooled, expected.last_hidden_state[:, 0])
     with caplog.at_level(logging.WARNING, "regard"):
-        name = export_folder(pipeline, tmp_path / "out")
+        name = export_huggingface(pipeline, tmp_path / "out")
     assert f"{name}.from_pretrained(…, add_pooling_layer=False)" in caplog.text
     assert_same_tensors(tmp_path / "in", tmp_path / "out")
     _, report = getattr(transformers, name).from_pretrained(
@@ -100,11 +100,11 @@ def test_classifier_matches_transformers(transformers, tmp_path, name, index):
 )
 def test_old_and_new_tensor_names_are_read(transformers, tmp_path, name):
     hf_model = make_hf_model(transformers, name, 0, tmp_path)
-    old = import_folder(tmp_path)
+    old = import_huggingface(tmp_path)
     assert any("encoder.layer.0.attention.attention.query" in key for key in load_file(tmp_path / "model.safetensors"))
     hf_model.save_pretrained(tmp_path, save_original_format=False)
     assert any("layers.0.attention.q_proj" in key for key in load_file(tmp_path / "model.safetensors"))
-    new = import_folder(tmp_path)
+    new = import_huggingface(tmp_path)
     assert_same_weights(weights_of(old), weights_of(new))
     assert old.model.config == new.model.config
 
@@ -112,13 +112,13 @@ def test_old_and_new_tensor_names_are_read(transformers, tmp_path, name):
 @pytest.mark.parametrize("name", ["ViTModel", "DeiTForImageClassification"])
 def test_name_prefix_is_optional(transformers, tmp_path, name):
     make_hf_model(transformers, name, 0, tmp_path)
-    expected = weights_of(import_folder(tmp_path))
+    expected = weights_of(import_huggingface(tmp_path))
     prefix = name[:-5].lower() + "." if name == "ViTModel" else "deit."
     if name == "ViTModel":
         edit_tensors(tmp_path, lambda tensors: {prefix + key: tensor for key, tensor in tensors.items()})
     else:
         edit_tensors(tmp_path, lambda tensors: {key.removeprefix(prefix): tensor for key, tensor in tensors.items()})
-    assert_same_weights(weights_of(import_folder(tmp_path)), expected)
+    assert_same_weights(weights_of(import_huggingface(tmp_path)), expected)
 
 
 @pytest.mark.parametrize("size", [(20, 20), (10, 25), (5, 35)])
@@ -127,12 +127,12 @@ def test_other_image_sizes_match_transformers(transformers, tmp_path, name, size
     hf_model = make_hf_model(transformers, name, 2, tmp_path)
     images = random_images(hf_model, size)
     expected = run_hf_model(hf_model, images, interpolate_pos_encoding=True)
-    assert_close(assert_same_attention(import_folder(tmp_path).model, images, expected)[1], expected.logits)
+    assert_close(assert_same_attention(import_huggingface(tmp_path).model, images, expected)[1], expected.logits)
 
 
 def test_labels_without_names_get_default_names(transformers, tmp_path):
     make_hf_model(transformers, "ViTForImageClassification", 0, tmp_path, num_labels=2)
-    assert import_folder(tmp_path).labels == ("LABEL_0", "LABEL_1")
+    assert import_huggingface(tmp_path).labels == ("LABEL_0", "LABEL_1")
 
 
 def test_tensors_of_another_class_are_left_out_with_a_warning(transformers, tmp_path, caplog):
@@ -140,7 +140,7 @@ def test_tensors_of_another_class_are_left_out_with_a_warning(transformers, tmp_
     expected = run_hf_model(hf_model, random_images(hf_model)).logits
     edit_tensors(tmp_path, lambda tensors: tensors | {"vit.pooler.dense.weight": torch.ones(30, 30)})
     with caplog.at_level(logging.WARNING, "regard"):
-        pipeline = import_folder(tmp_path)
+        pipeline = import_huggingface(tmp_path)
     assert "unused by a model of this class: vit.pooler.dense.weight" in caplog.text
     assert_close(pipeline.model(random_images(hf_model)), expected)
 
@@ -155,7 +155,7 @@ def test_missing_unknown_and_misshapen_tensors_are_named(transformers, tmp_path)
     original = load_file(tmp_path / "model.safetensors")
     edit_tensors(tmp_path, spoil)
     with pytest.raises(RegardError) as caught:
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
     message = (
         "missing: deit.embeddings.distillation_token, deit.encoder.layer.1.output.dense.bias; unknown: deit.relative"
     )
@@ -163,7 +163,7 @@ def test_missing_unknown_and_misshapen_tensors_are_named(transformers, tmp_path)
     misshapen = {"deit.embeddings.position_embeddings": torch.ones(2, 8, 30), "cls_classifier.bias": torch.ones(3)}
     save_file(original | misshapen, tmp_path / "model.safetensors")
     with pytest.raises(RegardError) as caught:
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
     message = "wrong shape: deit.embeddings.position_embeddings (2, 8, 30), cls_classifier.bias (3,)"
     assert message in str(caught.value)
 
@@ -198,7 +198,7 @@ def test_wrong_or_unsupported_settings_are_an_error(transformers, tmp_path, key,
     make_hf_model(transformers, "ViTModel", 0, tmp_path)
     edit_config(tmp_path, **{key: value})
     with pytest.raises(RegardError, match=message):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_multi_label_and_unnumbered_labels_are_an_error(transformers, tmp_path, 
     make_hf_model(transformers, "ViTForImageClassification", 0, tmp_path)
     edit_config(tmp_path, **{key: value})
     with pytest.raises(RegardError, match=key):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
 
 
 # -- pixels -----------------------------------------------------------------------------------------------------------
@@ -216,17 +216,17 @@ def test_multi_label_and_unnumbered_labels_are_an_error(transformers, tmp_path, 
 
 def test_pixel_normalization_is_read(transformers, tmp_path, caplog):
     make_hf_model(transformers, "ViTForImageClassification", 0, tmp_path)
-    config = import_folder(tmp_path).model.config
+    config = import_huggingface(tmp_path).model.config
     assert (config.mean, config.std) == (tuple(MEAN), tuple(STD))
     write_preprocessor(tmp_path, do_normalize=False)
-    config = import_folder(tmp_path).model.config
+    config = import_huggingface(tmp_path).model.config
     assert (config.mean, config.std) == ((0.0,), (1.0,))
     write_preprocessor(tmp_path, image_mean=0.4, image_std=0.3)
-    assert import_folder(tmp_path).model.config.mean == (0.4,)
+    assert import_huggingface(tmp_path).model.config.mean == (0.4,)
     assert caplog.text == ""
     (tmp_path / "preprocessor_config.json").unlink()
     with caplog.at_level(logging.WARNING, "regard"):
-        config = import_folder(tmp_path).model.config
+        config = import_huggingface(tmp_path).model.config
     assert (config.mean, config.std) == ((0.5,), (0.5,))
     assert "preprocessor_config.json: the file is missing" in caplog.text
 
@@ -245,15 +245,15 @@ def test_unsupported_pixel_normalization_is_an_error(transformers, tmp_path, key
     make_hf_model(transformers, "ViTForImageClassification", 0, tmp_path)
     write_preprocessor(tmp_path, **{key: value})
     with pytest.raises(RegardError, match=f"preprocessor_config.json: {key}"):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
     write_preprocessor(tmp_path, image_std=[0.0, 1.0, 1.0])
     with pytest.raises(RegardError, match="std"):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
 
 
 def test_image_processor_of_transformers_gives_the_same_pixels(transformers, tmp_path):
     pipeline = make_image_model(mean=(0.4,), std=(0.2, 0.3, 0.25))
-    export_folder(pipeline, tmp_path)
+    export_huggingface(pipeline, tmp_path)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8))
     processor = transformers.ViTImageProcessorPil.from_pretrained(tmp_path)
     hf_model = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
@@ -289,13 +289,13 @@ def make_image_model(**changes):
 )
 def test_exported_model_gives_the_same_output_in_transformers(transformers, tmp_path, name, changes):
     pipeline = make_image_model(mean=(0.3,), std=(0.25,), **changes)
-    assert export_folder(pipeline, tmp_path) == name
+    assert export_huggingface(pipeline, tmp_path) == name
     images = torch.rand(3, pipeline.model.config.channels, 12, 16)
     hf_model = getattr(transformers, name).from_pretrained(tmp_path).eval()
     with torch.no_grad():
         expected = hf_model((images - 0.3) / 0.25)
         assert_close(pipeline.model(images), expected.pooler_output if name == "ViTModel" else expected.logits)
-        assert_close(import_folder(tmp_path).model(images), pipeline.model(images))
+        assert_close(import_huggingface(tmp_path).model(images), pipeline.model(images))
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_exported_model_gives_the_same_output_in_transformers(transformers, tmp_
 )
 def test_unsupported_fields_are_named_and_nothing_is_written(tmp_path, changes, message):
     with pytest.raises(RegardError, match="No class of transformers computes what this model does") as caught:
-        export_folder(make_image_model(**changes), tmp_path / "out")
+        export_huggingface(make_image_model(**changes), tmp_path / "out")
     assert message in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -334,7 +334,7 @@ def test_export_and_import_commands(tmp_path, capsys):
     assert main(["export", str(tmp_path / "model"), "--to", "huggingface", "--out", str(tmp_path / "hf")]) == 0
     assert "a folder for transformers (ViTForImageClassification)" in capsys.readouterr().err
     assert main(["import", str(tmp_path / "hf"), "--out", str(tmp_path / "back")]) == 0
-    assert "A model of images of" in capsys.readouterr().err
+    assert "Imported an image model with" in capsys.readouterr().err
     back = load(tmp_path / "back", "cpu")
     assert_same_weights(weights_of(back), weights_of(pipeline))
     [actual], [expected] = back.classify([image]), pipeline.classify([image])

@@ -56,7 +56,7 @@ def test_supported_scores_and_dtypes():
     def chosen_backend(score, dtype=torch.float32):
         with explain() as choices:
             attend(*(x.to(dtype) for x in make_tensors()), score=score.to(dtype))
-        return choices[0].kernel
+        return choices[0].backend
 
     class DoubledConcat(Concat):
         def pair(self, q, k):

@@ -9,7 +9,7 @@ import torch
 from regard.attention import Concat, Offsets, attend, causal, explain, padding, use, window
 from regard.attention.backends import concat
 from regard.attention.backends.call import Call
-from regard.attention.masks import Form
+from regard.attention.masks import MaskParts
 from regard.attention.reference import reference, reference_packed
 from regard.kernels import concat_cuda
 from regard.kernels.concat_cuda import ConcatTiling, concat_forward
@@ -97,7 +97,7 @@ def test_padded_equals_reference(case, dtype):
     device_mask, exact_mask = (mask and mask(device) for device in (DEVICE, "cpu"))
     with use("concat"), explain() as choices:
         actual = gradients(lambda q, k, v, s: attend(q, k, v, score=s, mask=device_mask), inputs, score, grad)
-    assert [choice.kernel for choice in choices] == ["concat"]
+    assert [choice.backend for choice in choices] == ["concat"]
     expected = gradients(lambda q, k, v, s: reference(q, k, v, s, exact_mask), exact, exact_score, grad.cpu().double())
     assert_norms_close(actual, expected, TOLERANCE[dtype])
 
@@ -240,15 +240,22 @@ def test_compiles_to_one_graph(monkeypatch):
         ({"hidden": 1025}, False),
         ({"rows": 1 << 20}, True),
         ({"rows": 1 << 22}, False),
-        ({"parts": Form(causal=True, window=3, lengths=torch.tensor([1]))}, True),
-        ({"parts": Form(rest=~causal())}, False),
+        ({"parts": MaskParts(causal=True, window=3, lengths=torch.tensor([1]))}, True),
+        ({"parts": MaskParts(rest=~causal())}, False),
         ({"bias": torch.nn.Identity()}, False),
     ],
     ids=str,
 )
 def test_supported_calls(changes, supported, monkeypatch):
     monkeypatch.setattr(concat_cuda, "_has_tf32", lambda x: True)
-    case = {"width": 256, "hidden": 1024, "rows": 4, "dtype": torch.bfloat16, "parts": Form(), "bias": None} | changes
+    case = {
+        "width": 256,
+        "hidden": 1024,
+        "rows": 4,
+        "dtype": torch.bfloat16,
+        "parts": MaskParts(),
+        "bias": None,
+    } | changes
     q, v = (
         torch.zeros(1, dtype=case["dtype"]).expand(1, 1, case["rows"], n).as_subclass(FakeCudaTensor)
         for n in (4, case["width"])

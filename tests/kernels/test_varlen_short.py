@@ -7,7 +7,7 @@ import torch
 from regard.attention import Location, Offsets, ScaledDot, attend, causal, padding, use
 from regard.attention.backends import varlen_short
 from regard.attention.backends.call import Call
-from regard.attention.masks import Form
+from regard.attention.masks import MaskParts
 from regard.attention.reference import reference, reference_packed
 from regard.kernels import varlen_short_cuda
 from regard.kernels.triton_support import is_interpreted, triton_available
@@ -141,13 +141,13 @@ def test_compiles_to_one_graph(monkeypatch):
         ({"width": 72, "max_len": 64}, True),
         ({"width": 136, "max_len": 64}, False),
         ({"dtype": torch.float32}, False),
-        ({"parts": Form(causal=True)}, True),
-        ({"parts": Form(window=3)}, False),
+        ({"parts": MaskParts(causal=True)}, True),
+        ({"parts": MaskParts(window=3)}, False),
     ],
     ids=str,
 )
 def test_supported_packed_calls(changes, supported):
-    case = {"max_len": 128, "width": 64, "dtype": torch.bfloat16, "parts": Form()} | changes
+    case = {"max_len": 128, "width": 64, "dtype": torch.bfloat16, "parts": MaskParts()} | changes
     x = torch.zeros(4, 2, case["width"], dtype=case["dtype"]).as_subclass(FakeCudaTensor)
     offsets = Offsets(torch.tensor([0, 4]), 4, case["max_len"])
     call = Call(x, x, x, ScaledDot(), case["parts"], None, offsets, offsets)
@@ -198,5 +198,5 @@ def test_supported_padded_calls(changes, supported):
     for rows in (case["T"], case["S"], case["S"]):
         x = torch.zeros(2, 2, rows, 16) if case["heads_first"] else torch.zeros(2, rows, 2, 16).transpose(1, 2)
         tensors.append(x.bfloat16().as_subclass(FakeCudaTensor))
-    call = Call(*tensors, ScaledDot(), Form.of(case["mask"]), is_padded=case["is_padded"])
+    call = Call(*tensors, ScaledDot(), MaskParts.from_mask(case["mask"]), is_padded=case["is_padded"])
     assert varlen_short.supports(call) == supported

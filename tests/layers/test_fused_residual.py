@@ -54,7 +54,7 @@ def test_fused_blocks_equal_plain_blocks(block, kind, norm, monkeypatch):
     torch.manual_seed(0)
     config = BlockConfig(16, 2, 32, dropout=0.0, norm=norm, norm_kind=kind)
     block = (block(config, "dot") if block is EncoderBlock else block(config, "dot", "dot")).to(DEVICE)
-    offsets = Offsets.of(torch.tensor([0, 2, 6], device=DEVICE))
+    offsets = Offsets.from_starts(torch.tensor([0, 2, 6], device=DEVICE))
     x, memory = torch.randn(2, 6, 16, device=DEVICE).unbind()
     other_inputs = (offsets,) if isinstance(block, EncoderBlock) else (offsets, memory, offsets)
 

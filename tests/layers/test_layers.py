@@ -11,7 +11,7 @@ from regard.attention import Offsets, ScaledDot
 from regard.attention.reference import reference
 from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
-from regard.layers.cache import GrowingCache
+from regard.layers.cache import KVCache
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.multihead import MultiHead
@@ -99,7 +99,7 @@ def test_blocks_match_the_formulas_of_the_paper(norm, kind):
     encoder, decoder = EncoderBlock(config, "scaled_dot"), DecoderBlock(config, "scaled_dot", "scaled_dot")
     for parameter in (*encoder.parameters(), *decoder.parameters()):
         nn.init.normal_(parameter)
-    offsets, memory_offsets = Offsets.of(torch.tensor([0, 2, 5])), Offsets.of(torch.tensor([0, 3, 4]))
+    offsets, memory_offsets = Offsets.from_starts(torch.tensor([0, 2, 5])), Offsets.from_starts(torch.tensor([0, 3, 4]))
     x, memory = torch.randn(5, 8), torch.randn(4, 8)
 
     def residual(x, sublayer, norm_layer):
@@ -133,7 +133,10 @@ def test_multi_head_attention_matches_its_formula():
     attention = MultiHead(12, heads=3, kind="cross")
     x, memory = torch.randn(4, 12), torch.randn(6, 12)
     output = attention(
-        x, Offsets.of(torch.tensor([0, 4])), memory=memory, memory_offsets=Offsets.of(torch.tensor([0, 6]))
+        x,
+        Offsets.from_starts(torch.tensor([0, 4])),
+        memory=memory,
+        memory_offsets=Offsets.from_starts(torch.tensor([0, 6])),
     )
     q = attention.query(x).view(4, 3, 4).transpose(0, 1)[None]
     k, v = (y.view(6, 3, 4).transpose(0, 1)[None] for y in attention.key_value(memory).chunk(2, dim=-1))
@@ -142,7 +145,7 @@ def test_multi_head_attention_matches_its_formula():
 
 
 def test_growing_cache_keeps_its_keys_and_values():
-    cache, rows = GrowingCache(), [torch.randn(2, 1, 1, 4) for _ in range(40)]
+    cache, rows = KVCache(), [torch.randn(2, 1, 1, 4) for _ in range(40)]
     for row in rows:
         keys, values = cache.append(row, -row)
     assert torch.equal(keys, torch.cat(rows, dim=2))
@@ -156,7 +159,7 @@ def test_residual_stream_keeps_the_dtype_of_the_embedding(norm, low_precision):
     torch.manual_seed(0)
     embedding = Embedding(10, 8, low_precision=low_precision)
     block = EncoderBlock(BlockConfig(8, 2, 16, dropout=0.0, norm=norm), "scaled_dot")
-    ids, offsets = torch.tensor([4, 5, 6]), Offsets.of(torch.tensor([0, 3]))
+    ids, offsets = torch.tensor([4, 5, 6]), Offsets.from_starts(torch.tensor([0, 3]))
     exact = block(embedding(ids, ids), offsets)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = block(embedding(ids, ids), offsets)

@@ -15,17 +15,17 @@ from regard.layers.multihead import MultiHead
 from regard.layers.patches import (
     PackedImages,
     PatchEmbedding,
-    cut,
     extend_offsets,
     gather_rows,
     join_patches,
     pack_images,
+    patch_coordinates,
     prepend_prefix,
-    take_away,
-    whereabouts,
+    remove_prefix,
+    split_patches,
 )
 from regard.layers.positions import LearnedGrid, RotaryGrid, Sinusoidal, SinusoidalGrid, apply_rotary, bicubic_weights
-from regard.layers.readouts import ClassQueries, QueryPool
+from regard.layers.readouts import AttentionPooling, SegmentationDecoder
 from regard.layers.residual import Residual
 
 # Odd numbers of patches and grids that are not square.
@@ -42,9 +42,9 @@ def make_images(channels: int = 3) -> list[torch.Tensor]:
 
 def test_patches_hold_the_pixels_of_the_image():
     image = torch.rand(2, 3, 12, 20)
-    patches = cut(image, 4)
+    patches = split_patches(image, 4)
     assert patches.shape == (2, 15, 48)
-    for i, (row, column) in enumerate(whereabouts((3, 5))[0].tolist()):
+    for i, (row, column) in enumerate(patch_coordinates((3, 5))[0].tolist()):
         square = image[:, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
         assert torch.equal(patches[:, i], square.flatten(1))
     assert torch.equal(join_patches(patches, (3, 5), 4), image)
@@ -110,8 +110,8 @@ def test_packed_images_hold_pixels_and_coordinates():
     assert (batch.offsets.total, batch.offsets.max_len, len(batch)) == (52, 21, 4)
     for image, grid, start in zip(make_images(), batch.grids, batch.offsets.starts.tolist()):
         count = grid[0] * grid[1]
-        assert torch.equal(batch.pixels[start : start + count], cut(image[None], 4)[0])
-        coordinates, sizes = whereabouts(grid)
+        assert torch.equal(batch.pixels[start : start + count], split_patches(image[None], 4)[0])
+        coordinates, sizes = patch_coordinates(grid)
         assert torch.equal(batch.coordinates[start : start + count], coordinates)
         assert torch.equal(batch.sizes[start : start + count], sizes)
 
@@ -124,14 +124,14 @@ def test_packed_images_move_to_a_device():
 
 
 def test_prefix_is_prepended_and_removed():
-    offsets = Offsets.of(torch.tensor([0, 2, 2, 5]))
+    offsets = Offsets.from_starts(torch.tensor([0, 2, 2, 5]))
     prefix, x = torch.randn(2, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
     y, extended = prepend_prefix(prefix, x, offsets)
     expected = torch.cat([prefix, x[:2], prefix, prefix, x[2:]])
     assert torch.equal(y, expected)
     assert extended.starts.tolist() == [0, 4, 6, 11] == extend_offsets(offsets, 2).starts.tolist()
     assert (extended.total, extended.max_len) == (11, 5)
-    assert torch.equal(take_away(y, 2, offsets), x)
+    assert torch.equal(remove_prefix(y, 2, offsets), x)
     assert torch.equal(first_tokens(y, extended, 2), prefix.repeat(3, 1))
     weights = torch.randn(11, 4)
     grads = torch.autograd.grad((y * weights).sum(), (prefix, x))
@@ -141,7 +141,7 @@ def test_prefix_is_prepended_and_removed():
     batch, no_offsets = prepend_prefix(prefix, x.view(1, 5, 4), None)
     assert no_offsets is None
     assert torch.equal(batch[0], torch.cat([prefix, x]))
-    assert torch.equal(take_away(batch, 2, None)[0], x)
+    assert torch.equal(remove_prefix(batch, 2, None)[0], x)
 
 
 def test_gather_rows_selects_per_sequence():
@@ -154,7 +154,7 @@ def test_gather_rows_selects_per_sequence():
 
 
 def test_sinusoidal_grid_concatenates_row_and_column():
-    coordinates, _ = whereabouts((5, 7))
+    coordinates, _ = patch_coordinates((5, 7))
     encode = Sinusoidal(8, split_halves=True)
     expected = torch.cat((encode(coordinates[:, 0].long()), encode(coordinates[:, 1].long())), dim=1)
     torch.testing.assert_close(SinusoidalGrid(16)(coordinates), expected)
@@ -169,7 +169,7 @@ def test_learned_positions_are_interpolated_like_torch(grid):
     expected = table.weight[2:].view(1, 3, 5, 6).permute(0, 3, 1, 2)
     expected = nn.functional.interpolate(expected, size=grid, mode="bicubic", align_corners=False)
     expected = expected.permute(0, 2, 3, 1).flatten(0, 2)
-    output = table(*whereabouts(grid))
+    output = table(*patch_coordinates(grid))
     torch.testing.assert_close(output, expected)
     weights = torch.randn_like(output)
     torch.testing.assert_close(
@@ -239,7 +239,7 @@ def test_pixels_are_normalized_once_per_channel():
     expected = torch.stack([(image[0, c] - mean[c]) / std[c] for c in range(3)])[None]
     torch.testing.assert_close(embed.normalize(image), expected)
     packed = embed.normalize(pack_images([image[0]], 4))
-    torch.testing.assert_close(packed.pixels, cut(expected, 4)[0])
+    torch.testing.assert_close(packed.pixels, split_patches(expected, 4)[0])
     torch.testing.assert_close(embed(image).x[0, 2:], embed.patches(expected)[0] + embed.learned.weight[2:])
 
 
@@ -269,7 +269,7 @@ def test_stem_does_not_see_masked_patches():
     embed, visible = embedding(kind="stem"), torch.tensor([[0, 3, 7]])
     image = torch.rand(1, 3, 12, 20)
     pixels = embed.normalize(image)
-    patches = cut(pixels, 4)
+    patches = split_patches(pixels, 4)
     masked = [i for i in range(15) if i not in visible[0].tolist()]
     patches[:, masked] = torch.rand(1, 12, 48)
     other = join_patches(patches, (3, 5), 4)
@@ -283,7 +283,7 @@ def test_stem_does_not_see_masked_patches():
 def test_sequences_of_one_length_need_no_offsets(kind):
     torch.manual_seed(0)
     attention, x = MultiHead(16, heads=4, kind=kind, qk_norm_eps=1e-5, qk_norm_kind="layer"), torch.randn(3, 5, 16)
-    packed = attention(x.flatten(0, 1), Offsets.of(torch.arange(4) * 5))
+    packed = attention(x.flatten(0, 1), Offsets.from_starts(torch.arange(4) * 5))
     torch.testing.assert_close(attention(x), packed.view(3, 5, 16))
 
 
@@ -302,8 +302,8 @@ def test_not_qkv_bias_placement():
 def test_forward_first_matches_forward(norm, packed):
     torch.manual_seed(0)
     block = EncoderBlock(BlockConfig(16, 4, 32, dropout=0.0, norm=norm, layer_scale=0.3), "scaled_dot")
-    x, offsets = torch.randn(3, 6, 16), Offsets.of(torch.arange(4) * 6)
-    coordinates = nn.functional.pad(whereabouts((2, 2))[0], (0, 0, 2, 0))
+    x, offsets = torch.randn(3, 6, 16), Offsets.from_starts(torch.arange(4) * 6)
+    coordinates = nn.functional.pad(patch_coordinates((2, 2))[0], (0, 0, 2, 0))
     tables = RotaryGrid(4)(coordinates)
     full = block(x, None, rotary=tables)
     if packed:
@@ -334,7 +334,7 @@ def test_drop_path_keeps_the_mean_and_drops_entire_sequences():
 
 
 def test_drop_path_of_packed_sequences_draws_the_same_mask():
-    x, offsets = torch.randn(6, 5, 2), Offsets.of(torch.arange(7) * 5)
+    x, offsets = torch.randn(6, 5, 2), Offsets.from_starts(torch.arange(7) * 5)
     layer = DropPath(0.5)
     torch.manual_seed(3)
     padded = layer(x)
@@ -351,8 +351,8 @@ def test_heads_on_packed_images_match_single_images():
     config = BlockConfig(16, 4, 32, dropout=0.0)
     lengths = [15, 1, 21]
     parts = [torch.randn(n, 16) for n in lengths]
-    offsets = Offsets.of(torch.tensor([0, 15, 16, 37]))
-    for layer in (QueryPool(config, "scaled_dot"), ClassQueries(3, config, "scaled_dot", 2)):
+    offsets = Offsets.from_starts(torch.tensor([0, 15, 16, 37]))
+    for layer in (AttentionPooling(config, "scaled_dot"), SegmentationDecoder(3, config, "scaled_dot", 2)):
         alone = [layer(part[None], None)[0] for part in parts]
         packed = layer(torch.cat(parts), offsets)
         torch.testing.assert_close(packed, torch.stack(alone) if packed.shape[0] == 3 else torch.cat(alone))
@@ -360,7 +360,7 @@ def test_heads_on_packed_images_match_single_images():
 
 def test_segmentation_logits_are_products_of_patches_and_queries():
     """Without blocks, the logits are the scaled products of patches and queries."""
-    layer = ClassQueries(2, BlockConfig(4, 1, 8), "scaled_dot", layers=0)
+    layer = SegmentationDecoder(2, BlockConfig(4, 1, 8), "scaled_dot", layers=0)
     layer.norm = nn.Identity()
     with torch.no_grad():
         for projection in (layer.of_patch, layer.of_query):

@@ -46,7 +46,7 @@ def test_single_steps_match_the_full_sequence(cell):
     torch.manual_seed(0)
     layer = Recurrent(cell, 4, 8)
     x, state = torch.randn(5, 4), torch.randn(1, layer.parts, 8)
-    full = layer(x, TimeMajorLayout.from_offsets(Offsets.of(torch.tensor([0, 5]))), state)
+    full = layer(x, TimeMajorLayout.from_offsets(Offsets.from_starts(torch.tensor([0, 5]))), state)
     for inputs, expected in zip(layer.inputs(x), full):
         state = layer.step(inputs[None], state)
         torch.testing.assert_close(state[0, 0], expected)
@@ -103,7 +103,7 @@ def test_context_is_the_weighted_sum(score):
     torch.manual_seed(0)
     attention = StateAttention(8, score, hidden=5, max_keys=10)
     states, memory = torch.randn(4, 8), torch.randn(7, 8)
-    q_offsets, k_offsets = Offsets.of(torch.tensor([0, 3, 4])), Offsets.of(torch.tensor([0, 2, 7]))
+    q_offsets, k_offsets = Offsets.from_starts(torch.tensor([0, 3, 4])), Offsets.from_starts(torch.tensor([0, 2, 7]))
     context = attention(states, memory, q_offsets, k_offsets)
     for queries, keys, expected in zip(states.split([3, 1]), memory.split([2, 5]), context.split([3, 1])):
         weights = attention.score(queries, keys).softmax(-1)
@@ -113,7 +113,7 @@ def test_context_is_the_weighted_sum(score):
 @pytest.mark.parametrize("cell", CELLS)
 def test_unidirectional_outputs_and_final_states(cell):
     torch.manual_seed(0)
-    offsets = Offsets.of(torch.tensor([0, 2, 2, 5]))
+    offsets = Offsets.from_starts(torch.tensor([0, 2, 2, 5]))
     layer, x = Unidirectional(cell, 4, 8), torch.randn(5, 4)
     rows = layer(x, TimeMajorLayout.from_offsets(offsets))
     torch.testing.assert_close(rows, layer.forward_layer(x, TimeMajorLayout.from_offsets(offsets)))

@@ -85,7 +85,7 @@ def test_head_width_is_independent_of_width():
 def test_room_limits_prompt_and_output_together():
     model = small(positions="learned", max_len=8)
     config = DecodeConfig(method="greedy", max_len=99, min_len=99)
-    assert [len(n_best[0].ids) for n_best in greedy(model, pack(PROMPTS), config, room=8)] == [3, 6, 7]
+    assert [len(n_best[0].ids) for n_best in greedy(model, pack(PROMPTS), config, max_total_len=8)] == [3, 6, 7]
     with pytest.raises(RegardError, match="longer than the 8 learned positions"):
         greedy(model, pack(PROMPTS), config)
 
@@ -98,12 +98,12 @@ def test_prompt_at_the_length_limit_does_not_stop_the_others(method, score):
     prompts = [[2, *[4, 5, 6, 7] * 3][:12], *([2, 4 + i] for i in range(4))]
     config = DecodeConfig(method=method, beam=3, n_best=1, max_len=99, min_len=9)
     decode = {"greedy": greedy, "sample": sample, "beam": beam}[method]
-    together = decode(model, pack(prompts), config, room=16)
+    together = decode(model, pack(prompts), config, max_total_len=16)
     assert len(together[0][0].ids) == 4
     assert min(len(n_best[0].ids) for n_best in together[1:]) >= 9
     for index, (prompt, n_best) in enumerate(zip(prompts, together)):
-        options = {"numbers": [index]} if method == "sample" else {}
-        alone = decode(model, pack([prompt]), config, room=16, **options)[0]
+        options = {"sample_indices": [index]} if method == "sample" else {}
+        alone = decode(model, pack([prompt]), config, max_total_len=16, **options)[0]
         assert [hypothesis.ids for hypothesis in n_best] == [hypothesis.ids for hypothesis in alone]
         assert n_best[0].logprob == pytest.approx(alone[0].logprob, abs=1e-4)
 
@@ -112,8 +112,8 @@ def test_ensemble_with_a_prompt_at_the_length_limit():
     model = small(positions="learned", max_len=16)
     prompts = [[4] * 15, [5], [6], [7], [8]]
     config = DecodeConfig(method="greedy", max_len=99, min_len=14)
-    alone = greedy(model, pack(prompts), config, room=16)
-    together = greedy(Ensemble([model, model]), pack(prompts), config, room=16)
+    alone = greedy(model, pack(prompts), config, max_total_len=16)
+    together = greedy(Ensemble([model, model]), pack(prompts), config, max_total_len=16)
     assert [n_best[0].ids for n_best in together] == [n_best[0].ids for n_best in alone]
 
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention import SCORES, masks, record
 from regard.errors import RegardError
-from regard.layers.patches import cut, gather_rows, pack_images
+from regard.layers.patches import gather_rows, pack_images, split_patches
 from regard.models.vit import ViT, ViTConfig, vit_base, vit_pico, vit_small, vit_tiny
 
 LABELS = ("cat", "dog", "fox")
@@ -236,13 +236,13 @@ def test_only_visible_patches_are_encoded_and_only_masked_ones_predicted(choice)
     assert masked.shape == (3, 9)
     assert predicted.shape == target.shape == (3, 9, 48)
     # The target is the masked patches, each normalized to mean 0 and variance 1.
-    patches = gather_rows(cut(images, 4), masked)
+    patches = gather_rows(split_patches(images, 4), masked)
     patches = (patches - patches.mean(-1, keepdim=True)) / patches.std(-1, keepdim=True, unbiased=False)
     torch.testing.assert_close(target, patches, atol=1e-4, rtol=1e-3)
     torch.manual_seed(0)
     torch.testing.assert_close(model.masked_loss(images, mask_ratio=0.6), (predicted - target).square().mean())
     # Changing masked pixels changes the target but not the prediction.
-    other = cut(images, 4)
+    other = split_patches(images, 4)
     other.scatter_(1, masked[:, :, None].expand(-1, -1, 48), torch.rand(3, 9, 48))
     other = nn.functional.fold(other.mT, (12, 20), 4, stride=4)
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard.errors import RegardError
-from regard.folder import Bundle
+from regard.folder import Pipeline
 from regard.models import TransformerConfig
 from regard.training import (
     DataConfig,
@@ -21,7 +21,7 @@ from regard.training import (
     TokenizerConfig,
     TrainConfig,
     read_dataset,
-    recipe_from,
+    recipe_from_dict,
     train,
     trainer,
 )
@@ -43,7 +43,7 @@ STOCHASTIC = {"tokenizer": {"dropout": 0.2}, "train": {"accumulate": 2, "ema": 0
 
 def small_recipe(**sections: dict[str, Any]) -> Recipe:
     """The small recipe with changed keys: small_recipe(train={"steps": 3})."""
-    return recipe_from(sections, SMALL)
+    return recipe_from_dict(sections, SMALL)
 
 
 @functools.cache
@@ -90,10 +90,10 @@ def bit_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def repeat_run(runs: Mapping[str, Path], task: str, out: Path, **sections: dict[str, Any]) -> Bundle:
+def repeat_run(runs: Mapping[str, Path], task: str, out: Path, **sections: dict[str, Any]) -> Pipeline:
     """Train again with the files and the recipe of a finished run, and changed keys."""
     recipe = json.loads((runs[task] / "training.json").read_text(encoding="utf-8"))["recipe"]
-    return train(recipe_from(sections, recipe_from(recipe)), out, quiet=True)
+    return train(recipe_from_dict(sections, recipe_from_dict(recipe)), out, quiet=True)
 
 
 def as_toml(table: dict) -> str:

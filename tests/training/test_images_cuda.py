@@ -11,10 +11,10 @@ from regard.training.graphs import GraphedUpdate
 from regard.training.report import read_metrics
 from regard.training.trainer import METRICS
 from tests.training.helpers import bit_equal, saved_tensors
-from tests.training.toy_images import MEASURES, toy, toy_ragged
+from tests.training.toy_images import EXTRA_METRICS, toy, toy_ragged
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-every_task = pytest.mark.parametrize("task", MEASURES)
+every_task = pytest.mark.parametrize("task", EXTRA_METRICS)
 
 
 @every_task

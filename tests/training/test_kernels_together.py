@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.attention import explain, use
-from regard.data import Batches, Sequences
+from regard.data import PairBatches, Sequences
 from regard.kernels import add_norm_cuda, cross_entropy_cuda, linear_relu_cuda
 from regard.kernels.triton_support import is_interpreted, triton_available
 from regard.models import TransformerConfig, make_model
@@ -32,10 +32,10 @@ def make_model_of(kind, seed=0):
 def make_batch():
     generator = torch.Generator().manual_seed(1)
     sides = [
-        Sequences.of(torch.randint(4, 50, (n,), generator=generator).tolist() for n in lengths)
+        Sequences.from_lists(torch.randint(4, 50, (n,), generator=generator).tolist() for n in lengths)
         for lengths in ((3, 1, 20, 5), (2, 12, 17, 1))
     ]
-    [batch] = Batches(*sides, budget=64, max_len=32, seed=0).epoch(0)
+    [batch] = PairBatches(*sides, budget=64, max_len=32, seed=0).epoch(0)
     return batch.to(DEVICE)
 
 
@@ -86,7 +86,7 @@ def test_cuda_kernels_do_not_change_the_update(monkeypatch, compiled, kind):
     exact = over_all_models(model.features)
     with autocast(), explain() as choices:
         fused = over_all_models(compiling.compiled_features(model) if compiled else model.features)
-    assert compiled or {choice.kernel for choice in choices} == {"varlen_short"}
+    assert compiled or {choice.backend for choice in choices} == {"varlen_short"}
     with contextlib.ExitStack() as stack, autocast():
         for kernel in KERNELS:
             monkeypatch.setattr(kernel, "supports", lambda *inputs: False)

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from regard.data import IGNORED
+from regard.data import IGNORE_INDEX
 from regard.training.label_scores import calibration_error, label_scores, mask_scores, top_accuracy
-from regard.training.metrics import intersection_over_union, label_counts
+from regard.training.metrics import confusion_counts, intersection_over_union
 
 
 def predictions(count=400, labels=7, seed=0):
@@ -88,13 +88,13 @@ def test_label_scores_match_their_definitions():
 
 def test_ignored_labels_are_skipped():
     probs, labels = predictions(50)
-    some = np.where(np.arange(50) % 3 == 0, IGNORED, labels)
+    some = np.where(np.arange(50) % 3 == 0, IGNORE_INDEX, labels)
     scores = label_scores(probs, some)
-    expected = label_scores(probs[some != IGNORED], labels[some != IGNORED])
+    expected = label_scores(probs[some != IGNORE_INDEX], labels[some != IGNORE_INDEX])
     assert (scores.accuracy, scores.loss, scores.calibration_error) == pytest.approx(
         (expected.accuracy, expected.loss, expected.calibration_error)
     )
-    assert scores.counts.sum() == sum(some != IGNORED)
+    assert scores.counts.sum() == sum(some != IGNORE_INDEX)
 
 
 def test_loss_of_a_zero_probability_is_finite():
@@ -110,7 +110,7 @@ def plain_iou(predicted, targets, labels):
         a = {
             i
             for i, (prediction, target) in enumerate(zip(predicted, targets))
-            if target != IGNORED and prediction == label
+            if target != IGNORE_INDEX and prediction == label
         }
         b = {i for i, target in enumerate(targets) if target == label}
         ious.append(len(a & b) / len(a | b) if a | b else math.nan)
@@ -121,21 +121,21 @@ def test_intersection_over_union_matches_sets_of_pixels():
     random = np.random.default_rng(0)
     targets = random.integers(0, 4, (3, 5, 7))
     predicted = np.where(random.random(targets.shape) < 0.6, targets, random.integers(0, 4, targets.shape))
-    targets[random.random(targets.shape) < 0.2] = IGNORED
-    counts = label_counts(predicted, targets, 5)  # the last label does not occur
-    assert counts.sum() == (targets != IGNORED).sum()
+    targets[random.random(targets.shape) < 0.2] = IGNORE_INDEX
+    counts = confusion_counts(predicted, targets, 5)  # the last label does not occur
+    assert counts.sum() == (targets != IGNORE_INDEX).sum()
     expected = plain_iou(predicted.flatten(), targets.flatten(), 5)
     np.testing.assert_allclose(intersection_over_union(counts), expected)
     scores = mask_scores(counts)
     np.testing.assert_allclose(scores.iou, 100 * np.array(expected))
     assert scores.mean_iou == pytest.approx(100 * np.mean(expected[:4]))
-    assert scores.pixel_accuracy == pytest.approx(100 * np.mean((predicted == targets)[targets != IGNORED]))
+    assert scores.pixel_accuracy == pytest.approx(100 * np.mean((predicted == targets)[targets != IGNORE_INDEX]))
 
 
 def test_mask_scores_of_a_small_example():
-    targets = np.array([[0, 0, 0, 1], [0, 1, 1, IGNORED]])
+    targets = np.array([[0, 0, 0, 1], [0, 1, 1, IGNORE_INDEX]])
     predicted = np.array([[0, 0, 1, 1], [1, 1, 0, 0]])
-    counts = label_counts(predicted, targets, 2)
+    counts = confusion_counts(predicted, targets, 2)
     assert counts.tolist() == [[2, 2], [1, 2]]
     scores = mask_scores(counts)
     assert scores.iou.tolist() == [40, 40]  # 2 of 5 either way

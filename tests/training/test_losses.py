@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.data import Batches, Sequences
-from regard.data.batches import IGNORED
+from regard.data import PairBatches, Sequences
+from regard.data.batches import IGNORE_INDEX
+from regard.kernels import cross_entropy_cuda
+from regard.kernels.triton_support import is_interpreted
 from regard.kernels import cross_entropy_cuda
 from regard.kernels.triton_support import is_interpreted
 from regard.models import TransformerConfig, make_model
@@ -17,7 +19,7 @@ def formula(
     features, weight, targets, smoothing=0.0, second_pass=None, divergence=0.0, bias=0.0
 ) -> tuple[Tensor, Tensor, int]:
     """The definition: full logits, float64, autograd."""
-    counted = targets != IGNORED
+    counted = targets != IGNORE_INDEX
     inputs = [features] if second_pass is None else [features, second_pass]
     passes = [(x @ weight.T + bias).log_softmax(-1)[counted] for x in inputs]
     targets = targets[counted]
@@ -33,7 +35,7 @@ def example(rows=11, vocab=17, width=5, seed=0) -> tuple[Tensor, Tensor, Tensor,
     generator = torch.Generator().manual_seed(seed)
     features, second_pass, weight = (torch.randn(n, width, generator=generator) for n in (rows, rows, vocab))
     targets = torch.randint(1, vocab, (rows,), generator=generator)
-    targets[[2, rows - 1]] = IGNORED
+    targets[[2, rows - 1]] = IGNORE_INDEX
     return features, weight, targets, second_pass
 
 
@@ -95,7 +97,7 @@ def test_formula_matches_torch_cross_entropy():
     features, weight, targets, _ = (x.double() if x.is_floating_point() else x for x in example())
     loss, _, _ = formula(features, weight, targets, 0.1)
     torch_loss = torch.nn.functional.cross_entropy(
-        features @ weight.T, targets, ignore_index=IGNORED, label_smoothing=0.1, reduction="sum"
+        features @ weight.T, targets, ignore_index=IGNORE_INDEX, label_smoothing=0.1, reduction="sum"
     )
     assert loss.item() == pytest.approx(torch_loss.item(), rel=1e-12)
 
@@ -121,7 +123,7 @@ def test_loss_of_ignored_rows_only_is_zero(set_chunk_rows):
     set_chunk_rows(64)
     features, weight, _, _ = example()
     features.requires_grad_()
-    parts = token_loss(features, weight, torch.full((len(features),), IGNORED), 0.1)
+    parts = token_loss(features, weight, torch.full((len(features),), IGNORE_INDEX), 0.1)
     parts.loss.backward()
     assert parts.loss.item() == parts.tokens.item() == 0
     assert features.grad.eq(0).all()
@@ -182,8 +184,8 @@ def test_packed_batch_has_the_loss_and_gradients_of_its_sentences(constant_shape
     ]
 
     def gradients(rows: list[int], budget: int) -> Tensor:
-        packed = [Sequences.of(side[i] for i in rows) for side in sides]
-        batches = Batches(*packed, budget=budget, max_len=16, seed=0, constant_shapes=constant_shapes)
+        packed = [Sequences.from_lists(side[i] for i in rows) for side in sides]
+        batches = PairBatches(*packed, budget=budget, max_len=16, seed=0, constant_shapes=constant_shapes)
         [batch] = batches.epoch(0)
         model.zero_grad()
         features = model.features(*batch.inputs)

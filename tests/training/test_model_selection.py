@@ -7,7 +7,7 @@ import pytest
 from regard.data.scripts import bleu_tokenizer_for, is_unsegmented
 from regard.errors import RegardError
 from regard.training import Dataset, suggest_recipe, text_scores, train, trainer
-from regard.training.recipe import TrainConfig, recipe_from
+from regard.training.recipe import TrainConfig, recipe_from_dict
 from regard.training.report import read_metrics
 from regard.training.run_plan import metric_name
 from regard.training.suggestions import profile_pairs
@@ -101,7 +101,10 @@ def test_only_chosen_settings_have_reasons():
         "tokenizer char: sources are single words, targets are single words",
         "model selection by exact match: targets are single words",
     ]
-    assert profile.reasons(recipe_from({"tokenizer": {"kind": "bpe"}, "train": {"validate_by": "loss"}}, recipe)) == []
+    assert (
+        profile.reasons(recipe_from_dict({"tokenizer": {"kind": "bpe"}, "train": {"validate_by": "loss"}}, recipe))
+        == []
+    )
 
 
 def test_metrics_have_display_names():
@@ -117,7 +120,7 @@ def test_one_word_targets_select_the_model_by_exact_match(tmp_path):
     dataset = Dataset(pairs[:-40], pairs[-40:])
     recipe = suggest_recipe("translate", dataset)
     assert recipe.train.validate_by == "exact_match"
-    recipe = recipe_from({"train": {"steps": 80, "validate_every": 20, "warmup": 10, "workers": 1}}, recipe)
+    recipe = recipe_from_dict({"train": {"steps": 80, "validate_every": 20, "warmup": 10, "workers": 1}}, recipe)
     translator = train(recipe, tmp_path, dataset=dataset, quiet=True)
     scores = {line["step"]: line for line in read_metrics(tmp_path / "metrics.jsonl") if line["kind"] == "validation"}
     best = max(scores, key=lambda step: (scores[step]["exact_match"], -scores[step]["nll"]))

@@ -9,8 +9,8 @@ import pytest
 
 from regard.cli.train_options import chosen_keys
 from regard.data import phrasebook_pairs
-from regard.models import family_of
-from regard.training import DataConfig, Dataset, read_dataset, recipe_from, train
+from regard.models import family_name
+from regard.training import DataConfig, Dataset, read_dataset, recipe_from_dict, train
 from regard.training.choices import describe_choices, format_value
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import warn_about_rare_labels
@@ -92,7 +92,10 @@ def test_chosen_settings_are_in_the_plan_and_in_the_help(tmp_path, capsys, datas
     }
     assert changes
     train(
-        recipe_from({"train": {"workers": 1, "device": "cpu"}}, recipe), tmp_path / "out", dataset=dataset, dry_run=True
+        recipe_from_dict({"train": {"workers": 1, "device": "cpu"}}, recipe),
+        tmp_path / "out",
+        dataset=dataset,
+        dry_run=True,
     )
     chosen = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  chosen ")]
     for name, value in changes.items():
@@ -100,7 +103,7 @@ def test_chosen_settings_are_in_the_plan_and_in_the_help(tmp_path, capsys, datas
             line for line in chosen if re.search(rf"[ ;]{name} {re.escape(format_value(value))}, not .+: \w+", line)
         ]
         assert "chosen from the data" not in line  # has a specific reason
-    assert set(changes) <= chosen_keys("model", task, family_of(recipe.model))
+    assert set(changes) <= chosen_keys("model", task, family_name(recipe.model))
 
 
 def test_settings_of_the_user_are_not_listed_as_chosen():
@@ -108,12 +111,12 @@ def test_settings_of_the_user_are_not_listed_as_chosen():
     lines = "\n".join(describe_choices(recipe, recipe))
     assert "positions rotary, not sinusoidal: 0.9 to 1.4 BLEU" in lines
     assert "width 128, not 256" in lines
-    edited = recipe_from({"model": {"positions": "none", "width": 64}}, recipe)
+    edited = recipe_from_dict({"model": {"positions": "none", "width": 64}}, recipe)
     lines = "\n".join(describe_choices(edited, recipe))
     assert "positions" not in lines.replace("the positions extrapolate", "")
     assert "width" not in lines
     assert "encoder_layers 2, not 3" in lines
-    other = recipe_from({"model": {"family": "seq2seq"}}, recipe)
+    other = recipe_from_dict({"model": {"family": "seq2seq"}}, recipe)
     assert "width" not in "\n".join(describe_choices(other, recipe))
 
 

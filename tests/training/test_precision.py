@@ -9,7 +9,7 @@ from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig
 from regard.training import Recipe, TrainConfig, precision, train
 from regard.training.checkpoint import Checkpoint
-from regard.training.precision import is_bfloat16_safe, make_autocast, settle_precision
+from regard.training.precision import is_bfloat16_safe, make_autocast, resolve_precision
 from regard.training.report import read_metrics
 from regard.training.trainer import METRICS, STATE
 from tests.training.helpers import small_dataset, small_recipe
@@ -39,23 +39,23 @@ def child(monkeypatch):
 
 def test_wide_models_use_bfloat16_on_a_cpu_that_supports_it(child):
     child[0].append(True)
-    assert settle_precision(recipe()).train.precision == "bfloat16"
+    assert resolve_precision(recipe()).train.precision == "bfloat16"
 
 
 @pytest.mark.parametrize("model", [TransformerConfig(width=128), Seq2SeqConfig(width=512)])
 def test_small_and_recurrent_models_use_float32(child, model):
-    assert settle_precision(recipe(model)).train.precision == "float32"
+    assert resolve_precision(recipe(model)).train.precision == "float32"
     assert child[1] == []  # no child process was started
 
 
 def test_resumed_run_keeps_its_precision(child):
     """Even if a new run would choose another precision."""
-    assert settle_precision(recipe(), "float32").train.precision == "float32"
+    assert resolve_precision(recipe(), "float32").train.precision == "float32"
     assert child[1] == []
     child[0].append(True)
-    assert settle_precision(recipe(TransformerConfig(width=128)), "bfloat16").train.precision == "bfloat16"
+    assert resolve_precision(recipe(TransformerConfig(width=128)), "bfloat16").train.precision == "bfloat16"
     child[0][:] = [False, False]
-    assert settle_precision(recipe(), "bfloat16").train.precision == "float32"  # on a machine that does not support it
+    assert resolve_precision(recipe(), "bfloat16").train.precision == "float32"  # on a machine that does not support it
 
 
 def test_precision_is_stored_in_the_checkpoint(tmp_path, child):
@@ -65,7 +65,7 @@ def test_precision_is_stored_in_the_checkpoint(tmp_path, child):
 
 def test_cpu_without_bfloat16_instructions_uses_float32(child, monkeypatch):
     monkeypatch.setattr(precision, "has_bfloat16_instructions", lambda: False)
-    assert settle_precision(recipe()).train.precision == "float32"
+    assert resolve_precision(recipe()).train.precision == "float32"
 
 
 def test_wrong_cpu_detection_limits_onednn(child):
@@ -77,10 +77,10 @@ def test_wrong_cpu_detection_limits_onednn(child):
 
 def test_cpu_on_which_bfloat16_crashes_uses_float32(child):
     child[0][:] = [False, False] * 2
-    assert settle_precision(recipe()).train.precision == "float32"
+    assert resolve_precision(recipe()).train.precision == "float32"
     assert "ONEDNN_MAX_CPU_ISA" not in os.environ
     with pytest.raises(RegardError, match=r"illegal instruction.*train\.precision to float32"):
-        settle_precision(recipe(precision="bfloat16"))
+        resolve_precision(recipe(precision="bfloat16"))
 
 
 def test_onednn_setting_of_the_user_is_kept(child, monkeypatch):
@@ -91,7 +91,7 @@ def test_onednn_setting_of_the_user_is_kept(child, monkeypatch):
 
 
 def test_float32_needs_no_child_process(child):
-    assert settle_precision(recipe(precision="float32")).train.precision == "float32"
+    assert resolve_precision(recipe(precision="float32")).train.precision == "float32"
     assert child[1] == []
 
 

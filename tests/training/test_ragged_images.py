@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.data import RaggedBatches, RaggedImages
+from regard.data import RaggedImageBatches, RaggedImages
 from regard.folder import ImageModel, load
 from regard.models import make_model
-from regard.training import TrainConfig, plan, recipe_from, run_setup, train
+from regard.training import TrainConfig, plan, recipe_from_dict, run_setup, train
 from regard.training.graphs import GraphedUpdate
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import BatchShape, evaluate_loss
@@ -66,7 +66,7 @@ def test_workers_are_limited_by_the_largest_image(tmp_path, monkeypatch, longest
 @every_task
 def test_saved_model_has_the_logged_validation_scores(runs, task):
     pipeline = load(runs[task], "cpu")
-    config, recipe = pipeline.model.config, recipe_from(pipeline.training["recipe"])
+    config, recipe = pipeline.model.config, recipe_from_dict(pipeline.training["recipe"])
     assert (config.longest_side, pipeline.size) == (LONGEST, (24, 24))
     dataset = TASKS[task].read(recipe.data)
     encoded = TASKS[task].encode(dataset, (), pipeline.special, recipe, config, BatchShape(40, 1, constant=True))
@@ -106,14 +106,14 @@ def loss_of(task, tmp_path, rows):
     torch.manual_seed(0)
     model = make_model(config)
     targets = partial(TASKS[task].targets, images, config)
-    [batch] = RaggedBatches(images, np.array(rows), targets, budget=1000, prefix=0, seed=1)
+    [batch] = RaggedImageBatches(images, np.array(rows), targets, budget=1000, prefix=0, seed=1)
     return model, images, TASKS[task].loss(model, model.features, batch, TrainConfig(label_smoothing=0.2))
 
 
 def test_packed_classification_loss_equals_the_loss_image_by_image(tmp_path):
     rows = [0, 1, 2, 4, 6]
     model, images, found = loss_of("classify-images", tmp_path, rows)
-    logprobs = torch.cat([model(one[None]).log_softmax(-1) for one in images.tensors(rows)])
+    logprobs = torch.cat([model(one[None]).log_softmax(-1) for one in images.to_tensors(rows)])
     nll = -logprobs[range(5), images.labels[rows]].sum()
     torch.testing.assert_close(found.nll, nll)
     torch.testing.assert_close(found.loss, 0.8 * nll - 0.2 * logprobs.mean(1).sum())
@@ -124,7 +124,7 @@ def test_packed_segmentation_loss_equals_the_loss_image_by_image(tmp_path):
     rows = [0, 1, 2, 4, 6]
     model, images, found = loss_of("segment", tmp_path, rows)
     losses = []
-    for row, image in zip(rows, images.tensors(rows)):
+    for row, image in zip(rows, images.to_tensors(rows)):
         target = torch.from_numpy(images.mask(row) == 7).long()[None]
         for smoothing in (0.0, 0.2):
             losses.append(torch.nn.functional.cross_entropy(model(image[None]), target, label_smoothing=smoothing))
@@ -144,21 +144,21 @@ def test_images_are_classified_at_their_size(runs, tmp_path):
             assert list(prediction.probabilities.values()) == pytest.approx(probs.tolist(), abs=1e-5)
     assert model.classify([]) == []
     # Images larger than the maximum side are shrunk with their aspect ratio.
-    assert model.seen(np.zeros((50, 100, 3), np.uint8)).shape == (12, 24, 3)
-    assert model.seen(np.zeros((13, 5, 3), np.uint8)).shape == (12, 4, 3)
+    assert model.preprocess(np.zeros((50, 100, 3), np.uint8)).shape == (12, 24, 3)
+    assert model.preprocess(np.zeros((13, 5, 3), np.uint8)).shape == (12, 4, 3)
 
 
 def test_look_and_segment_use_the_size_of_the_image(runs):
     image = np.random.default_rng(3).integers(0, 256, (13, 27, 3), np.uint8)
     assert look(load(runs["classify-images"], "cpu"), image).grid == (3, 6)
     segmenter = load(runs["segment"], "cpu")
-    assert segmenter.seen(image).shape == (12, 24, 3)
+    assert segmenter.preprocess(image).shape == (12, 24, 3)
     assert [mask.shape for mask in segmenter.segment([image, image[:8, :8]])] == [(13, 27), (8, 8)]
 
 
 @every_task
 def test_evaluate_command_matches_the_validation_scores(runs, tmp_path, capsys, task):
-    out, recipe = runs[task], recipe_from(load(runs[task], "cpu").training["recipe"])
+    out, recipe = runs[task], recipe_from_dict(load(runs[task], "cpu").training["recipe"])
     scores = tmp_path / "scores.json"
     argv = ["evaluate", str(out), "--data", *recipe.data.validation, "--device", "cpu", "--json", str(scores)]
     assert main(argv) == 0
@@ -186,10 +186,10 @@ def test_train_command_chooses_settings_from_the_images(tmp_path, capsys):
 @every_task
 @pytest.mark.parametrize("fine_tune", [False, True])
 def test_suggested_recipe_can_be_trained(runs, tmp_path, task, fine_tune):
-    data = recipe_from(load(runs[task], "cpu").training["recipe"]).data
+    data = recipe_from_dict(load(runs[task], "cpu").training["recipe"]).data
     suggested, dataset = plan(task, data, fine_tune=fine_tune)
     assert suggested.augment.crop < 8  # the height of the smallest image
-    short = recipe_from({"train": {"steps": 1, "workers": 1, "device": "cpu"}}, suggested)
+    short = recipe_from_dict({"train": {"steps": 1, "workers": 1, "device": "cpu"}}, suggested)
     start = runs[task] if fine_tune else None
     assert isinstance(train(short, tmp_path / "out", start_from=start, dataset=dataset, quiet=True), ImageModel)
 
@@ -198,7 +198,7 @@ def test_fine_tuning_between_one_size_and_different_sizes(runs, tmp_path):
     """Learned positions are interpolated to the new grid, and the config has the new sizes."""
     still = {"train": {"lr": 1e-30, "steps": 1, "validate_every": 1}, "model": {"positions": "learned"}}
     ragged = toy_ragged("classify-images", tmp_path, **still)
-    one_size = recipe_from({"data": {"longest": 0, "patch": 0, "size": 12}}, ragged)
+    one_size = recipe_from_dict({"data": {"longest": 0, "patch": 0, "size": 12}}, ragged)
     train(one_size, tmp_path / "one", quiet=True)
     second = train(ragged, tmp_path / "ragged", start_from=tmp_path / "one", quiet=True)
     assert (second.model.config.longest_side, second.model.config.grid) == (24, (6, 6))
@@ -227,7 +227,7 @@ def test_fine_tuning_between_one_size_and_different_sizes(runs, tmp_path):
 )
 def test_invalid_settings_are_errors_before_the_first_step(tmp_path, sections, message):
     recipe = toy_ragged("classify-images", tmp_path)
-    assert error_message(recipe_from(sections, recipe), tmp_path / "out").startswith(message)
+    assert error_message(recipe_from_dict(sections, recipe), tmp_path / "out").startswith(message)
 
 
 def test_batches_of_different_image_sizes_are_not_captured(tmp_path):
@@ -235,7 +235,7 @@ def test_batches_of_different_image_sizes_are_not_captured(tmp_path):
     recipe = toy_ragged("classify-images", tmp_path)
     config = TASKS["classify-images"].complete_config(recipe.model, dataset_of(recipe), ())
     encoded = TASKS["classify-images"].encode(
-        dataset_of(recipe), (), run_setup.OPENED["vit"].special, recipe, config, BatchShape(128, 1, constant=True)
+        dataset_of(recipe), (), run_setup.PIPELINES["vit"].special, recipe, config, BatchShape(128, 1, constant=True)
     )
     calls = []
     update = object.__new__(GraphedUpdate)  # __init__ needs a GPU

@@ -6,8 +6,8 @@ import pytest
 
 from regard.errors import RegardError
 from regard.models import FAMILIES, Seq2SeqConfig, TransformerConfig
-from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from
-from regard.training.recipe import FAMILIES_FOR, recipe_table
+from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from_dict
+from regard.training.recipe import FAMILIES_FOR, recipe_to_dict
 from tests.training.helpers import as_toml
 
 TEXT = """
@@ -36,7 +36,7 @@ optimizer = "sgd"
 def test_recipe_keys_override_the_defaults(tmp_path):
     path = tmp_path / "recipe.toml"
     path.write_text(TEXT, encoding="utf-8")
-    recipe = recipe_from(read_toml(path), origin=str(path))
+    recipe = recipe_from_dict(read_toml(path), origin=str(path))
     assert recipe.data == DataConfig(files=("a.en", "a.fr"))
     assert recipe.tokenizer == TokenizerConfig(kind="word", target_kind="char", shared=False)
     assert recipe.model == Seq2SeqConfig(width=64, score="concat")
@@ -53,16 +53,16 @@ def test_recipe_round_trip_through_toml(task):
         model=FAMILIES[FAMILIES_FOR[task][-1]].config(width=32),
         train=TrainConfig(lr=1e-5, validate_by="bleu", deterministic=True),
     )
-    assert recipe_from(tomllib.loads(as_toml(recipe_table(recipe)))) == recipe
+    assert recipe_from_dict(tomllib.loads(as_toml(recipe_to_dict(recipe)))) == recipe
 
 
 def test_missing_keys_come_from_the_base():
     base = Recipe(model=TransformerConfig(width=48), train=TrainConfig(steps=9))
-    assert recipe_from({"train": {"lr": 0.5}}, base) == Recipe(
+    assert recipe_from_dict({"train": {"lr": 0.5}}, base) == Recipe(
         model=TransformerConfig(width=48), train=TrainConfig(steps=9, lr=0.5)
     )
     # another family has other settings: those of the base do not apply
-    assert recipe_from({"model": {"family": "seq2seq"}}, base).model == Seq2SeqConfig()
+    assert recipe_from_dict({"model": {"family": "seq2seq"}}, base).model == Seq2SeqConfig()
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_missing_keys_come_from_the_base():
         ({"model": {"widht": 3}}, "r.toml: unknown key model.widht. Did you mean model.width?"),
         ({"model": {"source_vocab": 3}}, "r.toml: unknown key model.source_vocab. Did you mean"),
         ({"data": {"family": "x"}}, "r.toml: unknown key data.family."),
-        ({"train": {"steps": "many"}}, "r.toml: train.steps must be a whole number (got 'many')."),
-        ({"train": {"steps": 1.5}}, "r.toml: train.steps must be a whole number (got 1.5)."),
-        ({"train": {"steps": True}}, "r.toml: train.steps must be a whole number (got True)."),
+        ({"train": {"steps": "many"}}, "r.toml: train.steps must be an integer (got 'many')."),
+        ({"train": {"steps": 1.5}}, "r.toml: train.steps must be an integer (got 1.5)."),
+        ({"train": {"steps": True}}, "r.toml: train.steps must be an integer (got True)."),
         ({"train": {"lr": "0.1"}}, "r.toml: train.lr must be a number (got '0.1')."),
         ({"train": {"lr": True}}, "r.toml: train.lr must be a number (got True)."),
         ({"train": {"compile": 1}}, "r.toml: train.compile must be true or false (got 1)."),
@@ -116,7 +116,7 @@ def test_missing_keys_come_from_the_base():
 )
 def test_invalid_recipes_are_errors(table, message):
     with pytest.raises(RegardError) as caught:
-        recipe_from(table, origin="r.toml")
+        recipe_from_dict(table, origin="r.toml")
     assert str(caught.value).startswith(message)
 
 

@@ -57,7 +57,7 @@ def test_log_has_a_progress_line_every_ten_seconds(tmp_path, capsys, monkeypatch
 
 
 def test_quiet_prints_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(report, "EVERY", 0.0)
+    monkeypatch.setattr(report, "LOG_INTERVAL", 0.0)
     files = (write(tmp_path / "train.npz", 20),)
     read_dataset("mask-images", DataConfig(files))
     assert "decoding: 20 of 20" in capsys.readouterr().err

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data import IGNORED, Batch, Question
-from regard.data.special import READING
+from regard.data import IGNORE_INDEX, Batch, Question
+from regard.data.special import ENCODER_TOKENS
 from regard.folder import load
 from regard.layers.packed import pack
 from regard.models import make_model
@@ -62,7 +62,7 @@ def test_long_contexts_are_split_into_windows(tmp_path):
     dataset = ANSWER.read(recipe.data)
     tokenizers = ANSWER.make_tokenizers(dataset, recipe.tokenizer)
     config = ANSWER.complete_config(recipe.model, dataset, tokenizers)
-    encoded = ANSWER.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, 1, False))
+    encoded = ANSWER.encode(dataset, tokenizers, ENCODER_TOKENS, recipe, config, BatchShape(256, 1, False))
     batches = list(encoded.batches.epoch(0))
     assert sum(batch.sentences for batch in batches) == 3 * len(
         dataset.training
@@ -154,7 +154,7 @@ def test_span_loss_matches_its_definition(is_padded, smoothing):
     lengths, targets = [4, 7, 1, 2], [[1, 3], [6, 6], [0, 0], [0, 1]]
     shape = {"total": 32, "count": 9, "max_len": 8} if is_padded else {}
     packed = pack([[5] * length for length in lengths], **shape)
-    positions = torch.full((len(packed), 2), IGNORED)
+    positions = torch.full((len(packed), 2), IGNORE_INDEX)
     positions[:4] = torch.tensor(targets)
     assert len(packed) == (9 if is_padded else 4)
     if is_padded:  # with padding tokens, and with empty texts
@@ -190,7 +190,7 @@ def test_model_loss_is_the_span_loss_of_its_scores(tmp_path, constant):
     dataset = ANSWER.read(recipe.data)
     tokenizers = ANSWER.make_tokenizers(dataset, recipe.tokenizer)
     config = ANSWER.complete_config(recipe.model, dataset, tokenizers)
-    encoded = ANSWER.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, 1, constant))
+    encoded = ANSWER.encode(dataset, tokenizers, ENCODER_TOKENS, recipe, config, BatchShape(256, 1, constant))
     torch.manual_seed(0)
     model = make_model(config)
     for batch in encoded.batches.epoch(0):
@@ -211,7 +211,7 @@ def test_two_passes_have_different_dropout(tmp_path):
     dataset = ANSWER.read(recipe.data)
     tokenizers = ANSWER.make_tokenizers(dataset, recipe.tokenizer)
     config = ANSWER.complete_config(recipe.model, dataset, tokenizers)
-    encoded = ANSWER.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, 1, False))
+    encoded = ANSWER.encode(dataset, tokenizers, ENCODER_TOKENS, recipe, config, BatchShape(256, 1, False))
     torch.manual_seed(0)
     model, batch = make_model(config), next(iter(encoded.batches.epoch(0)))
     losses = []

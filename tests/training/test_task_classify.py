@@ -4,16 +4,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard.data.labelled import Labelled
-from regard.data.special import READING
-from regard.folder import Classified, TextEncoder, fill_weights, load
+from regard.data.labelled import LabeledText
+from regard.data.special import ENCODER_TOKENS
+from regard.folder import Classification, TextEncoder, load, load_weights
 from regard.models import Bert, make_model
-from regard.training import DataConfig, TrainConfig, recipe_from, train
+from regard.training import DataConfig, TrainConfig, recipe_from_dict, train
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEAD_PARAMETERS
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import BatchShape
-from regard.viewer import look, walk_of
+from regard.viewer import build_walk, look
 from tests.training.toy_tasks import ANIMALS, sentences, toy, write_text
 
 CLASSIFY = TASKS["classify"]
@@ -51,11 +51,11 @@ def test_query_pooling_learns_and_is_shown(tmp_path):
     seen = look(opened, "the hen")
     attention = seen.maps["query_pool.attention"]
     assert (attention.kind, attention.rows, attention.columns) == ("cross", ["query"], ["<sos>", "the", "hen", "<eos>"])
-    assert attention.of().sum() == pytest.approx(1)
+    assert attention.head_weights().sum() == pytest.approx(1)
     assert seen.alignment is attention
     for name in ("page.html", "map.png"):
         seen.save(tmp_path / name)
-    assert max(step["differs"] or 0.0 for step in walk_of(seen).trace.steps) < 1e-5
+    assert max(step["differs"] or 0.0 for step in build_walk(seen).trace.steps) < 1e-5
 
 
 def test_fine_tuning_with_query_pooling(tmp_path, masked):
@@ -96,14 +96,14 @@ def test_accuracy_is_the_share_of_correct_labels(tmp_path):
 
 def test_validation_classifies_both_texts_and_truncates():
     dataset = Dataset(
-        [], [Labelled(("a", "b"), "yes"), Labelled(("c",), "no"), Labelled(("d",), "yes")], "labeled texts"
+        [], [LabeledText(("a", "b"), "yes"), LabeledText(("c",), "no"), LabeledText(("d",), "yes")], "labeled texts"
     )
 
     class AlwaysYes:
         def classify(self, texts, truncate):
             assert truncate
             assert texts == [("a", "b"), ("c",), ("d",)]
-            return [Classified("yes", 1.0, {"yes": 1.0, "no": 0.0})] * 3
+            return [Classification("yes", 1.0, {"yes": 1.0, "no": 0.0})] * 3
 
     assert CLASSIFY.validation_scores(AlwaysYes(), dataset) == {"accuracy": pytest.approx(200 / 3)}
 
@@ -113,7 +113,7 @@ def test_label_smoothing_only_applies_in_training(tmp_path):
     dataset = CLASSIFY.read(recipe.data)
     tokenizers = CLASSIFY.make_tokenizers(dataset, recipe.tokenizer)
     config = CLASSIFY.complete_config(recipe.model, dataset, tokenizers)
-    encoded = CLASSIFY.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, 1, True))
+    encoded = CLASSIFY.encode(dataset, tokenizers, ENCODER_TOKENS, recipe, config, BatchShape(256, 1, True))
     batch = next(encoded.batches.epoch(0))
     torch.manual_seed(0)
     model = make_model(config)
@@ -156,7 +156,7 @@ def test_fill_weights_leaves_heads_at_their_initial_values(masked):
     model = make_model(config)
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
     weights = dict(origin.named_parameters())
-    fill_weights(model, weights, masked, may_differ=HEAD_PARAMETERS)
+    load_weights(model, weights, masked, allow_mismatch=HEAD_PARAMETERS)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, initial[name] if name.startswith(HEAD_PARAMETERS) else weights[name]), name
     assert {name.split(".")[0] for name in weights.keys() ^ initial.keys()} == {"mask_head", "output", "pooler"}
@@ -224,7 +224,7 @@ def test_texts_without_words_can_be_trained_on(tmp_path):
     dataset = CLASSIFY.read(recipe.data)
     assert CLASSIFY.suggest_recipe(dataset, False).train.steps >= 200
     named = str(tmp_path / "labeled.tsv")
-    model = train(recipe_from({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
+    model = train(recipe_from_dict({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
     assert model.classify([""])[0].label in ("a", "b")
 
 
@@ -232,10 +232,10 @@ def test_long_texts_are_truncated_and_counted(tmp_path):
     recipe = toy("classify", tmp_path)
     lines = ["owl " * 40 + "\tbirds", "cat\tothers"]
     write_text(tmp_path / "labeled.tsv", lines * 10)
-    data = recipe_from({"data": {"validation": [str(tmp_path / "labeled.tsv")]}}, recipe).data
+    data = recipe_from_dict({"data": {"validation": [str(tmp_path / "labeled.tsv")]}}, recipe).data
     dataset = CLASSIFY.read(data)
     tokenizers = CLASSIFY.make_tokenizers(dataset, recipe.tokenizer)
     config = CLASSIFY.complete_config(recipe.model, dataset, tokenizers)
-    encoded = CLASSIFY.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, 1, False))
+    encoded = CLASSIFY.encode(dataset, tokenizers, ENCODER_TOKENS, recipe, config, BatchShape(256, 1, False))
     assert encoded.note == "labels: birds, others; truncated: 20 texts"
     assert max(batch.inputs[0].max_len for batch in encoded.validation) == 32

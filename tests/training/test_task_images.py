@@ -15,19 +15,19 @@ from regard.data import AugmentConfig, read_images
 from regard.errors import RegardError
 from regard.folder import ImageModel, load
 from regard.models import ViTConfig, make_model
-from regard.training import DataConfig, TrainConfig, recipe_from, run_setup, train, trainer, workers
+from regard.training import DataConfig, TrainConfig, recipe_from_dict, run_setup, train, trainer, workers
 from regard.training.fine_tuning import HEAD_PARAMETERS
-from regard.training.metrics import intersection_over_union, label_counts
-from regard.training.recipe import recipe_table
+from regard.training.metrics import confusion_counts, intersection_over_union
+from regard.training.recipe import recipe_to_dict
 from regard.training.report import read_metrics
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import BatchShape, evaluate_loss
 from regard.training.tasks.image_tasks import split_by_label, suggest_patch
 from regard.training.trainer import METRICS
 from tests.training.helpers import bit_equal, error_message, interrupt_and_resume, repeat_run, saved_tensors
-from tests.training.toy_images import MEASURES, NAMES, draw, outputs, toy, write
+from tests.training.toy_images import EXTRA_METRICS, NAMES, draw, outputs, toy, write
 
-every_task = pytest.mark.parametrize("task", MEASURES)
+every_task = pytest.mark.parametrize("task", EXTRA_METRICS)
 PLAIN = {"augment": {key: value for key, value in vars(AugmentConfig()).items() if key != "padding"}}
 STILL = {"train": {"lr": 1e-30, "steps": 1, "validate_every": 1}} | PLAIN
 
@@ -36,7 +36,7 @@ STILL = {"train": {"lr": 1e-30, "steps": 1, "validate_every": 1}} | PLAIN
 def runs(tmp_path_factory) -> dict[str, Path]:
     """A finished run of each task. Tests read them."""
     folders = {}
-    for task in MEASURES:
+    for task in EXTRA_METRICS:
         folder = tmp_path_factory.mktemp(task)
         train(toy(task, folder), folder / "out", quiet=True)
         folders[task] = folder / "out"
@@ -72,12 +72,12 @@ def test_saved_model_has_the_logged_validation_scores(runs, task):
     lines = read_metrics(runs[task] / METRICS)
     validated = [line for line in lines if line["kind"] == "validation"]
     assert [line["step"] for line in validated] == [6, 12]
-    assert pipeline.training["validation"].keys() == {"nll", *MEASURES[task]}
+    assert pipeline.training["validation"].keys() == {"nll", *EXTRA_METRICS[task]}
     assert validated[1]["nll"] < validated[0]["nll"]
     assert all(line["pictures_per_second"] > 0 for line in lines if line["kind"] == "train")
     [line] = [line for line in validated if line["step"] == pipeline.training["step"]]
     assert {name: line[name] for name in pipeline.training["validation"]} == pipeline.training["validation"]
-    recipe = recipe_from(pipeline.training["recipe"])
+    recipe = recipe_from_dict(pipeline.training["recipe"])
     dataset = TASKS[task].read(recipe.data)
     shape = BatchShape(0, recipe.train.seed, constant=True, images=7)
     encoded = TASKS[task].encode(dataset, (), pipeline.special, recipe, pipeline.model.config, shape)
@@ -99,15 +99,15 @@ def test_loaded_pipeline_gives_the_same_outputs(runs, tmp_path, task):
 @every_task
 @pytest.mark.parametrize("fine_tune", [False, True])
 def test_suggested_recipe_can_be_trained(runs, tmp_path, task, fine_tune):
-    data = recipe_from(load(runs[task], "cpu").training["recipe"]).data
+    data = recipe_from_dict(load(runs[task], "cpu").training["recipe"]).data
     dataset = TASKS[task].read(data)
     suggested = dataclasses.replace(TASKS[task].suggest_recipe(dataset, fine_tune), data=data)
     assert suggested.task == task
-    assert recipe_from(recipe_table(suggested)) == suggested
+    assert recipe_from_dict(recipe_to_dict(suggested)) == suggested
     assert suggested.train.validate_by in ("loss", *TASKS[task].metrics)
     assert 0 < suggested.train.warmup < suggested.train.steps
     assert suggested.model.mean == tuple(round(value, 4) for value in dataset.training.images.mean)
-    short = recipe_from({"train": {"steps": 1, "batch_images": 8, "workers": 1, "device": "cpu"}}, suggested)
+    short = recipe_from_dict({"train": {"steps": 1, "batch_images": 8, "workers": 1, "device": "cpu"}}, suggested)
     pipeline = train(short, tmp_path / "out", start_from=runs[task] if fine_tune else None, quiet=True)
     assert pipeline.model.config.width == (16 if fine_tune else suggested.model.width)
     assert pipeline.model.config.mean == ((0.5,) if fine_tune else suggested.model.mean)
@@ -162,7 +162,7 @@ def test_segmentation_is_learned(tmp_path, segmenter):
     assert model.labels == ("3", "7")
     pixels, _, masks = draw(20, seed=1)  # the validation images
     targets = np.select([masks == 3, masks == 7], [0, 1], -1)
-    counts = label_counts(np.stack(model.segment(list(pixels))), targets, 2)
+    counts = confusion_counts(np.stack(model.segment(list(pixels))), targets, 2)
     assert counts.sum() == 20 * (144 - 1)
     assert model.training["validation"]["iou"] == pytest.approx(100 * intersection_over_union(counts).mean())
     assert model.training["validation"]["iou"] > 80
@@ -181,7 +181,7 @@ def loss_of(task, recipe):
     dataset = TASKS[task].read(recipe.data)
     config = TASKS[task].complete_config(recipe.model, dataset, ())
     encoded = TASKS[task].encode(
-        dataset, (), run_setup.OPENED["vit"].special, recipe, config, BatchShape(0, 1, True, 16)
+        dataset, (), run_setup.PIPELINES["vit"].special, recipe, config, BatchShape(0, 1, True, 16)
     )
     batch = next(encoded.batches.epoch(0))
     torch.manual_seed(0)
@@ -256,7 +256,7 @@ def test_only_training_images_are_augmented(tmp_path, task):
     dataset = TASKS[task].read(recipe.data)
     config = TASKS[task].complete_config(recipe.model, dataset, ())
     encoded = TASKS[task].encode(
-        dataset, (), run_setup.OPENED["vit"].special, recipe, config, BatchShape(0, 1, True, 16)
+        dataset, (), run_setup.PIPELINES["vit"].special, recipe, config, BatchShape(0, 1, True, 16)
     )
     for batch, is_augmented in ((next(encoded.batches.epoch(0)), True), (next(iter(encoded.validation)), False)):
         pixels = TASKS[task].augment_batch(batch, config).pixels
@@ -287,7 +287,7 @@ def encoder_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("task", ["classify-images", "segment"])
-@pytest.mark.parametrize("origin", MEASURES)
+@pytest.mark.parametrize("origin", EXTRA_METRICS)
 def test_fine_tuning_keeps_the_encoder_weights(runs, tmp_path, origin, task):
     """From any task to any other; the head is kept if it fits."""
     recipe = toy(task, tmp_path, model={"segmenter": "queries", "drop_path": 0.4}, **STILL)
@@ -341,13 +341,13 @@ def test_gray_images_with_a_color_model_and_the_reverse(runs, tmp_path):
         write(tmp_path / f"{name}.npz", count, seed, images=gray)
     model = train(recipe, tmp_path / "out", start_from=runs["classify-images"], quiet=True)
     assert model.model.config.channels == 3
-    alone = train(recipe_from({"model": {"channels": 1}}, recipe), tmp_path / "gray", quiet=True)
+    alone = train(recipe_from_dict({"model": {"channels": 1}}, recipe), tmp_path / "gray", quiet=True)
     assert alone.model.config.channels == 1
     color = toy("classify-images", tmp_path, **STILL)
     assert error_message(color, tmp_path / "no", start_from=tmp_path / "gray") == (
         "The images are in color, but the model expects gray images. Set data.channels to 1 to convert them."
     )
-    as_gray = recipe_from({"data": {"channels": 1}}, color)
+    as_gray = recipe_from_dict({"data": {"channels": 1}}, color)
     assert train(as_gray, tmp_path / "yes", start_from=tmp_path / "gray", quiet=True).model.config.channels == 1
 
 
@@ -461,12 +461,12 @@ def test_too_few_images_for_a_validation_split_is_an_error(tmp_path):
 )
 def test_invalid_settings_are_errors_before_the_first_step(tmp_path, task, sections, message):
     recipe = toy(task, tmp_path)
-    assert error_message(recipe_from(sections, recipe), tmp_path / "out").startswith(message)
+    assert error_message(recipe_from_dict(sections, recipe), tmp_path / "out").startswith(message)
     train(recipe, tmp_path / "out", quiet=True)  # the error left nothing in the folder
 
 
 def test_augmentation_settings_are_checked():
-    recipe = recipe_from({"task": "classify-images", "augment": {"flip": 1, "padding": "zero"}})
+    recipe = recipe_from_dict({"task": "classify-images", "augment": {"flip": 1, "padding": "zero"}})
     assert recipe.augment == AugmentConfig(flip=1.0, padding="zero")
     assert recipe.model == ViTConfig()
     for table, message in (
@@ -476,7 +476,7 @@ def test_augmentation_settings_are_checked():
         ({"task": "segment", "model": {"image_height": 3}}, "unknown key model.image_height."),
     ):
         with pytest.raises(RegardError) as caught:
-            recipe_from(table)
+            recipe_from_dict(table)
         assert message in str(caught.value)
 
 

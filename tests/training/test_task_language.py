@@ -12,7 +12,7 @@ from regard.data.documents import encode_documents
 from regard.decode import DecodeConfig
 from regard.folder import load
 from regard.layers.packed import pack
-from regard.training import recipe_from, train
+from regard.training import recipe_from_dict, train
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import BatchShape, evaluate_loss
 from tests.training.toy_tasks import toy, write_text
@@ -76,10 +76,10 @@ def test_documents_are_read_from_several_files(tmp_path):
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     recipe = toy("language", tmp_path)
     files = [write_text(tmp_path / "a.txt", ["First ", "", "line"]), str(tmp_path / "b.jsonl.gz")]
-    dataset = LANGUAGE.read(recipe_from({"data": {"files": files}}, recipe).data)
+    dataset = LANGUAGE.read(recipe_from_dict({"data": {"files": files}}, recipe).data)
     assert [*dataset.training, *dataset.validation] == ["First \n\nline\n", *texts] == read_documents(files)
     assert list(dataset.validation) == texts[-1:]
-    named = recipe_from({"data": {"files": files[1:], "validation": files[:1]}}, recipe)
+    named = recipe_from_dict({"data": {"files": files[1:], "validation": files[:1]}}, recipe)
     assert LANGUAGE.read(named.data).validation == ["First \n\nline\n"]
     assert len(LANGUAGE.read(named.data).training) == 9
 
@@ -87,7 +87,7 @@ def test_documents_are_read_from_several_files(tmp_path):
 def test_document_boundaries_are_learned(tmp_path):
     recipe = toy("language", tmp_path, model=STILL | {"max_len": 16}, train=LEARN)
     (tmp_path / "docs.jsonl").write_text('{"text": "one"}\n' * 200, encoding="utf-8")
-    recipe = recipe_from({"data": {"files": [str(tmp_path / "docs.jsonl")]}}, recipe)
+    recipe = recipe_from_dict({"data": {"files": [str(tmp_path / "docs.jsonl")]}}, recipe)
     model = train(recipe, tmp_path / "out", quiet=True)
     generated = model.generate(["", "o"], GREEDY)
     assert [best[0].text for best in generated] == ["one", "ne"]
@@ -134,7 +134,7 @@ def test_generated_words_have_correct_spacing(tmp_path):
     assert model.tokenizer.decode(model.tokenizer.encode(text)) == text
     pieces = []
     config = DecodeConfig(method="greedy", max_len=7)
-    [[output]] = model.generate(["The cat"], config, hear=lambda _, piece: pieces.append(piece))
+    [[output]] = model.generate(["The cat"], config, on_text=lambda _, piece: pieces.append(piece))
     assert output.text == " sleeps, and the dog eats."
     assert "".join(pieces) == output.text
     assert model.generate(["the dog eats."], config)[0][0].text == "\nL'homme dort. Don't"
@@ -147,7 +147,7 @@ def test_unknown_words_are_never_generated(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("\n".join(lines), encoding="utf-8")
     model = train(recipe, tmp_path / "out")
     assert "out-of-vocabulary words in validation: " in capsys.readouterr().err
-    ids = model.prompt_ids("one")
+    ids = model.encode_prompt("one")
     assert int(model.model(pack([ids]))[-1].argmax()) == model.special.unk  # by far the most probable
     for config in (GREEDY, DecodeConfig(method="sample", max_len=20), DecodeConfig(beam=2, max_len=20)):
         assert model.special.unk not in model.generate("one", config)[0].hypothesis.ids

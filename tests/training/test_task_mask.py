@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from regard.data import IGNORED, Batch
-from regard.data.special import READING
+from regard.data import IGNORE_INDEX, Batch
+from regard.data.special import ENCODER_TOKENS
 from regard.layers.packed import pack
 from regard.models import make_model
-from regard.training import TrainConfig, recipe_from, train
+from regard.training import TrainConfig, recipe_from_dict, train
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import BatchShape, features_loss
 from tests.training.toy_tasks import toy, write_text
@@ -23,7 +23,7 @@ def model_and_batches(folder, constant: bool = False):
     dataset = MASK.read(recipe.data)
     tokenizers = MASK.make_tokenizers(dataset, recipe.tokenizer)
     config = MASK.complete_config(recipe.model, dataset, tokenizers)
-    encoded = MASK.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, 1, constant))
+    encoded = MASK.encode(dataset, tokenizers, ENCODER_TOKENS, recipe, config, BatchShape(256, 1, constant))
     torch.manual_seed(0)
     return make_model(config), list(encoded.batches.epoch(0))
 
@@ -41,7 +41,7 @@ def test_loss_of_masked_tokens_equals_the_full_loss(tmp_path, constant, smoothin
     model, batches = model_and_batches(tmp_path, constant)
     config = TrainConfig(label_smoothing=smoothing)
     for batch in batches[:3]:
-        assert 0 < (batch.targets != IGNORED).sum() < len(batch.targets) / 5
+        assert 0 < (batch.targets != IGNORE_INDEX).sum() < len(batch.targets) / 5
         masked_rows, all_rows = (
             MASK.loss(model, model.features, batch, config),
             features_loss(model, model.features, batch, config),
@@ -53,7 +53,7 @@ def test_loss_of_masked_tokens_equals_the_full_loss(tmp_path, constant, smoothin
         torch.testing.assert_close(gradients(model, masked_rows), expected, atol=1e-5, rtol=1e-4)
         with torch.no_grad():  # as in validation, without smoothing
             masked_rows = MASK.loss(model, model.features, batch, config)
-        masked = (batch.targets != IGNORED).nonzero()[:, 0]
+        masked = (batch.targets != IGNORE_INDEX).nonzero()[:, 0]
         log_p = model(*batch.inputs).log_softmax(-1)[masked, batch.targets[masked]]
         torch.testing.assert_close(masked_rows.nll, -log_p.sum())
         torch.testing.assert_close(masked_rows.loss, masked_rows.nll)
@@ -77,7 +77,7 @@ def test_certain_tokens_are_predicted(tmp_path):
     recipe = toy("mask", tmp_path, tokenizer={"kind": "word"}, model=wide, train=learn)
     write_text(tmp_path / "lines.txt", PHRASES * 120)
     named = write_text(tmp_path / "validation.txt", PHRASES * 5)
-    model = train(recipe_from({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
+    model = train(recipe_from_dict({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
     for phrase in PHRASES:
         words = phrase.split()
         for position, word in enumerate(words):
@@ -95,7 +95,8 @@ def test_masked_validation_tokens_do_not_depend_on_the_seed(tmp_path):
     tokenizers = MASK.make_tokenizers(dataset, recipe.tokenizer)
     config = MASK.complete_config(recipe.model, dataset, tokenizers)
     one, other = (
-        MASK.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, seed, False)) for seed in (1, 2)
+        MASK.encode(dataset, tokenizers, ENCODER_TOKENS, recipe, config, BatchShape(256, seed, False))
+        for seed in (1, 2)
     )
     for a, b in zip(one.validation, other.validation, strict=True):
         assert torch.equal(a.inputs[0].ids, b.inputs[0].ids)
@@ -108,13 +109,13 @@ def test_lines_are_texts_and_long_lines_are_split(tmp_path):
     (tmp_path / "more.jsonl").write_text(json.dumps({"text": "one two\n\n three " + "four " * 70}), encoding="utf-8")
     (tmp_path / "lines.txt").write_text("a line\n\n  \nanother\n", encoding="utf-8")
     files = [str(tmp_path / "lines.txt"), str(tmp_path / "more.jsonl")]
-    data = recipe_from({"data": {"files": files, "validation": files}}, recipe).data
+    data = recipe_from_dict({"data": {"files": files, "validation": files}}, recipe).data
     dataset = MASK.read(data)
     assert [text.split()[0] for text in dataset.training] == ["a", "another", "one", "three"]
     assert dataset.training == dataset.validation
     tokenizers = MASK.make_tokenizers(dataset, recipe.tokenizer)
     config = MASK.complete_config(recipe.model, dataset, tokenizers)
-    encoded = MASK.encode(dataset, tokenizers, READING, recipe, config, BatchShape(256, 1, False))
+    encoded = MASK.encode(dataset, tokenizers, ENCODER_TOKENS, recipe, config, BatchShape(256, 1, False))
     lengths = sorted(n for batch in encoded.validation for n in batch.inputs[0].offsets.lengths.tolist())
     assert lengths == [3, 4, 4, 13, 32, 32]  # 71 words: 30 + 30 + 11, each with two special tokens
 
@@ -127,14 +128,14 @@ def test_batch_without_masked_tokens_is_harmless(tmp_path):
     known = ["the cat"] * 30
     write_text(tmp_path / "lines.txt", [*known, "rare words outside the vocabulary " * 6])
     named = write_text(tmp_path / "validation.txt", known)
-    model = train(recipe_from({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
+    model = train(recipe_from_dict({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
     assert all(p.isfinite().all() for p in model.model.parameters())
 
 
 def test_fine_tuning_keeps_the_masked_language_model_head(tmp_path):
     recipe = toy("mask", tmp_path)
     model = train(recipe, tmp_path / "first", quiet=True)
-    still = recipe_from({"train": {"lr": 1e-30, "steps": 1, "validate_every": 1}}, recipe)
+    still = recipe_from_dict({"train": {"lr": 1e-30, "steps": 1, "validate_every": 1}}, recipe)
     tuned = train(still, tmp_path / "second", start_from=tmp_path / "first", quiet=True)
     assert tuned.fill("the <mask>") == model.fill("the <mask>")
     assert tuned.model.config == model.model.config

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.folder import load, save
-from regard.training import recipe_from, train
-from regard.training.recipe import recipe_table
+from regard.training import recipe_from_dict, train
+from regard.training.recipe import recipe_to_dict
 from regard.training.report import read_metrics
 from regard.training.tasks import TASKS
 from regard.training.tasks.base import BatchShape, evaluate_loss
@@ -69,7 +69,7 @@ def test_saved_model_has_the_logged_validation_scores(runs, task):
     trained = [line["nll"] for line in read_metrics(runs[task] / METRICS) if line["kind"] == "train"]
     assert trained[-1] < trained[0]
     # and again with the saved model
-    recipe = recipe_from(pipeline.training["recipe"])
+    recipe = recipe_from_dict(pipeline.training["recipe"])
     dataset = TASKS[task].read(recipe.data)
     shape = BatchShape(recipe.train.batch_tokens, recipe.train.seed, constant=False)
     encoded = TASKS[task].encode(dataset, pipeline.tokenizers, pipeline.special, recipe, pipeline.model.config, shape)
@@ -94,7 +94,7 @@ def test_loaded_pipeline_gives_the_same_outputs(runs, tmp_path, task):
 def test_constant_shapes_give_the_same_loss(runs, task):
     """Constant shapes, as used on a GPU, are padded with texts that do not count."""
     pipeline = load(runs[task], "cpu")
-    recipe = recipe_from(pipeline.training["recipe"])
+    recipe = recipe_from_dict(pipeline.training["recipe"])
     dataset = TASKS[task].read(recipe.data)
     losses = []
     for constant in (False, True):
@@ -113,14 +113,14 @@ def test_constant_shapes_give_the_same_loss(runs, task):
 @every_task
 def test_suggested_recipe_can_be_trained(runs, tmp_path, task):
     for fine_tune in (False, True):
-        recipe = recipe_from(load(runs[task], "cpu").training["recipe"])
+        recipe = recipe_from_dict(load(runs[task], "cpu").training["recipe"])
         dataset = TASKS[task].read(recipe.data)
         suggested = dataclasses.replace(TASKS[task].suggest_recipe(dataset, fine_tune), data=recipe.data)
         assert suggested.task == task
-        assert recipe_from(recipe_table(suggested)) == suggested
+        assert recipe_from_dict(recipe_to_dict(suggested)) == suggested
         assert suggested.train.validate_by in ("loss", *TASKS[task].metrics)
         assert 0 < suggested.train.warmup < suggested.train.steps
-        short = recipe_from({"train": {"steps": 1, "batch_tokens": 512, "workers": 1, "device": "cpu"}}, suggested)
+        short = recipe_from_dict({"train": {"steps": 1, "batch_tokens": 512, "workers": 1, "device": "cpu"}}, suggested)
         pipeline = train(short, tmp_path / str(fine_tune), start_from=runs[task] if fine_tune else None, quiet=True)
         assert pipeline.model.config.width == (16 if fine_tune else suggested.model.width)
 
@@ -172,7 +172,7 @@ def test_empty_validation_file_is_an_error(tmp_path, task):
     recipe = toy(task, tmp_path)
     (tmp_path / "empty.tsv").write_bytes(b"")
     names = (str(tmp_path / "empty.tsv"),) * len(recipe.data.files)
-    recipe = recipe_from({"data": {"validation": names}}, recipe)
+    recipe = recipe_from_dict({"data": {"validation": names}}, recipe)
     assert error_message(recipe, tmp_path / "out") == f"{tmp_path / 'empty.tsv'} is empty."
 
 
@@ -229,7 +229,7 @@ def test_validation_label_missing_from_training_is_an_error(tmp_path):
 
 def test_imported_model_without_a_mask_token_is_an_error(runs, tmp_path):
     encoder = load(runs["mask"], "cpu")
-    save(tmp_path / "imported", dataclasses.replace(encoder, special=Special(begin=2, end=3)))
+    save(tmp_path / "imported", dataclasses.replace(encoder, special=SpecialTokens(begin=2, end=3)))
     assert error_message(toy("mask", tmp_path), tmp_path / "out", start_from=tmp_path / "imported").startswith(
         "The model has no mask token."
     )

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from regard.errors import RegardError
 from regard.folder import load
-from regard.training import kept_steps, train, trainer
+from regard.training import list_step_folders, train, trainer
 from regard.training.report import read_metrics
 from regard.training.tasks import translate
 from regard.training.trainer import METRICS, STATE
@@ -88,10 +88,10 @@ def test_step_folders_are_saved_without_changing_the_run(stochastic, tmp_path, m
     recipe = small_recipe(**STOCHASTIC | {"train": STOCHASTIC["train"] | {"keep_every": 6}})
     with at_step(monkeypatch, 5, crash), pytest.raises(CrashError):
         run(recipe, tmp_path)
-    assert [path.name for path in kept_steps(tmp_path).values()] == ["000000"]
+    assert [path.name for path in list_step_folders(tmp_path).values()] == ["000000"]
     run(recipe, tmp_path)
     assert bit_equal(saved_tensors(tmp_path), saved_tensors(stochastic))
-    steps = kept_steps(tmp_path)
+    steps = list_step_folders(tmp_path)
     assert list(steps) == [0, 6, 12]
     assert json.loads((steps[6] / "training.json").read_text(encoding="utf-8"))["step"] == 6
     first, last, best = (load_file(folder / "model.safetensors") for folder in (steps[0], steps[12], tmp_path))
@@ -100,7 +100,7 @@ def test_step_folders_are_saved_without_changing_the_run(stochastic, tmp_path, m
     assert not bit_equal(first, best)
     assert load(steps[0], "cpu")("The cat sleeps.") is not None
     with pytest.raises(RegardError, match="no models of single steps were saved"):
-        kept_steps(stochastic)
+        list_step_folders(stochastic)
 
 
 def test_another_seed_gives_other_weights(plain, tmp_path):
@@ -203,7 +203,7 @@ def test_logging_settings_may_change_on_resume(plain, tmp_path, monkeypatch):
     with at_step(monkeypatch, 5, crash), pytest.raises(CrashError):
         run(small_recipe(), tmp_path)
     run(small_recipe(train={"save_every": 5, "log_every": 3, "keep_every": 8}), tmp_path)
-    assert list(kept_steps(tmp_path)) == [8]
+    assert list(list_step_folders(tmp_path)) == [8]
     assert bit_equal(saved_tensors(tmp_path), saved_tensors(plain))
 
 

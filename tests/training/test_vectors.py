@@ -8,7 +8,7 @@ import torch
 from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig, make_model
-from regard.training import recipe_from, train
+from regard.training import recipe_from_dict, train
 from regard.training.recipe import TrainConfig
 from regard.training.vectors import VectorCoverage, init_embeddings
 from tests.training.helpers import small_dataset, small_recipe
@@ -90,7 +90,7 @@ def test_low_coverage_gives_a_warning():
 
 def test_plan_shows_the_coverage(tmp_path, capsys):
     (tmp_path / "en.txt").write_text("".join(f"{word} {'1 ' * 16}\n" for word in ("the", "cat")), encoding="utf-8")
-    recipe = recipe_from(
+    recipe = recipe_from_dict(
         {"tokenizer": {"kind": "word"}, "train": {"source_vectors": str(tmp_path / "en.txt")}}, small_recipe()
     )
     train(recipe, tmp_path / "out", dataset=small_dataset(), dry_run=True)

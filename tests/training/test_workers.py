@@ -189,14 +189,14 @@ def test_ctrl_c_during_startup_ends_all_workers(worker):
     )
     assert rank_0.stdout.readline() == "ready\n"
     deadline = time.monotonic() + 60
-    while len(processes := kill_test.members_of(rank_0.pid)) < 2 and time.monotonic() < deadline:
+    while len(processes := kill_test.child_processes(rank_0.pid)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.5)
     rank_0.send_signal(signal.SIGINT)
     _, errors = rank_0.communicate(timeout=60)
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
     assert len(processes) == 2
-    assert kill_test.left_alive(processes, patience=10) == 0
+    assert kill_test.count_survivors(processes, timeout=10) == 0
 
 
 def test_worker_without_rank_0_ends_silently():
@@ -261,11 +261,11 @@ def test_workers_end_with_rank_0(tmp_path):
     recipe.write_text(SIZES + "workers = 3\nsteps = 100000\n", encoding="utf-8")
     rank_0 = subprocess.Popen(command("train", recipe, "--out", tmp_path / "out"), stderr=subprocess.DEVNULL)
     wait_for_metrics(tmp_path / "out")
-    processes = kill_test.members_of(rank_0.pid)
+    processes = kill_test.child_processes(rank_0.pid)
     rank_0.kill()
     rank_0.wait()
     assert len(processes) == 2
-    assert kill_test.left_alive(processes, patience=10) == 0
+    assert kill_test.count_survivors(processes, timeout=10) == 0
 
 
 def test_error_of_all_workers_is_printed_once(tmp_path):

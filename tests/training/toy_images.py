@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from regard.models import ViTConfig
-from regard.training import DataConfig, Recipe, TrainConfig, recipe_from
+from regard.training import DataConfig, Recipe, TrainConfig, recipe_from_dict
 
 NAMES = ("first", "second", "third")
 VIT = ViTConfig(
@@ -36,7 +36,7 @@ TRAIN = TrainConfig(
     device="cpu",
 )
 # Validation metrics in addition to the loss.
-MEASURES: dict[str, set[str]] = {
+EXTRA_METRICS: dict[str, set[str]] = {
     "classify-images": {"accuracy"},
     "segment": {"iou", "pixel_accuracy"},
     "mask-images": set(),
@@ -81,7 +81,7 @@ def toy(task: Any, folder: Path, **sections: dict[str, Any]) -> Recipe:
     """Write images and return a small recipe for them: toy("segment", folder, train={"steps": 3})."""
     files, validation = write(folder / "train.npz", 100), write(folder / "validation.npz", 20, seed=1)
     data = DataConfig((files,), (validation,), cache=str(folder / "cache"))
-    return recipe_from({"augment": STOCHASTIC[task]} | sections, Recipe(task, data, model=VIT, train=TRAIN))
+    return recipe_from_dict({"augment": STOCHASTIC[task]} | sections, Recipe(task, data, model=VIT, train=TRAIN))
 
 
 def write_ragged(folder: Path, count: int, seed: int = 0) -> str:
@@ -115,7 +115,7 @@ def toy_ragged(task: Any, folder: Path, **sections: dict[str, Any]) -> Recipe:
     augmentation = {"flip": 0.5, "crop": 1, "colour": 0.2, "zoom": 0.8, "cutout": 2}
     if task == "segment":
         del augmentation["cutout"]
-    return recipe_from({"augment": augmentation} | sections, Recipe(task, data, model=VIT, train=settings))
+    return recipe_from_dict({"augment": augmentation} | sections, Recipe(task, data, model=VIT, train=settings))
 
 
 def outputs(task: str, pipeline: Any) -> Any:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from regard.data import Question
-from regard.folder import LanguageModel, TextEncoder, Translator
+from regard.folder import TextEncoder, TextGenerator, Translator
 from regard.models import GPTConfig, TransformerConfig
 from regard.models.bert import bert_tiny
-from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from
+from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from_dict
 
 ANIMALS = ["cat", "dog", "cow", "hen", "owl", "fox", "bee", "ant"]
 VERBS = ["sees", "hears", "likes", "seeks"]
@@ -24,7 +24,7 @@ TRAIN = TrainConfig(
 )
 # The pipeline class of each task, and its validation metrics in addition to the loss.
 KINDS: dict[str, tuple[type[Any], set[str]]] = {
-    "language": (LanguageModel, set()),
+    "language": (TextGenerator, set()),
     "mask": (TextEncoder, set()),
     "classify": (TextEncoder, {"accuracy"}),
     "answer": (TextEncoder, {"exact_match", "f1"}),
@@ -96,7 +96,7 @@ _RECIPES: dict[str, Callable[[Path], Recipe]] = {
 
 def toy(task: str, folder: Path, **sections: dict[str, Any]) -> Recipe:
     """Write the files of a task and return a small recipe for them: toy("mask", folder, train={"steps": 3})."""
-    return recipe_from(sections, _RECIPES[task](folder))
+    return recipe_from_dict(sections, _RECIPES[task](folder))
 
 
 def outputs(task: str, pipeline: Any) -> Any:

@@ -54,7 +54,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         page.wait_for_selector(wait)
         return page
 
-    open_page.complaints = messages  # type: ignore[attr-defined]
+    open_page.console_messages = messages  # type: ignore[attr-defined]
     yield open_page
     for context in contexts:
         context.close()

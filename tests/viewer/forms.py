@@ -6,10 +6,10 @@ from functools import cache
 import torch
 
 from regard.data import Tokenizer
-from regard.folder import LanguageModel, TextEncoder, Translator
+from regard.folder import TextEncoder, TextGenerator, Translator
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.transformer import t5_small
-from regard.viewer import Walk, look, walk_of
+from regard.viewer import Walk, build_walk, look
 
 SOURCE, TARGET = "one two three four", "quatre trois deux"
 WORDS = [*SOURCE.split(), *TARGET.split()]
@@ -60,13 +60,13 @@ READERS = {
 FORMS = [*TRANSLATORS, *READERS]
 
 
-def bundle_of(form: str):
+def make_pipeline(form: str):
     torch.manual_seed(0)
     config = (TRANSLATORS | READERS)[form]
     tokenizer = Tokenizer.train([" ".join(WORDS)], "word", mask=isinstance(config, BertConfig))
     size = tokenizer.vocab_size
     if form in READERS:
-        kind = LanguageModel if isinstance(config, GPTConfig) else TextEncoder
+        kind = TextGenerator if isinstance(config, GPTConfig) else TextEncoder
         return kind(amplify_weights(make_model(dataclasses.replace(config, vocab=size))), tokenizer)
     model = make_model(dataclasses.replace(config, source_vocab=size, target_vocab=size))
     return Translator(amplify_weights(model), tokenizer, tokenizer)
@@ -83,16 +83,16 @@ def amplify_weights(model):
     return model.eval()
 
 
-def looked_at(pipeline):
+def make_look(pipeline):
     return look(pipeline, SOURCE, TARGET if isinstance(pipeline, Translator) else None)
 
 
 @cache
-def looked(form: str):
+def cached_look(form: str):
     """The cached look at the model of a form."""
-    return looked_at(bundle_of(form))
+    return make_look(make_pipeline(form))
 
 
 @cache
-def walked(form: str) -> Walk:
-    return walk_of(looked(form))
+def cached_walk(form: str) -> Walk:
+    return build_walk(cached_look(form))

@@ -32,10 +32,10 @@ def model_of(form: str) -> ViT:
     return amplify_weights(ViT(vit_pico(**(SIZES | dict(layers=2, labels=LABELS, pooling="class") | FORMS[form]))))
 
 
-def looked_at(model: ViT, height=8, width=12):
+def make_look(model: ViT, height=8, width=12):
     return regard.look(model, images(height=height, width=width)[0][: model.config.channels])
 
 
 @cache
-def looked(form: str, height=8, width=12):
-    return looked_at(model_of(form), height, width)
+def cached_look(form: str, height=8, width=12):
+    return make_look(model_of(form), height, width)

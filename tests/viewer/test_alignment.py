@@ -8,7 +8,7 @@ import pytest
 from regard.attention import record
 from regard.data import Tokenizer
 from regard.data.phrasebook import phrasebook_pairs, words
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.errors import RegardError
 from regard.folder import Translator
 from regard.layers.packed import pack
@@ -16,12 +16,12 @@ from regard.models import Seq2SeqConfig, TransformerConfig, make_model
 from regard.viewer import (
     align,
     alignment_error_rate,
-    attentions,
+    attention_names,
     best_layer,
-    clearest_layer,
     format_links,
     look,
     read_links,
+    sharpest_layer,
 )
 from regard.viewer.alignment import _links, _pieces_in_words
 from tests.conftest import number_links, number_pairs
@@ -83,10 +83,10 @@ def test_align_agrees_with_look(model, request):
     """In a batch as for single pairs, without <eos>; each word is one piece."""
     translator = request.getfixturevalue(model)
     pairs = number_pairs(20, seed=3)
-    for layer in attentions(translator, "cross"):
+    for layer in attention_names(translator, "cross"):
         expected = []
         for source, target in pairs:
-            best = look(translator, source, target).maps[layer].of()[:-1, :-1].argmax(1)
+            best = look(translator, source, target).maps[layer].head_weights()[:-1, :-1].argmax(1)
             expected.append(sorted((int(s), t) for t, s in enumerate(best)))
         assert align(translator, pairs, layer) == expected
 
@@ -98,7 +98,7 @@ def test_pieces_are_merged_into_words():
     config = TransformerConfig(width=16, heads=2, feedforward=16, source_vocab=size, target_vocab=size)
     translator = Translator(make_model(config).eval(), tokenizer, tokenizer)
     source, target = pairs[0]
-    weights = look(translator, source, target).maps["decoder.0.cross"].of()
+    weights = look(translator, source, target).maps["decoder.0.cross"].head_weights()
     indices = [
         [i for i, _ in enumerate(text) if text[:i].count(" ") == w and text[i] != " "]
         for text in pairs[0]
@@ -120,16 +120,16 @@ def test_best_layer_has_the_lowest_error(transformer):
     gold = number_links(pairs)
     rates = {
         layer: alignment_error_rate(align(transformer, pairs, layer), gold)
-        for layer in attentions(transformer, "cross")
+        for layer in attention_names(transformer, "cross")
     }
     assert len(set(rates.values())) == 2
     assert rates[best_layer(transformer, pairs, gold)] == min(rates.values())
 
 
 def test_layer_without_gold_needs_no_text_for_a_single_layer(transformer, seq2seq):
-    assert clearest_layer(seq2seq, []) == "decoder.attention"
-    assert clearest_layer(transformer, [("", "")]) == "decoder.1.cross"
-    assert clearest_layer(transformer, number_pairs(9, seed=7)) in attentions(transformer, "cross")
+    assert sharpest_layer(seq2seq, []) == "decoder.attention"
+    assert sharpest_layer(transformer, [("", "")]) == "decoder.1.cross"
+    assert sharpest_layer(transformer, number_pairs(9, seed=7)) in attention_names(transformer, "cross")
 
 
 def test_empty_texts_have_no_links(transformer):
@@ -174,12 +174,12 @@ def test_recurrent_alignments_of_a_batch_match_single_pairs():
 @pytest.mark.parametrize(
     "special",
     [
-        Special(end=3),
-        Special(begin=4, end=3),
-        Special(end=3, forced=4),
-        Special(begin=4, end=3, forced=5),
-        Special(),
-        Special(begin=4),
+        SpecialTokens(end=3),
+        SpecialTokens(begin=4, end=3),
+        SpecialTokens(end=3, forced=4),
+        SpecialTokens(begin=4, end=3, forced=5),
+        SpecialTokens(),
+        SpecialTokens(begin=4),
     ],
     ids=["end", "begin end", "end forced", "begin end forced", "none", "begin"],
 )
@@ -193,17 +193,17 @@ def test_special_tokens_do_not_shift_links(special):
     layer = "decoder.1.cross"
     expected = []
     for source, target in pairs:
-        ids = special.framed(tokenizer.encode(source)), special.begun(tokenizer.encode(target))
+        ids = special.add_special_tokens(tokenizer.encode(source)), special.make_decoder_input(tokenizer.encode(target))
         with record(translator.model) as recording:
             translator.model(pack([ids[0]]), pack([ids[1]]))
         weights = recording[layer].weights()[0].mean(0)
-        row, column = len(special.begun([])) - 1, int(special.begin is not None)
+        row, column = len(special.make_decoder_input([])) - 1, int(special.begin is not None)
         rows, columns = len(target.split()), len(source.split())
         best = weights[row : row + rows, column : column + columns].argmax(1).tolist()
         expected.append(sorted((s, t) for t, s in enumerate(best)))
     assert align(translator, pairs, layer) == expected
-    assert clearest_layer(translator, pairs) in attentions(translator, "cross")
+    assert sharpest_layer(translator, pairs) in attention_names(translator, "cross")
     # Truncated to max_len, the remaining words keep their indices.
     [links] = align(translator, [("one " * 30, "un " * 30)], layer, truncate=True)
-    room = 16 - max(len(special.framed([])), len(special.begun([])))
+    room = 16 - max(len(special.add_special_tokens([])), len(special.make_decoder_input([])))
     assert [target for _, target in sorted(links, key=lambda link: link[1])] == list(range(room))

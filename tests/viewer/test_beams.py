@@ -10,10 +10,10 @@ from regard.attention import record
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import LanguageModel
+from regard.folder import TextGenerator
 from regard.models import GPT, GPTConfig
-from regard.viewer import attentions, beams, look, watch_decoding
-from regard.viewer.scene import scene_of
+from regard.viewer import attention_names, beams, look, record_search
+from regard.viewer.scene import build_scene
 
 SENTENCE = "one two three"
 SEARCHES = {
@@ -34,13 +34,13 @@ def language_model():
     torch.manual_seed(0)
     tokenizer = Tokenizer.train(["the cat sees the dog and the dog sees the cat"] * 3, "word")
     config = GPTConfig(vocab=tokenizer.vocab_size, width=16, heads=2, layers=2, feedforward=32, max_len=32)
-    return LanguageModel(GPT(config), tokenizer)
+    return TextGenerator(GPT(config), tokenizer)
 
 
 @pytest.mark.parametrize("search", SEARCHES)
 def test_tree_agrees_with_the_n_best_list(translator, search):
     config = SEARCHES[search]
-    tree = watch_decoding(translator, SENTENCE, config)
+    tree = record_search(translator, SENTENCE, config)
     outputs = translator.translate([SENTENCE], config)[0]
     assert [(one.text, one.score, one.logprob) for one in tree.results] == [
         (one.text, one.score, one.hypothesis.logprob) for one in outputs
@@ -61,8 +61,8 @@ def test_tree_agrees_with_the_n_best_list(translator, search):
 
 def test_log_probabilities_are_those_of_the_model(transformer):
     """Reference: each kept output is run through the model, and its next tokens are ranked."""
-    tree = watch_decoding(transformer, SENTENCE, DecodeConfig(beam=3))
-    source = transformer.source_ids(SENTENCE)
+    tree = record_search(transformer, SENTENCE, DecodeConfig(beam=3))
+    source = transformer.encode_source(SENTENCE)
     kept = [[]]
     for step in range(tree.steps):
         candidates = []
@@ -80,9 +80,9 @@ def test_log_probabilities_are_those_of_the_model(transformer):
         assert [node.total for _, node in here] == pytest.approx([totals[ids] for ids in ranked], abs=1e-4)
         goes_on = [ids for ids in ranked if ids[-1] != transformer.special.eos][:3]
         ended = [ids for ids in ranked[:3] if ids[-1] == transformer.special.eos]
-        fates = ["live" if ids in goes_on else "end" if ids in ended else "pruned" for ids in ranked]
+        statuses = ["live" if ids in goes_on else "end" if ids in ended else "pruned" for ids in ranked]
         seen = ["end" if node.ends else "pruned" if node.state == "pruned" else "live" for _, node in here]
-        assert seen == fates
+        assert seen == statuses
         kept = [list(ids) for ids in goes_on]
 
 
@@ -94,12 +94,12 @@ def _total(tree, ids):
 
 
 def test_rows_are_the_attention_weights_of_each_step(translator):
-    tree = watch_decoding(translator, SENTENCE, DecodeConfig(beam=3))
+    tree = record_search(translator, SENTENCE, DecodeConfig(beam=3))
     np.testing.assert_allclose(tree.weights.sum(1), 1, atol=1e-5)
     assert tree.source == ["one", "two", "three", "<eos>"]
-    assert tree.attention in attentions(translator, "cross")
+    assert tree.attention in attention_names(translator, "cross")
     # Weights recorded during a greedy search are the rows of its tree.
-    alone = watch_decoding(translator, SENTENCE, DecodeConfig("greedy"))
+    alone = record_search(translator, SENTENCE, DecodeConfig("greedy"))
     with record(translator.model, alone.attention) as recording:
         translator.translate([SENTENCE], DecodeConfig("greedy"))
     path = [alone.nodes[number] for number in alone.path(alone.results[0].node)]
@@ -111,7 +111,7 @@ def test_rows_are_the_attention_weights_of_each_step(translator):
 
 
 def test_tree_shows_prefix_and_length_constraints(transformer):
-    tree = watch_decoding(transformer, SENTENCE, DecodeConfig(beam=3, min_len=3, max_len=4), prefix="deux un")
+    tree = record_search(transformer, SENTENCE, DecodeConfig(beam=3, min_len=3, max_len=4), prefix="deux un")
     assert tree.prefix == ["deux", "un"]
     assert tree.limit == 4
     assert all(one.text.startswith("deux un") for one in tree.results)
@@ -127,7 +127,7 @@ def test_tree_shows_prefix_and_length_constraints(transformer):
 
 def test_tree_of_a_language_model(language_model):
     config = DecodeConfig(beam=3, n_best=2, max_len=5)
-    tree = watch_decoding(language_model, "the cat", config)
+    tree = record_search(language_model, "the cat", config)
     written = language_model.generate(["the cat"], config)[0]
     assert [(one.text, one.score) for one in tree.results] == [(one.text, one.score) for one in written]
     assert tree.limit == 5
@@ -138,14 +138,14 @@ def test_tree_of_a_language_model(language_model):
         assert not row[before:].any()
     with torch.no_grad(), record(language_model.model, tree.attention) as recording:
         ids = [tree.nodes[one].id for one in tree.path(tree.results[0].node)]
-        language_model.model(language_model.packed([[*language_model.prompt_ids("the cat"), *ids[:2]]]))
+        language_model.model(language_model.pack([[*language_model.encode_prompt("the cat"), *ids[:2]]]))
     last = recording[tree.attention].weights()[0].mean(0)[-1].numpy()
     third = tree.nodes[tree.path(tree.results[0].node)[2]]
     np.testing.assert_allclose(tree.weights[third.row][: len(last)], last, atol=1e-5)
 
 
 def test_tree_of_a_model_without_attention_has_no_weights(blind):
-    tree = watch_decoding(blind, SENTENCE)
+    tree = record_search(blind, SENTENCE)
     assert tree.attention is None
     assert tree.weights.shape == (0, 4)
     assert {node.row for node in tree.nodes} == {None}
@@ -153,20 +153,20 @@ def test_tree_of_a_model_without_attention_has_no_weights(blind):
 
 def test_invalid_searches_raise_errors(transformer, language_model):
     with pytest.raises(RegardError, match="empty"):
-        watch_decoding(transformer, " ")
+        record_search(transformer, " ")
     with pytest.raises(RegardError, match="Only translators support a prefix"):
-        watch_decoding(language_model, "the cat", prefix="sees")
+        record_search(language_model, "the cat", prefix="sees")
     with pytest.raises(RegardError, match="no search to record"):
-        watch_decoding(object(), "the cat")
+        record_search(object(), "the cat")
     with pytest.raises(RegardError, match="no search to configure"):
         look(transformer, SENTENCE, "un", prefix="un")
 
 
 def test_large_trees_omit_candidates_but_keep_paths_to_outputs(transformer, monkeypatch):
     config = DecodeConfig(beam=6, n_best=6)
-    whole = watch_decoding(transformer, SENTENCE, config)
+    whole = record_search(transformer, SENTENCE, config)
     monkeypatch.setattr(beams, "MAX_CANDIDATES", 4)
-    thin = watch_decoding(transformer, SENTENCE, config)
+    thin = record_search(transformer, SENTENCE, config)
     counts = [sum(node.step == step for node in thin.nodes) for step in range(thin.steps)]
     assert max(counts) <= 6  # more than 4 only on the paths to outputs
     assert len(thin.nodes) + sum(thin.omitted) >= len(whole.nodes)
@@ -178,9 +178,9 @@ def test_large_trees_omit_candidates_but_keep_paths_to_outputs(transformer, monk
 
 
 def test_scene_contains_the_search_tree(transformer):
-    assert scene_of(look(transformer, SENTENCE, "un deux")).header["decode"] is None
+    assert build_scene(look(transformer, SENTENCE, "un deux")).header["decode"] is None
     seen = look(transformer, SENTENCE, config=DecodeConfig(beam=2, n_best=2), prefix="un")
-    scene = scene_of(seen)
+    scene = build_scene(seen)
     header = scene.header["decode"]
     assert seen.search_tree.attention == header["attention"] == seen.alignment.name
     assert header["source"] == scene.header["sides"]["source"]["tokens"]

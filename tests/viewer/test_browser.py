@@ -5,7 +5,7 @@ import pytest
 
 from tests.viewer import scenes
 from tests.viewer.browsing import CROSS, LINKS, QUIET, hash_of, point_at, said, square, wait_said, weight_said
-from tests.viewer.test_scene import weights
+from tests.viewer.helpers import weights
 
 
 def test_saved_page_opens_with_the_most_informative_head(opened, small):
@@ -13,10 +13,10 @@ def test_saved_page_opens_with_the_most_informative_head(opened, small):
     assert page.locator("h1 .source").text_content() == " ".join(scenes.SOURCE)
     assert page.locator("h1 .target").text_content() == " ".join(scenes.TARGET)
     attention, head = page.locator(".panel select.attention"), page.locator(".panel select.head")
-    from regard.viewer.forcing import information
+    from regard.viewer.forcing import mutual_information
 
     told = {
-        (name, h): information(one)
+        (name, h): mutual_information(one)
         for name in ("decoder.0.cross", "decoder.1.cross")
         for h, one in enumerate(weights(small, name))
     }
@@ -37,9 +37,9 @@ def test_content_security_policy_blocks_other_scripts(opened, small):
     assert page.evaluate("window.ran") is False
     page.evaluate("fetch('https://example.org/').catch(() => 0)")
     page.wait_for_timeout(50)
-    assert len(opened.complaints) >= 2  # both were refused
-    assert all("Content Security Policy" in one or "Failed to" in one for one in opened.complaints)
-    opened.complaints.clear()
+    assert len(opened.console_messages) >= 2  # both were refused
+    assert all("Content Security Policy" in one or "Failed to" in one for one in opened.console_messages)
+    opened.console_messages.clear()
 
 
 def test_pointing_at_a_cell_shows_and_announces_its_weight(opened, small):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from regard.viewer import compare, look
-from regard.viewer.comparing import ComparingDesk
-from regard.viewer.live import Live
+from regard.viewer.comparing import ComparisonRequestHandler
+from regard.viewer.live import LiveServer
 from tests.viewer.browsing import AXE, QUIET, hash_of, missing, point_at, said, wait_said
 
 SOURCE, TARGET = "one two three", "trois deux un"
@@ -205,8 +205,10 @@ def test_saved_figure_contains_the_difference(opened, steps):
 
 def test_live_page_runs_every_model(browser, run, transformer):
     models = [lambda model=model: model for model in run[::3]]
-    desk = ComparingDesk(transformer, "numbers", models=models, labels=["step 0", "step 1500"], last_leads=True)
-    live = Live(desk, desk.see({"source": SOURCE}))
+    handler = ComparisonRequestHandler(
+        transformer, "numbers", models=models, labels=["step 0", "step 1500"], share_last_translation=True
+    )
+    live = LiveServer(handler, handler.look({"source": SOURCE}))
     thread = Thread(target=live.serve_forever, args=(0.01,))
     thread.start()
     context = browser.new_context()
@@ -231,8 +233,8 @@ def test_live_page_runs_every_model(browser, run, transformer):
 
 
 def test_live_page_of_two_sentences_has_two_fields(browser, transformer):
-    desk = compare(look(transformer, "one two"), look(transformer, "two one")).desk
-    live = Live(desk, desk.see({"source": "one two", "beside": "two one"}))
+    handler = compare(look(transformer, "one two"), look(transformer, "two one")).handler
+    live = LiveServer(handler, handler.look({"source": "one two", "beside": "two one"}))
     thread = Thread(target=live.serve_forever, args=(0.01,))
     thread.start()
     context = browser.new_context()

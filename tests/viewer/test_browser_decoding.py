@@ -10,7 +10,7 @@ import pytest
 
 from regard.decode import DecodeConfig
 from regard.viewer import look
-from regard.viewer.scene import Scene, scene_of
+from regard.viewer.scene import Scene, build_scene
 from tests.viewer.browsing import AXE, hash_of, missing, said, wait_said
 
 SENTENCE = "one two three"
@@ -20,7 +20,7 @@ VIEW = "#view=search"
 
 @pytest.fixture(scope="module")
 def scene(transformer) -> Scene:
-    return scene_of(look(transformer, SENTENCE, config=DecodeConfig(beam=3, n_best=2, min_len=2), prefix="un"))
+    return build_scene(look(transformer, SENTENCE, config=DecodeConfig(beam=3, n_best=2, min_len=2), prefix="un"))
 
 
 def node(page, number):
@@ -66,7 +66,7 @@ def test_candidates_are_drawn_with_their_state(opened, scene):
 
 
 def test_page_without_a_search_has_no_search_tab(opened, transformer):
-    page = opened(scene_of(look(transformer, SENTENCE, "trois deux un")))
+    page = opened(build_scene(look(transformer, SENTENCE, "trois deux un")))
     assert page.get_by_role("tab", name="Search").count() == 0
 
 
@@ -221,7 +221,7 @@ def test_tokens_are_never_markup(opened, scene):
 @pytest.mark.parametrize("search", ["greedy", "sample"])
 def test_greedy_search_and_sampling(opened, transformer, search):
     config = DecodeConfig("greedy") if search == "greedy" else DecodeConfig("sample", n_best=6, top_k=3)
-    scene = scene_of(look(transformer, SENTENCE, config=config))
+    scene = build_scene(look(transformer, SENTENCE, config=config))
     page = opened(scene, VIEW)
     told = scene.header["decode"]
     assert page.locator(".tree .item").count() == len(told["nodes"])

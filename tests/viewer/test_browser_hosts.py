@@ -12,9 +12,9 @@ import pytest
 
 from regard.folder import Translator
 from regard.viewer import look
-from regard.viewer.asking import Desk
-from regard.viewer.live import Live
-from regard.viewer.scene import scene_of
+from regard.viewer.asking import TextRequestHandler
+from regard.viewer.live import LiveServer
+from regard.viewer.scene import build_scene
 from tests.viewer.browsing import AXE, FLAGS, QUIET, hash_of, missing, wait_said
 
 CROSS = "#at=decoder.1.cross:1&as=table"
@@ -22,12 +22,14 @@ REFUSED = "Failed to load resource: the server responded with a status of"
 
 
 @pytest.fixture
-def served(transformer) -> Iterator[Callable[..., Live]]:
+def served(transformer) -> Iterator[Callable[..., LiveServer]]:
     """Serves looks, and closes the servers at the end."""
     running = []
 
-    def serve(*texts: str) -> Live:
-        live = Live(Desk(transformer, "numbers"), scene_of(look(transformer, *texts)) if texts else None)
+    def serve(*texts: str) -> LiveServer:
+        live = LiveServer(
+            TextRequestHandler(transformer, "numbers"), build_scene(look(transformer, *texts)) if texts else None
+        )
         thread = Thread(target=live.serve_forever, args=(0.01,))
         thread.start()
         running.append((live, thread))
@@ -60,7 +62,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
         page.goto(address + fragment)
         return page
 
-    open_page.complaints = complaints  # type: ignore[attr-defined]
+    open_page.console_messages = complaints  # type: ignore[attr-defined]
     open_page.asked = asked  # type: ignore[attr-defined]
     yield open_page
     for context in contexts:
@@ -137,7 +139,7 @@ def test_errors_are_shown_next_to_the_field(opened, served, monkeypatch):
     page.wait_for_selector("form[data-failed]")
     assert "the model supports at most 15" in page.locator(".request-status").text_content()
     assert page.locator("h1 .source").text_content() == "one two"
-    assert [one.startswith(REFUSED) for one in opened.complaints] == [True]
+    assert [one.startswith(REFUSED) for one in opened.console_messages] == [True]
     ask(page, "one")
     page.wait_for_selector("h1 .source:text-is('one')")
     page.wait_for_selector(QUIET)
@@ -146,7 +148,7 @@ def test_errors_are_shown_next_to_the_field(opened, served, monkeypatch):
     ask(page, "two")
     page.wait_for_selector("form[data-failed]")
     assert page.locator(".request-status").text_content().startswith("The Regard server does not respond.")
-    opened.complaints.clear()
+    opened.console_messages.clear()
 
 
 def test_live_page_shows_tokens_as_text(opened, served):

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import regard
-from regard.viewer.image_scene import scene_of_picture
+from regard.viewer.image_scene import build_image_scene
 from tests.viewer.browsing import AXE, QUIET, hash_of, missing, said
 from tests.viewer.seeing import LABELS, images, model_of
 
@@ -65,7 +65,7 @@ def ranked(page):
 
 
 def test_image_page_opens_with_the_attention_of_the_class_token(opened, seen):
-    page = opened(scene_of_picture(seen))
+    page = opened(build_image_scene(seen))
     assert page.locator("h1 .source").text_content() == "the image"
     assert page.locator("h1 .target").text_content().startswith(f"{seen.label}, ")
     assert page.get_by_role("tab", name="Images").get_attribute("aria-selected") == "true"
@@ -83,7 +83,7 @@ def test_image_page_opens_with_the_attention_of_the_class_token(opened, seen):
 
 
 def test_patch_under_the_pointer_is_the_query(opened, seen):
-    page = opened(scene_of_picture(seen), IMAGES)
+    page = opened(build_image_scene(seen), IMAGES)
     wanted = seen.maps["blocks.1.attention"].weights[1]
     thumb = page.locator('.thumb[data-head="blocks.0.attention:1"] canvas')
     before = thumb.evaluate("(canvas) => canvas.toDataURL()")
@@ -102,7 +102,7 @@ def test_patch_under_the_pointer_is_the_query(opened, seen):
 
 
 def test_pinned_patch_stays_the_query(opened, seen):
-    page = opened(scene_of_picture(seen), IMAGES)
+    page = opened(build_image_scene(seen), IMAGES)
     wanted = seen.maps["blocks.1.attention"].weights[1]
     point(page, 0, 1)
     page.mouse.down()
@@ -120,7 +120,7 @@ def test_pinned_patch_stays_the_query(opened, seen):
     assert max(ranked(page).values()) == pytest.approx(first.max(), abs=6e-5)
     # A link restores it.
     link = page.evaluate("location.hash")
-    again = opened(scene_of_picture(seen), link)
+    again = opened(build_image_scene(seen), link)
     assert again.locator(".reading h2").text_content() == "patch 0,1 attends topinned"
     point(page, 0, 1)
     page.mouse.down()
@@ -129,7 +129,7 @@ def test_pinned_patch_stays_the_query(opened, seen):
 
 
 def test_image_view_is_usable_with_the_keyboard(opened, seen):
-    page = opened(scene_of_picture(seen), IMAGES)
+    page = opened(build_image_scene(seen), IMAGES)
     page.locator(".figure.patches").focus()
     page.keyboard.press("ArrowUp")  # the first key press shows the current position: the center
     assert "Row 2 of 2, column 2 of 3." in said(page)
@@ -164,7 +164,7 @@ def test_image_view_is_usable_with_the_keyboard(opened, seen):
 
 
 def test_select_elements_keep_the_focus(opened, seen):
-    page = opened(scene_of_picture(seen), IMAGES)
+    page = opened(build_image_scene(seen), IMAGES)
     for name, value in (("Head", "0"), ("Layer", "blocks.0.attention"), ("Query", "1")):
         choice = page.get_by_label(name, exact=True)
         choice.focus()
@@ -176,7 +176,7 @@ def test_select_elements_keep_the_focus(opened, seen):
 
 
 def test_rollout_of_the_image_a_patch_and_a_label(opened, seen):
-    page = opened(scene_of_picture(seen), IMAGES)
+    page = opened(build_image_scene(seen), IMAGES)
     page.get_by_role("tab", name="Rollout").click()
     page.wait_for_selector(QUIET)
     assert page.locator(".reading h2").text_content() == "entire image draws from"
@@ -200,7 +200,7 @@ def test_rollout_of_the_image_a_patch_and_a_label(opened, seen):
 
 
 def test_overlay_is_shown_as_a_table_and_saved(opened, seen):
-    page = opened(scene_of_picture(seen), IMAGES)
+    page = opened(build_image_scene(seen), IMAGES)
     wanted = seen.maps["blocks.1.attention"].weights[1, 0, 2:].reshape(2, 3)
     page.get_by_role("button", name="Table").click()
     cells = page.locator(".images table td[data-row]").all_text_contents()
@@ -225,7 +225,7 @@ def saved(page, what):
 
 
 def test_saved_figure_is_what_is_on_the_screen(opened, seen):
-    page = opened(scene_of_picture(seen), IMAGES + "&pin=4,4")
+    page = opened(build_image_scene(seen), IMAGES + "&pin=4,4")
     drawing = ElementTree.fromstring(saved(page, "Figure as SVG"))
     texts = "".join("".join(one.itertext()) + "\n" for one in drawing.iter(f"{SVG}text"))
     assert "Layer 1" in texts
@@ -243,9 +243,9 @@ def test_saved_figure_is_what_is_on_the_screen(opened, seen):
 
 
 def test_segmenter_shows_labels_and_the_attention_of_their_queries(opened, segmented):
-    page = opened(scene_of_picture(segmented))
+    page = opened(build_image_scene(segmented))
     mask = segmented.run.output[0].argmax(0).numpy()
-    colours = np.array(scene_of_picture(segmented).header["picture"]["mask"]["colours"])
+    colours = np.array(build_image_scene(segmented).header["picture"]["mask"]["colours"])
     assert veil(page).shape == (8, 12, 4)
     np.testing.assert_allclose(veil(page)[..., :3], colours[mask], atol=2)  # rounded by premultiplied alpha
     shares = np.bincount(mask.flatten(), minlength=3) / mask.size
@@ -263,7 +263,7 @@ def test_segmenter_shows_labels_and_the_attention_of_their_queries(opened, segme
     assert page.locator(".query-list button").count() == 3
     page.locator(".query-list button", has_text="owl").click()
     assert page.locator(".reading h2").text_content() == "the query of owl attends topinned"
-    wanted = segmented.over_patches(label="owl").mean(0)
+    wanted = segmented.patch_weights(label="owl").mean(0)
     assert shows(page, wanted)
     page.get_by_role("tab", name="Rollout").click()
     page.get_by_label("Label", exact=True).select_option(label="owl")
@@ -275,13 +275,13 @@ def test_segmenter_shows_labels_and_the_attention_of_their_queries(opened, segme
 
 def test_pooling_query_cannot_be_replaced_by_a_patch(opened):
     seen = regard.look(model_of("query"), images()[0])
-    page = opened(scene_of_picture(seen))
+    page = opened(build_image_scene(seen))
     assert page.get_by_label("Layer", exact=True).input_value() == "pooler.attention"
     query = page.get_by_label("Query", exact=True)
     assert query.count() == 0 or not query.is_visible()
     point(page, 0, 1)
     wait_said(page, "question attends to patch 0,1: ")
-    wanted = seen.over_patches().mean(0)
+    wanted = seen.patch_weights().mean(0)
     assert float(page.locator(".reading output").text_content()) == pytest.approx(wanted[0, 1], rel=1e-5)
     page.locator('.thumb[data-head="blocks.0.attention:1"]').click()
     assert page.get_by_label("Query", exact=True).is_visible()
@@ -297,7 +297,7 @@ def test_names_are_never_markup(opened):
     labels = (HOSTILE, "</script><script>alert(1)</script>", "dog")
     for form in (dict(), dict(head="segment", segmenter="queries")):
         seen = regard.look(model_of("mean", labels=labels, **form), images()[0], name=HOSTILE)
-        scene = scene_of_picture(seen)
+        scene = build_image_scene(seen)
         scene.header["texts"]["source"] = scene.header["pictures"] = HOSTILE
         page = opened(scene)
         for over in ("Rollout", "Attention"):
@@ -314,7 +314,7 @@ def test_names_are_never_markup(opened):
 def test_axe_finds_no_violations(opened, seen, segmented, scheme, over):
     if not AXE.exists():
         missing("axe-core is not installed: run npm install.")
-    shown = scene_of_picture(segmented if over == "mask" else seen)
+    shown = build_image_scene(segmented if over == "mask" else seen)
     form = "&as=table" if over == "table" else f"&over={over}"
     page = opened(shown, f"#view=images&at=blocks.1.attention:1{form}", color_scheme=scheme)
     page.evaluate(AXE.read_text())
@@ -323,7 +323,7 @@ def test_axe_finds_no_violations(opened, seen, segmented, scheme, over):
 
 
 def test_small_screen_scrolls_only_vertically(opened, seen, segmented):
-    for scene in (scene_of_picture(seen), scene_of_picture(segmented, label="cat")):
+    for scene in (build_image_scene(seen), build_image_scene(segmented, label="cat")):
         page = opened(scene, viewport={"width": 390, "height": 700})
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         box = page.locator(".figure.patches").bounding_box()
@@ -335,14 +335,14 @@ def test_small_screen_scrolls_only_vertically(opened, seen, segmented):
     ["over=nothing", "over=mask", "label=99", "label=x", "pin=999,3", "at=blocks.9.attention:0", "follow=maybe"],
 )
 def test_invalid_address_is_ignored(opened, seen, fragment):
-    page = opened(scene_of_picture(seen), f"#view=images&{fragment}")
+    page = opened(build_image_scene(seen), f"#view=images&{fragment}")
     assert page.locator(".images .thumb[data-drawn]").count() == 9
     assert page.locator(".reading h2").text_content() == "class token attends to"
     assert json.dumps(hash_of(page))
 
 
 def test_attention_view_shows_the_pinned_patch(opened, seen):
-    page = opened(scene_of_picture(seen), IMAGES + "&pin=3,3")
+    page = opened(build_image_scene(seen), IMAGES + "&pin=3,3")
     page.get_by_role("tablist", name="View").get_by_role("tab", name="Attention").click()
     page.wait_for_selector(QUIET)
     assert page.get_by_label("Scale").locator("visible=true").input_value() == "log"

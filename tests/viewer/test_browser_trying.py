@@ -14,13 +14,22 @@ import pytest
 import torch
 
 from regard.folder import Translator
-from regard.viewer import HeadOff, LayerOff, MaskOff, PositionsOff, RowSet, ScaleOff, look, try_it
-from regard.viewer.asking import Desk
-from regard.viewer.live import Live
-from regard.viewer.scene import Scene, scene_of
+from regard.viewer import (
+    AblateHead,
+    AblateLayer,
+    RemoveMask,
+    RemovePositions,
+    RemoveScale,
+    SetAttentionRow,
+    look,
+    run_experiment,
+)
+from regard.viewer.asking import TextRequestHandler
+from regard.viewer.live import LiveServer
+from regard.viewer.scene import Scene, build_scene
 from tests.viewer import scenes
 from tests.viewer.browsing import AXE, QUIET, missing, said, wait_said
-from tests.viewer.test_scene import weights
+from tests.viewer.helpers import weights
 
 MASKED = "#view=experiment&at=decoder.0.attention:1"
 CROSS = "#view=experiment&at=decoder.1.cross:2"
@@ -185,8 +194,8 @@ def test_axe_finds_no_violations_in_the_saved_page(opened, small, scheme):
 def live(browser, transformer) -> Iterator[Any]:
     """A live page of a model that reverses number words; no page may log an error."""
     complaints: list[str] = []
-    scene = scene_of(look(transformer, "one two three"), walk=False)
-    server = Live(Desk(transformer), scene)
+    scene = build_scene(look(transformer, "one two three"), walk=False)
+    server = LiveServer(TextRequestHandler(transformer), scene)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     context = browser.new_context(viewport={"width": 1360, "height": 900})
@@ -233,7 +242,7 @@ def test_disabled_head_changes_the_output_as_zeroing_it_in_pytorch(live, transfo
     before, after = transformer("one two three"), twin("one two three")
     assert outcomes(live) == [before, after] == [told["before"]["text"], told["after"]["text"]]
     for number, (translator, text) in enumerate(((transformer, before), (twin, after))):
-        pair = translator.source_ids("one two three"), translator.target_ids(text)
+        pair = translator.encode_source("one two three"), translator.encode_target(text)
         shares = translator.model(*translator.teacher_forced([pair])).softmax(-1)
         wanted = [float(row[token]) for row, token in zip(shares, [*pair[1], translator.special.eos])]
         answered = told["after" if number else "before"]["steps"]
@@ -244,17 +253,17 @@ def test_disabled_head_changes_the_output_as_zeroing_it_in_pytorch(live, transfo
 def test_every_switch_requests_its_intervention(live, transformer):
     head = ("decoder.1.cross", 1)
     switches = [
-        ("Mask", MaskOff()),
-        ("Scaling", ScaleOff()),
-        ("Positional encoding", PositionsOff()),
-        ("This head", HeadOff(*head)),
-        ("This attention", LayerOff("decoder.1.cross")),
-        ("Feed-forward network", LayerOff("decoder.1.feedforward")),
+        ("Mask", RemoveMask()),
+        ("Scaling", RemoveScale()),
+        ("Positional encoding", RemovePositions()),
+        ("This head", AblateHead(*head)),
+        ("This attention", AblateLayer("decoder.1.cross")),
+        ("Feed-forward network", AblateLayer("decoder.1.feedforward")),
     ]
     for name, change in switches:
         button = live.get_by_role("button", name=name)
         told = asked(live, button.click)
-        wanted = try_it(transformer, "one two three", [change])
+        wanted = run_experiment(transformer, "one two three", [change])
         assert told["after"]["text"] == wanted.after.text
         assert told["after"]["logprob"] == pytest.approx(wanted.after.logprob, abs=1e-5)
         assert button.get_attribute("aria-pressed") == "false"
@@ -266,12 +275,14 @@ def test_disabled_heads_of_other_layers_are_listed(live, transformer):
     asked(live, lambda: live.get_by_role("button", name="This head").click())
     asked(live, lambda: live.get_by_role("combobox", name="Head").select_option("0"))
     told = asked(live, lambda: live.get_by_role("button", name="This head").click())
-    off = [HeadOff("decoder.1.cross", 0), HeadOff("decoder.1.cross", 1)]
-    assert told["after"]["logprob"] == pytest.approx(try_it(transformer, "one two three", off).after.logprob, abs=1e-5)
+    off = [AblateHead("decoder.1.cross", 0), AblateHead("decoder.1.cross", 1)]
+    assert told["after"]["logprob"] == pytest.approx(
+        run_experiment(transformer, "one two three", off).after.logprob, abs=1e-5
+    )
     other = live.get_by_role("button", name="Enable decoder.1.cross, head 1")
     told = asked(live, other.click)
     assert told["after"]["logprob"] == pytest.approx(
-        try_it(transformer, "one two three", off[:1]).after.logprob, abs=1e-5
+        run_experiment(transformer, "one two three", off[:1]).after.logprob, abs=1e-5
     )
     other.wait_for(state="detached")
 
@@ -279,20 +290,20 @@ def test_disabled_heads_of_other_layers_are_listed(live, transformer):
 def test_edited_row_prefix_and_another_sentence(live, transformer):
     columns = len(look(transformer, "one two three").maps["decoder.1.cross"].columns)
     told = asked(live, lambda: live.get_by_role("combobox", name="Attend only to").select_option(label="one"))
-    row = RowSet("decoder.1.cross", 1, 0, (1, *[0] * (columns - 1)))
-    wanted = try_it(transformer, "one two three", [row])
+    row = SetAttentionRow("decoder.1.cross", 1, 0, (1, *[0] * (columns - 1)))
+    wanted = run_experiment(transformer, "one two three", [row])
     assert told["after"]["text"] == wanted.after.text
     assert told["after"]["map"]["weights"][0] == list(row.weights)
     keep = live.get_by_role("button", name="Keep the translation")
     told = asked(live, keep.click)
-    kept = try_it(transformer, "one two three", [row], target=wanted.before.text)
+    kept = run_experiment(transformer, "one two three", [row], target=wanted.before.text)
     assert outcomes(live) == [wanted.before.text] * 2
     assert told["after"]["logprob"] == pytest.approx(kept.after.logprob, abs=1e-5)
     live.get_by_role("button", name="Reset all").click()
     prefix = live.get_by_role("textbox", name="Output prefix")
     prefix.fill("dix")
     asked(live, lambda: prefix.press("Enter"))
-    assert outcomes(live)[1] == try_it(transformer, "one two three", prefix="dix").after.text
+    assert outcomes(live)[1] == run_experiment(transformer, "one two three", prefix="dix").after.text
     live.get_by_role("button", name="Reset all").click()
     sentence = live.locator(".interventions").get_by_role("textbox", name="Sentence")
     assert sentence.input_value() == "one two three"

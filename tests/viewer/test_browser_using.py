@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 from regard.viewer import web
-from regard.viewer.page import page as html
+from regard.viewer.page import render_page as html
 from regard.viewer.scene import Scene
 from tests.viewer import scenes
 from tests.viewer.browsing import AXE, CROSS, QUIET, hash_of, missing, point_at, said, square, wait_said, weight_said
-from tests.viewer.test_scene import numbers, weights
+from tests.viewer.helpers import numbers, weights
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -381,5 +381,5 @@ def test_notebook_passes_blobs_and_keeps_its_address(browser, small):
 def test_page_of_a_newer_format_is_refused(opened, small):
     page = opened(Scene(small.header | {"format": 2}, small.blobs), wait=".failed")
     assert "newer version of Regard" in page.get_by_role("alert").text_content()
-    assert len(opened.complaints) == 1
-    opened.complaints.clear()
+    assert len(opened.console_messages) == 1
+    opened.console_messages.clear()

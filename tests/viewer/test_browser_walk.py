@@ -5,16 +5,16 @@ import re
 
 import pytest
 
-from regard.viewer.scene import Scene, scene_of
+from regard.viewer.scene import Scene, build_scene
 from tests.viewer.browsing import AXE, hash_of, missing, said
-from tests.viewer.forms import looked
+from tests.viewer.forms import cached_look
 
 DONE = ".steps-view .verdict[data-agrees]"
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 def scene_for(form: str) -> Scene:
-    return scene_of(looked(form), walk=True)
+    return build_scene(cached_look(form), walk=True)
 
 
 def test_steps_view_opens_at_the_clearest_token_and_all_steps_agree(opened):
@@ -115,7 +115,7 @@ def test_every_section_of_every_family_opens(opened, form):
 
 
 def test_texts_are_never_markup(opened):
-    scene = copy.deepcopy(scene_of(looked("transformer"), walk=True))
+    scene = copy.deepcopy(build_scene(cached_look("transformer"), walk=True))
     walk = scene.header["walk"]
     walk["sides"]["source"]["tokens"][1] = walk["note"] = walk["names"]["5"] = HOSTILE
     first = next(step for step in walk["steps"] if step["title"])
@@ -147,5 +147,5 @@ def test_small_screen_scrolls_only_vertically(opened):
 
 
 def test_page_without_a_walk_has_no_steps_tab(opened):
-    page = opened(scene_of(looked("transformer"), walk=False), "#view=steps")
+    page = opened(build_scene(cached_look("transformer"), walk=False), "#view=steps")
     assert page.get_by_role("tab", name="Step by step").count() == 0

@@ -10,12 +10,12 @@ import torch
 import regard
 from regard.data import Tokenizer
 from regard.errors import RegardError
-from regard.folder import LanguageModel
+from regard.folder import TextGenerator
 from regard.models import GPT, GPTConfig
 from regard.viewer import Comparison, compare, look
-from regard.viewer.asking import Desk
-from regard.viewer.comparing import ComparingDesk
-from regard.viewer.scene import scene_of
+from regard.viewer.asking import TextRequestHandler
+from regard.viewer.comparing import ComparisonRequestHandler
+from regard.viewer.scene import build_scene
 
 SOURCE, TARGET = "one two three", "trois deux un"
 
@@ -80,7 +80,7 @@ def with_axes_of(first, second):
 
 def test_scene_contains_every_look(models):
     made = compare(*models).scene()
-    one, other = (scene_of(seen) for seen in models)
+    one, other = (build_scene(seen) for seen in models)
     assert json.loads(json.dumps(made.header)) == made.header
     first, second = made.header["compared"]
     assert first == {"label": "transformer", "texts": {"source": SOURCE, "target": TARGET}}
@@ -109,7 +109,9 @@ def test_title_of_different_sentences(sentences):
 
 def test_many_looks_share_the_size_limit_of_exact_numbers(models, monkeypatch):
     few, many = compare(*models), compare(*models * 3)
-    monkeypatch.setattr("regard.viewer.scene.MAX_EXACT_BYTES", 2 * sum(map(len, scene_of(models[0], walk=False).blobs)))
+    monkeypatch.setattr(
+        "regard.viewer.scene.MAX_EXACT_BYTES", 2 * sum(map(len, build_scene(models[0], walk=False).blobs))
+    )
     assert few.scene().header["attentions"][0]["q"]["type"] == "float32"
     assert many.scene().header["attentions"][0]["q"]["type"] == "uint16"
 
@@ -133,9 +135,9 @@ def test_save_writes_pages_and_plots(models, tmp_path):
 
 
 def test_handler_runs_all_models_on_one_sentence(models, transformer, seq2seq):
-    desk = compare(*models).desk
-    assert desk.fields == ["source", "target"]
-    header, blobs = desk.handle({"look": {"source": "four five", "target": "cinq quatre"}})
+    handler = compare(*models).handler
+    assert handler.fields == ["source", "target"]
+    header, blobs = handler.handle({"look": {"source": "four five", "target": "cinq quatre"}})
     twin = compare(
         look(transformer, "four five", "cinq quatre"), look(seq2seq, "four five", "cinq quatre"),
         labels=["transformer", "recurrent"],
@@ -145,31 +147,33 @@ def test_handler_runs_all_models_on_one_sentence(models, transformer, seq2seq):
 
 
 def test_handler_runs_one_model_on_two_sentences(sentences):
-    desk = compare(*sentences).desk
-    assert desk.fields == ["source", "beside"]
-    header, _ = desk.handle({"look": {"source": "four five", "beside": "five four six"}})
+    handler = compare(*sentences).handler
+    assert handler.fields == ["source", "beside"]
+    header, _ = handler.handle({"look": {"source": "four five", "beside": "five four six"}})
     assert [one["label"] for one in header["scene"]["compared"]] == ["four five", "five four six"]
-    header, _ = desk.handle({"look": {"source": "four five", "beside": " "}})
+    header, _ = handler.handle({"look": {"source": "four five", "beside": " "}})
     assert [one["label"] for one in header["scene"]["compared"]] == ["four five", "four five"]
     with pytest.raises(RegardError, match="Invalid request to look"):
-        desk.handle({"look": {"source": "four", "target": "quatre"}})
+        handler.handle({"look": {"source": "four", "target": "quatre"}})
 
 
 def test_looks_without_models_have_no_handler(models, sentences):
-    assert compare(models[0], dataclasses.replace(models[1], pipeline=None)).desk is None
-    assert compare(models[0], sentences[1]).desk is not None
-    assert compare(*sentences, models[0]).desk is None
+    assert compare(models[0], dataclasses.replace(models[1], pipeline=None)).handler is None
+    assert compare(models[0], sentences[1]).handler is not None
+    assert compare(*sentences, models[0]).handler is None
 
 
 def test_last_model_of_a_run_provides_the_target(transformer, seq2seq):
     models = [lambda: seq2seq, lambda: transformer]
-    desk = ComparingDesk(transformer, models=models, labels=["step 0", "step 9"], last_leads=True)
-    assert isinstance(desk, Desk)
-    both = desk.compare({"source": SOURCE})
+    handler = ComparisonRequestHandler(
+        transformer, models=models, labels=["step 0", "step 9"], share_last_translation=True
+    )
+    assert isinstance(handler, TextRequestHandler)
+    both = handler.compare({"source": SOURCE})
     assert isinstance(both, Comparison)
     assert {one.translation for one in both.looks} == {look(transformer, SOURCE).translation}
     assert [one.pipeline for one in both.looks] == [None, None]
-    assert {one.translation for one in desk.compare({"source": SOURCE, "target": "un"}).looks} == {"un"}
+    assert {one.translation for one in handler.compare({"source": SOURCE, "target": "un"}).looks} == {"un"}
 
 
 def test_widget_contains_the_comparison(models):
@@ -188,12 +192,12 @@ def test_language_models_of_different_depths(tmp_path):
     torch.manual_seed(0)
     sizes = dict(width=16, heads=2, feedforward=16, vocab=tokenizer.vocab_size)
     one, other = (
-        LanguageModel(GPT(GPTConfig(layers=layers, **sizes)).eval(), tokenizer, {"step": layers}) for layers in (1, 2)
+        TextGenerator(GPT(GPTConfig(layers=layers, **sizes)).eval(), tokenizer, {"step": layers}) for layers in (1, 2)
     )
     both = compare(look(one, "a cat"), look(other, "a cat"))
     assert both.labels == ("step 1", "step 2")
     assert both.difference("blocks.0.attention", 0).shape == (6, 6)
     assert both.scene().header["texts"] == {"source": "a cat", "target": ""}
-    assert both.desk.fields == ["source"]
+    assert both.handler.fields == ["source"]
     with pytest.raises(RegardError, match=r"no attention 'blocks\.1\.attention'"):
         both.difference("blocks.1.attention")

@@ -11,10 +11,10 @@ import torch
 import regard
 from regard.errors import RegardError
 from regard.folder import ImageModel
-from regard.viewer import HeadOff, LayerOff, tried, try_it
-from regard.viewer.image_asking import PictureDesk
-from regard.viewer.image_scene import scene_of_picture
-from regard.viewer.live import Live
+from regard.viewer import AblateHead, AblateLayer, apply_interventions, run_experiment
+from regard.viewer.image_asking import ImageRequestHandler
+from regard.viewer.image_scene import build_image_scene
+from regard.viewer.live import LiveServer
 from regard.viewer.widget import _widget_class
 from tests.viewer.browsing import QUIET, hash_of
 from tests.viewer.seeing import LABELS, images, model_of, photo
@@ -28,8 +28,8 @@ def image_files(tmp_path):
 
 
 @pytest.fixture
-def desk(image_files):
-    return PictureDesk(ImageModel(model_of("class")), "animals", images=image_files)
+def handler(image_files):
+    return ImageRequestHandler(ImageModel(model_of("class")), "animals", images=image_files)
 
 
 def ablation_request(name):
@@ -43,23 +43,23 @@ def probabilities(outcome):
 # Requests
 
 
-def test_look_request_returns_the_scene_of_another_image(desk, image_files):
-    header, blobs = desk.handle({"look": {"picture": "noise"}})
-    seen = regard.look(desk.pipeline, image_files["noise"], name="animals")
-    made = scene_of_picture(seen, images=["cat.png", "noise"])
+def test_look_request_returns_the_scene_of_another_image(handler, image_files):
+    header, blobs = handler.handle({"look": {"picture": "noise"}})
+    seen = regard.look(handler.pipeline, image_files["noise"], name="animals")
+    made = build_image_scene(seen, images=["cat.png", "noise"])
     assert header["scene"]["texts"]["source"] == "noise"
     for part in ("picture", "pictures", "attentions", "model"):
         assert header["scene"][part] == made.header[part]
     assert blobs == made.blobs
-    assert desk.fields == ["picture"]
+    assert handler.fields == ["picture"]
 
 
-def test_ablated_head_changes_probabilities_like_the_intervention(desk, image_files):
-    header, _ = desk.handle(ablation_request("noise"))
-    model, batch = desk.pipeline.model, image_files["noise"][None]
+def test_ablated_head_changes_probabilities_like_the_intervention(handler, image_files):
+    header, _ = handler.handle(ablation_request("noise"))
+    model, batch = handler.pipeline.model, image_files["noise"][None]
     with torch.no_grad():
         before = model(batch).softmax(-1)[0].tolist()
-        with tried(model, [HeadOff("blocks.0.attention", 1)]):
+        with apply_interventions(model, [AblateHead("blocks.0.attention", 1)]):
             after = model(batch).softmax(-1)[0].tolist()
     assert probabilities(header["before"]) == pytest.approx(dict(zip(LABELS, before)), abs=1e-6)
     assert probabilities(header["after"]) == pytest.approx(dict(zip(LABELS, after)), abs=1e-6)
@@ -69,9 +69,9 @@ def test_ablated_head_changes_probabilities_like_the_intervention(desk, image_fi
 
 def test_ablated_layer_of_a_segmenter_changes_the_areas_of_labels():
     model = ImageModel(model_of("mean", head="segment"))
-    both = try_it(model, images()[0], [LayerOff("blocks")])
-    for outcome, changes in ((both.before, []), (both.after, [LayerOff("blocks")])):
-        with torch.no_grad(), tried(model.model, changes):
+    both = run_experiment(model, images()[0], [AblateLayer("blocks")])
+    for outcome, changes in ((both.before, []), (both.after, [AblateLayer("blocks")])):
+        with torch.no_grad(), apply_interventions(model.model, changes):
             best = model.model(images())[0].argmax(0)
         (step,) = outcome.steps
         shares = {LABELS[i]: (best == i).float().mean().item() for i in range(3)}
@@ -92,9 +92,9 @@ def test_ablated_layer_of_a_segmenter_changes_the_areas_of_labels():
         ("noise", "Invalid request for a page of images"),
     ],
 )
-def test_invalid_requests_raise_errors(desk, request_, message):
+def test_invalid_requests_raise_errors(handler, request_, message):
     with pytest.raises(RegardError, match=message):
-        desk.handle(request_)
+        handler.handle(request_)
 
 
 # In a notebook
@@ -109,7 +109,7 @@ def send_message(widget, message):
 
 def test_widget_contains_the_scene_and_handles_requests():
     seen = regard.look(model_of("class"), images()[0], name="animals")
-    widget, made = seen.widget(), scene_of_picture(seen)
+    widget, made = seen.widget(), build_image_scene(seen)
     assert widget.scene == made.header
     assert widget.blobs == made.blobs
     assert widget.asks == ["picture"]
@@ -132,9 +132,9 @@ def test_without_anywidget_only_the_plot_is_shown(monkeypatch):
 
 
 @pytest.fixture
-def live(desk, image_files):
-    seen = regard.look(desk.pipeline, image_files["cat.png"], name="animals")
-    server = Live(desk, scene_of_picture(seen, images=list(image_files)))
+def live(handler, image_files):
+    seen = regard.look(handler.pipeline, image_files["cat.png"], name="animals")
+    server = LiveServer(handler, build_image_scene(seen, images=list(image_files)))
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
@@ -143,7 +143,7 @@ def live(desk, image_files):
     server.server_close()
 
 
-def test_live_page_shows_other_images_and_runs_experiments(browser, live, desk, image_files):
+def test_live_page_shows_other_images_and_runs_experiments(browser, live, handler, image_files):
     page = browser.new_page(viewport={"width": 1360, "height": 900})
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
@@ -155,7 +155,7 @@ def test_live_page_shows_other_images_and_runs_experiments(browser, live, desk, 
     choice.select_option("noise")
     page.wait_for_selector("h1 .source:text-is('noise')")
     page.wait_for_selector(QUIET)
-    seen = regard.look(desk.pipeline, image_files["noise"])
+    seen = regard.look(handler.pipeline, image_files["noise"])
     assert page.locator("h1 .target").text_content().startswith(f"{seen.label}, ")
     assert page.evaluate("document.activeElement.name") == "picture"
     assert hash_of(page)["view"] == "images"
@@ -163,7 +163,7 @@ def test_live_page_shows_other_images_and_runs_experiments(browser, live, desk, 
     assert page.get_by_role("textbox").count() == 0  # an image has no texts to edit
     page.get_by_role("button", name="This attention").click()
     page.wait_for_selector(".outcomes:not([hidden])")
-    after = try_it(desk.pipeline, image_files["noise"], [LayerOff("blocks.2.attention")]).after
+    after = run_experiment(handler.pipeline, image_files["noise"], [AblateLayer("blocks.2.attention")]).after
     assert page.locator(".outcome .said").nth(1).text_content() == after.text
     weight = page.locator(".outcome").nth(1).locator(".steps .weight").first.text_content()
     assert float(weight) == pytest.approx(after.steps[0].probability, abs=0.006)
@@ -171,10 +171,10 @@ def test_live_page_shows_other_images_and_runs_experiments(browser, live, desk, 
     assert complaints == []
 
 
-def test_live_page_of_one_image_has_no_image_selector(browser, desk, image_files):
-    alone = PictureDesk(desk.pipeline, "animals", images={"cat.png": image_files["cat.png"]})
-    seen = regard.look(desk.pipeline, image_files["cat.png"])
-    server = Live(alone, scene_of_picture(seen, images=["cat.png"]))
+def test_live_page_of_one_image_has_no_image_selector(browser, handler, image_files):
+    alone = ImageRequestHandler(handler.pipeline, "animals", images={"cat.png": image_files["cat.png"]})
+    seen = regard.look(handler.pipeline, image_files["cat.png"])
+    server = LiveServer(alone, build_image_scene(seen, images=["cat.png"]))
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     page = browser.new_page()

@@ -8,9 +8,9 @@ import torch
 
 import regard
 from regard.errors import RegardError
-from regard.viewer import roll_out
-from regard.viewer.image_scene import MAX_LABEL_ROLLOUTS, scene_of_picture
-from regard.viewer.masks import label_colours
+from regard.viewer import attention_rollout
+from regard.viewer.image_scene import MAX_LABEL_ROLLOUTS, build_image_scene
+from regard.viewer.masks import label_colors
 from regard.viewer.scene import Scene
 from tests.viewer.helpers import numbers, weights
 from tests.viewer.seeing import KINDS, LABELS, images, model_of, photo
@@ -35,7 +35,7 @@ def raw_array(scene: Scene, blob: dict) -> np.ndarray:
 @pytest.mark.parametrize("form", FORMS)
 def test_scene_contains_every_attention_and_its_first_patch(form):
     seen = look(form)
-    scene = scene_of_picture(seen)
+    scene = build_image_scene(seen)
     header, picture = scene.header, scene.header["picture"]
     assert [one["name"] for one in header["attentions"]] == list(seen.maps)
     for one in header["attentions"]:
@@ -48,7 +48,7 @@ def test_scene_contains_every_attention_and_its_first_patch(form):
         asks = picture["speaks"][one["name"]]
         rows = shown.weights[:, shown.rows.index("0,0") :].mean(1) if asks is None else shown.weights[:, asks]
         first = picture["first"][one["columns"]]
-        np.testing.assert_allclose(rows[:, first:].reshape(-1, 2, 3), seen.over_patches(one["name"]))
+        np.testing.assert_allclose(rows[:, first:].reshape(-1, 2, 3), seen.patch_weights(one["name"]))
     np.testing.assert_array_equal(raw_array(scene, picture["pixels"]), seen.pixels)
     assert (picture["grid"], picture["patch"]) == ([2, 3], 4)
     json.dumps(header, allow_nan=False)
@@ -57,7 +57,7 @@ def test_scene_contains_every_attention_and_its_first_patch(form):
 @pytest.mark.parametrize("form", KINDS)
 def test_scene_contains_the_rollout_of_the_most_likely_labels(form):
     seen = look(form)
-    scene = scene_of_picture(seen)
+    scene = build_image_scene(seen)
     labels = scene.header["picture"]["labels"]
     assert [one["name"] for one in labels] == sorted(LABELS, key=lambda name: -seen.probabilities[name])
     for one in labels:
@@ -71,7 +71,7 @@ def test_scene_of_many_labels_contains_the_most_likely_and_the_selected_one():
     names = tuple(f"label {i}" for i in range(12))
     seen = regard.look(model_of(labels=names), images()[0])
     best = sorted(names, key=lambda name: -seen.probabilities[name])
-    told = scene_of_picture(seen, label=best[9]).header
+    told = build_image_scene(seen, label=best[9]).header
     assert [one["name"] for one in told["picture"]["labels"]] == [*best[:MAX_LABEL_ROLLOUTS], best[9]]
     assert (told["opens"]["over"], told["opens"]["label"]) == ("rollout", names.index(best[9]))
 
@@ -79,19 +79,19 @@ def test_scene_of_many_labels_contains_the_most_likely_and_the_selected_one():
 @pytest.mark.parametrize("form", SEGMENTERS)
 def test_scene_of_a_segmenter_contains_mask_and_colors(form):
     seen = look(form)
-    scene = scene_of_picture(seen)
+    scene = build_image_scene(seen)
     mask = scene.header["picture"]["mask"]
     np.testing.assert_array_equal(raw_array(scene, mask), seen.run.output[0].argmax(0))
-    assert mask["colours"] == label_colours(3).tolist()
+    assert mask["colours"] == label_colors(3).tolist()
     assert scene.header["picture"]["labels"] == [{"number": i, "name": name} for i, name in enumerate(LABELS)]
     assert scene.header["opens"]["over"] == "mask"
-    assert scene_of_picture(look()).header["picture"]["mask"] is None
+    assert build_image_scene(look()).header["picture"]["mask"] is None
 
 
 def test_mask_of_more_than_256_labels_is_uint16():
     labels = tuple(f"l{i}" for i in range(300))
     seen = regard.look(model_of("mean", head="segment", labels=labels), images()[0])
-    scene = scene_of_picture(seen)
+    scene = build_image_scene(seen)
     mask = scene.header["picture"]["mask"]
     assert mask["type"] == "uint16"
     np.testing.assert_array_equal(raw_array(scene, mask), seen.run.output[0].argmax(0))
@@ -99,7 +99,7 @@ def test_mask_of_more_than_256_labels_is_uint16():
 
 def test_names_of_image_and_model(tmp_path):
     seen = regard.look(model_of(), photo(tmp_path / "cat.png"), name="pets")
-    header = scene_of_picture(seen, images=["cat.png", "dog.png"]).header
+    header = build_image_scene(seen, images=["cat.png", "dog.png"]).header
     assert header["texts"] == {"source": "cat.png", "target": ""}
     assert header["model"]["name"] == "pets"
     assert header["title"] == seen.title
@@ -110,7 +110,7 @@ def test_names_of_image_and_model(tmp_path):
 
 
 def opens(form="class", **choices):
-    return scene_of_picture(look(form), **choices).header["opens"]
+    return build_image_scene(look(form), **choices).header["opens"]
 
 
 def test_arguments_select_the_initial_view():
@@ -157,7 +157,7 @@ def test_save_writes_a_page(tmp_path):
     seen = look()
     seen.save(tmp_path / "page.html", label="dog")
     text = (tmp_path / "page.html").read_text()
-    assert f'id="blob-{len(scene_of_picture(seen).blobs) - 1}"' in text
+    assert f'id="blob-{len(build_image_scene(seen).blobs) - 1}"' in text
     assert '"over":"rollout"' in text
     with pytest.raises(RegardError, match=r"pages are .html, plots are .png or .svg"):
         seen.save(tmp_path / "page.htm")
@@ -187,23 +187,23 @@ def test_page_computes_the_weights_over_patches_of_the_look(form):
       patch: first(name) === null ? null : [over(name, 0, looks.rowOfPatch(name, 4)), over(name, 1, first(name) + 4)],
     }));
     """
-    told = node(LOOKS, BEGIN + program + SHOW.format("told"), carried(scene_of_picture(seen)))
+    told = node(LOOKS, BEGIN + program + SHOW.format("told"), carried(build_image_scene(seen)))
     for name, one in zip(seen.maps, told, strict=True):
-        np.testing.assert_allclose(one["whole"], seen.over_patches(name).reshape(2, -1), atol=1e-6)
-        np.testing.assert_allclose(one["mean"], seen.over_patches(name).mean(0).flatten(), atol=1e-6)
+        np.testing.assert_allclose(one["whole"], seen.patch_weights(name).reshape(2, -1), atol=1e-6)
+        np.testing.assert_allclose(one["mean"], seen.patch_weights(name).mean(0).flatten(), atol=1e-6)
         if one["patch"] is not None:
-            np.testing.assert_allclose(one["patch"], seen.over_patches(name, (1, 1)).reshape(2, -1), atol=1e-6)
+            np.testing.assert_allclose(one["patch"], seen.patch_weights(name, (1, 1)).reshape(2, -1), atol=1e-6)
         assert (one["patch"] is None) == (name == "pooler.attention")
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_page_computes_the_rollout_of_the_model(form):
     seen = look(form)
-    found = roll_out(seen.run.model, images())
+    found = attention_rollout(seen.run.model, images())
     labels = range(len(LABELS)) if form == "queries" else []
     program = "const told = { whole: all(null), tokens: given.tokens.map((token) => all({ token })), "
     program += "labels: given.labels.map((label) => all({ label })) };"
-    given = carried(scene_of_picture(seen)) | {"tokens": list(range(found.matrix.shape[1])), "labels": list(labels)}
+    given = carried(build_image_scene(seen)) | {"tokens": list(range(found.matrix.shape[1])), "labels": list(labels)}
     told = node(LOOKS, BEGIN + program + SHOW.format("told"), given)
     np.testing.assert_allclose(told["whole"], found.pooled[0], atol=1e-6)
     np.testing.assert_allclose(told["tokens"], found.matrix[0], atol=1e-6)
@@ -218,7 +218,7 @@ def test_page_computes_no_rollout_of_very_many_patches():
     program = "const told = [looks.fitsRollout, looks.isSampled(SHOWN), looks.weights(SHOWN, null).length];".replace(
         "SHOWN", '{ attention: "blocks.0.attention", head: 0 }'
     )
-    given = carried(scene_of_picture(seen))
+    given = carried(build_image_scene(seen))
     for one in given["header"]["picture"]["labels"]:
         one["rollout"] = None
     assert node(LOOKS, BEGIN + program + SHOW.format("told"), given) == [False, True, 1521]

@@ -9,12 +9,12 @@ import torch
 from regard.attention import record
 from regard.errors import RegardError
 from regard.models import ViT
-from regard.viewer import walk_of
-from regard.viewer.image_scene import scene_of_picture
+from regard.viewer import build_walk
+from regard.viewer.image_scene import build_image_scene
 from regard.viewer.walk import limits
 from regard.viewer.walk.trace import Trace, difference
 from tests.viewer.browsing import AXE, QUIET, hash_of, missing, said
-from tests.viewer.image_forms import FORMS, looked, looked_at, model_of
+from tests.viewer.image_forms import FORMS, cached_look, make_look, model_of
 from tests.viewer.seeing import LABELS
 from tests.viewer.test_walk import Distance, check_expressions, in_node, shown
 
@@ -44,8 +44,8 @@ def max_difference(trace: Trace, model: ViT, image: torch.Tensor) -> float:
     ("form", "size"), [*((form, (8, 12)) for form in FORMS), *((form, (12, 8)) for form in ("class", "stem", "rotary"))]
 )
 def test_walk_agrees_with_the_model(form, size):
-    seen = looked(form, *size)
-    made = walk_of(seen)
+    seen = cached_look(form, *size)
+    made = build_walk(seen)
     assert max_difference(made.trace, seen.run.model, seen.run.images[0]) < 1e-5
     compared = [step["differs"] for step in made.trace.steps if step["differs"] is not None]
     assert len(compared) > 10
@@ -64,9 +64,9 @@ def test_walk_agrees_with_the_model(form, size):
 @pytest.mark.parametrize("form", ["class", "query", "stem", "queries", "distilled"])
 def test_walk_depends_on_every_parameter(form):
     """A walk of the old weights no longer agrees after any parameter has changed."""
-    seen = looked_at(model_of(form))
+    seen = make_look(model_of(form))
     model, image = seen.run.model, seen.run.images[0]
-    trace = walk_of(looked(form)).trace
+    trace = build_walk(cached_look(form)).trace
     for name, parameter in model.named_parameters():
         before = parameter.detach().clone()
         with torch.no_grad():
@@ -77,8 +77,8 @@ def test_walk_depends_on_every_parameter(form):
 
 
 def test_steps_from_pixels_to_tokens():
-    seen = looked("distilled")
-    made = walk_of(seen)
+    seen = cached_look("distilled")
+    made = build_walk(seen)
     trace, model = made.trace, seen.run.model
     steps = {step["id"]: step for step in shown(trace)}
     names = ["image", "normalized", "pixels", "token", "with_position", "prefix", "tokens"]
@@ -86,7 +86,7 @@ def test_steps_from_pixels_to_tokens():
     image = seen.run.images[0].numpy()
     np.testing.assert_allclose(trace["embedding.image"], image, atol=1e-7)
     np.testing.assert_allclose(trace["embedding.pixels"][4], (image[:, 4:, 4:8].flatten() - 0.5) / 0.5, atol=1e-6)
-    assert steps["embedding.token"]["where"] == "regard/layers/patches.py · Patches.forward"
+    assert steps["embedding.token"]["where"] == "regard/layers/patches.py · PatchEmbedding.forward"
     assert [one["name"] for one in steps["embedding.token"]["inputs"][1:]] == [
         f"embedding.patches.project.{one}" for one in ("weight", "bias")
     ]
@@ -98,7 +98,7 @@ def test_steps_from_pixels_to_tokens():
 
 
 def test_cells_of_a_stem_follow_the_selected_patch():
-    made = walk_of(looked("stem"))
+    made = build_walk(cached_look("stem"))
     assert {name for name in made.sides if name.startswith("cells")} == {"cells 8×12", "cells 4×6"}
     of, rows = made.linked["cells 4×6"]
     assert of == "picture"
@@ -106,9 +106,9 @@ def test_cells_of_a_stem_follow_the_selected_patch():
 
 
 def test_initial_selection_is_the_patch_with_the_largest_weight():
-    seen = looked("class")
-    focus = walk_of(seen).focus
-    over = seen.over_patches("blocks.1.attention")[focus["head"]]
+    seen = cached_look("class")
+    focus = build_walk(seen).focus
+    over = seen.patch_weights("blocks.1.attention")[focus["head"]]
     assert focus["attention"] == "blocks.1.attention"
     assert over.flatten()[focus["picture"] - 1] == over.max()
 
@@ -118,10 +118,10 @@ def test_initial_selection_is_the_patch_with_the_largest_weight():
 
 @pytest.mark.parametrize("form", ["class", "query", "queries"])
 def test_walk_of_a_large_model_contains_one_layer(monkeypatch, form):
-    seen = looked(form)
-    whole = walk_of(seen).trace
+    seen = cached_look(form)
+    whole = build_walk(seen).trace
     monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 0)
-    made = walk_of(seen)
+    made = build_walk(seen)
     assert made.note.startswith("The model is large: only the steps of blocks.1 are shown")
     assert len(made.trace.params) < len(whole.params)
     assert "blocks.1.attention.a" in made.trace
@@ -132,10 +132,10 @@ def test_walk_of_a_large_model_contains_one_layer(monkeypatch, form):
 
 @pytest.mark.parametrize("form", ["class", "convolution", "stem"])
 def test_patch_embeddings_of_large_images_are_precomputed(monkeypatch, form):
-    seen = looked(form)
-    whole = walk_of(seen).trace
+    seen = cached_look(form)
+    whole = build_walk(seen).trace
     monkeypatch.setattr(limits, "MAX_PIXEL_BYTES", 0)
-    some = walk_of(seen).trace
+    some = build_walk(seen).trace
     assert "embedding.image" not in some
     assert "too large to include" in shown(some)[0]["title"]
     assert len(some.params) + len(some.outputs) < len(whole.params) + len(whole.outputs)
@@ -145,35 +145,35 @@ def test_patch_embeddings_of_large_images_are_precomputed(monkeypatch, form):
 def test_too_large_images_raise_an_error(monkeypatch):
     monkeypatch.setattr(limits, "MAX_TOKENS", 6)
     with pytest.raises(RegardError, match="7 tokens; the step-by-step view supports at most 6"):
-        walk_of(looked("class"))
+        build_walk(cached_look("class"))
 
 
 def test_scenes_of_small_models_contain_a_walk(monkeypatch):
-    seen = looked("query")
-    header = scene_of_picture(seen).header["walk"]
-    assert [one["id"] for one in header["steps"]] == [one["id"] for one in walk_of(seen).trace.steps]
+    seen = cached_look("query")
+    header = build_image_scene(seen).header["walk"]
+    assert [one["id"] for one in header["steps"]] == [one["id"] for one in build_walk(seen).trace.steps]
     assert header["sides"]["label"] == {"tokens": ["query"], "words": [-1], "of": "picture", "rows": [0] * 7}
     assert "of" not in header["sides"]["picture"]
-    assert scene_of_picture(seen, walk=False).header["walk"] is None
+    assert build_image_scene(seen, walk=False).header["walk"] is None
     for name in ("MAX_DEFAULT_PATCHES", "MAX_DEFAULT_BYTES", "MAX_MODEL_BYTES"):
         with monkeypatch.context() as changed:
             changed.setattr(limits, name, 4)
-            assert scene_of_picture(seen).header["walk"] is None
-            assert scene_of_picture(seen, walk=True).header["walk"] is not None
+            assert build_image_scene(seen).header["walk"] is None
+            assert build_image_scene(seen, walk=True).header["walk"] is not None
 
 
 def test_custom_score_without_labels():
     model = model_of("class")
     model.blocks[0].attention.score = Distance()
-    seen = looked_at(model)
-    assert max_difference(walk_of(seen).trace, model, seen.run.images[0]) < 1e-5
+    seen = make_look(model)
+    assert max_difference(build_walk(seen).trace, model, seen.run.images[0]) < 1e-5
 
 
 # In the page
 
 
 def test_page_computes_the_same_numbers(tmp_path):
-    for form, one in in_node(tmp_path, {form: walk_of(looked(form)).trace for form in FORMS}).items():
+    for form, one in in_node(tmp_path, {form: build_walk(cached_look(form)).trace for form in FORMS}).items():
         assert one["worst"] < 1e-5, form
         check_expressions(form, one["made"])
 
@@ -182,8 +182,8 @@ DONE = ".steps-view .verdict[data-agrees]"
 
 
 def test_walk_in_a_browser(opened):
-    seen = looked("class")
-    scene = scene_of_picture(seen)
+    seen = cached_look("class")
+    scene = build_image_scene(seen)
     page = opened(scene, "#view=steps&at=blocks.0.attention:1")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
@@ -215,7 +215,7 @@ def test_walk_in_a_browser(opened):
 
 @pytest.mark.parametrize("form", ["stem", "query", "queries", "distilled"])
 def test_every_section_opens(opened, form):
-    scene = scene_of_picture(looked(form))
+    scene = build_image_scene(cached_look(form))
     page = opened(scene, "#view=steps")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
@@ -228,7 +228,7 @@ def test_every_section_opens(opened, form):
 def test_axe_reports_no_violations_in_the_walk(opened, scheme):
     if not AXE.exists():
         missing("There is no axe-core here: npm install.")
-    page = opened(scene_of_picture(looked("queries")), "#view=steps", color_scheme=scheme)
+    page = opened(build_image_scene(cached_look("queries")), "#view=steps", color_scheme=scheme)
     page.wait_for_selector(DONE)
     page.evaluate(AXE.read_text())
     found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
@@ -236,6 +236,6 @@ def test_axe_reports_no_violations_in_the_walk(opened, scheme):
 
 
 def test_small_screens_need_no_horizontal_scrolling(opened):
-    page = opened(scene_of_picture(looked("class")), "#view=steps", viewport={"width": 390, "height": 700})
+    page = opened(build_image_scene(cached_look("class")), "#view=steps", viewport={"width": 390, "height": 700})
     page.wait_for_selector(DONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

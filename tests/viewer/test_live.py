@@ -19,16 +19,18 @@ from regard.errors import RegardError
 from regard.folder import TextEncoder, Translator
 from regard.models import Bert, BertConfig
 from regard.viewer import asking, look
-from regard.viewer.asking import Desk, Response
-from regard.viewer.live import KEPT_RESPONSES, MAX_REQUEST_BYTES, Live
-from regard.viewer.scene import scene_of
+from regard.viewer.asking import Response, TextRequestHandler
+from regard.viewer.live import KEPT_RESPONSES, MAX_REQUEST_BYTES, LiveServer
+from regard.viewer.scene import build_scene
 
 ASK = {"look": {"source": "one two three", "target": "trois deux un"}}
 
 
 @pytest.fixture
 def live(transformer):
-    server = Live(Desk(transformer, "numbers"), scene_of(look(transformer, "one two", "deux un")))
+    server = LiveServer(
+        TextRequestHandler(transformer, "numbers"), build_scene(look(transformer, "one two", "deux un"))
+    )
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
@@ -85,7 +87,7 @@ def test_page_and_scene(live, transformer):
     assert "connect-src 'self'" in policy
     assert b"<title>one two  \xe2\x86\x92  deux un</title>" in content
     assert b'id="scene"' not in content
-    made = scene_of(look(transformer, "one two", "deux un"))
+    made = build_scene(look(transformer, "one two", "deux un"))
     header = json.loads(send(live, place="scene")[2])
     assert header["scene"] == json.loads(json.dumps(made.header))
     assert header["asks"] == ["source", "target"]
@@ -129,16 +131,16 @@ def test_blobs_of_several_pages_are_kept_apart(live):
 
 
 def test_initial_scene_has_no_attentions(transformer):
-    with Live(Desk(transformer, "numbers")) as server:
+    with LiveServer(TextRequestHandler(transformer, "numbers")) as server:
         header = server.publish(server.newest)
     assert header["scene"]["attentions"] == []
     assert header["scene"]["model"]["family"] == "transformer"
-    assert set(header["scene"]) <= set(scene_of(look(transformer, "one", "un")).header)
+    assert set(header["scene"]) <= set(build_scene(look(transformer, "one", "un")).header)
 
 
 def test_registered_requests_are_handled(live, monkeypatch):
-    def count(desk, arguments):
-        assert desk.lock.locked()
+    def count(handler, arguments):
+        assert handler.lock.locked()
         return Response({"count": len(arguments)}, [b"1", b"2"])
 
     monkeypatch.setitem(asking.REQUESTS, "count", count)
@@ -166,7 +168,7 @@ def test_server_listens_on_loopback_with_a_long_token(live):
 
 
 def test_servers_have_different_tokens(live, transformer):
-    with Live(Desk(transformer)) as other:
+    with LiveServer(TextRequestHandler(transformer)) as other:
         assert other.token != live.token
 
 
@@ -305,17 +307,17 @@ def test_invalid_requests_have_an_error_message(live, request_, message, monkeyp
 
 
 def test_internal_errors_are_logged_but_not_sent(live, monkeypatch, caplog):
-    def broken(desk, arguments):
+    def broken(handler, arguments):
         raise KeyError("a secret")
 
     monkeypatch.setitem(asking.REQUESTS, "look", broken)
     assert "Internal error" in refused(live, "POST", "ask", ASK, status=500)
     assert "a secret" in caplog.text
-    assert not live.desk.lock.locked()
+    assert not live.handler.lock.locked()
 
 
 def test_unknown_fields_are_refused(transformer):
-    class SourceOnly(Desk):
+    class SourceOnly(TextRequestHandler):
         fields = ("source",)
 
     with pytest.raises(RegardError, match=r"Invalid request to look\. Expected the texts: source\."):
@@ -324,9 +326,9 @@ def test_unknown_fields_are_refused(transformer):
 
 def test_unavailable_port_raises_an_error(live):
     with pytest.raises(RegardError, match=rf"port {live.server_port} is not available: .+ Choose another"):
-        Live(live.desk, port=live.server_port)
+        LiveServer(live.handler, port=live.server_port)
     with pytest.raises(RegardError, match="port 65536 is not available"):
-        Live(live.desk, port=65536)
+        LiveServer(live.handler, port=65536)
 
 
 # The command
@@ -367,7 +369,7 @@ def opened(monkeypatch):
     def closed(self, poll_interval=0.5):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Live, "serve_forever", closed)
+    monkeypatch.setattr(LiveServer, "serve_forever", closed)
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     return found
@@ -405,14 +407,14 @@ def test_invalid_options_raise_errors(opened, capsys, transformer_folder, option
 
 
 def test_live_page_of_a_model_without_attention_has_a_walk(blind):
-    assert Desk(blind).look({"source": "one two"}).header["walk"] is not None
+    assert TextRequestHandler(blind).look({"source": "one two"}).header["walk"] is not None
 
 
 def test_question_answering_model_has_a_context_field():
     tokenizer = Tokenizer.train(["who sat the cat sat there"], "word")
     sizes = dict(width=8, heads=2, layers=1, feedforward=16, vocab=tokenizer.vocab_size)
-    desk = Desk(TextEncoder(Bert(BertConfig(**sizes, head="answer")).eval(), tokenizer))
-    assert desk.fields == ["source", "context"]
-    (side,) = desk.look({"source": "who sat", "context": "the cat sat there"}).header["sides"].values()
+    handler = TextRequestHandler(TextEncoder(Bert(BertConfig(**sizes, head="answer")).eval(), tokenizer))
+    assert handler.fields == ["source", "context"]
+    (side,) = handler.look({"source": "who sat", "context": "the cat sat there"}).header["sides"].values()
     assert side["tokens"][1:3] == ["who", "sat"]
     assert side["tokens"][-5:-1] == ["the", "cat", "sat", "there"]

@@ -17,11 +17,11 @@ from regard.data.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.folder import TextEncoder
-from regard.folder.bundle import ModelWithTokenizers
+from regard.folder.bundle import TextPipeline
 from regard.models import Bert, BertConfig, Seq2SeqConfig
-from regard.viewer import attentions, look
-from regard.viewer.forcing import information
-from regard.viewer.scene import scene_of
+from regard.viewer import attention_names, look
+from regard.viewer.forcing import mutual_information
+from regard.viewer.scene import build_scene
 from tests.conftest import train_numbers
 
 SENTENCE, TRANSLATION = "one two three", "trois deux un"
@@ -63,7 +63,7 @@ def test_masked_attention_has_no_weight_on_later_tokens(seen):
 @pytest.mark.parametrize("model", ["transformer", "seq2seq"])
 def test_row_t_has_the_weights_of_decoding_step_t(model, request):
     translator = request.getfixturevalue(model)
-    with record(translator.model, attentions(translator, "cross")) as recording:
+    with record(translator.model, attention_names(translator, "cross")) as recording:
         text = translator.translate([SENTENCE], DecodeConfig(method="greedy"))[0][0].text
     seen = look(translator, SENTENCE, text)
     for name, recorded in recording.items():
@@ -93,7 +93,7 @@ def test_mutual_information_needs_rows_that_differ():
     sharp_but_alike = np.eye(4)[[2, 2, 2, 2]]
     even = np.full((4, 4), 0.25)
     half = np.kron(np.eye(2), np.full((2, 2), 0.5))
-    assert [information(one) for one in (sharp_but_alike, even, half, np.eye(4))] == [0, 0, 1, 2]
+    assert [mutual_information(one) for one in (sharp_but_alike, even, half, np.eye(4))] == [0, 0, 1, 2]
 
 
 def test_unknown_words_are_labeled_with_their_text(transformer):
@@ -162,7 +162,7 @@ def test_invalid_arguments_of_save_raise_errors(seen, tmp_path, call, message):
 def test_page_of_a_model_without_attention_has_its_states(blind, tmp_path):
     seen = look(blind, SENTENCE)
     assert seen.maps == {}
-    header = scene_of(seen).header
+    header = build_scene(seen).header
     assert header["attentions"] == []
     titles = [step["title"] for step in header["walk"]["steps"]]
     assert "Initial state of the decoder: the source as one vector" in titles
@@ -195,14 +195,14 @@ def test_look_at_a_question_and_its_context(question_answerer, tmp_path):
     encoded = question_answerer.encode_rows([(question, context)])
     with torch.no_grad(), record(question_answerer.model) as recording:
         question_answerer.model(
-            question_answerer.packed([encoded.ids[0].tolist()]), torch.from_numpy(encoded.segments[0])
+            question_answerer.pack([encoded.ids[0].tolist()]), torch.from_numpy(encoded.segments[0])
         )
     np.testing.assert_allclose(one.weights, recording[one.name].weights()[0], atol=1e-6)
     best = seen.alignment
-    assert information(seen.question_block(best.head_weights())) == max(
-        information(seen.question_block(m.head_weights())) for m in seen.maps.values()
+    assert mutual_information(seen.question_block(best.head_weights())) == max(
+        mutual_information(seen.question_block(m.head_weights())) for m in seen.maps.values()
     )
-    header = scene_of(seen).header
+    header = build_scene(seen).header
     assert header["opens"]["attention"] == best.name
     assert max(step["differs"] or 0.0 for step in header["walk"]["steps"]) < 1e-5
     seen.save(tmp_path / "map.png")
@@ -217,7 +217,7 @@ def test_invalid_contexts_raise_errors(question_answerer, transformer):
 
 @pytest.mark.parametrize(("text", "message"), [(" ", "empty"), ("one " * 99, "99 tokens")])
 def test_empty_and_too_long_texts_raise_errors(transformer, text, message, monkeypatch):
-    monkeypatch.setattr(ModelWithTokenizers, "length_limit", 16)  # as with learned positions
+    monkeypatch.setattr(TextPipeline, "length_limit", 16)  # as with learned positions
     with pytest.raises(RegardError, match=message):
         look(transformer, text)
 

@@ -8,10 +8,10 @@ import pytest
 from matplotlib.image import imread
 from PIL import Image
 
-from regard.data.image_decoding import mask_of
+from regard.data.image_decoding import to_mask_array
 from regard.errors import RegardError
 from regard.viewer.confusion import draw_confusion
-from regard.viewer.masks import label_colours, mask_overlay, mask_png
+from regard.viewer.masks import label_colors, mask_overlay, mask_png
 
 MASK = np.array([[0, 1, 1], [2, 2, 2]])
 
@@ -22,21 +22,21 @@ def svg_text(svg: bytes) -> str:
 
 @pytest.mark.parametrize("count", [1, 7, 8, 256])
 def test_labels_have_different_colors(count):
-    colors = label_colours(count)
+    colors = label_colors(count)
     assert (colors.shape, colors.dtype) == ((count, 3), np.uint8)
     assert len(np.unique(colors, axis=0)) == count
-    np.testing.assert_array_equal(label_colours(300)[:count], colors)  # a label keeps its color
+    np.testing.assert_array_equal(label_colors(300)[:count], colors)  # a label keeps its color
 
 
 def test_written_mask_is_read_back():
     image = Image.open(io.BytesIO(mask_png(MASK, values=(0, 7, 254))))
     assert (image.format, image.mode, image.size) == ("PNG", "P", (3, 2))
-    np.testing.assert_array_equal(mask_of(image, (2, 3)), [[0, 7, 7], [254, 254, 254]])
-    np.testing.assert_array_equal(np.asarray(image.convert("RGB")), label_colours(3)[MASK])
+    np.testing.assert_array_equal(to_mask_array(image, (2, 3)), [[0, 7, 7], [254, 254, 254]])
+    np.testing.assert_array_equal(np.asarray(image.convert("RGB")), label_colors(3)[MASK])
 
 
 def test_more_than_256_labels_are_an_error():
-    with pytest.raises(RegardError, match="A mask has room for 256 labels, not for 300"):
+    with pytest.raises(RegardError, match="A PNG mask supports 256 labels; the model has 300"):
         mask_png(MASK, values=range(300))
 
 
@@ -61,7 +61,7 @@ def test_large_images_are_downscaled():
 def test_confusion_matrix_has_shares_per_row():
     counts = np.array([[9, 3, 0], [0, 50, 50], [0, 0, 0]])
     text = svg_text(draw_confusion(counts, ["cat", "$dog$", "<owl>"], "accuracy 52.68 %", "pictures", "svg"))
-    for label in ("accuracy 52.68 %", "what its pictures were taken for", "$dog$", "<owl>", "75", "25", "50"):
+    for label in ("accuracy 52.68 %", "predicted labels of its pictures", "$dog$", "<owl>", "75", "25", "50"):
         assert label in text
     assert "33" not in text  # shares are per row, not per column
     plot = imread(io.BytesIO(draw_confusion(counts, ["a", "b", "c"], "", "pixels", "png")), format="png")

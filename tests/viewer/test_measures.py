@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from regard.viewer.measures import agreement, agreement_of_heads, entropy, mean_entropy
+from regard.viewer.measures import agreement, entropy, head_agreement, mean_entropy
 
 
 def random_weights(heads: int, rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -29,7 +29,7 @@ def test_rows_without_attention_are_left_out():
     weights = random_weights(3, 5, 7)
     with_empty_rows = np.concatenate([weights, np.zeros((3, 2, 7))], axis=1)
     np.testing.assert_allclose(mean_entropy(with_empty_rows), entropy(weights).mean(1))
-    np.testing.assert_allclose(agreement_of_heads(with_empty_rows), agreement_of_heads(weights))
+    np.testing.assert_allclose(head_agreement(with_empty_rows), head_agreement(weights))
     assert mean_entropy(np.zeros((3, 2, 7))).tolist() == [0, 0, 0]
 
 
@@ -43,10 +43,10 @@ def test_agreement_is_one_minus_total_variation_distance():
 
 def test_head_agreement_is_the_mean_over_other_heads():
     weights = random_weights(4, 5, 7)
-    agreements = agreement_of_heads(weights)
+    agreements = head_agreement(weights)
     for h in range(4):
         expected = np.mean([float(agreement(weights[h], weights[other])) for other in range(4) if other != h])
         assert agreements[h] == pytest.approx(expected)
-    assert agreement_of_heads(weights[:1]).tolist() == [1]
+    assert head_agreement(weights[:1]).tolist() == [1]
     disjoint = np.stack([np.eye(4)[[(t + h) % 4 for t in range(4)]] for h in range(4)])
-    assert agreement_of_heads(disjoint).tolist() == [0, 0, 0, 0]
+    assert head_agreement(disjoint).tolist() == [0, 0, 0, 0]

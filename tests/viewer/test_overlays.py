@@ -13,7 +13,7 @@ import regard
 from regard.attention import record
 from regard.errors import RegardError
 from regard.folder import ImageModel
-from regard.viewer import roll_out
+from regard.viewer import attention_rollout
 from regard.viewer.overlay_pictures import overlay
 from tests.viewer.seeing import KINDS, LABELS, images, model_of, photo
 
@@ -57,41 +57,45 @@ def test_weights_are_those_of_the_models_own_forward(kind):
 def test_query_of_the_weights_over_patches():
     seen = look("distilled")
     weights = seen.maps["blocks.1.attention"].weights
-    np.testing.assert_array_equal(seen.over_patches("blocks.1.attention"), weights[:, 0, 4:].reshape(2, 2, 3))
-    weighted = seen.over_patches("blocks.1.attention", patch=(1, 0))
+    np.testing.assert_array_equal(seen.patch_weights("blocks.1.attention"), weights[:, 0, 4:].reshape(2, 2, 3))
+    weighted = seen.patch_weights("blocks.1.attention", patch=(1, 0))
     np.testing.assert_array_equal(weighted, weights[:, 4 + 3, 4:].reshape(2, 2, 3))
-    np.testing.assert_array_equal(seen.over_patches(), seen.over_patches("blocks.2.attention"))
+    np.testing.assert_array_equal(seen.patch_weights(), seen.patch_weights("blocks.2.attention"))
 
     seen = look("mean")
     mean = seen.maps["blocks.2.attention"].weights[:, 1:, 1:].mean(1)
-    np.testing.assert_allclose(seen.over_patches(), mean.reshape(2, 2, 3))
+    np.testing.assert_allclose(seen.patch_weights(), mean.reshape(2, 2, 3))
 
     seen = look("query")
     question = seen.maps["pooler.attention"].weights[:, 0]
-    np.testing.assert_array_equal(seen.over_patches(), question.reshape(2, 2, 3))
+    np.testing.assert_array_equal(seen.patch_weights(), question.reshape(2, 2, 3))
     last = seen.maps["blocks.2.attention"].weights  # the last attention with patches as queries
-    np.testing.assert_array_equal(seen.over_patches(patch=(0, 2)), last[:, 1 + 2, 1:].reshape(2, 2, 3))
+    np.testing.assert_array_equal(seen.patch_weights(patch=(0, 2)), last[:, 1 + 2, 1:].reshape(2, 2, 3))
 
 
 def test_weights_of_the_class_query_of_a_segmenter():
     seen = look("class", head="segment", segmenter="queries")
     weights = seen.maps["segmenter.blocks.1.attention"].weights
-    np.testing.assert_array_equal(seen.over_patches(label="dog"), weights[:, 1, 3:].reshape(2, 2, 3))
-    np.testing.assert_allclose(seen.over_patches(), weights[:, 3:, 3:].mean(1).reshape(2, 2, 3))
+    np.testing.assert_array_equal(seen.patch_weights(label="dog"), weights[:, 1, 3:].reshape(2, 2, 3))
+    np.testing.assert_allclose(seen.patch_weights(), weights[:, 3:, 3:].mean(1).reshape(2, 2, 3))
     # The class token of a segmenter does not represent the image.
     encoder = seen.maps["blocks.0.attention"].weights[:, 1:, 1:].mean(1)
-    np.testing.assert_allclose(seen.over_patches("blocks.0.attention"), encoder.reshape(2, 2, 3))
+    np.testing.assert_allclose(seen.patch_weights("blocks.0.attention"), encoder.reshape(2, 2, 3))
 
 
 def test_rollout_is_the_attention_rollout_of_the_model():
     model, batch = model_of("distilled"), images()
-    seen, plain, weighted = regard.look(model, batch[0]), roll_out(model, batch), roll_out(model, batch, [2])
-    np.testing.assert_allclose(seen.rollout(), plain.over_patches(), atol=1e-7)
-    np.testing.assert_allclose(seen.rollout(patch=(1, 1)), plain.over_patches(0, (1, 1)), atol=1e-7)
-    np.testing.assert_allclose(seen.rollout(label="owl"), weighted.over_patches(), atol=1e-7)
+    seen, plain, weighted = (
+        regard.look(model, batch[0]),
+        attention_rollout(model, batch),
+        attention_rollout(model, batch, [2]),
+    )
+    np.testing.assert_allclose(seen.rollout(), plain.patch_weights(), atol=1e-7)
+    np.testing.assert_allclose(seen.rollout(patch=(1, 1)), plain.patch_weights(0, (1, 1)), atol=1e-7)
+    np.testing.assert_allclose(seen.rollout(label="owl"), weighted.patch_weights(), atol=1e-7)
     segmenter = look(head="segment", segmenter="queries")
     np.testing.assert_allclose(
-        segmenter.rollout(label="dog"), roll_out(segmenter.run.model, batch).over_patches(query=1), atol=1e-7
+        segmenter.rollout(label="dog"), attention_rollout(segmenter.run.model, batch).patch_weights(query=1), atol=1e-7
     )
 
 
@@ -115,7 +119,7 @@ def test_files_images_arrays_and_tensors_give_equal_looks(tmp_path):
     ]
     for one in found:
         np.testing.assert_array_equal(one.pixels, pixels)
-        np.testing.assert_allclose(one.over_patches(), found[0].over_patches(), atol=1e-6)
+        np.testing.assert_allclose(one.patch_weights(), found[0].patch_weights(), atol=1e-6)
     assert "p.png" in repr(found[0])
 
 
@@ -274,11 +278,11 @@ def test_look_of_a_grayscale_model(tmp_path):
         ),
         (lambda seen, at: seen.save(at / "map.png", head=1, rollout=True), "Rollout combines all attentions"),
         (
-            lambda seen, at: seen.over_patches("blocks.0.attention", label="cat"),
+            lambda seen, at: seen.patch_weights("blocks.0.attention", label="cat"),
             "blocks.0.attention has no labels as queries",
         ),
         (
-            lambda seen, at: look("query").over_patches("pooler.attention", (0, 0)),
+            lambda seen, at: look("query").patch_weights("pooler.attention", (0, 0)),
             "pooler.attention has no patches as queries",
         ),
         (lambda seen, at: look(labels=()).rollout(label="cat"), "has no label 'cat'. It has no labels"),

@@ -11,11 +11,11 @@ import torch
 
 from regard.attention import Recorded, ScaledDot
 from regard.attention.backends.call import Call
-from regard.attention.masks import FREE
+from regard.attention.masks import NO_MASK
 from regard.errors import RegardError
 from regard.viewer import AttentionMap, Look, look, page, web
 from regard.viewer.looking import TokenAxis
-from regard.viewer.scene import Scene, scene_of
+from regard.viewer.scene import Scene, build_scene
 
 MODULE = 'function openPage() { document.title = "é"; }\nexport default { render: openPage };\n'
 HOSTILE = [
@@ -75,16 +75,16 @@ def scene_with(texts: list[str]) -> Scene:
     """A scene in which every string is one of these texts."""
     q = torch.randn(1, 1, len(texts), 4)
     side = TokenAxis(texts[0], texts, [0] * len(texts))
-    recorded = Recorded(texts[1], "self", calls=[Call(q, q, q, ScaledDot(), FREE)])
+    recorded = Recorded(texts[1], "self", calls=[Call(q, q, q, ScaledDot(), NO_MASK)])
     shown = AttentionMap(texts[1], "self", side, side, recorded)
     whole = " ".join(texts)
-    return scene_of(Look(whole, texts[2], texts, texts, {texts[1]: shown}, family=texts[3], name=texts[4]))
+    return build_scene(Look(whole, texts[2], texts, texts, {texts[1]: shown}, family=texts[3], name=texts[4]))
 
 
 def test_page_contains_header_blobs_and_module(transformer, tmp_path):
     seen = look(transformer, "one two three", "trois deux un")
     seen.save(tmp_path / "page.html", "decoder.0.cross", 1)
-    made = scene_of(seen, "decoder.0.cross", 1)
+    made = build_scene(seen, "decoder.0.cross", 1)
     content = (tmp_path / "page.html").read_bytes()
     assert content == page.render_page(made)
     elements = Elements(content.decode())
@@ -101,7 +101,7 @@ def test_page_contains_header_blobs_and_module(transformer, tmp_path):
 
 
 def test_page_fetches_nothing_and_runs_only_its_own_script(transformer):
-    text = page.render_page(scene_of(look(transformer, "one", "un"))).decode()
+    text = page.render_page(build_scene(look(transformer, "one", "un"))).decode()
     elements = Elements(text)
     named = {name for _, attributes, _ in elements.found for name in attributes}
     assert not named & {"src", "href", "style", "srcset"}
@@ -167,7 +167,7 @@ def big_look(layers: int, heads: int, width: int, length: int) -> Look:
     names += [f"decoder.{i}.{part}" for i in range(layers) for part in ("attention", "cross")]
     for number, name in enumerate(names):
         q, k = drawn.roll(number, dims=-1)
-        recorded = Recorded(name, "self", calls=[Call(q, k, k, ScaledDot(), FREE)])
+        recorded = Recorded(name, "self", calls=[Call(q, k, k, ScaledDot(), NO_MASK)])
         maps[name] = AttentionMap(name, "self", side, side, recorded)
     text = " ".join(tokens)
     return Look(text, text, tokens, tokens, maps)
@@ -175,21 +175,23 @@ def big_look(layers: int, heads: int, width: int, length: int) -> Look:
 
 def test_real_module_fits_into_a_page(monkeypatch, transformer):
     monkeypatch.setattr(page, "module", web.module)
-    elements = Elements(page.render_page(scene_of(look(transformer, "one", "un"))).decode())
+    elements = Elements(page.render_page(build_scene(look(transformer, "one", "un"))).decode())
     script = elements.named("script")[-1][1]
     assert script == f"{web.module()}\nopenPage();\n"
     assert "function openPage()" in script
 
 
 def test_page_of_a_base_model_on_512_tokens_is_under_30_megabytes():
-    made = scene_of(big_look(layers=6, heads=8, width=512, length=512), "decoder.0.cross")
+    made = build_scene(big_look(layers=6, heads=8, width=512, length=512), "decoder.0.cross")
     assert len(made.header["attentions"]) == 18
     assert {one["q"]["type"] for one in made.header["attentions"]} == {"uint16"}
     assert len(page.render_page(made)) < 26e6  # leaves 4 MB for the module
 
 
 def test_page_size_grows_linearly_with_the_length():
-    sizes = [sum(map(len, scene_of(big_look(1, 2, 32, length), "encoder.0.attention").blobs)) for length in (500, 1000)]
+    sizes = [
+        sum(map(len, build_scene(big_look(1, 2, 32, length), "encoder.0.attention").blobs)) for length in (500, 1000)
+    ]
     assert sizes[1] == 2 * sizes[0]
 
 
@@ -212,7 +214,7 @@ def test_initial_view_is_checked_and_saved(transformer, tmp_path):
 
 
 def test_equal_looks_give_equal_pages(transformer):
-    first, second = (page.render_page(scene_of(look(transformer, "one two", "deux un"))) for _ in range(2))
+    first, second = (page.render_page(build_scene(look(transformer, "one two", "deux un"))) for _ in range(2))
     assert first == second
 
 

@@ -9,7 +9,7 @@ from regard.attention.reference import repeat_heads
 from regard.errors import RegardError
 from regard.kernels.masked_softmax import masked_softmax
 from regard.layers.patches import pack_images
-from regard.viewer import roll_out
+from regard.viewer import attention_rollout
 from tests.viewer.seeing import KINDS, images, model_of
 
 
@@ -25,7 +25,7 @@ def reference_rollout(layers):
 
 def record_weights(model, batch):
     with torch.no_grad(), record(model) as recording:
-        model.pooled(model.encode(batch), batch)
+        model.pool(model.encode(batch), batch)
     return {name: attention.weights().double().numpy() for name, attention in recording.items() if attention.calls}
 
 
@@ -33,7 +33,7 @@ def record_weights(model, batch):
 def test_rollout_matches_the_reference(kind):
     model, batch = model_of(kind), images(3)
     maps, prefix = record_weights(model, batch), model.config.prefix
-    rollout = roll_out(model, batch)
+    rollout = attention_rollout(model, batch)
     for b in range(3):
         matrix = reference_rollout([maps[f"blocks.{i}.attention"][b] for i in range(3)])
         np.testing.assert_allclose(rollout.matrix[b], matrix, atol=1e-6)
@@ -42,10 +42,10 @@ def test_rollout_matches_the_reference(kind):
             "distilled": (matrix[0] + matrix[1]) / 2,
             "query": maps["pooler.attention"][b].mean(0)[0] @ matrix[prefix:] if kind == "query" else None,
         }.get(kind, matrix[prefix:].mean(0))
-        np.testing.assert_allclose(rollout.whole[b], pooled, atol=1e-6)
-        np.testing.assert_allclose(rollout.over_patches(b), pooled[prefix:].reshape(2, 3), atol=1e-6)
+        np.testing.assert_allclose(rollout.pooled[b], pooled, atol=1e-6)
+        np.testing.assert_allclose(rollout.patch_weights(b), pooled[prefix:].reshape(2, 3), atol=1e-6)
         np.testing.assert_allclose(
-            rollout.over_patches(b, (1, 2)), matrix[prefix + 5, prefix:].reshape(2, 3), atol=1e-6
+            rollout.patch_weights(b, (1, 2)), matrix[prefix + 5, prefix:].reshape(2, 3), atol=1e-6
         )
     assert rollout.matrix[0].std() > 0.01  # not uniform
 
@@ -78,7 +78,7 @@ def reference_weighted_rollout(model, image, label, monkeypatch):
             pooled = pooling_weights @ encoded[:, config.prefix :]
             logits = model.logits(model.norm(pooled) if model.norm_is_last else pooled)
         else:
-            logits = model.logits(model.pooled(encoded, image))
+            logits = model.logits(model.pool(encoded, image))
         logits[0, label].backward()
     monkeypatch.undo()
     relevant = [(weights * weights.grad).detach()[0].clamp(min=0).mean(0) for weights in recorder.weights]
@@ -100,24 +100,24 @@ def reference_weighted_rollout(model, image, label, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_weighted_rollout_matches_the_reference(kind, monkeypatch):
     model, batch, labels = model_of(kind).double(), images(3).double(), [2, 0, 1]
-    rollout = roll_out(model, batch, labels)
+    rollout = attention_rollout(model, batch, labels)
     for b, label in enumerate(labels):
         matrix, row = reference_weighted_rollout(model, batch[b : b + 1], label, monkeypatch)
         np.testing.assert_allclose(rollout.matrix[b], matrix, atol=1e-9)
-        np.testing.assert_allclose(rollout.whole[b], row, atol=1e-9)
-    other = roll_out(model, batch, [0, 1, 2])
-    assert (other.over_patches(0) - rollout.over_patches(0)).abs().max() > 1e-3  # the map depends on the label
+        np.testing.assert_allclose(rollout.pooled[b], row, atol=1e-9)
+    other = attention_rollout(model, batch, [0, 1, 2])
+    assert (other.patch_weights(0) - rollout.patch_weights(0)).abs().max() > 1e-3  # the map depends on the label
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("labels", [None, [0, 1]])
 def test_every_row_sums_to_one(kind, labels):
-    rollout = roll_out(model_of(kind), images(2, 16, 4), labels)  # a tall grid, unlike the training size
+    rollout = attention_rollout(model_of(kind), images(2, 16, 4), labels)  # a tall grid, unlike the training size
     assert rollout.grids == ((4, 1),) * 2
-    assert rollout.over_patches(1).shape == (4, 1)
+    assert rollout.patch_weights(1).shape == (4, 1)
     assert rollout.matrix.min() >= 0
     torch.testing.assert_close(rollout.matrix.sum(-1), torch.ones(2, 4 + rollout.prefix), rtol=0, atol=1e-6)
-    torch.testing.assert_close(rollout.whole.sum(-1), torch.ones(2), rtol=0, atol=1e-6)
+    torch.testing.assert_close(rollout.pooled.sum(-1), torch.ones(2), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -126,13 +126,13 @@ def test_packed_images_give_the_same_rollout_as_single_images(kind):
     singles = [images(1, 8, 12), images(1, 4, 8, seed=2), images(1, 16, 16, seed=3)]
     packed = pack_images([image[0] for image in singles], 4)
     for labels in (None, [0, 1, 2]):
-        rollout = roll_out(model, packed, labels)
+        rollout = attention_rollout(model, packed, labels)
         assert rollout.grids == ((2, 3), (1, 2), (4, 4))
         for b, image in enumerate(singles):
-            alone = roll_out(model, image, None if labels is None else [labels[b]])
-            torch.testing.assert_close(rollout.over_patches(b), alone.over_patches(), rtol=0, atol=1e-4)
+            alone = attention_rollout(model, image, None if labels is None else [labels[b]])
+            torch.testing.assert_close(rollout.patch_weights(b), alone.patch_weights(), rtol=0, atol=1e-4)
             torch.testing.assert_close(
-                rollout.over_patches(b, (0, 1)), alone.over_patches(0, (0, 1)), rtol=0, atol=1e-4
+                rollout.patch_weights(b, (0, 1)), alone.patch_weights(0, (0, 1)), rtol=0, atol=1e-4
             )
 
 
@@ -141,8 +141,8 @@ def test_label_without_positive_relevance_has_zero_rollout():
     model = model_of("mean")
     with torch.no_grad():
         model.output.weight[1] = 0
-    rollout = roll_out(model, images(), [1])
-    assert not rollout.whole.any()
+    rollout = attention_rollout(model, images(), [1])
+    assert not rollout.pooled.any()
     torch.testing.assert_close(rollout.matrix.sum(-1), torch.ones(1, 7))
 
 
@@ -152,7 +152,7 @@ def test_label_queries_are_rolled_out_through_segmenter_and_encoder():
     with torch.no_grad(), record(model) as recording:
         model(batch)
     maps = {name: attention.weights().double().numpy() for name, attention in recording.items()}
-    rollout = roll_out(model, batch)
+    rollout = attention_rollout(model, batch)
     assert rollout.queries.shape == (2, 3, 8)
     torch.testing.assert_close(rollout.queries.sum(-1), torch.ones(2, 3))
     for b in range(2):
@@ -160,25 +160,25 @@ def test_label_queries_are_rolled_out_through_segmenter_and_encoder():
         queries = reference_rollout([maps[f"segmenter.blocks.{i}.attention"][b] for i in range(2)])[:3, 3:]
         expected = queries / queries.sum(1, keepdims=True) @ encoder[2:]
         np.testing.assert_allclose(rollout.queries[b], expected, atol=1e-6)
-        np.testing.assert_allclose(rollout.over_patches(b, query=1), expected[1, 2:].reshape(2, 3), atol=1e-6)
-        np.testing.assert_allclose(rollout.whole[b], encoder[2:].mean(0), atol=1e-6)  # no class token is used
+        np.testing.assert_allclose(rollout.patch_weights(b, query=1), expected[1, 2:].reshape(2, 3), atol=1e-6)
+        np.testing.assert_allclose(rollout.pooled[b], encoder[2:].mean(0), atol=1e-6)  # no class token is used
 
 
 def test_rollout_works_with_frozen_models_and_in_inference_mode():
     model, batch = model_of(), images()
-    expected = roll_out(model, batch, [1]).whole
+    expected = attention_rollout(model, batch, [1]).pooled
     model.requires_grad_(False)
     with torch.inference_mode():
         packed = pack_images(list(batch), 4)
-        roll_out(model, packed)
-        rollout = roll_out(model, packed, [1])
-    torch.testing.assert_close(rollout.whole, expected, rtol=0, atol=1e-6)
+        attention_rollout(model, packed)
+        rollout = attention_rollout(model, packed, [1])
+    torch.testing.assert_close(rollout.pooled, expected, rtol=0, atol=1e-6)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_rollout_leaves_no_gradients():
     model, batch = model_of(), images()
-    roll_out(model, batch, [0])
+    attention_rollout(model, batch, [0])
     assert all(parameter.grad is None for parameter in model.parameters())
     assert batch.grad is None
     assert dispatch._thread.state == dispatch.DispatchState()
@@ -188,16 +188,16 @@ def test_rollout_leaves_no_gradients():
     ("call", "message"),
     [
         (
-            lambda: roll_out(model_of(head="segment"), images(), [0]),
+            lambda: attention_rollout(model_of(head="segment"), images(), [0]),
             "this model has the head segment",
         ),
-        (lambda: roll_out(model_of(labels=()), images(), [0]), "needs an image classifier"),
-        (lambda: roll_out(model_of(), images(2), [0]), "1 labels for 2 images"),
+        (lambda: attention_rollout(model_of(labels=()), images(), [0]), "needs an image classifier"),
+        (lambda: attention_rollout(model_of(), images(2), [0]), "1 labels for 2 images"),
         (
-            lambda: roll_out(model_of(), images()).over_patches(0, (2, 0)),
+            lambda: attention_rollout(model_of(), images()).patch_weights(0, (2, 0)),
             "no patch in row 2, column 0.*2 rows and 3 col",
         ),
-        (lambda: roll_out(model_of(), images()).over_patches(0, (0, -1)), "no patch in row 0, column -1"),
+        (lambda: attention_rollout(model_of(), images()).patch_weights(0, (0, -1)), "no patch in row 0, column -1"),
     ],
 )
 def test_invalid_calls_are_an_error(call, message):

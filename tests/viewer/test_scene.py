@@ -9,18 +9,18 @@ from torch import nn
 
 from regard.attention import Dot, Mask, Offsets, Recorded, ScaledDot, Score, causal, padding, window
 from regard.attention.backends.call import Call
-from regard.attention.masks import Form
+from regard.attention.masks import MaskParts
 from regard.attention.scores import DotLike
 from regard.data import Tokenizer
 from regard.errors import RegardError
-from regard.folder import LanguageModel, TextEncoder, Translator
+from regard.folder import TextEncoder, TextGenerator, Translator
 from regard.layers.positions import RelativeBias
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.transformer import t5_small
 from regard.version import __version__
 from regard.viewer import AttentionMap, Look, look, scene
 from regard.viewer.looking import TokenAxis, _token_axis
-from regard.viewer.scene import Scene, scene_of
+from regard.viewer.scene import Scene, build_scene
 from tests.attention.helpers import SCORE_NAMES, Slope, masks, scores
 from tests.viewer.helpers import weights
 
@@ -39,7 +39,7 @@ def make_look(*calls: Call, kind: str = "self", name: str = "blocks.0.attention"
 
 
 def compare(seen: Look, made: Scene | None = None, tolerance: float = 1e-6) -> None:
-    made = made or scene_of(seen)
+    made = made or build_scene(seen)
     assert [one["name"] for one in made.header["attentions"]] == list(seen.maps)
     for name, one in seen.maps.items():
         assert len(np.unique(one.weights)) > 1
@@ -52,7 +52,7 @@ def random(*shape: int, seed: int) -> torch.Tensor:
 
 def make_call(score: Score, mask: Mask | None = None, bias=None, *, H=4, G=4, T=5, S=7, D=6, C=6, B=1) -> Call:
     q, k = random(B, H, T, D, seed=1), random(B, G, S, C, seed=2)
-    return Call(q, k, k, score, Form.of(mask), bias)
+    return Call(q, k, k, score, MaskParts.from_mask(mask), bias)
 
 
 # Scores, masks, bias
@@ -65,7 +65,7 @@ def test_every_score_with_grouped_keys(name, groups):
     call = make_call(scores(6, 6, 7, 4)[name], G=groups)
     seen = make_look(call)
     compare(seen)
-    (one,) = scene_of(seen).header["attentions"]
+    (one,) = build_scene(seen).header["attentions"]
     assert one["score"]["called"] == name.partition("-")[0]
     assert (one["w"] is not None) == name.startswith("concat")
 
@@ -80,7 +80,7 @@ def test_shared_keys_are_stored_once():
     torch.manual_seed(0)
 
     def heads_of_keys(score: str, groups: int) -> int:
-        made = scene_of(make_look(make_call(scores(6, 6, 7, 4)[score], G=groups)))
+        made = build_scene(make_look(make_call(scores(6, 6, 7, 4)[score], G=groups)))
         return made.header["attentions"][0]["k"]["shape"][1]
 
     assert [heads_of_keys("scaled_dot", groups) for groups in (4, 2, 1)] == [4, 2, 1]
@@ -98,31 +98,42 @@ def test_every_mask(name, T):
 
 
 def test_fully_masked_query_has_zeros():
-    made = scene_of(make_look(make_call(Dot(), causal() & window(3) & padding(torch.tensor([2])), T=7)))
+    made = build_scene(make_look(make_call(Dot(), causal() & window(3) & padding(torch.tensor([2])), T=7)))
     assert weights(made, "blocks.0.attention")[:, 4:].sum() == 0
 
 
 @pytest.mark.parametrize("T", [7, 5, 9])
-@pytest.mark.parametrize("bias", [RelativeBias(4, both=True), RelativeBias(4, both=False, distance=4), Slope(4)])
+@pytest.mark.parametrize(
+    "bias", [RelativeBias(4, bidirectional=True), RelativeBias(4, bidirectional=False, distance=4), Slope(4)]
+)
 def test_relative_bias(bias, T):
     seen = make_look(make_call(Dot(), bias=bias, T=T))
     compare(seen)
-    with_bias, without = (scene_of(one) for one in (seen, make_look(make_call(Dot(), T=T))))
+    with_bias, without = (build_scene(one) for one in (seen, make_look(make_call(Dot(), T=T))))
     assert np.abs(weights(with_bias, "blocks.0.attention") - weights(without, "blocks.0.attention")).max() > 0.01
 
 
 def test_scene_of_packed_sequences_contains_the_first():
-    offsets = Offsets.of(torch.tensor([0, 5, 12]))
+    offsets = Offsets.from_starts(torch.tensor([0, 5, 12]))
     q = random(12, 4, 6, seed=1)
-    packed = Call(q, q[:, :2], q[:, :2], ScaledDot(), Form.of(causal()), RelativeBias(4, both=False), offsets, offsets)
+    packed = Call(
+        q,
+        q[:, :2],
+        q[:, :2],
+        ScaledDot(),
+        MaskParts.from_mask(causal()),
+        RelativeBias(4, bidirectional=False),
+        offsets,
+        offsets,
+    )
     alone = packed._replace(
         q=q[:5].transpose(0, 1)[None], k=q[:5, :2].transpose(0, 1)[None], q_offsets=None, k_offsets=None
     )
-    made = scene_of(make_look(alone)).blobs
+    made = build_scene(make_look(alone)).blobs
     whole = make_look(packed)
     sides = (TokenAxis(name, list("abcde"), [0] * 5) for name in ("rows", "columns"))
     shown = AttentionMap("blocks.0.attention", "self", *sides, whole.maps["blocks.0.attention"].recorded)
-    assert scene_of(dataclasses.replace(whole, maps={shown.name: shown})).blobs == made
+    assert build_scene(dataclasses.replace(whole, maps={shown.name: shown})).blobs == made
 
 
 # Models
@@ -154,7 +165,7 @@ def test_transformers(score, kv_heads):
     chosen = dict(encoder_score=score, decoder_score=score, cross_score=score)
     translator = make_translator(TransformerConfig(**SMALL, **chosen, kv_heads=kv_heads, positions="rotary"))
     seen = look(translator, SOURCE, TARGET)
-    made = scene_of(seen)
+    made = build_scene(seen)
     compare(seen, made)
     assert made.header["model"] == {"family": "transformer", "name": "", "regard": __version__}
     assert {one["score"]["called"] for one in made.header["attentions"]} == {score}
@@ -162,7 +173,7 @@ def test_transformers(score, kv_heads):
 
 def test_t5_has_a_bias_in_self_attention():
     seen = look(make_translator(t5_small(**SMALL, head_width=8)), SOURCE, TARGET)
-    made = scene_of(seen)
+    made = build_scene(seen)
     compare(seen, made)
     assert [one["bias"] is not None for one in made.header["attentions"]] == [True, True, False, True, False]
 
@@ -176,18 +187,18 @@ def test_recurrent_models(kind, score):
     compare(seen)
 
 
-def make_text_pipeline(family: str) -> LanguageModel | TextEncoder:
+def make_text_pipeline(family: str) -> TextGenerator | TextEncoder:
     torch.manual_seed(0)
     tokenizer = Tokenizer.train([" ".join(WORDS)], "word", mask=family == "bert")
     sizes = dict(width=16, heads=4, feedforward=16, dropout=0.0, vocab=tokenizer.vocab_size)
     if family == "gpt":
-        return LanguageModel(amplify_weights(make_model(GPTConfig(**sizes, layers=2, kv_heads=2))), tokenizer)
+        return TextGenerator(amplify_weights(make_model(GPTConfig(**sizes, layers=2, kv_heads=2))), tokenizer)
     return TextEncoder(amplify_weights(make_model(BertConfig(**sizes, layers=4, groups=2))), tokenizer)
 
 
 def test_language_models():
     seen = look(make_text_pipeline("gpt"), SOURCE)
-    made = scene_of(seen)
+    made = build_scene(seen)
     compare(seen, made)
     assert [one["mask"] for one in made.header["attentions"]] == [{"op": "causal"}] * 2
     assert [one["k"]["shape"] for one in made.header["attentions"]] == [[5, 2, 4]] * 2
@@ -195,7 +206,7 @@ def test_language_models():
 
 def test_layers_with_shared_weights_are_separate_attentions():
     seen = look(make_text_pipeline("bert"), SOURCE)
-    made = scene_of(seen)
+    made = build_scene(seen)
     compare(seen, made)
     names = [f"blocks.{group}.attention.{number}" for group in (0, 1) for number in (0, 1)]
     assert [(one["name"], one["layer"]) for one in made.header["attentions"]] == list(zip(names, range(4)))
@@ -208,12 +219,12 @@ def test_layers_with_shared_weights_are_separate_attentions():
 def test_large_scenes_are_quantized_to_uint16(monkeypatch, score):
     chosen = dict(encoder_score=score, decoder_score=score, cross_score=score)
     seen = look(make_translator(TransformerConfig(**SMALL, **chosen, positions="relative")), SOURCE, TARGET)
-    exact = scene_of(seen)
+    exact = build_scene(seen)
     size = sum(len(exact.blobs[one[x]["at"]]) for one in exact.header["attentions"] for x in "qk")
     monkeypatch.setattr(scene, "MAX_EXACT_BYTES", size)
-    assert scene_of(seen).blobs == exact.blobs
+    assert build_scene(seen).blobs == exact.blobs
     monkeypatch.setattr(scene, "MAX_EXACT_BYTES", size - 1)
-    made = scene_of(seen)
+    made = build_scene(seen)
     compare(seen, made, tolerance=1e-3)
     types = {x: {one[x]["type"] for one in made.header["attentions"] if one[x]} for x in ("q", "k", "w", "bias")}
     assert types == {
@@ -278,19 +289,19 @@ class Absolute(nn.Module):
 )
 def test_unsupported_scores_masks_and_biases_raise_errors(call, message):
     with pytest.raises(RegardError, match=f"cannot compute the {message}.*Save a plot"):
-        scene_of(make_look(call))
+        build_scene(make_look(call))
 
 
 def test_custom_dot_product_score():
     seen = make_look(make_call(Doubled()))
     compare(seen)
-    assert scene_of(seen).header["attentions"][0]["score"] == {"called": "Doubled", "form": "dot", "scale": 1.0}
+    assert build_scene(seen).header["attentions"][0]["score"] == {"called": "Doubled", "form": "dot", "scale": 1.0}
 
 
 def test_calls_with_growing_keys_raise_an_error():
     steps = [make_call(Dot(), causal(), T=1, S=n) for n in (1, 2, 3)]
     with pytest.raises(RegardError, match="called several times"):
-        scene_of(make_look(*steps))
+        build_scene(make_look(*steps))
 
 
 # The header
@@ -298,7 +309,7 @@ def test_calls_with_growing_keys_raise_an_error():
 
 def test_axes_words_and_initial_view(transformer):
     seen = look(transformer, "one two three", "trois deux", name="numbers")
-    header = scene_of(seen, "decoder.0.cross", 1).header
+    header = build_scene(seen, "decoder.0.cross", 1).header
     sides = {name: (side["called"], side["tokens"], side["words"]) for name, side in header["sides"].items()}
     assert sides == {
         "source": ("Source", ["one", "two", "three", "<eos>"], [0, 1, 2, -1]),
@@ -320,13 +331,13 @@ def test_axes_words_and_initial_view(transformer):
     assert header["model"]["name"] == "numbers"
     assert header["links"] is None
     assert header["opens"] == {"attention": "decoder.0.cross", "head": 1, "all": False}
-    assert scene_of(seen, head=1).header["opens"] == {"attention": seen.alignment.name, "head": 1, "all": False}
-    assert scene_of(seen, overview=True).header["opens"] == {"attention": None, "head": None, "all": True}
-    assert scene_of(seen).header["opens"] is None
+    assert build_scene(seen, head=1).header["opens"] == {"attention": seen.alignment.name, "head": 1, "all": False}
+    assert build_scene(seen, overview=True).header["opens"] == {"attention": None, "head": None, "all": True}
+    assert build_scene(seen).header["opens"] is None
 
 
 def test_single_text_has_one_axis():
-    header = scene_of(look(make_text_pipeline("bert"), "one two three")).header
+    header = build_scene(look(make_text_pipeline("bert"), "one two three")).header
     assert header["sides"]["text"] == {
         "called": "Text",
         "tokens": ["<sos>", "one", "two", "three", "<eos>"],
@@ -345,7 +356,7 @@ def test_word_indices_of_pieces(kind):
     translator = make_translator(TransformerConfig(**SMALL))
     size = tokenizer.vocab_size
     model = make_model(dataclasses.replace(translator.model.config, source_vocab=size, target_vocab=size))
-    side = scene_of(look(Translator(model, tokenizer, tokenizer), text, "non")).header["sides"]["source"]
+    side = build_scene(look(Translator(model, tokenizer, tokenizer), text, "non")).header["sides"]["source"]
     for number, word in enumerate(text.split()):
         own = [token for token, its in zip(side["tokens"], side["words"]) if its == number]
         assert "".join(own) == word
@@ -357,7 +368,7 @@ def test_word_indices_of_pieces(kind):
 def test_word_indices_of_ids_that_the_tokenizer_would_not_choose():
     """A translation may contain <unk>, or other pieces than the tokenizer would choose."""
     tokenizer = Tokenizer.train(["ab ab", "a b"], "bpe", vocab_size=30)
-    letters = [tokenizer.library.token_to_id(piece) for piece in ("▁", "a", "b")]
+    letters = [tokenizer.backend_tokenizer.token_to_id(piece) for piece in ("▁", "a", "b")]
     side = _token_axis(tokenizer, "ab ab", [*letters, 1, *tokenizer.encode("ab")], str.split)
     assert side.tokens[3:] == ["<unk>", "ab"]
     assert side.words[-1] == max(side.words) == 1
@@ -369,18 +380,18 @@ def test_text_truncated_at_its_beginning_keeps_its_pieces():
     language_model.model.config = dataclasses.replace(language_model.model.config, max_len=4)
     seen = look(language_model, "one zebra three four zoo", truncate=True)
     assert seen.source_pieces[1:] == ["three", "four", "zoo"]
-    assert scene_of(seen).header["sides"]["text"]["words"] == [-1, 2, 3, 4]
+    assert build_scene(seen).header["sides"]["text"]["words"] == [-1, 2, 3, 4]
 
 
 def test_direction_is_that_of_the_first_letter(transformer):
-    sides = scene_of(look(transformer, "123 «שלום» one", "one")).header["sides"]
+    sides = build_scene(look(transformer, "123 «שלום» one", "one")).header["sides"]
     assert (sides["source"]["direction"], sides["target"]["direction"]) == ("rtl", "ltr")
-    assert scene_of(look(transformer, "12 ؟ 34", "مرحبا one")).header["sides"]["predicted"]["direction"] == "rtl"
+    assert build_scene(look(transformer, "12 ؟ 34", "مرحبا one")).header["sides"]["predicted"]["direction"] == "rtl"
 
 
 def test_gold_links(transformer):
     seen = look(transformer, "one two", "deux un", gold=[(1, 0), (0, 1), (1, 0)])
-    assert scene_of(seen).header["links"] == [[1, 0], [0, 1]]  # (target, source)
+    assert build_scene(seen).header["links"] == [[1, 0], [0, 1]]  # (target, source)
     for gold, target, message in [
         ([(0, 2)], "deux un", "0-2 is out of range. The source has 2 words and the target 2"),
         ([(-1, 0)], "deux un", "-1-0 is out of range"),
@@ -391,14 +402,14 @@ def test_gold_links(transformer):
 
 
 def test_custom_word_splitter(transformer):
-    header = scene_of(look(transformer, "one-two", "un", words=lambda text: text.split("-"))).header
+    header = build_scene(look(transformer, "one-two", "un", words=lambda text: text.split("-"))).header
     assert header["sides"]["source"]["words"] == [0, -1, 1, -1]
 
 
 def test_selected_layers_only(transformer):
     seen = look(transformer, "one two", "un", layers="decoder.*.cross")
     assert list(seen.maps) == ["decoder.0.cross", "decoder.1.cross"]
-    assert set(scene_of(seen).header["sides"]) == {"predicted", "source"}
+    assert set(build_scene(seen).header["sides"]) == {"predicted", "source"}
     compare(seen)
     assert list(look(make_text_pipeline("gpt"), "one", layers="blocks.1.*").maps) == ["blocks.1.attention"]
     with pytest.raises(RegardError, match="No attention module of the model matches encoder"):
@@ -406,7 +417,7 @@ def test_selected_layers_only(transformer):
 
 
 def test_long_titles_are_truncated(transformer):
-    title = scene_of(look(transformer, "one " * 15 * 3, "un " * 15, truncate=True)).header["title"]
+    title = build_scene(look(transformer, "one " * 15 * 3, "un " * 15, truncate=True)).header["title"]
     assert len(title) == 100
     assert title.endswith("…")
 
@@ -421,7 +432,7 @@ def test_sharpness_of_a_long_text_uses_a_sample_of_rows(monkeypatch, transformer
         return original(self, heads, queries)
 
     monkeypatch.setattr(Recorded, "weights", weights_of)
-    scene_of(look(transformer, SOURCE, "quatre trois deux un"), head=0, walk=False)
+    build_scene(look(transformer, SOURCE, "quatre trois deux un"), head=0, walk=False)
     assert asked == [[0, 2, 4]] * 2  # only for the two cross-attentions
 
 

@@ -11,13 +11,23 @@ from regard.attention import SCORES, Dot, record
 from regard.attention.recording import KINDS
 from regard.data import Tokenizer
 from regard.errors import RegardError
-from regard.folder import ImageModel, LanguageModel, TextEncoder
+from regard.folder import ImageModel, TextEncoder, TextGenerator
 from regard.layers.multihead import MultiHead
 from regard.layers.packed import pack
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.transformer import t5_small
-from regard.viewer import HeadOff, LayerOff, MaskOff, PositionsOff, RowSet, ScaleOff, look, tried, try_it
-from regard.viewer.asking import Desk
+from regard.viewer import (
+    AblateHead,
+    AblateLayer,
+    RemoveMask,
+    RemovePositions,
+    RemoveScale,
+    SetAttentionRow,
+    apply_interventions,
+    look,
+    run_experiment,
+)
+from regard.viewer.asking import TextRequestHandler
 from regard.viewer.trying import handle_experiment
 from tests.viewer.seeing import images, model_of, photo
 
@@ -72,7 +82,7 @@ def attention_modules(model):
 def run_with(model, inputs, *changes):
     """Outputs without and with interventions; checks that the model is bit-identical afterwards."""
     before, parts = model(*inputs), dict(model.named_modules())
-    with tried(model, changes):
+    with apply_interventions(model, changes):
         after = model(*inputs)
     assert torch.equal(model(*inputs), before)
     assert dict(model.named_modules()) == parts
@@ -103,7 +113,7 @@ def test_ablated_head_equals_zeroed_columns_of_the_output_projection(name):
                     part.context.weight.zero_()
 
             owner = called if hasattr(one, "out") else called.rpartition(".")[0]
-            before, after = run_with(model, inputs, HeadOff(called, head))
+            before, after = run_with(model, inputs, AblateHead(called, head))
             torch.testing.assert_close(after, run_edited(model, inputs, zeroed, owner), rtol=0, atol=1e-6)
             assert not torch.allclose(before, after, atol=1e-4)
 
@@ -122,14 +132,14 @@ def test_ablated_layer_equals_a_zero_output_projection(name):
             if part.bias is not None:
                 part.bias.zero_()
 
-        before, after = run_with(model, inputs, LayerOff(called))
+        before, after = run_with(model, inputs, AblateLayer(called))
         torch.testing.assert_close(after, run_edited(model, inputs, emptied, called), rtol=0, atol=1e-6)
         assert not torch.allclose(before, after, atol=1e-4)
 
 
 def test_ablated_block_equals_a_shorter_stack():
     model, inputs = make("scaled_dot")
-    _, after = run_with(model, inputs, LayerOff("decoder.1"))
+    _, after = run_with(model, inputs, AblateLayer("decoder.1"))
     twin = copy.deepcopy(model)
     twin.decoder = twin.decoder[:1]
     torch.testing.assert_close(after, twin(*inputs))
@@ -144,7 +154,7 @@ def test_removed_mask_equals_a_model_without_mask(name):
             if getattr(one, "kind", None) == "masked":
                 one.mask = None
 
-    before, after = run_with(model, inputs, MaskOff())
+    before, after = run_with(model, inputs, RemoveMask())
     torch.testing.assert_close(after, run_edited(model, inputs, unmasked), rtol=0, atol=1e-6)
     assert not torch.allclose(before, after, atol=1e-4)
 
@@ -154,7 +164,7 @@ def test_removed_mask_keeps_padding_masked():
     state = model.start(TEXTS[0])  # of different lengths
     before = [model.step(state, None)[0], model.step(model.step(state, None)[1], torch.tensor([[4], [5]]))[0]][1]
     state = model.start(TEXTS[0])
-    with tried(model, [MaskOff("blocks.1.*")]):
+    with apply_interventions(model, [RemoveMask("blocks.1.*")]):
         after = model.step(model.step(state, None)[1], torch.tensor([[4], [5]]))[0]
     torch.testing.assert_close(before, after)
 
@@ -167,14 +177,18 @@ def test_removed_scale_equals_the_dot_product_score(name):
         for one in attention_modules(part).values():
             one.score = Dot()
 
-    before, after = run_with(model, inputs, ScaleOff())
+    before, after = run_with(model, inputs, RemoveScale())
     torch.testing.assert_close(after, run_edited(model, inputs, unscaled), rtol=0, atol=1e-6)
     assert not torch.allclose(before, after, atol=1e-4)
 
 
 def test_scale_and_mask_are_removed_in_selected_attentions():
     model, inputs = make("gpt")
-    with torch.no_grad(), tried(model, [ScaleOff("blocks.1.*"), MaskOff("blocks.0.*")]), record(model) as recording:
+    with (
+        torch.no_grad(),
+        apply_interventions(model, [RemoveScale("blocks.1.*"), RemoveMask("blocks.0.*")]),
+        record(model) as recording,
+    ):
         model(*inputs)
     first, second = recording.values()
     assert first.weights()[0].triu(1).any()
@@ -189,7 +203,10 @@ def test_removed_positions_make_the_model_permutation_invariant(name):
     first = inputs[0]
     turned = pack([[6, 5, 4, 3], [7, 3]]) if len(inputs) == 2 else pack([[4, 6, 5, 7], [8, 9]])
     rest = inputs[1:]
-    with torch.no_grad(), tried(model, [PositionsOff(), *([MaskOff()] if name.startswith("gpt") else [])]):
+    with (
+        torch.no_grad(),
+        apply_interventions(model, [RemovePositions(), *([RemoveMask()] if name.startswith("gpt") else [])]),
+    ):
         one, other = model(first, *rest), model(turned, *rest)
     if name.startswith("gpt"):
         torch.testing.assert_close(one[[0, 2, 1, 3]], other[:4], rtol=1e-4, atol=1e-5)
@@ -202,7 +219,7 @@ def test_removed_positions_make_the_model_permutation_invariant(name):
 def test_removed_positions_make_an_image_a_set_of_patches(kind):
     model, picture = model_of(kind), images(1)
     heap = torch.cat((picture[..., 4:], picture[..., :4]), dim=-1)
-    with torch.no_grad(), tried(model, [PositionsOff()]):
+    with torch.no_grad(), apply_interventions(model, [RemovePositions()]):
         torch.testing.assert_close(model(picture), model(heap), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(model(picture), model(heap), atol=1e-4)
 
@@ -226,10 +243,10 @@ def test_set_row_attends_with_the_given_weights(name):
     if name == "gpt":
         given = np.array([0.0, 0.75, 0.25, 0.0])
     head = getattr(attention_modules(model)[called], "heads", 1) - 1
-    change = RowSet(called, head, row, tuple(given))
+    change = SetAttentionRow(called, head, row, tuple(given))
     with record(model) as plain:
         before = model(*inputs)
-    with tried(model, [change]), record(model) as seen:
+    with apply_interventions(model, [change]), record(model) as seen:
         after = model(*inputs)
     assert not torch.allclose(before, after, atol=1e-5)
     # Reference: the weighted sum of the values of that head in the first sequence; all other outputs are unchanged.
@@ -255,7 +272,10 @@ def _outputs(model, inputs, called, changes):
     module = model.get_submodule(called)
     hooks = [module.register_forward_pre_hook(lambda *_: inside.append(1)) or None]
     end = module.register_forward_hook(lambda *_: inside.clear())
-    with tried(model, changes), dispatch.observe(lambda call, out: kept.append((call, out)) if inside else None):
+    with (
+        apply_interventions(model, changes),
+        dispatch.observe(lambda call, out: kept.append((call, out)) if inside else None),
+    ):
         model(*inputs)
     end.remove()
     for hook in hooks:
@@ -266,14 +286,14 @@ def _outputs(model, inputs, called, changes):
 
 def test_interventions_combine_and_nest():
     model, inputs = make("scaled_dot")
-    one, other = HeadOff("decoder.0.cross", 1), LayerOff("encoder.0.feedforward")
+    one, other = AblateHead("decoder.0.cross", 1), AblateLayer("encoder.0.feedforward")
     _, both = run_with(model, inputs, one, other)
     before = model(*inputs)
-    with tried(model, [one]):
+    with apply_interventions(model, [one]):
         alone = model(*inputs)
-        with tried(model, [other, PositionsOff()]):
+        with apply_interventions(model, [other, RemovePositions()]):
             pass
-        with tried(model, [other]):
+        with apply_interventions(model, [other]):
             assert torch.equal(model(*inputs), both)
         assert torch.equal(model(*inputs), alone)
     assert torch.equal(model(*inputs), before)
@@ -282,11 +302,14 @@ def test_interventions_combine_and_nest():
 def test_errors_leave_the_model_unchanged():
     model, inputs = make("scaled_dot")
     before, parts = model(*inputs), dict(model.named_modules())
-    with pytest.raises(ZeroDivisionError), tried(model, [HeadOff("decoder.0.cross", 1), PositionsOff(), ScaleOff()]):
+    with (
+        pytest.raises(ZeroDivisionError),
+        apply_interventions(model, [AblateHead("decoder.0.cross", 1), RemovePositions(), RemoveScale()]),
+    ):
         raise ZeroDivisionError
-    with pytest.raises(RegardError), tried(model, [PositionsOff(), HeadOff("decoder.0.cross", 9)]):
+    with pytest.raises(RegardError), apply_interventions(model, [RemovePositions(), AblateHead("decoder.0.cross", 9)]):
         raise AssertionError
-    with pytest.raises(IndexError), tried(model, [LayerOff("decoder.0.cross")]):
+    with pytest.raises(IndexError), apply_interventions(model, [AblateLayer("decoder.0.cross")]):
         model(pack([[4, 99, 3]]), inputs[1])
     assert torch.equal(model(*inputs), before)
     assert dict(model.named_modules()) == parts
@@ -294,7 +317,9 @@ def test_errors_leave_the_model_unchanged():
 
 def test_gradients_flow_through_interventions():
     model, inputs = make("scaled_dot")
-    with tried(model, [HeadOff("decoder.1.cross", 1), RowSet("decoder.1.attention", 0, 0, (1, 0, 0))]):
+    with apply_interventions(
+        model, [AblateHead("decoder.1.cross", 1), SetAttentionRow("decoder.1.attention", 0, 0, (1, 0, 0))]
+    ):
         model(inputs[0], pack([[2, 8, 9], [2, 9, 8]])).sum().backward()
     width = model.decoder[1].cross.head_width
     joined = model.decoder[1].cross.out.weight.grad
@@ -308,7 +333,7 @@ def test_compiled_models_run_eagerly_under_interventions():
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
         before = compiled(x)  # compiles the model
-        with tried(model, [HeadOff("0", 0)]):
+        with apply_interventions(model, [AblateHead("0", 0)]):
             after = compiled(x)
             assert torch.equal(after, model(x))
         assert not torch.allclose(before, after, atol=1e-4)
@@ -321,42 +346,50 @@ def test_compiled_models_run_eagerly_under_interventions():
 @pytest.mark.parametrize(
     ("change", "message", "hint"),
     [
-        (HeadOff("decoder.0.cros", 0), "no attention 'decoder.0.cros'", "Did you mean 'decoder.0.cross'"),
-        (HeadOff("decoder.0.cross", 4), "decoder.0.cross has no head 4", "from 0 to 3"),
-        (LayerOff("encoder.1.feedfoward"), "no layer 'encoder.1.feedfoward'", "Did you mean 'encoder.1.feedforward'"),
-        (MaskOff("decoder.7"), "no attention 'decoder.7'", "Did you mean 'decoder."),
+        (AblateHead("decoder.0.cros", 0), "no attention 'decoder.0.cros'", "Did you mean 'decoder.0.cross'"),
+        (AblateHead("decoder.0.cross", 4), "decoder.0.cross has no head 4", "from 0 to 3"),
         (
-            MaskOff("encoder.*"),
+            AblateLayer("encoder.1.feedfoward"),
+            "no layer 'encoder.1.feedfoward'",
+            "Did you mean 'encoder.1.feedforward'",
+        ),
+        (RemoveMask("decoder.7"), "no attention 'decoder.7'", "Did you mean 'decoder."),
+        (
+            RemoveMask("encoder.*"),
             "There is no causal mask in encoder.0.attention, encoder.1.attention",
             "other attentions",
         ),
-        (RowSet("encoder.0.atention", 0, 0, (1,)), "no attention 'encoder.0.atention'", "'encoder.0.attention'"),
+        (
+            SetAttentionRow("encoder.0.atention", 0, 0, (1,)),
+            "no attention 'encoder.0.atention'",
+            "'encoder.0.attention'",
+        ),
     ],
 )
 def test_unknown_names_raise_errors_with_suggestions(change, message, hint):
     model, _ = make("scaled_dot")
-    with pytest.raises(RegardError) as refused, tried(model, [change]):
+    with pytest.raises(RegardError) as refused, apply_interventions(model, [change]):
         raise AssertionError
     assert message in str(refused.value)
     assert hint in refused.value.hint
 
 
 def test_missing_scale_positions_or_mask_raise_errors():
-    for name, change in (("dot", ScaleOff()), ("luong-dot", PositionsOff()), ("bert", MaskOff())):
+    for name, change in (("dot", RemoveScale()), ("luong-dot", RemovePositions()), ("bert", RemoveMask())):
         model, _ = make(name)
-        with pytest.raises(RegardError, match="no"), tried(model, [change]):
+        with pytest.raises(RegardError, match="no"), apply_interventions(model, [change]):
             raise AssertionError
 
 
 @pytest.mark.parametrize("weights", [(0.5, 0.4), (1.5, -0.5), (float("nan"), 1)])
 def test_weights_that_do_not_sum_to_one_raise_an_error(weights):
     with pytest.raises(RegardError, match="sum to"):
-        RowSet("decoder.0.cross", 0, 0, weights)
+        SetAttentionRow("decoder.0.cross", 0, 0, weights)
 
 
 def test_set_row_raises_an_error_in_stepwise_decoding(transformer):
-    row = RowSet("decoder.0.cross", 0, 0, (1, 0, 0))
-    with pytest.raises(RegardError, match="step by step"), tried(transformer.model, [row]):
+    row = SetAttentionRow("decoder.0.cross", 0, 0, (1, 0, 0))
+    with pytest.raises(RegardError, match="step by step"), apply_interventions(transformer.model, [row]):
         transformer("one two")
     assert transformer("one two")
 
@@ -365,7 +398,7 @@ def test_set_row_raises_an_error_in_stepwise_decoding(transformer):
 
 
 def test_a_translation_before_and_after(seq2seq):
-    both = try_it(seq2seq, "one two three", [HeadOff("decoder.attention", 0)])
+    both = run_experiment(seq2seq, "one two three", [AblateHead("decoder.attention", 0)])
     assert both.before.text == seq2seq("one two three") == "trois deux un"
     assert both.after.text != both.before.text
     assert both.before.logprob == pytest.approx(
@@ -389,7 +422,7 @@ def test_set_row_changes_the_translated_word(kind, request):
 
         translator = train_numbers(Seq2SeqConfig(width=32, attention="bahdanau"))
     source = "one two three four"
-    both = try_it(translator, source, [RowSet("decoder.attention", 0, 1, (1, 0, 0, 0, 0))])
+    both = run_experiment(translator, source, [SetAttentionRow("decoder.attention", 0, 1, (1, 0, 0, 0, 0))])
     assert both.before.text == "quatre trois deux un"
     assert both.after.text.split()[:2] == ["quatre", "un"]
     assert both.after.look.maps["decoder.attention"].weights[0, 1].tolist() == [1, 0, 0, 0, 0]
@@ -398,10 +431,10 @@ def test_set_row_changes_the_translated_word(kind, request):
 
 
 def test_given_target_is_scored_in_both_runs(transformer):
-    both = try_it(transformer, "one two", [LayerOff("decoder.1")], "deux un")
+    both = run_experiment(transformer, "one two", [AblateLayer("decoder.1")], "deux un")
     assert both.before.text == both.after.text == "deux un"
     assert both.before.logprob == pytest.approx(transformer.score([("one two", "deux un")])[0].logprob, abs=1e-5)
-    with tried(transformer.model, [LayerOff("decoder.1")]):
+    with apply_interventions(transformer.model, [AblateLayer("decoder.1")]):
         wanted = transformer.score([("one two", "deux un")])[0].logprob
     assert both.after.logprob == pytest.approx(wanted, abs=1e-5)
 
@@ -410,35 +443,35 @@ def test_uncached_decoding_equals_cached_decoding(transformer, seq2seq):
     for translator, name in ((transformer, "decoder.0.cross"), (seq2seq, "decoder.attention")):
         row = look(translator, "one two three").maps[name].weights[0, 0]
         same = tuple((row / row.sum()).tolist())  # the weights of the model itself
-        both = try_it(translator, "one two three", [RowSet(name, 0, 0, same)])
+        both = run_experiment(translator, "one two three", [SetAttentionRow(name, 0, 0, same)])
         assert both.after.text == both.before.text
         assert both.after.logprob == pytest.approx(both.before.logprob, abs=1e-4)
 
 
 def test_set_row_and_removed_mask_in_the_decoder(transformer):
     length = look(transformer, "one two three").maps["decoder.0.attention"].weights.shape[1]
-    last = RowSet("decoder.0.attention", 0, 1, (*[0] * (length - 1), 1))
-    both = try_it(transformer, "one two three", [MaskOff(), last])
+    last = SetAttentionRow("decoder.0.attention", 0, 1, (*[0] * (length - 1), 1))
+    both = run_experiment(transformer, "one two three", [RemoveMask(), last])
     assert both.after.look.maps["decoder.1.attention"].weights[0, 0, 1:].any()
     assert not both.before.look.maps["decoder.1.attention"].weights[0, 0, 1:].any()
 
 
 def test_prefix_and_replaced_input(seq2seq):
-    both = try_it(seq2seq, "one two three", prefix="dix")
+    both = run_experiment(seq2seq, "one two three", prefix="dix")
     assert both.before.text == "trois deux un"
     assert both.after.text.startswith("dix")
-    both = try_it(seq2seq, "one two three", instead="one two four")
+    both = run_experiment(seq2seq, "one two three", instead="one two four")
     assert both.after.text == "quatre deux un"
     assert both.after.look.source == "one two four"
 
 
 def test_invalid_rows_and_prefixes_raise_errors(seq2seq):
     with pytest.raises(RegardError, match="no row 9"):
-        try_it(seq2seq, "one two", [RowSet("decoder.attention", 0, 9, (1, 0, 0))])
+        run_experiment(seq2seq, "one two", [SetAttentionRow("decoder.attention", 0, 9, (1, 0, 0))])
     with pytest.raises(RegardError, match="3 keys, but 2 weights"):
-        try_it(seq2seq, "one two", [RowSet("decoder.attention", 0, 0, (1, 0))])
+        run_experiment(seq2seq, "one two", [SetAttentionRow("decoder.attention", 0, 0, (1, 0))])
     with pytest.raises(RegardError, match="prefix"):
-        try_it(seq2seq, "one two", target="deux un", prefix="deux")
+        run_experiment(seq2seq, "one two", target="deux un", prefix="deux")
 
 
 WORDS = [f"w{i}" for i in range(12)]
@@ -456,13 +489,13 @@ def make_text_model(config):
 
 def test_continuation_before_and_after():
     model, tokenizer = make_text_model(lambda n: GPTConfig(**SIZES, layers=2, vocab=n))
-    language_model = LanguageModel(model, tokenizer)
-    both = try_it(language_model, "w1 w2 w3", [PositionsOff()], prefix=" w4")
-    assert len(both.before.steps) == len(both.after.steps) - 1 == len(language_model.prompt_ids("w1 w2 w3"))
+    language_model = TextGenerator(model, tokenizer)
+    both = run_experiment(language_model, "w1 w2 w3", [RemovePositions()], prefix=" w4")
+    assert len(both.before.steps) == len(both.after.steps) - 1 == len(language_model.encode_prompt("w1 w2 w3"))
     assert both.before.steps[-1].probability is None
     assert both.before.logprob == pytest.approx(sum(np.log(one.probability) for one in both.before.steps[:-1]))
     assert both.after.look.source == "w1 w2 w3 w4"
-    unmasked = try_it(language_model, "w1 w2 w3", [MaskOff()]).after
+    unmasked = run_experiment(language_model, "w1 w2 w3", [RemoveMask()]).after
     assert unmasked.look.maps["blocks.0.attention"].weights[0, 0, 1:].any()
     assert unmasked.steps[0].likeliest != both.before.steps[0].likeliest
 
@@ -472,25 +505,27 @@ def test_labels_before_and_after(tmp_path):
         lambda n: BertConfig(**SIZES, layers=2, vocab=n, head="classify", pooler="tanh", labels=("x", "y"))
     )
     encoder = TextEncoder(model, tokenizer)
-    both = try_it(encoder, "w1 w2", [LayerOff("blocks.1")])
+    both = run_experiment(encoder, "w1 w2", [AblateLayer("blocks.1")])
     assert both.before.text == encoder.classify(["w1 w2"])[0].label
     assert both.before.steps[0].likeliest == encoder.classify(["w1 w2"])[0].probabilities
     assert both.after.steps[0].likeliest != both.before.steps[0].likeliest
-    both = try_it(ImageModel(model_of("class")), photo(tmp_path / "a.png"), [HeadOff("blocks.0.attention", 1)])
+    both = run_experiment(
+        ImageModel(model_of("class")), photo(tmp_path / "a.png"), [AblateHead("blocks.0.attention", 1)]
+    )
     assert sum(both.before.steps[0].likeliest.values()) == pytest.approx(1)
     assert both.after.steps[0].likeliest != both.before.steps[0].likeliest
 
 
 def test_masked_language_model_and_encoder_without_a_head():
     model, tokenizer = make_text_model(lambda n: BertConfig(**SIZES, layers=2, vocab=n, head="mask"))
-    both = try_it(TextEncoder(model, tokenizer), "w1 w2", [ScaleOff()])
+    both = run_experiment(TextEncoder(model, tokenizer), "w1 w2", [RemoveScale()])
     assert [one.token for one in both.before.steps][1:3] == ["w1", "w2"]
     model, tokenizer = make_text_model(lambda n: BertConfig(**SIZES, layers=2, vocab=n, head="none"))
-    both = try_it(TextEncoder(model, tokenizer), "w1 w2", [ScaleOff()])
+    both = run_experiment(TextEncoder(model, tokenizer), "w1 w2", [RemoveScale()])
     assert both.before.steps == []
     assert len(both.before.look.maps) == 2
     with pytest.raises(RegardError, match="prefix"):
-        try_it(TextEncoder(model, tokenizer), "w1 w2", prefix="w3")
+        run_experiment(TextEncoder(model, tokenizer), "w1 w2", prefix="w3")
 
 
 # Requests
@@ -509,10 +544,10 @@ def test_experiment_request_and_response(seq2seq):
     assert response["after"]["map"]["columns"] == ["one", "two", "three", "<eos>"]
     assert response["before"]["steps"][0]["likeliest"][0][0] == "trois"
     assert handle_experiment(seq2seq, {"source": "one two three"})["after"]["map"] is None
-    from_handler = Desk(seq2seq).handle({"try": request})
+    from_handler = TextRequestHandler(seq2seq).handle({"try": request})
     assert from_handler == (response, [])
     with pytest.raises(RegardError, match="Invalid request for an experiment"):
-        Desk(seq2seq).handle({"try": "one two"})
+        TextRequestHandler(seq2seq).handle({"try": "one two"})
 
 
 @pytest.mark.parametrize(
@@ -546,7 +581,7 @@ def test_interventions_on_a_custom_module():
             return attend(x, x, x)
 
     model, x = nn.Sequential(Self()), torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0))
-    with tried(model, [RowSet("0", 0, 1, (0, 0, 1))]):
+    with apply_interventions(model, [SetAttentionRow("0", 0, 1, (0, 0, 1))]):
         assert torch.equal(model(x)[0, 1], x[0, 2])
-    with tried(model, [HeadOff("0", 0)]):
+    with apply_interventions(model, [AblateHead("0", 0)]):
         assert not model(x).any()

@@ -20,14 +20,14 @@ from regard.folder import Translator, save
 from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig
 from regard.program.numpy_interpreter import OPERATIONS
-from regard.viewer import Walk, look, walk_of
+from regard.viewer import Walk, build_walk, look
 from regard.viewer.looking import Look
-from regard.viewer.scene import scene_of
+from regard.viewer.scene import build_scene
 from regard.viewer.walk import limits
 from regard.viewer.walk.trace import Trace, difference, location
 from tests.viewer import forms
 from tests.viewer.browsing import bundle_script, node_program
-from tests.viewer.forms import FORMS, SOURCE, TARGET, bundle_of, looked, looked_at, walked
+from tests.viewer.forms import FORMS, SOURCE, TARGET, cached_look, cached_walk, make_look, make_pipeline
 
 
 def shown(trace: Trace) -> list[dict]:
@@ -63,7 +63,7 @@ def max_difference(trace: Trace, pipeline, ids) -> float:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_walk_agrees_with_the_model(form):
-    seen, trace = looked(form), walked(form).trace
+    seen, trace = cached_look(form), cached_walk(form).trace
     assert max_difference(trace, seen.pipeline, seen.ids) < 1e-5
     compared = [step["differs"] for step in trace.steps if step["differs"] is not None]
     assert len(compared) > 10
@@ -74,7 +74,7 @@ def test_walk_agrees_with_the_model(form):
 @pytest.mark.parametrize("form", ["transformer", "luong", "bahdanau", "gpt", "bert"])
 def test_walk_depends_on_every_parameter(form):
     """A walk of the old weights no longer agrees after any parameter has changed."""
-    seen, trace = looked_at(bundle_of(form)), walked(form).trace
+    seen, trace = make_look(make_pipeline(form)), cached_walk(form).trace
     for name, parameter in seen.pipeline.model.named_parameters():
         before = parameter.detach().clone()
         with torch.no_grad():
@@ -85,7 +85,7 @@ def test_walk_depends_on_every_parameter(form):
 
 
 def test_names_formulas_and_axes_of_an_attention():
-    trace = walked("rotary, grouped").trace
+    trace = cached_walk("rotary, grouped").trace
     steps = {step["id"]: step for step in shown(trace)}
     q = steps["decoder.0.attention.q"]
     assert (q["title"], q["formula"]) == ("Queries", "q = x W_q + b_q")
@@ -108,13 +108,13 @@ def test_names_formulas_and_axes_of_an_attention():
 @pytest.mark.parametrize("form", FORMS)
 def test_every_step_of_built_in_layers_has_a_title(form):
     """Default titles are for custom layers."""
-    titles = {step["title"] for step in shown(walked(form).trace)}
+    titles = {step["title"] for step in shown(cached_walk(form).trace)}
     assert not titles & {"Add", "Multiply", "Divide", "Matrix product", "Linear layer", "Concatenate", "Stack", "Mask"}
 
 
 @pytest.mark.parametrize("form", FORMS[::3])
 def test_source_locations_exist(form):
-    for where in {step["where"] for step in shown(walked(form).trace)}:
+    for where in {step["where"] for step in shown(cached_walk(form).trace)}:
         file, name = where.split(" · ")
         found = importlib.import_module(file.removesuffix(".py").replace("/", "."))
         for part in name.split("."):
@@ -124,7 +124,7 @@ def test_source_locations_exist(form):
 
 
 def test_sections_of_a_transformer():
-    sections = walked("transformer").trace.sections
+    sections = cached_walk("transformer").trace.sections
     assert [one["title"] for one in sections[:4]] == [
         "Source embedding",
         "Encoder, layer 0: self-attention",
@@ -137,7 +137,7 @@ def test_sections_of_a_transformer():
 
 
 def test_layers_with_shared_weights_are_separate_layers():
-    sections = walked("albert").trace.sections
+    sections = cached_walk("albert").trace.sections
     assert [one["attention"] for one in sections if "attention" in one] == [
         f"blocks.{group}.attention.{call}" for group in (0, 1) for call in (0, 1)
     ]
@@ -145,7 +145,7 @@ def test_layers_with_shared_weights_are_separate_layers():
 
 
 def test_steps_of_recurrent_models():
-    trace = walked("bahdanau gru of two layers").trace
+    trace = cached_walk("bahdanau gru of two layers").trace
     for name in ("decoder.attention.1.e", "decoder.attention.1.a", "decoder.attention.1.c", "decoder.attentional"):
         assert name in trace
     tokens = {(one["side"], one["token"]) for one in trace.sections if "token" in one}
@@ -160,30 +160,30 @@ def test_steps_of_recurrent_models():
 
 def test_recurrent_model_without_attention(monkeypatch):
     monkeypatch.setitem(forms.TRANSLATORS, "none", Seq2SeqConfig(width=8, attention="none"))
-    pipeline = bundle_of("none")
-    ids = pipeline.teacher_forced([(pipeline.source_ids(SOURCE), pipeline.target_ids(TARGET))])
+    pipeline = make_pipeline("none")
+    ids = pipeline.teacher_forced([(pipeline.encode_source(SOURCE), pipeline.encode_target(TARGET))])
     seen = Look(SOURCE, TARGET, [], [], {}, pipeline=pipeline, ids=tuple(one.ids.tolist() for one in ids))
-    made = walk_of(seen)
+    made = build_walk(seen)
     assert max_difference(made.trace, pipeline, seen.ids) < 1e-5
     assert made.focus["attention"] is None
     assert made.sides["source"].tokens == [*SOURCE.split(), "<eos>"]
 
 
 def test_initial_selection_is_the_token_with_the_sharpest_weights():
-    seen = looked("transformer")
-    focus = walked("transformer").focus
+    seen = cached_look("transformer")
+    focus = cached_walk("transformer").focus
     weights = seen.maps[focus["attention"]].head_weights(focus["head"])
     assert focus["attention"] == seen.alignment.name
     assert weights[focus["target"]].argmax() == focus["source"]
     assert weights[focus["target"]].max() == pytest.approx(weights[:3].max(), abs=0.3)
-    assert set(walked("bert").focus) == {"attention", "head", "text"}
+    assert set(cached_walk("bert").focus) == {"attention", "head", "text"}
 
 
 def test_most_likely_tokens_have_names():
-    vocabulary = looked("gpt").pipeline.tokenizer.vocabulary
-    best = np.argsort(-walked("gpt").trace["output.p"], axis=-1)[:, :10]
-    assert {walked("gpt").names[i] for i in best.flatten().tolist()} <= set(vocabulary)
-    assert walked("classify").names == {0: "good", 1: "bad"}
+    vocabulary = cached_look("gpt").pipeline.tokenizer.vocabulary
+    best = np.argsort(-cached_walk("gpt").trace["output.p"], axis=-1)[:, :10]
+    assert {cached_walk("gpt").names[i] for i in best.flatten().tolist()} <= set(vocabulary)
+    assert cached_walk("classify").names == {0: "good", 1: "bad"}
 
 
 # Custom scores and layers
@@ -224,24 +224,24 @@ class GatedFeedForward(nn.Module):
     "score", [Concat(4, 4, hidden=6, joint=True), Concat(4, 4, hidden=6, heads=4), Cosine(3.0), Distance()]
 )
 def test_custom_and_configured_scores(score):
-    pipeline = bundle_of("general, grouped concat")
+    pipeline = make_pipeline("general, grouped concat")
     for block in pipeline.model.decoder:
         block.cross.score = score
-    seen = looked_at(pipeline)
-    trace = walk_of(seen).trace
+    seen = make_look(pipeline)
+    trace = build_walk(seen).trace
     assert max_difference(trace, pipeline, seen.ids) < 1e-5
     steps = {step["id"]: step for step in shown(trace)}
     assert steps["decoder.0.cross.e"]["output"]["axes"] == ["heads", "target", "source"]
 
 
 def test_custom_layer_and_score_appear_in_the_walk():
-    pipeline = bundle_of("transformer")
+    pipeline = make_pipeline("transformer")
     for block in pipeline.model.decoder:
         block.cross.score = Distance()
         block.feedforward = GatedFeedForward(block.feedforward, 16)
     gate_module = pipeline.model.decoder[0].feedforward.gate
-    seen = looked_at(pipeline)
-    trace = walk_of(seen).trace
+    seen = make_look(pipeline)
+    trace = build_walk(seen).trace
     assert max_difference(trace, pipeline, seen.ids) < 1e-5
     steps = {step["id"]: step for step in shown(trace)}
     gate = [name for name in steps if name.startswith("decoder.0.feedforward.gate")]
@@ -260,7 +260,7 @@ def test_custom_layer_and_score_appear_in_the_walk():
     assert {"decoder.0.cross.score.factor", "decoder.0.feedforward.gate.map.weight"} <= names
     # The program is captured again after a module has been replaced.
     pipeline.model.decoder[0].cross.score = Cosine(2.0)
-    assert max_difference(walk_of(looked_at(pipeline)).trace, pipeline, seen.ids) < 1e-5
+    assert max_difference(build_walk(make_look(pipeline)).trace, pipeline, seen.ids) < 1e-5
 
 
 # Large models
@@ -268,10 +268,10 @@ def test_custom_layer_and_score_appear_in_the_walk():
 
 @pytest.mark.parametrize("form", ["transformer", "luong", "bahdanau", "gpt", "albert"])
 def test_walk_of_a_large_model_contains_one_layer(monkeypatch, form):
-    seen, whole = looked(form), walked(form)
+    seen, whole = cached_look(form), cached_walk(form)
     monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 0)
     monkeypatch.setattr(limits, "MAX_OUTPUT_BYTES", 0)
-    some = walk_of(seen)
+    some = build_walk(seen)
     assert whole.note is None
     assert some.note.startswith("The model is large")
     assert len(some.trace.params) < len(whole.trace.params) * 0.8
@@ -295,44 +295,44 @@ def _columns(some: Walk, pipeline) -> list[int]:
 
 def test_look_without_a_model_raises_an_error():
     with pytest.raises(RegardError, match="has no model"):
-        walk_of(dataclasses.replace(looked("bert"), pipeline=None))
+        build_walk(dataclasses.replace(cached_look("bert"), pipeline=None))
 
 
 def test_too_long_texts_raise_an_error(monkeypatch):
     monkeypatch.setattr(limits, "MAX_TOKENS", 4)
     with pytest.raises(RegardError, match="5 tokens; the step-by-step view supports at most 4"):
-        walk_of(looked("transformer"))
+        build_walk(cached_look("transformer"))
 
 
 # Scenes
 
 
 def test_scenes_of_small_models_contain_a_walk(monkeypatch):
-    seen = looked("transformer")
-    made = scene_of(seen)
+    seen = cached_look("transformer")
+    made = build_scene(seen)
     header = made.header["walk"]
-    assert [one["id"] for one in header["steps"]] == [one["id"] for one in walked("transformer").trace.steps]
+    assert [one["id"] for one in header["steps"]] == [one["id"] for one in cached_walk("transformer").trace.steps]
     assert len(made.blobs[header["params"]["at"]]) == 4 * header["params"]["shape"][0]
     assert header["sides"]["target"]["tokens"] == ["<sos>", "quatre", "trois", "deux"]
     assert header["sides"]["source"]["tokens"] == [*SOURCE.split(), "<eos>"]
     json.dumps(header, allow_nan=False)
-    assert scene_of(seen, walk=False).header["walk"] is None
+    assert build_scene(seen, walk=False).header["walk"] is None
     monkeypatch.setattr(limits, "MAX_DEFAULT_TOKENS", 4)
-    assert scene_of(seen).header["walk"] is None
-    assert scene_of(seen, walk=True).header["walk"] is not None
+    assert build_scene(seen).header["walk"] is None
+    assert build_scene(seen, walk=True).header["walk"] is not None
 
 
 def test_large_walks_are_built_on_request_only(monkeypatch):
-    seen = looked("gpt")
+    seen = cached_look("gpt")
     monkeypatch.setattr(limits, "MAX_DEFAULT_BYTES", 1000)
-    assert scene_of(seen).header["walk"] is None
-    assert scene_of(seen, walk=True).header["walk"] is not None
+    assert build_scene(seen).header["walk"] is None
+    assert build_scene(seen, walk=True).header["walk"] is not None
     monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 100)
-    assert scene_of(seen).header["walk"] is None
+    assert build_scene(seen).header["walk"] is None
 
 
 def test_walk_option_of_the_command_line(monkeypatch, tmp_path, capsys):
-    save(tmp_path / "model", bundle_of("gpt"))
+    save(tmp_path / "model", make_pipeline("gpt"))
     monkeypatch.setattr(limits, "MAX_DEFAULT_TOKENS", 1)
     for options, has in (([], False), (["--walk"], True)):
         page = tmp_path / f"{has}.html"
@@ -341,12 +341,12 @@ def test_walk_option_of_the_command_line(monkeypatch, tmp_path, capsys):
 
 
 def test_walk_of_a_look_at_some_attentions_contains_all():
-    pipeline = looked("transformer").pipeline
-    made = walk_of(look(pipeline, SOURCE, TARGET, layers="*.cross"))
+    pipeline = cached_look("transformer").pipeline
+    made = build_walk(look(pipeline, SOURCE, TARGET, layers="*.cross"))
     assert made.sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
     assert "encoder.0.attention.a" in made.trace
     encoder = look(pipeline, SOURCE, TARGET, layers="encoder.*")
-    assert walk_of(encoder).sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
+    assert build_walk(encoder).sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
 
 
 def test_location_of_functions():
@@ -398,7 +398,7 @@ def in_node(folder: Path, traces: dict[str, Trace]) -> dict[str, dict]:
 
 
 def test_page_computes_the_same_numbers(tmp_path):
-    found = in_node(tmp_path, {form: walked(form).trace for form in FORMS})
+    found = in_node(tmp_path, {form: cached_walk(form).trace for form in FORMS})
     for form, one in found.items():
         assert one["worst"] < 1e-5, form
     erfs = [math.erf(x) for x in (0.1, -0.7, 2.4, 2.6, -3.5, 7)]
@@ -408,7 +408,7 @@ def test_page_computes_the_same_numbers(tmp_path):
 
 
 def test_page_detects_a_changed_parameter(tmp_path):
-    trace = walk_of(looked("bert")).trace
+    trace = build_walk(cached_look("bert")).trace
     raw = bytearray(trace.params)
     raw[2000:2004] = np.float32(4.0).tobytes()
     trace._params._raw = [bytes(raw)]

@@ -10,10 +10,10 @@ import pytest
 
 from regard.errors import RegardError
 from regard.viewer import measures, web
-from regard.viewer.scene import Scene, narrow
+from regard.viewer.scene import Scene, quantize_uint16
 from tests.viewer import scenes
 from tests.viewer.browsing import node_program
-from tests.viewer.test_scene import weights
+from tests.viewer.helpers import weights
 
 SOURCES = web.read_sources()
 
@@ -322,7 +322,7 @@ def test_numbers_in_sixteen_bits_are_spread_out_as_they_were_put_together():
     const buffer = new Uint8Array(Buffer.from(given, "base64")).buffer;
     const raw = readBlob(buffer, { type: "uint16", shape: [6, 3, 5] });"""
     show = SHOW.format("[0, 1, 2].map((head) => [...decodeHead(raw, 6, 3, 5, head)])")
-    given = base64.b64encode(narrow(x)).decode()
+    given = base64.b64encode(quantize_uint16(x)).decode()
     found = node('import { readBlob, decodeHead } from "./weights/maths.js";', program + show, given)
     np.testing.assert_allclose(np.reshape(found, (3, 6, 5)).swapaxes(0, 1), x, atol=1e-4)
     assert np.all(np.reshape(found, (3, 6, 5))[1, :, 2] == -7.25)

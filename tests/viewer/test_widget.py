@@ -9,7 +9,7 @@ from IPython.core.formatters import DisplayFormatter
 from regard.errors import RegardError
 from regard.viewer import asking, look
 from regard.viewer.looking import Look
-from regard.viewer.scene import scene_of
+from regard.viewer.scene import build_scene
 from regard.viewer.web import module
 from regard.viewer.widget import _widget_class
 
@@ -32,7 +32,7 @@ def send_message(widget, message):
 
 
 def test_traits_contain_the_scene(seen):
-    made, widget = scene_of(seen), seen.widget()
+    made, widget = build_scene(seen), seen.widget()
     assert widget.scene == made.header
     assert widget.blobs == made.blobs
     assert widget.asks == ["source", "target"]
@@ -52,7 +52,7 @@ def test_look_displays_its_single_widget(seen):
 def test_response_is_the_scene_of_a_look(seen, transformer):
     request = {"look": {"source": "four five", "target": "cinq quatre"}}
     ((content, buffers),) = send_message(seen.widget(), {"number": "7", "ask": request})
-    made = scene_of(look(transformer, "four five", "cinq quatre", name="numbers"))
+    made = build_scene(look(transformer, "four five", "cinq quatre", name="numbers"))
     assert content == {"answers": "7", "told": {"scene": made.header}}
     assert buffers == made.blobs
     assert seen.widget().scene["texts"]["source"] == "one two three"
@@ -69,7 +69,7 @@ def test_errors_are_sent_as_messages(seen, monkeypatch, caplog):
     ((content, _),) = send_message(seen.widget(), {"number": "1", "ask": {"look": {"source": " "}}})
     assert content == {"answers": "1", "error": "The text is empty: there is nothing to look at. Pass a sentence."}
 
-    def broken(desk, arguments):
+    def broken(handler, arguments):
         raise KeyError("a secret")
 
     monkeypatch.setitem(asking.REQUESTS, "look", broken)
@@ -105,7 +105,7 @@ def test_look_that_no_page_can_show_is_a_plot(seen, monkeypatch):
     def unfit(*_):
         raise RegardError("A page cannot compute this.", "Save a plot.")
 
-    monkeypatch.setattr("regard.viewer.widget.scene_of", unfit)
+    monkeypatch.setattr("regard.viewer.widget.build_scene", unfit)
     assert seen._repr_mimebundle_() is None
 
 

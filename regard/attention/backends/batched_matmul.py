@@ -32,7 +32,7 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     q, k, scale = call.fold(call.k)
     k, v = repeat_heads(k, H).reshape(B * H, S, -1), repeat_heads(call.v, H).reshape(B * H, S, -1)
     scores = torch.bmm(q.reshape(B * H, T, -1), k.mT).view(B, H, T, S)
-    parts, mask = call.form, call.form.mask
+    parts, mask = call.mask_parts, call.mask_parts.mask
     p, s = torch.arange(S - T, S, device=q.device), torch.arange(S, device=q.device)
     # Scale the scores, not q: they have fewer elements, and mask and bias are added in the same pass.
     bias = None if call.bias is None else call.bias(p, s).to(scores.dtype)

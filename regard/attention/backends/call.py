@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.bias import Bias
-from regard.attention.masks import Form
+from regard.attention.masks import MaskParts
 from regard.attention.offsets import Offsets
 from regard.attention.scores import Score
 
@@ -24,7 +24,7 @@ class Call(NamedTuple):
     k: Float[Tensor, "..."]
     v: Float[Tensor, "..."]
     score: Score
-    form: Form  # the mask as conjuncts
+    mask_parts: MaskParts  # the mask as conjuncts
     bias: Bias | None = None
     q_offsets: Offsets | None = None
     k_offsets: Offsets | None = None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.attention.backends.call import Call, disable_compile
 from regard.attention.bias import Bias
-from regard.attention.masks import Form
+from regard.attention.masks import MaskParts
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import Score
 from regard.kernels.masked_softmax import masked_softmax
@@ -30,10 +30,10 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     q, k, scale = call.fold(repeat_heads(call.k, H))
     v = repeat_heads(call.v, H)
     parameters = [*call.score.parameters(), *(call.bias.parameters() if call.bias is not None else ())]
-    return _ChunkedAttention.apply(_ScoreSettings(call.score, call.form, call.bias, scale), q, k, v, *parameters)
+    return _ChunkedAttention.apply(_ScoreSettings(call.score, call.mask_parts, call.bias, scale), q, k, v, *parameters)
 
 
-def blocks(q: Tensor, S: int, pair_size: int, parts: Form) -> Iterator[tuple[slice, slice, slice]]:
+def blocks(q: Tensor, S: int, pair_size: int, parts: MaskParts) -> Iterator[tuple[slice, slice, slice]]:
     """The sequences, queries and keys of each block; keys that are masked for the entire block are left out."""
     B, H, T, _ = q.shape
     return score_blocks((B, H, T, S), q.device.type, pair_size, parts.causal, parts.window)
@@ -44,7 +44,7 @@ def block_weights(
     k: Float[Tensor, "b H s D"],
     scale: float,
     score: Score,
-    parts: Form,
+    parts: MaskParts,
     bias: Callable[[Tensor, Tensor], Tensor] | None,
     p: Tensor,
     s: Tensor,
@@ -63,7 +63,7 @@ class _ScoreSettings(NamedTuple):
     """The inputs of a call that are not tensors."""
 
     score: Score
-    parts: Form
+    parts: MaskParts
     bias: Bias | None
     scale: float
 
@@ -114,4 +114,4 @@ def _weights(
     b, t, s = block
     p = torch.arange(t.start, min(t.stop, T), device=q.device) + (S - T)
     keys = torch.arange(s.start, s.stop, device=q.device)
-    return block_weights(block_q, block_k, scale, score, parts.of_batch(b), bias, p, keys)
+    return block_weights(block_q, block_k, scale, score, parts.select_sequences(b), bias, p, keys)

@@ -12,7 +12,7 @@ from regard.kernels.triton_support import contiguous_rows
 
 
 def supports(call: Call) -> bool:
-    if not isinstance(call.score, Concat) or call.bias is not None or call.form.rest is not None:
+    if not isinstance(call.score, Concat) or call.bias is not None or call.mask_parts.rest is not None:
         return False
     rows = max(x.shape[-2 if call.q_offsets is None else 0] for x in (call.q, call.k))
     return concat_cuda.supports(call.q, call.v, call.score.weight_a.shape[-2], rows)
@@ -37,7 +37,7 @@ def run(call: Call) -> Float[Tensor, "..."]:
     sides = (call.q_offsets, a), (call.k_offsets, b)
     starts = [None if offsets is None else offsets.starts for offsets, _ in sides]
     max_lengths = [x.shape[-1] if offsets is None else offsets.max_len for offsets, x in sides]
-    parts = call.form
+    parts = call.mask_parts
     lengths = None if parts.lengths is None else parts.lengths.to(v.device)
     out, *_ = concat_cuda.concat_forward(a, b, w, v, *starts, lengths, *max_lengths, parts.causal, parts.window or 0)
     return out.transpose(0, 1) if is_packed else out

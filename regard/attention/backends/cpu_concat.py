@@ -16,10 +16,10 @@ def supports(call: Call) -> bool:
 @disable_compile
 def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     assert isinstance(call.score, Concat)
-    H, parts = call.q.shape[1], call.form
+    H, parts = call.q.shape[1], call.mask_parts
 
     def block_mask(b: slice, p: Tensor, s: Tensor) -> Bool[Tensor, "..."] | None:
-        mask = parts.of_batch(b).mask
+        mask = parts.select_sequences(b).mask
         return None if mask is None else mask.block(p, s)
 
     q, k, _ = call.fold(repeat_heads(call.k, H))

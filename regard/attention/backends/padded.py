@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention.backends.call import Call
-from regard.attention.masks import Form
+from regard.attention.masks import MaskParts
 from regard.attention.offsets import Offsets, outside_inference_mode
 
 
@@ -23,20 +23,20 @@ def run(call: Call, run_padded: Callable[[Call], Tensor]) -> Float[Tensor, "N H 
     """Pad the sequences, call `run_padded` for each padded batch, and pack the outputs."""
     assert call.q_offsets is not None
     assert call.k_offsets is not None
-    if call.q_offsets.even and call.k_offsets.even:
+    if call.q_offsets.is_rectangular and call.k_offsets.is_rectangular:
         B = len(call.q_offsets.starts) - 1
         q, k, v = (x.unflatten(0, (B, -1)).transpose(1, 2) for x in (call.q, call.k, call.v))
-        out = run_padded(Call(q, k, v, call.score, call.form, call.bias, is_padded=True))
+        out = run_padded(Call(q, k, v, call.score, call.mask_parts, call.bias, is_padded=True))
         return out.transpose(1, 2).flatten(0, 1)
     layout = _layout(call.q_offsets, call.k_offsets)
     padded = zip(layout.q.pad(call.q), layout.k.pad(call.k), layout.k.pad(call.v))
     outputs = []
     for i, (q, k, v) in enumerate(padded):
-        parts = call.form if layout.sequences is None else call.form.of_batch(layout.sequences[i])
+        parts = call.mask_parts if layout.sequences is None else call.mask_parts.select_sequences(layout.sequences[i])
         lengths = layout.lengths[i]
         # Causal queries do not attend to padding: it comes after the last query of the sequence.
         if lengths is not None and not parts.causal and parts.window is None:
-            parts = parts.intersect(Form(lengths=lengths))
+            parts = parts.intersect(MaskParts(lengths=lengths))
         outputs.append(run_padded(Call(q, k, v, call.score, parts, call.bias, is_padded=True)))
     return layout.q.pack(outputs)
 
@@ -109,7 +109,9 @@ def _layout(q_offsets: Offsets, k_offsets: Offsets) -> BatchLayouts:
     if torch.compiler.is_compiling() or q_offsets.starts.device.type != "cpu":
         B = len(q_offsets.starts) - 1
         q_layout, k_layout = (
-            PaddedLayout([(B, offsets.max_len)], offsets.sequences * offsets.max_len, offsets.places, offsets.max_len)
+            PaddedLayout(
+                [(B, offsets.max_len)], offsets.sequences * offsets.max_len, offsets.positions, offsets.max_len
+            )
             for offsets in (q_offsets, k_offsets)
         )
         return BatchLayouts(q_layout, k_layout, None, [k_offsets.lengths])
@@ -153,7 +155,7 @@ def _padded_layout(offsets: Offsets, lengths: list[int], groups: list[list[int]]
             origins[b], widths[b] = start, padded_len
             start += padded_len
     sequences = offsets.sequences
-    return PaddedLayout(shapes, torch.tensor(origins)[sequences], offsets.places, torch.tensor(widths)[sequences])
+    return PaddedLayout(shapes, torch.tensor(origins)[sequences], offsets.positions, torch.tensor(widths)[sequences])
 
 
 class _Pad(torch.autograd.Function):

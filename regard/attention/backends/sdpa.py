@@ -18,7 +18,7 @@ from regard.kernels.triton_support import contiguous_rows
 
 
 def supports(call: Call) -> bool:
-    parts = call.form
+    parts = call.mask_parts
     if not isinstance(call.score, DotLike) or call.bias is not None:
         return False
     if parts.rest is not None or parts.window is not None:
@@ -32,7 +32,7 @@ def supports(call: Call) -> bool:
 
 def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     q, k, scale = call.fold(call.k)
-    v, parts = call.v, call.form
+    v, parts = call.v, call.mask_parts
     (_, H, T, _), (_, G, S, _), width = q.shape, k.shape, v.shape[-1]
     causal = parts.causal and T > 1  # a single query is at the last key and attends to all of them
     keys = None if parts.lengths is None else KeyPadding.from_lengths(parts.lengths, S, q.device, q.dtype)

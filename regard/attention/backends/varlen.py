@@ -23,12 +23,12 @@ def supports(call: Call) -> bool:
         return False
     # Sequences of equal lengths are a (B, T) batch without moving data, and torch's kernels for these are faster. They
     # have no sliding window.
-    return call.form.window is not None or not (call.q_offsets.even and call.k_offsets.even)
+    return call.mask_parts.window is not None or not (call.q_offsets.is_rectangular and call.k_offsets.is_rectangular)
 
 
 def supports_inputs(call: Call) -> bool:
     """Whether device, dtype, score, mask and widths are supported, packed or not."""
-    parts = call.form
+    parts = call.mask_parts
     return (
         call.q.is_cuda
         and call.v.dtype in (torch.bfloat16, torch.float16)
@@ -41,7 +41,7 @@ def supports_inputs(call: Call) -> bool:
 
 
 def run(call: Call) -> Float[Tensor, "N H Dv"]:
-    q_offsets, k_offsets, parts = call.q_offsets, call.k_offsets, call.form
+    q_offsets, k_offsets, parts = call.q_offsets, call.k_offsets, call.mask_parts
     assert q_offsets is not None
     assert k_offsets is not None
     H, width = call.q.shape[1], call.v.shape[-1]
@@ -75,7 +75,7 @@ def fold_packed(call: Call) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "M G 
     """q and k folded by the score, v, all in the dtype of v, and the scale."""
     assert call.k_offsets is not None
     # Scores fold (H, N, D): heads first.
-    positions = call.k_offsets.places if isinstance(call.score, Location) else None
+    positions = call.k_offsets.positions if isinstance(call.score, Location) else None
     q, k, scale = call.score.fold(call.q.transpose(0, 1), call.k.transpose(0, 1), positions)
     return q.transpose(0, 1).to(call.v.dtype), k.transpose(0, 1).to(call.v.dtype), call.v, scale
 

@@ -30,7 +30,7 @@ def supports(call: Call) -> bool:
     return (
         varlen_short_cuda.supports(call.q, max_q, max_k, width)
         and varlen.supports_inputs(call)
-        and call.form.window is None
+        and call.mask_parts.window is None
     )
 
 
@@ -39,7 +39,7 @@ def _is_packable(call: Call) -> bool:
     q, k, v = call.q, call.k, call.v
     return (
         all(x.stride(0) == x.shape[2] * x.stride(2) for x in (q, k, v))
-        and (q.shape[2] == k.shape[2] or not call.form.causal)
+        and (q.shape[2] == k.shape[2] or not call.mask_parts.causal)
         and not call.is_padded
     )
 
@@ -70,5 +70,5 @@ def run(call: Call) -> Float[Tensor, "..."]:
     starts = q_offsets.starts.int(), k_offsets.starts.int()
     max_lengths = q_offsets.max_len, k_offsets.max_len
     return varlen_short_cuda.varlen_short_forward(
-        *(contiguous_rows(x) for x in (q, k, v)), *starts, *max_lengths, scale, call.form.causal
+        *(contiguous_rows(x) for x in (q, k, v)), *starts, *max_lengths, scale, call.mask_parts.causal
     )

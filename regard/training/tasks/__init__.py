@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from regard.interop.targets import Target, check_exportable, exportable
+from regard.interop.targets import ExportTarget, check_exportable, nearest_exportable
 from regard.models import TransformerConfig
 from regard.training.recipe import DataConfig, Recipe, TaskName
 from regard.training.report import show_progress
@@ -55,7 +55,7 @@ def suggest_recipe(task: TaskName, dataset: Any, fine_tune: bool = False) -> Rec
 
 
 def plan(
-    task: TaskName, data: DataConfig, *, fine_tune: bool = False, export_for: Target | None = None
+    task: TaskName, data: DataConfig, *, fine_tune: bool = False, export_for: ExportTarget | None = None
 ) -> tuple[Recipe, Any]:
     """Read a dataset and suggest a recipe for it; with `fine_tune`, for fine-tuning a trained model.
 
@@ -70,18 +70,18 @@ def plan(
     return restrict_recipe(recipe, export_for) if export_for else recipe, dataset
 
 
-def restrict_recipe(recipe: Recipe, target: Target) -> Recipe:
+def restrict_recipe(recipe: Recipe, target: ExportTarget) -> Recipe:
     """The recipe with unsupported model settings replaced by ones that export to `target`.
 
     >>> from regard.models import TransformerConfig
     >>> restrict_recipe(Recipe(model=TransformerConfig(qk_norm=True)), "ctranslate2").model.qk_norm
     False
     """
-    model = exportable(_with_vocabularies(recipe), target)
+    model = nearest_exportable(_with_vocabularies(recipe), target)
     return dataclasses.replace(recipe, model=dataclasses.replace(model, shared_vocab=False))
 
 
-def check_recipe(recipe: Recipe, target: Target) -> None:
+def check_recipe(recipe: Recipe, target: ExportTarget) -> None:
     """Raise an error if the model of the recipe does not export to `target`.
 
     >>> from regard.models import TransformerConfig

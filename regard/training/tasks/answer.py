@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.data import IGNORED, Batch
-from regard.data.questions import AnswerBatches, Question, QuestionPieces, read_squad
-from regard.data.special import Special
+from regard.data import IGNORE_INDEX, Batch
+from regard.data.questions import AnswerBatches, Question, QuestionWindows, read_squad
+from regard.data.special import SpecialTokens
 from regard.folder import TextEncoder
 from regard.models.bert import bert_tiny
 from regard.training.datasets import Dataset, count_units, split_dataset
@@ -75,7 +75,7 @@ class AnswerTask(Task):
         self,
         dataset: Dataset[Sequence[Question]],
         tokenizers: Tokenizers,
-        special: Special,
+        special: SpecialTokens,
         recipe: Recipe,
         model: Any,
         shape: BatchShape,
@@ -83,7 +83,9 @@ class AnswerTask(Task):
         max_len = min(model.max_len, shape.budget)
         splits = [
             AnswerBatches(
-                QuestionPieces.of(questions, tokenizers[0], special, max_len=max_len, segments=model.segments > 1),
+                QuestionWindows.from_questions(
+                    questions, tokenizers[0], special, max_len=max_len, segments=model.segments > 1
+                ),
                 max_len=max_len,
                 **shape.options,
             )
@@ -131,7 +133,7 @@ def span_loss(
     `smoothing`, `second_pass` and `divergence` are as in `token_loss`, with the tokens of a text as classes.
     """
     offsets = batch.inputs[0].offsets  # type: ignore[union-attr]
-    real = batch.targets[:, 0] != IGNORED
+    real = batch.targets[:, 0] != IGNORE_INDEX
     inside = (offsets.valid & real[:, None])[..., None]
     logprobs = []
     for pass_scores in (scores,) if second_pass is None else (scores, second_pass):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.data import Batch, Tokenizer
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.folder import find_device
 from regard.models import ModelConfig
 from regard.training.datasets import Dataset
@@ -82,7 +82,13 @@ class Task(ABC):
 
     @abstractmethod
     def encode(
-        self, dataset: Any, tokenizers: Tokenizers, special: Special, recipe: Recipe, model: Any, shape: BatchShape
+        self,
+        dataset: Any,
+        tokenizers: Tokenizers,
+        special: SpecialTokens,
+        recipe: Recipe,
+        model: Any,
+        shape: BatchShape,
     ) -> EncodedDataset:
         """Encode the dataset as batches."""
 

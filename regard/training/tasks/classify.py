@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from regard.data.labelled import Labelled, LabelledBatches, label_ids, label_names, read_labelled
-from regard.data.special import Special
+from regard.data.labelled import LabeledText, LabeledTextBatches, label_ids, label_names, read_labeled_texts
+from regard.data.special import SpecialTokens
 from regard.data.texts import encode_texts
 from regard.folder import TextEncoder
 from regard.models.bert import bert_tiny
@@ -36,10 +36,10 @@ class ClassifyTask(Task):
     unit = "text"
     usage_hint = 'regard classify {out} "…"'
 
-    def read(self, config: DataConfig) -> Dataset[Sequence[Labelled]]:
-        examples = read_labelled(config.files, config.columns)
+    def read(self, config: DataConfig) -> Dataset[Sequence[LabeledText]]:
+        examples = read_labeled_texts(config.files, config.columns)
         if config.validation:
-            return Dataset(examples, read_labelled(config.validation, config.columns), "labeled texts")
+            return Dataset(examples, read_labeled_texts(config.validation, config.columns), "labeled texts")
         split = split_dataset(examples, [], "labeled texts", key=lambda example: example.texts)
         # If all texts of a rare label are in the validation split, they become training examples.
         known = {example.label for example in split.training}
@@ -49,7 +49,7 @@ class ClassifyTask(Task):
         rare = [example for example in split.validation if example.label not in known]
         return Dataset([*split.training, *rare], validation, split.unit)
 
-    def suggest_recipe(self, dataset: Dataset[Sequence[Labelled]], fine_tune: bool) -> Recipe:
+    def suggest_recipe(self, dataset: Dataset[Sequence[LabeledText]], fine_tune: bool) -> Recipe:
         texts = [text for example in dataset.training for text in example.texts]
         words = max(1, sum(len(text.split()) for text in texts))
         batch = 2048
@@ -68,11 +68,11 @@ class ClassifyTask(Task):
             ),
         )
 
-    def make_tokenizers(self, dataset: Dataset[Sequence[Labelled]], config: TokenizerConfig) -> Tokenizers:
+    def make_tokenizers(self, dataset: Dataset[Sequence[LabeledText]], config: TokenizerConfig) -> Tokenizers:
         texts = [text for example in dataset.training for text in example.texts]
         return train_shared_tokenizer(texts, config, mask=True)
 
-    def complete_config(self, config: Any, dataset: Dataset[Sequence[Labelled]], tokenizers: Tokenizers) -> Any:
+    def complete_config(self, config: Any, dataset: Dataset[Sequence[LabeledText]], tokenizers: Tokenizers) -> Any:
         return set_vocab_size(
             config,
             tokenizers,
@@ -83,9 +83,9 @@ class ClassifyTask(Task):
 
     def encode(
         self,
-        dataset: Dataset[Sequence[Labelled]],
+        dataset: Dataset[Sequence[LabeledText]],
         tokenizers: Tokenizers,
-        special: Special,
+        special: SpecialTokens,
         recipe: Recipe,
         model: Any,
         shape: BatchShape,
@@ -101,23 +101,25 @@ class ClassifyTask(Task):
                 segments=model.segments > 1,
             )
             truncated += too_long
-            splits.append(LabelledBatches(texts, label_ids(examples, model.labels), max_len=max_len, **shape.options))
+            splits.append(
+                LabeledTextBatches(texts, label_ids(examples, model.labels), max_len=max_len, **shape.options)
+            )
         labels = ", ".join(model.labels[:10]) + (", …" if len(model.labels) > 10 else "")
         note = f"labels: {labels}; truncated: {count_units(truncated, 'texts')}"
         return EncodedDataset(splits[0], list(splits[1].epoch(0)), note)
 
-    def validation_scores(self, pipeline: TextEncoder, dataset: Dataset[Sequence[Labelled]]) -> dict[str, float]:
+    def validation_scores(self, pipeline: TextEncoder, dataset: Dataset[Sequence[LabeledText]]) -> dict[str, float]:
         examples = dataset.validation[:VALIDATION_TEXTS]
         predictions = pipeline.classify([example.texts for example in examples], truncate=True)
         correct = sum(prediction.label == example.label for prediction, example in zip(predictions, examples))
         return {"accuracy": 100 * correct / len(examples)}
 
-    def reasons(self, dataset: Dataset[Sequence[Labelled]], recipe: Recipe) -> list[str]:
+    def reasons(self, dataset: Dataset[Sequence[LabeledText]], recipe: Recipe) -> list[str]:
         labels = len(label_names(dataset.training))
         count = count_units(len(dataset.training), "texts")
         return [f"size and steps: {count}, {labels} labels; model selection by accuracy"]
 
-    def warnings(self, dataset: Dataset[Sequence[Labelled]]) -> list[str]:
+    def warnings(self, dataset: Dataset[Sequence[LabeledText]]) -> list[str]:
         return warn_about_rare_labels(
             Counter(example.label for example in dataset.training), "texts", MIN_RECOMMENDED_TEXTS
         )

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from regard.data import Augmented, ImageBatch, RaggedBatch, as_numbers, augment, soft_targets
+from regard.data import AugmentedBatch, ImageBatch, RaggedImageBatch, augment, one_hot_targets, pixels_to_float
 from regard.folder import ImageModel
 from regard.training.datasets import Dataset, ImageSplit
 from regard.training.losses import LossParts
@@ -49,17 +49,19 @@ class ClassifyImagesTask(ImageTask):
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
         return images.labels[rows]
 
-    def augment_batch(self, batch: ImageBatch, model: Any) -> Augmented:
+    def augment_batch(self, batch: ImageBatch, model: Any) -> AugmentedBatch:
         """Augment a batch; targets are probabilities of the labels, since mixed images have two labels."""
         return augment(
-            as_numbers(batch.pixels, model.channels), soft_targets(batch.targets, len(model.labels)), batch.augment
+            pixels_to_float(batch.pixels, model.channels),
+            one_hot_targets(batch.targets, len(model.labels)),
+            batch.augment,
         )
 
     def loss(self, model: Any, features: Features, batch: Any, config: TrainConfig) -> LossParts:
         images: Any
-        if isinstance(batch, RaggedBatch):
-            images, _ = batch.changed(model.config.channels, model.config.patch)
-            targets = soft_targets(batch.targets, len(model.config.labels))
+        if isinstance(batch, RaggedImageBatch):
+            images, _ = batch.augment_and_pack(model.config.channels, model.config.patch)
+            targets = one_hot_targets(batch.targets, len(model.config.labels))
         else:
             images, mixed_targets, _ = self.augment_batch(batch, model.config)
             assert mixed_targets is not None
@@ -75,5 +77,5 @@ class ClassifyImagesTask(ImageTask):
         correct = 0
         for begin in range(0, len(rows), VALIDATION_BATCH):
             batch = rows[begin : begin + VALIDATION_BATCH]
-            correct += int((pipeline.probabilities(images.some(batch)).argmax(1) == images.labels[batch]).sum())
+            correct += int((pipeline.probabilities(images.select(batch)).argmax(1) == images.labels[batch]).sum())
         return {"accuracy": 100 * correct / len(rows)}

@@ -12,15 +12,15 @@ from jaxtyping import Int
 
 from regard.data import (
     AugmentConfig,
-    Augmented,
+    AugmentedBatch,
     ImageBatch,
     ImageBatches,
-    RaggedBatches,
+    RaggedImageBatches,
     RaggedImages,
     read_images,
-    read_ragged,
+    read_ragged_images,
 )
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.errors import RegardError
 from regard.models import ViTConfig
 from regard.training.datasets import Dataset, Images, ImageSplit, count_units, too_few_examples
@@ -90,7 +90,7 @@ def _read(
     common |= dict(cache=config.cache or None, progress=on_progress)
     if config.longest:
         patch = config.patch or suggest_ragged_patch(config.longest)
-        return read_ragged(files, patch=patch, longest=config.longest, **common)
+        return read_ragged_images(files, patch=patch, longest=config.longest, **common)
     return read_images(files, size=size, **common)
 
 
@@ -143,7 +143,7 @@ class ImageTask(Task):
         self,
         dataset: Dataset[ImageSplit],
         tokenizers: Tokenizers,
-        special: Special,
+        special: SpecialTokens,
         recipe: Recipe,
         model: Any,
         shape: BatchShape,
@@ -194,7 +194,7 @@ class ImageTask(Task):
                 "Set both to 0, or set data.size instead of data.longest.",
             )
         training, validation = (
-            RaggedBatches(
+            RaggedImageBatches(
                 part.images,
                 part.rows,
                 partial(self.targets, part.images, model),
@@ -205,8 +205,10 @@ class ImageTask(Task):
             )
             for part in (dataset.training, dataset.validation)
         )
-        training.smallest().changed(model.channels, patch)  # invalid augmentations are reported before the first step
-        note = f"{training.usual:.0f} patches of {patch}×{patch} pixels per image on average"
+        training.smallest_batch().augment_and_pack(
+            model.channels, patch
+        )  # invalid augmentations are reported before the first step
+        note = f"{training.mean_tokens:.0f} patches of {patch}×{patch} pixels per image on average"
         return EncodedDataset(training, validation, note)
 
     def reasons(self, dataset: Dataset[ImageSplit], recipe: Recipe) -> list[str]:
@@ -230,7 +232,7 @@ class ImageTask(Task):
         """The targets of the images in these rows."""
 
     @abstractmethod
-    def augment_batch(self, batch: ImageBatch, model: Any) -> Augmented:
+    def augment_batch(self, batch: ImageBatch, model: Any) -> AugmentedBatch:
         """Augment the images of a batch and their targets."""
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.data import encode_documents, read_documents, split_documents
-from regard.data.special import Special
-from regard.data.streams import TextBatches, whole_text
+from regard.data.special import SpecialTokens
+from regard.data.streams import TokenStreamBatches, sliding_window_batches
 from regard.errors import RegardError
 from regard.models import GPTConfig
 from regard.training.datasets import Dataset, count_units, describe_split
@@ -63,7 +63,7 @@ class LanguageTask(Task):
                 "Set tokenizer.kind to char, word or bytes (subwords).",
             )
         return train_shared_tokenizer(
-            dataset.training, config, exact=config.kind == "char", line_ends=config.kind == "word"
+            dataset.training, config, exact=config.kind == "char", keep_newlines=config.kind == "word"
         )
 
     def complete_config(self, config: Any, dataset: Dataset[Sequence[str]], tokenizers: Tokenizers) -> Any:
@@ -73,7 +73,7 @@ class LanguageTask(Task):
         self,
         dataset: Dataset[Sequence[str]],
         tokenizers: Tokenizers,
-        special: Special,
+        special: SpecialTokens,
         recipe: Recipe,
         model: Any,
         shape: BatchShape,
@@ -81,9 +81,11 @@ class LanguageTask(Task):
         stream, validation_stream = (
             encode_documents(documents, tokenizers[0], special) for documents in (dataset.training, dataset.validation)
         )
-        batches = TextBatches(stream, model.max_len, **shape.options)
+        batches = TokenStreamBatches(stream, model.max_len, **shape.options)
         validation = list(
-            whole_text(validation_stream, model.max_len, budget=shape.budget, constant_shapes=shape.constant)
+            sliding_window_batches(
+                validation_stream, model.max_len, budget=shape.budget, constant_shapes=shape.constant
+            )
         )
         note = describe_split(len(stream), len(validation_stream), "tokens")
         if tokenizers[0].kind == "word":

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from regard.data import IGNORED, Batch, Sequences, read_documents
+from regard.data import IGNORE_INDEX, Batch, Sequences, read_documents
 from regard.data.masking import MaskedBatches
-from regard.data.special import Special
+from regard.data.special import SpecialTokens
 from regard.models.bert import bert_tiny
 from regard.training.datasets import Dataset, count_units, split_dataset
 from regard.training.losses import LossParts, token_loss
@@ -60,14 +60,14 @@ class MaskTask(Task):
         self,
         dataset: Dataset[Sequence[str]],
         tokenizers: Tokenizers,
-        special: Special,
+        special: SpecialTokens,
         recipe: Recipe,
         model: Any,
         shape: BatchShape,
     ) -> EncodedDataset:
         training, validation = (
             MaskedBatches(
-                Sequences.of(tokenizers[0].encode_batch(list(texts))),
+                Sequences.from_lists(tokenizers[0].encode_batch(list(texts))),
                 vocab=tokenizers[0].vocab_size,
                 special=special,
                 max_len=min(model.max_len, shape.budget),
@@ -82,7 +82,7 @@ class MaskTask(Task):
         if batch.targets.device.type != "cpu" or config.r_drop:
             return features_loss(model, features, batch, config)
         # Six tokens of seven have no target; their logits are not computed.
-        masked = (batch.targets != IGNORED).nonzero().squeeze(1)
+        masked = (batch.targets != IGNORE_INDEX).nonzero().squeeze(1)
         rows = model.mask_head(model.encode(*batch.inputs)[masked])
         smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
         return token_loss(rows, model.output.weight, batch.targets[masked], smoothing, bias=model.output.bias)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from regard.data import IGNORED, Augmented, ImageBatch, as_numbers, augment
+from regard.data import IGNORE_INDEX, AugmentedBatch, ImageBatch, augment, pixels_to_float
 from regard.errors import RegardError
 from regard.training.datasets import Dataset, ImageSplit
 from regard.training.losses import LossParts
@@ -50,10 +50,10 @@ class MaskImagesTask(ImageTask):
         return dataclasses.replace(config, **dataset.training.config_sizes, head="pixels", labels=())
 
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
-        return np.full(len(rows), IGNORED)
+        return np.full(len(rows), IGNORE_INDEX)
 
-    def augment_batch(self, batch: ImageBatch, model: Any) -> Augmented:
-        return augment(as_numbers(batch.pixels, model.channels), None, batch.augment)
+    def augment_batch(self, batch: ImageBatch, model: Any) -> AugmentedBatch:
+        return augment(pixels_to_float(batch.pixels, model.channels), None, batch.augment)
 
     def loss(self, model: Any, features: Features, batch: Any, config: TrainConfig) -> LossParts:
         """Mean squared error over the masked pixels of an image, each patch normalized to mean 0 and variance 1."""

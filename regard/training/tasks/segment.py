@@ -8,12 +8,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.data import IGNORED, Augmented, ImageBatch, RaggedBatch, RaggedImages, as_numbers, augment
+from regard.data import (
+    IGNORE_INDEX,
+    AugmentedBatch,
+    ImageBatch,
+    RaggedImageBatch,
+    RaggedImages,
+    augment,
+    pixels_to_float,
+)
 from regard.errors import RegardError
 from regard.folder import ImageModel
 from regard.training.datasets import Dataset, Images, ImageSplit
 from regard.training.losses import LossParts
-from regard.training.metrics import intersection_over_union, label_counts
+from regard.training.metrics import confusion_counts, intersection_over_union
 from regard.training.recipe import DataConfig, Recipe, TrainConfig
 from regard.training.report import OnProgress
 from regard.training.tasks.base import Features, Tokenizers
@@ -67,17 +75,17 @@ class SegmentTask(ImageTask):
             masks = images.masks[rows]
         return _label_table(model.labels)[masks]
 
-    def augment_batch(self, batch: ImageBatch, model: Any) -> Augmented:
-        return augment(as_numbers(batch.pixels, model.channels), None, batch.augment, batch.targets)
+    def augment_batch(self, batch: ImageBatch, model: Any) -> AugmentedBatch:
+        return augment(pixels_to_float(batch.pixels, model.channels), None, batch.augment, batch.targets)
 
     def loss(self, model: Any, features: Features, batch: Any, config: TrainConfig) -> LossParts:
         """The sum over images of the mean cross-entropy of their labeled pixels."""
         smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
-        if not isinstance(batch, RaggedBatch):
+        if not isinstance(batch, RaggedImageBatch):
             pixels, _, masks = self.augment_batch(batch, model.config)
             assert masks is not None
             return _loss(model.masks(features(pixels), pixels), masks, smoothing)
-        images, groups = batch.changed(model.config.channels, model.config.patch, masked=True)
+        images, groups = batch.augment_and_pack(model.config.channels, model.config.patch, masked=True)
         logits, parts = iter(model.masks(features(images), images)), []
         for masks in groups:  # one group per image size
             parts.append(_loss(torch.stack([next(logits) for _ in masks]), masks, smoothing))
@@ -88,9 +96,9 @@ class SegmentTask(ImageTask):
         counts = np.zeros((len(pipeline.labels), len(pipeline.labels)), np.int64)
         for begin in range(0, len(rows), VALIDATION_BATCH):
             batch = rows[begin : begin + VALIDATION_BATCH]
-            for prediction, row in zip(pipeline.segment(list(images.some(batch))), batch.tolist()):
+            for prediction, row in zip(pipeline.segment(list(images.select(batch))), batch.tolist()):
                 target = _label_table(pipeline.labels)[images.mask(row)]
-                counts += label_counts(prediction, target, len(pipeline.labels))
+                counts += confusion_counts(prediction, target, len(pipeline.labels))
         accuracy = 100 * np.trace(counts) / max(1, counts.sum())
         return {"iou": float(100 * np.nanmean(intersection_over_union(counts))), "pixel_accuracy": float(accuracy)}
 
@@ -98,11 +106,11 @@ class SegmentTask(ImageTask):
 def _loss(logits: Float[Tensor, "B V H W"], masks: Int[Tensor, "B H W"], smoothing: float) -> LossParts:
     logprobs = logits.float().log_softmax(1)
     is_target = masks[:, None] == torch.arange(logits.shape[1], device=masks.device)[:, None, None]
-    counted = (masks != IGNORED).sum((1, 2))
+    counted = (masks != IGNORE_INDEX).sum((1, 2))
     nlls = -logprobs.masked_fill(~is_target, 0.0).sum((1, 2, 3)) / counted.clamp(min=1)
     nll, loss = nlls.sum(), (1 - smoothing) * nlls.sum()
     if smoothing:
-        uniform_nlls = -logprobs.mean(1).masked_fill(masks == IGNORED, 0.0).sum((1, 2)) / counted.clamp(min=1)
+        uniform_nlls = -logprobs.mean(1).masked_fill(masks == IGNORE_INDEX, 0.0).sum((1, 2)) / counted.clamp(min=1)
         loss = loss + smoothing * uniform_nlls.sum()
     return LossParts(loss, nll.detach(), (counted > 0).float().sum())
 
@@ -114,6 +122,6 @@ def _labels(images: Images) -> tuple[str, ...]:
 
 def _label_table(labels: tuple[str, ...]) -> Int[np.ndarray, "256"]:
     """A table from the pixel values of masks to label indices."""
-    table = np.full(256, IGNORED, np.int16)
+    table = np.full(256, IGNORE_INDEX, np.int16)
     table[[int(label) for label in labels]] = np.arange(len(labels))
     return table

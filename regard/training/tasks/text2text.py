@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.data import Counts
+from regard.data import CleaningCounts
 from regard.errors import RegardError
 from regard.models.transformer import t5_small
 from regard.training.datasets import Dataset, Pairs, read_pair_splits
@@ -29,12 +29,12 @@ class Text2TextTask(TranslateTask):
                 )
         training: Pairs = []
         validation: Pairs = []
-        counts = Counts(0)
+        counts = CleaningCounts(0)
         for index, file in enumerate(config.files):
             pairs, validation_pairs, cleaned = read_pair_splits(config, [file], config.validation[index : index + 1])
             training += _add_prefix(_repeat_pairs(pairs, weights[index] / min(weights)), prefixes[index])
             validation += _add_prefix(validation_pairs, prefixes[index])
-            counts = Counts(*(a + b for a, b in zip(dataclasses.astuple(counts), dataclasses.astuple(cleaned))))
+            counts = CleaningCounts(*(a + b for a, b in zip(dataclasses.astuple(counts), dataclasses.astuple(cleaned))))
         # Shuffled, so that the first examples, on which BLEU is computed, are from all tasks.
         order = np.random.default_rng(0).permutation(len(validation)).tolist()
         return Dataset(training, [validation[i] for i in order], dropped=counts.reasons)

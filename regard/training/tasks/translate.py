@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from regard.data import Batches, Tokenizer, encode_pairs
-from regard.data.special import Special
+from regard.data import PairBatches, Tokenizer, encode_pairs
+from regard.data.special import SpecialTokens
 from regard.decode import DecodeConfig
 from regard.folder import Translator
 from regard.models import ModelConfig
@@ -54,22 +54,22 @@ class TranslateTask(Task):
         self,
         dataset: Dataset[Pairs],
         tokenizers: Tokenizers,
-        special: Special,
+        special: SpecialTokens,
         recipe: Recipe,
         model: ModelConfig,
         shape: BatchShape,
     ) -> EncodedDataset:
         common = shape.options | dict(max_len=model.max_len, special=(special, special))
         # encode_pairs reserves room for one special token; imported models may add more.
-        max_len = model.max_len + 1 - max(len(special.framed([])), len(special.begun([])))
+        max_len = model.max_len + 1 - max(len(special.add_special_tokens([])), len(special.make_decoder_input([])))
         dropout = recipe.tokenizer.dropout
         *training_ids, too_long = encode_pairs(
             dataset.training, *tokenizers, max_len=max_len, dropout=dropout, seed=shape.seed
         )
         *validation_ids, _ = encode_pairs(dataset.validation, *tokenizers, max_len=max_len)
-        validation = list(Batches(*validation_ids, **common).epoch(0))
+        validation = list(PairBatches(*validation_ids, **common).epoch(0))
         note = f"too long for the model: {count_units(too_long, 'pairs')}"
-        return EncodedDataset(Batches(*training_ids, **common), validation, note)
+        return EncodedDataset(PairBatches(*training_ids, **common), validation, note)
 
     def validation_scores(self, pipeline: Translator, dataset: Dataset[Pairs]) -> dict[str, float]:
         pairs = dataset.validation[:VALIDATION_SENTENCES]

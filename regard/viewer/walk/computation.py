@@ -10,7 +10,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from regard.program import Program, Step
-from regard.program.numpy_interpreter import Values, execute, tensors_of
+from regard.program.numpy_interpreter import Values, collect_tensors, execute
 from regard.viewer.walk import limits
 from regard.viewer.walk.wording import ACTIVATIONS, PROBABILITIES, OptionalLabel, StepLabel
 
@@ -158,7 +158,7 @@ class Computation:
     def __init__(self, model: nn.Module, program: Program, inputs: dict[str, Array]) -> None:
         self.model, self.inputs = model, inputs
         self.nodes = unroll(program, program.sizes(inputs))
-        self.values: Values = evaluate(tensors_of(program, model), self.nodes, inputs)
+        self.values: Values = evaluate(collect_tensors(program, model), self.nodes, inputs)
         self.output = next(node for node in reversed(self.nodes) if node.name == program.outputs[0])
         self.labels: dict[str, OptionalLabel] = {}
 

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.layers.patches import take_away
+from regard.layers.patches import remove_prefix
 from regard.models import ViT
 from regard.program import forward_program
 from regard.viewer.looking import TokenAxis
@@ -26,8 +26,8 @@ def forward_all_tokens(model: ViT, image: Tensor) -> Any:
     """The forward of the model with all tokens in the last block, as a look records it."""
     encoded = model.encode(image)
     if model.config.head == "segment":
-        return model.masks(take_away(encoded, model.config.prefix, None), image)
-    return encoded if model.config.head == "pixels" else model.logits(model.pooled(encoded, image))
+        return model.masks(remove_prefix(encoded, model.config.prefix, None), image)
+    return encoded if model.config.head == "pixels" else model.logits(model.pool(encoded, image))
 
 
 class ImageWalkBuilder:
@@ -140,7 +140,7 @@ class ImageWalkBuilder:
 
     def focus(self) -> dict[str, Any]:
         """The initial selection: the sharpest head, and the patch with its largest weight."""
-        weights = self.look.over_patches(self.attention.name).reshape(len(self.attention.weights), -1)
+        weights = self.look.patch_weights(self.attention.name).reshape(len(self.attention.weights), -1)
         head = int(np.argmin([entropy(row[None])[0] for row in weights / weights.sum(1, keepdims=True)]))
         return {
             "attention": self.attention.name,

@@ -9,10 +9,10 @@ from regard.viewer.walk.text_walk import TextWalkBuilder
 from regard.viewer.walk.walkthrough import Walk, inner_bytes
 
 
-def walk_of(look: Look | ImageLook) -> Walk:
+def build_walk(look: Look | ImageLook) -> Walk:
     """Build the walk of a look: every step from the input to the output.
 
-    >>> walk = walk_of(look(translator, "The cat sleeps."))  # doctest: +SKIP
+    >>> walk = build_walk(look(translator, "The cat sleeps."))  # doctest: +SKIP
     >>> walk.trace["decoder.0.cross.a"].shape  # the weights a = softmax(e)  # doctest: +SKIP
     (4, 5, 6)
     """
@@ -22,7 +22,7 @@ def walk_of(look: Look | ImageLook) -> Walk:
 def walk_for_page(look: Look | ImageLook, include: bool | None = None) -> Walk | None:
     """The walk of a page, or None; by default it is included if model and input are small."""
     if include is not None:
-        return walk_of(look) if include else None
+        return build_walk(look) if include else None
     if isinstance(look, ImageLook):
         model, is_short = look.run.model, look.grid[0] * look.grid[1] <= limits.MAX_DEFAULT_PATCHES
     elif look.pipeline is not None:
@@ -32,7 +32,7 @@ def walk_for_page(look: Look | ImageLook, include: bool | None = None) -> Walk |
     if not is_short or inner_bytes(model) > limits.MAX_MODEL_BYTES:
         return None
     try:
-        walk = walk_of(look)
+        walk = build_walk(look)
     except RegardError:  # an operation without a primitive
         return None
     return walk if walk.trace.size <= limits.MAX_DEFAULT_BYTES else None

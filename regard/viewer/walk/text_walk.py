@@ -10,7 +10,7 @@ from regard.folder import Translator
 from regard.layers.packed import pack
 from regard.models import Bert, Seq2Seq
 from regard.program import forward_program
-from regard.viewer.forcing import information
+from regard.viewer.forcing import mutual_information
 from regard.viewer.looking import Look, TokenAxis
 from regard.viewer.measures import entropy
 from regard.viewer.walk import limits
@@ -101,7 +101,9 @@ class TextWalkBuilder:
         if not isinstance(self.pipeline, Translator):
             return {"text": axes["text"]}
         if "target" not in axes and "predicted" in axes:
-            forced = [self.pipeline.target_tokenizer.vocabulary[i] for i in self.pipeline.special.begun([])]
+            forced = [
+                self.pipeline.target_tokenizer.vocabulary[i] for i in self.pipeline.special.make_decoder_input([])
+            ]
             _, tokens, words = axes["predicted"]
             inner = slice(len(forced) - 1, -1)
             axes["target"] = TokenAxis("", tokens[inner], words[inner]).add_special_tokens("target", forced)
@@ -116,7 +118,7 @@ class TextWalkBuilder:
         if not self.look.maps:
             return {"attention": None, "head": 0}
         one = self.look.alignment
-        head = max(range(one.heads), key=lambda i: information(one.head_weights(i)))
+        head = max(range(one.heads), key=lambda i: mutual_information(one.head_weights(i)))
         weights = one.head_weights(head)
         sharpness = np.log2(np.maximum((weights > 0).sum(1), 1)) - entropy(weights)
         words = np.array(one.queries.words) >= 0

@@ -47,13 +47,13 @@ class Trace:
     """Steps and sections of a walk, with their parameters and values.
 
     >>> from torch import ones
-    >>> from regard.program import capture, program_of
-    >>> from regard.program.numpy_interpreter import tensors_of
+    >>> from regard.program import capture, build_program
+    >>> from regard.program.numpy_interpreter import collect_tensors
     >>> from regard.viewer.walk.computation import evaluate, unroll
     >>> model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), ones(5, 2)
-    >>> program = program_of(capture(model, lambda model, x: model(x), {"x": ones(4, 2)}, {"x": ("text", None)}))
+    >>> program = build_program(capture(model, lambda model, x: model(x), {"x": ones(4, 2)}, {"x": ("text", None)}))
     >>> nodes, inputs = unroll(program, {"text": 5}), {"x": x.numpy()}
-    >>> values = evaluate(tensors_of(program, model), nodes, inputs)
+    >>> values = evaluate(collect_tensors(program, model), nodes, inputs)
     >>> trace = Trace(model, nodes, inputs, ModuleOutputs(model, [x]), values)
     >>> [step["id"] for step in trace.steps if step["title"]]
     ['0.given', '0', '1']

@@ -208,8 +208,8 @@ STEP_LABELS: dict[str, dict[str, OptionalLabel]] = {
         "combine.linear": StepLabel("combined", "Projection of context vector and state", "u = [c; s] W + b"),
         "tanh": StepLabel("attentional", "Attentional states", "s̃ₜ = tanh(W [cₜ; sₜ])"),
     },
-    "QueryPool": {"expand": StepLabel("question", "Learned query", "q = Q")},
-    "ClassQueries": {
+    "AttentionPooling": {"expand": StepLabel("question", "Learned query", "q = Q")},
+    "SegmentationDecoder": {
         "expand": StepLabel("queries", "Class queries (one per label)", "c = C[label]"),
         "cat": StepLabel("with_queries", "Prepend class queries", "x = [c; x]"),
         "of_patch.linear": StepLabel("patch_map", "Projected patches", "k = x W + b"),
