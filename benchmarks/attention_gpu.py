@@ -19,10 +19,10 @@ from regard.attention.backends.sdpa import _append_mask_column
 from regard.attention.masks import KeyPadding
 from regard.attention.reference import reference
 from regard.bench import Row, Shape
-from regard.bench.attention import SHAPES, Case, overhead
-from regard.bench.measuring import Cannot, Entrant, compare, measure_ceilings
+from regard.bench.attention_speed import SHAPES, Case, overhead
+from regard.bench.bench_report import Report
+from regard.bench.measurement import Cannot, Entrant, compare, measure_ceilings
 from regard.bench.peers import BACKENDS, flex, sdpa
-from regard.bench.report import Report
 
 Way = Callable[[Tensor, Tensor, Tensor, Tensor, bool], Tensor]
 aten = torch.ops.aten

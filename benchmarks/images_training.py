@@ -20,10 +20,10 @@ import numpy as np
 from training_runs import Run, main
 
 from regard.data import read_images
-from regard.folder import ImageModel
+from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
+from regard.pipelines import ImageModel
 from regard.training import recipe_from_dict, train
-from regard.training.metrics import confusion_counts, intersection_over_union
-from regard.training.report import read_metrics
+from regard.training.run_log import read_metrics
 from regard.training.trainer import METRICS
 
 # The accuracies whose time is told.

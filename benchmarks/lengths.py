@@ -13,9 +13,9 @@ from pathlib import Path
 from regard.data import phrasebook_pairs
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
+from regard.evaluation.text_metrics import text_scores
 from regard.models import Seq2SeqConfig, TransformerConfig
 from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, train
-from regard.training.metrics import text_scores
 
 MAX_LEN = 32
 SIZES = dict(width=64, heads=4, feedforward=128, encoder_layers=2, decoder_layers=2, dropout=0.0, max_len=MAX_LEN)

@@ -60,11 +60,11 @@ def make(out: Path) -> dict[str, tuple[str, Path]]:
 
     import regard
     from regard.data import SpecialTokens, Tokenizer
-    from regard.data.tokenizer import FOREIGN_KIND
-    from regard.folder import TextGenerator
+    from regard.data.text.tokenizer import FOREIGN_KIND
     from regard.interop import export_huggingface
     from regard.models import GPT
     from regard.models.gpt import gpt2
+    from regard.pipelines import TextGenerator
 
     if not (out / "theirs" / "config.json").exists():
         torch.manual_seed(0)

@@ -21,7 +21,7 @@ from tokenizers import models
 from regard.attention import record
 from regard.attention.exact_weights import compute_weights
 from regard.data import Tokenizer, phrasebook_pairs
-from regard.data.tokenizer import FOREIGN_KIND
+from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.interop import import_huggingface
 from regard.layers.packed import pack
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from regard.data import Tokenizer
-from regard.folder import TextGenerator, Translator
 from regard.models import GPT, GPTConfig, Transformer, TransformerConfig
+from regard.pipelines import TextGenerator, Translator
 from regard.viewer import look
 
 PAIR, LONG, OPENED, CLICKS = 512, 16384, 5, 9

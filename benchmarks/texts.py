@@ -17,9 +17,9 @@ from typing import Any
 from training_runs import Run, main
 
 from regard.data import read_documents, read_labeled_texts, read_squad, split_documents
+from regard.evaluation.text_metrics import squad_scores
 from regard.training import recipe_from_dict, train
 from regard.training.datasets import Dataset
-from regard.training.metrics import squad_scores
 
 FOLDS = 5
 

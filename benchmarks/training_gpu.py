@@ -30,16 +30,16 @@ from gpu_common import changed, matrix_ceiling, sentence_lengths, sentence_pairs
 
 from regard.attention import use
 from regard.data import Batch
-from regard.data.streams import TokenStreamBatches
+from regard.data.batching.token_streams import TokenStreamBatches
 from regard.kernels import add_norm_cuda, cross_entropy_cuda, linear_relu_cuda
 from regard.layers.embeddings import Embedding
 from regard.models import GPTConfig, TransformerConfig, make_model
 from regard.models.gpt import gpt2, gpt_small
 from regard.training.checkpoint import unique_parameters
-from regard.training.compiling import compiled_features
-from regard.training.graphs import WARM_UP, GraphedUpdate
 from regard.training.losses import LossParts, token_loss
-from regard.training.optim import make_optimizer, scale_gradients
+from regard.training.optim.optimizers import make_optimizer, scale_gradients
+from regard.training.runtime.compilation import compiled_features
+from regard.training.runtime.cuda_graphs import WARM_UP, GraphedUpdate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Kernels by what they are for, from a part of their names; the first that fits.

@@ -8,9 +8,9 @@ from regard.version import __version__ as __version__
 if TYPE_CHECKING:
     from regard.decode import DecodeConfig as DecodeConfig
     from regard.errors import RegardError as RegardError
-    from regard.folder import Translator as Translator
-    from regard.folder import load as load
-    from regard.folder import save as save
+    from regard.pipelines import Translator as Translator
+    from regard.pipelines import load as load
+    from regard.pipelines import save as save
     from regard.training.recipe import Recipe as Recipe
     from regard.viewer import compare as compare
     from regard.viewer import look as look
@@ -20,11 +20,11 @@ _PUBLIC = {
     "DecodeConfig": "regard.decode",
     "Recipe": "regard.training",
     "RegardError": "regard.errors",
-    "Translator": "regard.folder",
+    "Translator": "regard.pipelines",
     "compare": "regard.viewer",
-    "load": "regard.folder",
+    "load": "regard.pipelines",
     "look": "regard.viewer",
-    "save": "regard.folder",
+    "save": "regard.pipelines",
 }
 __all__ = sorted(_PUBLIC)
 

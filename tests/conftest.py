@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from regard.data import Tokenizer
-from regard.data.special import EOS
-from regard.folder import Translator, load, save
+from regard.data.text.special_tokens import EOS
 from regard.models import ModelConfig, Seq2SeqConfig, TransformerConfig, make_model
+from regard.pipelines import Translator, load, save
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 FRENCH = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix"]

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from regard.cli import main
 from regard.data import Tokenizer
-from regard.data.augmentation import AugmentConfig
-from regard.data.special import SpecialTokens
+from regard.data.images.augmentation import AugmentConfig
+from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import load, make_pipeline
 from regard.models import FAMILIES, TransformerConfig, make_model
+from regard.pipelines import load, make_pipeline
 from regard.ranges import Range, check_value
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from_dict
 from regard.training.recipe import DERIVED, SECTIONS

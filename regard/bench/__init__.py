@@ -1,13 +1,13 @@
 """`regard bench`: Regard against the installed peer libraries, relative to the limits of the machine."""
 
-from regard.bench.attention import AttentionShape, bench_attention
-from regard.bench.decoding import DecodingShape, bench_decoding
-from regard.bench.growth import bench_growth
-from regard.bench.measuring import Ceilings, Measurement
-from regard.bench.recording import RecordingShape, bench_recording
-from regard.bench.report import BenchReport
-from regard.bench.scores import ScoreMeasurement, ScoreReport, bench_scores
-from regard.bench.training import TrainingShape, bench_training
+from regard.bench.attention_speed import AttentionShape, bench_attention
+from regard.bench.bench_report import BenchReport
+from regard.bench.decoding_speed import DecodingShape, bench_decoding
+from regard.bench.length_scaling import bench_growth
+from regard.bench.measurement import Ceilings, Measurement
+from regard.bench.recording_cost import RecordingShape, bench_recording
+from regard.bench.score_comparison import ScoreMeasurement, ScoreReport, bench_scores
+from regard.bench.training_speed import TrainingShape, bench_training
 
 __all__ = [
     "AttentionShape",

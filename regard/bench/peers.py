@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from regard.attention import Dot, Mask, ScaledDot, Score
 from regard.attention.masks import MaskParts
 from regard.attention.reference import reference
-from regard.bench.measuring import Unsupported
+from regard.bench.measurement import Unsupported
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 BACKENDS = {

@@ -17,7 +17,7 @@ from regard.bench import (
     bench_scores,
     bench_training,
 )
-from regard.bench.scores import Family, ScoreMeasurement
+from regard.bench.score_comparison import Family, ScoreMeasurement
 from regard.cli.common import DeviceOption, parse, print_note
 from regard.errors import RegardError
 

@@ -16,16 +16,16 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import tyro
 
 from regard.data import Tokenizer, read_pairs
-from regard.data.compression import STDIN
 from regard.data.phrasebook import phrasebook_pairs, words
-from regard.data.readers import numbered_lines
+from regard.data.text.compression import STDIN
+from regard.data.text.readers import numbered_lines
 from regard.errors import RegardError
-from regard.folder import Device, ImageModel, TextEncoder, TextGenerator, Translator, load
-from regard.interop.onnx_runner import is_onnx_folder, load_onnx
+from regard.evaluation.alignment import WordSplitter
+from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
+from regard.pipelines import Device, ImageModel, TextEncoder, TextGenerator, Translator, load
 from regard.training.recipe import PHRASEBOOK
-from regard.training.report import OnProgress, progress_bar, show_progress
+from regard.training.run_log import OnProgress, progress_bar, show_progress
 from regard.viewer import Link
-from regard.viewer.alignment import WordSplitter
 
 TEST_SIZE = 1000
 # Texts per block; a block is sorted by length into batches. Blocks of a stream may be smaller.

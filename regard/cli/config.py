@@ -11,8 +11,8 @@ import tyro
 from regard.cli.common import Model, parse
 from regard.cli.train_options import as_toml
 from regard.config_reader import read_json
-from regard.folder import read_config
 from regard.models import family_name
+from regard.pipelines import read_config
 from regard.training.recipe import DERIVED, Recipe, recipe_to_dict
 
 

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from regard.cli.common import Quiet, parse, phrasebook_examples, print_note
 from regard.decode import DecodeConfig
-from regard.folder import Translator
 from regard.models import TransformerConfig
+from regard.pipelines import Translator
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_dataset, text_scores, train
 from regard.viewer import align, alignment_error_rate, best_layer, look
 

@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 from regard.cli.common import batch_progress
 from regard.data import IGNORE_INDEX, label_ids, read_images, read_labeled_texts, read_ragged_images
 from regard.errors import RegardError
-from regard.folder import Classification, ImageModel, TextEncoder
+from regard.evaluation.label_metrics import class_scores, label_scores, mask_scores
+from regard.evaluation.text_metrics import confusion_counts
+from regard.pipelines import Classification, ImageModel, TextEncoder
 from regard.training.datasets import Images
-from regard.training.label_scores import class_scores, label_scores, mask_scores
-from regard.training.metrics import confusion_counts
 from regard.training.tasks.image_tasks import NO_LABEL, check_annotations
 
 # Examples per progress update.
@@ -117,7 +117,7 @@ def index_blocks(count: int, on_progress: Callable[[int, int | None], None]) -> 
 
 def plot_confusion(results: dict[str, Any], file_format: str) -> bytes:
     """Plot of the confusion matrix of an evaluation, as the bytes of a file."""
-    from regard.viewer.confusion import draw_confusion  # matplotlib is slow to import
+    from regard.viewer.plots.confusion_matrix import draw_confusion  # matplotlib is slow to import
 
     items = "pixels" if "mean_iou" in results else "texts" if "texts" in results else "images"
     metric = "mean IoU" if items == "pixels" else "accuracy"

@@ -9,9 +9,9 @@ from typing import Any
 from regard.cli.config import recipe_toml
 from regard.cli.train_options import full_help, option_name, parse_words, recipe_keys, short_help
 from regard.errors import RegardError
-from regard.folder import read_config
-from regard.interop.targets import EXPORT_TARGETS
+from regard.interop.export_targets import EXPORT_TARGETS
 from regard.models import family_name
+from regard.pipelines import read_config
 from regard.recipes import find_recipe, recipe_names
 from regard.training import Recipe, read_toml, recipe_from_dict, train
 from regard.training.fine_tuning import fine_tuning_recipe

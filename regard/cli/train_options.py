@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_orig
 
 from regard.attention import SCORES
 from regard.errors import RegardError, did_you_mean
-from regard.interop.targets import EXPORT_TARGETS
+from regard.interop.export_targets import EXPORT_TARGETS
 from regard.models import FAMILIES
 from regard.training.recipe import DERIVED, FAMILIES_FOR, Recipe
 

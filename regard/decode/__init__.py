@@ -1,12 +1,12 @@
 """Decoding: greedy search, beam search and sampling, for any model that implements the `Decodable` protocol."""
 
-from regard.decode.batching import decode_all, decode_batch
-from regard.decode.beams import beam
-from regard.decode.config import DecodeConfig
+from regard.decode.batched_decoding import decode_all, decode_batch
+from regard.decode.beam_search import beam
+from regard.decode.decode_config import DecodeConfig
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import Hypothesis, NBest, RefusedToken, SearchHistory, SearchStep
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
-from regard.decode.stepwise import greedy, sample
+from regard.decode.sampling import greedy, sample
 
 __all__ = [
     "SPECIAL",

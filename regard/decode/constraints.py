@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.decode.config import DecodeConfig
+from regard.decode.decode_config import DecodeConfig
 from regard.decode.protocol import SourceBatch, SpecialTokens
 from regard.errors import RegardError
 

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention.offsets import Offsets
-from regard.data.special import SpecialTokens
+from regard.data.text.special_tokens import SpecialTokens
 
 SPECIAL = SpecialTokens()
 

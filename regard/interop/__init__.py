@@ -3,12 +3,12 @@
 Imports Hugging Face and timm folders and llama2.c checkpoints; exports to Hugging Face, CTranslate2 and ONNX.
 """
 
-from regard.interop.ctranslate import export_ctranslate2
-from regard.interop.huggingface import export_huggingface, import_huggingface
+from regard.interop.ctranslate2_export import export_ctranslate2
+from regard.interop.huggingface.hf_folder import export_huggingface, import_huggingface
 from regard.interop.llama2c import import_llama2c
-from regard.interop.onnx_export import export_onnx
-from regard.interop.onnx_runner import load_onnx
-from regard.interop.sentencepiece import read_sentencepiece, write_sentencepiece
+from regard.interop.onnx.onnx_export import export_onnx
+from regard.interop.onnx.onnx_runner import load_onnx
+from regard.interop.sentencepiece_files import read_sentencepiece, write_sentencepiece
 
 __all__ = [
     "export_ctranslate2",

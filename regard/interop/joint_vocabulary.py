@@ -14,8 +14,8 @@ import torch
 from tokenizers import Regex, decoders
 from torch import Tensor
 
-from regard.data.special import SpecialTokens
-from regard.data.tokenizer import FOREIGN_KIND, Tokenizer
+from regard.data.text.special_tokens import SpecialTokens
+from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.models.transformer import TransformerConfig
 

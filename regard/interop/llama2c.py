@@ -18,13 +18,13 @@ import torch
 from tokenizers import decoders, models, normalizers
 from torch import Tensor
 
-from regard.data.special import SpecialTokens
-from regard.data.tokenizer import FOREIGN_KIND, Tokenizer
+from regard.data.text.special_tokens import SpecialTokens
+from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.files import read_file
-from regard.folder import TextGenerator, model_from_weights
-from regard.interop.mapping import CONCATENATED, Conversion, MappingRow, MappingTable, read_model_weights
+from regard.interop.weight_mapping import CONCATENATED, Conversion, MappingRow, MappingTable, read_model_weights
 from regard.models.gpt import GPTConfig
+from regard.pipelines import TextGenerator, model_from_weights
 
 # Each text starts with <s>, which therefore also ends the previous one.
 UNK, BOS = 0, 1

@@ -22,11 +22,12 @@ from tokenizers.processors import TemplateProcessing
 
 from regard import config_reader
 from regard.config_reader import json_bytes
-from regard.data.special import SpecialTokens
-from regard.data.tokenizer import Tokenizer
+from regard.data.text.special_tokens import SpecialTokens
+from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.files import read_file, write_atomically
-from regard.interop.sentencepiece import (
+from regard.interop.foreign_config import ForeignConfig
+from regard.interop.sentencepiece_files import (
     CONTROL,
     UNIGRAM,
     UNKNOWN,
@@ -39,8 +40,7 @@ from regard.interop.sentencepiece import (
     to_piece_model,
     write_pieces,
 )
-from regard.interop.settings import ForeignConfig
-from regard.interop.tensors import read_json
+from regard.interop.tensor_files import read_json
 
 _SAVE_AS_JSON = "Save the tokenizer as tokenizer.json with transformers."
 _MARIAN_FILES = ("source.spm", "target.spm")

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from regard.attention import Bias, Offsets
 from regard.attention.offsets import Lengths
-from regard.layers.cache import CrossAttentionCache, KVCache
 from regard.layers.feedforward import Activation, FeedForward
+from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.multihead import BiasPlacement, MultiHead
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.positions import RotaryTables

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard.attention import Bias, Mask, attend, causal, make_score, padding
 from regard.attention.offsets import Lengths, Offsets
 from regard.errors import RegardError
-from regard.layers.cache import CrossAttentionCache, KVCache
+from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.positions import Rotary, RotaryTables, apply_rotary
 

@@ -14,10 +14,10 @@ from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlacement
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation, activate
+from regard.layers.heads import AttentionPooling
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Padded, Tokens
-from regard.layers.readouts import AttentionPooling
-from regard.models.heads import check_heads
+from regard.models.config_checks import check_heads
 from regard.ranges import Count, Epsilon, Layers, Natural, Rate, check_ranges
 
 Head = Literal["none", "mask", "classify", "answer"]

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from regard.attention.scores import ScoreName
 from regard.layers.blocks import BlockConfig, EncoderBlock
-from regard.layers.cache import KVCache
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
+from regard.layers.kv_cache import KVCache
 from regard.layers.multihead import BiasPlacement
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Packed, Tokens
-from regard.models.heads import check_heads
+from regard.models.config_checks import check_heads
 from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from regard.attention.scores import ScoreName
 from regard.errors import RegardError
-from regard.layers.cache import CrossAttentionCache
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
+from regard.layers.kv_cache import CrossAttentionCache
 from regard.layers.packed import Tokens
 from regard.layers.recurrent import (
     GATES,

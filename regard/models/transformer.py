@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from regard.attention.scores import ScoreName
 from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, NormPlacement
-from regard.layers.cache import CrossAttentionCache, KVCache
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
+from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Tokens
 from regard.layers.positions import PositionKind, RelativeBias
-from regard.models.heads import check_heads
+from regard.models.config_checks import check_heads
 from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
 

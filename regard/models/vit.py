@@ -15,6 +15,7 @@ from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlacement, first_tokens
 from regard.layers.embeddings import GridPositionKind, ImageEmbedding, Images
 from regard.layers.feedforward import Activation
+from regard.layers.heads import AttentionPooling, PatchDecoder, SegmentationDecoder
 from regard.layers.norms import NormKind
 from regard.layers.patches import (
     Grid,
@@ -26,8 +27,7 @@ from regard.layers.patches import (
     remove_prefix,
     split_patches,
 )
-from regard.layers.readouts import AttentionPooling, PatchDecoder, SegmentationDecoder
-from regard.models.heads import check_heads
+from regard.models.config_checks import check_heads
 from regard.ranges import (
     Count,
     Epsilon,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.layers.cache import CrossAttentionCache, FunctionalKVCache
+from regard.layers.kv_cache import CrossAttentionCache, FunctionalKVCache
 from regard.layers.packed import Padded
 from regard.layers.recurrent import PARTS
 from regard.models import GPT, Bert, Seq2Seq, Transformer, ViT

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.files import write_atomically
-from regard.folder import save
-from regard.folder.migration import migrate_names
+from regard.pipelines import save
+from regard.pipelines.migration import migrate_names
 
 STEPS = "steps"
 

@@ -1,14 +1,13 @@
 """Cross-entropy with label smoothing and R-Drop, computed in chunks so that the full logits are never in memory."""
 
 from functools import partial
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.data.batches import IGNORE_INDEX
+from regard.data.batching.pair_batches import IGNORE_INDEX
 from regard.kernels import cross_entropy_cuda
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from regard.config_reader import check_keys, fill_config
-from regard.data.augmentation import AugmentConfig
+from regard.data.images.augmentation import AugmentConfig
 from regard.errors import RegardError
 from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_name
 from regard.ranges import (
@@ -23,8 +23,8 @@ from regard.ranges import (
     check_ranges,
     check_value,
 )
-from regard.training.optim import OptimizerName
-from regard.training.schedules import ScheduleName, parse_duration
+from regard.training.optim.optimizers import OptimizerName
+from regard.training.optim.schedules import ScheduleName, parse_duration
 
 TaskName = Literal[
     "translate", "text2text", "language", "mask", "classify", "answer", "classify-images", "segment", "mask-images"

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.errors import RegardError
+from regard.evaluation.text_metrics import METRIC_NAMES
 from regard.models import family_name
 from regard.training.choices import describe_choices
 from regard.training.datasets import Dataset, count_units
-from regard.training.metrics import METRIC_NAMES
+from regard.training.optim.schedules import format_duration
+from regard.training.pretrained_embeddings import VectorCoverage
 from regard.training.recipe import Recipe, TrainConfig
-from regard.training.schedules import format_duration
-from regard.training.tasks.base import Task
-from regard.training.vectors import VectorCoverage
+from regard.training.tasks.task import Task
 
 
 class Cost(NamedTuple):

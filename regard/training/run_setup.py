@@ -12,19 +12,19 @@ import torch
 
 from regard.data import Batch
 from regard.errors import RegardError
-from regard.folder import PIPELINES, Translator, find_device, load_weights, make_pipeline, read_tokenizers
 from regard.models import ModelConfig, ViTConfig, family_name, make_model
-from regard.training.allocator import keep_freed_memory
+from regard.pipelines import PIPELINES, Translator, find_device, load_weights, make_pipeline, read_tokenizers
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEAD_PARAMETERS, initial_weights
+from regard.training.optim.schedules import parse_duration
+from regard.training.pretrained_embeddings import VectorCoverage, init_embeddings
 from regard.training.recipe import Recipe, recipe_to_dict
 from regard.training.run_folder import lock_folder
-from regard.training.schedules import parse_duration
+from regard.training.runtime.allocator import keep_freed_memory
+from regard.training.runtime.workers import usable_workers
 from regard.training.state import TrainState
 from regard.training.tasks import TASKS
-from regard.training.tasks.base import BatchShape, BatchSource, Task
-from regard.training.vectors import VectorCoverage, init_embeddings
-from regard.training.workers import usable_workers
+from regard.training.tasks.task import BatchShape, BatchSource, Task
 from regard.version import __version__
 
 # With a smaller share of the batch, a worker spends more time on exchanging gradients than it saves.

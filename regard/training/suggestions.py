@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple, TypeVar
 
-from regard.data.scripts import is_unsegmented
+from regard.data.text.scripts import is_unsegmented
+from regard.evaluation.text_metrics import METRIC_NAMES
 from regard.models import TransformerConfig
-from regard.training.metrics import METRIC_NAMES
 from regard.training.recipe import Recipe, TokenizerConfig, TokenizerKind, TrainConfig
 
 Item = TypeVar("Item")

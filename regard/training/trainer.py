@@ -19,19 +19,16 @@ from torch import Tensor
 
 from regard.data import Batch, prefetch
 from regard.errors import Interrupted, RegardError
-from regard.folder import find_device, load, save, write_tokenizers
+from regard.pipelines import find_device, load, save, write_tokenizers
 from regard.training.checkpoint import Checkpoint, gather_state, restore_state, save_step_folder, unique_parameters
-from regard.training.compiling import compiled_features
 from regard.training.datasets import Dataset, count_units, stored_unit
 from regard.training.fine_tuning import fine_tuning_recipe
-from regard.training.graphs import GraphedUpdate
 from regard.training.losses import LossParts
-from regard.training.memory import check_model_size
-from regard.training.optim import make_optimizer, scale_gradients, set_learning_rate, update_ema
-from regard.training.precision import make_autocast, resolve_precision
+from regard.training.optim.optimizers import make_optimizer, scale_gradients, set_learning_rate, update_ema
+from regard.training.optim.schedules import DECAY_RATIO, Schedule, parse_duration
 from regard.training.recipe import Recipe, resolve_cache_folder
-from regard.training.report import RunLog, plot_losses, read_metrics
 from regard.training.run_folder import LOSSES, METRICS, STATE, check_output_folder, check_same_run, read_state
+from regard.training.run_log import RunLog, plot_losses, read_metrics
 from regard.training.run_plan import Cost, describe_plan, peak_memory
 from regard.training.run_setup import (
     Rank0Resources,
@@ -44,11 +41,14 @@ from regard.training.run_setup import (
     open_run_folder,
     prepare_run,
 )
-from regard.training.schedules import DECAY_RATIO, Schedule, parse_duration
+from regard.training.runtime.compilation import compiled_features
+from regard.training.runtime.cuda_graphs import GraphedUpdate
+from regard.training.runtime.memory import check_model_size
+from regard.training.runtime.precision import make_autocast, resolve_precision
+from regard.training.runtime.workers import Workers, start_workers
 from regard.training.state import TrainState
 from regard.training.tasks import TASKS, read_dataset
-from regard.training.tasks.base import BatchSource, evaluate_loss
-from regard.training.workers import Workers, start_workers
+from regard.training.tasks.task import BatchSource, evaluate_loss
 
 # With a time budget: updates between two checks of the clock, and the share of the budget for everything but the last
 # validation.

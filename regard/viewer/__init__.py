@@ -1,6 +1,6 @@
 """Attention maps of a model: recording, measurements, word alignments, plots, experiments, and the page."""
 
-from regard.viewer.alignment import (
+from regard.evaluation.alignment import (
     Link,
     align,
     alignment_error_rate,
@@ -9,8 +9,11 @@ from regard.viewer.alignment import (
     read_links,
     sharpest_layer,
 )
-from regard.viewer.beams import SearchNode, SearchTree, record_search
-from regard.viewer.changes import (
+from regard.evaluation.teacher_forcing import attention_names, record_teacher_forced, require_attention
+from regard.viewer.comparison import Comparison, compare
+from regard.viewer.experiments import Experiment, Outcome, PredictionStep, run_experiment
+from regard.viewer.image_look import ImageLook, PatchMap
+from regard.viewer.interventions import (
     AblateHead,
     AblateLayer,
     Intervention,
@@ -20,12 +23,9 @@ from regard.viewer.changes import (
     SetAttentionRow,
     apply_interventions,
 )
-from regard.viewer.comparing import Comparison, compare
-from regard.viewer.forcing import attention_names, record_teacher_forced, require_attention
-from regard.viewer.looking import AttentionMap, Look, look
-from regard.viewer.overlays import ImageLook, PatchMap
 from regard.viewer.rollout import Rollout, attention_rollout
-from regard.viewer.trying import Experiment, Outcome, PredictionStep, run_experiment
+from regard.viewer.search_tree import SearchNode, SearchTree, record_search
+from regard.viewer.text_look import AttentionMap, Look, look
 from regard.viewer.walk.page_walk import build_walk
 from regard.viewer.walk.walkthrough import Walk
 

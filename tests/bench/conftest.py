@@ -2,10 +2,10 @@
 
 import pytest
 
-from regard.bench import measuring
+from regard.bench import measurement
 
 
 @pytest.fixture(autouse=True)
 def _fast_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "MIN_TIMED_SECONDS", 1e-4)
-    monkeypatch.setitem(measuring.MATRIX_SIZE, "cpu", 64)
+    monkeypatch.setattr(measurement, "MIN_TIMED_SECONDS", 1e-4)
+    monkeypatch.setitem(measurement.MATRIX_SIZE, "cpu", 64)

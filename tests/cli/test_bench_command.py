@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from regard.bench import measuring
+from regard.bench import measurement
 from regard.cli import main
 
 SMALL = ["--device", "cpu", "--lengths", "8", "--rounds", "1", "--no-compiled"]
@@ -12,8 +12,8 @@ SMALL = ["--device", "cpu", "--lengths", "8", "--rounds", "1", "--no-compiled"]
 
 @pytest.fixture(autouse=True)
 def _low_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "MIN_TIMED_SECONDS", 1e-4)
-    monkeypatch.setitem(measuring.MATRIX_SIZE, "cpu", 64)
+    monkeypatch.setattr(measurement, "MIN_TIMED_SECONDS", 1e-4)
+    monkeypatch.setitem(measurement.MATRIX_SIZE, "cpu", 64)
 
 
 def test_attention_benchmark(capsys, tmp_path):

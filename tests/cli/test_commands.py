@@ -159,7 +159,7 @@ def test_evaluate_prints_and_writes_all_metrics(run, pairs_file, tmp_path, seq2s
 
 def test_evaluate_phrasebook_with_gold_alignments(run, tmp_path, transformer_folder, monkeypatch):
     monkeypatch.setattr("regard.cli.common.TEST_SIZE", 20)
-    monkeypatch.setattr("regard.cli.evaluate.VALIDATION_SIZE", 10)
+    monkeypatch.setattr("regard.cli.inference.evaluate.VALIDATION_SIZE", 10)
     results = tmp_path / "results.json"
     run("evaluate", transformer_folder, "--data", "phrasebook", "--json", results, "--method", "greedy", "--truncate")
     table = json.loads(results.read_text())

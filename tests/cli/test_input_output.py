@@ -17,9 +17,9 @@ from regard.cli import main
 from regard.cli.common import read_blocks
 from regard.data import Tokenizer
 from regard.errors import RegardError
-from regard.folder import TextEncoder, TextGenerator, load, save
 from regard.models import GPT, Bert, GPTConfig
 from regard.models.bert import BertConfig
+from regard.pipelines import TextEncoder, TextGenerator, load, save
 from tests.conftest import number_pairs
 
 COMMAND = [sys.executable, "-c", "import sys; from regard.cli import main; sys.exit(main())"]
@@ -257,7 +257,7 @@ def test_texts_beyond_the_trained_length_warn_once(invoke, caplog, seq2seq_folde
 
 def test_evaluate_logs_progress(invoke, monkeypatch, tmp_path, seq2seq_folder):
     (tmp_path / "pairs.tsv").write_text("one two\tdeux un\n" * 3)
-    monkeypatch.setattr("regard.training.report.LOG_INTERVAL", 0.0)
+    monkeypatch.setattr("regard.training.run_log.LOG_INTERVAL", 0.0)
     _, _, err = invoke("evaluate", seq2seq_folder, "--data", tmp_path / "pairs.tsv")
     assert "translating: 3 of 3\n" in err
     assert "scoring: 3 of 3\n" in err

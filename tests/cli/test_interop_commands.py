@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from regard.cli import main
-from regard.folder import load
+from regard.pipelines import load
 
 LINES = ["one two three", "four five", "nine"]
 

@@ -9,8 +9,8 @@ import sentencepiece
 import tokenizers
 
 from regard.data import Tokenizer, phrasebook_pairs
-from regard.data.tokenizer import FOREIGN_KIND
-from regard.interop.sentencepiece import CONTROL, UNKNOWN, Piece
+from regard.data.text.tokenizer import FOREIGN_KIND
+from regard.interop.sentencepiece_files import CONTROL, UNKNOWN, Piece
 
 
 def phrases(split: str, count: int) -> list[str]:

@@ -10,22 +10,22 @@ from PIL import Image
 from tokenizers import pre_tokenizers
 
 from regard.data import Tokenizer
-from regard.data.questions import Question
-from regard.data.special import SpecialTokens
-from regard.data.tokenizer import FOREIGN_KIND
+from regard.data.text.questions import Question
+from regard.data.text.special_tokens import SpecialTokens
+from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import ImageModel, TextEncoder, TextGenerator, Translator
-from regard.interop.ctranslate import export_ctranslate2
-from regard.interop.huggingface import export_huggingface
-from regard.interop.onnx_export import export_onnx
-from regard.interop.onnx_runner import load_onnx
+from regard.interop.ctranslate2_export import export_ctranslate2
+from regard.interop.huggingface.hf_folder import export_huggingface
+from regard.interop.onnx.onnx_export import export_onnx
+from regard.interop.onnx.onnx_runner import load_onnx
 from regard.layers.packed import pack
 from regard.models import GPT, Bert, ViT
 from regard.models.bert import BertConfig
 from regard.models.gpt import GPTConfig
 from regard.models.transformer import Transformer, TransformerConfig, t5_small
 from regard.models.vit import vit_pico
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
 from tests.conftest import number_pairs, train_numbers
 
 VOCAB = 50

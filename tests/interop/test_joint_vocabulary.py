@@ -8,13 +8,13 @@ import torch
 from tokenizers import pre_tokenizers
 
 from regard.data import Tokenizer
-from regard.data.tokenizer import FOREIGN_KIND
+from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import Translator
 from regard.interop import export_huggingface, import_huggingface
 from regard.interop.joint_vocabulary import join_tokenizers
 from regard.models.transformer import Transformer, TransformerConfig, t5_small
+from regard.pipelines import Translator
 from tests.conftest import number_pairs
 
 PAIRS = number_pairs(200, seed=3)

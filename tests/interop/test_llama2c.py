@@ -9,11 +9,11 @@ import torch
 
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.folder import load, save
 from regard.interop import import_llama2c
 from regard.interop.llama2c import llama2c_table
-from regard.interop.mapping import read_weights, write_weights
+from regard.interop.weight_mapping import read_weights, write_weights
 from regard.layers.packed import pack
+from regard.pipelines import load, save
 from tests.interop.reference_llama import ReferenceLlama, encode, greedy, read_pieces
 
 # width, feed-forward width, layers, heads, key-value heads, vocabulary (negative: untied output layer), maximum length

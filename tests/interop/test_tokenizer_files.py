@@ -11,12 +11,11 @@ import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from regard.data import SpecialTokens, Tokenizer, encode_texts
-from regard.data.special import CAUSAL_LM_TOKENS, ENCODER_TOKENS, EOS, SEQ2SEQ_TOKENS
-from regard.data.tokenizer import FOREIGN_KIND
+from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, ENCODER_TOKENS, EOS, SEQ2SEQ_TOKENS
+from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.errors import RegardError
-from regard.folder import load, save
 from regard.interop import export_huggingface, import_huggingface
-from regard.interop.sentencepiece import (
+from regard.interop.sentencepiece_files import (
     CONTROL,
     NORMAL,
     UNIGRAM,
@@ -26,6 +25,7 @@ from regard.interop.sentencepiece import (
     read_sentencepiece,
 )
 from regard.interop.tokenizer_files import boundary_ids, read_tokenizer, write_tokenizer
+from regard.pipelines import load, save
 from tests.interop.model_comparison import assert_same_tensors
 from tests.interop.sentencepiece_models import (
     MODELS,

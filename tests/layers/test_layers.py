@@ -11,9 +11,9 @@ from regard.attention import Offsets, ScaledDot
 from regard.attention.reference import reference
 from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
-from regard.layers.cache import KVCache
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
+from regard.layers.kv_cache import KVCache
 from regard.layers.multihead import MultiHead
 from regard.layers.norms import make_norm
 from regard.layers.positions import Rotary, Sinusoidal

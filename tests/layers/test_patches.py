@@ -11,6 +11,7 @@ from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, EncoderBlock, first_tokens
 from regard.layers.dropout import DropPath
 from regard.layers.embeddings import ImageEmbedding
+from regard.layers.heads import AttentionPooling, SegmentationDecoder
 from regard.layers.multihead import MultiHead
 from regard.layers.patches import (
     PackedImages,
@@ -25,7 +26,6 @@ from regard.layers.patches import (
     split_patches,
 )
 from regard.layers.positions import LearnedGrid, RotaryGrid, Sinusoidal, SinusoidalGrid, apply_rotary, bicubic_weights
-from regard.layers.readouts import AttentionPooling, SegmentationDecoder
 from regard.layers.residual import Residual
 
 # Odd numbers of patches and grids that are not square.

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from regard.errors import RegardError
-from regard.folder import Pipeline
 from regard.models import TransformerConfig
+from regard.pipelines import Pipeline
 from regard.training import (
     DataConfig,
     Dataset,

@@ -13,7 +13,7 @@ from torch import nn
 
 from regard.errors import RegardError
 from regard.training.checkpoint import Checkpoint, gather_state, restore_state
-from regard.training.optim import make_optimizer, update_ema
+from regard.training.optim.optimizers import make_optimizer, update_ema
 
 
 def example(value: float = 1.0) -> Checkpoint:

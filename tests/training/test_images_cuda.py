@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from regard.training import train
-from regard.training.graphs import GraphedUpdate
-from regard.training.report import read_metrics
+from regard.training.run_log import read_metrics
+from regard.training.runtime.cuda_graphs import GraphedUpdate
 from regard.training.trainer import METRICS
 from tests.training.helpers import bit_equal, saved_tensors
 from tests.training.toy_images import EXTRA_METRICS, toy, toy_ragged

@@ -5,9 +5,7 @@ import torch
 from torch import Tensor
 
 from regard.data import PairBatches, Sequences
-from regard.data.batches import IGNORE_INDEX
-from regard.kernels import cross_entropy_cuda
-from regard.kernels.triton_support import is_interpreted
+from regard.data.batching.pair_batches import IGNORE_INDEX
 from regard.kernels import cross_entropy_cuda
 from regard.kernels.triton_support import is_interpreted
 from regard.models import TransformerConfig, make_model

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from regard.data.scripts import bleu_tokenizer_for, is_unsegmented
+from regard.data.text.scripts import bleu_tokenizer_for, is_unsegmented
 from regard.errors import RegardError
 from regard.training import Dataset, suggest_recipe, text_scores, train, trainer
 from regard.training.recipe import TrainConfig, recipe_from_dict
-from regard.training.report import read_metrics
+from regard.training.run_log import read_metrics
 from regard.training.run_plan import metric_name
 from regard.training.suggestions import profile_pairs
 from tests.training.helpers import small_dataset, small_recipe

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from regard.errors import RegardError
-from regard.folder import load
+from regard.pipelines import load
 from regard.training import DataConfig, read_dataset, train
 from regard.training.checkpoint import Checkpoint
-from regard.training.report import read_metrics
 from regard.training.run_folder import LOCK, METRICS, STATE, lock_folder
+from regard.training.run_log import read_metrics
 from tests.training.helpers import bit_equal, saved_tensors, small_dataset, small_recipe
 
 

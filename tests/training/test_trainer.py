@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from regard.errors import RegardError
-from regard.folder import load
+from regard.pipelines import load
 from regard.training import list_step_folders, train, trainer
-from regard.training.report import read_metrics
-from regard.training.tasks import translate
+from regard.training.run_log import read_metrics
+from regard.training.tasks import translate_task
 from regard.training.trainer import METRICS, STATE
 from tests.training.helpers import STOCHASTIC, bit_equal, saved_tensors, small_dataset, small_recipe
 
@@ -151,7 +151,7 @@ def test_crash_between_saving_the_model_and_the_checkpoint_is_resumed(plain, tmp
     """The folder holds a model of this run that is newer than the checkpoint."""
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "save", lambda *arguments: (loop_save(*arguments), crash()))
-        loop_save = sys.modules["regard.folder"].save
+        loop_save = sys.modules["regard.pipelines"].save
         with pytest.raises(CrashError):
             run(small_recipe(train={"save_every": 100}), tmp_path)
     assert (tmp_path / "config.json").exists()
@@ -359,8 +359,10 @@ def test_loss_decreases_with_other_settings(tmp_path, change):
 
 def test_validate_by_bleu_saves_the_model_with_the_best_bleu(tmp_path, monkeypatch):
     bleus = iter([5.0, 3.0])
-    scores = translate.text_scores([""], ["a"])
-    monkeypatch.setattr(translate, "text_scores", lambda *_: type(scores)(**(vars(scores) | {"bleu": next(bleus)})))
+    scores = translate_task.text_scores([""], ["a"])
+    monkeypatch.setattr(
+        translate_task, "text_scores", lambda *_: type(scores)(**(vars(scores) | {"bleu": next(bleus)}))
+    )
     assert run(small_recipe(train={"validate_by": "bleu"}), tmp_path).training["step"] == 6
 
 

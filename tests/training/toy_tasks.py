@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from regard.data import Question
-from regard.folder import TextEncoder, TextGenerator, Translator
 from regard.models import GPTConfig, TransformerConfig
 from regard.models.bert import bert_tiny
+from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from_dict
 
 ANIMALS = ["cat", "dog", "cow", "hen", "owl", "fox", "bee", "ant"]

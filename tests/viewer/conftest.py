@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from regard.viewer.page import render_page as html
-from regard.viewer.scene import Scene
+from regard.viewer.page.html_page import render_page as html
+from regard.viewer.page.text_scene import Scene
 from tests.viewer import scenes
-from tests.viewer.browsing import FLAGS, LINKS, QUIET, missing
+from tests.viewer.browser import FLAGS, LINKS, QUIET, missing
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from regard.viewer.scene import Scene
+from regard.viewer.page.text_scene import Scene
 
 
 def numbers(seen: Scene, blob: dict) -> np.ndarray:

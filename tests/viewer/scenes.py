@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.viewer.looking import TokenAxis
-from regard.viewer.scene import Scene, add_blob, text_direction
+from regard.viewer.page.text_scene import Scene, add_blob, text_direction
+from regard.viewer.text_look import TokenAxis
 
 AXIS_LABELS = {"source": "Source", "target": "Target", "predicted": "Translation", "text": "Text"}
 SOURCE = ["The", "cat", "chased", "the", "mouse", "through", "the", "garden", "."]

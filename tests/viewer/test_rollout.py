@@ -10,7 +10,7 @@ from regard.errors import RegardError
 from regard.kernels.masked_softmax import masked_softmax
 from regard.layers.patches import pack_images
 from regard.viewer import attention_rollout
-from tests.viewer.seeing import KINDS, images, model_of
+from tests.viewer.image_helpers import KINDS, images, model_of
 
 
 def reference_rollout(layers):

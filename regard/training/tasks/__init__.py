@@ -3,21 +3,21 @@
 import dataclasses
 from typing import Any
 
-from regard.interop.targets import ExportTarget, check_exportable, nearest_exportable
+from regard.interop.export_targets import ExportTarget, check_exportable, nearest_exportable
 from regard.models import TransformerConfig
 from regard.training.recipe import DataConfig, Recipe, TaskName
-from regard.training.report import show_progress
-from regard.training.tasks.answer import AnswerTask
-from regard.training.tasks.base import Task
-from regard.training.tasks.classify import ClassifyTask
-from regard.training.tasks.classify_images import ClassifyImagesTask
+from regard.training.run_log import show_progress
+from regard.training.tasks.answer_task import AnswerTask
+from regard.training.tasks.classify_images_task import ClassifyImagesTask
+from regard.training.tasks.classify_task import ClassifyTask
 from regard.training.tasks.image_tasks import ImageTask
-from regard.training.tasks.language import LanguageTask
-from regard.training.tasks.mask import MaskTask
-from regard.training.tasks.mask_images import MaskImagesTask
-from regard.training.tasks.segment import SegmentTask
-from regard.training.tasks.text2text import Text2TextTask
-from regard.training.tasks.translate import TranslateTask
+from regard.training.tasks.language_task import LanguageTask
+from regard.training.tasks.mask_images_task import MaskImagesTask
+from regard.training.tasks.mask_task import MaskTask
+from regard.training.tasks.segment_task import SegmentTask
+from regard.training.tasks.task import Task
+from regard.training.tasks.text2text_task import Text2TextTask
+from regard.training.tasks.translate_task import TranslateTask
 
 TASKS: dict[str, Task] = {
     "translate": TranslateTask(),

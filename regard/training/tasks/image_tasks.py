@@ -20,13 +20,13 @@ from regard.data import (
     read_images,
     read_ragged_images,
 )
-from regard.data.special import SpecialTokens
+from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
 from regard.models import ViTConfig
 from regard.training.datasets import Dataset, Images, ImageSplit, count_units, too_few_examples
 from regard.training.recipe import DataConfig, Recipe, TaskName, TokenizerConfig, TrainConfig
-from regard.training.report import OnProgress
-from regard.training.tasks.base import (
+from regard.training.run_log import OnProgress
+from regard.training.tasks.task import (
     BatchShape,
     EncodedDataset,
     Task,

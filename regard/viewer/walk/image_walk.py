@@ -6,12 +6,12 @@ import numpy as np
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.evaluation.attention_measures import entropy
 from regard.layers.patches import remove_prefix
 from regard.models import ViT
 from regard.program import forward_program
-from regard.viewer.looking import TokenAxis
-from regard.viewer.measures import entropy
-from regard.viewer.overlays import BLOCKS, ImageLook
+from regard.viewer.image_look import BLOCKS, ImageLook
+from regard.viewer.text_look import TokenAxis
 from regard.viewer.walk import limits
 from regard.viewer.walk.computation import LAYOUT, Computation
 from regard.viewer.walk.module_outputs import ModuleOutputs

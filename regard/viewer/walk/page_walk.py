@@ -1,8 +1,8 @@
 """Builds the walk of a look, and decides whether a page includes it."""
 
 from regard.errors import RegardError
-from regard.viewer.looking import Look
-from regard.viewer.overlays import ImageLook
+from regard.viewer.image_look import ImageLook
+from regard.viewer.text_look import Look
 from regard.viewer.walk import limits
 from regard.viewer.walk.image_walk import ImageWalkBuilder
 from regard.viewer.walk.text_walk import TextWalkBuilder

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 from regard.errors import RegardError
-from regard.folder import Translator
+from regard.evaluation.attention_measures import entropy
+from regard.evaluation.teacher_forcing import mutual_information
 from regard.layers.packed import pack
 from regard.models import Bert, Seq2Seq
+from regard.pipelines import Translator
 from regard.program import forward_program
-from regard.viewer.forcing import mutual_information
-from regard.viewer.looking import Look, TokenAxis
-from regard.viewer.measures import entropy
+from regard.viewer.text_look import Look, TokenAxis
 from regard.viewer.walk import limits
 from regard.viewer.walk.computation import Computation
 from regard.viewer.walk.module_outputs import ModuleOutputs

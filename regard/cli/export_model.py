@@ -1,0 +1,46 @@
+"""`regard export`: convert a model folder to another format."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from regard.cli.common import Model, Quiet, parse, print_note
+from regard.interop import export_ctranslate2, export_huggingface, export_onnx
+from regard.interop.export_targets import ExportTarget
+from regard.pipelines import Translator, load
+
+
+@dataclass(frozen=True)
+class Options:
+    """Export a model to another format: regard export MODEL --to ctranslate2 --out folder
+
+    onnx: graphs for ONNX Runtime, any model family. ctranslate2: translators. huggingface: a folder for transformers,
+    as the class with exactly the same computation. A model that the format does not support is an error, and nothing is
+    written; `regard train --for` trains a model that the format supports.
+    """
+
+    model: Model
+    to: ExportTarget
+    """target format"""
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """output folder"""
+    quiet: Quiet = False
+
+
+def run(argv: list[str]) -> int:
+    options = parse(Options, "export", argv)
+    if options.to == "huggingface":
+        name = export_huggingface(load(options.model, "cpu"), options.out)
+        print_note(f"Wrote {options.out}, a folder for transformers ({name}).")
+        return 0
+    if options.to == "ctranslate2":
+        export_ctranslate2(load(options.model, "cpu", expect=Translator), options.out)
+        print_note(f"Wrote {options.out}, a CTranslate2 model with its tokenizer.")
+    else:
+        export_onnx(load(options.model, "cpu"), options.out)
+        print_note(
+            f"Wrote ONNX graphs to {options.out}. Commands that run a model accept this folder; look and info do not."
+        )
+    return 0

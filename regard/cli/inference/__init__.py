@@ -1,0 +1,1 @@
+"""Commands that run a model: translate, generate, classify, evaluate, look and others."""

@@ -1,0 +1,99 @@
+"""`regard generate`: text generation from prompts."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from regard.cli.common import (
+    DeviceOption,
+    Input,
+    Model,
+    Quiet,
+    Texts,
+    UnknownCharacters,
+    open_model,
+    parse,
+    print_note,
+    read_texts,
+    streaming_progress,
+)
+from regard.decode import DecodeConfig
+from regard.pipelines import Continuation, TextGenerator
+
+
+@dataclass(frozen=True)
+class Options:
+    """Generate text from a prompt: regard generate MODEL "Once upon a time"
+
+    For one prompt, print the prompt and its continuation as it is generated. For several prompts or samples, print one
+    JSON object per line: prompt, text, score.
+    """
+
+    model: Model
+    text: Texts = ()
+    """prompts"""
+    input: Input = None
+    truncate: Annotated[
+        bool, tyro.conf.arg(help="truncate prompts to the maximum length in training, keeping their end")
+    ] = False
+    device: DeviceOption = "auto"
+    quiet: Quiet = False
+    decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: DecodeConfig(method="sample")
+    )
+
+
+def run(argv: list[str]) -> int:
+    options = parse(Options, "generate", argv)
+    named = list(read_texts(options.text, options.input, "Type prompts"))
+    generator = open_model(options.model, options.device, TextGenerator)
+    unknown = UnknownCharacters(generator.tokenizer, generator.special.unk)
+    for name, prompt in named:  # before generation, and with the line number in errors
+        generator.encode_prompt(prompt, name=name, truncate=options.truncate)
+        unknown.check(prompt, name)
+    prompts = [prompt for _, prompt in named]
+    if len(prompts) == 1 and options.decode.n_best == 1:
+        print(prompts[0], end="", flush=True)
+        streams = options.decode.method != "beam"
+
+        def on_text(_: int, text: str) -> None:
+            print(text, end="", flush=True)
+
+        results = generator.generate(
+            prompts, options.decode, truncate=options.truncate, on_text=on_text if streams else None
+        )
+        print("" if streams else results[0][0].text)
+        _note_length_limit(generator, prompts, results, options)
+        return 0
+    with streaming_progress("generating") as on_progress:
+        results = generator.generate(prompts, options.decode, truncate=options.truncate, progress=on_progress)
+    for prompt, continuations in zip(prompts, results):
+        for continuation in continuations:
+            row = {"prompt": prompt, "text": continuation.text, "score": round(continuation.score, 6)}
+            print(json.dumps(row, ensure_ascii=False))
+    sys.stdout.flush()
+    _note_length_limit(generator, prompts, results, options)
+    return 0
+
+
+def _note_length_limit(
+    generator: TextGenerator, prompts: Sequence[str], results: Sequence[Sequence[Continuation]], options: Options
+) -> None:
+    """Print a note if the length limit of the model ended a text before --max-len."""
+    limit = generator.length_limit
+    if limit is None:
+        return
+    lengths = [
+        (len(generator.encode_prompt(prompt, truncate=options.truncate)), len(continuation.hypothesis.ids))
+        for prompt, continuations in zip(prompts, results)
+        for continuation in continuations
+    ]
+    if any(prompt + output >= limit and output < options.decode.max_len for prompt, output in lengths):
+        print_note(
+            f"Stopped at {limit} tokens including the prompt, the length limit of the model. "
+            "For longer texts, train with a larger --model.max-len."
+        )

@@ -1,0 +1,226 @@
+"""`regard look`: attention as an interactive page or an image."""
+
+import os
+import re
+import sys
+import webbrowser
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from regard.cli.common import DeviceOption, Flag, Model, Quiet, Truncate, check_utf8, parse, print_note
+from regard.cli.inference.look_comparison import comparison_handler
+from regard.decode import DecodeConfig
+from regard.errors import RegardError
+from regard.pipelines import ImageModel, load
+from regard.viewer import look
+from regard.viewer.page.image_requests import ImageRequestHandler
+from regard.viewer.page.image_scene import build_image_scene
+from regard.viewer.page.live_server import LiveServer
+from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.text_scene import Scene, build_scene
+
+# Seconds to wait for a running request when the live page is closed.
+SHUTDOWN_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """Show attention on a sentence or an image: regard look MODEL "The cat sleeps." --out page.html
+
+    A page (.html) shows all attention heads in any browser, offline. An image (.png, .svg) shows the sharpest
+    cross-attention averaged over heads, or the attention selected by --attention, --head and --all; a page opens with
+    that selection. For a language model or a text encoder, the sentence is the input text.
+
+    Live page, which runs the model on edited text: regard look MODEL --live
+
+    Question answering model: regard look MODEL "Who sleeps?" --context "The cat sleeps."
+
+    Comparison with another model or sentence: regard look MODEL "The cat sleeps." --beside OTHER
+
+    Comparison of the saved steps of a training run: regard look MODEL "The cat sleeps." --steps
+
+    Image model: regard look MODEL photo.jpg --out page.html shows all heads over the patches and attention rollout;
+    with --out map.png, the heads of the last attention.
+    """
+
+    model: Model
+    text: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
+    """sentence or image file; optional with --live"""
+    more: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE", help_behavior_hint="")] = ()
+    """further image files to choose from in a live page"""
+    target: Annotated[
+        str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(default: the model's translation)")
+    ] = None
+    """target text for teacher forcing"""
+    context: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
+    """question answering models: text that the question is about"""
+    beam: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 5)")] = None
+    """beam width of the search shown in the page"""
+    prefix: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
+    """forced beginning of the translation"""
+    out: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: page.html, for image models map.png)")
+    ] = None
+    """output file: a page (.html) or an image (.png, .svg)"""
+    attention: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the sharpest)")] = None
+    """attention to show first, by its name in regard info"""
+    head: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: mean of all heads)")] = None
+    """head of that attention, from 0"""
+    all: Flag = False
+    """show all heads of all attentions as small maps"""
+    walk: Flag = False
+    """include the step-by-step view of all intermediate values, even for a large model or a long text"""
+    layers: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: all)")] = None
+    """pattern (* and ?) of the attentions to record, for texts too long to record all"""
+    patch: Annotated[str | None, tyro.conf.arg(metavar="ROW,COLUMN", help_behavior_hint="(default: class token)")] = (
+        None
+    )
+    """images: query patch, from 0,0"""
+    rollout: Flag = False
+    """images: attention rollout through all layers"""
+    label: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """images: relevance of the patches for this label; for query-based segmentation, attention of its query"""
+    beside: Annotated[str | None, tyro.conf.arg(metavar="MODEL|TEXT", help_behavior_hint="")] = None
+    """model folder or sentence to compare with, in one page"""
+    steps: Flag = False
+    """compare the saved steps of a training run (train.keep_every), in one page with a slider"""
+    live: Flag = False
+    """serve an interactive page on localhost until Ctrl-C"""
+    port: Annotated[int, tyro.conf.arg(metavar="N", help_behavior_hint="(default: a free one)")] = 0
+    """port of the live page"""
+    no_browser: Flag = False
+    """print the address of the live page without opening a browser"""
+    truncate: Truncate = False
+    device: DeviceOption = "auto"
+    quiet: Quiet = False
+
+
+def run(argv: list[str]) -> int:
+    options = parse(Options, "look", argv)
+    if options.live and options.out is not None:
+        raise RegardError("--live and --out cannot be combined.", "Leave out one of them.")
+    if not options.live and (options.port or options.no_browser):
+        raise RegardError("--port and --no-browser require --live.", "Add --live, or leave them out.")
+    if options.text is None and (not options.live or options.target is not None):
+        raise RegardError("The input text is missing.", "Pass a sentence, or use --live and type it in the page.")
+    if options.text is None and (options.beam is not None or options.prefix is not None):
+        raise RegardError("--beam and --prefix require an input text.", "Pass a text, or leave them out.")
+    if options.beside is not None or options.steps:
+        return _compare(options)
+    pipeline = load(options.model, options.device)
+    if isinstance(pipeline, ImageModel):
+        return _look_at_image(pipeline, options)
+    if options.more:
+        raise RegardError(f"Unexpected argument {options.more[0]!r}.", "Quote the sentence.")
+    if options.patch is not None or options.rollout or options.label is not None:
+        raise RegardError("--patch, --rollout and --label require an image model.", "Leave them out.")
+    name = options.model.resolve().name
+    attention = None
+    if options.text is not None:
+        attention = look(
+            pipeline,
+            check_utf8(options.text, "the text"),
+            None if options.target is None else check_utf8(options.target, "--target"),
+            layers=options.layers,
+            config=None if options.beam is None else DecodeConfig(beam=options.beam),
+            prefix="" if options.prefix is None else check_utf8(options.prefix, "--prefix"),
+            name=name,
+            truncate=options.truncate,
+            context=None if options.context is None else check_utf8(options.context, "--context"),
+        )
+    if options.live:
+        handler = TextRequestHandler(pipeline, name, options.layers, options.truncate)
+        scene = None
+        if attention is not None:
+            view: dict[str, Any] = dict(overview=options.all, walk=options.walk or None)
+            scene = build_scene(attention, options.attention, options.head, **view)
+        return _serve(handler, scene, options)
+    assert attention is not None
+    out = options.out or Path("page.html")
+    attention.save(out, options.attention, options.head, overview=options.all, walk=options.walk or None)
+    if attention.translation:
+        print(attention.translation)
+    _print_output_path(out)
+    return 0
+
+
+def _compare(options: Options) -> int:
+    handler, texts = comparison_handler(options)
+    comparison = handler.compare(texts) if texts else None
+    if options.live:
+        scene = None if comparison is None else comparison.scene(options.attention, options.head)
+        return _serve(handler, scene, options)
+    assert comparison is not None
+    out = options.out or Path("page.html")
+    comparison.save(out, options.attention, options.head)
+    for label, attention in zip(comparison.labels, comparison.looks):
+        if attention.translation:
+            print(f"{label}\t{attention.translation}")
+    _print_output_path(out)
+    return 0
+
+
+def _print_output_path(out: Path) -> None:
+    if out.suffix.lower() == ".html":
+        print_note(f"Wrote {out}: open it in a browser.")
+    else:
+        print_note(f"Wrote {out}.")
+
+
+def _serve(handler: TextRequestHandler, scene: Scene | None, options: Options) -> int:
+    """Serve the live page until Ctrl-C."""
+    with LiveServer(handler, scene, options.port) as live:
+        print(f"Live page: {live.address}\nStop with Ctrl-C.", file=sys.stderr, flush=True)
+        if not options.no_browser and _has_display():
+            webbrowser.open(live.address)
+        with suppress(KeyboardInterrupt):
+            live.serve_forever()
+    # Let a running request finish before the interpreter shuts down.
+    handler.lock.acquire(timeout=SHUTDOWN_TIMEOUT)
+    print_note("Live page stopped.")
+    return 0
+
+
+def _has_display() -> bool:
+    """Whether a graphical browser can open; without a display, a text browser might open in this terminal."""
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def _look_at_image(model: ImageModel, options: Options) -> int:
+    if options.text is None:
+        raise RegardError("The image file is missing.", "Pass an image file.")
+    if options.more and not options.live:
+        raise RegardError("Several images require --live.", "Pass one image, or add --live.")
+    if options.target is not None or options.context is not None or options.layers is not None or options.truncate:
+        raise RegardError(
+            "--target, --context, --layers and --truncate are not supported for image models.",
+            "Leave them out.",
+        )
+    if options.beam is not None or options.prefix is not None:
+        raise RegardError("--beam and --prefix are not supported for image models.", "Leave them out.")
+    out = options.out or Path("map.png")
+    patch = None
+    if options.patch is not None:
+        match = re.fullmatch(r"(\d+),(\d+)", options.patch)
+        if match is None:
+            raise RegardError(f"--patch {options.patch} is invalid; expected ROW,COLUMN.", "For example: --patch 3,5.")
+        patch = int(match[1]), int(match[2])
+    name = options.model.resolve().name
+    images = [check_utf8(file, "the image file name") for file in (options.text, *options.more)]
+    result = look(model, images[0], name=name)
+    view: dict[str, Any] = dict(patch=patch, label=options.label, rollout=options.rollout, walk=options.walk or None)
+    attention = "all" if options.all else options.attention
+    if options.live:
+        # The page can request only the files given on the command line, by these names.
+        result = replace(result, name=images[0])
+        scene = build_image_scene(result, attention, options.head, **view, images=images)
+        return _serve(ImageRequestHandler(model, name, images={file: file for file in images}), scene, options)
+    result.save(out, attention, options.head, **view)
+    if result.label is not None:
+        print(f"{result.label}\t{result.probabilities[result.label]:.4f}")
+    _print_output_path(out)
+    return 0

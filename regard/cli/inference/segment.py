@@ -1,0 +1,53 @@
+"""`regard segment`: semantic segmentation of an image."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from regard.cli.common import DeviceOption, Model, Quiet, open_model, parse, plot_format, print_note
+from regard.data import read_image
+from regard.errors import RegardError
+from regard.files import write_atomically
+from regard.pipelines import ImageModel
+from regard.viewer.plots.mask_overlays import mask_overlay, mask_png
+
+
+@dataclass(frozen=True)
+class Options:
+    """Label every pixel of an image: regard segment MODEL photo.jpg --out mask.png
+
+    The mask is a PNG of the size of the image, with a color per label and the pixel values of the training masks. Print
+    the labels that occur, each with its share of the pixels. To measure masks, use regard evaluate.
+    """
+
+    model: Model
+    image: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")]
+    """image file"""
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("mask.png")
+    """output file of the mask, .png"""
+    overlay: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """output file of the image overlaid with label colors and names, .png or .svg"""
+    device: DeviceOption = "auto"
+    quiet: Quiet = False
+
+
+def run(argv: list[str]) -> int:
+    options = parse(Options, "segment", argv)
+    if options.out.suffix.lower() != ".png":
+        raise RegardError(f"{options.out}: expected a file name ending in .png.", "Change the ending.")
+    overlay_format = "" if options.overlay is None else plot_format(options.overlay)
+    model = open_model(options.model, options.device, ImageModel)
+    mask = model.segment(options.image)
+    if options.overlay is not None:
+        pixels = read_image(options.image)
+        write_atomically(options.overlay, mask_overlay(pixels, mask, model.labels, options.image.name, overlay_format))
+    write_atomically(options.out, mask_png(mask, model.mask_values))
+    shares = np.bincount(mask.flatten(), minlength=len(model.labels)) / mask.size
+    for label, share in zip(model.labels, shares):
+        if share:
+            print(f"{label}\t{share:.4f}")
+    print_note(f"Wrote the mask to {options.out}.")
+    return 0

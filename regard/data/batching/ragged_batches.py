@@ -1,0 +1,163 @@
+"""Batches of images of different sizes, packed without padding up to a token budget."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import ClassVar, NamedTuple, cast
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from regard.attention.offsets import Offsets
+from regard.data.batching.batch_sampler import BatchSampler
+from regard.data.batching.image_batches import pixels_to_float
+from regard.data.batching.pair_batches import Batch
+from regard.data.images.augmentation import AugmentConfig, augment
+from regard.data.images.image_ops import Masks
+from regard.data.images.image_set import RaggedImages
+from regard.errors import RegardError
+from regard.layers.patches import PackedImages, patch_coordinates
+
+
+class SizeGroup(NamedTuple):
+    """Consecutive images of one size in a batch."""
+
+    images: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedImageBatch(Batch):
+    """Images of different sizes: their concatenated bytes, the start of each image in patches, and the grid position
+    and grid size of each patch.
+
+    Images of one size are consecutive and are augmented together; `augment` is the augmentation to apply on the device.
+    Targets are labels, or masks concatenated like the images.
+    """
+
+    groups: tuple[SizeGroup, ...]
+    augment: AugmentConfig
+    supports_cuda_graph: ClassVar[bool] = False
+
+    def augment_and_pack(self, channels: int, patch: int, masked: bool = False) -> tuple[PackedImages, list[Masks]]:
+        """Augment the images and pack them for a model. With `masked`, also returns the masks of each size group.
+
+        >>> images = [np.zeros((4, width, 3), np.uint8) for width in (4, 8, 8)]
+        >>> batch = make_ragged_batch(images, np.arange(3), 4, AugmentConfig(flip=0.5))
+        >>> batch.groups, batch.augment_and_pack(3, patch=4)[0].grids
+        ((SizeGroup(images=1, height=4, width=4), SizeGroup(images=2, height=4, width=8)), ((1, 1), (1, 2), (1, 2)))
+        """
+        flat, starts, positions, sizes = cast(tuple[Tensor, ...], self.inputs)
+        areas = [math.prod(group) for group in self.groups]
+        file_channels = len(flat) // sum(areas)
+        parts = flat.split([file_channels * area for area in areas])
+        targets = self.targets.split(areas) if masked else [None] * len(areas)
+        patches, masks = [], []
+        for group, part, target in zip(self.groups, parts, targets):
+            pixels = pixels_to_float(part.view(*group, file_channels), channels)
+            augmented = augment(pixels, None, self.augment, None if target is None else target.view(group))
+            patches.append(cut(augmented.pixels, patch).flatten(0, 1))
+            if augmented.masks is not None:
+                masks.append(augmented.masks)
+        grids = tuple(
+            (group.height // patch, group.width // patch) for group in self.groups for _ in range(group.images)
+        )
+        max_len = max(rows * columns for rows, columns in grids)
+        offsets = Offsets(starts, len(positions), max_len)
+        return PackedImages(torch.cat(patches), offsets, positions, sizes, grids), masks
+
+
+class RaggedImageBatches:
+    """Batches of at most `budget` tokens: the patches of the images, plus `prefix` tokens per image.
+
+    Epoch e depends on (seed, e) alone. `rows` are the indices of the images to use; `targets` returns the targets of
+    given rows: a label per image, or their concatenated masks. Images with similar numbers of patches share a batch.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> from regard.data.images.image_set import read_ragged_images
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     files = [f"{folder}/{i}.png" for i in range(4)]
+    ...     for i, file in enumerate(files):
+    ...         Image.new("L", (8, 4 + 4 * i)).save(file)
+    ...     images = read_ragged_images(files, patch=4)
+    >>> batches = RaggedImageBatches(images, np.arange(4), lambda rows: rows, budget=8, prefix=0, seed=0)
+    >>> [batch.targets.tolist() for batch in batches.epoch(0)], [batch.targets.tolist() for batch in batches]
+    ([[3], [2], [0, 1]], [[0, 1], [2], [3]])
+    """
+
+    def __init__(
+        self,
+        images: RaggedImages,
+        rows: Int[np.ndarray, "M"],
+        targets: Callable[[Int[np.ndarray, "B"]], Int[np.ndarray, "targets"]],
+        *,
+        budget: int,
+        prefix: int,
+        seed: int,
+        augment: AugmentConfig | None = None,
+    ) -> None:
+        if not len(rows):
+            raise ValueError("expected at least 1 image, got 0")
+        self.images, self.rows, self.targets = images, rows, targets
+        self.seed, self.augment = seed, augment or AugmentConfig()
+        self._lengths = prefix + (images.sizes[rows] // images.patch).prod(1)
+        max_len = int(self._lengths.max())
+        if max_len > budget:
+            raise RegardError(
+                f"An image has {max_len} tokens, but a batch has only {budget}.",
+                "Raise train.batch_tokens, or lower data.longest.",
+            )
+        self.mean_tokens = float(self._lengths.mean())
+        """mean number of tokens per image"""
+        self._sampler = BatchSampler(self.mean_tokens, budget=budget, max_len=max_len)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[RaggedImageBatch]:
+        """The batches of an epoch from index `start` on. Skipped batches are not built."""
+        for batch in self._sampler.sample(np.random.default_rng([self.seed, number]), self._lengths)[start:]:
+            yield self._make_batch(batch, self.augment)
+
+    def __iter__(self) -> Iterator[RaggedImageBatch]:
+        """All images by increasing size, without augmentation."""
+        order = np.argsort(self._lengths, kind="stable")
+        ends = np.cumsum(self._lengths[order])
+        while len(order):
+            count = int(np.searchsorted(ends, self._sampler.budget, side="right"))
+            yield self._make_batch(order[:count].tolist(), AugmentConfig())
+            order, ends = order[count:], ends[count:] - ends[count - 1]
+
+    def smallest_batch(self) -> RaggedImageBatch:
+        """A batch of the image with the shortest side, to check that the augmentation works for all sizes."""
+        return self._make_batch([int(self.images.sizes[self.rows].min(1).argmin())], self.augment)
+
+    def _make_batch(self, indices: list[int], augment: AugmentConfig) -> RaggedImageBatch:
+        rows = self.rows[indices]
+        rows = rows[np.lexsort(self.images.sizes[rows].T)]  # images of one size together
+        return make_ragged_batch(self.images.select(rows), self.targets(rows), self.images.patch, augment)
+
+
+def make_ragged_batch(
+    images: list[UInt8[np.ndarray, "_ _ C"]], targets: Int[np.ndarray, "targets"], patch: int, augment: AugmentConfig
+) -> RaggedImageBatch:
+    """Make a batch of images whose sides are multiples of `patch`; images of one size must be consecutive."""
+    sizes = [image.shape[:2] for image in images]
+    groups = tuple(SizeGroup(len(list(group)), *size) for size, group in groupby(sizes))
+    coordinates = [_cached_coordinates(height // patch, width // patch) for height, width in sizes]
+    lengths = np.array([0, *(len(positions) for positions, _ in coordinates)], np.int32)
+    inputs = (
+        torch.from_numpy(np.concatenate([image.reshape(-1) for image in images])),
+        torch.from_numpy(lengths.cumsum(dtype=np.int32)),
+        torch.cat([positions for positions, _ in coordinates]),
+        torch.cat([sizes for _, sizes in coordinates]),
+    )
+    return RaggedImageBatch(inputs, torch.from_numpy(targets), len(images), len(inputs[2]), groups, augment)
+
+
+@lru_cache(maxsize=4096)
+def _cached_coordinates(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    return patch_coordinates((rows, columns))

@@ -1,0 +1,1 @@
+"""Images: files, decoding, the cache of decoded pixels, augmentation."""

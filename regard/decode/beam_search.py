@@ -1,0 +1,282 @@
+"""Beam search: extends the `beam` best unfinished hypotheses of every sentence in parallel."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.decode.constraints import Constraints, check_no_nan, log_softmax
+from regard.decode.coverage import coverage_term, step_with_attention
+from regard.decode.decode_config import DecodeConfig
+from regard.decode.hypotheses import CandidateStatus, NBest, RefusedToken, SearchHistory, SearchStep
+from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
+from regard.decode.sampling import gather_hypotheses
+
+
+@dataclass(frozen=True)
+class LiveHypotheses:
+    """Unfinished hypotheses. A log-probability of -inf marks an unused beam."""
+
+    ids: Int[Tensor, "B K T"]
+    log_ps: Float[Tensor, "B K T"]
+    log_prob: Float[Tensor, "B K"]
+    coverage: Float[Tensor, "B K S"]
+    """Cross-attention that each source position has received so far; S is 0 without a coverage penalty."""
+
+    @classmethod
+    def empty(cls, B: int, S: int, device: torch.device) -> "LiveHypotheses":
+        """One hypothesis without tokens per sentence."""
+        ids = torch.zeros((B, 1, 0), dtype=torch.long, device=device)
+        return cls(ids, ids.float(), torch.zeros((B, 1), device=device), torch.zeros((B, 1, S), device=device))
+
+    def extend(
+        self, parent: Int[Tensor, "B C"], token: Int[Tensor, "B C"], log_p: Float[Tensor, "B C"], total: Tensor
+    ) -> "LiveHypotheses":
+        """Candidates: each is its parent hypothesis plus one token."""
+        ids = torch.cat((_pick(self.ids, parent), token[..., None]), dim=-1)
+        log_ps = torch.cat((_pick(self.log_ps, parent), log_p[..., None]), dim=-1)
+        return LiveHypotheses(ids, log_ps, total, _pick(self.coverage, parent))
+
+    def select(self, index: Int[Tensor, "B K"], total: Float[Tensor, "B K"]) -> "LiveHypotheses":
+        """The hypotheses at these indices of each sentence, with the given log-probabilities."""
+        return LiveHypotheses(_pick(self.ids, index), _pick(self.log_ps, index), total, _pick(self.coverage, index))
+
+    def select_sentences(self, rows: Int[Tensor, "B2"]) -> "LiveHypotheses":
+        """All hypotheses of these sentences."""
+        return LiveHypotheses(self.ids[rows], self.log_ps[rows], self.log_prob[rows], self.coverage[rows])
+
+
+@dataclass(frozen=True)
+class FinishedHypotheses:
+    """The N best finished hypotheses of each sentence; unused slots have a score of -inf."""
+
+    ids: Int[Tensor, "B N M"]
+    log_ps: Float[Tensor, "B N M"]
+    lengths: Int[Tensor, "B N"]
+    log_prob: Float[Tensor, "B N"]
+    score: Float[Tensor, "B N"]
+    count: Int[Tensor, "B"]
+    """Hypotheses that have finished, including those that are no longer among the N best."""
+
+    @classmethod
+    def empty(cls, B: int, N: int, max_len: int, device: torch.device) -> "FinishedHypotheses":
+        ids = torch.zeros((B, N, max_len), dtype=torch.long, device=device)
+        score = torch.full((B, N), -torch.inf, device=device)
+        return cls(ids, ids.float(), ids.new_zeros(B, N), score, score, ids.new_zeros(B))
+
+    def add(self, outputs: LiveHypotheses, score: Float[Tensor, "B C"]) -> "FinishedHypotheses":
+        """Adds hypotheses with a score above -inf and keeps the N best of all."""
+        padding = self.ids.shape[-1] - outputs.ids.shape[-1]
+        lengths = torch.full_like(score, outputs.ids.shape[-1], dtype=torch.long)
+        best, index = torch.cat((self.score, score), dim=1).topk(self.score.shape[1], dim=1)
+        return FinishedHypotheses(
+            ids=_pick(torch.cat((self.ids, F.pad(outputs.ids, (0, padding))), dim=1), index),
+            log_ps=_pick(torch.cat((self.log_ps, F.pad(outputs.log_ps, (0, padding))), dim=1), index),
+            lengths=torch.cat((self.lengths, lengths), dim=1).gather(1, index),
+            log_prob=torch.cat((self.log_prob, outputs.log_prob), dim=1).gather(1, index),
+            score=best,
+            count=self.count + (score > -torch.inf).sum(1),
+        )
+
+    def select_sentences(self, rows: Int[Tensor, "B2"]) -> "FinishedHypotheses":
+        """The finished hypotheses of these sentences."""
+        return FinishedHypotheses(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+@torch.no_grad()  # not inference_mode: a model may cache tensors here that are used in training later
+def beam(
+    model: Decodable,
+    source: SourceBatch,
+    config: DecodeConfig | None = None,
+    *,
+    special: SpecialTokens = SPECIAL,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    history: bool = False,
+    max_total_len: int | None = None,
+) -> list[NBest]:
+    """Beam search with beam width `config.beam`; returns the `n_best` best hypotheses of each sentence.
+
+    Each step ranks all continuations of all beams by log-probability and keeps the best 2K as candidates. Candidates
+    among the first K that end in `<eos>` are finished; the K best others are the new beam. `history` records every
+    step. `max_total_len` limits the length of source and output together, for models whose output continues the source.
+
+    >>> from regard.layers.packed import pack
+    >>> from regard.models.transformer import Transformer, TransformerConfig
+    >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
+    >>> model = Transformer(sizes).eval()
+    >>> first, second = beam(model, pack([[4, 5, 3]]), DecodeConfig(beam=5, n_best=2))[0]
+    >>> first.score >= second.score
+    True
+    """
+    config = config or DecodeConfig()
+    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len)
+    B, K, device = len(constraints.limit), config.beam, constraints.limit.device
+    if B == 0:
+        return []
+    results = [NBest() for _ in range(B)]
+    histories = [SearchHistory(special.eos) for _ in range(B)] if history else []
+
+    rows = torch.arange(B, device=device)  # the sentences still in the batch
+    lengths = source.offsets.lengths
+    live = LiveHypotheses.empty(B, source.offsets.max_len if config.coverage_penalty else 0, device)
+    finished = FinishedHypotheses.empty(B, config.n_best, int(constraints.limit.max()) + 1, device)
+    state = model.start(source)
+    last = torch.full((B, 1), special.sos, device=device)
+    t = 0
+    while len(rows) > 0:
+        if config.coverage_penalty:
+            logits, state, attention = step_with_attention(model, state, last)
+            live = replace(live, coverage=live.coverage + attention)
+        else:
+            logits, state = model.step(state, last)
+        beams = logits.shape[1]  # 1 at the first step, then K
+        log_p = constraints.log_probs(logits, t)
+        candidates, parent = _best_candidates(live, log_p, 2 * K)
+        check_no_nan(candidates.log_prob)
+
+        ends = candidates.ids[..., -1] == special.eos
+        finishes = ends & (torch.arange(2 * K, device=device) < K)
+        finished = finished.add(candidates, _score(candidates, finishes, lengths, config))
+        # The K best unfinished candidates, in order. At most one candidate per beam is <eos>, so 2K contain K others.
+        unfinished = candidates.log_prob.masked_fill(ends, -torch.inf)
+        unfinished, chosen = unfinished.topk(K, dim=1)
+        stuck = (unfinished[:, 0] == -torch.inf) & (finished.count == 0)
+        if stuck.any():  # no token is allowed, not even <eos>: finish with the present hypotheses
+            finished = finished.add(live, _score(live, stuck[:, None].expand(-1, beams), lengths, config))
+
+        if history:
+            scores = _score(candidates, torch.ones_like(ends), lengths, config)
+            refused = _refused_tokens(live, logits, log_p, constraints, t, 2 * K)
+            steps = _steps(candidates, parent, ends, finishes, chosen, unfinished, scores, refused)
+            for row, step in zip(rows.tolist(), steps):
+                histories[row].steps.append(step)
+
+        live = candidates.select(chosen, unfinished)
+        source_beam = parent.gather(1, chosen) + torch.arange(len(rows), device=device)[:, None] * beams
+        done = _is_done(live, finished, constraints.limit, config)
+        if done.any():
+            done_rows = done.nonzero().squeeze(1)
+            best = finished.select_sentences(done_rows)
+            if history:
+                can_continue = live.log_prob[:, 0] > -torch.inf
+                enough = finished.count >= config.patience * K
+                for i in done_rows.tolist():
+                    reason = "ended" if not can_continue[i] else "enough" if enough[i] else "bound"
+                    histories[int(rows[i])].stopped = reason
+            hypotheses = gather_hypotheses(best.ids, best.log_ps, best.lengths, best.log_prob, best.score, special.eos)
+            for row, result in zip(rows[done_rows].tolist(), hypotheses):
+                results[row] = result
+            remaining = (~done).nonzero().squeeze(1)
+            rows, source_beam, constraints = (
+                rows[remaining],
+                source_beam[remaining],
+                constraints.select_sentences(remaining),
+            )
+            live, finished, lengths = (
+                live.select_sentences(remaining),
+                finished.select_sentences(remaining),
+                lengths[remaining],
+            )
+        if len(rows) > 0:
+            state = model.reorder(state, source_beam)
+            last = live.ids[..., -1]
+        t += 1
+    for result, search in zip(results, histories):
+        result.history = search
+    return results
+
+
+def _best_candidates(
+    live: LiveHypotheses, log_p: Float[Tensor, "B K V"], count: int
+) -> tuple[LiveHypotheses, Int[Tensor, "B C"]]:
+    """The `count` best continuations, best first, and the index of the beam that each extends; padded with -inf."""
+    V = log_p.shape[-1]
+    # The best `count` overall are among the best `count` of each beam: two small topk calls replace a large one.
+    each, token = log_p.topk(min(count, V), dim=-1)
+    total = (live.log_prob[..., None] + each).flatten(1)
+    best, index = total.topk(min(count, total.shape[1]), dim=1)
+    best, index = F.pad(best, (0, count - best.shape[1]), value=-torch.inf), F.pad(index, (0, count - index.shape[1]))
+    parent = index // each.shape[-1]
+    outputs = live.extend(parent, token.flatten(1).gather(1, index), each.flatten(1).gather(1, index), best)
+    return outputs, parent
+
+
+def _score(
+    outputs: LiveHypotheses, valid: Bool[Tensor, "B C"], lengths: Int[Tensor, "B"], config: DecodeConfig
+) -> Float[Tensor, "B C"]:
+    """The ranking score of finished hypotheses (see `DecodeConfig`); -inf where not valid."""
+    score = outputs.log_prob / max(outputs.ids.shape[-1], 1) ** config.length_penalty
+    if config.coverage_penalty:
+        score = score + config.coverage_penalty * coverage_term(outputs.coverage, lengths)
+    return score.masked_fill(~valid, -torch.inf)
+
+
+def _is_done(
+    live: LiveHypotheses, finished: FinishedHypotheses, limit: Int[Tensor, "B"], config: DecodeConfig
+) -> Bool[Tensor, "B"]:
+    """True if enough hypotheses have finished, or if no live one can still enter the N best.
+
+    Additional tokens only lower a log-probability, a larger length divisor raises it, and the coverage term is at most
+    0. The final score of a live hypothesis is therefore at most its present log-probability divided by the length
+    penalty of its maximum length.
+    """
+    bound = live.log_prob[:, 0] / (limit + 1) ** config.length_penalty
+    return (finished.score[:, -1] >= bound) | (finished.count >= config.patience * config.beam)
+
+
+def _steps(
+    candidates: LiveHypotheses,
+    parent: Int[Tensor, "B C"],
+    ends: Bool[Tensor, "B C"],
+    finishes: Bool[Tensor, "B C"],
+    chosen: Int[Tensor, "B K"],
+    unfinished: Float[Tensor, "B K"],
+    scores: Float[Tensor, "B C"],
+    refused: list[list[RefusedToken]],
+) -> list[SearchStep]:
+    """The record of this step for each sentence; padding is left out."""
+    status = finishes.long().scatter_add(1, chosen, 2 * (unfinished > -torch.inf).long())
+    names: tuple[CandidateStatus, ...] = ("pruned", "finished", "live")
+    columns = (parent, candidates.ids[..., -1], candidates.log_prob, status, scores, ends)
+    steps = []
+    for sentence, refused_tokens in zip(zip(*(column.tolist() for column in columns)), refused):
+        step = SearchStep([], [], [], [], refused=refused_tokens)
+        for parent_beam, token, log_prob, status_index, score, ended in zip(*sentence):
+            if log_prob > -float("inf"):
+                step.parents.append(parent_beam)
+                step.tokens.append(token)
+                step.logprobs.append(log_prob)
+                step.statuses.append(names[status_index])
+                step.scores.append(score)
+                step.reasons.append("" if status_index else "end" if ended else "beam")
+        steps.append(step)
+    return steps
+
+
+def _refused_tokens(
+    live: LiveHypotheses,
+    logits: Float[Tensor, "B K V"],
+    log_p: Float[Tensor, "B K V"],
+    constraints: Constraints,
+    t: int,
+    count: int,
+) -> list[list[RefusedToken]]:
+    """Tokens of each sentence that only a constraint keeps out of the best `count` candidates."""
+    unconstrained, parent = _best_candidates(live, log_softmax(logits), count)
+    token = unconstrained.ids[..., -1]
+    allowed = log_p.flatten(1).gather(1, parent * log_p.shape[-1] + token)
+    banned = (allowed == -torch.inf) & (unconstrained.log_prob > -torch.inf)
+    refused: list[list[RefusedToken]] = [[] for _ in range(len(banned))]
+    for row, i in banned.nonzero().tolist():
+        token_id, log_prob = int(token[row, i]), float(unconstrained.log_prob[row, i])
+        reason = constraints.refusal_reason(row, t, token_id)
+        refused[row].append(RefusedToken(int(parent[row, i]), token_id, log_prob, reason))
+    return refused
+
+
+def _pick(tensor: Tensor, index: Int[Tensor, "B C"]) -> Tensor:
+    """Gather along the second axis with one set of indices per sentence."""
+    return tensor.gather(1, index[..., None].expand(-1, -1, tensor.shape[-1]))

@@ -1,0 +1,1 @@
+"""Evaluation: metrics, word alignments, and `evaluate` for every kind of model."""

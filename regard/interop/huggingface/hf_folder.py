@@ -1,0 +1,224 @@
+"""Import and export of model folders in Hugging Face format.
+
+config.json                  the model's config; `architectures` names its class
+generation_config.json       ids of the tokens that start and end generated text
+model.safetensors            the weights; also sharded, with an index
+pytorch_model.bin            the weights as a pickle, opened only if it holds nothing but tensors
+tokenizer.json               the tokenizer; or other files, listed in `tokenizer_files`
+preprocessor_config.json     image models: normalization of pixels
+
+The config.json of a timm folder has other keys, among them `architecture`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors.torch import save as weights_to_bytes
+from torch import Tensor
+
+from regard.config_reader import json_bytes
+from regard.data.text.special_tokens import SpecialTokens
+from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
+from regard.errors import RegardError
+from regard.files import write_atomically
+from regard.interop.foreign_config import ForeignConfig
+from regard.interop.huggingface.bert_models import BERT_CLASSES, read_bert_model, write_bert_model
+from regard.interop.huggingface.encoder_decoder_models import (
+    ENCODER_DECODER_CLASSES,
+    read_encoder_decoder,
+    write_encoder_decoder,
+)
+from regard.interop.huggingface.gpt_models import GPT_CLASSES, read_gpt_model, write_gpt_model
+from regard.interop.huggingface.timm_models import read_timm_model
+from regard.interop.huggingface.vit_models import VIT_CLASSES, read_vit_model, write_vit_model
+from regard.interop.joint_vocabulary import join_config, join_special, join_tokenizers, join_weights
+from regard.interop.tensor_files import SAFETENSORS_FILE, read_json, read_tensor_file, read_tensors
+from regard.interop.tokenizer_files import (
+    ROLES,
+    ImportedTokenizer,
+    boundary_ids,
+    read_tokenizer,
+    separator_id,
+    special_ids,
+    write_marian_tokenizers,
+    write_tokenizer,
+)
+from regard.models import ViTConfig, family_name
+from regard.pipelines import ImageModel, Pipeline, Translator, make_pipeline, model_from_weights, vocab_sizes
+
+PREPROCESSOR_FILE = "preprocessor_config.json"
+# Keys of the two languages in tokenizer_config.json, as in Marian's.
+_LANGUAGE_KEYS = ("source_lang", "target_lang")
+
+
+class Architecture(NamedTuple):
+    """A class of transformers: the family that it is in Regard, and functions that convert in both directions.
+
+    `read(class, config.json, special tokens, tensors, origin)` returns config, special ids and weights;
+    `write(config, special, weights)` returns config.json, generation_config.json and tensors of the matching class.
+    """
+
+    family: str
+    read: Callable[..., tuple[Any, SpecialTokens, dict]]
+    write: Callable[..., tuple[dict[str, Any], dict[str, Any], dict]]
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    **dict.fromkeys(BERT_CLASSES, Architecture("bert", read_bert_model, write_bert_model)),
+    **dict.fromkeys(GPT_CLASSES, Architecture("gpt", read_gpt_model, write_gpt_model)),
+    **dict.fromkeys(ENCODER_DECODER_CLASSES, Architecture("transformer", read_encoder_decoder, write_encoder_decoder)),
+}
+
+
+def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any:
+    """Imports a model folder in Hugging Face or timm format. No code in the folder is executed.
+
+    `tokenizer` replaces the tokenizer of the folder. For Vision Transformers of timm, the .safetensors file is enough.
+
+    >>> import_huggingface("no-such-folder")
+    Traceback (most recent call last):
+    regard.errors.RegardError: no-such-folder: the folder does not exist. Pass a folder with config.json.
+    """
+    folder = Path(folder)
+    if folder.is_file() and folder.suffix == ".safetensors":
+        return _import_timm(folder, {}, read_tensor_file(folder))
+    if not folder.is_dir():
+        raise RegardError(f"{folder}: the folder does not exist.", "Pass a folder with config.json.")
+    path = folder / "config.json"
+    table = read_json(path)
+    if "architecture" in table or (not path.exists() and (folder / SAFETENSORS_FILE).exists()):
+        return _import_timm(path if table else folder / SAFETENSORS_FILE, table, read_tensors(folder))
+    name = _read_class_name(table, path)
+    generation = read_json(folder / "generation_config.json")
+    table |= {key: value for key, value in generation.items() if value is not None}  # takes precedence
+    settings = ForeignConfig(table, str(path))
+    # Quantized weights, and models with custom code instead of their class, are not supported.
+    settings.require("quantization_config", None)
+    settings.require("auto_map", None)
+    if name in VIT_CLASSES:
+        preprocessor = ForeignConfig(read_json(folder / PREPROCESSOR_FILE), str(folder / PREPROCESSOR_FILE))
+        config, weights = read_vit_model(name, table, preprocessor, read_tensors(folder), str(path))
+        return _make_image_model(config, weights, name, folder)
+    if tokenizer is None:
+        imported = read_tokenizer(folder)
+    else:
+        library = tokenizer.backend_tokenizer
+        imported = ImportedTokenizer(library, library, special_ids(library, folder))
+    tokens = _special_tokens(folder, table, imported)
+    config, special, weights = ARCHITECTURES[name].read(name, table, tokens, read_tensors(folder), str(path))
+    sizes = vocab_sizes(config)
+    for library, size in zip((imported.source, imported.target), sizes):
+        entries = max(library.get_vocab().values(), default=-1) + 1  # ids may have gaps
+        if entries > size:
+            raise RegardError(
+                f"{folder}: the tokenizer has {entries} entries, but the model has a vocabulary of {size}.",
+                "Check that tokenizer and weights belong to the same model.",
+            )
+    size = min(sizes)
+    invalid = {key: index for key, index in dataclasses.asdict(special).items() if index is not None and index >= size}
+    if invalid:
+        ids = ", ".join(f"{key} = {index}" for key, index in invalid.items())
+        raise RegardError(f"{folder}: special ids outside the vocabulary of {size}: {ids}.", "Fix config.json.")
+    model = model_from_weights(config, weights, folder)
+    source = tokenizer if tokenizer is not None else Tokenizer(imported.source, FOREIGN_KIND)
+    target = source if imported.target is imported.source else Tokenizer(imported.target, FOREIGN_KIND)
+    pipeline = make_pipeline(model.eval(), (source, target), {"imported": {"class": name, "folder": folder.name}})
+    if isinstance(pipeline, Translator):
+        tokenizer_config = read_json(folder / "tokenizer_config.json")
+        languages = [tokenizer_config.get(key) for key in _LANGUAGE_KEYS]
+        pipeline.languages = tuple(name for name in languages if isinstance(name, str)) if all(languages) else ()
+    return dataclasses.replace(pipeline, special=special)
+
+
+def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
+    """Writes a model as a folder that transformers can load, and returns the name of its class.
+
+    If no class of transformers computes the same, an error is raised and nothing is written.
+    """
+    folder = Path(folder)
+    if (folder / "config.json").exists():
+        raise RegardError(f"{folder}: the folder already contains a model.", "Choose another folder.")
+    config: Any = pipeline.model.config
+    special = pipeline.special
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in pipeline.model.named_parameters()}
+    if isinstance(pipeline, ImageModel):
+        table, preprocessor, tensors = write_vit_model(pipeline.model.config, weights)
+        write_atomically(folder / PREPROCESSOR_FILE, json_bytes(preprocessor))
+        return _write_model(folder, table, tensors)
+    source, target = pipeline.tokenizers
+    family = family_name(config)
+    writers = {architecture.family: architecture.write for architecture in ARCHITECTURES.values()}
+    if family not in writers:
+        supported = ", ".join([*writers, "vit"])
+        raise RegardError(
+            f"transformers has no class for models of the family {family}.", f"Supported families: {supported}."
+        )
+    # Classes of transformers have one vocabulary; only Marian can have two, which must be sentencepiece.
+    is_marian = source is not target and config.norm == "post" and source.kind == target.kind == FOREIGN_KIND
+    if source is not target and not is_marian:
+        source = target = join_tokenizers(source, target, config.source_vocab)
+        special, weights = join_special(special, config.source_vocab), join_weights(config, weights)
+        config = join_config(config)
+    table, generation, tensors = writers[family](config, special, weights)
+    if is_marian:
+        write_marian_tokenizers(source, target, folder, special, max_len=config.max_len)
+    else:
+        has_segments = getattr(config, "segments", 0) > 1 and special.between is None
+        write_tokenizer(source, folder, special, segments=has_segments, max_len=config.max_len)
+    if isinstance(pipeline, Translator) and pipeline.languages:
+        path = folder / "tokenizer_config.json"
+        write_atomically(path, json_bytes({**read_json(path), **dict(zip(_LANGUAGE_KEYS, pipeline.languages))}))
+    if generation:
+        write_atomically(folder / "generation_config.json", json_bytes(generation))
+    return _write_model(folder, table, tensors)
+
+
+def _write_model(folder: Path, table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Writes the weights and, last, the config; returns the class that it names."""
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_atomically(folder / SAFETENSORS_FILE, weights_to_bytes(contiguous, metadata={"format": "pt"}))
+    write_atomically(folder / "config.json", json_bytes({**table, "dtype": "float32"}))
+    return table["architectures"][0]
+
+
+def _import_timm(path: Path, table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ImageModel:
+    """Imports a Vision Transformer of timm; `path` is config.json or, if there is none, the file of the weights."""
+    config, weights = read_timm_model(table, tensors, str(path))
+    return _make_image_model(config, weights, table.get("architecture", "VisionTransformer"), path.parent)
+
+
+def _make_image_model(config: ViTConfig, weights: Mapping[str, Tensor], name: str, folder: Path) -> ImageModel:
+    model = model_from_weights(config, weights, folder)
+    return make_pipeline(model.eval(), (), {"imported": {"class": name, "folder": folder.name}})
+
+
+def _read_class_name(table: Mapping[str, Any], path: Path) -> str:
+    if not table:
+        raise RegardError(f"{path}: the file does not exist.", "Pass a folder with config.json.")
+    if "format" in table and "family" in table:
+        raise RegardError(f"{path.parent}: already a model folder of Regard.", "Use it without importing it.")
+    names, supported = table.get("architectures"), [*ARCHITECTURES, *VIT_CLASSES]
+    hint = f"Supported classes: {', '.join(supported)}."
+    if not isinstance(names, list) or len(names) != 1:
+        raise RegardError(f"{path}: architectures = {names!r}; expected a list of one class.", hint)
+    if names[0] not in supported:
+        raise RegardError(f"{path}: unsupported class {names[0]}.", hint)
+    return names[0]
+
+
+def _special_tokens(folder: Path, table: Mapping[str, Any], imported: ImportedTokenizer) -> dict[str, int]:
+    """Special ids by role; `begin`, `end` and `between` are those that the tokenizer adds to texts."""
+    tokens = dict(imported.special)
+    for role in ROLES:
+        index = table.get(f"{role}_token_id")
+        if isinstance(index, list):  # several eos tokens: prefer the tokenizer's
+            index = tokens[role] if tokens.get(role) in index else next(iter(index), None)
+        if type(index) is int and index >= 0:
+            tokens[role] = index
+    begin, end = boundary_ids(imported.source)
+    if begin is None and read_json(folder / "tokenizer_config.json").get("add_bos_token") is True:
+        begin = tokens.get("bos")
+    added = {"begin": begin, "end": end, "between": separator_id(imported.source)}
+    return tokens | {key: index for key, index in added.items() if index is not None}

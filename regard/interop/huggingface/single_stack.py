@@ -1,0 +1,144 @@
+"""Model classes with a single stack of blocks (BERT, GPT, ViT): configs and weights in both directions."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.interop.foreign_config import ConfigKey, ForeignConfig, describe_unsupported
+from regard.interop.weight_mapping import MappingTable, parameter_shapes, read_model_weights, write_weights
+
+logger = logging.getLogger("regard")
+
+Weights = dict[str, Tensor]
+
+# Names of activations in configs of transformers, and in Regard; the first of several is written.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+}
+# The same for gated feed-forward layers.
+GATED_ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
+# Encoder sizes in the configs of BERT and ViT.
+ENCODER_KEYS = [
+    ConfigKey("width", "hidden_size", 768),
+    ConfigKey("heads", "num_attention_heads", 12),
+    ConfigKey("layers", "num_hidden_layers", 12),
+    ConfigKey("feedforward", "intermediate_size", 3072),
+    ConfigKey("dropout", "hidden_dropout_prob", 0.1),
+    ConfigKey("norm_eps", "layer_norm_eps", 1e-12),
+    ConfigKey("activation", "hidden_act", "gelu", ACTIVATIONS),
+]
+
+
+class ForeignClass(NamedTuple):
+    """A model class of transformers: its mapping table, and functions that read and write its config.
+
+    `write` accepts configs that the class does not support. Reading the result then gives a different config, and the
+    difference is what the class does not support.
+    """
+
+    table: MappingTable
+    read: Callable[[ForeignConfig], Any]
+    write: Callable[[Any], dict[str, Any]]
+
+
+def read_labels(settings: ForeignConfig) -> tuple[str, ...]:
+    """The label names of a single-label classifier.
+
+    >>> read_labels(ForeignConfig({"id2label": {"0": "bad", "1": "good"}}, "config.json"))
+    ('bad', 'good')
+    """
+    settings.require("problem_type", "single_label_classification")
+    names = settings.table.get("id2label")
+    if names is None:
+        return tuple(f"LABEL_{i}" for i in range(settings.get_count("num_labels", 2)))
+    try:
+        return tuple(str(names[str(i)]) for i in range(len(names)))
+    except (KeyError, TypeError):
+        raise RegardError(
+            f"{settings.origin}: id2label = {names!r}; expected names for the labels 0, 1, 2, …", "Fix the file."
+        ) from None
+
+
+def write_labels(labels: Sequence[str]) -> dict[str, Any]:
+    """The label names as keys of a Hugging Face config."""
+    return {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
+
+
+def read_single_stack(
+    foreign_class: ForeignClass, settings: ForeignConfig, tensors: Mapping[str, Tensor]
+) -> tuple[Any, Weights]:
+    """Reads the config and the weights of a model."""
+    has_pooler = any("pooler." in name for name in tensors)  # many models without a head lack it
+    config = foreign_class.read(settings.replace({"add_pooling_layer": has_pooler}))
+    counts = {"blocks": _block_count(config)}
+    return config, read_model_weights(config, foreign_class.table, counts, tensors, settings.origin)
+
+
+def write_single_stack(
+    classes: Mapping[str, ForeignClass], config: Any, weights: Mapping[str, Tensor]
+) -> tuple[str, dict[str, Any], Weights]:
+    """The class that computes the same as a model of this config, its config and its tensors; an error if none does."""
+    differences = {name: _differences(foreign_class, config) for name, foreign_class in classes.items()}
+    name = min(differences, key=lambda candidate: len(differences[candidate]))
+    if differences[name]:
+        raise RegardError(
+            f"No class of transformers computes what this model does; the nearest, {name}, does not support "
+            f"{describe_unsupported(config, differences[name])}.",
+            "Train with supported settings to export the model.",
+        )
+    foreign_class = classes[name]
+    expected = parameter_shapes(_round_trip(foreign_class, config))
+    unused = sorted(weights.keys() - expected)
+    if unused:
+        logger.warning("left out, unused by %s: %s", name, ", ".join(unused))
+    used = {key: weights[key] for key in expected}
+    tensors = write_weights(foreign_class.table, {"blocks": _block_count(config)}, used)
+    return name, foreign_class.write(config), tensors
+
+
+def _block_count(config: Any) -> int:
+    return getattr(config, "groups", 0) or config.layers
+
+
+def _round_trip(foreign_class: ForeignClass, config: Any) -> Any:
+    return foreign_class.read(ForeignConfig(foreign_class.write(config), "config.json"))
+
+
+def _differences(foreign_class: ForeignClass, config: Any) -> dict[str, tuple]:
+    """The fields that change in a round trip through the class, with their values after it."""
+    before, after = _computation_fields(config), _computation_fields(_round_trip(foreign_class, config))
+    return {field: (after[field],) for field in before if before[field] != after.get(field, before[field])}
+
+
+def _computation_fields(config: Any) -> dict[str, Any]:
+    """The fields that affect the computation, with implicit values filled in."""
+    fields = dataclasses.asdict(config)
+    del fields["dropout"]
+    if "kv_heads" in fields:
+        fields["kv_heads"] = config.kv_heads or config.heads
+        fields["head_width"] = config.head_width or config.width // config.heads
+    if fields["positions"] != "rotary":
+        for field in ("rotary_base", "rotary_factor", "rotary_context"):
+            fields.pop(field, None)
+    elif fields.get("rotary_factor") == 1.0:
+        fields["rotary_context"] = 0
+    if "groups" in fields:
+        fields["groups"] = config.groups or config.layers
+        if config.head != "classify":
+            del fields["labels"]
+        if config.head in ("mask", "answer"):  # their output does not depend on the pooler
+            del fields["pooler"]
+    return fields

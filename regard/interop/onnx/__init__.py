@@ -1,0 +1,1 @@
+"""ONNX: export of programs as graphs, and running them in ONNX Runtime."""

@@ -1,0 +1,55 @@
+"""Pipelines: models with their tokenizers, ready to use, and the model folders that store them."""
+
+from regard.pipelines.image_model import ImageModel
+from regard.pipelines.model_folder import (
+    FORMAT,
+    PIPELINES,
+    Device,
+    check_kind,
+    find_device,
+    load,
+    load_weights,
+    make_pipeline,
+    model_from_weights,
+    read_config,
+    read_languages,
+    read_tokenizers,
+    save,
+    vocab_sizes,
+    write_config,
+    write_tokenizers,
+)
+from regard.pipelines.pipeline import Pipeline
+from regard.pipelines.scoring import Classification, SequenceScore
+from regard.pipelines.text_encoder import TextEncoder
+from regard.pipelines.text_generator import Continuation, TextGenerator, TextLoss
+from regard.pipelines.translator import Translation, Translator
+
+__all__ = [
+    "FORMAT",
+    "PIPELINES",
+    "Classification",
+    "Continuation",
+    "Device",
+    "ImageModel",
+    "Pipeline",
+    "SequenceScore",
+    "TextEncoder",
+    "TextGenerator",
+    "TextLoss",
+    "Translation",
+    "Translator",
+    "check_kind",
+    "find_device",
+    "load",
+    "load_weights",
+    "make_pipeline",
+    "model_from_weights",
+    "read_config",
+    "read_languages",
+    "read_tokenizers",
+    "save",
+    "vocab_sizes",
+    "write_config",
+    "write_tokenizers",
+]

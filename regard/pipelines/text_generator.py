@@ -1,0 +1,240 @@
+"""Text generation pipeline: a language model with its tokenizer."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import torch
+
+from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.batching.token_streams import sliding_window_batches
+from regard.data.text.documents import encode_documents
+from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SpecialTokens
+from regard.data.text.tokenizer import Tokenizer
+from regard.decode import DecodeConfig, Hypothesis, SearchHistory, decode_all
+from regard.errors import RegardError
+from regard.models import GPT
+from regard.pipelines.pipeline import TextPipeline
+from regard.pipelines.scoring import SequenceScore, target_logprobs
+
+OnText = Callable[[int, str], None]
+"""called with the index of a prompt and a piece of its generated text"""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Text generated after a prompt, with its score, its hypothesis and, if recorded, the search history."""
+
+    text: str
+    score: float
+    hypothesis: Hypothesis
+    history: SearchHistory | None = None
+
+
+@dataclass(frozen=True)
+class TextLoss:
+    """Total loss of a text in nats, and its numbers of tokens, words (line ends included) and bytes."""
+
+    nats: float
+    tokens: int
+    words: int
+    bytes: int
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per token, in nats."""
+        return self.nats / self.tokens
+
+    @property
+    def word_perplexity(self) -> float:
+        return math.exp(min(50.0, self.nats / self.words))
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats / math.log(2) / self.bytes
+
+
+@dataclass
+class TextGenerator(TextPipeline):
+    """A language model (GPT) with its tokenizer.
+
+    >>> generator = load("model")  # doctest: +SKIP
+    >>> generator("Once upon a time")  # doctest: +SKIP
+    ', there was a little girl named Lily.'
+    """
+
+    model: GPT
+    tokenizer: Tokenizer
+    training: dict[str, Any] = field(default_factory=dict)
+    special: SpecialTokens = CAUSAL_LM_TOKENS
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        return self.tokenizer, self.tokenizer
+
+    def __call__(self, prompt: str) -> str:
+        """The first sampled continuation of a prompt."""
+        return self.generate(prompt)[0].text
+
+    def encode_prompt(self, prompt: str, *, name: str = "the prompt", truncate: bool = False) -> list[int]:
+        """The ids of a prompt with special tokens; `truncate` keeps the end of one beyond the trained length."""
+        prefix = self.special.add_special_tokens([])
+        ids = self.tokenizer.encode(prompt)
+        ids = [*prefix, *self.limit_length(ids, name, truncate, special_count=len(prefix), keep_end=True)]
+        if not ids:
+            raise RegardError(
+                f"{name} is empty, and this model has no start token.", "Write at least one token of text."
+            )
+        return ids
+
+    @overload
+    def generate(self, prompts: str, config: DecodeConfig | None = None, **options: Any) -> list[Continuation]: ...
+    @overload
+    def generate(
+        self, prompts: Sequence[str], config: DecodeConfig | None = None, **options: Any
+    ) -> list[list[Continuation]]: ...
+    @torch.no_grad()
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        config: DecodeConfig | None = None,
+        *,
+        truncate: bool = False,
+        history: bool = False,
+        on_text: OnText | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Any:
+        """The continuations of each prompt, by default sampled; one list for a single string.
+
+        `on_text(index, text)` is called for every piece of text generated for prompt `index` (not in beam search; with
+        several samples, for the first only). `history` records the candidates of every step. An output ends at `<eos>`,
+        after `max_len` tokens, or when prompt and output reach the length limit of the model.
+        """
+        if isinstance(prompts, str):
+            return self.generate(
+                [prompts], config, truncate=truncate, history=history, on_text=on_text, progress=progress
+            )[0]
+        config = config or DecodeConfig(method="sample")
+        ids = [self.encode_prompt(p, name=f"prompt {i}", truncate=truncate) for i, p in enumerate(prompts, 1)]
+        # Limits relative to the source length are for translation.
+        config = dataclasses.replace(config, max_ratio=0.0, max_extra=config.max_len)
+        if self.tokenizer.kind == "word":  # <unk> decodes to nothing
+            config = dataclasses.replace(config, unknown=False)
+        self.model.eval()
+        prefix_len = len(self.special.add_special_tokens([]))
+        decoders = [_StreamDecoder(self.tokenizer, prompt[prefix_len:]) for prompt in ids]
+
+        def on_token(index: int, token: int) -> None:
+            if on_text is not None and (text := decoders[index].add(token)):
+                on_text(index, text)
+
+        results = decode_all(
+            self.model,
+            ids,
+            self.pack,
+            config,
+            special=self.special,
+            history=history,
+            max_total_len=self.length_limit,
+            on_token=on_token if on_text is not None else None,
+            progress=progress,
+        )
+        if any(len(prompt) + len(h.ids) > self.trained_length for prompt, n_best in zip(ids, results) for h in n_best):
+            self.warn_beyond_trained_length()
+        if on_text is not None:
+            for index, decoder in enumerate(decoders):
+                if text := decoder.flush():
+                    on_text(index, text)
+        return [
+            [Continuation(decoder.decode(h.ids), h.score, h, n_best.history) for h in n_best]
+            for decoder, n_best in zip(decoders, results)
+        ]
+
+    @overload
+    def score(self, texts: str, **options: Any) -> SequenceScore: ...
+    @overload
+    def score(self, texts: Iterable[str], **options: Any) -> list[SequenceScore]: ...
+    @torch.no_grad()
+    def score(self, texts: str | Iterable[str], *, truncate: bool = False, batch_tokens: int = 4096) -> Any:
+        """The log-probability of each text including `<eos>`; one score for a single string.
+
+        Without a start token, the first token of a text is not scored.
+        """
+        if isinstance(texts, str):
+            return self.score([texts], truncate=truncate, batch_tokens=batch_tokens)[0]
+        encoded = [
+            [*self.encode_prompt(text, name=f"text {i}", truncate=truncate), self.special.eos]
+            for i, text in enumerate(texts, 1)
+        ]
+        scores: list[SequenceScore] = []
+        self.model.eval()
+        while len(scores) < len(encoded):
+            batch = [encoded[len(scores)]]
+            while len(scores) + len(batch) < len(encoded) and sum(map(len, batch)) < batch_tokens:
+                batch.append(encoded[len(scores) + len(batch)])
+            targets = torch.tensor([token for ids in batch for token in ids[1:]], device=self.device)
+            logprobs = target_logprobs(self.model(self.pack([ids[:-1] for ids in batch])).float(), targets)
+            per_text = logprobs.split([len(ids) - 1 for ids in batch])
+            scores += [SequenceScore(float(text.double().sum()), len(text)) for text in per_text]
+        return scores
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        documents: str | Sequence[str],
+        *,
+        batch_tokens: int = 8192,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> TextLoss:
+        """The loss over one or more documents of any length.
+
+        Each token is predicted once, with a context of at least half the trained length (except at the beginning).
+        `progress(done, total)` is called with numbers of tokens.
+        """
+        documents = [documents] if isinstance(documents, str) else documents
+        ids = encode_documents(documents, self.tokenizer, self.special)
+        length = self.trained_length
+        nats, tokens = 0.0, 0
+        self.model.eval()
+        for batch in sliding_window_batches(ids, length, budget=max(batch_tokens, length), overlap=length // 2):
+            batch = batch.to(self.device)
+            has_target = batch.targets != IGNORE_INDEX
+            logprobs = target_logprobs(self.model(*batch.inputs)[has_target].float(), batch.targets[has_target])
+            nats, tokens = nats - float(logprobs.double().sum()), tokens + len(logprobs)
+            if progress is not None:
+                progress(tokens, len(ids))
+        words = sum(len(text.split()) + text.count("\n") for text in documents)
+        return TextLoss(nats, tokens, max(1, words), sum(len(text.encode()) for text in documents))
+
+
+class _StreamDecoder:
+    """Decodes generated tokens piece by piece. A token may depend on the previous one for its leading space, or hold
+    only part of a character.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
+        self.tokenizer = tokenizer
+        # The last tokens of the prompt determine how the next token is decoded.
+        self.context = prompt[-8:]
+        self.start = len(tokenizer.decode(self.context))
+        self.tokens: list[int] = []
+        self.emitted = ""
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of these tokens after the prompt."""
+        return self.tokenizer.decode(self.context + tokens)[self.start :]
+
+    def add(self, token: int) -> str:
+        """The new text after this token; empty while a character is incomplete."""
+        self.tokens.append(token)
+        text = self.decode(self.tokens)
+        if text.endswith("\ufffd") or not text.startswith(self.emitted):
+            return ""
+        new, self.emitted = text[len(self.emitted) :], text
+        return new
+
+    def flush(self) -> str:
+        """The remaining text: a character that was never completed."""
+        return self.decode(self.tokens)[len(self.emitted) :]

@@ -1,0 +1,1 @@
+"""How training uses the machine: precision, memory, compilation, CUDA graphs, worker processes."""

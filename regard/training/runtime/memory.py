@@ -1,0 +1,71 @@
+"""Memory needed for training, estimated before anything is written or allocated."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from regard.errors import RegardError
+from regard.models import ModelConfig, family_name
+from regard.models.parameters import count_parameters
+from regard.pipelines import PIPELINES, find_device
+from regard.training.recipe import Recipe
+
+# float32: the weight, its gradient and Adam's two moments.
+BYTES_PER_PARAMETER = 16
+# Tokenizers rarely reach a larger vocabulary, even if tokenizer.vocab_size allows it.
+TYPICAL_MAX_VOCAB = 32_000
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def check_model_size(recipe: Recipe, task: Any, dataset: Any) -> None:
+    """Raise an error for a model whose sizes contradict each other or the data, or exceed the memory of this machine.
+
+    `task` is the entry of TASKS that read `dataset`. Tokenizers need not be trained yet.
+    """
+    config = recipe.model
+    tokenizers: tuple[Any, ...] = ()
+    if PIPELINES[family_name(config)].tokenizer_count:
+        stand_in = SimpleNamespace(vocab_size=min(recipe.tokenizer.vocab_size, TYPICAL_MAX_VOCAB))
+        tokenizers = (stand_in, stand_in)
+    config = task.complete_config(config, dataset, tokenizers)
+    config.check()
+    check_memory(config, find_device(recipe.train.device))
+
+
+def check_memory(config: ModelConfig, device: torch.device) -> None:
+    """Raise an error for a model that needs more memory to train than the device has.
+
+    >>> from regard.models import GPTConfig
+    >>> check_memory(GPTConfig(vocab=100), torch.device("cpu"))
+    """
+    parameters = count_parameters(config).elements
+    needed, available = parameters * BYTES_PER_PARAMETER, device_memory(device)
+    if available is not None and needed > available:
+        raise RegardError(
+            f"A model of {parameters:,} parameters needs {needed / 1e9:,.0f} GB to train (weights, gradients, "
+            f"optimizer), but this machine has {available / 1e9:,.0f} GB.",
+            "Reduce model.width or the number of layers.",
+        )
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Memory of a device that a process can use, in bytes; None if it is unknown.
+
+    >>> device_memory(torch.device("cpu")) > 10**8
+    True
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+    for path in _CGROUP_LIMITS:  # of containers
+        try:
+            memory = min(memory, int(path.read_text()))
+        except (OSError, ValueError):
+            continue
+    return memory

@@ -1,0 +1,92 @@
+"""The task `translate`: sequence-to-sequence learning from sentence pairs."""
+
+import dataclasses
+from typing import Any
+
+from regard.data import PairBatches, Tokenizer, encode_pairs
+from regard.data.text.special_tokens import SpecialTokens
+from regard.decode import DecodeConfig
+from regard.evaluation.text_metrics import text_scores
+from regard.models import ModelConfig
+from regard.pipelines import Translator
+from regard.training.datasets import Dataset, Pairs, count_units, read_pair_dataset
+from regard.training.recipe import DataConfig, Recipe, TokenizerConfig
+from regard.training.suggestions import profile_pairs, suggest_for_pairs
+from regard.training.tasks.task import BatchShape, EncodedDataset, Task, Tokenizers, train_shared_tokenizer
+
+# Sentences of the validation split that are translated in each validation; with fewer, model selection is noisy.
+VALIDATION_SENTENCES = 1000
+
+
+class TranslateTask(Task):
+    """Translation and other sequence-to-sequence tasks."""
+
+    metrics = ("bleu", "chrf", "exact_match")
+    unit = "token"
+    usage_hint = 'regard translate {out} "…"'
+
+    def read(self, config: DataConfig) -> Dataset[Pairs]:
+        return read_pair_dataset(config)
+
+    def suggest_recipe(self, dataset: Dataset[Pairs], fine_tune: bool) -> Recipe:
+        return suggest_for_pairs(dataset.training, fine_tune)
+
+    def make_tokenizers(self, dataset: Dataset[Pairs], config: TokenizerConfig) -> Tokenizers:
+        sources, targets = ([pair[side] for pair in dataset.training] for side in (0, 1))
+        target_kind = config.target_kind or config.kind
+        if config.shared and target_kind == config.kind:
+            return train_shared_tokenizer(sources + targets, config)
+        return (
+            Tokenizer.train(sources, config.kind, config.vocab_size, config.lowercase),
+            Tokenizer.train(targets, target_kind, config.vocab_size, config.lowercase),
+        )
+
+    def complete_config(self, config: Any, dataset: Dataset[Pairs], tokenizers: Tokenizers) -> Any:
+        source, target = tokenizers
+        return dataclasses.replace(
+            config,
+            source_vocab=max(config.source_vocab, source.vocab_size),  # an imported model may have a larger vocabulary
+            target_vocab=max(config.target_vocab, target.vocab_size),
+            shared_vocab=target is source,
+        )
+
+    def encode(
+        self,
+        dataset: Dataset[Pairs],
+        tokenizers: Tokenizers,
+        special: SpecialTokens,
+        recipe: Recipe,
+        model: ModelConfig,
+        shape: BatchShape,
+    ) -> EncodedDataset:
+        common = shape.options | dict(max_len=model.max_len, special=(special, special))
+        # encode_pairs reserves room for one special token; imported models may add more.
+        max_len = model.max_len + 1 - max(len(special.add_special_tokens([])), len(special.make_decoder_input([])))
+        dropout = recipe.tokenizer.dropout
+        *training_ids, too_long = encode_pairs(
+            dataset.training, *tokenizers, max_len=max_len, dropout=dropout, seed=shape.seed
+        )
+        *validation_ids, _ = encode_pairs(dataset.validation, *tokenizers, max_len=max_len)
+        validation = list(PairBatches(*validation_ids, **common).epoch(0))
+        note = f"too long for the model: {count_units(too_long, 'pairs')}"
+        return EncodedDataset(PairBatches(*training_ids, **common), validation, note)
+
+    def validation_scores(self, pipeline: Translator, dataset: Dataset[Pairs]) -> dict[str, float]:
+        pairs = dataset.validation[:VALIDATION_SENTENCES]
+        config = DecodeConfig(method="greedy", max_len=min(DecodeConfig.max_len, pipeline.trained_length - 1))
+        outputs = pipeline.translate([source for source, _ in pairs], config, truncate=True)
+        scores = text_scores([best[0].text for best in outputs], [target for _, target in pairs])
+        return {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_match}
+
+    def reasons(self, dataset: Dataset[Pairs], recipe: Recipe) -> list[str]:
+        return profile_pairs(dataset.training).reasons(recipe)
+
+    def warnings(self, dataset: Dataset[Pairs]) -> list[str]:
+        is_spelling, count = profile_pairs(dataset.training).is_spelling, len(dataset.training)
+        min_recommended, unit = (1_000, "words") if is_spelling else (10_000, "sentence pairs")
+        if count >= min_recommended:
+            return []
+        return [
+            f"Little data: {count_units(count, 'pairs')}. With fewer than about {min_recommended:,} {unit}, a model "
+            "learns common patterns and fails on most new input. Add more data, or fine-tune a model with --from."
+        ]

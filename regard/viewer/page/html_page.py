@@ -1,0 +1,95 @@
+"""A scene as one self-contained HTML file with the JavaScript module, the header and the blobs; it fetches nothing.
+
+Texts and names cannot inject markup: in the JSON header `<`, `>` and `&` are escaped, blobs are base64, and the content
+security policy allows no script but the module.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import re
+import unicodedata
+from typing import Any
+
+from regard.errors import RegardError
+from regard.version import __version__
+from regard.viewer.page.text_scene import Scene
+from regard.viewer.web import module
+
+MAX_BYTES = 400 << 20
+# 'wasm-unsafe-eval' allows WebAssembly, which computes the maps; it does not allow JavaScript from strings.
+_POLICY = (
+    "default-src 'none'; script-src 'sha256-{hash}' 'wasm-unsafe-eval'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
+)
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="Regard {version}">
+<title>{title}</title>
+{more}</head>
+<body>
+<main id="regard"><noscript>This page needs JavaScript.</noscript></main>
+"""
+# Otherwise browsers request /favicon.ico.
+_NO_ICON = '<link rel="icon" href="data:,">\n'
+
+
+def render_page(scene: Scene) -> bytes:
+    """The HTML file of a scene, encoded as UTF-8.
+
+    >>> b'<script type="text/plain" id="blob-0">MTIz</script>' in render_page(Scene({"title": "1 < 2"}, [b"123"]))
+    True
+    """
+    size = sum(len(blob) for blob in scene.blobs) * 4 // 3
+    if size > MAX_BYTES:
+        raise RegardError(
+            f"The page would have {size >> 20} MB, more than most browsers can open.",
+            "Select fewer attentions (--layers) or a shorter text.",
+        )
+    parts = [f'<script type="application/json" id="scene">{_json(scene.header)}</script>\n'.encode()]
+    for index, blob in enumerate(scene.blobs):
+        parts += [b'<script type="text/plain" id="blob-%d">' % index, base64.b64encode(blob), b"</script>\n"]
+    return _wrap(parts, scene.header["title"])
+
+
+def render_live_page(title: str) -> bytes:
+    """The HTML file of a live page, which requests its scene from its own server.
+
+    >>> b"connect-src 'self'" in render_live_page("Regard")
+    True
+    """
+    return _wrap([], title, connect="'self'", more=_NO_ICON)
+
+
+def _wrap(parts: list[bytes], title: str, connect: str = "'none'", more: str = "") -> bytes:
+    """The complete HTML file: the data first, then the module."""
+    script = f"{module()}\nopenPage();\n"
+    if re.search(r"</script|<!--|[\r\0]", script, re.IGNORECASE):
+        raise ValueError("The JavaScript module contains text that would end its script element.")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    top = _PAGE.format(
+        policy=_POLICY.format(hash=digest, connect=connect),
+        version=__version__,
+        title=html.escape(_printable(title)),
+        more=more,
+    )
+    return b"".join([top.encode(), *parts, f'<script type="module">{script}</script>\n</body>\n</html>\n'.encode()])
+
+
+def _json(header: dict[str, Any]) -> str:
+    """ASCII JSON without characters that are special in HTML."""
+    text = json.dumps(header, separators=(",", ":"), allow_nan=False)
+    return re.sub("[<>&]", lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _printable(title: str) -> str:
+    """A title in which control characters, line separators and surrogates, invalid in HTML, are spaces."""
+    invalid = ("Cc", "Cs", "Zl", "Zp")
+    return "".join(" " if unicodedata.category(char) in invalid else char for char in title)

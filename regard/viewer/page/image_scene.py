@@ -1,0 +1,177 @@
+"""Scenes of images: pixels, labels, and q and k of every attention.
+
+The page computes the maps over patches and the rollout. The rollout for a label needs gradients and is included.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.models import family_name
+from regard.version import __version__
+from regard.viewer.image_look import (
+    BLOCKS,
+    POOLER,
+    SEGMENTER,
+    ImageLook,
+    PatchMap,
+    check_has_class_queries,
+    check_has_patch_queries,
+    check_head,
+    check_rollout,
+)
+from regard.viewer.page.text_scene import FORMAT, Scene, add_blob, attention_headers, axis_headers, shorten_title
+from regard.viewer.plots.mask_overlays import label_colors
+from regard.viewer.rollout import PatchCoordinates, label_rollouts, patch_index
+from regard.viewer.text_look import AttentionMap, TokenAxis
+from regard.viewer.walk.page_walk import walk_for_page
+from regard.viewer.walk.walkthrough import walk_header
+
+# Labels, most likely first, for which a page includes the rollout.
+MAX_LABEL_ROLLOUTS = 5
+# Names of the axes (rows, columns) of an attention, by the prefix of its name.
+AXIS_NAMES = {BLOCKS: ("picture", "picture"), POOLER: ("label", "patches"), SEGMENTER: ("labels", "labels")}
+
+
+def build_image_scene(
+    look: ImageLook,
+    attention: str | None = None,
+    head: int | None = None,
+    *,
+    patch: PatchCoordinates | None = None,
+    label: str | None = None,
+    rollout: bool = False,
+    walk: bool | None = None,
+    images: Sequence[str] = (),
+) -> Scene:
+    """Build the scene of a look at an image; the arguments, as of `ImageLook.save`, select the initial view.
+
+    `images` are the names of all images that a live page can request.
+
+    >>> build_image_scene(look(model, "photo.jpg")).header["picture"]["grid"]  # doctest: +SKIP
+    [14, 14]
+    """
+    opens = _initial_view(look, attention, head, patch, label, rollout)
+    maps = {name: _with_axes(one) for name, one in look.maps.items()}
+    blobs: list[bytes] = []
+    page_walk = walk_for_page(look, walk)
+    header = {
+        "format": FORMAT,
+        "title": shorten_title(look.title),
+        "model": {"family": family_name(look.run.model.config), "name": look.model_name, "regard": __version__},
+        "texts": {"source": look.name, "target": ""},
+        "opens": opens,
+        "sides": axis_headers(maps),
+        "attentions": attention_headers(maps, blobs),
+        "picture": _image_header(look, label, blobs),
+        "walk": None if page_walk is None else walk_header(page_walk, blobs),
+        "pictures": list(images),
+        "links": None,
+    }
+    return Scene(header, blobs)
+
+
+def _with_axes(one: PatchMap) -> AttentionMap:
+    """The map with named axes, by which the page finds the first patch."""
+    rows, columns = next(names for prefix, names in AXIS_NAMES.items() if one.name.startswith(prefix))
+    queries = TokenAxis(rows, one.rows, [-1] * len(one.rows))
+    keys = TokenAxis(columns, one.columns, [-1] * len(one.columns))
+    return AttentionMap(one.name, one.kind, queries, keys, one.recorded)
+
+
+def _initial_view(
+    look: ImageLook,
+    attention: str | None,
+    head: int | None,
+    patch: PatchCoordinates | None,
+    label: str | None,
+    rollout: bool,
+) -> dict[str, Any]:
+    """The initial view of the page: the kind of overlay, its attention and head, the query token and the label."""
+    overview = attention == "all"
+    shown = look.select_attention(None if overview else attention, patch)
+    label_index = None if label is None else look.label_index(label)
+    if rollout or (label_index is not None and not look.has_class_queries):
+        check_rollout(attention, head)
+        if patch is not None and label_index is not None:
+            raise RegardError("A patch and a label cannot be combined.", "Leave out one of them.")
+        overlay = "rollout"
+    else:
+        has_selection = any(one is not None for one in (attention, head, patch, label))
+        overlay = "mask" if _has_mask(look) and not has_selection else "attention"
+    check_head(shown, head, len(shown.recorded.calls[0].q[0]))
+    token = None
+    if patch is not None:
+        check_has_patch_queries(shown)
+        token = len(shown.rows) - look.grid[0] * look.grid[1] + patch_index(patch, look.grid)
+    elif label_index is not None and overlay == "attention":
+        check_has_class_queries(shown)
+        token = label_index
+    return {
+        "attention": shown.name,
+        "head": head,
+        "all": overview,
+        "over": overlay,
+        "token": token,
+        "label": label_index,
+    }
+
+
+def _has_mask(look: ImageLook) -> bool:
+    return look.run.model.config.head == "segment"
+
+
+def _image_header(look: ImageLook, label: str | None, blobs: list[bytes]) -> dict[str, Any]:
+    """The pixels, the queries that represent the image, and the output of the model."""
+    config = look.run.model.config
+    first_patches = {BLOCKS: config.prefix, SEGMENTER: len(config.labels)}
+    return {
+        "grid": list(look.grid),
+        "patch": config.patch,
+        "pixels": _add_bytes(blobs, look.pixels),
+        "first": {"patches": 0, **{AXIS_NAMES[prefix][0]: first for prefix, first in first_patches.items()}},
+        "speaks": {name: 0 if look.has_single_query(one) else None for name, one in look.maps.items()},
+        # For rollout: the tokens of the last block from which the label is predicted; None: see "speaks".
+        "read": list(range(1 + config.distilled)) if config.pooling == "class" and config.head != "segment" else None,
+        "answer": "" if look.label is None else f"{look.label}, {100 * look.probabilities[look.label]:.1f} %",
+        "labels": _label_headers(look, label, blobs),
+        "mask": _mask_header(look, blobs) if _has_mask(look) else None,
+    }
+
+
+def _label_headers(look: ImageLook, selected: str | None, blobs: list[bytes]) -> list[dict[str, Any]]:
+    """The most likely labels and the selected one, each with its rollout; for a segmenter, all labels."""
+    if not look.probabilities:
+        return [{"number": i, "name": name} for i, name in enumerate(look.run.model.config.labels)]
+    best = sorted(look.probabilities, key=lambda one: -look.probabilities[one])[:MAX_LABEL_ROLLOUTS]
+    best += [] if selected is None or selected in best else [selected]
+    rollouts = label_rollouts(look.run.model, look.run.images, [[look.label_index(name)] for name in best])
+    return [
+        {
+            "number": look.label_index(name),
+            "name": name,
+            "probability": look.probabilities[name],
+            "rollout": add_blob(blobs, one.patch_weights().cpu().numpy()),
+        }
+        for name, one in zip(best, rollouts)
+    ]
+
+
+def _mask_header(look: ImageLook, blobs: list[bytes]) -> dict[str, Any]:
+    """The label of each pixel, and the colors of the labels."""
+    labels, output = look.run.model.config.labels, look.run.output
+    assert isinstance(output, Tensor)
+    best = output[0].argmax(0).cpu().numpy()
+    return {
+        **_add_bytes(blobs, best.astype("u1" if len(labels) <= 256 else "<u2")),
+        "colours": label_colors(len(labels)).tolist(),
+    }
+
+
+def _add_bytes(blobs: list[bytes], x: np.ndarray) -> dict[str, Any]:
+    """Append an array of integers to the blobs; returns its header."""
+    blobs.append(np.ascontiguousarray(x).tobytes())
+    return {"at": len(blobs) - 1, "shape": list(x.shape), "type": x.dtype.name}

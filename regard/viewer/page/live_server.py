@@ -1,0 +1,206 @@
+"""The live page: a local HTTP server whose page sends requests to the model.
+
+It listens on the loopback address. Other local programs, and any web page in the browser, can send requests there too;
+therefore every request needs the token in the printed address and a Host header of this server (which stops DNS
+rebinding). POST requests must also be JSON and come from the page itself. No CORS headers are sent, so other pages
+cannot read a response.
+"""
+
+import json
+import logging
+import re
+import secrets
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock
+from typing import Any, NamedTuple
+
+from regard.errors import RegardError
+from regard.viewer.page.html_page import render_live_page
+from regard.viewer.page.text_requests import Response, TextRequestHandler
+from regard.viewer.page.text_scene import Scene
+
+LOOPBACK = "127.0.0.1"
+# Bytes per request, seconds until an idle connection is closed, responses whose blobs are kept.
+MAX_REQUEST_BYTES, IDLE_TIMEOUT, KEPT_RESPONSES = 1 << 20, 60, 8
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",  # not supported in the page's meta tag
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+JSON, HTML, BYTES = "application/json", "text/html; charset=utf-8", "application/octet-stream"
+
+_LOG = logging.getLogger("regard")
+
+
+class LiveServer(ThreadingHTTPServer):
+    """The server of a live page. The constructor binds the port; `serve_forever` responds to requests.
+
+    Paths: the page itself, `scene` (the newest scene, JSON), `blob/N` (bytes), `ask` (requests: POST, JSON).
+    """
+
+    daemon_threads = True
+
+    def __init__(self, handler: TextRequestHandler, scene: Scene | None = None, port: int = 0) -> None:
+        self.handler, self.token = handler, secrets.token_urlsafe(24)
+        scene = scene or handler.initial_scene()
+        self.newest = Response({"scene": scene.header}, scene.blobs)
+        self.lock = Lock()
+        self.kept: tuple[tuple[int, list[bytes]], ...] = ()
+        """first index and blobs of recent responses"""
+        self.blob_count = 0
+        try:
+            super().__init__((LOOPBACK, port), _HttpHandler)
+        except (OSError, OverflowError) as error:
+            raise RegardError(
+                f"The port {port} is not available: {error}.", "Choose another port, or leave it out."
+            ) from None
+
+    @property
+    def address(self) -> str:
+        return f"http://{LOOPBACK}:{self.server_port}/{self.token}/"
+
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """Accepted values of the Host header."""
+        return f"{LOOPBACK}:{self.server_port}", f"localhost:{self.server_port}"
+
+    def ask(self, request: Any) -> dict[str, Any]:
+        """Handle a request of the page; returns the response as JSON."""
+        response = self.handler.handle(request)
+        if "scene" in response.header:
+            self.newest = response
+        return self.publish(response)
+
+    def publish(self, response: Response) -> dict[str, Any]:
+        """Keep the blobs of a response and return its JSON. Blob indices are unique: several pages may be open."""
+        with self.lock:
+            first = self.blob_count
+            self.blob_count += len(response.blobs)
+            self.kept = (*self.kept, (first, response.blobs))[-KEPT_RESPONSES:]
+        return {**response.header, "blobs": first}
+
+    def blob(self, index: int) -> bytes | None:
+        matches = (blobs[index - first] for first, blobs in self.kept if first <= index < first + len(blobs))
+        return next(matches, None)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _LOG.debug("connection closed by the browser", exc_info=True)
+
+
+class _HttpError(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _HttpResponse(NamedTuple):
+    content_type: str
+    content: bytes
+
+
+class _HttpHandler(BaseHTTPRequestHandler):
+    server: LiveServer
+    protocol_version = "HTTP/1.1"
+    timeout = IDLE_TIMEOUT
+
+    def do_GET(self) -> None:
+        self._respond(self._get)
+
+    def do_POST(self) -> None:
+        self._respond(self._post)
+
+    def _get(self, path: str) -> _HttpResponse:
+        if path == "":
+            return _HttpResponse(HTML, render_live_page(self.server.newest.header["scene"]["title"]))
+        self._require_own_page()
+        if path == "scene":
+            header = self.server.publish(self.server.newest)
+            return _json({**header, "asks": self.server.handler.fields})
+        if match := re.fullmatch(r"blob/([0-9]{1,12})", path):
+            blob = self.server.blob(int(match[1]))
+            if blob is None:
+                raise _HttpError(404, "This data is no longer available. Reload the page.")
+            return _HttpResponse(BYTES, blob)
+        raise _HttpError(404, "Unknown path. Use the printed address.")
+
+    def _post(self, path: str) -> _HttpResponse:
+        self._require_own_page()
+        if path != "ask":
+            raise _HttpError(404, "Unknown path. Send requests to ask.")
+        if self.headers.get_content_type() != JSON:
+            raise _HttpError(415, f"The request must be JSON. Send it as {JSON}.")
+        length = self.headers.get("Content-Length", "")
+        if "Transfer-Encoding" in self.headers or not re.fullmatch("[0-9]{1,12}", length):
+            raise _HttpError(411, "The length of the request is missing or invalid. Send a Content-Length.")
+        if int(length) > MAX_REQUEST_BYTES:
+            raise _HttpError(413, f"The request has more than {MAX_REQUEST_BYTES >> 20} MB. Send a shorter text.")
+        content = self.rfile.read(int(length))
+        try:
+            request = json.loads(content)
+        except (ValueError, RecursionError):
+            raise _HttpError(400, "The request is not valid JSON. Fix its syntax.") from None
+        return _json(self.server.ask(request))
+
+    def _respond(self, handle: Callable[[str], _HttpResponse]) -> None:
+        try:
+            self._send(200, handle(self._checked_path()))
+            return
+        except _HttpError as error:
+            status, message = error.status, str(error)
+        except RegardError as error:
+            status, message = 422, str(error)
+        except ConnectionError:
+            raise
+        except Exception:
+            _LOG.exception("A request of the live page failed.")
+            status, message = 500, "Internal error in Regard. See its terminal for details."
+        self._send_failure(status, message)
+
+    def _checked_path(self) -> str:
+        """The path after the token; raises an error for a wrong Host header or token."""
+        if self.headers.get_all("Host", []) not in [[host] for host in self.server.hosts]:
+            raise _HttpError(403, "The Host header is not the address of this server. Use the printed address.")
+        empty, _, rest = self.path.partition("?")[0].partition("/")
+        token, slash, path = rest.partition("/")
+        is_valid = secrets.compare_digest(token.encode("latin-1"), self.server.token.encode())
+        if empty or not slash or not is_valid:
+            raise _HttpError(403, "The token is missing or invalid. Use the printed address.")
+        return path
+
+    def _require_own_page(self) -> None:
+        """Refuse requests of other web pages. Programs that are not browsers send no origin; they need the token."""
+        origins = [f"http://{host}" for host in self.server.hosts]
+        is_same_origin = self.headers.get("Sec-Fetch-Site", "none") in ("same-origin", "none")
+        if not is_same_origin or self.headers.get("Origin", origins[0]) not in origins:
+            raise _HttpError(403, "Another page sent this request. Use the page at the printed address.")
+
+    def _send(self, status: int, response: _HttpResponse) -> None:
+        self.send_response_only(status)
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", response.content_type)
+        self.send_header("Content-Length", str(len(response.content)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(response.content)
+
+    def _send_failure(self, status: int, message: str) -> None:
+        """Send an error as JSON and close the connection: the rest of the request is not read."""
+        self.close_connection = True
+        self._send(status, _json({"error": message}))
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Errors that http.server detects itself."""
+        self._send_failure(code, "The request is malformed or its method unsupported. Use GET or POST.")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: texts and the token are private."""
+
+
+def _json(value: dict[str, Any]) -> _HttpResponse:
+    return _HttpResponse(JSON, json.dumps(value, separators=(",", ":"), allow_nan=False).encode())

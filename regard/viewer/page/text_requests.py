@@ -1,0 +1,105 @@
+"""Requests that a page sends to a model, in the live page and in a notebook.
+
+A request is JSON with one name and its arguments, `{"look": {"source": "The cat sleeps."}}`. To add a request, write a
+function and register it in `REQUESTS`: both hosts and their error handling use that table.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, NamedTuple
+
+from regard.errors import RegardError
+from regard.models import family_name
+from regard.pipelines import TextEncoder, TextGenerator, Translator
+from regard.version import __version__
+from regard.viewer.experiments import handle_experiment
+from regard.viewer.page.text_scene import FORMAT, Scene, build_scene
+from regard.viewer.text_look import LayerNames, look
+
+
+class Response(NamedTuple):
+    """JSON for the page, and the blobs that it refers to by index. A new scene has the key "scene"."""
+
+    header: dict[str, Any]
+    blobs: list[bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class TextRequestHandler:
+    """Handles the requests of a page with a text model, one at a time."""
+
+    pipeline: Translator | TextGenerator | TextEncoder
+    name: str = ""
+    """name of the model in the page"""
+    layers: LayerNames = None
+    """attentions to record; None: all"""
+    truncate: bool = False
+    lock: Lock = field(default_factory=Lock, repr=False)
+
+    @property
+    def fields(self) -> list[str]:
+        """Names of the texts in a request."""
+        if isinstance(self.pipeline, Translator):
+            return ["source", "target"]
+        needs_context = isinstance(self.pipeline, TextEncoder) and self.pipeline.model.config.head == "answer"
+        return ["source", "context"] if needs_context else ["source"]
+
+    def look(self, texts: dict[str, str]) -> Scene:
+        """The scene of a look at these texts, by field name."""
+        target = texts.get("target", "").strip() or None  # an empty field is no target
+        context = texts.get("context", "").strip() or None
+        options: dict[str, Any] = dict(layers=self.layers, name=self.name, truncate=self.truncate)
+        return build_scene(look(self.pipeline, texts["source"], target, context=context, **options))
+
+    def handle(self, request: Any) -> Response:
+        """Respond to a request; raises a RegardError if it is invalid."""
+        match request:
+            case dict() if len(request) == 1 and (name := next(iter(request))) in REQUESTS:
+                with self.lock:
+                    return REQUESTS[name](self, request[name])
+        raise RegardError("Invalid request.", f"Supported requests: {', '.join(REQUESTS)}.")
+
+    def initial_scene(self) -> Scene:
+        """The empty scene before the first request."""
+        return Scene(
+            {
+                "format": FORMAT,
+                "title": self.name,
+                "model": {"family": family_name(self.pipeline.model.config), "name": self.name, "regard": __version__},
+                "texts": {"source": "", "target": ""},
+                "opens": None,
+                "sides": {},
+                "attentions": [],
+                "links": None,
+            },
+            [],
+        )
+
+
+def _look(handler: TextRequestHandler, arguments: Any) -> Response:
+    """Look at a sentence and a translation, by default the model's own."""
+    if not isinstance(arguments, dict) or "source" not in arguments or not set(arguments) <= set(handler.fields):
+        raise RegardError("Invalid request to look.", f"Expected the texts: {', '.join(handler.fields)}.")
+    scene = handler.look({name: _check_text(text, name) for name, text in arguments.items()})
+    return Response({"scene": scene.header}, scene.blobs)
+
+
+def _try(handler: TextRequestHandler, arguments: Any) -> Response:
+    """Run an experiment: see `handle_experiment`."""
+    if not isinstance(arguments, dict):
+        raise RegardError("Invalid request for an experiment.", "Send an object with a source and changes.")
+    return Response(handle_experiment(handler.pipeline, arguments), [])
+
+
+def _check_text(value: Any, name: str) -> str:
+    """Raise an error unless the value is valid Unicode text: JSON may contain other types and unpaired surrogates."""
+    try:
+        if isinstance(value, str) and value.encode() is not None:
+            return value
+    except UnicodeEncodeError:
+        pass
+    raise RegardError(f"The {name} is not valid text.", "Send a string of valid Unicode.")
+
+
+REQUESTS: dict[str, Callable[[TextRequestHandler, Any], Response]] = {"look": _look, "try": _try}

@@ -1,0 +1,1 @@
+"""Static plots: heat maps, overlays on images, confusion matrices."""

@@ -1,0 +1,482 @@
+"""`look`: the attention maps of a model on a text or a translation. For images see overlays.py."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.attention import Recorded, record
+from regard.data import Tokenizer
+from regard.data.text.questions import Question
+from regard.data.text.special_tokens import SpecialTokens
+from regard.decode import DecodeConfig
+from regard.errors import RegardError
+from regard.evaluation.alignment import Link, WordSplitter, find_spans
+from regard.evaluation.teacher_forcing import attention_names, mutual_information, record_teacher_forced
+from regard.files import write_atomically
+from regard.layers.packed import pack
+from regard.models import ViT, family_name
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translation, Translator
+from regard.pipelines.image_model import ImageLike
+from regard.viewer.image_look import PAGE_FORMAT, ImageLook, check_format, look_at_image
+from regard.viewer.page.notebook_display import NotebookDisplay
+
+if TYPE_CHECKING:
+    from regard.viewer.search_tree import SearchTree
+
+LayerNames = str | Sequence[str] | None
+"""names of attentions, with the wildcards * and ?; None: all"""
+# Rows from which the sharpness of a long map is computed.
+SAMPLE_ROWS = 256
+
+
+class TokenAxis(NamedTuple):
+    """An axis of an attention map: its tokens, and the index of the word that each belongs to (-1: none)."""
+
+    name: str
+    tokens: list[str]
+    words: list[int]
+
+    def add_special_tokens(self, name: str, before: Sequence[str] = (), after: Sequence[str] = ()) -> "TokenAxis":
+        """The axis with special tokens before and after it.
+
+        >>> TokenAxis("source", ["cat"], [0]).add_special_tokens("target", ["<sos>"])
+        TokenAxis(name='target', tokens=['<sos>', 'cat'], words=[-1, 0])
+        """
+        return TokenAxis(name, [*before, *self.tokens, *after], [-1] * len(before) + self.words + [-1] * len(after))
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """The map of one attention: a weight per head, row (query) and column (key). Every row sums to 1.
+
+    In self-attention, rows and columns are the input tokens (with `<sos>` first in a decoder). In cross-attention a row
+    is labeled with the token that it predicts: the rows are the target and `<eos>`.
+    """
+
+    name: str
+    kind: str
+    queries: TokenAxis
+    keys: TokenAxis
+    recorded: Recorded = field(repr=False)
+
+    @property
+    def rows(self) -> list[str]:
+        return self.queries.tokens
+
+    @property
+    def columns(self) -> list[str]:
+        return self.keys.tokens
+
+    @property
+    def heads(self) -> int:
+        return self.recorded.calls[0].q.shape[1]
+
+    @cached_property
+    def weights(self) -> Float[np.ndarray, "H T S"]:
+        """The exact weights, computed on first access."""
+        return self.recorded.weights()[0].float().cpu().numpy()
+
+    def head_weights(self, head: int | None = None) -> Float[np.ndarray, "T S"]:
+        """The weights of one head, or their mean over heads."""
+        if head is None:
+            return self.weights.mean(0)
+        self.check_head(head)
+        return self.weights[head]
+
+    def check_head(self, head: int | None) -> None:
+        """Raise an error if there is no such head."""
+        if head is not None and not 0 <= head < self.heads:
+            raise RegardError(f"{self.name} has no head {head}.", f"Choose a head from 0 to {self.heads - 1}.")
+
+    @property
+    def sharpness(self) -> float:
+        """Mutual information of row and column, averaged over heads; of a long text, from a sample of rows."""
+        if len(self.rows) <= SAMPLE_ROWS:
+            return mutual_information(self.head_weights())
+        sample = np.linspace(0, len(self.rows) - 1, SAMPLE_ROWS).astype(int).tolist()
+        return mutual_information(self.recorded.weights(queries=sample)[0].float().mean(0).cpu().numpy())
+
+
+@dataclass(frozen=True, eq=False)
+class Look(NotebookDisplay):
+    """The attention maps of a model on a sentence and its translation, or on one text. Notebooks display it.
+
+    `maps` has one entry per attention module: `look.maps["decoder.0.cross"].weights`.
+    """
+
+    source: str
+    translation: str
+    source_pieces: list[str]
+    target_pieces: list[str]
+    maps: dict[str, AttentionMap]
+    family: str = ""
+    """family of the model"""
+    name: str = ""
+    """name of the model in the page"""
+    gold: list[Link] | None = None
+    """gold word alignment"""
+    pipeline: Any = field(default=None, repr=False)
+    """the model with its tokenizers"""
+    ids: tuple[list[int], ...] = field(default=(), repr=False)
+    """input ids of the model"""
+    segments: list[int] | None = field(default=None, repr=False)
+    """question answering: segment id per token"""
+    question: tuple[range, range] | None = None
+    """question answering: positions of the question and of the context"""
+    search: tuple[list[Translation], DecodeConfig, str] | None = field(default=None, repr=False)
+    """if the model translated: the n-best list, the configuration and the prefix of the search"""
+
+    @property
+    def title(self) -> str:
+        return "  →  ".join(filter(None, self._texts()))
+
+    @cached_property
+    def alignment(self) -> AttentionMap:
+        """The sharpest attention (see `AttentionMap.sharpness`), among the cross-attentions if there are any."""
+        if not self.maps:
+            raise RegardError(
+                "This model has no attention: there is no attention map.",
+                "Save a page (.html), which shows its states and its context vector step by step.",
+            )
+        if self.question is not None:
+            return max(self.maps.values(), key=lambda one: mutual_information(self.question_block(one.head_weights())))
+        cross = [one for one in self.maps.values() if one.kind == "cross"]
+        return max(cross or self.maps.values(), key=lambda one: one.sharpness)
+
+    def question_block(self, weights: Float[np.ndarray, "T S"]) -> Float[np.ndarray, "t s"]:
+        """The weights from the tokens of the question to those of the context; without a question, all weights."""
+        if self.question is None:
+            return weights
+        rows, columns = self.question
+        return weights[rows.start : rows.stop, columns.start : columns.stop]
+
+    @cached_property
+    def search_tree(self) -> "SearchTree | None":
+        """The search for the translation, computed on first access; None if the target was given."""
+        from regard.viewer.search_tree import build_tree
+
+        if self.search is None or (history := self.search[0][0].history) is None:
+            return None
+        translations, config, prefix = self.search
+        attention = self.alignment.name if self.maps and self.alignment.kind == "cross" else None
+        hypotheses = [one.hypothesis for one in translations]
+        return build_tree(self.pipeline, self.ids[0], hypotheses, history, config, prefix=prefix, attention=attention)
+
+    def select_attention(self, attention: str | None = None, head: int | None = None) -> AttentionMap:
+        """An attention by name, by default the alignment. Raises an error for an unknown attention or head."""
+        if attention is not None and attention not in self.maps:
+            raise RegardError(f"The model has no attention {attention!r}.", f"There are: {', '.join(self.maps)}.")
+        selected = self.alignment if attention is None else self.maps[attention]
+        selected.check_head(head)
+        return selected
+
+    def save(
+        self,
+        path: str | Path,
+        attention: str | None = None,
+        head: int | None = None,
+        *,
+        overview: bool = False,
+        walk: bool | None = None,
+    ) -> None:
+        """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg) of one attention.
+
+        The plot shows the alignment by default, averaged over heads or one head; with `overview` (or attention "all") a
+        small map per head of each attention. For a page the same arguments select the initial view, by default the
+        sharpest head. `walk` includes the step-by-step view; by default a page includes it if model and text are small.
+        """
+        file_format = check_format(path)
+        if attention == "all":
+            attention, overview = None, True
+        if file_format == PAGE_FORMAT:
+            from regard.viewer.page.html_page import render_page
+            from regard.viewer.page.text_scene import build_scene
+
+            content = render_page(build_scene(self, attention, head, overview=overview, walk=walk))
+        else:
+            content = self._plot(file_format, attention, head, overview)
+        write_atomically(Path(path), content)
+
+    def _plot(
+        self, file_format: str, attention: str | None = None, head: int | None = None, overview: bool = False
+    ) -> bytes:
+        from regard.viewer.plots.heatmaps import (  # matplotlib is slow to import
+            HeadPanels,
+            plot_heat_map,
+            plot_overview,
+        )
+
+        if overview:
+            panels = [HeadPanels(one.name, one.weights, one.rows, one.columns) for one in self.maps.values()]
+            return plot_overview(self.title, panels, file_format)
+        shown = self.select_attention(attention, head)
+        heads = shown.heads
+        head_label = f"head {head}" if head is not None else f"mean of {heads} heads" if heads > 1 else "single head"
+        title = f"{shown.name}, {head_label}"
+        weights = self.question_block(shown.head_weights(head))
+        if self.question is not None:
+            rows, columns = (shown.rows[part.start : part.stop] for part in self.question)
+            return plot_heat_map(weights, rows, columns, title, "question", file_format)
+        return plot_heat_map(weights, shown.rows, shown.columns, title, shown.kind, file_format)
+
+    def _make_widget(self) -> Any:
+        from regard.viewer.page.widget import make_look_widget
+
+        return make_look_widget(self)
+
+    def __repr__(self) -> str:
+        texts = " → ".join(repr(text) for text in self._texts() if text)
+        return f"Look({texts}, {len(self.maps)} attentions: {', '.join(self.maps)})"
+
+    def _texts(self) -> tuple[str, str]:
+        return self.source.strip(), self.translation.strip()
+
+
+@overload
+def look(
+    model: Translator | TextGenerator | TextEncoder,
+    source: str,
+    target: str | None = None,
+    *,
+    layers: LayerNames = None,
+    gold: Sequence[Link] | None = None,
+    words: WordSplitter = str.split,
+    config: DecodeConfig | None = None,
+    prefix: str = "",
+    name: str = "",
+    truncate: bool = False,
+    context: str | None = None,
+) -> Look: ...
+@overload
+def look(model: ImageModel | ViT, source: ImageLike | Tensor, *, name: str = "") -> ImageLook: ...
+def look(
+    model: Any,
+    source: Any,
+    target: str | None = None,
+    *,
+    layers: LayerNames = None,
+    gold: Sequence[Link] | None = None,
+    words: WordSplitter = str.split,
+    config: DecodeConfig | None = None,
+    prefix: str = "",
+    name: str = "",
+    truncate: bool = False,
+    context: str | None = None,
+) -> Look | ImageLook:
+    """Run a model on an input and record all of its attention maps.
+
+    A translator translates the source, or is forced to output `target`; language models and text encoders read the
+    text; image models take an image (a file, a PIL image, an array, bytes, or a tensor as the model takes it).
+
+    Args:
+        layers: attentions to record, by name with the wildcards * and ?; by default all.
+        gold: gold word alignment, by the indices of the `words` of source and target.
+        words: splits a text into words.
+        config: search configuration of a translator.
+        prefix: forced beginning of the translation.
+        name: name of the model in the page.
+        truncate: truncate inputs that are too long, instead of raising an error.
+        context: for a question-answering model, the text that the question is about.
+
+    >>> seen = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
+    >>> seen.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
+    (4, 8, 7)
+    >>> seen.save("page.html")  # doctest: +SKIP
+    """
+    if isinstance(model, ImageModel | ViT):
+        if any(option is not None for option in (target, layers, gold, context)):
+            raise RegardError("target, layers, gold and context are not supported for images.", "Leave them out.")
+        return look_at_image(model, source, name)
+    if not source.strip():
+        raise RegardError("The text is empty: there is nothing to look at.", "Pass a sentence.")
+    if gold is not None:
+        _check_links(gold, source, target, words)
+    if (config is not None or prefix) and (target is not None or not isinstance(model, Translator)):
+        raise RegardError(
+            "Without translation there is no search to configure.", "Leave out config (--beam) and prefix."
+        )
+    if context is not None:
+        if not isinstance(model, TextEncoder) or model.model.config.head != "answer":
+            raise RegardError("Only a question-answering model takes a context.", "Leave out context (--context).")
+        if not context.strip():
+            raise RegardError("The context is empty.", "Pass the text that the question is about.")
+    if isinstance(model, Translator):
+        search = config or DecodeConfig(), prefix
+        seen = _look_at_translation(model, source, target, layers, words, search, truncate)
+    else:
+        if target is not None:
+            raise RegardError("Only a translator takes a target.", "Leave out the target.")
+        seen = _look_at_text(model, source, layers, words, truncate, context)
+    links = None if gold is None else sorted(set(gold))
+    return replace(seen, family=family_name(model.model.config), name=name, gold=links)
+
+
+def _check_links(gold: Sequence[Link], source: str, target: str | None, words: WordSplitter) -> None:
+    """Raise an error for gold links without a target or with an index out of range."""
+    if target is None:
+        raise RegardError("Gold links need a target.", "Pass the target too.")
+    counts = len(words(source)), len(words(target))
+    for link in gold:
+        if not all(0 <= index < count for index, count in zip(link, counts)):
+            raise RegardError(
+                f"The link {link[0]}-{link[1]} is out of range.",
+                f"The source has {counts[0]} words and the target {counts[1]}, counted from 0.",
+            )
+
+
+def _look_at_text(
+    pipeline: TextGenerator | TextEncoder,
+    text: str,
+    layers: LayerNames,
+    words: WordSplitter,
+    truncate: bool,
+    context: str | None,
+) -> Look:
+    segments: list[int] | None = None
+    if isinstance(pipeline, TextGenerator):
+        ids = pipeline.encode_prompt(text, name="the text", truncate=truncate)
+    elif context is None:
+        ids = pipeline.encode_text(text, name="the text", truncate=truncate)
+    else:
+        encoded = pipeline.encode_rows([(text, context)], name="the question with its context", truncate=truncate)
+        ids = encoded.ids[0].tolist()
+        segments = None if encoded.segments is None else encoded.segments[0].tolist()
+    pipeline.model.eval()
+    more_inputs = [] if segments is None else [torch.tensor(segments, device=pipeline.device)]
+    with torch.inference_mode(), record(pipeline.model, layers) as recording:
+        pipeline.model(pack([ids]).to(pipeline.device), *more_inputs)
+    special, names = pipeline.special, pipeline.tokenizer.vocabulary
+    head, tail = (0 if one is None else 1 for one in (special.begin, special.end))
+    question, answer = None, ""
+    if context is None:
+        inner = _token_axis(pipeline.tokenizer, text, ids[head : len(ids) - tail], words)
+    else:
+        question = _pair_ranges(len(pipeline.tokenizer.encode(text)), len(ids), special)
+        inner = _pair_axis(pipeline.tokenizer, (text, context), ids[head : len(ids) - tail], question, head, words)
+        answer = pipeline.answer(Question("", text, context))  # type: ignore[union-attr]
+    axis = inner.add_special_tokens("text", [names[i] for i in ids[:head]], [names[i] for i in ids[len(ids) - tail :]])
+    maps = {}
+    for name, one in recording.items():
+        for index, call in enumerate(one.calls):  # several if layers share weights
+            map_name = name if len(one.calls) == 1 else f"{name}.{index}"
+            # The only cross-attention of a single text is pooling by a learned query.
+            queries = TokenAxis("query", ["query"], [-1]) if one.kind == "cross" else axis
+            maps[map_name] = AttentionMap(map_name, one.kind, queries, axis, replace(one, calls=[call]))
+    return Look(
+        text, answer, axis.tokens, [], maps, pipeline=pipeline, ids=(ids,), segments=segments, question=question
+    )
+
+
+def _pair_ranges(question_length: int, total: int, special: SpecialTokens) -> tuple[range, range]:
+    """Positions of the question and of its context in the joint sequence."""
+    head = 0 if special.begin is None else 1
+    between = len(special.add_special_tokens([])) - head + (special.between is not None)
+    first = head + question_length + between
+    return range(head, head + question_length), range(first, total - (0 if special.end is None else 1))
+
+
+def _pair_axis(
+    tokenizer: Tokenizer,
+    texts: tuple[str, str],
+    ids: Sequence[int],
+    parts: tuple[range, range],
+    head: int,
+    words: WordSplitter,
+) -> TokenAxis:
+    """Axis of a question, the special tokens after it, and its context; word indices run through both texts."""
+    question, context = (
+        _token_axis(tokenizer, text, ids[part.start - head : part.stop - head], words)
+        for text, part in zip(texts, parts)
+    )
+    middle = [tokenizer.vocabulary[i] for i in ids[parts[0].stop - head : parts[1].start - head]]
+    first = max(question.words, default=-1) + 1
+    context_words = [-1 if word < 0 else word + first for word in context.words]
+    return TokenAxis("", question.tokens + middle + context.tokens, question.words + [-1] * len(middle) + context_words)
+
+
+def _look_at_translation(
+    translator: Translator,
+    source: str,
+    target: str | None,
+    layers: LayerNames,
+    words: WordSplitter,
+    search: tuple[DecodeConfig, str],
+    truncate: bool,
+) -> Look:
+    source_ids = translator.encode_source(source, name="the source", truncate=truncate)
+    search_result = None
+    if target is None:
+        config, prefix = search
+        prefixes = [prefix] if prefix else None
+        translations = translator.translate([source], config, prefixes=prefixes, truncate=truncate, history=True)[0]
+        search_result, best = (translations, config, prefix), translations[0]
+        target, target_ids = best.text, best.hypothesis.ids[len(translator.special.make_decoder_input([])) - 1 :]
+    else:
+        target_ids = translator.encode_target(target, name="the target", truncate=truncate)
+    # Without attention there is nothing to record: a page shows the step-by-step view alone.
+    recording = (
+        record_teacher_forced(translator, [(source_ids, target_ids)], layers) if attention_names(translator) else {}
+    )
+    special, names = translator.special, translator.target_tokenizer.vocabulary
+    source_names = translator.source_tokenizer.vocabulary
+    begin, end = (0 if one is None else 1 for one in (special.begin, special.end))
+    last = len(source_ids) - end
+    source_text = _token_axis(translator.source_tokenizer, source, source_ids[begin:last], words)
+    target_text = _token_axis(translator.target_tokenizer, target, target_ids, words)
+    source_special = [[source_names[i] for i in ids] for ids in (source_ids[:begin], source_ids[last:])]
+    encoder_axis = source_text.add_special_tokens("source", *source_special)
+    forced = [names[i] for i in special.make_decoder_input([])]
+    decoder_axis = target_text.add_special_tokens("target", forced)
+    predicted = target_text.add_special_tokens("predicted", forced[1:], [names[special.eos]])
+    axes = {
+        "self": (encoder_axis, encoder_axis),
+        "masked": (decoder_axis, decoder_axis),
+        "cross": (predicted, encoder_axis),
+    }
+    maps = {name: AttentionMap(name, one.kind, *axes[one.kind], one) for name, one in recording.items()}
+    return Look(
+        source,
+        target,
+        source_text.tokens,
+        target_text.tokens,
+        maps,
+        pipeline=translator,
+        ids=(source_ids, special.make_decoder_input(target_ids)),
+        search=search_result,
+    )
+
+
+def _token_axis(tokenizer: Tokenizer, text: str, ids: Sequence[int], words: WordSplitter) -> TokenAxis:
+    """Axis of a text: labels are the pieces of the text or, if the tokenizer encodes it by other ids, token names.
+
+    A model may output other pieces than the tokenizer would choose, and `<unk>`. The ids of a truncated text are its
+    beginning or its end.
+    """
+    all_ids = tokenizer.encode(text)
+    for cut in (slice(len(ids)), slice(len(all_ids) - len(ids), None)):
+        if all_ids[cut] == list(ids):
+            pieces = tokenizer.encode_as_pieces(text)[cut]
+            labels = [piece for piece, _ in pieces]
+            break
+    else:
+        text, pieces = tokenizer.decode(ids), tokenizer.decode_as_pieces(ids)
+        labels = [tokenizer.vocabulary[i] for i in ids]
+    return TokenAxis("", labels, _word_indices([span for _, span in pieces], find_spans(text, words(text))))
+
+
+def _word_indices(pieces: Sequence[tuple[int, int]], words: Sequence[tuple[int, int]]) -> list[int]:
+    """Index of the (first) word that each piece overlaps, by their character spans; -1: none.
+
+    >>> _word_indices([(0, 2), (2, 3), (3, 4), (4, 6)], [(0, 3), (4, 6)])
+    [0, 0, -1, 1]
+    """
+    starts, ends = (np.array([word[i] for word in words], int) for i in (0, 1))
+    first = np.searchsorted(ends, [start for start, _ in pieces], side="right")
+    return [int(i) if i < len(words) and starts[i] < end else -1 for i, (_, end) in zip(first, pieces)]
