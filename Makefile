@@ -1,4 +1,4 @@
-# make demo: learn to translate in front of your eyes.   make test: the tests.   make lint: ruff, mypy, rooms.
+# make demo: train and show a small translator.   make test: run the tests.   make lint: ruff, mypy, import-linter, tsc.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -25,7 +25,7 @@ format: $(VENV)/ready-dev
 clean:
 	rm -rf $(VENV) node_modules demo build dist *.egg-info
 
-# What is needed to run, in pinned versions; torch first and alone, so that nothing else chooses its build.
+# Runtime dependencies in pinned versions; torch first and alone, so that no other package selects its build.
 $(VENV)/ready: requirements-dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Regard needs Python 3.11 or newer; set PYTHON=python3.11 (or later) on the make command." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
@@ -38,8 +38,7 @@ $(VENV)/ready-dev: $(VENV)/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
 	touch $@
 
-# What checks of the page need besides a Chromium: axe-core, which looks for what people with disabilities would stumble
-# over, and tsc for the types. Without npm, or without a network, these checks are skipped.
+# Checks of the page: axe-core (accessibility) and tsc (types). Skipped without npm or network; Chromium is separate.
 node_modules/ready: package.json
 	mkdir -p node_modules
 	if command -v npm > /dev/null && npm install --no-package-lock --no-audit --no-fund --silent; then touch $@; fi

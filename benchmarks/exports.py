@@ -17,8 +17,8 @@ import torch
 
 from regard import DecodeConfig, RegardError, Translator, load
 from regard.data import phrasebook_pairs, read_lines
+from regard.evaluation import text_scores
 from regard.interop import export_ctranslate2, export_huggingface, export_onnx, load_onnx
-from regard.training import text_scores
 
 BATCH = 32
 TIE = 1e-5

@@ -15,7 +15,7 @@ from pathlib import Path
 from regard.data import read_pairs
 from regard.decode import DecodeConfig
 from regard.recipes import find_recipe
-from regard.training import DataConfig, read_dataset, read_toml, suggest_recipe, train
+from regard.training import DataConfig, read_dataset, read_toml, run_recipe, suggest_recipe
 from regard.training.recipe import recipe_from_dict, recipe_to_dict
 
 
@@ -41,7 +41,7 @@ def main() -> None:
         table = recipe_to_dict(recipe) | {"data": {"files": data.files, "validation": data.validation}}
         table["train"] |= {"workers": options.workers, "device": "cpu"}
         began = time.monotonic()
-        translator = train(recipe_from_dict(table), options.out / language, dataset=dataset)
+        translator = run_recipe(recipe_from_dict(table), options.out / language, dataset=dataset)
         minutes = (time.monotonic() - began) / 60
         test = read_pairs([files["test"]])
         answers = translator.translate([word for word, _ in test], DecodeConfig(beam=5))

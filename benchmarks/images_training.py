@@ -22,7 +22,7 @@ from training_runs import Run, main
 from regard.data import read_images
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.pipelines import ImageModel
-from regard.training import recipe_from_dict, train
+from regard.training import recipe_from_dict, run_recipe
 from regard.training.run_log import read_metrics
 from regard.training.trainer import METRICS
 
@@ -35,7 +35,7 @@ def trained(run: Run, file: Path, out: Path, label: str = "label") -> tuple[Imag
     data = {"files": [f"{file}:train"], "validation": [f"{file}:test"], "label": label}
     data |= {"cache": str(out.parent / "cache")}
     recipe = recipe_from_dict(run.recipe | {"data": run.recipe.get("data", {}) | data})
-    bundle = train(recipe, out, start_from=run.start_from)
+    bundle = run_recipe(recipe, out, start_from=run.start_from)
     speeds = [line["pictures_per_second"] for line in read_metrics(out / METRICS) if "pictures_per_second" in line]
     return bundle, {
         "seconds": round(time.monotonic() - began, 1),

@@ -15,7 +15,7 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import text_scores
 from regard.models import Seq2SeqConfig, TransformerConfig
-from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, train
+from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, run_recipe
 
 MAX_LEN = 32
 SIZES = dict(width=64, heads=4, feedforward=128, encoder_layers=2, decoder_layers=2, dropout=0.0, max_len=MAX_LEN)
@@ -54,7 +54,7 @@ def main() -> None:
                 **dict(batch_tokens=2048, optimizer="muon", lr=1.1e-2, warmup=50, label_smoothing=0.0, device="cpu"),
             ),
         )
-        translator = train(recipe, options.out / name.strip("()"), dataset=dataset, quiet=True)
+        translator = run_recipe(recipe, options.out / name.strip("()"), dataset=dataset, quiet=True)
         sides = translator.tokenizers
         lengths = [1 + max(len(side.encode(text)) for side, text in zip(sides, pair)) for pair in tests]
         cells = []

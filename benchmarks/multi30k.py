@@ -14,7 +14,8 @@ from training_runs import Run, main
 
 from regard.data import read_lines
 from regard.decode import DecodeConfig
-from regard.training import recipe_from_dict, text_scores, train
+from regard.evaluation import text_scores
+from regard.training import recipe_from_dict, run_recipe
 
 
 def one_run(run: Run, data: Path, out: Path) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def one_run(run: Run, data: Path, out: Path) -> dict[str, Any]:
         for name, part in (("files", "train"), ("validation", "val"))
     }
     began = time.monotonic()
-    translator = train(recipe_from_dict(run.recipe | {"data": files}), out, start_from=run.start_from)
+    translator = run_recipe(recipe_from_dict(run.recipe | {"data": files}), out, start_from=run.start_from)
     result: dict[str, Any] = {"seconds": round(time.monotonic() - began), "step": translator.training["step"]}
     for test in ("test2016", "test2017"):
         lines, references = (read_lines(data / f"{test}.{language}.gz") for language in (source, target))

@@ -18,7 +18,7 @@ from training_runs import Run, main
 
 from regard.data import read_documents, read_labeled_texts, read_squad, split_documents
 from regard.evaluation.text_metrics import squad_scores
-from regard.training import recipe_from_dict, train
+from regard.training import recipe_from_dict, run_recipe
 from regard.training.datasets import Dataset
 
 FOLDS = 5
@@ -67,7 +67,7 @@ def questions(run: Run, data: Path, out: Path) -> dict[str, Any]:
 
 def trained(run: Run, files: dict[str, list[str]], out: Path, dataset: Any = None) -> tuple[Any, dict[str, Any]]:
     began = time.monotonic()
-    bundle = train(recipe_from_dict(run.recipe | {"data": files}), out, start_from=run.start_from, dataset=dataset)
+    bundle = run_recipe(recipe_from_dict(run.recipe | {"data": files}), out, start_from=run.start_from, dataset=dataset)
     facts = bundle.training
     return bundle, {
         "seconds": round(time.monotonic() - began, 1),

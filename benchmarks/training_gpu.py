@@ -335,7 +335,7 @@ def characters(tiny: bool, ceiling: float, deadline: float) -> str:
 
 def loop(sizes: Sizes, ceiling: float, deadline: float) -> str:
     """Through the training loop: its own batches, logging, learning rates and validation."""
-    from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, train
+    from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, run_recipe
 
     steps = 4 if sizes is TINY else 150
     draw = np.random.default_rng(0)
@@ -351,7 +351,7 @@ def loop(sizes: Sizes, ceiling: float, deadline: float) -> str:
     )  # fmt: skip
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as out:
-        train(recipe, out, dataset=Dataset(pairs, pairs[:8]), quiet=True)
+        run_recipe(recipe, out, dataset=Dataset(pairs, pairs[:8]), quiet=True)
         lines = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
     speeds = [2 * line["tokens_per_second"] for line in lines if line["kind"] == "train"]
     tokens = speeds[-1]

@@ -38,7 +38,8 @@ FORMS: dict[str, tuple[dict, dict]] = {
 
 def run_one(data: Path, out: Path, name: str, form: str, seed: int) -> dict:
     from regard.decode import DecodeConfig
-    from regard.training import DataConfig, read_dataset, suggest_recipe, text_scores, train
+    from regard.evaluation import text_scores
+    from regard.training import DataConfig, read_dataset, run_recipe, suggest_recipe
     from regard.training.recipe import recipe_from_dict, recipe_to_dict
     from regard.training.run_log import read_metrics
 
@@ -52,7 +53,7 @@ def run_one(data: Path, out: Path, name: str, form: str, seed: int) -> dict:
     if training:
         table["train"]["validate_every"] = table["train"]["steps"]
     began = time.monotonic()
-    translator = train(recipe_from_dict(table), out, dataset=dataset, quiet=True)
+    translator = run_recipe(recipe_from_dict(table), out, dataset=dataset, quiet=True)
     seconds = time.monotonic() - began
     answers = translator.translate([source for source, _ in dataset.validation], DecodeConfig(beam=5), truncate=True)
     scores = text_scores([best[0].text for best in answers], [target for _, target in dataset.validation])

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from regard.pipelines import Translator as Translator
     from regard.pipelines import load as load
     from regard.pipelines import save as save
+    from regard.training.api import train as train
     from regard.training.recipe import Recipe as Recipe
     from regard.viewer import compare as compare
     from regard.viewer import look as look
@@ -25,6 +26,7 @@ _PUBLIC = {
     "load": "regard.pipelines",
     "look": "regard.viewer",
     "save": "regard.pipelines",
+    "train": "regard.training.api",
 }
 __all__ = sorted(_PUBLIC)
 

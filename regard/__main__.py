@@ -1,4 +1,4 @@
-"""`python -m regard`: the command, where it is not on the path."""
+"""Entry point of `python -m regard`."""
 
 import sys
 

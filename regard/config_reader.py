@@ -1,7 +1,6 @@
-"""Config files: TOML and JSON tables, and the frozen dataclasses that they fill.
+"""Config files: reading TOML and JSON, and filling frozen dataclasses from them.
 
-Recipes, config.json of a model folder and configs of other formats are all read here. `regard.ranges` declares the
-types and ranges of fields.
+Recipes, config.json of a model folder and configs of other formats are read here; `regard.ranges` checks the values.
 """
 
 import dataclasses
@@ -17,21 +16,21 @@ from regard.files import read_file
 from regard.ranges import check_value, default_hint, format_value, is_list
 
 MAX_DEPTH = 50
-"""levels of lists and tables in a file"""
+"""maximum nesting of lists and tables in a file"""
 REPLACE_FILE = "Restore the file from a good copy."
 
 Config = TypeVar("Config")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The table of a recipe file."""
+    """Read a recipe file."""
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RegardError(f"{path}: there is no such recipe.", "Name a .toml file.") from None
+        raise RegardError(f"{path}: no such recipe.", "Name a .toml file.") from None
     except OSError as error:
         raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Name a .toml file.") from None
-    except ValueError as error:  # not TOML, not UTF-8, a number of thousands of digits, a path with a NUL
+    except ValueError as error:  # invalid TOML or UTF-8, a huge number, a path with a NUL
         raise RegardError(f"{path}: not a recipe in TOML: {error}.", "Fix that line.") from None
     except RecursionError:
         raise _too_deep(path) from None
@@ -39,7 +38,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def read_json(path: Path, *, unique_keys: bool = True) -> dict[str, Any]:
-    """The object in a JSON file. A key that is stated twice is an error, unless the file may repeat keys.
+    """Read the object in a JSON file. A repeated key is an error, unless `unique_keys` is off.
 
     >>> read_json(Path("no-such.json"))
     Traceback (most recent call last):
@@ -51,7 +50,7 @@ def read_json(path: Path, *, unique_keys: bool = True) -> dict[str, Any]:
         if len(table) < len(pairs):
             names = [name for name, _ in pairs]
             repeated = next(name for name in names if names.count(name) > 1)
-            raise RegardError(f"{path}: {format_value(repeated)} is stated twice.", REPLACE_FILE)
+            raise RegardError(f"{path}: {format_value(repeated)} is repeated.", REPLACE_FILE)
         return table
 
     try:
@@ -66,7 +65,7 @@ def read_json(path: Path, *, unique_keys: bool = True) -> dict[str, Any]:
 
 
 def json_bytes(table: Mapping[str, Any]) -> bytes:
-    r"""A table as the content of a JSON file.
+    r"""Encode a table as a JSON file.
 
     >>> json_bytes({"width": 8})
     b'{\n  "width": 8\n}\n'
@@ -83,10 +82,10 @@ def fill_config(
     derived: Iterable[str] = (),
     hint: str = "",
 ) -> Config:
-    """The config with the values of a table, each checked against the type and range of its field.
+    """A copy of a config with the values of a table, each checked against the type and range of its field.
 
-    An unknown key is an error that names the nearest known one; `derived` fields are unknown here. Errors name
-    `origin` (the file) and the key with its `prefix`, such as "train."; `hint` replaces their default advice.
+    An unknown key is an error that names the closest known one; `derived` fields cannot be set. Errors name `origin`
+    (the file) and the key with its `prefix`, such as "train."; `hint` replaces the default hint.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -107,19 +106,19 @@ def fill_config(
         values[key] = check_value(field.type, value, f"{origin}: {prefix}{key}", hint or default_hint(field))
     try:
         return dataclasses.replace(config, **values)  # type: ignore[type-var]
-    except RegardError as error:  # from the config's own checks
+    except RegardError as error:  # raised by the constructor of the config
         raise RegardError(f"{origin}: {error.message}", error.hint) from None
 
 
 def check_keys(
     table: Mapping[str, Any], known: Iterable[str], origin: str | Path, prefix: str = "", hint: str = ""
 ) -> None:
-    """Refuse a table with an unknown key, and name the nearest known one."""
+    """Raise an error for an unknown key, naming the closest known one."""
     known = list(known)
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-            advice = f"Did you mean {prefix}{near[0]}? {hint}".strip()
+            matches = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+            advice = f"Did you mean {prefix}{matches[0]}? {hint}".strip()
             raise RegardError(f"{origin}: unknown key {_shown_key(prefix + key)}.", advice)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class RegardError(Exception):
-    """Something a user can put right: what happened, and what to do about it.
+    """An error that a user can fix: what is wrong, and a hint what to do.
 
     >>> raise RegardError("pairs.tsv, line 3: no tab.", hint="Write source<TAB>target on every line.")
     Traceback (most recent call last):
@@ -32,10 +32,10 @@ class Interrupted(RegardError):
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """The hint that names the nearest of the known names; `otherwise` where none is near.
+    """Hint that names the closest known name; `otherwise` if none is similar.
 
-    >>> did_you_mean("trian", ["train", "look"]), did_you_mean("x", ["train"], "There is train.")
-    ('Did you mean train?', 'There is train.')
+    >>> did_you_mean("trian", ["train", "look"]), did_you_mean("x", ["train"], "Use train.")
+    ('Did you mean train?', 'Use train.')
     """
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"Did you mean {near[0]}?" if near else otherwise
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f"Did you mean {matches[0]}?" if matches else otherwise

@@ -1,4 +1,4 @@
-"""Whole files: read with errors that name them, replaced atomically; devices and standard output written directly."""
+"""Reading and writing of files: errors name the file, writing is atomic; devices and stdout are written directly."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ STDOUT = Path("-")
 
 
 def read_file(path: str | Path) -> bytes:
-    """The content of a file that belongs to a model.
+    """Read a file of a model folder.
 
     >>> read_file("no-such.model")
     Traceback (most recent call last):
@@ -28,33 +28,33 @@ def read_file(path: str | Path) -> bytes:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file atomically: after a crash at any moment the old or the new content is there, never half of one.
+    """Write a file atomically: after a crash it has either the old or the new content, never a part.
 
-    A symbolic link is followed and stays; a file that is replaced keeps its mode. A device or a named pipe cannot be
-    replaced: it is written to directly, and so is the file that standard output is redirected to.
+    Symbolic links are followed, and a replaced file keeps its mode. Devices, named pipes and the file that standard
+    output is redirected to are written directly, since they cannot be replaced.
     """
     try:
-        found = _stat(path)
-        if found is not None and stat.S_ISDIR(found.st_mode):
+        status = _stat(path)
+        if status is not None and stat.S_ISDIR(status.st_mode):
             raise RegardError(f"{path}: is a directory.", "Name a file.")
-        if found is not None and _is_stdout(found):
+        if status is not None and _is_stdout(status):
             _write_stdout(content)
-        elif found is not None and not stat.S_ISREG(found.st_mode):
+        elif status is not None and not stat.S_ISREG(status.st_mode):
             with open(path, "wb") as file:
                 file.write(content)
         else:
-            _replace(Path(os.path.realpath(path)), content, found)
+            _replace(Path(os.path.realpath(path)), content, status)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RegardError(
                 f"{path}: no space left on the device ({len(content) / 2**20:.0f} MiB needed).",
-                "What was saved before is still whole; make room and run the same command again.",
+                "The previous version of the file is intact; free some space and run the same command again.",
             ) from None
         raise RegardError(f"{path}: cannot be written: {error.strerror}.", "Choose another --out.") from None
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Write the result of a command: `write_atomically`, or standard output where the path is "-"."""
+    """Write the result of a command to a file, or to standard output if the path is "-"."""
     if path == STDOUT:
         _write_stdout(content)
     else:
@@ -62,17 +62,17 @@ def write_output(path: Path, content: bytes) -> None:
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """What the path refers to, links followed; None where there is nothing yet."""
+    """Status of the file, with links followed; None if it does not exist."""
     try:
         return os.stat(path)
     except FileNotFoundError:
         return None
 
 
-def _is_stdout(found: os.stat_result) -> bool:
+def _is_stdout(status: os.stat_result) -> bool:
     try:
-        return os.path.samestat(found, os.fstat(sys.stdout.fileno()))
-    except (OSError, ValueError, AttributeError):  # no standard output, or one without a descriptor
+        return os.path.samestat(status, os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError, AttributeError):  # stdout is missing or has no file descriptor
         return False
 
 
@@ -86,7 +86,7 @@ def _replace(path: Path, content: bytes, replaced: os.stat_result | None) -> Non
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)  # left by a crash; opening it could follow a link
+        part.unlink(missing_ok=True)  # left by a crash; opening it might follow a link
         with open(part, "xb") as file:
             if replaced is not None:
                 os.chmod(part, stat.S_IMODE(replaced.st_mode))

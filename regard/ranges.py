@@ -1,40 +1,43 @@
-"""Ranges of config fields: declared once in the annotations, checked whenever a config is made.
+"""Validation of config fields: types, ranges and choices are declared in annotations and checked on construction.
 
-Command line, recipe, Python and config.json all end in the constructor of a dataclass, which calls `check_ranges`.
+Values from the command line, a recipe, Python or config.json all pass through the constructor of a dataclass, which
+calls `check_ranges`.
 """
 
 import dataclasses
 import difflib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from regard.errors import RegardError
 
-LARGEST = 10**9
-"""the largest whole number of a field whose range has no upper limit"""
+MAX_INT = 10**9
+"""upper limit of integer fields whose range states none"""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a field accepts; NaN never, infinity only if the range says so.
+    """Range of a numeric field. NaN is always rejected, infinity unless `infinite` is set.
 
     >>> 0.5 in Range(low=0, below=1), math.nan in Range(above=0), math.inf in Range(above=0, infinite=True)
     (True, False, True)
     """
 
     low: float | None = None
-    """smallest number"""
+    """minimum, inclusive"""
     high: float | None = None
-    """largest number"""
+    """maximum, inclusive"""
     above: float | None = None
-    """lower limit that is not itself allowed"""
+    """lower bound, exclusive"""
     below: float | None = None
-    """upper limit that is not itself allowed"""
+    """upper bound, exclusive"""
     infinite: bool = False
+    """whether positive infinity is valid"""
     hint: str = ""
-    """what to do instead, where the default says too little"""
+    """advice that replaces the default value in error messages"""
 
     def __contains__(self, value: float) -> bool:
         # Comparisons with NaN are false, so it fails the last test.
@@ -55,33 +58,45 @@ class Range:
         return " and ".join(f"{word} {limit:,}" for word, limit in limits if limit is not None) or "finite"
 
 
+@dataclass(frozen=True, eq=False)
+class OneOf:
+    """Choices of a text field that are looked up when a value is checked: the keys of a registry.
+
+    >>> check_value(Annotated[str, OneOf({"dot": 1})], "dto", "model.score")
+    Traceback (most recent call last):
+    regard.errors.RegardError: model.score must be one of dot (got 'dto'). Did you mean 'dot'?
+    """
+
+    registry: Mapping[str, Any]
+
+
 Count = Annotated[int, Range(low=1)]
-"""at least one"""
+"""positive integer"""
 Natural = Annotated[int, Range(low=0)]
-"""whole numbers from 0"""
+"""non-negative integer"""
 Layers = Annotated[int, Range(low=1, high=10_000)]
-"""height of a stack"""
+"""number of layers in a stack"""
 ImageSide = Annotated[int, Range(low=1, high=16_384)]
 """height or width of an image, in pixels"""
 OptionalImageSide = Annotated[int, Range(low=0, high=16_384)]
-"""the same; 0: not given"""
+"""height or width of an image, in pixels; 0: unspecified"""
 Seed = Annotated[int, Range(low=0, high=2**63 - 1)]
-"""what torch and NumPy take as a seed"""
+"""random seed that torch and NumPy accept"""
 Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(low=0)]
 Fraction = Annotated[float, Range(low=0, high=1)]
-"""a probability, or a part of a whole"""
+"""probability or fraction, 0 and 1 included"""
 Rate = Annotated[float, Range(low=0, below=1)]
-"""a probability or a decay at which 1 would leave nothing: dropout, label smoothing, moving averages"""
+"""probability or decay below 1: dropout, label smoothing, EMA"""
 Epsilon = Annotated[float, Range(above=0, high=1)]
-"""what a norm adds to the variance"""
+"""constant added to the variance in a norm"""
 
 
 def check_ranges(config: Any, prefix: str = "") -> None:
-    """Refuse a config with a field of the wrong type, outside of its range or not among its choices.
+    """Raise an error if a field has the wrong type, is out of range or not among its choices.
 
-    Lists become tuples, and whole numbers in fields of type float become floats. `prefix` is put before the field's
-    name in messages, such as "train.".
+    Lists become tuples, and integers in fields of type float become floats. Messages put `prefix`, such as "train.",
+    before the name of the field.
 
     >>> @dataclass(frozen=True)
     ... class Config:
@@ -94,44 +109,46 @@ def check_ranges(config: Any, prefix: str = "") -> None:
     """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        kept = check_value(field.type, value, f"{prefix}{field.name}", default_hint(field))
-        if kept is not value:
-            object.__setattr__(config, field.name, kept)  # the only way into a frozen dataclass
+        converted = check_value(field.type, value, f"{prefix}{field.name}", default_hint(field))
+        if converted is not value:
+            object.__setattr__(config, field.name, converted)  # the dataclass is frozen
 
 
 def default_hint(field: dataclasses.Field) -> str:
-    """The default of a field, as a sentence."""
+    """Hint that states the default of a field."""
     return "" if field.default is dataclasses.MISSING else f"The default is {field.default!r}."
 
 
 def check_value(annotation: Any, value: Any, name: str, hint: str = "") -> Any:
-    """The value as a field with this annotation holds it; an error that names it if it cannot.
+    """Convert a value to the type of an annotation; raise an error that names the field if it is invalid.
 
     >>> check_value(tuple[float, ...], [1, 2], "data.weights")
     (1.0, 2.0)
     """
-    limits, annotation = _without_metadata(annotation)
+    limits, annotation = _split_annotation(annotation)
+    if isinstance(limits, OneOf):
+        return _choice(value, tuple(limits.registry), name)
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         if value is None and NoneType in parts:
             return None
-        kinds = [part for part in parts if part is not NoneType]
-        if len(kinds) == 1:
-            return check_value(kinds[0], value, name, hint)
-        return _instance(value, kinds, name)
+        types = [part for part in parts if part is not NoneType]
+        if len(types) == 1:
+            return check_value(types[0], value, name, hint)
+        return _instance(value, types, name)
     if origin is Literal:
         return _choice(value, parts, name)
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise _refusal(name, "a list", value, hint)
-        return tuple(check_value(parts[0], one, f"{name}[{i}]", hint) for i, one in enumerate(value))
+            raise _invalid(name, "a list", value, hint)
+        return tuple(check_value(parts[0], item, f"{name}[{i}]", hint) for i, item in enumerate(value))
     if annotation is int:
-        return _whole_number(value, limits, name, hint)
+        return _integer(value, limits, name, hint)
     if annotation is float:
         return _number(value, limits or Range(), name, hint)
     if annotation is bool:
         if type(value) is not bool:
-            raise _refusal(name, "true or false", value, hint)
+            raise _invalid(name, "true or false", value, hint)
     elif annotation is str:
         _check_text(value, name, hint)
     elif isinstance(annotation, type):
@@ -140,41 +157,42 @@ def check_value(annotation: Any, value: Any, name: str, hint: str = "") -> Any:
 
 
 def is_list(annotation: Any) -> bool:
-    """Whether a field holds several values.
+    """Whether an annotation is a tuple of values.
 
     >>> is_list(tuple[str, ...]), is_list(Count)
     (True, False)
     """
-    return get_origin(_without_metadata(annotation)[1]) is tuple
+    return get_origin(_split_annotation(annotation)[1]) is tuple
 
 
-def _without_metadata(annotation: Any) -> tuple[Range | None, Any]:
+def _split_annotation(annotation: Any) -> tuple[Range | OneOf | None, Any]:
+    """The range or choices of an annotation, and its plain type."""
     if get_origin(annotation) is not Annotated:
         return None, annotation
-    inner, *metadata = get_args(annotation)
-    return next((one for one in metadata if isinstance(one, Range)), None), inner
+    plain, *metadata = get_args(annotation)
+    return next((item for item in metadata if isinstance(item, Range | OneOf)), None), plain
 
 
-def _whole_number(value: Any, limits: Range | None, name: str, hint: str) -> int:
+def _integer(value: Any, limits: Any, name: str, hint: str) -> int:
     limits = limits or Range()
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _refusal(name, "a whole number", value, hint)
+        raise _invalid(name, "a whole number", value, hint)
     if value not in limits:
-        raise _refusal(name, str(limits), value, limits.hint or hint)
-    if limits.high is None and value > LARGEST:
-        raise _refusal(name, f"at most {LARGEST:,}", value, hint)
+        raise _invalid(name, str(limits), value, limits.hint or hint)
+    if limits.high is None and value > MAX_INT:
+        raise _invalid(name, f"at most {MAX_INT:,}", value, hint)
     return value
 
 
 def _number(value: Any, limits: Range, name: str, hint: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise _refusal(name, "a number", value, hint)
+        raise _invalid(name, "a number", value, hint)
     try:
         number = float(value)
     except OverflowError:
-        raise _refusal(name, "a number that a float can hold", value, hint) from None
+        raise _invalid(name, "a number that a float can hold", value, hint) from None
     if number not in limits:
-        raise _refusal(name, str(limits), value, limits.hint or hint)
+        raise _invalid(name, str(limits), value, limits.hint or hint)
     return value if isinstance(value, float) else number
 
 
@@ -183,33 +201,33 @@ def _choice(value: Any, choices: tuple[Any, ...], name: str) -> Any:
         return value
     near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
     hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of these {len(choices)}."
-    raise _refusal(name, f"one of {', '.join(choices)}", value, hint)
+    raise _invalid(name, f"one of {', '.join(choices)}", value, hint)
 
 
 def _check_text(value: Any, name: str, hint: str) -> None:
     if not isinstance(value, str):
-        raise _refusal(name, "text", value, hint)
+        raise _invalid(name, "text", value, hint)
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise _refusal(name, "text in UTF-8", value, hint) from None
+        raise _invalid(name, "text in UTF-8", value, hint) from None
     if "\0" in value:
-        raise _refusal(name, "text without NUL characters", value, hint)
+        raise _invalid(name, "text without NUL characters", value, hint)
 
 
-def _instance(value: Any, kinds: list[Any], name: str) -> Any:
-    if not isinstance(value, tuple(kinds)):
-        names = ", ".join(kind.__name__ for kind in kinds)
-        raise _refusal(name, f"a {names}" if len(kinds) == 1 else f"one of {names}", value, "")
+def _instance(value: Any, types: list[Any], name: str) -> Any:
+    if not isinstance(value, tuple(types)):
+        names = ", ".join(one.__name__ for one in types)
+        raise _invalid(name, f"a {names}" if len(types) == 1 else f"one of {names}", value, "")
     return value
 
 
-def _refusal(name: str, expected: str, value: Any, hint: str) -> RegardError:
+def _invalid(name: str, expected: str, value: Any, hint: str) -> RegardError:
     return RegardError(f"{name} must be {expected} (got {format_value(value)}).", hint)
 
 
 def format_value(value: Any) -> str:
-    """A value in a message: its repr, cut short.
+    """A value for an error message: its repr, at most 60 characters.
 
     >>> format_value("a" * 100)
     "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…"

@@ -1,4 +1,4 @@
-"""The documentation is run: its Python, its recipes, and the options of the commands that it shows.
+"""Runs the documentation: its Python blocks and recipes, and checks the commands and options that it shows.
 
 The Python blocks of a page share one namespace and one temporary folder. A statement that ends in `# → TEXT` must print
 TEXT, or have it as the repr of its value. A block after `<!-- not run: reason -->` is skipped.
@@ -40,7 +40,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path, *kinds: str) -> list[Block]:
-    """The blocks of these kinds, each with the number of its first line."""
+    """The blocks of these kinds, with the line number of each."""
     text = page.read_text(encoding="utf-8")
     found = (
         Block(match["kind"], match["text"], text.count("\n", 0, match.start("text")), bool(match["skip"]))
@@ -50,7 +50,7 @@ def blocks(page: Path, *kinds: str) -> list[Block]:
 
 
 def run_block(page: Path, block: Block, names: dict[str, Any]) -> None:
-    # Empty lines before it, so that a traceback names the page's own line.
+    # Empty lines before it, so that tracebacks show the line number of the page.
     code = "\n" * block.line + block.text
     lines = code.splitlines()
     for statement in ast.parse(code, str(page)).body:
@@ -61,21 +61,21 @@ def run_block(page: Path, block: Block, names: dict[str, Any]) -> None:
                 printed.write(repr(value) if value is not None else "")
             else:
                 exec(compile(ast.Module([statement], []), str(page), "exec"), names)
-        _, told, wanted = lines[statement.end_lineno - 1].partition(RESULT)
-        if told:
-            assert printed.getvalue().strip() == wanted.strip(), f"{page}, line {statement.end_lineno}"
+        _, has_result, expected = lines[statement.end_lineno - 1].partition(RESULT)
+        if has_result:
+            assert printed.getvalue().strip() == expected.strip(), f"{page}, line {statement.end_lineno}"
 
 
 @functools.cache
-def accepted(*command: str) -> frozenset[str]:
-    """Every --option that the help of a command names."""
-    with contextlib.redirect_stdout(io.StringIO()) as shown:
+def known_options(*command: str) -> frozenset[str]:
+    """All --options in the help of a command."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         assert main([*command, "--help-all" if command[0] == "train" else "--help"]) == 0
-    return frozenset(OPTION.findall(shown.getvalue()))
+    return frozenset(OPTION.findall(output.getvalue()))
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words after `regard` of each call in a block for the shell."""
+    """The arguments of each `regard` call in a shell block."""
     found = []
     for line in text.replace("\\\n", " ").splitlines():
         reader = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars="|&;<>")
@@ -105,24 +105,24 @@ def test_commands_and_options_exist(page: Path, monkeypatch: pytest.MonkeyPatch)
     for block in blocks(page, "console", "sh"):
         for name, *words in commands(block.text):
             assert name in COMMANDS, f"{page}, line {block.line}: regard {name}"
-            # Which options of the model there are depends on its family, and so on the recipe.
-            chosen = [word for word in words[:1] if name == "train" and word in recipe_names()]
+            # The model options depend on the family, and so on the recipe.
+            selection = [word for word in words[:1] if name == "train" and word in recipe_names()]
             for option in ("--model.family", "--family", "--task"):
                 if option in words:
-                    place = words.index(option)
-                    chosen += words[place : place + 2]
-            unknown = {word for word in words if word.startswith("--")} - accepted(name, *chosen)
+                    index = words.index(option)
+                    selection += words[index : index + 2]
+            unknown = {word for word in words if word.startswith("--")} - known_options(name, *selection)
             assert not unknown, f"{page}, line {block.line}: regard {name} has no {', '.join(unknown)}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_recipes_are_recipes(page: Path) -> None:
+def test_recipes_are_valid(page: Path) -> None:
     for block in blocks(page, "toml"):
         assert isinstance(recipe_from_dict(tomllib.loads(block.text), origin=f"{page}, line {block.line}"), Recipe)
 
 
 def tables(page: Path) -> list[dict[str, Any]]:
-    """The tables of keys, each as keys and defaults."""
+    """The tables of keys, as dictionaries from key to default."""
     found = re.findall(r"^\| key \| default \| meaning \|\n.+\n((?:\|.+\n)+)", page.read_text(encoding="utf-8"), re.M)
     return [dict(_key_and_default(row) for row in table.splitlines()) for table in found]
 
@@ -150,13 +150,13 @@ def test_tables_have_every_key_and_default(page: str, configs: list[type]) -> No
 def test_the_help_and_the_tables_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and defaults of `regard train --help-all` are those of the tables, but for what is chosen from the data."""
     monkeypatch.setenv("COLUMNS", "100")
-    with contextlib.redirect_stdout(io.StringIO()) as shown:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         assert main(["train", "--help-all"]) == 0
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     chosen = re.search(r"^`regard train` chooses:\n\n((?:- .+\n(?:  .+\n)*)+)", page, re.M)
     assert chosen is not None, "the list of what is chosen from the data"
     for section, table in zip(("data", "tokenizer", "train"), tables(ROOT / "docs" / "training.md")):
-        block = re.search(rf"^\[{section}\]\n(.+?)(?:\n\n|\Z)", shown.getvalue(), re.M | re.S)
+        block = re.search(rf"^\[{section}\]\n(.+?)(?:\n\n|\Z)", output.getvalue(), re.M | re.S)
         assert block is not None
         options = re.split(r"^  (?=--)", block[1], flags=re.M)[1:]
         found = {}
@@ -170,7 +170,7 @@ def test_the_help_and_the_tables_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         wanted = {key: _as_in_help(value) for key, value in table.items()}
         wanted |= dict.fromkeys(by_data, "chosen from the data")
         if section == "data":
-            wanted["files"] = ""  # a Recipe has a default, the command line wants --data
+            wanted["files"] = ""  # a Recipe has a default, the command line requires --data
         assert found == wanted
 
 
@@ -180,41 +180,41 @@ def _as_in_help(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def test_the_table_of_options_is_that_of_the_help() -> None:
+def test_table_of_options_matches_the_help() -> None:
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     table = re.search(r"^\| option \| short for \| meaning \|\n.+\n((?:\|.+\n)+)", page, re.M)
     assert table is not None
-    with contextlib.redirect_stdout(io.StringIO()) as shown:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         assert main(["train", "--help"]) == 0
-    listed = re.findall(r"^  (--[\w-]+)", shown.getvalue(), re.M)
+    listed = re.findall(r"^  (--[\w-]+)", output.getvalue(), re.M)
     assert re.findall(r"^\| `(--[\w-]+)", table[1], re.M) == [name for name in listed if "help" not in name]
 
 
-def test_the_number_and_names_of_families_agree() -> None:
+def test_number_and_names_of_families_agree() -> None:
     count = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")[len(FAMILIES)]
     models, index = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("models.md", "README.md"))
     assert f"{count.capitalize()} families" in models
     assert f"the {count} families" in index
-    with contextlib.redirect_stdout(io.StringIO()) as shown:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         assert main(["train", "--help"]) == 0
-    assert ", ".join(FAMILIES) in " ".join(shown.getvalue().split())
+    assert ", ".join(FAMILIES) in " ".join(output.getvalue().split())
 
 
 def anchors(page: Path) -> set[str]:
-    """The names by which headings can be linked to."""
+    """The anchors of the headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_are_valid(page: Path) -> None:
     for name, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
-        there = page.parent / name if name else page
-        assert there.exists(), name
-        assert not anchor or anchor in anchors(there), f"{name}#{anchor}"
+        target = page.parent / name if name else page
+        assert target.exists(), name
+        assert not anchor or anchor in anchors(target), f"{name}#{anchor}"
 
 
-def test_a_wrong_result_is_noticed(tmp_path: Path) -> None:
+def test_wrong_result_fails(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python\nx = 1\nx + 1  # → 3\n```\n", encoding="utf-8")
     (block,) = blocks(page, "python")

@@ -1,4 +1,4 @@
-"""The public names. Whoever adds or removes one says so here."""
+"""The public names of each package: a new or removed name is listed here."""
 
 import importlib
 import inspect
@@ -12,7 +12,7 @@ import torch
 import regard
 
 PUBLIC = {
-    "regard": ["DecodeConfig", "Recipe", "RegardError", "Translator", "compare", "load", "look", "save"],
+    "regard": ["DecodeConfig", "Recipe", "RegardError", "Translator", "compare", "load", "look", "save", "train"],
     "regard.attention": [
         *("SCORES", "Bias", "Choice", "Concat", "Cosine", "Dot", "DotLike", "General", "Location", "Mask", "Offsets"),
         *(
@@ -175,21 +175,24 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_the_public_names_are_these(module):
-    room = importlib.import_module(module)
-    assert sorted(room.__all__) == sorted(PUBLIC[module])
+def test_public_names(module):
+    package = importlib.import_module(module)
+    assert sorted(package.__all__) == sorted(PUBLIC[module])
     for name in PUBLIC[module]:
-        assert getattr(room, name) is not None
+        assert getattr(package, name) is not None
 
 
-def test_no_module_bears_the_name_of_a_public_function():
-    """`from regard.data import …` must not depend on which of the two was imported first."""
+def test_no_module_has_the_name_of_a_public_function():
+    """Otherwise `from regard.data import …` would depend on the order of imports."""
     found = [module.name for module in pkgutil.walk_packages(regard.__path__, "regard.")]
-    # A command's module has the command's name and exports nothing; the room of training is called as its function is.
-    modules = [name for name in found if not name.startswith("regard.cli.") and name != "regard.training"]
-    rooms = [importlib.import_module(name) for name in ["regard", *modules, "regard.training"]]
+    # Modules of commands have the name of the command and export nothing.
+    modules = [name for name in found if not name.startswith("regard.cli.")]
+    packages = [importlib.import_module(name) for name in ["regard", *modules]]
     functions = {
-        name for room in rooms for name in getattr(room, "__all__", ()) if inspect.isfunction(getattr(room, name))
+        name
+        for package in packages
+        for name in getattr(package, "__all__", ())
+        if inspect.isfunction(getattr(package, name))
     }
     assert {"attend", "look", "phrasebook_pairs", "train"} <= functions
     assert [name for name in modules if name.rpartition(".")[2] in functions] == []
@@ -200,18 +203,18 @@ def test_dir_lists_the_public_names():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'regard' has no attribute 'lok'"):
         importlib.import_module("regard").lok  # noqa: B018
 
 
 def test_importing_regard_is_quick():
-    """Names are fetched when they are first used: `regard --help` must not wait for torch."""
+    """Names are imported on first use: `regard --help` does not load torch."""
     program = "import sys, regard; sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU torch's kernel for packed sequences asks for it")
-def test_nobody_waits_for_a_compiler_that_is_not_asked_for():
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU torch's variable-length kernel imports it")
+def test_training_does_not_import_the_compiler():
     program = "import sys, regard.training; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

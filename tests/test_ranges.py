@@ -1,4 +1,4 @@
-"""Ranges of config fields: declared once, checked from Python, recipes, the command line and config.json alike."""
+"""Validation of config fields from Python, recipes, the command line and config.json."""
 
 import contextlib
 import dataclasses
@@ -24,18 +24,15 @@ from regard.pipelines import load, make_pipeline
 from regard.ranges import Range, check_value
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from_dict
 from regard.training.recipe import DERIVED, SECTIONS
-from tests.training.helpers import as_toml
+from tests.training.test_recipe import as_toml
 
 MODELS = [family.config for family in FAMILIES.values()]
 CONFIGS = [DataConfig, TokenizerConfig, TrainConfig, AugmentConfig, DecodeConfig, SpecialTokens, Recipe, *MODELS]
 FIELDS = [(config, field) for config in CONFIGS for field in dataclasses.fields(config)]
 
 
-# What a range says
-
-
 @pytest.mark.parametrize(
-    ("limits", "inside", "outside", "words"),
+    ("limits", "inside", "outside", "text"),
     [
         (Range(low=1), [1, 2.5], [0, -1, math.nan, math.inf], "at least 1"),
         (Range(above=0), [1e-300], [0, -0.0, math.nan, math.inf, -math.inf], "above 0"),
@@ -47,34 +44,33 @@ FIELDS = [(config, field) for config in CONFIGS for field in dataclasses.fields(
     ],
     ids=str,
 )
-def test_a_range_holds_what_it_says(limits, inside, outside, words):
+def test_range_membership_and_text(limits, inside, outside, text):
     assert all(value in limits for value in inside)
     assert not any(value in limits for value in outside)
-    assert str(limits) == words
+    assert str(limits) == text
 
 
 @pytest.mark.parametrize(("config", "field"), FIELDS, ids=lambda one: getattr(one, "name", None) or one.__name__)
-def test_every_number_declares_its_range(config, field):
-    """No field of type int or float without a Range; a mean of pixels alone may be any finite number."""
+def test_every_numeric_field_declares_its_range(config, field):
+    """Every int or float field has a Range, except the pixel mean, which may be any finite number."""
 
-    def bare(annotation: Any) -> bool:
+    def has_no_range(annotation: Any) -> bool:
         if get_origin(annotation) is Annotated:
-            return not any(isinstance(one, Range) for one in annotation.__metadata__) and bare(annotation.__origin__)
-        return annotation in (int, float) or any(map(bare, get_args(annotation)))
+            return not any(isinstance(one, Range) for one in annotation.__metadata__) and has_no_range(
+                annotation.__origin__
+            )
+        return annotation in (int, float) or any(map(has_no_range, get_args(annotation)))
 
-    assert field.name == "mean" or not bare(field.type)
+    assert field.name == "mean" or not has_no_range(field.type)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_defaults_lie_in_their_ranges(config):
+def test_defaults_are_valid(config):
     assert config() == dataclasses.replace(config())
 
 
-# What is refused, from Python
-
-
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: TrainConfig(lr=math.nan), "train.lr must be above 0 (got nan). The default is 0.002."),
         (lambda: TrainConfig(lr=-1), "train.lr must be above 0 (got -1)."),
@@ -111,17 +107,17 @@ def test_defaults_lie_in_their_ranges(config):
         (lambda: SpecialTokens(mask=-1), "special.mask must be at least 0 (got -1)."),
         (lambda: Recipe(task="sing"), "task must be one of translate, "),
         (lambda: Recipe(train={"steps": 3}), "train must be a TrainConfig (got {'steps': 3})."),
-        (lambda: Recipe(model=3), "model must be one of TransformerConfig, "),
+        (lambda: Recipe(model=3), "model must be a ModelConfig (got 3)."),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_what_python_is_refused(make, says):
+def test_invalid_value_in_python_is_an_error(make, message):
     with pytest.raises(RegardError) as caught:
         make()
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(message)
 
 
-def test_what_stays_allowed():
+def test_limits_that_are_valid():
     assert DecodeConfig(patience=math.inf).patience == math.inf
     assert DecodeConfig(max_ratio=1e308).limit(1000) == 256
     config = DataConfig(files=["a.tsv"], max_ratio=3)
@@ -130,7 +126,7 @@ def test_what_stays_allowed():
     assert zero.clip == 0.0
 
 
-# Any value into any field, from all four ways in
+# Any value in any field, from Python, recipes, the command line and config.json
 
 plain = st.one_of(
     st.integers(),
@@ -144,13 +140,13 @@ values = st.one_of(plain, st.none(), st.recursive(plain, st.lists, max_leaves=5)
 fuzzed = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def holds(config: Any, field: dataclasses.Field) -> bool:
-    """Whether the value that a config has is one that its field accepts."""
+def is_valid(config: Any, field: dataclasses.Field) -> bool:
+    """Whether the value of a field is valid."""
     return attempt(lambda: check_value(field.type, getattr(config, field.name), field.name))[1] == ""
 
 
 def attempt(make: Callable[[], Any]) -> tuple[Any, str]:
-    """What was made and nothing, or nothing and the error; any exception but a RegardError fails the test."""
+    """The result and an empty text, or None and the error message; other exceptions fail the test."""
     try:
         return make(), ""
     except RegardError as error:
@@ -159,10 +155,10 @@ def attempt(make: Callable[[], Any]) -> tuple[Any, str]:
 
 @given(st.sampled_from(FIELDS), values)
 @settings(fuzzed, max_examples=300)
-def test_python_gives_a_config_or_an_error(place, value):
-    config, field = place
-    made, error = attempt(lambda: config(**{field.name: value}))
-    assert field.name in error or holds(made, field)
+def test_python_creates_a_config_or_raises_an_error(case, value):
+    config, field = case
+    config_or_none, error = attempt(lambda: config(**{field.name: value}))
+    assert field.name in error or is_valid(config_or_none, field)
 
 
 RECIPE_FIELDS = [
@@ -175,8 +171,8 @@ RECIPE_FIELDS = [
 
 @given(st.sampled_from(RECIPE_FIELDS), values)
 @settings(fuzzed, max_examples=200)
-def test_a_recipe_gives_a_config_or_an_error_that_names_the_file(tmp_path, place, value):
-    section, field = place
+def test_recipe_is_valid_or_the_error_names_the_file(tmp_path, case, value):
+    section, field = case
     path = tmp_path / "recipe.toml"
     if isinstance(value, str):
         text = f"{field.name} = {json.dumps(value)}"
@@ -186,7 +182,7 @@ def test_a_recipe_gives_a_config_or_an_error_that_names_the_file(tmp_path, place
         text = as_toml({field.name: value}) if isinstance(value, list) else f"{field.name} = {as_text(value)}"
     path.write_text(f"[{section}]\n{text}\n", encoding="utf-8", errors="surrogatepass")
     recipe, error = attempt(lambda: recipe_from_dict(read_toml(path), origin=str(path)))
-    assert error.startswith(f"{path}: ") or holds(getattr(recipe, section), field)
+    assert error.startswith(f"{path}: ") or is_valid(getattr(recipe, section), field)
 
 
 def as_text(value: Any) -> str:
@@ -194,9 +190,9 @@ def as_text(value: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def taken(tmp_path_factory) -> tuple[Path, Path]:
-    """Sentence pairs, and a folder into which nothing is trained, since it holds a model."""
-    folder = tmp_path_factory.mktemp("taken")
+def occupied(tmp_path_factory) -> tuple[Path, Path]:
+    """Sentence pairs, and an output folder that already holds a model."""
+    folder = tmp_path_factory.mktemp("occupied")
     pairs = folder / "pairs.tsv"
     pairs.write_text("".join(f"word {i}\tmot {i}\n" for i in range(50)), encoding="utf-8")
     (folder / "out").mkdir()
@@ -206,12 +202,12 @@ def taken(tmp_path_factory) -> tuple[Path, Path]:
 
 @given(st.sampled_from(RECIPE_FIELDS), plain)
 @settings(fuzzed, max_examples=12)
-def test_the_command_line_exits_with_2_and_writes_nothing(taken, place, value):
-    pairs, out = taken
-    section, field = place
+def test_command_line_exits_with_2_and_writes_nothing(occupied, case, value):
+    pairs, out = occupied
+    section, field = case
     words = ["--data", str(pairs)] if (section, field.name) != ("data", "files") else []
     words += ["--out", str(out), f"--{section}.{field.name.replace('_', '-')}"]
-    words.append(str(value) if is_written(value) else "9" * 5000)
+    words.append(str(value) if is_printable(value) else "9" * 5000)
     error = io.StringIO()
     with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
         assert main(["train", *words]) == 2
@@ -219,8 +215,8 @@ def test_the_command_line_exits_with_2_and_writes_nothing(taken, place, value):
     assert [path.name for path in out.iterdir()] == ["config.json"]
 
 
-def is_written(value: Any) -> bool:
-    """Whether Python writes the value out: not if it is a number of thousands of digits."""
+def is_printable(value: Any) -> bool:
+    """Whether Python can print the value: not an integer of thousands of digits."""
     return not isinstance(value, int) or abs(value) < 10**1000
 
 
@@ -235,7 +231,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    """A model folder of each family."""
+    """One model folder per family."""
     tokenizer = Tokenizer.train(["one two three"], "word", mask=True)
     made = {}
     for family, sizes in SMALL.items():
@@ -255,8 +251,8 @@ FOLDER_FIELDS = [(family, f) for family, one in FAMILIES.items() for f in datacl
 
 @given(st.sampled_from(FOLDER_FIELDS), values)
 @settings(fuzzed, max_examples=150)
-def test_config_json_gives_a_model_or_an_error_that_names_the_folder(folders, place, value):
-    family, field = place
+def test_config_json_is_valid_or_the_error_names_the_folder(folders, case, value):
+    family, field = case
     path = folders[family] / "config.json"
     before = path.read_text(encoding="utf-8")
     path.write_text(json.dumps(json.loads(before) | {field.name: value}), encoding="utf-8")
@@ -264,19 +260,19 @@ def test_config_json_gives_a_model_or_an_error_that_names_the_folder(folders, pl
         bundle, error = attempt(lambda: load(folders[family], "cpu"))
     finally:
         path.write_text(before, encoding="utf-8")
-    assert str(folders[family]) in error or holds(bundle.model.config, field)
+    assert str(folders[family]) in error or is_valid(bundle.model.config, field)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("value", [0, 1, 7, 64, 10**9, 10**18, 0.0, 1.0, math.nan])
-def test_every_number_in_config_json(folders, family, value):
-    """Sizes that lie, one at a time: a sentence, and no memory spent on them."""
+def test_wrong_numbers_in_config_json(folders, family, value):
+    """One wrong size at a time: an error message, and no memory allocated for it."""
     path = folders[family] / "config.json"
     before = path.read_text(encoding="utf-8")
     try:
         for field in dataclasses.fields(FAMILIES[family].config):
             path.write_text(json.dumps(json.loads(before) | {field.name: value}), encoding="utf-8")
             bundle, error = attempt(lambda: load(folders[family], "cpu"))
-            assert str(folders[family]) in error or holds(bundle.model.config, field)
+            assert str(folders[family]) in error or is_valid(bundle.model.config, field)
     finally:
         path.write_text(before, encoding="utf-8")

@@ -8,8 +8,8 @@ definition.
 
 import copy
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.kernels import l2_normalize_cuda
+from regard.ranges import OneOf, check_value
 
 
 class Score(nn.Module):
@@ -33,6 +34,15 @@ class Score(nn.Module):
     """number of heads with separate parameters; None: no parameters, or all heads share them"""
     needs_equal_widths = False
     """whether q and k must have the same width"""
+
+    @classmethod
+    def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "Score":
+        """The score for a model's sizes. Override it if the constructor has arguments.
+
+        `hidden` is the width of a hidden layer, `max_keys` the maximum number of keys, and `heads` the number of heads,
+        or None if one set of parameters serves all heads.
+        """
+        return cls()
 
     def forward(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S C"]) -> Float[Tensor, "*b T S"]:
         dtype = q.dtype
@@ -134,6 +144,10 @@ class Cosine(DotLike):
 
     needs_equal_widths = True
 
+    @classmethod
+    def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "Cosine":
+        return cls(scale=10.0, learned=True, heads=heads)
+
     def __init__(self, scale: float = 1.0, learned: bool = False, heads: int | None = None) -> None:
         super().__init__()
         if scale <= 0:
@@ -156,6 +170,10 @@ class General(DotLike):
     torch.Size([1, 1, 2])
     """
 
+    @classmethod
+    def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "General":
+        return cls(dim_q, dim_k, heads=heads)
+
     def __init__(self, dim_q: int, dim_k: int, heads: int | None = None) -> None:
         super().__init__()
         self.heads = heads
@@ -174,6 +192,10 @@ class Concat(Score):
     >>> Concat(4, 6, hidden=8)(torch.ones(1, 1, 4), torch.ones(1, 2, 6)).shape
     torch.Size([1, 1, 2])
     """
+
+    @classmethod
+    def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "Concat":
+        return cls(dim_q, dim_k, hidden=hidden, heads=heads)
 
     def __init__(self, dim_q: int, dim_k: int, hidden: int, joint: bool = False, heads: int | None = None) -> None:
         super().__init__()
@@ -218,6 +240,10 @@ class Location(DotLike):
     torch.Size([1, 1, 2])
     """
 
+    @classmethod
+    def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "Location":
+        return cls(dim_q, max_keys=max_keys, heads=heads)
+
     def __init__(self, dim_q: int, max_keys: int, heads: int | None = None) -> None:
         super().__init__()
         self.heads = heads
@@ -245,7 +271,6 @@ def _matrix(heads: int | None, rows: int, columns: int, std: float) -> nn.Parame
     return nn.Parameter(torch.randn(*(() if heads is None else (heads,)), rows, columns) * std)
 
 
-ScoreName = Literal["dot", "scaled_dot", "cosine", "general", "concat", "location"]
 SCORES: dict[str, type[Score]] = {
     "dot": Dot,
     "scaled_dot": ScaledDot,
@@ -254,37 +279,40 @@ SCORES: dict[str, type[Score]] = {
     "concat": Concat,
     "location": Location,
 }
+ScoreName = Annotated[str, OneOf(SCORES)]
+S = TypeVar("S", bound=type[Score])
+
+
+def register_score(name: str) -> Callable[[S], S]:
+    """Class decorator that makes a score available by name, in configs, recipes and model folders.
+
+    >>> @register_score("negative_distance")
+    ... class NegativeDistance(Score):
+    ...     def pair(self, q, k):
+    ...         return -torch.cdist(q, k)
+    >>> make_score("negative_distance", 8, 8)
+    NegativeDistance()
+    >>> del SCORES["negative_distance"]
+    """
+
+    def register(score: S) -> S:
+        if SCORES.get(name, score) is not score:
+            raise RegardError(f"The score {name!r} is already registered.", "Choose another name.")
+        SCORES[name] = score
+        return score
+
+    return register
 
 
 def make_score(
     name: str, dim_q: int, dim_k: int, *, hidden: int = 128, max_keys: int = 1024, heads: int | None = None
 ) -> Score:
-    """Make a score by name, as models use it; the scale of cosine is learned.
-
-    `hidden` is the hidden width of concat, and `max_keys` the maximum number of keys of location.
+    """Create a score by name for a model's sizes; see `Score.build`.
 
     >>> make_score("concat", 32, 32, hidden=16)
     Concat()
     """
-    match name:
-        case "dot" | "scaled_dot":
-            if dim_q != dim_k:
-                raise _width_error(name, dim_q, dim_k)
-            return SCORES[name]()
-        case "cosine":
-            if dim_q != dim_k:
-                raise _width_error(name, dim_q, dim_k)
-            return Cosine(scale=10.0, learned=True, heads=heads)
-        case "general":
-            return General(dim_q, dim_k, heads=heads)
-        case "concat":
-            return Concat(dim_q, dim_k, hidden=hidden, heads=heads)
-        case "location":
-            return Location(dim_q, max_keys=max_keys, heads=heads)
-    raise RegardError(f"Unknown score {name!r}.", f"Choose one of {', '.join(SCORES)}.")
-
-
-def _width_error(name: str, dim_q: int, dim_k: int) -> RegardError:
-    return RegardError(
-        f"{name}: queries and keys must have the same width (got {dim_q} and {dim_k}).", "Use general or concat."
-    )
+    check_value(ScoreName, name, "score")
+    if SCORES[name].needs_equal_widths and dim_q != dim_k:
+        raise RegardError(f"{name}: queries have width {dim_q} and keys {dim_k}.", "Use general or concat.")
+    return SCORES[name].build(dim_q, dim_k, hidden=hidden, max_keys=max_keys, heads=heads)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from regard.attention.scores import SCORES
+from regard.data.phrasebook import PHRASEBOOK
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import METRIC_NAMES
 from regard.files import write_atomically
 from regard.models import ModelConfig, Seq2SeqConfig
 from regard.pipelines import Device
-from regard.training import DataConfig, Dataset, Recipe, read_dataset, suggest_recipe, train
-from regard.training.recipe import PHRASEBOOK
+from regard.training import DataConfig, Dataset, Recipe, read_dataset, run_recipe, suggest_recipe
 from regard.training.run_folder import METRICS
 from regard.training.run_log import read_metrics
 
@@ -136,7 +136,7 @@ def _make_config(sizes: Any, family: Family, score: str) -> ModelConfig:
 def _train_one(recipe: Recipe, dataset: Dataset, score: str, metric: str) -> ScoreMeasurement:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="regard-") as folder:
-        bundle = train(recipe, folder, dataset=dataset, quiet=True)
+        bundle = run_recipe(recipe, folder, dataset=dataset, quiet=True)
         seconds = time.perf_counter() - start
         rates = [row["tokens_per_second"] for row in read_metrics(Path(folder) / METRICS) if "tokens_per_second" in row]
     validation = bundle.training["validation"]

@@ -27,7 +27,7 @@ from regard.bench.measurement import Ceilings, Measurement, measure_ceilings
 from regard.bench.peers import is_installed
 from regard.models import TransformerConfig
 from regard.pipelines import Device, find_device
-from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, train
+from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, run_recipe
 from regard.training.runtime.allocator import keep_freed_memory
 from regard.training.runtime.precision import resolve_precision
 
@@ -205,7 +205,7 @@ def _train_regard(shape: TrainingShape, device: str, steps: int) -> float:
     lines = [" ".join(rng.choices(words, k=shape.length - 1)) for _ in range(sentences)]
     pairs = list(zip(lines[::2], lines[1::2]))
     with tempfile.TemporaryDirectory() as out:
-        train(_make_recipe(shape, device, steps), out, dataset=Dataset(pairs, pairs[:8]), quiet=True)
+        run_recipe(_make_recipe(shape, device, steps), out, dataset=Dataset(pairs, pairs[:8]), quiet=True)
         lines = (Path(out) / "metrics.jsonl").read_text().splitlines()
     records = [record for record in map(json.loads, lines) if record["kind"] == "train"]
     return shape.tokens / statistics.median(record["tokens_per_second"] for record in records[WARMUP_STEPS:])

@@ -11,21 +11,17 @@ from itertools import islice
 from pathlib import Path
 from queue import Queue
 from threading import Thread
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from regard.data import Tokenizer, read_pairs
-from regard.data.phrasebook import phrasebook_pairs, words
+from regard.data import Tokenizer
 from regard.data.text.compression import STDIN
 from regard.data.text.readers import numbered_lines
 from regard.errors import RegardError
-from regard.evaluation.alignment import WordSplitter
 from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
 from regard.pipelines import Device, ImageModel, TextEncoder, TextGenerator, Translator, load
-from regard.training.recipe import PHRASEBOOK
-from regard.training.run_log import OnProgress, progress_bar, show_progress
-from regard.viewer import Link
+from regard.progress import OnProgress, progress_bar, show_progress
 
 TEST_SIZE = 1000
 # Texts per block; a block is sorted by length into batches. Blocks of a stream may be smaller.
@@ -125,27 +121,6 @@ def open_model(model: Path, device: Device, expect: type[M], ensemble: Sequence[
     if device not in ("auto", "cpu"):
         raise RegardError(f"{model} contains ONNX graphs, which run only on the CPU.", "Use --device auto or cpu.")
     return load_onnx(model, expect=expect)
-
-
-class Examples(NamedTuple):
-    """Sentence pairs for evaluation, their gold alignments if any, and the word splitter that these refer to."""
-
-    pairs: list[tuple[str, str]]
-    gold: list[list[Link]] | None = None
-    words: WordSplitter = str.split
-
-
-def read_examples(files: Sequence[str], columns: Sequence[str] = ()) -> Examples:
-    """The sentence pairs of files, or the test split of the phrasebook with its gold alignments."""
-    if tuple(files) == (PHRASEBOOK,):
-        return phrasebook_examples("test", TEST_SIZE)
-    return Examples(read_pairs(files, columns))
-
-
-def phrasebook_examples(split: Literal["val", "test"], size: int) -> Examples:
-    """Sentence pairs of the phrasebook with gold alignments."""
-    pairs = phrasebook_pairs(split, size)
-    return Examples([(pair.source, pair.target) for pair in pairs], [list(pair.alignment) for pair in pairs], words)
 
 
 Texts = Annotated[

@@ -11,11 +11,13 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from regard.cli.common import Quiet, parse, phrasebook_examples, print_note
+from regard.cli.common import Quiet, parse, print_note
 from regard.decode import DecodeConfig
+from regard.evaluation import text_scores
+from regard.evaluation.evaluators import phrasebook_examples
 from regard.models import TransformerConfig
 from regard.pipelines import Translator
-from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_dataset, text_scores, train
+from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_dataset, run_recipe
 from regard.viewer import align, alignment_error_rate, best_layer, look
 
 SENTENCE = "The cat chased the mouse."
@@ -78,7 +80,7 @@ def run(argv: list[str]) -> int:
     recipe = demo_recipe(options.seed)
     dataset = read_dataset("translate", recipe.data)
     start = time.monotonic()
-    translator = train(recipe, options.out, dataset=dataset, quiet=options.quiet)
+    translator = run_recipe(recipe, options.out, dataset=dataset, quiet=options.quiet)
     seconds = time.monotonic() - start
     # A model this small runs fastest on one thread.
     torch.set_num_threads(1)

@@ -9,8 +9,7 @@ import tyro
 from regard.cli.common import Quiet, parse, print_note
 from regard.errors import RegardError
 from regard.interop import import_huggingface, import_llama2c
-from regard.models import family_name
-from regard.pipelines import PIPELINES, save
+from regard.pipelines import pipeline_kind, save
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def run(argv: list[str]) -> int:
     else:
         pipeline = import_huggingface(options.model)
     save(options.out, pipeline)
-    kind = PIPELINES[family_name(pipeline.model.config)]
+    kind = pipeline_kind(pipeline.model.config)
     size = sum(one.numel() for one in pipeline.model.parameters())
     print_note(
         f"Imported {kind.description} with {size / 1e6:.2f} M parameters to {options.out}. "

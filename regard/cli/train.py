@@ -11,14 +11,11 @@ from regard.cli.train_options import full_help, option_name, parse_words, recipe
 from regard.errors import RegardError
 from regard.interop.export_targets import EXPORT_TARGETS
 from regard.models import family_name
-from regard.pipelines import read_config
 from regard.recipes import find_recipe, recipe_names
-from regard.training import Recipe, read_toml, recipe_from_dict, train
-from regard.training.fine_tuning import fine_tuning_recipe
-from regard.training.recipe import PHRASEBOOK, resolve_cache_folder
-from regard.training.run_folder import check_output_folder, read_stored_recipe
+from regard.training import TASKS, Recipe, read_toml, recipe_from_dict
+from regard.training.api import resolve_recipe
 from regard.training.run_plan import metric_name
-from regard.training.tasks import TASKS, check_recipe, read_dataset, restrict_recipe, suggest_recipe
+from regard.training.trainer import run_recipe
 
 COMMAND_LINE = "the command line"
 
@@ -94,32 +91,19 @@ def run(argv: list[str]) -> int:
     if arguments.help:
         print((full_help if arguments.help == "full" else short_help)(plain.task, family, table))
         return 0
-    overrides = recipe_keys(options, family)
-    data = recipe_from_dict(overrides, plain, COMMAND_LINE).data
-    if "files" not in {**table.get("data", {}), **overrides.get("data", {})}:
-        raise RegardError("Training data is missing.", "Pass --data FILE …")
-    if data.files == (PHRASEBOOK,) and plain.task != "translate":
-        raise RegardError(f"The phrasebook does not support the task {plain.task}.", "Pass --data FILE …")
-    if arguments.export_for and arguments.start_from:
-        raise RegardError(
-            f"--for {arguments.export_for} cannot change the architecture of {arguments.start_from} (--from).",
-            "Leave out --for.",
-        )
-    if not arguments.dry_run:
-        check_output_folder(Path(arguments.out))  # before reading the data, which may take long
-    dataset = read_dataset(plain.task, resolve_cache_folder(data, arguments.out), quiet=arguments.quiet)
-    # A resumed run keeps its recipe, except for what the command line overrides.
-    stored = read_stored_recipe(arguments.out)
-    is_resumed = stored is not None and stored.task == plain.task
-    suggested = stored if stored and is_resumed else suggest_recipe(plain.task, dataset, bool(arguments.start_from))
-    if arguments.export_for:
-        suggested = restrict_recipe(suggested, arguments.export_for)
-    recipe = recipe_from_dict(overrides, recipe_from_dict(table, suggested, origin), COMMAND_LINE)
-    if arguments.start_from:
-        _check_no_ignored_options(overrides, recipe, arguments.start_from)
-    if arguments.export_for:
-        check_recipe(recipe, arguments.export_for)
-    pipeline = train(
+    recipe, dataset = resolve_recipe(
+        table,
+        recipe_keys(options, family),
+        arguments.out,
+        origin=origin,
+        overrides_origin=COMMAND_LINE,
+        start_from=arguments.start_from or None,
+        export_for=arguments.export_for,
+        quiet=arguments.quiet,
+        dry_run=arguments.dry_run,
+        key_name=_option_hint,
+    )
+    pipeline = run_recipe(
         recipe,
         arguments.out,
         start_from=arguments.start_from or None,
@@ -158,18 +142,5 @@ def _is_recipe(word: str) -> bool:
     return word.endswith(".toml") or (word in recipe_names() and not Path(word).exists())
 
 
-def _check_no_ignored_options(overrides: dict[str, dict[str, Any]], recipe: Recipe, start_from: str) -> None:
-    """Raise an error for options that differ from the model to fine-tune, which determines them."""
-    for name in overrides.get("tokenizer", {}):
-        if name != "dropout":  # used only in training
-            raise RegardError(
-                f"--from uses the tokenizers of {start_from}.", f"Leave out {option_name(f'tokenizer.{name}')}."
-            )
-    model = fine_tuning_recipe(recipe, read_config(Path(start_from))[0], start_from).model
-    for name, value in overrides.get("model", {}).items():
-        fixed = getattr(model, name, value)
-        if fixed != value:
-            raise RegardError(
-                f"--from uses the model of {start_from}, whose {name} is {fixed} (got {value}).",
-                f"Leave out {option_name(f'model.{name}')}.",
-            )
+def _option_hint(key: str) -> str:
+    return {"data.files": "--data FILE", "for": "--for"}.get(key) or option_name(key)

@@ -16,7 +16,8 @@ from regard.attention import SCORES
 from regard.errors import RegardError, did_you_mean
 from regard.interop.export_targets import EXPORT_TARGETS
 from regard.models import FAMILIES
-from regard.training.recipe import DERIVED, FAMILIES_FOR, Recipe
+from regard.training.recipe import DERIVED, Recipe
+from regard.training.registry import TASKS, families_for
 
 # Keys whose values are chosen from the data: by section; for [model], by family and by task.
 CHOSEN: dict[str, set[str]] = {
@@ -156,14 +157,14 @@ def other_options(task: str, family: str) -> dict[str, Option]:
     """The options that are not keys of a section; `task` and `family` are those of the recipe in use."""
     scores = ", ".join(SCORES)
     options = (
-        Option(("task",), "task", "TASK", ", ".join(FAMILIES_FOR), task),
+        Option(("task",), "task", "TASK", ", ".join(TASKS), task),
         Option(("out",), "out", "FOLDER", "output model folder", "model"),
         Option(("from",), "from", "MODEL", "model folder to fine-tune; its weights, sizes and tokenizers are used"),
         Option(
             ("family", "model.family"),
             "model.family",
             "FAMILY",
-            f"model family: {', '.join(FAMILIES)}; for {task}: {' or '.join(FAMILIES_FOR[task])}",  # type: ignore[index]
+            f"model family: {', '.join(FAMILIES)}; for {task}: {' or '.join(families_for(task))}",
             family,
         ),
         Option(("score",), "score", "SCORE", f"attention score: {scores}", "depends on the family"),

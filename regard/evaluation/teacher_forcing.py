@@ -40,7 +40,7 @@ def record_teacher_forced(
 ) -> Recording:
     """Run one packed forward pass with teacher forcing and record the attention calls.
 
-    Pairs are ids as from `translator.encode_source` and `translator.encode_target`. The decoder reads `<sos>` and the target;
+    Pairs are ids from `translator.encode_source` and `encode_target`. The decoder reads `<sos>` and the target;
     its row t is the state that predicts token t of the target, the last row the one that predicts `<eos>`.
 
     >>> record_teacher_forced(translator, [([5, 6, 3], [7])])["decoder.0.cross"].weights().shape  # doctest: +SKIP

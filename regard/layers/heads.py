@@ -43,7 +43,8 @@ class SegmentationDecoder(nn.Module):
     A learned query per label passes through the blocks together with the patches. The logits are scaled dot products
     of projected patches and queries.
 
-    >>> SegmentationDecoder(3, BlockConfig(16, heads=4, feedforward=32), "scaled_dot", 1)(torch.randn(2, 5, 16), None).shape
+    >>> decoder = SegmentationDecoder(3, BlockConfig(16, heads=4, feedforward=32), "scaled_dot", 1)
+    >>> decoder(torch.randn(2, 5, 16), None).shape
     torch.Size([2, 5, 3])
     """
 

@@ -1,7 +1,8 @@
-"""Model families. Each module holds a model, its frozen config and its named sizes."""
+"""Model families: one file per family, with its config and named sizes, and the registry of families."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from regard.errors import RegardError
 from regard.models.bert import Bert, BertConfig
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -9,32 +10,76 @@ from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vit import ViT, ViTConfig
 
 
+@runtime_checkable
+class ModelConfig(Protocol):
+    """Config of a model: a frozen dataclass with at least `width` and `max_len`; `check` raises an error if fields
+    contradict each other.
+    """
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def max_len(self) -> int: ...
+
+    def check(self) -> None: ...
+
+
 class Family(NamedTuple):
+    """A model family: its config class, its model class, and the pipeline that runs its models.
+
+    `pipeline` is "translator" (forward of source and target), "text_generator" or "text_encoder" (forward of one text),
+    or "image_model" (forward of images).
+    """
+
     config: type[Any]
     model: type[Any]
+    pipeline: str
 
 
 FAMILIES = {
-    "transformer": Family(TransformerConfig, Transformer),
-    "seq2seq": Family(Seq2SeqConfig, Seq2Seq),
-    "gpt": Family(GPTConfig, GPT),
-    "bert": Family(BertConfig, Bert),
-    "vit": Family(ViTConfig, ViT),
+    "transformer": Family(TransformerConfig, Transformer, "translator"),
+    "seq2seq": Family(Seq2SeqConfig, Seq2Seq, "translator"),
+    "gpt": Family(GPTConfig, GPT, "text_generator"),
+    "bert": Family(BertConfig, Bert, "text_encoder"),
+    "vit": Family(ViTConfig, ViT, "image_model"),
 }
-ModelConfig = TransformerConfig | Seq2SeqConfig | GPTConfig | BertConfig | ViTConfig
 TranslationModel = Transformer | Seq2Seq
 Model = Transformer | Seq2Seq | GPT | Bert | ViT
 
 
-def family_name(config: ModelConfig) -> str:
-    """The name of a config's family in FAMILIES.
+def register_family(name: str, config: type[Any], model: type[Any], *, pipeline: str) -> None:
+    """Add a model family: recipes, training, model folders and commands then accept it by name.
+
+    `config` is a frozen dataclass with defaults (see `ModelConfig`). `model` is a module that is built from a config
+    and keeps it as `model.config`. `pipeline` is one of those listed in `Family`.
+
+    >>> register_family("gpt", GPTConfig, GPT, pipeline="text_generator")
+    Traceback (most recent call last):
+    regard.errors.RegardError: The family 'gpt' is already registered. Choose another name.
+    """
+    if name in FAMILIES:
+        raise RegardError(f"The family {name!r} is already registered.", "Choose another name.")
+    known = sorted({family.pipeline for family in FAMILIES.values()})
+    if pipeline not in known:
+        raise RegardError(f"pipeline must be one of {', '.join(known)} (got {pipeline!r}).")
+    FAMILIES[name] = Family(config, model, pipeline)
+
+
+def family_name(config: Any) -> str:
+    """Name of the family that a config belongs to.
 
     >>> family_name(TransformerConfig())
     'transformer'
     """
-    return next(name for name, family in FAMILIES.items() if isinstance(config, family.config))
+    for name, family in FAMILIES.items():
+        if isinstance(config, family.config):
+            return name
+    raise RegardError(
+        f"{type(config).__name__} is not the config of a registered model family.", "Call register_family first."
+    )
 
 
-def make_model(config: ModelConfig) -> Any:
-    """Build a model with initialized weights from its config."""
+def make_model(config: Any) -> Any:
+    """Create a model with random parameters from its config."""
     return FAMILIES[family_name(config)].model(config)

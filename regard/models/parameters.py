@@ -29,7 +29,7 @@ def layer_counts(config: ModelConfig) -> dict[str, int]:
     if isinstance(config, ViTConfig):
         names += ["segmenter_layers"] * (config.head == "segment" and config.segmenter == "queries")
         names += ["decoder_layers"] * (config.head == "pixels")
-    return {name: getattr(config, name) for name in names}
+    return {name: getattr(config, name) for name in names if hasattr(config, name)}
 
 
 def count_parameters(config: ModelConfig) -> ParameterCount:

@@ -46,7 +46,7 @@ P = TypeVar("P", Translator, TextGenerator, TextEncoder, ImageModel)
 
 
 class PipelineKind(NamedTuple):
-    """The pipeline of a model family."""
+    """A kind of pipeline: its class, and what the rest of the code needs to know about it."""
 
     pipeline_class: type[Any]
     tokenizer_count: int
@@ -59,22 +59,29 @@ class PipelineKind(NamedTuple):
     """commands that run it, for messages"""
 
 
-_TRANSLATOR = PipelineKind(
-    Translator, 2, SEQ2SEQ_TOKENS, "a translator", "regard translate, evaluate, score, look, info"
-)
 PIPELINES = {
-    "transformer": _TRANSLATOR,
-    "seq2seq": _TRANSLATOR,
-    "gpt": PipelineKind(
+    "translator": PipelineKind(
+        Translator, 2, SEQ2SEQ_TOKENS, "a translator", "regard translate, evaluate, score, look, info"
+    ),
+    "text_generator": PipelineKind(
         TextGenerator, 1, CAUSAL_LM_TOKENS, "a language model", "regard generate, evaluate, look, info"
     ),
-    "bert": PipelineKind(
+    "text_encoder": PipelineKind(
         TextEncoder, 1, ENCODER_TOKENS, "a text encoder", "regard embed, classify, answer, look, info"
     ),
-    "vit": PipelineKind(
+    "image_model": PipelineKind(
         ImageModel, 0, SpecialTokens(), "an image model", "regard classify, segment, evaluate, look, info"
     ),
 }
+
+
+def pipeline_kind(config: Any) -> PipelineKind:
+    """The kind of pipeline that runs models of this config.
+
+    >>> pipeline_kind(FAMILIES["gpt"].config()).pipeline_class.__name__
+    'TextGenerator'
+    """
+    return PIPELINES[FAMILIES[family_name(config)].pipeline]
 
 
 def find_device(name: Device) -> torch.device:
@@ -115,7 +122,7 @@ def write_config(folder: Path, pipeline: Pipeline) -> None:
         config["languages"] = list(pipeline.languages)
     # The special ids also mark a foreign tokenizer.
     has_foreign_tokenizer = any(tokenizer.kind == FOREIGN_KIND for tokenizer in pipeline.tokenizers)
-    if has_foreign_tokenizer or pipeline.special != PIPELINES[family].special:
+    if has_foreign_tokenizer or pipeline.special != pipeline_kind(pipeline.model.config).special:
         config["special"] = dataclasses.asdict(pipeline.special)
     write_atomically(folder / "config.json", json_bytes(config | dataclasses.asdict(pipeline.model.config)))
 
@@ -167,7 +174,7 @@ def load(path, device="auto", *, expect=None):
     torch_device = find_device(device)
     folder = Path(path)
     config, special = read_config(folder)
-    kind = PIPELINES[family_name(config)]
+    kind = pipeline_kind(config)
     check_kind(folder, config, expect)
     weights_path = folder / "model.safetensors"
     weights = _read_weights(weights_path, config)
@@ -191,7 +198,7 @@ def load(path, device="auto", *, expect=None):
 
 def check_kind(folder: Path, config: Any, expect: type[Any] | None) -> None:
     """Raise an error unless the pipeline of the folder is of the class `expect` (None: any)."""
-    kind = PIPELINES[family_name(config)]
+    kind = pipeline_kind(config)
     if expect not in (None, kind.pipeline_class):
         expected = next(one for one in PIPELINES.values() if one.pipeline_class is expect)
         raise RegardError(
@@ -258,7 +265,7 @@ def make_pipeline(
     model: Any, tokenizers: tuple[Tokenizer, ...], training: dict[str, Any], special: SpecialTokens | None = None
 ) -> Any:
     """The pipeline of a model and its tokenizers (none for images), by the family of the model."""
-    kind = PIPELINES[family_name(model.config)]
+    kind = pipeline_kind(model.config)
     if not kind.tokenizer_count:
         return kind.pipeline_class(model, training=training)
     pipeline = kind.pipeline_class(
@@ -349,7 +356,8 @@ def model_from_weights(config: Any, weights: Mapping[str, Tensor], origin: str |
 
     >>> config = FAMILIES["gpt"].config(width=8, heads=2, layers=1, feedforward=8, vocab=5)
     >>> weights = {name: parameter.detach() for name, parameter in make_model(config).named_parameters()}
-    >>> model_from_weights(config, weights, "memory").output.weight.data_ptr() == weights["embedding.tokens.weight"].data_ptr()
+    >>> model = model_from_weights(config, weights, "memory")
+    >>> model.output.weight.data_ptr() == weights["embedding.tokens.weight"].data_ptr()
     True
     """
     _check_shapes(config, {name: tensor.shape for name, tensor in weights.items()}, origin)
@@ -376,7 +384,7 @@ class _NoInit(TorchFunctionMode):
 def load_weights(
     model: nn.Module, weights: Mapping[str, Tensor], origin: str | Path, allow_mismatch: tuple[str, ...] = ()
 ) -> None:
-    """Copy weights into a model. Names or shapes that differ raise an error, unless they start with `allow_mismatch`."""
+    """Copy weights into a model. Other names or shapes are an error, unless they start with `allow_mismatch`."""
     parameters = dict(model.named_parameters())
     reinitialized = _check_names(parameters, weights, origin, allow_mismatch)
     with torch.no_grad():
@@ -391,7 +399,7 @@ def _check_names(
     origin: str | Path,
     allow_mismatch: tuple[str, ...] = (),
 ) -> set[str]:
-    """The names whose weights are missing, unexpected or of another shape; an error unless `allow_mismatch` covers them."""
+    """Names of missing, unexpected or reshaped weights; an error unless `allow_mismatch` covers them."""
     mismatched = {n for n in parameters.keys() | weights.keys() if n not in parameters or n not in weights}
     mismatched |= {n for n in parameters.keys() & weights.keys() if parameters[n].shape != weights[n].shape}
     allowed = {n for n in mismatched if n.startswith(allow_mismatch)} if allow_mismatch else set()

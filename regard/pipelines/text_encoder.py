@@ -19,7 +19,7 @@ from regard.errors import RegardError
 from regard.models import Bert
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.scoring import Classification
-from regard.ranges import LARGEST
+from regard.ranges import MAX_INT
 
 # Tokens per batch.
 BATCH_TOKENS = 8192
@@ -61,7 +61,7 @@ class TextEncoder(TextPipeline):
         if not truncated or truncate:
             return encoded
         limit = self.length_limit
-        encoded, truncated = encode_texts(rows, self.tokenizer, self.special, max_len=limit or LARGEST, **options)
+        encoded, truncated = encode_texts(rows, self.tokenizer, self.special, max_len=limit or MAX_INT, **options)
         if truncated:
             subject = f"{name} has" if name is not None else f"{truncated} of the texts have"
             pronoun = "it" if name is not None else "them"

@@ -11,7 +11,7 @@ from regard.errors import RegardError
 from regard.layers.kv_cache import CrossAttentionCache, FunctionalKVCache
 from regard.layers.packed import Padded
 from regard.layers.recurrent import PARTS
-from regard.models import GPT, Bert, Seq2Seq, Transformer, ViT
+from regard.models import FAMILIES, GPT, Bert, Seq2Seq, Transformer, ViT, family_name
 from regard.models.gpt import GPTState
 from regard.models.seq2seq import Seq2SeqState
 from regard.models.transformer import TransformerState
@@ -28,7 +28,7 @@ class EntryPoint(NamedTuple):
     outputs: Sequence[str] = ("output",)
 
 
-def forward_entry(model: nn.Module, image: Tensor | None = None) -> EntryPoint:
+def forward_entry(model: Any, image: Tensor | None = None) -> EntryPoint:
     """`forward` of one example: ids (1, S) of source and target, or of a text (with its segments); or an image.
 
     Dynamic sizes have the names of the inputs.
@@ -36,18 +36,18 @@ def forward_entry(model: nn.Module, image: Tensor | None = None) -> EntryPoint:
     device = next(model.parameters()).device
     # Example lengths must differ from each other and from 1, or torch.export would relate or specialize them.
     tokens = [torch.zeros(1, length, dtype=torch.long, device=device) for length in (5, 7)]
-    match model:
-        case Transformer() | Seq2Seq():
+    match FAMILIES[family_name(model.config)].pipeline:
+        case "translator":
             sizes = {name: (None, name) for name in ("source", "target")}
             return EntryPoint(_forward_pair, dict(zip(sizes, tokens)), sizes)
-        case Bert() if model.config.segments > 1:
-            inputs = {"text": tokens[0], "segments": torch.zeros_like(tokens[0])}
-            return EntryPoint(_forward_text, inputs, dict.fromkeys(inputs, (None, "text")))
-        case GPT() | Bert():
-            return EntryPoint(_forward_text, {"text": tokens[0]}, {"text": (None, "text")})
-        case ViT() if image is not None:
+        case "image_model":
+            if image is None:
+                raise RegardError("The program of an image model needs an image.", "Pass image=…")
             return EntryPoint(_forward_image, {"image": image}, {})
-    raise RegardError(f"{type(model).__name__} is not supported.", "Use a model of one of Regard's families.")
+    if getattr(model.config, "segments", 0) > 1:
+        inputs = {"text": tokens[0], "segments": torch.zeros_like(tokens[0])}
+        return EntryPoint(_forward_text, inputs, dict.fromkeys(inputs, (None, "text")))
+    return EntryPoint(_forward_text, {"text": tokens[0]}, {"text": (None, "text")})
 
 
 def _forward_pair(model: Any, source: Tensor, target: Tensor) -> Tensor:

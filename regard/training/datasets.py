@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Int
 
 from regard.data import CleaningCounts, ImageSet, RaggedImages, clean, read_pairs, split_validation
-from regard.data.phrasebook import phrasebook_pairs
+from regard.data.phrasebook import PHRASEBOOK, phrasebook_pairs
 from regard.errors import RegardError
-from regard.training.recipe import PHRASEBOOK, DataConfig
+from regard.training.recipe import DataConfig
 
 Example = TypeVar("Example")
 Split = TypeVar("Split", bound=Sized)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.layers.patches import patch_coordinates
 from regard.models import BertConfig, ModelConfig, ViT, ViTConfig, family_name
-from regard.training.recipe import FAMILIES_FOR, Recipe
+from regard.training.recipe import Recipe
+from regard.training.registry import families_for
 
 # Prefixes of parameters that may differ from those of the model to fine-tune: task heads.
 HEAD_PARAMETERS = (
@@ -30,10 +31,11 @@ _HEAD_FIELDS = {"segment": ("segmenter", "segmenter_layers"), "pixels": ("decode
 
 def fine_tuning_recipe(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:
     """The recipe with the sizes of the model to fine-tune."""
-    families = FAMILIES_FOR[recipe.task]
+    families = families_for(recipe.task)
     if family_name(model) not in families:
         raise RegardError(
-            f"{origin} holds a model of the family {family_name(model)}, which does not support the task {recipe.task}.",
+            f"{origin} holds a model of the family {family_name(model)}, which does not support the task "
+            f"{recipe.task}.",
             f"Pass a model of the family {' or '.join(families)}.",
         )
     if isinstance(model, ViTConfig):

@@ -60,7 +60,7 @@ class _TokenLoss(torch.autograd.Function):
         if torch.is_autocast_enabled(features.device.type):
             dtype = torch.get_autocast_dtype(features.device.type)
         fused = partial(cross_entropy_cuda.cross_entropy, ignore_index=IGNORE_INDEX)
-        sweep = fused if cross_entropy_cuda.supports(features) else _loss_and_grads
+        compute = fused if cross_entropy_cuda.supports(features) else _loss_and_grads
         loss, nll, weight_grad, bias_grad, feature_grads = compute(
             passes, weight, targets, smoothing, divergence, bias, dtype, needs_grad
         )

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from regard.config_reader import check_keys, fill_config
 from regard.data.images.augmentation import AugmentConfig
-from regard.errors import RegardError
+from regard.data.phrasebook import PHRASEBOOK
+from regard.errors import RegardError, did_you_mean
 from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_name
 from regard.ranges import (
     Count,
@@ -25,24 +26,9 @@ from regard.ranges import (
 )
 from regard.training.optim.optimizers import OptimizerName
 from regard.training.optim.schedules import ScheduleName, parse_duration
+from regard.training.registry import TASKS, TaskName, families_for
 
-TaskName = Literal[
-    "translate", "text2text", "language", "mask", "classify", "answer", "classify-images", "segment", "mask-images"
-]
-# The model families that support each task; the first is the default.
-FAMILIES_FOR: dict[TaskName, tuple[str, ...]] = {
-    "translate": ("transformer", "seq2seq"),
-    "text2text": ("transformer",),
-    "language": ("gpt",),
-    "mask": ("bert",),
-    "classify": ("bert",),
-    "answer": ("bert",),
-    "classify-images": ("vit",),
-    "segment": ("vit",),
-    "mask-images": ("vit",),
-}
 TokenizerKind = Literal["word", "space", "char", "bpe", "bytes"]
-PHRASEBOOK = "phrasebook"
 CACHE = "regard-cache"
 
 
@@ -174,6 +160,16 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        family_name(self.model)  # an error if the family is not registered
+
+    def override(self, **overrides: Any) -> "Recipe":
+        """A copy with other values: sections as dictionaries, or single keys that only one section has.
+
+        >>> recipe = Recipe().override(model={"width": 64}, steps=10)
+        >>> recipe.model.width, recipe.train.steps
+        (64, 10)
+        """
+        return recipe_from_dict(nest_overrides(overrides, self), self, "Recipe.override")
 
 
 SECTIONS = ("data", "tokenizer", "model", "train", "augment")
@@ -196,7 +192,7 @@ def recipe_from_dict(table: Mapping[str, Any], base: Recipe | None = None, origi
             raise RegardError(f"{origin}: {section} must be a table.", f"Write [{section}] and its keys below it.")
     task = check_value(TaskName, table.get("task", base.task), f"{origin}: task")
     model_table = dict(table.get("model", {}))
-    supported, base_family = FAMILIES_FOR[task], family_name(base.model)
+    supported, base_family = families_for(task), family_name(base.model)
     family = model_table.pop("family", base_family if base_family in supported else supported[0])
     check_value(Literal[tuple(FAMILIES)], family, f"{origin}: model.family")
     if family not in supported:
@@ -212,6 +208,44 @@ def recipe_from_dict(table: Mapping[str, Any], base: Recipe | None = None, origi
         for name in SECTIONS
     }
     return Recipe(task=task, **sections)
+
+
+def nest_overrides(overrides: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """Overrides as nested tables: a single key moves to the section that has it; `score` sets all scores of the model.
+
+    >>> nest_overrides({"steps": 10, "score": "dot", "model": {"width": 8}}, Recipe())["model"]
+    {'width': 8, 'encoder_score': 'dot', 'decoder_score': 'dot', 'cross_score': 'dot'}
+    >>> nest_overrides({"dropout": 0.1}, Recipe())
+    Traceback (most recent call last):
+    regard.errors.RegardError: dropout is a key of tokenizer and model. Write for example model={"dropout": …}.
+    """
+    tables = {key: value for key, value in overrides.items() if key in ("task", *SECTIONS)}
+    family = overrides.get("family", dict(tables.get("model", {})).get("family"))
+    if "task" in tables and family is None and tables["task"] in TASKS:
+        family = families_for(tables["task"])[0]
+    model: Any = FAMILIES[family].config if family in FAMILIES else recipe.model
+    keys = {
+        section: [one.name for one in dataclasses.fields(config) if one.name not in DERIVED]
+        for section, config in ((name, model if name == "model" else getattr(recipe, name)) for name in SECTIONS)
+    }
+    keys["model"].append("family")
+    scores = [name for name in keys["model"] if name == "score" or name.endswith("_score")]
+    for key, value in overrides.items():
+        if key in tables:
+            continue
+        if key == "score" and scores:
+            tables["model"] = {**tables.get("model", {}), **dict.fromkeys(scores, value)}
+            continue
+        sections = [section for section in SECTIONS if key in keys[section]]
+        if not sections:
+            known = [*SECTIONS, "task", *(name for names in keys.values() for name in names)]
+            raise RegardError(f"Unknown key {key}.", did_you_mean(key, known, "See: regard train --help-all"))
+        if len(sections) > 1:
+            raise RegardError(
+                f"{key} is a key of {' and '.join(sections)}.", f'Write for example {sections[-1]}={{"{key}": …}}.'
+            )
+        tables[sections[0]] = {**tables.get(sections[0], {}), key: value}
+    return tables
 
 
 def resolve_cache_folder(data: DataConfig, out: str | Path) -> DataConfig:

@@ -12,8 +12,8 @@ import torch
 
 from regard.data import Batch
 from regard.errors import RegardError
-from regard.models import ModelConfig, ViTConfig, family_name, make_model
-from regard.pipelines import PIPELINES, Translator, find_device, load_weights, make_pipeline, read_tokenizers
+from regard.models import ModelConfig, ViTConfig, make_model
+from regard.pipelines import Translator, find_device, load_weights, make_pipeline, pipeline_kind, read_tokenizers
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEAD_PARAMETERS, initial_weights
 from regard.training.optim.schedules import parse_duration
@@ -124,7 +124,7 @@ def configured_machine(recipe: Recipe, state: TrainState | None) -> Iterator[int
 def _suggest_workers(recipe: Recipe) -> int:
     """One worker per core, as long as each gets a large enough share of the batch and can hold the longest example."""
     config = recipe.train
-    if PIPELINES[family_name(recipe.model)].tokenizer_count:
+    if pipeline_kind(recipe.model).tokenizer_count:
         shares = config.batch_tokens // max(MIN_WORKER_TOKENS, recipe.model.max_len)
     elif isinstance(recipe.model, ViTConfig) and recipe.data.longest:
         max_tokens = recipe.model.prefix + (recipe.data.longest // recipe.model.patch) ** 2
@@ -139,7 +139,7 @@ def prepare_run(
     recipe: Recipe, out: Path, dataset: Dataset[Any], origin: Any, provenance: dict[str, Any], workers: int
 ) -> tuple[RunSpec, Rank0Resources]:
     """Encode the data and build the model; its initial weights are those of the pipeline `origin`, if there is one."""
-    config, task, family = recipe.train, TASKS[recipe.task], PIPELINES[family_name(recipe.model)]
+    config, task, family = recipe.train, TASKS[recipe.task], pipeline_kind(recipe.model)
     special = family.special if origin is None else origin.special
     tokenizers = read_tokenizers(out, foreign=special != family.special) if family.tokenizer_count else ()
     model_config = task.complete_config(recipe.model, dataset, tokenizers)

@@ -55,7 +55,7 @@ from regard.training.tasks.task import BatchSource, evaluate_loss
 CLOCK_CHECK_INTERVAL, TIME_SHARE = 10, 0.97
 
 
-def train(
+def run_recipe(
     recipe: Recipe,
     out: str | Path,
     *,
@@ -70,7 +70,7 @@ def train(
     a model folder to fine-tune: its weights, tokenizers and sizes are used. `dataset` replaces the recipe's files. With
     `dry_run` the plan is printed, nothing is trained or written, and None is returned.
 
-    >>> train(Recipe(), "model")  # doctest: +SKIP
+    >>> run_recipe(Recipe(), "model")  # doctest: +SKIP
     """
     started, out, task = time.monotonic(), Path(out), TASKS[recipe.task]
     check_task_settings(recipe, task)

@@ -267,12 +267,12 @@ def test_invalid_confusion_plots(run_error, tmp_path, classifier, photos, seq2se
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "Where the class token looks in blocks.1.attention."),
-        (["--patch", "1,2"], "Where the patch in row 1, column 2 looks in blocks.1.attention."),
-        (["--attention", "blocks.0.attention", "--head", "1"], "Where the class token looks in blocks.0.attention."),
-        (["--rollout"], "What the picture comes from, through all layers."),
-        (["--label", "light"], "speaks for light."),
-        (["--all"], "Where the class token looks, a row for each attention."),
+        ([], "Attention of the class token in blocks.1.attention."),
+        (["--patch", "1,2"], "Attention of the patch in row 1, column 2 in blocks.1.attention."),
+        (["--attention", "blocks.0.attention", "--head", "1"], "Attention of the class token in blocks.0.attention."),
+        (["--rollout"], "Attention rollout of the image through all layers."),
+        (["--label", "light"], "weighted by gradients of light."),
+        (["--all"], "Attention of the class token, one row per attention."),
     ],
 )
 def test_look_at_an_image(run, tmp_path, classifier, photos, options, message):
@@ -285,7 +285,7 @@ def test_look_at_an_image(run, tmp_path, classifier, photos, options, message):
 
 def test_look_at_a_segmenter(run, tmp_path, segmenter, half):
     assert run("look", segmenter, half, "--out", tmp_path / "map.svg", "--label", "7") == ""
-    assert "Where the query of 7 looks" in " ".join((tmp_path / "map.svg").read_text().split())
+    assert "Attention of the query of 7 in" in " ".join((tmp_path / "map.svg").read_text().split())
 
 
 def test_look_at_an_image_writes_map_png_by_default(run, tmp_path, monkeypatch, classifier, photos):

@@ -19,9 +19,11 @@ from regard.cli.train_options import (
     recipe_keys,
 )
 from regard.models import FAMILIES, family_name
-from regard.training import DataConfig, Recipe, plan
-from regard.training.recipe import FAMILIES_FOR, SECTIONS
+from regard.training import DataConfig, Recipe
+from regard.training.recipe import SECTIONS
+from regard.training.registry import TASKS, families_for
 from tests.training import toy_images, toy_tasks
+from tests.training.helpers import plan
 
 
 @pytest.mark.parametrize(
@@ -74,8 +76,8 @@ def test_packaged_recipe_after_the_data(tmp_path, monkeypatch):
         ),
         (["--data", "a.tsv", "--model.cell", "gru"], "--model.cell is not an option of the family transformer."),
         (["--data", "a.tsv", "--out", ""], "--out is empty. Pass a folder."),
-        ([], "Training data is missing. Pass --data FILE …"),
-        (["multi30k-rnn"], "Training data is missing. Pass --data FILE …"),
+        ([], "No training data is given. Pass --data FILE."),
+        (["multi30k-rnn"], "No training data is given. Pass --data FILE."),
         (["--task", "language", "--data", "phrasebook"], "The phrasebook does not support the task language."),
     ],
 )
@@ -112,7 +114,7 @@ def test_score_sets_the_score_keys_of_the_family(family):
     assert recipe_keys({"score": "cosine", f"model.{name}": "dot"}, family)["model"][name] == "dot"
 
 
-@pytest.mark.parametrize("task", FAMILIES_FOR)
+@pytest.mark.parametrize("task", TASKS)
 def test_help_fits_one_screen(task, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["train", "--task", task, "--help"]) == 0
@@ -145,13 +147,13 @@ def small_data(task: str, folder: Path) -> list[DataConfig]:
     return [(toy_images if task in toy_images.EXTRA_METRICS else toy_tasks).toy(task, folder).data]
 
 
-@pytest.mark.parametrize("task", FAMILIES_FOR)
+@pytest.mark.parametrize("task", TASKS)
 def test_help_marks_values_chosen_from_the_data(task, tmp_path):
     """All other defaults in the help are those of a run with data only."""
     for data in small_data(task, tmp_path):
         recipe, _ = plan(task, data)
         family = family_name(recipe.model)
-        assert family == FAMILIES_FOR[task][0]
+        assert family == families_for(task)[0]
         plain = Recipe(task, model=FAMILIES[family].config())
         for section in set(SECTIONS) - {"data"}:
             planned, default = vars(getattr(recipe, section)), vars(getattr(plain, section))
@@ -161,7 +163,7 @@ def test_help_marks_values_chosen_from_the_data(task, tmp_path):
 
 def test_other_families_show_their_real_defaults():
     """Sizes are suggested for one family per task; only that family shows them as chosen from the data."""
-    assert CHOSEN.keys() & FAMILIES.keys() == {families[0] for families in FAMILIES_FOR.values()}
+    assert CHOSEN.keys() & FAMILIES.keys() == {families_for(task)[0] for task in TASKS}
     assert key_options("translate", "seq2seq")["model.width"].default == "256"
     assert key_options("translate", "transformer")["model.width"].default == FROM_DATA
     assert key_options("translate", "transformer")["model.activation"].default == "relu"

@@ -7,7 +7,7 @@ import pytest
 
 from regard.attention import record
 from regard.data import Tokenizer
-from regard.data.phrasebook import phrasebook_pairs, words
+from regard.data.phrasebook import phrasebook_pairs, split_words
 from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
 from regard.evaluation.alignment import _links, _pieces_in_words
@@ -73,7 +73,7 @@ def test_pieces_are_assigned_to_phrasebook_words():
     pair = next(pair for pair in phrasebook_pairs("val", 50) if "'" in pair.target)
     tokenizer = Tokenizer.train([pair.target], "space")
     membership = _pieces_in_words(tokenizer, pair.target, words)
-    assert membership.shape == (len(pair.target.split()), len(words(pair.target)))
+    assert membership.shape == (len(pair.target.split()), len(split_words(pair.target)))
     assert membership.any(0).all()  # each word has a piece
     assert (membership.sum(1) > 1).any()  # l'homme is one piece and two words
 

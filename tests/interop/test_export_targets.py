@@ -18,8 +18,9 @@ from regard.interop.export_targets import ExportTarget, check_exportable, neares
 from regard.models import GPTConfig, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig, t5_small
 from regard.pipelines import Translator
-from regard.training import DataConfig, plan, recipe_from_dict
+from regard.training import DataConfig, recipe_from_dict
 from tests.conftest import number_pairs
+from tests.training.helpers import plan
 
 TARGETS: tuple[ExportTarget, ...] = get_args(ExportTarget)
 SMALL: dict[str, Any] = dict(width=16, heads=4, feedforward=32, encoder_layers=1, decoder_layers=1, max_len=32)

@@ -403,7 +403,7 @@ def test_line_beyond_the_length_limit_raises_with_its_number():
 
 def test_truncate_cuts_source_lines():
     translator = make_translator("transformer")
-    split_patches, short = translator.translate(["one " * 30, "one " * 11], BEAM, truncate=True)
+    cut, short = translator.translate(["one " * 30, "one " * 11], BEAM, truncate=True)
     assert [t.text for t in cut] == [t.text for t in short]
     [cut_score, short_score] = translator.score([("one " * 30, "two"), ("one " * 11, "two")], truncate=True)
     assert cut_score.logprob == pytest.approx(short_score.logprob, abs=1e-5)

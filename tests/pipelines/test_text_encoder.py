@@ -90,7 +90,7 @@ def test_text_beyond_the_length_limit_raises_with_its_number():
     assert str(caught.value) == (
         "text 2 has 15 tokens; the model supports at most 14. Split it, or use --truncate to drop its end."
     )
-    split_patches, short = pipeline.embed(["cat " * 14 + "owls", "cat " * 14], truncate=True)
+    cut, short = pipeline.embed(["cat " * 14 + "owls", "cat " * 14], truncate=True)
     np.testing.assert_array_equal(cut, short)
 
 
@@ -136,7 +136,7 @@ def test_invalid_texts_to_classify_raise():
     assert str(caught.value) == (
         "2 of the texts have more tokens than the model supports (16). Split them, or use --truncate to cut them."
     )
-    split_patches, short = pipeline.classify([long + " owls", "cat " * 14], truncate=True)
+    cut, short = pipeline.classify([long + " owls", "cat " * 14], truncate=True)
     assert cut == short
     with pytest.raises(RegardError, match="Item 2 has 3 texts; expected one or two"):
         pipeline.classify(["a", ("a", "cat", "sees")])

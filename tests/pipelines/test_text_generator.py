@@ -243,7 +243,7 @@ def test_truncate_drops_the_beginning():
     generator = make_generator()
     ids = generator.encode_prompt(TEXT, truncate=True)
     assert ids == [CAUSAL_LM_TOKENS.sos, *generator.tokenizer.encode(TEXT[-23:])]
-    split_patches, short = generator.score([TEXT, TEXT[-23:]], truncate=True)
+    cut, short = generator.score([TEXT, TEXT[-23:]], truncate=True)
     assert cut == short
     # a model with room for the start token only
     assert make_generator(max_len=1).encode_prompt(TEXT, truncate=True) == [CAUSAL_LM_TOKENS.sos]

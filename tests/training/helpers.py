@@ -22,9 +22,11 @@ from regard.training import (
     TrainConfig,
     read_dataset,
     recipe_from_dict,
-    train,
+    run_recipe,
+    suggest_recipe,
     trainer,
 )
+from regard.training.tasks import restrict_recipe
 from regard.training.trainer import STATE
 
 SMALL = Recipe(
@@ -55,7 +57,7 @@ def small_dataset() -> Dataset:
 def error_message(recipe: Recipe, out: Path, **options: Any) -> str:
     """The message of the RegardError that `train` raises."""
     with pytest.raises(RegardError) as caught:
-        train(recipe, out, quiet=True, **options)
+        run_recipe(recipe, out, quiet=True, **options)
     return str(caught.value)
 
 
@@ -93,7 +95,7 @@ def bit_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 def repeat_run(runs: Mapping[str, Path], task: str, out: Path, **sections: dict[str, Any]) -> Pipeline:
     """Train again with the files and the recipe of a finished run, and changed keys."""
     recipe = json.loads((runs[task] / "training.json").read_text(encoding="utf-8"))["recipe"]
-    return train(recipe_from_dict(sections, recipe_from_dict(recipe)), out, quiet=True)
+    return run_recipe(recipe_from_dict(sections, recipe_from_dict(recipe)), out, quiet=True)
 
 
 def as_toml(table: dict) -> str:
@@ -111,3 +113,12 @@ def as_toml(table: dict) -> str:
         if isinstance(keys, dict):
             lines += [f"[{section}]", *(f"{key} = {value(x)}" for key, x in keys.items() if x is not None)]
     return "\n".join(lines)
+
+
+def plan(
+    task: str, data: DataConfig, *, fine_tune: bool = False, export_for: str | None = None
+) -> tuple[Recipe, Dataset[Any]]:
+    """The suggested recipe for data, and the dataset."""
+    dataset = read_dataset(task, data, quiet=True)
+    recipe = dataclasses.replace(suggest_recipe(task, dataset, fine_tune), data=data)
+    return restrict_recipe(recipe, export_for) if export_for else recipe, dataset

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from regard.errors import RegardError
-from regard.training import train, trainer
+from regard.training import run_recipe, trainer
 from regard.training.run_folder import METRICS, STATE
 from regard.training.run_log import read_metrics
 from tests.training.helpers import bit_equal, interrupt_and_resume, saved_tensors, small_dataset, small_recipe
@@ -14,7 +14,7 @@ STALLS = {"schedule": "wsd", "validate_every": 2, "patience": 2, "steps": 100, "
 
 
 def run(recipe, out):
-    return train(recipe, out, dataset=small_dataset(), quiet=True)
+    return run_recipe(recipe, out, dataset=small_dataset(), quiet=True)
 
 
 @pytest.fixture

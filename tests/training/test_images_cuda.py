@@ -6,7 +6,7 @@ On a machine with a GPU: pytest tests/training -k cuda
 import pytest
 import torch
 
-from regard.training import train
+from regard.training import run_recipe
 from regard.training.run_log import read_metrics
 from regard.training.runtime.cuda_graphs import GraphedUpdate
 from regard.training.trainer import METRICS
@@ -22,7 +22,7 @@ def test_cuda_updates_are_captured_and_learn(tmp_path, monkeypatch, task):
     updates = []
     monkeypatch.setattr(GraphedUpdate, "__init__", _recording(GraphedUpdate.__init__, updates))
     recipe = toy(task, tmp_path, train={"device": "cuda", "steps": 60, "validate_every": 30, "log_every": 1})
-    train(recipe, tmp_path / "out", quiet=True)
+    run_recipe(recipe, tmp_path / "out", quiet=True)
     [update] = updates
     assert len(update.graphs) == 1  # one shape
     lines = read_metrics(tmp_path / "out" / METRICS)
@@ -38,7 +38,7 @@ def test_cuda_deterministic_run_is_reproducible(tmp_path, task):
     recipe = toy(task, tmp_path, train={"device": "cuda", "deterministic": True})
     try:
         for out in ("one", "two"):
-            train(recipe, tmp_path / out, quiet=True)
+            run_recipe(recipe, tmp_path / out, quiet=True)
     finally:
         torch.use_deterministic_algorithms(False)
     assert bit_equal(saved_tensors(tmp_path / "one"), saved_tensors(tmp_path / "two"))
@@ -49,7 +49,7 @@ def test_cuda_training_on_images_of_different_sizes(tmp_path, monkeypatch, task)
     updates = []
     monkeypatch.setattr(GraphedUpdate, "__init__", _recording(GraphedUpdate.__init__, updates))
     recipe = toy_ragged(task, tmp_path, train={"device": "cuda", "steps": 60, "validate_every": 30})
-    train(recipe, tmp_path / "out", quiet=True)
+    run_recipe(recipe, tmp_path / "out", quiet=True)
     [update] = updates
     assert not update.graphs
     first, last = (line["nll"] for line in read_metrics(tmp_path / "out" / METRICS) if line["kind"] == "validation")

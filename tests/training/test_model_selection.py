@@ -6,7 +6,8 @@ import pytest
 
 from regard.data.text.scripts import bleu_tokenizer_for, is_unsegmented
 from regard.errors import RegardError
-from regard.training import Dataset, suggest_recipe, text_scores, train, trainer
+from regard.evaluation import text_scores
+from regard.training import Dataset, run_recipe, suggest_recipe, trainer
 from regard.training.recipe import TrainConfig, recipe_from_dict
 from regard.training.run_log import read_metrics
 from regard.training.run_plan import metric_name
@@ -80,7 +81,7 @@ def test_ties_are_broken_by_the_loss(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(losses)})
     monkeypatch.setattr(trainer.TASKS["translate"], "validation_scores", lambda *_: {"bleu": 0.0}, raising=False)
     recipe = small_recipe(train={"validate_every": 4, "validate_by": "bleu"})
-    translator = train(recipe, tmp_path, dataset=small_dataset(), quiet=True)
+    translator = run_recipe(recipe, tmp_path, dataset=small_dataset(), quiet=True)
     assert translator.training["step"] == 8
     assert translator.training["selected_by"] == "bleu"
 
@@ -92,7 +93,7 @@ def test_metric_has_priority_over_the_loss(tmp_path, monkeypatch):
         trainer.TASKS["translate"], "validation_scores", lambda *_: {"chrf": next(scores)}, raising=False
     )
     recipe = small_recipe(train={"validate_every": 4, "validate_by": "chrf"})
-    assert train(recipe, tmp_path, dataset=small_dataset(), quiet=True).training["step"] == 8
+    assert run_recipe(recipe, tmp_path, dataset=small_dataset(), quiet=True).training["step"] == 8
 
 
 def test_only_chosen_settings_have_reasons():
@@ -121,7 +122,7 @@ def test_one_word_targets_select_the_model_by_exact_match(tmp_path):
     recipe = suggest_recipe("translate", dataset)
     assert recipe.train.validate_by == "exact_match"
     recipe = recipe_from_dict({"train": {"steps": 80, "validate_every": 20, "warmup": 10, "workers": 1}}, recipe)
-    translator = train(recipe, tmp_path, dataset=dataset, quiet=True)
+    translator = run_recipe(recipe, tmp_path, dataset=dataset, quiet=True)
     scores = {line["step"]: line for line in read_metrics(tmp_path / "metrics.jsonl") if line["kind"] == "validation"}
     best = max(scores, key=lambda step: (scores[step]["exact_match"], -scores[step]["nll"]))
     assert all(line["bleu"] == 0 for line in scores.values())

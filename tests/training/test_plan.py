@@ -10,7 +10,7 @@ import pytest
 from regard.cli.train_options import chosen_keys
 from regard.data import phrasebook_pairs
 from regard.models import family_name
-from regard.training import DataConfig, Dataset, read_dataset, recipe_from_dict, train
+from regard.training import DataConfig, Dataset, read_dataset, recipe_from_dict, run_recipe
 from regard.training.choices import describe_choices, format_value
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import warn_about_rare_labels
@@ -19,7 +19,7 @@ from tests.training.helpers import bit_equal, saved_tensors, small_dataset, smal
 
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     recipe = small_recipe(train={"schedule": "wsd", "patience": 3, "validate_by": "bleu", "workers": 2, "time": "10m"})
-    assert train(recipe, tmp_path / "out", dataset=small_dataset(), dry_run=True) is None
+    assert run_recipe(recipe, tmp_path / "out", dataset=small_dataset(), dry_run=True) is None
     assert not list(tmp_path.iterdir())
     plan = capsys.readouterr().err
     for text in (
@@ -38,9 +38,9 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
 
 def test_printing_the_plan_does_not_change_the_weights(tmp_path, capsys):
     """The plan measures the time of real batches."""
-    train(small_recipe(), tmp_path / "quiet", dataset=small_dataset(), quiet=True)
+    run_recipe(small_recipe(), tmp_path / "quiet", dataset=small_dataset(), quiet=True)
     assert capsys.readouterr().err == ""
-    train(small_recipe(), tmp_path / "verbose", dataset=small_dataset())
+    run_recipe(small_recipe(), tmp_path / "verbose", dataset=small_dataset())
     output = capsys.readouterr().err
     assert output.startswith("Plan\n")
     assert "step 12 of 12  train  loss" in output
@@ -91,7 +91,7 @@ def test_chosen_settings_are_in_the_plan_and_in_the_help(tmp_path, capsys, datas
         if getattr(recipe.model, field.name) != field.default
     }
     assert changes
-    train(
+    run_recipe(
         recipe_from_dict({"train": {"workers": 1, "device": "cpu"}}, recipe),
         tmp_path / "out",
         dataset=dataset,

@@ -8,7 +8,7 @@ import torch
 from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig, make_model
-from regard.training import recipe_from_dict, train
+from regard.training import recipe_from_dict, run_recipe
 from regard.training.pretrained_embeddings import VectorCoverage, init_embeddings
 from regard.training.recipe import TrainConfig
 from tests.training.helpers import small_dataset, small_recipe
@@ -93,7 +93,7 @@ def test_plan_shows_the_coverage(tmp_path, capsys):
     recipe = recipe_from_dict(
         {"tokenizer": {"kind": "word"}, "train": {"source_vectors": str(tmp_path / "en.txt")}}, small_recipe()
     )
-    train(recipe, tmp_path / "out", dataset=small_dataset(), dry_run=True)
+    run_recipe(recipe, tmp_path / "out", dataset=small_dataset(), dry_run=True)
     plan = capsys.readouterr().err
     assert f"tokens found in {tmp_path / 'en.txt'} (" in plan
     assert "Warning: word vectors: " in plan

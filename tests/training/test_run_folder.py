@@ -12,7 +12,7 @@ import pytest
 
 from regard.errors import RegardError
 from regard.pipelines import load
-from regard.training import DataConfig, read_dataset, train
+from regard.training import DataConfig, read_dataset, run_recipe
 from regard.training.checkpoint import Checkpoint
 from regard.training.run_folder import LOCK, METRICS, STATE, lock_folder
 from regard.training.run_log import read_metrics
@@ -20,7 +20,7 @@ from tests.training.helpers import bit_equal, saved_tensors, small_dataset, smal
 
 
 def run(recipe, out, **options):
-    return train(recipe, out, dataset=small_dataset(), quiet=True, **options)
+    return run_recipe(recipe, out, dataset=small_dataset(), quiet=True, **options)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_same_data_under_another_path_resumes(tmp_path):
         (tmp_path / name).write_text(lines, encoding="utf-8")
         data = {"files": [str(tmp_path / name)]}
         dataset = read_dataset("translate", DataConfig(files=(str(tmp_path / name),)))
-        train(small_recipe(data=data, train={"steps": 2}), tmp_path / "out", dataset=dataset, quiet=True)
+        run_recipe(small_recipe(data=data, train={"steps": 2}), tmp_path / "out", dataset=dataset, quiet=True)
 
 
 def test_finished_run_is_extended(tmp_path, finished):
@@ -144,7 +144,7 @@ def test_state_of_another_version_is_an_error(tmp_path, finished):
 
 def test_resumed_run_prints_its_first_step(tmp_path, finished, capsys):
     shutil.copytree(finished, tmp_path / "out")
-    train(small_recipe(train={"steps": 14}), tmp_path / "out", dataset=small_dataset())
+    run_recipe(small_recipe(train={"steps": 14}), tmp_path / "out", dataset=small_dataset())
     assert "Resuming from step 12 of 14." in capsys.readouterr().err
 
 

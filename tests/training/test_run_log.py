@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from regard.training import DataConfig, plan, run_log
+from regard.training import DataConfig, run_log
 from regard.training.tasks import read_dataset
+from tests.training.helpers import plan
 from tests.training.toy_images import write
 
 
@@ -20,10 +21,10 @@ def screen(monkeypatch) -> io.StringIO:
 
 
 def test_terminal_shows_a_bar_and_a_line_per_validation(tmp_path, screen):
-    with run_log.RunLog(tmp_path / "metrics.jsonl", steps=10) as run_log:
-        run_log.add(5, "train", loss=1.5, nll=1.25)
-        run_log.add(5, "validation", nll=2.0, bleu=31.0)
-        run_log.bar.refresh()
+    with run_log.RunLog(tmp_path / "metrics.jsonl", steps=10) as log:
+        log.add(5, "train", loss=1.5, nll=1.25)
+        log.add(5, "validation", nll=2.0, bleu=31.0)
+        log.bar.refresh()
     output = screen.getvalue()
     assert "loss 1.500" in output
     assert "step 5 of 10  validation  nll 2  bleu 31" in output

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.training import Dataset, Recipe, read_dataset, recipe_from_dict, suggest_recipe, train
+from regard.training import Dataset, Recipe, read_dataset, recipe_from_dict, run_recipe, suggest_recipe
 from regard.training.recipe import DataConfig
 from regard.training.tasks import TASKS
 
@@ -26,7 +26,7 @@ def dataset_of(tmp_path: Path, pairs: list[tuple[str, str]]) -> Dataset:
 
 def train_briefly(recipe: Recipe, dataset: Dataset, out: Path) -> None:
     short = {"steps": 3, "validate_every": 3, "save_every": 3, "log_every": 1, "workers": 1, "device": "cpu"}
-    train(recipe_from_dict({"train": short}, recipe), out, dataset=dataset, quiet=True)
+    run_recipe(recipe_from_dict({"train": short}, recipe), out, dataset=dataset, quiet=True)
 
 
 def test_text_gets_a_shared_bpe_tokenizer(tmp_path):

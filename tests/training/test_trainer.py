@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from regard.errors import RegardError
 from regard.pipelines import load
-from regard.training import list_step_folders, train, trainer
+from regard.training import list_step_folders, run_recipe, trainer
 from regard.training.run_log import read_metrics
 from regard.training.tasks import translate_task
 from regard.training.trainer import METRICS, STATE
@@ -26,7 +26,7 @@ from tests.training.helpers import STOCHASTIC, bit_equal, saved_tensors, small_d
 
 
 def run(recipe, out, **options):
-    return train(recipe, out, dataset=small_dataset(), quiet=True, **options)
+    return run_recipe(recipe, out, dataset=small_dataset(), quiet=True, **options)
 
 
 @contextlib.contextmanager
@@ -193,7 +193,7 @@ def test_finished_run_is_not_repeated(plain, tmp_path, monkeypatch, capsys):
         path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.suffix in (".json", STATE.suffix)
     }
     monkeypatch.setattr(trainer.Trainer, "run", lambda *_: pytest.fail("trained again"))
-    translator = train(small_recipe(), tmp_path / "out", dataset=small_dataset())
+    translator = run_recipe(small_recipe(), tmp_path / "out", dataset=small_dataset())
     assert translator("The cat sleeps.") is not None
     assert "the run is already finished (12 steps)" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in before} == before
@@ -229,7 +229,7 @@ def test_resuming_with_other_data_is_an_error(plain):
     dataset = small_dataset()
     other = type(dataset)([*dataset.training[1:], ("new", "nouveau")], dataset.validation)
     with pytest.raises(RegardError, match="holds a run with different data"):
-        train(small_recipe(), plain, dataset=other, quiet=True)
+        run_recipe(small_recipe(), plain, dataset=other, quiet=True)
 
 
 def test_model_folder_without_run_state_is_not_overwritten(plain, tmp_path):
@@ -244,7 +244,7 @@ def test_existing_output_files_are_an_error_before_data_are_read(tmp_path, monke
     (tmp_path / "metrics.jsonl").write_text("", encoding="utf-8")
     monkeypatch.setattr(trainer, "read_dataset", lambda *_, **__: pytest.fail("read the data"))
     with pytest.raises(RegardError, match=r"holds files that this run would overwrite: metrics\.jsonl\."):
-        train(small_recipe(), tmp_path, quiet=True)
+        run_recipe(small_recipe(), tmp_path, quiet=True)
 
 
 def test_out_that_is_a_file_is_an_error(tmp_path):
@@ -314,14 +314,14 @@ def test_fine_tuning_keeps_sizes_tokenizer_and_weights(plain, tmp_path):
     recipe = small_recipe(
         model={"width": 32}, tokenizer={"kind": "char"}, train={"lr": 1e-30, "steps": 2, "validate_every": 2}
     )
-    translator = train(recipe, tmp_path / "out", start_from=plain, dataset=other, quiet=True)
+    translator = run_recipe(recipe, tmp_path / "out", start_from=plain, dataset=other, quiet=True)
     assert translator.model.config.width == 16
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (plain / "tokenizer.json").read_bytes()
     assert bit_equal(load_file(tmp_path / "out" / "model.safetensors"), load_file(plain / "model.safetensors"))
     assert translator.training["start_from"] == str(plain)
     assert translator.training["recipe"]["model"]["width"] == 16
     with pytest.raises(RegardError, match="holds a run with start_from = "):
-        train(recipe, tmp_path / "out", start_from=tmp_path / "out", dataset=other, quiet=True)
+        run_recipe(recipe, tmp_path / "out", start_from=tmp_path / "out", dataset=other, quiet=True)
 
 
 def test_fine_tuning_starts_from_a_lower_loss(plain, tmp_path):

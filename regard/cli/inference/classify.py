@@ -19,8 +19,7 @@ from regard.cli.common import (
     read_blocks,
 )
 from regard.errors import RegardError
-from regard.models import family_name
-from regard.pipelines import PIPELINES, ImageModel, TextEncoder, read_config
+from regard.pipelines import ImageModel, TextEncoder, pipeline_kind, read_config
 from regard.pipelines.scoring import Classification
 
 
@@ -58,7 +57,7 @@ def run(argv: list[str]) -> int:
 
 def _make_classifier(options: Options) -> tuple[Callable[[list[str]], list[Classification]], Check | None]:
     """A function that classifies a block of texts or image files, and the check of each text."""
-    if PIPELINES[family_name(read_config(options.model)[0])].pipeline_class is ImageModel:
+    if pipeline_kind(read_config(options.model)[0]).pipeline_class is ImageModel:
         if options.truncate:
             raise RegardError("--truncate is not supported for image models.", "Leave it out.")
         return open_model(options.model, options.device, ImageModel).classify, None

@@ -1,49 +1,33 @@
 """`regard evaluate`: metrics of a model on test data."""
 
-import dataclasses
-import math
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
+import numpy as np
 import tyro
 
 from regard.cli.common import (
-    PHRASEBOOK,
     Columns,
     Data,
     DeviceOption,
     Empty,
     Ensemble,
-    Examples,
     Model,
     Quiet,
     Truncate,
-    batch_progress,
     open_model,
     parse,
-    phrasebook_examples,
     plot_format,
-    print_note,
-    read_examples,
 )
-from regard.cli.measuring import evaluate_images, evaluate_texts, index_blocks, plot_confusion
 from regard.config_reader import json_bytes
-from regard.data import read_documents, read_squad
 from regard.data.images.image_files import LABEL_COLUMN
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.evaluation.text_metrics import squad_scores, text_scores
+from regard.evaluation.evaluators import BleuTokenizer, evaluate
 from regard.files import STDOUT, write_atomically, write_output
-from regard.models import family_name
-from regard.pipelines import PIPELINES, ImageModel, TextEncoder, TextGenerator, Translator, read_config
-from regard.viewer import align, alignment_error_rate, attention_names, best_layer, read_links, sharpest_layer
-
-BleuTokenizer = Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"]
-# Number of phrasebook validation pairs for choosing the alignment layer.
-VALIDATION_SIZE = 500
+from regard.pipelines import Translator, pipeline_kind, read_config
 
 
 @dataclass(frozen=True)
@@ -84,72 +68,26 @@ class Options:
 def run(argv: list[str]) -> int:
     options = parse(Options, "evaluate", argv)
     config, _ = read_config(options.model)
-    pipeline_class = PIPELINES[family_name(config)].pipeline_class
     if options.confusion is not None:
         if getattr(config, "head", None) not in ("classify", "segment"):
             raise RegardError("--confusion requires a classification or segmentation model.", "Leave it out.")
         plot_format(options.confusion)  # checked before the evaluation, which may take minutes
-    if pipeline_class is not Translator and not options.ensemble:
-        evaluate = {TextGenerator: _evaluate_generator, TextEncoder: _evaluate_encoder, ImageModel: _evaluate_images}
-        results = {"data": list(options.data)} | evaluate[pipeline_class](options)
-        return _write_results(results, options)
-    text_scores([], [], options.bleu_tokenizer)  # checks the tokenizer before translating, which may take minutes
-    examples = _read_examples(options)
-    translator = open_model(options.model, options.device, Translator, options.ensemble)
-    results = {"data": list(options.data), "sentences": len(examples.pairs)}
-    results |= _translation_scores(translator, examples, options)
-    if not options.ensemble:
-        results |= _loss_scores(translator, examples, options)
-    if examples.gold is not None and attention_names(translator, "cross"):
-        results |= _alignment_scores(translator, examples, examples.gold, options)
+    expect = Translator if options.ensemble else pipeline_kind(config).pipeline_class
+    results = evaluate(
+        open_model(options.model, options.device, expect, options.ensemble),
+        options.data,
+        columns=options.columns,
+        decode=options.decode,
+        bleu_tokenizer=options.bleu_tokenizer,
+        alignments=options.alignments,
+        layer=options.layer,
+        language=options.language,
+        allow_empty=options.empty,
+        label=options.label,
+        truncate=options.truncate,
+        quiet=options.quiet,
+    )
     return _write_results(results, options)
-
-
-def _evaluate_generator(options: Options) -> dict[str, Any]:
-    model = open_model(options.model, options.device, TextGenerator)
-    with batch_progress("evaluating") as on_progress:
-        loss = model.evaluate(read_documents(options.data), progress=on_progress)
-    return {
-        "tokens": loss.tokens,
-        "words": loss.words,
-        "bytes": loss.bytes,
-        "loss": loss.loss,
-        "perplexity": math.exp(min(50.0, loss.loss)),
-        "word_perplexity": loss.word_perplexity,
-        "bits_per_byte": loss.bits_per_byte,
-    }
-
-
-def _evaluate_encoder(options: Options) -> dict[str, Any]:
-    encoder = open_model(options.model, options.device, TextEncoder)
-    match encoder.model.config.head:
-        case "classify":
-            return evaluate_texts(encoder, options.data, options.columns, options.truncate)
-        case "answer":
-            all_questions = [question for file in options.data for question in read_squad(file)]
-            questions = [
-                dataclasses.replace(one, id=str(i)) for i, one in enumerate(all_questions)
-            ]  # files may share ids
-            unanswerable = sum(not one.answers for one in questions)
-            if unanswerable and not options.empty:
-                print_note(f"Unanswerable questions: {unanswerable}. Use --empty to allow empty answers.")
-            answers: dict[str, str] = {}
-            with batch_progress("answering") as on_progress:
-                for indices in index_blocks(len(questions), on_progress):
-                    block = [questions[i] for i in indices]
-                    texts = encoder.answer(block, empty=options.empty)
-                    answers |= {question.id: text for question, text in zip(block, texts)}
-            exact, f1 = squad_scores(answers, questions, options.language)
-            return {"questions": len(questions), "without_answer": unanswerable, "exact_match": exact, "f1": f1}
-        case head:
-            raise RegardError(
-                f"A model with the head {head} cannot be evaluated.",
-                "Fine-tune it for a task first: regard train --from …",
-            )
-
-
-def _evaluate_images(options: Options) -> dict[str, Any]:
-    return evaluate_images(open_model(options.model, options.device, ImageModel), options.data, options.label)
 
 
 def _write_results(results: dict[str, Any], options: Options) -> int:
@@ -161,62 +99,15 @@ def _write_results(results: dict[str, Any], options: Options) -> int:
     return 0
 
 
-def _read_examples(options: Options) -> Examples:
-    """The non-empty sentence pairs and their gold alignments."""
-    examples, name = read_examples(options.data, options.columns), " ".join(options.data)
-    if options.alignments is not None:
-        examples = Examples(examples.pairs, read_links(options.alignments))
-    gold = examples.gold
-    if gold is not None and len(gold) != len(examples.pairs):
-        raise RegardError(
-            f"{options.alignments} has {len(gold)} lines, but {name} has {len(examples.pairs)} pairs.",
-            "Write one line of links per pair.",
-        )
-    kept = [i for i, pair in enumerate(examples.pairs) if any(side.strip() for side in pair)]
-    if not kept:
-        raise RegardError(f"{name}: all pairs are empty.", "Pass files with text.")
-    if len(kept) < len(examples.pairs):
-        print_note(f"Empty pairs left out: {len(examples.pairs) - len(kept)}.")
-    return Examples(
-        [examples.pairs[i] for i in kept], None if gold is None else [gold[i] for i in kept], examples.words
-    )
+def plot_confusion(results: dict[str, Any], file_format: str) -> bytes:
+    """Plot of the confusion matrix of an evaluation, as the bytes of a file."""
+    from regard.viewer.plots.confusion_matrix import draw_confusion  # matplotlib is slow to import
 
-
-def _translation_scores(translator: Translator, examples: Examples, options: Options) -> dict[str, Any]:
-    sources, references = [source for source, _ in examples.pairs], [target for _, target in examples.pairs]
-    start = time.perf_counter()
-    with batch_progress("translating") as on_progress:
-        translations = translator.translate(sources, options.decode, truncate=options.truncate, progress=on_progress)
-    seconds = time.perf_counter() - start
-    scores = text_scores([n_best[0].text for n_best in translations], references, options.bleu_tokenizer)
-    return dataclasses.asdict(scores) | {"sentences_per_second": len(sources) / seconds}
-
-
-def _loss_scores(translator: Translator, examples: Examples, options: Options) -> dict[str, Any]:
-    nonempty = [pair for pair in examples.pairs if pair[0].strip()]
-    with batch_progress("scoring") as on_progress:
-        scores = translator.score(nonempty, truncate=options.truncate, progress=on_progress)
-    if not scores:
-        return {}
-    loss = -sum(one.logprob for one in scores) / sum(one.tokens for one in scores)
-    return {"loss": loss, "perplexity": math.exp(loss)}
-
-
-def _alignment_scores(
-    translator: Translator, examples: Examples, gold: list[list[tuple[int, int]]], options: Options
-) -> dict[str, Any]:
-    layers = attention_names(translator, "cross")
-    if options.layer is not None:
-        if options.layer not in layers:
-            raise RegardError(f"Unknown cross-attention {options.layer!r}.", f"Choose from: {', '.join(layers)}.")
-        layer = options.layer
-    elif options.data == (PHRASEBOOK,) and options.alignments is None:
-        validation = phrasebook_examples("val", VALIDATION_SIZE)
-        layer = best_layer(translator, validation.pairs, validation.gold or [], words=validation.words)
-    else:
-        layer = sharpest_layer(translator, examples.pairs, truncate=options.truncate)
-    predicted = align(translator, examples.pairs, layer, words=examples.words, truncate=options.truncate)
-    return {"alignment_error_rate": 100 * alignment_error_rate(predicted, gold), "alignment_layer": layer}
+    items = "pixels" if "mean_iou" in results else "texts" if "texts" in results else "images"
+    metric = "mean IoU" if items == "pixels" else "accuracy"
+    value = results["mean_iou" if items == "pixels" else "accuracy"]
+    title = f"{' '.join(results['data'])}: {metric} {value:.2f} %"
+    return draw_confusion(np.array(results["confusion"]), results["labels"], title, items, file_format)
 
 
 METRICS = {

@@ -14,9 +14,9 @@ from regard.cli.common import (
     open_model,
     parse,
     print_note,
-    read_examples,
 )
 from regard.errors import RegardError
+from regard.evaluation.evaluators import read_examples
 from regard.pipelines import Translator
 
 

@@ -14,13 +14,16 @@ Each English sentence has exactly one French translation. Where English is ambig
 - The participle agrees with the subject after être, and with a preceding direct object after avoir.
 
 >>> pair = phrasebook_pairs("test", 1)[0]
->>> all(words(pair.source)[s] and words(pair.target)[t] for s, t in pair.alignment)
+>>> all(split_words(pair.source)[s] and split_words(pair.target)[t] for s, t in pair.alignment)
 True
 """
 
 from regard.data.phrasebook.generator import held_out, phrasebook_pairs
 from regard.data.phrasebook.grammar import AlignedPair
 from regard.data.phrasebook.lexicon import count_lemmas
-from regard.data.phrasebook.morphology import words
+from regard.data.phrasebook.morphology import split_words
 
-__all__ = ["AlignedPair", "count_lemmas", "held_out", "phrasebook_pairs", "words"]
+PHRASEBOOK = "phrasebook"
+"""name of the phrasebook among data files"""
+
+__all__ = ["PHRASEBOOK", "AlignedPair", "count_lemmas", "held_out", "phrasebook_pairs", "split_words"]

@@ -16,11 +16,11 @@ _BEFORE_VOWEL = _ELIDED | {"ce": "cet", "ma": "mon", "sa": "son"}
 _CONTRACTED = {("de", "le"): "du", ("de", "les"): "des", ("à", "le"): "au", ("à", "les"): "aux"}
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Split an English or French sentence into the words that alignments refer to. Punctuation, elided words ("l'",
     "qu'") and the English genitive "'s" are separate words; "est-ce" and "aujourd'hui" are one word each.
 
-    >>> words("Est-ce qu'Anne a vu l'arbre ?")
+    >>> split_words("Est-ce qu'Anne a vu l'arbre ?")
     ['Est-ce', "qu'", 'Anne', 'a', 'vu', "l'", 'arbre', '?']
     """
     return _WORDS.findall(text)

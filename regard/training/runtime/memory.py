@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from regard.errors import RegardError
-from regard.models import ModelConfig, family_name
+from regard.models import ModelConfig
 from regard.models.parameters import count_parameters
-from regard.pipelines import PIPELINES, find_device
+from regard.pipelines import find_device, pipeline_kind
 from regard.training.recipe import Recipe
 
 # float32: the weight, its gradient and Adam's two moments.
@@ -27,7 +27,7 @@ def check_model_size(recipe: Recipe, task: Any, dataset: Any) -> None:
     """
     config = recipe.model
     tokenizers: tuple[Any, ...] = ()
-    if PIPELINES[family_name(config)].tokenizer_count:
+    if pipeline_kind(config).tokenizer_count:
         stand_in = SimpleNamespace(vocab_size=min(recipe.tokenizer.vocab_size, TYPICAL_MAX_VOCAB))
         tokenizers = (stand_in, stand_in)
     config = task.complete_config(config, dataset, tokenizers)

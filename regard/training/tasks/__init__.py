@@ -5,8 +5,9 @@ from typing import Any
 
 from regard.interop.export_targets import ExportTarget, check_exportable, nearest_exportable
 from regard.models import TransformerConfig
-from regard.training.recipe import DataConfig, Recipe, TaskName
-from regard.training.run_log import show_progress
+from regard.progress import show_progress
+from regard.training.recipe import DataConfig, Recipe
+from regard.training.registry import TASKS, TaskName, register_task
 from regard.training.tasks.answer_task import AnswerTask
 from regard.training.tasks.classify_images_task import ClassifyImagesTask
 from regard.training.tasks.classify_task import ClassifyTask
@@ -15,11 +16,10 @@ from regard.training.tasks.language_task import LanguageTask
 from regard.training.tasks.mask_images_task import MaskImagesTask
 from regard.training.tasks.mask_task import MaskTask
 from regard.training.tasks.segment_task import SegmentTask
-from regard.training.tasks.task import Task
 from regard.training.tasks.text2text_task import Text2TextTask
 from regard.training.tasks.translate_task import TranslateTask
 
-TASKS: dict[str, Task] = {
+for _name, _task in {
     "translate": TranslateTask(),
     "text2text": Text2TextTask(),
     "language": LanguageTask(),
@@ -29,7 +29,8 @@ TASKS: dict[str, Task] = {
     "classify-images": ClassifyImagesTask(),
     "segment": SegmentTask(),
     "mask-images": MaskImagesTask(),
-}
+}.items():
+    register_task(_name, _task)
 
 
 def read_dataset(task: TaskName, data: DataConfig, *, quiet: bool = False) -> Any:
@@ -52,22 +53,6 @@ def suggest_recipe(task: TaskName, dataset: Any, fine_tune: bool = False) -> Rec
     'bpe'
     """
     return TASKS[task].suggest_recipe(dataset, fine_tune)
-
-
-def plan(
-    task: TaskName, data: DataConfig, *, fine_tune: bool = False, export_for: ExportTarget | None = None
-) -> tuple[Recipe, Any]:
-    """Read a dataset and suggest a recipe for it; with `fine_tune`, for fine-tuning a trained model.
-
-    `export_for` restricts the model to settings that this export target supports.
-
-    >>> recipe, dataset = plan("translate", DataConfig(phrasebook_size=100), export_for="huggingface")
-    >>> recipe.tokenizer.kind, recipe.model.positions, len(dataset.training)
-    ('bpe', 'sinusoidal', 100)
-    """
-    dataset = read_dataset(task, data, quiet=True)
-    recipe = dataclasses.replace(suggest_recipe(task, dataset, fine_tune), data=data)
-    return restrict_recipe(recipe, export_for) if export_for else recipe, dataset
 
 
 def restrict_recipe(recipe: Recipe, target: ExportTarget) -> Recipe:

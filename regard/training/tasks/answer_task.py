@@ -37,6 +37,7 @@ MIN_RECOMMENDED_QUESTIONS = 20_000
 class AnswerTask(Task):
     """Extractive question answering in the format of SQuAD."""
 
+    pipeline = "text_encoder"
     metrics = ("f1", "exact_match")
     unit = "question"
     usage_hint = 'regard answer {out} --question "…" --context "…"'

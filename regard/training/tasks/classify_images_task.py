@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Int
 
 from regard.data import AugmentedBatch, ImageBatch, RaggedImageBatch, augment, one_hot_targets, pixels_to_float
+from regard.data.images.annotations import Annotation
 from regard.pipelines import ImageModel
 from regard.training.datasets import Dataset, ImageSplit
 from regard.training.losses import LossParts
 from regard.training.recipe import Recipe, TrainConfig
-from regard.training.tasks.image_tasks import Annotation, ImageTask, suggest_for_images
+from regard.training.tasks.image_tasks import ImageTask, suggest_for_images
 from regard.training.tasks.task import Features, Tokenizers
 
 # Images that are read and classified at a time in validation.

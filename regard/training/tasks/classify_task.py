@@ -32,6 +32,7 @@ MIN_RECOMMENDED_TEXTS = 100
 class ClassifyTask(Task):
     """Classification of texts by an encoder."""
 
+    pipeline = "text_encoder"
     metrics = ("accuracy",)
     unit = "text"
     usage_hint = 'regard classify {out} "…"'

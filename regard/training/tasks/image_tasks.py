@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -20,12 +20,14 @@ from regard.data import (
     read_images,
     read_ragged_images,
 )
+from regard.data.images.annotations import Annotation, check_annotations
 from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
 from regard.models import ViTConfig
+from regard.progress import OnProgress
 from regard.training.datasets import Dataset, Images, ImageSplit, count_units, too_few_examples
-from regard.training.recipe import DataConfig, Recipe, TaskName, TokenizerConfig, TrainConfig
-from regard.training.run_log import OnProgress
+from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+from regard.training.registry import TaskName
 from regard.training.tasks.task import (
     BatchShape,
     EncodedDataset,
@@ -36,11 +38,8 @@ from regard.training.tasks.task import (
     warn_about_rare_labels,
 )
 
-Annotation = Literal["labels", "masks", "none"]
 # The validation split: share of the images of each label, and maximum number of images.
 VALIDATION_SHARE, MAX_VALIDATION_IMAGES = 0.1, 2000
-# Value of unlabeled mask pixels, as in PASCAL VOC.
-NO_LABEL = 255
 # Suggested patch sizes: minimum number of patches per image, and maximum patch size in pixels.
 MIN_PATCHES, MAX_PATCH = 49, 16
 # Per label; with fewer, a model trained from scratch is unreliable.
@@ -94,20 +93,6 @@ def _read(
     return read_images(files, size=size, **common)
 
 
-def check_annotations(images: Images, annotation: Annotation) -> None:
-    """Raise an error for images without the annotation that a task needs."""
-    if annotation == "labels" and not images.names:
-        raise RegardError(
-            "The images have no labels.",
-            "Pass a folder with one folder per class, or a table with a column label.",
-        )
-    if annotation == "masks" and not images.mask_values:
-        raise RegardError(
-            "The images have no masks.",
-            "Pass a folder with the folders images and masks, or a table with a column mask.",
-        )
-
-
 def split_by_label(labels: Int[np.ndarray, "M"]) -> tuple[Int[np.ndarray, "K"], Int[np.ndarray, "L"]]:
     """Row indices for training and for validation: a tenth of the images of each label, the same for every run.
 
@@ -127,6 +112,7 @@ def split_by_label(labels: Int[np.ndarray, "M"]) -> tuple[Int[np.ndarray, "K"], 
 class ImageTask(Task):
     """A task on images. Subclasses define the annotation, the loss and the metrics."""
 
+    pipeline = "image_model"
     unit = "image"
     is_image_task = True
     annotation: ClassVar[Annotation]

@@ -31,6 +31,7 @@ CPU_TOKENS = 10_000_000
 class LanguageTask(Task):
     """Language modeling by a decoder."""
 
+    pipeline = "text_generator"
     unit = "token"
     usage_hint = 'regard generate {out} "…"'
 

@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Int
 
 from regard.data import IGNORE_INDEX, AugmentedBatch, ImageBatch, augment, pixels_to_float
+from regard.data.images.annotations import Annotation
 from regard.errors import RegardError
+from regard.progress import OnProgress
 from regard.training.datasets import Dataset, ImageSplit
 from regard.training.losses import LossParts
 from regard.training.recipe import DataConfig, Recipe, TrainConfig
-from regard.training.run_log import OnProgress
-from regard.training.tasks.image_tasks import Annotation, ImageTask, suggest_for_images
+from regard.training.tasks.image_tasks import ImageTask, suggest_for_images
 from regard.training.tasks.task import Features, Tokenizers
 
 # The share of masked patches, as in He et al. (2022).

@@ -31,6 +31,7 @@ MIN_RECOMMENDED_TEXTS = 10_000
 class MaskTask(Task):
     """Masked language modeling by an encoder."""
 
+    pipeline = "text_encoder"
     unit = "token"
     usage_hint = 'regard embed {out} "…"'
 

@@ -17,14 +17,15 @@ from regard.data import (
     augment,
     pixels_to_float,
 )
+from regard.data.images.annotations import NO_LABEL, Annotation
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.pipelines import ImageModel
+from regard.progress import OnProgress
 from regard.training.datasets import Dataset, Images, ImageSplit
 from regard.training.losses import LossParts
 from regard.training.recipe import DataConfig, Recipe, TrainConfig
-from regard.training.run_log import OnProgress
-from regard.training.tasks.image_tasks import NO_LABEL, Annotation, ImageTask, suggest_for_images
+from regard.training.tasks.image_tasks import ImageTask, suggest_for_images
 from regard.training.tasks.task import Features, Tokenizers
 
 # Images that are read and segmented at a time in validation.

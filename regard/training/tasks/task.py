@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.data import Batch, Tokenizer
 from regard.data.text.special_tokens import SpecialTokens
-from regard.models import ModelConfig
+from regard.models import FAMILIES, ModelConfig
 from regard.pipelines import find_device
 from regard.training.datasets import Dataset
 from regard.training.losses import LossParts, token_loss
@@ -56,6 +56,9 @@ class BatchShape(NamedTuple):
 class Task(ABC):
     """A training task: how to read data, suggest a recipe, compute the loss and measure quality. TASKS lists them."""
 
+    pipeline: ClassVar[str]
+    """pipeline of the trained model: "translator", "text_generator", "text_encoder" or "image_model"; every family of
+    this pipeline can be trained for the task"""
     metrics: ClassVar[tuple[str, ...]] = ()
     """validation metrics, in addition to the loss, that can select the model"""
     unit: ClassVar[str]
@@ -63,6 +66,11 @@ class Task(ABC):
     is_image_task: ClassVar[bool] = False
     usage_hint: ClassVar[str]
     """a command that uses the trained model"""
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Model families that can be trained for this task; the first is the default."""
+        return tuple(name for name, family in FAMILIES.items() if family.pipeline == self.pipeline)
 
     @abstractmethod
     def read(self, config: DataConfig) -> Dataset[Any]:

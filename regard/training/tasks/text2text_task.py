@@ -16,6 +16,7 @@ from regard.training.tasks.translate_task import TranslateTask
 class Text2TextTask(TranslateTask):
     """Several text-to-text tasks in one model."""
 
+    families = ("transformer",)
     usage_hint = 'regard translate {out} "PREFIX …"'
 
     def read(self, config: DataConfig) -> Dataset[Pairs]:

@@ -21,6 +21,7 @@ VALIDATION_SENTENCES = 1000
 class TranslateTask(Task):
     """Translation and other sequence-to-sequence tasks."""
 
+    pipeline = "translator"
     metrics = ("bleu", "chrf", "exact_match")
     unit = "token"
     usage_hint = 'regard translate {out} "…"'

@@ -39,7 +39,7 @@ def read_sources() -> dict[str, str]:
 
 
 def bundle(sources: dict[str, str]) -> str:
-    """Pipeline `sources` (path to text), starting at index.js: imported files first, without import and export keywords.
+    """Bundle `sources` (path to text), starting at index.js: imported files first, without import and export keywords.
 
     All top-level names then share one scope, so each may be defined only once.
 

@@ -132,6 +132,6 @@ def test_image_larger_than_a_batch_is_an_error(images):
 
 
 def test_smallest_batch_checks_the_augmentation(images):
-    batch = make_batches(images, augment=AugmentConfig(crop=4)).smallest()
+    batch = make_batches(images, augment=AugmentConfig(crop=4)).smallest_batch()
     with pytest.raises(RegardError, match=r"augment\.crop is 4; it must be smaller than the image"):
         batch.augment_and_pack(3, PATCH)

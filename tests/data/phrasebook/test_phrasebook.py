@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 
-from regard.data.phrasebook import AlignedPair, count_lemmas, held_out, phrasebook_pairs, words
+from regard.data.phrasebook import AlignedPair, count_lemmas, held_out, phrasebook_pairs, split_words
 from regard.data.phrasebook import grammar as g
 from regard.data.phrasebook.lexicon import (
     ADJECTIVES,
@@ -221,7 +221,7 @@ def test_sentences_checked_by_hand(sentence, english, french):
 def links(sentence: g.Sentence) -> set[str]:
     """The alignment as words: "chased-a" for chased → a."""
     pair = sentence.pair()
-    source, target = words(pair.source), words(pair.target)
+    source, target = split_words(pair.source), split_words(pair.target)
     return {f"{source[s]}-{target[t]}" for s, t in pair.alignment}
 
 
@@ -298,8 +298,8 @@ def test_every_changing_stem_is_listed():
 
 
 def test_words():
-    assert words("Is Anne's dog here?") == ["Is", "Anne", "'s", "dog", "here", "?"]
-    assert words("Qu'est-ce qu'elle a vu aujourd'hui ?") == [
+    assert split_words("Is Anne's dog here?") == ["Is", "Anne", "'s", "dog", "here", "?"]
+    assert split_words("Qu'est-ce qu'elle a vu aujourd'hui ?") == [
         "Qu'",
         "est-ce",
         "qu'",
@@ -374,7 +374,7 @@ def object_of(rest: list[str]) -> str:
 
 
 def combinations(pair: AlignedPair) -> set[tuple[str, str]]:
-    tokens = words(pair.source)
+    tokens = split_words(pair.source)
     tokens[0] = tokens[0] if tokens[0] in NAMES else tokens[0].lower()
     found = set()
     for i, token in enumerate(tokens):
@@ -434,19 +434,19 @@ def test_about_a_tenth_of_combinations_is_held_out():
 
 def test_demo_sentence_is_new_but_its_words_are_not(train):
     assert held_out(("chase", "mouse"))
-    assert {"cat", "chased", "mouse"} <= {word for pair in train for word in words(pair.source)}
+    assert {"cat", "chased", "mouse"} <= {word for pair in train for word in split_words(pair.source)}
     assert "The cat chased the mouse." not in {pair.source for pair in train}
 
 
 def test_every_word_of_val_and_test_occurs_in_training(train, val, test):
     for side in ("source", "target"):
-        known = {word for pair in train for word in words(getattr(pair, side))}
-        unknown = {word for pair in (*val, *test) for word in words(getattr(pair, side))} - known
+        known = {word for pair in train for word in split_words(getattr(pair, side))}
+        unknown = {word for pair in (*val, *test) for word in split_words(getattr(pair, side))} - known
         assert not unknown
 
 
 def test_every_entry_of_the_lexicon_occurs_in_training(train):
-    english = {word for pair in train for word in words(pair.source.lower())}
+    english = {word for pair in train for word in split_words(pair.source.lower())}
     text = "\n".join(pair.source for pair in train)
     for noun in NOUNS.values():
         assert noun.english[0] in english
@@ -457,7 +457,7 @@ def test_every_entry_of_the_lexicon_occurs_in_training(train):
         assert adjective.english.lower() in english
     for phrase in (*TIMES, *NAMES, *SENSATIONS):
         assert phrase in text
-    french = {word for pair in train for word in words(pair.target.lower())}
+    french = {word for pair in train for word in split_words(pair.target.lower())}
     uncountable = ("hot", "cold")  # soup, water: never in the plural
     for adjective in ADJECTIVES:
         for forms in adjective.french:
@@ -467,7 +467,7 @@ def test_every_entry_of_the_lexicon_occurs_in_training(train):
 
 def test_alignment_is_valid_and_covers_every_word(train, val, test):
     for pair in (*train, *val, *test):
-        source, target = words(pair.source), words(pair.target)
+        source, target = split_words(pair.source), split_words(pair.target)
         assert all(0 <= s < len(source) and 0 <= t < len(target) for s, t in pair.alignment)
         assert {t for _, t in pair.alignment} == set(range(len(target))), pair
         assert {s for s, _ in pair.alignment} == set(range(len(source))), pair
@@ -514,7 +514,7 @@ def test_spelling_patterns_detect_mistakes():
 
 
 def test_sentences_are_short(train):
-    lengths = [len(words(pair.source)) - 1 for pair in train]
+    lengths = [len(split_words(pair.source)) - 1 for pair in train]
     assert max(lengths) <= 10
     assert 5 < sum(lengths) / len(lengths) < 8
 

@@ -7,7 +7,7 @@ import torch
 
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig
-from regard.training import Recipe, TrainConfig, train
+from regard.training import Recipe, TrainConfig, run_recipe
 from regard.training.checkpoint import Checkpoint
 from regard.training.run_log import read_metrics
 from regard.training.runtime import precision
@@ -60,7 +60,7 @@ def test_resumed_run_keeps_its_precision(child):
 
 
 def test_precision_is_stored_in_the_checkpoint(tmp_path, child):
-    train(small_recipe(train={"steps": 2}), tmp_path / "run", dataset=small_dataset(), quiet=True)
+    run_recipe(small_recipe(train={"steps": 2}), tmp_path / "run", dataset=small_dataset(), quiet=True)
     assert Checkpoint.load(tmp_path / "run" / STATE).facts["precision"] == "float32"
 
 
@@ -119,7 +119,9 @@ def test_bfloat16_losses_are_close_to_float32(tmp_path):
         pytest.skip("this CPU does not support bfloat16")
     losses = {}
     for name in ("float32", "bfloat16"):
-        train(small_recipe(train={"precision": name, "steps": 6}), tmp_path / name, dataset=small_dataset(), quiet=True)
+        run_recipe(
+            small_recipe(train={"precision": name, "steps": 6}), tmp_path / name, dataset=small_dataset(), quiet=True
+        )
         losses[name] = [line["loss"] for line in read_metrics(tmp_path / name / METRICS) if line["kind"] == "train"]
     assert losses["bfloat16"] != losses["float32"]
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)

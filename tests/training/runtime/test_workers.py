@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from benchmarks import kill_test
 from regard.cli import main
 from regard.errors import RegardError
-from regard.training import train, trainer
+from regard.training import run_recipe, trainer
 from regard.training.runtime import workers
 from regard.training.trainer import METRICS, STATE
 from tests.training.helpers import bit_equal, saved_tensors, small_dataset, small_recipe
@@ -44,7 +44,7 @@ device = "cpu"
 
 
 def run(recipe, out):
-    return train(recipe, out, dataset=small_dataset(), quiet=True)
+    return run_recipe(recipe, out, dataset=small_dataset(), quiet=True)
 
 
 def test_two_workers_match_one_and_resume_exactly(tmp_path, monkeypatch):

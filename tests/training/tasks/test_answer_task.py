@@ -12,7 +12,7 @@ from regard.data.text.special_tokens import ENCODER_TOKENS
 from regard.layers.packed import pack
 from regard.models import make_model
 from regard.pipelines import load
-from regard.training import DataConfig, TrainConfig, train
+from regard.training import DataConfig, TrainConfig, run_recipe
 from regard.training.tasks import TASKS
 from regard.training.tasks.answer_task import span_loss
 from regard.training.tasks.task import BatchShape
@@ -44,7 +44,7 @@ def finder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finder")
     recipe = toy("answer", folder, model=STILL | {"width": 32}, train=LEARN | {"validate_by": "f1"})
     write_squad(folder / "squad.json", after_key(150, 8, seed=1) + after_key(150, 50, seed=2))
-    return train(recipe, folder / "out", quiet=True)
+    return run_recipe(recipe, folder / "out", quiet=True)
 
 
 @pytest.mark.parametrize("words", [8, 28, 29, 100])
@@ -83,7 +83,7 @@ def test_long_contexts_are_split_into_windows(tmp_path):
                 assert tokenizers[0].decode(row[first : last + 1]).startswith("red ")
     assert empty > 0
     assert answered >= len(dataset.training)
-    model = train(recipe, tmp_path / "out", quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
     assert model.training["validation"].keys() == {"nll", "perplexity", "exact_match", "f1"}
 
 
@@ -93,7 +93,7 @@ def test_unanswerable_questions_are_learned(tmp_path):
     examples[::2] = [(question, context.replace("red", "owl"), None) for question, context, _ in examples[::2]]
     recipe = toy("answer", tmp_path, model=STILL | {"width": 32}, train=LEARN | {"validate_by": "f1"})
     write_squad(tmp_path / "squad.json", examples[50:])
-    model = train(recipe, tmp_path / "out", quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
     questions = questions_of(examples[:50])
     answers = model.answer(questions, empty=True)
     assert np.mean([one == (answer or "") for one, (_, _, answer) in zip(answers, examples)]) > 0.9
@@ -222,9 +222,9 @@ def test_two_passes_have_different_dropout(tmp_path):
 
 
 def test_fine_tuning_from_a_masked_language_model(tmp_path):
-    train(toy("mask", tmp_path), tmp_path / "mask", quiet=True)
+    run_recipe(toy("mask", tmp_path), tmp_path / "mask", quiet=True)
     recipe = toy("answer", tmp_path, train={"lr": 1e-30, "steps": 1, "validate_every": 1})
-    model = train(recipe, tmp_path / "out", start_from=tmp_path / "mask", quiet=True).model
+    model = run_recipe(recipe, tmp_path / "out", start_from=tmp_path / "mask", quiet=True).model
     origin = load(tmp_path / "mask", "cpu").model
     assert dataclasses.replace(model.config, head="mask") == origin.config
     assert torch.equal(model.embedding.tokens.weight, origin.embedding.tokens.weight)

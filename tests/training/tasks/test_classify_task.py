@@ -8,7 +8,7 @@ from regard.data.text.labeled_texts import LabeledText
 from regard.data.text.special_tokens import ENCODER_TOKENS
 from regard.models import Bert, make_model
 from regard.pipelines import Classification, TextEncoder, load, load_weights
-from regard.training import DataConfig, TrainConfig, recipe_from_dict, train
+from regard.training import DataConfig, TrainConfig, recipe_from_dict, run_recipe
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEAD_PARAMETERS
 from regard.training.tasks import TASKS
@@ -25,13 +25,13 @@ STILL = {"train": {"lr": 1e-30, "steps": 1, "validate_every": 1}}
 def masked(tmp_path_factory):
     """The model folder of a masked language model."""
     folder = tmp_path_factory.mktemp("mask")
-    train(toy("mask", folder), folder / "out", quiet=True)
+    run_recipe(toy("mask", folder), folder / "out", quiet=True)
     return folder / "out"
 
 
 def test_classification_rule_is_learned(tmp_path):
     recipe = toy("classify", tmp_path, train=LEARN | {"validate_by": "accuracy"})
-    model = train(recipe, tmp_path / "out", quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
     assert model.model.config.labels == ("birds", "others")
     assert model.training["validation"]["accuracy"] == 100
     texts = sentences(50, seed=9)
@@ -42,7 +42,7 @@ def test_classification_rule_is_learned(tmp_path):
 
 def test_query_pooling_learns_and_is_shown(tmp_path):
     recipe = toy("classify", tmp_path, model={"pooling": "query"}, train=LEARN | {"validate_by": "accuracy"})
-    model = train(recipe, tmp_path / "out", quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
     assert model.training["validation"]["accuracy"] == 100
     assert (model.model.config.pooling, model.model.config.pooler) == ("query", "none")
     opened = load(tmp_path / "out", "cpu")
@@ -60,13 +60,13 @@ def test_query_pooling_learns_and_is_shown(tmp_path):
 
 def test_fine_tuning_with_query_pooling(tmp_path, masked):
     recipe = toy("classify", tmp_path, model={"pooling": "query"}, **STILL)
-    model = train(recipe, tmp_path / "out", start_from=masked, quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", start_from=masked, quiet=True)
     assert model.model.query_pool is not None
     # A fine-tuned classifier keeps its query pooling, even if the recipe has another pooling.
-    again = train(toy("classify", tmp_path, **STILL), tmp_path / "again", start_from=tmp_path / "out", quiet=True)
+    again = run_recipe(toy("classify", tmp_path, **STILL), tmp_path / "again", start_from=tmp_path / "out", quiet=True)
     assert again.model.config.pooling == "query"
     torch.testing.assert_close(again.model.query_pool.question, model.model.query_pool.question)
-    masks = train(toy("mask", tmp_path, **STILL), tmp_path / "masks", start_from=tmp_path / "out", quiet=True)
+    masks = run_recipe(toy("mask", tmp_path, **STILL), tmp_path / "masks", start_from=tmp_path / "out", quiet=True)
     assert masks.model.config.pooling == "first"
 
 
@@ -77,7 +77,7 @@ def test_order_of_two_texts_is_learned(tmp_path):
     named = write_text(tmp_path / "validation.tsv", lines)
     recipe = toy("classify", tmp_path, data={"validation": [named]}, model={"dropout": 0.0}, train=LEARN)
     write_text(tmp_path / "labeled.tsv", lines * 8)
-    model = train(recipe, tmp_path / "out", quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
     assert model.training["validation"]["accuracy"] == 100
     assert [prediction.label for prediction in model.classify([("the owl", "the fox"), ("the fox", "the owl")])] == [
         "first",
@@ -88,7 +88,7 @@ def test_order_of_two_texts_is_learned(tmp_path):
 def test_accuracy_is_the_share_of_correct_labels(tmp_path):
     named = write_text(tmp_path / "validation.tsv", ["the hen\tbirds", "the cat\tothers", "the dog\tbirds", "a\tbirds"])
     recipe = toy("classify", tmp_path, data={"validation": [named]})
-    model = train(recipe, tmp_path / "out", quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
     labels = [prediction.label for prediction in model.classify(["the hen", "the cat", "the dog", "a"])]
     correct = sum(one == other for one, other in zip(labels, ["birds", "others", "birds", "birds"]))
     assert model.training["validation"]["accuracy"] == 25 * correct
@@ -137,7 +137,7 @@ def encoder_weights(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 def test_fine_tuning_keeps_the_encoder_of_a_masked_language_model(masked, tmp_path):
     before = encoder_weights(load_file(masked / "model.safetensors"))
-    model = train(toy("classify", tmp_path, **STILL), tmp_path / "out", start_from=masked, quiet=True)
+    model = run_recipe(toy("classify", tmp_path, **STILL), tmp_path / "out", start_from=masked, quiet=True)
     after = encoder_weights(load_file(tmp_path / "out" / "model.safetensors"))
     assert "embedding.tokens.weight" in before
     assert before.keys() == after.keys()
@@ -174,7 +174,9 @@ def test_fine_tuning_keeps_the_pooler_of_a_model_without_head(masked, tmp_path, 
     torch.manual_seed(7)
     bare = TextEncoder(Bert(config), origin.tokenizer)
     bare.save(tmp_path / "bare")
-    model = train(toy("classify", tmp_path, **STILL), tmp_path / "out", start_from=tmp_path / "bare", quiet=True).model
+    model = run_recipe(
+        toy("classify", tmp_path, **STILL), tmp_path / "out", start_from=tmp_path / "bare", quiet=True
+    ).model
     assert model.config.pooler == pooler
     assert torch.equal(model.pooler.weight, bare.model.pooler.weight)
     assert torch.equal(model.blocks[0].attention.out.weight, bare.model.blocks[0].attention.out.weight)
@@ -182,10 +184,10 @@ def test_fine_tuning_keeps_the_pooler_of_a_model_without_head(masked, tmp_path, 
 
 
 def test_fine_tuning_with_other_labels(masked, tmp_path):
-    first = train(toy("classify", tmp_path), tmp_path / "first", start_from=masked, quiet=True)
+    first = run_recipe(toy("classify", tmp_path), tmp_path / "first", start_from=masked, quiet=True)
     recipe = toy("classify", tmp_path, **STILL)
     write_text(tmp_path / "labeled.tsv", [f"{text}\t{text.split()[1]}" for text in sentences(100)])
-    other = train(recipe, tmp_path / "other", start_from=tmp_path / "first", quiet=True)
+    other = run_recipe(recipe, tmp_path / "other", start_from=tmp_path / "first", quiet=True)
     assert other.model.config.labels == tuple(sorted(ANIMALS))
     assert other.model.output.weight.shape == (8, 16)
     assert torch.equal(other.model.pooler.weight, first.model.pooler.weight)
@@ -193,9 +195,9 @@ def test_fine_tuning_with_other_labels(masked, tmp_path):
 
 def test_fine_tuning_preserves_accuracy(tmp_path):
     """After one step with a small learning rate, the model still has its accuracy."""
-    train(toy("classify", tmp_path, train=LEARN), tmp_path / "first", quiet=True)
+    run_recipe(toy("classify", tmp_path, train=LEARN), tmp_path / "first", quiet=True)
     recipe = toy("classify", tmp_path, train={"steps": 1, "validate_every": 1, "lr": 1e-6})
-    model = train(recipe, tmp_path / "second", start_from=tmp_path / "first", quiet=True)
+    model = run_recipe(recipe, tmp_path / "second", start_from=tmp_path / "first", quiet=True)
     assert model.training["validation"]["accuracy"] == 100
 
 
@@ -224,7 +226,7 @@ def test_texts_without_words_can_be_trained_on(tmp_path):
     dataset = CLASSIFY.read(recipe.data)
     assert CLASSIFY.suggest_recipe(dataset, False).train.steps >= 200
     named = str(tmp_path / "labeled.tsv")
-    model = train(recipe_from_dict({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
+    model = run_recipe(recipe_from_dict({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
     assert model.classify([""])[0].label in ("a", "b")
 
 

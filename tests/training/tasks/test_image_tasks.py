@@ -16,7 +16,7 @@ from regard.errors import RegardError
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.models import ViTConfig, make_model
 from regard.pipelines import ImageModel, load
-from regard.training import DataConfig, TrainConfig, recipe_from_dict, run_setup, train, trainer
+from regard.training import DataConfig, TrainConfig, recipe_from_dict, run_recipe, run_setup, trainer
 from regard.training.fine_tuning import HEAD_PARAMETERS
 from regard.training.recipe import recipe_to_dict
 from regard.training.run_log import read_metrics
@@ -39,7 +39,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     folders = {}
     for task in EXTRA_METRICS:
         folder = tmp_path_factory.mktemp(task)
-        train(toy(task, folder), folder / "out", quiet=True)
+        run_recipe(toy(task, folder), folder / "out", quiet=True)
         folders[task] = folder / "out"
     return folders
 
@@ -109,7 +109,7 @@ def test_suggested_recipe_can_be_trained(runs, tmp_path, task, fine_tune):
     assert 0 < suggested.train.warmup < suggested.train.steps
     assert suggested.model.mean == tuple(round(value, 4) for value in dataset.training.images.mean)
     short = recipe_from_dict({"train": {"steps": 1, "batch_images": 8, "workers": 1, "device": "cpu"}}, suggested)
-    pipeline = train(short, tmp_path / "out", start_from=runs[task] if fine_tune else None, quiet=True)
+    pipeline = run_recipe(short, tmp_path / "out", start_from=runs[task] if fine_tune else None, quiet=True)
     assert pipeline.model.config.width == (16 if fine_tune else suggested.model.width)
     assert pipeline.model.config.mean == ((0.5,) if fine_tune else suggested.model.mean)
 
@@ -144,7 +144,7 @@ def test_workers_map_cached_images_instead_of_receiving_them(tmp_path, cache):
 
 def test_classification_is_learned(tmp_path):
     changes = {"steps": 60, "lr": 1e-2, "validate_every": 60, "validate_by": "accuracy"}
-    model = train(
+    model = run_recipe(
         toy("classify-images", tmp_path, train=changes, augment={"mixup": 0.0, "cutmix": 0.0}),
         tmp_path / "out",
         quiet=True,
@@ -159,7 +159,7 @@ def test_classification_is_learned(tmp_path):
 def test_segmentation_is_learned(tmp_path, segmenter):
     changes = {"steps": 60, "lr": 1e-2, "validate_every": 60, "validate_by": "iou"}
     recipe = toy("segment", tmp_path, model={"segmenter": segmenter, "segmenter_layers": 1}, train=changes, **PLAIN)
-    model = train(recipe, tmp_path / "out", quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
     assert model.labels == ("3", "7")
     pixels, _, masks = draw(20, seed=1)  # the validation images
     targets = np.select([masks == 3, masks == 7], [0, 1], -1)
@@ -172,7 +172,9 @@ def test_segmentation_is_learned(tmp_path, segmenter):
 
 def test_masked_patches_are_learned(tmp_path):
     changes = {"steps": 60, "lr": 1e-2, "validate_every": 60}
-    model = train(toy("mask-images", tmp_path, train=changes, model=NO_DROPOUT, **PLAIN), tmp_path / "out", quiet=True)
+    model = run_recipe(
+        toy("mask-images", tmp_path, train=changes, model=NO_DROPOUT, **PLAIN), tmp_path / "out", quiet=True
+    )
     assert model.training["validation"]["nll"] < 0.95  # 1.0 for predicting the mean of each patch
     assert model.model.config.head == "pixels"
 
@@ -182,7 +184,7 @@ def loss_of(task, recipe):
     dataset = TASKS[task].read(recipe.data)
     config = TASKS[task].complete_config(recipe.model, dataset, ())
     encoded = TASKS[task].encode(
-        dataset, (), run_setup.PIPELINES["vit"].special, recipe, config, BatchShape(0, 1, True, 16)
+        dataset, (), run_setup.pipeline_kind(config).special, recipe, config, BatchShape(0, 1, True, 16)
     )
     batch = next(encoded.batches.epoch(0))
     torch.manual_seed(0)
@@ -257,7 +259,7 @@ def test_only_training_images_are_augmented(tmp_path, task):
     dataset = TASKS[task].read(recipe.data)
     config = TASKS[task].complete_config(recipe.model, dataset, ())
     encoded = TASKS[task].encode(
-        dataset, (), run_setup.PIPELINES["vit"].special, recipe, config, BatchShape(0, 1, True, 16)
+        dataset, (), run_setup.pipeline_kind(config).special, recipe, config, BatchShape(0, 1, True, 16)
     )
     for batch, is_augmented in ((next(encoded.batches.epoch(0)), True), (next(iter(encoded.validation)), False)):
         pixels = TASKS[task].augment_batch(batch, config).pixels
@@ -273,7 +275,7 @@ def test_validate_by_last_saves_the_last_model(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(losses)})
     for metric, step in (("last", 12), ("loss", 6)):
         recipe = toy("mask-images", tmp_path, train={"validate_by": metric})
-        assert train(recipe, tmp_path / metric, quiet=True).training["step"] == step
+        assert run_recipe(recipe, tmp_path / metric, quiet=True).training["step"] == step
 
 
 # Fine-tuning
@@ -292,7 +294,7 @@ def encoder_weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_fine_tuning_keeps_the_encoder_weights(runs, tmp_path, origin, task):
     """From any task to any other; the head is kept if it fits."""
     recipe = toy(task, tmp_path, model={"segmenter": "queries", "drop_path": 0.4}, **STILL)
-    model = train(recipe, tmp_path / "out", start_from=runs[origin], quiet=True).model
+    model = run_recipe(recipe, tmp_path / "out", start_from=runs[origin], quiet=True).model
     before, after = encoder_weights(runs[origin]), encoder_weights(tmp_path / "out")
     assert "blocks.1.attention.out.weight" in before
     assert before.keys() == after.keys()
@@ -309,10 +311,10 @@ def test_fine_tuning_keeps_the_encoder_weights(runs, tmp_path, origin, task):
 def test_learned_positions_are_interpolated_to_another_image_size(tmp_path):
     learned = {"model": {"positions": "learned", "pooling": "class"}}
     recipe = toy("classify-images", tmp_path, **STILL, **learned)
-    first = train(recipe, tmp_path / "first", quiet=True).model
+    first = run_recipe(recipe, tmp_path / "first", quiet=True).model
     write(tmp_path / "train.npz", 40, side=20)
     write(tmp_path / "validation.npz", 10, side=20)
-    second = train(recipe, tmp_path / "second", start_from=tmp_path / "first", quiet=True).model
+    second = run_recipe(recipe, tmp_path / "second", start_from=tmp_path / "first", quiet=True).model
     assert (second.config.image_height, second.config.image_width, second.config.grid) == (20, 20, (5, 5))
     table = first.embedding.learned.weight
     grid = table[1:].T.reshape(1, 16, 3, 3)
@@ -330,7 +332,7 @@ def test_fine_tuning_with_other_labels(runs, tmp_path):
     for name, count, seed in (("train", 100, 0), ("validation", 20, 1)):
         labels = draw(count, seed)[1] % 2
         write(tmp_path / f"{name}.npz", count, seed, labels=labels, names=np.array(["even", "odd"]))
-    model = train(recipe, tmp_path / "out", start_from=runs["classify-images"], quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", start_from=runs["classify-images"], quiet=True)
     assert model.labels == ("even", "odd")
     assert model.model.output.weight.shape == (2, 16)
 
@@ -340,16 +342,16 @@ def test_gray_images_with_a_color_model_and_the_reverse(runs, tmp_path):
     for name, count, seed in (("train", 100, 0), ("validation", 20, 1)):
         gray = draw(count, seed)[0].mean(-1).astype(np.uint8)
         write(tmp_path / f"{name}.npz", count, seed, images=gray)
-    model = train(recipe, tmp_path / "out", start_from=runs["classify-images"], quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", start_from=runs["classify-images"], quiet=True)
     assert model.model.config.channels == 3
-    alone = train(recipe_from_dict({"model": {"channels": 1}}, recipe), tmp_path / "gray", quiet=True)
+    alone = run_recipe(recipe_from_dict({"model": {"channels": 1}}, recipe), tmp_path / "gray", quiet=True)
     assert alone.model.config.channels == 1
     color = toy("classify-images", tmp_path, **STILL)
     assert error_message(color, tmp_path / "no", start_from=tmp_path / "gray") == (
         "The images are in color, but the model expects gray images. Set data.channels to 1 to convert them."
     )
     as_gray = recipe_from_dict({"data": {"channels": 1}}, color)
-    assert train(as_gray, tmp_path / "yes", start_from=tmp_path / "gray", quiet=True).model.config.channels == 1
+    assert run_recipe(as_gray, tmp_path / "yes", start_from=tmp_path / "gray", quiet=True).model.config.channels == 1
 
 
 # Files and splits
@@ -362,14 +364,14 @@ def test_folder_of_images_is_cached_next_to_the_model(tmp_path):
         Image.fromarray(image).resize((30, 20 + index % 3)).save(tmp_path / "photos" / NAMES[label] / f"{index}.png")
     recipe = toy("classify-images", tmp_path)
     recipe = dataclasses.replace(recipe, data=DataConfig((str(tmp_path / "photos"),), size=12))
-    model = train(recipe, tmp_path / "models" / "photos", quiet=True)
+    model = run_recipe(recipe, tmp_path / "models" / "photos", quiet=True)
     assert sorted(model.labels) == sorted(NAMES)
     assert model.training["data"]["training"]["pictures"] + model.training["data"]["validation"]["pictures"] == 60
     # Decoded images are cached next to the model folder, and reused by the next run.
     cached = list((tmp_path / "models" / "regard-cache").iterdir())
     assert len(cached) == 1
     stamp = cached[0].stat().st_mtime_ns
-    train(recipe, tmp_path / "models" / "others", quiet=True)
+    run_recipe(recipe, tmp_path / "models" / "others", quiet=True)
     assert [path.stat().st_mtime_ns for path in (tmp_path / "models" / "regard-cache").iterdir()] == [stamp]
 
 
@@ -463,7 +465,7 @@ def test_too_few_images_for_a_validation_split_is_an_error(tmp_path):
 def test_invalid_settings_are_errors_before_the_first_step(tmp_path, task, sections, message):
     recipe = toy(task, tmp_path)
     assert error_message(recipe_from_dict(sections, recipe), tmp_path / "out").startswith(message)
-    train(recipe, tmp_path / "out", quiet=True)  # the error left nothing in the folder
+    run_recipe(recipe, tmp_path / "out", quiet=True)  # the error left nothing in the folder
 
 
 def test_augmentation_settings_are_checked():

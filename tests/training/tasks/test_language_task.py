@@ -12,7 +12,7 @@ from regard.data.text.documents import encode_documents
 from regard.decode import DecodeConfig
 from regard.layers.packed import pack
 from regard.pipelines import load
-from regard.training import recipe_from_dict, train
+from regard.training import recipe_from_dict, run_recipe
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, evaluate_loss
 from tests.training.toy_tasks import toy, write_text
@@ -31,7 +31,7 @@ def abc(tmp_path_factory, request):
     tokenizer = {"kind": request.param, "vocab_size": 260}
     recipe = toy("language", folder, tokenizer=tokenizer, model=STILL, train=LEARN)
     (folder / "text.txt").write_text("abc" * 500, encoding="utf-8")
-    return train(recipe, folder / "out", quiet=True)
+    return run_recipe(recipe, folder / "out", quiet=True)
 
 
 def test_learned_pattern_is_generated(abc):
@@ -51,7 +51,7 @@ def test_learned_pattern_is_generated(abc):
 @pytest.mark.parametrize("constant", [False, True])
 def test_validation_loss_equals_the_loss_token_by_token(tmp_path, constant):
     recipe = toy("language", tmp_path, train={"steps": 3, "validate_every": 3, "batch_tokens": 70})
-    model = train(recipe, tmp_path / "out", quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
     dataset = LANGUAGE.read(recipe.data)
     encoded = LANGUAGE.encode(
         dataset, model.tokenizers, model.special, recipe, model.model.config, BatchShape(70, 1, constant)
@@ -88,7 +88,7 @@ def test_document_boundaries_are_learned(tmp_path):
     recipe = toy("language", tmp_path, model=STILL | {"max_len": 16}, train=LEARN)
     (tmp_path / "docs.jsonl").write_text('{"text": "one"}\n' * 200, encoding="utf-8")
     recipe = recipe_from_dict({"data": {"files": [str(tmp_path / "docs.jsonl")]}}, recipe)
-    model = train(recipe, tmp_path / "out", quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
     generated = model.generate(["", "o"], GREEDY)
     assert [best[0].text for best in generated] == ["one", "ne"]
     assert all(best[0].hypothesis.token_logprobs[-1] > -0.1 for best in generated)  # the end token
@@ -97,7 +97,7 @@ def test_document_boundaries_are_learned(tmp_path):
 def test_unseen_characters_are_unknown_tokens(tmp_path):
     """In validation and in prompts."""
     named = write_text(tmp_path / "validation.txt", ["the żebra sees the cat"])
-    model = train(toy("language", tmp_path, data={"validation": [named]}), tmp_path / "out", quiet=True)
+    model = run_recipe(toy("language", tmp_path, data={"validation": [named]}), tmp_path / "out", quiet=True)
     assert 0 < model.training["validation"]["nll"] < 50
     assert isinstance(model("ż"), str)
 
@@ -117,7 +117,7 @@ def test_fine_tuning_keeps_the_tokenizer(abc, tmp_path):
     abc.save(tmp_path / "abc")
     recipe = toy("language", tmp_path, train={"steps": 2, "validate_every": 2})
     (tmp_path / "text.txt").write_text("abcd" * 200, encoding="utf-8")
-    tuned = train(recipe, tmp_path / "out", start_from=tmp_path / "abc", quiet=True)
+    tuned = run_recipe(recipe, tmp_path / "out", start_from=tmp_path / "abc", quiet=True)
     assert tuned.tokenizer == abc.tokenizer
     assert tuned.model.config == abc.model.config
     assert type(load(tmp_path / "out", "cpu")) is type(abc)
@@ -128,7 +128,7 @@ def test_generated_words_have_correct_spacing(tmp_path):
     lines = ["The cat sleeps, and the dog eats.", "L'homme dort. Don't!"]
     recipe = toy("language", tmp_path, tokenizer={"kind": "word", "vocab_size": 40}, model=STILL, train=LEARN)
     (tmp_path / "text.txt").write_text("\n".join(lines * 150) + "\n", encoding="utf-8")
-    model = load(train(recipe, tmp_path / "out", quiet=True) and tmp_path / "out", "cpu")
+    model = load(run_recipe(recipe, tmp_path / "out", quiet=True) and tmp_path / "out", "cpu")
     text = "\n".join(lines)
     assert model.tokenizer.kind == "word"
     assert model.tokenizer.decode(model.tokenizer.encode(text)) == text
@@ -145,7 +145,7 @@ def test_unknown_words_are_never_generated(tmp_path, capsys):
     lines = [f"one word{index} two" for index in range(300)]
     recipe = toy("language", tmp_path, tokenizer={"kind": "word", "vocab_size": 7}, model=STILL, train=LEARN)
     (tmp_path / "text.txt").write_text("\n".join(lines), encoding="utf-8")
-    model = train(recipe, tmp_path / "out")
+    model = run_recipe(recipe, tmp_path / "out")
     assert "out-of-vocabulary words in validation: " in capsys.readouterr().err
     ids = model.encode_prompt("one")
     assert int(model.model(pack([ids]))[-1].argmax()) == model.special.unk  # by far the most probable

@@ -9,7 +9,7 @@ from regard.data import IGNORE_INDEX, Batch
 from regard.data.text.special_tokens import ENCODER_TOKENS
 from regard.layers.packed import pack
 from regard.models import make_model
-from regard.training import TrainConfig, recipe_from_dict, train
+from regard.training import TrainConfig, recipe_from_dict, run_recipe
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, features_loss
 from tests.training.toy_tasks import toy, write_text
@@ -77,7 +77,7 @@ def test_certain_tokens_are_predicted(tmp_path):
     recipe = toy("mask", tmp_path, tokenizer={"kind": "word"}, model=wide, train=learn)
     write_text(tmp_path / "lines.txt", PHRASES * 120)
     named = write_text(tmp_path / "validation.txt", PHRASES * 5)
-    model = train(recipe_from_dict({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
+    model = run_recipe(recipe_from_dict({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
     for phrase in PHRASES:
         words = phrase.split()
         for position, word in enumerate(words):
@@ -128,14 +128,14 @@ def test_batch_without_masked_tokens_is_harmless(tmp_path):
     known = ["the cat"] * 30
     write_text(tmp_path / "lines.txt", [*known, "rare words outside the vocabulary " * 6])
     named = write_text(tmp_path / "validation.txt", known)
-    model = train(recipe_from_dict({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
+    model = run_recipe(recipe_from_dict({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
     assert all(p.isfinite().all() for p in model.model.parameters())
 
 
 def test_fine_tuning_keeps_the_masked_language_model_head(tmp_path):
     recipe = toy("mask", tmp_path)
-    model = train(recipe, tmp_path / "first", quiet=True)
+    model = run_recipe(recipe, tmp_path / "first", quiet=True)
     still = recipe_from_dict({"train": {"lr": 1e-30, "steps": 1, "validate_every": 1}}, recipe)
-    tuned = train(still, tmp_path / "second", start_from=tmp_path / "first", quiet=True)
+    tuned = run_recipe(still, tmp_path / "second", start_from=tmp_path / "first", quiet=True)
     assert tuned.fill("the <mask>") == model.fill("the <mask>")
     assert tuned.model.config == model.model.config

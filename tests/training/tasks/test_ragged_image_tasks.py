@@ -14,12 +14,12 @@ from regard.cli import main
 from regard.data import RaggedImageBatches, RaggedImages
 from regard.models import make_model
 from regard.pipelines import ImageModel, load
-from regard.training import TrainConfig, plan, recipe_from_dict, run_setup, train
+from regard.training import TrainConfig, recipe_from_dict, run_recipe, run_setup
 from regard.training.runtime.cuda_graphs import GraphedUpdate
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, evaluate_loss
 from regard.viewer import look
-from tests.training.helpers import bit_equal, error_message, interrupt_and_resume, repeat_run, saved_tensors
+from tests.training.helpers import bit_equal, error_message, interrupt_and_resume, plan, repeat_run, saved_tensors
 from tests.training.toy_images import LONGEST, toy_ragged, write_ragged
 
 every_task = pytest.mark.parametrize("task", ["classify-images", "segment"])
@@ -31,7 +31,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     folders = {}
     for task in ("classify-images", "segment"):
         folder = tmp_path_factory.mktemp(task)
-        train(toy_ragged(task, folder), folder / "out", quiet=True)
+        run_recipe(toy_ragged(task, folder), folder / "out", quiet=True)
         folders[task] = folder / "out"
     return folders
 
@@ -79,7 +79,7 @@ def test_saved_model_has_the_logged_validation_scores(runs, task):
 def test_model_learns(tmp_path, task):
     changes = {"steps": 80, "lr": 1e-2, "validate_every": 80, "warmup": 5}
     recipe = toy_ragged(task, tmp_path, train=changes, model={"dropout": 0.0, "drop_path": 0.0})
-    scores = train(recipe, tmp_path / "out", quiet=True).training["validation"]
+    scores = run_recipe(recipe, tmp_path / "out", quiet=True).training["validation"]
     assert scores["accuracy" if task == "classify-images" else "pixel_accuracy"] > 85
 
 
@@ -191,7 +191,7 @@ def test_suggested_recipe_can_be_trained(runs, tmp_path, task, fine_tune):
     assert suggested.augment.crop < 8  # the height of the smallest image
     short = recipe_from_dict({"train": {"steps": 1, "workers": 1, "device": "cpu"}}, suggested)
     start = runs[task] if fine_tune else None
-    assert isinstance(train(short, tmp_path / "out", start_from=start, dataset=dataset, quiet=True), ImageModel)
+    assert isinstance(run_recipe(short, tmp_path / "out", start_from=start, dataset=dataset, quiet=True), ImageModel)
 
 
 def test_fine_tuning_between_one_size_and_different_sizes(runs, tmp_path):
@@ -199,10 +199,10 @@ def test_fine_tuning_between_one_size_and_different_sizes(runs, tmp_path):
     still = {"train": {"lr": 1e-30, "steps": 1, "validate_every": 1}, "model": {"positions": "learned"}}
     ragged = toy_ragged("classify-images", tmp_path, **still)
     one_size = recipe_from_dict({"data": {"longest": 0, "patch": 0, "size": 12}}, ragged)
-    train(one_size, tmp_path / "one", quiet=True)
-    second = train(ragged, tmp_path / "ragged", start_from=tmp_path / "one", quiet=True)
+    run_recipe(one_size, tmp_path / "one", quiet=True)
+    second = run_recipe(ragged, tmp_path / "ragged", start_from=tmp_path / "one", quiet=True)
     assert (second.model.config.longest_side, second.model.config.grid) == (24, (6, 6))
-    third = train(one_size, tmp_path / "back", start_from=tmp_path / "ragged", quiet=True)
+    third = run_recipe(one_size, tmp_path / "back", start_from=tmp_path / "ragged", quiet=True)
     assert (third.model.config.longest_side, third.size) == (0, (12, 12))
 
 
@@ -235,7 +235,12 @@ def test_batches_of_different_image_sizes_are_not_captured(tmp_path):
     recipe = toy_ragged("classify-images", tmp_path)
     config = TASKS["classify-images"].complete_config(recipe.model, dataset_of(recipe), ())
     encoded = TASKS["classify-images"].encode(
-        dataset_of(recipe), (), run_setup.PIPELINES["vit"].special, recipe, config, BatchShape(128, 1, constant=True)
+        dataset_of(recipe),
+        (),
+        run_setup.pipeline_kind(config).special,
+        recipe,
+        config,
+        BatchShape(128, 1, constant=True),
     )
     calls = []
     update = object.__new__(GraphedUpdate)  # __init__ needs a GPU

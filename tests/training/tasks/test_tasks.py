@@ -12,7 +12,7 @@ import torch
 
 from regard.data.text.special_tokens import SpecialTokens
 from regard.pipelines import load, save
-from regard.training import recipe_from_dict, train
+from regard.training import recipe_from_dict, run_recipe
 from regard.training.recipe import recipe_to_dict
 from regard.training.run_log import read_metrics
 from regard.training.tasks import TASKS
@@ -31,7 +31,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     folders = {}
     for task in KINDS:
         folder = tmp_path_factory.mktemp(task)
-        train(toy(task, folder), folder / "out", quiet=True)
+        run_recipe(toy(task, folder), folder / "out", quiet=True)
         folders[task] = folder / "out"
     return folders
 
@@ -121,7 +121,9 @@ def test_suggested_recipe_can_be_trained(runs, tmp_path, task):
         assert suggested.train.validate_by in ("loss", *TASKS[task].metrics)
         assert 0 < suggested.train.warmup < suggested.train.steps
         short = recipe_from_dict({"train": {"steps": 1, "batch_tokens": 512, "workers": 1, "device": "cpu"}}, suggested)
-        pipeline = train(short, tmp_path / str(fine_tune), start_from=runs[task] if fine_tune else None, quiet=True)
+        pipeline = run_recipe(
+            short, tmp_path / str(fine_tune), start_from=runs[task] if fine_tune else None, quiet=True
+        )
         assert pipeline.model.config.width == (16 if fine_tune else suggested.model.width)
 
 

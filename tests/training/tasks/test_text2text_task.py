@@ -7,7 +7,7 @@ import pytest
 
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.training import DataConfig, train
+from regard.training import DataConfig, run_recipe
 from regard.training.tasks import TASKS
 from tests.training.toy_tasks import toy, write_text
 
@@ -29,7 +29,7 @@ def test_prefixes_select_the_task(tmp_path):
     learn = {"steps": 120, "lr": 1e-2, "warmup": 10, "batch_tokens": 512, "validate_every": 120, "save_every": 120}
     sizes = {"dropout": 0.0, "width": 32, "positions": "rotary", "qk_norm": True}
     recipe = toy("text2text", tmp_path, data=data, tokenizer={"kind": "word"}, model=sizes, train=learn)
-    model = train(recipe, tmp_path / "out", quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
     sources = [f"{task}: {a} {b}" for a in NUMBERS for b in NUMBERS for task in ("French", "digits")]
     outputs = [best[0].text for best in model.translate(sources, GREEDY)]
     expected = [f"{words[a]} {words[b]}" for a in NUMBERS for b in NUMBERS for words in (FRENCH, DIGITS)]

@@ -347,8 +347,8 @@ def test_command_serves_until_ctrl_c(transformer_folder, tmp_path):
         # Children of a background shell ignore Ctrl-C by default.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
-        said, how = (process.stderr.readline() for _ in range(2))
-        port, token = re.fullmatch(r"Live page: http://127\.0\.0\.1:(\d+)/([\w-]{32})/\n", said).groups()
+        address_line, hint_line = (process.stderr.readline() for _ in range(2))
+        port, token = re.fullmatch(r"Live page: http://127\.0\.0\.1:(\d+)/([\w-]{32})/\n", address_line).groups()
         connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)
         connection.request("GET", f"/{token}/scene")
         header = json.loads(connection.getresponse().read())
@@ -357,7 +357,7 @@ def test_command_serves_until_ctrl_c(transformer_folder, tmp_path):
         connection.close()
     assert header["scene"]["texts"]["source"] == "one two"
     assert process.returncode == 0
-    assert (out, how, rest) == ("", "Stop with Ctrl-C.\n", "Live page stopped.\n")
+    assert (out, hint_line, rest) == ("", "Stop with Ctrl-C.\n", "Live page stopped.\n")
     assert not list(tmp_path.iterdir())
 
 

@@ -1,0 +1,139 @@
+"""One-call training: `regard.train`, which the command `regard train` shares."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.config_reader import read_toml
+from regard.data.phrasebook import PHRASEBOOK
+from regard.errors import RegardError
+from regard.interop.export_targets import ExportTarget
+from regard.pipelines import read_config
+from regard.recipes import find_recipe
+from regard.training.datasets import Dataset
+from regard.training.fine_tuning import fine_tuning_recipe
+from regard.training.recipe import Recipe, nest_overrides, recipe_from_dict, recipe_to_dict, resolve_cache_folder
+from regard.training.run_folder import check_output_folder, read_stored_recipe
+from regard.training.tasks import check_recipe, read_dataset, restrict_recipe, suggest_recipe
+from regard.training.trainer import run_recipe
+
+Files = str | Path | Sequence[str | Path]
+
+
+def train(
+    data: Files | None = None,
+    out: str | Path = "model",
+    *,
+    task: str | None = None,
+    recipe: str | Path | Recipe | None = None,
+    start_from: str | Path | None = None,
+    export_for: ExportTarget | None = None,
+    quiet: bool = False,
+    dry_run: bool = False,
+    **overrides: Any,
+) -> Any:
+    """Train a model on files; whatever is not specified is chosen from the data.
+
+    `data` names one or more files ("phrasebook": the built-in data), and `out` the model folder to write. `task` is
+    "translate" unless the recipe names another one. `recipe` is a Recipe, the path of a TOML file or the name of a
+    packaged recipe. Further keyword arguments override keys of the recipe: sections as dictionaries
+    (`train={"steps": 3000}`), or single keys (`steps=3000`). `start_from` is a model folder to fine-tune; `export_for`
+    restricts the model to a form that this export target supports.
+
+    An interrupted run is resumed by the same call. With `dry_run` the plan is printed and nothing is trained. Returns
+    the pipeline that `regard.load(out)` returns.
+
+    >>> translator = train("pairs.tsv", out="model", steps=3000)  # doctest: +SKIP
+    >>> translator("The cat chased the mouse.")  # doctest: +SKIP
+    'Le chat a chassé la souris.'
+    """
+    if isinstance(recipe, Recipe):
+        table, origin = recipe_to_dict(recipe), "the recipe"
+    else:
+        table, origin = (read_toml(find_recipe(str(recipe))), str(recipe)) if recipe is not None else ({}, "the recipe")
+    if task is not None:
+        table["task"] = task
+    nested = nest_overrides(overrides, recipe_from_dict(table, origin=origin))
+    if data is not None:
+        files = [data] if isinstance(data, str | Path) else list(data)
+        nested["data"] = {**nested.get("data", {}), "files": [str(file) for file in files]}
+    complete, dataset = resolve_recipe(
+        table, nested, out, origin=origin, start_from=start_from, export_for=export_for, quiet=quiet, dry_run=dry_run
+    )
+    return run_recipe(complete, out, start_from=start_from, dataset=dataset, quiet=quiet, dry_run=dry_run)
+
+
+def _keyword(key: str) -> str:
+    return {"data.files": "data=…", "for": "export_for"}.get(key, key)
+
+
+def resolve_recipe(
+    table: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    out: str | Path,
+    *,
+    origin: str = "the recipe",
+    overrides_origin: str = "regard.train",
+    start_from: str | Path | None = None,
+    export_for: ExportTarget | None = None,
+    quiet: bool = False,
+    dry_run: bool = False,
+    key_name: Callable[[str], str] = _keyword,
+) -> tuple[Recipe, Dataset[Any]]:
+    """Read the data and complete a recipe: overrides first, then the table, then the stored run or a suggestion.
+
+    `overrides` are nested tables. Errors name `origin` and `overrides_origin`, and spell keys by `key_name`.
+    """
+    # Task and family determine which other keys exist.
+    plain = recipe_from_dict(table, origin=origin)
+    chosen = {"task": overrides.get("task", plain.task)}
+    if "family" in overrides.get("model", {}):
+        chosen["model"] = {"family": overrides["model"]["family"]}
+    plain = recipe_from_dict(chosen, plain, overrides_origin)
+    data = recipe_from_dict(overrides, plain, overrides_origin).data
+    pass_data = f"Pass {key_name('data.files')}."
+    if "files" not in {**table.get("data", {}), **overrides.get("data", {})}:
+        raise RegardError("No training data is given.", pass_data)
+    if data.files == (PHRASEBOOK,) and plain.task != "translate":
+        raise RegardError(f"The phrasebook does not support the task {plain.task}.", pass_data)
+    if export_for and start_from:
+        raise RegardError(
+            f"The model to fine-tune, {start_from}, cannot be restricted to a form for {export_for}.",
+            f"Leave out {key_name('for')}.",
+        )
+    if not dry_run:
+        check_output_folder(Path(out))  # before reading the data, which may take long
+    dataset = read_dataset(plain.task, resolve_cache_folder(data, out), quiet=quiet)
+    # A resumed run keeps its recipe, apart from what is overridden.
+    stored = read_stored_recipe(out)
+    if stored is not None and stored.task == plain.task:
+        base = stored
+    else:
+        base = suggest_recipe(plain.task, dataset, start_from is not None)
+    if export_for:
+        base = restrict_recipe(base, export_for)
+    recipe = recipe_from_dict(overrides, recipe_from_dict(table, base, origin), overrides_origin)
+    if start_from is not None:
+        _refuse_ignored(overrides, recipe, start_from, key_name)
+    if export_for:
+        check_recipe(recipe, export_for)
+    return recipe, dataset
+
+
+def _refuse_ignored(
+    overrides: Mapping[str, Any], recipe: Recipe, start_from: str | Path, key_name: Callable[[str], str]
+) -> None:
+    """Raise an error for overrides that contradict the model to fine-tune."""
+    for name in overrides.get("tokenizer", {}):
+        if name != "dropout":  # used only during training
+            raise RegardError(
+                f"Fine-tuning uses the tokenizers of {start_from}.", f"Leave out {key_name(f'tokenizer.{name}')}."
+            )
+    model = fine_tuning_recipe(recipe, read_config(Path(start_from))[0], start_from).model
+    for name, value in overrides.get("model", {}).items():
+        current = getattr(model, name, value)
+        if current != value:
+            raise RegardError(
+                f"Fine-tuning uses the model of {start_from}, whose {name} is {current} (got {value}).",
+                f"Leave out {key_name(f'model.{name}')}.",
+            )
