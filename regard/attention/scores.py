@@ -2,7 +2,7 @@
 
 Every score has two steps. `fold` transforms queries and keys independently of each other; `pair` computes the score of
 each pair of the results. For five of the six scores `pair` is the plain dot product, so that one fused kernel serves
-them all; concat, with a tanh of the sum, has kernels of its own. `score(q, k)`, both steps over all pairs, is the
+them all; concat, with a tanh of the sum, has separate kernels. `score(q, k)`, both steps over all pairs, is the
 definition.
 """
 

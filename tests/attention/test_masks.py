@@ -71,7 +71,8 @@ def test_decomposition_finds_causal_window_and_lengths():
     assert parts.causal
     assert parts.window == 3
     assert torch.equal(parts.lengths, LENGTHS)
-    assert not MaskParts.from_mask(~padding(LENGTHS) | padding(LENGTHS)).relative
+    parts = MaskParts.from_mask(~padding(LENGTHS) | padding(LENGTHS))
+    assert not parts.is_relative
 
 
 def test_empty_window_is_an_error():

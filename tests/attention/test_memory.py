@@ -9,17 +9,17 @@ import resource, torch
 from regard.attention import *
 from tests.attention.helpers import Slope
 
-def attention(T, *, H=1, G=None, S=None, D=16, Dv=16, **given):
+def attention(T, *, H=1, G=None, S=None, D=16, Dv=16, **options):
     q, k, v = torch.randn(1, H, T, D), torch.randn(1, G or H, S or T, D), torch.randn(1, G or H, S or T, Dv)
-    attend(*(x.requires_grad_() for x in (q, k, v)), **given).sum().backward()
+    attend(*(x.requires_grad_() for x in (q, k, v)), **options).sum().backward()
 
 def one_head(T):
     attend(*(x.requires_grad_() for x in torch.randn(3, 1, T, 16)), mask=causal()).sum().backward()
 
-def packed(T, **given):
+def packed(T, **options):
     offsets = Offsets(torch.tensor([0, T, T, T + 7]), total=T + 7, max_len=T)
     q, k, v = (x.requires_grad_() for x in torch.randn(3, T + 7, 1, 16))
-    attend(q, k, v, q_offsets=offsets, k_offsets=offsets, **given).sum().backward()
+    attend(q, k, v, q_offsets=offsets, k_offsets=offsets, **options).sum().backward()
 
 def recorded(T):
     class Attention(torch.nn.Module):

@@ -76,7 +76,7 @@ class PaddedLayout:
         return _Pack.apply(flat, self._indices(H)[1]).view(-1, H, D)
 
     def _indices(self, H: int) -> tuple[Int[Tensor, "RH"], Int[Tensor, "NH"]]:
-        """For each cell its packed row, and for each packed row its cell; heads are rows of their own."""
+        """For each cell its packed row, and for each packed row its cell; each head counts as a row."""
 
         def compute() -> tuple[Tensor, Tensor]:
             heads = torch.arange(H, device=self.origins.device)
