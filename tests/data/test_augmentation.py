@@ -4,7 +4,8 @@ from collections import Counter
 import pytest
 import torch
 
-from regard.data import IGNORED, AugmentConfig, augment, augmentation, soft_targets
+from regard.data import AugmentConfig, augment, augmentation, soft_targets
+from regard.data.batches import IGNORED
 from regard.data.image_ops import FILL
 from regard.errors import RegardError
 

@@ -7,8 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import EOS, SOS, Batches, BpeDropout, Sequences, Tokenizer, encode_pairs, prefetch
-from regard.data.batches import IGNORED
+from regard.data import Batches, Tokenizer, encode_pairs
+from regard.data.batches import IGNORED, prefetch
+from regard.data.dropout import BpeDropout
+from regard.data.sequences import Sequences
+from regard.data.special import EOS, SOS
 from regard.errors import RegardError
 
 

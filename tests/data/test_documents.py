@@ -7,16 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import (
-    TOKENIZER_KINDS,
-    Sequences,
-    Special,
-    Tokenizer,
-    documents,
-    encode_documents,
-    read_documents,
-    split_documents,
-)
+from regard.data import Special, Tokenizer, documents, encode_documents, read_documents, split_documents
+from regard.data.sequences import Sequences
+from regard.data.tokenizer import TOKENIZER_KINDS
 from regard.errors import RegardError
 from tests.data.helpers import write
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data import AugmentConfig, ImageBatches, as_numbers, read_images
+from regard.data import AugmentConfig, read_images
+from regard.data.image_batches import ImageBatches, as_numbers
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from regard.data import IGNORED
 from regard.data import image_ops as ops
+from regard.data.batches import IGNORED
 
 SHAPE = (31, 26)
 

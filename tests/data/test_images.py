@@ -6,7 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.data import IGNORED, read_images, read_ragged
+from regard.data import read_images, read_ragged
+from regard.data.batches import IGNORED
 from regard.errors import RegardError
 from tests.data.helpers import write
 from tests.data.image_helpers import (

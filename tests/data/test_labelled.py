@@ -5,17 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data import (
-    IGNORED,
-    Labelled,
-    LabelledBatches,
-    Sequences,
-    Texts,
-    label_ids,
-    label_names,
-    read_labelled,
-    split_validation,
-)
+from regard.data import read_labelled, split_validation
+from regard.data.batches import IGNORED
+from regard.data.labelled import Labelled, LabelledBatches, label_ids, label_names
+from regard.data.sequences import Sequences
+from regard.data.texts import Texts
 from regard.errors import RegardError
 from tests.data.helpers import check_epochs, rows, write
 

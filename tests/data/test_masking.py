@@ -4,7 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import IGNORED, MaskedBatches, Sequences, Special
+from regard.data import Special
+from regard.data.batches import IGNORED
+from regard.data.masking import MaskedBatches
+from regard.data.sequences import Sequences
 from regard.errors import RegardError
 from tests.data.helpers import check_epochs, rows
 

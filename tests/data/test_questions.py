@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import IGNORED, AnswerBatches, Question, QuestionPieces, Special, Tokenizer, read_squad
+from regard.data import Question, Special, Tokenizer, read_squad
+from regard.data.batches import IGNORED
+from regard.data.questions import AnswerBatches, QuestionPieces
 from regard.errors import RegardError
 from tests.data.helpers import check_epochs, rows, write
 

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data import IGNORED, AugmentConfig, RaggedBatches, read_ragged
+from regard.data import AugmentConfig, read_ragged
+from regard.data.batches import IGNORED
+from regard.data.ragged_batches import RaggedBatches
 from regard.errors import RegardError
 from regard.layers.patches import pack_images
 from tests.data.image_helpers import write_ragged_images

@@ -4,7 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import IGNORED, TextBatches, whole_text
+from regard.data.batches import IGNORED
+from regard.data.streams import TextBatches, whole_text
 from regard.errors import RegardError
 from tests.data.helpers import check_epochs, rows
 

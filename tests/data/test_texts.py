@@ -3,7 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import ByLength, Sequences, Special, Texts, Tokenizer, encode_texts
+from regard.data import Special, Tokenizer, encode_texts
+from regard.data.sequences import Sequences
+from regard.data.texts import ByLength, Texts
 from regard.errors import RegardError
 from tests.data.helpers import rows
 
