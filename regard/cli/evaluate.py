@@ -172,13 +172,13 @@ def _read_examples(options: Options) -> Examples:
             f"{options.alignments} has {len(gold)} lines, but {name} has {len(examples.pairs)} pairs.",
             "Write one line of links per pair.",
         )
-    kept = [i for i, pair in enumerate(examples.pairs) if any(side.strip() for side in pair)]
-    if not kept:
+    nonempty = [i for i, pair in enumerate(examples.pairs) if any(side.strip() for side in pair)]
+    if not nonempty:
         raise RegardError(f"{name}: all pairs are empty.", "Pass files with text.")
-    if len(kept) < len(examples.pairs):
-        print_note(f"Empty pairs left out: {len(examples.pairs) - len(kept)}.")
+    if len(nonempty) < len(examples.pairs):
+        print_note(f"Empty pairs left out: {len(examples.pairs) - len(nonempty)}.")
     return Examples(
-        [examples.pairs[i] for i in kept], None if gold is None else [gold[i] for i in kept], examples.words
+        [examples.pairs[i] for i in nonempty], None if gold is None else [gold[i] for i in nonempty], examples.words
     )
 
 
@@ -276,12 +276,12 @@ def _class_table(scores: dict[str, dict[str, float]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    shown = sorted(scores, key=lambda label: -scores[label]["support"])[:MAX_CLASSES]
+    frequent = sorted(scores, key=lambda label: -scores[label]["support"])[:MAX_CLASSES]
     title = f"the {MAX_CLASSES} most frequent of {len(scores)} classes" if len(scores) > MAX_CLASSES else ""
     table = Table("class", title=title or None, title_justify="left")
     for name in ("precision", "recall", "F1", "support"):
         table.add_column(name, justify="right")
-    for label in [one for one in scores if one in set(shown)]:
+    for label in [one for one in scores if one in set(frequent)]:
         one = scores[label]
         shares = (f"{one[name]:.2f} %" for name in ("precision", "recall", "f1"))
         table.add_row(Text(label), *shares, f"{one['support']:,}")
