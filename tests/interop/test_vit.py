@@ -332,7 +332,7 @@ def test_the_commands(tmp_path, capsys):
     assert main(["export", str(tmp_path / "model"), "--to", "huggingface", "--out", str(tmp_path / "hf")]) == 0
     assert "a folder for transformers (ViTForImageClassification)" in capsys.readouterr().err
     assert main(["import", str(tmp_path / "hf"), "--out", str(tmp_path / "back")]) == 0
-    assert "A model of images of" in capsys.readouterr().err
+    assert "Imported an image model with" in capsys.readouterr().err
     back = load(tmp_path / "back", "cpu")
     same(weights_of(back), weights_of(bundle))
     [ours], [before] = back.classify([image]), bundle.classify([image])
