@@ -29,7 +29,7 @@ BLOCK_SIZE = 1024
 # Share of unknown characters in a text from which a warning is printed.
 UNKNOWN_SHARE = 0.5
 
-# Hint in the place of the default of an option that is off or empty by default.
+# Hint that replaces the default value in the help of options that are off or empty by default.
 NO_HINT = ""
 Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help="model folder")]
 Ensemble = Annotated[
@@ -80,7 +80,7 @@ _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 
 @_registry.primitive_rule
 def _plain_values(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-    """Numbers and strings, shown as N, X and TEXT in the help."""
+    """Numbers and strings: N, X and TEXT in the help."""
     kind: Any = info.type
     if kind not in _METAVARS:
         return None

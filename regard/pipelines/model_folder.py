@@ -168,9 +168,9 @@ def load(path, device="auto", *, expect=None):
     regard.errors.RegardError: no-such-folder: model folder not found. Train one with: regard train
     """
     if not isinstance(path, str | Path):
-        return _ensemble(path, device)
+        return _load_ensemble(path, device)
     if not str(path) or "\0" in str(path):
-        raise RegardError(f"{path!r} is not a valid folder name.", "Pass the folder of a trained model (--out).")
+        raise RegardError(f"{path!r} is not the path of a model folder.", "Pass the folder of a trained model (--out).")
     torch_device = find_device(device)
     folder = Path(path)
     config, special = read_config(folder)
@@ -206,7 +206,7 @@ def check_kind(folder: Path, config: Any, expect: type[Any] | None) -> None:
         )
 
 
-def _ensemble(paths: Any, device: Device) -> Translator:
+def _load_ensemble(paths: Any, device: Device) -> Translator:
     if not isinstance(paths, Sequence) or isinstance(paths, bytes) or not paths:
         raise RegardError(
             f"Expected the path of a model folder, or a list of paths (got {format_value(paths)}).",
@@ -333,9 +333,9 @@ def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
 
 def _check_shapes(config: Any, shapes: Mapping[str, Sequence[int]], origin: str | Path) -> None:
     """Check the sizes of a config against the tensors, before allocating anything of these sizes."""
-    for name, height in layer_counts(config).items():
-        if height > len(shapes):
-            raise _mismatch(origin, f"{name} is {height:,}, but there are only {len(shapes):,} tensors")
+    for name, count in layer_counts(config).items():
+        if count > len(shapes):
+            raise _mismatch(origin, f"{name} is {count:,}, but there are only {len(shapes):,} tensors")
     sizes = {"width": config.width}
     if hasattr(config, "heads"):
         sizes["heads × head width"] = config.heads * (getattr(config, "head_width", 0) or config.width // config.heads)

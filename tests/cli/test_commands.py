@@ -58,8 +58,8 @@ def test_translate_standard_input(run, stdin, seq2seq_folder):
 
 
 def test_prefix_begins_every_translation(run, seq2seq_folder):
-    found = run("translate", seq2seq_folder, "one two three", "four five", "--prefix", "neuf")
-    assert all(line.startswith("neuf") for line in found)
+    lines = run("translate", seq2seq_folder, "one two three", "four five", "--prefix", "neuf")
+    assert all(line.startswith("neuf") for line in lines)
 
 
 def test_translations_of_a_file_do_not_depend_on_the_block_size(run, monkeypatch, tmp_path, seq2seq_folder, seq2seq):
@@ -141,7 +141,7 @@ def test_evaluate_prints_and_writes_all_metrics(run, pairs_file, tmp_path, seq2s
     gold = tmp_path / "gold.txt"
     gold.write_text("".join(" ".join(f"{s}-{t}" for s, t in links) + "\n" for links in number_links(pairs)))
     results = tmp_path / "results.json"
-    shown = run("evaluate", seq2seq_folder, "--data", pairs_file, "--alignments", gold, "--json", results)
+    output = run("evaluate", seq2seq_folder, "--data", pairs_file, "--alignments", gold, "--json", results)
     table = json.loads(results.read_text())
     correct = sum(seq2seq(source) == target for source, target in pairs)
     assert table["exact_match"] == pytest.approx(100 * correct / 20)
@@ -150,7 +150,7 @@ def test_evaluate_prints_and_writes_all_metrics(run, pairs_file, tmp_path, seq2s
     assert table["loss"] == pytest.approx(-sum(one.logprob for one in scores) / sum(one.tokens for one in scores))
     rate = alignment_error_rate(align(seq2seq, pairs, sharpest_layer(seq2seq, pairs)), number_links(pairs))
     assert table["alignment_error_rate"] == pytest.approx(100 * rate)
-    text = "\n".join(shown)
+    text = "\n".join(output)
     for key, name in (("bleu", "BLEU"), ("chrf", "chrF"), ("word_error_rate", "word error rate")):
         assert re.search(rf"{name} .* {table[key]:.2f}", text)
     assert table["signature"] in text
@@ -170,8 +170,8 @@ def test_evaluate_phrasebook_with_gold_alignments(run, tmp_path, transformer_fol
 
 def test_evaluate_without_attention_has_no_alignments(run, pairs_file, tmp_path, blind_folder):
     (tmp_path / "gold.txt").write_text("0-0\n" * 20)
-    shown = run("evaluate", blind_folder, "--data", pairs_file, "--alignments", tmp_path / "gold.txt")
-    assert not any("alignment" in line for line in shown)
+    output = run("evaluate", blind_folder, "--data", pairs_file, "--alignments", tmp_path / "gold.txt")
+    assert not any("alignment" in line for line in output)
 
 
 def test_evaluate_skips_empty_pairs_and_counts_empty_sources(capsys, tmp_path, seq2seq_folder):

@@ -194,11 +194,11 @@ def test_evaluate_classification(run, tmp_path, classifier, photos):
     output = run("evaluate", classifier, "--data", photos, "--json", out, "--confusion", confusion)
     for word in ("15 images", "accuracy", "calibration error", "loss (nats)", "images per second"):
         assert word in " ".join(output.split())
-    found = json.loads(out.read_text())
-    assert (found["images"], found["accuracy"], found["labels"]) == (15, 100.0, list(LABELS))
-    assert found["confusion"] == [[5, 0, 0], [0, 5, 0], [0, 0, 5]]
-    assert 0 < found["calibration_error"] < 50
-    assert "top_5" not in found  # fewer than five labels
+    metrics = json.loads(out.read_text())
+    assert (metrics["images"], metrics["accuracy"], metrics["labels"]) == (15, 100.0, list(LABELS))
+    assert metrics["confusion"] == [[5, 0, 0], [0, 5, 0], [0, 0, 5]]
+    assert 0 < metrics["calibration_error"] < 50
+    assert "top_5" not in metrics  # fewer than five labels
     assert len(np.unique(imread(confusion)[..., 0])) > 20
 
 
@@ -210,9 +210,9 @@ def test_evaluate_confusion_counts(run, tmp_path, classifier, photos):
     run(
         "evaluate", classifier, "--data", f"{tmp_path / 'index.csv'}:test", "--label", "shade", "--json", tmp_path / "r"
     )
-    found = json.loads((tmp_path / "r").read_text())
-    assert found["confusion"] == [[4, 0, 0], [0, 0, 0], [1, 0, 0]]
-    assert found["accuracy"] == 80
+    metrics = json.loads((tmp_path / "r").read_text())
+    assert metrics["confusion"] == [[4, 0, 0], [0, 0, 0], [1, 0, 0]]
+    assert metrics["accuracy"] == 80
 
 
 def test_evaluate_segmentation(run, tmp_path, segmenter):
@@ -224,13 +224,13 @@ def test_evaluate_segmentation(run, tmp_path, segmenter):
     output = run(
         "evaluate", segmenter, "--data", tmp_path / "test.npz", "--json", tmp_path / "r", "--confusion", confusion
     )
-    found = json.loads((tmp_path / "r").read_text())
-    counts = np.array(found["confusion"])
+    metrics = json.loads((tmp_path / "r").read_text())
+    counts = np.array(metrics["confusion"])
     assert counts.sum() == 6 * 8 * 12 - 16
-    assert found["pixel_accuracy"] == pytest.approx(100 * np.trace(counts) / counts.sum())
-    assert 70 < found["pixel_accuracy"] < 90
-    assert list(found["iou"]) == ["3", "7"]
-    assert found["mean_iou"] == pytest.approx(np.mean(list(found["iou"].values())))
+    assert metrics["pixel_accuracy"] == pytest.approx(100 * np.trace(counts) / counts.sum())
+    assert 70 < metrics["pixel_accuracy"] < 90
+    assert list(metrics["iou"]) == ["3", "7"]
+    assert metrics["mean_iou"] == pytest.approx(np.mean(list(metrics["iou"].values())))
     assert "mean intersection over union" in output
     assert "predicted labels of its pixels" in " ".join(confusion.read_text().split())
 

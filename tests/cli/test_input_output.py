@@ -331,18 +331,18 @@ def test_evaluate_prints_precision_recall_and_f1_per_class(invoke, tmp_path, cla
     rows = [("one", "odd"), ("two", "even"), ("three", "odd"), ("four", "even"), ("five", "odd")]
     path.write_text("".join(f"{text}\t{label}\n" for text, label in rows))
     _, out, _ = invoke("evaluate", classifier_folder, "--data", path, "--json", results)
-    found = json.loads(results.read_text())
+    metrics = json.loads(results.read_text())
     predicted = [one.label for one in load(classifier_folder, "cpu").classify([text for text, _ in rows])]
     for label in ("even", "odd"):
         correct = sum(a == b == label for a, (_, b) in zip(predicted, rows))
         support, count = sum(b == label for _, b in rows), predicted.count(label)
-        one = found["per_class"][label]
+        one = metrics["per_class"][label]
         assert one["support"] == support
         assert one["recall"] == pytest.approx(100 * correct / support)
         assert one["precision"] == pytest.approx(100 * correct / max(1, count))
         assert one["f1"] == pytest.approx(200 * correct / (support + count))
         assert any(line.startswith("│") and label in line and f"{one['f1']:.2f} %" in line for line in out)
-    assert found["macro_f1"] == pytest.approx(sum(one["f1"] for one in found["per_class"].values()) / 2)
+    assert metrics["macro_f1"] == pytest.approx(sum(one["f1"] for one in metrics["per_class"].values()) / 2)
     assert any("macro F1" in line for line in out)
 
 

@@ -38,11 +38,11 @@ def test_config_show_reproduces_a_training_run(tmp_path, capsys):
     small += ["--steps", "1", "--train.workers", "1", "--device", "cpu", "--quiet"]
     assert main(["train", *small, "--out", str(tmp_path / "a")]) == 0
     assert main(["config", "show", str(tmp_path / "a")]) == 0
-    shown = capsys.readouterr().out
-    table = tomllib.loads(shown)
+    output = capsys.readouterr().out
+    table = tomllib.loads(output)
     assert table["model"]["width"] == 16
-    assert "# source_vocab = " in shown
-    (tmp_path / "shown.toml").write_text(shown, encoding="utf-8")
+    assert "# source_vocab = " in output
+    (tmp_path / "shown.toml").write_text(output, encoding="utf-8")
     assert main(["train", str(tmp_path / "shown.toml"), "--quiet", "--out", str(tmp_path / "b")]) == 0
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
     assert capsys.readouterr() == ("", "")

@@ -135,12 +135,12 @@ def test_classify_prints_labels_and_probabilities(run, classifier, data):
 def test_evaluate_on_labeled_texts(run, classifier, data, tmp_path):
     files = ["--json", tmp_path / "r.json", "--confusion", tmp_path / "c.svg"]
     assert "accuracy" in run("evaluate", classifier, "--data", data / "kinds.tsv", *files)
-    found = json.loads((tmp_path / "r.json").read_text())
-    assert found["texts"] == 300
-    assert found["accuracy"] > 90
-    assert found["labels"] == ["question", "statement"]
-    assert np.trace(found["confusion"]) == pytest.approx(3 * found["accuracy"])
-    assert np.sum(found["confusion"]) == 300
+    metrics = json.loads((tmp_path / "r.json").read_text())
+    assert metrics["texts"] == 300
+    assert metrics["accuracy"] > 90
+    assert metrics["labels"] == ["question", "statement"]
+    assert np.trace(metrics["confusion"]) == pytest.approx(3 * metrics["accuracy"])
+    assert np.sum(metrics["confusion"]) == 300
     assert "predicted labels of its texts" in " ".join((tmp_path / "c.svg").read_text().split())
 
 
@@ -183,11 +183,11 @@ def test_answers_may_be_empty_with_the_empty_option(run, capsys, data, tmp_path)
     for more in [], ["--empty"]:
         assert main([*evaluate, *more]) == 0
         assert ("Unanswerable questions: 120" in capsys.readouterr().err) == (not more)
-        found = json.loads((tmp_path / "r.json").read_text())
-        assert (found["questions"], found["without_answer"]) == (120, 120)
-        assert found["exact_match"] == found["f1"]
+        metrics = json.loads((tmp_path / "r.json").read_text())
+        assert (metrics["questions"], metrics["without_answer"]) == (120, 120)
+        assert metrics["exact_match"] == metrics["f1"]
         assert (
-            found["f1"] == 100 if more else found["f1"] < 50
+            metrics["f1"] == 100 if more else metrics["f1"] < 50
         )  # punctuation and articles are ignored, so some answers count as empty
 
 
@@ -202,11 +202,11 @@ def test_answer_requires_a_question_and_a_suitable_model(run_error, answerer, en
 def test_evaluate_language_model(run, generator, data, tmp_path):
     output = run("evaluate", generator, "--data", data / "text.txt", "--json", tmp_path / "r.json")
     assert "bits per byte" in output
-    found = json.loads((tmp_path / "r.json").read_text())
+    metrics = json.loads((tmp_path / "r.json").read_text())
     size = (data / "text.txt").stat().st_size
-    assert found["bytes"] == size
-    assert found["bits_per_byte"] == pytest.approx(found["loss"] * found["tokens"] / np.log(2) / size)
-    assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
+    assert metrics["bytes"] == size
+    assert metrics["bits_per_byte"] == pytest.approx(metrics["loss"] * metrics["tokens"] / np.log(2) / size)
+    assert metrics["perplexity"] == pytest.approx(np.exp(metrics["loss"]))
 
 
 def test_look_at_language_model_and_encoder(run, generator, encoder, tmp_path):

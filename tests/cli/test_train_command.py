@@ -195,10 +195,10 @@ def test_train_from_images_only(tmp_path, capfd):
 def test_help_all_lists_the_options_of_the_family(capsys, monkeypatch, family, task):
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["train", "--task", task, "--model.family", family, "--help-all"]) == 0
-    shown = set(re.findall(r"--model\.([\w-]+)", capsys.readouterr().out))
+    listed = set(re.findall(r"--model\.([\w-]+)", capsys.readouterr().out))
     config = FAMILIES[family].config
     fields = {one.name.replace("_", "-") for one in dataclasses.fields(config) if one.name not in DERIVED}
-    assert shown - {"family"} == fields
+    assert listed - {"family"} == fields
 
 
 def test_derived_values_are_not_options(pairs, capsys):

@@ -134,9 +134,9 @@ def test_invalid_recipe_section(tmp_path, run_error):
 
 def test_help_shows_recipe_values_as_defaults(capsys):
     assert main(["train", "multi30k-rnn", "--steps", "7", "--help-all"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "--steps, --train.steps N number of training steps (default: 2000)" in shown
-    assert "[model] of the family seq2seq --model.width N of embeddings and states (default: 384)" in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert "--steps, --train.steps N number of training steps (default: 2000)" in output
+    assert "[model] of the family seq2seq --model.width N of embeddings and states (default: 384)" in output
 
 
 def small_data(task: str, folder: Path) -> list[DataConfig]:

@@ -26,10 +26,10 @@ def test_wide_beam_finds_the_best_outputs(length_penalty: float, min_len: int) -
     config = limited(3, beam=85, n_best=n_best, length_penalty=length_penalty, min_len=min_len, patience=math.inf)
     for seed in range(4):
         model = HistoryModel(V, seed)
-        for source, found in zip(SENTENCES, beam(model, pack(SENTENCES), config)):
+        for source, result in zip(SENTENCES, beam(model, pack(SENTENCES), config)):
             expected = exhaustive_search(model, source, V, config, SPECIAL)[:n_best]
-            assert [h.ids for h in found] == [ids for _, ids in expected]
-            assert [h.score for h in found] == pytest.approx([score for score, _ in expected], abs=1e-5)
+            assert [h.ids for h in result] == [ids for _, ids in expected]
+            assert [h.score for h in result] == pytest.approx([score for score, _ in expected], abs=1e-5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,8 +48,8 @@ def test_early_stopping_does_not_change_the_result(
     model = HistoryModel(9, seed, sharpness)
     config = limited(8, beam=width, n_best=n_best, length_penalty=length_penalty, patience=math.inf)
     source = pack([[5], [6]])
-    found = beam(model, source, config)
-    for sentence, n_best_list in zip((5, 6), found):
+    result = beam(model, source, config)
+    for sentence, n_best_list in zip((5, 6), result):
         expected = search_without_early_stopping(model, sentence, width, limit=8, length_penalty=length_penalty)
         assert [h.ids for h in n_best_list] == [ids for _, ids in expected[:n_best]]
         assert [h.score for h in n_best_list] == pytest.approx([s for s, _ in expected[:n_best]], abs=1e-5)
@@ -139,9 +139,9 @@ def test_vocabulary_smaller_than_the_beam() -> None:
     model = HistoryModel(V, seed=1)
     config = limited(2, beam=10, n_best=10)
     expected = exhaustive_search(model, [8], V, config, SPECIAL)
-    found = beam(model, pack([[8]]), config)[0]
+    result = beam(model, pack([[8]]), config)[0]
     assert len(expected) == 7  # "", a, b, aa, ab, ba, bb
-    assert [h.ids for h in found] == [ids for _, ids in expected]
+    assert [h.ids for h in result] == [ids for _, ids in expected]
 
 
 def test_no_sentences_give_no_results() -> None:
@@ -222,9 +222,9 @@ def test_beam_larger_than_the_vocabulary_finds_every_output_once(history) -> Non
     model = HistoryModel(6, seed=3)
     sources = [[4], [5, 1], [7, 1, 1]]
     config = DecodeConfig("beam", beam=50, n_best=50, max_len=2, patience=math.inf)
-    for source, found in zip(sources, beam(model, pack(sources), config, history=history)):
-        assert [one.ids for one in found] == [ids for _, ids in exhaustive_search(model, source, 6, config, SPECIAL)]
-        assert len(found) == 13
+    for source, result in zip(sources, beam(model, pack(sources), config, history=history)):
+        assert [one.ids for one in result] == [ids for _, ids in exhaustive_search(model, source, 6, config, SPECIAL)]
+        assert len(result) == 13
 
 
 def test_min_len_above_max_len_raises() -> None:

@@ -54,8 +54,8 @@ def test_total_length_of_the_source_gives_empty_outputs(config) -> None:
 
 @every_method
 def test_other_limits_apply_too(config) -> None:
-    found = decode(replace(config, max_len=3), max_total_len=6)
-    for source, n_best in zip(SENTENCES, found):
+    result = decode(replace(config, max_len=3), max_total_len=6)
+    for source, n_best in zip(SENTENCES, result):
         assert max(len(one.ids) for one in n_best) <= min(3, 6 - len(source))
 
 
@@ -64,9 +64,9 @@ def test_other_limits_apply_too(config) -> None:
 def test_prefix_beyond_the_total_length_raises(config, prefix) -> None:
     """Sources have 1 to 5 tokens; a prefix that does not fit raises instead of being truncated."""
     prefixes = [[4] * min(prefix, 7 - len(source)) for source in SENTENCES]
-    for source, given, n_best in zip(SENTENCES, prefixes, decode(config, max_total_len=7, prefixes=prefixes)):
+    for source, forced, n_best in zip(SENTENCES, prefixes, decode(config, max_total_len=7, prefixes=prefixes)):
         for one in n_best:
-            assert one.ids[: len(given)] == given
+            assert one.ids[: len(forced)] == forced
             assert len(source) + len(one.ids) <= 7
             assert len(one.token_logprobs) == len(one.ids) + 1
     longest = max(range(len(SENTENCES)), key=lambda i: len(SENTENCES[i]))
@@ -96,19 +96,19 @@ class TokenLog:
 def test_on_token_receives_every_token(config, budget) -> None:
     """With any batching, and after other sentences have left the batch; <eos> is not reported."""
     log = TokenLog()
-    found = decode(config, on_token=log, budget=budget)
-    assert [log.tokens_of(index) for index in range(len(SENTENCES))] == [n_best[0].ids for n_best in found]
-    assert found == decode(config)
+    result = decode(config, on_token=log, budget=budget)
+    assert [log.tokens_of(index) for index in range(len(SENTENCES))] == [n_best[0].ids for n_best in result]
+    assert result == decode(config)
 
 
 def test_on_token_reports_the_first_of_several_samples() -> None:
     log = TokenLog()
     config = replace(SAMPLE, n_best=3)
-    found = decode(config, on_token=log)
-    for index, n_best in enumerate(found):
+    result = decode(config, on_token=log)
+    for index, n_best in enumerate(result):
         assert log.tokens_of(index) in [one.ids for one in n_best]
     # Results are sorted by score, so the first result is not always the first sample.
-    assert any(log.tokens_of(index) != n_best[0].ids for index, n_best in enumerate(found))
+    assert any(log.tokens_of(index) != n_best[0].ids for index, n_best in enumerate(result))
 
 
 def test_on_token_is_called_step_by_step() -> None:
@@ -153,7 +153,7 @@ SHARED_IDS = pytest.mark.parametrize(
 def test_greedy_ends_at_the_most_probable_eos(special) -> None:
     model = HistoryModel(V, seed=1)
     ended = 0
-    for source, [found] in zip(SENTENCES, greedy(model, pack(SENTENCES), special=special)):
+    for source, [result] in zip(SENTENCES, greedy(model, pack(SENTENCES), special=special)):
         past, limit = [special.sos], DecodeConfig().limit(len(source))
         while len(past) <= limit:
             scores = model.scores(torch.tensor(source[0]), torch.tensor(past)).clone()
@@ -162,9 +162,9 @@ def test_greedy_ends_at_the_most_probable_eos(special) -> None:
                 ended += 1
                 break
             past.append(int(scores.argmax()))
-        assert found.ids == past[1:]
-        assert found.logprob == pytest.approx(log_prob(model, source[0], past[1:], special), abs=1e-4)
-        assert len(found.token_logprobs) == len(found.ids) + 1
+        assert result.ids == past[1:]
+        assert result.logprob == pytest.approx(log_prob(model, source[0], past[1:], special), abs=1e-4)
+        assert len(result.token_logprobs) == len(result.ids) + 1
     assert ended > 10
 
 
@@ -184,18 +184,18 @@ def test_wide_beam_finds_the_best_outputs(special) -> None:
     model = HistoryModel(6, seed=3)
     # At most 5 words at 3 positions: nothing is pruned, and only the score bound stops the search.
     config = DecodeConfig("beam", beam=160, n_best=5, max_len=3, patience=math.inf)
-    for source, found in zip(SENTENCES[:6], beam(model, pack(SENTENCES[:6]), config, special=special)):
+    for source, result in zip(SENTENCES[:6], beam(model, pack(SENTENCES[:6]), config, special=special)):
         expected = exhaustive_search(model, source, 6, config, special)
-        assert [one.ids for one in found] == [ids for _, ids in expected[:5]]
-        assert [one.score for one in found] == pytest.approx([score for score, _ in expected[:5]], abs=1e-4)
+        assert [one.ids for one in result] == [ids for _, ids in expected[:5]]
+        assert [one.score for one in result] == pytest.approx([score for score, _ in expected[:5]], abs=1e-4)
 
 
 @SHARED_IDS
 @pytest.mark.parametrize("method", ["greedy", "sample", "beam"])
 def test_outputs_have_the_minimum_length(special, method) -> None:
     config = DecodeConfig(method, min_len=4, max_len=6)
-    found = decode(config, special=special)
-    lengths = {len(n_best[0].ids) for n_best in found}
+    result = decode(config, special=special)
+    lengths = {len(n_best[0].ids) for n_best in result}
     assert lengths <= {4, 5, 6}
     assert len(lengths) > 1
 

@@ -117,10 +117,10 @@ P = torch.tensor([0.05, 0.4, 0.0, 0.1, 0.3, 0.15])
     ],
 )
 def test_draws_follow_the_distribution(options: tuple, expected: torch.Tensor) -> None:
-    found = frequencies(*options, P)
-    assert (found[expected == 0] == 0).all()
+    observed = frequencies(*options, P)
+    assert (observed[expected == 0] == 0).all()
     possible = expected > 0
-    chi_square = (20000 * (found - expected)[possible] ** 2 / expected[possible]).sum()
+    chi_square = (20000 * (observed - expected)[possible] ** 2 / expected[possible]).sum()
     assert chi_square < 20.5  # the 0.999 quantile at 5 degrees of freedom
 
 

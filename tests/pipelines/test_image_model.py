@@ -189,11 +189,11 @@ def test_preprocessing_resizes_and_crops():
     image = pixels((24, 64))[0]
     for head, size in (("classify", (12, 16)), ("segment", (12, 32)), ("none", (12, 16))):
         model = make_image_model(head)
-        found = model.preprocess(image)
-        assert found.shape == (*size, 3)
+        preprocessed = model.preprocess(image)
+        assert preprocessed.shape == (*size, 3)
         middle = np.asarray(Image.fromarray(image).resize((32, 12), Image.Resampling.BICUBIC))
         cut = (32 - size[1]) // 2
-        np.testing.assert_allclose(found.astype(int), middle[:, cut : 32 - cut].astype(int), atol=3)
+        np.testing.assert_allclose(preprocessed.astype(int), middle[:, cut : 32 - cut].astype(int), atol=3)
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,8 @@ def test_translator_runs_beyond_the_trained_length(config, warnings):
     assert score.tokens == 31
     assert np.isfinite(score.logprob)
     config = DecodeConfig(method="greedy", min_len=20, max_len=20)
-    [[found]] = translator.translate([LONG], config)
-    assert len(found.hypothesis.ids) == 20
+    [[result]] = translator.translate([LONG], config)
+    assert len(result.hypothesis.ids) == 20
     assert warnings() == ["Warning: a text exceeds the maximum training length of 12 tokens; quality may be lower."]
 
 
@@ -115,8 +115,8 @@ def test_long_sentence_of_a_split_line_is_not_truncated():
 @pytest.mark.parametrize("positions", ["rotary", "sinusoidal", "none"])
 def test_language_model_runs_beyond_the_trained_length(positions, warnings):
     generator = make_generator(positions=positions)
-    [[found]] = generator.generate(["abcdefgh" * 2], DecodeConfig(method="greedy", min_len=9, max_len=9))
-    assert len(found.hypothesis.ids) == 9
+    [[result]] = generator.generate(["abcdefgh" * 2], DecodeConfig(method="greedy", min_len=9, max_len=9))
+    assert len(result.hypothesis.ids) == 9
     assert generator.score(["abcdefgh" * 2])[0].tokens == 17
     assert len(warnings()) == 1
 
@@ -124,11 +124,11 @@ def test_language_model_runs_beyond_the_trained_length(positions, warnings):
 @torch.no_grad()
 def test_generation_beyond_the_trained_length_matches_the_forward_pass(warnings):
     generator = make_generator()
-    [[found]] = generator.generate(["abc"], DecodeConfig(method="greedy", min_len=20, max_len=20))
-    ids = [*generator.encode_prompt("abc"), *found.hypothesis.ids]
+    [[result]] = generator.generate(["abc"], DecodeConfig(method="greedy", min_len=20, max_len=20))
+    ids = [*generator.encode_prompt("abc"), *result.hypothesis.ids]
     rows = generator.model(generator.pack([ids])).log_softmax(-1)[3:-1]
-    expected = rows.gather(1, torch.tensor(found.hypothesis.ids)[:, None]).squeeze(1)
-    assert found.hypothesis.token_logprobs[:20] == pytest.approx(expected.tolist(), abs=1e-4)
+    expected = rows.gather(1, torch.tensor(result.hypothesis.ids)[:, None]).squeeze(1)
+    assert result.hypothesis.token_logprobs[:20] == pytest.approx(expected.tolist(), abs=1e-4)
     assert len(warnings()) == 1
 
 

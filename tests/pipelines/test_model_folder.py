@@ -283,7 +283,7 @@ def test_foreign_tokenizers_have_fingerprints(tmp_path):
 
 @pytest.mark.parametrize("path", [123, None, "", [], b"model", "a\0b", {"a": 1}, True], ids=repr)
 def test_invalid_folder_name_raises(path):
-    with pytest.raises(RegardError, match=r"model folder|valid folder name"):
+    with pytest.raises(RegardError, match=r"model folder"):
         load(path)
 
 

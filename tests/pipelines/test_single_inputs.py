@@ -75,12 +75,12 @@ LONG = "one two three. 1 " * 6  # six sentences of five tokens each; too long in
 def test_long_line_is_split_into_sentences(seq2seq):
     sentences = seq2seq.split_line(LONG, "auto")
     assert sentences == ["one two three."] + ["1 one two three."] * 5 + ["1"]
-    (found,) = seq2seq.translate(LONG, split="auto")
+    (result,) = seq2seq.translate(LONG, split="auto")
     parts = [n_best[0] for n_best in seq2seq.translate(sentences)]
-    assert found.text == " ".join(part.text for part in parts)
-    assert found.hypothesis.ids == [token for part in parts for token in part.hypothesis.ids]
-    assert found.hypothesis.logprob == pytest.approx(sum(part.hypothesis.logprob for part in parts))
-    assert seq2seq(LONG) == found.text
+    assert result.text == " ".join(part.text for part in parts)
+    assert result.hypothesis.ids == [token for part in parts for token in part.hypothesis.ids]
+    assert result.hypothesis.logprob == pytest.approx(sum(part.hypothesis.logprob for part in parts))
+    assert seq2seq(LONG) == result.text
 
 
 def test_short_line_is_split_only_with_always(seq2seq):
@@ -101,9 +101,9 @@ def test_long_sentence_raises_with_its_line_number(learned):
 
 
 def test_prefix_applies_to_the_first_sentence(seq2seq):
-    (found,) = seq2seq.translate([LONG], prefixes=["neuf"], split="auto")
-    assert found[0].text.startswith("neuf")
-    assert found[0].text.count("neuf") == 1
+    (result,) = seq2seq.translate([LONG], prefixes=["neuf"], split="auto")
+    assert result[0].text.startswith("neuf")
+    assert result[0].text.count("neuf") == 1
 
 
 def test_n_best_with_split_always_raises(seq2seq):

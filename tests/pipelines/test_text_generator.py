@@ -78,9 +78,9 @@ def check_generated_text(kind: str, prompt: str, rest: str) -> None:
     ids = tokenizer.encode(rest)
     generator = TextGenerator(Scripted(ids, tokenizer.vocab_size), tokenizer)  # type: ignore[arg-type]
     log = TextLog()
-    [[found]] = generator.generate([prompt], dataclasses.replace(GREEDY, max_len=len(ids) + 1), on_text=log)
-    assert found.text == rest
-    assert found.hypothesis.ids == ids
+    [[result]] = generator.generate([prompt], dataclasses.replace(GREEDY, max_len=len(ids) + 1), on_text=log)
+    assert result.text == rest
+    assert result.hypothesis.ids == ids
     assert log.text(0) == rest
 
 
@@ -121,8 +121,8 @@ def test_on_text_receives_an_incomplete_character_at_the_end():
     ids = tokenizer.encode("a🙂")[:-1]
     log = TextLog()
     generator = TextGenerator(Scripted(ids, tokenizer.vocab_size), tokenizer)  # type: ignore[arg-type]
-    [[found]] = generator.generate(["c"], GREEDY, on_text=log)
-    assert found.text == "a\ufffd"
+    [[result]] = generator.generate(["c"], GREEDY, on_text=log)
+    assert result.text == "a\ufffd"
     assert log.pieces == {0: ["a", "\ufffd"]}
 
 
@@ -137,9 +137,9 @@ PROMPTS = ["Un café", "", "où", "🙂", TEXT[:20], "fin \n", "café"]
 def test_on_text_receives_the_generated_text(kind, config):
     """With a random model, which also generates incomplete characters."""
     log = TextLog()
-    found = make_generator(kind).generate(PROMPTS, config, truncate=True, on_text=log)
-    assert [one[0].text for one in found] == [log.text(index) for index in range(len(PROMPTS))]
-    assert max(len(one[0].text) for one in found) > 5
+    result = make_generator(kind).generate(PROMPTS, config, truncate=True, on_text=log)
+    assert [one[0].text for one in result] == [log.text(index) for index in range(len(PROMPTS))]
+    assert max(len(one[0].text) for one in result) > 5
 
 
 def test_on_text_receives_the_first_of_several_samples():
@@ -154,8 +154,8 @@ def test_on_text_receives_the_first_of_several_samples():
 
 def test_on_text_is_not_called_in_beam_search():
     log = TextLog()
-    found = make_generator().generate(["où"], DecodeConfig(method="beam", beam=3, n_best=2), on_text=log)
-    assert len(found[0]) == 2
+    result = make_generator().generate(["où"], DecodeConfig(method="beam", beam=3, n_best=2), on_text=log)
+    assert len(result[0]) == 2
     assert not log.pieces
 
 
@@ -170,7 +170,7 @@ def test_batched_prompts_match_single_prompts(kind):
 def test_greedy_generates_the_most_probable_token():
     generator = make_generator()
     config = dataclasses.replace(GREEDY, max_len=12)
-    for prompt, [found] in zip(PROMPTS, generator.generate(PROMPTS, config)):
+    for prompt, [result] in zip(PROMPTS, generator.generate(PROMPTS, config)):
         ids = generator.encode_prompt(prompt)
         begin = len(ids)
         while len(ids) < begin + config.max_len:
@@ -179,8 +179,8 @@ def test_greedy_generates_the_most_probable_token():
             if int(row.argmax()) == CAUSAL_LM_TOKENS.eos:
                 break
             ids.append(int(row.argmax()))
-        assert found.hypothesis.ids == ids[begin:]
-        assert found.text == generator.tokenizer.decode(ids[begin:])
+        assert result.hypothesis.ids == ids[begin:]
+        assert result.text == generator.tokenizer.decode(ids[begin:])
 
 
 def test_samples_depend_only_on_seed_and_prompt_index():
@@ -205,12 +205,12 @@ def test_sampling_is_the_default():
 def test_scores_of_generated_text_match_the_forward_pass():
     generator = make_generator()
     for config in (SAMPLE, DecodeConfig(method="beam", beam=3, max_len=5)):
-        for prompt, [found] in zip(PROMPTS, generator.generate(PROMPTS, config)):
+        for prompt, [result] in zip(PROMPTS, generator.generate(PROMPTS, config)):
             before = generator.encode_prompt(prompt)
-            ids = [*before, *found.hypothesis.ids, CAUSAL_LM_TOKENS.eos]
+            ids = [*before, *result.hypothesis.ids, CAUSAL_LM_TOKENS.eos]
             rows = generator.model(pack([ids[:-1]])).double().log_softmax(-1)[len(before) - 1 :]
             expected = rows.gather(1, torch.tensor(ids[len(before) :])[:, None]).sum().item()
-            assert found.hypothesis.logprob == pytest.approx(expected, rel=1e-5, abs=1e-4)
+            assert result.hypothesis.logprob == pytest.approx(expected, rel=1e-5, abs=1e-4)
 
 
 def test_outputs_end_at_max_len_or_at_the_length_limit():
@@ -220,11 +220,11 @@ def test_outputs_end_at_max_len_or_at_the_length_limit():
         generator.model.output.weight[CAUSAL_LM_TOKENS.eos] = 0.0
         generator.model.output.weight[4:] += 1.0
     never = dataclasses.replace(GREEDY, min_len=100)
-    found = generator.generate(["", "ou", TEXT[:22], TEXT[:23]], never)
-    assert [len(one[0].hypothesis.ids) for one in found] == [23, 21, 1, 0]
+    result = generator.generate(["", "ou", TEXT[:22], TEXT[:23]], never)
+    assert [len(one[0].hypothesis.ids) for one in result] == [23, 21, 1, 0]
     short = generator.generate(["", "ou", TEXT[:22], TEXT[:23]], dataclasses.replace(never, min_len=4, max_len=4))
     assert [len(one[0].hypothesis.ids) for one in short] == [4, 4, 1, 0]
-    for one, other in zip(found, short):
+    for one, other in zip(result, short):
         assert one[0].text.startswith(other[0].text)
 
 
@@ -275,8 +275,8 @@ def test_special_tokens_that_share_an_id(special):
     generator = make_generator(special=special)
     log = TextLog()
     config = dataclasses.replace(GREEDY, max_len=12)
-    found = generator.generate(PROMPTS[2:], config, on_text=log)
-    for index, (prompt, [one]) in enumerate(zip(PROMPTS[2:], found)):
+    result = generator.generate(PROMPTS[2:], config, on_text=log)
+    for index, (prompt, [one]) in enumerate(zip(PROMPTS[2:], result)):
         ids = generator.encode_prompt(prompt)
         begin = len(ids)
         while len(ids) < begin + config.max_len:
@@ -287,7 +287,7 @@ def test_special_tokens_that_share_an_id(special):
             ids.append(int(row.argmax()))
         assert one.hypothesis.ids == ids[begin:]
         assert log.text(index) == one.text
-    lengths = {len(one[0].hypothesis.ids) for one in found}
+    lengths = {len(one[0].hypothesis.ids) for one in result}
     assert min(lengths) < 5 < max(lengths)  # some end with <eos>, others at the limit
 
 
@@ -341,26 +341,22 @@ def test_loss_over_documents_of_any_length():
     """Every token is predicted once: the first 24 from all previous tokens, later ones from the last 13 to 24."""
     generator = make_generator()
     documents = [TEXT * 2, "où", TEXT]
-    found = generator.evaluate(documents, batch_tokens=50)
-    ids = [
-        token
-        for text in documents
-        for token in [CAUSAL_LM_TOKENS.sos, *generator.tokenizer.encode(text), CAUSAL_LM_TOKENS.eos]
-    ]
+    result = generator.evaluate(documents, batch_tokens=50)
+    ids = [token for text in documents for token in [CAUSAL_LM_TOKENS.sos, *generator.tokenizer.encode(text), CAUSAL_LM_TOKENS.eos]]
     nats = 0.0
     for position in range(1, len(ids)):
         first = 0 if position <= 24 else (position - 13) // 12 * 12
         assert position <= 24 or 12 < position - first <= 24
         row = generator.model(pack([ids[first:position]]))[-1]
         nats -= row.double().log_softmax(-1)[ids[position]].item()
-    assert found.nats == pytest.approx(nats, rel=1e-5)
-    assert found.tokens == len(ids) - 1
-    assert found.loss == pytest.approx(nats / found.tokens, rel=1e-5)
-    assert found.bytes == len("".join(documents).encode())
-    assert found.bits_per_byte == pytest.approx(nats / math.log(2) / found.bytes, rel=1e-5)
+    assert result.nats == pytest.approx(nats, rel=1e-5)
+    assert result.tokens == len(ids) - 1
+    assert result.loss == pytest.approx(nats / result.tokens, rel=1e-5)
+    assert result.bytes == len("".join(documents).encode())
+    assert result.bits_per_byte == pytest.approx(nats / math.log(2) / result.bytes, rel=1e-5)
     lines = "".join(documents).count("\n")
-    assert found.words == sum(len(text.split()) for text in documents) + lines
-    assert found.word_perplexity == pytest.approx(math.exp(min(50, nats / found.words)), rel=1e-4)
+    assert result.words == sum(len(text.split()) for text in documents) + lines
+    assert result.word_perplexity == pytest.approx(math.exp(min(50, nats / result.words)), rel=1e-4)
 
 
 # Saving and loading
