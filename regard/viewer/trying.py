@@ -207,13 +207,13 @@ class _RecordedWithRows(Recorded):
 
     @torch.no_grad()
     def weights(self, heads: Chosen = None, queries: Chosen = None) -> Float[Tensor, "B h t S"]:
-        weights = super().weights().clone()
+        found = super().weights().clone()
         for one in self.rows:
-            row = fit_weights(one, weights.shape[3], is_growing=True) if one.row < weights.shape[2] else None
-            if row is not None:
-                weights[:, one.head, one.row] = torch.tensor(row, dtype=weights.dtype, device=weights.device)
-        head_indices = exact.indices(heads, weights.shape[1], "head")
-        return weights[:, head_indices][:, :, exact.indices(queries, weights.shape[2], "query")]
+            keys = fit_weights(one, found.shape[3], is_growing=True) if one.row < found.shape[2] else None
+            if keys is not None:
+                found[:, one.head, one.row] = torch.tensor(keys, dtype=found.dtype, device=found.device)
+        chosen = exact.indices(heads, found.shape[1], "head")
+        return found[:, chosen][:, :, exact.indices(queries, found.shape[2], "query")]
 
 
 def _with_rows(seen: Any, rows: Sequence[RowSet]) -> Any:

@@ -181,7 +181,7 @@ def test_models_of_different_tokenisers_cannot_vote(refused, broken, transformer
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--out", "map.gif"], "pages are .html, plots are .png or .svg"),
+        (["--out", "map.gif"], "pages are .html, pictures are .png or .svg"),
         (["--layers", "decoder.7.*"], "no attention that matches decoder.7.*"),
         (["--attention", "decoder.7.cross"], "no attention 'decoder.7.cross'"),
         (["--attention", "decoder.0.cross", "--head", "7"], "has no head 7"),

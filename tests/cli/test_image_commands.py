@@ -230,7 +230,7 @@ def test_masks_are_measured(run, tmp_path, segmenter):
     assert list(found["iou"]) == ["3", "7"]
     assert found["mean_iou"] == pytest.approx(np.mean(list(found["iou"].values())))
     assert "mean intersection over union" in told
-    assert "predicted labels of its pixels" in " ".join(confusion.read_text().split())
+    assert "what its pixels were taken for" in " ".join(confusion.read_text().split())
 
 
 def test_pictures_that_cannot_be_measured(refused, tmp_path, classifier, segmenter, photos):
@@ -319,10 +319,10 @@ def test_what_cannot_be_looked_at(refused, tmp_path, monkeypatch, classifier, ph
         "look", classifier, file, "--patch", "1;2"
     )
     assert "no patch in row 7, column 0" in refused("look", classifier, file, "--patch", "7,0")
-    assert "has no label 'cow'" in refused("look", classifier, file, "--label", "cow")
-    assert "x.htm: pages are .html, plots are .png" in refused("look", classifier, file, "--out", "x.htm")
+    assert "does not know the label 'cow'" in refused("look", classifier, file, "--label", "cow")
+    assert "x.htm: pages are .html, pictures are .png" in refused("look", classifier, file, "--out", "x.htm")
     assert "are for texts. Leave out --target" in refused("look", classifier, file, "--target", "x")
-    assert "Rollout combines all" in refused("look", classifier, file, "--rollout", "--all")
+    assert "Rollout goes through all" in refused("look", classifier, file, "--rollout", "--all")
     assert "Only a picture has patches" in refused("look", seq2seq_folder, "one two", "--rollout")
     assert "is of one picture. Name one; or give --live" in refused("look", classifier, file, file)
     assert "no picture to look at" in refused("look", classifier, "--live")

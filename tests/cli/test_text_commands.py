@@ -137,7 +137,7 @@ def test_accuracy_is_measured_on_labelled_texts(run, classifier, data, tmp_path)
     assert found["labels"] == ["question", "statement"]
     assert np.trace(found["confusion"]) == pytest.approx(3 * found["accuracy"])
     assert np.sum(found["confusion"]) == 300
-    assert "predicted labels of its texts" in " ".join((tmp_path / "c.svg").read_text().split())
+    assert "what its texts were taken for" in " ".join((tmp_path / "c.svg").read_text().split())
 
 
 def test_classifying_wants_a_model_that_was_trained_to(refused, encoder, classifier, tmp_path):

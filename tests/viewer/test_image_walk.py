@@ -189,11 +189,11 @@ def test_walk_in_a_browser(opened):
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
     steps = [step for step in scene.header["walk"]["steps"] if step["title"] and step["op"] != "given"]
     assert f"All {len(steps)} steps" in page.locator(".verdict").text_content()
-    # A patch is selected on the image by pointer or keys.
+    # A patch is chosen on the picture, with the pointer or with keys.
     assert page.locator(".picture-of [role=radio]").count() == 6
     page.get_by_role("radio", name="patch 0,1").click()
     assert hash_of(page)["pin"] == "2,2"
-    pixels = page.locator(".step", has_text="Pixels per patch")
+    pixels = page.locator(".step", has_text="Pixels of each patch")
     assert pixels.locator(".of").text_content().startswith("\u2068patch 0,1\u2069")
     wanted = (seen.run.images[0, 0, 0, 4].item() - 0.5) / 0.5
     assert float(pixels.locator(".cell .number").first.text_content().replace("−", "-")) == pytest.approx(
@@ -235,7 +235,7 @@ def test_axe_reports_no_violations_in_the_walk(opened, scheme):
     assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
 
 
-def test_small_screens_need_no_horizontal_scrolling(opened):
+def test_small_screens_scroll_only_down(opened):
     page = opened(scene_of_picture(looked("class")), "#view=walk", viewport={"width": 390, "height": 700})
     page.wait_for_selector(DONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

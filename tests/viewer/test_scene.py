@@ -176,7 +176,7 @@ def test_recurrent_models(kind, score):
     compare(seen)
 
 
-def make_text_pipeline(family: str) -> LanguageModel | TextEncoder:
+def reader_of(family: str) -> LanguageModel | TextEncoder:
     torch.manual_seed(0)
     tokenizer = Tokenizer.train([" ".join(WORDS)], "word", mask=family == "bert")
     sizes = dict(width=16, heads=4, feedforward=16, dropout=0.0, vocab=tokenizer.vocab_size)
@@ -186,7 +186,7 @@ def make_text_pipeline(family: str) -> LanguageModel | TextEncoder:
 
 
 def test_language_models():
-    seen = look(make_text_pipeline("gpt"), SOURCE)
+    seen = look(reader_of("gpt"), SOURCE)
     made = scene_of(seen)
     compare(seen, made)
     assert [one["mask"] for one in made.header["attentions"]] == [{"op": "causal"}] * 2
@@ -194,7 +194,7 @@ def test_language_models():
 
 
 def test_layers_with_shared_weights_are_separate_attentions():
-    seen = look(make_text_pipeline("bert"), SOURCE)
+    seen = look(reader_of("bert"), SOURCE)
     made = scene_of(seen)
     compare(seen, made)
     names = [f"blocks.{group}.attention.{number}" for group in (0, 1) for number in (0, 1)]
@@ -326,7 +326,7 @@ def test_axes_words_and_initial_view(transformer):
 
 
 def test_single_text_has_one_axis():
-    header = scene_of(look(make_text_pipeline("bert"), "one two three")).header
+    header = scene_of(look(reader_of("bert"), "one two three")).header
     assert header["sides"]["text"] == {
         "called": "Text",
         "tokens": ["<sos>", "one", "two", "three", "<eos>"],
@@ -365,7 +365,7 @@ def test_word_indices_of_ids_that_the_tokenizer_would_not_choose():
 
 
 def test_text_truncated_at_its_beginning_keeps_its_pieces():
-    language_model = make_text_pipeline("gpt")
+    language_model = reader_of("gpt")
     language_model.model.config = dataclasses.replace(language_model.model.config, max_len=4)
     seen = look(language_model, "one zebra three four zoo", truncate=True)
     assert seen.source_pieces[1:] == ["three", "four", "zoo"]
@@ -400,7 +400,7 @@ def test_selected_layers_only(transformer):
     assert list(seen.maps) == ["decoder.0.cross", "decoder.1.cross"]
     assert set(scene_of(seen).header["sides"]) == {"predicted", "source"}
     compare(seen)
-    assert list(look(make_text_pipeline("gpt"), "one", layers="blocks.1.*").maps) == ["blocks.1.attention"]
+    assert list(look(reader_of("gpt"), "one", layers="blocks.1.*").maps) == ["blocks.1.attention"]
     with pytest.raises(RegardError, match="no attention that matches encoder"):
         look(transformer, "one", "un", layers="encoder.9")
 
