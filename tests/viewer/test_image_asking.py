@@ -23,13 +23,13 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 @pytest.fixture
-def image_files(tmp_path):
+def pictures(tmp_path):
     return {"cat.png": photo(tmp_path / "cat.png"), "noise": images(seed=4)[0]}
 
 
 @pytest.fixture
-def desk(image_files):
-    return PictureDesk(ImageModel(model_of("class")), "animals", images=image_files)
+def desk(pictures):
+    return PictureDesk(ImageModel(model_of("class")), "animals", images=pictures)
 
 
 def ablation_request(name):
@@ -43,9 +43,9 @@ def probabilities(outcome):
 # Requests
 
 
-def test_look_request_returns_the_scene_of_another_image(desk, image_files):
+def test_look_request_returns_the_scene_of_another_image(desk, pictures):
     header, blobs = desk.handle({"look": {"picture": "noise"}})
-    seen = regard.look(desk.pipeline, image_files["noise"], name="animals")
+    seen = regard.look(desk.pipeline, pictures["noise"], name="animals")
     made = scene_of_picture(seen, images=["cat.png", "noise"])
     assert header["scene"]["texts"]["source"] == "noise"
     for part in ("picture", "pictures", "attentions", "model"):
@@ -54,9 +54,9 @@ def test_look_request_returns_the_scene_of_another_image(desk, image_files):
     assert desk.fields == ["picture"]
 
 
-def test_ablated_head_changes_probabilities_like_the_intervention(desk, image_files):
+def test_ablated_head_changes_probabilities_like_the_intervention(desk, pictures):
     header, _ = desk.handle(ablation_request("noise"))
-    model, batch = desk.pipeline.model, image_files["noise"][None]
+    model, batch = desk.pipeline.model, pictures["noise"][None]
     with torch.no_grad():
         before = model(batch).softmax(-1)[0].tolist()
         with tried(model, [HeadOff("blocks.0.attention", 1)]):
@@ -132,9 +132,9 @@ def test_without_anywidget_only_the_plot_is_shown(monkeypatch):
 
 
 @pytest.fixture
-def live(desk, image_files):
-    seen = regard.look(desk.pipeline, image_files["cat.png"], name="animals")
-    server = Live(desk, scene_of_picture(seen, images=list(image_files)))
+def live(desk, pictures):
+    seen = regard.look(desk.pipeline, pictures["cat.png"], name="animals")
+    server = Live(desk, scene_of_picture(seen, images=list(pictures)))
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
@@ -143,7 +143,7 @@ def live(desk, image_files):
     server.server_close()
 
 
-def test_live_page_shows_other_images_and_runs_experiments(browser, live, desk, image_files):
+def test_live_page_shows_other_images_and_runs_experiments(browser, live, desk, pictures):
     page = browser.new_page(viewport={"width": 1360, "height": 900})
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
@@ -155,15 +155,15 @@ def test_live_page_shows_other_images_and_runs_experiments(browser, live, desk, 
     choice.select_option("noise")
     page.wait_for_selector("h1 .source:text-is('noise')")
     page.wait_for_selector(QUIET)
-    seen = regard.look(desk.pipeline, image_files["noise"])
+    seen = regard.look(desk.pipeline, pictures["noise"])
     assert page.locator("h1 .target").text_content().startswith(f"{seen.label}, ")
     assert page.evaluate("document.activeElement.name") == "picture"
     assert hash_of(page)["view"] == "images"
     page.get_by_role("tab", name="Try it").click()
-    assert page.get_by_role("textbox").count() == 0  # an image has no texts to edit
+    assert page.get_by_role("textbox").count() == 0  # a picture has no texts to change
     page.get_by_role("button", name="This attention").click()
     page.wait_for_selector(".outcomes:not([hidden])")
-    after = try_it(desk.pipeline, image_files["noise"], [LayerOff("blocks.2.attention")]).after
+    after = try_it(desk.bundle, pictures["noise"], [LayerOff("blocks.2.attention")]).after
     assert page.locator(".outcome .said").nth(1).text_content() == after.text
     weight = page.locator(".outcome").nth(1).locator(".steps .weight").first.text_content()
     assert float(weight) == pytest.approx(after.steps[0].probability, abs=0.006)
@@ -171,9 +171,9 @@ def test_live_page_shows_other_images_and_runs_experiments(browser, live, desk, 
     assert complaints == []
 
 
-def test_live_page_of_one_image_has_no_image_selector(browser, desk, image_files):
-    alone = PictureDesk(desk.pipeline, "animals", images={"cat.png": image_files["cat.png"]})
-    seen = regard.look(desk.pipeline, image_files["cat.png"])
+def test_live_page_of_one_image_has_no_image_selector(browser, desk, pictures):
+    alone = PictureDesk(desk.pipeline, "animals", images={"cat.png": pictures["cat.png"]})
+    seen = regard.look(desk.pipeline, pictures["cat.png"])
     server = Live(alone, scene_of_picture(seen, images=["cat.png"]))
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -182,7 +182,7 @@ def test_live_page_of_one_image_has_no_image_selector(browser, desk, image_files
     page.wait_for_selector(QUIET)
     assert page.locator("form.ask").count() == 0
     page.get_by_role("tab", name="Try it").click()
-    assert page.get_by_role("button", name="Positions").is_enabled()  # needs the model
+    assert page.get_by_role("button", name="Positions").is_enabled()  # only a model can do without them
     page.close()
     server.shutdown()
     thread.join()
