@@ -1,4 +1,4 @@
-"""Scenes: a NumPy reference that knows only the format computes the recorded weights."""
+"""Scenes: a NumPy reference computes the recorded weights from q and k."""
 
 import dataclasses
 
@@ -413,16 +413,16 @@ def test_long_titles_are_truncated(transformer):
 
 def test_sharpness_of_a_long_text_uses_a_sample_of_rows(monkeypatch, transformer):
     monkeypatch.setattr("regard.viewer.looking.SAMPLE_ROWS", 3)
-    asked = []
+    sampled_queries = []
     original = Recorded.weights
 
     def weights_of(self, heads=None, queries=None):
-        asked.append(queries)
+        sampled_queries.append(queries)
         return original(self, heads, queries)
 
     monkeypatch.setattr(Recorded, "weights", weights_of)
     scene_of(look(transformer, SOURCE, "quatre trois deux un"), head=0, walk=False)
-    assert asked == [[0, 2, 4]] * 2  # only for the two cross-attentions
+    assert sampled_queries == [[0, 2, 4]] * 2  # only for the two cross-attentions
 
 
 def test_scene_of_a_bfloat16_model():
