@@ -90,7 +90,7 @@ def alignment_error_rate(predicted: Sequence[Sequence[Link]], gold: Sequence[Seq
     """
     if len(predicted) != len(gold):
         raise RegardError(
-            f"{len(predicted)} predicted alignments, but {len(gold)} gold alignments.", "Pass one per sentence pair."
+            f"There are {len(predicted)} alignments, but {len(gold)} gold alignments.", "Pass one per sentence pair."
         )
     shared = sum(len(set(links) & set(gold_links)) for links, gold_links in zip(predicted, gold))
     total = sum(len(set(links)) for alignments in (predicted, gold) for links in alignments)

@@ -1,4 +1,4 @@
-"""Teacher forcing with recorded attention, and how much a map tells about where its rows attend."""
+"""Teacher forcing with recorded attention, and the mutual information of attention maps."""
 
 from collections.abc import Sequence
 

@@ -138,12 +138,12 @@ def test_handler_runs_all_models_on_one_sentence(models, transformer, seq2seq):
     handler = compare(*models).handler
     assert handler.fields == ["source", "target"]
     header, blobs = handler.handle({"look": {"source": "four five", "target": "cinq quatre"}})
-    twin = compare(
+    expected = compare(
         look(transformer, "four five", "cinq quatre"), look(seq2seq, "four five", "cinq quatre"),
         labels=["transformer", "recurrent"],
     ).scene()  # fmt: skip
-    assert header["scene"]["compared"] == twin.header["compared"]
-    assert blobs == twin.blobs
+    assert header["scene"]["compared"] == expected.header["compared"]
+    assert blobs == expected.blobs
 
 
 def test_handler_runs_one_model_on_two_sentences(sentences):

@@ -93,9 +93,9 @@ def run_with(model, inputs, *changes):
 @torch.no_grad()
 def run_edited(model, inputs, edit, name=""):
     """The output of an edited copy of the model."""
-    twin = copy.deepcopy(model)
-    edit(twin.get_submodule(name))
-    return twin(*inputs)
+    edited = copy.deepcopy(model)
+    edit(edited.get_submodule(name))
+    return edited(*inputs)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -140,9 +140,9 @@ def test_ablated_layer_equals_a_zero_output_projection(name):
 def test_ablated_block_equals_a_shorter_stack():
     model, inputs = make("scaled_dot")
     _, after = run_with(model, inputs, AblateLayer("decoder.1"))
-    twin = copy.deepcopy(model)
-    twin.decoder = twin.decoder[:1]
-    torch.testing.assert_close(after, twin(*inputs))
+    edited = copy.deepcopy(model)
+    edited.decoder = edited.decoder[:1]
+    torch.testing.assert_close(after, edited(*inputs))
 
 
 @pytest.mark.parametrize("name", ["scaled_dot", "grouped", "rotary", "t5", "gpt"])
@@ -217,11 +217,11 @@ def test_removed_positions_make_the_model_permutation_invariant(name):
 
 @pytest.mark.parametrize("kind", ["class", "distilled", "mean", "rotary"])
 def test_removed_positions_make_an_image_a_set_of_patches(kind):
-    model, picture = model_of(kind), images(1)
-    heap = torch.cat((picture[..., 4:], picture[..., :4]), dim=-1)
+    model, image = model_of(kind), images(1)
+    permuted = torch.cat((image[..., 4:], image[..., :4]), dim=-1)
     with torch.no_grad(), apply_interventions(model, [RemovePositions()]):
-        torch.testing.assert_close(model(picture), model(heap), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(model(picture), model(heap), atol=1e-4)
+        torch.testing.assert_close(model(image), model(permuted), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(model(image), model(permuted), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["scaled_dot", "concat", "grouped", "gpt", "vit", "luong-dot", "bahdanau"])
@@ -239,11 +239,11 @@ def test_set_row_attends_with_the_given_weights(name):
     keys = recorded.weights().shape[-1]
     if second is not None and name not in ("gpt",):
         inputs = tuple(pack([list(one.ids[: int(one.offsets.starts[1])])]) for one in inputs)
-    given = np.arange(1, keys + 1) / np.arange(1, keys + 1).sum()
+    row_weights = np.arange(1, keys + 1) / np.arange(1, keys + 1).sum()
     if name == "gpt":
-        given = np.array([0.0, 0.75, 0.25, 0.0])
+        row_weights = np.array([0.0, 0.75, 0.25, 0.0])
     head = getattr(attention_modules(model)[called], "heads", 1) - 1
-    change = SetAttentionRow(called, head, row, tuple(given))
+    change = SetAttentionRow(called, head, row, tuple(row_weights))
     with record(model) as plain:
         before = model(*inputs)
     with apply_interventions(model, [change]), record(model) as seen:
@@ -254,10 +254,10 @@ def test_set_row_attends_with_the_given_weights(name):
     call = calls[row] if len(calls) > 1 else calls[0]
     v = call.v if call.q_offsets is None else call.v[: int(call.k_offsets.starts[1])].transpose(0, 1)[None]
     v = v[0, head * v.shape[1] // call.q.shape[1]]
-    wanted = torch.tensor(given, dtype=torch.float32) @ v
+    expected = torch.tensor(row_weights, dtype=torch.float32) @ v
     outputs = _outputs(model, inputs, called, [change]), _outputs(model, inputs, called, [])
     at = (row, 0, head) if name == "bahdanau" else (0, row, head)
-    torch.testing.assert_close(outputs[0][at], wanted, rtol=0, atol=1e-6)
+    torch.testing.assert_close(outputs[0][at], expected, rtol=0, atol=1e-6)
     outputs[1][at] = outputs[0][at]
     if name != "bahdanau":  # whose next states depend on this one
         assert torch.equal(*outputs)
@@ -435,8 +435,8 @@ def test_given_target_is_scored_in_both_runs(transformer):
     assert both.before.text == both.after.text == "deux un"
     assert both.before.logprob == pytest.approx(transformer.score([("one two", "deux un")])[0].logprob, abs=1e-5)
     with apply_interventions(transformer.model, [AblateLayer("decoder.1")]):
-        wanted = transformer.score([("one two", "deux un")])[0].logprob
-    assert both.after.logprob == pytest.approx(wanted, abs=1e-5)
+        expected = transformer.score([("one two", "deux un")])[0].logprob
+    assert both.after.logprob == pytest.approx(expected, abs=1e-5)
 
 
 def test_uncached_decoding_equals_cached_decoding(transformer, seq2seq):

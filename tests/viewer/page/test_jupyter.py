@@ -95,13 +95,13 @@ def lab(tmp_path: Path, transformer_folder: Path) -> Iterator[Lab]:
         text=True,
     )
     try:
-        said = []
+        output_lines = []
         for line in process.stderr:
-            said.append(line)
+            output_lines.append(line)
             if found := re.search(r"http://127\.0\.0\.1:\d+/", line):
                 break
         else:
-            pytest.fail("JupyterLab did not start: " + "".join(said))
+            pytest.fail("JupyterLab did not start: " + "".join(output_lines))
         threading.Thread(target=process.stderr.read, daemon=True).start()
         made = Lab(found[0], token)
         _wait_for(made)
@@ -119,9 +119,9 @@ def lab(tmp_path: Path, transformer_folder: Path) -> Iterator[Lab]:
 def test_look_and_comparison_in_a_notebook(browser, lab):
     context = browser.new_context(viewport={"width": 1100, "height": 1000})
     context.set_default_timeout(40_000)
-    asked, errors = [], []
+    requested_urls, errors = [], []
     page = context.new_page()
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requested_urls.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.add_init_script(SHORT_TIMEOUT)
     page.goto(f"{lab.address}doc/tree/look.ipynb?token={lab.token}")
@@ -159,7 +159,7 @@ def test_look_and_comparison_in_a_notebook(browser, lab):
     seen.locator("form[data-failed]").wait_for()
     assert "run this cell again" in seen.locator(".request-status").text_content()
     assert errors == []
-    assert {urlsplit(url).netloc for url in asked if not url.startswith(("data:", "blob:"))} == {
+    assert {urlsplit(url).netloc for url in requested_urls if not url.startswith(("data:", "blob:"))} == {
         urlsplit(lab.address).netloc
     }
     context.close()

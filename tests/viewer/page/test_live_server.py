@@ -40,7 +40,7 @@ def live(transformer):
     server.server_close()
 
 
-def send(live, method="GET", place="", body=None, token=None, path=None, **headers):
+def send(live, method="GET", endpoint="", body=None, token=None, path=None, **headers):
     """Status, headers and content of the response. Headers with None are left out."""
     sent = {"Host": f"127.0.0.1:{live.server_port}"}
     if body is not None:
@@ -48,7 +48,7 @@ def send(live, method="GET", place="", body=None, token=None, path=None, **heade
         sent |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
     sent |= {name.replace("_", "-"): value for name, value in headers.items()}
     connection = http.client.HTTPConnection("127.0.0.1", live.server_port, timeout=10)
-    path = path if path is not None else f"/{live.token if token is None else token}/{place}"
+    path = path if path is not None else f"/{live.token if token is None else token}/{endpoint}"
     connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
     for name, value in sent.items():
         if value is not None:
@@ -73,7 +73,7 @@ def refused(*arguments, status, **options) -> str:
 
 def blobs_of(live, header):
     count = 1 + max(one[part]["at"] for one in header["scene"]["attentions"] for part in ("q", "k"))
-    return [send(live, place=f"blob/{header['blobs'] + n}")[2] for n in range(count)]
+    return [send(live, endpoint=f"blob/{header['blobs'] + n}")[2] for n in range(count)]
 
 
 # Responses to its own page
@@ -89,10 +89,10 @@ def test_page_and_scene(live, transformer):
     assert b"<title>one two  \xe2\x86\x92  deux un</title>" in content
     assert b'id="scene"' not in content
     made = build_scene(look(transformer, "one two", "deux un"))
-    header = json.loads(send(live, place="scene")[2])
+    header = json.loads(send(live, endpoint="scene")[2])
     assert header["scene"] == json.loads(json.dumps(made.header))
     assert header["asks"] == ["source", "target"]
-    assert [send(live, place=f"blob/{header['blobs'] + n}")[2] for n in range(len(made.blobs))] == made.blobs
+    assert [send(live, endpoint=f"blob/{header['blobs'] + n}")[2] for n in range(len(made.blobs))] == made.blobs
 
 
 def test_response_has_the_weights_of_a_look(live, transformer):
@@ -112,7 +112,7 @@ def test_response_has_the_weights_of_a_look(live, transformer):
         weights /= weights.sum(-1, keepdims=True)
         np.testing.assert_allclose(weights, seen.maps[one["name"]].weights, atol=1e-5)
     # A reloaded page shows the newest scene.
-    assert json.loads(send(live, place="scene")[2])["scene"] == header["scene"]
+    assert json.loads(send(live, endpoint="scene")[2])["scene"] == header["scene"]
 
 
 def test_without_a_target_the_model_translates(live, transformer):
@@ -127,8 +127,8 @@ def test_blobs_of_several_pages_are_kept_apart(live):
     second = json.loads(send(live, "POST", "ask", {"look": {"source": "four five six seven"}})[2])
     assert blobs_of(live, first) == before != blobs_of(live, second)
     for _ in range(KEPT_RESPONSES):
-        send(live, place="scene")
-    assert "no longer available" in refused(live, place=f"blob/{first['blobs']}", status=404)
+        send(live, endpoint="scene")
+    assert "no longer available" in refused(live, endpoint=f"blob/{first['blobs']}", status=404)
 
 
 def test_initial_scene_has_no_attentions(transformer):
@@ -147,8 +147,8 @@ def test_registered_requests_are_handled(live, monkeypatch):
     monkeypatch.setitem(text_requests.REQUESTS, "count", count)
     header = json.loads(send(live, "POST", "ask", {"count": [3, 4, 5]})[2])
     assert header["count"] == 3
-    assert send(live, place=f"blob/{header['blobs'] + 1}")[2] == b"2"
-    assert json.loads(send(live, place="scene")[2])["scene"]["title"] == "one two  →  deux un"
+    assert send(live, endpoint=f"blob/{header['blobs'] + 1}")[2] == b"2"
+    assert json.loads(send(live, endpoint="scene")[2])["scene"]["title"] == "one two  →  deux un"
 
 
 def test_connection_is_kept_alive(live):
@@ -173,14 +173,14 @@ def test_servers_have_different_tokens(live, transformer):
         assert other.token != live.token
 
 
-PLACES = [("GET", "", None), ("GET", "scene", None), ("GET", "blob/0", None), ("POST", "ask", ASK)]
+ENDPOINTS = [("GET", "", None), ("GET", "scene", None), ("GET", "blob/0", None), ("POST", "ask", ASK)]
 
 
-@pytest.mark.parametrize(("method", "place", "body"), PLACES)
+@pytest.mark.parametrize(("method", "endpoint", "body"), ENDPOINTS)
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "", None])
-def test_wrong_host_header_is_refused(live, method, place, body, host):
+def test_wrong_host_header_is_refused(live, method, endpoint, body, host):
     host = host and host.format(port=live.server_port)
-    assert "Host header" in refused(live, method, place, body, Host=host, status=403)
+    assert "Host header" in refused(live, method, endpoint, body, Host=host, status=403)
 
 
 def test_localhost_is_accepted(live):
@@ -194,11 +194,11 @@ def test_two_host_headers_are_refused(live):
         assert b" 403 " in connection.recv(100)
 
 
-@pytest.mark.parametrize(("method", "place", "body"), PLACES)
+@pytest.mark.parametrize(("method", "endpoint", "body"), ENDPOINTS)
 @pytest.mark.parametrize("token", ["", "wrong", "é", "{short}", "{long}"])
-def test_wrong_token_is_refused(live, method, place, body, token):
+def test_wrong_token_is_refused(live, method, endpoint, body, token):
     token = {"{short}": live.token[:-1], "{long}": live.token + "x", "é": "%C3%A9"}.get(token, token)
-    assert "token" in refused(live, method, place, body, token=token, status=403)
+    assert "token" in refused(live, method, endpoint, body, token=token, status=403)
 
 
 @pytest.mark.parametrize("path", ["/", "/scene", "/favicon.ico", "*", "http://127.0.0.1/{token}/", "/{token}"])
@@ -218,10 +218,10 @@ CROSS = [
 
 
 @pytest.mark.parametrize("headers", CROSS)
-@pytest.mark.parametrize(("method", "place", "body"), PLACES[1:])
-def test_cross_origin_requests_are_refused(live, method, place, body, headers):
+@pytest.mark.parametrize(("method", "endpoint", "body"), ENDPOINTS[1:])
+def test_cross_origin_requests_are_refused(live, method, endpoint, body, headers):
     headers = {name: value.format(port=live.server_port) for name, value in headers.items()}
-    assert "Another page" in refused(live, method, place, body, **headers, status=403)
+    assert "Another page" in refused(live, method, endpoint, body, **headers, status=403)
 
 
 def test_same_origin_requests_are_accepted(live):
@@ -232,7 +232,7 @@ def test_same_origin_requests_are_accepted(live):
 
 
 def test_security_headers_of_every_response(live):
-    for options in (PLACES[0], PLACES[1], PLACES[3], ("OPTIONS", "ask", None), ("GET", "nothing", None)):
+    for options in (ENDPOINTS[0], ENDPOINTS[1], ENDPOINTS[3], ("OPTIONS", "ask", None), ("GET", "nothing", None)):
         _, headers, _ = send(live, *options, Origin=f"http://127.0.0.1:{live.server_port}")
         assert not [name for name in headers if name.startswith("access-control")]
         assert headers["content-security-policy"] == "frame-ancestors 'none'"
@@ -271,14 +271,14 @@ def test_chunked_encoding_is_refused(live):
 
 
 @pytest.mark.parametrize(
-    "place",
+    "endpoint",
     [
         *("../../etc/passwd", "blob/../../../etc/passwd", "blob/-1", "blob/0x1", "blob/", "blob/%31", "blob/١"),
         *("blob/999999", "blob/" + "9" * 5000, "scene/", "Scene", "//etc/passwd", "web/index.js", "ask"),
     ],
 )
-def test_unknown_paths_are_not_found(live, place):
-    request = f"GET /{live.token}/{place} HTTP/1.1\r\nHost: 127.0.0.1:{live.server_port}\r\n\r\n"
+def test_unknown_paths_are_not_found(live, endpoint):
+    request = f"GET /{live.token}/{endpoint} HTTP/1.1\r\nHost: 127.0.0.1:{live.server_port}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", live.server_port), timeout=10) as connection:
         connection.sendall(request.encode())
         assert connection.recv(1000).split()[1] == b"404"

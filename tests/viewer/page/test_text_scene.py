@@ -1,4 +1,4 @@
-"""Scenes: a NumPy reference that knows only the format computes the recorded weights."""
+"""Scenes: a NumPy reference computes the recorded weights from q and k."""
 
 import dataclasses
 
@@ -377,7 +377,7 @@ def test_word_indices_of_ids_that_the_tokenizer_would_not_choose():
 
 
 def test_text_truncated_at_its_beginning_keeps_its_pieces():
-    language_model = make_text_pipeline("gpt")
+    language_model = reader_of("gpt")
     language_model.model.config = dataclasses.replace(language_model.model.config, max_len=4)
     seen = look(language_model, "one zebra three four zoo", truncate=True)
     assert seen.source_pieces[1:] == ["three", "four", "zoo"]
@@ -425,16 +425,16 @@ def test_long_titles_are_truncated(transformer):
 
 def test_sharpness_of_a_long_text_uses_a_sample_of_rows(monkeypatch, transformer):
     monkeypatch.setattr("regard.viewer.text_look.SAMPLE_ROWS", 3)
-    asked = []
+    sampled_queries = []
     original = Recorded.weights
 
     def weights_of(self, heads=None, queries=None):
-        asked.append(queries)
+        sampled_queries.append(queries)
         return original(self, heads, queries)
 
     monkeypatch.setattr(Recorded, "weights", weights_of)
     build_scene(look(transformer, SOURCE, "quatre trois deux un"), head=0, walk=False)
-    assert asked == [[0, 2, 4]] * 2  # only for the two cross-attentions
+    assert sampled_queries == [[0, 2, 4]] * 2  # only for the two cross-attentions
 
 
 def test_scene_of_a_bfloat16_model():
