@@ -218,9 +218,9 @@ def test_tokens_are_never_markup(opened, scene):
     assert HOSTILE in page.locator(".step-attention").text_content()
 
 
-@pytest.mark.parametrize("search", ["greedy", "sample"])
-def test_greedy_search_and_sampling(opened, transformer, search):
-    config = DecodeConfig("greedy") if search == "greedy" else DecodeConfig("sample", n_best=6, top_k=3)
+@pytest.mark.parametrize("method", ["greedy", "sample"])
+def test_greedy_search_and_sampling(opened, transformer, method):
+    config = DecodeConfig("greedy") if method == "greedy" else DecodeConfig("sample", n_best=6, top_k=3)
     scene = scene_of(look(transformer, SENTENCE, config=config))
     page = opened(scene, VIEW)
     search = scene.header["decode"]
@@ -228,7 +228,7 @@ def test_greedy_search_and_sampling(opened, transformer, search):
     distinct = {one["node"] for one in search["results"]}
     assert page.locator(".result-list button").count() == len(distinct)
     assert page.locator(".constraints").count() == 0
-    title = {"greedy": "Greedy search.", "sample": "Sampling, 6 samples."}[search]
+    title = {"greedy": "Greedy search.", "sample": "Sampling, 6 samples."}[method]
     assert page.locator(".summary").text_content().startswith(title)
 
 
