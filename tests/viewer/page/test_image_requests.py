@@ -151,7 +151,7 @@ def test_live_page_shows_other_images_and_runs_experiments(browser, live, handle
     page.goto(live.address)
     page.wait_for_selector(QUIET)
     assert page.locator("h1 .source").text_content() == "cat.png"
-    choice = page.get_by_role("combobox", name="Picture", exact=True)
+    choice = page.get_by_role("combobox", name="Image", exact=True)
     choice.select_option("noise")
     page.wait_for_selector("h1 .source:text-is('noise')")
     page.wait_for_selector(QUIET)
@@ -159,12 +159,12 @@ def test_live_page_shows_other_images_and_runs_experiments(browser, live, handle
     assert page.locator("h1 .target").text_content().startswith(f"{seen.label}, ")
     assert page.evaluate("document.activeElement.name") == "picture"
     assert hash_of(page)["view"] == "images"
-    page.get_by_role("tab", name="Try it").click()
+    page.get_by_role("tab", name="Experiment").click()
     assert page.get_by_role("textbox").count() == 0  # a picture has no texts to change
     page.get_by_role("button", name="This attention").click()
     page.wait_for_selector(".outcomes:not([hidden])")
     after = run_experiment(handler.pipeline, image_files["noise"], [AblateLayer("blocks.2.attention")]).after
-    assert page.locator(".outcome .said").nth(1).text_content() == after.text
+    assert page.locator(".outcome .output-text").nth(1).text_content() == after.text
     weight = page.locator(".outcome").nth(1).locator(".steps .weight").first.text_content()
     assert float(weight) == pytest.approx(after.steps[0].probability, abs=0.006)
     page.close()
@@ -180,9 +180,9 @@ def test_live_page_of_one_image_has_no_image_selector(browser, handler, image_fi
     page = browser.new_page()
     page.goto(server.address)
     page.wait_for_selector(QUIET)
-    assert page.locator("form.ask").count() == 0
-    page.get_by_role("tab", name="Try it").click()
-    assert page.get_by_role("button", name="Positions").is_enabled()  # only a model can do without them
+    assert page.locator("form.request-form").count() == 0
+    page.get_by_role("tab", name="Experiment").click()
+    assert page.get_by_role("button", name="Positional encoding").is_enabled()  # only a model can do without them
     page.close()
     server.shutdown()
     thread.join()

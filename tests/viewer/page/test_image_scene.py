@@ -170,7 +170,10 @@ BEGIN = (
     OPEN
     + """
 const looks = new ImageAttention(attentions);
-const all = (asker) => { for (const _ of looks.prepare(looks.rolloutLayers(asker))); return [...looks.rollout(asker)]; };
+const all = (asker) => {
+  for (const _ of looks.prepare(looks.rolloutLayers(asker)));
+  return [...looks.rollout(asker)];
+};
 """
 )
 

@@ -15,12 +15,12 @@ def test_saved_page_opens_with_the_most_informative_head(opened, small):
     attention, head = page.locator(".panel select.attention"), page.locator(".panel select.head")
     from regard.evaluation.teacher_forcing import mutual_information
 
-    told = {
+    information_of = {
         (name, h): mutual_information(one)
         for name in ("decoder.0.cross", "decoder.1.cross")
         for h, one in enumerate(weights(small, name))
     }
-    assert (attention.first.input_value(), int(head.first.input_value())) == max(told, key=told.get)
+    assert (attention.first.input_value(), int(head.first.input_value())) == max(information_of, key=information_of.get)
     assert page.locator(".panel").first.locator("rect.square").count() == 14 * 10
     # Each layer and head has a thumbnail, and so has each mean.
     assert page.locator(".thumb[data-drawn]").count() == 3 * 2 * 5
@@ -44,15 +44,15 @@ def test_content_security_policy_blocks_other_scripts(opened, small):
 
 def test_pointing_at_a_cell_shows_and_announces_its_weight(opened, small):
     page = opened(small, CROSS)
-    wanted = weights(small, "decoder.1.cross")[2]
+    expected = weights(small, "decoder.1.cross")[2]
     point_at(page, square(page, 7, 4, 10))
     wait_said(page, "souris")
     assert said(page).startswith("souris attends to mouse: ")
     assert said(page).endswith("Row 8 of 14, column 5 of 10.")
-    assert weight_said(page) == pytest.approx(wanted[7, 4], rel=1e-5)
-    assert page.locator(".reading output").text_content() == f"{wanted[7, 4]:#.6g}"
+    assert weight_said(page) == pytest.approx(expected[7, 4], rel=1e-5)
+    assert page.locator(".reading output").text_content() == f"{expected[7, 4]:#.6g}"
     ranks = page.locator(".ranks li .weight").all_text_contents()
-    assert [float(one) for one in ranks] == pytest.approx(np.sort(wanted[7])[::-1][: len(ranks)], abs=6e-5)
+    assert [float(one) for one in ranks] == pytest.approx(np.sort(expected[7])[::-1][: len(ranks)], abs=6e-5)
     # The labels of the cell are highlighted.
     assert page.locator("text.label.on").all_text_contents() == ["souris", "mouse"]
     page.mouse.move(5, 5)
@@ -61,20 +61,20 @@ def test_pointing_at_a_cell_shows_and_announces_its_weight(opened, small):
 
 def test_arrow_keys_move_between_cells(opened, small):
     page = opened(small, CROSS)
-    wanted = weights(small, "decoder.1.cross")[2]
+    expected = weights(small, "decoder.1.cross")[2]
     page.locator(".figure").focus()
     page.keyboard.press(
         "ArrowDown"
     )  # the first key press shows the current position: the largest weight of the first row
-    assert f"column {wanted[0].argmax() + 1} of 10" in said(page)
+    assert f"column {expected[0].argmax() + 1} of 10" in said(page)
     for key in ("ArrowDown", "ArrowDown", "Home", "ArrowRight"):
         page.keyboard.press(key)
     assert said(page).endswith("Row 3 of 14, column 2 of 10.")
-    assert weight_said(page) == pytest.approx(wanted[2, 1], rel=1e-5)
+    assert weight_said(page) == pytest.approx(expected[2, 1], rel=1e-5)
     page.keyboard.press("End")
     assert "column 10 of 10" in said(page)
     page.keyboard.press("g")
-    assert weight_said(page) == pytest.approx(wanted[2].max(), rel=1e-5)
+    assert weight_said(page) == pytest.approx(expected[2].max(), rel=1e-5)
     page.keyboard.press("Shift+ArrowDown")
     assert "Row 13 of 14" in said(page)
     page.keyboard.press("Enter")
@@ -103,8 +103,11 @@ def test_all_controls_are_reachable_with_tab(opened, small):
         )
         if seen[-1] is None:
             break
-    for name in ("Toggle dark mode", "Keyboard shortcuts", "Save", "Map", "Merge word pieces", "Compare", "Attention", "Head",
-                              "Next head", "Scale", "Colors", "Heat map of Cross-attention", "Cross-attention"):  # fmt: skip
+    controls = (
+        *("Toggle dark mode", "Keyboard shortcuts", "Save", "Map", "Merge word pieces", "Compare", "Attention", "Head"),
+        *("Next head", "Scale", "Colors", "Heat map of Cross-attention", "Cross-attention"),
+    )
+    for name in controls:
         assert name in seen
     assert seen[-1] is None
 
@@ -127,9 +130,9 @@ def test_arrow_keys_move_between_tabs(opened, small):
 
 def test_table_has_exact_weights(opened, small):
     page = opened(small, CROSS + "&as=table")
-    wanted = weights(small, "decoder.1.cross")[2]
+    expected = weights(small, "decoder.1.cross")[2]
     cells = page.locator("tbody td").all_text_contents()
-    np.testing.assert_allclose(np.reshape([float(one) for one in cells], (14, 10)), wanted, rtol=2e-4, atol=1e-9)
+    np.testing.assert_allclose(np.reshape([float(one) for one in cells], (14, 10)), expected, rtol=2e-4, atol=1e-9)
     assert page.locator("tbody th").all_text_contents() == [*scenes.TARGET, "<eos>"]
     assert page.locator("thead th").all_text_contents() == [*scenes.SOURCE, "<eos>"]
 
@@ -206,11 +209,11 @@ def test_overview_selects_heads(opened, small):
     assert hash_of(page)["at"] == "decoder.0.attention:1"
     page.keyboard.press("Home")
     assert hash_of(page)["at"] == "decoder.0.attention:mean"
-    wanted = weights(small, "decoder.0.attention").mean(0)
+    expected = weights(small, "decoder.0.attention").mean(0)
     page.wait_for_selector(QUIET)
     page.locator(".figure").focus()
     page.keyboard.press("ArrowUp")
-    assert weight_said(page) == pytest.approx(wanted[0].max(), rel=1e-5)
+    assert weight_said(page) == pytest.approx(expected[0].max(), rel=1e-5)
     # A thumbnail has the colors of the map's weights.
     pixels = page.evaluate(
         """name => {
@@ -238,8 +241,8 @@ def test_word_pieces_are_merged(opened, small):
     assert page.locator("rect.square").count() == 13 * 10
     point_at(page, square(page, 4, 2, 10))
     wait_said(page, "chassé")
-    wanted = weights(small, "decoder.1.cross")[2][4:6, 2].mean()
-    assert weight_said(page) == pytest.approx(wanted, rel=1e-5)
+    expected = weights(small, "decoder.1.cross")[2][4:6, 2].mean()
+    assert weight_said(page) == pytest.approx(expected, rel=1e-5)
     # Words can be compared with the gold links.
     page.wait_for_selector(QUIET)
     assert page.locator(".measure", has_text="Alignment error").count() == 1
@@ -253,16 +256,16 @@ def test_gold_links_are_marked(opened, small):
 
 def test_lines_show_the_weights_of_a_token(opened, small):
     page = opened(small, CROSS + "&as=lines")
-    wanted = weights(small, "decoder.1.cross")[2]
-    assert page.locator("path.thread").count() == (wanted >= 1.2 / 10).sum()
+    expected = weights(small, "decoder.1.cross")[2]
+    assert page.locator("path.thread").count() == (expected >= 1.2 / 10).sum()
     point_at(page, page.locator(".tokens text.label").nth(7))
-    assert page.locator("path.strand").count() == (wanted[7] >= 0.004).sum()
+    assert page.locator("path.strand").count() == (expected[7] >= 0.004).sum()
     wait_said(page, "souris")
     assert page.locator(".reading .subject").text_content() == "souris"
     # A key token shows the queries that attend to it.
     point_at(page, page.locator(".tokens text.label").nth(14 + 4))
     assert page.locator(".reading h2").text_content() == "What attends to mouse"
-    assert page.locator("path.strand").count() == (wanted[:, 4] >= 0.004).sum()
+    assert page.locator("path.strand").count() == (expected[:, 4] >= 0.004).sum()
     page.locator(".figure").focus()
     page.keyboard.press("ArrowDown")
     assert page.locator(".tokens text.on").count() == 2
@@ -288,13 +291,13 @@ def test_lines_of_a_long_text_end_at_the_edge_of_the_window(opened):
 
 def test_text_is_shaded_by_weight(opened, small):
     page = opened(small, CROSS + "&as=text")
-    wanted = weights(small, "decoder.1.cross")[2][7]
+    expected = weights(small, "decoder.1.cross")[2][7]
     page.locator('.token[data-row="7"]').hover()
     shades = page.locator(".token[data-column]").evaluate_all(
         "all => all.map(one => one.style.background.match(/\\d+/g).slice(0, 3).reduce((sum, x) => sum + Number(x), 0))"
     )
-    assert np.all(np.diff(np.array(shades)[np.argsort(wanted)]) <= 3)
-    assert shades[wanted.argmax()] < 500
+    assert np.all(np.diff(np.array(shades)[np.argsort(expected)]) <= 3)
+    assert shades[expected.argmax()] < 500
     assert page.locator(".words").first.inner_text().split() == [
         *(["Le", "chat", "a", "pour", "chassé", "la", "souris", "à", "travers", "le", "jardin", "."]),
         "<eos>",

@@ -233,22 +233,22 @@ def test_text_of_512_tokens_is_responsive(opened, large, record_property):
     name, head = page.locator(".panel select").evaluate_all("all => all.slice(0, 2).map(one => one.value)")
     (one,) = (one for one in large.header["attentions"] if one["name"] == name)
     scores = numbers(large, one["q"])[:, int(head)] @ numbers(large, one["k"])[:, int(head)].T / 8
-    wanted = np.exp(scores - scores.max(1, keepdims=True))
-    wanted /= wanted.sum(1, keepdims=True)
+    expected = np.exp(scores - scores.max(1, keepdims=True))
+    expected /= expected.sum(1, keepdims=True)
     box = page.locator("canvas.cells").first.bounding_box()
     page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
     wait_said(page, "Row ")
     row, column = (int(n) - 1 for n in re.search(r"Row (\d+) of 512, column (\d+)", said(page)).groups())
-    near = wanted[max(0, row - 8) : row + 9, max(0, column - 8) : column + 9]
+    near = expected[max(0, row - 8) : row + 9, max(0, column - 8) : column + 9]
     assert abs(row - 256) < 8
-    assert weight_said(page) == pytest.approx(wanted[row, column], abs=1e-3)
-    assert wanted[row, column] >= np.median(near)
+    assert weight_said(page) == pytest.approx(expected[row, column], abs=1e-3)
+    assert expected[row, column] >= np.median(near)
     # Every block shows its maximum.
     url = page.locator("canvas.cells").first.evaluate("canvas => canvas.toDataURL()")
     picture = Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))).convert("RGB")
     light = np.asarray(picture, int).sum(-1)
     size = int(np.ceil(512 / len(light)))
-    pad = np.pad(wanted, (0, -512 % size))
+    pad = np.pad(expected, (0, -512 % size))
     blocks = pad.reshape(len(pad) // size, size, -1, size).max((1, 3))
     assert blocks.shape == light.shape
     assert np.all(np.diff(light.ravel()[np.argsort(blocks.ravel())]) <= 9)

@@ -71,13 +71,13 @@ def test_disabled_mask_exposes_all_tokens(opened, small, tmp_path):
     assert mask.get_attribute("aria-pressed") == "true"
     mask.click()
     assert mask.get_attribute("aria-pressed") == "false"
-    wanted = changed(small, "decoder.0.attention", mask=None)[1]
-    np.testing.assert_allclose(shown(page, tmp_path), wanted, atol=1e-6)
+    expected = changed(small, "decoder.0.attention", mask=None)[1]
+    np.testing.assert_allclose(shown(page, tmp_path), expected, atol=1e-6)
     # Both maps are complete.
     assert [page.locator(".experiment .panel").nth(i).locator("rect.square").count() for i in (0, 1)] == [105, 196]
     first = page.locator(".largest-changes li .weight").first.text_content()
     was, now = (float(number) for number in first.split(" → "))
-    assert abs(now - was) == pytest.approx(np.abs(wanted - weights(small, "decoder.0.attention")[1]).max(), abs=0.01)
+    assert abs(now - was) == pytest.approx(np.abs(expected - weights(small, "decoder.0.attention")[1]).max(), abs=0.01)
     mask.click()
     np.testing.assert_allclose(shown(page, tmp_path), weights(small, "decoder.0.attention")[1], atol=1e-6)
 
@@ -87,9 +87,9 @@ def test_disabled_scale_sharpens_heads(opened, small, tmp_path):
     assert page.get_by_role("button", name="Mask").is_disabled()
     page.get_by_role("button", name="Scaling").click()
     score = {"called": "scaled_dot", "form": "dot", "scale": 1.0}
-    wanted = changed(small, "decoder.1.cross", score=score)[2]
-    np.testing.assert_allclose(shown(page, tmp_path), wanted, atol=1e-5)
-    assert wanted.max() > weights(small, "decoder.1.cross")[2].max()
+    expected = changed(small, "decoder.1.cross", score=score)[2]
+    np.testing.assert_allclose(shown(page, tmp_path), expected, atol=1e-5)
+    assert expected.max() > weights(small, "decoder.1.cross")[2].max()
 
 
 def test_attention_row_is_edited_and_reset(opened, small, tmp_path):
@@ -136,10 +136,10 @@ def test_keys_select_the_row_and_announce_both_weights(opened, small):
     wait_said(page, "Row 3 of 14, column 2")
     score = {"called": "scaled_dot", "form": "dot", "scale": 1.0}
     before, after = weights(small, "decoder.1.cross")[2], changed(small, "decoder.1.cross", score=score)[2]
-    told = re.search(
+    response = re.search(
         r"^a attends to cat: ([\d.e-]+) before, ([\d.e-]+) after\. Row 3 of 14, column 2 of 10\.", said(page)
     )
-    assert [float(one) for one in told.groups()] == pytest.approx([before[2, 1], after[2, 1]], rel=1e-4)
+    assert [float(one) for one in response.groups()] == pytest.approx([before[2, 1], after[2, 1]], rel=1e-4)
     page.keyboard.press("Enter")
     assert page.get_by_role("combobox", name="Query token").input_value() == "2"
     assert said(page) == "The row of a can be edited."
@@ -213,14 +213,14 @@ def live(browser, transformer) -> Iterator[Any]:
     assert [one for one in complaints if "422" not in one] == []
 
 
-def asked(page: Any, act: Any) -> dict[str, Any]:
+def request(page: Any, act: Any) -> dict[str, Any]:
     """The model's response to the request that `act` triggers, after the page shows it."""
     page.wait_for_selector(QUIET)  # nothing is redrawn between mouse down and mouse up
-    with page.expect_response(lambda response: response.url.endswith("/ask")) as answer:
+    with page.expect_response(lambda reply: reply.url.endswith("/ask")) as answer:
         act()
-    told = answer.value.json()
+    response = answer.value.json()
     page.wait_for_selector(SETTLED)
-    return told
+    return response
 
 
 def outcomes(page: Any) -> list[str]:
@@ -235,19 +235,19 @@ def steps(page: Any, number: int) -> list[tuple[str, float]]:
 
 @torch.no_grad()
 def test_disabled_head_changes_the_output_as_zeroing_it_in_pytorch(live, transformer):
-    told = asked(live, lambda: live.get_by_role("button", name="This head").click())
+    response = request(live, lambda: live.get_by_role("button", name="This head").click())
     twin = copy.deepcopy(transformer)
     cross = twin.model.decoder[1].cross
     cross.out.weight[:, cross.head_width :] = 0  # head 1 is the last one
     before, after = transformer("one two three"), twin("one two three")
-    assert outcomes(live) == [before, after] == [told["before"]["text"], told["after"]["text"]]
+    assert outcomes(live) == [before, after] == [response["before"]["text"], response["after"]["text"]]
     for number, (translator, text) in enumerate(((transformer, before), (twin, after))):
         pair = translator.encode_source("one two three"), translator.encode_target(text)
         shares = translator.model(*translator.teacher_forced([pair])).softmax(-1)
-        wanted = [float(row[token]) for row, token in zip(shares, [*pair[1], translator.special.eos])]
-        answered = told["after" if number else "before"]["steps"]
-        assert [one["probability"] for one in answered] == pytest.approx(wanted, abs=1e-6)
-        assert [share for _, share in steps(live, number)] == pytest.approx(wanted, abs=0.006)
+        expected = [float(row[token]) for row, token in zip(shares, [*pair[1], translator.special.eos])]
+        answered = response["after" if number else "before"]["steps"]
+        assert [one["probability"] for one in answered] == pytest.approx(expected, abs=1e-6)
+        assert [share for _, share in steps(live, number)] == pytest.approx(expected, abs=0.006)
 
 
 def test_every_switch_requests_its_intervention(live, transformer):
@@ -262,26 +262,26 @@ def test_every_switch_requests_its_intervention(live, transformer):
     ]
     for name, change in switches:
         button = live.get_by_role("button", name=name)
-        told = asked(live, button.click)
-        wanted = run_experiment(transformer, "one two three", [change])
-        assert told["after"]["text"] == wanted.after.text
-        assert told["after"]["logprob"] == pytest.approx(wanted.after.logprob, abs=1e-5)
+        response = request(live, button.click)
+        expected = run_experiment(transformer, "one two three", [change])
+        assert response["after"]["text"] == expected.after.text
+        assert response["after"]["logprob"] == pytest.approx(expected.after.logprob, abs=1e-5)
         assert button.get_attribute("aria-pressed") == "false"
         button.click()
         live.wait_for_selector(".outcomes[hidden]", state="attached")
 
 
 def test_disabled_heads_of_other_layers_are_listed(live, transformer):
-    asked(live, lambda: live.get_by_role("button", name="This head").click())
-    asked(live, lambda: live.get_by_role("combobox", name="Head").select_option("0"))
-    told = asked(live, lambda: live.get_by_role("button", name="This head").click())
+    request(live, lambda: live.get_by_role("button", name="This head").click())
+    request(live, lambda: live.get_by_role("combobox", name="Head").select_option("0"))
+    response = request(live, lambda: live.get_by_role("button", name="This head").click())
     off = [AblateHead("decoder.1.cross", 0), AblateHead("decoder.1.cross", 1)]
-    assert told["after"]["logprob"] == pytest.approx(
+    assert response["after"]["logprob"] == pytest.approx(
         run_experiment(transformer, "one two three", off).after.logprob, abs=1e-5
     )
     other = live.get_by_role("button", name="Enable decoder.1.cross, head 1")
-    told = asked(live, other.click)
-    assert told["after"]["logprob"] == pytest.approx(
+    response = request(live, other.click)
+    assert response["after"]["logprob"] == pytest.approx(
         run_experiment(transformer, "one two three", off[:1]).after.logprob, abs=1e-5
     )
     other.wait_for(state="detached")
@@ -289,26 +289,26 @@ def test_disabled_heads_of_other_layers_are_listed(live, transformer):
 
 def test_edited_row_prefix_and_another_sentence(live, transformer):
     columns = len(look(transformer, "one two three").maps["decoder.1.cross"].columns)
-    told = asked(live, lambda: live.get_by_role("combobox", name="Attend only to").select_option(label="one"))
+    response = request(live, lambda: live.get_by_role("combobox", name="Attend only to").select_option(label="one"))
     row = SetAttentionRow("decoder.1.cross", 1, 0, (1, *[0] * (columns - 1)))
-    wanted = run_experiment(transformer, "one two three", [row])
-    assert told["after"]["text"] == wanted.after.text
-    assert told["after"]["map"]["weights"][0] == list(row.weights)
+    expected = run_experiment(transformer, "one two three", [row])
+    assert response["after"]["text"] == expected.after.text
+    assert response["after"]["map"]["weights"][0] == list(row.weights)
     keep = live.get_by_role("button", name="Keep the translation")
-    told = asked(live, keep.click)
-    kept = run_experiment(transformer, "one two three", [row], target=wanted.before.text)
-    assert outcomes(live) == [wanted.before.text] * 2
-    assert told["after"]["logprob"] == pytest.approx(kept.after.logprob, abs=1e-5)
+    response = request(live, keep.click)
+    kept = run_experiment(transformer, "one two three", [row], target=expected.before.text)
+    assert outcomes(live) == [expected.before.text] * 2
+    assert response["after"]["logprob"] == pytest.approx(kept.after.logprob, abs=1e-5)
     live.get_by_role("button", name="Reset all").click()
     prefix = live.get_by_role("textbox", name="Output prefix")
     prefix.fill("dix")
-    asked(live, lambda: prefix.press("Enter"))
+    request(live, lambda: prefix.press("Enter"))
     assert outcomes(live)[1] == run_experiment(transformer, "one two three", prefix="dix").after.text
     live.get_by_role("button", name="Reset all").click()
     sentence = live.locator(".interventions").get_by_role("textbox", name="Sentence")
     assert sentence.input_value() == "one two three"
     sentence.fill("four five")
-    asked(live, lambda: sentence.press("Enter"))
+    request(live, lambda: sentence.press("Enter"))
     assert outcomes(live)[1] == transformer("four five")
     wait_said(live, "Before: ")
 
@@ -317,7 +317,7 @@ def test_errors_of_the_model_are_shown(live, monkeypatch):
     monkeypatch.setattr(Translator, "length_limit", 16)  # as with learned positions
     sentence = live.locator(".interventions").get_by_role("textbox", name="Sentence")
     sentence.fill("one " * 99)
-    asked(live, lambda: sentence.press("Enter"))
+    request(live, lambda: sentence.press("Enter"))
     assert "tokens; the model supports at most" in live.get_by_role("alert").text_content()
     live.get_by_role("button", name="Reset all").click()
     assert not live.get_by_role("alert").is_visible()
@@ -326,7 +326,7 @@ def test_errors_of_the_model_are_shown(live, monkeypatch):
 def test_axe_finds_no_violations_in_the_live_page(live):
     if not AXE.exists():
         missing("axe-core is not installed: run npm install.")
-    asked(live, lambda: live.get_by_role("button", name="This head").click())
+    request(live, lambda: live.get_by_role("button", name="This head").click())
     live.evaluate(AXE.read_text("utf-8"))
     found = live.evaluate("axe.run(document.querySelector('.experiment'))")
     assert [f"{one['id']}: {one['nodes'][0]['html']}" for one in found["violations"]] == []

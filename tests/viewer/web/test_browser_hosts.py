@@ -71,7 +71,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     assert {urlsplit(url).netloc for url in asked if not url.startswith(("data:", "blob:"))} <= allowed
 
 
-def ask(page: Any, source: str, target: str | None = None) -> None:
+def submit(page: Any, source: str, target: str | None = None) -> None:
     page.get_by_role("textbox", name="Sentence").fill(source)
     if target is not None:
         page.get_by_role("textbox", name="Translation").fill(target)
@@ -95,7 +95,7 @@ def test_new_sentence_replaces_the_scene(opened, served, transformer):
     first = look(transformer, "one two three", "trois deux un").maps["decoder.1.cross"].weights[1]
     np.testing.assert_allclose(table(page), first, rtol=1e-3, atol=1e-6)
 
-    ask(page, "four five six seven")
+    submit(page, "four five six seven")
     page.wait_for_selector("h1 .source:text-is('four five six seven')")
     page.wait_for_selector(QUIET)
     seen = look(transformer, "four five six seven")
@@ -108,7 +108,7 @@ def test_new_sentence_replaces_the_scene(opened, served, transformer):
     assert page.title() == seen.title.replace("  ", " ")
     wait_said(page, "four five six seven")
 
-    ask(page, "one two", "deux deux un")
+    submit(page, "one two", "deux deux un")
     page.wait_for_selector("h1 .target:text-is('deux deux un')")
     page.wait_for_selector(QUIET)
     assert page.get_by_role("textbox", name="Translation").input_value() == "deux deux un"
@@ -135,17 +135,17 @@ def test_errors_are_shown_next_to_the_field(opened, served, monkeypatch):
     monkeypatch.setattr(Translator, "length_limit", 16)  # as with learned positions
     page = opened(served("one two", "deux un").address)
     page.wait_for_selector(QUIET)
-    ask(page, "one " * 40)
+    submit(page, "one " * 40)
     page.wait_for_selector("form[data-failed]")
     assert "the model supports at most 15" in page.locator(".request-status").text_content()
     assert page.locator("h1 .source").text_content() == "one two"
     assert [one.startswith(REFUSED) for one in opened.console_messages] == [True]
-    ask(page, "one")
+    submit(page, "one")
     page.wait_for_selector("h1 .source:text-is('one')")
     page.wait_for_selector(QUIET)
 
     page.route("**/ask", lambda route: route.abort())  # as if the server had been stopped
-    ask(page, "two")
+    submit(page, "two")
     page.wait_for_selector("form[data-failed]")
     assert page.locator(".request-status").text_content().startswith("The Regard server does not respond.")
     opened.console_messages.clear()
@@ -155,7 +155,7 @@ def test_live_page_shows_tokens_as_text(opened, served):
     page = opened(served("one two", "deux un").address)
     page.wait_for_selector(QUIET)
     hostile = "<img src=x onerror=alert(1)>"
-    ask(page, "one", hostile)
+    submit(page, "one", hostile)
     page.wait_for_selector("h1 .target:has-text('onerror')")
     page.wait_for_selector(QUIET)
     assert page.locator("h1 .target").text_content() == hostile
@@ -258,8 +258,8 @@ NOTEBOOK = """async ([source, traits, blobs]) => {
       if (window.silent === true) return;
       return window.kernel(content).then((sent) => {
         window.heard = window.silent && sent.length;
-        for (const [told, buffers] of window.silent ? sent.slice(0, 1) : sent) {
-          for (const listener of [...listeners]) listener(told, viewsOf(buffers));
+        for (const [message, buffers] of window.silent ? sent.slice(0, 1) : sent) {
+          for (const listener of [...listeners]) listener(message, viewsOf(buffers));
         }
       });
     },
@@ -289,7 +289,7 @@ def notebook(opened) -> Callable[..., Any]:
         def kernel(content: Any) -> Any:
             sent.clear()
             widget._handle_custom_msg(content, [])
-            return [(told, [base64.b64encode(one).decode() for one in buffers]) for told, buffers in sent]
+            return [(message, [base64.b64encode(one).decode() for one in buffers]) for message, buffers in sent]
 
         page = opened("about:blank")
         page.set_content('<!doctype html><html lang="en"><title>Notebook</title><body></body></html>')

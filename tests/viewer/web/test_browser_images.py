@@ -54,8 +54,8 @@ def shows(page, weights):
 
 
 def wait_said(page, text):
-    told = "document.querySelector('.live').textContent.replace(/[\u2068\u2069]/g, '')"
-    page.wait_for_function(f"text => {told}.includes(text)", arg=text)
+    text_of = "document.querySelector('.live').textContent.replace(/[\u2068\u2069]/g, '')"
+    page.wait_for_function(f"text => {text_of}.includes(text)", arg=text)
 
 
 def ranked(page):
@@ -70,12 +70,12 @@ def test_image_page_opens_with_the_attention_of_the_class_token(opened, seen):
     assert page.locator("h1 .target").text_content().startswith(f"{seen.label}, ")
     assert page.get_by_role("tab", name="Images").get_attribute("aria-selected") == "true"
     assert page.get_by_label("Layer", exact=True).input_value() == "blocks.2.attention"
-    wanted = seen.maps["blocks.2.attention"].weights[:, 0].mean(0)
+    expected = seen.maps["blocks.2.attention"].weights[:, 0].mean(0)
     assert page.locator(".reading h2").text_content() == "class token attends to"
     found = ranked(page)
-    assert list(found.values()) == pytest.approx(np.sort(wanted)[::-1][: len(found)], abs=6e-5)
+    assert list(found.values()) == pytest.approx(np.sort(expected)[::-1][: len(found)], abs=6e-5)
     # The brightness of patches has the order of their weights.
-    patches = wanted[2:].reshape(2, 3)
+    patches = expected[2:].reshape(2, 3)
     assert shows(page, patches)
     # Every layer and head has a thumbnail, and so has each mean.
     assert page.locator(".images .thumb[data-drawn]").count() == 3 * 3
@@ -84,13 +84,13 @@ def test_image_page_opens_with_the_attention_of_the_class_token(opened, seen):
 
 def test_patch_under_the_pointer_is_the_query(opened, seen):
     page = opened(build_image_scene(seen), IMAGES)
-    wanted = seen.maps["blocks.1.attention"].weights[1]
+    expected = seen.maps["blocks.1.attention"].weights[1]
     thumb = page.locator('.thumb[data-head="blocks.0.attention:1"] canvas')
     before = thumb.evaluate("(canvas) => canvas.toDataURL()")
     point(page, 1, 2)
     wait_said(page, "patch 1,2 attends to")
     assert page.locator(".reading h2").text_content() == "patch 1,2 attends to"
-    row = wanted[2 + 5]
+    row = expected[2 + 5]
     assert max(ranked(page).values()) == pytest.approx(row.max(), abs=6e-5)
     assert shows(page, row[2:].reshape(2, 3))
     assert float(re.search(r"most: ([\d.]+)\.", said(page))[1]) == pytest.approx(row.max(), rel=1e-5)
@@ -103,7 +103,7 @@ def test_patch_under_the_pointer_is_the_query(opened, seen):
 
 def test_pinned_patch_stays_the_query(opened, seen):
     page = opened(build_image_scene(seen), IMAGES)
-    wanted = seen.maps["blocks.1.attention"].weights[1]
+    expected = seen.maps["blocks.1.attention"].weights[1]
     point(page, 0, 1)
     page.mouse.down()
     page.mouse.up()
@@ -111,7 +111,7 @@ def test_pinned_patch_stays_the_query(opened, seen):
     assert hash_of(page)["pin"] == "3,3"
     point(page, 1, 0)  # now the pointer reads weights
     wait_said(page, "patch 0,1 attends to patch 1,0")
-    assert page.locator(".reading output").text_content() == f"{wanted[3, 2 + 3]:#.6g}"
+    assert page.locator(".reading output").text_content() == f"{expected[3, 2 + 3]:#.6g}"
     assert page.get_by_label("Query", exact=True).input_value() == "patch"
     # It is the query of other layers as well.
     page.locator('.thumb[data-head="blocks.0.attention:0"]').click()
@@ -138,11 +138,11 @@ def test_image_view_is_usable_with_the_keyboard(opened, seen):
     assert said(page).startswith("patch 0,2 attends to")
     page.keyboard.press("Enter")
     assert said(page) == "Pinned: patch 0,2 is the query."
-    wanted = seen.maps["blocks.1.attention"].weights[1, 2 + 2]
+    expected = seen.maps["blocks.1.attention"].weights[1, 2 + 2]
     page.keyboard.press("g")
-    best = int(wanted[2:].argmax())
+    best = int(expected[2:].argmax())
     assert said(page).startswith(f"patch 0,2 attends to patch {best // 3},{best % 3}: ")
-    assert float(re.search(r": ([\d.]+)\. Row", said(page))[1]) == pytest.approx(wanted[2:].max(), rel=1e-5)
+    assert float(re.search(r": ([\d.]+)\. Row", said(page))[1]) == pytest.approx(expected[2:].max(), rel=1e-5)
     page.keyboard.press("]")
     assert hash_of(page)["at"] == "blocks.1.attention:0"
     page.keyboard.press("}")
@@ -171,8 +171,8 @@ def test_select_elements_keep_the_focus(opened, seen):
         choice.select_option(value)
         assert choice.evaluate("(one) => one === document.activeElement")
     assert page.locator(".reading h2").text_content() == "register 0 attends topinned"
-    wanted = seen.maps["blocks.0.attention"].weights[0, 1]
-    assert max(ranked(page).values()) == pytest.approx(wanted.max(), abs=6e-5)
+    expected = seen.maps["blocks.0.attention"].weights[0, 1]
+    assert max(ranked(page).values()) == pytest.approx(expected.max(), abs=6e-5)
 
 
 def test_rollout_of_the_image_a_patch_and_a_label(opened, seen):
@@ -191,20 +191,20 @@ def test_rollout_of_the_image_a_patch_and_a_label(opened, seen):
     assert [float(one.rstrip("%")) for one in shares] == pytest.approx([100 * one for one in likely], abs=0.06)
     page.locator(".predictions button", has_text="dog").click()
     assert hash_of(page)["label"] == str(LABELS.index("dog"))
-    wanted = seen.rollout(label="dog")
-    assert shows(page, wanted)
+    expected = seen.rollout(label="dog")
+    assert shows(page, expected)
     point(page, 0, 2)
-    assert float(page.locator(".reading output").text_content()) == pytest.approx(wanted[0, 2], rel=1e-4, abs=1e-9)
+    assert float(page.locator(".reading output").text_content()) == pytest.approx(expected[0, 2], rel=1e-4, abs=1e-9)
     page.locator(".predictions button", has_text="dog").click()
     assert "label" not in hash_of(page)
 
 
 def test_overlay_is_shown_as_a_table_and_saved(opened, seen):
     page = opened(build_image_scene(seen), IMAGES)
-    wanted = seen.maps["blocks.1.attention"].weights[1, 0, 2:].reshape(2, 3)
+    expected = seen.maps["blocks.1.attention"].weights[1, 0, 2:].reshape(2, 3)
     page.get_by_role("button", name="Table").click()
     cells = page.locator(".images table td[data-row]").all_text_contents()
-    assert [float(one) for one in cells] == pytest.approx(wanted.flatten(), rel=1e-5)
+    assert [float(one) for one in cells] == pytest.approx(expected.flatten(), rel=1e-5)
     assert page.locator(".images table thead th").all_text_contents() == ["column 0", "column 1", "column 2"]
     page.locator(".images table td[data-row='1'][data-column='2']").hover()
     wait_said(page, "class token attends to patch 1,2: ")
@@ -214,7 +214,7 @@ def test_overlay_is_shown_as_a_table_and_saved(opened, seen):
     lines = download.value.path().read_text().splitlines()
     assert download.value.suggested_filename == "regard-the_picture-blocks.1.attention.1.tsv"
     found = [[float(one) for one in line.split("\t")[1:]] for line in lines[1:]]
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def saved(page, what):
@@ -263,8 +263,8 @@ def test_segmenter_shows_labels_and_the_attention_of_their_queries(opened, segme
     assert page.locator(".query-list button").count() == 3
     page.locator(".query-list button", has_text="owl").click()
     assert page.locator(".reading h2").text_content() == "the query of owl attends topinned"
-    wanted = segmented.patch_weights(label="owl").mean(0)
-    assert shows(page, wanted)
+    expected = segmented.patch_weights(label="owl").mean(0)
+    assert shows(page, expected)
     page.get_by_role("tab", name="Rollout").click()
     page.get_by_label("Label", exact=True).select_option(label="owl")
     page.wait_for_selector(QUIET)
@@ -281,8 +281,8 @@ def test_pooling_query_cannot_be_replaced_by_a_patch(opened):
     assert query.count() == 0 or not query.is_visible()
     point(page, 0, 1)
     wait_said(page, "question attends to patch 0,1: ")
-    wanted = seen.patch_weights().mean(0)
-    assert float(page.locator(".reading output").text_content()) == pytest.approx(wanted[0, 1], rel=1e-5)
+    expected = seen.patch_weights().mean(0)
+    assert float(page.locator(".reading output").text_content()) == pytest.approx(expected[0, 1], rel=1e-5)
     page.locator('.thumb[data-head="blocks.0.attention:1"]').click()
     assert page.get_by_label("Query", exact=True).is_visible()
     point(page, 1, 1)
@@ -347,8 +347,8 @@ def test_attention_view_shows_the_pinned_patch(opened, seen):
     page.wait_for_selector(QUIET)
     assert page.get_by_label("Scale").locator("visible=true").input_value() == "log"
     assert page.locator(".attention-view .reading h2").text_content() == "0,1 attends topinned"
-    wanted = seen.maps["blocks.1.attention"].weights[1, 3]
+    expected = seen.maps["blocks.1.attention"].weights[1, 3]
     shown = page.locator(".attention-view .ranks .weight").all_text_contents()
-    assert float(shown[0]) == pytest.approx(wanted.max(), abs=6e-5)
+    assert float(shown[0]) == pytest.approx(expected.max(), abs=6e-5)
     page.get_by_role("tab", name="Experiment").click()
     assert "regard look MODEL IMAGE --live" in page.locator(".interventions .note").text_content()

@@ -40,13 +40,13 @@ def test_candidates_are_drawn_with_their_state(opened, scene):
     page = opened(scene)
     page.get_by_role("tab", name="Search").click()
     page.wait_for_selector(".tree")
-    told = scene.header["decode"]
+    search = scene.header["decode"]
     drawn = page.eval_on_selector_all(
         ".tree .item", "items => items.map((item) => [Number(item.dataset.node), item.dataset.state])"
     )
-    assert drawn == [[number, one["state"]] for number, one in enumerate(told["nodes"])]
-    assert page.locator(".tree .tree-edge").count() == len(told["nodes"])
-    assert page.locator(".tree .flag").count() == sum(one["ends"] for one in told["nodes"])
+    assert drawn == [[number, one["state"]] for number, one in enumerate(search["nodes"])]
+    assert page.locator(".tree .tree-edge").count() == len(search["nodes"])
+    assert page.locator(".tree .flag").count() == sum(one["ends"] for one in search["nodes"])
     assert page.locator(".tree .step-number").all_text_contents()[:2] == ["1 prefix", "2"]
     # Candidates do not overlap.
     every = page.eval_on_selector_all(
@@ -72,10 +72,10 @@ def test_page_without_a_search_has_no_search_tab(opened, transformer):
 
 def test_candidate_shows_its_numbers_and_attention(opened, scene):
     page = opened(scene, VIEW)
-    told = scene.header["decode"]
-    rows = np.frombuffer(scene.blobs[told["looked"]["at"]], "<f4").reshape(told["looked"]["shape"])
+    search = scene.header["decode"]
+    rows = np.frombuffer(scene.blobs[search["looked"]["at"]], "<f4").reshape(search["looked"]["shape"])
     number = best_path(scene)[1]
-    one = told["nodes"][number]
+    one = search["nodes"][number]
     node(page, number).click()
     assert hash_of(page)["node"] == str(number)
     numbers = dict(
@@ -90,7 +90,7 @@ def test_candidate_shows_its_numbers_and_attention(opened, scene):
         float(text) for text in page.eval_on_selector_all(".step-attention li", "all => all.map((one) => one.title)")
     ]
     np.testing.assert_allclose(weights, rows[one["row"]], rtol=1e-5, atol=1e-8)
-    assert told["attention"] in page.locator(".step-attention").text_content()
+    assert search["attention"] in page.locator(".step-attention").text_content()
     # A larger weight is darker.
     shades = page.eval_on_selector_all(
         ".step-attention li", "all => all.map((one) => Number(one.style.background.match(/\\d+/g)[0]))"
@@ -113,12 +113,12 @@ def test_pointing_reads_a_candidate_without_selecting_it(opened, scene):
 
 def test_keys_move_along_the_tree(opened, scene):
     page = opened(scene, VIEW)
-    told, path = scene.header["decode"], best_path(scene)
+    search, path = scene.header["decode"], best_path(scene)
     page.locator(".scroll-tree").focus()
     assert chosen(page) == path[0]
     page.keyboard.press("ArrowRight")
     assert chosen(page) == path[1]
-    assert said(page).startswith(f"Step 2 of {len(told['left_out'])}: {told['nodes'][path[1]]['token']}.")
+    assert said(page).startswith(f"Step 2 of {len(search['left_out'])}: {search['nodes'][path[1]]['token']}.")
     assert re.search(r"Attends most to \S+, [\d.]+\.$", said(page))
     active = page.locator(".scroll-tree").get_attribute("aria-activedescendant")
     assert page.locator(f"#{active}").get_attribute("data-node") == str(path[1])
@@ -130,7 +130,7 @@ def test_keys_move_along_the_tree(opened, scene):
     assert chosen(page) == path[0]
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
-    below = told["nodes"][chosen(page)]
+    below = search["nodes"][chosen(page)]
     assert below["step"] == 1
     assert below["state"] != "best"
     page.keyboard.press("ArrowLeft")
@@ -141,14 +141,14 @@ def test_keys_move_along_the_tree(opened, scene):
     assert chosen(page) == path[-1]
     # Every candidate is reachable.
     reached = set()
-    for step in range(len(told["left_out"])):
+    for step in range(len(search["left_out"])):
         page.keyboard.press("b")
         for _ in range(len(path) - 1 - step):
             page.keyboard.press("ArrowLeft")
         for _ in range(20):
             reached.add(chosen(page))
             page.keyboard.press("ArrowDown")
-    assert {i for i, one in enumerate(told["nodes"]) if one["step"] < len(path)} <= reached
+    assert {i for i, one in enumerate(search["nodes"]) if one["step"] < len(path)} <= reached
 
 
 def test_pruned_candidates_can_be_hidden(opened, scene):
@@ -167,12 +167,12 @@ def test_table_lists_all_candidates(opened, scene):
     page.locator(".scroll-tree").focus()
     page.keyboard.press("n")
     rows = page.locator(".search-table tbody tr")
-    told = scene.header["decode"]["nodes"]
-    assert rows.count() == len(told)
-    cells = [rows.nth(i).locator("th, td").all_text_contents() for i in range(len(told))]
-    assert [int(row[0]) for row in cells] == [one["step"] + 1 for one in told]
-    assert [row[1] for row in cells] == [one["token"] for one in told]
-    assert all("the prefix is given" in row[7] for row, one in zip(cells, told) if one["reason"] == "prefix")
+    search = scene.header["decode"]["nodes"]
+    assert rows.count() == len(search)
+    cells = [rows.nth(i).locator("th, td").all_text_contents() for i in range(len(search))]
+    assert [int(row[0]) for row in cells] == [one["step"] + 1 for one in search]
+    assert [row[1] for row in cells] == [one["token"] for one in search]
+    assert all("the prefix is given" in row[7] for row, one in zip(cells, search) if one["reason"] == "prefix")
     rows.nth(2).click()
     assert hash_of(page)["node"] == "2"
     page.get_by_role("tab", name="Tree").click()
@@ -206,29 +206,29 @@ def test_figure_and_numbers_are_saved(opened, scene):
 
 def test_tokens_are_never_markup(opened, scene):
     header = copy.deepcopy(scene.header)
-    told = header["decode"]
-    for one in told["nodes"]:
+    search = header["decode"]
+    for one in search["nodes"]:
         one["token"] = one["piece"] = HOSTILE
-    told["source"] = [HOSTILE] * len(told["source"])
-    told["prefix"] = [HOSTILE]
-    for one in told["results"]:
+    search["source"] = [HOSTILE] * len(search["source"])
+    search["prefix"] = [HOSTILE]
+    for one in search["results"]:
         one["text"] = HOSTILE
     page = opened(Scene(header, scene.blobs), VIEW)
     assert page.locator(".regard img").count() == 0
     assert HOSTILE in page.locator(".step-attention").text_content()
 
 
-@pytest.mark.parametrize("search", ["greedy", "sample"])
-def test_greedy_search_and_sampling(opened, transformer, search):
-    config = DecodeConfig("greedy") if search == "greedy" else DecodeConfig("sample", n_best=6, top_k=3)
+@pytest.mark.parametrize("method", ["greedy", "sample"])
+def test_greedy_search_and_sampling(opened, transformer, method):
+    config = DecodeConfig("greedy") if method == "greedy" else DecodeConfig("sample", n_best=6, top_k=3)
     scene = build_scene(look(transformer, SENTENCE, config=config))
     page = opened(scene, VIEW)
-    told = scene.header["decode"]
-    assert page.locator(".tree .item").count() == len(told["nodes"])
-    distinct = {one["node"] for one in told["results"]}
+    search = scene.header["decode"]
+    assert page.locator(".tree .item").count() == len(search["nodes"])
+    distinct = {one["node"] for one in search["results"]}
     assert page.locator(".result-list button").count() == len(distinct)
     assert page.locator(".constraints").count() == 0
-    title = {"greedy": "Greedy search.", "sample": "Sampling, 6 samples."}[search]
+    title = {"greedy": "Greedy search.", "sample": "Sampling, 6 samples."}[method]
     assert page.locator(".summary").text_content().startswith(title)
 
 

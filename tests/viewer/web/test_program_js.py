@@ -248,7 +248,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict[str, list]:
-    """Cases of every operation with NumPy's results and the page's, in one run of node."""
+    """Cases of every operation with the results of NumPy and of the page, from one run of node."""
     folder = tmp_path_factory.mktemp("program")
     (folder / "run.mjs").write_text(bundle_script(SCRIPT.replace("FOLDER", folder.as_posix())))
     made = [(op, *make(Random(seed))) for op, make in CASES.items() for seed in range(ROUNDS)]
@@ -266,12 +266,12 @@ def _plain(x: np.ndarray | None) -> dict | None:
     return None if x is None else {"data": np.asarray(x, float).flatten().tolist(), "shape": list(x.shape)}
 
 
-def test_there_is_a_case_for_every_operation():
+def test_every_operation_has_a_case():
     assert set(CASES) == set(OPERATIONS)
 
 
 @pytest.mark.parametrize("op", CASES)
-def test_the_page_computes_what_numpy_computes(results, op):
-    for wanted, found, inputs, options in results[op]:
-        assert found["shape"] == list(wanted.shape), ([x.shape for x in inputs if x is not None], options)
-        np.testing.assert_allclose(found["data"], wanted.flatten(), rtol=1e-12, atol=1e-12)
+def test_page_agrees_with_numpy(results, op):
+    for expected, found, inputs, options in results[op]:
+        assert found["shape"] == list(expected.shape), ([x.shape for x in inputs if x is not None], options)
+        np.testing.assert_allclose(found["data"], expected.flatten(), rtol=1e-12, atol=1e-12)

@@ -1,4 +1,4 @@
-"""The page's module: how it is joined; and, under node, that its numbers are those of NumPy."""
+"""The page's JavaScript module: bundling and, under node, agreement with NumPy."""
 
 import base64
 import json
@@ -19,10 +19,10 @@ from tests.viewer.helpers import weights
 SOURCES = web.read_sources()
 
 
-# How it is joined
+# Bundling
 
 
-def test_the_module_is_one_text_that_asks_for_nothing():
+def test_module_contains_every_file_and_no_imports():
     text = web.module()
     assert text.count("export ") == text.count("export default") == 1
     assert "import {" not in text
@@ -41,13 +41,21 @@ def test_the_module_is_one_text_that_asks_for_nothing():
             assert starts[imported] < starts[path]
 
 
-def test_nothing_in_the_module_reads_a_text_as_markup_or_as_a_program():
-    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser"):
-        assert way not in web.module()
+def test_module_never_parses_text_as_markup_or_code():
+    for sink in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "DOMParser",
+    ):
+        assert sink not in web.module()
 
 
-def test_nothing_in_the_module_names_another_place():
-    addresses = {"http://www.w3.org/2000/svg"}  # the name of a language: nobody goes there
+def test_module_contains_no_addresses():
+    addresses = {"http://www.w3.org/2000/svg"}  # an XML namespace, which is never fetched
     found = {part.split('"')[0] for part in web.module().split("http")[1:]}
     assert {f"http{one}" for one in found} == addresses
 
@@ -63,12 +71,12 @@ def test_nothing_in_the_module_names_another_place():
         ),
     ],
 )
-def test_what_cannot_be_joined_is_refused(sources, message):
+def test_invalid_sources_raise_an_error(sources, message):
     with pytest.raises(RegardError, match=message):
         web.bundle(sources)
 
 
-def test_a_file_that_two_import_is_there_once():
+def test_file_imported_twice_is_bundled_once():
     sources = {
         "index.js": 'import { b } from "./b.js";\nimport { c } from "./c.js";\nexport default b + c;\n',
         "b.js": 'import { c } from "./c.js";\nexport const b = c;\n',
@@ -77,13 +85,12 @@ def test_a_file_that_two_import_is_there_once():
     assert web.bundle(sources) == "const c = 1;\nconst b = c;\nexport default b + c;\n"
 
 
-# What it computes
+# Attention weights and measures
 
 
 def node(imports: str, program: str, given: Any = None) -> Any:
-    """What a program makes of `given`, with names imported from the module's files."""
-    told = json.dumps(given)
-    text = web.bundle(SOURCES | {"index.js": f"{imports}\nconst given = {told};\n{program}\n"})
+    """Run a program under node with imports from the page's sources; return the JSON that it prints."""
+    text = web.bundle(SOURCES | {"index.js": f"{imports}\nconst given = {json.dumps(given)};\n{program}\n"})
     command = [node_program(), "--input-type=module", "-"]
     ran = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
@@ -92,7 +99,8 @@ def node(imports: str, program: str, given: Any = None) -> Any:
 
 SHOW = "console.log(JSON.stringify({}));"
 HEADS = (
-    'import { extractHead, readBlob, computeWeights } from "./weights/maths.js";\nimport { Kernel } from "./weights/kernel.js";\n'
+    'import { computeWeights, extractHead, readBlob } from "./weights/maths.js";\n'
+    'import { Kernel } from "./weights/kernel.js";\n'
     'import { AttentionMap, Attentions } from "./weights/maps.js";\nimport { Raster } from "./weights/raster.js";\n'
     'import { meanEntropy, meanOverlap } from "./weights/measures.js";'
 )
@@ -108,7 +116,7 @@ def carried(seen: Scene) -> dict[str, Any]:
 
 
 def odd_scene(rng: np.random.Generator, *, exact: bool = True) -> Scene:
-    """Every form of mask, a bias, grouped keys, concat, at lengths that no block divides."""
+    """A scene with every kind of mask, a bias, grouped keys and concat, at lengths that are no multiple of a block."""
     T, S, H, D = 11, 13, 4, 10
     sides = [scenes.side("target", [f"t{i}" for i in range(T)]), scenes.side("source", [f"s{i}" for i in range(S)])]
     masks = {
@@ -147,8 +155,8 @@ def odd(request) -> Scene:
     return odd_scene(np.random.default_rng(5), exact=request.param == "float32")
 
 
-def test_weights_are_those_of_the_definition(odd):
-    """For every mask, bias and score, with the twin of test_scene.py, which is NumPy in double precision."""
+def test_weights_agree_with_the_numpy_reference(odd):
+    """For every mask, bias and score, in double precision."""
     names = [one["name"] for one in odd.header["attentions"]]
     program = """
     const found = {};
@@ -161,21 +169,23 @@ def test_weights_are_those_of_the_definition(odd):
     }"""
     found = node(HEADS, OPEN + program + SHOW.format("found"), carried(odd))
     for name in names:
-        wanted = weights(odd, name)
-        # Numbers in sixteen bits are rounded to float32 once they are spread out.
+        expected = weights(odd, name)
+        # Quantized numbers are rounded to float32 when they are decoded.
         atol = 1e-4 if name.startswith("far") else 1e-6
-        np.testing.assert_allclose(np.reshape(found[name], wanted.shape), wanted, atol=atol, err_msg=name)
+        np.testing.assert_allclose(np.reshape(found[name], expected.shape), expected, atol=atol, err_msg=name)
     assert not np.any(found["nothing"])
 
 
-def test_the_fast_kernel_and_its_plain_twin_agree(odd):
-    """Whole rows and parts of rows, once a row is known, in any order."""
+def test_fast_kernel_agrees_with_the_plain_one(odd):
+    """Full rows and parts of rows, before and after their sums are known, in any order."""
     program = """
     const [fast, plain] = [new Kernel(), new Kernel(false)];
     let worst = 0;
     for (const one of given.header.attentions) {
       const raw = {};
-      for (const part of ["q", "k", "w", "bias"]) raw[part] = one[part] ? readBlob(blobs[one[part].at], one[part]) : null;
+      for (const part of ["q", "k", "w", "bias"]) {
+        raw[part] = one[part] ? readBlob(blobs[one[part].at], one[part]) : null;
+      }
       for (let head = 0; head < one.heads; head++) {
         const made = extractHead(one, raw, head);
         const parts = [[[3, 1, 10, 0, 7, 2], 0, 13], [[1, 3], 4, 9], [[0, 5, 10], 12, 13], [[9], 0, 1]];
@@ -196,8 +206,8 @@ def test_the_fast_kernel_and_its_plain_twin_agree(odd):
     assert found["worst"] < 2e-5
 
 
-def test_the_kernel_makes_room():
-    """Heads of other lengths and many heads: what was put away is computed anew, and right."""
+def test_kernel_recomputes_evicted_heads():
+    """Many heads of different lengths exceed the kernel's memory."""
     program = """
     const kernel = new Kernel(true, 20000);
     const heads = [];
@@ -224,8 +234,8 @@ LONG = 'if (given.long) Object.defineProperty(AttentionMap.prototype, "isMateria
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_means_of_heads_and_joined_words(long):
-    """Also the way long texts go, where no map is ever whole."""
+def test_means_of_heads_and_merged_word_pieces(long):
+    """Also for long texts, whose maps are computed row by row."""
     seen = scenes.small()
     program = """
     const rows = (map, list, from, to) => {
@@ -238,16 +248,16 @@ def test_means_of_heads_and_joined_words(long):
     found.mean = show(attentions.map({ attention: "decoder.1.cross", head: "mean" }, false));
     const words = attentions.map({ attention: "decoder.1.cross", head: 2 }, true);
     found.words = show(words);
-    found.picture = rows(words, [...Array(words.rows).keys()], 0, words.columns);
+    found.cells = rows(words, [...Array(words.rows).keys()], 0, words.columns);
     found.part = rows(words, [4, 2], 3, 7);
     found.labels = attentions.axesOf("decoder.1.cross", true).rows.labels;"""
     found = node(HEADS, LONG + OPEN + program + SHOW.format("found"), carried(seen) | {"long": long})
-    wanted = weights(seen, "decoder.1.cross")
-    np.testing.assert_allclose(found["mean"], wanted.mean(0), atol=1e-6)
+    expected = weights(seen, "decoder.1.cross")
+    np.testing.assert_allclose(found["mean"], expected.mean(0), atol=1e-6)
     pieces = np.array([0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9, 10, 11, 12])  # chas and sé are one word
-    joined = np.stack([wanted[2][pieces == word].mean(0) for word in range(13)])
+    joined = np.stack([expected[2][pieces == word].mean(0) for word in range(13)])
     np.testing.assert_allclose(found["words"], joined, atol=1e-6)
-    np.testing.assert_allclose(np.reshape(found["picture"], joined.shape), joined, atol=1e-5)
+    np.testing.assert_allclose(np.reshape(found["cells"], joined.shape), joined, atol=1e-5)
     np.testing.assert_allclose(np.reshape(found["part"], (2, 4)), joined[[4, 2], 3:7], atol=1e-5)
     assert found["labels"][4] == "chassé"
 
@@ -258,14 +268,16 @@ def test_columns_of_a_word_are_summed():
     program = "const map = attentions.map({ attention: 'decoder.0.cross', head: 1 }, true);"
     show = SHOW.format("Array.from({ length: map.rows }, (_, t) => [...map.exactRow(t)])")
     found = np.array(node(HEADS, OPEN + program + show, carried(seen)))
-    wanted = weights(seen, "decoder.0.cross")[1]
+    expected = weights(seen, "decoder.0.cross")[1]
     columns = np.array([*words, 6])
-    np.testing.assert_allclose(found, np.stack([wanted[:, columns == word].sum(1) for word in range(7)], 1), atol=1e-6)
+    np.testing.assert_allclose(
+        found, np.stack([expected[:, columns == word].sum(1) for word in range(7)], 1), atol=1e-6
+    )
     np.testing.assert_allclose(found.sum(1), 1)
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_measures_are_those_of_python(long):
+def test_measures_agree_with_python(long):
     seen = odd_scene(np.random.default_rng(2))
     program = """
     const found = {};
@@ -275,13 +287,13 @@ def test_measures_are_those_of_python(long):
     }"""
     found = node(HEADS, LONG + OPEN + program + SHOW.format("found"), carried(seen) | {"long": long})
     for name, numbers in found.items():
-        wanted = weights(seen, name)[:2]
-        expected = [*attention_measures.mean_entropy(wanted), attention_measures.agreement(wanted[0], wanted[1])]
+        maps = weights(seen, name)[:2]
+        expected = [*attention_measures.mean_entropy(maps), attention_measures.agreement(maps[0], maps[1])]
         np.testing.assert_allclose(numbers, expected, atol=1e-4, err_msg=name)
 
 
-def test_pictures_show_the_greatest_of_each_block():
-    """Step by step they only grow, each block is seen early, and in the end every one is the greatest of its cells."""
+def test_raster_shows_the_maximum_of_each_block():
+    """Values only grow, every block is covered early, and in the end each is the maximum of its cells."""
     seen = scenes.long(300, width=16)
     program = """
     const map = attentions.map({ attention: "blocks.0.attention", head: 0 }, false);
@@ -295,12 +307,13 @@ def test_pictures_show_the_greatest_of_each_block():
     const near = new Raster(map, { rows: [100, 140], columns: [90, 130] }, 40, 40, raster);
     const seeded = [...near.values];
     while (near.step(3));
-    console.log(JSON.stringify({ before, early, share: raster.completedFraction, values: [...raster.values], block: raster.block,
+    console.log(JSON.stringify({ before, early, share: raster.completedFraction,
+      values: [...raster.values], block: raster.block,
       size: [raster.height, raster.width], near: [...near.values], seeded,
       greatest: map.argmaxIn([100, 140], [90, 130]) }));"""
     found = node(HEADS, OPEN + program, carried(seen))
-    wanted = weights(seen, "blocks.0.attention")[0]
-    part = wanted[37:300, 10:211]
+    expected = weights(seen, "blocks.0.attention")[0]
+    part = expected[37:300, 10:211]
     assert found["block"] == {"rows": 14, "columns": 7}
     assert found["size"] == [19, 29]
     blocks = np.array([[part[y : y + 14, x : x + 7].max() for x in range(0, 201, 7)] for y in range(0, 263, 14)])
@@ -308,17 +321,17 @@ def test_pictures_show_the_greatest_of_each_block():
     assert found["early"] < 0.12
     assert found["share"] == 1
     assert np.all(np.array(found["before"]) <= np.array(found["values"]) + 1e-7)
-    np.testing.assert_allclose(np.reshape(found["near"], (40, 40)), wanted[100:140, 90:130], atol=1e-5)
-    # Before its own numbers are there, a part shows those of the picture around it.
+    np.testing.assert_allclose(np.reshape(found["near"], (40, 40)), expected[100:140, 90:130], atol=1e-5)
+    # Before it is computed, a part shows the values of the surrounding raster.
     first = (100 - 37) // 14, (90 - 10) // 7
     assert found["seeded"][0] == pytest.approx(blocks[first], abs=1e-5)
     row, column = found["greatest"]
-    assert wanted[row, column] == pytest.approx(wanted[100:140, 90:130].max(), abs=1e-6)
+    assert expected[row, column] == pytest.approx(expected[100:140, 90:130].max(), abs=1e-6)
 
 
-def test_numbers_in_sixteen_bits_are_spread_out_as_they_were_put_together():
+def test_quantized_numbers_are_decoded():
     x = np.random.default_rng(0).normal(3, 2, (6, 3, 5)).astype(np.float32)
-    x[:, 1, 2] = -7.25  # a channel that never changes
+    x[:, 1, 2] = -7.25  # a constant channel
     program = """
     const buffer = new Uint8Array(Buffer.from(given, "base64")).buffer;
     const raw = readBlob(buffer, { type: "uint16", shape: [6, 3, 5] });"""
@@ -329,7 +342,7 @@ def test_numbers_in_sixteen_bits_are_spread_out_as_they_were_put_together():
     assert np.all(np.reshape(found, (3, 6, 5))[1, :, 2] == -7.25)
 
 
-def test_unknown_numbers_and_masks_are_refused():
+def test_unknown_number_types_and_masks_raise_an_error():
     program = """
     const failures = [];
     const read = () => readBlob(new ArrayBuffer(4), { type: "float8", shape: [1] });
@@ -340,13 +353,13 @@ def test_unknown_numbers_and_masks_are_refused():
     assert found == ["Unknown number type: float8.", "Unknown mask operation: moon."]
 
 
-# What it shows
+# Colors, addresses and tokens
 
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("name", ["blue", "iris"])
-def test_colours_have_one_order_for_every_eye(name, dark):
-    """Lightness alone tells more from less, all the way; the number on a colour can be read."""
+def test_lightness_of_colors_is_monotonic(name, dark):
+    """Lightness alone shows the order of weights; text on every color has enough contrast."""
     program = """
     const colors = colorRamp(given.name, given.dark);
     const lights = Array.from({ length: 256 }, (_, i) => luminance(...colors.subarray(3 * i, 3 * i + 3)));
@@ -356,13 +369,13 @@ def test_colours_have_one_order_for_every_eye(name, dark):
     imports = 'import { luminance, createColormap, colorRamp } from "./core/colors.js";'
     found = node(imports, program, {"name": name, "dark": dark})
     lights = np.array(found["lights"])
-    steps = np.diff(lights[::8] ** (1 / 3))  # roughly as eyes see it
+    steps = np.diff(lights[::8] ** (1 / 3))  # approximately perceptual lightness
     assert np.all(steps > 0.005) if dark else np.all(steps < -0.005)
     contrast = np.where(found["light"], 1.05 / (lights + 0.05), (lights + 0.05) / 0.05)
     assert contrast.min() > 4.5
 
 
-def test_scales_and_their_legend():
+def test_scales_map_ticks_to_the_unit_interval():
     program = """
     const scales = ["linear", "root", "log"];
     console.log(JSON.stringify(scales.map((scale) => [legendTicks(scale).map((tick) => scaleToUnit(scale, tick)),
@@ -374,7 +387,7 @@ def test_scales_and_their_legend():
         assert ends == [0, 1, 1, 0, 0]
 
 
-def test_an_address_holds_the_view():
+def test_address_restores_the_view():
     view = {
         "view": "steps",
         "selected": {"attention": "decoder.1.cross", "head": 3},
@@ -389,7 +402,7 @@ def test_an_address_holds_the_view():
     }
     imports = 'import { readHash, writeHash } from "./core/state.js";'
     hash_, back = node(imports, SHOW.format("[writeHash(given), readHash('#' + writeHash(given))]"), view)
-    assert back | view == back  # other views keep things of their own there
+    assert back | view == back  # the address has further keys
     assert "#" not in hash_
     nothing = node(
         imports, SHOW.format("given.map(readHash)"), ["", "#%%%&at=&zoom=9-3-0-0&pin=-1,x&as=moon&theme=<b>"]
@@ -399,7 +412,7 @@ def test_an_address_holds_the_view():
         assert one == one | empty | {"view": "attention", "words": False, "colors": "blue", "theme": "auto"}
 
 
-def test_tokens_can_be_seen_whole():
+def test_invisible_characters_of_tokens_are_made_visible():
     tokens = ["the", " the", "", " ", "\n", "a\tb", "\u202ekcab", "\u200b", "\ud800", "<b>", "▁x", "\x07", "  "]
     found = node('import { makeVisible } from "./core/tokens.js";', SHOW.format("given.map(makeVisible)"), tokens)
     assert found == [
@@ -407,7 +420,7 @@ def test_tokens_can_be_seen_whole():
     ]
 
 
-def test_alignment_error_and_ranks():
+def test_alignment_error_rate_and_ranks():
     program = """
     const error = alignmentErrorRate([[0, 0], [1, 1]], [[0, 0], [1, 2]]);
     console.log(JSON.stringify([error, alignmentErrorRate([], []), topK([0.1, 0.5, 0.5, 0.2, 0.9], 3), argmax([1, 3, 2], 0, 2)]));"""  # noqa: E501

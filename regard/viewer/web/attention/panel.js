@@ -60,13 +60,11 @@ export async function initialSelection(looks) {
 
 /** Describes an attention in a sentence. @param {import("../weights/maps.js").Attentions} attentions @param {any} attention */
 function describeAttention(attentions, attention) {
-  const [rows, columns] = Object.values(attentions.axesOf(attention.name, false)).map((axis) =>
-    axis.title.toLowerCase(),
-  );
-  if (attention.rows === "query") return `A learned query attends to the ${columns}; the label is predicted from the result.`;
-  if (attention.kind === "cross") return `To predict each token of the ${rows}, the decoder attends to the ${columns}.`;
-  if (attention.kind === "masked") return `Each token attends to itself and the preceding tokens of the ${columns}.`;
-  return `Each token attends to all tokens of the ${columns}.`;
+  const keys = attentions.axesOf(attention.name, false).columns.title.toLowerCase();
+  if (attention.rows === "query") return `A learned query attends to the ${keys}; the label is predicted from the result.`;
+  if (attention.kind === "cross") return `To predict each token, the decoder attends to the ${keys}.`;
+  if (attention.kind === "masked") return `Each token attends to itself and the preceding tokens of the ${keys}.`;
+  return `Each token attends to all tokens of the ${keys}.`;
 }
 
 /**

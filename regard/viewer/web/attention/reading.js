@@ -134,7 +134,7 @@ export class Reading {
     const others = numbers.length - named;
     const perplexity = 2 ** bits;
     return (
-      (others > 0 && rest > 0.00005 ? `Other ${others}: ${Math.max(0, rest).toFixed(4)} in total. ` : "") +
+      (others > 0 && rest > 0.00005 ? `${others} others: ${Math.max(0, rest).toFixed(4)} in total. ` : "") +
       `Entropy ${bits.toFixed(2)} bits, as for a uniform distribution over ${perplexity.toFixed(1)} tokens.`
     );
   }

@@ -15,7 +15,7 @@ const FIELD_HINTS = { source: "A sentence to inspect", target: "Translation (def
  * @param {(host: Host, texts: Record<string, string>) => Promise<void>} show
  */
 export function requestForm(host, texts = requestTexts(host.scene), show) {
-  const status = h("p", { class: "request-status", id: uniqueId("asked"), role: "status" });
+  const status = h("p", { class: "request-status", id: uniqueId("status"), role: "status" });
   const fields = host.fields.map((name) =>
     h("textarea", {
       name,

@@ -7,14 +7,14 @@ import { imageHeadLabel, imageLayerLabel } from "./image_overview.js";
 import { icon, tabList, toggle } from "../core/shell.js";
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
-/** @typedef {import("./image_requests.js").QueryRef} QueryRef */
+/** @typedef {import("./image_query.js").QueryRef} QueryRef */
 
 /** Kinds of overlays. */
 const OVERLAY_LABELS = { picture: "Image", attention: "Attention", rollout: "Rollout", mask: "Mask" };
 
 export class ImageControls {
   /**
-   * @param {import("./image_requests.js").ImageQuery} imageQuery
+   * @param {import("./image_query.js").ImageQuery} imageQuery
    * @param {{choose: (selected: HeadRef) => void, step: (by: number) => void, selectQuery: (value: string) => void}} handlers
    */
   constructor(imageQuery, handlers) {

@@ -14,7 +14,7 @@ export function imageForm(host, show) {
   /** @type {string[]} */
   const imageNames = host.scene.pictures ?? [];
   if (imageNames.length < 2) return null;
-  const status = h("p", { class: "request-status", id: uniqueId("asked"), role: "status" });
+  const status = h("p", { class: "request-status", id: uniqueId("status"), role: "status" });
   const choice = h(
     "select",
     { name: "picture", "aria-label": "Image", "aria-describedby": status.id, onchange: () => submit() },

@@ -162,7 +162,7 @@ export class ImageOverview {
 
 /** Maps of the label queries of a segmenter. */
 export class QueryMaps {
-  /** @param {import("./image_requests.js").ImageQuery} imageQuery @param {(label: number | null) => void} onSelect */
+  /** @param {import("./image_query.js").ImageQuery} imageQuery @param {(label: number | null) => void} onSelect */
   constructor(imageQuery, onSelect) {
     this.imageQuery = imageQuery;
     this.onSelect = onSelect;

@@ -79,7 +79,7 @@ export function overlayDetails(overlay, cursor, pinned, columns) {
       "p",
       { class: "secondary" },
       all > 0
-        ? `${others > 0 ? `Other ${others}: ${Math.max(0, rest).toFixed(4)} in total. ` : ""}Entropy ${bits.toFixed(2)} bits, as for a uniform distribution over ${(2 ** bits).toFixed(1)} tokens.`
+        ? `${others > 0 ? `${others} others: ${Math.max(0, rest).toFixed(4)} in total. ` : ""}Entropy ${bits.toFixed(2)} bits, as for a uniform distribution over ${(2 ** bits).toFixed(1)} tokens.`
         : "All weights are 0.",
     ),
     overlay.rounded ? h("p", { class: "secondary" }, "To keep this page small, q and k are quantized to 16 bits: weights are accurate to about three digits.") : null,
@@ -135,7 +135,7 @@ export function labelFractions(numbers, count) {
 
 /** The color scale. @param {Overlay} overlay @param {string} colors @param {string} scale */
 export function overlayLegend(overlay, colors, scale) {
-  const maximum = overlay.patches.reduce((greatest, weight) => Math.max(greatest, weight), 0);
+  const maximum = overlay.patches.reduce((largest, weight) => Math.max(largest, weight), 0);
   const sum = overlay.patches.reduce((total, weight) => total + weight, 0);
   const canvas = h("canvas", {});
   paintLegend(canvas, colors);

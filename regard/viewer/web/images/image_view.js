@@ -4,7 +4,7 @@ import { argmax } from "../weights/maths.js";
 import { h, setAttributes, setChildren } from "../core/dom.js";
 import { bidiIsolate, formatWeight, truncate } from "../core/tokens.js";
 import { ImageAttention } from "./image_attention.js";
-import { ImageQuery } from "./image_requests.js";
+import { ImageQuery } from "./image_query.js";
 import { ImageControls } from "./image_controls.js";
 import { PatchFigure } from "./image_figure.js";
 import { ImageOverview, QueryMaps, imageHeadLabel, imageLayerLabel } from "./image_overview.js";

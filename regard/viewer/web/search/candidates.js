@@ -25,47 +25,47 @@ export const REASONS = {
   special: "this special token is never generated",
 };
 
-/** Adds texts, labels and links to the scene's candidates. @param {{nodes: CandidateData[], results: {node: number | null}[]}} given @returns {Candidate[]} */
-export function buildCandidates(given) {
+/** Adds texts, labels and links to the scene's candidates. @param {{nodes: CandidateData[], results: {node: number | null}[]}} search @returns {Candidate[]} */
+export function buildCandidates(search) {
   /** @type {Candidate[]} */
   const nodes = [];
-  given.nodes.forEach((one, index) => {
-    const before = one.parent === null || one.whole ? "" : nodes[one.parent].text;
-    nodes.push({ ...one, index, text: before + one.piece, label: truncate(makeVisible(one.token), MAX_NODE_LABEL), children: [], isInResult: false });
+  search.nodes.forEach((candidate, index) => {
+    const before = candidate.parent === null || candidate.whole ? "" : nodes[candidate.parent].text;
+    nodes.push({ ...candidate, index, text: before + candidate.piece, label: truncate(makeVisible(candidate.token), MAX_NODE_LABEL), children: [], isInResult: false });
   });
-  for (const { node } of given.results) for (let at = node; at !== null; at = nodes[at].parent) nodes[at].isInResult = true;
-  for (const one of nodes) if (one.parent !== null) nodes[one.parent].children.push(one.index);
+  for (const { node } of search.results) for (let at = node; at !== null; at = nodes[at].parent) nodes[at].isInResult = true;
+  for (const candidate of nodes) if (candidate.parent !== null) nodes[candidate.parent].children.push(candidate.index);
   // Candidates of results first, then those that were kept, each from the best down.
-  for (const one of nodes) one.children.sort((a, b) => importance(nodes[b]) - importance(nodes[a]) || a - b);
+  for (const candidate of nodes) candidate.children.sort((a, b) => importance(nodes[b]) - importance(nodes[a]) || a - b);
   return nodes;
 }
 
-/** @param {Candidate} one */
-export function isDiscarded(one) {
-  return one.state === "pruned" || one.state === "refused";
+/** @param {Candidate} candidate */
+export function isDiscarded(candidate) {
+  return candidate.state === "pruned" || candidate.state === "refused";
 }
 
-/** Whether a candidate was kept, but is not part of a result. @param {Candidate} one */
-export function isDeadEnd(one) {
-  return one.state === "kept" && !one.isInResult;
+/** Whether a candidate was kept, but is not part of a result. @param {Candidate} candidate */
+export function isDeadEnd(candidate) {
+  return candidate.state === "kept" && !candidate.isInResult;
 }
 
-/** Importance of a candidate. @param {Candidate} one */
-export function importance(one) {
-  return { best: 4, finished: 2, kept: 2, pruned: 1, refused: 0 }[one.state] + (one.isInResult ? 1 : 0);
+/** Importance of a candidate. @param {Candidate} candidate */
+export function importance(candidate) {
+  return { best: 4, finished: 2, kept: 2, pruned: 1, refused: 0 }[candidate.state] + (candidate.isInResult ? 1 : 0);
 }
 
-/** Width of an edge, which grows with the probability. @param {Candidate} one */
-export function edgeWidth(one) {
-  return isDiscarded(one) ? 1.2 : 1.4 + 3.2 * Math.exp(one.logprob);
+/** Width of an edge, which grows with the probability. @param {Candidate} candidate */
+export function edgeWidth(candidate) {
+  return isDiscarded(candidate) ? 1.2 : 1.4 + 3.2 * Math.exp(candidate.logprob);
 }
 
-/** Describes the outcome of a candidate. @param {Candidate} one */
-export function outcomeOf(one) {
-  if (isDiscarded(one)) return `${STATES[one.state]}: ${REASONS[one.reason] ?? one.reason}`;
-  if (one.ends) return one.state === "best" ? "Finished: the best hypothesis" : one.isInResult ? "Finished: one of the results" : "Finished: ranked below the results";
-  if (one.state === "best") return "Kept: part of the best hypothesis";
-  return one.isInResult ? "Kept: part of a result" : "Kept: leads to no result";
+/** Describes the outcome of a candidate. @param {Candidate} candidate */
+export function outcomeOf(candidate) {
+  if (isDiscarded(candidate)) return `${STATES[candidate.state]}: ${REASONS[candidate.reason] ?? candidate.reason}`;
+  if (candidate.ends) return candidate.state === "best" ? "Finished: the best hypothesis" : candidate.isInResult ? "Finished: one of the results" : "Finished: ranked below the results";
+  if (candidate.state === "best") return "Kept: part of the best hypothesis";
+  return candidate.isInResult ? "Kept: part of a result" : "Kept: leads to no result";
 }
 
 /** Formats a score, with more digits if it is small. @param {number} value @param {number} [digits] */
@@ -73,16 +73,16 @@ export function formatScore(value, digits = Math.abs(value) < 0.1 ? 4 : 2) {
   return Number(value.toFixed(digits)) === 0 ? "0" : value.toFixed(digits).replace("-", "−");
 }
 
-/** The candidates from the first step to this one. @param {Candidate[]} nodes @param {Candidate} one @returns {Candidate[]} */
-export function pathOf(nodes, one) {
+/** The candidates from the first step to this one. @param {Candidate[]} nodes @param {Candidate} candidate @returns {Candidate[]} */
+export function pathOf(nodes, candidate) {
   const path = [];
-  for (let at = one; at; at = nodes[at.parent]) path.unshift(at);
+  for (let at = candidate; at; at = nodes[at.parent]) path.unshift(at);
   return path;
 }
 
-/** The last token of the best continuation. @param {Candidate[]} nodes @param {Candidate} one @param {Set<number>} visibleIndices */
-export function lastOf(nodes, one, visibleIndices) {
-  let at = one;
+/** The last token of the best continuation. @param {Candidate[]} nodes @param {Candidate} candidate @param {Set<number>} visibleIndices */
+export function lastOf(nodes, candidate, visibleIndices) {
+  let at = candidate;
   for (let next = at; next; next = nodes[at.children.find((number) => visibleIndices.has(number))]) at = next;
   return at.index;
 }

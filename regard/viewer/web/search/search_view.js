@@ -86,26 +86,26 @@ export class SearchView {
   /** Constraints of the output, or null if there are none. */
   constraints() {
     const { prefix, min_len: minimum, limit } = this.search;
-    const reasons = new Set(this.nodes.filter((one) => one.state === "refused").map((one) => one.reason));
+    const reasons = new Set(this.nodes.filter((candidate) => candidate.state === "refused").map((candidate) => candidate.reason));
     const list = [
       prefix.length ? ["Prefix: ", prefix.map((token) => [tokenText(makeVisible(token), this.rtl), " "])] : null,
       minimum ? [`Minimum length: ${minimum} tokens`] : null,
       reasons.has("limit") ? [`Maximum length: ${limit} tokens`] : null,
-    ].filter((one) => one !== null);
+    ].filter((constraint) => constraint !== null);
     if (!list.length) return null;
-    return h("section", { class: "constraints", "aria-label": "Constraints" }, h("h2", {}, "Constraints"), h("ul", {}, list.map((one) => h("li", {}, one))));
+    return h("section", { class: "constraints", "aria-label": "Constraints" }, h("h2", {}, "Constraints"), h("ul", {}, list.map((constraint) => h("li", {}, constraint))));
   }
 
   /** Legend of the candidates' states. */
   createLegend() {
-    const there = new Set(this.nodes.map((one) => one.state));
+    const there = new Set(this.nodes.map((candidate) => candidate.state));
     return h("p", { class: "keys" }, Object.keys(STATES).filter((state) => there.has(state)).map((state) => h("span", {}, h("i", { "data-state": state, "aria-hidden": "true" }), STATES[state].toLowerCase())));
   }
 
   /** The candidate on display: under the pointer, selected, or the first of the best hypothesis. @returns {Candidate} */
   get current() {
     const chosen = this.cursor ?? this.state.view.node;
-    return this.nodes[chosen] ?? this.nodes.find((one) => one.state === "best") ?? this.nodes[0];
+    return this.nodes[chosen] ?? this.nodes.find((candidate) => candidate.state === "best") ?? this.nodes[0];
   }
 
   /** @param {Set<string> | null} changed */
@@ -130,7 +130,7 @@ export class SearchView {
 
   /** The visible candidates. */
   get visibleNodes() {
-    return this.showsPruned ? this.nodes : this.nodes.filter((one) => !isDiscarded(one));
+    return this.showsPruned ? this.nodes : this.nodes.filter((candidate) => !isDiscarded(candidate));
   }
 
   tree() {
@@ -147,12 +147,12 @@ export class SearchView {
     });
     // The most important edges are drawn last, on top of the others.
     const order = [...nodes].sort((a, b) => importance(a) - importance(b));
-    const edges = order.map((one) => {
-      const edge = s("path", { class: "tree-edge", d: this.treeLayout.edge(one), "data-state": one.state, "data-dead-end": isDeadEnd(one), "stroke-width": edgeWidth(one) });
-      this.edges.set(one.index, edge);
+    const edges = order.map((candidate) => {
+      const edge = s("path", { class: "tree-edge", d: this.treeLayout.edge(candidate), "data-state": candidate.state, "data-dead-end": isDeadEnd(candidate), "stroke-width": edgeWidth(candidate) });
+      this.edges.set(candidate.index, edge);
       return edge;
     });
-    const items = nodes.map((one) => this.item(one));
+    const items = nodes.map((candidate) => this.item(candidate));
     const svg = s(
       "svg",
       { class: "tree", width, height, viewBox: `0 0 ${width} ${height}`, role: "presentation" },
@@ -167,36 +167,36 @@ export class SearchView {
     return this.scroller;
   }
 
-  /** Draws one candidate. @param {Candidate} one */
-  item(one) {
-    const { x, y, width, height } = this.treeLayout.boxes.get(one.index);
-    const discarded = isDiscarded(one);
+  /** Draws one candidate. @param {Candidate} candidate */
+  item(candidate) {
+    const { x, y, width, height } = this.treeLayout.boxes.get(candidate.index);
+    const discarded = isDiscarded(candidate);
     const element = s(
       "g",
       {
-        class: "item", id: uniqueId("node"), role: "treeitem", "aria-level": one.step + 1, "aria-label": this.describe(one), "data-node": one.index, "data-state": one.state, "data-dead-end": isDeadEnd(one),
-        onpointerenter: () => this.point(one.index, 200),
-        onclick: () => this.choose(one.index),
+        class: "item", id: uniqueId("node"), role: "treeitem", "aria-level": candidate.step + 1, "aria-label": this.describe(candidate), "data-node": candidate.index, "data-state": candidate.state, "data-dead-end": isDeadEnd(candidate),
+        onpointerenter: () => this.point(candidate.index, 200),
+        onclick: () => this.choose(candidate.index),
       },
       s("rect", { x, y, width, height, rx: height / 2 }),
-      s("text", { x: discarded ? x + 7 : x + width / 2, y: y + height / 2 + (discarded ? 4.6 : 5.2), "text-anchor": !discarded ? "middle" : this.rtl ? "end" : "start", "font-size": discarded ? DISCARDED_FONT : FONT, direction: this.rtl ? "rtl" : null }, one.label),
-      one.ends ? s("rect", { class: "flag", x: x + width - 5, y: y + height / 2 - 5, width: 10, height: 10, rx: 2 }) : null,
+      s("text", { x: discarded ? x + 7 : x + width / 2, y: y + height / 2 + (discarded ? 4.6 : 5.2), "text-anchor": !discarded ? "middle" : this.rtl ? "end" : "start", "font-size": discarded ? DISCARDED_FONT : FONT, direction: this.rtl ? "rtl" : null }, candidate.label),
+      candidate.ends ? s("rect", { class: "flag", x: x + width - 5, y: y + height / 2 - 5, width: 10, height: 10, rx: 2 }) : null,
     );
-    this.items.set(one.index, element);
-    return one.ends ? s("g", { role: "none" }, element, s("text", { class: "result", "aria-hidden": "true", "data-state": one.state, x: x + width + 11, y: y + height / 2 + 4.5, "font-size": 13 }, formatScore(one.score))) : element;
+    this.items.set(candidate.index, element);
+    return candidate.ends ? s("g", { role: "none" }, element, s("text", { class: "result", "aria-hidden": "true", "data-state": candidate.state, x: x + width + 11, y: y + height / 2 + 4.5, "font-size": 13 }, formatScore(candidate.score))) : element;
   }
 
   table() {
-    const body = this.nodes.map((one) =>
+    const body = this.nodes.map((candidate) =>
       h(
         "tr",
-        { "data-state": one.state, "data-node": one.index, onclick: () => this.choose(one.index) },
-        h("td", { class: "numeric" }, one.step + 1),
-        h("th", { scope: "row" }, tokenText(one.label, this.rtl)),
-        h("td", {}, tokenText(truncate(one.text, 60), this.rtl)),
-        [formatShort(Math.exp(one.logprob)), formatScore(one.logprob), formatScore(one.total), one.score === null ? "" : formatScore(one.score)].map((text) => h("td", { class: "numeric" }, text)),
-        h("td", {}, one.reason ? `${STATES[one.state]}: ${REASONS[one.reason] ?? one.reason}` : one.ends && one.state === "best" ? "Best, finished" : STATES[one.state]),
-        h("td", {}, this.strongestAttention(one)?.token ?? ""),
+        { "data-state": candidate.state, "data-node": candidate.index, onclick: () => this.choose(candidate.index) },
+        h("td", { class: "numeric" }, candidate.step + 1),
+        h("th", { scope: "row" }, tokenText(candidate.label, this.rtl)),
+        h("td", {}, tokenText(truncate(candidate.text, 60), this.rtl)),
+        [formatShort(Math.exp(candidate.logprob)), formatScore(candidate.logprob), formatScore(candidate.total), candidate.score === null ? "" : formatScore(candidate.score)].map((text) => h("td", { class: "numeric" }, text)),
+        h("td", {}, candidate.reason ? `${STATES[candidate.state]}: ${REASONS[candidate.reason] ?? candidate.reason}` : candidate.ends && candidate.state === "best" ? "Best, finished" : STATES[candidate.state]),
+        h("td", {}, this.strongestAttention(candidate)?.token ?? ""),
       ),
     );
     const headings = ["Step", "Token", "Hypothesis", "Probability", "Log-probability", "Cumulative log-probability", "Score", "Outcome", "Largest attention"];
@@ -211,28 +211,28 @@ export class SearchView {
     );
   }
 
-  /** The attention weights of the step that proposed a candidate. @param {Candidate} one @returns {{token: string, weight: number, own: boolean}[]} */
-  attentionOf(one) {
-    if (!this.rows || one.row === null) return [];
+  /** The attention weights of the step that proposed a candidate. @param {Candidate} candidate @returns {{token: string, weight: number, own: boolean}[]} */
+  attentionOf(candidate) {
+    if (!this.rows || candidate.row === null) return [];
     const width = this.search.looked.shape[1];
-    const own = pathOf(this.nodes, one).slice(0, -1).map((other) => other.label);
+    const own = pathOf(this.nodes, candidate).slice(0, -1).map((other) => other.label);
     const tokens = [...this.search.source.map(makeVisible), ...(width > this.search.source.length ? own : [])];
-    return tokens.map((token, i) => ({ token, weight: this.rows[one.row * width + i], own: i >= this.search.source.length }));
+    return tokens.map((token, i) => ({ token, weight: this.rows[candidate.row * width + i], own: i >= this.search.source.length }));
   }
 
-  /** @param {Candidate} one */
-  strongestAttention(one) {
-    return this.attentionOf(one).reduce((most, look) => (most && most.weight >= look.weight ? most : look), null);
+  /** @param {Candidate} candidate */
+  strongestAttention(candidate) {
+    return this.attentionOf(candidate).reduce((most, look) => (most && most.weight >= look.weight ? most : look), null);
   }
 
-  /** Describes a candidate for screen readers. @param {Candidate} one */
-  describe(one) {
-    const most = this.strongestAttention(one);
+  /** Describes a candidate for screen readers. @param {Candidate} candidate */
+  describe(candidate) {
+    const most = this.strongestAttention(candidate);
     const parts = [
-      `Step ${one.step + 1} of ${this.steps}: ${bidiIsolate(one.label)}`,
-      one.text.trim() ? `“${bidiIsolate(truncate(one.text.trim(), 80))}”` : null,
-      `Probability ${formatShort(Math.exp(one.logprob))}, cumulative log-probability ${formatScore(one.total)}${one.score === null ? "" : `, score ${formatScore(one.score)}`}`,
-      outcomeOf(one),
+      `Step ${candidate.step + 1} of ${this.steps}: ${bidiIsolate(candidate.label)}`,
+      candidate.text.trim() ? `“${bidiIsolate(truncate(candidate.text.trim(), 80))}”` : null,
+      `Probability ${formatShort(Math.exp(candidate.logprob))}, cumulative log-probability ${formatScore(candidate.total)}${candidate.score === null ? "" : `, score ${formatScore(candidate.score)}`}`,
+      outcomeOf(candidate),
       most ? `Attends most to ${bidiIsolate(most.token)}, ${formatShort(most.weight)}` : null,
     ];
     return `${parts.filter((part) => part !== null).join(". ")}.`;
@@ -240,44 +240,44 @@ export class SearchView {
 
   /** Highlights the candidate on display and shows its details. */
   mark() {
-    const one = this.current;
-    if (!one) return;
-    const path = new Set(pathOf(this.nodes, one).map((other) => other.index));
+    const candidate = this.current;
+    if (!candidate) return;
+    const path = new Set(pathOf(this.nodes, candidate).map((other) => other.index));
     this.items?.forEach((item, number) => {
-      item.classList.toggle("on", number === one.index);
+      item.classList.toggle("on", number === candidate.index);
       item.classList.toggle("along", path.has(number));
-      setAttributes(item, { "aria-selected": String(number === one.index) });
+      setAttributes(item, { "aria-selected": String(number === candidate.index) });
     });
     this.edges?.forEach((edge, number) => edge.classList.toggle("on", path.has(number)));
-    if (this.scroller) setAttributes(this.scroller, { "aria-activedescendant": this.items.get(one.index)?.id });
-    for (const row of this.panel.querySelectorAll("tr[data-node]")) row.classList.toggle("on", /** @type {HTMLElement} */ (row).dataset.node === String(one.index));
-    this.showDetails(one);
+    if (this.scroller) setAttributes(this.scroller, { "aria-activedescendant": this.items.get(candidate.index)?.id });
+    for (const row of this.panel.querySelectorAll("tr[data-node]")) row.classList.toggle("on", /** @type {HTMLElement} */ (row).dataset.node === String(candidate.index));
+    this.showDetails(candidate);
   }
 
-  /** @param {Candidate} one */
-  showDetails(one) {
-    const before = one.parent === null ? "" : this.nodes[one.parent].text;
-    const isExtension = one.text.startsWith(before);
-    const added = isExtension ? one.text.slice(before.length) : one.text;
+  /** @param {Candidate} candidate */
+  showDetails(candidate) {
+    const before = candidate.parent === null ? "" : this.nodes[candidate.parent].text;
+    const isExtension = candidate.text.startsWith(before);
+    const added = isExtension ? candidate.text.slice(before.length) : candidate.text;
     const numbers = [
-      ["Probability", formatWeight(Math.exp(one.logprob))],
-      ["Log-probability", formatScore(one.logprob, 4)],
-      ["Cumulative log-probability", formatScore(one.total, 4)],
-      one.score === null ? null : ["Score if finished here", formatScore(one.score, 4)],
+      ["Probability", formatWeight(Math.exp(candidate.logprob))],
+      ["Log-probability", formatScore(candidate.logprob, 4)],
+      ["Cumulative log-probability", formatScore(candidate.total, 4)],
+      candidate.score === null ? null : ["Score if finished here", formatScore(candidate.score, 4)],
     ];
-    if (one.ends) numbers[3] = ["Score", formatScore(one.score, 4)];
+    if (candidate.ends) numbers[3] = ["Score", formatScore(candidate.score, 4)];
     setChildren(
       this.details,
-      h("p", { class: "text", dir: this.rtl ? "rtl" : "ltr" }, isExtension ? before : "", h("span", { class: "new" }, added.trim() ? added : `${before ? " " : ""}${one.label}`)),
-      h("p", { class: "node-outcome" }, h("strong", {}, `Step ${one.step + 1}. `), `${outcomeOf(one)}.`),
+      h("p", { class: "text", dir: this.rtl ? "rtl" : "ltr" }, isExtension ? before : "", h("span", { class: "new" }, added.trim() ? added : `${before ? " " : ""}${candidate.label}`)),
+      h("p", { class: "node-outcome" }, h("strong", {}, `Step ${candidate.step + 1}. `), `${outcomeOf(candidate)}.`),
       h("dl", {}, numbers.filter((pair) => pair !== null).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
     );
-    this.listResults(one);
-    this.shadeSource(one);
+    this.listResults(candidate);
+    this.shadeSource(candidate);
   }
 
-  /** Lists the results, best first; equal samples are listed once. @param {Candidate} one */
-  listResults(one) {
+  /** Lists the results, best first; equal samples are listed once. @param {Candidate} candidate */
+  listResults(candidate) {
     const { results } = this.search;
     const distinct = results.filter((result, i) => results.findIndex((other) => other.node === result.node) === i);
     const times = (/** @type {number | null} */ node) => results.filter((result) => result.node === node).length;
@@ -287,7 +287,7 @@ export class SearchView {
         {},
         h(
           "button",
-          { type: "button", "aria-pressed": String(node === one.index), onclick: () => node !== null && (this.choose(node), this.scrollTo(node)) },
+          { type: "button", "aria-pressed": String(node === candidate.index), onclick: () => node !== null && (this.choose(node), this.scrollTo(node)) },
           h("span", { class: "words", dir: "auto" }, text.trim() || "∅", times(node) > 1 ? h("span", { class: "times" }, ` ×${times(node)}`) : null),
           h("span", { class: "score" }, formatScore(score)),
         ),
@@ -295,9 +295,9 @@ export class SearchView {
     setChildren(this.resultList, h("h2", {}, distinct.length > 1 ? "Results, best first" : "Results"), h("ol", {}, distinct.map(item)));
   }
 
-  /** Shades the source tokens by the attention weights of a candidate's step. @param {Candidate} one */
-  shadeSource(one) {
-    const look = this.attentionOf(one);
+  /** Shades the source tokens by the attention weights of a candidate's step. @param {Candidate} candidate */
+  shadeSource(candidate) {
+    const look = this.attentionOf(candidate);
     this.attentionPanel.hidden = look.length === 0;
     if (!look.length) return;
     const { colors, theme } = this.state.view;
@@ -305,7 +305,7 @@ export class SearchView {
     const rtl = this.scene.sides.source?.direction === "rtl";
     setChildren(
       this.attentionPanel,
-      h("h2", {}, "Attention when predicting ", h("strong", {}, tokenText(one.label, this.rtl)), ` at step ${one.step + 1}`),
+      h("h2", {}, "Attention when predicting ", h("strong", {}, tokenText(candidate.label, this.rtl)), ` at step ${candidate.step + 1}`),
       h(
         "ol",
         { class: "words", dir: rtl ? "rtl" : "ltr" },
@@ -338,18 +338,18 @@ export class SearchView {
   /** @param {KeyboardEvent} event */
   key(event) {
     if (event.altKey || event.metaKey || event.ctrlKey) return;
-    const one = this.current;
+    const candidate = this.current;
     const visibleIndices = new Set(this.visibleNodes.map((other) => other.index));
-    const siblings = this.visibleNodes.filter((other) => other.step === one.step).sort((a, b) => this.treeLayout.boxes.get(a.index).y - this.treeLayout.boxes.get(b.index).y);
-    const at = siblings.indexOf(one);
-    const children = one.children.filter((number) => visibleIndices.has(number));
+    const siblings = this.visibleNodes.filter((other) => other.step === candidate.step).sort((a, b) => this.treeLayout.boxes.get(a.index).y - this.treeLayout.boxes.get(b.index).y);
+    const at = siblings.indexOf(candidate);
+    const children = candidate.children.filter((number) => visibleIndices.has(number));
     const moves = {
-      ArrowLeft: () => one.parent,
+      ArrowLeft: () => candidate.parent,
       ArrowRight: () => children[0],
       ArrowUp: () => siblings[at - 1]?.index,
       ArrowDown: () => siblings[at + 1]?.index,
-      Home: () => pathOf(this.nodes, one)[0].index,
-      End: () => lastOf(this.nodes, one, visibleIndices),
+      Home: () => pathOf(this.nodes, candidate)[0].index,
+      End: () => lastOf(this.nodes, candidate, visibleIndices),
       b: () => this.search.results[0]?.node,
     };
     const move = moves[event.key.length === 1 ? event.key.toLowerCase() : event.key];
@@ -382,7 +382,7 @@ export class SearchView {
 
   /** All candidates as tab-separated values. */
   get tsv() {
-    const lines = this.nodes.map((one) => [one.step + 1, one.parent ?? "", one.index, one.label, one.logprob, one.total, one.score ?? "", one.state, one.reason, makeVisible(one.text)].join("\t"));
+    const lines = this.nodes.map((candidate) => [candidate.step + 1, candidate.parent ?? "", candidate.index, candidate.label, candidate.logprob, candidate.total, candidate.score ?? "", candidate.state, candidate.reason, makeVisible(candidate.text)].join("\t"));
     return `${["step\tparent\tnumber\ttoken\tlogprob\tsum\tscore\tstate\treason\ttext", ...lines].join("\n")}\n`;
   }
 }

@@ -265,8 +265,8 @@ export function elementwiseOf(op, options, inputs) {
   if (!(op in ELEMENTWISE_OPS)) return null;
   const [f, text] = ELEMENTWISE_OPS[op];
   const { alpha = 1, ...rest } = options;
-  const wanted = f.length || 2;
-  const numbers = Object.values(rest).filter((x) => typeof x === "number").slice(0, wanted - inputs);
+  const arity = f.length || 2;
+  const numbers = Object.values(rest).filter((x) => typeof x === "number").slice(0, arity - inputs);
   if (alpha === 1) return { f, text, numbers };
   return { f: (a, b) => f(a, alpha * b), text: (a, b) => text(a, `${formatTerm(alpha)}·${b}`), numbers };
 }

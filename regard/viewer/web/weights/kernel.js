@@ -110,18 +110,18 @@ function maxBody() {
 }
 
 /**
- * exps(x, n, greatest): replaces each of 4 n numbers by e^(x − greatest), and returns their sum.
+ * exps(x, n, max): replaces each of 4 n numbers by e^(x − max), and returns their sum.
  * e^x = 2^n e^r, where n is x / ln 2 rounded and r the remainder, with eight terms of the series of e^r.
  */
 function expsBody() {
-  const [x, n, greatest, sum, remainder, exponent, power] = [0, 1, 2, 3, 4, 5, 6];
+  const [x, n, max, sum, remainder, exponent, power] = [0, 1, 2, 3, 4, 5, 6];
   const coarse = 355 / 512; // ln 2 in two parts, so that the product of n and the first is exact
   const terms = [1];
   for (let i = 1; i < 8; i++) terms.push(terms[i - 1] / i);
   return [
     [splat(0), set(sum)],
     repeat(n, [
-      [get(x), get(x), v128Load(0), get(greatest), f32x4Splat, f32x4Sub, splat(-87), f32x4Max, set(remainder)],
+      [get(x), get(x), v128Load(0), get(max), f32x4Splat, f32x4Sub, splat(-87), f32x4Max, set(remainder)],
       [get(remainder), splat(Math.LOG2E), f32x4Mul, f32x4Nearest, set(exponent)],
       [get(remainder), get(exponent), splat(coarse), f32x4Mul, f32x4Sub],
       [get(exponent), splat(Math.LN2 - coarse), f32x4Mul, f32x4Sub, set(remainder)],

@@ -88,12 +88,12 @@ export class AttentionMap {
 
   /** @param {number[]} rows @param {number} from @param {number} to @param {Float32Array} out */
   computeRows(rows, from, to, out) {
-    throw new Error("Weights.compute is abstract.");
+    throw new Error("AttentionMap.computeRows is abstract.");
   }
 
   /** @param {number} row @returns {Float64Array} */
   computeExactRow(row) {
-    throw new Error("Weights.computeExactly is abstract.");
+    throw new Error("AttentionMap.computeExactRow is abstract.");
   }
 }
 

@@ -85,8 +85,8 @@ export class ImageQuery {
     const { query } = this;
     if (query === null || this.imageAttention.firstPatch(name, "rows") === null) return null;
     if ("patch" in query) return this.imageAttention.rowOfPatch(name, query.patch);
-    const mine = this.attentions.byName.get(this.state.view.selected.attention);
-    return mine.rows === this.attentions.byName.get(name).rows ? query.token : undefined;
+    const selectedAttention = this.attentions.byName.get(this.state.view.selected.attention);
+    return selectedAttention.rows === this.attentions.byName.get(name).rows ? query.token : undefined;
   }
 
   /** The label of a query. @param {QueryRef} query @param {string} whole the label of the entire image */
