@@ -91,11 +91,17 @@ class Inputs(NamedTuple):
         return starts, starts, max_len, max_len, self.q.shape[-1] ** -0.5, self.masked
 
     def forward(self, tiling: Tiling | None = None) -> tuple[Tensor, ...]:
-        with override(varlen_short_cuda, FORWARD=varlen_short_cuda.FORWARD if tiling is None else {varlen_short_cuda.MAX_ELEMENTS: tiling}):
+        with override(
+            varlen_short_cuda,
+            FORWARD=varlen_short_cuda.FORWARD if tiling is None else {varlen_short_cuda.MAX_ELEMENTS: tiling},
+        ):
             return (varlen_short_cuda.varlen_short_forward(self.q, self.k, self.v, *self._arguments),)
 
     def backward(self, tiling: Tiling | None = None) -> tuple[Tensor, ...]:
-        with override(varlen_short_cuda, BACKWARD=varlen_short_cuda.BACKWARD if tiling is None else {varlen_short_cuda.MAX_ELEMENTS: tiling}):
+        with override(
+            varlen_short_cuda,
+            BACKWARD=varlen_short_cuda.BACKWARD if tiling is None else {varlen_short_cuda.MAX_ELEMENTS: tiling},
+        ):
             return varlen_short_cuda.varlen_short_backward(self.grad, self.q, self.k, self.v, *self._arguments)
 
     def microseconds(self, direction: str, tiling: Tiling, first: Tiling) -> float:
@@ -286,7 +292,9 @@ def norms(tiny: bool) -> None:
                         times.append(captured_milliseconds(lambda: add_norm_cuda.add_norm_forward(x, y, *arguments)))
                         total = add_norm_cuda.add_norm_forward(x, y, *arguments)[1]
                     backward_arguments = (grad, None, total, norm.weight, True, seed, 0.1, norm.eps)
-                    times.append(captured_milliseconds(lambda a=backward_arguments: add_norm_cuda.add_norm_backward(*a)))
+                    times.append(
+                        captured_milliseconds(lambda a=backward_arguments: add_norm_cuda.add_norm_backward(*a))
+                    )
             rows.append([f"{cells} cells, {warps} warps", *(f"{1e3 * ms:.0f}" for ms in times)])
             print(*rows[-1], flush=True)
     copy = captured_milliseconds(lambda: (x.clone(), y.clone()))

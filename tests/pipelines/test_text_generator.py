@@ -342,7 +342,11 @@ def test_loss_over_documents_of_any_length():
     generator = make_generator()
     documents = [TEXT * 2, "où", TEXT]
     result = generator.evaluate(documents, batch_tokens=50)
-    ids = [token for text in documents for token in [CAUSAL_LM_TOKENS.sos, *generator.tokenizer.encode(text), CAUSAL_LM_TOKENS.eos]]
+    ids = [
+        token
+        for text in documents
+        for token in [CAUSAL_LM_TOKENS.sos, *generator.tokenizer.encode(text), CAUSAL_LM_TOKENS.eos]
+    ]
     nats = 0.0
     for position in range(1, len(ids)):
         first = 0 if position <= 24 else (position - 13) // 12 * 12

@@ -37,7 +37,7 @@ def bundle_script(script: str) -> str:
     return web.bundle(web.read_sources() | {web.ENTRY: script})
 
 
-def said(page: Any) -> str:
+def announced(page: Any) -> str:
     """Return the latest announcement to screen readers, without bidirectional isolates."""
     return re.sub("[\u2068\u2069]", "", page.locator(".live").text_content())
 
@@ -58,10 +58,10 @@ def point_at(page: Any, element: Any) -> None:
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
 
 
-def weight_said(page: Any) -> float:
+def announced_weight(page: Any) -> float:
     """Return the weight of the latest announcement."""
-    return float(re.search(r": ([\d.e-]+)\. Row", said(page))[1])
+    return float(re.search(r": ([\d.e-]+)\. Row", announced(page))[1])
 
 
-def wait_said(page: Any, text: str) -> None:
+def wait_for_announcement(page: Any, text: str) -> None:
     page.wait_for_function("text => document.querySelector('.live').textContent.includes(text)", arg=text)

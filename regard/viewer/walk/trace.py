@@ -1,7 +1,7 @@
 """Traces: the steps of a model's program with values, titles and formulas, grouped in sections, for the page.
 
 Nothing here depends on the model family: steps come from the program, labels from wording.py, sections from module
-paths. The page computes every step again (web/program.js).
+paths. The page computes every step again (web/steps/operations.js).
 """
 
 import inspect

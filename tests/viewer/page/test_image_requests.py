@@ -23,7 +23,7 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def image_files(tmp_path):
     return {"cat.png": photo(tmp_path / "cat.png"), "noise": images(seed=4)[0]}
 
 
@@ -160,7 +160,7 @@ def test_live_page_shows_other_images_and_runs_experiments(browser, live, handle
     assert page.evaluate("document.activeElement.name") == "picture"
     assert hash_of(page)["view"] == "images"
     page.get_by_role("tab", name="Experiment").click()
-    assert page.get_by_role("textbox").count() == 0  # a picture has no texts to change
+    assert page.get_by_role("textbox").count() == 0  # an image has no texts to edit
     page.get_by_role("button", name="This attention").click()
     page.wait_for_selector(".outcomes:not([hidden])")
     after = run_experiment(handler.pipeline, image_files["noise"], [AblateLayer("blocks.2.attention")]).after
@@ -182,7 +182,7 @@ def test_live_page_of_one_image_has_no_image_selector(browser, handler, image_fi
     page.wait_for_selector(QUIET)
     assert page.locator("form.request-form").count() == 0
     page.get_by_role("tab", name="Experiment").click()
-    assert page.get_by_role("button", name="Positional encoding").is_enabled()  # only a model can do without them
+    assert page.get_by_role("button", name="Positional encoding").is_enabled()  # needs the model
     page.close()
     server.shutdown()
     thread.join()

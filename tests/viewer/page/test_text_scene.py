@@ -377,7 +377,7 @@ def test_word_indices_of_ids_that_the_tokenizer_would_not_choose():
 
 
 def test_text_truncated_at_its_beginning_keeps_its_pieces():
-    language_model = reader_of("gpt")
+    language_model = make_text_pipeline("gpt")
     language_model.model.config = dataclasses.replace(language_model.model.config, max_len=4)
     seen = look(language_model, "one zebra three four zoo", truncate=True)
     assert seen.source_pieces[1:] == ["three", "four", "zoo"]

@@ -13,7 +13,7 @@ from regard.viewer import build_walk
 from regard.viewer.page.image_scene import build_image_scene
 from regard.viewer.walk import limits
 from regard.viewer.walk.trace import Trace, difference
-from tests.viewer.browser import AXE, QUIET, hash_of, missing, said
+from tests.viewer.browser import AXE, QUIET, hash_of, missing
 from tests.viewer.image_helpers import LABELS
 from tests.viewer.image_models import FORMS, cached_look, make_look, model_of
 from tests.viewer.walk.test_text_walk import Distance, check_expressions, in_node, shown
@@ -201,7 +201,7 @@ def test_walk_in_a_browser(opened):
     )
     page.get_by_role("radio", name="patch 0,1").focus()
     page.keyboard.press("ArrowDown")
-    assert said(page) == "Selected patch 1,1."
+    assert announced(page) == "Selected patch 1,1."
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "patch 1,2"
     weights = page.locator(".step[data-op=softmax]").first

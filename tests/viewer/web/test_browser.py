@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from tests.viewer import scenes
-from tests.viewer.browser import CROSS, LINKS, QUIET, hash_of, point_at, said, square, wait_said, weight_said
+from tests.viewer.browser import (
+    CROSS,
+    LINKS,
+    QUIET,
+    announced_weight,
+    hash_of,
+    point_at,
+    square,
+    wait_for_announcement,
+)
 from tests.viewer.helpers import weights
 
 
@@ -46,10 +55,10 @@ def test_pointing_at_a_cell_shows_and_announces_its_weight(opened, small):
     page = opened(small, CROSS)
     expected = weights(small, "decoder.1.cross")[2]
     point_at(page, square(page, 7, 4, 10))
-    wait_said(page, "souris")
-    assert said(page).startswith("souris attends to mouse: ")
-    assert said(page).endswith("Row 8 of 14, column 5 of 10.")
-    assert weight_said(page) == pytest.approx(expected[7, 4], rel=1e-5)
+    wait_for_announcement(page, "souris")
+    assert announced(page).startswith("souris attends to mouse: ")
+    assert announced(page).endswith("Row 8 of 14, column 5 of 10.")
+    assert announced_weight(page) == pytest.approx(expected[7, 4], rel=1e-5)
     assert page.locator(".reading output").text_content() == f"{expected[7, 4]:#.6g}"
     ranks = page.locator(".ranks li .weight").all_text_contents()
     assert [float(one) for one in ranks] == pytest.approx(np.sort(expected[7])[::-1][: len(ranks)], abs=6e-5)
@@ -66,19 +75,19 @@ def test_arrow_keys_move_between_cells(opened, small):
     page.keyboard.press(
         "ArrowDown"
     )  # the first key press shows the current position: the largest weight of the first row
-    assert f"column {expected[0].argmax() + 1} of 10" in said(page)
+    assert f"column {expected[0].argmax() + 1} of 10" in announced(page)
     for key in ("ArrowDown", "ArrowDown", "Home", "ArrowRight"):
         page.keyboard.press(key)
-    assert said(page).endswith("Row 3 of 14, column 2 of 10.")
-    assert weight_said(page) == pytest.approx(expected[2, 1], rel=1e-5)
+    assert announced(page).endswith("Row 3 of 14, column 2 of 10.")
+    assert announced_weight(page) == pytest.approx(expected[2, 1], rel=1e-5)
     page.keyboard.press("End")
-    assert "column 10 of 10" in said(page)
+    assert "column 10 of 10" in announced(page)
     page.keyboard.press("g")
-    assert weight_said(page) == pytest.approx(expected[2].max(), rel=1e-5)
+    assert announced_weight(page) == pytest.approx(expected[2].max(), rel=1e-5)
     page.keyboard.press("Shift+ArrowDown")
-    assert "Row 13 of 14" in said(page)
+    assert "Row 13 of 14" in announced(page)
     page.keyboard.press("Enter")
-    assert said(page).startswith("Pinned: .")
+    assert announced(page).startswith("Pinned: .")
     assert hash_of(page)["pin"].startswith("12,")
     page.keyboard.press("Escape")
     assert "pin" not in hash_of(page)
@@ -173,7 +182,7 @@ def test_two_heads_are_compared_side_by_side(opened, small):
     assert page.locator("text.label.on").all_text_contents() == ["souris", "mouse"] * 2
     both = [float(one) for one in page.locator(".reading output").all_text_contents()]
     assert both == pytest.approx([weights(small, "decoder.1.cross")[h][7, 4] for h in (2, 3)], rel=1e-5)
-    wait_said(page, "B: ")
+    wait_for_announcement(page, "B: ")
     page.wait_for_selector(QUIET)
     from regard.evaluation.attention_measures import agreement
 
@@ -213,7 +222,7 @@ def test_overview_selects_heads(opened, small):
     page.wait_for_selector(QUIET)
     page.locator(".figure").focus()
     page.keyboard.press("ArrowUp")
-    assert weight_said(page) == pytest.approx(expected[0].max(), rel=1e-5)
+    assert announced_weight(page) == pytest.approx(expected[0].max(), rel=1e-5)
     # A thumbnail has the colors of the map's weights.
     pixels = page.evaluate(
         """name => {
@@ -240,9 +249,9 @@ def test_word_pieces_are_merged(opened, small):
     assert labels[4] == "chassé"
     assert page.locator("rect.square").count() == 13 * 10
     point_at(page, square(page, 4, 2, 10))
-    wait_said(page, "chassé")
+    wait_for_announcement(page, "chassé")
     expected = weights(small, "decoder.1.cross")[2][4:6, 2].mean()
-    assert weight_said(page) == pytest.approx(expected, rel=1e-5)
+    assert announced_weight(page) == pytest.approx(expected, rel=1e-5)
     # Words can be compared with the gold links.
     page.wait_for_selector(QUIET)
     assert page.locator(".measure", has_text="Alignment error").count() == 1
@@ -260,7 +269,7 @@ def test_lines_show_the_weights_of_a_token(opened, small):
     assert page.locator("path.thread").count() == (expected >= 1.2 / 10).sum()
     point_at(page, page.locator(".tokens text.label").nth(7))
     assert page.locator("path.strand").count() == (expected[7] >= 0.004).sum()
-    wait_said(page, "souris")
+    wait_for_announcement(page, "souris")
     assert page.locator(".reading .subject").text_content() == "souris"
     # A key token shows the queries that attend to it.
     point_at(page, page.locator(".tokens text.label").nth(14 + 4))
@@ -319,9 +328,9 @@ def test_right_to_left_text(opened):
     page.keyboard.press("ArrowDown")
     page.keyboard.press("End")
     page.keyboard.press("ArrowRight")  # on a map the key moves to the right: to an earlier token
-    assert "column 4 of 5" in said(page)
+    assert "column 4 of 5" in announced(page)
     point_at(page, page.locator("rect.square").nth(1))
-    wait_said(page, "Row 2 of 5, column 1 of 5")
+    wait_for_announcement(page, "Row 2 of 5, column 1 of 5")
     page.goto(page.url.split("#")[0] + "#at=decoder.0.cross:0&as=text")
     page.reload()
     assert page.locator(".words").first.get_attribute("dir") == "rtl"

@@ -13,7 +13,7 @@ import torch
 from regard.viewer import compare, look
 from regard.viewer.comparison import ComparisonRequestHandler
 from regard.viewer.page.live_server import LiveServer
-from tests.viewer.browser import AXE, QUIET, hash_of, missing, point_at, said, wait_said
+from tests.viewer.browser import AXE, QUIET, hash_of, missing, point_at, wait_for_announcement
 
 SOURCE, TARGET = "one two three", "trois deux un"
 CROSS, STEPS = "decoder.1.cross", (0, 500, 1000, 1500)
@@ -63,7 +63,7 @@ def test_slider_selects_training_steps(opened, steps):
         )
         np.testing.assert_allclose(table(page), weights_of(steps.looks[number]), rtol=1e-3, atol=1e-6)
         assert hash_of(page)["at"] == (f"{number}/" if number else "") + f"{CROSS}:1"
-    wait_said(page, "step 500: Cross-attention, layer 1, head 1")
+    wait_for_announcement(page, "step 500: Cross-attention, layer 1, head 1")
     # The thumbnails are those of the step, and so is a head that is selected there.
     page.locator(f"[data-head='{CROSS}:0']").click()
     assert hash_of(page)["at"] == f"1/{CROSS}:0"
@@ -104,8 +104,8 @@ def test_two_looks_are_shown_with_their_difference(opened, steps):
     place = page.locator(".difference rect.square").nth(int(strongest[0]) * difference.shape[1] + int(strongest[1]))
     place.scroll_into_view_if_needed()
     point_at(page, place)
-    wait_said(page, "A minus B: ")
-    found = re.search(r"A minus B: ([−+])([\d.]+)\.", said(page))
+    wait_for_announcement(page, "A minus B: ")
+    found = re.search(r"A minus B: ([−+])([\d.]+)\.", announced(page))
     assert float(f"{found[1]}{found[2]}".replace("−", "-")) == pytest.approx(difference[strongest], rel=1e-4)
     assert page.locator(".difference-value output").text_content().startswith("−" if difference[strongest] < 0 else "+")
     # All figures highlight the same cell.

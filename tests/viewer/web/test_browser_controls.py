@@ -16,7 +16,17 @@ from regard.viewer import web
 from regard.viewer.page.html_page import render_page as html
 from regard.viewer.page.text_scene import Scene
 from tests.viewer import scenes
-from tests.viewer.browser import AXE, CROSS, QUIET, hash_of, missing, point_at, said, square, wait_said, weight_said
+from tests.viewer.browser import (
+    AXE,
+    CROSS,
+    QUIET,
+    announced_weight,
+    hash_of,
+    missing,
+    point_at,
+    square,
+    wait_for_announcement,
+)
 from tests.viewer.helpers import numbers, weights
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -237,11 +247,11 @@ def test_text_of_512_tokens_is_responsive(opened, large, record_property):
     expected /= expected.sum(1, keepdims=True)
     box = page.locator("canvas.cells").first.bounding_box()
     page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
-    wait_said(page, "Row ")
-    row, column = (int(n) - 1 for n in re.search(r"Row (\d+) of 512, column (\d+)", said(page)).groups())
+    wait_for_announcement(page, "Row ")
+    row, column = (int(n) - 1 for n in re.search(r"Row (\d+) of 512, column (\d+)", announced(page)).groups())
     near = expected[max(0, row - 8) : row + 9, max(0, column - 8) : column + 9]
     assert abs(row - 256) < 8
-    assert weight_said(page) == pytest.approx(expected[row, column], abs=1e-3)
+    assert announced_weight(page) == pytest.approx(expected[row, column], abs=1e-3)
     assert expected[row, column] >= np.median(near)
     # Every block shows its maximum.
     url = page.locator("canvas.cells").first.evaluate("canvas => canvas.toDataURL()")
@@ -276,13 +286,13 @@ def test_map_of_16384_tokens_is_responsive(opened, record_property):
     page.locator(".figure").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("g")
-    row, column = (int(n) - 1 for n in re.search(r"Row (\d+) of 16384, column (\d+)", said(page)).groups())
+    row, column = (int(n) - 1 for n in re.search(r"Row (\d+) of 16384, column (\d+)", announced(page)).groups())
     q, k = (np.frombuffer(scene.blobs[i], "<u2", offset=8 * 64).reshape(-1, 64) for i in (0, 1))
     (low_q, step_q), (low_k, step_k) = (np.frombuffer(scene.blobs[i], "<f4", 128).reshape(2, 64) for i in (0, 1))
     scores = (low_k + step_k * k.astype(float))[: row + 1] @ (low_q + step_q * q[row].astype(float)) / 8
     exact = np.exp(scores - scores.max())
     assert column == exact.argmax()
-    assert weight_said(page) == pytest.approx(exact.max() / exact.sum(), abs=1e-3)
+    assert announced_weight(page) == pytest.approx(exact.max() / exact.sum(), abs=1e-3)
 
 
 def test_page_without_webassembly_has_the_same_colors(opened, small):

@@ -28,7 +28,7 @@ from regard.viewer.page.live_server import LiveServer
 from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import Scene, build_scene
 from tests.viewer import scenes
-from tests.viewer.browser import AXE, QUIET, missing, said, wait_said
+from tests.viewer.browser import AXE, QUIET, missing, wait_for_announcement
 from tests.viewer.helpers import weights
 
 MASKED = "#view=experiment&at=decoder.0.attention:1"
@@ -116,7 +116,7 @@ def test_attention_row_is_edited_and_reset(opened, small, tmp_path):
     page.get_by_role("button", name="Uniform").click()
     np.testing.assert_allclose(shown(page, tmp_path)[7], 0.1, atol=1e-6)
     page.get_by_role("button", name="Reset all").click()
-    assert said(page) == "All changes reset."
+    assert announced(page) == "All changes reset."
     np.testing.assert_allclose(shown(page, tmp_path), before, atol=1e-6)
 
 
@@ -133,16 +133,16 @@ def test_keys_select_the_row_and_announce_both_weights(opened, small):
     page.locator(".experiment .figure").nth(1).focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):  # the first key press shows the current position
         page.keyboard.press(key)
-    wait_said(page, "Row 3 of 14, column 2")
+    wait_for_announcement(page, "Row 3 of 14, column 2")
     score = {"called": "scaled_dot", "form": "dot", "scale": 1.0}
     before, after = weights(small, "decoder.1.cross")[2], changed(small, "decoder.1.cross", score=score)[2]
     response = re.search(
-        r"^a attends to cat: ([\d.e-]+) before, ([\d.e-]+) after\. Row 3 of 14, column 2 of 10\.", said(page)
+        r"^a attends to cat: ([\d.e-]+) before, ([\d.e-]+) after\. Row 3 of 14, column 2 of 10\.", announced(page)
     )
     assert [float(one) for one in response.groups()] == pytest.approx([before[2, 1], after[2, 1]], rel=1e-4)
     page.keyboard.press("Enter")
     assert page.get_by_role("combobox", name="Query token").input_value() == "2"
-    assert said(page) == "The row of a can be edited."
+    assert announced(page) == "The row of a can be edited."
 
 
 def test_saved_page_refers_to_the_live_page(opened, small):
@@ -310,7 +310,7 @@ def test_edited_row_prefix_and_another_sentence(live, transformer):
     sentence.fill("four five")
     request(live, lambda: sentence.press("Enter"))
     assert outcomes(live)[1] == transformer("four five")
-    wait_said(live, "Before: ")
+    wait_for_announcement(live, "Before: ")
 
 
 def test_errors_of_the_model_are_shown(live, monkeypatch):

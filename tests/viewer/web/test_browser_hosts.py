@@ -15,7 +15,7 @@ from regard.viewer import look
 from regard.viewer.page.live_server import LiveServer
 from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import build_scene
-from tests.viewer.browser import AXE, FLAGS, QUIET, hash_of, missing, wait_said
+from tests.viewer.browser import AXE, FLAGS, QUIET, hash_of, missing, wait_for_announcement
 
 CROSS = "#at=decoder.1.cross:1&as=table"
 REFUSED = "Failed to load resource: the server responded with a status of"
@@ -106,7 +106,7 @@ def test_new_sentence_replaces_the_scene(opened, served, transformer):
     assert hash_of(page)["at"] == "decoder.1.cross:1"
     assert page.evaluate("document.activeElement.name") == "source"
     assert page.title() == seen.title.replace("  ", " ")
-    wait_said(page, "four five six seven")
+    wait_for_announcement(page, "four five six seven")
 
     submit(page, "one two", "deux deux un")
     page.wait_for_selector("h1 .target:text-is('deux deux un')")

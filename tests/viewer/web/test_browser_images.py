@@ -12,7 +12,7 @@ from PIL import Image
 
 import regard
 from regard.viewer.page.image_scene import build_image_scene
-from tests.viewer.browser import AXE, QUIET, hash_of, missing, said
+from tests.viewer.browser import AXE, QUIET, hash_of, missing
 from tests.viewer.image_helpers import LABELS, images, model_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -53,7 +53,7 @@ def shows(page, weights):
     return steps.min() > -2 and steps.sum() > 80
 
 
-def wait_said(page, text):
+def wait_for_announcement(page, text):
     text_of = "document.querySelector('.live').textContent.replace(/[\u2068\u2069]/g, '')"
     page.wait_for_function(f"text => {text_of}.includes(text)", arg=text)
 
@@ -88,12 +88,12 @@ def test_patch_under_the_pointer_is_the_query(opened, seen):
     thumb = page.locator('.thumb[data-head="blocks.0.attention:1"] canvas')
     before = thumb.evaluate("(canvas) => canvas.toDataURL()")
     point(page, 1, 2)
-    wait_said(page, "patch 1,2 attends to")
+    wait_for_announcement(page, "patch 1,2 attends to")
     assert page.locator(".reading h2").text_content() == "patch 1,2 attends to"
     row = expected[2 + 5]
     assert max(ranked(page).values()) == pytest.approx(row.max(), abs=6e-5)
     assert shows(page, row[2:].reshape(2, 3))
-    assert float(re.search(r"most: ([\d.]+)\.", said(page))[1]) == pytest.approx(row.max(), rel=1e-5)
+    assert float(re.search(r"most: ([\d.]+)\.", announced(page))[1]) == pytest.approx(row.max(), rel=1e-5)
     # The thumbnails follow the pointer too.
     page.wait_for_selector(QUIET)
     assert thumb.evaluate("(canvas) => canvas.toDataURL()") != before
@@ -107,10 +107,10 @@ def test_pinned_patch_stays_the_query(opened, seen):
     point(page, 0, 1)
     page.mouse.down()
     page.mouse.up()
-    wait_said(page, "Pinned: patch 0,1 is the query.")
+    wait_for_announcement(page, "Pinned: patch 0,1 is the query.")
     assert hash_of(page)["pin"] == "3,3"
     point(page, 1, 0)  # now the pointer reads weights
-    wait_said(page, "patch 0,1 attends to patch 1,0")
+    wait_for_announcement(page, "patch 0,1 attends to patch 1,0")
     assert page.locator(".reading output").text_content() == f"{expected[3, 2 + 3]:#.6g}"
     assert page.get_by_label("Query", exact=True).input_value() == "patch"
     # It is the query of other layers as well.
@@ -132,27 +132,27 @@ def test_image_view_is_usable_with_the_keyboard(opened, seen):
     page = opened(build_image_scene(seen), IMAGES)
     page.locator(".figure.patches").focus()
     page.keyboard.press("ArrowUp")  # the first key press shows the current position: the center
-    assert "Row 2 of 2, column 2 of 3." in said(page)
+    assert "Row 2 of 2, column 2 of 3." in announced(page)
     page.keyboard.press("ArrowUp")
     page.keyboard.press("End")
-    assert said(page).startswith("patch 0,2 attends to")
+    assert announced(page).startswith("patch 0,2 attends to")
     page.keyboard.press("Enter")
-    assert said(page) == "Pinned: patch 0,2 is the query."
+    assert announced(page) == "Pinned: patch 0,2 is the query."
     expected = seen.maps["blocks.1.attention"].weights[1, 2 + 2]
     page.keyboard.press("g")
     best = int(expected[2:].argmax())
-    assert said(page).startswith(f"patch 0,2 attends to patch {best // 3},{best % 3}: ")
-    assert float(re.search(r": ([\d.]+)\. Row", said(page))[1]) == pytest.approx(expected[2:].max(), rel=1e-5)
+    assert announced(page).startswith(f"patch 0,2 attends to patch {best // 3},{best % 3}: ")
+    assert float(re.search(r": ([\d.]+)\. Row", announced(page))[1]) == pytest.approx(expected[2:].max(), rel=1e-5)
     page.keyboard.press("]")
     assert hash_of(page)["at"] == "blocks.1.attention:0"
     page.keyboard.press("}")
     assert hash_of(page)["at"] == "blocks.2.attention:0"
-    assert said(page) == "Layer 2, head 0"
+    assert announced(page) == "Layer 2, head 0"
     page.keyboard.press("Escape")
     assert "pin" not in hash_of(page)
     page.keyboard.press("f")
     assert page.get_by_label("Query", exact=True).input_value() == "whole"
-    assert said(page) == "Query: class token."
+    assert announced(page) == "Query: class token."
     for key, over in (("r", "rollout"), ("p", "picture"), ("a", "attention")):
         page.keyboard.press(key)
         assert hash_of(page)["over"] == over
@@ -207,7 +207,7 @@ def test_overlay_is_shown_as_a_table_and_saved(opened, seen):
     assert [float(one) for one in cells] == pytest.approx(expected.flatten(), rel=1e-5)
     assert page.locator(".images table thead th").all_text_contents() == ["column 0", "column 1", "column 2"]
     page.locator(".images table td[data-row='1'][data-column='2']").hover()
-    wait_said(page, "class token attends to patch 1,2: ")
+    wait_for_announcement(page, "class token attends to patch 1,2: ")
     page.locator("summary", has_text="Save").click()
     with page.expect_download() as download:
         page.get_by_role("button", name="Numbers as TSV").click()
@@ -252,7 +252,7 @@ def test_segmenter_shows_labels_and_the_attention_of_their_queries(opened, segme
     names = page.locator(".pixel-labels .name").all_text_contents()
     assert names == [LABELS[i] for i in np.argsort(-shares, kind="stable") if shares[i] > 0]
     point(page, 0, 0)
-    wait_said(page, f"patch 0,0: {LABELS[mask[2, 2]]}. Row 1 of 2")
+    wait_for_announcement(page, f"patch 0,0: {LABELS[mask[2, 2]]}. Row 1 of 2")
     # One label is highlighted.
     page.locator(".pixel-labels button").first.click()
     label = int(page.locator(".pixel-labels button").first.get_attribute("data-label"))
@@ -280,7 +280,7 @@ def test_pooling_query_cannot_be_replaced_by_a_patch(opened):
     query = page.get_by_label("Query", exact=True)
     assert query.count() == 0 or not query.is_visible()
     point(page, 0, 1)
-    wait_said(page, "question attends to patch 0,1: ")
+    wait_for_announcement(page, "question attends to patch 0,1: ")
     expected = seen.patch_weights().mean(0)
     assert float(page.locator(".reading output").text_content()) == pytest.approx(expected[0, 1], rel=1e-5)
     page.locator('.thumb[data-head="blocks.0.attention:1"]').click()

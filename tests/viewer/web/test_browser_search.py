@@ -11,7 +11,7 @@ import pytest
 from regard.decode import DecodeConfig
 from regard.viewer import look
 from regard.viewer.page.text_scene import Scene, build_scene
-from tests.viewer.browser import AXE, hash_of, missing, said, wait_said
+from tests.viewer.browser import AXE, hash_of, missing, wait_for_announcement
 
 SENTENCE = "one two three"
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -104,7 +104,7 @@ def test_pointing_reads_a_candidate_without_selecting_it(opened, scene):
     page = opened(scene, f"{VIEW}&node={best_path(scene)[0]}")
     pruned = next(i for i, one in enumerate(scene.header["decode"]["nodes"]) if one["state"] == "pruned")
     node(page, pruned).hover()
-    wait_said(page, "Pruned")
+    wait_for_announcement(page, "Pruned")
     assert chosen(page) == pruned
     assert "better candidates fill the beam" in page.locator(".node .node-outcome").text_content()
     page.mouse.move(5, 5)
@@ -118,14 +118,14 @@ def test_keys_move_along_the_tree(opened, scene):
     assert chosen(page) == path[0]
     page.keyboard.press("ArrowRight")
     assert chosen(page) == path[1]
-    assert said(page).startswith(f"Step 2 of {len(search['left_out'])}: {search['nodes'][path[1]]['token']}.")
-    assert re.search(r"Attends most to \S+, [\d.]+\.$", said(page))
+    assert announced(page).startswith(f"Step 2 of {len(search['left_out'])}: {search['nodes'][path[1]]['token']}.")
+    assert re.search(r"Attends most to \S+, [\d.]+\.$", announced(page))
     active = page.locator(".scroll-tree").get_attribute("aria-activedescendant")
     assert page.locator(f"#{active}").get_attribute("data-node") == str(path[1])
     assert page.locator(f"#{active}").get_attribute("aria-selected") == "true"
     page.keyboard.press("End")
     assert chosen(page) == path[-1]
-    assert "Finished: the best hypothesis" in said(page)
+    assert "Finished: the best hypothesis" in announced(page)
     page.keyboard.press("Home")
     assert chosen(page) == path[0]
     page.keyboard.press("ArrowRight")

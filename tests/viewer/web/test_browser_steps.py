@@ -6,7 +6,7 @@ import re
 import pytest
 
 from regard.viewer.page.text_scene import Scene, build_scene
-from tests.viewer.browser import AXE, hash_of, missing, said
+from tests.viewer.browser import AXE, hash_of, missing
 from tests.viewer.text_models import cached_look
 
 DONE = ".steps-view .verdict[data-agrees]"
@@ -62,12 +62,12 @@ def test_tokens_layers_and_heads_are_selected_with_keys(opened):
     token.focus()
     page.keyboard.press("ArrowRight")
     assert page.locator("[data-side=target][aria-checked=true]").get_attribute("data-token") == "2"
-    assert "trois" in said(page)
+    assert "trois" in announced(page)
     assert hash_of(page)["pin"] == "2,2"
     assert page.locator(".step[data-op=softmax] .value-subject").first.text_content() != before
     page.keyboard.press("]")
     assert hash_of(page)["at"] == "decoder.0.cross:2"
-    assert "Head 2" in said(page)
+    assert "Head 2" in announced(page)
     page.keyboard.press("}")
     assert hash_of(page)["at"] == "decoder.1.attention:2"
     page.get_by_label("Attention").select_option("encoder.0.attention")
