@@ -1,4 +1,4 @@
-"""Training speed of two checkouts on one GPU, in alternated rounds.
+"""Training speed of two checkouts on one GPU, in alternating rounds.
 
     python benchmarks/compare_checkouts.py ../before ../after --rounds 3
 
@@ -21,7 +21,7 @@ BLOCKS = ("Embedding", "EncoderBlock", "DecoderBlock")
 
 
 def measure_all(tiny: bool) -> dict[str, tuple[float, int]]:
-    """Milliseconds and kernels per step of each model, in the checkout that PYTHONPATH names."""
+    """Milliseconds and kernels per step of each model, in the checkout on PYTHONPATH."""
     import torch
 
     from regard.layers.packed import pack
@@ -32,8 +32,8 @@ def measure_all(tiny: bool) -> dict[str, tuple[float, int]]:
     count, length, width, layers, vocab = (4, 8, 32, 1, 50) if tiny else (914, 28, 512, 6, 32_000)
 
     def texts(count: int, length: int, vocab: int, seed: int):
-        draw = torch.Generator().manual_seed(seed)
-        return pack(torch.randint(4, vocab, (count, length), generator=draw).tolist()).to(device)
+        generator = torch.Generator().manual_seed(seed)
+        return pack(torch.randint(4, vocab, (count, length), generator=generator).tolist()).to(device)
 
     def training_step(config, inputs, compiled: bool) -> Callable[[], object]:
         torch.manual_seed(0)
@@ -51,9 +51,9 @@ def measure_all(tiny: bool) -> dict[str, tuple[float, int]]:
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
 
-        return captured(step) if compiled and device == "cuda" else step
+        return capture(step) if compiled and device == "cuda" else step
 
-    def captured(step: Callable[[], object]) -> Callable[[], object]:
+    def capture(step: Callable[[], object]) -> Callable[[], object]:
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             for _ in range(3):
@@ -92,7 +92,7 @@ def measure_all(tiny: bool) -> dict[str, tuple[float, int]]:
             times.append(begin.elapsed_time(end))
         return statistics.median(times)
 
-    def kernels(step: Callable[[], object]) -> int:
+    def count_kernels(step: Callable[[], object]) -> int:
         with torch.profiler.profile() as profile:
             step()
             if device == "cuda":
@@ -115,36 +115,36 @@ def measure_all(tiny: bool) -> dict[str, tuple[float, int]]:
         "ViT-Ti, drop path": lambda: training_step(vit, (images,), True),
         "base, pre-norm, 10 tokens decoded": lambda: decoding_step(base["pre"]),
     }
-    found = {}
+    results = {}
     for name, make in steps.items():
         step = make()
-        found[name] = milliseconds(step), kernels(step)
+        results[name] = milliseconds(step), count_kernels(step)
         del step
         torch._dynamo.reset()
-    return found
+    return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkouts", nargs="*", type=Path, help="the folders of two checkouts: before, after")
+    parser.add_argument("checkouts", nargs="*", type=Path, help="folders of two checkouts: before, after")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tiny", action="store_true", help="small sizes, to see that everything runs")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to test the script")
     options = parser.parse_args()
     if not options.checkouts:
         print(json.dumps(measure_all(options.tiny)))
         return
-    found: dict[Path, list[dict]] = {folder: [] for folder in options.checkouts}
-    for round_number in range(options.rounds):
-        order = options.checkouts if round_number % 2 == 0 else options.checkouts[::-1]
+    results: dict[Path, list[dict]] = {folder: [] for folder in options.checkouts}
+    for round_index in range(options.rounds):
+        order = options.checkouts if round_index % 2 == 0 else options.checkouts[::-1]
         for folder in order:
             environment = os.environ | {"PYTHONPATH": str(folder.resolve())}
             command = [sys.executable, str(Path(__file__).resolve()), *(["--tiny"] if options.tiny else [])]
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-            found[folder].append(json.loads(done.stdout.splitlines()[-1]))
-    before, after = (found[folder] for folder in options.checkouts)
+            process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            results[folder].append(json.loads(process.stdout.splitlines()[-1]))
+    before, after = (results[folder] for folder in options.checkouts)
     print(f"{'step':36} {'before ms':>10} {'after ms':>10} {'ratio':>7} {'kernels':>13}")
     for name in before[0]:
-        first, second = (statistics.median(one[name][0] for one in rounds) for rounds in (before, after))
+        first, second = (statistics.median(result[name][0] for result in rounds) for rounds in (before, after))
         ratio = second / first if first else float("nan")
         print(f"{name:36} {first:10.3f} {second:10.3f} {ratio:7.3f} {before[0][name][1]:6} {after[0][name][1]:6}")
 

@@ -1,14 +1,14 @@
-"""The kernel for additive attention: its error, its speed and its memory beside torch.compile and eager torch.
+"""Kernel of additive attention: error, speed and memory, against torch.compile and eager torch.
 
-    python benchmarks/concat.py                  # everything: about two minutes on an H200
+    python benchmarks/concat.py                  # all parts: about two minutes on an H200
     python benchmarks/concat.py --only errors    # or variants, peers, shapes, short, long
-    python benchmarks/concat.py --small          # errors of a few small shapes; run twice, the second time, when all
-                                                 # is compiled, under compute-sanitizer
-    python benchmarks/concat.py --device cpu     # a few small shapes in Triton's interpreter: whether the script runs
+    python benchmarks/concat.py --small          # errors of a few small shapes; run a second time, with compiled
+                                                 # kernels, under compute-sanitizer
+    python benchmarks/concat.py --device cpu     # a few small shapes in Triton's interpreter, to test the script
 
-Speed is in elements, B·H·T·S·hidden, a second; masked ones are not counted. Times are medians, through `attend`, linear
-maps included. Errors are ‖out − exact‖ / ‖exact‖ against the definition in float64 on the same, already rounded,
-numbers; beside each the error of the definition itself in the same dtype. Both get parameters in that dtype.
+Speed is in elements, B·H·T·S·hidden, per second, without masked ones. Times are medians, through `attend`, including
+linear layers. Errors are ‖out − exact‖ / ‖exact‖ against the reference in float64 on the same, already rounded, inputs;
+next to each is the error of the eager formula in the same dtype. Both get parameters in that dtype.
 """
 
 import argparse
@@ -25,14 +25,14 @@ import torch
 from torch import Tensor
 
 ONLY = ("errors", "variants", "peers", "shapes", "short", "long")
-# Rows of the own side, of the other, warps, registers of a thread (None: as the compiler likes).
+# Rows, columns, warps, registers per thread (None: chosen by the compiler).
 FORWARD = [(64, 128, 4, None), (64, 64, 4, 168), (64, 128, 8, 128)]
 BACKWARD = [(64, 128, 4, None), (64, 64, 4, None), (64, 64, 4, 168), (32, 128, 2, None)]
 SECONDS = {"errors": 25, "variants": 40, "peers": 40, "shapes": 60, "short": 20, "long": 10}
 
 
-class Given:
-    """Queries, keys, values, a score and a mask, and what flows back."""
+class Inputs:
+    """Queries, keys, values, score, mask, and the gradient of the output."""
 
     def __init__(self, B, H, G, T, S, D, hidden, dtype, device, mask="none", Dv=None, heads=False, seed=0, scale=1.0):
         from regard.attention import Concat, causal, padding, window
@@ -52,24 +52,24 @@ class Given:
             "causal+lengths": causal() & padding(lengths),
         }
         self.mask = masks[mask]
-        part = {"none": 1, "causal": 0.5, "lengths": 0.75, "window": 1 / 8, "causal+lengths": 0.46}[mask]
-        self.elements = B * H * T * S * hidden * part
+        fraction = {"none": 1, "causal": 0.5, "lengths": 0.75, "window": 1 / 8, "causal+lengths": 0.46}[mask]
+        self.elements = B * H * T * S * hidden * fraction
 
     def forward(self, function: Callable[..., Tensor]) -> Tensor:
         return function(*self.tensors, self.score, self.mask)
 
-    def both(self, function: Callable[..., Tensor]) -> list[Tensor]:
+    def forward_backward(self, function: Callable[..., Tensor]) -> list[Tensor]:
         out = self.forward(function)
         return [out, *torch.autograd.grad(out, [*self.tensors, *self.score.parameters()], self.grad)]
 
-    def exact(self) -> "Given":
+    def exact(self) -> "Inputs":
         double = copy.copy(self)
         double.tensors = [x.detach().double().requires_grad_() for x in self.tensors]
         double.score, double.grad = copy.deepcopy(self.score).double(), self.grad.double()
         return double
 
 
-def ours(q, k, v, score, mask):
+def regard_attention(q, k, v, score, mask):
     from regard.attention import attend, use
 
     with use("concat"):
@@ -101,10 +101,12 @@ def error_cases(device: str, small_only: bool = False) -> list[dict]:
     if device == "cpu":
         return [case | dict(dtype=dtype, device=device) for dtype in (torch.float16, torch.float32) for case in small]
     if small_only:
-        few = [small[0], dict(B=1, H=2, G=1, T=130, S=140, D=64, hidden=8, mask="causal")]
-        return [case | dict(dtype=dtype, device=device) for dtype in (torch.bfloat16, torch.float32) for case in few]
-    some = {torch.bfloat16: [*small, *large], torch.float16: large[:3], torch.float32: large[:5]}
-    return [case | dict(dtype=dtype, device=device) for dtype, cases in some.items() for case in cases]
+        selected = [small[0], dict(B=1, H=2, G=1, T=130, S=140, D=64, hidden=8, mask="causal")]
+        return [
+            case | dict(dtype=dtype, device=device) for dtype in (torch.bfloat16, torch.float32) for case in selected
+        ]
+    by_dtype = {torch.bfloat16: [*small, *large], torch.float16: large[:3], torch.float32: large[:5]}
+    return [case | dict(dtype=dtype, device=device) for dtype, cases in by_dtype.items() for case in cases]
 
 
 def errors(device: str, until: float, small_only: bool = False) -> Iterator[list[str]]:
@@ -113,23 +115,25 @@ def errors(device: str, until: float, small_only: bool = False) -> Iterator[list
         if time.time() > until:
             yield ["out of time"]
             return
-        given = Given(**case, seed=i)
-        exact = given.exact().both(formula)
-        found, eager = ([error(x, y) for x, y in zip(given.both(f), exact)] for f in (ours, formula))
-        # The largest of the parameters' errors is the last.
-        pairs = [*zip(found[:4], eager[:4]), (max(found[4:]), max(eager[4:]))]
-        worse = any(x > max(1.2 * y, 1e-5) for x, y in pairs)
+        inputs = Inputs(**case, seed=i)
+        exact = inputs.exact().forward_backward(formula)
+        actual, eager = (
+            [error(x, y) for x, y in zip(inputs.forward_backward(f), exact)] for f in (regard_attention, formula)
+        )
+        # The last pair is the largest error of the parameters.
+        pairs = [*zip(actual[:4], eager[:4]), (max(actual[4:]), max(eager[4:]))]
+        is_worse = any(x > max(1.2 * y, 1e-5) for x, y in pairs)
         sizes = "{B}×{H}/{G} {T}×{S} {D}/{Dv}/{hidden} ·{scale:g}".format(**dict(Dv=case["D"], scale=1.0) | case)
-        numbers = [f"{x:.1e}" for pair in pairs for x in pair]
+        cells = [f"{x:.1e}" for pair in pairs for x in pair]
         dtype = str(case["dtype"]).removeprefix("torch.")
-        yield [sizes, dtype, case.get("mask", "none"), *numbers, "WORSE" if worse else ""]
+        yield [sizes, dtype, case.get("mask", "none"), *cells, "WORSE" if is_worse else ""]
 
 
-def error(one: Tensor, other: Tensor) -> float:
-    one, other = one.detach(), other.detach()
-    if not torch.isfinite(one).all():
+def error(actual: Tensor, expected: Tensor) -> float:
+    actual, expected = actual.detach(), expected.detach()
+    if not torch.isfinite(actual).all():
         return float("inf")
-    return float((one.double() - other).norm() / other.norm())
+    return float((actual.double() - expected).norm() / expected.norm())
 
 
 def milliseconds(function: Callable[[], object], repeat: float = 150) -> float:
@@ -139,7 +143,7 @@ def milliseconds(function: Callable[[], object], repeat: float = 150) -> float:
 
 
 def peak(function: Callable[[], object]) -> float:
-    """GiB beyond what was there."""
+    """Peak memory of a call in GiB, minus the memory in use before."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -148,21 +152,27 @@ def peak(function: Callable[[], object]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
-def times(given: Given, function: Callable[..., Tensor]) -> list[str]:
-    """Forward (without gradients), forward and backward, elements a second, and the memory of each."""
+def times(inputs: Inputs, function: Callable[..., Tensor]) -> list[str]:
+    """Forward (without gradients), forward and backward, elements per second, and the memory of each."""
 
-    def alone() -> Tensor:
+    def run_forward() -> Tensor:
         with torch.no_grad():
-            return given.forward(function)
+            return inputs.forward(function)
 
     try:
-        one, both = milliseconds(alone), milliseconds(lambda: given.both(function))
-        peaks = peak(alone), peak(lambda: given.both(function))
+        forward, both = milliseconds(run_forward), milliseconds(lambda: inputs.forward_backward(function))
+        peaks = peak(run_forward), peak(lambda: inputs.forward_backward(function))
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return ["out of memory"]
-    rate = given.elements / 1e9
-    return [f"{one:.3f}", f"{both:.3f}", f"{rate / one:.2f}", f"{rate / both:.2f}", *(f"{x:.3f}" for x in peaks)]
+    rate = inputs.elements / 1e9
+    return [
+        f"{forward:.3f}",
+        f"{both:.3f}",
+        f"{rate / forward:.2f}",
+        f"{rate / both:.2f}",
+        *(f"{x:.3f}" for x in peaks),
+    ]
 
 
 TIMES = ["forward ms", "with backward ms", "T elements/s", "with backward", "GiB", "GiB"]
@@ -170,54 +180,55 @@ MAIN = dict(B=8, H=8, G=8, T=1024, S=1024, D=64, hidden=64, dtype=torch.bfloat16
 
 
 def variants(device: str, until: float) -> Iterator[list[str]]:
-    """Tile sizes at the main shape, in the order of FORWARD and BACKWARD; each pass by itself."""
-    from regard.attention.kernels import concat
+    """Tile sizes at the main shape, in the order of FORWARD and BACKWARD; forward and backward separately."""
+    from regard.kernels import concat_cuda
 
     yield ["pass", "rows, columns, warps, registers", "ms", "T elements/s", "error"]
-    given = Given(**MAIN)
+    inputs = Inputs(**MAIN)
     with torch.no_grad():
-        q, k, v = given.tensors
-        a, b = (concat._columns(x, matrix) for x, matrix in zip((q, k), given.score.matrices))
-        w = given.score.weight_a.float().reshape(1, -1)
-        rest = (None, None, None, given.tensors[0].shape[2], given.tensors[1].shape[2], False, 0)
-        kept = concat.attend_concat(a, b, w, v, *rest)
+        q, k, v = inputs.tensors
+        a, b = (concat_cuda.project(x, matrix) for x, matrix in zip((q, k), inputs.score.matrices))
+        w = inputs.score.weight_a.float().reshape(1, -1)
+        rest = (None, None, None, inputs.tensors[0].shape[2], inputs.tensors[1].shape[2], False, 0)
+        saved = concat_cuda.concat_forward(a, b, w, v, *rest)
         passes = {
-            "FORWARD": lambda: concat.attend_concat(a, b, w, v, *rest)[:1],
-            "BACKWARD": lambda: concat.attend_concat_backward(given.grad, a, b, w, v, *kept, *rest),
+            "FORWARD": lambda: concat_cuda.concat_forward(a, b, w, v, *rest)[:1],
+            "BACKWARD": lambda: concat_cuda.concat_backward(inputs.grad, a, b, w, v, *saved, *rest),
         }
         for name, variants in (("FORWARD", FORWARD), ("BACKWARD", BACKWARD)):
-            usual = passes[name]()
+            expected = passes[name]()
             for tiling in variants:
-                what = [name.lower(), str(tiling)]
+                label = [name.lower(), str(tiling)]
                 if time.time() > until:
-                    yield [*what, "out of time"]
+                    yield [*label, "out of time"]
                     continue
-                with tiled(name, tiling):
+                with override_tiling(name, tiling):
                     try:
-                        # Wrong numbers are no faster ones: beside those of the tiling that is in use.
-                        off = max(error(x, y.double()) for x, y in zip(passes[name](), usual))
+                        # Compared with the default tiling, since wrong results must not count.
+                        deviation = max(error(x, y.double()) for x, y in zip(passes[name](), expected))
                         ms = milliseconds(passes[name])
-                    except Exception as problem:  # too many registers, or too much shared memory: a row like any other
-                        yield [*what, str(problem)[:60]]
+                    except Exception as problem:  # too many registers, or too much shared memory
+                        yield [*label, str(problem)[:60]]
                         continue
-                yield [*what, f"{ms:.3f}", f"{given.elements / 1e9 / ms:.2f}", f"{off:.0e}"]
+                yield [*label, f"{ms:.3f}", f"{inputs.elements / 1e9 / ms:.2f}", f"{deviation:.0e}"]
 
 
 @contextlib.contextmanager
-def tiled(table: str, tiling: tuple) -> Iterator[None]:
-    from regard.attention.kernels import concat
+def override_tiling(table: str, tiling: tuple) -> Iterator[None]:
+    """Use one tiling temporarily."""
+    from regard.kernels import concat_cuda
 
-    usual = getattr(concat, table)
-    setattr(concat, table, {256: concat.Tiling(*tiling)})
+    default = getattr(concat_cuda, table)
+    setattr(concat_cuda, table, {256: concat_cuda.ConcatTiling(*tiling)})
     try:
         yield
     finally:
-        setattr(concat, table, usual)
+        setattr(concat_cuda, table, default)
 
 
 def peers(device: str, until: float) -> Iterator[list[str]]:
-    """Ours, compiled and eager at two shapes."""
-    return beside([dict(B=B, T=N, S=N) for B, N in ((8, 1024), (2, 4096))], True, until)
+    """Regard, compiled and eager formula at two shapes."""
+    return compare([dict(B=B, T=N, S=N) for B, N in ((8, 1024), (2, 4096))], True, until)
 
 
 def short_cases() -> list[dict]:
@@ -230,23 +241,24 @@ def short_cases() -> list[dict]:
 
 
 def short(device: str, until: float) -> Iterator[list[str]]:
-    """Ours and eager for short sequences, as recurrent models have them: launching takes longer than computing."""
-    return beside(short_cases(), False, until)
+    """Regard and the eager formula for short sequences, as in recurrent models: launch overhead dominates."""
+    return compare(short_cases(), False, until)
 
 
-def beside(changes: list[dict], compiled: bool, until: float) -> Iterator[list[str]]:
-    yield ["shape", "entrant", *TIMES]
+def compare(changes: list[dict], compiled: bool, until: float) -> Iterator[list[str]]:
+    yield ["shape", "implementation", *TIMES]
     for change in changes:
-        given = Given(**MAIN | change)
-        entrants = {"ours": ours} | ({"torch.compile": torch.compile(formula)} if compiled else {}) | {"eager": formula}
-        for name, function in entrants.items():
+        inputs = Inputs(**MAIN | change)
+        implementations = {"Regard": regard_attention}
+        implementations |= ({"torch.compile": torch.compile(formula)} if compiled else {}) | {"eager": formula}
+        for name, function in implementations.items():
             if time.time() > until:
                 yield ["out of time"]
                 return
-            yield [shape_of(MAIN | change), name, *times(given, function)]
+            yield [describe_shape(MAIN | change), name, *times(inputs, function)]
 
 
-def shape_of(case: dict) -> str:
+def describe_shape(case: dict) -> str:
     return "B{B} H{H}/{G} {T}×{S} D{D} hidden {hidden}".format(**case)
 
 
@@ -262,7 +274,7 @@ def shape_cases() -> list[dict]:
         dict(B=64, H=1, G=1, T=30, S=30, D=512, hidden=512),
         dict(B=64, H=1, G=1, T=1, S=64, D=512, hidden=512),
     ]
-    return [MAIN | one for one in changes]
+    return [MAIN | change for change in changes]
 
 
 def shapes(device: str, until: float) -> Iterator[list[str]]:
@@ -272,34 +284,36 @@ def shapes(device: str, until: float) -> Iterator[list[str]]:
         if time.time() > until:
             yield ["out of time"]
             return
-        if case["D"] > 256:  # values are narrower
+        if case["D"] > 256:  # the value width is limited to 256
             case["Dv"] = 256
         dtype = str(case["dtype"]).removeprefix("torch.")
-        yield [shape_of(case), str(case.get("mask", "none")), dtype, *times(Given(**case), ours)]
+        yield [describe_shape(case), str(case.get("mask", "none")), dtype, *times(Inputs(**case), regard_attention)]
 
 
 def long(device: str, until: float) -> Iterator[list[str]]:
-    """One head of 65536 queries and keys: one pass, since it takes long."""
+    """One head with 65536 queries and keys, timed once."""
     yield ["shape", "forward ms", "with backward ms", "T elements/s", "with backward", "GiB"]
-    given = Given(**MAIN | dict(B=1, H=1, G=1, T=65536, S=65536))
-    found = []
-    for function in (lambda: given.forward(ours), lambda: given.both(ours)):
+    inputs = Inputs(**MAIN | dict(B=1, H=1, G=1, T=65536, S=65536))
+    timings = []
+    for function in (lambda: inputs.forward(regard_attention), lambda: inputs.forward_backward(regard_attention)):
         function()
         torch.cuda.synchronize()
         start = time.perf_counter()
         function()
         torch.cuda.synchronize()
-        found.append(1e3 * (time.perf_counter() - start))
-    rates = [f"{given.elements / 1e9 / ms:.2f}" for ms in found]
-    yield ["B1 H1 N65536 D64", *(f"{ms:.1f}" for ms in found), *rates, f"{peak(lambda: given.both(ours)):.3f}"]
+        timings.append(1e3 * (time.perf_counter() - start))
+    rates = [f"{inputs.elements / 1e9 / ms:.2f}" for ms in timings]
+    memory = peak(lambda: inputs.forward_backward(regard_attention))
+    yield ["B1 H1 N65536 D64", *(f"{ms:.1f}" for ms in timings), *rates, f"{memory:.3f}"]
 
 
 def compile_all(parts: list[str]) -> None:
-    """Every kernel that is going to be asked for, by many processes at once: what they compile is kept on disk."""
+    """Compile all needed kernels in parallel processes; the compiled kernels are cached on disk."""
     tasks: list[tuple[dict, str, tuple | None]] = [(MAIN, "", None)]
     if "variants" in parts:
-        few = MAIN | dict(B=1, H=1, G=1)
-        tasks += [(few, "FORWARD", one) for one in FORWARD] + [(few, "BACKWARD", one) for one in BACKWARD]
+        small = MAIN | dict(B=1, H=1, G=1)
+        tasks += [(small, "FORWARD", tiling) for tiling in FORWARD]
+        tasks += [(small, "BACKWARD", tiling) for tiling in BACKWARD]
     tasks += [(case, "", None) for case in (error_cases("cuda") if "errors" in parts else [])]
     tasks += [(case, "", None) for case in (shape_cases() if "shapes" in parts else [])]
     tasks += [(MAIN | case, "", None) for case in (short_cases() if "short" in parts else [])]
@@ -311,10 +325,10 @@ def compile_all(parts: list[str]) -> None:
 def compile_one(task: tuple[dict, str, tuple | None]) -> None:
     case, table, tiling = task
     try:
-        with contextlib.nullcontext() if tiling is None else tiled(table, tiling):
-            Given(**dict(Dv=min(case["D"], 256)) | case).both(ours)
+        with contextlib.nullcontext() if tiling is None else override_tiling(table, tiling):
+            Inputs(**dict(Dv=min(case["D"], 256)) | case).forward_backward(regard_attention)
             torch.cuda.synchronize()
-    except Exception as problem:  # whoever asks for it meets it again
+    except Exception as problem:  # will be raised again when the kernel is used
         print("  ", task, str(problem)[:100], flush=True)
 
 
@@ -322,21 +336,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", choices=ONLY, default=ONLY)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--small", action="store_true", help="errors alone, of small shapes")
-    given = parser.parse_args()
-    if given.small:
-        given.only = ["errors"]
-    if given.device == "cpu":
+    parser.add_argument("--small", action="store_true", help="only errors, of small shapes")
+    options = parser.parse_args()
+    if options.small:
+        options.only = ["errors"]
+    if options.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-        given.only = ["errors"]
-    elif not given.small:
+        options.only = ["errors"]
+    elif not options.small:
         print("compiling …", flush=True)
         start = time.time()
-        compile_all(given.only)
+        compile_all(options.only)
         print(f"   {time.time() - start:.0f} s", flush=True)
     torch.backends.cuda.matmul.allow_tf32 = False
     parts = dict(
-        errors=functools.partial(errors, small_only=given.small),
+        errors=functools.partial(errors, small_only=options.small),
         variants=variants,
         peers=peers,
         shapes=shapes,
@@ -344,11 +358,11 @@ def main() -> None:
         long=long,
     )
     tables = {}
-    for name in given.only:
+    for name in options.only:
         print(f"{name} …", flush=True)
         tables[name] = []
         start = time.time()
-        for row in parts[name](given.device, start + SECONDS[name]):
+        for row in parts[name](options.device, start + SECONDS[name]):
             print("  ", *row, flush=True)
             tables[name].append(row)
         torch._dynamo.reset()

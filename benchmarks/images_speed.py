@@ -1,11 +1,11 @@
-"""Images per second of Vision Transformers at 224 pixels beside every peer that is installed; and mixed sizes.
+"""Images per second of Vision Transformers at 224 pixels, against the installed peer libraries; and of mixed sizes.
 
     python benchmarks/images_speed.py --models tiny small --batch 512
 
-Compilation takes longest; `--only timm` in processes side by side beforehand leaves what they compiled on disk.
+Compilation takes longest; to fill its cache on disk in parallel, run with `--only timm` and so on beforehand.
 
-Each entrant is compiled alike, runs in bf16 autocast, and is timed in turns with the others; the median round counts.
-A training step is forward, loss, backward and a fused AdamW. Peers: timm, torchvision, transformers.
+All implementations are compiled, run under bf16 autocast, and are timed in alternation; results are medians of rounds.
+A training step is forward, loss, backward and fused AdamW. Peers: timm, torchvision, transformers.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from regard.models.vit import ViT, ViTConfig, vit_small, vit_tiny
 
 LABELS, SIDE, PATCH = 1000, 224, 16
 ROUNDS, STEPS = 5, 10
-WHAT = ("training", "inference", "mixed")
+MODES = ("training", "inference", "mixed")
 SHAPES = {"tiny": (192, 3), "small": (384, 6)}
 
 
-def entrants(name: str) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-    """Whoever is installed, as a model that takes (B, 3, 224, 224) and gives (B, 1000)."""
+def implementations(name: str) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+    """Regard and the installed peers, as models from (B, 3, 224, 224) to (B, 1000)."""
     width, heads = SHAPES[name]
     labels = tuple(map(str, range(LABELS)))
     yield "Regard", lambda: ViT({"tiny": vit_tiny, "small": vit_small}[name](labels=labels))
@@ -73,7 +73,7 @@ def entrants(name: str) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
 def training_step(
     model: nn.Module, batches: Sequence[Tensor | PackedImages], labels: Tensor, compiled: bool = True
 ) -> Callable[[], None]:
-    """A step with the next of the batches each time."""
+    """A training step that cycles through the batches."""
     optimizer = torch.optim.AdamW(model.train().parameters(), fused=True)
     function = torch.compile(model, dynamic=False) if compiled else model
     stream = itertools.cycle(batches)
@@ -99,93 +99,94 @@ def inference_step(model: nn.Module, images: Tensor) -> Callable[[], None]:
     return step
 
 
-def seconds(steps: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """The median time of a step of each, in turns, after a few to warm up."""
+def measure_seconds(steps: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """Median seconds per step of each, measured in alternation after a warm-up."""
     for step in steps.values():
         for _ in range(3):
             step()
-    found: dict[str, list[float]] = {name: [] for name in steps}
+    timings: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
         for name, step in steps.items():
             torch.cuda.synchronize()
-            began = time.perf_counter()
+            start = time.perf_counter()
             for _ in range(STEPS):
                 step()
             torch.cuda.synchronize()
-            found[name].append((time.perf_counter() - began) / STEPS)
-    return {name: statistics.median(times) for name, times in found.items()}
+            timings[name].append((time.perf_counter() - start) / STEPS)
+    return {name: statistics.median(times) for name, times in timings.items()}
 
 
-def one_size(name: str, batch: int, what: str, only: list[str]) -> None:
+def measure_one_size(name: str, batch: int, mode: str, only: list[str]) -> None:
     images = torch.rand(batch, 3, SIDE, SIDE, device="cuda")
     labels = torch.randint(LABELS, (batch,), device="cuda")
     steps = {}
-    for entrant, make in entrants(name):
-        if only and entrant not in only:
+    for implementation, make in implementations(name):
+        if only and implementation not in only:
             continue
         model = make().to("cuda")
-        steps[entrant] = training_step(model, [images], labels) if what == "training" else inference_step(model, images)
-    for entrant, time_ in seconds(steps).items():
-        print(f"| ViT-{name}/16, {what} | {entrant} | {batch / time_:,.0f} |", flush=True)
+        is_training = mode == "training"
+        steps[implementation] = training_step(model, [images], labels) if is_training else inference_step(model, images)
+    for implementation, seconds in measure_seconds(steps).items():
+        print(f"| ViT-{name}/16, {mode} | {implementation} | {batch / seconds:,.0f} |", flush=True)
 
 
-def sizes(count: int, seed: int) -> list[tuple[int, int]]:
-    """A spread as photographs have it: the longer side 96 to 384 pixels, portrait or landscape, whole patches."""
+def photo_sizes(count: int, seed: int) -> list[tuple[int, int]]:
+    """Sizes like those of photos: longer side 96 to 384 pixels, portrait or landscape, multiples of PATCH."""
     generator = torch.Generator().manual_seed(seed)
     longer = (torch.exp(torch.randn(count, generator=generator) * 0.35) * 208).clamp(96, 384)
     ratio = torch.tensor([1.0, 4 / 3, 3 / 2, 16 / 9])[torch.randint(4, (count,), generator=generator)]
     sides = torch.stack((longer, longer / ratio), dim=1).div(PATCH).round().long() * PATCH
     portrait = torch.rand(count, generator=generator) < 0.4
-    return [(int(a), int(b)) if up else (int(b), int(a)) for (a, b), up in zip(sides, portrait)]
+    return [(int(a), int(b)) if is_portrait else (int(b), int(a)) for (a, b), is_portrait in zip(sides, portrait)]
 
 
-def mixed(name: str, batch: int) -> None:
-    """The same images packed, and padded to the largest size; what is padding is computed too.
+def measure_mixed_sizes(name: str, batch: int) -> None:
+    """The same images packed, and padded to the largest size, including the computation of padding.
 
-    Shapes are constant either way, so that both can be compiled: packed batches are filled up with a last image.
+    Shapes are constant in both cases, so that both can be compiled: packed batches end with a padding image.
     """
-    spread = [sizes(batch, seed) for seed in range(4)]
-    images = [[torch.rand(3, *size) for size in shapes] for shapes in spread]
-    counts = [sum(height * width for height, width in shapes) // PATCH**2 for shapes in spread]
-    filling = [torch.zeros(3, PATCH, PATCH * (max(counts) - count + 1)) for count in counts]
-    packed = [pack_images([*some, last], PATCH) for some, last in zip(images, filling)]
-    longest = max(one.offsets.max_len for one in packed)
-    for i, one in enumerate(packed):
-        offsets = Offsets(one.offsets.starts, one.offsets.total, longest)
-        packed[i] = dataclasses.replace(one, offsets=offsets).to("cuda")
-    height, width = (max(side) for side in zip(*itertools.chain(*spread)))
+    batch_sizes = [photo_sizes(batch, seed) for seed in range(4)]
+    images = [[torch.rand(3, *size) for size in sizes] for sizes in batch_sizes]
+    counts = [sum(height * width for height, width in sizes) // PATCH**2 for sizes in batch_sizes]
+    padding = [torch.zeros(3, PATCH, PATCH * (max(counts) - count + 1)) for count in counts]
+    packed = [pack_images([*group, last], PATCH) for group, last in zip(images, padding)]
+    max_len = max(group.offsets.max_len for group in packed)
+    for i, group in enumerate(packed):
+        offsets = Offsets(group.offsets.starts, group.offsets.total, max_len)
+        packed[i] = dataclasses.replace(group, offsets=offsets).to("cuda")
+    height, width = (max(side) for side in zip(*itertools.chain(*batch_sizes)))
     padded = [torch.zeros(batch, 3, height, width, device="cuda") for _ in images]
-    for wide, some in zip(padded, images):
-        for row, image in zip(wide, some):
+    for tensor, group in zip(padded, images):
+        for row, image in zip(tensor, group):
             row[:, : image.shape[1], : image.shape[2]] = image
-    filled = sum(counts) * PATCH**2 / (len(padded) * batch * height * width)
+    real = sum(counts) * PATCH**2 / (len(padded) * batch * height * width)
     labels = torch.randint(LABELS, (batch + 1,), device="cuda")
     width, heads = SHAPES[name]
     config = ViTConfig(width=width, heads=heads, feedforward=4 * width, labels=tuple(map(str, range(LABELS))))
     steps = {}
     for compiled in (False, True):
-        how = "compiled" if compiled else "eager"
-        steps[f"packed, {how}"] = training_step(ViT(config).to("cuda"), packed, labels, compiled)
-        steps[f"padded, {how}"] = training_step(ViT(config).to("cuda"), padded, labels[:-1], compiled)
-    for way, time_ in seconds(steps).items():
-        what = f"ViT-{name}/16, mixed sizes, {filled:.0%} of the padded pixels real, training"
-        print(f"| {what} | {way} | {batch / time_:,.0f} |", flush=True)
+        mode = "compiled" if compiled else "eager"
+        steps[f"packed, {mode}"] = training_step(ViT(config).to("cuda"), packed, labels, compiled)
+        steps[f"padded, {mode}"] = training_step(ViT(config).to("cuda"), padded, labels[:-1], compiled)
+    for variant, seconds in measure_seconds(steps).items():
+        case = f"ViT-{name}/16, mixed sizes, {real:.0%} of the padded pixels real, training"
+        print(f"| {case} | {variant} | {batch / seconds:,.0f} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT))
-    parser.add_argument("--only", nargs="+", metavar="ENTRANT", default=[])
+    parser.add_argument("--what", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--only", nargs="+", metavar="IMPLEMENTATION", default=[])
     parser.add_argument("--batch", type=int, default=512)
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    print("| what | entrant | images/s |\n| --- | --- | ---: |")
-    for name, what in itertools.product(options.models, options.what):
-        if what == "mixed":
-            mixed(name, options.batch // 2)
+    print("| case | implementation | images/s |\n| --- | --- | ---: |")
+    for name, mode in itertools.product(options.models, options.what):
+        if mode == "mixed":
+            measure_mixed_sizes(name, options.batch // 2)
         else:
-            one_size(name, options.batch, what, options.only)
+            measure_one_size(name, options.batch, mode, options.only)
 
 
 if __name__ == "__main__":

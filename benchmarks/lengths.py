@@ -1,10 +1,10 @@
-"""How translation quality holds beyond the trained length, for each kind of positions.
+"""Translation quality beyond the trained length, for each kind of positions.
 
     python benchmarks/lengths.py --out runs/lengths
 
 Trains one small model per kind of positions on the built-in phrasebook, on texts of one to three sentences and at most
 `max_len` tokens, and translates texts of up to ten sentences. One table: chrF within the trained length and beyond it.
-A learned table of positions cannot read longer texts.
+Models with learned positions reject longer texts.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import text_scores
 from regard.models import Seq2SeqConfig, TransformerConfig
-from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, train
+from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, run_recipe
 
 MAX_LEN = 32
 SIZES = dict(width=64, heads=4, feedforward=128, encoder_layers=2, decoder_layers=2, dropout=0.0, max_len=MAX_LEN)
@@ -24,12 +24,12 @@ MODELS |= {
     "none": TransformerConfig(**SIZES, positions="none"),
     "(seq2seq)": Seq2SeqConfig(width=64, dropout=0.0, max_len=MAX_LEN),
 }
-# Tokens of the longer side, as multiples of the trained length.
+# Length of the longer side, in multiples of the trained length.
 RANGES = {"up to 1×": (0.0, 1.0), "1× to 2×": (1.0, 2.0), "2× to 4×": (2.0, 4.0)}
 
 
-def joined(part: str, count: int, sentences: int) -> list[tuple[str, str]]:
-    """Texts of this number of sentences."""
+def make_texts(part: str, count: int, sentences: int) -> list[tuple[str, str]]:
+    """Texts with this number of sentences."""
     pairs = [(pair.source, pair.target) for pair in phrasebook_pairs(part, count * sentences)]
     groups = zip(*(pairs[i::sentences] for i in range(sentences)))
     return [(" ".join(s for s, _ in group), " ".join(t for _, t in group)) for group in groups]
@@ -41,9 +41,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=850)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     options = parser.parse_args()
-    training = joined("train", 30_000, 1) + joined("train", 30_000, 2) + joined("train", 30_000, 3)
-    dataset = Dataset(training, joined("val", 100, 1) + joined("val", 100, 2))
-    tests = [pair for sentences in range(1, 11) for pair in joined("test", 60, sentences)]
+    training = make_texts("train", 30_000, 1) + make_texts("train", 30_000, 2) + make_texts("train", 30_000, 3)
+    dataset = Dataset(training, make_texts("val", 100, 1) + make_texts("val", 100, 2))
+    tests = [pair for sentences in range(1, 11) for pair in make_texts("test", 60, sentences)]
     print("| positions | " + " | ".join(RANGES) + " |\n| --- |" + " ---: |" * len(RANGES), flush=True)
     for name in options.models:
         recipe = Recipe(
@@ -54,18 +54,18 @@ def main() -> None:
                 **dict(batch_tokens=2048, optimizer="muon", lr=1.1e-2, warmup=50, label_smoothing=0.0, device="cpu"),
             ),
         )
-        translator = train(recipe, options.out / name.strip("()"), dataset=dataset, quiet=True)
-        sides = translator.tokenizers
-        lengths = [1 + max(len(side.encode(text)) for side, text in zip(sides, pair)) for pair in tests]
+        translator = run_recipe(recipe, options.out / name.strip("()"), dataset=dataset, quiet=True)
+        tokenizers = translator.tokenizers
+        lengths = [1 + max(len(tokenizer.encode(text)) for tokenizer, text in zip(tokenizers, pair)) for pair in tests]
         cells = []
         for low, high in RANGES.values():
             pairs = [p for p, length in zip(tests, lengths) if low * MAX_LEN < length <= high * MAX_LEN]
             try:
-                found = translator.translate([source for source, _ in pairs], DecodeConfig("greedy"))
-                scores = text_scores([best[0].text for best in found], [target for _, target in pairs])
+                translations = translator.translate([source for source, _ in pairs], DecodeConfig("greedy"))
+                scores = text_scores([best[0].text for best in translations], [target for _, target in pairs])
                 cells.append(f"{scores.chrf:.1f}")
             except RegardError:
-                cells.append("refused")
+                cells.append("rejected")
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
 
 

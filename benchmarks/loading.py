@@ -1,10 +1,10 @@
-"""Opening a model folder and the first token out, beside transformers: time and peak memory.
+"""Loading a model folder and generating the first token: time and peak memory, against transformers.
 
     python benchmarks/loading.py --out runs/loading
 
-A model of GPT-2's shape (124 M parameters, random weights) is written once in both formats. Each entrant is a fresh
-process, alternately, five times; what is told are medians: seconds from the process's start to the first token, seconds
-of opening and the first token without the imports, and the peak of resident memory.
+A model of GPT-2's shape (124 M parameters, random weights) is written once in both formats. Each measurement is a new
+process, alternating, five times; results are medians: seconds from the start of the process to the first token, seconds
+of loading and the first token without imports, and peak resident memory.
 """
 
 import argparse
@@ -18,26 +18,26 @@ PROMPT = [464, 3797, 26172, 262, 10211]
 
 COMMON = """
 import json, os, sys, time
-with open("/proc/self/stat") as file:  # since when this process exists, in ticks since the machine's start
+with open("/proc/self/stat") as file:  # start time of this process, in ticks since boot
     started = int(file.read().rsplit(")")[-1].split()[19]) / os.sysconf("SC_CLK_TCK")
 import torch
 torch.set_num_threads(2)
 folder, prompt = sys.argv[1], json.loads(sys.argv[2])
 """
 
-OURS = """
+REGARD = """
 import regard
 from regard.decode import DecodeConfig, greedy
 from regard.layers.packed import pack
-opened = time.clock_gettime(time.CLOCK_BOOTTIME)
-writer = regard.load(folder, "cpu")
+imported = time.clock_gettime(time.CLOCK_BOOTTIME)
+generator = regard.load(folder, "cpu")
 with torch.inference_mode():
-    token = greedy(writer.model, pack([prompt]), DecodeConfig(method="greedy", max_len=1, min_len=1))[0][0].ids[0]
+    token = greedy(generator.model, pack([prompt]), DecodeConfig(method="greedy", max_len=1, min_len=1))[0][0].ids[0]
 """
 
-THEIRS = """
+TRANSFORMERS = """
 from transformers import AutoModelForCausalLM
-opened = time.clock_gettime(time.CLOCK_BOOTTIME)
+imported = time.clock_gettime(time.CLOCK_BOOTTIME)
 model = AutoModelForCausalLM.from_pretrained(folder).eval()
 with torch.inference_mode():
     ids = torch.tensor([prompt])
@@ -48,33 +48,33 @@ REPORT = """
 done = time.clock_gettime(time.CLOCK_BOOTTIME)
 with open("/proc/self/status") as file:
     peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
-print(json.dumps({"all": done - started, "open": done - opened, "peak": peak, "token": token}))
+print(json.dumps({"all": done - started, "open": done - imported, "peak": peak, "token": token}))
 """
 
 
-def make(out: Path) -> dict[str, tuple[str, Path]]:
+def make_models(out: Path) -> dict[str, tuple[str, Path]]:
     """The same model in both formats."""
     import torch
     from tokenizers import Tokenizer as Library
     from tokenizers import models
 
     import regard
-    from regard.data import Special, Tokenizer
-    from regard.data.text.tokenizer import FOREIGN
-    from regard.interop import export_folder
+    from regard.data import SpecialTokens, Tokenizer
+    from regard.data.text.tokenizer import FOREIGN_KIND
+    from regard.interop import export_huggingface
     from regard.models import GPT
     from regard.models.gpt import gpt2
-    from regard.pipelines import LanguageModel
+    from regard.pipelines import TextGenerator
 
-    if not (out / "theirs" / "config.json").exists():
+    if not (out / "transformers" / "config.json").exists():
         torch.manual_seed(0)
         vocabulary = {f"t{i}": i for i in range(50257)}
         library = Library(models.WordLevel(vocabulary, unk_token="t0"))
-        special = Special(pad=50256, unk=50256, sos=50256, eos=50256)
-        bundle = LanguageModel(GPT(gpt2(vocab=50257)).eval(), Tokenizer(library, FOREIGN), special=special)
-        regard.save(out / "ours", bundle)
-        export_folder(bundle, out / "theirs")
-    return {"Regard": (OURS, out / "ours"), "transformers": (THEIRS, out / "theirs")}
+        special = SpecialTokens(pad=50256, unk=50256, sos=50256, eos=50256)
+        bundle = TextGenerator(GPT(gpt2(vocab=50257)).eval(), Tokenizer(library, FOREIGN_KIND), special=special)
+        regard.save(out / "regard", bundle)
+        export_huggingface(bundle, out / "transformers")
+    return {"Regard": (REGARD, out / "regard"), "transformers": (TRANSFORMERS, out / "transformers")}
 
 
 def main() -> None:
@@ -82,20 +82,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    entrants = make(options.out)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in entrants}
+    implementations = make_models(options.out)
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in implementations}
     for _ in range(options.rounds):
-        for name, (code, folder) in entrants.items():
+        for name, (code, folder) in implementations.items():
             command = [sys.executable, "-c", COMMON + code + REPORT, str(folder), json.dumps(PROMPT)]
-            told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            found[name].append(json.loads(told.splitlines()[-1]))
-    tokens = {row["token"] for rows in found.values() for row in rows}
-    print("| entrant | whole process | open and first token | peak memory |")
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            results[name].append(json.loads(output.splitlines()[-1]))
+    tokens = {row["token"] for rows in results.values() for row in rows}
+    print("| implementation | full process | loading and first token | peak memory |")
     print("| --- | ---: | ---: | ---: |")
-    for name, rows in found.items():
-        whole, opening, peak = (statistics.median(row[key] for row in rows) for key in ("all", "open", "peak"))
-        print(f"| {name} | {whole:.2f} s | {opening:.2f} s | {peak:.0f} MiB |")
-    print(f"The token is {'the same' if len(tokens) == 1 else f'not the same: {tokens}'}.")
+    for name, rows in results.items():
+        total, loading, peak = (statistics.median(row[key] for row in rows) for key in ("all", "open", "peak"))
+        print(f"| {name} | {total:.2f} s | {loading:.2f} s | {peak:.0f} MiB |")
+    print("The tokens are identical." if len(tokens) == 1 else f"The tokens differ: {tokens}.")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""What looking costs: time and peak memory of a forward pass of GPT-2's shape, plain and recorded, beside transformers.
+"""Cost of recording attention: time and peak memory of a forward pass of GPT-2, against transformers.
 
     python benchmarks/recording.py                            # 8192 and, for one layer, 16384 tokens, bf16, on a GPU
-    python benchmarks/recording.py --length 256 --device cpu  # a small try, in float32
+    python benchmarks/recording.py --length 256 --device cpu  # a small test, in float32
 
-One text, causal, random weights, no gradients, nothing compiled: a recorded model runs as it is written. Each row is
-the median of several passes; peaks are of one more. Memory is all that is allocated, parameters included. "Weights" are
-those of every query and key, exact, in float32; each layer's are looked at and let go before the next layer's are made.
+One text, causal, random weights, no gradients, not compiled, since a recorded model runs eagerly. Each time is the
+median of several passes; the peak is measured in one more pass. Memory is all allocated memory, including parameters.
+"Weights" are those of every query and key, exact, in float32; those of a layer are freed before the next layer is
+computed.
 """
 
 import argparse
@@ -26,109 +27,109 @@ PASSES = {"cpu": 3, "cuda": 15}
 
 
 class Bench:
-    """Times and peaks on one device; the first row of a model is what its others are compared with."""
+    """Measures time and peak memory on one device; rows are relative to the first row of a model."""
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.plain: tuple[float, float] | None = None
+        self.baseline: tuple[float, float] | None = None
 
     def begin(self) -> None:
-        """What the model before left behind is let go."""
-        self.plain = None
+        """Start a new model: free memory and reset the baseline."""
+        self.baseline = None
         gc.collect()
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
-    def row(self, what: str, run: Callable[[], None]) -> None:
+    def row(self, label: str, run: Callable[[], None]) -> None:
         try:
             seconds, peak = self.measure(run)
         except torch.OutOfMemoryError:
-            print(f"| {what} | out of memory | | | |", flush=True)
+            print(f"| {label} | out of memory | | | |", flush=True)
             return
-        self.plain = self.plain or (seconds, peak)
-        times, sizes = (f"{now / before:.2f}" if before else "" for now, before in zip((seconds, peak), self.plain))
-        print(f"| {what} | {1000 * seconds:.2f} | {times} | {peak / 2**20:,.0f} | {sizes} |", flush=True)
+        self.baseline = self.baseline or (seconds, peak)
+        times, sizes = (f"{now / before:.2f}" if before else "" for now, before in zip((seconds, peak), self.baseline))
+        print(f"| {label} | {1000 * seconds:.2f} | {times} | {peak / 2**20:,.0f} | {sizes} |", flush=True)
 
     def measure(self, run: Callable[[], None]) -> tuple[float, float]:
-        taken = []
+        seconds = []
         for _ in range(PASSES[self.device] + 1):
-            self.wait()
-            began = time.perf_counter()
+            self.synchronize()
+            start = time.perf_counter()
             run()
-            self.wait()
-            taken.append(time.perf_counter() - began)
+            self.synchronize()
+            seconds.append(time.perf_counter() - start)
         peak = 0
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             run()
             peak = torch.cuda.max_memory_allocated()
-        return statistics.median(taken[1:]), peak
+        return statistics.median(seconds[1:]), peak
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
 
-def ours(bench: Bench, ids: list[int], dtype: torch.dtype) -> float:
-    """Prints its rows; returns how far the weights are from those in float64."""
+def measure_regard(bench: Bench, ids: list[int], dtype: torch.dtype) -> float:
+    """Print the rows of Regard; return the maximum error of the weights against float64."""
     bench.begin()
     model = GPT(gpt2(vocab=VOCABULARY, max_len=len(ids))).to(bench.device, dtype).eval()
     tokens = pack([ids]).to(bench.device)
 
-    def recorded(weights: bool, heads: int | None = None) -> None:
+    def run_recorded(weights: bool, heads: int | None = None) -> None:
         with record(model, heads=heads) as recording:
             model(tokens)
         if weights:
-            for one in recording.values():
-                one.weights()
+            for recorded in recording.values():
+                recorded.weights()
 
-    bench.row("Regard, nobody looks", lambda: model(tokens))
-    bench.row("Regard, one head of each layer recorded", lambda: recorded(False, heads=0))
-    bench.row("Regard, one head of each layer recorded, its weights computed", lambda: recorded(True, heads=0))
-    bench.row("Regard, all heads recorded", lambda: recorded(False))
-    bench.row("Regard, all heads recorded, all weights computed", lambda: recorded(True))
+    bench.row("Regard, no recording", lambda: model(tokens))
+    bench.row("Regard, one head per layer recorded", lambda: run_recorded(False, heads=0))
+    bench.row("Regard, one head per layer recorded, weights computed", lambda: run_recorded(True, heads=0))
+    bench.row("Regard, all heads recorded", lambda: run_recorded(False))
+    bench.row("Regard, all heads recorded, all weights computed", lambda: run_recorded(True))
     with record(model, heads=0) as recording:
         model(tokens)
-    return error(recording)
+    return max_weight_error(recording)
 
 
-def one_layer(bench: Bench, ids: list[int], dtype: torch.dtype) -> None:
+def measure_one_layer(bench: Bench, ids: list[int], dtype: torch.dtype) -> None:
     bench.begin()
     model = GPT(gpt2(vocab=VOCABULARY, max_len=len(ids))).to(bench.device, dtype).eval()
     tokens = pack([ids]).to(bench.device)
 
-    def recorded() -> None:
+    def run_recorded() -> None:
         with record(model, "blocks.5.*") as recording:
             model(tokens)
         recording["blocks.5.attention"].weights()
 
-    bench.row(f"Regard, {len(ids)} tokens, nobody looks", lambda: model(tokens))
-    bench.row(f"Regard, {len(ids)} tokens, all heads of one layer, weights computed", recorded)
+    bench.row(f"Regard, {len(ids)} tokens, no recording", lambda: model(tokens))
+    bench.row(f"Regard, {len(ids)} tokens, all heads of one layer, weights computed", run_recorded)
 
 
-def theirs(bench: Bench, ids: list[int], dtype: torch.dtype) -> None:
+def measure_transformers(bench: Bench, ids: list[int], dtype: torch.dtype) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     tokens = torch.tensor([ids], device=bench.device)
     config = GPT2Config(n_positions=len(ids), vocab_size=VOCABULARY, use_cache=False)
     bench.begin()
-    for implementation, attentions in (("sdpa", False), ("eager", False), ("eager", True)):
-        config._attn_implementation = implementation
+    for attention, attentions in (("sdpa", False), ("eager", False), ("eager", True)):
+        config._attn_implementation = attention
         model = GPT2LMHeadModel(config).to(bench.device, dtype).eval()
-        what = f"transformers, {implementation}{', output_attentions' if attentions else ''}"
-        bench.row(what, lambda model=model, attentions=attentions: model(tokens, output_attentions=attentions))
+        label = f"transformers, {attention}{', output_attentions' if attentions else ''}"
+        bench.row(label, lambda model=model, attentions=attentions: model(tokens, output_attentions=attentions))
 
 
-def error(recording: Recording) -> float:
-    """Of a few rows of one head of the last layer, how far the weights are from those in float64."""
-    one = list(recording.values())[-1]
-    (call,) = one.calls
+def max_weight_error(recording: Recording) -> float:
+    """Maximum error against float64, over a few rows of one head of the last layer."""
+    recorded = list(recording.values())[-1]
+    (call,) = recorded.calls
     q, k = (x[:, 0].double() for x in (call.q, call.k))
     rows = sorted({0, 1, len(q) // 2, len(q) - 1})
     scores = q[rows] @ k.mT * q.shape[-1] ** -0.5
-    ahead = torch.arange(len(k), device=k.device) > torch.tensor(rows, device=k.device)[:, None]
-    expected: Tensor = scores.masked_fill(ahead, -torch.inf).softmax(-1)
-    return float((one.weights()[0, 0, rows].double() - expected).abs().max())
+    is_future = torch.arange(len(k), device=k.device) > torch.tensor(rows, device=k.device)[:, None]
+    expected: Tensor = scores.masked_fill(is_future, -torch.inf).softmax(-1)
+    return float((recorded.weights()[0, 0, rows].double() - expected).abs().max())
 
 
 @torch.inference_mode()
@@ -138,17 +139,17 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
-    bench, draw = Bench(options.device), torch.Generator().manual_seed(0)
-    ids = torch.randint(VOCABULARY, (2 * options.length,), generator=draw).tolist()
+    bench, generator = Bench(options.device), torch.Generator().manual_seed(0)
+    ids = torch.randint(VOCABULARY, (2 * options.length,), generator=generator).tolist()
     print(f"{options.length} tokens, {dtype}, {options.device}, torch {torch.__version__}\n")
-    print("| what | ms | × | peak MiB | × |\n| --- | ---: | ---: | ---: | ---: |")
-    far = ours(bench, ids[: options.length], dtype)
-    one_layer(bench, ids, dtype)
+    print("| | ms | × | peak MiB | × |\n| --- | ---: | ---: | ---: | ---: |")
+    max_error = measure_regard(bench, ids[: options.length], dtype)
+    measure_one_layer(bench, ids, dtype)
     try:
-        theirs(bench, ids[: options.length], dtype)
+        measure_transformers(bench, ids[: options.length], dtype)
     except ImportError:
         print("| transformers is not installed | | | | |")
-    print(f"\nWeights and the same in float64, farthest apart: {far:.1e}")
+    print(f"\nMaximum error of the weights against float64: {max_error:.1e}")
 
 
 if __name__ == "__main__":

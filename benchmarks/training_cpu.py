@@ -1,9 +1,9 @@
-"""Training on a CPU: tokens a second beside Hugging Face Marian, nn.Transformer and x-transformers of the same shape.
+"""Training on a CPU: tokens per second, against Hugging Face Marian, nn.Transformer and x-transformers.
 
     python benchmarks/training_cpu.py --rounds 3
 
-The shape: width 256, 3+3 layers, feed-forward 1024, vocabulary 8000, 4096 + 4096 tokens an update, sentences of 16. It
-is `regard bench training` with more steps and rounds.
+`regard bench training` with more steps and rounds. All models have width 256, 3+3 layers, feed-forward 1024, vocabulary
+8000; 4096 + 4096 tokens per step, sentences of 16.
 """
 
 import argparse

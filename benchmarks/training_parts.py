@@ -1,12 +1,12 @@
-"""The parts of a training step that are kernels of our own, each alone, beside what torch has.
+"""Custom kernels of a training step, each measured separately, against torch.
 
     python benchmarks/training_parts.py --only attention
 
 Attention over packed sentences: the error against float64; then 25,600 tokens, 8 heads of 64, forward and backward, by
-how long the sentences are, with the tilings that may be fastest beside each other and beside torch's variable-length
-attention; the best come last. The loss: 25,600 features of 512, 32,000 entries, label smoothing, forward and backward
-together, beside its three matrix products alone. Norms: norm(x + dropout(y)) of 25,600 rows of 512. At most a minute
-each. To see on a CPU whether the script runs:
+sentence length, for several tilings and torch's variable-length attention; the best tilings are printed last. Loss:
+25,600 features of width 512, vocabulary of 32,000, label smoothing, forward and backward together, against its three
+matrix products alone. Norms: norm(x + dropout(y)) of 25,600 rows of 512. At most a minute each. To test the script on a
+CPU:
 
     TRITON_INTERPRET=1 python benchmarks/training_parts.py --tiny
 """
@@ -23,21 +23,20 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from gpu_common import changed, milliseconds, sentence_lengths, table
+from gpu_common import milliseconds, override, sentence_lengths, table
 from torch import Tensor
 
 from regard.attention import Offsets, ScaledDot, attend, causal, use
-from regard.attention.kernels import sentences
-from regard.attention.kernels.sentences import Tiling
 from regard.attention.reference import reference_packed
-from regard.layers import add_norm
-from regard.training import losses, vocabulary
+from regard.kernels import add_norm_cuda, cross_entropy_cuda, varlen_short_cuda
+from regard.kernels.varlen_short_cuda import VarlenTiling as Tiling
+from regard.training import losses
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-WIDE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 
 
-# By the longest sentence: what may be fastest, today's choice first. Chosen by registers, spills and instructions.
+# Candidate tilings by maximum sentence length, the current one first. Selected by registers, spills and instructions.
 FORWARD = {
     16: [Tiling(16, 1, 80), Tiling(16, 1, 104), Tiling(16, 2, 64)],
     32: [Tiling(32, 1, 168), Tiling(32, 2, 96), Tiling(16, 1, 128), Tiling(32, 2, 128), Tiling(32, 1, 255)],
@@ -59,7 +58,7 @@ HEADS, WIDTH, TOKENS = (2, 16, 64) if DEVICE == "cpu" else (8, 64, 25_600)
 
 
 def captured_milliseconds(function: Callable[[], object]) -> float:
-    """In a graph, as in training: launching one by one takes the CPU longer than the GPU computes."""
+    """Time in a CUDA graph, as in training: single launches would be limited by the CPU."""
     if DEVICE == "cpu":
         return milliseconds(function)
     from triton.testing import do_bench_cudagraph
@@ -67,8 +66,8 @@ def captured_milliseconds(function: Callable[[], object]) -> float:
     return do_bench_cudagraph(function, rep=10, return_mode="median")
 
 
-class Given(NamedTuple):
-    """What both operators are given: sentences of up to `longest` tokens, and empty ones as training's batches have."""
+class Inputs(NamedTuple):
+    """Inputs of forward and backward: sentences of up to `max_len` tokens, and empty ones as in training batches."""
 
     q: Tensor
     k: Tensor
@@ -78,46 +77,52 @@ class Given(NamedTuple):
     masked: bool
 
     @staticmethod
-    def of(lengths: np.ndarray, longest: int, masked: bool, width: int = WIDTH) -> "Given":
+    def from_lengths(lengths: np.ndarray, max_len: int, masked: bool, width: int = WIDTH) -> "Inputs":
         starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])).int()
-        offsets = Offsets(starts.to(DEVICE), int(lengths.sum()), longest)
-        q, grad = (torch.randn(offsets.total, HEADS, width, device=DEVICE).to(WIDE) for _ in range(2))
-        # As a layer gives them: halves of one tensor.
-        k, v = torch.randn(offsets.total, 2, HEADS, width, device=DEVICE).to(WIDE).unbind(1)
-        return Given(q, k, v, grad, offsets, masked)
+        offsets = Offsets(starts.to(DEVICE), int(lengths.sum()), max_len)
+        q, grad = (torch.randn(offsets.total, HEADS, width, device=DEVICE).to(DTYPE) for _ in range(2))
+        # As in a layer: halves of one tensor.
+        k, v = torch.randn(offsets.total, 2, HEADS, width, device=DEVICE).to(DTYPE).unbind(1)
+        return Inputs(q, k, v, grad, offsets, masked)
 
     @property
-    def _rest(self) -> tuple:
-        starts, longest = self.offsets.starts, self.offsets.max_len
-        return starts, starts, longest, longest, self.q.shape[-1] ** -0.5, self.masked
+    def _arguments(self) -> tuple:
+        starts, max_len = self.offsets.starts, self.offsets.max_len
+        return starts, starts, max_len, max_len, self.q.shape[-1] ** -0.5, self.masked
 
     def forward(self, tiling: Tiling | None = None) -> tuple[Tensor, ...]:
-        with changed(sentences, FORWARD=sentences.FORWARD if tiling is None else {sentences.MAX_CELLS: tiling}):
-            return (sentences.attend_sentences(self.q, self.k, self.v, *self._rest),)
+        with override(
+            varlen_short_cuda,
+            FORWARD=varlen_short_cuda.FORWARD if tiling is None else {varlen_short_cuda.MAX_ELEMENTS: tiling},
+        ):
+            return (varlen_short_cuda.varlen_short_forward(self.q, self.k, self.v, *self._arguments),)
 
     def backward(self, tiling: Tiling | None = None) -> tuple[Tensor, ...]:
-        with changed(sentences, BACKWARD=sentences.BACKWARD if tiling is None else {sentences.MAX_CELLS: tiling}):
-            return sentences.attend_sentences_backward(self.grad, self.q, self.k, self.v, *self._rest)
+        with override(
+            varlen_short_cuda,
+            BACKWARD=varlen_short_cuda.BACKWARD if tiling is None else {varlen_short_cuda.MAX_ELEMENTS: tiling},
+        ):
+            return varlen_short_cuda.varlen_short_backward(self.grad, self.q, self.k, self.v, *self._arguments)
 
-    def microseconds(self, way: str, tiling: Tiling, first: Tiling) -> float:
-        """Infinite where it does not run, or gives something else than the first."""
-        run = getattr(self, way)
+    def microseconds(self, direction: str, tiling: Tiling, first: Tiling) -> float:
+        """Time with a tiling; infinite if it fails or its result differs from that of the first tiling."""
+        run = getattr(self, direction)
         try:
-            if not all(relative(x, y) < 1e-2 for x, y in zip(run(tiling), run(first))):
+            if not all(relative_error(x, y) < 1e-2 for x, y in zip(run(tiling), run(first))):
                 return math.inf
         except Exception as problem:  # too many registers, or too much shared memory
-            print("  ", way, tiling, str(problem)[:100], flush=True)
+            print("  ", direction, tiling, str(problem)[:100], flush=True)
             return math.inf
         return 1e3 * captured_milliseconds(partial(run, tiling))
 
-    def theirs(self) -> tuple[float, float]:
-        """Milliseconds of torch's variable-length attention."""
+    def varlen_milliseconds(self) -> tuple[float, float]:
+        """Time of torch's variable-length attention, forward and backward."""
         tensors = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
-        given = dict(mask=causal() if self.masked else None, q_offsets=self.offsets, k_offsets=self.offsets)
+        options = dict(mask=causal() if self.masked else None, q_offsets=self.offsets, k_offsets=self.offsets)
 
         def run() -> Tensor:
             with use("varlen"):
-                return attend(*tensors, **given)
+                return attend(*tensors, **options)
 
         with torch.no_grad():
             forward = milliseconds(run, 10)
@@ -125,90 +130,97 @@ class Given(NamedTuple):
         return forward, milliseconds(lambda: torch.autograd.grad(out, tensors, self.grad, retain_graph=True), 10)
 
 
-def error(longest: int, masked: bool, width: int) -> list[float]:
-    """‖found − exact‖ / ‖exact‖ of the output and the three gradients."""
-    given = Given.of(
-        np.random.default_rng(0).integers(0, longest + 1, 3 if DEVICE == "cpu" else 40), longest, masked, width
-    )
-    there = Offsets(given.offsets.starts.cpu(), given.offsets.total, longest)
-    exact = [x.double().cpu().requires_grad_() for x in (given.q, given.k, given.v)]
-    out = reference_packed(*exact, ScaledDot(), causal() if masked else None, None, there, there)
-    expected = [out, *torch.autograd.grad(out, exact, given.grad.double().cpu())]
-    return [relative(x.cpu(), y) for x, y in zip([*given.forward(), *given.backward()], expected)]
+def error(max_len: int, masked: bool, width: int) -> list[float]:
+    """‖actual − exact‖ / ‖exact‖ of the output and the three gradients."""
+    lengths = np.random.default_rng(0).integers(0, max_len + 1, 3 if DEVICE == "cpu" else 40)
+    inputs = Inputs.from_lengths(lengths, max_len, masked, width)
+    offsets = Offsets(inputs.offsets.starts.cpu(), inputs.offsets.total, max_len)
+    exact = [x.double().cpu().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+    out = reference_packed(*exact, ScaledDot(), causal() if masked else None, None, offsets, offsets)
+    expected = [out, *torch.autograd.grad(out, exact, inputs.grad.double().cpu())]
+    return [relative_error(x.cpu(), y) for x, y in zip([*inputs.forward(), *inputs.backward()], expected)]
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float(((found.double() - expected.double()).norm() / expected.double().norm()).detach())
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float(((actual.double() - expected.double()).norm() / expected.double().norm()).detach())
 
 
 def compile_one(task: tuple[str, int, bool, int, Tiling | None]) -> None:
-    """What is compiled is kept on disk."""
-    way, longest, masked, width, tiling = task
+    """Compile a kernel; the result is cached on disk."""
+    direction, max_len, masked, width, tiling = task
     try:
-        getattr(Given.of(np.array([longest, 0]), longest, masked, width), way)(tiling)
+        getattr(Inputs.from_lengths(np.array([max_len, 0]), max_len, masked, width), direction)(tiling)
         torch.cuda.synchronize()
-    except Exception as problem:  # whoever asks for it meets it again
+    except Exception as problem:  # will be raised again when the kernel is used
         print("  ", task, str(problem)[:100], flush=True)
 
 
 def attention(tiny: bool) -> None:
-    began = time.time()
+    start = time.time()
     sizes = (16,) if tiny else (16, 32, 64, 128)
     checked = [(16, True, 16)] if tiny else [(s, m, 64) for s in sizes for m in (False, True)]
     checked += [] if tiny else [(64, True, 80), (64, False, 128), (128, True, 32)]
     tilings = {"forward": FORWARD, "backward": BACKWARD}
-    tasks = [(way, *case, None) for way in tilings for case in checked]
-    for way, table_of in tilings.items():
-        tasks += [(way, s, m, WIDTH, one) for s in sizes for m in (False, True) for one in table_of[s]]
+    tasks = [(direction, *case, None) for direction in tilings for case in checked]
+    for direction, candidates in tilings.items():
+        tasks += [(direction, s, m, WIDTH, tiling) for s in sizes for m in (False, True) for tiling in candidates[s]]
     if DEVICE == "cuda":
         with ProcessPoolExecutor(min(14, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
             list(pool.map(compile_one, tasks))
-    print(f"compiled {len(tasks)} kernels after {time.time() - began:.0f} s", flush=True)
+    print(f"compiled {len(tasks)} kernels after {time.time() - start:.0f} s", flush=True)
     rows = [
         [f"{s}, {'causal' if masked else 'all'}, {width}", *(f"{e:.1e}" for e in error(s, masked, width))]
         for s, masked, width in checked
     ]
-    print(table(["longest, mask, width", "output", "dq", "dk", "dv"], rows))
-    print(f"after {time.time() - began:.0f} s", flush=True)
+    print(table(["max length, mask, width", "output", "dq", "dk", "dv"], rows))
+    print(f"after {time.time() - start:.0f} s", flush=True)
 
     drawn = sentence_lengths(8 * TOKENS, 128, seed=1)
-    rows, spent = [], {}
-    for longest in sizes:
-        lengths = drawn[(drawn > longest // 2) & (drawn <= longest)]
+    rows, timings = [], {}
+    for max_len in sizes:
+        lengths = drawn[(drawn > max_len // 2) & (drawn <= max_len)]
         lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), TOKENS))]
-        # Batches of a constant shape have places for sentences of eight tokens; most are empty.
+        # Batches of constant shape have slots for sentences of eight tokens; most are empty.
         lengths = np.pad(lengths, (0, TOKENS // 8 - len(lengths)))
         for masked in (False, True):
-            given = Given.of(lengths, longest, masked)
-            for way, table_of in tilings.items():
-                for tiling in table_of[longest]:
-                    spent[way, longest, masked, tiling] = given.microseconds(way, tiling, table_of[longest][0])
-            theirs = given.theirs() if DEVICE == "cuda" else (math.nan, math.nan)
-            row = [f"{(lengths > 0).sum()} of up to {longest}, {'causal' if masked else 'all'}"]
-            for way, other in zip(tilings, theirs):
-                found = {one: spent[way, longest, masked, one] for one in tilings[way][longest]}
+            inputs = Inputs.from_lengths(lengths, max_len, masked)
+            for direction, candidates in tilings.items():
+                for tiling in candidates[max_len]:
+                    time_us = inputs.microseconds(direction, tiling, candidates[max_len][0])
+                    timings[direction, max_len, masked, tiling] = time_us
+            varlen = inputs.varlen_milliseconds() if DEVICE == "cuda" else (math.nan, math.nan)
+            row = [f"{(lengths > 0).sum()} of up to {max_len}, {'causal' if masked else 'all'}"]
+            for direction, varlen_ms in zip(tilings, varlen):
+                candidates = tilings[direction][max_len]
+                times = {tiling: timings[direction, max_len, masked, tiling] for tiling in candidates}
                 row += [
-                    " ".join(f"{'/'.join(map(str, one))}:{x:.0f}" for one, x in found.items()),
-                    f"{1e3 * other:.0f}",
+                    " ".join(f"{'/'.join(map(str, tiling))}:{x:.0f}" for tiling, x in times.items()),
+                    f"{1e3 * varlen_ms:.0f}",
                 ]
             rows.append(row)
             print(*row, sep="; ", flush=True)
     names = ["forward, rows/warps/registers: µs", "varlen forward", "backward", "varlen backward"]
     print(table(["sentences", *names], rows))
-    for way, table_of in tilings.items():
-        best = {
-            s: min(table_of[s], key=lambda one: spent[way, s, False, one] + spent[way, s, True, one]) for s in sizes
-        }
-        print(f"best {way}:", *(f"{s}: {tuple(one)}" for s, one in best.items()), f"({time.time() - began:.0f} s)")
+    for direction, candidates in tilings.items():
+
+        def total(tiling: Tiling, s: int, direction: str = direction) -> float:
+            return timings[direction, s, False, tiling] + timings[direction, s, True, tiling]
+
+        best = {s: min(candidates[s], key=partial(total, s=s)) for s in sizes}
+        print(
+            f"best {direction}:",
+            *(f"{s}: {tuple(tiling)}" for s, tiling in best.items()),
+            f"({time.time() - start:.0f} s)",
+        )
 
 
 def loss(tiny: bool) -> None:
     N, E, V = (40, 16, 50) if tiny else (25_600, 512, 32_000)
-    features, twin = (torch.randn(N, E, device=DEVICE).to(WIDE).requires_grad_() for _ in range(2))
+    features, twin = (torch.randn(N, E, device=DEVICE).to(DTYPE).requires_grad_() for _ in range(2))
     weight = (torch.randn(V, E, device=DEVICE) * E**-0.5).requires_grad_()
     targets = torch.randint(0, V, (N,), device=DEVICE)
     targets[::10] = -1
-    narrow = weight.detach().to(WIDE)
+    weight_16 = weight.detach().to(DTYPE)
     rows = []
 
     def run(divergence: float = 0.0, features=features) -> list[Tensor]:
@@ -220,77 +232,79 @@ def loss(tiny: bool) -> None:
     def plain() -> list[Tensor]:
         with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=DEVICE == "cuda"):
             logits = features @ weight.T
-        given = dict(label_smoothing=0.1, ignore_index=-1, reduction="sum")
-        found = torch.nn.functional.cross_entropy(logits.float(), targets, **given)
-        return [found, *torch.autograd.grad(found, [features, weight])]
+        options = dict(label_smoothing=0.1, ignore_index=-1, reduction="sum")
+        value = torch.nn.functional.cross_entropy(logits.float(), targets, **options)
+        return [value, *torch.autograd.grad(value, [features, weight])]
 
     def products() -> None:
-        logits = features.detach() @ narrow.T
-        logits @ narrow
+        logits = features.detach() @ weight_16.T
+        logits @ weight_16
         logits.T @ features.detach()
 
-    def enter(name: str, function: Callable[[], object]) -> None:
+    def measure(name: str, function: Callable[[], object]) -> None:
         if DEVICE == "cuda":
             torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated() if DEVICE == "cuda" else 0
-        spent = milliseconds(function)
+        median = milliseconds(function)
         memory = (torch.cuda.max_memory_allocated() - before) / 2**30 if DEVICE == "cuda" else 0.0
-        rows.append([name, f"{spent:.2f}", f"{memory:.2f}"])
+        rows.append([name, f"{median:.2f}", f"{memory:.2f}"])
         print(*rows[-1], flush=True)
 
     exact = [x.double() for x in plain()]
     errors = [float(((a.double() - b).norm() / b.norm()).detach()) for a, b in zip(run(), exact)]
-    print("against float32 logits, loss and gradients by features and weights:", *(f"{e:.1e}" for e in errors))
-    enter("the three products", products)
-    enter("ours", run)
+    print("errors of loss and gradients of features and weights against float32 logits:", *(f"{e:.1e}" for e in errors))
+    measure("three matrix products", products)
+    measure("Regard", run)
     for cells in (2**12,) if tiny else (2**26, 2**27, 2**29, 2**30):
-        with changed(vocabulary, CELLS=cells):
-            enter(f"ours, 2^{cells.bit_length() - 1} logits at a time", run)
+        with override(cross_entropy_cuda, CHUNK_ELEMENTS=cells):
+            measure(f"Regard, 2^{cells.bit_length() - 1} logits at a time", run)
     for block, warps in (
         ((16, 4),) if tiny else ((2048, 4), (4096, 4), (8192, 8), (16384, 16), (32768, 16), (32768, 32))
     ):
-        with changed(vocabulary, BLOCK=block, WARPS=warps):
-            enter(f"ours, {block} columns by {warps} warps", run)
-    with changed(vocabulary, _adds_in_float32=lambda: False):
-        enter("ours, products added in a pass of its own", run)
-    enter("ours, R-Drop", lambda: run(2.5))
+        with override(cross_entropy_cuda, BLOCK=block, WARPS=warps):
+            measure(f"Regard, {block} columns by {warps} warps", run)
+    with override(cross_entropy_cuda, _accumulates_in_float32=lambda: False):
+        measure("Regard, gradient accumulated separately", run)
+    measure("Regard, R-Drop", lambda: run(2.5))
     if DEVICE == "cuda":
-        without = changed(vocabulary, takes=lambda features: False)
-        with without, changed(losses, _rows_loss=torch.compile(losses._rows_loss, dynamic=False)):
-            enter("the plain sweep, compiled", run)
-            enter("the plain sweep, compiled, R-Drop", lambda: run(2.5))
-        enter("torch.compile of the formula", torch.compile(plain, dynamic=False))
-    enter("the formula, eager", plain)
+        without = override(cross_entropy_cuda, supports=lambda features: False)
+        with without, override(losses, _rows_loss=torch.compile(losses._rows_loss, dynamic=False)):
+            measure("plain cross-entropy, compiled", run)
+            measure("plain cross-entropy, compiled, R-Drop", lambda: run(2.5))
+        measure("formula, compiled", torch.compile(plain, dynamic=False))
+    measure("formula, eager", plain)
     print(table(["loss", "ms", "GiB"], rows))
 
 
 def norms(tiny: bool) -> None:
     N, E = (40, 32) if tiny else (25_600, 512)
-    x, y, grad = (torch.randn(N, E, device=DEVICE).to(WIDE) for _ in range(3))
+    x, y, grad = (torch.randn(N, E, device=DEVICE).to(DTYPE) for _ in range(3))
     norm = torch.nn.LayerNorm(E).to(DEVICE)
     seed = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    given = (norm.weight, norm.bias, seed, 0.1, norm.eps)
+    arguments = (norm.weight, norm.bias, seed, 0.1, norm.eps)
     rows = []
     for cells in (512,) if tiny else (1024, 2048, 4096):
         for warps in (4,) if tiny else (4, 8):
             times = []
             for programs in (3,) if tiny else (264, 528, 1056, 2112):
-                with changed(add_norm, CELLS=cells, WARPS=warps, PROGRAMS=programs):
+                with override(add_norm_cuda, TILE_ELEMENTS=cells, WARPS=warps, PROGRAMS=programs):
                     if not times:
-                        times.append(captured_milliseconds(lambda: add_norm.add_norm(x, y, *given)))
-                        total = add_norm.add_norm(x, y, *given)[1]
-                    back = (grad, None, total, norm.weight, True, seed, 0.1, norm.eps)
-                    times.append(captured_milliseconds(lambda back=back: add_norm.add_norm_backward(*back)))
+                        times.append(captured_milliseconds(lambda: add_norm_cuda.add_norm_forward(x, y, *arguments)))
+                        total = add_norm_cuda.add_norm_forward(x, y, *arguments)[1]
+                    backward_arguments = (grad, None, total, norm.weight, True, seed, 0.1, norm.eps)
+                    times.append(
+                        captured_milliseconds(lambda a=backward_arguments: add_norm_cuda.add_norm_backward(*a))
+                    )
             rows.append([f"{cells} cells, {warps} warps", *(f"{1e3 * ms:.0f}" for ms in times)])
             print(*rows[-1], flush=True)
-    copied = captured_milliseconds(lambda: (x.clone(), y.clone()))
+    copy = captured_milliseconds(lambda: (x.clone(), y.clone()))
     print(
         table(
             ["", "forward µs", "backward µs with 264, 528, 1056, 2112 programs"],
             [[a, b, " ".join(c)] for a, b, *c in rows],
         )
     )
-    print(f"two copies of such a tensor: {1e3 * copied:.0f} µs")
+    print(f"two copies of such a tensor: {1e3 * copy:.0f} µs")
 
 
 PARTS = {"attention": attention, "loss": loss, "norms": norms}
@@ -299,7 +313,7 @@ PARTS = {"attention": attention, "loss": loss, "norms": norms}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PARTS)
-    parser.add_argument("--tiny", action="store_true", help="small sizes, to see that everything runs")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to test the script")
     options = parser.parse_args()
     torch.manual_seed(0)
     for name, part in PARTS.items():

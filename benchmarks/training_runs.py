@@ -1,4 +1,4 @@
-"""Runs of training one after another, the result of each a line of JSON."""
+"""Command line of benchmarks that train several models in sequence; prints a line of JSON per run."""
 
 import argparse
 import contextlib
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 
 class Run(NamedTuple):
-    """`WHAT RECIPE key=value…`: the key is of [train], or `section.key`; `from` is a model folder to begin with."""
+    """`WHAT RECIPE key=value…`: `key` of [train], or `section.key`; `from` is a model folder to fine-tune."""
 
     what: str
     recipe: dict[str, Any]
@@ -20,7 +20,7 @@ class Run(NamedTuple):
 
 
 def read_run(words: str) -> Run:
-    """What a run's words say.
+    """Parse the words of a run.
 
     >>> read_run("en-de multi30k-rnn seed=3").recipe["train"]["seed"]
     3
@@ -43,19 +43,19 @@ def read_run(words: str) -> Run:
 
 
 def main(description: str | None, one_run: Callable[[Run, Path, Path], dict[str, Any]]) -> None:
-    """The command line of a benchmark; `one_run(run, data, out)` trains and scores one run."""
+    """Run the benchmark; `one_run(run, data, out)` trains and scores one run."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+")
-    parser.add_argument("--data", type=Path, required=True, help="the folder of the data")
+    parser.add_argument("--data", type=Path, required=True, help="data folder")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    # In one process: what one run compiled, the next one has.
-    for number, words in enumerate(options.runs):
-        began = time.monotonic()
+    # In one process, so that runs share compiled code.
+    for index, words in enumerate(options.runs):
+        start = time.monotonic()
         try:
-            result = one_run(read_run(words), options.data, options.out / f"run{number}")
-        except Exception:  # the others are still to be run
-            print(f"run {number} ({words}) failed:\n{traceback.format_exc()[-600:]}", flush=True)
+            result = one_run(read_run(words), options.data, options.out / f"run{index}")
+        except Exception:  # continue with the other runs
+            print(f"run {index} ({words}) failed:\n{traceback.format_exc()[-600:]}", flush=True)
         else:
-            result["whole_seconds"] = round(time.monotonic() - began, 1)
+            result["total_seconds"] = round(time.monotonic() - start, 1)
             print(json.dumps({"run": words} | result), flush=True)

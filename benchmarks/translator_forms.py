@@ -1,11 +1,11 @@
-"""What QK-norm, rotary positions and the schedule are worth: the suggested recipe for translation in several forms.
+"""Effect of QK-norm, rotary positions and the schedule: the suggested translation recipe in several forms.
 
     python benchmarks/translator_forms.py --data ../data --out runs/forms --jobs 8 --seeds 1 2
 
-Every run takes the recipe that `regard train` suggests for the data, with the form's changes, and is scored on the
-validation data with a beam of 5: BLEU for sentences, exact match for pronunciations. "suggested" is the recipe itself,
-with early stopping; the other forms train for all its steps and keep the last model. A line of JSON per run goes to
-results.jsonl. `--only multi30k/rotary` runs the names that contain it.
+Every run uses the recipe that `regard train` suggests for the data, with the changes of the form, and is scored on the
+validation data with beam 5: BLEU for sentences, exact match for pronunciations. "suggested" is the unchanged recipe,
+with early stopping; the other forms train for all steps and keep the last model. Results are appended to results.jsonl.
+`--only multi30k/rotary` runs only names that contain it.
 """
 
 import argparse
@@ -25,8 +25,8 @@ DATA = {
     "hun": (("g2p/hun_train.tsv.gz",), ("g2p/hun_dev.tsv.gz",)),
     "fre": (("g2p/fre_train.tsv.gz",), ("g2p/fre_dev.tsv.gz",)),
 }
-# Changes of [model], and of [train].
 COSINE = {"schedule": "cosine", "patience": 0, "validate_by": "last"}
+# Changes of [model], and of [train].
 FORMS: dict[str, tuple[dict, dict]] = {
     "suggested": ({}, {}),
     "rotary": ({"positions": "rotary", "qk_norm": False}, COSINE),
@@ -38,24 +38,27 @@ FORMS: dict[str, tuple[dict, dict]] = {
 
 def run_one(data: Path, out: Path, name: str, form: str, seed: int) -> dict:
     from regard.decode import DecodeConfig
-    from regard.training import DataConfig, read_dataset, suggest_recipe, text_scores, train
-    from regard.training.recipe import recipe_from, recipe_table
+    from regard.evaluation import text_scores
+    from regard.training import DataConfig, read_dataset, run_recipe, suggest_recipe
+    from regard.training.recipe import recipe_from_dict, recipe_to_dict
     from regard.training.run_log import read_metrics
 
     files, validation = (tuple(str(data / file) for file in part) for part in DATA[name])
     config = DataConfig(files=files, validation=validation)
     dataset = read_dataset("translate", config)
-    table = recipe_table(suggest_recipe("translate", dataset)) | {"data": {"files": files, "validation": validation}}
+    table = recipe_to_dict(suggest_recipe("translate", dataset)) | {"data": {"files": files, "validation": validation}}
     model, training = FORMS[form]
     table["model"] |= model
     table["train"] |= training | {"seed": seed}
     if training:
         table["train"]["validate_every"] = table["train"]["steps"]
-    began = time.monotonic()
-    translator = train(recipe_from(table), out, dataset=dataset, quiet=True)
-    seconds = time.monotonic() - began
-    answers = translator.translate([source for source, _ in dataset.validation], DecodeConfig(beam=5), truncate=True)
-    scores = text_scores([best[0].text for best in answers], [target for _, target in dataset.validation])
+    start = time.monotonic()
+    translator = run_recipe(recipe_from_dict(table), out, dataset=dataset, quiet=True)
+    seconds = time.monotonic() - start
+    translations = translator.translate(
+        [source for source, _ in dataset.validation], DecodeConfig(beam=5), truncate=True
+    )
+    scores = text_scores([best[0].text for best in translations], [target for _, target in dataset.validation])
     return {
         **{"data": name, "form": form, "seed": seed, "steps": table["train"]["steps"], "seconds": round(seconds)},
         **{"best_step": translator.training["step"], "last_step": read_metrics(out / "metrics.jsonl")[-1]["step"]},
@@ -70,27 +73,29 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--only", default="")
-    parser.add_argument("--minutes", type=float, default=600, help="no run starts after this")
-    parser.add_argument("--run", nargs=3, metavar=("DATA", "FORM", "SEED"), help="a single run, in this process")
+    parser.add_argument("--minutes", type=float, default=600, help="time limit after which no run starts (default 600)")
+    parser.add_argument(
+        "--run", nargs=3, metavar=("DATA", "FORM", "SEED"), help="run a single experiment in this process"
+    )
     options = parser.parse_args()
     if options.run:
         name, form, seed = options.run
         print(json.dumps(run_one(options.data, options.out, name, form, int(seed))))
         return
-    began = time.monotonic()
+    start = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
 
     def launch(job: tuple[str, str, int]) -> None:
-        if time.monotonic() - began > 60 * options.minutes:
+        if time.monotonic() - start > 60 * options.minutes:
             return
         name, form, seed = job
         folder = options.out / f"{name}-{form.replace(' ', '-').replace('/', '-')}-{seed}"
         command = [sys.executable, __file__, "--data", options.data, "--out", folder, "--run", name, form, str(seed)]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        process = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         line = (
-            done.stdout.strip().splitlines()[-1]
-            if done.returncode == 0
-            else json.dumps({"data": name, "form": form, "seed": seed, "error": done.stderr[-2000:]})
+            process.stdout.strip().splitlines()[-1]
+            if process.returncode == 0
+            else json.dumps({"data": name, "form": form, "seed": seed, "error": process.stderr[-2000:]})
         )
         print(line, flush=True)
         with open(options.out / "results.jsonl", "a", encoding="utf-8") as file:

@@ -1,11 +1,11 @@
-"""Vision Transformers of timm, and what becomes of them here and, where a class fits, in transformers.
+"""Vision Transformers of timm imported by Regard and, where a class exists, exported to transformers.
 
     python benchmarks/vit_import.py
     python benchmarks/vit_import.py vit_base_patch16_224 deit_base_distilled_patch16_384
 
-Needs timm and transformers. Every model gets weights drawn at random, is written by timm, read by Regard and, where
-transformers has a class for it, written by Regard and read by transformers. Printed is the largest difference between
-timm's logits and those of the others, for images drawn at random, and the largest logit. Nothing is downloaded.
+Needs timm and transformers. Every model gets random weights, is saved by timm, imported by Regard and, where
+transformers has a class for it, exported by Regard and loaded by transformers. Prints the largest difference of the
+logits from those of timm, for random images, and the largest logit. Nothing is downloaded.
 """
 
 import argparse
@@ -18,40 +18,40 @@ import transformers
 from timm.models import save_for_hf
 
 from regard.errors import RegardError
-from regard.interop import export_folder, import_folder
+from regard.interop import export_huggingface, import_huggingface
 
 MODELS = (
     "vit_tiny_patch16_224",
     "deit_tiny_distilled_patch16_224",
-    "deit3_small_patch16_224",  # LayerScale, no positions of the class token
-    "vit_small_patch14_reg4_dinov2",  # registers beside the class token
-    "vit_wee_patch16_reg1_gap_256",  # no class token, a norm after the mean
-    "vit_medium_patch16_gap_256",  # no bias of queries, keys and values
+    "deit3_small_patch16_224",  # LayerScale, no position embedding of the class token
+    "vit_small_patch14_reg4_dinov2",  # registers and class token
+    "vit_wee_patch16_reg1_gap_256",  # no class token, norm after mean pooling
+    "vit_medium_patch16_gap_256",  # no bias in query, key and value projections
 )
 
 
 @torch.no_grad()
 def compare(name: str, folder: Path, count: int) -> str:
     torch.manual_seed(0)
-    theirs = timm.create_model(name, pretrained=False).eval()
-    for parameter in theirs.parameters():
-        parameter.add_(torch.randn_like(parameter), alpha=0.05)  # so that no factor is nearly 0 and no bias is
-    save_for_hf(theirs, folder / "timm", safe_serialization=True)
-    about = theirs.pretrained_cfg
-    mean, std = (torch.tensor(about[key])[:, None, None] for key in ("mean", "std"))
-    images = torch.rand(count, *about["input_size"])
-    wanted = theirs((images - mean) / std)
+    timm_model = timm.create_model(name, pretrained=False).eval()
+    for parameter in timm_model.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.05)  # so that no factor or bias is close to 0
+    save_for_hf(timm_model, folder / "timm", safe_serialization=True)
+    settings = timm_model.pretrained_cfg
+    mean, std = (torch.tensor(settings[key])[:, None, None] for key in ("mean", "std"))
+    images = torch.rand(count, *settings["input_size"])
+    expected = timm_model((images - mean) / std)
 
-    bundle = import_folder(folder / "timm")
-    gap = (bundle.model(images) - wanted).abs().max()
-    line = f"{name}: logits up to {wanted.abs().max():.1f}, ours differ by {gap:.1e}"
+    bundle = import_huggingface(folder / "timm")
+    gap = (bundle.model(images) - expected).abs().max()
+    line = f"{name}: logits up to {expected.abs().max():.1f}, Regard differs by {gap:.1e}"
     try:
-        there = export_folder(bundle, folder / "transformers")
+        class_name = export_huggingface(bundle, folder / "transformers")
     except RegardError:
-        return f"{line}; transformers has no such class"
-    again = getattr(transformers, there).from_pretrained(folder / "transformers").eval()
-    other = again((images - mean) / std).logits
-    return f"{line}, those of transformers' {there} by {(other - wanted).abs().max():.1e}"
+        return f"{line}; transformers has no class for it"
+    exported = getattr(transformers, class_name).from_pretrained(folder / "transformers").eval()
+    logits = exported((images - mean) / std).logits
+    return f"{line}, transformers' {class_name} by {(logits - expected).abs().max():.1e}"
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from regard.errors import RegardError
 from regard.files import read_file
-from regard.ranges import check_value, default_hint, is_list, shown
+from regard.ranges import check_value, default_hint, format_value, is_list
 
 MAX_DEPTH = 50
 """maximum nesting of lists and tables in a file"""
@@ -50,7 +50,7 @@ def read_json(path: Path, *, unique_keys: bool = True) -> dict[str, Any]:
         if len(table) < len(pairs):
             names = [name for name, _ in pairs]
             repeated = next(name for name in names if names.count(name) > 1)
-            raise RegardError(f"{path}: {shown(repeated)} is repeated.", REPLACE_FILE)
+            raise RegardError(f"{path}: {format_value(repeated)} is repeated.", REPLACE_FILE)
         return table
 
     try:
@@ -123,7 +123,7 @@ def check_keys(
 
 
 def _shown_key(key: str) -> str:
-    return key if len(key) <= 60 and key.isprintable() else shown(key)
+    return key if len(key) <= 60 and key.isprintable() else format_value(key)
 
 
 def _checked_depth(table: dict[str, Any], path: str | Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def read_file(path: str | Path) -> bytes:
         raise RegardError(f"{path}: cannot be read: {error.strerror}.", "Restore the file from a good copy.") from None
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write a file atomically: after a crash it has either the old or the new content, never a part.
 
     Symbolic links are followed, and a replaced file keeps its mode. Devices, named pipes and the file that standard
@@ -58,7 +58,7 @@ def write_output(path: Path, content: bytes) -> None:
     if path == STDOUT:
         _write_stdout(content)
     else:
-        write_whole(path, content)
+        write_atomically(path, content)
 
 
 def _stat(path: Path) -> os.stat_result | None:

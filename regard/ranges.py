@@ -76,15 +76,15 @@ Natural = Annotated[int, Range(low=0)]
 """non-negative integer"""
 Layers = Annotated[int, Range(low=1, high=10_000)]
 """number of layers in a stack"""
-Side = Annotated[int, Range(low=1, high=16_384)]
+ImageSide = Annotated[int, Range(low=1, high=16_384)]
 """height or width of an image, in pixels"""
-OptionalSide = Annotated[int, Range(low=0, high=16_384)]
+OptionalImageSide = Annotated[int, Range(low=0, high=16_384)]
 """height or width of an image, in pixels; 0: unspecified"""
 Seed = Annotated[int, Range(low=0, high=2**63 - 1)]
 """random seed that torch and NumPy accept"""
 Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(low=0)]
-Share = Annotated[float, Range(low=0, high=1)]
+Fraction = Annotated[float, Range(low=0, high=1)]
 """probability or fraction, 0 and 1 included"""
 Rate = Annotated[float, Range(low=0, below=1)]
 """probability or decay below 1: dropout, label smoothing, EMA"""
@@ -223,13 +223,13 @@ def _instance(value: Any, types: list[Any], name: str) -> Any:
 
 
 def _invalid(name: str, expected: str, value: Any, hint: str) -> RegardError:
-    return RegardError(f"{name} must be {expected} (got {shown(value)}).", hint)
+    return RegardError(f"{name} must be {expected} (got {format_value(value)}).", hint)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value for an error message: its repr, at most 60 characters.
 
-    >>> shown("a" * 100)
+    >>> format_value("a" * 100)
     "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…"
     """
     try:

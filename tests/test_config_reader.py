@@ -68,7 +68,7 @@ def test_deeply_nested_toml_is_an_error(tmp_path):
         ({"widht": 3}, "c.json: unknown key model.widht. Did you mean model.width?"),
         ({"heads": 2, "derived": 1}, "c.json: unknown key model.derived."),
         ({"width": 0}, "c.json: model.width must be at least 1 (got 0). The default is 8."),
-        ({"width": "8"}, "c.json: model.width must be a whole number (got '8')."),
+        ({"width": "8"}, "c.json: model.width must be an integer (got '8')."),
         ({"names": [1]}, "c.json: model.names[0] must be text (got 1)."),
         ({"heads": 3}, "c.json: width must be a multiple of heads. Change one of them."),
     ],

@@ -22,7 +22,7 @@ from regard.data import AugmentConfig
 from regard.decode import DecodeConfig
 from regard.models import FAMILIES
 from regard.recipes import recipe_names
-from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from
+from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from_dict
 from regard.training.recipe import DERIVED
 
 ROOT = Path(__file__).parent.parent
@@ -118,7 +118,7 @@ def test_commands_and_options_exist(page: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_recipes_are_valid(page: Path) -> None:
     for block in blocks(page, "toml"):
-        assert isinstance(recipe_from(tomllib.loads(block.text), origin=f"{page}, line {block.line}"), Recipe)
+        assert isinstance(recipe_from_dict(tomllib.loads(block.text), origin=f"{page}, line {block.line}"), Recipe)
 
 
 def tables(page: Path) -> list[dict[str, Any]]:

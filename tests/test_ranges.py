@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from regard.cli import main
 from regard.data import Tokenizer
 from regard.data.images.augmentation import AugmentConfig
-from regard.data.text.special_tokens import Special
+from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.models import FAMILIES, TransformerConfig, make_model
-from regard.pipelines import bundle_of, load
+from regard.pipelines import load, make_pipeline
 from regard.ranges import Range, check_value
-from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from
+from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from_dict
 from regard.training.recipe import DERIVED, SECTIONS
 from tests.training.test_recipe import as_toml
 
 MODELS = [family.config for family in FAMILIES.values()]
-CONFIGS = [DataConfig, TokenizerConfig, TrainConfig, AugmentConfig, DecodeConfig, Special, Recipe, *MODELS]
+CONFIGS = [DataConfig, TokenizerConfig, TrainConfig, AugmentConfig, DecodeConfig, SpecialTokens, Recipe, *MODELS]
 FIELDS = [(config, field) for config in CONFIGS for field in dataclasses.fields(config)]
 
 
@@ -76,10 +76,10 @@ def test_defaults_are_valid(config):
         (lambda: TrainConfig(lr=-1), "train.lr must be above 0 (got -1)."),
         (lambda: TrainConfig(lr=10**400), "train.lr must be a number that a float can hold (got 1000"),
         (lambda: TrainConfig(steps=0), "train.steps must be at least 1 (got 0)."),
-        (lambda: TrainConfig(steps="10"), "train.steps must be a whole number (got '10')."),
-        (lambda: TrainConfig(steps=1.5), "train.steps must be a whole number (got 1.5)."),
-        (lambda: TrainConfig(steps=True), "train.steps must be a whole number (got True)."),
-        (lambda: TrainConfig(steps=None), "train.steps must be a whole number (got None)."),
+        (lambda: TrainConfig(steps="10"), "train.steps must be an integer (got '10')."),
+        (lambda: TrainConfig(steps=1.5), "train.steps must be an integer (got 1.5)."),
+        (lambda: TrainConfig(steps=True), "train.steps must be an integer (got True)."),
+        (lambda: TrainConfig(steps=None), "train.steps must be an integer (got None)."),
         (lambda: TrainConfig(steps=10**5000), "train.steps must be at most 1,000,000,000 (got a very large int)."),
         (lambda: TrainConfig(validate_every=0), "train.validate_every must be at least 1 (got 0)."),
         (lambda: TrainConfig(save_every=0), "train.save_every must be at least 1 (got 0)."),
@@ -104,7 +104,7 @@ def test_defaults_are_valid(config):
         (lambda: DecodeConfig(beam=1001), "beam must be between 1 and 1,000 (got 1001)."),
         (lambda: DecodeConfig(patience=0), "patience must be above 0 (got 0)."),
         (lambda: DecodeConfig(temperature=0), "temperature must be between 0.001 and 1,000 (got 0). For the most"),
-        (lambda: Special(mask=-1), "special.mask must be at least 0 (got -1)."),
+        (lambda: SpecialTokens(mask=-1), "special.mask must be at least 0 (got -1)."),
         (lambda: Recipe(task="sing"), "task must be one of translate, "),
         (lambda: Recipe(train={"steps": 3}), "train must be a TrainConfig (got {'steps': 3})."),
         (lambda: Recipe(model=3), "model must be a ModelConfig (got 3)."),
@@ -181,7 +181,7 @@ def test_recipe_is_valid_or_the_error_names_the_file(tmp_path, case, value):
     else:
         text = as_toml({field.name: value}) if isinstance(value, list) else f"{field.name} = {as_text(value)}"
     path.write_text(f"[{section}]\n{text}\n", encoding="utf-8", errors="surrogatepass")
-    recipe, error = attempt(lambda: recipe_from(read_toml(path), origin=str(path)))
+    recipe, error = attempt(lambda: recipe_from_dict(read_toml(path), origin=str(path)))
     assert error.startswith(f"{path}: ") or is_valid(getattr(recipe, section), field)
 
 
@@ -242,7 +242,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         config = dataclasses.replace(config, **dict.fromkeys(vocabularies, tokenizer.vocab_size))
         tokenizers = (tokenizer, tokenizer) if vocabularies else ()
         made[family] = tmp_path_factory.mktemp("models") / family
-        bundle_of(make_model(config).eval(), tokenizers, {}).save(made[family])
+        make_pipeline(make_model(config).eval(), tokenizers, {}).save(made[family])
     return made
 
 

@@ -1,4 +1,4 @@
-"""Attention: scores, masks, kernels, and one door to them."""
+"""Attention: scores, masks, biases, and `attend`, which runs them on the fastest backend."""
 
 from regard.attention.bias import Bias
 from regard.attention.dispatch import Choice, attend, explain, use, weights
@@ -10,6 +10,7 @@ from regard.attention.scores import (
     Concat,
     Cosine,
     Dot,
+    DotLike,
     General,
     Location,
     ScaledDot,
@@ -24,6 +25,7 @@ __all__ = [
     "Concat",
     "Cosine",
     "Dot",
+    "DotLike",
     "General",
     "Location",
     "Mask",

@@ -1,8 +1,8 @@
-"""Masks: who may look at whom. True = may look.
+"""Attention masks: True = the query may attend to the key.
 
-A mask is a small tree that can be evaluated on any block of positions, so that nobody ever needs the whole T×S matrix.
-Positions lie on the keys' axis: key s is at s, and query t at p = t + (S − T), so that the last query stands at the
-last key, whether all queries are there or, in decoding, only the newest.
+A mask is an expression that can be evaluated on any block of positions, so that the T×S matrix never exists. Positions
+are on the axis of the keys: key s is at s, and query t at p = t + (S − T). The last query is at the last key, whether
+all queries are present or, in decoding, only the newest.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.attention.offsets import to_keep
+from regard.attention.offsets import outside_inference_mode
 from regard.errors import RegardError
 
 
 class Mask:
-    """What masks have in common; `&`, `|` and `~` combine them.
+    """Base class of masks; `&`, `|` and `~` combine them.
 
     >>> (causal() & ~window(2)).block(torch.arange(3), torch.arange(3)).int()
     tensor([[0, 0, 0],
@@ -26,15 +26,15 @@ class Mask:
             [1, 0, 0]], dtype=torch.int32)
     """
 
-    relative = False
-    """Whether it asks how far apart a query and a key are."""
+    is_relative = False
+    """Whether it depends on the distance between query and key."""
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
-        """Which of the queries at positions p may look at which of the keys at s, for each sequence of the batch."""
+        """The mask of queries at positions p and keys at positions s, for each sequence of the batch."""
         raise NotImplementedError
 
-    def of_batch(self, chosen: Int[Tensor, "b"] | slice) -> "Mask":
-        """The same mask for a few sequences of the batch."""
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> "Mask":
+        """The same mask for some sequences of the batch."""
         return self
 
     def __and__(self, other: "Mask") -> "Mask":
@@ -49,7 +49,7 @@ class Mask:
 
 @dataclass(frozen=True, eq=False)
 class Causal(Mask):
-    relative = True
+    is_relative = True
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "t s"]:
         return s <= p[:, None]
@@ -58,7 +58,7 @@ class Causal(Mask):
 @dataclass(frozen=True, eq=False)
 class Window(Mask):
     n: int
-    relative = True
+    is_relative = True
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "t s"]:
         return (s <= p[:, None]) & (s > p[:, None] - self.n)
@@ -71,8 +71,8 @@ class Padding(Mask):
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "B 1 1 s"]:
         return s < self.lengths.to(s.device)[:, None, None, None]
 
-    def of_batch(self, chosen: Int[Tensor, "b"] | slice) -> Mask:
-        return Padding(self.lengths[chosen])
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
+        return Padding(self.lengths[indices])
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +81,14 @@ class And(Mask):
     right: Mask
 
     @property
-    def relative(self) -> bool:  # type: ignore[override]
-        return self.left.relative or self.right.relative
+    def is_relative(self) -> bool:  # type: ignore[override]
+        return self.left.is_relative or self.right.is_relative
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
         return self.left.block(p, s) & self.right.block(p, s)
 
-    def of_batch(self, chosen: Int[Tensor, "b"] | slice) -> Mask:
-        return And(self.left.of_batch(chosen), self.right.of_batch(chosen))
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
+        return And(self.left.select_sequences(indices), self.right.select_sequences(indices))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,14 +97,14 @@ class Or(Mask):
     right: Mask
 
     @property
-    def relative(self) -> bool:  # type: ignore[override]
-        return self.left.relative or self.right.relative
+    def is_relative(self) -> bool:  # type: ignore[override]
+        return self.left.is_relative or self.right.is_relative
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
         return self.left.block(p, s) | self.right.block(p, s)
 
-    def of_batch(self, chosen: Int[Tensor, "b"] | slice) -> Mask:
-        return Or(self.left.of_batch(chosen), self.right.of_batch(chosen))
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
+        return Or(self.left.select_sequences(indices), self.right.select_sequences(indices))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,18 +112,18 @@ class Not(Mask):
     inner: Mask
 
     @property
-    def relative(self) -> bool:  # type: ignore[override]
-        return self.inner.relative
+    def is_relative(self) -> bool:  # type: ignore[override]
+        return self.inner.is_relative
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
         return ~self.inner.block(p, s)
 
-    def of_batch(self, chosen: Int[Tensor, "b"] | slice) -> Mask:
-        return Not(self.inner.of_batch(chosen))
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
+        return Not(self.inner.select_sequences(indices))
 
 
 def causal() -> Mask:
-    """No query looks ahead: s ≤ p.
+    """Attend to the query's own position and earlier ones: s ≤ p.
 
     >>> causal().block(torch.arange(2), torch.arange(3)).int()
     tensor([[1, 0, 0],
@@ -133,7 +133,7 @@ def causal() -> Mask:
 
 
 def window(n: int) -> Mask:
-    """Each query looks at the n keys up to its own place: p − n < s ≤ p.
+    """Sliding window: attend to the last n keys up to the query's own position: p − n < s ≤ p.
 
     >>> window(2).block(torch.arange(3), torch.arange(3)).int()
     tensor([[1, 0, 0],
@@ -141,14 +141,14 @@ def window(n: int) -> Mask:
             [0, 1, 1]], dtype=torch.int32)
     """
     if n < 1:
-        raise RegardError(f"window({n}) lets nobody look at anything.", "Give a window of at least 1.")
+        raise RegardError(f"window({n}): the window must be at least 1.", "Pass a positive window size.")
     return Window(n)
 
 
 def padding(lengths: Int[Tensor, "B"]) -> Mask:
-    """Of the keys of sequence b only the first lengths[b] are real; queries are not masked.
+    """Attend to the first lengths[b] keys of sequence b; the rest is padding. Queries are not masked.
 
-    Lengths are best given from the CPU, also for attention on a GPU: there `attend` can ask them without waiting.
+    Pass lengths on the CPU, also for attention on a GPU: `attend` can then read them without synchronizing.
 
     >>> padding(torch.tensor([1, 2])).block(torch.arange(2), torch.arange(3)).int().flatten(0, 2)
     tensor([[1, 0, 0],
@@ -158,124 +158,128 @@ def padding(lengths: Int[Tensor, "B"]) -> Mask:
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
-    """A mask taken apart, as kernels like it: all parts must allow. `rest` is what has no form of its own."""
+class MaskParts:
+    """A mask as the conjunction of a causal mask, a window, lengths of the keys, and the rest."""
 
     causal: bool = False
     window: int | None = None
     lengths: Int[Tensor, "B"] | None = None
     rest: Mask | None = None
+    """conjuncts of any other form"""
 
     @staticmethod
-    def of(mask: Mask | None) -> "Form":
+    def from_mask(mask: Mask | None) -> "MaskParts":
         match mask:
             case None:
-                return FREE
+                return NO_MASK
             case Causal():
                 return CAUSAL
             case Window(n):
-                return Form(window=n)
+                return MaskParts(window=n)
             case Padding(lengths):
-                return Form(lengths=lengths)
+                return MaskParts(lengths=lengths)
             case And(left, right):
-                return Form.of(left).both(Form.of(right))
-        return Form(rest=mask)
+                return MaskParts.from_mask(left).intersect(MaskParts.from_mask(right))
+        return MaskParts(rest=mask)
 
-    def both(self, other: "Form") -> "Form":
-        return Form(
+    def intersect(self, other: "MaskParts") -> "MaskParts":
+        """The conjunction of two masks."""
+        return MaskParts(
             causal=self.causal or other.causal,
-            window=_one_or(min, self.window, other.window),
-            lengths=_one_or(_shorter, self.lengths, other.lengths),
-            rest=_one_or(And, self.rest, other.rest),
+            window=_combine(min, self.window, other.window),
+            lengths=_combine(_minimum, self.lengths, other.lengths),
+            rest=_combine(And, self.rest, other.rest),
         )
 
     @property
-    def relative(self) -> bool:
-        return self.causal or self.window is not None or (self.rest is not None and self.rest.relative)
+    def is_relative(self) -> bool:
+        return self.causal or self.window is not None or (self.rest is not None and self.rest.is_relative)
 
     @property
     def mask(self) -> Mask | None:
-        """The mask again, put together."""
-        whole = Causal() if self.causal else None
-        whole = _one_or(And, whole, None if self.window is None else Window(self.window))
-        whole = _one_or(And, whole, None if self.lengths is None else Padding(self.lengths))
-        return _one_or(And, whole, self.rest)
+        """The mask as one expression; None: no mask."""
+        mask = Causal() if self.causal else None
+        mask = _combine(And, mask, None if self.window is None else Window(self.window))
+        mask = _combine(And, mask, None if self.lengths is None else Padding(self.lengths))
+        return _combine(And, mask, self.rest)
 
-    def of_batch(self, chosen: Int[Tensor, "b"] | slice) -> "Form":
-        return Form(
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> "MaskParts":
+        return MaskParts(
             self.causal,
             self.window,
-            None if self.lengths is None else self.lengths[chosen],
-            None if self.rest is None else self.rest.of_batch(chosen),
+            None if self.lengths is None else self.lengths[indices],
+            None if self.rest is None else self.rest.select_sequences(indices),
         )
 
 
-FREE = Form()
-CAUSAL = Form(causal=True)
+NO_MASK = MaskParts()
+CAUSAL = MaskParts(causal=True)
 
 
-def _shorter(a: Int[Tensor, "B"], b: Int[Tensor, "B"]) -> Int[Tensor, "B"]:
-    # Of two that lie apart the one on the CPU goes to the other.
+def _minimum(a: Int[Tensor, "B"], b: Int[Tensor, "B"]) -> Int[Tensor, "B"]:
+    # Tensors on different devices: the one on the CPU is moved.
     return torch.minimum(a.to(b.device), b) if a.device.type == "cpu" else torch.minimum(a, b.to(a.device))
 
 
-def _one_or(join: Any, one: Any, other: Any) -> Any:
-    """The join of two, or the one that there is."""
-    return other if one is None else one if other is None else join(one, other)
+def _combine(function: Any, a: Any, b: Any) -> Any:
+    """function(a, b), or the other one if one is None."""
+    return b if a is None else a if b is None else function(a, b)
 
 
 @dataclass(frozen=True, eq=False)
-class Keys:
-    """Which of S keys are real, on the device where it is asked. A sequence without any has its first one.
+class KeyPadding:
+    """A padding mask over S keys, on the device of the queries.
 
-    Those are told apart by `seeing`, which is None when it is known, without waiting for a GPU, that there are none.
+    The first key of a sequence without keys is allowed, so that its softmax is defined; `has_keys` marks such sequences
+    for setting their output to zero. It is None if, without synchronizing with a GPU, there are known to be none.
 
-    >>> keys = Keys.of(torch.tensor([1, 0]), 2, torch.device("cpu"), torch.float32)
-    >>> keys.allowed.flatten(1).tolist(), keys.seeing.flatten().tolist()
+    >>> keys = KeyPadding.from_lengths(torch.tensor([1, 0]), 2, torch.device("cpu"), torch.float32)
+    >>> keys.allowed.flatten(1).tolist(), keys.has_keys.flatten().tolist()
     ([[True, False], [True, False]], [True, False])
     """
 
     allowed: Bool[Tensor, "B 1 1 S"]
     bias: Float[Tensor, "B 1 1 S"] | None
-    """The same as numbers that are added to scores, 0 or −∞: on a GPU alone, whose kernels take no other."""
-    seeing: Bool[Tensor, "B 1 1 1"] | None
+    """the mask as a bias of the scores, 0 or −∞; only on GPUs, whose kernels support nothing else"""
+    has_keys: Bool[Tensor, "B 1 1 1"] | None
 
     @staticmethod
-    def of(lengths: Int[Tensor, "B"], S: int, device: torch.device, dtype: torch.dtype) -> "Keys":
-        """Made once, and kept as long as the lengths are there and nobody changes them: a model's layers share it."""
-        # What is made while a graph is captured belongs to the graph, which makes it anew each time that it runs;
-        # tensors of inference mode do not tell whether they were changed.
-        compiled = torch.compiler.is_compiling()
-        if compiled or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()) or lengths.is_inference():
-            return Keys._made(lengths, S, device, dtype)
-        wanted = lengths._version, S, device, dtype
-        known, keys = _kept.get(lengths, (None, None))
-        if known != wanted:
-            keys = to_keep(lambda: Keys._made(lengths, S, device, dtype))
-            _kept[lengths] = wanted, keys
+    def from_lengths(lengths: Int[Tensor, "B"], S: int, device: torch.device, dtype: torch.dtype) -> "KeyPadding":
+        """Cached while the lengths exist and are not modified: the layers of a model share it."""
+        # Tensors computed during the capture of a CUDA graph belong to the graph, which recomputes them at each replay;
+        # inference tensors do not track modifications.
+        is_compiling = torch.compiler.is_compiling()
+        is_capturing = not is_compiling and device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if is_compiling or is_capturing or lengths.is_inference():
+            return KeyPadding._compute(lengths, S, device, dtype)
+        key = lengths._version, S, device, dtype
+        cached_key, keys = _cache.get(lengths, (None, None))
+        if cached_key != key:
+            keys = outside_inference_mode(lambda: KeyPadding._compute(lengths, S, device, dtype))
+            _cache[lengths] = key, keys
         return keys
 
     @staticmethod
-    def _made(lengths: Tensor, S: int, device: torch.device, dtype: torch.dtype) -> "Keys":
-        at_hand = _at_hand(lengths)
-        all_see = at_hand and bool((lengths > 0).all())
-        # Memory that is not pinned is read before the call returns, without waiting for what the GPU has still to do.
-        at_once = at_hand and device.type == "cuda" and not lengths.is_pinned()
-        lengths = lengths.to(device, non_blocking=at_once).view(-1, 1, 1, 1)
+    def _compute(lengths: Tensor, S: int, device: torch.device, dtype: torch.dtype) -> "KeyPadding":
+        is_readable = _is_readable(lengths)
+        all_have_keys = is_readable and bool((lengths > 0).all())
+        # Memory that is not pinned is read before the call returns, without waiting for pending work of the GPU.
+        non_blocking = is_readable and device.type == "cuda" and not lengths.is_pinned()
+        lengths = lengths.to(device, non_blocking=non_blocking).view(-1, 1, 1, 1)
         allowed = torch.arange(S, device=device) < lengths.clamp(min=1)
-        bias = _bias(allowed, dtype) if device.type == "cuda" else None
-        return Keys(allowed, bias, None if all_see else lengths > 0)
+        bias = _as_bias(allowed, dtype) if device.type == "cuda" else None
+        return KeyPadding(allowed, bias, None if all_have_keys else lengths > 0)
 
 
-def _at_hand(lengths: Int[Tensor, "B"]) -> bool:
-    """Whether they can be read without waiting for a GPU, and without a compiler's objecting."""
+def _is_readable(lengths: Int[Tensor, "B"]) -> bool:
+    """Whether values can be read without synchronizing with a GPU and without breaking a compiled graph."""
     return lengths.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _bias(allowed: Bool[Tensor, "B 1 1 S"], dtype: torch.dtype) -> Float[Tensor, "B 1 1 S"]:
+def _as_bias(allowed: Bool[Tensor, "B 1 1 S"], dtype: torch.dtype) -> Float[Tensor, "B 1 1 S"]:
     zeros = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return zeros.masked_fill(allowed.logical_not(), float("-inf"))
 
 
-# Nothing of what is kept may be a view of the lengths: it would hold them.
-_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+# Values must not be views of the lengths, which would keep them alive.
+_cache: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

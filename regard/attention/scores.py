@@ -1,8 +1,9 @@
-"""Score functions: how a query and a key become a number.
+"""Score functions of attention: six of them, and the base class.
 
-Every score is two steps. `fold` changes queries and keys, each on its own; `pair` makes a number of each pair of the
-results. For five of the six `pair` is the plain dot product, so that one fused kernel serves them all; concat, which
-has a tanh between the two, brings its own. `score(q, k)`, both steps over all pairs, is the definition.
+Every score has two steps. `fold` transforms queries and keys independently of each other; `pair` computes the score of
+each pair of the results. For five of the six scores `pair` is the plain dot product, so that one fused kernel serves
+them all; concat, with a tanh of the sum, has separate kernels. `score(q, k)`, both steps over all pairs, is the
+definition.
 """
 
 import copy
@@ -14,13 +15,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import unit_rows
 from regard.errors import RegardError
+from regard.kernels import l2_normalize_cuda
 from regard.ranges import OneOf, check_value
 
 
 class Score(nn.Module):
-    """What all scores have in common; a score of your own overrides `pair`, and `fold` where it has parameters.
+    """Base class of scores. A custom score overrides `pair`, and `fold` where queries or keys are transformed.
 
     >>> class Distance(Score):
     ...     def pair(self, q, k):
@@ -30,8 +31,9 @@ class Score(nn.Module):
     """
 
     heads: int | None = None
-    one_width = False
-    """Whether q and k must be of the same width."""
+    """number of heads with separate parameters; None: no parameters, or all heads share them"""
+    needs_equal_widths = False
+    """whether q and k must have the same width"""
 
     @classmethod
     def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "Score":
@@ -44,39 +46,40 @@ class Score(nn.Module):
 
     def forward(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S C"]) -> Float[Tensor, "*b T S"]:
         dtype = q.dtype
-        if dtype == torch.float16:  # whose largest number, 65504, a product may exceed before it is scaled
+        if dtype == torch.float16:  # an unscaled product may exceed its maximum, 65504
             q, k = q.float(), k.float()
         q, k, scale = self.fold(q, k)
-        raw = self.pair(q, k)
-        scores = raw if scale == 1.0 else raw * scale
+        scores = self.pair(q, k)
+        scores = scores if scale == 1.0 else scores * scale
         return scores.to(dtype) if dtype == torch.float16 else scores
 
     def fold(
         self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*g S C"], positions: Int[Tensor, "..."] | None = None
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], float]:
-        """The q', k' and scale with which score(q, k) = scale * pair(q', k').
+        """q', k' and scale such that score(q, k) = scale * pair(q', k').
 
-        `positions` tells each key's place in its sequence, where that is not simply its row.
+        `positions` are the positions of the keys in their sequences, where they differ from the row indices.
         """
         return q, k, 1.0
 
     def pair(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S D"]) -> Float[Tensor, "*b T S"]:
+        """The scores of all pairs of folded queries and keys, before scaling."""
         raise NotImplementedError
 
-    def pair_width(self, width: int) -> int:
-        """How many numbers `pair` holds in memory for one query and one key: what a block of rows costs."""
+    def pair_size(self, width: int) -> int:
+        """Elements that `pair` holds in memory per pair of folded q and k of this width; determines the block size."""
         return 1
 
-    def of_heads(self, chosen: Sequence[int]) -> "Score":
-        """The same score for a few of its heads."""
+    def select_heads(self, heads: Sequence[int]) -> "Score":
+        """The score with the parameters of some heads only."""
         if self.heads is None:
             return self
-        few = copy.copy(self)
-        few._parameters = {
-            name: None if p is None else nn.Parameter(p.detach()[list(chosen)]) for name, p in self._parameters.items()
+        subset = copy.copy(self)
+        subset._parameters = {
+            name: None if p is None else nn.Parameter(p.detach()[list(heads)]) for name, p in self._parameters.items()
         }
-        few.heads = len(chosen)
-        return few
+        subset.heads = len(heads)
+        return subset
 
 
 class DotLike(Score):
@@ -87,57 +90,59 @@ class DotLike(Score):
 
 
 class Dot(DotLike):
-    """s·h.
+    """Dot product, s·h.
 
     >>> Dot()(torch.ones(1, 1, 4), torch.ones(1, 2, 4))
     tensor([[[4., 4.]]])
     """
 
-    one_width = True
+    needs_equal_widths = True
 
 
 class ScaledDot(DotLike):
-    """s·h / √D, D being the width of one head (Vaswani et al. 2017, equation 1).
+    """Scaled dot product, s·h / √D, where D is the width of one head (Vaswani et al. 2017, equation 1).
 
     >>> ScaledDot()(torch.ones(1, 1, 4), torch.ones(1, 2, 4))
     tensor([[[2., 2.]]])
     """
 
-    one_width = True
+    needs_equal_widths = True
 
     def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
         return q, k, q.shape[-1] ** -0.5
 
 
-_TINY = {torch.float16: 1e-4}  # the least length of a vector that has a direction, where not 1e-6
+_MIN_NORM = {torch.float16: 1e-4}  # vectors with a smaller norm are divided by this instead; 1e-6 for other dtypes
 
 
-def _units(
+def _normalize_rows(
     q: Float[Tensor, "*b T D"], k: Float[Tensor, "*g S D"], log_scale: Tensor | None
 ) -> tuple[Float[Tensor, "*b T D"], Float[Tensor, "*g S D"]]:
-    """Every row brought to length 1, q's then multiplied; a zero vector has no direction, and stays what it is."""
-    if unit_rows.takes(q, k):
-        return unit_rows.unit_rows(q, k, log_scale, _TINY.get(q.dtype, 1e-6))
-    # A length may exceed float16's largest number where no component does.
+    """L2-normalize the rows of q and k, and scale q; a zero vector stays zero."""
+    eps = _MIN_NORM.get(q.dtype, 1e-6)
+    if l2_normalize_cuda.supports(q, k):
+        return l2_normalize_cuda.l2_normalize(q, k, log_scale, eps)
+    # In float16 a norm may overflow where no element does.
     q, k = (
-        nn.functional.normalize(x.float() if x.dtype == torch.float16 else x, dim=-1, eps=_TINY.get(x.dtype, 1e-6)).to(
-            x.dtype
-        )
+        nn.functional.normalize(
+            x.float() if x.dtype == torch.float16 else x, dim=-1, eps=_MIN_NORM.get(x.dtype, 1e-6)
+        ).to(x.dtype)
         for x in (q, k)
     )
     return q if log_scale is None else q * log_scale.exp().to(q.dtype), k
 
 
 class Cosine(DotLike):
-    """scale · s·h / (|s| |h|).
+    """Cosine similarity, scale · s·h / (|s| |h|).
 
-    With scale 1 all scores lie between -1 and 1, and among many keys none can win: models learn the scale, from 10.
+    With scale 1 all scores are between -1 and 1, and the softmax over many keys is nearly uniform: models learn the
+    scale, starting at 10.
 
     >>> Cosine()(torch.ones(1, 1, 4), 7 * torch.ones(1, 2, 4))
     tensor([[[1., 1.]]])
     """
 
-    one_width = True
+    needs_equal_widths = True
 
     @classmethod
     def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "Cosine":
@@ -146,20 +151,20 @@ class Cosine(DotLike):
     def __init__(self, scale: float = 1.0, learned: bool = False, heads: int | None = None) -> None:
         super().__init__()
         if scale <= 0:
-            raise RegardError(f"Cosine: the scale is {scale}.", "Give a scale above 0.")
+            raise RegardError(f"Cosine: the scale must be positive (got {scale}).", "Pass a scale above 0.")
         self.heads = heads
         self.scale = scale
-        # Learned as a logarithm, so that it stays positive and a step means the same at every size.
+        # Learned as a logarithm: it stays positive, and updates are relative to its size.
         start = torch.full((1,) if heads is None else (heads, 1, 1), math.log(scale))
         self.log_scale = nn.Parameter(start) if learned else None
 
     def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
-        q, k = _units(q, k, self.log_scale)
+        q, k = _normalize_rows(q, k, self.log_scale)
         return q, k, self.scale if self.log_scale is None else 1.0
 
 
 class General(DotLike):
-    """sᵀ W_a h (Luong et al. 2015).
+    """Bilinear score, sᵀ W_a h (Luong et al. 2015).
 
     >>> General(4, 6)(torch.ones(1, 1, 4), torch.ones(1, 2, 6)).shape
     torch.Size([1, 1, 2])
@@ -172,7 +177,7 @@ class General(DotLike):
     def __init__(self, dim_q: int, dim_k: int, heads: int | None = None) -> None:
         super().__init__()
         self.heads = heads
-        # Variance 1 / (dim_q dim_k) gives scores of about unit variance to q and k of unit variance.
+        # With variance 1 / (dim_q dim_k), q and k of unit variance have scores of about unit variance.
         self.weight = _matrix(heads, dim_q, dim_k, std=(dim_q * dim_k) ** -0.5)
 
     def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
@@ -180,7 +185,9 @@ class General(DotLike):
 
 
 class Concat(Score):
-    """w_aᵀ tanh(W_b s + W_c h) (Bahdanau et al. 2015); with `joint`, w_aᵀ tanh(W_b [s; h]): one matrix, same numbers.
+    """Additive score, w_aᵀ tanh(W_b s + W_c h) (Bahdanau et al. 2015).
+
+    With `joint` it has one matrix, w_aᵀ tanh(W_b [s; h]), and computes the same.
 
     >>> Concat(4, 6, hidden=8)(torch.ones(1, 1, 4), torch.ones(1, 2, 6)).shape
     torch.Size([1, 1, 2])
@@ -198,7 +205,7 @@ class Concat(Score):
         if joint:
             self.weight = _matrix(heads, dim_q + dim_k, hidden, std=(dim_q + dim_k) ** -0.5)
         else:
-            # As in the joint form, the two halves together have unit variance before the tanh.
+            # As in the joint form, the sum before the tanh has unit variance.
             self.weight_q = _matrix(heads, dim_q, hidden, std=(dim_q + dim_k) ** -0.5)
             self.weight_k = _matrix(heads, dim_k, hidden, std=(dim_q + dim_k) ** -0.5)
         self.weight_a = _matrix(heads, hidden, 1, std=hidden**-0.5)
@@ -209,8 +216,8 @@ class Concat(Score):
 
     @property
     def matrices(self) -> tuple[Float[Tensor, "*H D C"], Float[Tensor, "*H E C"]]:
-        """What q and k are multiplied by."""
-        # [s; h] W = s W[:dim_q] + h W[dim_q:]: the joint form never needs the concatenation of each pair.
+        """The matrices by which q and k are multiplied."""
+        # [s; h] W = s W[:dim_q] + h W[dim_q:]: pairs are never concatenated.
         if self.joint:
             return self.weight[..., : self.dim_q, :], self.weight[..., self.dim_q :, :]
         return self.weight_q, self.weight_k
@@ -220,14 +227,14 @@ class Concat(Score):
         T, S = tanh.shape[-3:-1]
         return (tanh.flatten(-3, -2) @ self.weight_a.to(tanh.dtype)).reshape(*tanh.shape[:-3], T, S)
 
-    def pair_width(self, width: int) -> int:
+    def pair_size(self, width: int) -> int:
         return width
 
 
 class Location(DotLike):
-    """W_a s: the weight of a place, whatever stands there (Luong et al. 2015). The keys tell only how many they are.
+    """Location-based score, W_a s: depends on the position of a key, not on its content (Luong et al. 2015).
 
-    As a dot product: row i of W_a is the key of place i.
+    As a dot product: row i of W_a is the key of position i.
 
     >>> Location(4, max_keys=10)(torch.ones(1, 1, 4), torch.ones(1, 2, 6)).shape
     torch.Size([1, 1, 2])
@@ -244,20 +251,20 @@ class Location(DotLike):
         self.weight = _matrix(heads, max_keys, dim_q, std=dim_q**-0.5)
 
     def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
-        if torch.compiler.is_exporting():  # rows by their numbers: no assumption about how many keys there are
-            places = self.weight.index_select(-2, torch.arange(k.shape[-2], device=k.device))
+        if torch.compiler.is_exporting():  # index_select does not specialize the number of keys
+            keys = self.weight.index_select(-2, torch.arange(k.shape[-2], device=k.device))
         elif positions is None:
             if k.shape[-2] > self.max_keys:
-                raise too_many_keys(k.shape[-2], self.max_keys)
-            places = self.weight[..., : k.shape[-2], :]
+                raise too_many_keys_error(k.shape[-2], self.max_keys)
+            keys = self.weight[..., : k.shape[-2], :]
         else:
-            # The padded end of a rectangle may lie beyond the last place; it is masked, so any row will do there.
-            places = self.weight[..., positions.clamp(max=self.max_keys - 1), :]
-        return q, places.to(q.dtype).expand(*q.shape[:-2], -1, -1), 1.0
+            # Padding may exceed max_keys. It is masked, so that any row will do.
+            keys = self.weight[..., positions.clamp(max=self.max_keys - 1), :]
+        return q, keys.to(q.dtype).expand(*q.shape[:-2], -1, -1), 1.0
 
 
-def too_many_keys(keys: int, max_keys: int) -> RegardError:
-    return RegardError(f"Location: {keys} keys, but W_a has {max_keys} rows.", "Give Location a larger max_keys.")
+def too_many_keys_error(keys: int, max_keys: int) -> RegardError:
+    return RegardError(f"Location: {keys} keys, but W_a has {max_keys} rows.", "Pass a larger max_keys to Location.")
 
 
 def _matrix(heads: int | None, rows: int, columns: int, std: float) -> nn.Parameter:
@@ -306,6 +313,6 @@ def make_score(
     Concat()
     """
     check_value(ScoreName, name, "score")
-    if SCORES[name].one_width and dim_q != dim_k:
+    if SCORES[name].needs_equal_widths and dim_q != dim_k:
         raise RegardError(f"{name}: queries have width {dim_q} and keys {dim_k}.", "Use general or concat.")
     return SCORES[name].build(dim_q, dim_k, hidden=hidden, max_keys=max_keys, heads=heads)

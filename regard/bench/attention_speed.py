@@ -1,16 +1,16 @@
-"""`regard bench attention`: every score beside every other way to compute it."""
+"""`regard bench attention`: time of `attend` for every score and mask, against peers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.attention import SCORES, Mask, Score, attend, causal, explain, make_score, padding
-from regard.bench.bench_report import Report
-from regard.bench.measurement import Ceilings, Entrant, Row, Work, compare, measure_ceilings
-from regard.bench.peers import attentions
+from regard.bench.bench_report import BenchReport
+from regard.bench.measurement import Ceilings, Implementation, Measurement, Work, compare, measure_ceilings
+from regard.bench.peers import peer_attentions
 from regard.errors import RegardError
 from regard.pipelines import Device, find_device
 
@@ -19,8 +19,8 @@ PASSES = ("forward", "forward+backward")
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes of a call: `tokens` is how many queries all sequences have together, whatever their length."""
+class AttentionShape:
+    """Sizes of a call; `tokens` is the total number of queries in a batch, independent of the length."""
 
     tokens: int
     heads: int
@@ -31,7 +31,11 @@ class Shape:
         return max(1, self.tokens // length)
 
 
-SHAPES = {"cpu": Shape(tokens=512, heads=4), "mps": Shape(tokens=2048, heads=8), "cuda": Shape(tokens=32768, heads=16)}
+SHAPES = {
+    "cpu": AttentionShape(tokens=512, heads=4),
+    "mps": AttentionShape(tokens=2048, heads=8),
+    "cuda": AttentionShape(tokens=32768, heads=16),
+}
 LENGTHS = {"cpu": (256,), "mps": (1024,), "cuda": (1024, 4096)}
 DTYPES = {"cpu": torch.float32, "mps": torch.float32, "cuda": torch.bfloat16}
 
@@ -42,83 +46,86 @@ def bench_attention(
     scores: Sequence[str] = (),
     masks: Sequence[str] = (),
     *,
-    shape: Shape | None = None,
+    shape: AttentionShape | None = None,
     compiled: bool = True,
     rounds: int = 3,
-) -> Report:
-    """Every score and mask at each length, forward, and forward and backward, beside every peer.
+) -> BenchReport:
+    """Measure every score and mask at each length, forward, and forward and backward, against all peers.
 
-    What is compiled takes seconds a case, so those peers join where it matters most: scaled dot and concat without a
-    mask, and on a GPU scaled dot with each. `compiled=False` leaves them out.
+    Compiled peers take seconds per case, so they run in the most important cases only: scaled dot and concat without a
+    mask, and on a GPU scaled dot with every mask. `compiled=False` leaves them out.
 
-    >>> report = bench_attention("cpu", [8], ["dot"], ["none"], shape=Shape(8, 1, 8), compiled=False, rounds=1)
-    >>> [row.entrant for row in report.rows[:3]]
+    >>> report = bench_attention("cpu", [8], ["dot"], ["none"], shape=AttentionShape(8, 1, 8), compiled=False, rounds=1)
+    >>> [row.implementation for row in report.rows[:3]]
     ['Regard', 'formula, eager', 'SDPA']
     """
-    where = find_device(device)
-    dtype, shape = DTYPES[where.type], shape or SHAPES[where.type]
-    lengths = known_lengths(lengths or LENGTHS[where.type])
-    scores, masks = known(scores or tuple(SCORES), tuple(SCORES), "score"), known(masks or MASKS, MASKS, "mask")
-    ceilings = measure_ceilings(where, dtype)
-    rows: list[Row] = []
+    target = find_device(device)
+    dtype, shape = DTYPES[target.type], shape or SHAPES[target.type]
+    lengths = check_lengths(lengths or LENGTHS[target.type])
+    scores = check_names(scores or tuple(SCORES), tuple(SCORES), "score")
+    masks = check_names(masks or MASKS, MASKS, "mask")
+    ceilings = measure_ceilings(target, dtype)
+    rows: list[Measurement] = []
     for name in scores:
         for mask in masks:
             for length in lengths:
-                join = compiled and (
+                include_compiled = compiled and (
                     (mask == "none" and name in ("scaled_dot", "concat"))
-                    or (where.type == "cuda" and name == "scaled_dot")
+                    or (target.type == "cuda" and name == "scaled_dot")
                 )
                 for backward in (False, True):
-                    case = Case(name, mask, length, backward, shape, where, dtype)
-                    rows += case.measure(ceilings, join, rounds)
-    return Report("attention", ceilings, rows + overhead(ceilings, where, dtype, rounds))
+                    case = AttentionCase(name, mask, length, backward, shape, target, dtype)
+                    rows += case.measure(ceilings, include_compiled, rounds)
+    return BenchReport("attention", ceilings, rows + measure_overhead(ceilings, target, dtype, rounds))
 
 
-def overhead(ceilings: Ceilings, device: torch.device, dtype: torch.dtype, rounds: int) -> list[Row]:
-    """What `attend` itself costs: a call so small that nothing else counts, beside torch's own door."""
+def measure_overhead(ceilings: Ceilings, device: torch.device, dtype: torch.dtype, rounds: int) -> list[Measurement]:
+    """Measure the overhead of `attend` with a tiny call, against torch's scaled_dot_product_attention."""
     q, k, v = (torch.randn(1, 4, n, 64, device=device).to(dtype) for n in (1, 16, 16))
 
     def without_gradients(function: Callable[..., Tensor]) -> Callable[[], Callable[[], Tensor]]:
         return lambda: torch.inference_mode()(lambda: function(q, k, v))
 
-    entrants = [
-        Entrant("Regard", without_gradients(attend), ours=True),
-        Entrant("SDPA", without_gradients(torch.nn.functional.scaled_dot_product_attention)),
+    implementations = [
+        Implementation("Regard", without_gradients(attend), is_regard=True),
+        Implementation("SDPA", without_gradients(torch.nn.functional.scaled_dot_product_attention)),
     ]
-    return compare("one query, 16 keys: the overhead", entrants, Work(), ceilings, device, max(rounds, 5))
+    return compare("overhead: one query, 16 keys", implementations, Work(), ceilings, device, max(rounds, 5))
 
 
 @dataclass(frozen=True)
-class Case:
-    """One score, mask and length, forward or with its backward pass."""
+class AttentionCase:
+    """One score, mask and length; forward, or forward and backward."""
 
     score: str
     mask: str
     length: int
     backward: bool
-    shape: Shape
+    shape: AttentionShape
     device: torch.device
     dtype: torch.dtype
 
-    def measure(self, ceilings: Ceilings, compiled: bool, rounds: int) -> list[Row]:
+    def measure(self, ceilings: Ceilings, compiled: bool, rounds: int) -> list[Measurement]:
         q, k, v = self.inputs()
         score, mask = self.make_score(), self.make_mask()
-        theirs = self.make_mask(self.device)
+        peer_mask = self.make_mask(self.device)
 
-        def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def regard_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return attend(q, k, v, score=score, mask=mask)
 
-        entrants = [Entrant("Regard", lambda: self.step(ours, score, q, k, v), ours=True)]
-        for name, make in attentions(score, theirs, q, k, compiled):
-            entrants.append(Entrant(name, lambda make=make: self.step(make(), score, q, k, v)))
-        rows = compare(self.name, entrants, self.work(), ceilings, self.device, rounds, self.length)
+        implementations = [
+            Implementation("Regard", lambda: self.step(regard_attention, score, q, k, v), is_regard=True)
+        ]
+        for name, make in peer_attentions(score, peer_mask, q, k, compiled):
+            implementations.append(Implementation(name, lambda make=make: self.step(make(), score, q, k, v)))
+        rows = compare(self.name, implementations, self.work(), ceilings, self.device, rounds, self.length)
         with explain() as choices, torch.no_grad():
-            ours(q, k, v)
-        return [self._noted(row, choices[0].kernel) for row in rows]
+            regard_attention(q, k, v)
+        return [self._add_kernel_note(row, choices[0].backend) for row in rows]
 
     @staticmethod
-    def _noted(row: Row, kernel: str) -> Row:
-        return Row(**(vars(row) | {"note": f"kernel {kernel}"})) if row.ours and row.seconds else row
+    def _add_kernel_note(row: Measurement, kernel: str) -> Measurement:
+        return replace(row, note=f"kernel {kernel}") if row.is_regard and row.seconds else row
 
     @property
     def name(self) -> str:
@@ -140,17 +147,17 @@ class Case:
 
     def make_score(self) -> Score:
         width = self.shape.width
-        made = make_score(self.score, width, width, hidden=self.shape.hidden, max_keys=self.length)
-        return made.to(self.device).requires_grad_(self.backward)
+        score = make_score(self.score, width, width, hidden=self.shape.hidden, max_keys=self.length)
+        return score.to(self.device).requires_grad_(self.backward)
 
     def lengths(self) -> Tensor:
-        """From half of the length up to all of it; three quarters where there is one sequence alone."""
+        """Lengths from half to all of `length`; three quarters if there is only one sequence."""
         if self.batch == 1:
             return torch.tensor([max(1, 3 * self.length // 4)])
         return torch.linspace(self.length / 2, self.length, self.batch).ceil().long()
 
     def make_mask(self, device: torch.device | None = None) -> Mask | None:
-        """Lengths lie on the CPU, as `padding` likes them, or on the device that is given, as others do."""
+        """The mask; lengths are on the CPU by default, which `padding` prefers, or on `device`, as peers need."""
         match self.mask:
             case "causal":
                 return causal()
@@ -161,47 +168,50 @@ class Case:
         return None
 
     def pairs(self) -> float:
-        """How many queries may look at how many keys, all sequences together."""
+        """Number of (query, key) pairs that the mask allows, over all sequences."""
         N = self.length
         if self.mask in ("none", "causal"):
             return self.batch * (N * N if self.mask == "none" else N * (N + 1) / 2)
         lengths = self.lengths().double()
-        seen = lengths * N if self.mask == "padding" else lengths * (lengths + 1) / 2 + (N - lengths) * lengths
-        return float(seen.sum())
+        if self.mask == "padding":
+            return float((lengths * N).sum())
+        return float((lengths * (lengths + 1) / 2 + (N - lengths) * lengths).sum())
 
     def work(self) -> Work:
-        """Two products forward, five more backward; q, k, v and the output once, and once more with their gradients."""
+        """Two matrix products forward, five more backward; q, k, v and output once, and again with their gradients."""
         shape, pairs = self.shape, self.pairs() * self.shape.heads
         flops = pairs * shape.width * (14 if self.backward else 4)
         size = self.batch * shape.heads * self.length * shape.width * self.dtype.itemsize
-        moved = size * (12 if self.backward else 4)
+        bytes_moved = size * (12 if self.backward else 4)
         if self.score != "concat":
-            return Work(flops, moved)
-        return Work(0.0, moved, pairs * shape.hidden, pairs * shape.hidden, " elements/s")
+            return Work(flops, bytes_moved)
+        return Work(0.0, bytes_moved, pairs * shape.hidden, pairs * shape.hidden, " elements/s")
 
     def step(
         self, attention: Callable[[Tensor, Tensor, Tensor], Tensor], score: Score, q: Tensor, k: Tensor, v: Tensor
     ) -> Callable[[], Any]:
         if not self.backward:
             return torch.no_grad()(lambda: attention(q, k, v))
-        wanted = [q, k, v, *score.parameters()]
+        inputs = [q, k, v, *score.parameters()]
         grad = torch.randn_like(v)
 
         def step() -> None:
-            # Location never asks the keys what they hold.
-            torch.autograd.grad(attention(q, k, v), wanted, grad, allow_unused=True)
+            # The location score does not depend on the keys.
+            torch.autograd.grad(attention(q, k, v), inputs, grad, allow_unused=True)
 
         return step
 
 
-def known(names: Sequence[str], there: Sequence[str], what: str) -> Sequence[str]:
+def check_names(names: Sequence[str], known: Sequence[str], kind: str) -> Sequence[str]:
+    """Raise if a name is unknown; `kind` (score, mask) is for the message."""
     for name in names:
-        if name not in there:
-            raise RegardError(f"No {what} is called {name!r}.", f"Choose from {', '.join(there)}.")
+        if name not in known:
+            raise RegardError(f"No {kind} is called {name!r}.", f"Choose from {', '.join(known)}.")
     return names
 
 
-def known_lengths(lengths: Sequence[int]) -> Sequence[int]:
+def check_lengths(lengths: Sequence[int]) -> Sequence[int]:
+    """Raise if a length is not positive."""
     if any(length < 1 for length in lengths):
-        raise RegardError(f"A length of {min(lengths)} is none.", "Give lengths of at least 1.")
+        raise RegardError(f"Lengths must be at least 1 (got {min(lengths)}).", "Change --lengths.")
     return lengths

@@ -1,6 +1,6 @@
-"""`regard bench decoding`: sentences a second of greedy and beam decoding, beside transformers and CTranslate2.
+"""`regard bench decoding`: sentences per second of greedy and beam decoding, against transformers and CTranslate2.
 
-Models of one shape with random weights; every output has the same length, so that all do the same work.
+All models have the same shape and random weights, and all outputs have the same length: the work is the same.
 """
 
 import copy
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from regard.bench.attention_speed import DTYPES
-from regard.bench.bench_report import Report
-from regard.bench.measurement import Entrant, Row, Work, compare, measure_ceilings
-from regard.bench.peers import installed
+from regard.bench.bench_report import BenchReport
+from regard.bench.measurement import Implementation, Measurement, Work, compare, measure_ceilings
+from regard.bench.peers import is_installed
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.interop import export_ctranslate2
@@ -27,7 +27,7 @@ from regard.pipelines import Device, Translator, find_device
 
 @dataclass(frozen=True)
 class DecodingShape:
-    """An encoder and decoder of so many layers each; sentences of `source` tokens in and `target` out."""
+    """Sizes of an encoder-decoder with `layers` layers each, and source and target lengths of sentences in tokens."""
 
     width: int = 256
     heads: int = 4
@@ -40,7 +40,7 @@ class DecodingShape:
     beam: int = 5
 
     def work(self, sentences: int, rows: int, itemsize: int) -> Work:
-        """The products of all tokens; and each step reads every weight of the decoder once."""
+        """Matrix products of all tokens; memory traffic: each step reads all weights of the decoder once."""
         E, F = self.width, self.feedforward
         encoder = self.layers * (4 * E * E + 2 * E * F)
         decoder = self.layers * (8 * E * E + 2 * E * F) + E * self.vocabulary
@@ -57,60 +57,60 @@ SHAPES = {
 Translate = Callable[[Sequence[str], DecodeConfig], Any]
 
 
-def bench_decoding(device: Device = "auto", *, shape: DecodingShape | None = None, rounds: int = 2) -> Report:
-    """One sentence greedily, many greedily, many with a beam.
+def bench_decoding(device: Device = "auto", *, shape: DecodingShape | None = None, rounds: int = 2) -> BenchReport:
+    """Measure greedy decoding of one sentence and of a batch, and beam search of a batch.
 
     >>> tiny = DecodingShape(16, 2, 1, 16, vocabulary=20, source=3, target=2, sentences=2, beam=2)
     >>> report = bench_decoding("cpu", shape=tiny, rounds=1)
-    >>> [row.case for row in report.rows if row.ours]
+    >>> [row.case for row in report.rows if row.is_regard]
     ['greedy, 1 sentence', 'greedy, 2 sentences', 'beam 2, 2 sentences']
     """
-    where = find_device(device)
-    shape, dtype = shape or SHAPES[where.type], DTYPES[where.type]
-    ceilings = measure_ceilings(where, dtype)
-    draw = random.Random(0)
+    target = find_device(device)
+    shape, dtype = shape or SHAPES[target.type], DTYPES[target.type]
+    ceilings = measure_ceilings(target, dtype)
+    rng = random.Random(0)
     words = [f"w{i}" for i in range(shape.vocabulary - 4)]
-    lines = [" ".join(draw.choices(words, k=shape.source - 1)) for _ in range(shape.sentences)]
-    translator = _translator(shape, words)
-    translator.model.to(where, dtype)
+    lines = [" ".join(rng.choices(words, k=shape.source - 1)) for _ in range(shape.sentences)]
+    translator = _make_translator(shape, words)
+    translator.model.to(target, dtype)
     cases = [("greedy", 1, 1), ("greedy", shape.sentences, 1), (f"beam {shape.beam}", shape.sentences, shape.beam)]
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     with tempfile.TemporaryDirectory() as folder:
-        entrants = _entrants(shape, translator, where, Path(folder))
+        factories = _translator_factories(shape, translator, target, Path(folder))
         for name, count, beam in cases:
             config = DecodeConfig(
                 method="beam" if beam > 1 else "greedy", beam=beam, min_len=shape.target, max_len=shape.target
             )
-            timed = [
-                Entrant(says, functools.partial(_ready, make, lines[:count], config), ours)
-                for says, make, ours in entrants
+            implementations = [
+                Implementation(label, functools.partial(_prepare, make, lines[:count], config), is_regard)
+                for label, make, is_regard in factories
             ]
             case = f"{name}, {count} sentence{'s' if count > 1 else ''}"
-            rows += compare(case, timed, shape.work(count, beam, dtype.itemsize), ceilings, where, rounds)
-    absent = tuple(peer for peer in ("transformers", "CTranslate2") if not installed(peer))
-    return Report("decoding", ceilings, rows, absent)
+            rows += compare(case, implementations, shape.work(count, beam, dtype.itemsize), ceilings, target, rounds)
+    not_installed = tuple(peer for peer in ("transformers", "CTranslate2") if not is_installed(peer))
+    return BenchReport("decoding", ceilings, rows, not_installed)
 
 
-def _ready(make: Callable[[], Translate], lines: list[str], config: DecodeConfig) -> Callable[[], Any]:
+def _prepare(make: Callable[[], Translate], lines: list[str], config: DecodeConfig) -> Callable[[], Any]:
     translate = make()
     return lambda: translate(lines, config)
 
 
-def _entrants(
+def _translator_factories(
     shape: DecodingShape, translator: Translator, device: torch.device, folder: Path
 ) -> list[tuple[str, Callable[[], Translate], bool]]:
-    entrants: list[tuple[str, Callable[[], Translate], bool]] = [("Regard", lambda: translator.translate, True)]
-    if installed("transformers"):
-        entrants.append(("transformers, generate", functools.cache(lambda: _generate(shape, translator)), False))
-    if installed("CTranslate2"):
+    factories: list[tuple[str, Callable[[], Translate], bool]] = [("Regard", lambda: translator.translate, True)]
+    if is_installed("transformers"):
+        factories.append(("transformers, generate", functools.cache(lambda: _make_marian(shape, translator)), False))
+    if is_installed("CTranslate2"):
         kinds = ("float32", "int8") if device.type == "cpu" else ("float16", "int8_float16")
         for kind in kinds:
-            make = functools.cache(functools.partial(_ctranslate2, translator, device, kind, folder / kind))
-            entrants.append((f"CTranslate2, {kind}", make, False))
-    return entrants
+            make = functools.cache(functools.partial(_make_ctranslate2, translator, device, kind, folder / kind))
+            factories.append((f"CTranslate2, {kind}", make, False))
+    return factories
 
 
-def _translator(shape: DecodingShape, words: list[str]) -> Translator:
+def _make_translator(shape: DecodingShape, words: list[str]) -> Translator:
     torch.manual_seed(0)
     tokenizer = Tokenizer.train([" ".join(words)], "space", vocab_size=shape.vocabulary)
     config = TransformerConfig(
@@ -128,31 +128,31 @@ def _translator(shape: DecodingShape, words: list[str]) -> Translator:
     return Translator(make_model(config).eval(), tokenizer, tokenizer)
 
 
-def _generate(shape: DecodingShape, translator: Translator) -> Translate:
-    """transformers' Marian of the same shape; it is given ids, and its answers are not made into text."""
+def _make_marian(shape: DecodingShape, translator: Translator) -> Translate:
+    """A Marian model of transformers with the same shape, on ids: without tokenizing and detokenizing."""
     from transformers import MarianConfig, MarianMTModel
 
-    both: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     for side in ("encoder", "decoder"):
-        both |= {f"{side}_layers": shape.layers, f"{side}_attention_heads": shape.heads}
-        both |= {f"{side}_ffn_dim": shape.feedforward}
-    both |= dict(vocab_size=shape.vocabulary, d_model=shape.width, max_position_embeddings=64)
+        sizes |= {f"{side}_layers": shape.layers, f"{side}_attention_heads": shape.heads}
+        sizes |= {f"{side}_ffn_dim": shape.feedforward}
+    sizes |= dict(vocab_size=shape.vocabulary, d_model=shape.width, max_position_embeddings=64)
     special: dict[str, Any] = dict(pad_token_id=0, eos_token_id=3, decoder_start_token_id=0, forced_eos_token_id=None)
     parameter = next(translator.model.parameters())
-    model: Any = MarianMTModel(MarianConfig(**both, **special)).eval()
+    model: Any = MarianMTModel(MarianConfig(**sizes, **special)).eval()
     model.to(parameter.device, parameter.dtype)
 
     @torch.inference_mode()
     def translate(lines: Sequence[str], config: DecodeConfig) -> Any:
-        ids = torch.tensor([translator.source_ids(line) for line in lines], device=parameter.device)
+        ids = torch.tensor([translator.encode_source(line) for line in lines], device=parameter.device)
         length: dict[str, Any] = dict(min_new_tokens=config.min_len, max_new_tokens=config.max_len)
         return model.generate(input_ids=ids, num_beams=config.beam, do_sample=False, **length)
 
     return translate
 
 
-def _ctranslate2(translator: Translator, device: torch.device, kind: str, folder: Path) -> Translate:
-    """CTranslate2 with our own weights; on a CPU a worker for each thread, which was fastest."""
+def _make_ctranslate2(translator: Translator, device: torch.device, kind: str, folder: Path) -> Translate:
+    """CTranslate2 with the weights of the Regard model; on a CPU one worker per thread, which was fastest."""
     import ctranslate2
 
     on_cpu = copy.deepcopy(translator)

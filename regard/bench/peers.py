@@ -1,4 +1,4 @@
-"""Who else computes attention here: the same call as `attend`'s, made with what others offer."""
+"""Peer implementations of attention: the formula, SDPA and its backends, FlexAttention."""
 
 import functools
 import importlib.util
@@ -10,9 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from regard.attention import Dot, Mask, ScaledDot, Score
-from regard.attention.masks import Form
+from regard.attention.masks import MaskParts
 from regard.attention.reference import reference
-from regard.bench.measurement import Cannot
+from regard.bench.measurement import Unsupported
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 BACKENDS = {
@@ -23,28 +23,28 @@ BACKENDS = {
 PACKAGES = {"transformers": "transformers", "x-transformers": "x_transformers", "CTranslate2": "ctranslate2"}
 
 
-def installed(peer: str) -> bool:
-    """Whether a peer's package is there."""
+def is_installed(peer: str) -> bool:
+    """Whether the package of a peer library is installed."""
     return importlib.util.find_spec(PACKAGES[peer]) is not None
 
 
 def formula(score: Score, mask: Mask | None) -> Attention:
-    """The definition, as a user would write it down: it builds the T×S matrix."""
+    """The definition of attention, which builds the T×S matrix."""
     return lambda q, k, v: reference(q, k, v, score, mask)
 
 
 def compiled_formula(score: Score, mask: Mask | None, dynamic: bool = False) -> Attention:
-    """The same, compiled: for one shape, or (dynamic) once for all of them."""
-    torch.compiler.reset()  # each case is compiled for itself, not for whatever shapes came before
+    """The definition, compiled: for one shape or, if `dynamic`, for all shapes."""
+    torch.compiler.reset()  # otherwise earlier shapes would affect the compilation of this case
     return torch.compile(formula(score, mask), dynamic=dynamic)
 
 
 def sdpa(score: Score, mask: Mask | None, backend: str | None = None) -> Attention:
-    """torch's scaled_dot_product_attention, with the mask in the cheapest form that it takes."""
-    form, scale = Form.of(mask), _scale(score)
+    """torch's scaled_dot_product_attention, with the mask in its cheapest supported form."""
+    form, scale = MaskParts.from_mask(mask), _scale(score)
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        allowed = _allowed(form, q, k)
+        allowed = _attn_mask(form, q, k)
         causal = form.causal and allowed is None
         return scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal, scale=scale)
 
@@ -60,12 +60,12 @@ def sdpa(score: Score, mask: Mask | None, backend: str | None = None) -> Attenti
 
 def _scale(score: Score) -> float | None:
     if type(score) not in (Dot, ScaledDot):
-        raise Cannot("knows dot products alone")
+        raise Unsupported("supports dot products only")
     return 1.0 if type(score) is Dot else None
 
 
-def _allowed(form: Form, q: Tensor, k: Tensor) -> Tensor | None:
-    """A causal mask alone has a flag of its own; lengths are a row of keys; both are the whole square."""
+def _attn_mask(form: MaskParts, q: Tensor, k: Tensor) -> Tensor | None:
+    """None for a causal mask, which is a flag; (B, 1, 1, S) for lengths; (B, 1, T, S) for both."""
     if form.lengths is None:
         return None
     T, S = q.shape[2], k.shape[2]
@@ -75,34 +75,34 @@ def _allowed(form: Form, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 def flex(score: Score, mask: Mask | None, q: Tensor, k: Tensor) -> Attention:
-    """FlexAttention, compiled, with a mask of blocks made beforehand."""
+    """FlexAttention, compiled, with a precomputed block mask."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    form, scale = Form.of(mask), _scale(score)
+    form, scale = MaskParts.from_mask(mask), _scale(score)
     (B, _, T, _), S = q.shape, k.shape[2]
     block_mask = None
     if mask is not None:
         lengths = form.lengths
 
-        def may_look(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        def mask_mod(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
             allowed = s <= t if form.causal else s >= 0
             return allowed if lengths is None else allowed & (s < lengths[b])
 
-        block_mask = create_block_mask(may_look, B if lengths is not None else None, None, T, S, device=q.device.type)
+        block_mask = create_block_mask(mask_mod, B if lengths is not None else None, None, T, S, device=q.device.type)
     torch.compiler.reset()
     compiled = torch.compile(flex_attention, dynamic=False)
     return functools.partial(compiled, block_mask=block_mask, scale=scale)
 
 
-def attentions(
+def peer_attentions(
     score: Score, mask: Mask | None, q: Tensor, k: Tensor, compiled: bool
 ) -> Iterator[tuple[str, Callable[[], Attention]]]:
-    """Every peer of one call by its name; with `compiled`, those too that take seconds to compile."""
-    dot_product = type(score) in (Dot, ScaledDot)
+    """Names and factories of all peers of one call; `compiled` includes those that take seconds to compile."""
+    is_dot_product = type(score) in (Dot, ScaledDot)
     yield "formula, eager", lambda: formula(score, mask)
     if compiled:
         yield "formula, compiled", lambda: compiled_formula(score, mask)
-    if dot_product:
+    if is_dot_product:
         yield "SDPA", lambda: sdpa(score, mask)
         if q.is_cuda:
             for backend in BACKENDS:

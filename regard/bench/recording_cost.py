@@ -1,4 +1,4 @@
-"""`regard bench recording`: what it costs to look: a language model alone, recorded, and with its weights computed."""
+"""`regard bench recording`: cost of recording the attention of a language model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from regard.attention import record
-from regard.bench.attention_speed import DTYPES, known_lengths
-from regard.bench.bench_report import Report
-from regard.bench.measurement import Entrant, Row, Work, compare, measure_ceilings
-from regard.bench.peers import installed
+from regard.bench.attention_speed import DTYPES, check_lengths
+from regard.bench.bench_report import BenchReport
+from regard.bench.measurement import Implementation, Measurement, Work, compare, measure_ceilings
+from regard.bench.peers import is_installed
 from regard.layers.packed import pack
 from regard.models.gpt import GPT, gpt2
 from regard.pipelines import Device, find_device
@@ -18,7 +18,7 @@ from regard.pipelines import Device, find_device
 
 @dataclass(frozen=True)
 class RecordingShape:
-    """A decoder of GPT-2's kind."""
+    """Sizes of a GPT-2-like decoder."""
 
     width: int = 256
     heads: int = 4
@@ -41,67 +41,68 @@ LENGTHS = {"cpu": (256, 1024), "mps": (1024,), "cuda": (2048, 8192)}
 
 def bench_recording(
     device: Device = "auto", lengths: Sequence[int] = (), *, shape: RecordingShape | None = None, rounds: int = 3
-) -> Report:
-    """One text: nobody looks; one head of each layer is looked at; every weight of every head is computed.
+) -> BenchReport:
+    """Measure a forward pass: without recording, with one head per layer recorded, and with all attention weights.
 
-    transformers gives weights only through its slow path (`output_attentions`), all of them at once.
+    transformers returns weights only with eager attention (`output_attentions`), for all heads at once.
 
     >>> report = bench_recording("cpu", [8], shape=RecordingShape(16, 2, 1, 50), rounds=1)
-    >>> [row.case for row in report.rows if row.ours]
-    ['nobody looks', 'a head of each layer', 'every weight']
+    >>> [row.case for row in report.rows if row.is_regard]
+    ['no recording', 'one head per layer', 'all weights']
     """
-    where = find_device(device)
-    dtype, shape = DTYPES[where.type], shape or SHAPES[where.type]
-    lengths = known_lengths(lengths or LENGTHS[where.type])
-    ceilings = measure_ceilings(where, dtype)
-    rows: list[Row] = []
+    target = find_device(device)
+    dtype, shape = DTYPES[target.type], shape or SHAPES[target.type]
+    lengths = check_lengths(lengths or LENGTHS[target.type])
+    ceilings = measure_ceilings(target, dtype)
+    rows: list[Measurement] = []
     for length in lengths:
         ids = torch.randint(shape.vocabulary, (length,), generator=torch.Generator().manual_seed(0))
-        for case, entrants in _cases(shape, ids, where, dtype).items():
-            rows += compare(case, entrants, shape.work(length), ceilings, where, rounds, length)
-    return Report("recording", ceilings, rows, () if installed("transformers") else ("transformers",))
+        for case, implementations in _make_cases(shape, ids, target, dtype).items():
+            rows += compare(case, implementations, shape.work(length), ceilings, target, rounds, length)
+    return BenchReport("recording", ceilings, rows, () if is_installed("transformers") else ("transformers",))
 
 
-def _cases(
+def _make_cases(
     shape: RecordingShape, ids: torch.Tensor, device: torch.device, dtype: torch.dtype
-) -> dict[str, list[Entrant]]:
+) -> dict[str, list[Implementation]]:
     sizes = dict(width=shape.width, heads=shape.heads, feedforward=4 * shape.width, layers=shape.layers)
     model = GPT(gpt2(vocab=shape.vocabulary, max_len=len(ids), **sizes)).to(device, dtype).eval()
     tokens = pack([ids.tolist()]).to(device)
 
     @torch.no_grad()
-    def alone() -> None:
+    def run_plain() -> None:
         model(tokens)
 
-    def looked(heads: int | None) -> Callable[[], None]:
+    def run_recorded(heads: int | None) -> Callable[[], None]:
         @torch.no_grad()
         def call() -> None:
             with record(model, heads=heads) as recording:
                 model(tokens)
-            for one in recording.values():
-                one.weights(heads=None)
+            for recorded in recording.values():
+                recorded.weights(heads=None)
 
         return call
 
     cases = {
-        "nobody looks": [Entrant("Regard", lambda: alone, ours=True)],
-        "a head of each layer": [Entrant("Regard", lambda: looked(0), ours=True)],
-        "every weight": [Entrant("Regard", lambda: looked(None), ours=True)],
+        "no recording": [Implementation("Regard", lambda: run_plain, is_regard=True)],
+        "one head per layer": [Implementation("Regard", lambda: run_recorded(0), is_regard=True)],
+        "all weights": [Implementation("Regard", lambda: run_recorded(None), is_regard=True)],
     }
-    if installed("transformers"):
+    if is_installed("transformers"):
 
-        def theirs(implementation: str, weights: bool) -> Callable[[], Callable[[], Any]]:
-            return lambda: _transformers(shape, ids[None].to(device), dtype, implementation, weights)
+        def peer(attention: str, weights: bool) -> Callable[[], Callable[[], Any]]:
+            return lambda: _make_gpt2(shape, ids[None].to(device), dtype, attention, weights)
 
-        cases["nobody looks"].append(Entrant("transformers, SDPA", theirs("sdpa", False)))
-        for case in ("a head of each layer", "every weight"):
-            cases[case].append(Entrant("transformers, output_attentions", theirs("eager", True)))
+        cases["no recording"].append(Implementation("transformers, SDPA", peer("sdpa", False)))
+        for case in ("one head per layer", "all weights"):
+            cases[case].append(Implementation("transformers, output_attentions", peer("eager", True)))
     return cases
 
 
-def _transformers(
-    shape: RecordingShape, ids: torch.Tensor, dtype: torch.dtype, implementation: str, weights: bool
+def _make_gpt2(
+    shape: RecordingShape, ids: torch.Tensor, dtype: torch.dtype, attention: str, weights: bool
 ) -> Callable[[], Any]:
+    """A GPT-2 of transformers with the same shape."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -114,7 +115,7 @@ def _transformers(
         eos_token_id=0,
         use_cache=False,
     )
-    config._attn_implementation = implementation
+    config._attn_implementation = attention
     model: Any = GPT2LMHeadModel(config).eval()
     model.to(ids.device, dtype)
     return torch.no_grad()(lambda: model(ids, output_attentions=weights))

@@ -1,4 +1,4 @@
-"""The six scores, and no attention, trained on the same data: `regard bench scores`."""
+"""`regard bench scores`: models with each of the six scores, and without attention, trained on the same data."""
 
 import dataclasses
 import json
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from regard.attention.scores import SCORES
+from regard.data.phrasebook import PHRASEBOOK
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import METRIC_NAMES
-from regard.files import write_whole
+from regard.files import write_atomically
 from regard.models import ModelConfig, Seq2SeqConfig
 from regard.pipelines import Device
-from regard.training import DataConfig, Dataset, Recipe, read_dataset, suggest_recipe, train
-from regard.training.recipe import PHRASEBOOK
+from regard.training import DataConfig, Dataset, Recipe, read_dataset, run_recipe, suggest_recipe
 from regard.training.run_folder import METRICS
 from regard.training.run_log import read_metrics
 
@@ -27,8 +27,8 @@ STEPS = 600
 
 
 @dataclass(frozen=True)
-class ScoreRow:
-    """One trained model."""
+class ScoreMeasurement:
+    """Results of one trained model."""
 
     score: str
     metric: float
@@ -37,14 +37,14 @@ class ScoreRow:
     parameters: int
     tokens_per_second: float
     seconds: float
-    """of the whole run, validation included"""
+    """duration of the run, including validation"""
 
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """The models of one comparison.
+    """Results of all models of a comparison.
 
-    >>> print(ScoreReport("seq2seq", "BLEU", 9, [ScoreRow("dot", 51.25, 0.5, 120_000, 8200.0, 31.0)]))
+    >>> print(ScoreReport("seq2seq", "BLEU", 9, [ScoreMeasurement("dot", 51.25, 0.5, 120_000, 8200.0, 31.0)]))
     seq2seq, 9 steps each
     <BLANKLINE>
     | score | BLEU | loss | parameters | tokens/s | seconds |
@@ -55,7 +55,7 @@ class ScoreReport:
     family: str
     metric: str
     steps: int
-    rows: Sequence[ScoreRow]
+    rows: Sequence[ScoreMeasurement]
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -66,12 +66,12 @@ class ScoreReport:
         yield f"| score | {self.metric} | loss | parameters | tokens/s | seconds |"
         yield "| --- | ---: | ---: | ---: | ---: | ---: |"
         for row in self.rows:
-            figures = f"{row.metric:.1f} | {row.loss:.3f} | {row.parameters:,} | {row.tokens_per_second:,.0f}"
-            yield f"| {row.score} | {figures} | {row.seconds:.1f} |"
+            values = f"{row.metric:.1f} | {row.loss:.3f} | {row.parameters:,} | {row.tokens_per_second:,.0f}"
+            yield f"| {row.score} | {values} | {row.seconds:.1f} |"
 
     def save(self, path: str | Path) -> None:
-        """Writes JSON."""
-        write_whole(Path(path), (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode())
+        """Write the report as JSON."""
+        write_atomically(Path(path), (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode())
 
 
 def bench_scores(
@@ -82,19 +82,19 @@ def bench_scores(
     steps: int = STEPS,
     scores: Sequence[str] = (),
     seed: int = 1,
-    on_row: Callable[[ScoreRow], None] | None = None,
+    on_row: Callable[[ScoreMeasurement], None] | None = None,
 ) -> ScoreReport:
-    """Trains one model per score on sentence pairs (by default the phrasebook), all alike but for the score.
+    """Train one model per score on sentence pairs (default: the phrasebook) with otherwise equal settings.
 
-    In a Transformer the score is that of all three attentions. A recurrent model is also trained without attention.
-    The metric is the one that suits the data. `on_row` is called after each model.
+    In a Transformer all three attentions use the score. A recurrent model is also trained without attention. The metric
+    is chosen from the data. `on_row` is called after each model.
 
     >>> report = bench_scores("cpu", steps=1, scores=("dot", "none"))  # doctest: +SKIP
     >>> [row.score for row in report.rows]  # doctest: +SKIP
     ['dot', 'none']
     """
     if family not in get_args(Family):
-        raise RegardError(f"family must be seq2seq or transformer (got {family!r}).", "Both translate sentence pairs.")
+        raise RegardError(f"family must be seq2seq or transformer (got {family!r}).", "Choose one of them.")
     known = (*SCORES, NO_ATTENTION) if family == "seq2seq" else tuple(SCORES)
     for name in scores:
         if name not in known:
@@ -108,23 +108,23 @@ def bench_scores(
     suggested = dataclasses.replace(suggest_recipe("translate", dataset), data=files)
     metric, rows = suggested.train.validate_by, []
     for name in scores or known:
-        rows.append(_train_one(_recipe(suggested, family, name, steps, seed, device), dataset, name, metric))
+        rows.append(_train_one(_make_recipe(suggested, family, name, steps, seed, device), dataset, name, metric))
         if on_row is not None:
             on_row(rows[-1])
     return ScoreReport(family, METRIC_NAMES[metric], steps, rows)
 
 
-def _recipe(suggested: Recipe, family: Family, score: str, steps: int, seed: int, device: Device) -> Recipe:
-    """The suggestion for the data with a model that has this score, and the same steps for each."""
+def _make_recipe(suggested: Recipe, family: Family, score: str, steps: int, seed: int, device: Device) -> Recipe:
+    """The suggested recipe with a model that uses this score, and a fixed number of steps."""
     config: Any = suggested.train
     changes: dict[str, Any] = dict(steps=steps, validate_every=steps, save_every=steps, seed=seed, device=device)
     changes |= dict(log_every=max(1, steps // 10), warmup=steps // 10, schedule="linear", patience=0)
     return dataclasses.replace(
-        suggested, model=_model(suggested.model, family, score), train=dataclasses.replace(config, **changes)
+        suggested, model=_make_config(suggested.model, family, score), train=dataclasses.replace(config, **changes)
     )
 
 
-def _model(sizes: Any, family: Family, score: str) -> ModelConfig:
+def _make_config(sizes: Any, family: Family, score: str) -> ModelConfig:
     if family == "transformer":
         return dataclasses.replace(sizes, encoder_score=score, decoder_score=score, cross_score=score)
     common: dict[str, Any] = dict(width=sizes.width, dropout=sizes.dropout, max_len=sizes.max_len)
@@ -133,17 +133,17 @@ def _model(sizes: Any, family: Family, score: str) -> ModelConfig:
     return Seq2SeqConfig(**common, score=score)  # type: ignore[arg-type]
 
 
-def _train_one(recipe: Recipe, dataset: Dataset, score: str, metric: str) -> ScoreRow:
-    began = time.perf_counter()
+def _train_one(recipe: Recipe, dataset: Dataset, score: str, metric: str) -> ScoreMeasurement:
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="regard-") as folder:
-        bundle = train(recipe, folder, dataset=dataset, quiet=True)
-        seconds = time.perf_counter() - began
+        bundle = run_recipe(recipe, folder, dataset=dataset, quiet=True)
+        seconds = time.perf_counter() - start
         rates = [row["tokens_per_second"] for row in read_metrics(Path(folder) / METRICS) if "tokens_per_second" in row]
-    found = bundle.training["validation"]
-    return ScoreRow(
+    validation = bundle.training["validation"]
+    return ScoreMeasurement(
         score,
-        metric=found[metric],
-        loss=found["nll"],
+        metric=validation[metric],
+        loss=validation["nll"],
         parameters=sum(p.numel() for p in bundle.model.parameters()),
         tokens_per_second=statistics.median(rates),
         seconds=seconds,

@@ -1,6 +1,6 @@
-"""The command line: a table of names to functions.
+"""Command line interface: the table of commands and their dispatch.
 
-Nothing heavy is imported before a command runs, so that `regard --help` answers at once.
+Heavy modules are imported only when a command runs, so that `regard --help` is fast.
 """
 
 import importlib
@@ -20,7 +20,7 @@ INTERRUPTED = "regard: interrupted."
 
 
 class Command(NamedTuple):
-    """The module whose `run` is a command, and what the command does, in the imperative."""
+    """A command: the module with its `run` function, and a summary in the imperative."""
 
     module: str
     summary: str
@@ -33,17 +33,17 @@ COMMANDS = {
     "generate": Command("regard.cli.inference.generate", "Generate text from a prompt"),
     "classify": Command("regard.cli.inference.classify", "Classify texts or images"),
     "segment": Command("regard.cli.inference.segment", "Label every pixel of an image"),
-    "answer": Command("regard.cli.inference.answer", "Answer questions from a text"),
+    "answer": Command("regard.cli.inference.answer", "Answer questions about a text"),
     "embed": Command("regard.cli.inference.embed", "Embed texts as vectors"),
     "evaluate": Command("regard.cli.inference.evaluate", "Evaluate a model on test data"),
-    "score": Command("regard.cli.inference.score", "Score given translations by their log-probability"),
-    "look": Command("regard.cli.inference.look", "Look inside a model: its attention as a page or an image"),
+    "score": Command("regard.cli.inference.score", "Score translations by their log-probability"),
+    "look": Command("regard.cli.inference.look", "Show attention as an interactive page or an image"),
     "info": Command("regard.cli.info", "Describe a model folder"),
     "import": Command("regard.cli.import_model", "Import a model from Hugging Face, timm or llama2.c"),
     "export": Command("regard.cli.export_model", "Export a model to Hugging Face, CTranslate2 or ONNX"),
     "recipes": Command("regard.cli.recipes", "List the packaged recipes, or print one"),
     "config": Command("regard.cli.config", "Show the recipe and configuration of a model"),
-    "bench": Command("regard.cli.bench", "Benchmark this machine against installed peer libraries"),
+    "bench": Command("regard.cli.bench", "Benchmark Regard against installed peer libraries"),
     "completion": Command("regard.cli.completion", "Print a completion script for bash, zsh or fish"),
 }
 
@@ -69,9 +69,9 @@ def main(argv: list[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # text is UTF-8 here, whatever the locale says
+        if hasattr(stream, "reconfigure"):  # UTF-8 regardless of the locale
             stream.reconfigure(encoding="utf-8")
-    # Pillow's word on pictures that are too large: they are refused anyway, with a sentence that says what to do.
+    # Images that are too large raise a RegardError, so Pillow's warning about them is not needed.
     warnings.filterwarnings("ignore", message="Image size .* could be decompression bomb")
     try:
         code = _run(argv)
@@ -104,33 +104,33 @@ def _run(argv: list[str]) -> int:
         print(f"regard {regard.__version__}")
         return 0
     if name not in COMMANDS:
-        hint = did_you_mean(name, COMMANDS, f"There are {', '.join(COMMANDS)}.")
-        raise RegardError(f"There is no command {name!r}.", hint)
+        hint = did_you_mean(name, COMMANDS, f"Commands: {', '.join(COMMANDS)}.")
+        raise RegardError(f"Unknown command {name!r}.", hint)
     with _exit_on_interrupt():
         module = importlib.import_module(COMMANDS[name].module)
     try:
         return module.run(rest)
-    except SystemExit as stop:  # how tyro ends after --help, or an option that it does not know
+    except SystemExit as stop:  # tyro exits after --help and after an unknown option
         return stop.code if isinstance(stop.code, int) else 2
 
 
 @contextmanager
 def _exit_on_interrupt() -> Iterator[None]:
-    """Inside, Ctrl-C ends the process at once.
+    """Context in which Ctrl-C ends the process immediately.
 
-    A KeyboardInterrupt in the middle of importing torch may surface as another error, or as a traceback that Python
-    prints and ignores. There is nothing to save yet.
+    A KeyboardInterrupt while torch is imported may surface as another error, or as a traceback that Python prints and
+    ignores. Nothing needs to be saved at this point.
     """
 
-    def leave(*_: object) -> None:
+    def exit_now(*_: object) -> None:
         os.write(2, f"{INTERRUPTED}\n".encode())
         os._exit(Interrupted.exit_code)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, leave)
+    previous = signal.signal(signal.SIGINT, exit_now)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)

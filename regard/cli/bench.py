@@ -1,4 +1,4 @@
-"""`regard bench`: ours beside every peer that is installed."""
+"""`regard bench`: benchmarks of Regard and of installed peer libraries."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from regard.bench import (
-    Report,
+    BenchReport,
     ScoreReport,
     bench_attention,
     bench_decoding,
@@ -17,13 +17,12 @@ from regard.bench import (
     bench_scores,
     bench_training,
 )
-from regard.bench.score_comparison import Family, ScoreRow
-from regard.cli.common import note, parse
+from regard.bench.score_comparison import Family, ScoreMeasurement
+from regard.cli.common import DeviceOption, parse, print_note
 from regard.errors import RegardError
-from regard.pipelines import Device
 
-What = Literal["attention", "growth", "training", "decoding", "recording", "scores"]
-BENCHES: dict[str, Callable[..., Report | ScoreReport]] = {
+Benchmark = Literal["attention", "growth", "training", "decoding", "recording", "scores"]
+BENCHES: dict[str, Callable[..., BenchReport | ScoreReport]] = {
     "attention": bench_attention,
     "growth": bench_growth,
     "training": bench_training,
@@ -31,7 +30,7 @@ BENCHES: dict[str, Callable[..., Report | ScoreReport]] = {
     "recording": bench_recording,
     "scores": bench_scores,
 }
-TAKES: dict[str, tuple[str, ...]] = {
+BENCH_OPTIONS: dict[str, tuple[str, ...]] = {
     "attention": ("lengths", "scores", "masks", "compiled"),
     "growth": ("lengths", "scores", "compiled"),
     "training": ("compiled",),
@@ -43,68 +42,74 @@ TAKES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """Benchmark this machine, and Regard against every peer library that is installed: medians, in one table.
+    """Benchmark Regard and installed peer libraries on this machine; prints a table of medians.
 
-    attention: every score and mask, forward, and forward and backward, and the overhead of a call.
-    growth: time and memory of every score as sequences grow, to where each way to compute it runs out.
-    training: tokens a second of whole steps, as by default, beside other libraries' models of the same shape.
-    decoding: sentences a second, greedily and with a beam, beside transformers and CTranslate2.
-    recording: what it costs to look at the weights of a language model, beside transformers.
-    scores: a model trained with each of the six scores, and one without attention, on the same sentence pairs.
+    attention: every score and mask, forward and backward, and the overhead per call.
+    growth: time and memory of every score with increasing length, up to the limit of each implementation.
+    training: tokens per second of full training steps, compared with models of the same shape in other libraries.
+    decoding: sentences per second of greedy and beam search, compared with transformers and CTranslate2.
+    recording: cost of recording the attention weights of a language model, compared with transformers.
+    scores: quality of models trained with each of the six scores and without attention, on the same sentence pairs.
     """
 
-    what: Annotated[What, tyro.conf.Positional]
-    device: Device = "auto"
-    lengths: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")] = ()
-    """lengths of sequences; chosen for the device when not given"""
-    scores: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SCORE")] = ()
-    """only these scores"""
-    masks: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MASK")] = ()
-    """only these masks: none, causal, padding, causal+padding"""
-    rounds: int | None = None
-    """how many turns each entrant has, of which the median counts"""
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE")] = ()
-    """scores: files of sentence pairs; the built-in phrasebook when not given"""
+    benchmark: Annotated[Benchmark, tyro.conf.Positional]
+    """benchmark to run"""
+    device: DeviceOption = "auto"
+    lengths: Annotated[
+        tuple[int, ...], tyro.conf.arg(metavar="N", help_behavior_hint="(default: chosen for the device)")
+    ] = ()
+    """sequence lengths in tokens"""
+    scores: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SCORE", help_behavior_hint="(default: all)")] = ()
+    """scores to measure"""
+    masks: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MASK", help_behavior_hint="(default: all)")] = ()
+    """masks to measure: none, causal, padding, causal+padding"""
+    rounds: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """measurements per row, of which the median is reported"""
+    data: Annotated[
+        tuple[str, ...], tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: the built-in phrasebook)")
+    ] = ()
+    """scores: files of sentence pairs"""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """scores: training steps of each model"""
-    family: Family | None = None
-    """scores: family of the models; seq2seq when not given"""
-    compiled: bool = True
-    """without the peers that torch.compile makes, which take seconds each"""
+    """scores: training steps per model"""
+    family: Annotated[Family | None, tyro.conf.arg(help_behavior_hint="(default: seq2seq)")] = None
+    """scores: model family"""
+    compiled: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = True
+    """leave out torch.compile, which takes seconds per measurement"""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.json")] = None
-    """write the rows here too"""
+    """output file of the measurements"""
     plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
-    """draw them here"""
+    """output file of a plot, .png or .svg"""
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "bench", argv)
     for path, forms in ((options.out, (".json",)), (options.plot, (".png", ".svg"))):
-        if path is not None and path.suffix not in forms:  # said before the minute of measuring, not after it
-            raise RegardError(f"{path}: not a name for what is to be written.", f"End it in {' or '.join(forms)}.")
+        if path is not None and path.suffix not in forms:  # checked before the measurements, which take minutes
+            raise RegardError(f"{path}: expected a file name ending in {' or '.join(forms)}.", "Change the ending.")
     if options.rounds is not None and options.rounds < 1:
-        raise RegardError(f"{options.rounds} rounds measure nothing.", "Give --rounds 1 or more.")
+        raise RegardError(f"--rounds must be at least 1 (got {options.rounds}).", "Pass a positive number.")
     for name in ("lengths", "scores", "masks", "data", "steps", "family", "rounds", "plot"):
-        takes = (*TAKES[options.what], *(() if options.what == "scores" else ("rounds", "plot")))
-        if getattr(options, name) not in (None, ()) and name not in takes:
-            raise RegardError(f"bench {options.what} has no --{name}.", "Leave it out.")
-    report = _report(options)
+        supported = (*BENCH_OPTIONS[options.benchmark], *(() if options.benchmark == "scores" else ("rounds", "plot")))
+        if getattr(options, name) not in (None, ()) and name not in supported:
+            raise RegardError(f"bench {options.benchmark} does not support --{name}.", "Leave it out.")
+    report = _run_benchmark(options)
     print(report)
     if options.out is not None:
         report.save(options.out)
-    if options.plot is not None and isinstance(report, Report):
+    if options.plot is not None and isinstance(report, BenchReport):
         report.plot(options.plot)
     return 0
 
 
-def _report(options: Options) -> Report | ScoreReport:
-    function, taken = BENCHES[options.what], {name: getattr(options, name) for name in TAKES[options.what]}
-    if options.what == "scores":
-        taken = {name: value for name, value in taken.items() if value is not None} | {"on_row": _say}
+def _run_benchmark(options: Options) -> BenchReport | ScoreReport:
+    function = BENCHES[options.benchmark]
+    arguments = {name: getattr(options, name) for name in BENCH_OPTIONS[options.benchmark]}
+    if options.benchmark == "scores":
+        arguments = {name: value for name, value in arguments.items() if value is not None} | {"on_row": _print_row}
     if options.rounds is not None:
-        taken["rounds"] = options.rounds
-    return function(options.device, **taken)
+        arguments["rounds"] = options.rounds
+    return function(options.device, **arguments)
 
 
-def _say(row: ScoreRow) -> None:
-    note(f"{row.score}: {row.seconds:.0f} s")
+def _print_row(row: ScoreMeasurement) -> None:
+    print_note(f"{row.score}: {row.seconds:.0f} s")

@@ -1,4 +1,4 @@
-"""Arguments, data and progress that several commands share."""
+"""Arguments, input, data and progress shared by the commands."""
 
 import logging
 import os
@@ -11,68 +11,76 @@ from itertools import islice
 from pathlib import Path
 from queue import Queue
 from threading import Thread
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from regard.data import Tokenizer, read_pairs
-from regard.data.phrasebook import phrasebook_pairs, words
+from regard.data import Tokenizer
 from regard.data.text.compression import STDIN
 from regard.data.text.readers import numbered_lines
 from regard.errors import RegardError
-from regard.evaluation.alignment import Words
-from regard.interop.onnx.onnx_runner import holds_graphs, open_onnx
-from regard.pipelines import Device, ImageModel, LanguageModel, TextEncoder, Translator, load
-from regard.training.recipe import PHRASEBOOK
-from regard.training.run_log import OnProgress, progress_bar, show_progress
-from regard.viewer import Link
+from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
+from regard.pipelines import Device, ImageModel, TextEncoder, TextGenerator, Translator, load
+from regard.progress import OnProgress, progress_bar, show_progress
 
 TEST_SIZE = 1000
-# Texts that are processed together: they are sorted by length into batches. Fewer where fewer have arrived.
-BLOCK = 1024
-# A text with at least this share of unknown characters is warned of.
+# Texts per block; a block is sorted by length into batches. Blocks of a stream may be smaller.
+BLOCK_SIZE = 1024
+# Share of unknown characters in a text from which a warning is printed.
 UNKNOWN_SHARE = 0.5
 
-Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help="the model folder")]
+# Hint that replaces the default value in the help of options that are off or empty by default.
+NO_HINT = ""
+Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help="model folder")]
 Ensemble = Annotated[
-    tuple[Path, ...], tyro.conf.arg(metavar="MODEL", help="further models, of the same tokenisers, that vote with it")
+    tuple[Path, ...],
+    tyro.conf.arg(
+        metavar="MODEL", help="further translators of an ensemble, with the same tokenizers", help_behavior_hint=NO_HINT
+    ),
 ]
 Data = Annotated[
     tuple[str, ...],
     tyro.conf.arg(
         metavar="FILE",
-        help='two parallel files, or TSV, CSV or JSONL; plain or compressed; "-": stdin; phrasebook: the built-in test '
-        "split; pictures: a folder, a table (.csv), .npz, idx",
+        help='two parallel files, or TSV, CSV or JSONL; plain or compressed; "-": standard input; phrasebook: the '
+        "built-in test split; images: a folder, .csv, .npz or idx",
     ),
 ]
 Columns = Annotated[
     tuple[str, ...],
     tyro.conf.arg(
         metavar="COLUMN",
-        help="columns of source and target, or of text and label: names of a header or of JSONL fields, or numbers "
+        help="columns of source and target, or of text and label: names of the header or of JSONL fields, or numbers "
         "from 1",
+        help_behavior_hint=NO_HINT,
     ),
 ]
-Truncate = Annotated[bool, tyro.conf.arg(help="cut lines to the length that the model was trained on")]
+Truncate = Annotated[
+    bool, tyro.conf.arg(help="truncate inputs to the maximum length in training", help_behavior_hint=NO_HINT)
+]
 Empty = Annotated[
     bool,
-    tyro.conf.arg(help="an answer may be nothing; for models that were trained on questions without an answer too"),
+    tyro.conf.arg(
+        help="allow empty answers, for models trained with unanswerable questions", help_behavior_hint=NO_HINT
+    ),
 ]
 
-Quiet = Annotated[bool, tyro.conf.arg(help="print results and errors only")]
+Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint=NO_HINT)]
+DeviceOption = Annotated[Device, tyro.conf.arg(help="device to run on")]
+Quiet = Annotated[bool, tyro.conf.arg(help="print only results and errors", help_behavior_hint=NO_HINT)]
 
 Options = TypeVar("Options")
-M = TypeVar("M", Translator, LanguageModel, TextEncoder, ImageModel)
+M = TypeVar("M", Translator, TextGenerator, TextEncoder, ImageModel)
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
 _CONFIG = (tyro.conf.FlagCreatePairsOff,)
 _registry = tyro.constructors.ConstructorRegistry()
-# Whether --quiet was given to the command that is running.
+# Whether the running command has --quiet.
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
 @_registry.primitive_rule
-def _named_values(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-    """Numbers and texts, called N, X and TEXT in the help."""
+def _plain_values(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """Numbers and strings: N, X and TEXT in the help."""
     kind: Any = info.type
     if kind not in _METAVARS:
         return None
@@ -86,95 +94,87 @@ def _named_values(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructor
 
 
 def parse(options: type[Options], command: str, argv: list[str]) -> Options:
-    """The options of a command, from the command line; `quiet` among them silences remarks and progress."""
-    found = tyro.cli(options, prog=f"regard {command}", args=argv, config=_CONFIG, registry=_registry)
-    quiet = getattr(found, "quiet", False)
+    """Parse the options of a command; --quiet turns off notes and progress."""
+    parsed = tyro.cli(options, prog=f"regard {command}", args=argv, config=_CONFIG, registry=_registry)
+    quiet = getattr(parsed, "quiet", False)
     _quiet.set(quiet)
     logging.getLogger("regard").setLevel(logging.ERROR if quiet else logging.NOTSET)
-    return found
+    return parsed
 
 
-def note(text: str) -> None:
-    """Prints a remark to stderr, unless --quiet was given."""
+def print_note(text: str) -> None:
+    """Print a note to stderr, unless --quiet is set."""
     if not _quiet.get():
         print(text, file=sys.stderr, flush=True)
 
 
 def open_model(model: Path, device: Device, expect: type[M], ensemble: Sequence[Path] = ()) -> M:
-    """Open a model folder, a folder of ONNX graphs, or several translators as an ensemble."""
-    graphs = [folder for folder in (model, *ensemble) if holds_graphs(folder)]
+    """Load a model folder, a folder of ONNX graphs, or an ensemble of translators."""
+    graphs = [folder for folder in (model, *ensemble) if is_onnx_folder(folder)]
     if not graphs:
         return load([model, *ensemble] if ensemble else model, device, expect=expect)
     if ensemble:
         raise RegardError(
-            f"{graphs[0]} holds ONNX graphs, which cannot be part of an ensemble.",
-            "Name the model folder that it was exported from.",
+            f"{graphs[0]} contains ONNX graphs, which cannot be part of an ensemble.",
+            "Pass the model folder that it was exported from.",
         )
     if device not in ("auto", "cpu"):
-        raise RegardError(f"{model} holds ONNX graphs, which run on CPUs.", "Use device auto or cpu.")
-    return open_onnx(model, expect=expect)
+        raise RegardError(f"{model} contains ONNX graphs, which run only on the CPU.", "Use --device auto or cpu.")
+    return load_onnx(model, expect=expect)
 
 
-class Examples(NamedTuple):
-    """Pairs to be judged by; gold alignments where there are some, and the words that they number."""
-
-    pairs: list[tuple[str, str]]
-    gold: list[list[Link]] | None = None
-    words: Words = str.split
-
-
-def read_examples(files: Sequence[str], columns: Sequence[str] = ()) -> Examples:
-    """The pairs of files, or those of the phrasebook's test split with their gold alignments."""
-    if tuple(files) == (PHRASEBOOK,):
-        return phrasebook_examples("test", TEST_SIZE)
-    return Examples(read_pairs(files, columns))
+Texts = Annotated[
+    tuple[str, ...],
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="TEXT", help_behavior_hint="(default: lines of --input or standard input)"),
+]
+Input = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="FILE", help="input file with one text per line, plain or compressed", help_behavior_hint=NO_HINT
+    ),
+]
 
 
-def phrasebook_examples(split: Literal["val", "test"], size: int) -> Examples:
-    drawn = phrasebook_pairs(split, size)
-    return Examples([(one.source, one.target) for one in drawn], [list(one.alignment) for one in drawn], words)
+def read_texts(texts: tuple[str, ...], file: Path | None, prompt: str) -> Iterator[tuple[str, str]]:
+    """The input texts of a command, each with its name: arguments, or the lines of a file or of standard input.
 
-
-Texts = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
-Input = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help="a file of lines, plain or compressed")]
-
-
-def numbered_texts(texts: tuple[str, ...], file: Path | None, invitation: str) -> Iterator[tuple[str, str]]:
-    """The texts of a command, each with its name: its arguments, or the lines of a file or of standard input."""
+    `prompt` is printed when the input is typed in a terminal.
+    """
     if texts and file is not None:
-        raise RegardError("Both --input and lines as arguments are given.", "Give one of them.")
+        raise RegardError("--input and texts as arguments cannot be combined.", "Use one of them.")
     file = None if file == Path(STDIN) else file
     for number, text in enumerate(texts, 1):
-        yield f"text {number}", as_text(text, f"text {number}")
+        yield f"text {number}", check_utf8(text, f"text {number}")
     if texts:
         return
     if file is None and sys.stdin.isatty():
-        note(f"{invitation}; Ctrl-D ends.")
+        print_note(f"{prompt}; finish with Ctrl-D.")
     name = "stdin" if file is None else str(file)
     for number, line in numbered_lines(STDIN if file is None else file):
         yield f"{name}, line {number}", line
 
 
-Named = tuple[str, str]
-"""a text with the name that errors call it by"""
-
+NamedText = tuple[str, str]
+"""name of a text for error messages, and the text"""
 
 Check = Callable[[str, str], object]
+"""called with a text and its name; raises an error if the text is invalid"""
 
 
-def named_blocks(
-    texts: tuple[str, ...], file: Path | None, invitation: str, *, check: Check | None = None, size: int | None = None
-) -> Iterator[list[Named]]:
-    """Named texts in blocks of `size` (default BLOCK); from a pipe or a terminal, of those that have arrived.
+def read_blocks(
+    texts: tuple[str, ...], file: Path | None, prompt: str, *, check: Check | None = None, size: int | None = None
+) -> Iterator[list[NamedText]]:
+    """The input texts of a command (see `read_texts`) in blocks of `size`, by default BLOCK_SIZE.
 
-    `check(text, name)` raises an error for a text that cannot be processed. Where that happens, or reading fails, the
-    texts before it come first.
+    From a pipe or a terminal, a block contains the lines available so far. `check(text, name)` raises an error for an
+    invalid text; the texts before an invalid or unreadable one are yielded first.
     """
-    size = size or BLOCK
-    lines = numbered_texts(texts, file, invitation)
-    arriving = not texts and file in (None, Path(STDIN)) and _delivers_lines()
+    size = size or BLOCK_SIZE
+    lines = read_texts(texts, file, prompt)
+    is_stream = not texts and file in (None, Path(STDIN)) and _stdin_is_stream()
     items = _until_error(lines, check)
-    for block in _arrived(items, size) if arriving else iter(lambda: list(islice(items, size)), []):
+    for block in _available_blocks(items, size) if is_stream else iter(lambda: list(islice(items, size)), []):
         failure = block.pop() if isinstance(block[-1], RegardError) else None
         if block:
             yield block  # type: ignore[misc]
@@ -182,8 +182,8 @@ def named_blocks(
             raise failure  # type: ignore[misc]
 
 
-def _until_error(lines: Iterator[Named], check: Check | None) -> Iterator[Named | RegardError]:
-    """The texts before the first error, and that error."""
+def _until_error(lines: Iterator[NamedText], check: Check | None) -> Iterator[NamedText | RegardError]:
+    """The texts before the first error, followed by the error."""
     try:
         for name, text in lines:
             if check is not None:
@@ -193,56 +193,56 @@ def _until_error(lines: Iterator[Named], check: Check | None) -> Iterator[Named 
         yield error
 
 
-def _delivers_lines() -> bool:
-    """Whether standard input is a pipe or a terminal, which may deliver a line at a time."""
+def _stdin_is_stream() -> bool:
+    """Whether standard input is a pipe or a terminal, where lines may arrive one at a time."""
     try:
         return not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
     except (OSError, ValueError):
         return False
 
 
-def _arrived(items: Iterator[Named | RegardError], size: int) -> Iterator[list[Named | RegardError]]:
-    """Blocks of what a thread has read since the last one, at most `size`."""
-    waiting: Queue[Named | RegardError | None] = Queue(2 * size)
+def _available_blocks(items: Iterator[NamedText | RegardError], size: int) -> Iterator[list[NamedText | RegardError]]:
+    """Blocks of the items that a thread has read since the last block, at most `size`."""
+    queue: Queue[NamedText | RegardError | None] = Queue(2 * size)
 
     def read() -> None:
         for item in items:
-            waiting.put(item)
-        waiting.put(None)
+            queue.put(item)
+        queue.put(None)
 
-    # In a copy of this context, so that --quiet holds in the thread too.
+    # In a copy of this context, so that --quiet applies to the thread.
     Thread(target=copy_context().run, args=(read,), daemon=True).start()
     ended = False
     while not ended:
-        block = [waiting.get()]
-        while len(block) < size and block[-1] is not None and not waiting.empty():
-            block.append(waiting.get())
+        block = [queue.get()]
+        while len(block) < size and block[-1] is not None and not queue.empty():
+            block.append(queue.get())
         ended = block[-1] is None
-        if found := [item for item in block if item is not None]:
-            yield found
+        if items_read := [item for item in block if item is not None]:
+            yield items_read
 
 
 class UnknownCharacters:
-    """Warns once of a text that the tokenizer mostly does not know, such as one in another script."""
+    """Warns once about a text with mostly unknown characters, such as one in another script."""
 
     def __init__(self, tokenizer: Tokenizer, unk: int) -> None:
-        self.tokenizer, self.unk, self.warned = tokenizer, unk, False
+        self.tokenizer, self.unk, self.has_warned = tokenizer, unk, False
 
     def check(self, text: str, name: str) -> None:
-        if self.warned:
+        if self.has_warned:
             return
-        encoding = self.tokenizer.library.encode(text, add_special_tokens=False)
+        encoding = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
         spans = [span for token, span in zip(encoding.ids, encoding.offsets) if token == self.unk]
         covered = {i for begin, end in spans for i in range(begin, end)}
         letters = [i for i, letter in enumerate(text) if not letter.isspace()]
         share = sum(i in covered for i in letters) / max(1, len(letters))
         if share >= UNKNOWN_SHARE:
-            self.warned = True
-            note(f"{name}: {share:.0%} of the characters are unknown to the model's tokenizer.")
+            self.has_warned = True
+            print_note(f"{name}: {share:.0%} of the characters are unknown to the model's tokenizer.")
 
 
 def plot_format(path: Path) -> str:
-    """The format of a figure by its file name: png or svg.
+    """The format of a plot by its file name: png or svg.
 
     >>> plot_format(Path("confusion.SVG"))
     'svg'
@@ -253,8 +253,8 @@ def plot_format(path: Path) -> str:
     return form
 
 
-def as_text(argument: str, name: str) -> str:
-    """An argument of the command line, if it is text: the shell passes any bytes on."""
+def check_utf8(argument: str, name: str) -> str:
+    """Return a command line argument if it is valid UTF-8; the shell passes on any bytes."""
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -263,17 +263,20 @@ def as_text(argument: str, name: str) -> str:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[OnProgress]:
-    """A progress bar on stderr, if that is a terminal and stdout is not: call it with (done, total)."""
+def streaming_progress(label: str) -> Iterator[OnProgress]:
+    """Progress of a command that prints results as it runs: a bar if stderr is a terminal and stdout is not.
+
+    The callback is called with (done, total).
+    """
     if _quiet.get() or not sys.stderr.isatty() or sys.stdout.isatty():
         yield lambda done, total: None
         return
-    with progress_bar(what) as on_progress:
+    with progress_bar(label) as on_progress:
         yield on_progress
 
 
 @contextmanager
-def steps_of(what: str) -> Iterator[OnProgress]:
-    """Progress of a command whose results come at the end: a bar on a terminal, lines in a log, nothing if --quiet."""
-    with show_progress(what, silent=_quiet.get()) as on_progress:
+def batch_progress(label: str) -> Iterator[OnProgress]:
+    """Progress of a command that prints results at the end: a bar on a terminal, else log lines; none with --quiet."""
+    with show_progress(label, silent=_quiet.get()) as on_progress:
         yield on_progress

@@ -13,7 +13,7 @@ from regard.cli.common import parse
 from regard.cli.train_options import every_option
 from regard.recipes import recipe_names
 
-# Commands, then the options of the command; recipes where a word stands that no option takes; file names otherwise.
+# Completes commands, then the options of the command; recipes where a positional argument is expected; else file names.
 BASH = """\
 _regard() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} words=
@@ -31,13 +31,14 @@ ZSH = "autoload -Uz compinit && compinit\nautoload -Uz bashcompinit && bashcompi
 
 @dataclass(frozen=True)
 class Options:
-    """Print a completion script, for the file that a shell reads when it starts.
+    """Print a shell completion script, to be sourced in the startup file of the shell.
 
     bash: source <(regard completion bash). zsh: source <(regard completion zsh). fish: regard completion fish | source.
-    To start shells faster, write the script to a file once and source that file.
+    For faster startup, write the script to a file once and source that file.
     """
 
     shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]
+    """shell to complete in"""
 
 
 def run(argv: list[str]) -> int:
@@ -47,30 +48,31 @@ def run(argv: list[str]) -> int:
 
 
 def bash_script() -> str:
-    """The script for bash, which zsh understands too."""
+    """The script for bash, which also works in zsh."""
     options = "\n".join(f'        *,{name},-*) words="{" ".join(option_names(name))}" ;;' for name in COMMANDS)
     return BASH.format(commands=" ".join(COMMANDS), options=options, recipes=" ".join(recipe_names()))
 
 
 def fish_script() -> str:
+    """The script for fish."""
     lines = []
     for name, command in COMMANDS.items():
         lines.append(f"complete -c regard -n __fish_use_subcommand -a {name} -d '{command.summary}'")
-        here = f"-n '__fish_seen_subcommand_from {name}'"
-        lines += [f"complete -c regard {here} -l {option.removeprefix('--')}" for option in option_names(name)]
+        condition = f"-n '__fish_seen_subcommand_from {name}'"
+        lines += [f"complete -c regard {condition} -l {option.removeprefix('--')}" for option in option_names(name)]
         if name in ("train", "recipes"):
-            lines.append(f"complete -c regard {here} -a '{' '.join(recipe_names())}'")
+            lines.append(f"complete -c regard {condition} -a '{' '.join(recipe_names())}'")
     return "\n".join(lines) + "\n"
 
 
 def option_names(command: str) -> list[str]:
-    """The options of a command: for `train` those of all families, for others those that its help lists.
+    """The options of a command: for `train` those of all families, for other commands those in its help.
 
     >>> option_names("recipes")
     ['--help']
     """
     if command == "train":
         return [f"--{name}" for option in every_option().values() for name in option.names]
-    with contextlib.redirect_stdout(io.StringIO()) as shown:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         main([command, "--help"])
-    return re.findall(r"^[│ ] (?:-h, )?(--[\w-]+)", shown.getvalue(), re.M)
+    return re.findall(r"^[│ ] (?:-h, )?(--[\w-]+)", output.getvalue(), re.M)

@@ -11,20 +11,21 @@ import tyro
 from regard.cli.common import Model, parse
 from regard.cli.train_options import as_toml
 from regard.config_reader import read_json
-from regard.models import family_of
+from regard.models import family_name
 from regard.pipelines import read_config
-from regard.training.recipe import DERIVED, Recipe, recipe_table
+from regard.training.recipe import DERIVED, Recipe, recipe_to_dict
 
 
 @dataclass(frozen=True)
 class Options:
     """Show the configuration of a model: regard config show MODEL > recipe.toml
 
-    It is the recipe that the model was trained with, which `regard train` reads. A model that was imported has no
-    recipe, only a [model] table. What follows from the data, such as the vocabulary sizes, is shown in comments.
+    Print the recipe that the model was trained with, as input of `regard train`. An imported model has no recipe, only
+    a [model] table. Values derived from the data, such as vocabulary sizes, are printed as comments.
     """
 
     action: Annotated[Literal["show"], tyro.conf.Positional]
+    """show: print the configuration"""
     model: Model
 
 
@@ -32,16 +33,16 @@ def run(argv: list[str]) -> int:
     options = parse(Options, "config", argv)
     config = read_config(options.model)[0]
     values = dataclasses.asdict(config)
-    free = {name: value for name, value in values.items() if name not in DERIVED}
-    print(toml_text(_read_recipe(options.model) or {"model": {"family": family_of(config)} | free}))
-    print("\n# From the data:")
-    for name in (name for name in values if name not in free):
+    chosen = {name: value for name, value in values.items() if name not in DERIVED}
+    print(toml_text(_read_recipe(options.model) or {"model": {"family": family_name(config)} | chosen}))
+    print("\n# Derived from the data:")
+    for name in (name for name in values if name not in chosen):
         print(f"# {name} = {as_toml(values[name])}")
     return 0
 
 
 def _read_recipe(model: Path) -> dict[str, Any]:
-    """The recipe that a model was trained with; empty where there is none."""
+    """The recipe that a model was trained with; empty if there is none."""
     path = model / "training.json"
     return read_json(path).get("recipe", {}) if path.exists() else {}
 
@@ -52,11 +53,11 @@ def recipe_toml(recipe: Recipe) -> str:
     >>> recipe_toml(Recipe()).splitlines()[0]
     'task = "translate"'
     """
-    return toml_text(recipe_table(recipe))
+    return toml_text(recipe_to_dict(recipe))
 
 
 def toml_text(table: Mapping[str, Any]) -> str:
-    """The tables of a recipe as TOML. A target tokenizer of the source's kind, None elsewhere, is written as that kind.
+    """The tables of a recipe as TOML. A `target_kind` of None is written as the `kind` that it stands for.
 
     >>> print(toml_text({"task": "mask", "train": {"steps": 5}}))
     task = "mask"
@@ -67,6 +68,6 @@ def toml_text(table: Mapping[str, Any]) -> str:
     lines = [f"{key} = {as_toml(value)}" for key, value in table.items() if not isinstance(value, Mapping)]
     for name, section in table.items():
         if isinstance(section, Mapping):
-            stated = {key: section.get("kind") if value is None else value for key, value in section.items()}
-            lines += ["", f"[{name}]", *(f"{key} = {as_toml(value)}" for key, value in stated.items())]
+            values = {key: section.get("kind") if value is None else value for key, value in section.items()}
+            lines += ["", f"[{name}]", *(f"{key} = {as_toml(value)}" for key, value in values.items())]
     return "\n".join(lines).strip()

@@ -1,4 +1,4 @@
-"""`regard demo`: train a small English-French translator and show what it attends to."""
+"""`regard demo`: train a small English-French translator and show its attention."""
 
 import sys
 import time
@@ -11,22 +11,29 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from regard.cli.common import Quiet, note, parse, phrasebook_examples
+from regard.cli.common import Quiet, parse, print_note
 from regard.decode import DecodeConfig
+from regard.evaluation import text_scores
+from regard.evaluation.evaluators import phrasebook_examples
 from regard.models import TransformerConfig
 from regard.pipelines import Translator
-from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_dataset, text_scores, train
+from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_dataset, run_recipe
 from regard.viewer import align, alignment_error_rate, best_layer, look
 
 SENTENCE = "The cat chased the mouse."
-SHOWN = (SENTENCE, "She did not eat the green apples.", "Did the old woman see him?", "We went to the beach yesterday.")
+EXAMPLES = (
+    SENTENCE,
+    "She did not eat the green apples.",
+    "Did the old woman see him?",
+    "We went to the beach yesterday.",
+)
 TEST_SENTENCES = 1000
 
 
 def demo_recipe(seed: int = 1) -> Recipe:
-    """The textbook Transformer (pre-norm), small enough to learn the phrasebook in under a minute on two cores.
+    """A small pre-norm Transformer that learns the phrasebook in under a minute on two cores.
 
-    Muon matters: 700 steps of Adam end at 95% exact matches; only with rotary positions and QK-norm at 99%.
+    Muon matters: 700 steps of Adam reach 95% exact matches, or 99% with rotary positions and QK-norm.
     """
     return Recipe(
         data=DataConfig(phrasebook_size=80_000),
@@ -62,39 +69,39 @@ def demo_recipe(seed: int = 1) -> Recipe:
 class Options:
     """Train a small English-French translator on the built-in phrasebook, in about a minute."""
 
-    out: Annotated[Path, tyro.conf.arg(help="where the model, the picture and the page go")] = Path("demo")
-    seed: Annotated[int, tyro.conf.arg(metavar="N", help="seed of the training run")] = 1
+    out: Annotated[Path, tyro.conf.arg(help="output folder of the model, the plot and the page")] = Path("demo")
+    seed: Annotated[int, tyro.conf.arg(metavar="N", help="random seed of the training run")] = 1
     quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "demo", argv)
-    note("Training on English-French sentences generated from a small grammar.")
+    print_note("Training on English-French sentences generated from a small grammar.")
     recipe = demo_recipe(options.seed)
     dataset = read_dataset("translate", recipe.data)
-    began = time.monotonic()
-    translator = train(recipe, options.out, dataset=dataset, quiet=options.quiet)
-    trained = time.monotonic() - began
+    start = time.monotonic()
+    translator = run_recipe(recipe, options.out, dataset=dataset, quiet=options.quiet)
+    seconds = time.monotonic() - start
     # A model this small runs fastest on one thread.
     torch.set_num_threads(1)
-    _measure(translator, trained)
-    for sentence, translation in zip(SHOWN, translator.translate(SHOWN)):
+    _print_scores(translator, seconds)
+    for sentence, translation in zip(EXAMPLES, translator.translate(EXAMPLES)):
         print(f"{sentence}  →  {translation[0].text}")
-    seen = look(translator, SENTENCE, name=options.out.resolve().name)
-    picture, page = options.out / "attention.png", options.out / "attention.html"
-    seen.save(picture)
-    seen.save(page)
+    attention = look(translator, SENTENCE, name=options.out.resolve().name)
+    plot, page = options.out / "attention.png", options.out / "attention.html"
+    attention.save(plot)
+    attention.save(page)
     sys.stdout.flush()
-    note(
-        f"\nAttention of each French word: {picture}; every layer and head, in a browser: {page}\n"
-        f'Attention during training, step by step: regard look {options.out} "{SENTENCE}" --steps\n'
+    print_note(
+        f"\nAttention of each French word: {plot}. All layers and heads, in a browser: {page}\n"
+        f'Attention at every saved training step: regard look {options.out} "{SENTENCE}" --steps\n'
         f'Next: regard translate {options.out} "Your sentence here."   or   regard train --data pairs.tsv --out model'
     )
     return 0
 
 
-def _measure(translator: Translator, trained: float) -> None:
-    """Prints scores on sentences whose verb-object or adjective-noun pairs do not occur in the training data."""
+def _print_scores(translator: Translator, seconds: float) -> None:
+    """Print scores on sentences whose verb-object or adjective-noun pairs do not occur in the training data."""
     test, validation = phrasebook_examples("test", TEST_SENTENCES), phrasebook_examples("val", 200)
     outputs = translator.translate([source for source, _ in test.pairs], DecodeConfig(method="greedy"))
     scores = text_scores([best[0].text for best in outputs], [target for _, target in test.pairs])
@@ -109,5 +116,5 @@ def _measure(translator: Translator, trained: float) -> None:
     table.add_row("exact matches", f"{scores.exact_match:.1f} %")
     table.add_row("BLEU", f"{scores.bleu:.2f}")
     table.add_row(f"alignment error rate of {layer}", f"{100 * alignment_error_rate(links, test.gold or []):.1f} %")
-    table.add_row("training took", f"{trained:.0f} s")
+    table.add_row("training time", f"{seconds:.0f} s")
     Console().print(table)

@@ -1,4 +1,4 @@
-"""`regard export`: write a model in another format."""
+"""`regard export`: convert a model folder to another format."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Annotated
 
 import tyro
 
-from regard.cli.common import Model, Quiet, note, parse
-from regard.interop import export_ctranslate2, export_folder, export_onnx
-from regard.interop.export_targets import Target
+from regard.cli.common import Model, Quiet, parse, print_note
+from regard.interop import export_ctranslate2, export_huggingface, export_onnx
+from regard.interop.export_targets import ExportTarget
 from regard.pipelines import Translator, load
 
 
@@ -16,29 +16,31 @@ from regard.pipelines import Translator, load
 class Options:
     """Export a model to another format: regard export MODEL --to ctranslate2 --out folder
 
-    onnx: graphs of a model of any family, for ONNX Runtime. ctranslate2: translators. huggingface: a folder that
-    transformers opens, as the class that computes exactly the same. A model that the format does not support is an
-    error, and nothing is written; `regard train --for` trains a model that it supports.
+    onnx: graphs for ONNX Runtime, any model family. ctranslate2: translators. huggingface: a folder for transformers,
+    as the class with exactly the same computation. A model that the format does not support is an error, and nothing is
+    written; `regard train --for` trains a model that the format supports.
     """
 
     model: Model
-    to: Target
-    """format"""
+    to: ExportTarget
+    """target format"""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-    """folder to write"""
+    """output folder"""
     quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "export", argv)
     if options.to == "huggingface":
-        name = export_folder(load(options.model, "cpu"), options.out)
-        note(f"{options.out} opens in transformers as {name}.")
+        name = export_huggingface(load(options.model, "cpu"), options.out)
+        print_note(f"Wrote {options.out}, a folder for transformers ({name}).")
         return 0
     if options.to == "ctranslate2":
         export_ctranslate2(load(options.model, "cpu", expect=Translator), options.out)
-        note(f"{options.out} is a model folder for CTranslate2, with its tokenizer.")
+        print_note(f"Wrote {options.out}, a CTranslate2 model with its tokenizer.")
     else:
         export_onnx(load(options.model, "cpu"), options.out)
-        note(f"{options.out} holds ONNX graphs; commands that run a model take the folder, look and info do not.")
+        print_note(
+            f"Wrote ONNX graphs to {options.out}. Commands that run a model accept this folder; look and info do not."
+        )
     return 0

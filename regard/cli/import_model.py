@@ -1,4 +1,4 @@
-"""`regard import`: a model of another program becomes a model folder."""
+"""`regard import`: convert a model from another format to a model folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,45 +6,50 @@ from typing import Annotated
 
 import tyro
 
-from regard.cli.common import Quiet, note, parse
+from regard.cli.common import Quiet, parse, print_note
 from regard.errors import RegardError
-from regard.interop import import_folder, import_llama2c
+from regard.interop import import_huggingface, import_llama2c
 from regard.pipelines import pipeline_kind, save
 
 
 @dataclass(frozen=True)
 class Options:
-    """Import a model of another format as a model folder: regard import FOLDER --out model
+    """Import a model from another format: regard import FOLDER --out model
 
-    FOLDER is in Hugging Face's format (config.json, safetensors, tokeniser): BERT, RoBERTa, XLM-RoBERTa, CamemBERT,
-    DistilBERT, ALBERT, GPT-2, Llama, Qwen2, Qwen3, BART, Marian, T5, ViT, DeiT. Or it is a Vision Transformer of timm:
-    a folder with its config.json, or the safetensors alone. Or it is a checkpoint of llama2.c, with --tokenizer.
-    Nothing in it is run, and no network is touched. A tensor that is missing or not known is an error that names it.
+    Hugging Face: a folder with config.json, safetensors and tokenizer of BERT, RoBERTa, XLM-RoBERTa, CamemBERT,
+    DistilBERT, ALBERT, GPT-2, Llama, Qwen2, Qwen3, BART, Marian, T5, ViT or DeiT. timm: a Vision Transformer, as a
+    folder with config.json or a safetensors file. llama2.c: a checkpoint file, with --tokenizer. No code of the folder
+    is executed, and the network is not used. A missing or unknown tensor is an error that names it.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """folder or file to import"""
     out: Annotated[Path, tyro.conf.arg(metavar="MODEL")]
-    """the model folder to write"""
-    tokenizer: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """llama2.c: the file of its tokenizer"""
+    """output model folder"""
+    tokenizer: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """llama2.c: tokenizer file"""
     quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "import", argv)
     if (options.out / "config.json").exists():
-        raise RegardError(f"{options.out} holds a model already.", "Choose another --out, or delete that folder first.")
+        raise RegardError(
+            f"{options.out} already contains a model.", "Choose another --out, or delete that folder first."
+        )
     if options.model.is_file() and options.model.suffix != ".safetensors":
         if options.tokenizer is None:
-            raise RegardError(f"{options.model} is a file: a checkpoint of llama2.c?", "Give --tokenizer FILE with it.")
-        bundle = import_llama2c(options.model, options.tokenizer)
+            raise RegardError(
+                f"{options.model} is a file; a llama2.c checkpoint requires --tokenizer.", "Pass --tokenizer FILE."
+            )
+        pipeline = import_llama2c(options.model, options.tokenizer)
     else:
-        bundle = import_folder(options.model)
-    save(options.out, bundle)
-    opened = pipeline_kind(bundle.model.config)
-    size = sum(one.numel() for one in bundle.model.parameters())
-    note(
-        f"{opened.says[0].upper()}{opened.says[1:]} of {size / 1e6:.2f} M parameters is in {options.out}. "
-        f"Use it with: {opened.commands}."
+        pipeline = import_huggingface(options.model)
+    save(options.out, pipeline)
+    kind = pipeline_kind(pipeline.model.config)
+    size = sum(one.numel() for one in pipeline.model.parameters())
+    print_note(
+        f"Imported {kind.description} with {size / 1e6:.2f} M parameters to {options.out}. "
+        f"Use it with: {kind.commands}."
     )
     return 0

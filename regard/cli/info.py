@@ -1,4 +1,4 @@
-"""`regard info`: what a model folder holds."""
+"""`regard info`: description of a model folder."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,26 +8,26 @@ from typing import Any
 import torch
 
 from regard.attention import explain
-from regard.cli.common import Model, parse
+from regard.cli.common import DeviceOption, Model, parse
 from regard.data.text.special_tokens import EOS
 from regard.layers.packed import pack
-from regard.models import family_of
-from regard.pipelines import Bundle, Device, ImageModel, LanguageModel, TextEncoder, Translator, load
-from regard.viewer import attentions
+from regard.models import family_name
+from regard.pipelines import ImageModel, Pipeline, Translator, load
+from regard.viewer import attention_names
 
 
 @dataclass(frozen=True)
 class Options:
-    """Describe a model folder: sizes, training, and the kernel of each attention on this machine."""
+    """Describe a model folder: sizes, tokenizers, training, and the kernel of each attention on this device."""
 
     model: Model
-    device: Device = "auto"
+    device: DeviceOption = "auto"
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "info", argv)
-    translator = load(options.model, options.device)
-    for title, facts in _sections(translator):
+    pipeline = load(options.model, options.device)
+    for title, facts in _sections(pipeline):
         print(title)
         width = max((len(name) for name, _ in facts), default=0)
         for name, value in facts:
@@ -38,33 +38,33 @@ def run(argv: list[str]) -> int:
 Facts = list[tuple[str, Any]]
 
 
-def _sections(translator: Bundle) -> Iterator[tuple[str, Facts]]:
-    config = translator.model.config
-    parameters = sum(one.numel() for one in translator.model.parameters())
-    facts: Facts = [("family", family_of(config)), ("parameters", f"{parameters:,}")]
+def _sections(pipeline: Pipeline) -> Iterator[tuple[str, Facts]]:
+    config = pipeline.model.config
+    parameters = sum(one.numel() for one in pipeline.model.parameters())
+    facts: Facts = [("family", family_name(config)), ("parameters", f"{parameters:,}")]
     yield "model", facts + list(dataclasses.asdict(config).items())
-    if isinstance(translator, Translator) and translator.languages:
-        yield "languages", list(zip(("source", "target"), translator.languages))
-    if not isinstance(translator, ImageModel):
-        yield _tokenizers(translator)
-    if translator.training:
-        # The recipe's model is told above, as it became.
-        yield "training", [fact for fact in _flat(translator.training) if not fact[0].startswith("recipe.model.")]
-    if attentions(translator):
-        yield f"attention on {translator.device}", _attentions(translator)
+    if isinstance(pipeline, Translator) and pipeline.languages:
+        yield "languages", list(zip(("source", "target"), pipeline.languages))
+    if not isinstance(pipeline, ImageModel):
+        yield _tokenizers(pipeline)
+    if pipeline.training:
+        # The model section of the recipe is already shown under model.
+        yield "training", [fact for fact in _flat(pipeline.training) if not fact[0].startswith("recipe.model.")]
+    if attention_names(pipeline):
+        yield f"attention on {pipeline.device}", _attentions(pipeline)
 
 
-def _tokenizers(translator: Translator | LanguageModel | TextEncoder) -> tuple[str, Facts]:
-    source, target = translator.tokenizers
+def _tokenizers(pipeline: Pipeline) -> tuple[str, Facts]:
+    source, target = pipeline.tokenizers
     if source is target:
-        side = "both sides" if isinstance(translator, Translator) else "all text"
-        return "tokeniser", [(side, f"{source.kind}, {source.vocab_size:,} entries")]
+        side = "both sides" if isinstance(pipeline, Translator) else "all text"
+        return "tokenizer", [(side, f"{source.kind}, {source.vocab_size:,} entries")]
     sides = (("source", source), ("target", target))
-    return "tokenisers", [(side, f"{one.kind}, {one.vocab_size:,} entries") for side, one in sides]
+    return "tokenizers", [(side, f"{one.kind}, {one.vocab_size:,} entries") for side, one in sides]
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested tables as dotted names; what is empty is not told."""
+    """Nested tables with dotted names; empty values are left out."""
     for name, value in table.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
@@ -73,29 +73,29 @@ def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @torch.inference_mode()
-def _attentions(translator: Bundle) -> Facts:
-    """Each attention's kind and score, and the kernel that takes it when the model runs on 20 tokens or a picture."""
-    ids = [EOS] * min(20, translator.model.config.max_len)
-    taken: Facts = []
+def _attentions(pipeline: Pipeline) -> Facts:
+    """The kind, score and kernel of each attention, for an input of 20 tokens or one image."""
+    ids = [EOS] * min(20, pipeline.model.config.max_len)
+    kernels: Facts = []
     with explain() as choices:
         hooks = []
-        for name in attentions(translator):
-            module = translator.model.get_submodule(name)
+        for name in attention_names(pipeline):
+            module = pipeline.model.get_submodule(name)
 
-            def note(module: torch.nn.Module, *_: Any, name: str = name) -> None:
-                kernel = choices[-1].kernel
-                taken.append((name, f"{module.kind:<6}  {type(module.score).__name__:<9}  kernel {kernel}"))
+            def record_kernel(module: torch.nn.Module, *_: Any, name: str = name) -> None:
+                kernel = choices[-1].backend
+                kernels.append((name, f"{module.kind:<6}  {type(module.score).__name__:<9}  kernel {kernel}"))
 
-            hooks.append(module.register_forward_hook(note))
+            hooks.append(module.register_forward_hook(record_kernel))
         try:
-            if isinstance(translator, Translator):
-                translator.model(*translator.teacher_forced([(ids, ids)]))
-            elif isinstance(translator, ImageModel):
-                channels = translator.model.config.channels
-                translator.model(torch.zeros(1, channels, *translator.size, device=translator.device))
+            if isinstance(pipeline, Translator):
+                pipeline.model(*pipeline.teacher_forced([(ids, ids)]))
+            elif isinstance(pipeline, ImageModel):
+                channels = pipeline.model.config.channels
+                pipeline.model(torch.zeros(1, channels, *pipeline.size, device=pipeline.device))
             else:
-                translator.model(pack([ids]).to(translator.device))
+                pipeline.model(pack([ids]).to(pipeline.device))
         finally:
             for hook in hooks:
                 hook.remove()
-    return list(dict(taken).items())  # Bahdanau's attention is called at every step
+    return list(dict(kernels).items())  # Bahdanau attention is called at every step

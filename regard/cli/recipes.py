@@ -1,4 +1,4 @@
-"""`regard recipes`: the packaged recipes."""
+"""`regard recipes`: list or print the packaged recipes."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,11 +13,13 @@ from regard.recipes import find_recipe, recipe_names, recipe_summary
 class Options:
     """List the packaged recipes, or print one: regard recipes NAME > recipe.toml
 
-    Train with one by its name: regard train NAME --data FILE …
+    To train with a recipe: regard train NAME --data FILE …
     """
 
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ""
-    """the recipe to print"""
+    name: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: list all)")
+    ] = ""
+    """recipe to print"""
 
 
 def run(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""`regard train`: from files to a model folder."""
+"""`regard train`: train a model from files."""
 
 import sys
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from typing import Any
 from regard.cli.config import recipe_toml
 from regard.cli.train_options import full_help, option_name, parse_words, recipe_keys, short_help
 from regard.errors import RegardError
-from regard.interop.export_targets import TARGETS
-from regard.models import family_of
+from regard.interop.export_targets import EXPORT_TARGETS
+from regard.models import family_name
 from regard.recipes import find_recipe, recipe_names
-from regard.training import TASKS, Recipe, read_toml, recipe_from
+from regard.training import TASKS, Recipe, read_toml, recipe_from_dict
 from regard.training.api import resolve_recipe
 from regard.training.run_plan import metric_name
-from regard.training.trainer import train as run_recipe
+from regard.training.trainer import run_recipe
 
 COMMAND_LINE = "the command line"
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The command line of `regard train`, read but not yet checked."""
+    """Parsed, unchecked command line arguments of `regard train`."""
 
     recipe: str = ""
     """path of a recipe, or name of a packaged one"""
@@ -30,39 +30,39 @@ class Arguments:
     start_from: str = ""
     """model folder to fine-tune"""
     export_for: Any = None
-    """export target: the model takes a form that exports there"""
+    """export format that the model must support"""
     quiet: bool = False
     dry_run: bool = False
     help: str = ""
     """which help to show: short or full"""
     options: dict[str, Any] = field(default_factory=dict)
-    """the values of all other options, by key, as text"""
+    """values of all other options as strings, by key"""
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
-    """The arguments; the recipe may be anywhere among them.
+    """Parse the arguments; the recipe may be at any position.
 
     >>> parse_arguments(["--data", "pairs.tsv", "--out", "m", "r.toml"]).recipe
     'r.toml'
     """
     words, options = parse_words(argv)
     for key in ("data.files", "data.validation"):
-        # `--data pairs.tsv recipe.toml`: no data file is named like a recipe.
+        # `--data pairs.tsv recipe.toml`: data files are never named like a recipe.
         words += filter(_is_recipe, options.get(key, ()))
         if key in options:
             options[key] = [word for word in options[key] if not _is_recipe(word)]
             if not options[key]:
-                raise RegardError(f"{option_name(key)}: expected at least one file.", "Name the data after it.")
+                raise RegardError(f"{option_name(key)}: expected at least one file.", "Pass the data files after it.")
     files = [word for word in words if not _is_recipe(word)]
     if len(words) > 1:
         if len(files) == len(words):
             raise RegardError(f"{words[0]} is not a recipe.", f"Did you mean --data {' '.join(words)}?")
         if files:
             raise RegardError(f"Unexpected argument {files[0]}.", f"Did you mean --data {' '.join(files)}?")
-        raise RegardError(f"Two recipes are given: {words[0]} and {words[1]}.", "Name one.")
+        raise RegardError(f"Expected one recipe, got two: {words[0]} and {words[1]}.", "Pass one.")
     for name in ("out", "from"):
         if options.get(name) == "":
-            raise RegardError(f"--{name} is empty.", "Name a folder.")
+            raise RegardError(f"--{name} is empty.", "Pass a folder.")
     return Arguments(
         recipe="".join(words),
         out=options.pop("out", "model"),
@@ -80,14 +80,14 @@ def run(argv: list[str]) -> int:
     options = arguments.options
     path = find_recipe(arguments.recipe) if arguments.recipe else None
     table = read_toml(path) if path else {}
-    # Task and family decide which other keys there are.
+    # Task and family determine the other keys.
     if "task" in options:
         table["task"] = options["task"]
     if "model.family" in options and isinstance(table.setdefault("model", {}), dict):
         table["model"]["family"] = options["model.family"]
     origin = arguments.recipe or COMMAND_LINE
-    plain = recipe_from(table, origin=origin)
-    family = family_of(plain.model)
+    plain = recipe_from_dict(table, origin=origin)
+    family = family_name(plain.model)
     if arguments.help:
         print((full_help if arguments.help == "full" else short_help)(plain.task, family, table))
         return 0
@@ -103,7 +103,7 @@ def run(argv: list[str]) -> int:
         dry_run=arguments.dry_run,
         key_name=_option_hint,
     )
-    bundle = run_recipe(
+    pipeline = run_recipe(
         recipe,
         arguments.out,
         start_from=arguments.start_from or None,
@@ -114,27 +114,27 @@ def run(argv: list[str]) -> int:
     if arguments.dry_run:
         print(recipe_toml(recipe))
     elif not arguments.quiet:
-        _print_result(bundle.training, recipe, arguments.out)
+        _print_result(pipeline.training, recipe, arguments.out)
     return 0
 
 
 def _print_result(training: dict[str, Any], recipe: Recipe, out: str) -> None:
     best = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in training["validation"].items())
     print(
-        f"Kept: the model of step {training['step']}, the {_selection(recipe)}: {best}.\n"
-        f"Loss curves: {out}/loss.png. The model is in {out}. Try: {TASKS[recipe.task].try_it.format(out=out)}",
+        f"Saved the model of step {training['step']}, the {_selection(recipe)}: {best}.\n"
+        f"Model folder: {out}. Loss curves: {out}/loss.png. Try: {TASKS[recipe.task].usage_hint.format(out=out)}",
         file=sys.stderr,
     )
 
 
 def _selection(recipe: Recipe) -> str:
-    by = recipe.train.validate_by
-    return "last" if by == "last" else f"best of all validations by {metric_name(recipe.train)}"
+    criterion = recipe.train.validate_by
+    return "last" if criterion == "last" else f"best of all validations by {metric_name(recipe.train)}"
 
 
 def _target(name: str | None) -> str | None:
-    if name is not None and name not in TARGETS:
-        raise RegardError(f"--for {name} is not an export target.", f"Choose from: {', '.join(TARGETS)}.")
+    if name is not None and name not in EXPORT_TARGETS:
+        raise RegardError(f"--for {name} is not an export format.", f"Choose from: {', '.join(EXPORT_TARGETS)}.")
     return name
 
 

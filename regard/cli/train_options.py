@@ -1,4 +1,4 @@
-"""The options of `regard train`: every key of a recipe, and short names for those people use."""
+"""Options of `regard train`: every key of a recipe, and aliases of the common ones."""
 
 import argparse
 import ast
@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_orig
 
 from regard.attention import SCORES
 from regard.errors import RegardError, did_you_mean
-from regard.interop.export_targets import TARGETS
+from regard.interop.export_targets import EXPORT_TARGETS
 from regard.models import FAMILIES
 from regard.training.recipe import DERIVED, Recipe
 from regard.training.registry import TASKS, families_for
 
-# What the suggestion for the data sets, by section; of [model], by the family that it suggests, and by task.
+# Keys whose values are chosen from the data: by section; for [model], by family and by task.
 CHOSEN: dict[str, set[str]] = {
     "tokenizer": {"kind", "target_kind", "vocab_size", "shared"},
     "transformer": {
@@ -41,7 +41,7 @@ CHOSEN: dict[str, set[str]] = {
     },
     "augment": {"flip", "crop", "zoom", "colour", "random_ops", "cutout"},
 }
-# What takes the place of a value in the help, where the type alone would say too little.
+# Placeholders of values in the help, where the type alone is not informative.
 METAVARS = {
     "data.files": "FILE …",
     "data.validation": "FILE …",
@@ -63,14 +63,14 @@ class Option(NamedTuple):
     """An option of the command line."""
 
     names: tuple[str, ...]
-    """without dashes; the one that people use comes first"""
+    """without dashes; the preferred one comes first"""
     key: str
-    """dotted key of a recipe; or the option's own name, where it is none"""
+    """dotted key of a recipe; for other options their name"""
     metavar: str = ""
-    """what takes the place of the value; ends in … where there may be several; empty: a flag"""
+    """placeholder of the value; ends in … for several values; empty for a flag"""
     help: str = ""
     default: str = ""
-    """as the help shows it; empty: none is shown"""
+    """default in the help; empty: none"""
 
 
 class Alias(NamedTuple):
@@ -78,9 +78,9 @@ class Alias(NamedTuple):
 
     key: str
     help: str = ""
-    """empty: that of the key"""
+    """empty: the help of the key"""
     default: str = ""
-    """where the key has none"""
+    """default in the help, if the key has none"""
 
 
 ALIASES = {
@@ -89,18 +89,18 @@ ALIASES = {
         "two parallel files, or one TSV, CSV or JSONL; plain or compressed; - for standard input; phrasebook for the "
         "built-in pairs; images: a folder, .csv, .npz or idx",
     ),
-    "validation": Alias("data.validation", "validation data in the same form", "a part of the data"),
+    "validation": Alias("data.validation", "validation data in the same format", "a split of the data"),
     "columns": Alias("data.columns"),
     "languages": Alias("data.languages"),
     "family": Alias("model.family"),
-    "steps": Alias("train.steps", "updates of the weights"),
+    "steps": Alias("train.steps", "number of training steps"),
     "time": Alias("train.time"),
-    "lr": Alias("train.lr", "highest learning rate"),
-    "batch-tokens": Alias("train.batch_tokens", "tokens per batch, of the longer side"),
-    "seed": Alias("train.seed", "seed of everything random"),
-    "device": Alias("train.device", "device to train on"),
+    "lr": Alias("train.lr", "peak learning rate"),
+    "batch-tokens": Alias("train.batch_tokens", "tokens per batch, counted on the longer side"),
+    "seed": Alias("train.seed", "random seed"),
+    "device": Alias("train.device", "training device"),
 }
-# In the order of the help: options that are no key of a recipe, and aliases.
+# Options of the short help, in order: aliases, and options that are not keys of a recipe.
 SHORT = (
     *("data", "task", "out", "from", "validation", "columns", "languages"),
     *("steps", "time", "lr", "batch-tokens", "seed", "device", "family", "score", "for"),
@@ -108,78 +108,77 @@ SHORT = (
 )
 USAGE = "usage: regard train [RECIPE] --data FILE … [--out FOLDER] [OPTION …]"
 ABOUT = (
-    "Train a model from files. Options override the recipe; what neither states is chosen from the data: "
-    "the plan at the start of a run lists each choice that differs from a default, with its reason (--dry-run: "
-    "only that). An interrupted run resumes with the same command."
+    "Train a model from files. Options override the recipe; all other values are chosen from the data. The plan at the "
+    "start of a run lists these choices with their reasons (--dry-run prints only the plan). To resume an interrupted "
+    "run, repeat the command."
 )
-RECIPE = ("RECIPE", "recipe file (.toml), or the name of a packaged one (regard recipes lists them)")
+RECIPE = ("RECIPE", "recipe file (.toml), or the name of a packaged recipe (see regard recipes)")
 TASK_NOTES = (
     "Tasks and their data: translate (sentence pairs), text2text (pairs of several tasks, each with a prefix), "
-    "language (plain text, to generate), mask (plain text, to encode), classify (texts and labels), answer (questions "
-    "in the format of SQuAD), classify-images (images and labels), segment (images and masks), mask-images (images)."
+    "language (plain text, for generation), mask (plain text, for encoders), classify (texts and labels), answer "
+    "(questions in SQuAD format), classify-images (images and labels), segment (images and masks), mask-images "
+    "(images)."
 )
 
 
 def key_options(task: str, family: str, table: Table = NO_TABLE) -> dict[str, Option]:
-    """Every key of a recipe for this task and a model of this family, as an option; `table`: the recipe in use.
+    """The options for all recipe keys of a task and a family; `table` is the recipe in use.
 
     >>> options = key_options("language", "gpt")
     >>> options["train.seed"].default, options["train.steps"].default
     ('1', 'chosen from the data')
     """
     aliases = {alias.key: name for name, alias in ALIASES.items()}
-    found = {}
+    options = {}
     for section, config in _sections(family):
-        documented, plain, stated = field_docs(config), config(), table.get(section, {})
+        documented, plain, recipe_values = field_docs(config), config(), table.get(section, {})
         chosen = chosen_keys(section, task, family)
         kinds = get_type_hints(config)
         for name in (field.name for field in dataclasses.fields(config) if field.name not in DERIVED):
             key, kind = f"{section}.{name}", kinds[name]
-            default = FROM_DATA if name in chosen else _shown(getattr(plain, name))
-            if name in stated:
-                default = _shown(stated[name])
+            default = FROM_DATA if name in chosen else _format_default(getattr(plain, name))
+            if name in recipe_values:
+                default = _format_default(recipe_values[name])
             elif key == "data.files":
-                default = ""  # --data must be given, though a Recipe in Python has a default
+                default = ""  # --data is required, although `Recipe` has a default
             alias = aliases.get(key)
             text = documented.get(name, "") or (ALIASES[alias].help if alias else "")
             names = (*([alias] if alias else []), key.replace("_", "-"))
-            found[key] = Option(names, key, METAVARS.get(key) or _metavar(kind), text, default)
-    return found
+            options[key] = Option(names, key, METAVARS.get(key) or _metavar(kind), text, default)
+    return options
 
 
 def chosen_keys(section: str, task: str, family: str) -> set[str]:
-    """The keys of a section that the suggestion sets."""
+    """The keys of a section that are chosen from the data."""
     return CHOSEN.get(family, set()) | CHOSEN.get(task, set()) if section == "model" else CHOSEN.get(section, set())
 
 
 def other_options(task: str, family: str) -> dict[str, Option]:
-    """The options beside the keys of the sections; task and family as the recipe in use has them."""
+    """The options that are not keys of a section; `task` and `family` are those of the recipe in use."""
     scores = ", ".join(SCORES)
-    listed = (
+    options = (
         Option(("task",), "task", "TASK", ", ".join(TASKS), task),
-        Option(("out",), "out", "FOLDER", "model folder to write", "model"),
-        Option(("from",), "from", "MODEL", "model folder to fine-tune: its weights, sizes and tokenizers are used"),
+        Option(("out",), "out", "FOLDER", "output model folder", "model"),
+        Option(("from",), "from", "MODEL", "model folder to fine-tune; its weights, sizes and tokenizers are used"),
         Option(
             ("family", "model.family"),
             "model.family",
             "FAMILY",
-            f"{', '.join(FAMILIES)}; to {task}: {' or '.join(families_for(task))}",
+            f"model family: {', '.join(FAMILIES)}; for {task}: {' or '.join(families_for(task))}",
             family,
         ),
-        Option(("score",), "score", "SCORE", f"attention score: {scores}", "that of the family"),
-        Option(
-            ("for",), "for", "TARGET", f"export target; the model takes a form that exports there: {', '.join(TARGETS)}"
-        ),
-        Option(("quiet",), "quiet", help="print errors only"),
-        Option(("dry-run",), "dry-run", help="print the plan and the recipe, and stop"),
-        Option(("help",), "help", help="show the options that people use"),
-        Option(("help-all",), "help-all", help="show every option"),
+        Option(("score",), "score", "SCORE", f"attention score: {scores}", "depends on the family"),
+        Option(("for",), "for", "TARGET", f"export format that the model must support: {', '.join(EXPORT_TARGETS)}"),
+        Option(("quiet",), "quiet", help="print only errors"),
+        Option(("dry-run",), "dry-run", help="print the plan and the recipe without training"),
+        Option(("help",), "help", help="show the common options"),
+        Option(("help-all",), "help-all", help="show all options"),
     )
-    return {option.key: option for option in listed}
+    return {option.key: option for option in options}
 
 
 def parse_words(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Positional arguments, and what each option was given, by key: a word, a list of words, or True for a flag.
+    """Parse into positional arguments and option values by key: a string, a list of strings, or True for a flag.
 
     >>> parse_words(["--steps=5", "r.toml", "--data", "a.en", "a.fr", "--quiet"])
     (['r.toml'], {'train.steps': '5', 'data.files': ['a.en', 'a.fr'], 'quiet': True})
@@ -194,33 +193,33 @@ def parse_words(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             parser.add_argument(*names, dest=option.key, nargs="+", action="extend")
         else:
             parser.add_argument(*names, dest=option.key)
-    found, unknown = parser.parse_known_intermixed_args(list(argv))
+    namespace, unknown = parser.parse_known_intermixed_args(list(argv))
     for word in unknown:
         name = word.partition("=")[0]
         known = [f"--{name}" for option in every_option().values() for name in option.names]
         hint = did_you_mean(name, known, "regard train --help-all lists every option.")
         raise RegardError(f"Unknown option {name}.", hint)
-    values = vars(found)
+    values = vars(namespace)
     return values.pop("words", []), values
 
 
 @functools.cache
 def every_option() -> dict[str, Option]:
     """The options of all families, by key."""
-    found = other_options("translate", "transformer")
+    options = other_options("translate", "transformer")
     for family in FAMILIES:
-        found |= key_options("translate", family)
-    return found
+        options |= key_options("translate", family)
+    return options
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        name, _, what = message.removeprefix("argument ").partition(": ")
-        raise RegardError(f"{name.partition('/')[0]}: {what}.", "See: regard train --help")
+        name, _, detail = message.removeprefix("argument ").partition(": ")
+        raise RegardError(f"{name.partition('/')[0]}: {detail}.", "See: regard train --help")
 
 
 def recipe_keys(values: Mapping[str, Any], family: str) -> dict[str, dict[str, Any]]:
-    """What options say, as the tables of a recipe; `--score` is spelled as the family spells it.
+    """The option values as tables of a recipe; `--score` sets all score keys of the family.
 
     >>> recipe_keys({"score": "dot", "train.steps": "5"}, "transformer")["model"]
     {'encoder_score': 'dot', 'decoder_score': 'dot', 'cross_score': 'dot'}
@@ -228,7 +227,9 @@ def recipe_keys(values: Mapping[str, Any], family: str) -> dict[str, dict[str, A
     table: dict[str, dict[str, Any]] = {}
     if "score" in values:
         if values["score"] not in SCORES:
-            raise RegardError(f"--score {values['score']} is not a score.", f"Choose from: {', '.join(SCORES)}.")
+            raise RegardError(
+                f"--score {values['score']} is not an attention score.", f"Choose from: {', '.join(SCORES)}."
+            )
         fields = get_type_hints(FAMILIES[family].config)
         table["model"] = {name: values["score"] for name in fields if name == "score" or name.endswith("_score")}
     kinds = {section: get_type_hints(config) for section, config in _sections(family)}
@@ -239,14 +240,15 @@ def recipe_keys(values: Mapping[str, Any], family: str) -> dict[str, dict[str, A
         if name not in kinds[section]:
             owners = [one for one, each in FAMILIES.items() if name in get_type_hints(each.config)]
             raise RegardError(
-                f"{option_name(key)} is no option of the family {family}.", f"It is one of: {', '.join(owners)}."
+                f"{option_name(key)} is not an option of the family {family}.",
+                f"Families with it: {', '.join(owners)}.",
             )
         table.setdefault(section, {})[name] = _value(option_name(key), words, kinds[section][name])
     return table
 
 
 def option_name(key: str) -> str:
-    """How a key is called in messages: by its alias, where it has one.
+    """The option of a key in messages: its alias if it has one.
 
     >>> option_name("train.steps"), option_name("train.r_drop")
     ('--steps', '--train.r-drop')
@@ -255,24 +257,24 @@ def option_name(key: str) -> str:
 
 
 def short_help(task: str, family: str, table: Table = NO_TABLE) -> str:
-    """The options that people use, on one screen."""
+    """The common options, on one screen."""
     keys, others = key_options(task, family, table), other_options(task, family)
     rows = [RECIPE]
     for name in SHORT:
         key = ALIASES[name].key if name in ALIASES else name
         option = others.get(key) or keys.get(key)
         if option is None:
-            continue  # a key that this version of the recipe does not have
+            continue  # a key that the recipe does not have
         if name in ALIASES:
             alias = ALIASES[name]
             option = option._replace(help=alias.help or option.help, default=option.default or alias.default)
         rows.append(_row(option._replace(names=(name,))))
-    return "\n".join([USAGE, "", *_wrapped(ABOUT), "", *_columns(rows)])
+    return "\n".join([USAGE, "", *_wrap(ABOUT), "", *_columns(rows)])
 
 
 def full_help(task: str, family: str, table: Table = NO_TABLE) -> str:
-    """Every option, by section of the recipe."""
-    lines = [USAGE, "", *_wrapped(ABOUT), "", *_wrapped(TASK_NOTES), "", *_columns([RECIPE])]
+    """All options, by section of the recipe."""
+    lines = [USAGE, "", *_wrap(ABOUT), "", *_wrap(TASK_NOTES), "", *_columns([RECIPE])]
     lines += _columns(_row(option) for option in other_options(task, family).values())
     keys = key_options(task, family, table).values()
     titles = {"model": f"[model] of the family {family}"}
@@ -283,31 +285,31 @@ def full_help(task: str, family: str, table: Table = NO_TABLE) -> str:
 
 
 def field_docs(config: type) -> dict[str, str]:
-    """The documentation of a dataclass's fields: the strings below them.
+    """The docstrings of the fields of a dataclass.
 
     >>> field_docs(Alias)["default"]
-    'where the key has none'
+    'default in the help, if the key has none'
     """
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    docs = {}
     for field, text in zip(body.body, body.body[1:]):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
-    return found
+            docs[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return docs
 
 
-def _shown(value: Any) -> str:
-    """A default as the help shows it; empty where there is none."""
+def _format_default(value: Any) -> str:
+    """Format a default for the help; empty if there is none."""
     if value is None or value == "":
         return ""
     if isinstance(value, list | tuple):
-        return " ".join(map(_shown, value))
+        return " ".join(map(_format_default, value))
     return value if isinstance(value, str) else as_toml(value)
 
 
 def as_toml(value: Any) -> str:
-    """A value as TOML writes it; None, which TOML lacks, as `none`.
+    """Format a value as TOML; None, which TOML does not have, becomes `none`.
 
     >>> as_toml(("a", "b")), as_toml(True), as_toml(2e-3)
     ('["a", "b"]', 'true', '0.002')
@@ -322,7 +324,7 @@ def as_toml(value: Any) -> str:
 
 
 def _sections(family: str) -> Iterator[tuple[str, Any]]:
-    """Each section of a recipe with its dataclass."""
+    """The sections of a recipe with their dataclasses."""
     for name, kind in get_type_hints(Recipe).items():
         if name == "model":
             yield name, FAMILIES[family].config
@@ -341,7 +343,7 @@ def _metavar(kind: Any) -> str:
 
 
 def _value(name: str, words: Any, kind: Any) -> Any:
-    """The value that the words of an option stand for."""
+    """Convert the strings of an option to a value."""
     if get_origin(kind) is tuple:
         return tuple(_value(name, word, get_args(kind)[0]) for word in words)
     if get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind):
@@ -354,8 +356,8 @@ def _value(name: str, words: Any, kind: Any) -> Any:
         try:
             return kind(words)
         except ValueError:
-            what = "a whole number" if kind is int else "a number"
-            raise RegardError(f"{name} must be {what} (got {words!r}).") from None
+            expected = "a whole number" if kind is int else "a number"
+            raise RegardError(f"{name} must be {expected} (got {words!r}).") from None
     return words
 
 
@@ -366,9 +368,9 @@ def _row(option: Option) -> tuple[str, str]:
 
 
 def _columns(rows: Iterable[tuple[str, str]], left: int = 24) -> Iterator[str]:
-    """Names on the left, their help on the right; a long name has a line to itself."""
+    """Lines with names on the left and help on the right; a long name has its own line."""
     for name, text in rows:
-        lines = _wrapped(text, left)
+        lines = _wrap(text, left)
         if len(name) + 4 > left:
             yield f"  {name}"
         else:
@@ -376,7 +378,7 @@ def _columns(rows: Iterable[tuple[str, str]], left: int = 24) -> Iterator[str]:
         yield from lines
 
 
-def _wrapped(text: str, indent: int = 0) -> list[str]:
+def _wrap(text: str, indent: int = 0) -> list[str]:
     width = max(60, min(100, shutil.get_terminal_size().columns))
     space = " " * indent
     return textwrap.wrap(

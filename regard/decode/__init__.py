@@ -1,25 +1,25 @@
-"""From a model's probabilities to its outputs: greedy, beam search, sampling; one protocol for every model."""
+"""Decoding: greedy search, beam search and sampling, for any model that implements the `Decodable` protocol."""
 
 from regard.decode.batched_decoding import decode_all, decode_batch
 from regard.decode.beam_search import beam
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.ensemble import Ensemble
-from regard.decode.hypotheses import BeamHistory, BeamStep, Hypothesis, NBest, Refused
-from regard.decode.protocol import SPECIAL, Decodable, Source, Special
+from regard.decode.hypotheses import Hypothesis, NBest, RefusedToken, SearchHistory, SearchStep
+from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.sampling import greedy, sample
 
 __all__ = [
     "SPECIAL",
-    "BeamHistory",
-    "BeamStep",
     "Decodable",
     "DecodeConfig",
     "Ensemble",
     "Hypothesis",
     "NBest",
-    "Refused",
-    "Source",
-    "Special",
+    "RefusedToken",
+    "SearchHistory",
+    "SearchStep",
+    "SourceBatch",
+    "SpecialTokens",
     "beam",
     "decode_all",
     "decode_batch",

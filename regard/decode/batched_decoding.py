@@ -1,4 +1,4 @@
-"""From one batch to any number of sentences."""
+"""Decoding of one batch, or of any number of sentences in length-sorted batches."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,56 +6,62 @@ from typing import Any
 from regard.decode.beam_search import beam
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.hypotheses import NBest
-from regard.decode.protocol import SPECIAL, Decodable, Source, Special
+from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.sampling import OnToken, greedy, sample
 
 
 def decode_batch(
     model: Decodable,
-    source: Source,
+    source: SourceBatch,
     config: DecodeConfig,
     *,
-    special: Special = SPECIAL,
+    special: SpecialTokens = SPECIAL,
     prefixes: Sequence[Sequence[int]] | None = None,
     history: bool = False,
-    numbers: Sequence[int] | None = None,
-    room: int | None = None,
+    sample_indices: Sequence[int] | None = None,
+    max_total_len: int | None = None,
     on_token: OnToken | None = None,
 ) -> list[NBest]:
-    """Decode one batch by the config's method. `numbers` is heard by sample: see there.
+    """Decode one batch with the method of the config.
 
-    `history` keeps what each step considered, took and left (`NBest.history`); the outputs stay the same, bit for bit.
-    `room` bounds source and output together, for models whose output goes on with the source. `on_token(sentence,
-    token)` is told each token as it is chosen, except by beam, which does not know until the end.
+    `history` records the candidates of every step (`NBest.history`); the outputs are the same, bit for bit.
+    `sample_indices` is used by sampling only: see `sample`. `max_total_len` limits the length of source and output
+    together, for models whose output continues the source. `on_token(sentence, token)` is called for every generated
+    token, except in beam search, where the output is known only at the end.
     """
-    common: dict[str, Any] = {"special": special, "prefixes": prefixes, "history": history, "room": room}
+    common: dict[str, Any] = {
+        "special": special,
+        "prefixes": prefixes,
+        "history": history,
+        "max_total_len": max_total_len,
+    }
     if config.method == "greedy":
         return greedy(model, source, config, **common, on_token=on_token)
     if config.method == "sample":
-        return sample(model, source, config, **common, numbers=numbers, on_token=on_token)
+        return sample(model, source, config, **common, sample_indices=sample_indices, on_token=on_token)
     return beam(model, source, config, **common)
 
 
 def decode_all(
     model: Decodable,
     sources: Sequence[Sequence[int]],
-    pack: Callable[[list[list[int]]], Source],
+    pack: Callable[[list[list[int]]], SourceBatch],
     config: DecodeConfig,
     *,
-    special: Special = SPECIAL,
+    special: SpecialTokens = SPECIAL,
     prefixes: Sequence[Sequence[int]] | None = None,
     history: bool = False,
-    numbers: Sequence[int] | None = None,
-    room: int | None = None,
+    sample_indices: Sequence[int] | None = None,
+    max_total_len: int | None = None,
     on_token: OnToken | None = None,
     budget: int = 8192,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[NBest]:
-    """Decode any number of sentences, in batches of similar lengths; the results come in the order of `sources`.
+    """Decode any number of sentences in batches of similar length; results are in the order of `sources`.
 
-    `room` and `on_token`: see `decode_batch`. `numbers` are those of the sources for sampling, which draws the same for
-    the same seed and number; by default from 0. `budget` bounds sentences * hypotheses * longest source of a batch.
-    `progress(done, total)` is called after each.
+    `history`, `max_total_len` and `on_token`: see `decode_batch`. `sample_indices`: see `sample`; by default 0, 1, 2, …
+    `budget` limits sentences * hypotheses * longest source of a batch. `progress(done, total)` is called after each
+    batch.
 
     >>> from regard.layers.packed import pack
     >>> from regard.models.transformer import Transformer, TransformerConfig
@@ -64,34 +70,34 @@ def decode_all(
     >>> len(decode_all(model, [[4, 5, 3], [6, 3], [7, 3]], pack, DecodeConfig(beam=2)))
     3
     """
-    hypotheses = {"greedy": 1, "beam": config.beam, "sample": config.n_best}[config.method]
+    hypotheses_per_sentence = {"greedy": 1, "beam": config.beam, "sample": config.n_best}[config.method]
     results: list[NBest] = [NBest() for _ in sources]
     done = 0
-    for batch in _by_length([len(source) for source in sources], budget // hypotheses):
-        answers = decode_batch(
+    for batch in _length_batches([len(source) for source in sources], budget // hypotheses_per_sentence):
+        decoded = decode_batch(
             model,
             pack([list(sources[i]) for i in batch]),
             config,
             special=special,
             prefixes=None if prefixes is None else [prefixes[i] for i in batch],
             history=history,
-            numbers=batch if numbers is None else [numbers[i] for i in batch],
-            room=room,
+            sample_indices=batch if sample_indices is None else [sample_indices[i] for i in batch],
+            max_total_len=max_total_len,
             on_token=None if on_token is None else lambda row, token, batch=batch: on_token(batch[row], token),
         )
-        for i, answer in zip(batch, answers):
-            results[i] = answer
+        for i, n_best in zip(batch, decoded):
+            results[i] = n_best
         done += len(batch)
         if progress is not None:
             progress(done, len(sources))
     return results
 
 
-def _by_length(lengths: list[int], budget: int) -> list[list[int]]:
-    """Indices in batches, longest first (so that what does not fit in memory fails at once), each within the budget."""
+def _length_batches(lengths: list[int], budget: int) -> list[list[int]]:
+    """Batches of sentence indices within the budget, longest first, so that running out of memory shows at once."""
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        # The first of a batch is its longest.
+        # The first sentence of a batch is its longest.
         if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= budget:
             batches[-1].append(i)
         else:

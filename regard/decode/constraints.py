@@ -1,4 +1,4 @@
-"""What may come next: never `<pad>` or `<sos>`, a forced prefix first, `<eos>` neither too early nor too late."""
+"""Constraints on the next token: banned special tokens, forced prefixes, minimum and maximum length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,96 +8,95 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.decode.decode_config import DecodeConfig
-from regard.decode.protocol import Source, Special
+from regard.decode.protocol import SourceBatch, SpecialTokens
 from regard.errors import RegardError
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """The constraints of B sentences. A token that may not come gets -inf; the others keep their log-probability."""
+    """Constraints of B sentences. Disallowed tokens get a log-probability of -inf; the others keep theirs."""
 
     prefix: Int[Tensor, "B P"]
-    """The tokens each output must begin with, filled up with -1."""
+    """Tokens that each output must begin with, padded with -1."""
     limit: Int[Tensor, "B"]
-    """How many tokens each output may have before `<eos>`."""
+    """Maximum number of tokens of each output, without `<eos>`."""
     min_len: int
-    special: Special
-    unknown: bool = True
-    """Whether `<unk>` may come."""
+    special: SpecialTokens
+    allow_unknown: bool = True
+    """Whether `<unk>` is allowed."""
 
     @classmethod
-    def of(
+    def from_config(
         cls,
-        source: Source,
+        source: SourceBatch,
         config: DecodeConfig,
-        special: Special,
+        special: SpecialTokens,
         prefixes: Sequence[Sequence[int]] | None,
-        room: int | None = None,
+        max_total_len: int | None = None,
     ) -> "Constraints":
-        """`room` limits the length of source and output together, for models whose output continues the source.
+        """The constraints for a batch, from the decoding options and one forced prefix per sentence.
 
-        A prefix raises the limit of its sentence where that is lower, but not beyond the room: that is an error.
+        `max_total_len` limits the length of source and output together, for models whose output continues the source.
+        A prefix raises the limit of its sentence if necessary; a prefix beyond `max_total_len` is an error.
         """
         lengths = source.offsets.lengths.tolist()
         prefixes = [()] * len(lengths) if prefixes is None else prefixes
         if len(prefixes) != len(lengths):
             raise RegardError(
-                f"{len(prefixes)} prefixes for {len(lengths)} sentences.",
-                "Give one for each; an empty one leaves a sentence free.",
+                f"Expected one prefix per sentence: got {len(prefixes)} prefixes for {len(lengths)} sentences.",
+                "Pass an empty prefix for a sentence without one.",
             )
         if any(token in (special.pad, special.sos, special.eos) for prefix in prefixes for token in prefix):
-            raise RegardError(
-                "A forced prefix contains <pad>, <sos> or <eos>.", "Give only the tokens that follow <sos>."
-            )
-        longest = max(map(len, prefixes), default=0)
-        filled = [[*prefix, *[-1] * (longest - len(prefix))] for prefix in prefixes]
+            raise RegardError("A forced prefix contains <pad>, <sos> or <eos>.", "Pass only the tokens after <sos>.")
+        prefix_len = max(map(len, prefixes), default=0)
+        padded = [[*prefix, *[-1] * (prefix_len - len(prefix))] for prefix in prefixes]
         limits = [max(config.limit(length), len(prefix)) for length, prefix in zip(lengths, prefixes)]
-        if room is not None:
-            for number, (length, prefix) in enumerate(zip(lengths, prefixes), 1):
-                if prefix and length + len(prefix) > room:
+        if max_total_len is not None:
+            for i, (length, prefix) in enumerate(zip(lengths, prefixes), 1):
+                if prefix and length + len(prefix) > max_total_len:
                     raise RegardError(
-                        f"Prefix {number} has {len(prefix)} tokens; after a prompt of {length} the model has room for "
-                        f"{max(0, room - length)}.",
+                        f"Prefix {i} has {len(prefix)} tokens, more than the {max(0, max_total_len - length)} that fit "
+                        f"after a prompt of {length} tokens (the model's limit is {max_total_len}).",
                         "Shorten the prefix or the prompt.",
                     )
-            limits = [max(0, min(limit, room - length)) for limit, length in zip(limits, lengths)]
+            limits = [max(0, min(limit, max_total_len - length)) for limit, length in zip(limits, lengths)]
         device = source.offsets.starts.device
         return cls(
-            prefix=torch.tensor(filled, dtype=torch.long, device=device).view(len(lengths), longest),
+            prefix=torch.tensor(padded, dtype=torch.long, device=device).view(len(lengths), prefix_len),
             limit=torch.tensor(limits, dtype=torch.long, device=device),
             min_len=config.min_len,
             special=special,
-            unknown=config.unknown,
+            allow_unknown=config.unknown,
         )
 
-    def take(self, rows: Int[Tensor, "B2"]) -> "Constraints":
-        """The constraints of these sentences only."""
+    def select_sentences(self, rows: Int[Tensor, "B2"]) -> "Constraints":
+        """The constraints of these sentences."""
         return replace(self, prefix=self.prefix[rows], limit=self.limit[rows])
 
     def log_probs(self, logits: Float[Tensor, "B K V"], t: int) -> Float[Tensor, "B K V"]:
-        """Log-probabilities of the token at place t (from 0)."""
+        """Constrained log-probabilities of the token at position t (from 0)."""
         log_p = log_softmax(logits)
-        forced = self.forced(t)
+        forced = self.forced_tokens(t)
         is_forced = forced >= 0
         only = None
         if is_forced.any():
             token = forced.clamp(min=0)[:, None, None].expand(-1, log_p.shape[1], 1)
             only = torch.full_like(log_p, -torch.inf).scatter(-1, token, log_p.gather(-1, token))
-        banned = {self.special.pad, self.special.sos} | (set() if self.unknown else {self.special.unk})
-        banned -= {self.special.eos}  # which may be one and the same
+        banned = {self.special.pad, self.special.sos} | (set() if self.allow_unknown else {self.special.unk})
+        banned -= {self.special.eos}  # in some tokenizers the same id as <pad> or <sos>
         for token_id in banned | ({self.special.eos} if t < self.min_len else set()):
             log_p[..., token_id] = -torch.inf
         return log_p if only is None else torch.where(is_forced[:, None, None], only, log_p)
 
-    def forced(self, t: int) -> Int[Tensor, "B"]:
-        """The one token that may come at place t, or -1 where there is a choice."""
+    def forced_tokens(self, t: int) -> Int[Tensor, "B"]:
+        """The only token allowed at position t, or -1 where there is a choice."""
         forced = torch.where(t >= self.limit, self.special.eos, -1)
         if t < self.prefix.shape[1]:
             forced = torch.where(self.prefix[:, t] >= 0, self.prefix[:, t], forced)
         return forced
 
-    def why(self, row: int, t: int, token: int) -> str:
-        """Which constraint refuses a token at place t: see `Refused`."""
+    def refusal_reason(self, row: int, t: int, token: int) -> str:
+        """The constraint that disallows a token at position t: see `RefusedToken`."""
         if t < self.prefix.shape[1] and self.prefix[row, t] >= 0:
             return "prefix"
         if t >= self.limit[row]:
@@ -106,15 +105,17 @@ class Constraints:
 
 
 def log_softmax(logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:
-    """In float32, as a tensor of its own; a row of nothing but -inf stays so, where torch would give NaN."""
+    """Log-softmax in float32. A row of only -inf stays -inf, where torch returns NaN. The result is a new tensor."""
     log_p = logits.log_softmax(-1, dtype=torch.float32)
-    nothing = logits.amax(-1) == -torch.inf
-    if nothing.any():
-        log_p[nothing] = -torch.inf
+    is_empty = logits.amax(-1) == -torch.inf
+    if is_empty.any():
+        log_p[is_empty] = -torch.inf
     return log_p
 
 
-def refuse_nan(log_p: Float[Tensor, "..."]) -> None:
-    """NaN comes out on top of argmax and topk, so it is enough to look at what they chose."""
+def check_no_nan(log_p: Float[Tensor, "..."]) -> None:
+    """Raise an error for NaN. argmax and topk rank NaN highest, so checking the chosen values is enough."""
     if log_p.isnan().any():
-        raise RegardError("The model's output is not a number (NaN).", "Its weights are spoilt: train it again.")
+        raise RegardError(
+            "The model's output contains NaN.", "Its weights are corrupt or training diverged: train it again."
+        )

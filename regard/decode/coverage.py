@@ -1,4 +1,4 @@
-"""How much of the source the outputs have looked at (GNMT's coverage, Wu et al. 2016, section 7)."""
+"""Coverage penalty: how much cross-attention each source position has received (GNMT, Wu et al. 2016, section 7)."""
 
 from typing import Any
 
@@ -11,30 +11,30 @@ from regard.decode.protocol import Decodable
 from regard.errors import RegardError
 
 
-def step_and_regard(
+def step_with_attention(
     model: Decodable, state: Any, last: Int[Tensor, "B K"]
 ) -> tuple[Float[Tensor, "B K V"], Any, Float[Tensor, "B K S"]]:
-    """The model's step, and where its cross-attention looked meanwhile: the mean over heads and layers."""
-    regards: list[Tensor] = []
+    """One decoding step, with its cross-attention averaged over heads and layers."""
+    attention: list[Tensor] = []
     if isinstance(model, nn.Module):
         with record(model) as recording:
             logits, state = model.step(state, last)
-        # The beams are the queries of a cross-attention: (B, H, K, S).
-        regards = [one.weights().mean(1) for one in recording.values() if one.kind == "cross" and one.calls]
-    if not regards:
+        # The beams are the queries of the cross-attention: (B, H, K, S).
+        attention = [one.weights().mean(1) for one in recording.values() if one.kind == "cross" and one.calls]
+    if not attention:
         raise RegardError(
-            "A coverage penalty needs a model with cross-attention, and this one has none.",
-            "Leave coverage_penalty at 0.",
+            "coverage_penalty requires a model with cross-attention; this model has none.",
+            "Set coverage_penalty to 0.",
         )
-    return logits, state, torch.stack(regards).mean(0)
+    return logits, state, torch.stack(attention).mean(0)
 
 
 def coverage_term(coverage: Float[Tensor, "B C S"], lengths: Int[Tensor, "B"]) -> Float[Tensor, "B C"]:
-    """sum over s of log min(coverage_s, 1): 0 when every source position was looked at in full, else below.
+    """sum over s of log min(coverage_s, 1): 0 if every source position is fully covered, else negative.
 
     >>> coverage_term(torch.tensor([[[0.5, 1.5, 0.0]]]), torch.tensor([2]))
     tensor([[-0.6931]])
     """
-    inside = torch.arange(coverage.shape[-1], device=coverage.device) < lengths[:, None]
-    looked_at = coverage.clamp(min=torch.finfo(coverage.dtype).tiny, max=1.0)  # log 0 would rule an output out
-    return looked_at.log().masked_fill(~inside[:, None], 0.0).sum(-1)
+    is_valid = torch.arange(coverage.shape[-1], device=coverage.device) < lengths[:, None]
+    clamped = coverage.clamp(min=torch.finfo(coverage.dtype).tiny, max=1.0)  # log 0 would exclude the hypothesis
+    return clamped.log().masked_fill(~is_valid[:, None], 0.0).sum(-1)

@@ -1,4 +1,4 @@
-"""How to decode: every option, once."""
+"""Options of greedy search, beam search and sampling."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -6,70 +6,77 @@ from typing import Annotated, Literal
 from regard.errors import RegardError
 from regard.ranges import Natural, NonNegative, Range, Seed, check_ranges
 
-# The memory of a search grows with its hypotheses.
+# Memory grows with the number of hypotheses.
 Hypotheses = Annotated[int, Range(low=1, high=1000)]
-# Logits divided by less would be infinite.
+# Logits divided by a smaller temperature would overflow.
 Temperature = Annotated[float, Range(low=0.001, high=1000, hint="For the most probable token use method greedy.")]
 
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """The options of greedy, beam and sampled decoding.
+    """Options of greedy search, beam search and sampling.
 
-    A hypothesis of n tokens (`<eos>` counted) is ranked by
+    A hypothesis of n tokens (including `<eos>`) is ranked by
 
         score = log P(y | x) / n ** length_penalty + coverage_penalty * sum over s of log min(sum over t of a_ts, 1)
 
-    The first term is the average log-probability per token at length_penalty 1 and the bare sum at 0; powers of the
-    length are what Marian, fairseq and CTranslate2 use too. The second (GNMT, Wu et al. 2016, eq. 14) is small when
-    some source position s has received little cross-attention a (mean of layers and heads); beam search alone knows it.
+    The first term is the mean log-probability per token at length_penalty 1 and the sum at 0; Marian, fairseq and
+    CTranslate2 also divide by a power of the length. The second (GNMT, Wu et al. 2016, eq. 14) is low if some source
+    position s has received little cross-attention a (mean over layers and heads); only beam search uses it.
 
     >>> DecodeConfig(method="beam", beam=4, n_best=2).limit(source_len=10)
     40
     """
 
     method: Literal["greedy", "beam", "sample"] = "beam"
+    """decoding method"""
     beam: Hypotheses = 5
-    """Hypotheses kept for each sentence in beam search."""
+    """beam width: number of hypotheses per sentence in beam search"""
     n_best: Hypotheses = 1
-    """Hypotheses returned for each sentence: the best ones of a beam, or so many independent samples."""
+    """number of hypotheses returned per sentence: the best of the beam, or independent samples"""
     length_penalty: Annotated[float, Range(low=0, high=10)] = 1.0
+    """exponent of the length by which the log-probability is divided; 0: no normalization"""
     coverage_penalty: Annotated[float, Range(low=0, high=1000)] = 0.0
+    """beam search: weight of the coverage penalty (GNMT) in the score"""
     patience: Annotated[float, Range(above=0, infinite=True)] = 1.0
-    """A sentence is done when patience * beam of its hypotheses have finished (Kasai et al. 2022), or earlier if no
-    unfinished one can still enter the n best. With inf, only that proof ends the search."""
+    """beam search: stop after patience * beam finished hypotheses (Kasai et al. 2022), or if the n best are certain"""
     max_len: Natural = 256
-    """No output has more tokens (`<eos>` not counted) than this, nor than max_extra + max_ratio * source length."""
+    """maximum output length in tokens, without `<eos>`; also limited to max_extra + max_ratio * source length"""
     max_ratio: NonNegative = 2.0
+    """maximum output tokens per source token, see max_len"""
     max_extra: Natural = 20
+    """output tokens allowed in addition to max_ratio * source length, see max_len"""
     min_len: Natural = 0
-    """No output ends before this number of tokens, unless it has reached its limit."""
+    """minimum output length in tokens, without `<eos>`, within the maximum"""
     unknown: bool = True
-    """Whether `<unk>` may be written; its text is empty. A language model of words never writes it."""
+    """whether `<unk>`, which has no text, may be generated; always off in word-level language models"""
     temperature: Temperature = 1.0
-    """Sampling: above 1 flattens the distribution, below 1 sharpens it."""
+    """sampling temperature: above 1 flattens the distribution, below 1 sharpens it"""
     top_k: Natural = 0
-    """Sampling: draw from the k most probable tokens; 0: from all."""
+    """sampling from the k most probable tokens; 0: from all"""
     top_p: Annotated[float, Range(above=0, high=1)] = 1.0
-    """Sampling: draw from the most probable tokens that together reach this probability."""
+    """nucleus sampling: from the most probable tokens with this total probability"""
     seed: Seed = 0
+    """random seed of sampling"""
 
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.method == "beam" and self.n_best > self.beam:
             raise RegardError(
-                f"n_best must be at most the beam, {self.beam} (got {self.n_best}).",
-                "Ask for fewer hypotheses, or use a wider beam.",
+                f"n_best must be at most the beam width, {self.beam} (got {self.n_best}).",
+                "Lower n_best or raise beam.",
             )
         if self.method == "greedy" and self.n_best > 1:
             raise RegardError(
-                f"n_best must be 1 for greedy decoding (got {self.n_best}).", "For several use beam or sample."
+                f"n_best must be 1 for greedy decoding (got {self.n_best}).",
+                "Use method beam or sample for several hypotheses.",
             )
         if self.min_len > self.max_len:
             raise RegardError(
-                f"min_len is {self.min_len}, more than max_len ({self.max_len}).", "Lower min_len or raise max_len."
+                f"min_len must be at most max_len, {self.max_len} (got {self.min_len}).",
+                "Lower min_len or raise max_len.",
             )
 
     def limit(self, source_len: int) -> int:
-        """The most tokens, `<eos>` not counted, of an output for a source of this length."""
+        """Maximum output length in tokens, without `<eos>`, for a source of this length."""
         return int(min(self.max_len, self.max_extra + self.max_ratio * source_len))

@@ -1,4 +1,4 @@
-"""Several models that answer as one."""
+"""Ensembles of models for decoding."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from regard.errors import RegardError
 
 
 class Ensemble(nn.Module):
-    """The weighted mean of the probabilities of several models that share both vocabularies, by the same protocol.
+    """Weighted mean of the probabilities of several models with the same vocabularies; implements `Decodable`.
 
     >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
@@ -26,13 +26,18 @@ class Ensemble(nn.Module):
         super().__init__()
         weights = [1.0] * len(models) if weights is None else weights
         if not models:
-            raise RegardError("An ensemble of no models.", "Give at least one.")
+            raise RegardError("An ensemble needs at least one model (got none).", "Pass at least one model.")
         if len(weights) != len(models):
-            raise RegardError(f"{len(weights)} weights for {len(models)} models.", "Give one for each model.")
+            raise RegardError(
+                f"Expected one weight per model: got {len(weights)} weights for {len(models)} models.",
+                "Pass one weight for each model.",
+            )
         if any(weight <= 0 for weight in weights):
-            raise RegardError("A model of an ensemble has a weight of 0 or less.", "Leave it out instead.")
+            raise RegardError(
+                f"Ensemble weights must be positive (got {list(weights)}).", "Leave out models of weight 0."
+            )
         self.models = list(models)
-        # Known to torch as well, so that .eval(), .to() and recording reach the members.
+        # Registered as submodules, so that .eval(), .to() and recording reach them.
         self.members = nn.ModuleList(model for model in models if isinstance(model, nn.Module))
         self.log_weights = [(torch.tensor(weight) / sum(weights)).log().item() for weight in weights]
 
@@ -40,16 +45,16 @@ class Ensemble(nn.Module):
         return [model.start(source) for model in self.models]
 
     def step(self, state: list[Any], last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], list[Any]]:
-        """Log of the mean probability, which is its own log-softmax."""
-        logits, states = zip(*(model.step(rows, last) for model, rows in zip(self.models, state)))
+        """Log of the mean probability, which is already normalized."""
+        logits, states = zip(*(model.step(one, last) for model, one in zip(self.models, state)))
         sizes = [one.shape[-1] for one in logits]
         if len(set(sizes)) > 1:
             raise RegardError(
-                f"The models of the ensemble have target vocabularies of {', '.join(map(str, sizes))} tokens.",
-                "Only models trained with one and the same tokeniser can answer together.",
+                f"The models of an ensemble have target vocabularies of different sizes: {', '.join(map(str, sizes))}.",
+                "Use models that were trained with the same tokenizer.",
             )
-        parts = [log_softmax(one) + weight for one, weight in zip(logits, self.log_weights)]
-        return torch.logsumexp(torch.stack(parts), dim=0), list(states)
+        weighted = [log_softmax(one) + weight for one, weight in zip(logits, self.log_weights)]
+        return torch.logsumexp(torch.stack(weighted), dim=0), list(states)
 
     def reorder(self, state: list[Any], indices: Int[Tensor, "B2 K2"]) -> list[Any]:
-        return [model.reorder(rows, indices) for model, rows in zip(self.models, state)]
+        return [model.reorder(one, indices) for model, one in zip(self.models, state)]

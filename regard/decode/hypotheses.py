@@ -1,18 +1,18 @@
-"""What decoding gives back."""
+"""Results of decoding: hypotheses, and the history of the search."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-Fate = Literal["live", "finished", "pruned"]
+CandidateStatus = Literal["live", "finished", "pruned"]
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One output: its ids without `<sos>` and `<eos>`, and what the model thought of it.
+    """One output: its ids without `<sos>` and `<eos>`, and its log-probabilities.
 
-    `token_logprobs` are the model's own, before temperature and truncation, forced tokens included; they end with
-    that of `<eos>`, so they are one more than the ids (unless the model gave every continuation probability 0).
-    `logprob` is their sum, `score` is what the hypotheses of a sentence are ranked by: see `DecodeConfig`.
+    `token_logprobs` are those of the model before temperature, top-k and top-p, including forced tokens. The last one
+    is that of `<eos>`, so there is one more than ids (unless every continuation had probability 0). `logprob` is their
+    sum. `score` ranks the hypotheses of a sentence: see `DecodeConfig`.
     """
 
     ids: list[int]
@@ -21,54 +21,55 @@ class Hypothesis:
     token_logprobs: list[float]
 
 
-class Refused(NamedTuple):
-    """A continuation that would have been considered if it had been allowed.
+class RefusedToken(NamedTuple):
+    """A token that would have been a candidate but is disallowed by a constraint.
 
-    `why` is "prefix" (another token is forced), "limit" (the output is as long as it may be, and must end), "min_len"
-    (it must not end yet) or "special" (`<pad>` and `<sos>` are never written).
+    `reason` is "prefix" (another token is forced), "limit" (the output has its maximum length and must end), "min_len"
+    (the output must not end yet) or "special" (`<pad>` and `<sos>` are never generated).
     """
 
     parent: int
     token: int
     logprob: float
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
-class BeamStep:
-    """The candidates that one step considered, best first.
+class SearchStep:
+    """The candidates of one decoding step, best first.
 
-    Candidate i continues live candidate number `parents[i]` of the step before (0, the empty output, at the first)
-    by `tokens[i]`; `logprobs[i]` is that of the whole sequence so far. The live ones, in this order, are the beam.
+    Candidate i extends live candidate `parents[i]` of the previous step (0, the empty output, at the first step) by
+    `tokens[i]`; `logprobs[i]` is the log-probability of the sequence so far. The live candidates, in this order, are
+    the beam.
     """
 
     parents: list[int]
     tokens: list[int]
     logprobs: list[float]
-    fates: list[Fate]
+    statuses: list[CandidateStatus]
     scores: list[float] = field(default_factory=list)
-    """What each would be ranked by if it ended here: see `DecodeConfig`."""
+    """Ranking score of each candidate if it ended here: see `DecodeConfig`."""
     reasons: list[str] = field(default_factory=list)
-    """Why a candidate was pruned: "beam" (better ones fill the beam), "end" (it ends, but not among the best `beam`),
-    "greedy" (another is more probable), "top_k", "top_p" or "not drawn" (sampling). Others have ""."""
-    refused: list[Refused] = field(default_factory=list)
+    """Why a candidate was pruned: "beam" (the beam is full of better ones), "end" (it ends, but is not among the best
+    `beam`), "greedy" (another is more probable), "top_k", "top_p" or "not drawn" (sampling). "" otherwise."""
+    refused: list[RefusedToken] = field(default_factory=list)
 
 
 @dataclass
-class BeamHistory:
-    """The tree that a search grew for one sentence. Greedy search is a beam of one; samples grow side by side."""
+class SearchHistory:
+    """All steps of the search for one sentence. Greedy search is a beam of one; samples are parallel branches."""
 
     eos: int
-    steps: list[BeamStep] = field(default_factory=list)
+    steps: list[SearchStep] = field(default_factory=list)
     stopped: str = ""
-    """Why the search was over: "enough" outputs had finished, no other could reach the `bound` of those that had, or
-    there was nothing left to go on ("ended")."""
+    """Why the search stopped: "enough" (enough outputs had finished), "bound" (no unfinished output could still enter
+    the n best) or "ended" (no unfinished output was left)."""
 
     def path(self, hypothesis: Hypothesis) -> list[int]:
-        """The candidate that the hypothesis was at every step: an index into `steps[t].tokens`.
+        """The index of the hypothesis among the candidates of each step: `steps[t].tokens[path[t]]` is its token.
 
-        >>> history = BeamHistory(3, [BeamStep([0, 0], [7, 5], [-0.1, -3.0], ["live", "live"]),
-        ...                           BeamStep([1, 0], [3, 3], [-3.5, -4.0], ["finished", "finished"])])
+        >>> history = SearchHistory(3, [SearchStep([0, 0], [7, 5], [-0.1, -3.0], ["live", "live"]),
+        ...                           SearchStep([1, 0], [3, 3], [-3.5, -4.0], ["finished", "finished"])])
         >>> history.path(Hypothesis([7], score=-2.0, logprob=-4.0, token_logprobs=[-0.1, -3.9]))
         [0, 1]
         """
@@ -76,14 +77,14 @@ class BeamHistory:
         path: list[int] = []
         beam = 0
         for step, token in zip(self.steps, tokens):
-            # No two candidates share parent and token, so this one is the only one.
-            here = next(i for i, pair in enumerate(zip(step.parents, step.tokens)) if pair == (beam, token))
-            path.append(here)
-            beam = step.fates[:here].count("live")
+            # No two candidates share both parent and token.
+            index = next(i for i, pair in enumerate(zip(step.parents, step.tokens)) if pair == (beam, token))
+            path.append(index)
+            beam = step.statuses[:index].count("live")
         return path
 
 
 class NBest(list[Hypothesis]):
-    """The hypotheses of one sentence, best first, and the tree they come from if `history` was asked for."""
+    """The hypotheses of one sentence, best first, and the history of the search if `history=True`."""
 
-    history: BeamHistory | None = None
+    history: SearchHistory | None = None

@@ -1,4 +1,4 @@
-"""What greedy decoding and sampling considered at each step, for those who want to see it."""
+"""Search history of greedy decoding and sampling: the candidates of every step."""
 
 from collections.abc import Callable
 
@@ -7,91 +7,102 @@ from torch import Tensor
 
 from regard.decode.constraints import Constraints, log_softmax
 from regard.decode.decode_config import DecodeConfig
-from regard.decode.hypotheses import BeamHistory, BeamStep, Fate, Refused
-from regard.decode.protocol import Special
+from regard.decode.hypotheses import CandidateStatus, RefusedToken, SearchHistory, SearchStep
+from regard.decode.protocol import SpecialTokens
 
-# So many continuations of each output are noted, besides the one that was taken.
-CONSIDERED = 5
+# Number of continuations recorded per branch and step, in addition to the chosen one.
+MAX_CANDIDATES = 5
 
 
-class Watch:
-    """Grows the tree of each sentence. Samples that have been equal so far are one branch of it."""
+class SearchRecorder:
+    """Records the search history of each sentence. Samples that have been equal so far share a branch."""
 
-    def __init__(self, config: DecodeConfig, special: Special, B: int, K: int) -> None:
+    def __init__(self, config: DecodeConfig, special: SpecialTokens, B: int, K: int) -> None:
         self.config, self.special = config, special
-        self.trees = [BeamHistory(special.eos, stopped="ended") for _ in range(B)]
-        # Which live candidate of the step before each output is (None: it has ended), and their log-probabilities.
+        self.histories = [SearchHistory(special.eos, stopped="ended") for _ in range(B)]
+        # For each output, its index among the live candidates of the previous step (None: it has ended), and the
+        # log-probabilities of these candidates.
         self.branches: list[list[int | None]] = [[0] * K for _ in range(B)]
         self.totals: list[list[float]] = [[0.0] for _ in range(B)]
 
-    def step(
+    def add_step(
         self,
         rows: Int[Tensor, "B"],
         logits: Float[Tensor, "B K V"],
         log_p: Float[Tensor, "B K V"],
-        taken: Int[Tensor, "B K"],
+        chosen: Int[Tensor, "B K"],
         constraints: Constraints,
         t: int,
     ) -> None:
-        """Is told one step of the sentences `rows`: what might come, what was allowed of it, and what was taken."""
-        free = log_softmax(logits)
+        """Record step t of the sentences `rows`: logits, constrained log-probabilities and the chosen tokens."""
+        unconstrained = log_softmax(logits)
         for i, row in enumerate(rows.tolist()):
-            branches = self.branches[row]
-            if all(branch is None for branch in branches):
+            if all(branch is None for branch in self.branches[row]):
                 continue
-            self._grow(row, free[i], log_p[i], taken[i].tolist(), lambda token, i=i: constraints.why(i, t, token), t)
+            self._add_sentence_step(
+                row,
+                unconstrained[i],
+                log_p[i],
+                chosen[i].tolist(),
+                lambda token, i=i: constraints.refusal_reason(i, t, token),
+                t,
+            )
 
-    def _grow(
+    def _add_sentence_step(
         self,
         row: int,
-        free: Float[Tensor, "K V"],
+        unconstrained: Float[Tensor, "K V"],
         log_p: Float[Tensor, "K V"],
-        taken: list[int],
-        why: Callable[[int], str],
+        chosen: list[int],
+        refusal_reason: Callable[[int], str],
         t: int,
     ) -> None:
-        """One step of one sentence."""
         branches, totals = self.branches[row], self.totals[row]
-        drawn = {(branch, token) for branch, token in zip(branches, taken) if branch is not None}
-        found: list[tuple[float, int, int, str]] = []
-        refused: list[Refused] = []
-        for branch in sorted({branch for branch, _ in drawn}):
+        chosen_pairs = {(branch, token) for branch, token in zip(branches, chosen) if branch is not None}
+        candidates: list[tuple[float, int, int, str]] = []
+        refused: list[RefusedToken] = []
+        for branch in sorted({branch for branch, _ in chosen_pairs}):
             k = branches.index(branch)
-            own = {token for of, token in drawn if of == branch}
-            best = log_p[k].topk(min(CONSIDERED, log_p.shape[-1])).indices.tolist()
-            reasons = self._reasons(log_p[k], best)
-            for token in [*best, *sorted(own - set(best))]:
-                price = float(log_p[k, token])
-                if price > -float("inf"):
-                    found.append((totals[branch] + price, branch, token, "" if token in own else reasons[token]))
-            for token in free[k].topk(min(CONSIDERED, free.shape[-1])).indices.tolist():
-                if float(log_p[k, token]) == -float("inf") < float(free[k, token]):
-                    refused.append(Refused(branch, token, totals[branch] + float(free[k, token]), why(token)))
-        found.sort(key=lambda one: -one[0])
-        fates: list[Fate] = [self._fate(token, reason) for _, _, token, reason in found]
-        scores = [total / (t + 1) ** self.config.length_penalty for total, *_ in found]
-        columns = [list(column) for column in zip(*found)] or [[], [], [], []]
-        self.trees[row].steps.append(BeamStep(columns[1], columns[2], columns[0], fates, scores, columns[3], refused))
-        live = [(branch, token) for (_, branch, token, _), fate in zip(found, fates) if fate == "live"]
-        self.totals[row] = [total for (total, *_), fate in zip(found, fates) if fate == "live"]
-        pairs = zip(branches, taken)
+            branch_tokens = {token for parent, token in chosen_pairs if parent == branch}
+            best = log_p[k].topk(min(MAX_CANDIDATES, log_p.shape[-1])).indices.tolist()
+            reasons = self._pruning_reasons(log_p[k], best)
+            for token in [*best, *sorted(branch_tokens - set(best))]:
+                token_log_p = float(log_p[k, token])
+                if token_log_p > -float("inf"):
+                    reason = "" if token in branch_tokens else reasons[token]
+                    candidates.append((totals[branch] + token_log_p, branch, token, reason))
+            for token in unconstrained[k].topk(min(MAX_CANDIDATES, unconstrained.shape[-1])).indices.tolist():
+                if float(log_p[k, token]) == -float("inf") < float(unconstrained[k, token]):
+                    total = totals[branch] + float(unconstrained[k, token])
+                    refused.append(RefusedToken(branch, token, total, refusal_reason(token)))
+        candidates.sort(key=lambda candidate: -candidate[0])
+        statuses: list[CandidateStatus] = [self._status(token, reason) for _, _, token, reason in candidates]
+        scores = [total / (t + 1) ** self.config.length_penalty for total, *_ in candidates]
+        log_probs, parents, tokens, reasons_column = (
+            [list(column) for column in zip(*candidates)] if candidates else ([], [], [], [])
+        )
+        self.histories[row].steps.append(
+            SearchStep(parents, tokens, log_probs, statuses, scores, reasons_column, refused)  # type: ignore[arg-type]
+        )
+        live = [(branch, token) for (_, branch, token, _), status in zip(candidates, statuses) if status == "live"]
+        self.totals[row] = [total for (total, *_), status in zip(candidates, statuses) if status == "live"]
+        pairs = zip(branches, chosen)
         self.branches[row] = [live.index(pair) if pair in live else None for pair in pairs]
 
-    def _fate(self, token: int, reason: str) -> Fate:
-        return "pruned" if reason else "finished" if token == self.special.eos else "live"
+    def _status(self, token: int, pruning_reason: str) -> CandidateStatus:
+        return "pruned" if pruning_reason else "finished" if token == self.special.eos else "live"
 
-    def _reasons(self, log_p: Float[Tensor, "V"], best: list[int]) -> dict[int, str]:
-        """Why each of the best tokens, best first, would not be taken."""
+    def _pruning_reasons(self, log_p: Float[Tensor, "V"], best: list[int]) -> dict[int, str]:
+        """Why each of the best tokens (best first) would not be chosen."""
         if self.config.method == "greedy":
             return dict.fromkeys(best, "greedy")
         top_k, top_p = self.config.top_k, self.config.top_p
         p = (log_p / self.config.temperature).softmax(-1)
         if top_k > 0:
             p = p / p.topk(min(top_k, len(p))).values.sum()
-        before = 0.0  # the probability of all better ones
+        before = 0.0  # total probability of the better tokens
         reasons = {}
         for rank, token in enumerate(best):
-            cut = "top_k" if 0 < top_k <= rank else "top_p" if before >= top_p else "not drawn"
-            reasons[token] = cut
+            reasons[token] = "top_k" if 0 < top_k <= rank else "top_p" if before >= top_p else "not drawn"
             before += float(p[token])
         return reasons

@@ -1,8 +1,8 @@
-"""Which word became which: word alignments out of cross-attention, and how far they are from the right ones.
+"""Word alignments from cross-attention, and their alignment error rate.
 
 Row t of a cross-attention belongs to the token that it predicts. Heads are averaged; the weights of the pieces of a
-source word are summed, those of the pieces of a target word averaged; the link of a target word is to the source word
-with the greatest weight. Special tokens around the two texts, such as `<eos>`, are left out.
+source word are summed, those of the pieces of a target word averaged. Each target word is linked to the source word
+with the largest weight. Special tokens around the two texts, such as `<eos>`, are left out.
 """
 
 import re
@@ -15,13 +15,19 @@ from jaxtyping import Bool, Float
 from regard.data.text.readers import numbered_lines
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.evaluation.teacher_forcing import Ids, attentions, force, information, need_attention
+from regard.evaluation.teacher_forcing import (
+    Ids,
+    attention_names,
+    mutual_information,
+    record_teacher_forced,
+    require_attention,
+)
 from regard.pipelines import Translator
 
 Link = tuple[int, int]
-"""The number of a source word and of a target word, from 0."""
-Words = Callable[[str], list[str]]
-"""How a text falls into words."""
+"""Indices of a source word and of a target word."""
+WordSplitter = Callable[[str], list[str]]
+"""Splits a text into words."""
 
 _PHARAOH = re.compile(r"(\d+)-(\d+)")
 
@@ -31,16 +37,16 @@ def align(
     pairs: Sequence[tuple[str, str]],
     layer: str | None = None,
     *,
-    words: Words = str.split,
+    words: WordSplitter = str.split,
     truncate: bool = False,
 ) -> list[list[Link]]:
-    """The word alignment of each pair by one cross-attention, by its name; without one, by the clearest.
+    """Align the words of each pair by one cross-attention (by default, see `sharpest_layer`).
 
     >>> align(translator, [("The cat sleeps.", "Le chat dort.")], "decoder.1.cross")  # doctest: +SKIP
     [[(0, 0), (1, 1), (2, 2)]]
     """
     if layer is None:
-        layer = clearest_layer(translator, pairs, truncate=truncate)
+        layer = sharpest_layer(translator, pairs, truncate=truncate)
     return _align(translator, pairs, [layer], words, truncate)[layer]
 
 
@@ -49,48 +55,50 @@ def best_layer(
     pairs: Sequence[tuple[str, str]],
     gold: Sequence[Sequence[Link]],
     *,
-    words: Words = str.split,
+    words: WordSplitter = str.split,
 ) -> str:
-    """The cross-attention with the least alignment error rate on these pairs, which should be validation data."""
-    need_attention(translator)
-    by_layer = _align(translator, pairs, attentions(translator, "cross"), words, truncate=False)
+    """Name of the cross-attention with the lowest alignment error rate on these pairs (use validation data)."""
+    require_attention(translator)
+    by_layer = _align(translator, pairs, attention_names(translator, "cross"), words, truncate=False)
     return min(by_layer, key=lambda layer: alignment_error_rate(by_layer[layer], gold))
 
 
-def clearest_layer(
+def sharpest_layer(
     translator: Translator, pairs: Sequence[tuple[str, str]], *, truncate: bool = False, sample: int = 64
 ) -> str:
-    """The cross-attention whose rows tell most about where they look: the choice where no gold alignment is known.
+    """Name of the cross-attention with the largest mutual information: the choice without gold alignments.
 
-    It has the greatest mutual information (see `information`), averaged over the first `sample` pairs with any text.
+    The mutual information of row and column (see forcing.py) is averaged over the first `sample` non-empty pairs.
     """
-    need_attention(translator)
-    layers = attentions(translator, "cross")
-    pairs = [pair for pair in pairs if _filled(pair)][:sample]
+    require_attention(translator)
+    layers = attention_names(translator, "cross")
+    pairs = [pair for pair in pairs if _is_filled(pair)][:sample]
     if len(layers) == 1 or not pairs:
         return layers[-1]
     totals = dict.fromkeys(layers, 0.0)
     for _, maps in _maps(translator, pairs, layers, truncate):
         for layer, weights in maps.items():
-            totals[layer] += information(weights)
+            totals[layer] += mutual_information(weights)
     return max(totals, key=lambda layer: totals[layer])
 
 
 def alignment_error_rate(predicted: Sequence[Sequence[Link]], gold: Sequence[Sequence[Link]]) -> float:
-    """1 - 2 |A ∩ S| / (|A| + |S|) over all pairs (Och and Ney 2003, all gold links being sure). 0 is perfect.
+    """1 - 2 |A ∩ S| / (|A| + |S|) over all pairs (Och and Ney 2003, all gold links sure); 0 is perfect.
 
     >>> alignment_error_rate([[(0, 0), (1, 1)]], [[(0, 0), (1, 2)]])
     0.5
     """
     if len(predicted) != len(gold):
-        raise RegardError(f"{len(predicted)} alignments, but {len(gold)} gold ones.", "Give one line for each pair.")
-    both = sum(len(set(mine) & set(right)) for mine, right in zip(predicted, gold))
-    total = sum(len(set(links)) for side in (predicted, gold) for links in side)
-    return 1 - 2 * both / total if total else 0.0
+        raise RegardError(
+            f"There are {len(predicted)} alignments, but {len(gold)} gold alignments.", "Pass one per sentence pair."
+        )
+    shared = sum(len(set(links) & set(gold_links)) for links, gold_links in zip(predicted, gold))
+    total = sum(len(set(links)) for alignments in (predicted, gold) for links in alignments)
+    return 1 - 2 * shared / total if total else 0.0
 
 
 def format_links(links: Sequence[Link]) -> str:
-    """Links in Pharaoh format.
+    """Format links in Pharaoh format.
 
     >>> format_links([(0, 0), (2, 1)])
     '0-0 2-1'
@@ -99,62 +107,62 @@ def format_links(links: Sequence[Link]) -> str:
 
 
 def read_links(file: str | Path) -> list[list[Link]]:
-    """Reads alignments in Pharaoh format, one line a pair: "0-0 2-1"."""
+    """Read alignments in Pharaoh format ("0-0 2-1"), one line per sentence pair."""
     return [list(_parse(line, f"{file}, line {number}")) for number, line in numbered_lines(file)]
 
 
-def _parse(line: str, place: str) -> Iterator[Link]:
+def _parse(line: str, location: str) -> Iterator[Link]:
     for link in line.split():
-        found = _PHARAOH.fullmatch(link)
-        if found is None:
-            raise RegardError(f"{place}: {link!r} is no link.", 'Write word numbers from 0, like "0-0 1-2".')
-        yield int(found[1]), int(found[2])
+        match = _PHARAOH.fullmatch(link)
+        if match is None:
+            raise RegardError(f"{location}: invalid link {link!r}.", 'Write word indices from 0, like "0-0 1-2".')
+        yield int(match[1]), int(match[2])
 
 
 def _align(
-    translator: Translator, pairs: Sequence[tuple[str, str]], layers: list[str], words: Words, truncate: bool
+    translator: Translator, pairs: Sequence[tuple[str, str]], layers: list[str], words: WordSplitter, truncate: bool
 ) -> dict[str, list[list[Link]]]:
-    """For each layer the alignment of each pair. A pair with an empty side has no links."""
-    found: dict[str, list[list[Link]]] = {layer: [[] for _ in pairs] for layer in layers}
+    """The alignment of each pair by each layer. A pair with an empty text has no links."""
+    links: dict[str, list[list[Link]]] = {layer: [[] for _ in pairs] for layer in layers}
     special = translator.special
-    # The frame of special tokens. Rows: those that the decoder reads after <sos>, then <eos>. Columns: `begin`, `end`.
-    first_row = len(special.begun([])) - 1
-    first_column, after = (0 if token is None else 1 for token in (special.begin, special.end))
+    # Positions of special tokens. Rows: forced tokens after <sos>, and <eos> last. Columns: `begin` and `end`.
+    first_row = len(special.make_decoder_input([])) - 1
+    first_column, trailing = (0 if token is None else 1 for token in (special.begin, special.end))
     for i, maps in _maps(translator, pairs, layers, truncate):
         columns = _pieces_in_words(translator.source_tokenizer, pairs[i][0], words)
         rows = _pieces_in_words(translator.target_tokenizer, pairs[i][1], words)
         for layer, weights in maps.items():
-            text = weights[first_row:-1, first_column : weights.shape[1] - after]
-            found[layer][i] = _links(text, rows, columns)
-    return found
+            text = weights[first_row:-1, first_column : weights.shape[1] - trailing]
+            links[layer][i] = _links(text, rows, columns)
+    return links
 
 
 def _links(
     weights: Float[np.ndarray, "T S"], rows: Bool[np.ndarray, "T+cut words"], columns: Bool[np.ndarray, "S+cut words"]
 ) -> list[Link]:
-    """From the weights of pieces to links of words. Pieces that were cut off (--truncate) have no weights."""
+    """Links of words from the weights of pieces. Pieces removed by truncation have no weights."""
     rows, columns = rows[: len(weights)], columns[: weights.shape[1]]
-    # A piece that reaches into several words is shared between them.
+    # A piece that spans several words is shared between them.
     columns_sum = columns / np.maximum(columns.sum(1, keepdims=True), 1)
     rows_mean = rows / np.maximum(rows.sum(0), 1)
-    of_words = rows_mean.T @ weights @ columns_sum
-    if not of_words.size:
+    word_weights = rows_mean.T @ weights @ columns_sum
+    if not word_weights.size:
         return []
-    best = of_words.argmax(1)
+    best = word_weights.argmax(1)
     return sorted((int(source), target) for target, source in enumerate(best) if rows[:, target].any())
 
 
-def _pieces_in_words(tokenizer: Tokenizer, text: str, words: Words) -> Bool[np.ndarray, "pieces words"]:
-    """Which piece is a part of which word."""
-    pieces = np.array([span for _, span in tokenizer.pieces(text)], int).reshape(-1, 1, 2)
-    places = np.array(spans(text, words(text)), int).reshape(1, -1, 2)
-    return (pieces[..., 0] < places[..., 1]) & (places[..., 0] < pieces[..., 1])
+def _pieces_in_words(tokenizer: Tokenizer, text: str, words: WordSplitter) -> Bool[np.ndarray, "pieces words"]:
+    """Whether each piece overlaps each word."""
+    pieces = np.array([span for _, span in tokenizer.encode_as_pieces(text)], int).reshape(-1, 1, 2)
+    word_spans = np.array(find_spans(text, words(text)), int).reshape(1, -1, 2)
+    return (pieces[..., 0] < word_spans[..., 1]) & (word_spans[..., 0] < pieces[..., 1])
 
 
-def spans(text: str, words: list[str]) -> list[tuple[int, int]]:
-    """Where each word stands in the text.
+def find_spans(text: str, words: list[str]) -> list[tuple[int, int]]:
+    """Character span of each word in the text.
 
-    >>> spans("a bab", ["a", "b", "ab"])
+    >>> find_spans("a bab", ["a", "b", "ab"])
     [(0, 1), (2, 3), (3, 5)]
     """
     spans, end = [], 0
@@ -172,27 +180,27 @@ def _maps(
     truncate: bool,
     batch_tokens: int = 4096,
 ) -> Iterator[tuple[int, dict[str, Float[np.ndarray, "T S"]]]]:
-    """The number of each pair that has no empty side, and the mean over heads of each layer's weights for it."""
+    """Index of each pair without an empty text, and its weights in each layer, averaged over heads."""
     encoded: dict[int, tuple[Ids, Ids]] = {}
     for i, (source, target) in enumerate(pairs):
-        if _filled((source, target)):
+        if _is_filled((source, target)):
             encoded[i] = (
-                translator.source_ids(source, name=f"line {i + 1}", truncate=truncate),
-                translator.target_ids(target, name=f"line {i + 1}", truncate=truncate),
+                translator.encode_source(source, name=f"line {i + 1}", truncate=truncate),
+                translator.encode_target(target, name=f"line {i + 1}", truncate=truncate),
             )
-    # Pairs of like lengths go together, as many as fit into the rectangle of the longest.
+    # Batch pairs of similar lengths, as many as fit into a rectangle of the longest.
     order = sorted(encoded, key=lambda i: max(map(len, encoded[i])))
     while order:
         longest, batch = max(map(len, encoded[order[-1]])) + 2, [order.pop()]
         while order and (len(batch) + 1) * longest <= batch_tokens:
             batch.append(order.pop())
-        recording = force(translator, [encoded[i] for i in batch], layers)
+        recording = record_teacher_forced(translator, [encoded[i] for i in batch], layers)
         means = {layer: recording[layer].weights().mean(1).cpu().numpy() for layer in layers}
         for b, i in enumerate(batch):
             source_ids, target_ids = encoded[i]
-            rows = len(translator.special.begun(target_ids))
+            rows = len(translator.special.make_decoder_input(target_ids))
             yield i, {layer: mean[b, :rows, : len(source_ids)] for layer, mean in means.items()}
 
 
-def _filled(pair: tuple[str, str]) -> bool:
-    return all(side.strip() for side in pair)
+def _is_filled(pair: tuple[str, str]) -> bool:
+    return all(text.strip() for text in pair)

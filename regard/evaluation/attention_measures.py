@@ -1,6 +1,6 @@
-"""Numbers beside a map: how widely a row looks, and how much the heads of an attention agree.
+"""Measures of attention maps: entropy of rows and agreement between heads.
 
-The page computes them itself; these are what it is tested against.
+The page computes them in JavaScript; tests compare it with these functions.
 """
 
 import numpy as np
@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 
 def entropy(rows: Float[np.ndarray, "*n S"]) -> Float[np.ndarray, "*n"]:
-    """How widely each row looks, in bits: 0 at one key alone, log2 n at n keys alike. A row of zeros has 0.
+    """Entropy of each row in bits: 0 for one key, log2 n for n keys with equal weights. A row of zeros has 0.
 
     >>> entropy(np.array([[1.0, 0.0], [0.5, 0.5]]))
     array([0., 1.])
@@ -17,18 +17,19 @@ def entropy(rows: Float[np.ndarray, "*n S"]) -> Float[np.ndarray, "*n"]:
 
 
 def mean_entropy(weights: Float[np.ndarray, "H T S"]) -> Float[np.ndarray, "H"]:
-    """For each head the mean entropy of its rows; those that may look at nothing are left out.
+    """Mean entropy per row for each head, without fully masked rows.
 
     >>> mean_entropy(np.array([[[0.5, 0.5], [1.0, 0.0], [0.0, 0.0]]]))
     array([0.5])
     """
-    looking = weights.sum(-1) > 0
-    return entropy(weights).sum(-1) / np.maximum(looking.sum(-1), 1)
+    is_unmasked = weights.sum(-1) > 0
+    return entropy(weights).sum(-1) / np.maximum(is_unmasked.sum(-1), 1)
 
 
 def agreement(a: Float[np.ndarray, "*n T S"], b: Float[np.ndarray, "*n T S"]) -> Float[np.ndarray, "*n"]:
-    """How much of their weight two heads put on the same keys, on average over rows: 1 if they look alike, 0 if no two
-    rows share a key. It is 1 less the total variation distance of the rows.
+    """Agreement of two heads: 1 minus the total variation distance of their rows, averaged over rows.
+
+    It is 1 if the maps are equal and 0 if no two rows share a key. Rows that are fully masked in both are left out.
 
     >>> float(agreement(np.array([[0.5, 0.5], [1.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 0.0]])))
     0.75
@@ -37,14 +38,14 @@ def agreement(a: Float[np.ndarray, "*n T S"], b: Float[np.ndarray, "*n T S"]) ->
     return np.minimum(a, b).sum((-1, -2)) / np.maximum(rows, 1)
 
 
-def agreement_of_heads(weights: Float[np.ndarray, "H T S"]) -> Float[np.ndarray, "H"]:
-    """For each head how much it agrees with the others, on average over them. One head alone has 1.
+def head_agreement(weights: Float[np.ndarray, "H T S"]) -> Float[np.ndarray, "H"]:
+    """Mean agreement of each head with the other heads. A single head has 1.
 
-    >>> agreement_of_heads(np.stack([np.eye(2), np.eye(2), 1 - np.eye(2)]))
+    >>> head_agreement(np.stack([np.eye(2), np.eye(2), 1 - np.eye(2)]))
     array([0.5, 0.5, 0. ])
     """
     others = len(weights) - 1
     if not others:
         return np.ones(1)
-    whole = np.array([[agreement(a, b) for b in weights] for a in weights])
-    return (whole.sum(1) - whole.diagonal()) / others
+    pairwise = np.array([[agreement(a, b) for b in weights] for a in weights])
+    return (pairwise.sum(1) - pairwise.diagonal()) / others

@@ -1,20 +1,20 @@
-"""How good are labels, of pictures or of their pixels: how often they are right, and whether a model knows that."""
+"""Metrics of predicted labels: accuracy, calibration, per-class scores, and scores of segmentation masks."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from regard.data import IGNORED
-from regard.evaluation.text_metrics import intersection_over_union, label_counts
+from regard.data import IGNORE_INDEX
+from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 
-# Of equal width, as Guo et al. (2017) have them.
+# Number of bins of equal width, as in Guo et al. (2017).
 BINS = 15
 
 
 @dataclass(frozen=True, eq=False)
 class LabelScores:
-    """In percent but for the loss, which is in nats; `counts` has a row for each label that is right."""
+    """Scores in percent; the loss is in nats. `counts` is the confusion matrix, with targets as rows."""
 
     accuracy: float
     top_5: float
@@ -24,29 +24,27 @@ class LabelScores:
 
 
 def label_scores(probabilities: Float[np.ndarray, "M V"], labels: Int[np.ndarray, "M"]) -> LabelScores:
-    """Scores of what a model gives each label, against the number of the right one; what is IGNORED is left out.
+    """Scores of predicted probabilities against label indices; IGNORE_INDEX labels are skipped.
 
-    >>> found = label_scores(np.array([[0.9, 0.1], [0.8, 0.2]]), np.array([0, 1]))
-    >>> found.accuracy, round(found.calibration_error, 6), found.counts.tolist()
+    >>> scores = label_scores(np.array([[0.9, 0.1], [0.8, 0.2]]), np.array([0, 1]))
+    >>> scores.accuracy, round(scores.calibration_error, 6), scores.counts.tolist()
     (50.0, 45.0, [[1, 0], [1, 0]])
     """
-    real = labels != IGNORED
+    real = labels != IGNORE_INDEX
     probabilities, labels = probabilities[real], labels[real]
-    right = probabilities[np.arange(len(labels)), labels]
+    target_probs = probabilities[np.arange(len(labels)), labels]
     return LabelScores(
         accuracy=top_accuracy(probabilities, labels, 1),
         top_5=top_accuracy(probabilities, labels, 5),
         calibration_error=calibration_error(probabilities, labels),
-        loss=float(-np.log(np.maximum(right, np.finfo(right.dtype).tiny)).mean()) if len(labels) else 0.0,
-        counts=label_counts(probabilities.argmax(1), labels, probabilities.shape[1]),
+        loss=float(-np.log(np.maximum(target_probs, np.finfo(target_probs.dtype).tiny)).mean()) if len(labels) else 0.0,
+        counts=confusion_counts(probabilities.argmax(1), labels, probabilities.shape[1]),
     )
 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Of one class, in percent: how often what was given its label has it (precision), how often what has it was given
-    it (recall), their harmonic mean (F1); and how often it occurs (support).
-    """
+    """Precision, recall and F1 of one class, in percent, and its number of examples (support)."""
 
     precision: float
     recall: float
@@ -55,16 +53,16 @@ class ClassScores:
 
 
 def class_scores(counts: Int[np.ndarray, "V V"]) -> list[ClassScores]:
-    """Scores of each class, from how often each label (rows) was given each (columns); 0 where nothing is counted.
+    """Scores of each class, from a confusion matrix with targets as rows; 0 where the denominator is 0.
 
     >>> class_scores(np.array([[3, 1], [0, 4]]))[1]
     ClassScores(precision=80.0, recall=100.0, f1=88.88888888888889, support=4)
     """
-    right, given, support = counts.diagonal(), counts.sum(0), counts.sum(1)
+    correct, predicted, support = counts.diagonal(), counts.sum(0), counts.sum(1)
     columns = (
-        100 * right / np.maximum(given, 1),
-        100 * right / np.maximum(support, 1),
-        200 * right / np.maximum(given + support, 1),
+        100 * correct / np.maximum(predicted, 1),
+        100 * correct / np.maximum(support, 1),
+        200 * correct / np.maximum(predicted + support, 1),
     )
     return [
         ClassScores(float(precision), float(recall), float(f1), int(count))
@@ -73,35 +71,35 @@ def class_scores(counts: Int[np.ndarray, "V V"]) -> list[ClassScores]:
 
 
 def top_accuracy(probabilities: Float[np.ndarray, "M V"], labels: Int[np.ndarray, "M"], k: int) -> float:
-    """How often the right label is among the k likeliest, in percent. Of labels that are alike the first counts first.
+    """How often the target is among the k most probable labels, in percent. Ties are broken by the lower index.
 
     >>> top_accuracy(np.array([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]]), np.array([1, 1]), 1)
     0.0
     """
-    right = probabilities[np.arange(len(labels)), labels][:, None]
-    earlier = np.arange(probabilities.shape[1]) < labels[:, None]
-    before = (probabilities > right) | ((probabilities == right) & earlier)
-    return 100 * float((before.sum(1) < k).sum()) / max(1, len(labels))
+    target_probs = probabilities[np.arange(len(labels)), labels][:, None]
+    is_lower_index = np.arange(probabilities.shape[1]) < labels[:, None]
+    ranked_above = (probabilities > target_probs) | ((probabilities == target_probs) & is_lower_index)
+    return 100 * float((ranked_above.sum(1) < k).sum()) / max(1, len(labels))
 
 
 def calibration_error(probabilities: Float[np.ndarray, "M V"], labels: Int[np.ndarray, "M"], bins: int = BINS) -> float:
-    """The expected calibration error, in percent: how far what a model is sure of is from how often it is right.
+    """The expected calibration error in percent (Guo et al. 2017).
 
-    Answers are put into bins of equal width by the probability of the likeliest label. The error of a bin is the
-    difference of its mean and of the share that is right; bins count by their size.
+    Predictions are binned by the probability of the most probable label. The error of a bin is the difference between
+    its mean probability and its accuracy; bins are weighted by their size.
 
     >>> calibration_error(np.array([[0.75, 0.25]] * 4), np.array([0, 0, 0, 1]))
     0.0
     """
-    sure, right = probabilities.max(1).astype(np.float64), probabilities.argmax(1) == labels
-    which = np.clip(np.ceil(sure * bins).astype(int) - 1, 0, bins - 1)
-    apart = np.bincount(which, weights=right - sure, minlength=bins)
-    return 100 * float(np.abs(apart).sum()) / max(1, len(labels))
+    confidence, is_correct = probabilities.max(1).astype(np.float64), probabilities.argmax(1) == labels
+    bin_indices = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    gaps = np.bincount(bin_indices, weights=is_correct - confidence, minlength=bins)
+    return 100 * float(np.abs(gaps).sum()) / max(1, len(labels))
 
 
 @dataclass(frozen=True, eq=False)
 class MaskScores:
-    """In percent; `iou` has a number for each label, NaN for one that is neither there nor found."""
+    """Scores in percent. `iou` has one value per label, NaN for a label that occurs in no target and no prediction."""
 
     mean_iou: float
     iou: Float[np.ndarray, "V"]
@@ -110,7 +108,7 @@ class MaskScores:
 
 
 def mask_scores(counts: Int[np.ndarray, "V V"]) -> MaskScores:
-    """Scores of pixels' labels by how often each (rows) was given each (columns): see `label_counts`.
+    """Scores of pixel labels, from a confusion matrix with targets as rows (see `confusion_counts`).
 
     >>> mask_scores(np.array([[3, 1], [0, 4]])).mean_iou
     77.5

@@ -1,4 +1,4 @@
-"""Watching a model while it is given both the source and the target."""
+"""Teacher forcing with recorded attention, and the mutual information of attention maps."""
 
 from collections.abc import Sequence
 
@@ -10,56 +10,56 @@ from regard.attention import Recording, record
 from regard.attention.recording import KINDS
 from regard.errors import RegardError
 from regard.evaluation.attention_measures import entropy
-from regard.pipelines import Bundle, Translator
+from regard.pipelines import Pipeline, Translator
 
 Ids = list[int]
 
 
-def attentions(translator: Bundle, kind: str | None = None) -> list[str]:
-    """The names of the model's attentions, in its order, or of those of one kind (self, masked, cross).
+def attention_names(translator: Pipeline, kind: str | None = None) -> list[str]:
+    """Names of the model's attention modules in model order, optionally of one kind (self, masked, cross).
 
-    >>> attentions(translator, "cross")  # doctest: +SKIP
+    >>> attention_names(translator, "cross")  # doctest: +SKIP
     ['decoder.0.cross', 'decoder.1.cross']
     """
     kinds = KINDS if kind is None else (kind,)
     return [name for name, module in translator.model.named_modules() if getattr(module, "kind", None) in kinds]
 
 
-def need_attention(translator: Translator) -> None:
-    """An error for a model that has none."""
-    if not attentions(translator):
+def require_attention(translator: Translator) -> None:
+    """Raise an error if the model has no attention."""
+    if not attention_names(translator):
         raise RegardError(
             "This model has no attention: there is nothing to look at.",
-            "Train one that has it, such as model.attention = luong.",
+            "Train a model with attention, for example model.attention = luong.",
         )
 
 
 @torch.inference_mode()
-def force(
+def record_teacher_forced(
     translator: Translator, pairs: Sequence[tuple[Ids, Ids]], layers: str | Sequence[str] | None = None
 ) -> Recording:
-    """One packed forward in which the target is given (teacher forcing), and what each attention did in it.
+    """Run one packed forward pass with teacher forcing and record the attention calls.
 
-    Pairs are ids as from `translator.source_ids` and `translator.target_ids`. The decoder reads `<sos>` and the target;
-    its row t is the state that predicts token t of the target, or `<eos>` in the end.
+    Pairs are ids from `translator.encode_source` and `encode_target`. The decoder reads `<sos>` and the target;
+    its row t is the state that predicts token t of the target, the last row the one that predicts `<eos>`.
 
-    >>> force(translator, [([5, 6, 3], [7])])["decoder.0.cross"].weights().shape  # doctest: +SKIP
+    >>> record_teacher_forced(translator, [([5, 6, 3], [7])])["decoder.0.cross"].weights().shape  # doctest: +SKIP
     torch.Size([1, 4, 2, 3])
     """
-    need_attention(translator)
+    require_attention(translator)
     translator.model.eval()
     with record(translator.model, layers) as recording:
         translator.model(*translator.teacher_forced(pairs))
     return recording
 
 
-def information(weights: Float[np.ndarray, "T S"]) -> float:
-    """How much the rows tell about where they look, in bits: the mutual information of row and column.
+def mutual_information(weights: Float[np.ndarray, "T S"]) -> float:
+    """Mutual information of row and column, in bits: the entropy of the mean row minus the mean entropy of the rows.
 
-    It is the entropy of the mean row less the mean entropy of the rows, so it is 0 if every row is the same, be it as
-    sharp as it may (all look at `<eos>`), and greatest if each row looks at a place of its own.
+    It is 0 if all rows are equal, however sharp they are (all attend to `<eos>`), and largest if each row attends to a
+    different column.
 
-    >>> information(np.eye(4)), information(np.eye(4)[[0, 0, 0, 0]])
+    >>> mutual_information(np.eye(4)), mutual_information(np.eye(4)[[0, 0, 0, 0]])
     (2.0, 0.0)
     """
     return float(entropy(weights.mean(0)) - entropy(weights).mean())

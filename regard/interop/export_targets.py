@@ -1,60 +1,63 @@
-"""Export targets: which model configs each can compute."""
+"""Export targets, and the model configs that each supports."""
 
 import dataclasses
 from typing import Any, Literal, get_args
 
 from regard.errors import RegardError
-from regard.interop import ctranslate2_export
-from regard.interop.foreign_config import in_words, misfits
-from regard.interop.huggingface.encoder_decoder_models import KINDS, nearest_class
+from regard.interop.ctranslate2_export import CTRANSLATE2_VALUES
+from regard.interop.foreign_config import describe_unsupported, unsupported_fields
+from regard.interop.huggingface.encoder_decoder_models import BART_VARIANTS, nearest_class
 from regard.interop.joint_vocabulary import join_config
-from regard.models import family_of
+from regard.models import family_name
 from regard.models.transformer import TransformerConfig
 
-Target = Literal["huggingface", "ctranslate2", "onnx"]
-TARGETS: tuple[str, ...] = get_args(Target)
+ExportTarget = Literal["huggingface", "ctranslate2", "onnx"]
+EXPORT_TARGETS: tuple[str, ...] = get_args(ExportTarget)
 
 
-def exportable(config: Any, target: Target) -> Any:
-    """The config with the fewest changes that exports to `target`; its sizes stay.
+def nearest_exportable(config: Any, target: ExportTarget) -> Any:
+    """The config with the fewest changes that exports to `target`; sizes stay the same.
 
-    >>> form = TransformerConfig(positions="rotary", qk_norm=True)
-    >>> changed = exportable(form, "ctranslate2")
+    >>> config = TransformerConfig(positions="rotary", qk_norm=True)
+    >>> changed = nearest_exportable(config, "ctranslate2")
     >>> changed.positions, changed.qk_norm
     ('rotary', False)
-    >>> changed = exportable(form, "huggingface")
+    >>> changed = nearest_exportable(config, "huggingface")
     >>> changed.positions, changed.qk_norm
     ('sinusoidal', False)
     """
-    found = unsupported(config, target)
-    return dataclasses.replace(config, **{field: values[0] for field, values in found.items()})
+    fields = unsupported_settings(config, target)
+    return dataclasses.replace(config, **{field: values[0] for field, values in fields.items()})
 
 
-def check_exportable(config: Any, target: Target) -> None:
-    """Raises an error that names the fields of a config that do not export to `target`.
+def check_exportable(config: Any, target: ExportTarget) -> None:
+    """Raises an error that names the fields of a config that `target` does not support.
 
     >>> check_exportable(TransformerConfig(positions="rotary"), "ctranslate2")
     """
-    found = unsupported(config, target)
-    if found:
+    fields = unsupported_settings(config, target)
+    if fields:
         raise RegardError(
-            f"--for {target} does not support {in_words(config, found)}.", "Remove these settings, or leave out --for."
+            f"--for {target} does not support {describe_unsupported(config, fields)}.",
+            "Remove these settings, or leave out --for.",
         )
 
 
-def unsupported(config: Any, target: Target) -> dict[str, tuple]:
-    """The fields of a config that `target` does not support, and for each the values that it supports.
+def unsupported_settings(config: Any, target: ExportTarget) -> dict[str, tuple]:
+    """The fields of a config that `target` does not support, each with the values that it supports.
 
-    >>> unsupported(TransformerConfig(qk_norm=True), "ctranslate2")
+    >>> unsupported_settings(TransformerConfig(qk_norm=True), "ctranslate2")
     {'qk_norm': (False,)}
     """
     if not isinstance(config, TransformerConfig):
         raise RegardError(
-            f"--for {target} applies to the family transformer, not to {family_of(config)}.",
+            f"--for {target} applies to the family transformer, not to {family_name(config)}.",
             "Leave out --for, or train with --model.family transformer.",
         )
     if target == "huggingface":
         if config.shared_vocab:
             return nearest_class(config)[1]
-        return nearest_class(join_config(config), [*KINDS])[1]  # T5 has no output bias to exclude source tokens with
-    return misfits(config, ctranslate2_export.CHOICES) if target == "ctranslate2" else {}
+        return nearest_class(join_config(config), [*BART_VARIANTS])[
+            1
+        ]  # T5 has no output bias to exclude source tokens with
+    return unsupported_fields(config, CTRANSLATE2_VALUES) if target == "ctranslate2" else {}

@@ -1,4 +1,4 @@
-"""Configs of other formats: their values, checked; tables of their keys; fields of ours that they do not support."""
+"""Configs of other formats: typed access to their values, tables of their keys, fields that they do not support."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -7,161 +7,164 @@ from regard.errors import RegardError
 from regard.ranges import Count, Natural, check_value
 
 T = TypeVar("T")
-_HINT = "Is the config complete?"
+_HINT = "Check that the config is complete."
 
 
-class Settings:
-    """The table of a config.json; a missing or invalid value is an error that names the file and the key.
+class ForeignConfig:
+    """The values of a config.json; a missing or invalid value is an error that names the file and the key.
 
     A key that is absent or null has the default: configs are often saved without the defaults of their class.
 
-    >>> settings = Settings({"hidden_size": 12, "hidden_act": "mish"}, "config.json")
-    >>> settings.size("hidden_size"), settings.flag("tie_word_embeddings", True)
+    >>> settings = ForeignConfig({"hidden_size": 12, "hidden_act": "mish"}, "config.json")
+    >>> settings.get_count("hidden_size"), settings.get_bool("tie_word_embeddings", True)
     (12, True)
-    >>> print(settings.refusal("hidden_act", "it knows relu"))
-    config.json: hidden_act = 'mish' is unsupported: it knows relu. Such a model cannot be imported.
+    >>> print(settings.unsupported("hidden_act", "expected relu"))
+    config.json: hidden_act = 'mish' is unsupported: expected relu. Such a model cannot be imported.
     """
 
     def __init__(self, table: Mapping[str, Any], origin: str) -> None:
         self.table, self.origin = table, origin
 
-    def over(self, table: Mapping[str, Any]) -> "Settings":
-        """The same with some values replaced."""
-        return Settings({**self.table, **table}, self.origin)
+    def replace(self, table: Mapping[str, Any]) -> "ForeignConfig":
+        """Returns a copy with some values replaced."""
+        return ForeignConfig({**self.table, **table}, self.origin)
 
-    def value(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: Any = None) -> Any:
         """A value of any type."""
-        found = self.table.get(key)
-        return default if found is None else found
+        value = self.table.get(key)
+        return default if value is None else value
 
-    def checked(self, key: str, annotation: Any, default: Any) -> Any:
+    def get_checked(self, key: str, annotation: Any, default: Any) -> Any:
         """A value of this type and range."""
-        return check_value(annotation, self.value(key, default), f"{self.origin}: {key}", _HINT)
+        return check_value(annotation, self.get(key, default), f"{self.origin}: {key}", _HINT)
 
-    def number(self, key: str, default: int | None = None) -> int:
-        """A whole number from 0."""
-        return self.checked(key, Natural, default)
+    def get_natural(self, key: str, default: int | None = None) -> int:
+        """An integer of at least 0."""
+        return self.get_checked(key, Natural, default)
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """A whole number from 1."""
-        return self.checked(key, Count, default)
+    def get_count(self, key: str, default: int | None = None) -> int:
+        """An integer of at least 1."""
+        return self.get_checked(key, Count, default)
 
-    def fraction(self, key: str, default: float) -> float:
-        return self.checked(key, float, default)
+    def get_float(self, key: str, default: float) -> float:
+        return self.get_checked(key, float, default)
 
-    def fractions(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
-        """Several numbers, or one."""
-        value = self.value(key, default)
-        several = value if isinstance(value, list | tuple) and value else [value]
-        return check_value(tuple[float, ...], several, f"{self.origin}: {key}", _HINT)
+    def get_floats(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        """A list of floats; a single float is a list of one."""
+        value = self.get(key, default)
+        values = value if isinstance(value, list | tuple) and value else [value]
+        return check_value(tuple[float, ...], values, f"{self.origin}: {key}", _HINT)
 
-    def sides(self, key: str, default: int) -> tuple[int, int]:
-        """Height and width, or one number that is both."""
-        value = self.value(key, default)
-        both = value if isinstance(value, list | tuple) and len(value) == 2 else [value, value]
-        height, width = check_value(tuple[Count, ...], both, f"{self.origin}: {key}", _HINT)
+    def get_size(self, key: str, default: int) -> tuple[int, int]:
+        """Height and width; a single integer is both."""
+        value = self.get(key, default)
+        sides = value if isinstance(value, list | tuple) and len(value) == 2 else [value, value]
+        height, width = check_value(tuple[Count, ...], sides, f"{self.origin}: {key}", _HINT)
         return height, width
 
-    def flag(self, key: str, default: bool) -> bool:
-        return self.checked(key, bool, default)
+    def get_bool(self, key: str, default: bool) -> bool:
+        return self.get_checked(key, bool, default)
 
-    def choice(self, key: str, choices: Mapping[str, T], default: str) -> T:
-        value = self.value(key, default)
+    def get_choice(self, key: str, choices: Mapping[str, T], default: str) -> T:
+        """The entry of `choices` under the name that the config has for the key."""
+        value = self.get(key, default)
         if not isinstance(value, str) or value not in choices:
-            raise self.refusal(key, f"it knows {', '.join(choices)}")
+            raise self.unsupported(key, f"expected one of {', '.join(choices)}")
         return choices[value]
 
-    def must_be(self, key: str, wanted: Any) -> None:
-        """Refuse a value that selects an unsupported computation."""
-        if self.value(key, wanted) != wanted:
-            raise self.refusal(key, f"it knows {wanted!r} there")
+    def require(self, key: str, expected: Any) -> None:
+        """Raises an error for a value that selects an unsupported computation."""
+        if self.get(key, expected) != expected:
+            raise self.unsupported(key, f"expected {expected!r}")
 
-    def refusal(self, key: str, why: str) -> RegardError:
+    def unsupported(self, key: str, reason: str) -> RegardError:
+        """The error for an unsupported value."""
         return RegardError(
-            f"{self.origin}: {key} = {self.table.get(key)!r} is unsupported: {why}.", "Such a model cannot be imported."
+            f"{self.origin}: {key} = {self.table.get(key)!r} is unsupported: {reason}.",
+            "Such a model cannot be imported.",
         )
 
 
-class Key(NamedTuple):
-    """A field of our config, the key of theirs, and the default of their class, whose type is the field's.
+class ConfigKey(NamedTuple):
+    """A field of Regard's config, its key in another format, and the default of that format's class.
 
-    `names` are their values and ours, where these are names.
+    The type of the default is the type of the value. `values` maps foreign values to Regard's where both are names.
     """
 
-    ours: str
-    theirs: str
+    field: str
+    key: str
     default: Any
-    names: Mapping[str, str] | None = None
+    values: Mapping[str, str] | None = None
 
 
-Keys = Sequence[Key]
+ConfigKeys = Sequence[ConfigKey]
 
 
-def with_defaults(keys: Keys, **defaults: Any) -> Keys:
-    """The keys of a class with other defaults.
+def replace_defaults(keys: ConfigKeys, **defaults: Any) -> ConfigKeys:
+    """The keys of a class with other defaults, by field.
 
-    >>> with_defaults([Key("width", "hidden_size", 768)], width=4096)
-    [Key(ours='width', theirs='hidden_size', default=4096, names=None)]
+    >>> replace_defaults([ConfigKey("width", "hidden_size", 768)], width=4096)
+    [ConfigKey(field='width', key='hidden_size', default=4096, values=None)]
     """
-    return [key._replace(default=defaults.get(key.ours, key.default)) for key in keys]
+    return [key._replace(default=defaults.get(key.field, key.default)) for key in keys]
 
 
-def read_keys(keys: Keys, settings: Settings) -> dict[str, Any]:
-    """The fields of our config, from theirs.
+def read_fields(keys: ConfigKeys, settings: ForeignConfig) -> dict[str, Any]:
+    """Reads the fields of Regard's config from another format's.
 
-    >>> read_keys([Key("width", "hidden_size", 768)], Settings({"hidden_size": 12}, "config.json"))
+    >>> read_fields([ConfigKey("width", "hidden_size", 768)], ForeignConfig({"hidden_size": 12}, "config.json"))
     {'width': 12}
     """
     types = {int: Count, float: float, bool: bool}
     return {
-        key.ours: settings.choice(key.theirs, key.names, key.default)
-        if key.names
-        else settings.checked(key.theirs, types[type(key.default)], key.default)
+        key.field: settings.get_choice(key.key, key.values, key.default)
+        if key.values
+        else settings.get_checked(key.key, types[type(key.default)], key.default)
         for key in keys
     }
 
 
-def write_keys(keys: Keys, config: Any) -> dict[str, Any]:
-    """Their config, from the fields of ours.
+def write_fields(keys: ConfigKeys, config: Any) -> dict[str, Any]:
+    """Writes the fields of Regard's config as keys of another format.
 
     >>> from regard.models import GPTConfig
-    >>> write_keys([Key("width", "hidden_size", 768)], GPTConfig(width=64))
+    >>> write_fields([ConfigKey("width", "hidden_size", 768)], GPTConfig(width=64))
     {'hidden_size': 64}
     """
-    found = {}
+    table = {}
     for key in keys:
-        value = getattr(config, key.ours)
-        found[key.theirs] = their_name(key.names, value) if key.names else value
-    return found
+        value = getattr(config, key.field)
+        table[key.key] = foreign_value(key.values, value) if key.values else value
+    return table
 
 
-def their_name(names: Mapping[str, str], ours: str) -> str:
-    """Their name of ours; the first of their names where they have none.
+def foreign_value(values: Mapping[str, str], value: str) -> str:
+    """The foreign name of one of Regard's values; the first foreign name if there is none.
 
-    >>> their_name({"silu": "swiglu", "gelu_new": "geglu"}, "geglu"), their_name({"silu": "swiglu"}, "relu")
+    >>> foreign_value({"silu": "swiglu", "gelu_new": "geglu"}, "geglu"), foreign_value({"silu": "swiglu"}, "relu")
     ('gelu_new', 'silu')
     """
-    return next((theirs for theirs, name in names.items() if name == ours), next(iter(names)))
+    return next((foreign for foreign, name in values.items() if name == value), next(iter(values)))
 
 
-def misfits(config: Any, supported: Mapping[str, tuple]) -> dict[str, tuple]:
-    """The fields whose value in a config is not supported, and the values that are.
+def unsupported_fields(config: Any, supported: Mapping[str, tuple]) -> dict[str, tuple]:
+    """The fields of a config whose value is not supported, each with the values that are.
 
     >>> from regard.models import TransformerConfig
-    >>> misfits(TransformerConfig(heads=3), {"heads": (1, 2), "norm": ("pre", "post")})
+    >>> unsupported_fields(TransformerConfig(heads=3), {"heads": (1, 2), "norm": ("pre", "post")})
     {'heads': (1, 2)}
     """
     return {field: values for field, values in supported.items() if getattr(config, field) not in values}
 
 
-def in_words(config: Any, found: Mapping[str, tuple]) -> str:
-    """Misfits as a part of a sentence.
+def describe_unsupported(config: Any, fields: Mapping[str, tuple]) -> str:
+    """Lists unsupported fields for an error message.
 
     >>> from regard.models import TransformerConfig
-    >>> in_words(TransformerConfig(heads=3), {"heads": (1, 2)})
-    'heads = 3 (there: 1 or 2)'
+    >>> describe_unsupported(TransformerConfig(heads=3), {"heads": (1, 2)})
+    'heads = 3 (supported: 1 or 2)'
     """
     return ", ".join(
-        f"{field} = {getattr(config, field)!r} (there: {' or '.join(map(repr, values))})"
-        for field, values in found.items()
+        f"{field} = {getattr(config, field)!r} (supported: {' or '.join(map(repr, values))})"
+        for field, values in fields.items()
     )

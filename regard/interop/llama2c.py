@@ -1,9 +1,9 @@
-"""Checkpoints of llama2.c: a file of sizes and numbers, and its tokeniser.
+"""Import of llama2.c checkpoints: a model file and a tokenizer file.
 
-The model's file begins with seven whole numbers (width, feed-forward width, layers, heads, heads of keys and values,
-vocabulary, longest text); then come the weights as 32-bit floats, kind by kind, each for all layers. A vocabulary
-below 0 says that the output layer is not the embedding. The tokeniser's file has the longest piece's length, then for
-each piece its score, its length in bytes, and the bytes. All numbers are little-endian.
+The model file starts with seven 32-bit integers (width, feed-forward width, layers, heads, key-value heads, vocabulary
+size, maximum length), followed by the weights as 32-bit floats, each kind for all layers. A negative vocabulary size
+means that the output layer is not tied to the embedding. The tokenizer file holds the length of the longest piece, then
+for each piece its score, its length in bytes, and the bytes. All numbers are little-endian.
 """
 
 import math
@@ -18,23 +18,25 @@ import torch
 from tokenizers import decoders, models, normalizers
 from torch import Tensor
 
-from regard.data.text.special_tokens import Special
-from regard.data.text.tokenizer import FOREIGN, Tokenizer
+from regard.data.text.special_tokens import SpecialTokens
+from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.files import read_file
-from regard.interop.weight_mapping import STACKED, Change, Row, Table, read_model
+from regard.interop.weight_mapping import CONCATENATED, Conversion, MappingRow, MappingTable, read_model_weights
 from regard.models.gpt import GPTConfig
-from regard.pipelines import LanguageModel, model_of
+from regard.pipelines import TextGenerator, model_from_weights
 
-# Each story begins with <s>, and where one would begin, the last one has ended.
+# Each text starts with <s>, which therefore also ends the previous one.
 UNK, BOS = 0, 1
 _SPECIAL = ("<unk>", "<s>", "</s>")
-# The first pieces, whatever name a file has for them: the special ones and the bytes.
+# The first pieces, whatever their names in the file: special tokens and bytes.
 _NAMES = (*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)))
-_MAGIC = 0x616B3432  # of later versions of the format, before anything else
+_MAGIC = 0x616B3432  # first number of files in later versions of the format
 
 
-class Header(NamedTuple):
+class Llama2cHeader(NamedTuple):
+    """The seven integers at the start of a model file."""
+
     width: int
     feedforward: int
     layers: int
@@ -44,72 +46,80 @@ class Header(NamedTuple):
     max_len: int
 
 
-def import_llama2c(model_file: str | Path, tokenizer_file: str | Path) -> LanguageModel:
-    """A checkpoint of llama2.c with its tokeniser, as a language model.
+def import_llama2c(model_file: str | Path, tokenizer_file: str | Path) -> TextGenerator:
+    """Imports a checkpoint of llama2.c and its tokenizer as a language model.
 
     >>> writer = import_llama2c("stories15M.bin", "tokenizer.bin")  # doctest: +SKIP
     >>> writer("Once upon a time")  # doctest: +SKIP
     ', there was a little girl named Lily.'
     """
     model_file, tokenizer_file = Path(model_file), Path(tokenizer_file)
-    config, theirs = _read_model(model_file)
+    config, tensors = _read_model(model_file)
     tokenizer = _read_tokenizer(tokenizer_file, config.vocab)
     table = llama2c_table(config.width // config.heads)
-    weights = read_model(config, table, {"blocks": config.layers}, theirs, str(model_file))
-    model = model_of(config, weights, model_file)
-    special = Special(pad=BOS, unk=UNK, sos=BOS, eos=BOS, begin=BOS)
-    return LanguageModel(model.eval(), tokenizer, {"imported": {"file": model_file.name}}, special)
+    weights = read_model_weights(config, table, {"blocks": config.layers}, tensors, str(model_file))
+    model = model_from_weights(config, weights, model_file)
+    special = SpecialTokens(pad=BOS, unk=UNK, sos=BOS, eos=BOS, begin=BOS)
+    return TextGenerator(model.eval(), tokenizer, {"imported": {"file": model_file.name}}, special)
 
 
-# -- the model -------------------------------------------------------------------------------------------------------
+# -- model ------------------------------------------------------------------------------------------------------------
 
 
-def _in_halves(weight: Tensor, head_width: int) -> Tensor:
-    """Rows of a head in the order 0, 2, 4, …, 1, 3, 5, …: pairs that turn together are (i, i + D/2) here, and are
-    neighbours there."""
+def _to_half_split(weight: Tensor, head_width: int) -> Tensor:
+    """Reorders the rows of each head as 0, 2, 4, …, 1, 3, 5, …
+
+    Rotary positions rotate the channel pairs (i, i + D/2) in Regard and (2i, 2i + 1) in llama2.c.
+    """
     return weight.view(-1, head_width // 2, 2, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
 
 
-def _in_pairs(weight: Tensor, head_width: int) -> Tensor:
+def _to_interleaved(weight: Tensor, head_width: int) -> Tensor:
     return weight.view(-1, 2, head_width // 2, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
 
 
-def llama2c_table(head_width: int) -> Table:
-    """The names that llama2.c's source has for its weights.
+def llama2c_table(head_width: int) -> MappingTable:
+    """The mapping table of llama2.c, with the names of its source code.
 
-    >>> [row.theirs for row in llama2c_table(8).layers["blocks"]][:2]
+    >>> [row.foreign_names for row in llama2c_table(8).layers["blocks"]][:2]
     ['rms_att_weight.{i}', 'wq.{i}']
     """
 
-    def stacked(ours: list[Tensor]) -> list[Tensor]:
-        k, v = STACKED.write(ours)
-        return [_in_pairs(k, head_width), v]
+    def split(own: list[Tensor]) -> list[Tensor]:
+        k, v = CONCATENATED.write(own)
+        return [_to_interleaved(k, head_width), v]
 
-    turned = Change(lambda theirs: [_in_halves(theirs[0], head_width)], lambda ours: [_in_pairs(ours[0], head_width)])
-    turned_stacked = Change(lambda theirs: STACKED.read([_in_halves(theirs[0], head_width), theirs[1]]), stacked)
-    return Table(
+    query = Conversion(
+        lambda foreign: [_to_half_split(foreign[0], head_width)], lambda own: [_to_interleaved(own[0], head_width)]
+    )
+    key_value = Conversion(
+        lambda foreign: CONCATENATED.read([_to_half_split(foreign[0], head_width), foreign[1]]), split
+    )
+    return MappingTable(
         [
-            Row("embedding.tokens.weight", "token_embedding_table"),
-            Row("norm.weight", "rms_final_weight"),
-            Row("output.weight", "wcls"),
+            MappingRow("embedding.tokens.weight", "token_embedding_table"),
+            MappingRow("norm.weight", "rms_final_weight"),
+            MappingRow("output.weight", "wcls"),
         ],
         {
             "blocks": [
-                Row("blocks.{i}.attention_norm.weight", "rms_att_weight.{i}"),
-                Row("blocks.{i}.attention.query.weight", "wq.{i}", turned),
-                Row("blocks.{i}.attention.key_value.weight", ("wk.{i}", "wv.{i}"), turned_stacked),
-                Row("blocks.{i}.attention.out.weight", "wo.{i}"),
-                Row("blocks.{i}.feedforward_norm.weight", "rms_ffn_weight.{i}"),
-                Row("blocks.{i}.feedforward.inner.weight", ("w3.{i}", "w1.{i}"), STACKED),  # the value, then its gate
-                Row("blocks.{i}.feedforward.outer.weight", "w2.{i}"),
+                MappingRow("blocks.{i}.attention_norm.weight", "rms_att_weight.{i}"),
+                MappingRow("blocks.{i}.attention.query.weight", "wq.{i}", query),
+                MappingRow("blocks.{i}.attention.key_value.weight", ("wk.{i}", "wv.{i}"), key_value),
+                MappingRow("blocks.{i}.attention.out.weight", "wo.{i}"),
+                MappingRow("blocks.{i}.feedforward_norm.weight", "rms_ffn_weight.{i}"),
+                MappingRow(
+                    "blocks.{i}.feedforward.inner.weight", ("w3.{i}", "w1.{i}"), CONCATENATED
+                ),  # value, then gate
+                MappingRow("blocks.{i}.feedforward.outer.weight", "w2.{i}"),
             ]
         },
-        beside=("freq_cis_*",),  # the angles of the positions, which are computed
+        ignored=("freq_cis_*",),  # tables of rotary positions, which Regard computes
     )
 
 
-def _layout(header: Header) -> Iterator[tuple[str, bool, tuple[int, ...]]]:
-    """What comes after the header: a name, whether there is one for each layer, and the shape."""
+def _layout(header: Llama2cHeader) -> Iterator[tuple[str, bool, tuple[int, ...]]]:
+    """The content after the header: name, whether there is one per layer, and shape."""
     E, F, V = header.width, header.feedforward, abs(header.vocab)
     D = E // header.heads
     K = D * header.kv_heads
@@ -132,27 +142,28 @@ def _layout(header: Header) -> Iterator[tuple[str, bool, tuple[int, ...]]]:
 
 def _read_model(path: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
     content = read_file(path)
-    hint = "Put a good copy of a llama2.c checkpoint in its place."
+    hint = "Replace it with an intact llama2.c checkpoint."
     if len(content) < 28:
-        raise RegardError(f"{path}: too short for a checkpoint.", hint)
-    header = Header(*struct.unpack("<7i", content[:28]))
+        raise RegardError(f"{path}: the file is too short for a checkpoint.", hint)
+    header = Llama2cHeader(*struct.unpack("<7i", content[:28]))
     if header.width == _MAGIC:
         raise RegardError(
-            f"{path}: version {header.feedforward} of the format.", "Regard opens the first one, which has no version."
+            f"{path}: unsupported version {header.feedforward} of the format.",
+            "Use a file of version 0, without a version number.",
         )
     sizes = header._replace(vocab=abs(header.vocab))
     if min(sizes) < 1 or header.width % (2 * header.heads) or header.heads % header.kv_heads:
-        raise RegardError(f"{path}: no model has such sizes: {sizes}.", hint)
+        raise RegardError(f"{path}: invalid sizes: {sizes}.", hint)
     layout = list(_layout(header))
-    wanted = 28 + 4 * sum(math.prod(shape) * (header.layers if each else 1) for _, each, shape in layout)
-    if len(content) != wanted:
-        raise RegardError(f"{path}: {len(content)} bytes, where its sizes ask for {wanted}.", hint)
+    expected = 28 + 4 * sum(math.prod(shape) * (header.layers if per_layer else 1) for _, per_layer, shape in layout)
+    if len(content) != expected:
+        raise RegardError(f"{path}: the file has {len(content)} bytes; expected {expected} from its sizes.", hint)
     numbers = np.frombuffer(content, "<f4", offset=28).astype(np.float32)
-    theirs: dict[str, Tensor] = {}
-    for name, each, shape in layout:
-        for key in [f"{name}.{i}" for i in range(header.layers)] if each else [name]:
+    tensors: dict[str, Tensor] = {}
+    for name, per_layer, shape in layout:
+        for key in [f"{name}.{i}" for i in range(header.layers)] if per_layer else [name]:
             count = math.prod(shape)
-            theirs[key], numbers = torch.from_numpy(numbers[:count]).view(shape), numbers[count:]
+            tensors[key], numbers = torch.from_numpy(numbers[:count]).view(shape), numbers[count:]
     config = GPTConfig(
         width=header.width,
         heads=header.heads,
@@ -170,53 +181,59 @@ def _read_model(path: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
         max_len=header.max_len,
         vocab=abs(header.vocab),
     )
-    return config, theirs
+    return config, tensors
 
 
-# -- the tokeniser ---------------------------------------------------------------------------------------------------
+# -- tokenizer --------------------------------------------------------------------------------------------------------
 
 
 def _read_tokenizer(path: Path, size: int) -> Tokenizer:
-    """The pieces and their scores as byte-pair encoding.
+    """Builds byte-pair encoding from the pieces and their scores.
 
-    llama2.c takes a text apart into characters (bytes, where it lacks one) and joins, again and again, the two
-    neighbours that make the piece of the highest score. So each way to make a piece of two is a merge, and the merges
-    are ordered by what they make.
+    llama2.c splits a text into characters (or bytes, if a character has no piece) and repeatedly merges the adjacent
+    pair whose result has the highest score. So each way to split a piece in two is a merge, ordered by that score.
     """
-    pieces = list(_pieces(path, size))
+    pieces = list(_read_pieces(path, size))
     vocab = {piece: index for index, (piece, _) in enumerate(pieces)}
     if len(vocab) < size:
-        raise RegardError(f"{path}: some piece is there twice.", "Put a good copy in its place.")
+        raise RegardError(f"{path}: duplicate piece.", "Replace it with an intact copy.")
     merges = [
         (piece[:cut], piece[cut:])
-        for piece, _ in sorted(pieces[len(_NAMES) :], key=lambda one: -one[1])
+        for piece, _ in sorted(pieces[len(_NAMES) :], key=lambda scored: -scored[1])
         for cut in range(1, len(piece))
         if piece[:cut] in vocab and piece[cut:] in vocab
     ]
     library = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token=_SPECIAL[UNK], byte_fallback=True))
     library.add_special_tokens(list(_SPECIAL))
-    # A text is read as if a space stood before it, and written without that space.
+    # A space is added before a text when encoding, and removed when decoding.
     library.normalizer = normalizers.Prepend(" ")
     library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    return Tokenizer(library, FOREIGN)
+    return Tokenizer(library, FOREIGN_KIND)
 
 
-def _pieces(path: Path, size: int) -> Iterator[tuple[str, float]]:
-    content, place = read_file(path), 4
+def _read_pieces(path: Path, size: int) -> Iterator[tuple[str, float]]:
+    content, offset = read_file(path), 4
     for index in range(size):
-        if place + 8 > len(content):
-            raise RegardError(f"{path}: {index} pieces, where the model knows {size}.", "Name the model's own.")
-        score, length = struct.unpack_from("<fi", content, place)
-        piece = content[place + 8 : place + 8 + length]
+        if offset + 8 > len(content):
+            raise RegardError(
+                f"{path}: {index} pieces, but the model has a vocabulary of {size}.",
+                "Pass the tokenizer of this model.",
+            )
+        score, length = struct.unpack_from("<fi", content, offset)
+        piece = content[offset + 8 : offset + 8 + length]
         if length < 0 or len(piece) < length:
-            raise RegardError(f"{path}: piece {index} is cut off.", "Put a good copy in its place.")
-        place += 8 + length
+            raise RegardError(f"{path}: piece {index} is truncated.", "Replace it with an intact copy.")
+        offset += 8 + length
         if index < len(_NAMES):
             yield _NAMES[index], score
             continue
         try:
             yield piece.decode(), score
         except UnicodeDecodeError:
-            raise RegardError(f"{path}: piece {index} is no text.", "Is it a tokeniser of llama2.c?") from None
-    if place != len(content):
-        raise RegardError(f"{path}: there are more pieces than the {size} that the model knows.", "Name its own.")
+            raise RegardError(
+                f"{path}: piece {index} is not valid UTF-8.", "Check that it is a tokenizer of llama2.c."
+            ) from None
+    if offset != len(content):
+        raise RegardError(
+            f"{path}: more pieces than the vocabulary of the model ({size}).", "Pass the tokenizer of this model."
+        )

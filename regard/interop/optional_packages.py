@@ -1,4 +1,4 @@
-"""Libraries that not every user of Regard needs."""
+"""Import of optional packages."""
 
 import importlib
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from regard.errors import RegardError
 
 
-def need(name: str, extra: str) -> Any:
-    """A library, or an error that says how to get it.
+def require_package(name: str, extra: str) -> Any:
+    """Imports an optional package; if it is missing, the error names the extra of Regard that installs it.
 
-    >>> need("no_such_library", "onnx")
+    >>> require_package("no_such_package", "onnx")
     Traceback (most recent call last):
-    regard.errors.RegardError: no_such_library is not installed. Get it with: pip install "regard[onnx]"
+    regard.errors.RegardError: no_such_package is not installed. Install it with: pip install "regard[onnx]"
     """
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise RegardError(f"{name} is not installed.", f'Get it with: pip install "regard[{extra}]"') from None
+        raise RegardError(f"{name} is not installed.", f'Install it with: pip install "regard[{extra}]"') from None

@@ -1,4 +1,4 @@
-"""The tensors of a folder of Hugging Face: safetensors, in one file or several; or a pickle that holds nothing else."""
+"""Tensor files of a Hugging Face folder: safetensors, single or sharded, or a pickle that holds only tensors."""
 
 import pickle
 from pathlib import Path
@@ -12,62 +12,64 @@ from torch import Tensor
 from regard import config_reader
 from regard.errors import RegardError
 
-SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+SAFETENSORS_FILE, PICKLE_FILE = "model.safetensors", "pytorch_model.bin"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty one if there is no such file."""
+    """Reads the object in a JSON file; an empty one if the file does not exist."""
     return config_reader.read_json(path, unique_keys=False) if path.exists() else {}
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors, by name. Nothing in the files is ever executed."""
-    for name in (SAFE, PICKLED):
+    """Reads all tensors of a folder, by name. No code in the files is executed."""
+    for name in (SAFETENSORS_FILE, PICKLE_FILE):
         if (folder / name).exists():
             return read_tensor_file(folder / name)
         index = folder / f"{name}.index.json"
         if index.exists():
-            return _read_parts(index)
-    raise RegardError(f"{folder}: the weights are missing.", f"There should be {SAFE} or {PICKLED}.")
+            return _read_shards(index)
+    raise RegardError(f"{folder}: the weights are missing.", f"Expected {SAFETENSORS_FILE} or {PICKLE_FILE}.")
 
 
-def _read_parts(index: Path) -> dict[str, Tensor]:
-    """The tensors of several files, which an index lists."""
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(name, str) and "/" not in name for name in places.values()):
-        raise RegardError(f"{index}: not an index of weights.", "Put a good copy in its place.")
-    found: dict[str, Tensor] = {}
-    for part in sorted(set(places.values())):
-        tensors = read_tensor_file(index.parent / part)
-        wrong = sorted(name for name, place in places.items() if place == part and name not in tensors)
-        if wrong:
-            raise RegardError(f"{index.parent / part}: there is no {', '.join(wrong)}.", "Is it complete?")
-        found |= tensors
-    return found
-
-
-def read_tensor_file(path: Path) -> dict[str, Tensor]:
-    """All tensors of one file, by name."""
-    if not path.is_file():
-        raise RegardError(f"{path}: the file is missing.", "Is the folder complete?")
-    try:
-        tensors = load_file(path) if path.suffix == ".safetensors" else _unpickled(path)
-    except SafetensorError as error:
-        raise RegardError(f"{path}: damaged ({error}).", "Put a good copy in its place.") from None
-    if not isinstance(tensors, dict) or not all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
-    ):
-        raise RegardError(f"{path}: it holds something else than tensors by name.", "Is it the right file?")
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    """Reads the tensors of several files, which an index lists."""
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) and "/" not in name for name in shards.values()):
+        raise RegardError(f"{index}: not a valid weight index.", "Replace it with an intact copy.")
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(set(shards.values())):
+        shard = read_tensor_file(index.parent / file)
+        missing = sorted(name for name, listed in shards.items() if listed == file and name not in shard)
+        if missing:
+            raise RegardError(
+                f"{index.parent / file}: missing tensors: {', '.join(missing)}.", "Check that the file is complete."
+            )
+        tensors |= shard
     return tensors
 
 
-def _unpickled(path: Path) -> Any:
+def read_tensor_file(path: Path) -> dict[str, Tensor]:
+    """Reads all tensors of one file, by name."""
+    if not path.is_file():
+        raise RegardError(f"{path}: the file is missing.", "Check that the folder is complete.")
+    try:
+        tensors = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
+    except SafetensorError as error:
+        raise RegardError(f"{path}: the file is damaged ({error}).", "Replace it with an intact copy.") from None
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
+    ):
+        raise RegardError(f"{path}: expected a dictionary of tensors by name.", "Check that it is the right file.")
+    return tensors
+
+
+def _load_pickle(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:  # so says torch of whatever is no tensor, before doing anything with it
+    except pickle.UnpicklingError:  # raised for anything but tensors, before any of it is executed
         raise RegardError(
-            f"{path}: a pickle that holds more than tensors, and opening it could run a program.",
-            f"Ask for the weights as {SAFE}.",
+            f"{path}: the pickle holds more than tensors; opening it could execute code.",
+            f"Get the weights as {SAFETENSORS_FILE}.",
         ) from None
     except (RuntimeError, EOFError, ValueError, OSError) as error:
-        raise RegardError(f"{path}: damaged ({error}).", "Put a good copy in its place.") from None
+        raise RegardError(f"{path}: the file is damaged ({error}).", "Replace it with an intact copy.") from None

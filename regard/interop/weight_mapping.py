@@ -1,6 +1,7 @@
-"""Weights by other names: a family's table of rows, read in one direction and written in the other.
+"""Mapping tables between the weights of Regard and those of other formats.
 
-A row names some tensors of ours, some of theirs, and how the ones become the others. "{i}" stands for a layer's number.
+A table is used in both directions: to read foreign weights and to write them. Each row names some tensors of Regard,
+the foreign tensors that hold the same numbers, and the conversion between them. "{i}" stands for the index of a layer.
 """
 
 import logging
@@ -18,101 +19,114 @@ Tensors = list[Tensor]
 logger = logging.getLogger("regard")
 
 
-class Change(NamedTuple):
-    """How their tensors become ours, and ours theirs: exact opposites, so that a round trip keeps every bit."""
+class Conversion(NamedTuple):
+    """Conversion of foreign tensors to Regard's (`read`) and its exact inverse (`write`): a round trip is bit-exact."""
 
     read: Callable[[Tensors], Tensors]
     write: Callable[[Tensors], Tensors]
 
 
-def _halves(tensors: Tensors) -> Tensors:
+def _split_in_half(tensors: Tensors) -> Tensors:
     return [half.contiguous() for half in tensors[0].chunk(2)]
 
 
-def _first_third(tensor: Tensor) -> Tensors:
+def _split_after_third(tensor: Tensor) -> Tensors:
     third = len(tensor) // 3
     return [tensor[:third].contiguous(), tensor[third:].contiguous()]
 
 
-SAME = Change(lambda theirs: theirs, lambda ours: ours)
-# Two of theirs, one above the other, are one of ours: keys and values, the two maps of a gated feed-forward network.
-STACKED = Change(lambda theirs: [torch.cat(theirs)], _halves)
-# Their weight is (in, out), as in GPT-2's Conv1D.
-TRANSPOSED = Change(
-    lambda theirs: [one.T.contiguous() for one in theirs], lambda ours: [one.T.contiguous() for one in ours]
+def _transpose(tensors: Tensors) -> Tensors:
+    return [tensor.T.contiguous() for tensor in tensors]
+
+
+IDENTITY = Conversion(lambda foreign: foreign, lambda own: own)
+# Two foreign tensors are concatenated: keys and values, or the projections to value and gate of a gated feed-forward.
+CONCATENATED = Conversion(lambda foreign: [torch.cat(foreign)], _split_in_half)
+# The foreign weight is (in, out), as in GPT-2's Conv1D.
+TRANSPOSED = Conversion(_transpose, _transpose)
+# One foreign tensor holds queries, keys and values; Regard has one tensor for queries and one for keys and values.
+FUSED_QKV = Conversion(lambda foreign: _split_after_third(foreign[0]), lambda own: [torch.cat(own)])
+TRANSPOSED_QKV = Conversion(
+    lambda foreign: _split_after_third(foreign[0].T), lambda own: [torch.cat(own).T.contiguous()]
 )
-# One of theirs holds queries, keys and values; ours are the queries, and keys and values together.
-CUT = Change(lambda theirs: _first_third(theirs[0]), lambda ours: [torch.cat(ours)])
-TRANSPOSED_CUT = Change(lambda theirs: _first_third(theirs[0].T), lambda ours: [torch.cat(ours).T.contiguous()])
 
 
-def sequence(parts: int) -> Change:
-    """Theirs are so many tensors of shape (1, n, E), ours is one of all their rows; each but the last has one row.
+def token_sequence(count: int) -> Conversion:
+    """Conversion of `count` foreign tensors (1, n, E) to one tensor (rows, E); all but the last have one row.
 
-    >>> change = sequence(2)
-    >>> ours = change.read([torch.ones(1, 1, 3), torch.zeros(1, 4, 3)])
-    >>> ours[0].shape, [one.shape for one in change.write(ours)]
+    >>> conversion = token_sequence(2)
+    >>> own = conversion.read([torch.ones(1, 1, 3), torch.zeros(1, 4, 3)])
+    >>> own[0].shape, [tensor.shape for tensor in conversion.write(own)]
     (torch.Size([5, 3]), [torch.Size([1, 1, 3]), torch.Size([1, 4, 3])])
     """
-    return Change(
-        lambda theirs: [torch.cat(theirs, dim=1).squeeze(0)],
-        lambda ours: [one.contiguous() for one in ours[0][None].tensor_split(list(range(1, parts)), dim=1)],
+    return Conversion(
+        lambda foreign: [torch.cat(foreign, dim=1).squeeze(0)],
+        lambda own: [part.contiguous() for part in own[0][None].tensor_split(list(range(1, count)), dim=1)],
     )
 
 
-class Row(NamedTuple):
-    """Names of ours, names of theirs, and what lies between them."""
+class MappingRow(NamedTuple):
+    """Names of Regard's tensors, names of the foreign tensors, and the conversion between them."""
 
-    ours: str | tuple[str, ...]
-    theirs: str | tuple[str, ...]
-    change: Change = SAME
+    names: str | tuple[str, ...]
+    foreign_names: str | tuple[str, ...]
+    conversion: Conversion = IDENTITY
 
 
-def both(ours: str, theirs: str | tuple[str, ...], change: Change = SAME) -> list[Row]:
-    """The rows of a layer's weight and of its bias.
+def weight_and_bias(
+    name: str, foreign_name: str | tuple[str, ...], conversion: Conversion = IDENTITY
+) -> list[MappingRow]:
+    """The rows of the weight and the bias of a layer.
 
-    >>> both("output", "lm_head")[1][:2]
+    >>> weight_and_bias("output", "lm_head")[1][:2]
     ('output.bias', 'lm_head.bias')
     """
     return [
-        Row(f"{ours}.{part}", tuple(f"{name}.{part}" for name in theirs), change)
-        if isinstance(theirs, tuple)
-        else Row(f"{ours}.{part}", f"{theirs}.{part}", change)
+        MappingRow(f"{name}.{part}", tuple(f"{foreign}.{part}" for foreign in foreign_name), conversion)
+        if isinstance(foreign_name, tuple)
+        else MappingRow(f"{name}.{part}", f"{foreign_name}.{part}", conversion)
         for part in ("weight", "bias")
     ]
 
 
-def attention_rows(ours: str, theirs: str, names: Sequence[str]) -> list[Row]:
-    """The rows of an attention. `names` are theirs of the maps of queries, keys, values and outputs; or of a map that
-    has queries, keys and values in one, and of outputs.
+def attention_rows(name: str, foreign_name: str, projections: Sequence[str]) -> list[MappingRow]:
+    """The rows of an attention layer.
+
+    `projections` are the foreign names of the query, key, value and output projections, or of a fused query-key-value
+    projection and the output projection.
 
     >>> attention_rows("attention", "attn", ["qkv", "proj"])[0][:2]
     (('attention.query.weight', 'attention.key_value.weight'), 'attn.qkv.weight')
     """
-    *maps, out = (f"{theirs}.{name}" for name in names)
-    if len(maps) == 1:
-        parts = ("weight", "bias")
-        rows = [Row((f"{ours}.query.{one}", f"{ours}.key_value.{one}"), f"{maps[0]}.{one}", CUT) for one in parts]
+    *inputs, out = (f"{foreign_name}.{projection}" for projection in projections)
+    if len(inputs) == 1:
+        rows = [
+            MappingRow((f"{name}.query.{part}", f"{name}.key_value.{part}"), f"{inputs[0]}.{part}", FUSED_QKV)
+            for part in ("weight", "bias")
+        ]
     else:
-        query, key, value = maps
-        rows = [*both(f"{ours}.query", query), *both(f"{ours}.key_value", (key, value), STACKED)]
-    return [*rows, *both(f"{ours}.out", out)]
+        query, key, value = inputs
+        rows = [
+            *weight_and_bias(f"{name}.query", query),
+            *weight_and_bias(f"{name}.key_value", (key, value), CONCATENATED),
+        ]
+    return [*rows, *weight_and_bias(f"{name}.out", out)]
 
 
 def block_rows(
-    theirs: str,
+    foreign_block: str,
     *,
     attention: Sequence[str],
     feedforward: tuple[str | tuple[str, str], str],
     norms: Sequence[str],
     cross: Sequence[str] = (),
-    ours: str = "blocks.{i}",
-) -> list[Row]:
-    """The rows of a Transformer block. Their names are relative to `theirs`, the name of the block.
+    block: str = "blocks.{i}",
+) -> list[MappingRow]:
+    """The rows of a Transformer block; all other foreign names are relative to `foreign_block`.
 
-    `attention` and `cross` are as in `attention_rows`; `feedforward` are the inner and the outer map, the inner one
-    being two where one is the other's gate; `norms` are in the order of the sublayers. Rows of what a model does not
-    have, such as biases, are passed over.
+    `attention` and `cross` are as in `attention_rows`. `feedforward` are the inner and the outer projection; the inner
+    one is a pair (value, gate) in gated layers. `norms` are in the order of the sublayers. Rows of parameters that a
+    model does not have, such as biases, are skipped.
 
     >>> names = dict(attention=["q", "k", "v", "o"], feedforward=("fc1", "fc2"), norms=["norm1", "norm2"])
     >>> block_rows("layers.{i}", **names)[-1][:2]
@@ -120,175 +134,190 @@ def block_rows(
     """
     inner, outer = feedforward
     sublayers = ("attention", "cross", "feedforward") if cross else ("attention", "feedforward")
-    gated = not isinstance(inner, str)
-    whole = tuple(f"{theirs}.{name}" for name in inner) if gated else f"{theirs}.{inner}"
+    is_gated = not isinstance(inner, str)
+    foreign_inner = tuple(f"{foreign_block}.{name}" for name in inner) if is_gated else f"{foreign_block}.{inner}"
     return [
-        *attention_rows(f"{ours}.attention", theirs, attention),
-        *(attention_rows(f"{ours}.cross", theirs, cross) if cross else []),
-        *both(f"{ours}.feedforward.inner", whole, STACKED if gated else SAME),
-        *both(f"{ours}.feedforward.outer", f"{theirs}.{outer}"),
-        *(row for name, norm in zip(sublayers, norms) for row in both(f"{ours}.{name}_norm", f"{theirs}.{norm}")),
+        *attention_rows(f"{block}.attention", foreign_block, attention),
+        *(attention_rows(f"{block}.cross", foreign_block, cross) if cross else []),
+        *weight_and_bias(f"{block}.feedforward.inner", foreign_inner, CONCATENATED if is_gated else IDENTITY),
+        *weight_and_bias(f"{block}.feedforward.outer", f"{foreign_block}.{outer}"),
+        *(
+            row
+            for sublayer, norm in zip(sublayers, norms)
+            for row in weight_and_bias(f"{block}.{sublayer}_norm", f"{foreign_block}.{norm}")
+        ),
     ]
 
 
-class Table(NamedTuple):
-    """The rows of a family; those of `layers` are repeated for each layer of a stack, under the stack's name.
+class MappingTable(NamedTuple):
+    """The rows of a model class; those of `layers`, by the name of a stack, are repeated for each of its layers.
 
-    `beside` are names (with * and ?) of theirs that hold nothing that could be lost, such as the numbers 0, 1, 2, …
-    `unused` are names of what belongs to other classes of the family, such as another head: files often have it, and
-    it is left out with a warning. `twins` are names of theirs and of what they are a copy of. `prefix` is what their
-    names have before them in some files and not in others.
+    `ignored` are patterns (with * and ?) of foreign tensors without information, such as position indices.
+    `unused` are patterns of tensors that belong to other classes of the family, such as another head: they are left out
+    with a warning. `copies` are pairs of a foreign tensor and the tensor that it duplicates. `prefix` precedes the
+    foreign names in some files and not in others.
     """
 
-    rows: Sequence[Row]
-    layers: Mapping[str, Sequence[Row]]
-    beside: Sequence[str] = ()
+    rows: Sequence[MappingRow]
+    layers: Mapping[str, Sequence[MappingRow]]
+    ignored: Sequence[str] = ()
     unused: Sequence[str] = ()
-    twins: Sequence[tuple[str, str]] = ()
+    copies: Sequence[tuple[str, str]] = ()
     prefix: str = ""
 
-    def with_head(self, *rows: Row, twins: Sequence[tuple[str, str]] = ()) -> "Table":
-        """The same with the prefix before their names, and beside it the rows of a head, which has no prefix."""
+    def with_head(self, *rows: MappingRow, copies: Sequence[tuple[str, str]] = ()) -> "MappingTable":
+        """Adds the prefix to all foreign names, and the rows of a head, which have no prefix."""
         return self._replace(
-            rows=[*self._prefixed(self.rows), *rows],
-            layers={stack: self._prefixed(rows) for stack, rows in self.layers.items()},
-            twins=twins,
+            rows=[*self._add_prefix(self.rows), *rows],
+            layers={stack: self._add_prefix(rows) for stack, rows in self.layers.items()},
+            copies=copies,
         )
 
-    def _prefixed(self, rows: Sequence[Row]) -> list[Row]:
-        return [row._replace(theirs=tuple(self.prefix + name for name in _names(row.theirs))) for row in rows]
+    def _add_prefix(self, rows: Sequence[MappingRow]) -> list[MappingRow]:
+        return [
+            row._replace(foreign_names=tuple(self.prefix + name for name in _as_tuple(row.foreign_names)))
+            for row in rows
+        ]
 
-    def expanded(self, counts: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Change]]:
-        """Every row with its numbers filled in; `counts` are the layers of each stack."""
+    def expand(self, counts: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Conversion]]:
+        """All rows with layer indices filled in; `counts` are the numbers of layers of the stacks."""
         for row in self.rows:
-            yield _names(row.ours), _names(row.theirs), row.change
+            yield _as_tuple(row.names), _as_tuple(row.foreign_names), row.conversion
         for stack, rows in self.layers.items():
             for i in range(counts[stack]):
                 for row in rows:
-                    ours, theirs = ([name.replace("{i}", str(i)) for name in _names(x)] for x in row[:2])
-                    yield tuple(ours), tuple(theirs), row.change
+                    names, foreign_names = (
+                        tuple(name.replace("{i}", str(i)) for name in _as_tuple(column)) for column in row[:2]
+                    )
+                    yield names, foreign_names, row.conversion
 
 
-def shapes_of(config: Any) -> dict[str, torch.Size]:
-    """The parameters of a model of this config, without making them.
+def parameter_shapes(config: Any) -> dict[str, torch.Size]:
+    """The shapes of the parameters of a model, without allocating them.
 
     >>> from regard.models import GPTConfig
-    >>> shapes_of(GPTConfig(width=10**9, vocab=7))["embedding.tokens.weight"]
+    >>> parameter_shapes(GPTConfig(width=10**9, vocab=7))["embedding.tokens.weight"]
     torch.Size([7, 1000000000])
     """
     with torch.device("meta"):
         return {name: parameter.shape for name, parameter in make_model(config).named_parameters()}
 
 
-def read_model(
-    config: Any, table: Table, counts: Mapping[str, int], theirs: Mapping[str, Tensor], origin: str
+def read_model_weights(
+    config: Any, table: MappingTable, counts: Mapping[str, int], tensors: Mapping[str, Tensor], origin: str
 ) -> dict[str, Tensor]:
-    """The weights of a model of this config under our names, from their tensors; see `read_weights`."""
-    if sum(counts.values()) > len(theirs):
+    """Converts foreign tensors to the weights of a model of this config; see `read_weights`."""
+    if sum(counts.values()) > len(tensors):
         raise RegardError(
-            f"{origin}: {sum(counts.values())} layers, but there are only {len(theirs)} tensors.", "Is it complete?"
+            f"{origin}: {sum(counts.values())} layers, but only {len(tensors)} tensors.",
+            "Check that the files are complete.",
         )
     try:
-        shapes = shapes_of(config)
-    except (RuntimeError, OverflowError) as error:  # numbers beyond what any tensor can be
-        raise RegardError(f"{origin}: no model has such sizes ({error}).", "Fix the file.") from None
-    return read_weights(table, counts, theirs, origin, shapes)
+        shapes = parameter_shapes(config)
+    except (RuntimeError, OverflowError) as error:  # sizes beyond the limits of a tensor
+        raise RegardError(f"{origin}: invalid sizes ({error}).", "Fix the file.") from None
+    return read_weights(table, counts, tensors, origin, shapes)
 
 
 def read_weights(
-    table: Table,
+    table: MappingTable,
     counts: Mapping[str, int],
-    theirs: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     origin: str,
     shapes: Mapping[str, torch.Size] | None = None,
 ) -> dict[str, Tensor]:
-    """Their tensors under our names. What is missing, and what no row knows, is listed: nothing is skipped in silence.
+    """Converts foreign tensors to Regard's names. An error lists missing and unknown tensors; none is skipped silently.
 
-    With `shapes`, those of the model's parameters, rows of parameters that it does not have are passed over (a bias,
+    If the `shapes` of the model's parameters are passed, rows of parameters that it does not have are skipped (a bias,
     another head), and tensors of another shape are listed too.
 
-    >>> table = Table([Row("output.weight", "lm_head.weight")], {})
+    >>> table = MappingTable([MappingRow("output.weight", "lm_head.weight")], {})
     >>> read_weights(table, {}, {"lm_head.weight": torch.ones(2, 3)}, "x")["output.weight"].shape
     torch.Size([2, 3])
     """
-    rows = [row for row in table.expanded(counts) if shapes is None or any(name in shapes for name in row[0])]
-    wanted = {name for _, names, _ in rows for name in names}
-    theirs = _as_named(table.prefix, theirs, wanted)
-    differing = _merge_twins(table.twins, theirs, wanted)
-    missing = sorted(wanted - theirs.keys())
-    others = [name for name in theirs.keys() - wanted if not _any_of(table.beside, name)]
-    unused = sorted(name for name in others if _any_of(table.unused, name))
+    rows = [row for row in table.expand(counts) if shapes is None or any(name in shapes for name in row[0])]
+    expected = {name for _, foreign_names, _ in rows for name in foreign_names}
+    tensors = _normalize_names(table.prefix, tensors, expected)
+    differing = _drop_copies(table.copies, tensors, expected)
+    missing = sorted(expected - tensors.keys())
+    others = [name for name in tensors.keys() - expected if not _matches_any(table.ignored, name)]
+    unused = sorted(name for name in others if _matches_any(table.unused, name))
     unknown = sorted(set(others) - set(unused))
-    integers = sorted(name for name in wanted & theirs.keys() if not theirs[name].is_floating_point())
+    integers = sorted(name for name in expected & tensors.keys() if not tensors[name].is_floating_point())
     problems = {
         "missing": missing,
         "unknown": unknown,
-        "not of floating point": integers,
-        "unlike what they should be a copy of": differing,
+        "not floating point": integers,
+        "not equal to the tensor that they should be a copy of": differing,
     }
-    _refuse(origin, problems)
-    found: dict[str, Tensor] = {}
+    _raise_problems(origin, problems)
+    weights: dict[str, Tensor] = {}
     misshapen: list[str] = []
-    for ours, names, change in rows:
+    for names, foreign_names, conversion in rows:
         try:
-            read = dict(zip(ours, change.read([theirs[name] for name in names]), strict=True))
-        except (RuntimeError, ValueError, IndexError):  # which tensors of another shape lead to
-            misshapen += names
+            converted = dict(zip(names, conversion.read([tensors[name] for name in foreign_names]), strict=True))
+        except (RuntimeError, ValueError, IndexError):  # raised for tensors of another shape
+            misshapen += foreign_names
             continue
-        if shapes is not None and any(tensor.shape != shapes[name] for name, tensor in read.items()):
-            misshapen += names
-        found |= read
-    _refuse(origin, {"of another shape": [f"{name} {tuple(theirs[name].shape)}" for name in misshapen]})
+        if shapes is not None and any(tensor.shape != shapes[name] for name, tensor in converted.items()):
+            misshapen += foreign_names
+        weights |= converted
+    _raise_problems(origin, {"wrong shape": [f"{name} {tuple(tensors[name].shape)}" for name in misshapen]})
     if unused:
-        logger.warning("%s: left out, for a model of this class has no use for it: %s", origin, ", ".join(unused))
-    return found
+        logger.warning("%s: left out, unused by a model of this class: %s", origin, ", ".join(unused))
+    return weights
 
 
-def write_weights(table: Table, counts: Mapping[str, int], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors under their names. Rows of which we have nothing are passed over."""
-    found: dict[str, Tensor] = {}
-    for names, theirs, change in table.expanded(counts):
-        if any(name in ours for name in names):
-            found |= dict(zip(theirs, change.write([ours[name] for name in names]), strict=True))
-    return found
+def write_weights(table: MappingTable, counts: Mapping[str, int], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Converts weights to foreign tensors. Rows of parameters that the model does not have are skipped."""
+    tensors: dict[str, Tensor] = {}
+    for names, foreign_names, conversion in table.expand(counts):
+        if any(name in weights for name in names):
+            converted = conversion.write([weights[name] for name in names])
+            tensors |= dict(zip(foreign_names, converted, strict=True))
+    return tensors
 
 
-def _as_named(prefix: str, theirs: Mapping[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
-    """The tensors by the names that the table has: files of BERT's first years say gamma and beta, and many lack the
-    prefix, or have it where the class has none."""
-    found = {}
-    for name, tensor in theirs.items():
+def _normalize_names(prefix: str, tensors: Mapping[str, Tensor], expected: set[str]) -> dict[str, Tensor]:
+    """The tensors under the names of the table.
+
+    Early BERT files have gamma and beta for weight and bias; many files lack the prefix, or have it although their
+    class does not.
+    """
+    renamed = {}
+    for name, tensor in tensors.items():
         newer = name
         for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
             if name.endswith(old):
                 newer = name.removesuffix(old) + new
-        spellings = (name, newer, prefix + newer, newer.removeprefix(prefix))
-        found[next((one for one in spellings if one in wanted and (one == name or one not in theirs)), name)] = tensor
-    return found
+        candidates = (name, newer, prefix + newer, newer.removeprefix(prefix))
+        chosen = (one for one in candidates if one in expected and (one == name or one not in tensors))
+        renamed[next(chosen, name)] = tensor
+    return renamed
 
 
-def _merge_twins(twins: Sequence[tuple[str, str]], theirs: dict[str, Tensor], wanted: set[str]) -> list[str]:
-    """Takes copies away, out of a dictionary of its own; what remains are those that are none."""
+def _drop_copies(copies: Sequence[tuple[str, str]], tensors: dict[str, Tensor], expected: set[str]) -> list[str]:
+    """Removes duplicates from `tensors`; returns the names of those that differ from their original."""
     differing = []
-    for copy, original in twins:
-        if copy in theirs and copy not in wanted:
-            tensor = theirs.pop(copy)
-            if not torch.equal(theirs.setdefault(original, tensor), tensor):
+    for copy, original in copies:
+        if copy in tensors and copy not in expected:
+            tensor = tensors.pop(copy)
+            if not torch.equal(tensors.setdefault(original, tensor), tensor):
                 differing.append(copy)
     return differing
 
 
-def _refuse(origin: str, problems: Mapping[str, Sequence[str]]) -> None:
-    said = [f"{what}: {', '.join(names)}" for what, names in problems.items() if names]
-    if said:
+def _raise_problems(origin: str, problems: Mapping[str, Sequence[str]]) -> None:
+    lists = [f"{problem}: {', '.join(names)}" for problem, names in problems.items() if names]
+    if lists:
         raise RegardError(
-            f"{origin}: the tensors are not those of such a model ({'; '.join(said)}).", "Is it complete?"
+            f"{origin}: the tensors do not match the config ({'; '.join(lists)}).", "Check that the files are complete."
         )
 
 
-def _any_of(globs: Sequence[str], name: str) -> bool:
-    return any(fnmatchcase(name, glob) for glob in globs)
+def _matches_any(patterns: Sequence[str], name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _names(names: str | tuple[str, ...]) -> tuple[str, ...]:
+def _as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.attention import Bias, Offsets
 from regard.attention.offsets import Lengths
 from regard.layers.feedforward import Activation, FeedForward
-from regard.layers.kv_cache import GrowingCache, MemoryCache
+from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.multihead import BiasPlacement, MultiHead
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.positions import RotaryTables
@@ -46,7 +46,7 @@ class BlockConfig:
     bias: BiasPlacement = "all"
     max_len: int = 256
     drop_path: float | None = None
-    """None: no stochastic depth. A rate of 0 computes as any other, so that layers share their compiled code"""
+    """None: no stochastic depth. A rate of 0 runs the same code as other rates, so that layers share compiled code"""
     layer_scale: float = 0.0
 
     def attention(self, kind: Literal["self", "masked", "cross"], score: str) -> MultiHead:
@@ -84,7 +84,7 @@ class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward: a block of an encoder or, masked, of a decoder-only model.
 
     >>> block = EncoderBlock(BlockConfig(16, heads=4, feedforward=32), score="scaled_dot")
-    >>> block(torch.randn(5, 16), Offsets.of(torch.tensor([0, 2, 5]))).shape
+    >>> block(torch.randn(5, 16), Offsets.from_starts(torch.tensor([0, 2, 5]))).shape
     torch.Size([5, 16])
     """
 
@@ -102,10 +102,10 @@ class EncoderBlock(nn.Module):
         offsets: Offsets | Lengths | None,
         positions: Int[Tensor, "*n"] | None = None,
         bias: Bias | None = None,
-        cache: GrowingCache | None = None,
+        cache: KVCache | None = None,
         rotary: RotaryTables | None = None,
     ) -> Float[Tensor, "*n E"]:
-        """Whole sequences, packed (N, E) or without offsets of one length (B, T, E).
+        """Full sequences: packed (N, E), or (B, T, E) of one length without offsets.
 
         With a cache and no offsets: one token (B, K, E) per hypothesis.
         """
@@ -125,7 +125,7 @@ class EncoderBlock(nn.Module):
     ) -> Float[Tensor, "B K E"]:
         """The output of `forward` for the first `count` tokens per sequence (class tokens), which have no position.
 
-        The other tokens serve as keys and values only. As a last block, this costs a fraction of a whole one.
+        The other tokens serve as keys and values only. As the last block, this costs a fraction of `forward`.
         """
         first_offsets = None
         if offsets is not None:
@@ -145,9 +145,9 @@ class EncoderBlock(nn.Module):
 
 
 def first_tokens(x: Float[Tensor, "*n E"], offsets: Offsets | None, count: int) -> Float[Tensor, "*m E"]:
-    """The first tokens of each sequence: (B, count, E) of (B, T, E), (B * count, E) of packed ones.
+    """The first `count` tokens of each sequence: (B, count, E) from (B, T, E), (B * count, E) from packed sequences.
 
-    >>> first_tokens(torch.arange(5.0)[:, None], Offsets.of(torch.tensor([0, 3, 5])), 2)[:, 0]
+    >>> first_tokens(torch.arange(5.0)[:, None], Offsets.from_starts(torch.tensor([0, 3, 5])), 2)[:, 0]
     tensor([0., 1., 3., 4.])
     """
     if offsets is None:
@@ -178,7 +178,7 @@ class DecoderBlock(nn.Module):
         positions: Int[Tensor, "*n"] | None = None,
         bias: Bias | None = None,
     ) -> Float[Tensor, "*n E"]:
-        """Whole packed targets (teacher forcing)."""
+        """Full packed target sequences (teacher forcing)."""
         attention = partial(self.attention, offsets=offsets, positions=positions, bias=bias)
         cross = partial(self.cross, offsets=offsets, memory=memory, memory_offsets=memory_offsets)
         return self._sublayers(x, attention, cross)
@@ -186,13 +186,13 @@ class DecoderBlock(nn.Module):
     def step(
         self,
         x: Float[Tensor, "B K E"],
-        own: GrowingCache,
-        memory: MemoryCache,
+        cache: KVCache,
+        memory: CrossAttentionCache,
         positions: Int[Tensor, "B K"],
         bias: Bias | None = None,
     ) -> Float[Tensor, "B K E"]:
-        """One token per hypothesis, whose keys and values are appended to `own`."""
-        attention = partial(self.attention, positions=positions, cache=own, bias=bias)
+        """One token per hypothesis; its keys and values are appended to `cache`."""
+        attention = partial(self.attention, positions=positions, cache=cache, bias=bias)
         return self._sublayers(x, attention, partial(self.cross, cache=memory))
 
     def _sublayers(

@@ -1,4 +1,4 @@
-"""Dropout, on a CPU with a mask of random bytes; and drop path (stochastic depth)."""
+"""Dropout (on a CPU with a mask of random bytes) and drop path (stochastic depth)."""
 
 import torch
 from jaxtyping import Float
@@ -50,10 +50,10 @@ class Dropout(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Set whole sequences to zero with probability p while training, and scale the rest to keep the mean.
+    """Set entire sequences to zero with probability p while training, and scale the rest to keep the mean.
 
     Applied to the update of a residual connection, it skips a sublayer for that sequence (stochastic depth, Huang et
-    al. 2016). Sequences are the rows of (B, T, E) or, with offsets, those of a packed run.
+    al. 2016). Sequences are the rows of (B, T, E) or, with offsets, packed sequences.
 
     >>> DropPath(0.5).eval()(torch.ones(1, 2, 3)).sum()
     tensor(6.)
@@ -64,13 +64,13 @@ class DropPath(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
-        # A tensor, so that layers that differ in p alone share their compiled code.
+        # A tensor, so that layers that differ only in p share compiled code.
         self.register_buffer("rate", torch.tensor(p), persistent=False)
 
     def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | Lengths | None = None) -> Float[Tensor, "*n E"]:
         if not self.training:
             return x
-        offsets = None if isinstance(offsets, Lengths) else offsets  # the rows of a rectangle
+        offsets = None if isinstance(offsets, Lengths) else offsets  # padded: one sequence per row
         count = len(x) if offsets is None else len(offsets.starts) - 1
         # Drawn on the device from torch's generator, so that each replay of a CUDA graph draws a new mask.
         kept = (torch.rand(count, device=x.device) >= self.rate).to(x.dtype) / (1 - self.rate)

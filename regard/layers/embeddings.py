@@ -1,4 +1,4 @@
-"""Tokens to vectors: the same token, the same vector; positions added; one place for the scale. Images likewise."""
+"""Embeddings of tokens and of images, with positional encodings added."""
 
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -13,14 +13,14 @@ from regard.layers.dropout import Dropout
 from regard.layers.patches import (
     Grid,
     PackedImages,
-    Patches,
+    PatchEmbedding,
     PatchKind,
-    cut,
-    grid_of,
-    joined,
-    put_before,
-    rows_of,
-    whereabouts,
+    compute_grid,
+    gather_rows,
+    join_patches,
+    patch_coordinates,
+    prepend_prefix,
+    split_patches,
 )
 from regard.layers.positions import (
     LearnedGrid,
@@ -36,11 +36,12 @@ GridPositionKind = Literal["learned", "sinusoidal", "rotary", "none"]
 
 
 class Embedding(nn.Module):
-    """A learned vector a token, times the root of the width, plus the code of its position (C1, C2).
+    """Token embedding times √width, plus positional encoding (Vaswani et al. 2017, sections 3.4 and 3.5).
 
-    Families differ in what else there is: no scale (`scaled=False`), a vector for each of several `segments` (BERT's
-    first and second text), a norm after the sum. Under autocast the sums that blocks add to are float32 or, if
-    `narrow`, as narrow as its products. That is safe where every sum is normed, so that no rounding outlives its layer.
+    Options for other families: no scale (`scaled=False`), an embedding per segment (BERT's first and second text), a
+    norm after the sum. Under autocast the output, which starts the residual stream, is float32 or, with
+    `low_precision`, has the dtype of autocast. That is safe in post-norm models: every residual sum is normalized, so
+    rounding errors do not accumulate over layers.
 
     >>> Embedding(100, 16)(torch.tensor([4, 5]), torch.tensor([0, 1])).shape
     torch.Size([2, 16])
@@ -59,11 +60,11 @@ class Embedding(nn.Module):
         offset: int = 0,
         segments: int = 0,
         norm: nn.Module | None = None,
-        narrow: bool = False,
+        low_precision: bool = False,
     ) -> None:
         super().__init__()
         self.tokens = tokens if tokens is not None else nn.Embedding(vocab, width)
-        # So that the scaled input has unit variance and a tied output layer begins with small logits.
+        # The scaled input then has unit variance, and a tied output layer starts with small logits.
         std = width**-0.5 if scaled else 0.02
         if tokens is None:
             nn.init.normal_(self.tokens.weight, std=std)
@@ -74,42 +75,42 @@ class Embedding(nn.Module):
         self.norm = norm if norm is not None else nn.Identity()
         self.scale = width**0.5 if scaled else 1.0
         self.dropout = Dropout(dropout)
-        self.narrow = narrow
+        self.low_precision = low_precision
 
     def forward(
         self,
         ids: Int[Tensor, "*n"],
         positions: Int[Tensor, "*n"],
-        longest: int | torch.SymInt | None = None,
+        max_len: int | torch.SymInt | None = None,
         segments: Int[Tensor, "*n"] | None = None,
     ) -> Float[Tensor, "*n E"]:
-        """`longest` bounds the positions where the caller knows it, which spares asking the device."""
+        """`max_len` is an upper bound on positions + 1; passing it avoids a device synchronization."""
         x = self.tokens(ids) * self.scale
         if self.segments is not None:
             x = x + self.segments(segments if segments is not None else torch.zeros_like(ids))
         if self.positions is not None:
-            self.positions.reserve(longest if longest is not None else int(positions.max()) + 1)
+            self.positions.reserve(max_len if max_len is not None else int(positions.max()) + 1)
             x = x + self.positions(positions).to(x.dtype)
         x = self.dropout(self.norm(x))
-        if self.narrow and torch.is_autocast_enabled(x.device.type):
+        if self.low_precision and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         return x
 
 
 class ImageTokens(NamedTuple):
-    """The tokens of images: (B, T, E) if these are of one size; packed, (N, E), and where each image begins."""
+    """Embedded image tokens: (B, T, E) for images of one size; (N, E) with offsets for packed images."""
 
     x: Float[Tensor, "*n E"]
     offsets: Offsets | None
     rotary: RotaryTables | None
-    """cos and sin for q and k, where positions are rotary"""
+    """cos and sin of rotary positions"""
 
 
 class ImageEmbedding(nn.Module):
-    """A token of each patch plus the code of its position, and before them `prefix` learned tokens (D1, D2).
+    """Patch embeddings plus positional encodings, with `prefix` learned tokens prepended (Dosovitskiy et al. 2021).
 
-    Pixels lie between 0 and 1: `mean` and `std` are applied here and nowhere else. `grid` is that of the images that
-    the model is for; others are as welcome.
+    Input pixels are between 0 and 1; normalization by `mean` and `std` happens here only. `grid` is the patch grid of
+    the default image size; images of other sizes work too.
 
     >>> embedding = ImageEmbedding(3, 16, patch=4, grid=(2, 3), prefix=1, head_width=8)
     >>> embedding(torch.rand(5, 3, 8, 12)).x.shape
@@ -118,7 +119,7 @@ class ImageEmbedding(nn.Module):
 
     mean: Tensor
     std: Tensor
-    codes: Tensor | None
+    encodings: Tensor | None
     rotary_tables: Tensor | None
 
     def __init__(
@@ -141,97 +142,97 @@ class ImageEmbedding(nn.Module):
         self.channels, self.patch, self.grid, self.count = channels, patch, grid, prefix
         self.register_buffer("mean", torch.tensor(mean)[:, None], persistent=False)
         self.register_buffer("std", torch.tensor(std)[:, None], persistent=False)
-        self.patches = Patches(channels, width, patch, kind)
+        self.patches = PatchEmbedding(channels, width, patch, kind)
         self.prefix = nn.Parameter(torch.empty(prefix, width)) if prefix else None
         if self.prefix is not None:
             nn.init.normal_(self.prefix, std=0.02)
         self.learned = LearnedGrid(width, grid, prefix if prefix_positions else 0) if positions == "learned" else None
         self.sinusoidal = SinusoidalGrid(width) if positions == "sinusoidal" else None
         self.rotary = RotaryGrid(head_width) if positions == "rotary" else None
-        # What is computed of positions is computed once for the usual grid.
-        places, _ = whereabouts(grid)
-        codes = None if self.sinusoidal is None else self.sinusoidal(places)
-        tables = None if self.rotary is None else torch.stack(self.rotary(self._nowhere_first(places)))
-        self.register_buffer("codes", codes, persistent=False)
+        # Precomputed for the default grid.
+        coordinates, _ = patch_coordinates(grid)
+        encodings = None if self.sinusoidal is None else self.sinusoidal(coordinates)
+        tables = None if self.rotary is None else torch.stack(self.rotary(self._pad_prefix(coordinates)))
+        self.register_buffer("encodings", encodings, persistent=False)
         self.register_buffer("rotary_tables", tables, persistent=False)
         self.dropout = Dropout(dropout)
 
     def forward(self, images: Images) -> ImageTokens:
-        x, offsets = self.patches(self.normalised(images)), None
-        codes = self._codes(images)
-        if codes is not None:
-            x = x + codes.to(x.dtype)
+        x, offsets = self.patches(self.normalize(images)), None
+        encodings = self._encodings(images)
+        if encodings is not None:
+            x = x + encodings.to(x.dtype)
         if isinstance(images, PackedImages):
             offsets = images.offsets
-        return self._finished(x, offsets, self._rotary_tables(images))
+        return self._finish(x, offsets, self._rotary_tables(images))
 
-    def shown(self, pixels: Float[Tensor, "B C H W"], shown: Int[Tensor, "B S"]) -> ImageTokens:
-        """The tokens of a few patches of each image, whose `pixels` are normalised already."""
-        grid, patches = grid_of(pixels.shape[-2:], self.patch), cut(pixels, self.patch)
+    def embed_visible(self, pixels: Float[Tensor, "B C H W"], visible: Int[Tensor, "B S"]) -> ImageTokens:
+        """Embed only the patches at the indices `visible` of each image; `pixels` are already normalized."""
+        grid, patches = compute_grid(pixels.shape[-2:], self.patch), split_patches(pixels, self.patch)
         if self.patches.kind == "stem":
-            # A stem looks at neighbours: what is hidden is grey to it.
-            visible = torch.zeros_like(patches[:, :, :1]).scatter(1, shown[:, :, None], 1.0)
-            x = rows_of(self.patches(joined(patches * visible, grid, self.patch)), shown)
+            # The receptive field of a stem includes neighboring patches: masked patches are set to gray (0).
+            keep = torch.zeros_like(patches[:, :, :1]).scatter(1, visible[:, :, None], 1.0)
+            x = gather_rows(self.patches(join_patches(patches * keep, grid, self.patch)), visible)
         else:
-            x = self.patches.of_pixels(rows_of(patches, shown))
-        codes, rotary = self._codes(pixels), self._rotary_tables(pixels)
-        if codes is not None:
-            x = x + nn.functional.embedding(shown, codes).to(x.dtype)
+            x = self.patches.project_patches(gather_rows(patches, visible))
+        encodings, rotary = self._encodings(pixels), self._rotary_tables(pixels)
+        if encodings is not None:
+            x = x + nn.functional.embedding(visible, encodings).to(x.dtype)
         if rotary is not None:
-            first = torch.arange(self.count, device=shown.device).expand(len(shown), -1)
-            rows = torch.cat((first, shown + self.count), dim=1)
+            prefix = torch.arange(self.count, device=visible.device).expand(len(visible), -1)
+            rows = torch.cat((prefix, visible + self.count), dim=1)
             rotary = rotary[0][rows], rotary[1][rows]
-        return self._finished(x, None, rotary)
+        return self._finish(x, None, rotary)
 
-    def normalised(self, images: Images) -> Any:
-        """Pixels minus the mean, divided by the standard deviation, channel by channel."""
+    def normalize(self, images: Images) -> Any:
+        """Subtract the mean and divide by the standard deviation of each channel."""
         channels, patch = self.channels, self.patch
         if isinstance(images, PackedImages):
             if images.pixels.shape[1] != channels * patch**2:
                 raise RegardError(
-                    f"Patches of {images.pixels.shape[1]} numbers, where the model's have {channels * patch**2}.",
-                    f"Pack images of {channels} channels in patches of {patch}×{patch}.",
+                    f"Patches have {images.pixels.shape[1]} values; the model expects {channels * patch**2}.",
+                    f"Pack images of {channels} channels with patch={patch}.",
                 )
             pixels = images.pixels.unflatten(1, (channels, -1))
             return replace(images, pixels=((pixels - self.mean) / self.std).flatten(1))
         if images.shape[1] != channels:
             raise RegardError(
-                f"Images of {images.shape[1]} channels, where the model's have {channels}.",
-                "Convert them to grey or to RGB.",
+                f"Images of {images.shape[1]} channels are not supported: the model expects {channels}.",
+                "Convert them to grayscale or RGB.",
             )
         return (images - self.mean[..., None]) / self.std[..., None]
 
-    def _finished(self, x: Float[Tensor, "*n E"], offsets: Offsets | None, rotary: RotaryTables | None) -> ImageTokens:
+    def _finish(self, x: Float[Tensor, "*n E"], offsets: Offsets | None, rotary: RotaryTables | None) -> ImageTokens:
         if self.prefix is not None:
-            first: Tensor = self.prefix
+            prefix: Tensor = self.prefix
             if self.learned is not None and self.learned.prefix:
-                first = first + self.learned.weight[: self.learned.prefix]
-            x, offsets = put_before(first, x, offsets)
+                prefix = prefix + self.learned.weight[: self.learned.prefix]
+            x, offsets = prepend_prefix(prefix, x, offsets)
         return ImageTokens(self.dropout(x), offsets, rotary)
 
-    def _codes(self, images: Images) -> Float[Tensor, "T E"] | None:
-        """What patches get added for their positions: for one image if all are of one size."""
-        code = self.learned if self.learned is not None else self.sinusoidal
-        if code is None:
+    def _encodings(self, images: Images) -> Float[Tensor, "T E"] | None:
+        """Additive positional encodings of the patches; for one image if all images have one size."""
+        encode = self.learned if self.learned is not None else self.sinusoidal
+        if encode is None:
             return None
         if isinstance(images, PackedImages):
-            return code(images.places, images.sizes)
-        grid = grid_of(images.shape[-2:], self.patch)
+            return encode(images.coordinates, images.sizes)
+        grid = compute_grid(images.shape[-2:], self.patch)
         if grid != self.grid:
-            return code(*whereabouts(grid, images.device))
-        return self.codes if self.learned is None else self.learned.weight[self.learned.prefix :]
+            return encode(*patch_coordinates(grid, images.device))
+        return self.encodings if self.learned is None else self.learned.weight[self.learned.prefix :]
 
     def _rotary_tables(self, images: Images) -> RotaryTables | None:
         if self.rotary is None or self.rotary_tables is None:
             return None
         if isinstance(images, PackedImages):
-            nowhere = images.places.new_zeros(self.count, 2)
-            return self.rotary(put_before(nowhere, images.places, images.offsets)[0])
-        grid = grid_of(images.shape[-2:], self.patch)
+            origin = images.coordinates.new_zeros(self.count, 2)
+            return self.rotary(prepend_prefix(origin, images.coordinates, images.offsets)[0])
+        grid = compute_grid(images.shape[-2:], self.patch)
         if grid != self.grid:
-            return self.rotary(self._nowhere_first(whereabouts(grid, images.device)[0]))
+            return self.rotary(self._pad_prefix(patch_coordinates(grid, images.device)[0]))
         return self.rotary_tables[0], self.rotary_tables[1]
 
-    def _nowhere_first(self, places: Int[Tensor, "T 2"]) -> Int[Tensor, "K 2"]:
-        """With the places of the tokens before the patches: at 0, 0 nothing is rotated."""
-        return nn.functional.pad(places, (0, 0, self.count, 0))
+    def _pad_prefix(self, coordinates: Int[Tensor, "T 2"]) -> Int[Tensor, "K 2"]:
+        """Prepend coordinates (0, 0) for the prefix tokens, which are not rotated."""
+        return nn.functional.pad(coordinates, (0, 0, self.count, 0))

@@ -7,7 +7,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.layers import linear_relu
+from regard.kernels import linear_relu_cuda
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu", "geglu"]
 
@@ -19,12 +19,12 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": nn.functional.silu,
     "tanh": nn.functional.tanh,
 }
-# Gated linear units: SwiGLU (Llama) and GEGLU with the approximate gelu (T5 1.1).
+# Gated linear units: SwiGLU (Llama) and GEGLU with the tanh approximation of GELU (T5 1.1).
 _GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}
 
 
 def activate(name: str, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Apply an activation function by its name.
+    """Apply an activation function, given its name.
 
     >>> activate("relu2", torch.tensor([-1.0, 3.0]))
     tensor([0., 9.])
@@ -48,8 +48,8 @@ class FeedForward(nn.Module):
         self.outer = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
-        if self.activation == "relu" and linear_relu.takes(x, self.inner):
-            return self.outer(linear_relu.run(x, self.inner))
+        if self.activation == "relu" and linear_relu_cuda.supports(x, self.inner.weight, self.inner.bias):
+            return self.outer(linear_relu_cuda.linear_relu(x, self.inner.weight, self.inner.bias))
         hidden = self.inner(x)
         if self.activation in _GATES:
             value, gate = hidden.chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""Readouts of encoded tokens: a learned query that pools a sequence, a label per patch, pixels of hidden patches."""
+"""Heads over encoded tokens: attention pooling, segmentation, and reconstruction of masked patches."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,14 +11,14 @@ from regard.attention.offsets import Lengths, Offsets
 from regard.layers.blocks import BlockConfig, EncoderBlock, first_tokens
 from regard.layers.multihead import MultiHead
 from regard.layers.norms import make_norm
-from regard.layers.patches import Grid, put_before, rows_of, take_away, whereabouts
+from regard.layers.patches import Grid, gather_rows, patch_coordinates, prepend_prefix, remove_prefix
 from regard.layers.positions import SinusoidalGrid
 
 
-class QueryPool(nn.Module):
-    """One vector per sequence: the output of cross-attention from one learned query to the tokens of a text or image.
+class AttentionPooling(nn.Module):
+    """Pool each sequence to one vector: cross-attention from a learned query to its tokens.
 
-    >>> QueryPool(BlockConfig(16, heads=4, feedforward=32), "scaled_dot")(torch.randn(2, 5, 16), None).shape
+    >>> AttentionPooling(BlockConfig(16, heads=4, feedforward=32), "scaled_dot")(torch.randn(2, 5, 16), None).shape
     torch.Size([2, 16])
     """
 
@@ -32,20 +32,23 @@ class QueryPool(nn.Module):
         if not isinstance(offsets, Offsets):
             query = self.question.to(x.dtype).expand(x.shape[0], 1, -1)
             return self.attention(query, memory=x, memory_offsets=offsets).squeeze(1)
-        ends = torch.arange(len(offsets.starts), device=x.device, dtype=torch.int32)
-        asked = self.question.to(x.dtype).expand(len(ends) - 1, -1)
-        return self.attention(asked, Offsets(ends, len(asked), 1), memory=x, memory_offsets=offsets)
+        starts = torch.arange(len(offsets.starts), device=x.device, dtype=torch.int32)
+        queries = self.question.to(x.dtype).expand(len(starts) - 1, -1)
+        return self.attention(queries, Offsets(starts, len(queries), 1), memory=x, memory_offsets=offsets)
 
 
-class ClassQueries(nn.Module):
-    """A query for each label goes through some blocks together with the patches; label and patch then match by their
-    product (the mask transformer of Segmenter, Strudel et al. 2021).
+class SegmentationDecoder(nn.Module):
+    """Mask transformer of Segmenter (Strudel et al. 2021): logits of each label for each patch.
 
-    >>> ClassQueries(3, BlockConfig(16, heads=4, feedforward=32), "scaled_dot", 1)(torch.randn(2, 5, 16), None).shape
+    A learned query per label passes through the blocks together with the patches. The logits are scaled dot products
+    of projected patches and queries.
+
+    >>> decoder = SegmentationDecoder(3, BlockConfig(16, heads=4, feedforward=32), "scaled_dot", 1)
+    >>> decoder(torch.randn(2, 5, 16), None).shape
     torch.Size([2, 5, 3])
     """
 
-    blocks: Sequence[EncoderBlock]  # a ModuleList, which does not tell the type of what it holds
+    blocks: Sequence[EncoderBlock]  # a ModuleList
 
     def __init__(self, labels: int, config: BlockConfig, score: str, layers: int) -> None:
         super().__init__()
@@ -59,34 +62,37 @@ class ClassQueries(nn.Module):
 
     def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | None) -> Float[Tensor, "*n V"]:
         labels = len(self.queries)
-        x, wide = put_before(self.queries, x, offsets)
+        x, extended = prepend_prefix(self.queries, x, offsets)
         for block in self.blocks:
-            x = block(x, wide)
+            x = block(x, extended)
         x = self.norm(x)
-        patches, queries = self.of_patch(take_away(x, labels, offsets)), self.of_query(first_tokens(x, wide, labels))
+        patches, queries = (
+            self.of_patch(remove_prefix(x, labels, offsets)),
+            self.of_query(first_tokens(x, extended, labels)),
+        )
         queries = queries * queries.shape[-1] ** -0.5
         if offsets is None:
             return patches @ queries.mT
-        # Each patch with the queries of its own image.
-        count, longest = len(offsets.starts) - 1, offsets.max_len
-        cells = offsets.sequences * longest + offsets.places
-        padded = patches.new_zeros(count * longest, patches.shape[1]).index_copy(0, cells, patches)
-        labelled = padded.unflatten(0, (count, longest)) @ queries.unflatten(0, (count, labels)).mT
-        return labelled.flatten(0, 1).index_select(0, cells)
+        # Multiply each patch with the queries of its image: unpack to a padded batch.
+        count, max_len = len(offsets.starts) - 1, offsets.max_len
+        cells = offsets.sequences * max_len + offsets.positions
+        padded = patches.new_zeros(count * max_len, patches.shape[1]).index_copy(0, cells, patches)
+        logits = padded.unflatten(0, (count, max_len)) @ queries.unflatten(0, (count, labels)).mT
+        return logits.flatten(0, 1).index_select(0, cells)
 
 
-class Painter(nn.Module):
-    """From the tokens of the patches that were shown to features of those that were hidden (MAE, He et al. 2022).
+class PatchDecoder(nn.Module):
+    """Decoder of a masked autoencoder (MAE, He et al. 2022): features of the masked patches from the visible ones.
 
-    A small decoder: where a patch was hidden stands one and the same learned token, and its position.
+    Every masked patch enters as the same learned mask token plus its positional encoding.
 
-    >>> painter = Painter(16, BlockConfig(8, heads=2, feedforward=16), "scaled_dot", layers=1)
-    >>> shown, hidden = torch.tensor([[3, 1]]), torch.tensor([[0, 2]])
-    >>> painter(torch.randn(1, 2, 16), shown, hidden, (2, 2), prefix=0).shape
+    >>> decoder = PatchDecoder(16, BlockConfig(8, heads=2, feedforward=16), "scaled_dot", layers=1)
+    >>> visible, masked = torch.tensor([[3, 1]]), torch.tensor([[0, 2]])
+    >>> decoder(torch.randn(1, 2, 16), visible, masked, (2, 2), prefix=0).shape
     torch.Size([1, 2, 8])
     """
 
-    blocks: Sequence[EncoderBlock]
+    blocks: Sequence[EncoderBlock]  # a ModuleList
 
     def __init__(self, width: int, config: BlockConfig, score: str, layers: int) -> None:
         super().__init__()
@@ -100,18 +106,18 @@ class Painter(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B K E"],
-        shown: Int[Tensor, "B S"],
-        hidden: Int[Tensor, "B M"],
+        visible: Int[Tensor, "B S"],
+        masked: Int[Tensor, "B M"],
         grid: Grid,
         prefix: int,
     ) -> Float[Tensor, "B M W"]:
-        """`x` are the encoder's tokens, `prefix` of them no patches; `shown` and `hidden` say which patch is which."""
+        """`x`: encoded prefix tokens and visible patches; `visible` and `masked`: indices of the patches."""
         x = self.narrow(x)
-        first, patches = x[:, :prefix], x[:, prefix:]
-        blank = self.hidden.to(x.dtype).expand(len(x), shown.shape[1] + hidden.shape[1], -1)
-        whole = blank.scatter(1, shown[:, :, None].expand_as(patches), patches)
-        whole = whole + self.positions(*whereabouts(grid, x.device)).to(x.dtype)
-        x = torch.cat((first, whole), dim=1)
+        prefix_tokens, patches = x[:, :prefix], x[:, prefix:]
+        mask_tokens = self.hidden.to(x.dtype).expand(len(x), visible.shape[1] + masked.shape[1], -1)
+        tokens = mask_tokens.scatter(1, visible[:, :, None].expand_as(patches), patches)
+        tokens = tokens + self.positions(*patch_coordinates(grid, x.device)).to(x.dtype)
+        x = torch.cat((prefix_tokens, tokens), dim=1)
         for block in self.blocks:
             x = block(x, None)
-        return self.norm(rows_of(x, hidden + prefix))
+        return self.norm(gather_rows(x, masked + prefix))

@@ -1,4 +1,4 @@
-"""What decoding keeps of the tokens already seen."""
+"""Key/value caches for incremental decoding."""
 
 import torch
 from jaxtyping import Float, Int
@@ -8,42 +8,42 @@ from regard.attention import Mask, padding
 from regard.attention.offsets import Lengths, Offsets
 
 
-class GrowingCache:
-    """Keys and values of the text so far, one row for each of the R = B·K hypotheses; room doubles when it is full.
+class KVCache:
+    """Self-attention keys and values of the tokens so far, one row for each of the R = B·K hypotheses.
 
-    Rows are of one length, unless they began with texts of several (`fill`).
+    The capacity doubles when the cache is full. Rows have one length, unless `fill` gave them different ones.
 
-    >>> cache = GrowingCache()
+    >>> cache = KVCache()
     >>> k, v = cache.append(torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 8))
     >>> k.shape
     torch.Size([2, 4, 1, 8])
     """
 
     def __init__(self) -> None:
-        self.length = 0  # of the longest row
-        self._lengths: Tensor | None = None  # of each row, where they differ
+        self.length = 0  # length of the longest row
+        self._lengths: Tensor | None = None  # length of each row, if they differ
         self._k: Tensor | None = None
         self._v: Tensor | None = None
 
     @property
     def mask(self) -> Mask | None:
-        """What hides the room behind the end of shorter rows."""
+        """Mask of the unused positions at the end of shorter rows."""
         return None if self._lengths is None else padding(self._lengths)
 
     def fill(self, k: Float[Tensor, "*n H D"], v: Float[Tensor, "*n H D"], offsets: Offsets | Lengths) -> None:
-        """Take whole packed sequences, one per row, into a new cache."""
+        """Fill an empty cache with packed sequences, one per row."""
         assert isinstance(offsets, Offsets)
         self._k, self._v = (y[offsets.rows].transpose(1, 2).contiguous() for y in (k, v))
         self.length = offsets.max_len
-        even = offsets.total == offsets.max_len * (len(offsets.starts) - 1)
-        self._lengths = None if even else offsets.lengths.long()
+        is_even = offsets.total == offsets.max_len * (len(offsets.starts) - 1)
+        self._lengths = None if is_even else offsets.lengths.long()
 
     def append(
         self, k: Float[Tensor, "R H 1 D"], v: Float[Tensor, "R H 1 D"]
     ) -> tuple[Float[Tensor, "R H S D"], Float[Tensor, "R H S D"]]:
         if self._k is None or self._v is None:
-            room = (*k.shape[:2], 16, k.shape[-1])
-            self._k, self._v = k.new_zeros(room), v.new_zeros(room)
+            shape = (*k.shape[:2], 16, k.shape[-1])
+            self._k, self._v = k.new_zeros(shape), v.new_zeros(shape)
         elif self.length == self._k.shape[2]:
             self._k = torch.cat((self._k, torch.zeros_like(self._k)), dim=2)
             self._v = torch.cat((self._v, torch.zeros_like(self._v)), dim=2)
@@ -58,24 +58,24 @@ class GrowingCache:
         self.length += 1
         return self._k[:, :, : self.length], self._v[:, :, : self.length]
 
-    def reorder(self, rows: Int[Tensor, "R2"]) -> "GrowingCache":
-        """The hypotheses named by `rows`, as a cache of its own."""
-        chosen = GrowingCache()
+    def reorder(self, rows: Int[Tensor, "R2"]) -> "KVCache":
+        """A new cache with the hypotheses at the indices `rows`."""
+        selected = KVCache()
         if self._k is not None and self._v is not None:
-            chosen.length = self.length
-            chosen._k, chosen._v = self._k[rows], self._v[rows]
+            selected.length = self.length
+            selected._k, selected._v = self._k[rows], self._v[rows]
             if self._lengths is not None:
-                chosen._lengths = self._lengths[rows]
-                chosen.length = int(chosen._lengths.max())  # the longest may have left
-        return chosen
+                selected._lengths = self._lengths[rows]
+                selected.length = int(selected._lengths.max())  # the longest row may be gone
+        return selected
 
 
-class PlainCache(GrowingCache):
-    """The plain twin of GrowingCache: tensors in, larger tensors out, nothing is written in place (for export).
+class FunctionalKVCache(KVCache):
+    """`KVCache` without in-place writes, for export: `append` concatenates tensors.
 
-    Rows are of one length or, with `lengths`, of several; positions at or beyond a row's length are unused.
+    Rows have one length or, with `lengths`, several; positions at or beyond a row's length are unused.
 
-    >>> cache = PlainCache(torch.zeros(2, 4, 3, 8), torch.zeros(2, 4, 3, 8))
+    >>> cache = FunctionalKVCache(torch.zeros(2, 4, 3, 8), torch.zeros(2, 4, 3, 8))
     >>> cache.append(torch.ones(2, 4, 1, 8), torch.ones(2, 4, 1, 8))[0].shape
     torch.Size([2, 4, 4, 8])
     """
@@ -96,40 +96,45 @@ class PlainCache(GrowingCache):
         return self._k, self._v
 
     def fill(self, k: Float[Tensor, "*n H D"], v: Float[Tensor, "*n H D"], offsets: Offsets | Lengths) -> None:
-        """Take the sequences of a rectangle (B, S)."""
+        """Fill an empty cache with padded sequences (B, S)."""
         assert isinstance(offsets, Lengths)
         self._k, self._v, self._lengths = k.transpose(1, 2), v.transpose(1, 2), offsets.lengths
 
     def append(
         self, k: Float[Tensor, "R H 1 D"], v: Float[Tensor, "R H 1 D"]
     ) -> tuple[Float[Tensor, "R H S D"], Float[Tensor, "R H S D"]]:
-        before = self.tensors
-        self._k, self._v = (torch.cat(pair, dim=2) for pair in zip(before, (k, v)))
+        self._k, self._v = (torch.cat(pair, dim=2) for pair in zip(self.tensors, (k, v)))
         if self._lengths is not None:
-            new = torch.arange(self.length + 1, device=k.device)[:, None] == self._lengths[:, None, None, None]
-            self._k, self._v = torch.where(new, k, self._k), torch.where(new, v, self._v)
+            is_new = torch.arange(self.length + 1, device=k.device)[:, None] == self._lengths[:, None, None, None]
+            self._k, self._v = torch.where(is_new, k, self._k), torch.where(is_new, v, self._v)
             self._lengths = self._lengths + 1
         self.length += 1
         return self.tensors
 
 
-class MemoryCache:
-    """Keys and values of the source: once per sentence, shared by its hypotheses. Without `lengths` all are equal."""
+class CrossAttentionCache:
+    """Cross-attention keys and values of the source: stored once per sentence, shared by its hypotheses.
+
+    Without `lengths` all sentences have the same length.
+    """
 
     def __init__(
         self, k: Float[Tensor, "B H S D"], v: Float[Tensor, "B H S D"], lengths: Int[Tensor, "B"] | None = None
     ) -> None:
         self.k, self.v, self.lengths = k, v, lengths
-        # Kernels are faster without a mask.
+        # Attention kernels are faster without a mask.
         self.mask = None if lengths is None else padding(lengths)
 
     @staticmethod
-    def of(k: Float[Tensor, "*n H D"], v: Float[Tensor, "*n H D"], offsets: Offsets | Lengths) -> "MemoryCache":
+    def from_sequences(
+        k: Float[Tensor, "*n H D"], v: Float[Tensor, "*n H D"], offsets: Offsets | Lengths
+    ) -> "CrossAttentionCache":
+        """A cache from packed or padded keys and values."""
         if isinstance(offsets, Lengths):
-            return MemoryCache(k.transpose(1, 2), v.transpose(1, 2), offsets.lengths)
+            return CrossAttentionCache(k.transpose(1, 2), v.transpose(1, 2), offsets.lengths)
         k, v = (x[offsets.rows].transpose(1, 2).contiguous() for x in (k, v))
-        return MemoryCache(k, v, None if offsets.even else offsets.lengths)
+        return CrossAttentionCache(k, v, None if offsets.is_rectangular else offsets.lengths)
 
-    def reorder(self, sentences: Int[Tensor, "B2"]) -> "MemoryCache":
+    def reorder(self, sentences: Int[Tensor, "B2"]) -> "CrossAttentionCache":
         lengths = None if self.lengths is None else self.lengths[sentences]
-        return MemoryCache(self.k[sentences], self.v[sentences], lengths)
+        return CrossAttentionCache(self.k[sentences], self.v[sentences], lengths)

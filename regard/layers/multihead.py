@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard.attention import Bias, Mask, attend, causal, make_score, padding
 from regard.attention.offsets import Lengths, Offsets
 from regard.errors import RegardError
-from regard.layers.kv_cache import GrowingCache, MemoryCache
+from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.positions import Rotary, RotaryTables, apply_rotary
 
@@ -17,13 +17,13 @@ BiasPlacement = Literal["all", "attention", "qkv", "not_qkv", "feedforward", "no
 
 
 class MultiHead(nn.Module):
-    """Multi-head attention of a sequence to itself (self, masked) or to another one (cross).
+    """Multi-head attention: over the sequence itself (self, masked) or over another sequence (cross).
 
     A head has width / heads channels, or `head_width`. With fewer `kv_heads` than `heads`, several query heads share
-    their keys and values (grouped-query attention).
+    one key/value head (grouped-query attention).
 
     >>> attention = MultiHead(16, heads=4, kind="self")
-    >>> attention(torch.randn(5, 16), Offsets.of(torch.tensor([0, 2, 5]))).shape
+    >>> attention(torch.randn(5, 16), Offsets.from_starts(torch.tensor([0, 2, 5]))).shape
     torch.Size([5, 16])
     """
 
@@ -47,11 +47,11 @@ class MultiHead(nn.Module):
         super().__init__()
         kv_heads = kv_heads or heads
         if width % heads and not head_width:
-            raise RegardError(f"A width of {width} does not divide into {heads} heads.", "Change model.width or heads.")
-        if heads % kv_heads:
             raise RegardError(
-                f"{heads} heads cannot share {kv_heads} key/value heads evenly.", "Change model.kv_heads."
+                f"width is {width}; it must be a multiple of heads ({heads}).", "Change model.width or model.heads."
             )
+        if heads % kv_heads:
+            raise RegardError(f"kv_heads is {kv_heads}; it must divide heads ({heads}).", "Change model.kv_heads.")
         self.kind, self.heads, self.kv_heads, self.head_width = kind, heads, kv_heads, head_width or width // heads
         qkv_bias, out_bias = bias in ("all", "attention", "qkv"), bias in ("all", "attention", "not_qkv")
         self.query = nn.Linear(width, heads * self.head_width, bias=qkv_bias)
@@ -91,19 +91,19 @@ class MultiHead(nn.Module):
         positions: Int[Tensor, "*n"] | None = None,
         memory: Float[Tensor, "*m E"] | None = None,
         memory_offsets: Offsets | Lengths | None = None,
-        cache: GrowingCache | MemoryCache | None = None,
+        cache: KVCache | CrossAttentionCache | None = None,
         bias: Bias | None = None,
         rotary: RotaryTables | None = None,
     ) -> Float[Tensor, "*n E"]:
-        """Attention of packed sequences (N, E), or without offsets of sequences of one length (B, T, E).
+        """Attention of packed sequences (N, E) or, without offsets, of sequences of one length (B, T, E).
 
-        With a cache and no offsets `x` is one token (B, K, E) per hypothesis. A new growing cache also takes whole
-        packed sequences, so that a prompt is read in one call. `rotary` holds the tables of patches in a grid; with a
+        With a cache and no offsets `x` is one token (B, K, E) per hypothesis. With an empty cache and offsets, packed
+        prompts are processed in one call and fill the cache. `rotary` holds the tables of patches in a grid; with
         `memory` they apply to its keys only, since the queries then have no position.
         """
         q = self.queries(x, positions, rotary if memory is None else None)
-        if isinstance(cache, MemoryCache):
-            # The beams of a sentence are the queries of one attention, so its keys and values exist once.
+        if isinstance(cache, CrossAttentionCache):
+            # All beams of a sentence are queries of one attention call, so its keys and values are stored once.
             attn_output = attend(q.transpose(1, 2), cache.k, cache.v, score=self.score, mask=cache.mask).transpose(1, 2)
         elif cache is not None and offsets is None:
             k, v = (y.flatten(0, 1)[:, :, None] for y in self.keys_values(x, positions))
@@ -126,7 +126,7 @@ class MultiHead(nn.Module):
         return self.out(attn_output.flatten(-2))
 
     def _padding_mask(self, keys: Offsets | Lengths | None) -> Mask | None:
-        """The mask of a rectangle whose rows may end early."""
+        """The mask of padded sequences, combined with the causal mask where there is one."""
         lengths = keys.lengths if isinstance(keys, Lengths) else None
         if lengths is None:
             return self.mask

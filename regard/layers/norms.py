@@ -9,9 +9,9 @@ NormKind = Literal["layer", "rms"]
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's RMSNorm, computed in the dtype of its weight; the output has the dtype of the input.
+    """torch.nn.RMSNorm computed in the dtype of its weight; the output has the dtype of the input.
 
-    Without the conversion torch takes several passes over a bf16 input, and warns.
+    Without the conversion torch makes several passes over a bf16 input, and warns.
 
     >>> RMSNorm(8)(torch.randn(3, 8)).shape
     torch.Size([3, 8])

@@ -1,4 +1,4 @@
-"""A batch of sequences as one flat run of tokens."""
+"""Batches of sequences: packed end to end without padding, or padded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from regard.attention.offsets import Lengths, Offsets
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """B sequences of tokens laid end to end: N ids, where each sequence begins, and each token's place in its own.
+    """B sequences concatenated into one run of N token ids, with start offsets and the position of each token.
 
     >>> batch = pack([[5, 6, 7], [8, 9]])
     >>> batch.ids, batch.positions
@@ -29,12 +29,12 @@ class Packed:
     positions: Int[Tensor, "N"]
 
     def __len__(self) -> int:
-        """The number of sequences, empty ones and the tail's included."""
+        """The number of sequences, including empty ones and padding sequences."""
         return len(self.offsets.starts) - 1
 
     @property
     def max_len(self) -> int:
-        """A bound on every sequence's length."""
+        """Upper bound on the length of any sequence."""
         return self.offsets.max_len
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Packed":
@@ -48,13 +48,13 @@ class Packed:
         )
 
     def pin_memory(self) -> "Packed":
-        """The same batch in page-locked memory, from where a GPU can fetch it while the CPU goes on."""
+        """The same batch in pinned memory, for asynchronous copies to a GPU."""
         starts = self.offsets.starts.pin_memory()
         offsets = Offsets(starts, self.offsets.total, self.offsets.max_len)
         return Packed(self.ids.pin_memory(), offsets, self.positions.pin_memory())
 
     def padded(self, fill: int = 0) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B"]]:
-        """As a rectangle with `fill` after each sequence's end, and the lengths."""
+        """The ids as a (B, max_len) tensor, padded on the right with `fill`, and the lengths."""
         lengths = self.offsets.lengths.long()
         if self.offsets.total == 0:
             return self.ids.new_full((len(self), self.max_len), fill), lengths
@@ -63,9 +63,9 @@ class Packed:
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """B sequences of tokens as a rectangle: what models take in place of `Packed` while they are exported.
+    """B sequences padded to one length: replaces `Packed` as input of a model during export.
 
-    Tokens at or beyond a row's length are padding: no attention reaches them.
+    Tokens at or beyond a row's length are padding and masked in attention.
 
     >>> Padded(torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([3, 2])).positions
     tensor([[0, 1, 2],
@@ -99,11 +99,11 @@ def pack(
     max_len: int | None = None,
     fill: int = 0,
 ) -> Packed:
-    """Lay sequences of ids end to end.
+    """Concatenate sequences of ids into a packed batch.
 
-    With `total` the run is brought to that many tokens: what is missing comes after the real sequences as sequences of
-    `fill`, each no longer than `max_len`. With `count` the number of sequences is brought to `count` with empty ones.
-    `max_len` is the bound that the batch states; without it, the longest sequence.
+    `total` pads the batch to that many tokens: padding sequences of `fill`, none longer than `max_len`, follow the real
+    ones. `count` pads the number of sequences with empty ones. `max_len` is the bound on lengths that the batch
+    declares; by default the length of the longest sequence.
 
     >>> batch = pack([[5, 6, 7], [8]], total=8, count=5)
     >>> batch.ids, batch.offsets.lengths
@@ -111,28 +111,28 @@ def pack(
     """
     lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
     real, longest = int(lengths.sum()), int(lengths.max(initial=0))
-    tail = 0 if total is None else total - real
+    padding = 0 if total is None else total - real
     if max_len is None:
-        max_len = longest or tail
+        max_len = longest or padding
     if longest > max_len:
-        raise ValueError(f"a sequence of {longest} tokens is longer than max_len = {max_len}")
-    if tail < 0:
-        raise ValueError(f"{real} tokens do not fit into total = {total}")
-    if tail:
-        whole, rest = divmod(tail, max_len)
-        lengths = np.concatenate([lengths, np.full(whole, max_len), np.full(int(rest > 0), rest)])
+        raise ValueError(f"a sequence has {longest} tokens; max_len is {max_len}")
+    if padding < 0:
+        raise ValueError(f"the sequences have {real} tokens; total is {total}")
+    if padding:
+        full, rest = divmod(padding, max_len)
+        lengths = np.concatenate([lengths, np.full(full, max_len), np.full(int(rest > 0), rest)])
     if count is not None:
         if len(lengths) > count:
-            raise ValueError(f"{len(lengths)} sequences, the tail's included, do not fit into count = {count}")
+            raise ValueError(f"{len(lengths)} sequences including padding; count is {count}")
         lengths = np.pad(lengths, (0, count - len(lengths)))
 
     starts = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=starts[1:])
-    ids = np.full(real + tail, fill, np.int64)
+    ids = np.full(real + padding, fill, np.int64)
     if real and isinstance(sequences[0], np.ndarray):
         np.concatenate(sequences, out=ids[:real])
     elif real:
         ids[:real] = np.fromiter(chain.from_iterable(sequences), np.int64, real)
-    positions = np.arange(real + tail) - np.repeat(starts[:-1], lengths)
-    offsets = Offsets(torch.from_numpy(starts.astype(np.int32)), real + tail, max_len)
+    positions = np.arange(real + padding) - np.repeat(starts[:-1], lengths)
+    offsets = Offsets(torch.from_numpy(starts.astype(np.int32)), real + padding, max_len)
     return Packed(torch.from_numpy(ids), offsets, torch.from_numpy(positions))

@@ -1,4 +1,4 @@
-"""Images to tokens: squares of pixels, cut, flattened and projected (D1); batches of one size, and of many sizes."""
+"""Patch embedding of images (Dosovitskiy et al. 2021, section 3.1), for batches of one size or of many sizes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,66 +18,68 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class PackedImages:
-    """B images of any sizes as one flat run of patches: their pixels, where each image begins, where each patch was.
+    """B images of any sizes as one packed sequence of patches, with start offsets and patch coordinates.
 
     >>> batch = pack_images([torch.zeros(3, 8, 12), torch.zeros(3, 4, 4)], patch=4)
-    >>> batch.grids, batch.pixels.shape, batch.places[:4].tolist()
+    >>> batch.grids, batch.pixels.shape, batch.coordinates[:4].tolist()
     (((2, 3), (1, 1)), torch.Size([7, 48]), [[0, 0], [0, 1], [0, 2], [1, 0]])
     """
 
     pixels: Float[Tensor, "N P"]
     offsets: Offsets
-    places: Int[Tensor, "N 2"]
+    coordinates: Int[Tensor, "N 2"]
     """row and column of each patch in its image"""
     sizes: Int[Tensor, "N 2"]
-    """rows and columns of the image that each patch belongs to"""
+    """for each patch, the rows and columns of its image"""
     grids: tuple[Grid, ...]
-    """rows and columns of each image: plain numbers, so that nobody has to wait for a GPU to learn them"""
+    """rows and columns of each image, as Python integers: no device synchronization to read them"""
 
     def __len__(self) -> int:
         return len(self.grids)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedImages":
         """The same batch on another device."""
-        return self._each(lambda x: x.to(device, non_blocking=non_blocking))
+        return self._map(lambda x: x.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "PackedImages":
-        """The same batch in page-locked memory, from where a GPU can fetch it while the CPU goes on."""
-        return self._each(Tensor.pin_memory)
+        """The same batch in pinned memory, for asynchronous copies to a GPU."""
+        return self._map(Tensor.pin_memory)
 
-    def _each(self, change) -> "PackedImages":
-        offsets = Offsets(change(self.offsets.starts), self.offsets.total, self.offsets.max_len)
-        return PackedImages(change(self.pixels), offsets, change(self.places), change(self.sizes), self.grids)
+    def _map(self, function) -> "PackedImages":
+        offsets = Offsets(function(self.offsets.starts), self.offsets.total, self.offsets.max_len)
+        return PackedImages(
+            function(self.pixels), offsets, function(self.coordinates), function(self.sizes), self.grids
+        )
 
 
 def pack_images(images: Sequence[Float[Tensor, "C _ _"]], patch: int) -> PackedImages:
-    """Cut images of any sizes into patches and lay these end to end, row by row.
+    """Split images of any sizes into patches, row by row, and concatenate them.
 
     >>> len(pack_images([torch.zeros(1, 4, 8), torch.zeros(1, 4, 4)], patch=4))
     2
     """
-    grids = tuple(grid_of(image.shape[-2:], patch) for image in images)
+    grids = tuple(compute_grid(image.shape[-2:], patch) for image in images)
     lengths = torch.tensor([0, *(rows * columns for rows, columns in grids)])
     starts = lengths.cumsum(0)
-    places, sizes = zip(*map(whereabouts, grids))
+    coordinates, sizes = zip(*map(patch_coordinates, grids))
     return PackedImages(
-        torch.cat([cut(image[None], patch)[0] for image in images]),
+        torch.cat([split_patches(image[None], patch)[0] for image in images]),
         Offsets(starts.int(), int(starts[-1]), int(lengths.max())),
-        torch.cat(places),
+        torch.cat(coordinates),
         torch.cat(sizes),
         grids,
     )
 
 
-def grid_of(size: Sequence[int], patch: int) -> Grid:
-    """How many rows and columns of patches an image of this height and width has.
+def compute_grid(size: Sequence[int], patch: int) -> Grid:
+    """Number of rows and columns of patches in an image of this (height, width).
 
-    >>> grid_of((32, 48), 16)
+    >>> compute_grid((32, 48), 16)
     (2, 3)
     """
     height, width = size
     if patch < 1:
-        raise RegardError(f"A patch of {patch}×{patch} pixels has none.", "Let model.patch be at least 1.")
+        raise RegardError(f"The patch size must be at least 1 (got {patch}).", "Change model.patch.")
     if height % patch or width % patch or not height or not width:
         raise RegardError(
             f"An image of {height}×{width} pixels does not divide into patches of {patch}×{patch}.",
@@ -86,35 +88,35 @@ def grid_of(size: Sequence[int], patch: int) -> Grid:
     return height // patch, width // patch
 
 
-def whereabouts(grid: Grid, device: torch.device | None = None) -> tuple[Int[Tensor, "T 2"], Int[Tensor, "T 2"]]:
-    """For each patch, row by row, its row and column; and how many of these there are.
+def patch_coordinates(grid: Grid, device: torch.device | None = None) -> tuple[Int[Tensor, "T 2"], Int[Tensor, "T 2"]]:
+    """Row and column of each patch of a grid, row by row, and the size of the grid repeated for each patch.
 
-    >>> places, sizes = whereabouts((1, 2))
-    >>> places.tolist(), sizes.tolist()
+    >>> coordinates, sizes = patch_coordinates((1, 2))
+    >>> coordinates.tolist(), sizes.tolist()
     ([[0, 0], [0, 1]], [[1, 2], [1, 2]])
     """
     rows, columns = (torch.arange(count, dtype=torch.int32, device=device) for count in grid)
-    places = torch.stack((rows[:, None].expand(grid), columns.expand(grid)), dim=-1).flatten(0, 1)
-    return places, torch.stack([torch.full_like(places[:, 0], count) for count in grid], dim=-1)
+    coordinates = torch.stack((rows[:, None].expand(grid), columns.expand(grid)), dim=-1).flatten(0, 1)
+    return coordinates, torch.stack([torch.full_like(coordinates[:, 0], count) for count in grid], dim=-1)
 
 
-def cut(images: Float[Tensor, "B C H W"], patch: int) -> Float[Tensor, "B T P"]:
-    """Patches row by row; the pixels of each, channel by channel, row by row.
+def split_patches(images: Float[Tensor, "B C H W"], patch: int) -> Float[Tensor, "B T P"]:
+    """Split images into flattened patches: patches in row-major order, the values of each ordered C, H, W.
 
-    >>> cut(torch.arange(8.0).view(1, 1, 2, 4), 2)[0]
+    >>> split_patches(torch.arange(8.0).view(1, 1, 2, 4), 2)[0]
     tensor([[0., 1., 4., 5.],
             [2., 3., 6., 7.]])
     """
-    rows, columns = grid_of(images.shape[-2:], patch)
+    rows, columns = compute_grid(images.shape[-2:], patch)
     split = images.unflatten(3, (columns, patch)).unflatten(2, (rows, patch))  # B C R p K p
     return split.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
-def joined(patches: Float[Tensor, "B T P"], grid: Grid, patch: int) -> Float[Tensor, "B C H W"]:
-    """The images that were cut.
+def join_patches(patches: Float[Tensor, "B T P"], grid: Grid, patch: int) -> Float[Tensor, "B C H W"]:
+    """Inverse of `split_patches`: images from their patches.
 
     >>> image = torch.randn(1, 3, 4, 6)
-    >>> torch.equal(joined(cut(image, 2), (2, 3), 2), image)
+    >>> torch.equal(join_patches(split_patches(image, 2), (2, 3), 2), image)
     True
     """
     rows, columns = grid
@@ -122,22 +124,22 @@ def joined(patches: Float[Tensor, "B T P"], grid: Grid, patch: int) -> Float[Ten
     return split.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
 
-def rows_of(x: Float[Tensor, "B T E"], chosen: Int[Tensor, "B S"]) -> Float[Tensor, "B S E"]:
-    """Some rows of each sequence, by their numbers.
+def gather_rows(x: Float[Tensor, "B T E"], indices: Int[Tensor, "B S"]) -> Float[Tensor, "B S E"]:
+    """Select rows of each sequence by their indices.
 
-    >>> rows_of(torch.arange(6.0).view(2, 3, 1), torch.tensor([[2], [0]])).flatten()
+    >>> gather_rows(torch.arange(6.0).view(2, 3, 1), torch.tensor([[2], [0]])).flatten()
     tensor([2., 3.])
     """
-    return x.gather(1, chosen[:, :, None].expand(-1, -1, x.shape[2]))
+    return x.gather(1, indices[:, :, None].expand(-1, -1, x.shape[2]))
 
 
-class Patches(nn.Module):
-    """A token of each patch: its pixels through a linear map, which is also a convolution whose steps are patches.
+class PatchEmbedding(nn.Module):
+    """Project each patch to a token: by a linear layer on its pixels, by a convolution, or by a convolutional stem.
 
-    The two give the same numbers. The third kind is a stem, convolutions of 3×3 that halve the sides until a patch is
-    one cell (Xiao et al. 2021): there a token knows of its neighbours' pixels.
+    A convolution whose kernel and stride are the patch size equals the linear layer. The stem is a stack of 3×3
+    convolutions with stride 2 (Xiao et al. 2021), so that a token also depends on pixels of neighboring patches.
 
-    >>> Patches(3, 16, 4)(torch.zeros(2, 3, 8, 12)).shape
+    >>> PatchEmbedding(3, 16, 4)(torch.zeros(2, 3, 8, 12)).shape
     torch.Size([2, 6, 16])
     """
 
@@ -153,16 +155,18 @@ class Patches(nn.Module):
             self.project = _stem(channels, width, patch)
 
     def forward(self, images: Float[Tensor, "B C H W"] | PackedImages) -> Float[Tensor, "*n E"]:
-        """(B, T, E) of images of one size, (N, E) of packed ones."""
+        """(B, T, E) for images of one size, (N, E) for packed images."""
         if isinstance(images, PackedImages):
             return self._packed(images)
         if self.kind == "linear":
-            return self.project(cut(images, self.patch))
-        grid_of(images.shape[-2:], self.patch)  # a convolution would pass over what is left at the border
+            return self.project(split_patches(images, self.patch))
+        compute_grid(
+            images.shape[-2:], self.patch
+        )  # raises; a convolution would silently drop the remainder at the border
         return self.project(images).flatten(2).mT
 
-    def of_pixels(self, pixels: Float[Tensor, "*n P"]) -> Float[Tensor, "*n E"]:
-        """Tokens of patches that were cut already; a stem, which looks at neighbours, cannot."""
+    def project_patches(self, pixels: Float[Tensor, "*n P"]) -> Float[Tensor, "*n E"]:
+        """Project flattened patches; not for a stem, which needs the neighboring patches."""
         if self.kind == "linear":
             return self.project(pixels)
         cells = pixels.flatten(0, -2).unflatten(1, (self.channels, self.patch, self.patch))
@@ -170,68 +174,71 @@ class Patches(nn.Module):
 
     def _packed(self, images: PackedImages) -> Float[Tensor, "N E"]:
         if self.kind != "stem":
-            return self.of_pixels(images.pixels)
-        # Each as the picture that it was; those of one size that follow each other at once.
-        groups = [(grid, len(list(alike))) for grid, alike in groupby(images.grids)]
+            return self.project_patches(images.pixels)
+        # Rebuild the images; consecutive images of one size form one batch.
+        groups = [(grid, len(list(group))) for grid, group in groupby(images.grids)]
         parts = images.pixels.split([count * rows * columns for (rows, columns), count in groups])
-        pictures = (
-            joined(part.unflatten(0, (count, -1)), grid, self.patch) for part, (grid, count) in zip(parts, groups)
+        batches = (
+            join_patches(part.unflatten(0, (count, -1)), grid, self.patch) for part, (grid, count) in zip(parts, groups)
         )
-        return torch.cat([self(some).flatten(0, 1) for some in pictures])
+        return torch.cat([self(batch).flatten(0, 1) for batch in batches])
 
 
 def _stem(channels: int, width: int, patch: int) -> nn.Sequential:
     halvings = patch.bit_length() - 1
     if patch != 1 << halvings:
         raise RegardError(
-            f"A stem of convolutions halves the sides, and cannot make patches of {patch}×{patch}.",
-            "Let model.patch be a power of 2, or model.patches linear.",
+            f"A convolutional stem needs a patch size that is a power of 2 (got {patch}).",
+            "Change model.patch, or set model.patches to linear.",
         )
     layers: list[nn.Module] = []
-    for left in reversed(range(halvings)):
-        wide = max(8, width >> left)
-        # Normed image by image, so that an image's tokens do not depend on what else is in the batch.
-        layers += [nn.Conv2d(channels, wide, 3, stride=2, padding=1), nn.GroupNorm(1, wide), nn.GELU()]
-        channels = wide
+    for remaining in reversed(range(halvings)):
+        hidden = max(8, width >> remaining)
+        # GroupNorm, not BatchNorm: the tokens of an image must not depend on the rest of the batch.
+        layers += [nn.Conv2d(channels, hidden, 3, stride=2, padding=1), nn.GroupNorm(1, hidden), nn.GELU()]
+        channels = hidden
     return nn.Sequential(*layers, nn.Conv2d(channels, width, 1))
 
 
-def put_before(
-    first: Float[Tensor, "K E"] | Int[Tensor, "K E"],
+def prepend_prefix(
+    prefix: Float[Tensor, "K E"] | Int[Tensor, "K E"],
     x: Float[Tensor, "*n E"] | Int[Tensor, "*n E"],
     offsets: Offsets | None,
 ) -> tuple[Float[Tensor, "*m E"] | Int[Tensor, "*m E"], Offsets | None]:
-    """The same K rows before each sequence of (B, T, E) or, with offsets, of a packed run; and the new offsets.
+    """Prepend the same K rows to each sequence of (B, T, E) or, with offsets, to each packed sequence.
 
-    >>> x, offsets = put_before(torch.zeros(1, 1), torch.ones(5, 1), Offsets.of(torch.tensor([0, 2, 5])))
+    Returns the longer sequences and their offsets.
+
+    >>> x, offsets = prepend_prefix(torch.zeros(1, 1), torch.ones(5, 1), Offsets.from_starts(torch.tensor([0, 2, 5])))
     >>> x[:, 0], offsets.starts
     (tensor([0., 1., 1., 0., 1., 1., 1.]), tensor([0, 3, 7]))
     """
-    first, count = first.to(x.dtype), len(first)
+    prefix, count = prefix.to(x.dtype), len(prefix)
     if offsets is None:
-        return torch.cat((first.expand(x.shape[0], -1, -1), x), dim=1), None
-    wide, rows = widened(offsets, count), _rows_after(offsets, count)
-    own = (wide.starts[:-1, None] + torch.arange(count, device=x.device)).flatten()
-    # Every row is written once, so that the way back is a plain choice of rows.
-    both = torch.cat((first.repeat(len(offsets.starts) - 1, 1), x))
-    return x.new_empty(wide.total, x.shape[1]).index_copy(0, torch.cat((own.long(), rows)), both), wide
+        return torch.cat((prefix.expand(x.shape[0], -1, -1), x), dim=1), None
+    new_offsets, rows = extend_offsets(offsets, count), _shift_rows(offsets, count)
+    prefix_rows = (new_offsets.starts[:-1, None] + torch.arange(count, device=x.device)).flatten()
+    # Every row is written once, so that the backward pass is a plain index_select.
+    values = torch.cat((prefix.repeat(len(offsets.starts) - 1, 1), x))
+    output = x.new_empty(new_offsets.total, x.shape[1])
+    return output.index_copy(0, torch.cat((prefix_rows.long(), rows)), values), new_offsets
 
 
-def take_away(x: Float[Tensor, "*n E"], count: int, offsets: Offsets | None) -> Float[Tensor, "*m E"]:
-    """Each sequence without the `count` rows that were put before it; `offsets` are those without them.
+def remove_prefix(x: Float[Tensor, "*n E"], count: int, offsets: Offsets | None) -> Float[Tensor, "*m E"]:
+    """Remove the first `count` rows of each sequence; `offsets` are those of the result.
 
-    >>> take_away(torch.arange(7.0)[:, None], 1, Offsets.of(torch.tensor([0, 2, 5])))[:, 0]
+    >>> remove_prefix(torch.arange(7.0)[:, None], 1, Offsets.from_starts(torch.tensor([0, 2, 5])))[:, 0]
     tensor([1., 2., 4., 5., 6.])
     """
     if not count:
         return x
-    return x[:, count:] if offsets is None else x.index_select(0, _rows_after(offsets, count))
+    return x[:, count:] if offsets is None else x.index_select(0, _shift_rows(offsets, count))
 
 
-def widened(offsets: Offsets, count: int) -> Offsets:
-    """The offsets of sequences that have `count` rows more.
+def extend_offsets(offsets: Offsets, count: int) -> Offsets:
+    """Offsets of sequences that are `count` rows longer.
 
-    >>> widened(Offsets.of(torch.tensor([0, 2, 5])), 1).starts
+    >>> extend_offsets(Offsets.from_starts(torch.tensor([0, 2, 5])), 1).starts
     tensor([0, 3, 7])
     """
     starts, sequences = offsets.starts, len(offsets.starts) - 1
@@ -239,6 +246,6 @@ def widened(offsets: Offsets, count: int) -> Offsets:
     return Offsets(starts, offsets.total + sequences * count, offsets.max_len + count)
 
 
-def _rows_after(offsets: Offsets, count: int) -> Int[Tensor, "N"]:
-    """Where each row comes to lie when `count` rows are put before each sequence."""
+def _shift_rows(offsets: Offsets, count: int) -> Int[Tensor, "N"]:
+    """New index of each row after `count` rows are prepended to each sequence."""
     return torch.arange(offsets.total, device=offsets.starts.device) + (offsets.sequences + 1) * count

@@ -1,7 +1,4 @@
-"""How a token says where it stands: sinusoidal, which extrapolates; learned; rotary, on q and k; relative, a bias.
-
-Patches of an image stand in a grid: theirs are the same codes for rows and columns.
-"""
+"""Positional encodings: sinusoidal, learned, rotary, relative; and their two-dimensional forms for image patches."""
 
 import math
 from typing import Literal
@@ -12,18 +9,18 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 
-# Llama 3's: pairs that turn less often over the context are slowed down in full, and those that turn more often not.
-FEW_TURNS, MANY_TURNS = 1.0, 4.0
+# Llama 3: channel pairs with fewer rotations over the context are scaled in full, with more rotations not at all.
+LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0
 RotaryTables = tuple[Float[Tensor, "*t 1 P"], Float[Tensor, "*t 1 P"]]
-"""cos and sin of the rotation angles, for each pair of channels"""
+"""cos and sin of the rotation angle of each pair of channels"""
 PositionKind = Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative", "none"]
 
 
 class Sinusoidal(nn.Module):
-    """sin and cos of p / 10000^(2i/E) in alternation (Vaswani et al. 2017, section 3.5), computed once and reused.
+    """Interleaved sin and cos of p / 10000^(2i/E) (Vaswani et al. 2017, section 3.5), from a cached table.
 
-    With `halves` all sines come first and all cosines after them (tensor2tensor, Marian): the same numbers in another
-    order. The table grows when a longer sequence arrives: the code extrapolates to lengths never seen.
+    With `split_halves` all sines come first, then all cosines (tensor2tensor, Marian). The table grows when a longer
+    sequence arrives: the encoding is defined at any length.
 
     >>> Sinusoidal(4)(torch.tensor([0]))
     tensor([[0., 1., 0., 1.]])
@@ -31,30 +28,30 @@ class Sinusoidal(nn.Module):
 
     table: Tensor
 
-    def __init__(self, width: int, length: int = 256, halves: bool = False) -> None:
+    def __init__(self, width: int, length: int = 256, split_halves: bool = False) -> None:
         super().__init__()
-        self.width, self.halves = width, halves
-        self.register_buffer("table", self._computed(length), persistent=False)
+        self.width, self.split_halves = width, split_halves
+        self.register_buffer("table", self._compute_table(length), persistent=False)
 
-    def _computed(self, length: int) -> Float[Tensor, "P E"]:
+    def _compute_table(self, length: int) -> Float[Tensor, "P E"]:
         position = torch.arange(length, dtype=torch.float64)[:, None]
         rate = self._rates()
         table = torch.zeros(length, self.width, dtype=torch.float64)
         sines = (self.width + 1) // 2
-        table[:, slice(sines) if self.halves else slice(0, None, 2)] = torch.sin(position * rate)
+        table[:, slice(sines) if self.split_halves else slice(0, None, 2)] = torch.sin(position * rate)
         cosines = torch.cos(position * rate)[:, : self.width // 2]
-        table[:, slice(sines, None) if self.halves else slice(1, None, 2)] = cosines
+        table[:, slice(sines, None) if self.split_halves else slice(1, None, 2)] = cosines
         return table.float()
 
     def reserve(self, length: int | torch.SymInt) -> None:
         if not torch.compiler.is_exporting() and length > self.table.shape[0]:
-            self.table = self._computed(max(int(length), 2 * self.table.shape[0])).to(self.table)
+            self.table = self._compute_table(max(int(length), 2 * self.table.shape[0])).to(self.table)
 
     def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... E"]:
-        if torch.compiler.is_exporting():  # an exported program computes the codes: it runs at any length
+        if torch.compiler.is_exporting():  # an exported program computes the encoding, so that it runs at any length
             angle = positions[..., None].double() * self._rates(positions.device)
-            codes = torch.stack((angle.sin(), angle.cos()), dim=-2 if self.halves else -1).flatten(-2)
-            return codes[..., : self.width].float()
+            encoding = torch.stack((angle.sin(), angle.cos()), dim=-2 if self.split_halves else -1).flatten(-2)
+            return encoding[..., : self.width].float()
         return nn.functional.embedding(positions, self.table)
 
     def _rates(self, device: torch.device | None = None) -> Float[Tensor, "P"]:
@@ -63,9 +60,9 @@ class Sinusoidal(nn.Module):
 
 
 class Learned(nn.Embedding):
-    """One learned vector a position; there is none beyond `length`.
+    """Learned embedding of each position, up to `length`.
 
-    Some models (BART, RoBERTa) leave the first `offset` rows of the table unused.
+    The first `offset` rows of the table are unused (BART, RoBERTa).
     """
 
     def __init__(self, width: int, length: int, offset: int = 0) -> None:
@@ -74,10 +71,10 @@ class Learned(nn.Embedding):
         nn.init.normal_(self.weight, std=width**-0.5)
 
     def reserve(self, length: int | torch.SymInt) -> None:
-        places = self.num_embeddings - self.offset
-        if not torch.compiler.is_exporting() and length > places:
+        limit = self.num_embeddings - self.offset
+        if not torch.compiler.is_exporting() and length > limit:
             raise RegardError(
-                f"A sequence of {length} tokens is longer than the {places} learned positions.",
+                f"A sequence of {length} tokens is longer than the {limit} learned positions.",
                 "Shorten it, or train with a larger model.max_len.",
             )
 
@@ -86,12 +83,12 @@ class Learned(nn.Embedding):
 
 
 class Rotary(nn.Module):
-    """Turns each pair of channels of q and k by an angle that grows with the position (Su et al. 2021).
+    """Rotary position embedding (RoPE, Su et al. 2021): rotates channel pairs of q and k by position-dependent angles.
 
-    The dot product of two turned vectors depends on their distance alone. Pairs are (i, i + D/2); pair i turns by
-    base^(-2i/D) from one position to the next. With a `factor` all turn so many times slower; with a `context` too only
-    those that turn less than once over it, those that turn four times and more as ever, and those between in between
-    (Llama 3, which learned from texts of that length first).
+    The dot product of two rotated vectors depends only on their distance. Pairs are (i, i + D/2); pair i rotates by
+    base^(-2i/D) per position. `factor` divides all rates (position interpolation). With `context`, the length of the
+    original training texts, only slow pairs are scaled, as in Llama 3: those with less than one rotation over the
+    context in full, those with four or more not at all, with linear interpolation in between.
 
     >>> q = torch.randn(3, 1, 8)
     >>> torch.allclose(Rotary(8)(q, torch.tensor([0, 1, 2])).norm(dim=-1), q.norm(dim=-1))
@@ -104,16 +101,14 @@ class Rotary(nn.Module):
         super().__init__()
         if head_width % 2:
             raise RegardError(
-                f"Rotary positions need an even head width, not {head_width}.", "Change model.width or model.heads."
+                f"Rotary positions need an even head width (got {head_width}).", "Change model.width or model.heads."
             )
         if not factor >= 1:
-            raise RegardError(
-                f"Rotary positions {factor} times slower cannot be.", "Let model.rotary_factor be 1 or more."
-            )
+            raise RegardError(f"rotary_factor must be at least 1 (got {factor}).", "Change model.rotary_factor.")
         rates = base ** (-torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
-        over_context = rates * context / (2 * math.pi)
-        kept = ((over_context - FEW_TURNS) / (MANY_TURNS - FEW_TURNS)).clamp(0, 1)
-        self.register_buffer("rates", rates * (kept + (1 - kept) / factor), persistent=False)
+        rotations = rates * context / (2 * math.pi)
+        unscaled = ((rotations - LOW_FREQ_FACTOR) / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)).clamp(0, 1)
+        self.register_buffer("rates", rates * (unscaled + (1 - unscaled) / factor), persistent=False)
 
     def forward(self, x: Float[Tensor, "*n H D"], positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n H D"]:
         angle = (positions[..., None].float() * self.rates)[..., None, :]
@@ -123,7 +118,7 @@ class Rotary(nn.Module):
 def apply_rotary(
     x: Float[Tensor, "*n H D"], cos: Float[Tensor, "*t 1 P"], sin: Float[Tensor, "*t 1 P"]
 ) -> Float[Tensor, "*n H D"]:
-    """Rotate the pairs (i, i + D/2) of channels by angles whose cosines and sines are given.
+    """Rotate the channel pairs (i, i + D/2) by the angles with these cosines and sines.
 
     >>> apply_rotary(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0]]), torch.tensor([[1.0]]))
     tensor([[0., 1.]])
@@ -134,7 +129,7 @@ def apply_rotary(
 
 
 class SinusoidalGrid(nn.Module):
-    """Half of the channels are the sinusoidal code of a patch's row, half that of its column.
+    """Sinusoidal encoding of patches: half of the channels encode the row, half the column.
 
     >>> SinusoidalGrid(8)(torch.tensor([[0, 0]]))
     tensor([[0., 0., 1., 1., 0., 0., 1., 1.]])
@@ -146,21 +141,23 @@ class SinusoidalGrid(nn.Module):
         super().__init__()
         if width % 4:
             raise RegardError(
-                f"Sinusoidal positions of rows and columns need a width that is a multiple of 4, not {width}.",
+                f"Sinusoidal positions of patches need a width that is a multiple of 4 (got {width}).",
                 "Change model.width.",
             )
         rates = 10000.0 ** (-torch.arange(0, width // 2, 2, dtype=torch.float32) / (width // 2))
         self.register_buffer("rates", rates, persistent=False)
 
-    def forward(self, places: Int[Tensor, "*n 2"], sizes: Int[Tensor, "*n 2"] | None = None) -> Float[Tensor, "*n E"]:
-        angle = places[..., None].float() * self.rates
+    def forward(
+        self, coordinates: Int[Tensor, "*n 2"], sizes: Int[Tensor, "*n 2"] | None = None
+    ) -> Float[Tensor, "*n E"]:
+        angle = coordinates[..., None].float() * self.rates
         return torch.cat((angle.sin(), angle.cos()), dim=-1).flatten(-2)
 
 
 class LearnedGrid(nn.Module):
-    """One learned vector for each place of a grid; images of another grid get values between them (bicubic).
+    """Learned embedding of each grid position, interpolated (bicubic) for images with another grid.
 
-    `prefix` is how many rows the table has before those, for tokens that stand outside of the grid.
+    The table starts with `prefix` rows for tokens outside of the grid.
 
     >>> table = LearnedGrid(4, (2, 3), prefix=1)
     >>> table.weight.shape, table(torch.tensor([[5, 5]]), torch.tensor([[6, 6]])).shape
@@ -173,37 +170,37 @@ class LearnedGrid(nn.Module):
         self.weight = nn.Parameter(torch.empty(prefix + grid[0] * grid[1], width))
         nn.init.normal_(self.weight, std=0.02)
 
-    def forward(self, places: Int[Tensor, "N 2"], sizes: Int[Tensor, "N 2"]) -> Float[Tensor, "N E"]:
-        """Of patches at these places (row, column), in images of these sizes (rows, columns)."""
-        rows, columns = (cubic(places[:, i], sizes[:, i], self.grid[i]) for i in range(2))
-        shares = (rows[:, :, None] * columns[:, None, :]).flatten(1)
-        return shares @ self.weight[self.prefix :]
+    def forward(self, coordinates: Int[Tensor, "N 2"], sizes: Int[Tensor, "N 2"]) -> Float[Tensor, "N E"]:
+        """`coordinates`: (row, column) of each patch; `sizes`: (rows, columns) of its image."""
+        rows, columns = (bicubic_weights(coordinates[:, i], sizes[:, i], self.grid[i]) for i in range(2))
+        weights = (rows[:, :, None] * columns[:, None, :]).flatten(1)
+        return weights @ self.weight[self.prefix :]
 
 
-def cubic(places: Int[Tensor, "N"], sizes: Int[Tensor, "N"], count: int) -> Float[Tensor, "N G"]:
-    """The shares that `count` known values have in value number p of `size` over the same length (Keys 1981).
+def bicubic_weights(indices: Int[Tensor, "N"], sizes: Int[Tensor, "N"], count: int) -> Float[Tensor, "N G"]:
+    """Weights that resample `count` values to `size` values along one axis: a row for each output index (Keys 1981).
 
-    The two on either side count, what would lie beyond an end is the value at that end: as torch's bicubic does it
-    (a = −0.75), but as a matrix, whose gradient is a sum in a fixed order.
+    The same kernel as torch's bicubic interpolation (a = −0.75, values repeated beyond the border), but as a matrix,
+    so that the gradient is a sum in a fixed order.
 
-    >>> cubic(torch.tensor([1]), torch.tensor([3]), 3)
+    >>> bicubic_weights(torch.tensor([1]), torch.tensor([3]), 3)
     tensor([[0., 1., 0.]])
     """
-    at = (places + 0.5) * (count / sizes) - 0.5
-    gap = (at[:, None] - torch.arange(-2, count + 2, device=at.device)).abs()
+    center = (indices + 0.5) * (count / sizes) - 0.5
+    gap = (center[:, None] - torch.arange(-2, count + 2, device=center.device)).abs()
     near = (1.25 * gap - 2.25) * gap * gap + 1
     far = ((-0.75 * gap + 3.75) * gap - 6) * gap + 3
-    shares = torch.where(gap <= 1, near, torch.where(gap < 2, far, 0.0))
-    before, inner, after = shares.split((2, count, 2), dim=1)
-    known = torch.arange(count, device=at.device)
-    return inner + before.sum(1, keepdim=True) * (known == 0) + after.sum(1, keepdim=True) * (known == count - 1)
+    weights = torch.where(gap <= 1, near, torch.where(gap < 2, far, 0.0))
+    before, inner, after = weights.split((2, count, 2), dim=1)
+    index = torch.arange(count, device=center.device)
+    return inner + before.sum(1, keepdim=True) * (index == 0) + after.sum(1, keepdim=True) * (index == count - 1)
 
 
 class RotaryGrid(nn.Module):
-    """The turns of q and k by a patch's place: half of the pairs of channels by its row, half by its column.
+    """Rotary tables of patches: half of the channel pairs rotate by the row, half by the column.
 
     >>> cos, sin = RotaryGrid(8)(torch.tensor([[0, 0], [0, 1]]))
-    >>> sin.shape  # of 4 pairs of channels, the same for each head
+    >>> sin.shape  # 4 channel pairs, the same for each head
     torch.Size([2, 1, 4])
     """
 
@@ -213,63 +210,64 @@ class RotaryGrid(nn.Module):
         super().__init__()
         if head_width % 4:
             raise RegardError(
-                f"Rotary positions of rows and columns need a head width that is a multiple of 4, not {head_width}.",
+                f"Rotary positions of patches need a head width that is a multiple of 4 (got {head_width}).",
                 "Change model.width or model.heads.",
             )
-        # An image has far fewer rows than a text has tokens: a smaller base (Heo et al. 2024).
+        # Smaller base than for text: an image has far fewer rows than a text has tokens (Heo et al. 2024).
         rates = base ** (-torch.arange(0, head_width // 2, 2, dtype=torch.float32) / (head_width // 2))
         self.register_buffer("rates", rates, persistent=False)
 
-    def forward(self, places: Int[Tensor, "*t 2"]) -> RotaryTables:
-        angle = (places[..., None].float() * self.rates).flatten(-2)[..., None, :]
+    def forward(self, coordinates: Int[Tensor, "*t 2"]) -> RotaryTables:
+        angle = (coordinates[..., None].float() * self.rates).flatten(-2)[..., None, :]
         return angle.cos(), angle.sin()
 
 
 class RelativeBias(nn.Module):
-    """A learned number for each head and distance between query and key, added to their score (T5, Raffel et al. 2020).
+    """Relative position bias (T5, Raffel et al. 2020): a learned value per head and distance, added to the scores.
 
-    Near distances have a bucket each; farther ones share buckets that widen with the logarithm, and all from `distance`
-    on share the last. With `both` half of the buckets are for keys to the right; otherwise there are none there.
+    Short distances have a bucket each; longer ones share buckets of logarithmically growing size, and all from
+    `distance` on share the last. If `bidirectional`, half of the buckets are for keys to the right of the query;
+    otherwise all are for keys to the left.
 
-    >>> bias = RelativeBias(heads=2, both=False)
+    >>> bias = RelativeBias(heads=2, bidirectional=False)
     >>> bias(torch.tensor([5]), torch.arange(6)).shape
     torch.Size([2, 1, 6])
     """
 
-    def __init__(self, heads: int, both: bool, buckets: int = 32, distance: int = 128) -> None:
+    def __init__(self, heads: int, bidirectional: bool, buckets: int = 32, distance: int = 128) -> None:
         super().__init__()
-        self.both, self.distance = both, distance
+        self.bidirectional, self.distance = bidirectional, distance
         self.table = nn.Embedding(buckets, heads)
         nn.init.normal_(self.table.weight, std=0.1)
 
     def buckets(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Int[Tensor, "t s"]:
-        """The bucket of each query's position and key's position."""
+        """The bucket of each pair of query position `p` and key position `s`."""
         gap = s - p[:, None]
         count = self.table.num_embeddings
         first = torch.zeros_like(gap)
-        if self.both:
+        if self.bidirectional:
             count //= 2
             first = (gap > 0) * count
             gap = gap.abs()
         else:
             gap = (-gap).clamp(min=0)
-        single = count // 2
-        share = (gap.clamp(min=1).float() / single).log() / math.log(self.distance / single)
-        wide = (single + (share * (count - single)).long()).clamp(max=count - 1)
-        return first + torch.where(gap < single, gap, wide)
+        exact = count // 2
+        ratio = (gap.clamp(min=1).float() / exact).log() / math.log(self.distance / exact)
+        logarithmic = (exact + (ratio * (count - exact)).long()).clamp(max=count - 1)
+        return first + torch.where(gap < exact, gap, logarithmic)
 
     def forward(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Float[Tensor, "H t s"]:
         return self.table(self.buckets(p, s)).permute(2, 0, 1)
 
 
 def make_positions(kind: PositionKind, width: int, max_len: int, offset: int = 0) -> Sinusoidal | Learned | None:
-    """The module whose output is added to the embeddings, if the kind has one.
+    """The module whose output is added to the embeddings; None for kinds without one.
 
     >>> make_positions("rotary", 8, 16) is None
     True
     """
     if kind in ("sinusoidal", "sinusoidal_halves"):
-        return Sinusoidal(width, halves=kind == "sinusoidal_halves")
+        return Sinusoidal(width, split_halves=kind == "sinusoidal_halves")
     if kind == "learned":
         return Learned(width, max_len, offset)
     return None

@@ -1,19 +1,20 @@
-"""Residual connections: the sum x + dropout(update), alone or together with the norm of the sum."""
+"""Residual connections: x + dropout(update), optionally fused with the norm of the sum."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.offsets import Lengths, Offsets
-from regard.layers import add_norm
+from regard.kernels import add_norm_cuda
 from regard.layers.dropout import Dropout, DropPath
+from regard.layers.norms import RMSNorm
 
 
 class Residual(nn.Module):
     """x + dropout(update), in plain PyTorch.
 
     With `layer_scale` the update is multiplied by a learned factor per channel, which starts at this value (LayerScale,
-    Touvron et al. 2021). With `drop_path` it is left out of whole sequences at this rate (stochastic depth).
+    Touvron et al. 2021). With `drop_path` it is dropped for entire sequences at this rate (stochastic depth).
 
     >>> Residual(8, dropout=0.0)(torch.ones(3, 8), torch.ones(3, 8)).sum().item()
     48.0
@@ -44,17 +45,17 @@ class Residual(nn.Module):
         norm: nn.Module,
         offsets: Offsets | Lengths | None = None,
     ) -> tuple[Float[Tensor, "*n E"], Float[Tensor, "*n E"]]:
-        """The sum, and its norm."""
+        """The sum and its norm."""
         x = self(x, update, offsets)
-        # Under autocast LayerNorm returns float32; a narrower residual stream stays narrow.
+        # Under autocast LayerNorm returns float32; a low-precision residual stream keeps its dtype.
         return x, norm(x).to(x.dtype)
 
 
 class FusedResidual(Residual):
-    """`Residual` without layer scale and drop path, whose `add_norm` is one kernel on CUDA where it can be.
+    """`Residual` without layer scale and drop path, whose `add_norm` runs as one fused CUDA kernel where supported.
 
-    Pre-norm: while training only, since single decoded tokens compute faster than a kernel launches. Post-norm: for
-    packed tokens, where the residual stream is as narrow as the update.
+    Pre-norm: only in training, since for single decoded tokens the launch overhead dominates. Post-norm: for packed
+    tokens, if the residual stream has the dtype of the update.
     """
 
     def __init__(self, width: int, dropout: float, *, norm_first: bool) -> None:
@@ -68,7 +69,11 @@ class FusedResidual(Residual):
         norm: nn.Module,
         offsets: Offsets | Lengths | None = None,
     ) -> tuple[Float[Tensor, "*n E"], Float[Tensor, "*n E"]]:
-        worthwhile = self.training if self.norm_first else x.dim() == 2 and x.dtype == update.dtype
-        if worthwhile and add_norm.supports(x, update, norm):
-            return add_norm.run(x, update, norm, self.dropout.p if self.training else 0.0)
+        use_kernel = self.training if self.norm_first else x.dim() == 2 and x.dtype == update.dtype
+        if use_kernel and isinstance(norm, nn.LayerNorm | RMSNorm) and add_norm_cuda.supports(x, update):
+            bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
+            if bias is not None or isinstance(norm, RMSNorm):
+                eps = norm.eps or torch.finfo(norm.weight.dtype).eps
+                p = self.dropout.p if self.training else 0.0
+                return add_norm_cuda.add_norm(x, update, norm.weight, bias, eps, p)
         return super().add_norm(x, update, norm, offsets)

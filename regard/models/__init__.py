@@ -66,10 +66,10 @@ def register_family(name: str, config: type[Any], model: type[Any], *, pipeline:
     FAMILIES[name] = Family(config, model, pipeline)
 
 
-def family_of(config: Any) -> str:
+def family_name(config: Any) -> str:
     """Name of the family that a config belongs to.
 
-    >>> family_of(TransformerConfig())
+    >>> family_name(TransformerConfig())
     'transformer'
     """
     for name, family in FAMILIES.items():
@@ -82,4 +82,4 @@ def family_of(config: Any) -> str:
 
 def make_model(config: Any) -> Any:
     """Create a model with random parameters from its config."""
-    return FAMILIES[family_of(config)].model(config)
+    return FAMILIES[family_name(config)].model(config)

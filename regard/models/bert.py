@@ -1,4 +1,4 @@
-"""Encoder-only models: BERT, RoBERTa, DistilBERT and ALBERT, from one config; with a head for each task."""
+"""Encoder-only models (BERT, RoBERTa, DistilBERT, ALBERT) with a head for each task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlacement
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation, activate
-from regard.layers.heads import QueryPool
+from regard.layers.heads import AttentionPooling
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Padded, Tokens
 from regard.models.config_checks import check_heads
@@ -25,7 +25,7 @@ Head = Literal["none", "mask", "classify", "answer"]
 
 @dataclass(frozen=True)
 class BertConfig:
-    """Sizes and choices of an encoder-only Transformer, and what its head is for."""
+    """Configuration of an encoder-only Transformer and its task head."""
 
     width: Count = 256
     heads: Count = 4
@@ -38,33 +38,33 @@ class BertConfig:
     activation: Activation = "gelu"
     positions: Literal["learned", "rotary", "sinusoidal", "none"] = "learned"
     position_offset: Natural = 0
-    """rows of the table of learned positions that are left unused (RoBERTa: 2)"""
+    """unused rows at the start of the learned position table (RoBERTa: 2)"""
     segments: Natural = 2
-    """vectors that tell the first text from the second; 0: none"""
+    """segment (token type) embeddings, which distinguish the first text from the second; 0: none"""
     embedding_width: Natural = 0
-    """embeddings narrower than the model, and a linear map between (ALBERT); 0: as wide"""
+    """width of factorized embeddings, projected to the model width (ALBERT); 0: the model width"""
     groups: Natural = 0
-    """layers share their weights in so many groups (ALBERT: 1); 0: each has its own"""
+    """number of groups of layers with shared weights (ALBERT: 1); 0: no sharing"""
     score: ScoreName = "scaled_dot"
     qk_norm: bool = False
     head: Head = "mask"
-    """what the output says: nothing more, the masked token, the text's label, where the answer stands"""
+    """output: features only (none), masked tokens (mask), a label per text (classify), answer start and end (answer)"""
     pooling: Literal["first", "query"] = "first"
-    """what a text's label is read from: its first token, or what a learned query finds by attention over all tokens"""
+    """input of the classifier: the first token (first), or attention pooling with a learned query (query)"""
     pooler: Literal["none", "tanh", "relu"] = "none"
-    """a layer over what was pooled, before the label; with the first token, classification needs one"""
+    """layer between pooling and classifier; required for classification from the first token"""
     labels: tuple[str, ...] = ()
-    """filled in from the data"""
+    """set from the data"""
     max_len: Count = 512
-    """the longest text in training, in tokens; positions without a table go beyond it"""
+    """maximum length of a training text in tokens; not a limit for positions that extrapolate"""
     vocab: Natural = 0
-    """filled in from the tokeniser"""
+    """set from the tokenizer"""
 
     def __post_init__(self) -> None:
         check_ranges(self, "model.")
 
     def check(self) -> None:
-        """Refuse values that do not fit each other."""
+        """Raise if values are inconsistent."""
         check_heads(self.width, self.heads, rotary=self.positions == "rotary")
         if self.groups and self.layers % self.groups:
             raise RegardError(
@@ -95,13 +95,13 @@ class BertConfig:
 
 
 def bert_tiny(**changes) -> BertConfig:
-    """3 layers of width 128 in a modern form (norms first, rotary positions): learns from little text."""
-    form: dict[str, Any] = dict(width=128, layers=3, feedforward=512, norm="pre", norm_eps=1e-5, positions="rotary")
-    return BertConfig(**(form | changes))
+    """3 layers of width 128 with pre-norm and rotary positions, for little training text."""
+    modern: dict[str, Any] = dict(width=128, layers=3, feedforward=512, norm="pre", norm_eps=1e-5, positions="rotary")
+    return BertConfig(**(modern | changes))
 
 
 def bert_small(**changes) -> BertConfig:
-    """6 layers of width 384, the shape of MiniLM."""
+    """6 layers of width 384 (the size of MiniLM)."""
     return BertConfig(**(dict(width=384, heads=12, layers=6, feedforward=1536) | changes))
 
 
@@ -151,13 +151,13 @@ class Bert(nn.Module):
             offset=config.position_offset,
             segments=config.segments,
             norm=norm(inner),
-            narrow=config.norm == "post",
+            low_precision=config.norm == "post",
         )
         self.widen = nn.Linear(inner, config.width) if config.embedding_width else nn.Identity()
         block, count = config.block(), config.groups or config.layers
         self.blocks = nn.ModuleList(EncoderBlock(block, config.score) for _ in range(count))  # type: ignore[assignment]
         self.norm = norm(config.width) if config.norm == "pre" else nn.Identity()
-        self.query_pool = QueryPool(block, config.score) if config.pooling == "query" else None
+        self.query_pool = AttentionPooling(block, config.score) if config.pooling == "query" else None
         self.pooler = nn.Linear(config.width, config.width) if config.pooler != "none" else None
         self.dropout = Dropout(config.dropout)
         outputs = {"none": 0, "mask": config.vocab, "classify": len(config.labels), "answer": 2}[config.head]
@@ -180,14 +180,14 @@ class Bert(nn.Module):
             x = self.blocks[i * len(self.blocks) // self.config.layers](x, tokens.offsets, tokens.positions)
         return self.norm(x)
 
-    def pooled(self, encoded: Float[Tensor, "N E"], tokens: Tokens) -> Float[Tensor, "B E"]:
-        """One vector per text, from its first token or by the learned query, through the pooler."""
+    def pool(self, encoded: Float[Tensor, "N E"], tokens: Tokens) -> Float[Tensor, "B E"]:
+        """One vector per text, from its first token or by attention pooling, through the pooler."""
         if self.query_pool is not None:
             x = self.query_pool(encoded, tokens.offsets)
         elif isinstance(tokens, Padded):
             x = encoded[:, 0]
         else:
-            # An empty text, which only fills up a batch, has no first token: it gets any row, whose output is unused.
+            # Empty texts (batch padding) have no first token; the row selected for them is unused.
             x = encoded[tokens.offsets.starts[:-1].long().clamp(max=len(encoded) - 1)]
         return x if self.pooler is None else activate(self.config.pooler, self.pooler(x))
 
@@ -196,9 +196,9 @@ class Bert(nn.Module):
         x = self.encode(tokens, segments)
         if self.mask_head is not None:
             return self.mask_head(x)
-        return self.dropout(self.pooled(x, tokens)) if self.config.head == "classify" else x
+        return self.dropout(self.pool(x, tokens)) if self.config.head == "classify" else x
 
     def forward(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows V"]:
-        """By the head: logits of the token at each position, of the label of each text, or of answer start and end."""
+        """Logits by head: of the token at each position, of the label of each text, or of answer start and end."""
         x = self.features(tokens, segments)
         return x if self.output is None else self.output(x)

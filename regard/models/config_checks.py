@@ -1,10 +1,10 @@
-"""The rules that tie the width of a model to its heads."""
+"""Checks of config values that depend on each other."""
 
 from regard.errors import RegardError
 
 
 def check_heads(width: int, heads: int, kv_heads: int = 0, head_width: int = 0, *, rotary: bool = False) -> None:
-    """Refuse numbers of heads that do not fit the width; of `kv_heads` and `head_width` 0 means the usual.
+    """Raise if the numbers of heads do not fit the width. 0 for `kv_heads` or `head_width` means the default.
 
     >>> check_heads(10, 4)
     Traceback (most recent call last):

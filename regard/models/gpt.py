@@ -1,4 +1,4 @@
-"""Decoder-only language models: GPT-2's form and Llama's, from one config."""
+"""Decoder-only language models (GPT-2, Llama)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from regard.attention.scores import ScoreName
 from regard.layers.blocks import BlockConfig, EncoderBlock
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
-from regard.layers.kv_cache import GrowingCache
+from regard.layers.kv_cache import KVCache
 from regard.layers.multihead import BiasPlacement
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Packed, Tokens
@@ -21,7 +21,7 @@ from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ra
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes and choices of a decoder-only Transformer; norms come before each sublayer."""
+    """Configuration of a decoder-only, pre-norm Transformer."""
 
     width: Count = 256
     heads: Count = 4
@@ -33,31 +33,31 @@ class GPTConfig:
     activation: Activation = "relu2"
     positions: Literal["rotary", "learned", "sinusoidal", "none"] = "rotary"
     rotary_base: Annotated[float, Range(low=1)] = 10000.0
-    """rotary positions: how much slower each pair of channels turns than the one before"""
+    """rotary positions: base of the rotation rates base^(-2i/D)"""
     rotary_factor: Annotated[float, Range(low=1)] = 1.0
-    """rotary positions: all pairs turn so many times slower, so that longer texts look like shorter ones"""
+    """rotary positions: divisor of all rotation rates (position interpolation), for texts longer than in training"""
     rotary_context: Natural = 0
-    """rotary positions: only pairs that turn little over a text of this length are slowed (Llama 3); 0: all"""
+    """rotary positions: original training length; the divisor applies to low frequencies only (Llama 3); 0: to all"""
     score: ScoreName = "scaled_dot"
     kv_heads: Natural = 0
-    """fewer heads of keys and values than of queries; 0: as many"""
+    """number of key/value heads (grouped-query attention); 0: as many as query heads"""
     head_width: Natural = 0
     """0: width / heads"""
     qk_norm: bool = True
     bias: BiasPlacement = "none"
-    """linear maps with a bias: all, those of attention, q k v of these, all but q k v, those of feed-forward, none"""
+    """linear layers with a bias: all, attention, qkv (query, key, value), not_qkv (all others), feedforward, none"""
     tied: bool = True
-    """the output layer is the embedding"""
+    """the output layer shares the weights of the embedding"""
     max_len: Count = 256
-    """the longest text in training, in tokens; positions without a table go beyond it"""
+    """maximum length of a training text in tokens; not a limit for positions that extrapolate"""
     vocab: Natural = 0
-    """filled in from the tokeniser"""
+    """set from the tokenizer"""
 
     def __post_init__(self) -> None:
         check_ranges(self, "model.")
 
     def check(self) -> None:
-        """Refuse values that do not fit each other."""
+        """Raise if values are inconsistent."""
         check_heads(self.width, self.heads, self.kv_heads, self.head_width, rotary=self.positions == "rotary")
 
     def block(self) -> BlockConfig:
@@ -81,12 +81,12 @@ class GPTConfig:
 
 
 def gpt_small(**changes) -> GPTConfig:
-    """6 layers of width 384: nanoGPT's size for a million characters."""
+    """6 layers of width 384 (nanoGPT's size for a corpus of a million characters)."""
     return GPTConfig(**(dict(width=384, heads=6, layers=6, feedforward=1536, dropout=0.2) | changes))
 
 
 def gpt2(**changes) -> GPTConfig:
-    """12 layers of width 768, as GPT-2 was published in 2019 (124 M parameters with its vocabulary)."""
+    """GPT-2 as published in 2019: 12 layers of width 768 (124 M parameters with its vocabulary)."""
     published: dict[str, Any] = dict(
         **dict(width=768, heads=12, layers=12, feedforward=3072, norm_kind="layer", norm_eps=1e-5, qk_norm=False),
         **dict(activation="gelu_tanh", positions="learned", bias="all", max_len=1024),
@@ -98,7 +98,7 @@ def gpt2(**changes) -> GPTConfig:
 class GPTState:
     """Decoding state between steps: rows are (B, K) hypotheses."""
 
-    caches: list[GrowingCache]
+    caches: list[KVCache]
     positions: Int[Tensor, "B K"]
     prompt_logits: Float[Tensor, "B K V"] | None
     """logits of the token after the prompt, until the first step returns them"""
@@ -130,9 +130,9 @@ class GPT(nn.Module):
             if ".score." in name:
                 continue
             if parameter.dim() == 2:
-                # The residual stream sums 2 L updates: each starts smaller by the root of that (Radford et al. 2019).
-                is_last = name.endswith(("attention.out.weight", "feedforward.outer.weight"))
-                nn.init.normal_(parameter, std=0.02 * (2 * config.layers) ** -0.5 if is_last else 0.02)
+                # The residual stream sums 2 L updates: their initial scale is divided by √(2 L) (Radford et al. 2019).
+                is_residual = name.endswith(("attention.out.weight", "feedforward.outer.weight"))
+                nn.init.normal_(parameter, std=0.02 * (2 * config.layers) ** -0.5 if is_residual else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
         if config.tied:
@@ -142,7 +142,7 @@ class GPT(nn.Module):
         """The input of the output layer, one row per token. Training computes its loss from it."""
         return self._features(tokens, None)
 
-    def _features(self, tokens: Tokens, caches: list[GrowingCache] | None) -> Float[Tensor, "N E"]:
+    def _features(self, tokens: Tokens, caches: list[KVCache] | None) -> Float[Tensor, "N E"]:
         x = self.embedding(tokens.ids, tokens.positions, tokens.max_len)
         for i, block in enumerate(self.blocks):
             x = block(x, tokens.offsets, tokens.positions, cache=caches[i] if caches is not None else None)
@@ -153,8 +153,8 @@ class GPT(nn.Module):
         return self.output(self.features(tokens))
 
     def start(self, source: Packed) -> GPTState:
-        """Read the prompts in one call; none may be empty."""
-        caches = [GrowingCache() for _ in self.blocks]
+        """Process the prompts in one call; none may be empty."""
+        caches = [KVCache() for _ in self.blocks]
         last = source.offsets.starts[1:].long() - 1
         prompt_logits = self.output(self._features(source, caches)[last])[:, None]
         return GPTState(caches, source.offsets.lengths.long()[:, None], prompt_logits)

@@ -1,4 +1,4 @@
-"""Number of parameters of a model, from its config alone: no weights are made, whatever the sizes."""
+"""Parameter count of a model, from its config alone: no weights are allocated."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -6,21 +6,21 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.errors import RegardError
-from regard.models import FAMILIES, BertConfig, ModelConfig, TransformerConfig, ViTConfig, family_of
+from regard.models import FAMILIES, BertConfig, ModelConfig, TransformerConfig, ViTConfig, family_name
 
 
 class ParameterCount(NamedTuple):
-    """Parameters of a model: how many tensors, and how many numbers in all of them."""
+    """Parameters of a model: the number of tensors, and the number of elements in all of them."""
 
     tensors: int
-    numbers: int
+    elements: int
 
 
-def stack_heights(config: ModelConfig) -> dict[str, int]:
-    """The layers of each stack that a model of this config has, by the name of the field.
+def layer_counts(config: ModelConfig) -> dict[str, int]:
+    """The number of layers of each stack of a model, by the name of the config field.
 
     >>> from regard.models import ViTConfig
-    >>> stack_heights(ViTConfig())
+    >>> layer_counts(ViTConfig())
     {'layers': 12}
     """
     names = ["groups" if getattr(config, "groups", 0) else "layers"]  # ALBERT: each group is one layer
@@ -35,36 +35,36 @@ def stack_heights(config: ModelConfig) -> dict[str, int]:
 def count_parameters(config: ModelConfig) -> ParameterCount:
     """Count the parameters of a model of this config, tied ones once.
 
-    A stack of any height costs no more than a low one: models with two and three layers are built without memory
-    (on torch's meta device), and every further layer adds what the third did.
+    The cost does not depend on the number of layers: models with two and three layers are built without memory (on
+    torch's meta device), and every further layer adds as much as the third.
 
     >>> from regard.models import GPTConfig
-    >>> count_parameters(GPTConfig(width=8, heads=2, feedforward=8, layers=10_000, vocab=5)).numbers
+    >>> count_parameters(GPTConfig(width=8, heads=2, feedforward=8, layers=10_000, vocab=5)).elements
     4080048
     """
     if isinstance(config, BertConfig) and config.groups:
         config = dataclasses.replace(config, layers=config.groups, groups=0)
-    heights = stack_heights(config)
+    layers = layer_counts(config)
     plain: Any = config
-    low = dataclasses.replace(plain, **{name: min(height, 2) for name, height in heights.items()})
-    least = _count(low)
-    tensors, numbers = least
-    for name, height in heights.items():
-        if height > 2:
-            higher = _count(dataclasses.replace(low, **{name: 3}))
-            tensors += (higher.tensors - least.tensors) * (height - 2)
-            numbers += (higher.numbers - least.numbers) * (height - 2)
-    return ParameterCount(tensors, numbers)
+    small = dataclasses.replace(plain, **{name: min(count, 2) for name, count in layers.items()})
+    base = _count(small)
+    tensors, elements = base
+    for name, count in layers.items():
+        if count > 2:
+            larger = _count(dataclasses.replace(small, **{name: 3}))
+            tensors += (larger.tensors - base.tensors) * (count - 2)
+            elements += (larger.elements - base.elements) * (count - 2)
+    return ParameterCount(tensors, elements)
 
 
 def _count(config: Any) -> ParameterCount:
     try:
         with torch.device("meta"):
-            parameters = list(FAMILIES[family_of(config)].model(config).parameters())
+            parameters = list(FAMILIES[family_name(config)].model(config).parameters())
     except (RuntimeError, OverflowError, MemoryError, TypeError) as error:
         # A tensor whose size in bytes does not fit into 64 bits.
         raise RegardError(
             f"A model of these sizes is too large to be built ({str(error).splitlines()[0]}).",
-            "Choose smaller sizes.",
+            "Choose a smaller width, vocabulary or number of layers.",
         ) from None
-    return ParameterCount(len(parameters), sum(one.numel() for one in parameters))
+    return ParameterCount(len(parameters), sum(parameter.numel() for parameter in parameters))

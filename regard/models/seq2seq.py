@@ -1,4 +1,4 @@
-"""The recurrent encoder-decoder: with Luong's attention, with Bahdanau's, or with none."""
+"""Recurrent encoder-decoder with Luong attention, Bahdanau attention, or no attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from regard.attention.scores import ScoreName
 from regard.errors import RegardError
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
-from regard.layers.kv_cache import MemoryCache
+from regard.layers.kv_cache import CrossAttentionCache
 from regard.layers.packed import Tokens
 from regard.layers.recurrent import (
     GATES,
@@ -21,39 +21,39 @@ from regard.layers.recurrent import (
     CellKind,
     Recurrent,
     StateAttention,
-    Steps,
+    TimeMajorLayout,
     Unidirectional,
     scan,
 )
 from regard.ranges import Count, Layers, Natural, Rate, check_ranges
 
-AttentionPlace = Literal["luong", "bahdanau", "none"]
+AttentionVariant = Literal["luong", "bahdanau", "none"]
 
 
 @dataclass(frozen=True)
 class Seq2SeqConfig:
-    """Sizes and choices of a recurrent encoder-decoder."""
+    """Configuration of a recurrent encoder-decoder."""
 
     width: Count = 256
-    """of embeddings and states"""
+    """width of embeddings and states"""
     layers: Layers = 1
-    """of the encoder, and as many of the decoder"""
+    """number of layers of the encoder and of the decoder"""
     cell: CellKind = "gru"
-    """plain tanh (rnn), gru or lstm"""
+    """tanh (rnn), gru or lstm"""
     bidirectional: bool = True
-    """the encoder reads the source from both ends; false: from the first token to the last"""
-    attention: AttentionPlace = "luong"
-    """after the cell (luong), before it (bahdanau), or the last states alone (none)"""
+    """bidirectional encoder"""
+    attention: AttentionVariant = "luong"
+    """after the cell (luong), before it (bahdanau), or none: only the final encoder states reach the decoder"""
     score: ScoreName = "general"
     score_hidden: Natural = 0
-    """inner width of the score concat; 0: the model's"""
+    """hidden width of the score concat; 0: the model width"""
     dropout: Rate = 0.2
     tied: bool = True
-    """the output layer is the target embedding; the source embedding too, where the two sides share a tokeniser"""
+    """the output layer shares the target embedding; with a shared tokenizer, the source embedding too"""
     max_len: Count = 256
-    """the longest sequence in training, in tokens, on either side; positions without a table go beyond it"""
+    """maximum length of a training sequence in tokens, source or target"""
     source_vocab: Natural = 0
-    """filled in from the tokenisers"""
+    """set from the tokenizers"""
     target_vocab: Natural = 0
     shared_vocab: bool = False
 
@@ -62,11 +62,11 @@ class Seq2SeqConfig:
 
     @property
     def encoded_width(self) -> int:
-        """Width of the encoder's states: those of both directions side by side, or of one."""
+        """Width of the encoder output: the concatenated states of its directions."""
         return 2 * self.width if self.bidirectional else self.width
 
     def check(self) -> None:
-        """Refuse values that do not fit each other."""
+        """Raise if values are inconsistent."""
         if self.shared_vocab and self.source_vocab != self.target_vocab:
             raise RegardError(
                 f"A shared vocabulary has one size (got {self.source_vocab} and {self.target_vocab}).",
@@ -91,18 +91,17 @@ def seq2seq_base(**changes) -> Seq2SeqConfig:
 
 @dataclass
 class Seq2SeqState:
-    """What decoding carries from token to token: rows are (B, K) hypotheses."""
+    """Decoding state between steps: rows are (B, K) hypotheses."""
 
     cells: Float[Tensor, "B K L P E"]
-    # none without attention
-    memory: MemoryCache | None
+    memory: CrossAttentionCache | None
+    """None for a model without attention"""
 
 
 class Encoder(nn.Module):
-    """Reads the source, from both ends or from its beginning: a state per token, and the decoder's first states."""
+    """Recurrent encoder: a state per source token, and the initial states of the decoder."""
 
-    # A ModuleList, whose type says nothing of its items.
-    layers: Sequence[Bidirectional | Unidirectional]
+    layers: Sequence[Bidirectional | Unidirectional]  # a ModuleList
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
@@ -114,44 +113,42 @@ class Encoder(nn.Module):
         self.bridges = nn.ModuleList(nn.Linear(config.encoded_width, PARTS[config.cell] * width) for _ in widths)
 
     def forward(self, x: Float[Tensor, "M E"], source: Tokens) -> tuple[Float[Tensor, "M C"], Float[Tensor, "B L P E"]]:
-        """A row for each source token, and each sequence's first decoder state: tanh(W [forward; backward]) per layer,
-        or tanh(W forward) in one direction.
-        """
-        forward, backward = Steps.of(source.offsets), Steps.of(source.offsets, backward=True)
+        """Encoder output per source token; initial decoder states tanh(W h), from each layer's final state h."""
+        forward, backward = (TimeMajorLayout.from_offsets(source.offsets, backward) for backward in (False, True))
         states = []
-        for above, (layer, bridge) in enumerate(zip(self.layers, self.bridges)):
-            x = layer(self.dropout(x) if above else x, forward, backward)
-            first = torch.tanh(bridge(layer.final(x, source.offsets)))
-            states.append(first.unflatten(-1, (-1, self.width)))
+        for i, (layer, bridge) in enumerate(zip(self.layers, self.bridges)):
+            x = layer(self.dropout(x) if i else x, forward, backward)
+            initial = torch.tanh(bridge(layer.final_state(x, source.offsets)))
+            states.append(initial.unflatten(-1, (-1, self.width)))
         return x, torch.stack(states, dim=1)
 
 
 class Decoder(nn.Module):
-    """Target tokens in, attentional states out: s̃_t = tanh(W_o [c_t; s_t]), or tanh(W_o s_t) without attention.
+    """Recurrent decoder: attentional states s̃_t = tanh(W_o [c_t; s_t]), or tanh(W_o s_t) without attention.
 
-    After the cell (Luong et al. 2015) c_t is what s_t regards, and is not fed to the next step: all steps are one
-    attention. Before it (Bahdanau et al. 2015) c_t is what s_{t-1} regards, and is a part of the cell's input.
+    Luong et al. 2015: the context c_t is the attention output of s_t. It is not fed to the next step (no input
+    feeding), so that all steps are one attention call. Bahdanau et al. 2015: c_t is the attention output of s_{t-1},
+    and an input of the cell.
     """
 
-    # A ModuleList, which does not tell the type of what it holds.
-    layers: Sequence[Recurrent]
+    layers: Sequence[Recurrent]  # a ModuleList
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
-        width, self.place = config.width, config.attention
+        width, self.variant = config.width, config.attention
         layers = (Recurrent(config.cell, width, width) for _ in range(config.layers))
         self.layers = nn.ModuleList(layers)  # type: ignore[assignment]
         self.dropout = Dropout(config.dropout)
-        if self.place != "none":
-            # The encoder's states in the width of the decoder's, so that every score can compare them.
+        if self.variant != "none":
+            # Projects encoder states to the decoder width, as scores need keys and queries of one width.
             self.memory = nn.Linear(config.encoded_width, width)
-            # Batches of constant shapes state their longest sequence rounded up to a power of two.
-            places = max(16, 1 << (config.max_len - 1).bit_length())
-            self.attention = StateAttention(width, config.score, config.score_hidden, max_keys=places)
-        if self.place == "bahdanau":
-            # The context's share of W [y; c]: apart, so that y's share is computed for all steps at once.
+            # Batches of constant shape round their maximum length up to a power of two.
+            max_keys = max(16, 1 << (config.max_len - 1).bit_length())
+            self.attention = StateAttention(width, config.score, config.score_hidden, max_keys=max_keys)
+        if self.variant == "bahdanau":
+            # The context part of W [y; c]. Separate, so that the part of y is computed for all steps at once.
             self.context = nn.Linear(width, GATES[config.cell] * width, bias=False)
-        self.combine = nn.Linear(width if self.place == "none" else 2 * width, width)
+        self.combine = nn.Linear(width if self.variant == "none" else 2 * width, width)
 
     def forward(
         self,
@@ -161,70 +158,71 @@ class Decoder(nn.Module):
         encoded: Float[Tensor, "M C"],
         source: Tokens,
     ) -> Float[Tensor, "N E"]:
-        """All steps of packed targets."""
-        steps = Steps.of(target.offsets)
-        if self.place == "bahdanau":
-            memory = self.remember(encoded, source)
+        """All steps of packed targets (teacher forcing)."""
+        layout = TimeMajorLayout.from_offsets(target.offsets)
+        if self.variant == "bahdanau":
+            memory = self.make_cache(encoded, source)
             assert memory is not None
             lengths = () if memory.lengths is None else (memory.lengths,)
 
             def step(state: Tensor, inputs: Tensor, k: Tensor, *lengths: Tensor) -> tuple[Tensor, Tensor]:
-                memory = MemoryCache(k, k, *lengths)
-                pair, state = self._bahdanau(inputs, state, memory)
-                return state, pair[:, 0]
+                memory = CrossAttentionCache(k, k, *lengths)
+                features, state = self._bahdanau_step(inputs, state, memory)
+                return state, features[:, 0]
 
-            inputs = steps.spread(self.layers[0].inputs(y))[:, :, None]
-            return self._attentional(steps.collect(scan(self, step, cells[:, None], inputs, memory.k, *lengths)))
-        for above, layer in enumerate(self.layers):
-            y = layer(self.dropout(y) if above else y, steps, cells[:, above])
-        if self.place == "none":
-            return self._attentional(y)
+            inputs = layout.to_time_major(self.layers[0].inputs(y))[:, :, None]
+            outputs = scan(self, step, cells[:, None], inputs, memory.k, *lengths)
+            return self._combine(layout.from_time_major(outputs))
+        for i, layer in enumerate(self.layers):
+            y = layer(self.dropout(y) if i else y, layout, cells[:, i])
+        if self.variant == "none":
+            return self._combine(y)
         context = self.attention(y, self.memory(encoded), target.offsets, source.offsets)
-        return self._attentional(torch.cat((context, y), dim=-1))
+        return self._combine(torch.cat((context, y), dim=-1))
 
-    def remember(self, encoded: Float[Tensor, "M C"], source: Tokens) -> MemoryCache | None:
-        """What single steps look at."""
-        if self.place == "none":
+    def make_cache(self, encoded: Float[Tensor, "M C"], source: Tokens) -> CrossAttentionCache | None:
+        """Keys and values of the source for `step`."""
+        if self.variant == "none":
             return None
         memory = self.memory(encoded)[..., None, :]
-        return MemoryCache.of(memory, memory, source.offsets)
+        return CrossAttentionCache.from_sequences(memory, memory, source.offsets)
 
     def step(
-        self, y: Float[Tensor, "B K E"], cells: Float[Tensor, "B K L P E"], memory: MemoryCache | None
+        self, y: Float[Tensor, "B K E"], cells: Float[Tensor, "B K L P E"], memory: CrossAttentionCache | None
     ) -> tuple[Float[Tensor, "B K E"], Float[Tensor, "B K L P E"]]:
-        """One token for each hypothesis."""
+        """One token per hypothesis."""
         inputs = self.layers[0].inputs(y)
-        if self.place == "bahdanau":
-            pair, cells = self._bahdanau(inputs, cells, memory)
-            return self._attentional(pair), cells
+        if self.variant == "bahdanau":
+            features, cells = self._bahdanau_step(inputs, cells, memory)
+            return self._combine(features), cells
         cells = self._advance(inputs, cells)
         top = cells[..., -1, 0, :]
-        if self.place == "none":
-            return self._attentional(top), cells
-        return self._attentional(torch.cat((self.attention(top, memory), top), dim=-1)), cells
+        if self.variant == "none":
+            return self._combine(top), cells
+        return self._combine(torch.cat((self.attention(top, memory), top), dim=-1)), cells
 
-    def _bahdanau(
-        self, inputs: Float[Tensor, "B K G"], cells: Float[Tensor, "B K L P E"], memory: MemoryCache | None
+    def _bahdanau_step(
+        self, inputs: Float[Tensor, "B K G"], cells: Float[Tensor, "B K L P E"], memory: CrossAttentionCache | None
     ) -> tuple[Float[Tensor, "B K C"], Float[Tensor, "B K L P E"]]:
-        """Look with s_{t-1}, then step: [c_t; s_t] and the new cells."""
+        """Attend with s_{t-1}, then advance the cells: returns [c_t; s_t] and the new cells."""
         context = self.attention(cells[..., -1, 0, :], memory)
         cells = self._advance(inputs + self.context(context), cells)
         return torch.cat((context, cells[..., -1, 0, :]), dim=-1), cells
 
     def _advance(self, inputs: Float[Tensor, "B K G"], cells: Float[Tensor, "B K L P E"]) -> Float[Tensor, "B K L P E"]:
         states: list[Tensor] = []
-        for above, layer in enumerate(self.layers):
-            if above:
+        for i, layer in enumerate(self.layers):
+            if i:
                 inputs = layer.inputs(self.dropout(states[-1][..., 0, :]))
-            states.append(layer.step(inputs, cells[:, :, above]))
+            states.append(layer.step(inputs, cells[:, :, i]))
         return torch.stack(states, dim=2)
 
-    def _attentional(self, joined: Float[Tensor, "*n J"]) -> Float[Tensor, "*n E"]:
-        return self.dropout(torch.tanh(self.combine(joined)))
+    def _combine(self, x: Float[Tensor, "*n J"]) -> Float[Tensor, "*n E"]:
+        return self.dropout(torch.tanh(self.combine(x)))
 
 
 class Seq2Seq(nn.Module):
-    """Source tokens in, for each target token the next one's probabilities out.
+    """Recurrent encoder-decoder: logits of the next target token, given the source and the target so far.
 
     >>> from regard.layers.packed import pack
     >>> model = Seq2Seq(Seq2SeqConfig(width=16, source_vocab=9, target_vocab=11))
@@ -236,7 +234,7 @@ class Seq2Seq(nn.Module):
         super().__init__()
         config.check()
         self.config = config
-        # The recurrence knows the order: no code of positions.
+        # No positional encoding: the recurrence is sensitive to order.
         self.source_embedding = Embedding(config.source_vocab, config.width, positions="none", dropout=config.dropout)
         shared = self.source_embedding.tokens if config.shared_vocab and config.tied else None
         self.target_embedding = Embedding(
@@ -256,22 +254,22 @@ class Seq2Seq(nn.Module):
             nn.init.normal_(self.output.weight, std=config.width**-0.5)
 
     def encode(self, source: Tokens) -> tuple[Float[Tensor, "M C"], Float[Tensor, "B L P E"]]:
-        """The encoder's output, one row a source token, and the decoder's first states."""
+        """The output of the encoder, one row per source token, and the initial states of the decoder."""
         return self.encoder(self.source_embedding(source.ids, source.positions), source)
 
     def features(self, source: Tokens, target: Tokens) -> Float[Tensor, "N E"]:
-        """What the output layer sees: one row a target token. Training computes its loss from here."""
+        """The input of the output layer, one row per target token. Training computes its loss from it."""
         encoded, cells = self.encode(source)
         y = self.target_embedding(target.ids, target.positions)
         return self.decoder(y, target, cells, encoded, source)
 
     def forward(self, source: Tokens, target: Tokens) -> Float[Tensor, "N V"]:
-        """Logits for the token after each target token, the target being given (teacher forcing)."""
+        """Logits of the token after each target token (teacher forcing)."""
         return self.output(self.features(source, target))
 
     def start(self, source: Tokens) -> Seq2SeqState:
         encoded, cells = self.encode(source)
-        return Seq2SeqState(cells[:, None], self.decoder.remember(encoded, source))
+        return Seq2SeqState(cells[:, None], self.decoder.make_cache(encoded, source))
 
     def step(self, state: Seq2SeqState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], Seq2SeqState]:
         features, cells = self.decoder.step(

@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017), as published and in its modern form, from one config."""
+"""Encoder-decoder Transformer (Vaswani et al. 2017; BART, Marian, T5)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, NormPlacement
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
-from regard.layers.kv_cache import GrowingCache, MemoryCache
+from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Tokens
 from regard.layers.positions import PositionKind, RelativeBias
@@ -24,7 +24,7 @@ from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ra
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes and choices of an encoder-decoder Transformer."""
+    """Configuration of an encoder-decoder Transformer."""
 
     width: Count = 256
     heads: Count = 4
@@ -39,33 +39,36 @@ class TransformerConfig:
     activation: Activation = "relu"
     positions: PositionKind = "sinusoidal"
     position_offset: Natural = 0
-    """rows of the table of learned positions that are left unused (BART: 2)"""
+    """unused rows at the start of the learned position table (BART: 2)"""
     relative_buckets: Annotated[int, Range(low=4)] = 32
-    """of relative positions: numbers a head and direction, and from which distance on all are one (T5)"""
+    """relative positions (T5): number of buckets per head and direction"""
     relative_distance: Count = 128
+    """relative positions (T5): distance beyond which all share the last bucket"""
     encoder_score: ScoreName = "scaled_dot"
-    """how a query and a key become a number, in each of the three attentions"""
+    """attention score of the encoder's self-attention"""
     decoder_score: ScoreName = "scaled_dot"
+    """attention score of the decoder's masked self-attention"""
     cross_score: ScoreName = "scaled_dot"
+    """attention score of the cross-attention"""
     kv_heads: Natural = 0
-    """fewer heads of keys and values than of queries; 0: as many"""
+    """number of key/value heads (grouped-query attention); 0: as many as query heads"""
     head_width: Natural = 0
     """0: width / heads"""
     qk_norm: bool = False
     bias: bool = True
     embedding_scale: bool = True
-    """embeddings are multiplied by the root of the width"""
+    """multiply embeddings by √width"""
     embedding_norm: bool = False
-    """a norm after the sum of embedding and position (BART)"""
+    """norm after the sum of token and position embeddings (BART)"""
     output_scale: bool = False
-    """what the output layer sees is divided by the root of the width (T5 with tied embeddings)"""
+    """divide the input of the output layer by √width (T5 with tied embeddings)"""
     output_bias: bool = False
     tied: bool = True
-    """the output layer is the target embedding, which is the source's too where the two sides share a tokeniser"""
+    """the output layer shares the target embedding; with a shared tokenizer, source and target share one embedding"""
     max_len: Count = 256
-    """the longest sequence in training, in tokens, on either side; positions without a table go beyond it"""
+    """maximum length of a training sequence in tokens, source or target; not a limit for positions that extrapolate"""
     source_vocab: Natural = 0
-    """filled in from the tokenisers"""
+    """set from the tokenizers"""
     target_vocab: Natural = 0
     shared_vocab: bool = False
 
@@ -73,13 +76,13 @@ class TransformerConfig:
         check_ranges(self, "model.")
 
     def check(self) -> None:
-        """Refuse values that do not fit each other."""
+        """Raise if values are inconsistent."""
         check_heads(self.width, self.heads, self.kv_heads, self.head_width, rotary=self.positions == "rotary")
         if self.positions == "relative" and self.relative_distance <= self.relative_buckets // 2:
             raise RegardError(
                 f"model.relative_distance is {self.relative_distance}; it must be above half of "
                 f"model.relative_buckets ({self.relative_buckets}).",
-                "Distances up to half of the buckets have a bucket each.",
+                "Increase model.relative_distance, or reduce model.relative_buckets.",
             )
         if self.shared_vocab and self.source_vocab != self.target_vocab:
             raise RegardError(
@@ -107,7 +110,7 @@ class TransformerConfig:
 
 
 def transformer_tiny(**changes) -> TransformerConfig:
-    """4+4 layers of width 128: the shape that does well on 30,000 sentences (Wu et al. 2021)."""
+    """4+4 layers of width 128, for data sets of about 30,000 sentence pairs (Wu et al. 2021)."""
     return TransformerConfig(
         **(dict(width=128, heads=4, feedforward=256, encoder_layers=4, decoder_layers=4, dropout=0.3) | changes)
     )
@@ -127,7 +130,7 @@ def transformer_base(**changes) -> TransformerConfig:
 
 
 def t5_small(**changes) -> TransformerConfig:
-    """8+8 layers of width 512 in the style of T5 1.1: relative positions, scores unscaled, RMS norms, gated gelu."""
+    """8+8 layers of width 512 in the style of T5 1.1: relative positions, unscaled dot scores, RMSNorm, GEGLU."""
     style: dict[str, Any] = dict(
         **dict(width=512, heads=6, head_width=64, feedforward=1024, encoder_layers=8, decoder_layers=8),
         **dict(norm_kind="rms", norm_eps=1e-6, activation="geglu", positions="relative", bias=False),
@@ -142,8 +145,8 @@ class TransformerState:
 
     beams: int
     position: int
-    own: list[GrowingCache]
-    memory: list[MemoryCache]
+    self_caches: list[KVCache]
+    cross_caches: list[CrossAttentionCache]
 
 
 class Transformer(nn.Module):
@@ -155,9 +158,8 @@ class Transformer(nn.Module):
     torch.Size([2, 11])
     """
 
-    # ModuleLists at run time; annotated with the type of their items.
-    encoder: Sequence[EncoderBlock]
-    decoder: Sequence[DecoderBlock]
+    encoder: Sequence[EncoderBlock]  # a ModuleList
+    decoder: Sequence[DecoderBlock]  # a ModuleList
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -172,7 +174,7 @@ class Transformer(nn.Module):
             dropout=config.dropout,
             scaled=config.embedding_scale,
             offset=config.position_offset,
-            narrow=config.norm == "post",
+            low_precision=config.norm == "post",
         )
         self.source_embedding = embedding(config.source_vocab, norm=norm() if config.embedding_norm else None)
         shared = self.source_embedding.tokens if config.shared_vocab else None
@@ -182,8 +184,8 @@ class Transformer(nn.Module):
         relative = partial(
             RelativeBias, config.heads, buckets=config.relative_buckets, distance=config.relative_distance
         )
-        self.encoder_bias = relative(both=True) if config.positions == "relative" else None
-        self.decoder_bias = relative(both=False) if config.positions == "relative" else None
+        self.encoder_bias = relative(bidirectional=True) if config.positions == "relative" else None
+        self.decoder_bias = relative(bidirectional=False) if config.positions == "relative" else None
         block = config.block()
         encoder = (EncoderBlock(block, config.encoder_score) for _ in range(config.encoder_layers))
         decoder = (DecoderBlock(block, config.decoder_score, config.cross_score) for _ in range(config.decoder_layers))
@@ -228,26 +230,32 @@ class Transformer(nn.Module):
 
     def start(self, source: Tokens) -> TransformerState:
         memory = self.encode(source)
-        caches = [MemoryCache.of(*block.cross.keys_values(memory, None), source.offsets) for block in self.decoder]
-        return TransformerState(beams=1, position=0, own=[GrowingCache() for _ in self.decoder], memory=caches)
+        self_caches = [KVCache() for _ in self.decoder]
+        cross_caches = [
+            CrossAttentionCache.from_sequences(*block.cross.keys_values(memory, None), source.offsets)
+            for block in self.decoder
+        ]
+        return TransformerState(beams=1, position=0, self_caches=self_caches, cross_caches=cross_caches)
 
     def step(
         self, state: TransformerState, last: Int[Tensor, "B K"]
     ) -> tuple[Float[Tensor, "B K V"], TransformerState]:
         positions = torch.full_like(last, state.position)
         x = self.target_embedding(last, positions, state.position + 1)
-        for block, own, memory in zip(self.decoder, state.own, state.memory):
-            x = block.step(x, own, memory, positions, self.decoder_bias)
+        for block, cache, memory in zip(self.decoder, state.self_caches, state.cross_caches):
+            x = block.step(x, cache, memory, positions, self.decoder_bias)
         state.position += 1
         return self.output(self._final_norm(x)), state
 
     def reorder(self, state: TransformerState, indices: Int[Tensor, "B2 K2"]) -> TransformerState:
         sentences = indices[:, 0] // state.beams
-        same_count = len(sentences) == len(state.memory[0].k)
-        unmoved = same_count and bool((sentences == torch.arange(len(sentences), device=sentences.device)).all())
+        same_count = len(sentences) == len(state.cross_caches[0].k)
+        is_identity = same_count and bool((sentences == torch.arange(len(sentences), device=sentences.device)).all())
         return TransformerState(
             beams=indices.shape[1],
             position=state.position,
-            own=[cache.reorder(indices.flatten()) for cache in state.own],
-            memory=state.memory if unmoved else [cache.reorder(sentences) for cache in state.memory],
+            self_caches=[cache.reorder(indices.flatten()) for cache in state.self_caches],
+            cross_caches=(
+                state.cross_caches if is_identity else [cache.reorder(sentences) for cache in state.cross_caches]
+            ),
         )

@@ -1,4 +1,4 @@
-"""Vision Transformers: an image as a sequence of patches, and the encoder of texts over it."""
+"""Vision Transformers (ViT, DeiT): a Transformer encoder over image patches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,21 +15,41 @@ from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlacement, first_tokens
 from regard.layers.embeddings import GridPositionKind, ImageEmbedding, Images
 from regard.layers.feedforward import Activation
-from regard.layers.heads import ClassQueries, Painter, QueryPool
+from regard.layers.heads import AttentionPooling, PatchDecoder, SegmentationDecoder
 from regard.layers.norms import NormKind
-from regard.layers.patches import Grid, PackedImages, PatchKind, cut, grid_of, rows_of, take_away, widened
+from regard.layers.patches import (
+    Grid,
+    PackedImages,
+    PatchKind,
+    compute_grid,
+    extend_offsets,
+    gather_rows,
+    remove_prefix,
+    split_patches,
+)
 from regard.models.config_checks import check_heads
-from regard.ranges import Count, Epsilon, Layers, Natural, NonNegative, OptionalSide, Positive, Rate, Side, check_ranges
+from regard.ranges import (
+    Count,
+    Epsilon,
+    ImageSide,
+    Layers,
+    Natural,
+    NonNegative,
+    OptionalImageSide,
+    Positive,
+    Rate,
+    check_ranges,
+)
 
-MOST_PATCHES = 2**20
+MAX_PATCHES = 2**20
 VisionHead = Literal["none", "classify", "segment", "pixels"]
-DECODER_HEAD = 32
-"""how wide the heads of the blocks are that paint hidden patches"""
+DECODER_HEAD_WIDTH = 32
+"""head width of the decoder of masked patches"""
 
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """Sizes and choices of a Vision Transformer, and what its head is for."""
+    """Configuration of a Vision Transformer and its task head."""
 
     width: Count = 192
     heads: Count = 3
@@ -37,58 +57,59 @@ class ViTConfig:
     feedforward: Count = 768
     dropout: Rate = 0.0
     drop_path: Rate = 0.0
-    """how often a block's sublayers are left out for an image: 0 in the first block, growing to this in the last"""
+    """stochastic depth rate of the last block; grows linearly from 0 in the first"""
     layer_scale: NonNegative = 0.0
-    """what each channel of a sublayer's output is multiplied by before training, which learns it; 0: no such factor"""
+    """initial value of LayerScale, a learned factor per channel of a sublayer's output; 0: no LayerScale"""
     norm: NormPlacement = "pre"
     norm_kind: NormKind = "layer"
     norm_eps: Epsilon = 1e-6
     activation: Activation = "gelu"
     score: ScoreName = "scaled_dot"
     qk_norm: bool = False
-    """normalise queries and keys, as norm_kind says"""
+    """normalize queries and keys with norm_kind"""
     qkv_bias: bool = True
-    """the maps to queries, keys and values have a bias"""
+    """bias in the projections to queries, keys and values"""
     channels: Count = 3
-    """1: grey, 3: red, green, blue"""
-    image_height: Side = 224
-    """in pixels; other sizes work too, and learned positions are then interpolated"""
-    image_width: Side = 224
-    longest_side: OptionalSide = 0
-    """images keep their own size and proportions, no side longer than this; 0: they are brought to the size above"""
-    patch: Side = 16
+    """1: grayscale, 3: RGB"""
+    image_height: ImageSide = 224
+    """in pixels; images of other sizes work too, with interpolated learned positions"""
+    image_width: ImageSide = 224
+    longest_side: OptionalImageSide = 0
+    """maximum side of images that keep their aspect ratio; 0: images are resized to image_height × image_width"""
+    patch: ImageSide = 16
     """side of a patch in pixels"""
     patches: PatchKind = "linear"
-    """pixels to tokens: linear and convolution give the same numbers, stem is a few small convolutions"""
+    """patch embedding: linear or convolution (equal results), or a convolutional stem"""
     positions: GridPositionKind = "learned"
-    """where a patch was, row and column"""
+    """positional encoding of row and column"""
     prefix_positions: bool = True
-    """learned positions also have a row for each token before the patches (timm's no_embed_class: false)"""
+    """learned positions also for class, distillation and register tokens (timm's no_embed_class: false)"""
     registers: Natural = 0
-    """tokens before the patches that stand for nothing and are read by nobody but the encoder"""
+    """number of register tokens (Darcet et al. 2024)"""
     pooling: Literal["class", "mean", "query"] = "class"
-    """the whole image: a token of its own, the patches' mean, or what a learned question finds in them"""
+    """image features: the class token, the mean of the patches, or attention pooling with a learned query"""
     pooled_norm: bool = False
-    """the last norm comes after pooling, not before (timm's fc_norm)"""
+    """final norm after pooling instead of before (timm's fc_norm)"""
     pooled_map: bool = False
-    """what was pooled goes through a linear map and tanh before anybody sees it (the pooler of transformers)"""
+    """linear layer and tanh after pooling (the pooler of transformers)"""
     distilled: bool = False
-    """a second class token with an output layer of its own, for a teacher's labels; the outputs' mean counts (DeiT)"""
+    """distillation token with a separate output layer; the logits are the mean of both (DeiT)"""
     head: VisionHead = "classify"
-    """what the output says: nothing more, the image's label, each pixel's label, the pixels of hidden patches (MAE)"""
+    """output: features (none), a label per image (classify) or pixel (segment), pixels of masked patches (pixels)"""
     segmenter: Literal["linear", "queries"] = "linear"
-    """labels of pixels: a linear map of each patch, or a query for each label that regards the patches"""
+    """segmentation head: a linear layer per patch, or a learned query per label (Segmenter)"""
     segmenter_layers: Layers = 2
-    """blocks in which the queries and the patches regard each other"""
+    """number of blocks of the segmentation head with queries"""
     decoder_width: Count = 96
-    """of the blocks that paint hidden patches"""
+    """width of the decoder of masked patches"""
     decoder_layers: Layers = 2
+    """number of blocks of the decoder of masked patches"""
     labels: tuple[str, ...] = ()
-    """filled in from the data"""
+    """set from the data"""
     mean: tuple[float, ...] = (0.5,)
-    """subtracted from pixels, which lie between 0 and 1: a number, or one for each channel"""
+    """mean of pixels (between 0 and 1), subtracted: one value, or one per channel"""
     std: tuple[Positive, ...] = (0.5,)
-    """what pixels are divided by then"""
+    """standard deviation of pixels, divided by: one value, or one per channel"""
 
     def __post_init__(self) -> None:
         check_ranges(self, "model.")
@@ -96,16 +117,16 @@ class ViTConfig:
     @property
     def grid(self) -> Grid:
         """Rows and columns of patches."""
-        return grid_of((self.image_height, self.image_width), self.patch)
+        return compute_grid((self.image_height, self.image_width), self.patch)
 
     @property
     def prefix(self) -> int:
-        """The number of tokens before the patches: class, distillation, registers."""
+        """Number of tokens before the patches: class, distillation, registers."""
         return (self.pooling == "class") + self.distilled + self.registers
 
     @property
     def max_len(self) -> int:
-        """The tokens of an image of the given size."""
+        """Number of tokens of an image of the default size."""
         rows, columns = self.grid
         return self.prefix + rows * columns
 
@@ -127,13 +148,13 @@ class ViTConfig:
         )
 
     def check(self) -> None:
-        """Refuse values that do not fit each other."""
+        """Raise if values are inconsistent."""
         check_heads(self.width, self.heads)
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, self.channels):
                 raise RegardError(
                     f"model.{name} has {len(values)} values for images of {self.channels} channels.",
-                    "Give one number, or one for each channel.",
+                    "Pass one value, or one per channel.",
                 )
         if self.positions == "sinusoidal" and self.width % 4:
             raise RegardError(
@@ -148,29 +169,31 @@ class ViTConfig:
             )
         if self.patches == "stem" and self.patch & (self.patch - 1):
             raise RegardError(
-                f"model.patch is {self.patch}; a stem of convolutions halves the sides and needs a power of 2.",
+                f"model.patch is {self.patch}; a convolutional stem needs a power of 2.",
                 "Change model.patch, or set model.patches to linear.",
             )
         rows, columns = self.grid
-        if rows * columns > MOST_PATCHES:
+        if rows * columns > MAX_PATCHES:
             raise RegardError(
                 f"An image of {self.image_height}×{self.image_width} pixels has {rows * columns:,} patches of "
-                f"{self.patch}×{self.patch}; at most {MOST_PATCHES:,} are supported.",
+                f"{self.patch}×{self.patch}; at most {MAX_PATCHES:,} are supported.",
                 "Use smaller images, or a larger model.patch.",
             )
         if self.distilled and self.pooling != "class":
-            raise RegardError("A distilled model reads its label off class tokens.", "Let model.pooling be class.")
-        if self.head == "segment" and not self.labels:
-            raise RegardError("A model that segments needs labels.", "Name them in labels.")
-        if self.head == "pixels" and self.decoder_width % DECODER_HEAD:
             raise RegardError(
-                f"model.decoder_width is {self.decoder_width}, but a head is {DECODER_HEAD} wide there.",
-                f"Let it be a multiple of {DECODER_HEAD}.",
+                f"model.pooling is {self.pooling}; a distilled model needs class.", "Set model.pooling to class."
+            )
+        if self.head == "segment" and not self.labels:
+            raise RegardError("model.labels is empty; segmentation needs labels.", "Pass the labels.")
+        if self.head == "pixels" and self.decoder_width % DECODER_HEAD_WIDTH:
+            raise RegardError(
+                f"model.decoder_width is {self.decoder_width}; it must be a multiple of {DECODER_HEAD_WIDTH}.",
+                "Change model.decoder_width.",
             )
 
 
 def vit_pico(**changes) -> ViTConfig:
-    """6 layers of width 128 over 8×8 patches of 4: for pictures of 32×32 pixels."""
+    """6 layers of width 128, patches of 4, for images of 32×32 pixels."""
     sizes: dict[str, Any] = dict(width=128, heads=4, layers=6, feedforward=512, patch=4, pooling="mean")
     return ViTConfig(**(sizes | dict(image_height=32, image_width=32) | changes))
 
@@ -190,12 +213,14 @@ def vit_base(**changes) -> ViTConfig:
     return ViTConfig(**(dict(width=768, heads=12, feedforward=3072) | changes))
 
 
-class Painted(NamedTuple):
-    """Masked patches (MAE): the prediction, the target (mean 0 and variance 1 per patch), and their indices."""
+class Reconstruction(NamedTuple):
+    """Reconstructed masked patches (MAE)."""
 
-    painted: Float[Tensor, "B M P"]
-    wanted: Float[Tensor, "B M P"]
-    hidden: Int[Tensor, "B M"]
+    predicted: Float[Tensor, "B M P"]
+    target: Float[Tensor, "B M P"]
+    """pixels, normalized to mean 0 and variance 1 per patch"""
+    masked: Int[Tensor, "B M"]
+    """indices of the masked patches"""
 
 
 class ViT(nn.Module):
@@ -241,18 +266,18 @@ class ViT(nn.Module):
             elif name.startswith(("output.", "distilled.")):
                 nn.init.normal_(parameter, std=0.02)
             elif name.endswith(".weight") and parameter.dim() in (2, 4) and ".learned." not in name:
-                nn.init.xavier_uniform_(parameter.flatten(1))  # a convolution as the linear map that it is
+                nn.init.xavier_uniform_(parameter.flatten(1))  # a convolution as the equivalent linear layer
 
     def _make_head(self, config: ViTConfig, block: BlockConfig) -> None:
-        self.pooler: QueryPool | None = None
-        self.segmenter: ClassQueries | None = None
-        self.painter: Painter | None = None
+        self.pooler: AttentionPooling | None = None
+        self.segmenter: SegmentationDecoder | None = None
+        self.painter: PatchDecoder | None = None
         self.output: nn.Linear | None = None
         self.distilled: nn.Linear | None = None
         labels = len(config.labels)
         self.pooled_map: nn.Linear | None = None
         if config.head in ("none", "classify"):
-            self.pooler = QueryPool(block, config.score) if config.pooling == "query" else None
+            self.pooler = AttentionPooling(block, config.score) if config.pooling == "query" else None
             self.pooled_map = nn.Linear(config.width, config.width) if config.pooled_map else None
         if config.head == "classify" and labels:
             self.output = nn.Linear(config.width, labels)
@@ -260,11 +285,11 @@ class ViT(nn.Module):
         elif config.head == "segment" and config.segmenter == "linear":
             self.output = nn.Linear(config.width, labels)
         elif config.head == "segment":
-            self.segmenter = ClassQueries(labels, block, config.score, config.segmenter_layers)
+            self.segmenter = SegmentationDecoder(labels, block, config.score, config.segmenter_layers)
         elif config.head == "pixels":
             width = config.decoder_width
-            narrow = replace(block, width=width, heads=width // DECODER_HEAD, feedforward=4 * width)
-            self.painter = Painter(config.width, narrow, config.score, config.decoder_layers)
+            decoder_block = replace(block, width=width, heads=width // DECODER_HEAD_WIDTH, feedforward=4 * width)
+            self.painter = PatchDecoder(config.width, decoder_block, config.score, config.decoder_layers)
             self.output = nn.Linear(width, config.channels * config.patch**2)
 
     def tokens(self, images: Images) -> Float[Tensor, "*n E"]:
@@ -272,9 +297,9 @@ class ViT(nn.Module):
         return self.embedding(images).x
 
     def encode(self, images: Images) -> Float[Tensor, "*n E"]:
-        """The output of the encoder, one row per token. The first `config.prefix` tokens of an image are no patches.
+        """The output of the encoder, one row per token. The first `config.prefix` tokens of an image are not patches.
 
-        Where the last norm comes after pooling, this is the output of the last block.
+        With `pooled_norm` this is the output of the last block, before the final norm.
         """
         x, offsets, rotary = self.embedding(images)
         for block in self.blocks:
@@ -284,30 +309,30 @@ class ViT(nn.Module):
     def features(self, images: Images) -> Float[Tensor, "*n E"]:
         """The input of the output layer: one row per image (distilled: two), or for segmentation one row per patch."""
         if self.config.head == "segment":
-            return take_away(self.encode(images), self.config.prefix, _offsets(images))
+            return remove_prefix(self.encode(images), self.config.prefix, _offsets(images))
         if self.config.pooling != "class":
-            return self.pooled(self.encode(images), images)
+            return self.pool(self.encode(images), images)
         # Only the class tokens are needed, so the last block computes no others.
         x, offsets, rotary = self.embedding(images)
         *earlier, last = self.blocks
         for block in earlier:
             x = block(x, offsets, rotary=rotary)
         x = self.norm(last.forward_first(x, offsets, 1 + self.config.distilled, rotary))
-        return self._mapped(x if self.config.distilled else x[:, 0])
+        return self._apply_pooled_map(x if self.config.distilled else x[:, 0])
 
-    def pooled(self, encoded: Float[Tensor, "*n E"], images: Images) -> Float[Tensor, "B *two E"]:
-        """The `features` of whole images, from the output of `encode`."""
+    def pool(self, encoded: Float[Tensor, "*n E"], images: Images) -> Float[Tensor, "B *two E"]:
+        """The `features` of images (not of patches), from the output of `encode`."""
         config, offsets = self.config, _offsets(images)
         if config.pooling == "class":
-            wide = None if offsets is None else widened(offsets, config.prefix)
-            x = first_tokens(encoded, wide, 1 + config.distilled).reshape(-1, 1 + config.distilled, config.width)
+            extended = None if offsets is None else extend_offsets(offsets, config.prefix)
+            x = first_tokens(encoded, extended, 1 + config.distilled).reshape(-1, 1 + config.distilled, config.width)
             x = x if config.distilled else x[:, 0]
         else:
-            x = take_away(encoded, config.prefix, offsets)
+            x = remove_prefix(encoded, config.prefix, offsets)
             x = self.pooler(x, offsets) if self.pooler is not None else _mean(x, offsets)
-        return self._mapped(self.norm(x) if self.norm_is_last else x)
+        return self._apply_pooled_map(self.norm(x) if self.norm_is_last else x)
 
-    def _mapped(self, pooled: Float[Tensor, "B *two E"]) -> Float[Tensor, "B *two E"]:
+    def _apply_pooled_map(self, pooled: Float[Tensor, "B *two E"]) -> Float[Tensor, "B *two E"]:
         return pooled if self.pooled_map is None else self.pooled_map(pooled).tanh()
 
     def logits(self, features: Float[Tensor, "B *two E"]) -> Float[Tensor, "B V"]:
@@ -324,48 +349,51 @@ class ViT(nn.Module):
         """Logits of each pixel from the features of the patches, interpolated bilinearly between patch centers."""
         head = self.output if self.segmenter is None else partial(self.segmenter, offsets=_offsets(images))
         assert head is not None
-        labels = head(features)
+        logits = head(features)
         if not isinstance(images, PackedImages):
-            return self._widened(labels, grid_of(images.shape[-2:], self.config.patch))
-        parts = labels.split([rows * columns for rows, columns in images.grids])
-        return [self._widened(one[None], grid)[0] for one, grid in zip(parts, images.grids)]
+            return self._upsample(logits, compute_grid(images.shape[-2:], self.config.patch))
+        parts = logits.split([rows * columns for rows, columns in images.grids])
+        return [self._upsample(part[None], grid)[0] for part, grid in zip(parts, images.grids)]
 
     def forward(self, images: Images) -> Float[Tensor, "..."] | list[Float[Tensor, "V _ _"]]:
-        """By the head: logits per image (B, V), per pixel (B, V, H, W) or for packed images a list; or features."""
+        """By head: logits per image (B, V), logits per pixel (B, V, H, W; packed images: a list), or features."""
         features = self.features(images)
         return self.masks(features, images) if self.config.head == "segment" else self.logits(features)
 
-    def masked_loss(self, images: Float[Tensor, "B C H W"], share: float = 0.75) -> Float[Tensor, ""]:
-        """Mean squared error over the masked patches (MAE)."""
-        painted, wanted, _ = self.paint(images, share)
-        return (painted.float() - wanted).square().mean()
+    def masked_loss(self, images: Float[Tensor, "B C H W"], mask_ratio: float = 0.75) -> Float[Tensor, ""]:
+        """Mean squared error of the reconstructed patches (MAE)."""
+        predicted, target, _ = self.reconstruct(images, mask_ratio)
+        return (predicted.float() - target).square().mean()
 
-    def paint(self, images: Float[Tensor, "B C H W"], share: float = 0.75) -> Painted:
-        """Mask a random share of the patches of each image; predict them from the others, which alone are encoded."""
+    def reconstruct(self, images: Float[Tensor, "B C H W"], mask_ratio: float = 0.75) -> Reconstruction:
+        """Mask random patches of each image and predict them; only the visible patches are encoded."""
         if self.painter is None or self.output is None:
-            raise RegardError(f"A model with the head {self.config.head} does not paint.", "Let model.head be pixels.")
-        if isinstance(images, PackedImages):
-            raise RegardError("Patches are hidden in images of one size only.", "Resize the images.")
-        grid = grid_of(images.shape[-2:], self.config.patch)
-        count = grid[0] * grid[1]
-        seen = round(count * (1 - share))
-        if not 0 < seen < count:
             raise RegardError(
-                f"Of {count} patches {seen} would be shown.", "Hide a share between 0 and 1, and not of a single patch."
+                f"A model with the head {self.config.head} does not reconstruct patches.", "Set model.head to pixels."
+            )
+        if isinstance(images, PackedImages):
+            raise RegardError("Masked patches need images of one size (got packed images).", "Resize the images.")
+        grid = compute_grid(images.shape[-2:], self.config.patch)
+        count = grid[0] * grid[1]
+        visible_count = round(count * (1 - mask_ratio))
+        if not 0 < visible_count < count:
+            raise RegardError(
+                f"A mask ratio of {mask_ratio} leaves {visible_count} of {count} patches visible.",
+                "Choose a ratio that leaves some patches visible and masks some.",
             )
         order = torch.rand(len(images), count, device=images.device).argsort(dim=1)
-        shown, hidden = order[:, :seen], order[:, seen:]
-        pixels = self.embedding.normalised(images)
-        x, offsets, rotary = self.embedding.shown(pixels, shown)
+        visible, masked = order[:, :visible_count], order[:, visible_count:]
+        pixels = self.embedding.normalize(images)
+        x, offsets, rotary = self.embedding.embed_visible(pixels, visible)
         for block in self.blocks:
             x = block(x, offsets, rotary=rotary)
-        painted = self.output(self.painter(self.norm(x), shown, hidden, grid, self.config.prefix))
-        wanted = rows_of(cut(pixels, self.config.patch).float(), hidden)
-        return Painted(painted, nn.functional.layer_norm(wanted, wanted.shape[-1:], eps=1e-6), hidden)
+        predicted = self.output(self.painter(self.norm(x), visible, masked, grid, self.config.prefix))
+        target = gather_rows(split_patches(pixels, self.config.patch).float(), masked)
+        return Reconstruction(predicted, nn.functional.layer_norm(target, target.shape[-1:], eps=1e-6), masked)
 
-    def _widened(self, labels: Float[Tensor, "B T V"], grid: Grid) -> Float[Tensor, "B V H W"]:
+    def _upsample(self, logits: Float[Tensor, "B T V"], grid: Grid) -> Float[Tensor, "B V H W"]:
         size = [side * self.config.patch for side in grid]
-        return nn.functional.interpolate(labels.mT.unflatten(2, grid), size, mode="bilinear")
+        return nn.functional.interpolate(logits.mT.unflatten(2, grid), size, mode="bilinear")
 
 
 def _offsets(images: Images) -> Offsets | None:

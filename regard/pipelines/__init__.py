@@ -1,57 +1,57 @@
-"""Model folders: a model, with its tokenisers if it reads text, ready to use, on disk and in memory."""
+"""Pipelines: models with their tokenizers, ready to use, and the model folders that store them."""
 
 from regard.pipelines.image_model import ImageModel
 from regard.pipelines.model_folder import (
     FORMAT,
-    OPENED,
-    Bundle,
+    PIPELINES,
     Device,
-    bundle_of,
     check_kind,
-    fill_weights,
     find_device,
     load,
-    model_of,
+    load_weights,
+    make_pipeline,
+    model_from_weights,
     pipeline_kind,
     read_config,
     read_languages,
     read_tokenizers,
     save,
-    vocabularies,
+    vocab_sizes,
     write_config,
     write_tokenizers,
 )
-from regard.pipelines.scoring import Classified, PairScore
+from regard.pipelines.pipeline import Pipeline
+from regard.pipelines.scoring import Classification, SequenceScore
 from regard.pipelines.text_encoder import TextEncoder
-from regard.pipelines.text_generator import Continuation, LanguageModel, TextLoss
+from regard.pipelines.text_generator import Continuation, TextGenerator, TextLoss
 from regard.pipelines.translator import Translation, Translator
 
 __all__ = [
     "FORMAT",
-    "OPENED",
-    "Bundle",
-    "Classified",
+    "PIPELINES",
+    "Classification",
     "Continuation",
     "Device",
     "ImageModel",
-    "LanguageModel",
-    "PairScore",
+    "Pipeline",
+    "SequenceScore",
     "TextEncoder",
+    "TextGenerator",
     "TextLoss",
     "Translation",
     "Translator",
-    "bundle_of",
     "check_kind",
-    "fill_weights",
     "find_device",
     "load",
-    "model_of",
+    "load_weights",
+    "make_pipeline",
+    "model_from_weights",
     "pipeline_kind",
     "read_config",
     "read_languages",
     "read_tokenizers",
     "save",
-    "vocabularies",
+    "vocab_sizes",
     "write_config",
     "write_tokenizers",
 ]

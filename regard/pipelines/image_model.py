@@ -1,4 +1,4 @@
-"""A model of images, ready to use. It has no tokenisers: pixels are what it reads."""
+"""Image pipeline: classification and segmentation."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,29 +12,29 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from regard.data.batching.image_batches import as_numbers
-from regard.data.images.image_decoding import Fit, load, naming, pixels_of
+from regard.data.batching.image_batches import pixels_to_float
+from regard.data.images.image_decoding import ResizeRule, image_errors, load_image, to_pixel_array
 from regard.data.images.image_set import ImageSet
 from regard.errors import RegardError
 from regard.layers.patches import PackedImages, pack_images
 from regard.models import ViT
-from regard.pipelines.pipeline import ReadyModel
-from regard.pipelines.scoring import Classified, classified
+from regard.pipelines.pipeline import Pipeline
+from regard.pipelines.scoring import Classification
 
-# Tokens that are encoded at once.
+# Tokens (patches) per batch.
 BATCH_TOKENS = 16384
 
-Picture = str | Path | Image.Image | np.ndarray
-"""a file, an open picture, or its bytes: height, width and perhaps channels"""
-Pictures = Sequence[Picture] | ImageSet
+ImageLike = str | Path | Image.Image | np.ndarray
+"""a file, a PIL image, or a uint8 array of (H, W) or (H, W, C)"""
+ImageBatchLike = Sequence[ImageLike] | ImageSet
 PixelArrays = UInt8[np.ndarray, "M H W C"] | list[UInt8[np.ndarray, "_ _ C"]]
-"""bytes of pictures of one size, or of any sizes, in whole patches"""
+"""pixels of images of one size, or of images of different sizes that are multiples of the patch size"""
 Size = tuple[int, int]
 
 
 @dataclass
-class ImageModel(ReadyModel):
-    """A model that says what is in a picture, or where in it.
+class ImageModel(Pipeline):
+    """A Vision Transformer that classifies or segments images.
 
     >>> model = load("pets")  # doctest: +SKIP
     >>> model.classify(["photo.jpg"])[0].label  # doctest: +SKIP
@@ -46,158 +46,166 @@ class ImageModel(ReadyModel):
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """Names of the labels."""
         return self.model.config.labels
 
     @property
     def size(self) -> Size:
-        """Height and width of the pictures that it was trained on; if these had their own sizes, of the largest."""
+        """Height and width of the training images; the maximum, if they had different sizes."""
         return self.model.config.image_height, self.model.config.image_width
 
     @property
     def mask_values(self) -> tuple[int, ...]:
-        """The number that stands for each label in files of masks: its name if all names are such, else its place."""
-        numbers = {str(number): number for number in range(255)}  # 255 is no label's
-        named = [numbers[label] for label in self.labels if label in numbers]
+        """The pixel value of each label in mask files: its name if all names are integers below 255, else its index."""
+        values = {str(value): value for value in range(255)}  # 255 means unlabeled
+        named = [values[label] for label in self.labels if label in values]
         return tuple(named if len(named) == len(self.labels) else range(len(self.labels)))
 
     @overload
-    def classify(self, images: str | Path) -> Classified: ...
+    def classify(self, images: str | Path) -> Classification: ...
     @overload
-    def classify(self, images: Pictures) -> list[Classified]: ...
-    def classify(self, images: str | Path | Pictures) -> Any:
-        """The label of each picture, and the probability of each label; for the path of a single file, its own.
+    def classify(self, images: ImageBatchLike) -> list[Classification]: ...
+    def classify(self, images: str | Path | ImageBatchLike) -> Any:
+        """The label of each image, with the probability of every label; one result for the path of a single file.
 
-        A picture is brought to the size of those that the model was trained on: scaled, and its middle cut out. If
-        those had sizes of their own, it keeps its own too, as far as it is not larger than they were.
+        An image is scaled and center-cropped to the training size. If the model was trained on images of different
+        sizes, it keeps its size and proportions, up to the maximum size in training.
         """
         if isinstance(images, str | Path):
             return self.classify([images])[0]
-        found: list[Classified] = []
+        results: list[Classification] = []
         for batch in self._batches(images):
-            rows = self.probabilities([self._fitted(*one) for one in batch]).tolist()
-            found += [classified(self.labels, row) for row in rows]
-        return found
+            rows = self.probabilities([self._resize_and_crop(*one) for one in batch]).tolist()
+            results += [Classification.from_probabilities(self.labels, row) for row in rows]
+        return results
 
     @torch.no_grad()
     def probabilities(self, pixels: PixelArrays) -> Float[np.ndarray, "M V"]:
-        """How likely each label is for each picture, which is taken as it is."""
-        self._need("classify", "classify-images")
-        found = np.zeros((len(pixels), len(self.labels)), np.float32)
+        """The probability of each label for each image; images are not resized."""
+        self._check_head("classify", "classify-images")
+        probabilities = np.zeros((len(pixels), len(self.labels)), np.float32)
         self.model.eval()
-        sizes = sorted(range(len(pixels)), key=lambda i: pixels[i].size)  # of about one size together
-        step = self._at_once(pixels[sizes[-1]].shape) if sizes else 1
-        for start in range(0, len(sizes), step):
-            part = sizes[start : start + step]
-            found[part] = self.model(self._together([pixels[i] for i in part])).float().softmax(-1).cpu().numpy()
-        return found
+        order = sorted(range(len(pixels)), key=lambda i: pixels[i].size)  # images of similar size in one batch
+        step = self._batch_size(pixels[order[-1]].shape) if order else 1
+        for start in range(0, len(order), step):
+            batch = order[start : start + step]
+            logits = self.model(self._make_batch([pixels[i] for i in batch]))
+            probabilities[batch] = logits.float().softmax(-1).cpu().numpy()
+        return probabilities
 
     @overload
     def segment(self, images: str | Path) -> Int[np.ndarray, "_ _"]: ...
     @overload
-    def segment(self, images: Pictures) -> list[Int[np.ndarray, "_ _"]]: ...
+    def segment(self, images: ImageBatchLike) -> list[Int[np.ndarray, "_ _"]]: ...
     @torch.no_grad()
-    def segment(self, images: str | Path | Pictures) -> Any:
-        """For each pixel of each picture the number of its label, at the picture's own size; for the path of a single
-        file, those of this picture.
+    def segment(self, images: str | Path | ImageBatchLike) -> Any:
+        """The label index of every pixel, at the original size of each image; one mask for the path of a single file.
 
-        A picture is scaled until it covers the size of those that the model was trained on; nothing is cut off. If
-        those had sizes of their own, it keeps its own too, as far as it is not larger than they were.
+        An image is scaled to cover the training size and is not cropped. If the model was trained on images of
+        different sizes, it keeps its size and proportions, up to the maximum size in training.
         """
         if isinstance(images, str | Path):
             return self.segment([images])[0]
-        self._need("segment", "segment")
-        found: list[Int[np.ndarray, "_ _"]] = []
+        self._check_head("segment", "segment")
+        masks: list[Int[np.ndarray, "_ _"]] = []
         self.model.eval()
         for batch in self._batches(images):
-            scaled = [self._covering(*one) for one in batch]
-            own = [image.size[::-1] for image, _ in batch]
-            for _, alike in groupby(range(len(batch)), key=lambda i: scaled[i].shape):
-                numbers = list(alike)
-                logits = self.model(self._tensor(np.stack([scaled[i] for i in numbers])))
-                found += [_best(one.float(), own[i]) for i, one in zip(numbers, logits)]
-        return found
+            scaled = [self._resize_to_cover(*one) for one in batch]
+            original_sizes = [image.size[::-1] for image, _ in batch]
+            for _, group in groupby(range(len(batch)), key=lambda i: scaled[i].shape):
+                indices = list(group)
+                logits = self.model(self._tensor(np.stack([scaled[i] for i in indices])))
+                masks += [_best_labels(one.float(), original_sizes[i]) for i, one in zip(indices, logits)]
+        return masks
 
-    def seen(self, picture: Picture) -> UInt8[np.ndarray, "H W C"]:
-        """A picture as the model sees it: scaled as `segment` does it, or scaled and cut as `classify` does."""
-        opened = _opened(picture, "the picture")
-        return self._covering(*opened) if self.model.config.head == "segment" else self._fitted(*opened)
+    def preprocess(self, image: ImageLike) -> UInt8[np.ndarray, "H W C"]:
+        """The pixels of an image as input of the model: resized as in `segment`, or resized and cropped as in
+        `classify`.
+        """
+        opened = _open_image(image, "the image")
+        is_segmenter = self.model.config.head == "segment"
+        return self._resize_to_cover(*opened) if is_segmenter else self._resize_and_crop(*opened)
 
-    def _need(self, head: str, task: str) -> None:
+    def _check_head(self, head: str, task: str) -> None:
         if self.model.config.head != head or not self.labels:
             raise RegardError(
-                f"This model was not trained to {head}.", f"Train it on: regard train --task {task} --from …"
+                f"This model was not trained to {head} images.", f"Fine-tune it: regard train --task {task} --from …"
             )
 
-    def _at_once(self, size: Sequence[int]) -> int:
-        """Pictures of this height and width that make up a batch."""
+    def _batch_size(self, size: Sequence[int]) -> int:
+        """Number of images of this height and width per batch."""
         config = self.model.config
         return max(1, BATCH_TOKENS // (config.prefix + size[0] * size[1] // config.patch**2))
 
     def _tensor(self, pixels: UInt8[np.ndarray, "B H W C"]) -> Float[Tensor, "B C H W"]:
-        return as_numbers(torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device), self.model.config.channels)
+        return pixels_to_float(
+            torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device), self.model.config.channels
+        )
 
-    def _together(self, pixels: list[UInt8[np.ndarray, "_ _ C"]]) -> Float[Tensor, "B C H W"] | PackedImages:
-        """Pictures as the model takes them: packed, where they are not of one size."""
+    def _make_batch(self, pixels: list[UInt8[np.ndarray, "_ _ C"]]) -> Float[Tensor, "B C H W"] | PackedImages:
+        """Images as input of the model: packed, if they differ in size."""
         config = self.model.config
         if len({one.shape for one in pixels}) == 1:
             return self._tensor(np.stack(pixels))
-        numbers = [as_numbers(torch.tensor(one)[None], config.channels)[0] for one in pixels]
-        return pack_images(numbers, config.patch).to(self.device)
+        tensors = [pixels_to_float(torch.tensor(one)[None], config.channels)[0] for one in pixels]
+        return pack_images(tensors, config.patch).to(self.device)
 
-    def _batches(self, images: Pictures) -> Iterator[list[tuple[Image.Image, str]]]:
-        """Open pictures, each with its name, as many as are encoded at once."""
-        rows: Sequence[Picture] = images.pixels if isinstance(images, ImageSet) else images  # type: ignore[assignment]
-        step = self._at_once(self.size)
-        for start in range(0, len(rows), step):
-            yield [_opened(rows[i], f"picture {i + 1}") for i in range(start, min(start + step, len(rows)))]
+    def _batches(self, images: ImageBatchLike) -> Iterator[list[tuple[Image.Image, str]]]:
+        """Batches of opened images, each with its name for error messages."""
+        sources: Sequence[ImageLike] = images.pixels if isinstance(images, ImageSet) else images  # type: ignore[assignment]
+        step = self._batch_size(self.size)
+        for start in range(0, len(sources), step):
+            yield [_open_image(sources[i], f"image {i + 1}") for i in range(start, min(start + step, len(sources)))]
 
-    def _fitted(self, image: Image.Image, name: str) -> UInt8[np.ndarray, "H W C"]:
-        with naming(name):
-            return pixels_of(image, self.model.config.channels, self._own(image) or self.size)
+    def _resize_and_crop(self, image: Image.Image, name: str) -> UInt8[np.ndarray, "H W C"]:
+        with image_errors(name):
+            return to_pixel_array(image, self.model.config.channels, self._variable_size(image) or self.size)
 
-    def _own(self, image: Image.Image) -> Size | None:
-        """The height and width of a picture in whole patches, for models of pictures of their own sizes."""
+    def _variable_size(self, image: Image.Image) -> Size | None:
+        """The input size of an image, a multiple of the patch size; None if the model has one fixed size."""
         config = self.model.config
-        fit = Fit(patch=config.patch, longest=config.longest_side)
-        return fit.target(image.height, image.width) if config.longest_side else None
+        fit = ResizeRule(patch=config.patch, longest=config.longest_side)
+        return fit.target_size(image.height, image.width) if config.longest_side else None
 
-    def _covering(self, image: Image.Image, name: str) -> UInt8[np.ndarray, "_ _ C"]:
-        """The whole picture, as large as in training along one side and at least as large along the other."""
+    def _resize_to_cover(self, image: Image.Image, name: str) -> UInt8[np.ndarray, "_ _ C"]:
+        """The full image, resized to the training size along one side and to at least that along the other."""
         config = self.model.config
-        scale = max(side / own for side, own in zip(self.size, image.size[::-1]))
-        covering = (max(1, round(own * scale / config.patch)) * config.patch for own in image.size[::-1])
-        height, width = self._own(image) or covering
-        with naming(name):
-            pixels = pixels_of(image, config.channels, image.size[::-1])
+        scale = max(trained / side for trained, side in zip(self.size, image.size[::-1]))
+        covering_size = (max(1, round(side * scale / config.patch)) * config.patch for side in image.size[::-1])
+        height, width = self._variable_size(image) or covering_size
+        with image_errors(name):
+            pixels = to_pixel_array(image, config.channels, image.size[::-1])
         if pixels.shape[:2] == (height, width):
             return pixels
-        grey = config.channels == 1
-        whole = Image.fromarray(pixels[..., 0] if grey else pixels).resize((width, height), Image.Resampling.BICUBIC)
-        return np.asarray(whole).reshape(height, width, config.channels)
-
-
-def _opened(picture: Picture, name: str) -> tuple[Image.Image, str]:
-    """A picture, upright, and what it is called in a message."""
-    if isinstance(picture, str | Path):
-        with naming(picture):
-            return load(Path(picture))[0], str(picture)
-    if isinstance(picture, Image.Image):
-        with naming(name):
-            return ImageOps.exif_transpose(picture), name
-    if picture.dtype != np.uint8 or picture.ndim not in (2, 3) or picture.shape[2:] not in ((), (1,), (3,), (4,)):
-        raise RegardError(
-            f"{name}: an array of {picture.dtype} and shape {picture.shape} is not a picture.",
-            "Give uint8, of height, width and perhaps 1, 3 or 4 channels.",
+        is_gray = config.channels == 1
+        resized = Image.fromarray(pixels[..., 0] if is_gray else pixels).resize(
+            (width, height), Image.Resampling.BICUBIC
         )
-    return Image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture), name
+        return np.asarray(resized).reshape(height, width, config.channels)
 
 
-def _best(logits: Float[Tensor, "V _ _"], size: Size) -> Int[np.ndarray, "_ _"]:
-    """The number of the likeliest label of each pixel at another size: label by label, since pictures may be large."""
+def _open_image(image: ImageLike, name: str) -> tuple[Image.Image, str]:
+    """The image in upright orientation, and its name for error messages."""
+    if isinstance(image, str | Path):
+        with image_errors(image):
+            return load_image(Path(image))[0], str(image)
+    if isinstance(image, Image.Image):
+        with image_errors(name):
+            return ImageOps.exif_transpose(image), name
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (1,), (3,), (4,)):
+        raise RegardError(
+            f"{name}: an array of dtype {image.dtype} and shape {image.shape} is not an image.",
+            "Pass uint8 of shape (H, W) or (H, W, C) with 1, 3 or 4 channels.",
+        )
+    return Image.fromarray(image[..., 0] if image.shape[2:] == (1,) else image), name
+
+
+def _best_labels(logits: Float[Tensor, "V _ _"], size: Size) -> Int[np.ndarray, "_ _"]:
+    """The most probable label of each pixel at another size; interpolated label by label to save memory."""
     best = torch.full(size, -torch.inf, device=logits.device)
-    which = torch.zeros(size, dtype=torch.long, device=logits.device)
-    for number, plane in enumerate(logits):
-        wide = nn.functional.interpolate(plane[None, None], size, mode="bilinear")[0, 0]
-        which = torch.where(wide > best, number, which)
-        best = torch.maximum(best, wide)
-    return which.cpu().numpy().astype(np.min_scalar_type(len(logits) - 1))
+    labels = torch.zeros(size, dtype=torch.long, device=logits.device)
+    for label, plane in enumerate(logits):
+        resized = nn.functional.interpolate(plane[None, None], size, mode="bilinear")[0, 0]
+        labels = torch.where(resized > best, label, labels)
+        best = torch.maximum(best, resized)
+    return labels.cpu().numpy().astype(np.min_scalar_type(len(logits) - 1))

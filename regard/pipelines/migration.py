@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-# Pattern of the old name and its replacement, in order; the first that matches applies.
+# Patterns of old names and their replacements; the first match applies.
 RENAMED = (
     (r"\bdecoder\.(\d+)\.residuals\.1\.norm\.", r"decoder.\1.cross_norm."),
     (r"\bdecoder\.(\d+)\.residuals\.2\.norm\.", r"decoder.\1.feedforward_norm."),
@@ -17,7 +17,7 @@ RENAMED = (
 
 
 def migrate_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors under the names that this version gives them.
+    """The same tensors under their current names.
 
     >>> list(migrate_names({"model.decoder.3.residuals.1.norm.weight": Tensor()}))
     ['model.decoder.3.cross_norm.weight']

@@ -1,10 +1,10 @@
-"""A model folder: the one place where a model and its tokenisers meet. A model of images has none of these.
+"""Model folders: reading and writing.
 
-config.json           what the model is: format, family, sizes; special ids, where they are not Regard's own; SHA-256
-                      of the tokenizer files
-model.safetensors     its weights, and nothing that could run
-tokenizer.json        and target_tokenizer.json where the two sides differ
-training.json         how it came to be: recipe, data fingerprints, seed, versions, scores
+config.json           format, family and sizes of the model; special token ids, if not the default ones; SHA-256 of
+                      the tokenizer files
+model.safetensors     weights; no executable code
+tokenizer.json        and target_tokenizer.json if source and target have different tokenizers; none for images
+training.json         provenance: recipe, data fingerprints, seed, versions, scores
 """
 
 import dataclasses
@@ -22,256 +22,271 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.config_reader import fill_config, json_bytes, read_json
-from regard.data.text.special_tokens import READING, TRANSLATING, WRITING, Special
-from regard.data.text.tokenizer import FOREIGN, Tokenizer
+from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, ENCODER_TOKENS, SEQ2SEQ_TOKENS, SpecialTokens
+from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
-from regard.files import write_whole
-from regard.models import FAMILIES, family_of, make_model
-from regard.models.parameters import stack_heights
+from regard.files import write_atomically
+from regard.models import FAMILIES, family_name, make_model
+from regard.models.parameters import layer_counts
 from regard.pipelines.image_model import ImageModel
 from regard.pipelines.migration import migrate_names
+from regard.pipelines.pipeline import Pipeline
 from regard.pipelines.text_encoder import TextEncoder
-from regard.pipelines.text_generator import LanguageModel
+from regard.pipelines.text_generator import TextGenerator
 from regard.pipelines.translator import Translator
-from regard.ranges import check_value, shown
+from regard.ranges import check_value, format_value
 
 FORMAT = 1
 _TOKENIZER_FILES = ("tokenizer.json", "target_tokenizer.json")
 _FINGERPRINTS = "tokenizer_sha256"
-_FIX = "Fix the file, or put a good copy in its place."
+_FIX = "Fix the file, or restore it from a good copy."
 _fill = partial(fill_config, hint="Upgrade regard, or fix the file.")
 Device = Literal["auto", "cpu", "cuda", "mps"]
-Bundle = Translator | LanguageModel | TextEncoder | ImageModel
-B = TypeVar("B", Translator, LanguageModel, TextEncoder, ImageModel)
+P = TypeVar("P", Translator, TextGenerator, TextEncoder, ImageModel)
 
 
-class Opened(NamedTuple):
-    """What a folder of some family is opened as, with how many tokenisers; the special ids of those trained here; and
-    who uses it.
-    """
+class PipelineKind(NamedTuple):
+    """A kind of pipeline: its class, and what the rest of the code needs to know about it."""
 
-    kind: type[Any]
-    sides: int
-    special: Special
-    says: str
+    pipeline_class: type[Any]
+    tokenizer_count: int
+    """number of tokenizers: 2 for source and target, 1 for text, 0 for images"""
+    special: SpecialTokens
+    """special token ids of models trained with Regard"""
+    description: str
+    """noun phrase with its article, for messages"""
     commands: str
+    """commands that run it, for messages"""
 
 
-OPENED = {
-    "translator": Opened(Translator, 2, TRANSLATING, "a translator", "regard translate, evaluate, score, look, info"),
-    "text_generator": Opened(LanguageModel, 1, WRITING, "a language model", "regard generate, evaluate, look, info"),
-    "text_encoder": Opened(
-        TextEncoder, 1, READING, "an encoder of texts", "regard embed, classify, answer, look, info"
+PIPELINES = {
+    "translator": PipelineKind(
+        Translator, 2, SEQ2SEQ_TOKENS, "a translator", "regard translate, evaluate, score, look, info"
     ),
-    "image_model": Opened(
-        ImageModel, 0, Special(), "a model of images", "regard classify, segment, evaluate, look, info"
+    "text_generator": PipelineKind(
+        TextGenerator, 1, CAUSAL_LM_TOKENS, "a language model", "regard generate, evaluate, look, info"
+    ),
+    "text_encoder": PipelineKind(
+        TextEncoder, 1, ENCODER_TOKENS, "a text encoder", "regard embed, classify, answer, look, info"
+    ),
+    "image_model": PipelineKind(
+        ImageModel, 0, SpecialTokens(), "an image model", "regard classify, segment, evaluate, look, info"
     ),
 }
 
 
-def pipeline_kind(config: Any) -> Opened:
+def pipeline_kind(config: Any) -> PipelineKind:
     """The kind of pipeline that runs models of this config.
 
-    >>> pipeline_kind(FAMILIES["gpt"].config()).kind.__name__
-    'LanguageModel'
+    >>> pipeline_kind(FAMILIES["gpt"].config()).pipeline_class.__name__
+    'TextGenerator'
     """
-    return OPENED[FAMILIES[family_of(config)].pipeline]
+    return PIPELINES[FAMILIES[family_name(config)].pipeline]
 
 
 def find_device(name: Device) -> torch.device:
-    """The device by its name; auto takes the fastest there is.
+    """The device of this name; "auto" selects CUDA, MPS or CPU, in this order.
 
     >>> find_device("cpu").type
     'cpu'
     """
     check_value(Device, name, "device")
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
-        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if there[kind]))
-    if not there[name]:
-        raise RegardError(f"This machine has no {name} device.", "Use device auto or cpu.")
+        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))
+    if not available[name]:
+        raise RegardError(f"Device {name} is not available on this machine.", "Use device auto or cpu.")
     return torch.device(name)
 
 
-def save(path: str | Path, bundle: Bundle) -> None:
-    """Writes a model folder. Each file is written whole or not at all, the weights last but one, config.json last."""
+def save(path: str | Path, pipeline: Pipeline) -> None:
+    """Write a model folder. Each file is written atomically; the weights come last but one, config.json last."""
     folder = Path(path)
-    write_tokenizers(folder, *bundle.tokenizers)
-    write_whole(folder / "training.json", json_bytes(bundle.training))
+    write_tokenizers(folder, *pipeline.tokenizers)
+    write_atomically(folder / "training.json", json_bytes(pipeline.training))
     weights = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in bundle.model.named_parameters()
-    }  # tied weights are listed once
-    write_whole(folder / "model.safetensors", _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"})))
-    write_config(folder, bundle)
+        name: tensor.detach().cpu().contiguous() for name, tensor in pipeline.model.named_parameters()
+    }  # tied weights are stored once
+    write_atomically(folder / "model.safetensors", _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"})))
+    write_config(folder, pipeline)
 
 
-def write_config(folder: Path, bundle: Bundle) -> None:
-    """Write config.json; the tokenizers must have been written."""
-    family = family_of(bundle.model.config)
+def write_config(folder: Path, pipeline: Pipeline) -> None:
+    """Write config.json; the tokenizers must be written before."""
+    family = family_name(pipeline.model.config)
     config: dict[str, Any] = {"format": FORMAT, "family": family}
-    if bundle.tokenizers:
-        config["shared_tokenizer"] = bundle.tokenizers[0] is bundle.tokenizers[-1]
+    if pipeline.tokenizers:
+        config["shared_tokenizer"] = pipeline.tokenizers[0] is pipeline.tokenizers[-1]
         config[_FINGERPRINTS] = _fingerprints(folder)
-    if isinstance(bundle, Translator) and bundle.languages:
-        config["languages"] = list(bundle.languages)
-    # Another program's tokeniser is known by it.
-    if bundle.special != pipeline_kind(bundle.model.config).special or any(
-        one.kind == FOREIGN for one in bundle.tokenizers
-    ):
-        config["special"] = dataclasses.asdict(bundle.special)
-    write_whole(folder / "config.json", json_bytes(config | dataclasses.asdict(bundle.model.config)))
+    if isinstance(pipeline, Translator) and pipeline.languages:
+        config["languages"] = list(pipeline.languages)
+    # The special ids also mark a foreign tokenizer.
+    has_foreign_tokenizer = any(tokenizer.kind == FOREIGN_KIND for tokenizer in pipeline.tokenizers)
+    if has_foreign_tokenizer or pipeline.special != pipeline_kind(pipeline.model.config).special:
+        config["special"] = dataclasses.asdict(pipeline.special)
+    write_atomically(folder / "config.json", json_bytes(config | dataclasses.asdict(pipeline.model.config)))
 
 
 def _align_tensors(file: bytes) -> bytes:
-    """A safetensors file whose tensors begin at a multiple of 64 bytes: the header is padded with spaces.
+    """Pad the header of a safetensors file with spaces, so that the tensors start at a multiple of 64 bytes.
 
-    Loaded tensors are views of the file, and CPU kernels round differently on addresses that are not aligned.
+    Loaded tensors are views of the file, and CPU kernels round differently on unaligned addresses.
     """
     end = 8 + int.from_bytes(file[:8], "little")
     padding = -end % 64
     return (end - 8 + padding).to_bytes(8, "little") + file[8:end] + b" " * padding + file[end:]
 
 
-def write_tokenizers(folder: Path, *sides: Tokenizer) -> None:
-    """A file for each tokeniser; a target's that is the source's too has none."""
-    own = [side for i, side in enumerate(sides) if side is not sides[0] or i == 0]
-    for name, tokenizer in zip(_TOKENIZER_FILES, own):
+def write_tokenizers(folder: Path, *tokenizers: Tokenizer) -> None:
+    """Write one file per distinct tokenizer; a shared tokenizer is written once."""
+    distinct = [tokenizer for i, tokenizer in enumerate(tokenizers) if tokenizer is not tokenizers[0] or i == 0]
+    for name, tokenizer in zip(_TOKENIZER_FILES, distinct):
         tokenizer.save(folder / name)
-    for name in _TOKENIZER_FILES[len(own) :]:
-        (folder / name).unlink(missing_ok=True)  # of another model that was here before
+    for name in _TOKENIZER_FILES[len(distinct) :]:
+        (folder / name).unlink(missing_ok=True)  # left by a previous model in this folder
 
 
 def read_tokenizers(folder: Path, *, foreign: bool = False) -> tuple[Tokenizer, Tokenizer]:
-    source, target = (folder / name for name in _TOKENIZER_FILES)
-    first = Tokenizer.load(source, foreign=foreign)
-    return first, Tokenizer.load(target, foreign=foreign) if target.exists() else first
+    """The source and target tokenizers of a folder, the same object if shared; `foreign`: from another format."""
+    source_path, target_path = (folder / name for name in _TOKENIZER_FILES)
+    source = Tokenizer.load(source_path, foreign=foreign)
+    return source, Tokenizer.load(target_path, foreign=foreign) if target_path.exists() else source
 
 
 @overload
-def load(path: str | Path | Sequence[str | Path], device: Device = "auto", *, expect: type[B]) -> B: ...
+def load(path: str | Path | Sequence[str | Path], device: Device = "auto", *, expect: type[P]) -> P: ...
 @overload
 def load(path: str | Path | Sequence[str | Path], device: Device = "auto") -> Any: ...
 def load(path, device="auto", *, expect=None):
-    """Opens a model folder, as what its family says: a Translator, LanguageModel, TextEncoder or ImageModel.
+    """Load a model folder as the pipeline of its family: Translator, TextGenerator, TextEncoder or ImageModel.
 
-    No code from the folder runs. Several folders of translators vote together. Where only one kind will do, `expect`
-    it: another is an error.
+    No code from the folder is executed. A list of folders loads an ensemble of translators. If the pipeline is not of
+    the class `expect`, an error is raised.
 
     >>> load("no-such-folder")
     Traceback (most recent call last):
-    regard.errors.RegardError: no-such-folder: there is no such model folder. Train one with: regard train
+    regard.errors.RegardError: no-such-folder: model folder not found. Train one with: regard train
     """
     if not isinstance(path, str | Path):
-        return _ensemble(path, device)
+        return _load_ensemble(path, device)
     if not str(path) or "\0" in str(path):
-        raise RegardError(f"{path!r} is not the name of a model folder.", "Name the folder of --out.")
-    found = find_device(device)
+        raise RegardError(f"{path!r} is not the path of a model folder.", "Pass the folder of a trained model (--out).")
+    torch_device = find_device(device)
     folder = Path(path)
     config, special = read_config(folder)
-    opened = pipeline_kind(config)
+    kind = pipeline_kind(config)
     check_kind(folder, config, expect)
     weights_path = folder / "model.safetensors"
     weights = _read_weights(weights_path, config)
-    model = model_of(config, weights, weights_path)
-    tokenizers = read_tokenizers(folder, foreign=special is not None) if opened.sides else ()
-    for tokenizer, size in zip(tokenizers, vocabularies(config)):
+    model = model_from_weights(config, weights, weights_path)
+    tokenizers = read_tokenizers(folder, foreign=special is not None) if kind.tokenizer_count else ()
+    for tokenizer, size in zip(tokenizers, vocab_sizes(config)):
         if tokenizer.vocab_size > size or (special is None and tokenizer.vocab_size != size):
             raise RegardError(
-                f"{folder}: a tokeniser of {tokenizer.vocab_size} entries, but the model knows {size}.",
-                "Was the folder mixed with another model's?",
+                f"{folder}: the tokenizer has {tokenizer.vocab_size} entries, but the model's vocabulary has {size}.",
+                "Check that all files come from the same model.",
             )
-    if opened.sides:
+    if kind.tokenizer_count:
         _check_fingerprints(folder)
     training_path = folder / "training.json"
     training = read_json(training_path) if training_path.exists() else {}
-    bundle = bundle_of(model.to(found).eval(), tokenizers, training, special)
-    return dataclasses.replace(bundle, languages=read_languages(folder)) if opened.kind is Translator else bundle
+    pipeline = make_pipeline(model.to(torch_device).eval(), tokenizers, training, special)
+    if kind.pipeline_class is Translator:
+        return dataclasses.replace(pipeline, languages=read_languages(folder))
+    return pipeline
 
 
 def check_kind(folder: Path, config: Any, expect: type[Any] | None) -> None:
-    """Refuse a folder whose family opens as another kind than expected."""
-    opened = pipeline_kind(config)
-    if expect not in (None, opened.kind):
-        wanted = next(one for one in OPENED.values() if one.kind is expect)
-        raise RegardError(f"{folder} holds {opened.says}, not {wanted.says}.", f"Use it with: {opened.commands}.")
+    """Raise an error unless the pipeline of the folder is of the class `expect` (None: any)."""
+    kind = pipeline_kind(config)
+    if expect not in (None, kind.pipeline_class):
+        expected = next(one for one in PIPELINES.values() if one.pipeline_class is expect)
+        raise RegardError(
+            f"{folder} contains {kind.description}, not {expected.description}.", f"Use it with: {kind.commands}."
+        )
 
 
-def _ensemble(paths: Any, device: Device) -> Translator:
+def _load_ensemble(paths: Any, device: Device) -> Translator:
     if not isinstance(paths, Sequence) or isinstance(paths, bytes) or not paths:
         raise RegardError(
-            f"A model folder is named by text or a path, several by a list (got {shown(paths)}).",
-            'For example load("model").',
+            f"Expected the path of a model folder, or a list of paths (got {format_value(paths)}).",
+            'For example: load("model").',
         )
-    first, *others = [load(each, device, expect=Translator) for each in paths]
-    for where, other in zip(paths[1:], others):
+    first, *others = [load(path, device, expect=Translator) for path in paths]
+    for path, other in zip(paths[1:], others):
         if (other.tokenizers, other.special) != (first.tokenizers, first.special):
-            raise RegardError(f"{where}: its tokenizers are not those of {paths[0]}.", "Models vote token by token.")
-    return dataclasses.replace(first, partners=[other.model for other in others])
+            raise RegardError(
+                f"{path}: its tokenizers differ from those of {paths[0]}.",
+                "The models of an ensemble must share their tokenizers.",
+            )
+    return dataclasses.replace(first, ensemble_members=[other.model for other in others])
 
 
 def _read_weights(path: Path, config: Any) -> dict[str, Tensor]:
-    """The tensors of a file, whose names and shapes are compared with the config before they are read."""
+    """Read the tensors of a file, after checking their names and shapes against the config."""
     try:
         with safe_open(path, framework="pt") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         _check_shapes(config, shapes, path)
         return migrate_names(load_file(path))
     except FileNotFoundError:
-        hint = "Was the training interrupted early?"
+        hint = "Training may have been interrupted: resume it with the same command."
         if next(path.parent.glob("*.onnx"), None):
-            hint = "The folder holds ONNX graphs: open them with open_onnx, or with a command that runs models."
-        raise RegardError(f"{path}: the weights are missing.", hint) from None
+            hint = "The folder contains ONNX graphs: load them with load_onnx, or with a command that runs models."
+        raise RegardError(f"{path}: file not found.", hint) from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise RegardError(f"{path}: damaged ({error}).", "Put a good copy in its place.") from None
+        raise RegardError(f"{path}: the file is damaged ({error}).", "Restore the file from a good copy.") from None
 
 
 def _fingerprints(folder: Path) -> dict[str, str]:
-    """SHA-256 of the tokenizer files of a folder, by name; line ends count as they are on Unix."""
+    """SHA-256 of the tokenizer files of a folder, by file name, with Unix line ends."""
     files = (folder / name for name in _TOKENIZER_FILES)
     content = {file.name: file.read_bytes().replace(b"\r\n", b"\n") for file in files if file.exists()}
     return {name: hashlib.sha256(text).hexdigest() for name, text in content.items()}
 
 
 def _check_fingerprints(folder: Path) -> None:
-    """Refuse tokenizers other than those that the model was saved with; older folders do not state theirs."""
+    """Check that the tokenizer files are those of the model; older folders have no fingerprints."""
     path = folder / "config.json"
-    stated = read_json(path).get(_FINGERPRINTS)
-    if stated is None:
+    expected = read_json(path).get(_FINGERPRINTS)
+    if expected is None:
         return
-    if not isinstance(stated, dict):
-        raise RegardError(f"{path}: {_FINGERPRINTS} must be a table (got {shown(stated)}).", _FIX)
-    for name, found in _fingerprints(folder).items():
-        if stated.get(name) != found:
+    if not isinstance(expected, dict):
+        raise RegardError(f"{path}: {_FINGERPRINTS} must be an object (got {format_value(expected)}).", _FIX)
+    for name, fingerprint in _fingerprints(folder).items():
+        if expected.get(name) != fingerprint:
             raise RegardError(
                 f"{folder / name}: not the tokenizer that the model was saved with.",
-                f"Put that one back. If you changed it on purpose, remove {_FINGERPRINTS} from config.json.",
+                f"Restore it. If you changed it on purpose, remove {_FINGERPRINTS} from config.json.",
             )
 
 
-def bundle_of(
-    model: Any, tokenizers: tuple[Tokenizer, ...], training: dict[str, Any], special: Special | None = None
+def make_pipeline(
+    model: Any, tokenizers: tuple[Tokenizer, ...], training: dict[str, Any], special: SpecialTokens | None = None
 ) -> Any:
-    """A model with its tokenizers, if it has any, as the kind that its family is."""
-    opened = pipeline_kind(model.config)
-    if not opened.sides:
-        return opened.kind(model, training=training)
-    bundle = opened.kind(model, *tokenizers[: opened.sides], training=training, special=special or opened.special)
-    if isinstance(bundle, Translator):  # of a run that is beginning: the folder has no config.json to state them yet
-        bundle.languages = tuple(training.get("recipe", {}).get("data", {}).get("languages", ()))
-    return bundle
+    """The pipeline of a model and its tokenizers (none for images), by the family of the model."""
+    kind = pipeline_kind(model.config)
+    if not kind.tokenizer_count:
+        return kind.pipeline_class(model, training=training)
+    pipeline = kind.pipeline_class(
+        model, *tokenizers[: kind.tokenizer_count], training=training, special=special or kind.special
+    )
+    if isinstance(pipeline, Translator):  # at the start of training there is no config.json to read them from
+        pipeline.languages = tuple(training.get("recipe", {}).get("data", {}).get("languages", ()))
+    return pipeline
 
 
 def read_languages(folder: Path) -> tuple[str, ...]:
-    """The codes of the languages that config.json states; none where it states none."""
+    """The language codes in config.json; empty if there are none."""
     path = folder / "config.json"
-    stated = read_json(path).get("languages", [])
-    if not isinstance(stated, list) or not all(isinstance(one, str) for one in stated):
-        raise RegardError(f"{path}: languages = {stated!r}; expected a list of codes.", "Fix the file.")
-    return tuple(stated)
+    languages = read_json(path).get("languages", [])
+    if not isinstance(languages, list) or not all(isinstance(code, str) for code in languages):
+        raise RegardError(f"{path}: languages must be a list of codes (got {languages!r}).", "Fix the file.")
+    return tuple(languages)
 
 
-def vocabularies(config: Any) -> tuple[int, ...]:
-    """The sizes of vocabulary that a model's config states: of both sides, of one, or of none.
+def vocab_sizes(config: Any) -> tuple[int, ...]:
+    """The vocabulary sizes in a model config: source and target, one, or none.
 
     >>> vocabularies(FAMILIES["gpt"].config(vocab=7))
     (7,)
@@ -279,109 +294,116 @@ def vocabularies(config: Any) -> tuple[int, ...]:
     return tuple(getattr(config, name) for name in ("vocab", "source_vocab", "target_vocab") if hasattr(config, name))
 
 
-def read_config(folder: Path) -> tuple[Any, Special | None]:
-    """The model's config out of config.json, and the special ids where it states any, checked as a stranger's are."""
+def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
+    """The validated model config in config.json, and its special token ids, or None if they are the default ones."""
     path = folder / "config.json"
     if not folder.is_dir():
-        raise RegardError(f"{folder}: there is no such model folder.", "Train one with: regard train")
+        raise RegardError(f"{folder}: model folder not found.", "Train one with: regard train")
     if not path.exists() and (folder / "state").is_dir():
         raise RegardError(
-            f"{folder} holds a run that ended before its first validation.",
+            f"{folder} contains a training run that stopped before its first validation.",
             "Resume it with the same regard train command.",
         )
     if not path.exists():
-        raise RegardError(f"{folder}: not a model folder, for it has no config.json.", "Name the folder of --out.")
+        raise RegardError(
+            f"{folder} is not a model folder: config.json is missing.", "Pass the folder of a trained model (--out)."
+        )
     table = read_json(path)
     if type(table.get("format")) is not int:
-        raise RegardError(f"{path}: not a config of Regard (it states no format).", "Name a folder that Regard wrote.")
+        raise RegardError(f"{path}: not a Regard config (`format` is missing).", "Pass a folder that Regard wrote.")
     if table["format"] > FORMAT:
         raise RegardError(
-            f"{path}: format {shown(table['format'])} is newer than this Regard knows.", "Upgrade regard."
+            f"{path}: format {format_value(table['format'])} is newer than this version of Regard supports ({FORMAT}).",
+            "Upgrade regard.",
         )
     family = FAMILIES[check_value(Literal[tuple(FAMILIES)], table.get("family"), f"{path}: family")]
-    stated = table.pop("special", None)
-    if stated is not None and not isinstance(stated, dict):
-        raise RegardError(f"{path}: special must be a table (got {shown(stated)}).", _FIX)
+    special = table.pop("special", None)
+    if special is not None and not isinstance(special, dict):
+        raise RegardError(f"{path}: special must be an object (got {format_value(special)}).", _FIX)
     if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
-        raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Put it back: the two sides differ.")
-    beside = ("format", "family", "shared_tokenizer", "languages", _FINGERPRINTS)
-    config = _fill(family.config(), {key: value for key, value in table.items() if key not in beside}, path)
+        raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Restore it: the tokenizers are not shared.")
+    other_keys = ("format", "family", "shared_tokenizer", "languages", _FINGERPRINTS)
+    config = _fill(family.config(), {key: value for key, value in table.items() if key not in other_keys}, path)
     try:
         config.check()
     except RegardError as error:
         raise RegardError(f"{path}: {error.message}", _FIX) from None
-    return config, None if stated is None else _fill(Special(), stated, path, "special.")
+    return config, None if special is None else _fill(SpecialTokens(), special, path, "special.")
 
 
 def _check_shapes(config: Any, shapes: Mapping[str, Sequence[int]], origin: str | Path) -> None:
-    """Refuse a config whose sizes cannot be those of the tensors, before anything of these sizes is made."""
-    for name, height in stack_heights(config).items():
-        if height > len(shapes):
-            raise _misfit(origin, f"{name} is {height:,}, and there are {len(shapes):,} tensors")
+    """Check the sizes of a config against the tensors, before allocating anything of these sizes."""
+    for name, count in layer_counts(config).items():
+        if count > len(shapes):
+            raise _mismatch(origin, f"{name} is {count:,}, but there are only {len(shapes):,} tensors")
     sizes = {"width": config.width}
     if hasattr(config, "heads"):
         sizes["heads × head width"] = config.heads * (getattr(config, "head_width", 0) or config.width // config.heads)
     dimensions = {size for shape in shapes.values() for size in shape}
     for name, size in sizes.items():
         if size not in dimensions:
-            raise _misfit(origin, f"{name} is {size:,}, and no tensor has this dimension")
+            raise _mismatch(origin, f"{name} is {size:,}, but no tensor has this dimension")
 
 
-def _misfit(origin: str | Path, what: str) -> RegardError:
+def _mismatch(origin: str | Path, detail: str) -> RegardError:
     return RegardError(
-        f"{origin}: the weights do not fit the config: {what}.", "Was the folder mixed with another model's?"
+        f"{origin}: the weights do not match the config: {detail}.", "Check that all files come from the same model."
     )
 
 
-def model_of(config: Any, weights: Mapping[str, Tensor], origin: str | Path) -> Any:
-    """A model that has these weights and never had others: none are drawn, and none copied that are float32 already.
+def model_from_weights(config: Any, weights: Mapping[str, Tensor], origin: str | Path) -> Any:
+    """Build a model with these weights, without initializing others; float32 weights are not copied.
 
     >>> config = FAMILIES["gpt"].config(width=8, heads=2, layers=1, feedforward=8, vocab=5)
-    >>> weights = {name: one.detach() for name, one in make_model(config).named_parameters()}
-    >>> model_of(config, weights, "memory").output.weight.data_ptr() == weights["embedding.tokens.weight"].data_ptr()
+    >>> weights = {name: parameter.detach() for name, parameter in make_model(config).named_parameters()}
+    >>> model = model_from_weights(config, weights, "memory")
+    >>> model.output.weight.data_ptr() == weights["embedding.tokens.weight"].data_ptr()
     True
     """
     _check_shapes(config, {name: tensor.shape for name, tensor in weights.items()}, origin)
-    with _Unfilled():
+    with _NoInit():
         model = make_model(config)
-    _refuse_others(dict(model.named_parameters()), weights, origin)
-    new = {id(one): nn.Parameter(weights[name].float()) for name, one in model.named_parameters()}
+    _check_names(dict(model.named_parameters()), weights, origin)
+    loaded = {id(meta): nn.Parameter(weights[name].float()) for name, meta in model.named_parameters()}
     for module in model.modules():
-        for name, one in list(module.named_parameters(recurse=False)):
-            setattr(module, name, new[id(one)])
+        for name, meta in list(module.named_parameters(recurse=False)):
+            setattr(module, name, loaded[id(meta)])
     return model
 
 
-class _Unfilled(TorchFunctionMode):
-    """Inside, new parameters have a shape and no memory; tables that are computed are as ever."""
+class _NoInit(TorchFunctionMode):
+    """Context in which new parameters are meta tensors; computed buffers are not affected."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(function, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"]  # nothing to fill; and on meta tensors this would import torch._dynamo, for seconds
+            return kwargs["tensor"]  # no memory to fill, and torch would import torch._dynamo, which takes seconds
         return function(*args, **(kwargs | {"device": "meta"} if function is torch.empty else kwargs))
 
 
-def fill_weights(
-    model: nn.Module, weights: Mapping[str, Tensor], origin: str | Path, may_differ: tuple[str, ...] = ()
+def load_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], origin: str | Path, allow_mismatch: tuple[str, ...] = ()
 ) -> None:
-    """Copies weights into the model; names or shapes that do not fit are listed, unless they begin as they may."""
-    own = dict(model.named_parameters())
-    new = _refuse_others(own, weights, origin, may_differ)
+    """Copy weights into a model. Other names or shapes are an error, unless they start with `allow_mismatch`."""
+    parameters = dict(model.named_parameters())
+    reinitialized = _check_names(parameters, weights, origin, allow_mismatch)
     with torch.no_grad():
-        for name, tensor in own.items():
-            if name not in new:
-                tensor.copy_(weights[name])
+        for name, parameter in parameters.items():
+            if name not in reinitialized:
+                parameter.copy_(weights[name])
 
 
-def _refuse_others(
-    own: Mapping[str, Tensor], weights: Mapping[str, Tensor], origin: str | Path, may_differ: tuple[str, ...] = ()
+def _check_names(
+    parameters: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    origin: str | Path,
+    allow_mismatch: tuple[str, ...] = (),
 ) -> set[str]:
-    """The names that differ and may; any other is an error."""
-    wrong = {n for n in own.keys() | weights.keys() if n not in own or n not in weights}
-    wrong |= {n for n in own.keys() & weights.keys() if own[n].shape != weights[n].shape}
-    new = {n for n in wrong if n.startswith(may_differ)} if may_differ else set()
-    wrong -= new
-    if wrong:
-        raise _misfit(origin, f"{', '.join(sorted(wrong)[:5])}{' …' if len(wrong) > 5 else ''}")
-    return new
+    """Names of missing, unexpected or reshaped weights; an error unless `allow_mismatch` covers them."""
+    mismatched = {n for n in parameters.keys() | weights.keys() if n not in parameters or n not in weights}
+    mismatched |= {n for n in parameters.keys() & weights.keys() if parameters[n].shape != weights[n].shape}
+    allowed = {n for n in mismatched if n.startswith(allow_mismatch)} if allow_mismatch else set()
+    mismatched -= allowed
+    if mismatched:
+        raise _mismatch(origin, f"{', '.join(sorted(mismatched)[:5])}{' …' if len(mismatched) > 5 else ''}")
+    return allowed

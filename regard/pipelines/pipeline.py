@@ -1,4 +1,4 @@
-"""What every kind of model that is ready to use has in common."""
+"""Base classes of the pipelines."""
 
 import logging
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from regard.data.text.special_tokens import Special
+from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
@@ -16,79 +16,83 @@ from regard.models.lengths import length_limit
 logger = logging.getLogger("regard")
 
 
-class ReadyModel:
-    """The device that the model is on, and the way to disk. What reads no text has no tokenisers and no special ids."""
+class Pipeline:
+    """Base class of all pipelines: a model, ready to use, that can be saved as a model folder."""
 
     model: Any
-    special: Special = Special()
+    training: dict[str, Any]
+    special: SpecialTokens = SpecialTokens()
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, ...]:
+        """The tokenizers of source and target; empty for images."""
         return ()
 
     @property
     def device(self) -> torch.device:
+        """The device of the model."""
         return next(self.model.parameters()).device
 
     def save(self, path: str | Path) -> None:
-        """Writes the model folder that `load` opens."""
-        from regard.pipelines.model_folder import save  # which knows all kinds of models
+        """Write a model folder, which `load` opens."""
+        from regard.pipelines.model_folder import save  # imports every pipeline
 
-        save(path, self)  # type: ignore[arg-type]
+        save(path, self)
 
 
-class ModelWithTokenizers(ReadyModel):
-    """A model of texts: ids as it takes them, and their length."""
+class TextPipeline(Pipeline):
+    """Base class of the pipelines for text: batches of token ids, and length limits."""
 
-    _warned_of_length = False
+    _has_warned_of_length = False
 
     @property
     def models(self) -> Sequence[Any]:
-        """The model, and those that vote with it."""
+        """The model and, in an ensemble, its other members."""
         return [self.model]
 
     @property
     def trained_length(self) -> int:
-        """The most tokens of a sequence in training, special ones included."""
+        """Maximum sequence length in training, in tokens including special ones."""
         return min(model.config.max_len for model in self.models)
 
     @property
     def length_limit(self) -> int | None:
-        """The most tokens that the model can read, special ones included; None if its positions extrapolate."""
+        """Maximum sequence length of the model, in tokens including special ones; None if its positions extrapolate."""
         limits = (length_limit(model.config) for model in self.models)
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def packed(self, sequences: Sequence[Sequence[int]]) -> Packed:
-        """Sequences of ids as one batch on the model's device."""
+    def pack(self, sequences: Sequence[Sequence[int]]) -> Packed:
+        """Pack sequences of ids into one batch on the model's device."""
         return pack(sequences).to(self.device)
 
-    def fit_length(
-        self, ids: list[int], name: str, truncate: bool, *, special: int, keep_end: bool = False
+    def limit_length(
+        self, ids: list[int], name: str, truncate: bool, *, special_count: int, keep_end: bool = False
     ) -> list[int]:
-        """The ids of a text to which `special` ids will be added, checked for their length.
+        """Check or truncate the ids of a text to which `special_count` special tokens will be added.
 
-        With `truncate` a text is cut to the length of training: its beginning is kept, or its end. Otherwise a text
-        beyond that length is an error if the model cannot read it, and the reason for a warning if it can.
+        With `truncate`, a text beyond the trained length is cut; `keep_end` keeps its end instead of its beginning.
+        Otherwise such a text gives a warning, or an error if it exceeds the model's length limit. `name` identifies the
+        text in the error.
         """
-        trained, limit = self.trained_length - special, self.length_limit
+        trained, limit = self.trained_length - special_count, self.length_limit
         if len(ids) <= trained:
             return ids
         if truncate:
             return ids[len(ids) - trained :] if keep_end else ids[:trained]
-        if limit is not None and len(ids) > limit - special:
-            hint = "Shorten it, or use --truncate to leave its beginning out."
+        if limit is not None and len(ids) > limit - special_count:
+            hint = "Shorten it, or use --truncate to drop its beginning."
             raise RegardError(
-                f"{name} has {len(ids)} tokens, and the model takes at most {limit - special}.",
-                hint if keep_end else "Split it, or use --truncate to cut it short.",
+                f"{name} has {len(ids)} tokens; the model supports at most {limit - special_count}.",
+                hint if keep_end else "Split it, or use --truncate to drop its end.",
             )
-        self.warn_of_length()
+        self.warn_beyond_trained_length()
         return ids
 
-    def warn_of_length(self) -> None:
-        """Warns that a text is longer than those of training: once per model."""
-        if not self._warned_of_length:
-            self._warned_of_length = True
+    def warn_beyond_trained_length(self) -> None:
+        """Warn, once per pipeline, that a text is longer than any in training."""
+        if not self._has_warned_of_length:
+            self._has_warned_of_length = True
             logger.warning(
-                "Warning: a text is longer than the %d tokens that the model was trained on; quality may be lower.",
+                "Warning: a text exceeds the maximum training length of %d tokens; quality may be lower.",
                 self.trained_length,
             )

@@ -1,4 +1,4 @@
-"""An encoder of texts with its tokeniser, ready to use."""
+"""Text encoder pipeline: embeddings, classification, question answering, masked tokens."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,23 +11,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.data.batching.sequences import Sequences
-from regard.data.batching.text_batches import ByLength, Inputs, Texts, encode_texts
-from regard.data.text.questions import Question, QuestionPieces
-from regard.data.text.special_tokens import MASK_NAME, READING, Special
+from regard.data.batching.text_batches import EncodedTexts, EncoderInputs, LengthGroupedBatches, encode_texts
+from regard.data.text.questions import Question, QuestionWindows
+from regard.data.text.special_tokens import ENCODER_TOKENS, MASK_TOKEN, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.models import Bert
-from regard.pipelines.pipeline import ModelWithTokenizers
-from regard.pipelines.scoring import Classified, classified
+from regard.pipelines.pipeline import TextPipeline
+from regard.pipelines.scoring import Classification
 from regard.ranges import MAX_INT
 
-# Tokens that are encoded at once.
+# Tokens per batch.
 BATCH_TOKENS = 8192
 
 
 @dataclass
-class TextEncoder(ModelWithTokenizers):
-    """A model that reads whole texts.
+class TextEncoder(TextPipeline):
+    """A text encoder (BERT) with its tokenizer.
 
     >>> encoder = load("minilm")  # doctest: +SKIP
     >>> encoder.embed(["A cat.", "A dog."]).shape  # doctest: +SKIP
@@ -37,84 +37,86 @@ class TextEncoder(ModelWithTokenizers):
     model: Bert
     tokenizer: Tokenizer
     training: dict[str, Any] = field(default_factory=dict)
-    special: Special = READING
+    special: SpecialTokens = ENCODER_TOKENS
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.tokenizer, self.tokenizer
 
-    def text_ids(self, text: str, *, name: str = "the text", truncate: bool = False) -> list[int]:
-        """A text as the model reads it; with `truncate` cut to the length of training."""
-        count = len(self.special.framed([]))
-        return self.special.framed(self.fit_length(self.tokenizer.encode(text), name, truncate, special=count))
+    def encode_text(self, text: str, *, name: str = "the text", truncate: bool = False) -> list[int]:
+        """The ids of a text with special tokens; `truncate` cuts it to the trained length."""
+        count = len(self.special.add_special_tokens([]))
+        ids = self.limit_length(self.tokenizer.encode(text), name, truncate, special_count=count)
+        return self.special.add_special_tokens(ids)
 
-    def encode_rows(self, rows: Sequence[tuple[str, ...]], *, name: str | None = None, truncate: bool = False) -> Texts:
-        """Texts, or pairs of texts, as the model reads them; with `truncate` cut to the length of training.
+    def encode_rows(
+        self, rows: Sequence[tuple[str, ...]], *, name: str | None = None, truncate: bool = False
+    ) -> EncodedTexts:
+        """Encode texts, or pairs of texts, with special tokens; `truncate` cuts them to the trained length.
 
-        `name` is that of a single row in messages.
+        `name` identifies a single row in errors.
         """
-        how: dict[str, Any] = {"segments": self.model.config.segments > 1}
-        encoded, cut = encode_texts(rows, self.tokenizer, self.special, max_len=self.trained_length, **how)
-        if not cut or truncate:
+        options: dict[str, Any] = {"segments": self.model.config.segments > 1}
+        encoded, truncated = encode_texts(rows, self.tokenizer, self.special, max_len=self.trained_length, **options)
+        if not truncated or truncate:
             return encoded
         limit = self.length_limit
-        encoded, cut = encode_texts(rows, self.tokenizer, self.special, max_len=limit or MAX_INT, **how)
-        if cut:
-            where = f"{name} has" if name is not None else f"{cut} of the texts have"
-            what = "it" if name is not None else "them"
+        encoded, truncated = encode_texts(rows, self.tokenizer, self.special, max_len=limit or MAX_INT, **options)
+        if truncated:
+            subject = f"{name} has" if name is not None else f"{truncated} of the texts have"
+            pronoun = "it" if name is not None else "them"
             raise RegardError(
-                f"{where} more than the {limit} tokens that the model takes.",
-                f"Split {what}, or use --truncate to cut {what} short.",
+                f"{subject} more tokens than the model supports ({limit}).",
+                f"Split {pronoun}, or use --truncate to cut {pronoun}.",
             )
-        self.warn_of_length()
+        self.warn_beyond_trained_length()
         return encoded
 
     @torch.no_grad()
     def embed(
         self, texts: str | Sequence[str], *, truncate: bool = False
     ) -> Float[np.ndarray, "B E"] | Float[np.ndarray, "E"]:
-        """A vector per text, or the vector of a single string, of length 1: the mean over its tokens, or what the
-        model's query finds in them (`pooling = "query"`).
+        """Unit-length embeddings, one per text; one vector for a single string.
+
+        An embedding is the mean of the token vectors, or the attention pooling of a model with `pooling = "query"`.
         """
         if isinstance(texts, str):
             return self.embed([texts], truncate=truncate)[0]
-        rows = [self.text_ids(text, name=f"text {i}", truncate=truncate) for i, text in enumerate(texts, 1)]
+        rows = [self.encode_text(text, name=f"text {i}", truncate=truncate) for i, text in enumerate(texts, 1)]
         vectors = np.zeros((len(rows), self.model.config.width), np.float32)
         self.model.eval()
-        for numbers, (packed,) in _batches(Texts(Sequences.of(rows))):
+        for indices, (packed,) in _batches(EncodedTexts(Sequences.from_lists(rows))):
             encoded = self.model.encode(packed.to(self.device)).float()
             if self.model.config.pooling == "query":
-                found = self.model.query_pool(encoded, packed.to(self.device).offsets).float()
+                pooled = self.model.query_pool(encoded, packed.to(self.device).offsets).float()
             else:
-                found = torch.stack([one.mean(0) for one in encoded.split(packed.offsets.lengths.tolist())])
-            vectors[numbers] = torch.nn.functional.normalize(found, dim=-1).cpu().numpy()
+                pooled = torch.stack([tokens.mean(0) for tokens in encoded.split(packed.offsets.lengths.tolist())])
+            vectors[indices] = torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy()
         return vectors
 
     @overload
-    def classify(self, texts: str, *, truncate: bool = False) -> Classified: ...
+    def classify(self, texts: str, *, truncate: bool = False) -> Classification: ...
     @overload
-    def classify(self, texts: Sequence[str | tuple[str, ...]], *, truncate: bool = False) -> list[Classified]: ...
+    def classify(self, texts: Sequence[str | tuple[str, ...]], *, truncate: bool = False) -> list[Classification]: ...
     @torch.no_grad()
     def classify(self, texts: str | Sequence[str | tuple[str, ...]], *, truncate: bool = False) -> Any:
-        """The label of each text, or of each two texts, and the probability of each label; for a single string, its
-        own.
-        """
+        """The label of each text, or pair of texts, with the probability of every label; one result for a string."""
         if isinstance(texts, str):
             return self.classify([texts], truncate=truncate)[0]
         if self.model.config.head != "classify":
             raise RegardError(
-                "This model was not trained to classify.", "Train it on: regard train --task classify --from …"
+                "This model has no classification head.", "Fine-tune it: regard train --task classify --from …"
             )
         rows = [(text,) if isinstance(text, str) else text for text in texts]
-        for number, row in enumerate(rows, 1):
+        for i, row in enumerate(rows, 1):
             if len(row) not in (1, 2):
-                raise RegardError(f"text {number} is {len(row)} texts.", "Give one text, or two.")
+                raise RegardError(f"Item {i} has {len(row)} texts; expected one or two.", "Pass a text or a pair.")
         encoded = self.encode_rows(rows, truncate=truncate)
-        found: list[Classified | None] = [None] * len(rows)
-        for numbers, logits in self._outputs(encoded):
-            for number, row in zip(numbers, logits.softmax(-1).tolist()):
-                found[number] = classified(self.model.config.labels, row)
-        return [one for one in found if one is not None]
+        results: list[Classification | None] = [None] * len(rows)
+        for indices, logits in self._outputs(encoded):
+            for i, probabilities in zip(indices, logits.softmax(-1).tolist()):
+                results[i] = Classification.from_probabilities(self.model.config.labels, probabilities)
+        return [result for result in results if result is not None]
 
     @overload
     def answer(self, questions: Question, *, empty: bool = False) -> str: ...
@@ -122,62 +124,64 @@ class TextEncoder(ModelWithTokenizers):
     def answer(self, questions: Sequence[Question], *, empty: bool = False) -> list[str]: ...
     @torch.no_grad()
     def answer(self, questions: Question | Sequence[Question], *, empty: bool = False) -> Any:
-        """The answer to each question, or to a single one: words of its context, found in as many overlapping pieces
-        as that needs.
+        """The answer to each question, a span of its context; one answer for a single `Question`.
 
-        With `empty`, for models that were trained on such questions too, it is nothing where the context has none.
+        A long context is processed in overlapping pieces. With `empty`, an answer may be "" if the context contains
+        none; this requires a model that was trained on unanswerable questions.
         """
         if isinstance(questions, Question):
             return self.answer([questions], empty=empty)[0]
         if isinstance(questions, str):
             raise RegardError(
-                "A question comes with its context.", 'Give Question(id="", question="…", context="…"), or several.'
+                "A question needs its context (got a string).", 'Pass Question(id="", question="…", context="…").'
             )
         config = self.model.config
         if config.head != "answer":
             raise RegardError(
-                "This model was not trained to answer.", "Train it on: regard train --task answer --from …"
+                "This model has no question answering head.", "Fine-tune it: regard train --task answer --from …"
             )
-        pieces = QuestionPieces.of(
+        pieces = QuestionWindows.from_questions(
             questions, self.tokenizer, self.special, max_len=config.max_len, segments=config.segments > 1
         )
         scores: list[Any] = [None] * len(pieces)
-        for numbers, logits in self._outputs(pieces.texts):
-            lengths = [len(pieces.texts.ids[number]) for number in numbers]
-            for number, rows in zip(numbers, logits.split(lengths)):
-                scores[number] = rows.log_softmax(0).cpu().numpy()
-        return pieces.best(questions, scores, empty=empty)
+        for indices, logits in self._outputs(pieces.texts):
+            lengths = [len(pieces.texts.ids[i]) for i in indices]
+            for i, rows in zip(indices, logits.split(lengths)):
+                scores[i] = rows.log_softmax(0).cpu().numpy()
+        return pieces.extract_answers(questions, scores, empty=empty)
 
     @torch.no_grad()
     def fill(self, text: str, count: int = 5) -> list[list[tuple[str, float]]]:
-        """For each `<mask>` in a text the likeliest tokens there, and how likely they are."""
+        """The `count` most probable tokens for each `<mask>` in a text, with their probabilities."""
         if self.model.config.head != "mask" or self.special.mask is None:
-            raise RegardError("This model does not name hidden tokens.", "Train one with: regard train --task mask")
-        *before, last = text.split(MASK_NAME)
+            raise RegardError("This model has no masked language modeling head.", "Train one: regard train --task mask")
+        *before, last = text.split(MASK_TOKEN)
         if not before:
-            raise RegardError(f"There is no {MASK_NAME} in the text.", f"Write {MASK_NAME} where a token is hidden.")
-        # The space before a word is the word's, not a token of its own.
+            raise RegardError(f"The text contains no {MASK_TOKEN}.", f"Write {MASK_TOKEN} in place of a token.")
+        # The space before a mask belongs to the masked word; it is not a separate token.
         parts = [self.tokenizer.encode(part) for part in (*(part.rstrip(" ") for part in before), last)]
         ids: list[int] = reduce(lambda left, right: [*left, self.special.mask, *right], parts)  # type: ignore[list-item]
-        ids = self.special.framed(self.fit_length(ids, "The text", False, special=len(self.special.framed([]))))
+        ids = self.special.add_special_tokens(
+            self.limit_length(ids, "The text", False, special_count=len(self.special.add_special_tokens([])))
+        )
         self.model.eval()
-        likely = self.model(self.packed([ids])).float().softmax(-1)
-        found = []
-        for place in [i for i, one in enumerate(ids) if one == self.special.mask]:
-            best, which = likely[place].topk(min(count, likely.shape[1]))
-            found.append([(self.tokenizer.decode([i]), p) for i, p in zip(which.tolist(), best.tolist())])
-        return found
+        probabilities = self.model(self.pack([ids])).float().softmax(-1)
+        predictions = []
+        for position in [i for i, token in enumerate(ids) if token == self.special.mask]:
+            best, tokens = probabilities[position].topk(min(count, probabilities.shape[1]))
+            predictions.append([(self.tokenizer.decode([i]), p) for i, p in zip(tokens.tolist(), best.tolist())])
+        return predictions
 
-    def _outputs(self, texts: Texts) -> Iterator[tuple[list[int], Tensor]]:
-        """The model's outputs for batches of the texts, with the numbers of those in each."""
+    def _outputs(self, texts: EncodedTexts) -> Iterator[tuple[list[int], Tensor]]:
+        """The model's outputs for batches of texts, each with the indices of its texts."""
         self.model.eval()
-        for numbers, inputs in _batches(texts):
-            yield numbers, self.model(*(one.to(self.device) for one in inputs)).float()
+        for indices, inputs in _batches(texts):
+            yield indices, self.model(*(one.to(self.device) for one in inputs)).float()
 
 
-def _batches(texts: Texts) -> Iterator[tuple[list[int], Inputs]]:
-    """Texts of similar length together, with their numbers."""
+def _batches(texts: EncodedTexts) -> Iterator[tuple[list[int], EncoderInputs]]:
+    """Batches of texts of similar length, each with the indices of its texts."""
     if not len(texts):
         return iter(())
-    longest = int(texts.ids.lengths.max())
-    return ByLength(texts, budget=max(BATCH_TOKENS, longest), max_len=longest, seed=0).epoch(0)
+    max_len = int(texts.ids.lengths.max())
+    return LengthGroupedBatches(texts, budget=max(BATCH_TOKENS, max_len), max_len=max_len, seed=0).epoch(0)

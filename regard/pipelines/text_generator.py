@@ -1,4 +1,4 @@
-"""A language model with its tokenizer, ready to use."""
+"""Text generation pipeline: a language model with its tokenizer."""
 
 import dataclasses
 import math
@@ -8,33 +8,34 @@ from typing import Any, overload
 
 import torch
 
-from regard.data.batching.pair_batches import IGNORED
-from regard.data.batching.token_streams import whole_text
+from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.batching.token_streams import sliding_window_batches
 from regard.data.text.documents import encode_documents
-from regard.data.text.special_tokens import WRITING, Special
+from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
-from regard.decode import BeamHistory, DecodeConfig, Hypothesis, decode_all
+from regard.decode import DecodeConfig, Hypothesis, SearchHistory, decode_all
 from regard.errors import RegardError
 from regard.models import GPT
-from regard.pipelines.pipeline import ModelWithTokenizers
-from regard.pipelines.scoring import PairScore, logprobs
+from regard.pipelines.pipeline import TextPipeline
+from regard.pipelines.scoring import SequenceScore, target_logprobs
 
-Hear = Callable[[int, str], None]
+OnText = Callable[[int, str], None]
+"""called with the index of a prompt and a piece of its generated text"""
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """What a model wrote after a prompt, what it thought of it, and, where asked for, the search that found it."""
+    """Text generated after a prompt, with its score, its hypothesis and, if recorded, the search history."""
 
     text: str
     score: float
     hypothesis: Hypothesis
-    history: BeamHistory | None = None
+    history: SearchHistory | None = None
 
 
 @dataclass(frozen=True)
 class TextLoss:
-    """How a text surprises a model: nats in all, over its tokens, its words (a line's end is one) and its bytes."""
+    """Total loss of a text in nats, and its numbers of tokens, words (line ends included) and bytes."""
 
     nats: float
     tokens: int
@@ -43,6 +44,7 @@ class TextLoss:
 
     @property
     def loss(self) -> float:
+        """Mean loss per token, in nats."""
         return self.nats / self.tokens
 
     @property
@@ -55,33 +57,36 @@ class TextLoss:
 
 
 @dataclass
-class LanguageModel(ModelWithTokenizers):
-    """A model that goes on with a text.
+class TextGenerator(TextPipeline):
+    """A language model (GPT) with its tokenizer.
 
-    >>> writer = load("model")  # doctest: +SKIP
-    >>> writer("Once upon a time")  # doctest: +SKIP
+    >>> generator = load("model")  # doctest: +SKIP
+    >>> generator("Once upon a time")  # doctest: +SKIP
     ', there was a little girl named Lily.'
     """
 
     model: GPT
     tokenizer: Tokenizer
     training: dict[str, Any] = field(default_factory=dict)
-    special: Special = WRITING
+    special: SpecialTokens = CAUSAL_LM_TOKENS
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.tokenizer, self.tokenizer
 
     def __call__(self, prompt: str) -> str:
+        """The first sampled continuation of a prompt."""
         return self.generate(prompt)[0].text
 
-    def prompt_ids(self, prompt: str, *, name: str = "the prompt", truncate: bool = False) -> list[int]:
-        """A text as the model reads it; with `truncate` the end of one that is longer than in training."""
-        begun = self.special.framed([])
+    def encode_prompt(self, prompt: str, *, name: str = "the prompt", truncate: bool = False) -> list[int]:
+        """The ids of a prompt with special tokens; `truncate` keeps the end of one beyond the trained length."""
+        prefix = self.special.add_special_tokens([])
         ids = self.tokenizer.encode(prompt)
-        ids = [*begun, *self.fit_length(ids, name, truncate, special=len(begun), keep_end=True)]
+        ids = [*prefix, *self.limit_length(ids, name, truncate, special_count=len(prefix), keep_end=True)]
         if not ids:
-            raise RegardError(f"{name} is empty, and this model cannot begin by itself.", "Give it some text.")
+            raise RegardError(
+                f"{name} is empty, and this model has no start token.", "Write at least one token of text."
+            )
         return ids
 
     @overload
@@ -98,77 +103,81 @@ class LanguageModel(ModelWithTokenizers):
         *,
         truncate: bool = False,
         history: bool = False,
-        hear: Hear | None = None,
+        on_text: OnText | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Any:
-        """For each prompt its continuations, sampled unless the config says otherwise; for a single string, its own.
+        """The continuations of each prompt, by default sampled; one list for a single string.
 
-        `hear(number, text)` is told each piece of text of prompt `number` as it is written (not in beam search; of
-        several samples, the first one drawn). `history` keeps what each step considered.
-        Outputs end where the model ends them, at max_len tokens, or where prompt and output fill a table of positions.
+        `on_text(index, text)` is called for every piece of text generated for prompt `index` (not in beam search; with
+        several samples, for the first only). `history` records the candidates of every step. An output ends at `<eos>`,
+        after `max_len` tokens, or when prompt and output reach the length limit of the model.
         """
         if isinstance(prompts, str):
-            return self.generate([prompts], config, truncate=truncate, history=history, hear=hear, progress=progress)[0]
+            return self.generate(
+                [prompts], config, truncate=truncate, history=history, on_text=on_text, progress=progress
+            )[0]
         config = config or DecodeConfig(method="sample")
-        ids = [self.prompt_ids(p, name=f"prompt {i}", truncate=truncate) for i, p in enumerate(prompts, 1)]
-        # The bounds that follow from a source's length are for translation.
+        ids = [self.encode_prompt(p, name=f"prompt {i}", truncate=truncate) for i, p in enumerate(prompts, 1)]
+        # Limits relative to the source length are for translation.
         config = dataclasses.replace(config, max_ratio=0.0, max_extra=config.max_len)
-        if self.tokenizer.kind == "word":  # the text of <unk> is empty
+        if self.tokenizer.kind == "word":  # <unk> decodes to nothing
             config = dataclasses.replace(config, unknown=False)
         self.model.eval()
-        listeners = [_Listener(self.tokenizer, one[len(self.special.framed([])) :]) for one in ids]
+        prefix_len = len(self.special.add_special_tokens([]))
+        decoders = [_StreamDecoder(self.tokenizer, prompt[prefix_len:]) for prompt in ids]
 
-        def on_token(number: int, token: int) -> None:
-            if hear is not None and (text := listeners[number].take(token)):
-                hear(number, text)
+        def on_token(index: int, token: int) -> None:
+            if on_text is not None and (text := decoders[index].add(token)):
+                on_text(index, text)
 
-        found = decode_all(
+        results = decode_all(
             self.model,
             ids,
-            self.packed,
+            self.pack,
             config,
             special=self.special,
             history=history,
-            room=self.length_limit,
-            on_token=on_token if hear is not None else None,
+            max_total_len=self.length_limit,
+            on_token=on_token if on_text is not None else None,
             progress=progress,
         )
-        if any(len(one) + len(h.ids) > self.trained_length for one, n_best in zip(ids, found) for h in n_best):
-            self.warn_of_length()
-        if hear is not None:
-            for number, listener in enumerate(listeners):
-                if rest := listener.rest():
-                    hear(number, rest)
+        if any(len(prompt) + len(h.ids) > self.trained_length for prompt, n_best in zip(ids, results) for h in n_best):
+            self.warn_beyond_trained_length()
+        if on_text is not None:
+            for index, decoder in enumerate(decoders):
+                if text := decoder.flush():
+                    on_text(index, text)
         return [
-            [Continuation(listener.text_after(h.ids), h.score, h, n_best.history) for h in n_best]
-            for listener, n_best in zip(listeners, found)
+            [Continuation(decoder.decode(h.ids), h.score, h, n_best.history) for h in n_best]
+            for decoder, n_best in zip(decoders, results)
         ]
 
     @overload
-    def score(self, texts: str, **options: Any) -> PairScore: ...
+    def score(self, texts: str, **options: Any) -> SequenceScore: ...
     @overload
-    def score(self, texts: Iterable[str], **options: Any) -> list[PairScore]: ...
+    def score(self, texts: Iterable[str], **options: Any) -> list[SequenceScore]: ...
     @torch.no_grad()
     def score(self, texts: str | Iterable[str], *, truncate: bool = False, batch_tokens: int = 4096) -> Any:
-        """The log-probability of each text and its end, from its first token that has one before it; for a single
-        string, that of this text.
+        """The log-probability of each text including `<eos>`; one score for a single string.
+
+        Without a start token, the first token of a text is not scored.
         """
         if isinstance(texts, str):
             return self.score([texts], truncate=truncate, batch_tokens=batch_tokens)[0]
         encoded = [
-            [*self.prompt_ids(text, name=f"text {i}", truncate=truncate), self.special.eos]
+            [*self.encode_prompt(text, name=f"text {i}", truncate=truncate), self.special.eos]
             for i, text in enumerate(texts, 1)
         ]
-        scores: list[PairScore] = []
+        scores: list[SequenceScore] = []
         self.model.eval()
         while len(scores) < len(encoded):
             batch = [encoded[len(scores)]]
             while len(scores) + len(batch) < len(encoded) and sum(map(len, batch)) < batch_tokens:
                 batch.append(encoded[len(scores) + len(batch)])
-            wanted = torch.tensor([token for one in batch for token in one[1:]], device=self.device)
-            rows = logprobs(self.model(self.packed([one[:-1] for one in batch])).float(), wanted)
-            own_rows = rows.split([len(one) - 1 for one in batch])
-            scores += [PairScore(float(own.double().sum()), len(own)) for own in own_rows]
+            targets = torch.tensor([token for ids in batch for token in ids[1:]], device=self.device)
+            logprobs = target_logprobs(self.model(self.pack([ids[:-1] for ids in batch])).float(), targets)
+            per_text = logprobs.split([len(ids) - 1 for ids in batch])
+            scores += [SequenceScore(float(text.double().sum()), len(text)) for text in per_text]
         return scores
 
     @torch.no_grad()
@@ -179,48 +188,53 @@ class LanguageModel(ModelWithTokenizers):
         batch_tokens: int = 8192,
         progress: Callable[[int, int], None] | None = None,
     ) -> TextLoss:
-        """The loss over whole documents of any length, or over one: each token is predicted once, from at least half
-        of the trained length (but for the first ones). `progress` is called with the tokens done, and all of them.
+        """The loss over one or more documents of any length.
+
+        Each token is predicted once, with a context of at least half the trained length (except at the beginning).
+        `progress(done, total)` is called with numbers of tokens.
         """
         documents = [documents] if isinstance(documents, str) else documents
         ids = encode_documents(documents, self.tokenizer, self.special)
-        longest = self.trained_length
+        length = self.trained_length
         nats, tokens = 0.0, 0
         self.model.eval()
-        for batch in whole_text(ids, longest, budget=max(batch_tokens, longest), overlap=longest // 2):
+        for batch in sliding_window_batches(ids, length, budget=max(batch_tokens, length), overlap=length // 2):
             batch = batch.to(self.device)
-            asked = batch.targets != IGNORED
-            rows = logprobs(self.model(*batch.inputs)[asked].float(), batch.targets[asked])
-            nats, tokens = nats - float(rows.double().sum()), tokens + len(rows)
+            has_target = batch.targets != IGNORE_INDEX
+            logprobs = target_logprobs(self.model(*batch.inputs)[has_target].float(), batch.targets[has_target])
+            nats, tokens = nats - float(logprobs.double().sum()), tokens + len(logprobs)
             if progress is not None:
                 progress(tokens, len(ids))
         words = sum(len(text.split()) + text.count("\n") for text in documents)
         return TextLoss(nats, tokens, max(1, words), sum(len(text.encode()) for text in documents))
 
 
-class _Listener:
-    """Tokens after a prompt as text: a token alone knows neither the space before it nor a whole letter."""
+class _StreamDecoder:
+    """Decodes generated tokens piece by piece. A token may depend on the previous one for its leading space, or hold
+    only part of a character.
+    """
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
         self.tokenizer = tokenizer
-        # A few tokens of the prompt are enough to know how the next one joins it.
-        self.before = prompt[-8:]
-        self.start = len(tokenizer.decode(self.before))
+        # The last tokens of the prompt determine how the next token is decoded.
+        self.context = prompt[-8:]
+        self.start = len(tokenizer.decode(self.context))
         self.tokens: list[int] = []
-        self.told = ""
+        self.emitted = ""
 
-    def text_after(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(self.before + tokens)[self.start :]
+    def decode(self, tokens: list[int]) -> str:
+        """The text of these tokens after the prompt."""
+        return self.tokenizer.decode(self.context + tokens)[self.start :]
 
-    def take(self, token: int) -> str:
-        """What is new in the text; nothing while a letter is incomplete."""
+    def add(self, token: int) -> str:
+        """The new text after this token; empty while a character is incomplete."""
         self.tokens.append(token)
-        text = self.text_after(self.tokens)
-        if text.endswith("\ufffd") or not text.startswith(self.told):
+        text = self.decode(self.tokens)
+        if text.endswith("\ufffd") or not text.startswith(self.emitted):
             return ""
-        new, self.told = text[len(self.told) :], text
+        new, self.emitted = text[len(self.emitted) :], text
         return new
 
-    def rest(self) -> str:
-        """What was held back to the end: a letter that was never completed."""
-        return self.text_after(self.tokens)[len(self.told) :]
+    def flush(self) -> str:
+        """The remaining text: a character that was never completed."""
+        return self.decode(self.tokens)[len(self.emitted) :]

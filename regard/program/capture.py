@@ -1,4 +1,4 @@
-"""Derive the program of a model from its `forward`: torch.export of the plain path, with sizes that may vary."""
+"""Capture a call of a model with torch.export: reference attention, dynamic sizes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,17 +11,17 @@ from regard.attention.dispatch import use
 from regard.errors import RegardError
 
 
-class Captured(NamedTuple):
-    """An exported call of a model, and the names of its inputs and of sizes that vary."""
+class CapturedCall(NamedTuple):
+    """An exported call of a model, with the names of its inputs and dynamic sizes."""
 
     exported: ExportedProgram
     inputs: tuple[str, ...]
     sizes: dict[str, str]
-    """from torch's symbols to the given names"""
+    """name of each dynamic size, by torch's symbol for it"""
 
 
 class _Call(nn.Module):
-    """One entry point of a model as a module, which is what torch.export takes."""
+    """Wraps a call of a model in a module, as torch.export requires."""
 
     def __init__(self, model: nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -36,17 +36,17 @@ def capture(
     call: Callable[..., Any],
     inputs: Mapping[str, Tensor],
     sizes: Mapping[str, Sequence[str | None]],
-) -> Captured:
-    """Export `call(model, *inputs)` in evaluation mode, with the definition of attention in place of its kernels.
+) -> CapturedCall:
+    """Export `call(model, *inputs)` in evaluation mode, with reference attention instead of kernels.
 
-    `sizes` names the axes of inputs whose size may vary; axes of one name have one size.
+    `sizes` names the dynamic axes of each input (None: static); axes with the same name have the same size.
 
     >>> layer = nn.Linear(2, 3)
     >>> captured = capture(layer, lambda layer, x: layer(x), {"x": torch.zeros(4, 2)}, {"x": ("T", None)})
     >>> captured.exported.module()(torch.zeros(7, 2)).shape
     torch.Size([7, 3])
     """
-    # torch infers how sizes depend on each other (R = B · K) and whether one cannot vary, which is an error below.
+    # torch infers relations between sizes (R = B · K), and which sizes are static, which raises below.
     dynamic = tuple(
         {axis: Dim.AUTO for axis, name in enumerate(sizes.get(key, ())) if name is not None} for key in inputs
     )
@@ -63,9 +63,9 @@ def capture(
         for axis, (size, name) in enumerate(zip(node.meta["val"].shape, sizes.get(key, ()))):
             if name is not None and not isinstance(size, torch.SymInt):
                 raise RegardError(
-                    f"The size {name} (axis {axis} of {key}) is fixed to {size} by an operation of the model.",
-                    "Write the layer so that it does not read the size as a Python number.",
+                    f"The size {name} (axis {axis} of input {key}) was specialized to {size} by the model.",
+                    "Change the layer so that it does not convert the size to a Python integer.",
                 )
             if name is not None and size.node.expr.is_Symbol:
                 symbols.setdefault(str(size.node.expr), name)
-    return Captured(exported, tuple(inputs), symbols)
+    return CapturedCall(exported, tuple(inputs), symbols)

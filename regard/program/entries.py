@@ -1,4 +1,4 @@
-"""The calls of each model family that become programs: `forward` for looking and scoring, and the parts of decoding."""
+"""EntryPoint points of each model family that are captured as programs: `forward`, and the steps of decoding."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.layers.kv_cache import MemoryCache, PlainCache
+from regard.layers.kv_cache import CrossAttentionCache, FunctionalKVCache
 from regard.layers.packed import Padded
 from regard.layers.recurrent import PARTS
-from regard.models import FAMILIES, GPT, Bert, Seq2Seq, Transformer, ViT, family_of
+from regard.models import FAMILIES, GPT, Bert, Seq2Seq, Transformer, ViT, family_name
 from regard.models.gpt import GPTState
 from regard.models.seq2seq import Seq2SeqState
 from regard.models.transformer import TransformerState
 from regard.program.capture import capture
-from regard.program.program import Program, program_of
+from regard.program.program import Program, build_program
 
 
-class Entry(NamedTuple):
-    """A call of a model: example inputs by name, the names of sizes that vary (axis by axis), the names of outputs."""
+class EntryPoint(NamedTuple):
+    """A call of a model: a function, example inputs by name, names of dynamic sizes per axis, names of outputs."""
 
     call: Callable[..., Any]
     inputs: Mapping[str, Tensor]
@@ -28,26 +28,26 @@ class Entry(NamedTuple):
     outputs: Sequence[str] = ("output",)
 
 
-def forward_entry(model: Any, image: Tensor | None = None) -> Entry:
-    """`forward` of one example: ids (1, S) of source and target, or of a text (and its segments); or an image.
+def forward_entry(model: Any, image: Tensor | None = None) -> EntryPoint:
+    """`forward` of one example: ids (1, S) of source and target, or of a text (with its segments); or an image.
 
-    Sizes bear the names of the inputs.
+    Dynamic sizes have the names of the inputs.
     """
     device = next(model.parameters()).device
-    # Lengths that differ from each other and from 1.
+    # Example lengths must differ from each other and from 1, or torch.export would relate or specialize them.
     tokens = [torch.zeros(1, length, dtype=torch.long, device=device) for length in (5, 7)]
-    match FAMILIES[family_of(model.config)].pipeline:
+    match FAMILIES[family_name(model.config)].pipeline:
         case "translator":
             sizes = {name: (None, name) for name in ("source", "target")}
-            return Entry(_forward_pair, dict(zip(sizes, tokens)), sizes)
+            return EntryPoint(_forward_pair, dict(zip(sizes, tokens)), sizes)
         case "image_model":
             if image is None:
                 raise RegardError("The program of an image model needs an image.", "Pass image=…")
-            return Entry(_forward_image, {"image": image}, {})
+            return EntryPoint(_forward_image, {"image": image}, {})
     if getattr(model.config, "segments", 0) > 1:
         inputs = {"text": tokens[0], "segments": torch.zeros_like(tokens[0])}
-        return Entry(_forward_text, inputs, dict.fromkeys(inputs, (None, "text")))
-    return Entry(_forward_text, {"text": tokens[0]}, {"text": (None, "text")})
+        return EntryPoint(_forward_text, inputs, dict.fromkeys(inputs, (None, "text")))
+    return EntryPoint(_forward_text, {"text": tokens[0]}, {"text": (None, "text")})
 
 
 def _forward_pair(model: Any, source: Tensor, target: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ _programs: WeakKeyDictionary[nn.Module, dict[Any, Program]] = WeakKeyDictionary(
 
 
 def forward_program(model: nn.Module, image: Tensor | None = None, call: Callable[..., Any] | None = None) -> Program:
-    """The program of a model's `forward`, captured once per model (of images: once per size).
+    """The program of a model's `forward`, cached per model (for image models: per image size).
 
     `call`, a function of the model and the inputs, replaces `forward`.
 
@@ -76,27 +76,27 @@ def forward_program(model: nn.Module, image: Tensor | None = None, call: Callabl
     >>> program.inputs, program.steps[-1].module, program is forward_program(model)
     (('text',), 'output', True)
     """
-    kept = _programs.setdefault(model, {})
-    # A module that was replaced since makes another program.
+    programs = _programs.setdefault(model, {})
+    # Replacing a submodule invalidates the cached program.
     key = None if image is None else tuple(image.shape), call, tuple(map(id, model.modules()))
-    if key not in kept:
+    if key not in programs:
         entry = forward_entry(model, image)
-        kept[key] = program_of(capture(model, call or entry.call, entry.inputs, entry.sizes))
-    return kept[key]
+        programs[key] = build_program(capture(model, call or entry.call, entry.inputs, entry.sizes))
+    return programs[key]
 
 
 # -- batches and decoding ----------------------------------------------------------------------------------------------
 
 
-def batch_entries(model: nn.Module) -> dict[str, Entry]:
-    """The calls that run a model on batches, by name: what ONNX graphs are made of.
+def batch_entries(model: nn.Module) -> dict[str, EntryPoint]:
+    """EntryPoint points that run a model on batches, by name. Each becomes an ONNX graph.
 
-    encoder        ids (B, S), mask (B, S) → memory_* (B rows, once per sentence); of recurrent models also cells
-    prompt         of language models: ids (B, S), mask (B, S) → logits (B, S, V) and the state
-    decoder_step   last (B, K), what the encoder gave, state of B·K hypotheses → logits (B, K, V), new state
-    model          of encoders: ids, mask → what their head gives; of images: images (B, C, H, W) → labels or masks
+    encoder        ids (B, S), mask (B, S) → memory_* (one row per sentence); recurrent models: also cells
+    prompt         language models: ids (B, S), mask (B, S) → logits (B, S, V), state
+    decoder_step   last (B, K), outputs of the encoder, state of B·K hypotheses → logits (B, K, V), new state
+    model          text encoders: ids, mask → output of the head; image models: images (B, C, H, W) → logits
 
-    The mask is true where there is a token; padding comes after the tokens. The parts of a new state are called new_*.
+    The mask is true at tokens and false at padding, which is on the right. Tensors of the new state are named new_*.
     """
     match model:
         case Transformer():
@@ -109,12 +109,12 @@ def batch_entries(model: nn.Module) -> dict[str, Entry]:
             inputs = _tokens() | (
                 {"segments": torch.zeros(3, 5, dtype=torch.long)} if model.config.segments > 1 else {}
             )
-            return {"model": Entry(_bert, inputs, dict.fromkeys(inputs, ("B", "S")))}
+            return {"model": EntryPoint(_bert, inputs, dict.fromkeys(inputs, ("B", "S")))}
         case ViT():
             config = model.config
             images = {"images": torch.zeros(3, config.channels, config.image_height, config.image_width)}
-            return {"model": Entry(_forward_image, images, {"images": ("B",)})}
-    raise RegardError(f"There is no program of a {type(model).__name__}.", "Use a model of one of Regard's families.")
+            return {"model": EntryPoint(_forward_image, images, {"images": ("B",)})}
+    raise RegardError(f"{type(model).__name__} is not supported.", "Use a model of one of Regard's families.")
 
 
 def _tokens() -> dict[str, Tensor]:
@@ -129,41 +129,41 @@ def _bert(model: Bert, ids: Tensor, mask: Tensor, segments: Tensor | None = None
     return model(_padded(ids, mask), segments)
 
 
-def _transformer_entries(model: Transformer) -> dict[str, Entry]:
+def _transformer_entries(model: Transformer) -> dict[str, EntryPoint]:
     groups, width = model.decoder[0].cross.kv_heads, model.decoder[0].cross.head_width
     memory = [f"memory_{kind}_{i}" for i in range(len(model.decoder)) for kind in ("keys", "values")]
-    own = [name.removeprefix("memory_") for name in memory]
+    state_names = [name.removeprefix("memory_") for name in memory]
 
     def encode(model: Transformer, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        caches = model.start(_padded(ids, mask)).memory
+        caches = model.start(_padded(ids, mask)).cross_caches
         return tuple(tensor for cache in caches for tensor in (cache.k, cache.v))
 
     def step(model: Transformer, last: Tensor, mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         sources, states = _pairs(tensors[: len(memory)]), _pairs(tensors[len(memory) :])
-        caches = [PlainCache(k, v) for k, v in states]
+        caches = [FunctionalKVCache(k, v) for k, v in states]
         state = TransformerState(
             beams=last.shape[1],
             position=states[0][0].shape[2],
-            own=list(caches),
-            memory=[MemoryCache(k, v, mask.sum(1)) for k, v in sources],
+            self_caches=list(caches),
+            cross_caches=[CrossAttentionCache(k, v, mask.sum(1)) for k, v in sources],
         )
         logits, _ = model.step(state, last)
         return logits, *(tensor for cache in caches for tensor in cache.tensors)
 
     sizes: dict[str, Sequence[str | None]] = {"last": ("B", "K"), "mask": ("B", "S")}
-    sizes |= dict.fromkeys(memory, ("B", None, "S")) | dict.fromkeys(own, ("R", None, "P"))
+    sizes |= dict.fromkeys(memory, ("B", None, "S")) | dict.fromkeys(state_names, ("R", None, "P"))
     inputs = {"last": torch.zeros(3, 2, dtype=torch.long), "mask": torch.ones(3, 5, dtype=torch.bool)}
     inputs |= {name: torch.zeros(3, groups, 5, width) for name in memory}
-    inputs |= {name: torch.zeros(6, groups, 4, width) for name in own}
+    inputs |= {name: torch.zeros(6, groups, 4, width) for name in state_names}
     return {
-        "encoder": Entry(encode, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), memory),
-        "decoder_step": Entry(step, inputs, sizes, ("logits", *(f"new_{name}" for name in own))),
+        "encoder": EntryPoint(encode, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), memory),
+        "decoder_step": EntryPoint(step, inputs, sizes, ("logits", *(f"new_{name}" for name in state_names))),
     }
 
 
-def _seq2seq_entries(model: Seq2Seq) -> dict[str, Entry]:
-    attends = model.config.attention != "none"
-    config, memory = model.config, ("memory",) if attends else ()
+def _seq2seq_entries(model: Seq2Seq) -> dict[str, EntryPoint]:
+    config = model.config
+    memory = ("memory",) if config.attention != "none" else ()
 
     def encode(model: Seq2Seq, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         state = model.start(_padded(ids, mask))
@@ -171,7 +171,7 @@ def _seq2seq_entries(model: Seq2Seq) -> dict[str, Entry]:
 
     def step(model: Seq2Seq, last: Tensor, mask: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         *sources, cells = tensors
-        caches = [MemoryCache(k, k, mask.sum(1)) for k in sources]
+        caches = [CrossAttentionCache(k, k, mask.sum(1)) for k in sources]
         state = Seq2SeqState(cells.reshape(*last.shape, *cells.shape[1:]), caches[0] if caches else None)
         logits, state = model.step(state, last)
         return logits, state.cells.flatten(0, 1)
@@ -181,31 +181,35 @@ def _seq2seq_entries(model: Seq2Seq) -> dict[str, Entry]:
     inputs |= {name: torch.zeros(3, 1, 5, config.width) for name in memory} | {"cells": cells}
     sizes = {"last": ("B", "K"), "mask": ("B", "S"), "memory": ("B", None, "S"), "cells": ("R",)}
     return {
-        "encoder": Entry(encode, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), ("cells", *memory)),
-        "decoder_step": Entry(step, inputs, sizes, ("logits", "new_cells")),
+        "encoder": EntryPoint(encode, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), ("cells", *memory)),
+        "decoder_step": EntryPoint(step, inputs, sizes, ("logits", "new_cells")),
     }
 
 
-def _gpt_entries(model: GPT) -> dict[str, Entry]:
+def _gpt_entries(model: GPT) -> dict[str, EntryPoint]:
     attention = model.blocks[0].attention
-    own = [f"{kind}_{i}" for i in range(len(model.blocks)) for kind in ("keys", "values")]
+    state_names = [f"{kind}_{i}" for i in range(len(model.blocks)) for kind in ("keys", "values")]
 
     def prompt(model: GPT, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        caches = [PlainCache() for _ in model.blocks]
+        caches = [FunctionalKVCache() for _ in model.blocks]
         logits = model.output(model._features(_padded(ids, mask), list(caches)))
-        return logits, mask.sum(1), *(one for cache in caches for one in cache.tensors)
+        return logits, mask.sum(1), *(tensor for cache in caches for tensor in cache.tensors)
 
     def step(model: GPT, last: Tensor, lengths: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        caches = [PlainCache(k, v, lengths) for k, v in _pairs(tensors)]
+        caches = [FunctionalKVCache(k, v, lengths) for k, v in _pairs(tensors)]
         logits, _ = model.step(GPTState(list(caches), lengths.reshape(last.shape), None), last)
-        return logits, lengths + 1, *(one for cache in caches for one in cache.tensors)
+        return logits, lengths + 1, *(tensor for cache in caches for tensor in cache.tensors)
 
     inputs = {"last": torch.zeros(3, 2, dtype=torch.long), "lengths": torch.full((6,), 4)}
-    inputs |= {name: torch.zeros(6, attention.kv_heads, 5, attention.head_width) for name in own}
-    sizes = {"last": ("B", "K"), "lengths": ("R",)} | dict.fromkeys(own, ("R", None, "P"))
+    inputs |= {name: torch.zeros(6, attention.kv_heads, 5, attention.head_width) for name in state_names}
+    sizes = {"last": ("B", "K"), "lengths": ("R",)} | dict.fromkeys(state_names, ("R", None, "P"))
     return {
-        "prompt": Entry(prompt, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), ("logits", "lengths", *own)),
-        "decoder_step": Entry(step, inputs, sizes, ("logits", *(f"new_{name}" for name in ("lengths", *own)))),
+        "prompt": EntryPoint(
+            prompt, _tokens(), dict.fromkeys(_tokens(), ("B", "S")), ("logits", "lengths", *state_names)
+        ),
+        "decoder_step": EntryPoint(
+            step, inputs, sizes, ("logits", *(f"new_{name}" for name in ("lengths", *state_names)))
+        ),
     }
 
 

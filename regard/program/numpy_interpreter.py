@@ -1,4 +1,4 @@
-"""The definition of a program's operations, in plain NumPy: float64 from float32 parameters."""
+"""Reference interpreter of programs in NumPy, in float64."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,31 +15,31 @@ Array = Shaped[np.ndarray, "..."]
 
 
 def run(program: Program, model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Array]:
-    """Everything that a program computes, by the names of its steps. Positions of a scan are numbered: `name[3]`.
+    """Run a program and return the value of every step by name. Steps inside a scan are named `name[3]` at index 3.
 
     >>> import torch
-    >>> from regard.program import capture, program_of
+    >>> from regard.program import capture, build_program
     >>> layer, x = nn.Linear(2, 3), torch.ones(4, 2)
-    >>> program = program_of(capture(layer, lambda layer, x: layer(x), {"x": x}, {"x": ("T", None)}))
+    >>> program = build_program(capture(layer, lambda layer, x: layer(x), {"x": x}, {"x": ("T", None)}))
     >>> run(program, layer, {"x": torch.ones(7, 2)})[program.outputs[0]].shape
     (7, 3)
     """
-    given = {name: _array(value) for name, value in inputs.items()}
-    values = Values(tensors_of(program, model))
-    values.update(given)
-    for step in program.resolve(program.sizes(given)):
+    arrays = {name: _array(value) for name, value in inputs.items()}
+    values = Values(collect_tensors(program, model))
+    values.update(arrays)
+    for step in program.resolve(program.sizes(arrays)):
         execute(step, values)
     return values
 
 
-def tensors_of(program: Program, model: nn.Module) -> dict[str, Tensor]:
-    """What steps read besides inputs: parameters and buffers of the model, and constants."""
-    own = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return dict(own) | dict(program.constants)
+def collect_tensors(program: Program, model: nn.Module) -> dict[str, Tensor]:
+    """Tensors that steps read in addition to inputs: parameters and buffers of the model, and constants."""
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return dict(named) | dict(program.constants)
 
 
 class Values(dict[str, Array]):
-    """Arrays by their names; parameters are read from the model when they are first needed."""
+    """Arrays by name; parameters are converted when first read."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ class Values(dict[str, Array]):
 
 
 def execute(step: Step, values: dict[str, Array]) -> None:
-    """Compute one step from what was computed before it."""
+    """Compute one step from the values of earlier steps."""
     inputs = [None if name is None else values[name] for name in step.inputs]
     if step.body is not None:
         values[step.name] = _scan(step, inputs, values)
         return
     if step.op not in OPERATIONS:
         raise RegardError(
-            f"A program cannot compute {step.op} (in {step.module or 'the model'}).",
+            f"Unsupported operation {step.op} (in {step.module or 'the model'}).",
             "Add the operation to regard/program/numpy_interpreter.py.",
         )
     values[step.name] = np.asarray(OPERATIONS[step.op](*inputs, **step.attributes))
@@ -68,11 +68,11 @@ def _scan(step: Step, inputs: Sequence[Any], values: dict[str, Array]) -> Array:
     body = step.body
     assert body is not None
     (state, xs), outputs = inputs, []
-    for number, x in enumerate(xs):
+    for index, x in enumerate(xs):
         values[body.inputs[0]], values[body.inputs[1]] = state, x
         for inner in body:
             execute(inner, values)
-            values[f"{inner.name}[{number}]"] = values[inner.name]
+            values[f"{inner.name}[{index}]"] = values[inner.name]
         state, output = (values[name] for name in body.outputs)
         outputs.append(output)
     return np.stack(outputs)
@@ -85,7 +85,7 @@ def _array(value: Any) -> Array:
     return np.asarray(value)
 
 
-# -- the operations ----------------------------------------------------------------------------------------------------
+# -- operations --------------------------------------------------------------------------------------------------------
 
 
 def _softmax(x: Array, dim: int) -> Array:
@@ -98,8 +98,8 @@ def _layer_norm(
 ) -> Array:
     axes = tuple(range(-len(normalized_shape), 0))
     centered = x - x.mean(axes, keepdims=True)
-    normal = centered / np.sqrt((centered**2).mean(axes, keepdims=True) + eps)
-    return normal * (1 if weight is None else weight) + (0 if bias is None else bias)
+    normalized = centered / np.sqrt((centered**2).mean(axes, keepdims=True) + eps)
+    return normalized * (1 if weight is None else weight) + (0 if bias is None else bias)
 
 
 def _rms_norm(x: Array, weight: Array | None = None, *, normalized_shape: list[int], eps: float | None = None) -> Array:
@@ -112,9 +112,9 @@ def _group_norm(
 ) -> Array:
     grouped = x.reshape(len(x), num_groups, -1)
     grouped = grouped - grouped.mean(-1, keepdims=True)
-    normal = (grouped / np.sqrt((grouped**2).mean(-1, keepdims=True) + eps)).reshape(x.shape)
-    over = (1, -1) + (1,) * (x.ndim - 2)
-    return normal * (1 if weight is None else weight.reshape(over)) + (0 if bias is None else bias.reshape(over))
+    normalized = (grouped / np.sqrt((grouped**2).mean(-1, keepdims=True) + eps)).reshape(x.shape)
+    shape = (1, -1) + (1,) * (x.ndim - 2)
+    return normalized * (1 if weight is None else weight.reshape(shape)) + (0 if bias is None else bias.reshape(shape))
 
 
 def _linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -130,9 +130,9 @@ def _conv2d(
     padding: Sequence[int] = (0, 0),
     **_: Any,
 ) -> Array:
-    (high, wide), (down, right) = padding, stride if len(stride) == 2 else (stride[0], stride[0])
-    x = np.pad(x, ((0, 0), (0, 0), (high, high), (wide, wide)))
-    windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], axis=(2, 3))[:, :, ::down, ::right]
+    (pad_h, pad_w), (stride_h, stride_w) = padding, stride if len(stride) == 2 else (stride[0], stride[0])
+    x = np.pad(x, ((0, 0), (0, 0), (pad_h, pad_h), (pad_w, pad_w)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], axis=(2, 3))[:, :, ::stride_h, ::stride_w]
     y = np.einsum("bchwij,ocij->bohw", windows, weight)
     return y + (0 if bias is None else bias[:, None, None])
 
@@ -157,7 +157,7 @@ def _slice(x: Array, dim: int, start: int, end: int, step: int = 1) -> Array:
 
 
 def _pad(x: Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Array:
-    """Before and after each axis, the last axis first."""
+    """`pad` holds the padding before and after each axis, the last axis first."""
     assert mode == "constant"
     sides = [(0, 0)] * (x.ndim - len(pad) // 2) + [*zip(pad[::2], pad[1::2])][::-1]
     return np.pad(x, sides, constant_values=value or 0)
@@ -168,14 +168,14 @@ def _cast(x: Array, to: str) -> Array:
 
 
 def _index(x: Array, *indices: Array | None) -> Array:
-    return x[tuple(slice(None) if one is None else one for one in indices)]
+    return x[tuple(slice(None) if index is None else index for index in indices)]
 
 
 def _binary(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Of two tensors, or of a tensor and a number."""
+    """A binary operation of two tensors, or of a tensor and a scalar."""
 
-    def compute(x: Array, other: Array | None = None, *, alpha: float = 1, **number: float) -> Array:
-        y = next(iter(number.values())) if other is None else other
+    def compute(x: Array, other: Array | None = None, *, alpha: float = 1, **scalar: float) -> Array:
+        y = next(iter(scalar.values())) if other is None else other
         return function(x, y if alpha == 1 else alpha * y)
 
     return compute
@@ -193,7 +193,7 @@ def _sum(x: Array, dim: Sequence[int] | int | None = None, keepdim: bool = False
     return x.sum(tuple(dim) if isinstance(dim, list) else dim, keepdims=keepdim)
 
 
-def _length(x: Array, ord: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False) -> Array:
+def _vector_norm(x: Array, ord: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False) -> Array:
     assert ord == 2
     return np.sqrt((x * x).sum(tuple(dim) if dim is not None else None, keepdims=keepdim))
 
@@ -201,23 +201,23 @@ def _length(x: Array, ord: float = 2, dim: Sequence[int] | None = None, keepdim:
 def _interpolate(
     x: Array, output_size: Sequence[int] | None = None, align_corners: bool = False, scale_factors: Any = None
 ) -> Array:
-    """Bilinear, over the last two axes."""
+    """Bilinear interpolation over the last two axes."""
     assert output_size is not None
     assert not align_corners
     for axis, size in zip((-2, -1), output_size):
-        x = np.moveaxis(np.moveaxis(x, axis, -1) @ _shares(x.shape[axis], size).T, -1, axis)
+        x = np.moveaxis(np.moveaxis(x, axis, -1) @ _bilinear_weights(x.shape[axis], size).T, -1, axis)
     return x
 
 
-def _shares(count: int, size: int) -> Array:
-    """The share of each of `count` values in each of `size` values between them."""
-    at = np.clip((np.arange(size) + 0.5) * count / size - 0.5, 0, None)
-    low = np.floor(at).astype(int)
+def _bilinear_weights(count: int, size: int) -> Array:
+    """Weights that resample `count` values to `size` values along one axis."""
+    center = np.clip((np.arange(size) + 0.5) * count / size - 0.5, 0, None)
+    low = np.floor(center).astype(int)
     high = np.minimum(low + 1, count - 1)
-    shares = np.zeros((size, count))
-    np.add.at(shares, (np.arange(size), low), 1 - (at - low))
-    np.add.at(shares, (np.arange(size), high), at - low)
-    return shares
+    weights = np.zeros((size, count))
+    np.add.at(weights, (np.arange(size), low), 1 - (center - low))
+    np.add.at(weights, (np.arange(size), high), center - low)
+    return weights
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -236,7 +236,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "repeat_interleave": lambda x, repeats, dim: np.repeat(x, repeats, dim),
     "pad": _pad,
     "cast": _cast,
-    # rows by their numbers
+    # rows by index
     "embedding": lambda weight, ids, **_: weight[ids],
     "gather_rows": lambda x, rows, dim: x.take(rows, dim),
     "gather": lambda x, rows, dim, **_: np.take_along_axis(x, rows, dim),
@@ -270,8 +270,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "logical_not": np.logical_not,
     "logical_and": _binary(np.logical_and),
     "logical_or": _binary(np.logical_or),
-    "where": lambda allowed, x, other=None, **number: np.where(
-        allowed, x, next(iter(number.values())) if other is None else other
+    "where": lambda condition, x, other=None, **scalar: np.where(
+        condition, x, next(iter(scalar.values())) if other is None else other
     ),
     "masked_fill": lambda x, mask, value: np.where(mask, value, x),
     # layers
@@ -282,7 +282,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "softmax": _softmax,
-    "linalg_vector_norm": _length,
+    "linalg_vector_norm": _vector_norm,
     "mean": _mean,
     "sum": _sum,
     "relu": lambda x: np.maximum(x, 0.0),

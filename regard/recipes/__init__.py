@@ -1,4 +1,4 @@
-"""Packaged recipes: TOML files of this folder, found by name."""
+"""Packaged recipes: TOML files in this folder."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ _FOLDER = Path(__file__).parent
 
 
 def recipe_names() -> list[str]:
-    """The names of the packaged recipes, sorted.
+    """Names of the packaged recipes, sorted.
 
     >>> "multi30k-transformer" in recipe_names()
     True
@@ -17,7 +17,7 @@ def recipe_names() -> list[str]:
 
 
 def recipe_summary(name: str) -> str:
-    """The first line of a packaged recipe, without the comment sign.
+    """Summary of a packaged recipe: its first line, without "# ".
 
     >>> recipe_summary("shakespeare")
     'Tiny Shakespeare, characters: GPT of 6 layers, width 384, context of 512.'
@@ -26,7 +26,7 @@ def recipe_summary(name: str) -> str:
 
 
 def find_recipe(name: str) -> Path:
-    """The file of a recipe, given by its path (.toml) or by the name of a packaged recipe.
+    """Find the file of a recipe, given by path (.toml) or by the name of a packaged recipe.
 
     >>> find_recipe("sst2").name
     'sst2.toml'

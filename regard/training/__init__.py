@@ -1,28 +1,32 @@
-"""Training: from a recipe to a model folder."""
+"""Training: from data and a recipe to a model folder."""
 
 from regard.config_reader import read_toml
-from regard.evaluation.text_metrics import TextScores, squad_scores, text_scores
-from regard.training.checkpoint import kept_steps
-from regard.training.datasets import Dataset
-from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from
-from regard.training.tasks import TASKS, plan, read_dataset, suggest_recipe
-from regard.training.trainer import train
+from regard.training.api import train
+from regard.training.checkpoint import list_step_folders
+from regard.training.datasets import Dataset, split_dataset
+from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from_dict
+from regard.training.registry import TASKS, register_task
+from regard.training.tasks import read_dataset, suggest_recipe
+from regard.training.tasks.task import Task
+from regard.training.tasks.translate_task import TranslateTask
+from regard.training.trainer import run_recipe
 
 __all__ = [
     "TASKS",
     "DataConfig",
     "Dataset",
     "Recipe",
-    "TextScores",
+    "Task",
     "TokenizerConfig",
     "TrainConfig",
-    "kept_steps",
-    "plan",
+    "TranslateTask",
+    "list_step_folders",
     "read_dataset",
     "read_toml",
-    "recipe_from",
-    "squad_scores",
+    "recipe_from_dict",
+    "register_task",
+    "run_recipe",
+    "split_dataset",
     "suggest_recipe",
-    "text_scores",
     "train",
 ]

@@ -5,16 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from regard.config_reader import read_toml
+from regard.data.phrasebook import PHRASEBOOK
 from regard.errors import RegardError
-from regard.interop.export_targets import Target
+from regard.interop.export_targets import ExportTarget
 from regard.pipelines import read_config
 from regard.recipes import find_recipe
 from regard.training.datasets import Dataset
-from regard.training.fine_tuning import fine_tuned_recipe
-from regard.training.recipe import PHRASEBOOK, Recipe, nest_overrides, recipe_from, recipe_table, with_cache
-from regard.training.run_folder import refuse_foreign_files, stored_recipe
+from regard.training.fine_tuning import fine_tuning_recipe
+from regard.training.recipe import Recipe, nest_overrides, recipe_from_dict, recipe_to_dict, resolve_cache_folder
+from regard.training.run_folder import check_output_folder, read_stored_recipe
 from regard.training.tasks import check_recipe, read_dataset, restrict_recipe, suggest_recipe
-from regard.training.trainer import train as run_recipe
+from regard.training.trainer import run_recipe
 
 Files = str | Path | Sequence[str | Path]
 
@@ -26,7 +27,7 @@ def train(
     task: str | None = None,
     recipe: str | Path | Recipe | None = None,
     start_from: str | Path | None = None,
-    export_for: Target | None = None,
+    export_for: ExportTarget | None = None,
     quiet: bool = False,
     dry_run: bool = False,
     **overrides: Any,
@@ -47,12 +48,12 @@ def train(
     'Le chat a chassé la souris.'
     """
     if isinstance(recipe, Recipe):
-        table, origin = recipe_table(recipe), "the recipe"
+        table, origin = recipe_to_dict(recipe), "the recipe"
     else:
         table, origin = (read_toml(find_recipe(str(recipe))), str(recipe)) if recipe is not None else ({}, "the recipe")
     if task is not None:
         table["task"] = task
-    nested = nest_overrides(overrides, recipe_from(table, origin=origin))
+    nested = nest_overrides(overrides, recipe_from_dict(table, origin=origin))
     if data is not None:
         files = [data] if isinstance(data, str | Path) else list(data)
         nested["data"] = {**nested.get("data", {}), "files": [str(file) for file in files]}
@@ -74,7 +75,7 @@ def resolve_recipe(
     origin: str = "the recipe",
     overrides_origin: str = "regard.train",
     start_from: str | Path | None = None,
-    export_for: Target | None = None,
+    export_for: ExportTarget | None = None,
     quiet: bool = False,
     dry_run: bool = False,
     key_name: Callable[[str], str] = _keyword,
@@ -84,34 +85,34 @@ def resolve_recipe(
     `overrides` are nested tables. Errors name `origin` and `overrides_origin`, and spell keys by `key_name`.
     """
     # Task and family determine which other keys exist.
-    plain = recipe_from(table, origin=origin)
+    plain = recipe_from_dict(table, origin=origin)
     chosen = {"task": overrides.get("task", plain.task)}
     if "family" in overrides.get("model", {}):
         chosen["model"] = {"family": overrides["model"]["family"]}
-    plain = recipe_from(chosen, plain, overrides_origin)
-    data = recipe_from(overrides, plain, overrides_origin).data
+    plain = recipe_from_dict(chosen, plain, overrides_origin)
+    data = recipe_from_dict(overrides, plain, overrides_origin).data
     pass_data = f"Pass {key_name('data.files')}."
     if "files" not in {**table.get("data", {}), **overrides.get("data", {})}:
         raise RegardError("No training data is given.", pass_data)
     if data.files == (PHRASEBOOK,) and plain.task != "translate":
-        raise RegardError(f"The phrasebook has no data for the task {plain.task}.", pass_data)
+        raise RegardError(f"The phrasebook does not support the task {plain.task}.", pass_data)
     if export_for and start_from:
         raise RegardError(
             f"The model to fine-tune, {start_from}, cannot be restricted to a form for {export_for}.",
             f"Leave out {key_name('for')}.",
         )
     if not dry_run:
-        refuse_foreign_files(Path(out))  # before reading the data, which may take long
-    dataset = read_dataset(plain.task, with_cache(data, out), quiet=quiet)
+        check_output_folder(Path(out))  # before reading the data, which may take long
+    dataset = read_dataset(plain.task, resolve_cache_folder(data, out), quiet=quiet)
     # A resumed run keeps its recipe, apart from what is overridden.
-    stored = stored_recipe(out)
+    stored = read_stored_recipe(out)
     if stored is not None and stored.task == plain.task:
         base = stored
     else:
         base = suggest_recipe(plain.task, dataset, start_from is not None)
     if export_for:
         base = restrict_recipe(base, export_for)
-    recipe = recipe_from(overrides, recipe_from(table, base, origin), overrides_origin)
+    recipe = recipe_from_dict(overrides, recipe_from_dict(table, base, origin), overrides_origin)
     if start_from is not None:
         _refuse_ignored(overrides, recipe, start_from, key_name)
     if export_for:
@@ -128,7 +129,7 @@ def _refuse_ignored(
             raise RegardError(
                 f"Fine-tuning uses the tokenizers of {start_from}.", f"Leave out {key_name(f'tokenizer.{name}')}."
             )
-    model = fine_tuned_recipe(recipe, read_config(Path(start_from))[0], start_from).model
+    model = fine_tuning_recipe(recipe, read_config(Path(start_from))[0], start_from).model
     for name, value in overrides.get("model", {}).items():
         current = getattr(model, name, value)
         if current != value:

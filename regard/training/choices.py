@@ -1,43 +1,43 @@
-"""What a suggested recipe sets otherwise than a config's default, and why."""
+"""Reasons for the settings of a suggested recipe that differ from the defaults."""
 
 import dataclasses
 from typing import Any
 
-from regard.models import family_of
+from regard.models import family_name
 from regard.training.recipe import Recipe
 
 _SIZE = "a model that suits the amount of data"
-_IMAGES = "as the images are"
-_REGULARIZATION = "usual for the task and the number of steps"
+_IMAGES = "taken from the images"
+_REGULARIZATION = "common for this task and number of steps"
 _AUGMENTATION = "more variety from the same images"
-# By field of a section, or by family and field.
+# Keys: a field of a section, or a family or task and a field.
 _REASONS: dict[str, str] = {
     **dict.fromkeys(("width", "heads", "layers", "encoder_layers", "decoder_layers", "feedforward"), _SIZE),
-    **dict.fromkeys(("dropout", "drop_path"), "the less data, the more"),
-    "max_len": "a bound for training batches that suits such texts; the positions go beyond it",
-    "positions": "they go beyond max_len, which learned ones do not",
+    **dict.fromkeys(("dropout", "drop_path"), "less data needs more regularization"),
+    "max_len": "limits the length of training examples; the positions extrapolate beyond it",
+    "positions": "extrapolate beyond max_len, unlike learned positions",
     "norm": "less sensitive to learning rate and warm-up (Xiong et al. 2020)",
-    "norm_eps": "usual for this norm",
-    "norm_kind": "the form of T5 1.1",
-    "activation": "the form of T5 1.1",
-    "bias": "the form of T5 1.1",
-    "transformer.positions": "0.9 to 1.4 BLEU better than sinusoidal ones on small corpora; they go beyond max_len",
-    "text2text.positions": "the form of T5 1.1; they go beyond max_len",
-    "vit.positions": "images of any size, without a table to interpolate",
+    "norm_eps": "common for this norm",
+    "norm_kind": "as in T5 1.1",
+    "activation": "as in T5 1.1",
+    "bias": "as in T5 1.1",
+    "transformer.positions": "0.9 to 1.4 BLEU better than sinusoidal on small corpora; extrapolate beyond max_len",
+    "text2text.positions": "as in T5 1.1; extrapolate beyond max_len",
+    "vit.positions": "work for any image size without interpolating a table",
     **dict.fromkeys(("channels", "mean", "std"), _IMAGES),
-    "patch": "the largest that leaves enough patches per image",
-    "patches": "convolutions relate neighboring pixels from the start, which few images cannot teach",
+    "patch": "the largest size that leaves enough patches per image",
+    "patches": "convolutions add locality, which small datasets do not teach",
     "pooling": "the mean over all patches needs no class token",
-    "head": "the task",
+    "head": "required by the task",
     "segmenter": "one query per class (Strudel et al. 2021)",
     **dict.fromkeys(("weight_decay", "label_smoothing", "ema"), _REGULARIZATION),
 }
 
 
 def describe_choices(recipe: Recipe, suggested: Recipe) -> list[str]:
-    """A line for each reason: the fields that the suggestion changed from their default and that the recipe has kept.
+    """One line per reason, with the fields for which the recipe kept a suggested value that is not the default.
 
-    Of [train] those that no other line of the plan shows.
+    Fields of [train] that the plan prints elsewhere are omitted.
 
     >>> from regard.models import TransformerConfig
     >>> recipe = Recipe(model=TransformerConfig(norm="post", width=128))
@@ -46,10 +46,10 @@ def describe_choices(recipe: Recipe, suggested: Recipe) -> list[str]:
     """
     changes: list[tuple[str, str]] = []
     if type(recipe.model) is type(suggested.model):
-        family = family_of(recipe.model)
+        family = family_name(recipe.model)
         for name, text in _kept_changes(recipe.model, suggested.model).items():
-            names = (f"{recipe.task}.{name}", f"{family}.{name}", name)
-            changes.append((text, next((_REASONS[one] for one in names if one in _REASONS), "suits the data")))
+            keys = (f"{recipe.task}.{name}", f"{family}.{name}", name)
+            changes.append((text, next((_REASONS[key] for key in keys if key in _REASONS), "chosen from the data")))
     for name, text in _kept_changes(recipe.train, suggested.train).items():
         if name in _REASONS:
             changes.append((text, _REASONS[name]))
@@ -61,19 +61,19 @@ def describe_choices(recipe: Recipe, suggested: Recipe) -> list[str]:
 
 
 def _kept_changes(config: Any, suggested: Any) -> dict[str, str]:
-    """Fields of `config` with the suggested value, where that is not the default: in words."""
+    """Describe the fields of `config` that have the suggested value, where that is not the default."""
     changes = {}
     for field in dataclasses.fields(config):
         value, default = getattr(config, field.name), field.default
         if value == getattr(suggested, field.name) and value != default:
-            changes[field.name] = f"{field.name} {shown(value)}, not {shown(default)}"
+            changes[field.name] = f"{field.name} {format_value(value)}, not {format_value(default)}"
     return changes
 
 
-def shown(value: Any) -> str:
-    """A value as the plan shows it.
+def format_value(value: Any) -> str:
+    """A value as the plan prints it.
 
-    >>> shown((0.5, 0.25)), shown(True)
+    >>> format_value((0.5, 0.25)), format_value(True)
     ('0.5 0.25', 'true')
     """
     if isinstance(value, tuple):

@@ -4,44 +4,44 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.data import Tokenizer, read_vectors
+from regard.data import Tokenizer, read_word_vectors
 from regard.errors import RegardError
 from regard.training.recipe import TrainConfig
 
-# Below this share of the vocabulary most embeddings start from random values.
-ENOUGH_FOUND = 0.3
+# With a smaller share of the vocabulary, most embeddings start from random values.
+MIN_RECOMMENDED_COVERAGE = 0.3
 
 
 class VectorCoverage(NamedTuple):
-    """How many tokens of a vocabulary, special ones not counted, have a vector in a file.
+    """The number of tokens in a vocabulary (without special tokens) that have a vector in a file.
 
     >>> str(VectorCoverage("glove.txt", 3412, 5000))
     'word vectors: 3,412 of 5,000 tokens found in glove.txt (68%)'
     """
 
     path: str
-    found: int
+    covered: int
     tokens: int
 
     def __str__(self) -> str:
-        share = f"{self.found / self.tokens:.0%}"
-        return f"word vectors: {self.found:,} of {self.tokens:,} tokens found in {self.path} ({share})"
+        share = f"{self.covered / self.tokens:.0%}"
+        return f"word vectors: {self.covered:,} of {self.tokens:,} tokens found in {self.path} ({share})"
 
     def warnings(self) -> list[str]:
-        """A sentence if few were found."""
-        if self.found >= ENOUGH_FOUND * self.tokens:
+        """A warning if few tokens have a vector."""
+        if self.covered >= MIN_RECOMMENDED_COVERAGE * self.tokens:
             return []
         return [
-            f"{self}. The other embeddings start from random values: use tokenizer.kind word, and vectors of the "
-            "language and case of the data."
+            f"{self}. The other embeddings start from random values: use tokenizer.kind word, and vectors in the "
+            "language and letter case of the data."
         ]
 
 
 @torch.no_grad()
-def use_vectors(model: Any, config: TrainConfig, source: Tokenizer, target: Tokenizer) -> list[VectorCoverage]:
-    """Initializes the embeddings of known words from files of vectors; returns how many were found in each.
+def init_embeddings(model: Any, config: TrainConfig, source: Tokenizer, target: Tokenizer) -> list[VectorCoverage]:
+    """Initialize the embeddings of known words from files of word vectors; return the coverage of each file.
 
-    A model with a single embedding takes the vectors of the source.
+    A model with a single embedding uses the source vectors.
     """
     coverage = []
     sides = [(config.source_vectors, source, getattr(model, "source_embedding", None) or model.embedding)]
@@ -51,23 +51,23 @@ def use_vectors(model: Any, config: TrainConfig, source: Tokenizer, target: Toke
         if not path:
             continue
         vocabulary = tokenizer.vocabulary
-        vectors = read_vectors(path, set(vocabulary))
+        vectors = read_word_vectors(path, set(vocabulary))
         table = embedding.tokens.weight
         width = len(next(iter(vectors.values()))) if vectors else table.shape[1]
         if width != table.shape[1]:
             raise RegardError(
-                f"{path}: its vectors are {width} wide, the model's embeddings {table.shape[1]}.",
+                f"{path}: the vectors have width {width}, the embeddings of the model {table.shape[1]}.",
                 f"Set model.width to {width}.",
             )
-        found = [i for i, word in enumerate(vocabulary) if i >= 4 and word in vectors]
-        if not found:
+        rows = [i for i, word in enumerate(vocabulary) if i >= 4 and word in vectors]
+        if not rows:
             raise RegardError(
                 f"{path}: none of its words is in the vocabulary.",
-                "Use tokenizer.kind word, and vectors of that language.",
+                "Use tokenizer.kind word, and vectors in the language of the data.",
             )
-        known = torch.stack([torch.as_tensor(vectors[vocabulary[i]], dtype=torch.float32) for i in found])
-        # As large on average as the random ones they replace: the model's own scale stays right.
+        known = torch.stack([torch.as_tensor(vectors[vocabulary[i]], dtype=torch.float32) for i in rows])
+        # Scaled to the mean norm of the random embeddings that they replace, which the model is initialized for.
         known *= table[4:].norm(dim=1).mean() / known.norm(dim=1).mean()
-        table[found] = known.to(table)
-        coverage.append(VectorCoverage(path, len(found), len(vocabulary) - 4))
+        table[rows] = known.to(table)
+        coverage.append(VectorCoverage(path, len(rows), len(vocabulary) - 4))
     return coverage

@@ -1,4 +1,4 @@
-"""A recipe: what to train, on what, and how. TOML in, frozen dataclasses out; unknown keys are errors."""
+"""Recipes: the configuration of a training run, read from TOML into frozen dataclasses."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,18 +8,19 @@ from typing import Annotated, Any, Literal
 
 from regard.config_reader import check_keys, fill_config
 from regard.data.images.augmentation import AugmentConfig
+from regard.data.phrasebook import PHRASEBOOK
 from regard.errors import RegardError, did_you_mean
-from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_of
+from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_name
 from regard.ranges import (
     Count,
+    Fraction,
     Natural,
     NonNegative,
-    OptionalSide,
+    OptionalImageSide,
     Positive,
     Range,
     Rate,
     Seed,
-    Share,
     check_ranges,
     check_value,
 )
@@ -28,45 +29,46 @@ from regard.training.optim.schedules import ScheduleName, parse_duration
 from regard.training.registry import TASKS, TaskName, families_for
 
 TokenizerKind = Literal["word", "space", "char", "bpe", "bytes"]
-PHRASEBOOK = "phrasebook"
 CACHE = "regard-cache"
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where the sentence pairs, the texts or the pictures come from, and which of them are kept."""
+    """Training and validation data: files, columns, cleaning and image sizes."""
 
     files: tuple[str, ...] = (PHRASEBOOK,)
     """two parallel files, or TSV, CSV or JSONL files; plain, .gz, .xz, .bz2 or .zst; "-": standard input;
-    "phrasebook": built in. Pictures: a folder, a table (.csv), .npz, idx"""
+    "phrasebook": built-in data. Images: a folder, a table (.csv), .npz or idx files"""
     validation: tuple[str, ...] = ()
-    """the same for validation; without it a part of the data is set aside"""
+    """validation files; without them, a part of the training data"""
     columns: tuple[str, ...] = ()
-    """columns of source and target, or of text and label: names of a header or of JSONL fields, or numbers from 1"""
+    """columns of source and target, or of text and label: header names, JSONL fields, or numbers from 1"""
     languages: tuple[str, ...] = ()
-    """codes of the source and target languages (en fr), kept in the model folder for exports and servers"""
+    """codes of the source and target languages (en fr), stored in the model folder for exports and servers"""
     max_ratio: Annotated[float, Range(low=1)] = 9.0
-    """pairs whose one side has this many times the other's characters (20 of grace) are dropped"""
+    """maximum ratio of the lengths of both sides, in characters; pairs beyond it (by more than 20 characters) are
+    dropped"""
     phrasebook_size: Annotated[int, Range(low=2, high=10_000_000)] = 40_000
-    """how many pairs the phrasebook makes"""
+    """number of phrasebook pairs"""
     prefixes: tuple[str, ...] = ()
-    """text2text: what each file's sources begin with, so that the model knows the task"""
+    """text2text: prefix of the sources of each file, which names the task to the model"""
     weights: tuple[Positive, ...] = ()
-    """text2text: how often each file's pairs are seen, against each other; the least is seen once an epoch"""
-    size: OptionalSide = 0
-    """pictures: the side that they are scaled and cut to, in pixels; 0: the size that they have"""
-    longest: OptionalSide = 0
-    """pictures: each keeps its own size and proportions, no side longer than this, in pixels; 0: all have one size"""
-    patch: OptionalSide = 0
-    """pictures of their own sizes: sides are multiples of this, the model's patch; 0: as suits the longest"""
+    """text2text: relative sampling weight of each file; the file with the smallest weight is used once per epoch"""
+    size: OptionalImageSide = 0
+    """images: side of the square to which they are resized and cropped, in pixels; 0: their original size"""
+    longest: OptionalImageSide = 0
+    """images of different sizes: maximum side in pixels; the aspect ratio is kept; 0: all images have one size"""
+    patch: OptionalImageSide = 0
+    """images of different sizes: patch size of the model, in pixels; sides are multiples of it; 0: chosen from
+    data.longest"""
     channels: Annotated[int, Range(low=0, high=3)] = 0
-    """pictures: 1 (grey), 3 (colour), 0: grey if all of them are"""
+    """images: 1 (gray) or 3 (color); 0: gray if all images are gray"""
     label: str = "label"
-    """pictures: the column, or the array, that holds the labels"""
+    """images: column or array with the labels"""
     on_bad: Literal["stop", "skip"] = "stop"
-    """pictures: what is done about a file that cannot be read"""
+    """images: handling of unreadable files"""
     cache: str = ""
-    """pictures: the folder in which they are kept decoded; without one regard-cache, beside the model's"""
+    """images: folder for decoded images; by default regard-cache next to the model folder"""
 
     def __post_init__(self) -> None:
         check_ranges(self, "data.")
@@ -74,17 +76,17 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """How text becomes tokens; learned from the training data before the first step."""
+    """Tokenizers, which are trained on the training data before the first step."""
 
     kind: TokenizerKind = "bpe"
     target_kind: TokenizerKind | None = None
-    """of the target side, where it differs"""
+    """kind of the target tokenizer, if it differs"""
     vocab_size: Annotated[int, Range(low=1, high=10_000_000)] = 8000
     shared: bool = True
-    """one tokeniser for both sides"""
+    """one tokenizer for source and target"""
     lowercase: bool = False
-    dropout: Share = 0.0
-    """BPE-dropout (Provilkov et al. 2020): the probability that a merge is skipped while training"""
+    dropout: Fraction = 0.0
+    """BPE-dropout (Provilkov et al. 2020): probability of skipping a merge during training"""
 
     def __post_init__(self) -> None:
         check_ranges(self, "tokenizer.")
@@ -92,13 +94,13 @@ class TokenizerConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long, how fast, how careful."""
+    """Optimization, validation, checkpoints and hardware."""
 
     steps: Count = 4000
     batch_tokens: Count = 4096
-    """tokens of either side in a batch: a batch closes when one side is full; patches of pictures of their own sizes"""
+    """maximum tokens per batch, on the source or target side; for images of different sizes, patches per batch"""
     batch_images: Count = 256
-    """pictures in a batch, if they have one size"""
+    """images per batch, if all images have one size"""
     accumulate: Annotated[int, Range(low=1, high=10_000)] = 1
     """batches per update"""
     optimizer: OptimizerName = "adam"
@@ -108,35 +110,36 @@ class TrainConfig:
     beta2: Rate = 0.98
     weight_decay: NonNegative = 0.0
     clip: NonNegative = 1.0
-    """largest norm of the gradient; 0: no limit"""
+    """maximum gradient norm; 0: no clipping"""
     label_smoothing: Rate = 0.1
     r_drop: NonNegative = 0.0
-    """weight of the divergence between two passes with different dropout (R-Drop's α/2); 0: one pass"""
+    """weight of the divergence between two passes with different dropout (α/2 of R-Drop, Liang et al. 2021); 0: off"""
     ema: Rate = 0.0
-    """decay of the moving average of the weights that is validated and saved; 0: the weights themselves"""
+    """decay of the exponential moving average of the weights, which is validated and saved; 0: no averaging"""
     seed: Seed = 1
     source_vectors: str = ""
-    """word vectors (word2vec or GloVe text format) as initial embeddings"""
+    """word vectors (word2vec or GloVe text format) as initial source embeddings"""
     target_vectors: str = ""
+    """word vectors as initial target embeddings"""
     validate_every: Count = 500
     validate_by: Literal["loss", "bleu", "chrf", "exact_match", "accuracy", "f1", "iou", "last"] = "loss"
-    """metric that selects the model, where the task has it (ties are broken by the loss); or last: the last model"""
+    """metric that selects the saved model, if the task has it (ties are broken by the loss); last: the last model"""
     patience: Natural = 0
-    """validations without improvement before training ends (schedule wsd: before the learning rate decays); 0: never"""
+    """validations without improvement before training ends (schedule wsd: before the decay starts); 0: no limit"""
     time: str = ""
-    """time budget, such as 10m or 1h30m: the learning rate decays in time for it (schedule wsd)"""
+    """time budget, such as 10m or 1h30m; the decay starts early enough to meet it (schedule wsd)"""
     save_every: Count = 500
     keep_every: Natural = 0
-    """steps after which the model as it is then is kept, in a folder of its own under steps; 0: never"""
+    """steps between model snapshots, saved as model folders under steps/; 0: none"""
     log_every: Count = 50
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on CUDA, and on CPUs that multiply it where the model is at least 256 wide; float32 elsewhere"""
+    """auto: bfloat16 on CUDA, and on CPUs with bfloat16 instructions for models of width 256 or more; else float32"""
     workers: Annotated[int, Range(low=0, high=256)] = 0
-    """processes of one thread each that share every update on a CPU; 0: one for each core"""
+    """single-threaded processes that share every update on a CPU; 0: one per core"""
     compile: bool = False
     deterministic: bool = False
-    """on a GPU: the same bits every time, a little slower"""
+    """bit-exact reproducibility on a GPU, slightly slower"""
 
     def __post_init__(self) -> None:
         check_ranges(self, "train.")
@@ -145,7 +148,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what a run computes."""
+    """The full configuration of a training run."""
 
     task: TaskName = "translate"
     data: DataConfig = field(default_factory=DataConfig)
@@ -153,11 +156,11 @@ class Recipe:
     model: ModelConfig = field(default_factory=TransformerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    """what is done to pictures while they are learned from"""
+    """augmentation of training images"""
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        family_of(self.model)  # an error if the family is not registered
+        family_name(self.model)  # an error if the family is not registered
 
     def override(self, **overrides: Any) -> "Recipe":
         """A copy with other values: sections as dictionaries, or single keys that only one section has.
@@ -166,35 +169,38 @@ class Recipe:
         >>> recipe.model.width, recipe.train.steps
         (64, 10)
         """
-        return recipe_from(nest_overrides(overrides, self), self, "Recipe.override")
+        return recipe_from_dict(nest_overrides(overrides, self), self, "Recipe.override")
 
 
 SECTIONS = ("data", "tokenizer", "model", "train", "augment")
-# Filled in from the tokenisers and the data, never by a user.
+# Model settings that are derived from the tokenizers and the data; a recipe cannot set them.
 DERIVED = frozenset(
     {"source_vocab", "target_vocab", "shared_vocab", "vocab", "labels", "image_height", "image_width", "longest_side"}
 )
 
 
-def recipe_from(table: Mapping[str, Any], base: Recipe | None = None, origin: str = "the recipe") -> Recipe:
-    """A recipe from nested tables; what they do not say is as in `base`.
+def recipe_from_dict(table: Mapping[str, Any], base: Recipe | None = None, origin: str = "the recipe") -> Recipe:
+    """A recipe from nested tables; missing keys have their value from `base`.
 
-    >>> recipe_from({"train": {"steps": 10}}).train.steps
+    >>> recipe_from_dict({"train": {"steps": 10}}).train.steps
     10
     """
     base = base or Recipe()
     check_keys(table, ["task", *SECTIONS], origin)
     for section in SECTIONS:
         if not isinstance(table.get(section, {}), Mapping):
-            raise RegardError(f"{origin}: {section} should be a table.", f"Write [{section}] and its keys below it.")
+            raise RegardError(f"{origin}: {section} must be a table.", f"Write [{section}] and its keys below it.")
     task = check_value(TaskName, table.get("task", base.task), f"{origin}: task")
     model_table = dict(table.get("model", {}))
-    known, own = families_for(task), family_of(base.model)
-    family = model_table.pop("family", own if own in known else known[0])
+    supported, base_family = families_for(task), family_name(base.model)
+    family = model_table.pop("family", base_family if base_family in supported else supported[0])
     check_value(Literal[tuple(FAMILIES)], family, f"{origin}: model.family")
-    if family not in known:
-        raise RegardError(f"{origin}: a {family} cannot be trained to {task}.", f"Choose from: {', '.join(known)}.")
-    if family != own:
+    if family not in supported:
+        raise RegardError(
+            f"{origin}: the model family {family} does not support the task {task}.",
+            f"Set model.family to {' or '.join(supported)}.",
+        )
+    if family != base_family:
         base = dataclasses.replace(base, model=FAMILIES[family].config())
     tables = {**table, "model": model_table}
     sections = {
@@ -242,23 +248,23 @@ def nest_overrides(overrides: Mapping[str, Any], recipe: Recipe) -> dict[str, An
     return tables
 
 
-def with_cache(data: DataConfig, out: str | Path) -> DataConfig:
-    """The data with a folder for decoded pictures: beside the model's, where none is named.
+def resolve_cache_folder(data: DataConfig, out: str | Path) -> DataConfig:
+    """Set the folder for decoded images, if it is not set: regard-cache next to the model folder.
 
-    >>> with_cache(DataConfig(), "/models/pets").cache
+    >>> resolve_cache_folder(DataConfig(), "/models/pets").cache
     '/models/regard-cache'
     """
     return data if data.cache else dataclasses.replace(data, cache=str(Path(out).absolute().parent / CACHE))
 
 
-def recipe_table(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as nested tables that `recipe_from` reads back.
+def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as nested tables that `recipe_from_dict` reads back.
 
-    >>> recipe_from(recipe_table(Recipe())) == Recipe()
+    >>> recipe_from_dict(recipe_to_dict(Recipe())) == Recipe()
     True
     """
     table = dataclasses.asdict(recipe)
-    table["model"] = {"family": family_of(recipe.model)} | {
+    table["model"] = {"family": family_name(recipe.model)} | {
         key: value for key, value in table["model"].items() if key not in DERIVED
     }
     return table

@@ -1,4 +1,4 @@
-"""The output folder of a run: claimed, locked against a second run, and compared before a run is resumed."""
+"""The output folder of a run: checks before writing, the lock, and checks before resuming."""
 
 import contextlib
 import json
@@ -10,23 +10,24 @@ from typing import Any
 
 from regard.errors import RegardError
 from regard.training.checkpoint import STEPS, Checkpoint
-from regard.training.recipe import Recipe, recipe_from
+from regard.training.datasets import count_units
+from regard.training.recipe import Recipe, recipe_from_dict
 from regard.training.state import TrainState
 
 STATE, LOCK = Path("state") / "last.safetensors", Path("state") / "lock"
 METRICS, LOSSES = "metrics.jsonl", "loss.png"
-# What a run writes, in the order in which an error names it.
+# Files and folders that a run writes, in the order in which errors list them.
 _MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "target_tokenizer.json", "training.json")
-_WRITTEN = (*_MODEL_FILES, METRICS, LOSSES, STEPS, "state", "tensorboard")
-# What may differ between a run and its continuation: it changes where things are or when the run ends, and nothing of
-# what was computed so far. Data are compared by their content.
-MAY_CHANGE = {"train.device", "train.log_every", "train.save_every", "train.keep_every", "data.cache"}
-MAY_CHANGE |= {"data.files", "data.validation", "train.steps", "train.time", "train.patience"}
+_OUTPUT_NAMES = (*_MODEL_FILES, METRICS, LOSSES, STEPS, "state", "tensorboard")
+# Settings that may differ when a run is resumed: they change locations or the end of the run, but none of the updates
+# computed so far. Data are compared by content.
+RESUMABLE_CHANGES = {"train.device", "train.log_every", "train.save_every", "train.keep_every", "data.cache"}
+RESUMABLE_CHANGES |= {"data.files", "data.validation", "train.steps", "train.time", "train.patience"}
 
 
 @contextlib.contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Locks the folder for this process; another run on it is an error. The lock ends with the process in any case."""
+def lock_folder(out: Path) -> Iterator[None]:
+    """Lock the folder for this process; a second run in it is an error. The lock ends with the process."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -36,7 +37,7 @@ def locked(out: Path) -> Iterator[None]:
         (out / LOCK).parent.mkdir(parents=True, exist_ok=True)
         file = open(out / LOCK, "a+", encoding="utf-8")  # noqa: SIM115
     except OSError as error:
-        raise RegardError(f"{out}: cannot be made: {error.strerror}.", "Choose another --out.") from None
+        raise RegardError(f"{out}: cannot create the folder: {error.strerror}.", "Choose another --out.") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -46,7 +47,7 @@ def locked(out: Path) -> Iterator[None]:
             raise RegardError(
                 f"{out} is in use by another run ({owner}).", "Wait for it to end, or choose another --out."
             ) from None
-        except OSError:  # a file system without locks
+        except OSError:  # the file system does not support locks
             yield
             return
         file.truncate(0)
@@ -55,58 +56,59 @@ def locked(out: Path) -> Iterator[None]:
         yield
 
 
-def refuse_foreign_files(out: Path) -> None:
-    """An error for a folder that holds files of the names that a run writes, without being the folder of a run."""
+def check_output_folder(out: Path) -> None:
+    """Raise an error for a folder without a run in it whose files a run would overwrite."""
     if str(out) in ("", "."):
-        raise RegardError("--out is empty.", "Name a folder for the model, for example --out model.")
+        raise RegardError("--out is empty.", "Pass a folder for the model, for example --out model.")
     if out.exists() and not out.is_dir():
-        raise RegardError(f"{out}: cannot be made: it is a file.", "Choose another --out.")
+        raise RegardError(f"{out}: cannot create the folder: a file of that name exists.", "Choose another --out.")
     if (out / STATE).exists() or (out / LOCK).exists():
         return
     if (out / "config.json").exists() and (out / "model.safetensors").exists():
-        raise RegardError(f"{out} holds a model already.", "Choose another --out, or delete that folder first.")
-    found = [name for name in _WRITTEN if os.path.lexists(out / name)]
-    if found:
+        raise RegardError(f"{out} already holds a model.", "Choose another --out, or delete that folder first.")
+    existing = [name for name in _OUTPUT_NAMES if os.path.lexists(out / name)]
+    if existing:
         raise RegardError(
-            f"{out} holds {', '.join(found)}, which this run would overwrite.", "Choose another --out, or move them."
+            f"{out} holds files that this run would overwrite: {', '.join(existing)}.",
+            "Choose another --out, or move them.",
         )
 
 
 def read_state(out: Path) -> TrainState | None:
-    """The state of the run in this folder; None if it has not begun."""
+    """The state of the run in this folder; None if there is no run."""
     return TrainState.from_json(Checkpoint.load(out / STATE).facts) if (out / STATE).exists() else None
 
 
-def stored_recipe(out: str | Path) -> Recipe | None:
+def read_stored_recipe(out: str | Path) -> Recipe | None:
     """The recipe of the run in this folder; None if there is no run."""
     state = read_state(Path(out))
-    return None if state is None else recipe_from(state.provenance["recipe"], origin=f"{out}/{STATE}")
+    return None if state is None else recipe_from_dict(state.provenance["recipe"], origin=f"{out}/{STATE}")
 
 
-def refuse_other_run(out: Path, state: TrainState, provenance: dict[str, Any]) -> None:
-    """An error if the folder's run differs from this one in anything that changes what is computed."""
-    here = _flat(json.loads(json.dumps(provenance)))  # as it looks when it comes back from a file
-    there = _flat(state.provenance)
-    for key in here:
+def check_same_run(out: Path, state: TrainState, provenance: dict[str, Any]) -> None:
+    """Raise an error if the run in the folder differs from this one in a setting or in data that affect the results."""
+    current = _flatten(json.loads(json.dumps(provenance)))  # as it is read back from a file
+    stored = _flatten(state.provenance)
+    for key in current:
         name = key.removeprefix("recipe.")
-        if there.get(key) == here[key] or name in MAY_CHANGE or key.startswith("versions."):
+        if stored.get(key) == current[key] or name in RESUMABLE_CHANGES or key.startswith("versions."):
             continue
-        other = f"{name} = {there.get(key)!r}, not {here[key]!r}"
+        difference = f"{name} = {stored.get(key)!r}, not {current[key]!r}"
         raise RegardError(
-            f"{out} holds a run with {'other data' if key.startswith('data.') else other}.",
-            "Repeat its settings and data to resume it, or choose another --out.",
+            f"{out} holds a run with {'different data' if key.startswith('data.') else difference}.",
+            "Use the same settings and data to resume it, or choose another --out.",
         )
-    steps = here["recipe.train.steps"]
+    steps = current["recipe.train.steps"]
     if steps < state.step:
         raise RegardError(
-            f"{out} holds a run of {state.step} steps, more than train.steps ({steps}).",
+            f"{out} holds a run of {count_units(state.step, 'steps')}, which exceeds train.steps ({steps}).",
             f"Pass at least --steps {state.step}, or choose another --out.",
         )
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} as {"a.b": 1}."""
+def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested tables: {"a": {"b": 1}} becomes {"a.b": 1}."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat

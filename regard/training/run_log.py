@@ -1,11 +1,10 @@
-"""Reports of a run: a progress bar or log lines, metrics.jsonl, TensorBoard, and the plot of the losses."""
+"""The log of a run: progress bar or log lines, metrics.jsonl, TensorBoard, and the plot of the losses."""
 
 import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,115 +12,71 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import write_atomically
 from regard.training.optim.schedules import format_duration
 
-OnProgress = Callable[[int, int | None], None]
-"""called with the amount of work that is done and, if known, the total"""
-# Seconds between two log lines about the same work.
-EVERY = 10.0
 
+class RunLog:
+    """The metrics of a run, written to metrics.jsonl (one JSON object per line), TensorBoard and the terminal."""
 
-@contextmanager
-def progress_bar(what: str) -> Iterator[OnProgress]:
-    """A bar on a terminal, from the first call of the callback until the work is done."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    shown = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = shown.add_task(what, total=None)
-
-    def on_progress(done: int, total: int | None) -> None:
-        shown.start()
-        shown.update(task, completed=done, total=total)
-
-    try:
-        yield on_progress
-    finally:
-        shown.stop()
-
-
-@contextmanager
-def show_progress(what: str, silent: bool = False) -> Iterator[OnProgress]:
-    """Progress of some work: a bar on a terminal; in a log a line every ten seconds.
-
-    >>> with show_progress("decoding", silent=True) as on_progress:
-    ...     on_progress(1, 20)
-    """
-    if silent:
-        yield lambda done, total: None
-    elif Console(stderr=True).is_terminal:
-        with progress_bar(what) as on_progress:
-            yield on_progress
-    else:
-        yield _Lines(what)
-
-
-class _Lines:
-    def __init__(self, what: str) -> None:
-        self.what, self.since = what, time.monotonic()
-
-    def __call__(self, done: int, total: int | None) -> None:
-        if time.monotonic() - self.since >= EVERY:
-            self.since = time.monotonic()
-            print(f"{self.what}: {done:,}" + (f" of {total:,}" if total else ""), file=sys.stderr, flush=True)
-
-
-class Report:
-    """Writes the metrics of a run. Every line of metrics.jsonl is one JSON object with its step."""
-
-    def __init__(self, path: Path, steps: int, step: int = 0, silent: bool = False, writes: bool = True) -> None:
-        self.path, self.steps, self.silent, self.writes = path, steps, silent, writes
-        self.first, self.began = step, time.monotonic()
-        if writes:
-            self._forget_after(step)
+    def __init__(
+        self, path: Path, steps: int, step: int = 0, is_silent: bool = False, writes_files: bool = True
+    ) -> None:
+        self.path, self.steps, self.is_silent, self.writes_files = path, steps, is_silent, writes_files
+        self.first_step, self.start_time = step, time.monotonic()
+        if writes_files:
+            self._truncate_after(step)
         console = Console(stderr=True)
         self.bar: Progress | None = None
-        if console.is_terminal and not silent:
+        if console.is_terminal and not is_silent:
             columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self.bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
             self.task = self.bar.add_task("training", total=steps, completed=step, note="")
-        self.board = _tensorboard(path.parent / "tensorboard") if writes else None
+        self.tensorboard = _tensorboard_writer(path.parent / "tensorboard") if writes_files else None
 
-    def _forget_after(self, step: int) -> None:
-        """Removes the lines after a resumed run's checkpoint, whose steps are about to be repeated."""
+    def _truncate_after(self, step: int) -> None:
+        """Remove the lines after the checkpoint of a resumed run; their steps are about to be repeated."""
         if self.path.exists():
             kept = [line for line in read_metrics(self.path) if line["step"] <= step]
-            write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
-    def add(self, step: int, kind: str, **numbers: float) -> None:
-        if not self.writes:
+    def add(self, step: int, kind: str, **metrics: float) -> None:
+        """Record the metrics of a step; `kind` is "train" or "validation"."""
+        if not self.writes_files:
             return
-        line = {"step": step, "kind": kind, "seconds": round(time.monotonic() - self.began, 3)} | numbers
+        line = {"step": step, "kind": kind, "seconds": round(time.monotonic() - self.start_time, 3)} | metrics
         try:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            hint = "What was saved before is intact; the same command resumes from there."
-            raise RegardError(f"{self.path}: cannot be written: {error.strerror}.", hint) from None
-        if self.board is not None:
-            for name, value in numbers.items():
-                self.board.add_scalar(f"{kind}/{name}", value, step)
-        text = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+            hint = "The last checkpoint is intact; run the same command to resume from it."
+            raise RegardError(f"{self.path}: cannot write the file: {error.strerror}.", hint) from None
+        if self.tensorboard is not None:
+            for name, value in metrics.items():
+                self.tensorboard.add_scalar(f"{kind}/{name}", value, step)
+        text = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         text = f"step {step} of {self.steps}  {kind}  {text}"
         if self.bar is not None:
             if kind == "train":
-                self.bar.update(self.task, note=f"loss {numbers['loss']:.3f}")
+                self.bar.update(self.task, note=f"loss {metrics['loss']:.3f}")
             else:
                 self.bar.console.print(text, highlight=False)
-        elif not self.silent:
-            print(f"{text}  {self._left(step)}" if kind == "train" else text, file=sys.stderr, flush=True)
+        elif not self.is_silent:
+            print(f"{text}  {self._time_left(step)}" if kind == "train" else text, file=sys.stderr, flush=True)
 
     def advance(self, step: int) -> None:
-        """Moves the bar to this step."""
+        """Move the progress bar to this step."""
         if self.bar is not None:
             self.bar.update(self.task, completed=step, total=self.steps)
 
-    def _left(self, step: int) -> str:
-        """The time left, from the pace since this process began."""
-        pace = (time.monotonic() - self.began) / max(1, step - self.first)
+    def _time_left(self, step: int) -> str:
+        """The remaining time, estimated from the speed of this process so far."""
+        pace = (time.monotonic() - self.start_time) / max(1, step - self.first_step)
         return f"{format_duration(pace * max(0, self.steps - step))} left"
 
-    def say(self, *lines: str) -> None:
-        if self.silent:
+    def print_lines(self, *lines: str) -> None:
+        """Print lines to stderr, above the progress bar if there is one."""
+        if self.is_silent:
             return
         for line in lines:
             if self.bar is not None:
@@ -129,7 +84,7 @@ class Report:
             else:
                 print(line, file=sys.stderr, flush=True)
 
-    def __enter__(self) -> "Report":
+    def __enter__(self) -> "RunLog":
         if self.bar is not None:
             self.bar.start()
         return self
@@ -137,24 +92,24 @@ class Report:
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.stop()
-        if self.board is not None:
-            self.board.close()
+        if self.tensorboard is not None:
+            self.tensorboard.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl, without what is not an object with a step, such as a line cut short by a crash."""
-    lines = []
+    """Read the records of a metrics.jsonl; skip lines without a step, such as one truncated by a crash."""
+    records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         with suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict) and isinstance(found.get("step"), int):
-                lines.append(found)
-    return lines
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                records.append(record)
+    return records
 
 
-def draw_losses(metrics: list[dict[str, Any]], path: Path, unit: str = "token") -> None:
-    """Plots the loss curves of a run."""
-    from matplotlib.figure import Figure  # slow to import, and needed only at the end of a run
+def plot_losses(metrics: list[dict[str, Any]], path: Path, unit: str = "token") -> None:
+    """Plot the loss curves of a run."""
+    from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
@@ -167,10 +122,10 @@ def draw_losses(metrics: list[dict[str, Any]], path: Path, unit: str = "token") 
     axes.legend()
     plot = io.BytesIO()
     figure.savefig(plot, dpi=120)
-    write_whole(path, plot.getvalue())
+    write_atomically(path, plot.getvalue())
 
 
-def _tensorboard(folder: Path) -> Any:
+def _tensorboard_writer(folder: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -8,9 +8,9 @@ import torch
 
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import METRIC_NAMES
-from regard.models import family_of
+from regard.models import family_name
 from regard.training.choices import describe_choices
-from regard.training.datasets import Dataset
+from regard.training.datasets import Dataset, count_units
 from regard.training.optim.schedules import format_duration
 from regard.training.pretrained_embeddings import VectorCoverage
 from regard.training.recipe import Recipe, TrainConfig
@@ -18,7 +18,7 @@ from regard.training.tasks.task import Task
 
 
 class Cost(NamedTuple):
-    """What one update costs a worker, measured: seconds, and peak memory in bytes."""
+    """Measured cost of one update on one worker: seconds, and peak memory in bytes."""
 
     seconds: float
     memory: int
@@ -33,24 +33,27 @@ def describe_plan(
     cost: Cost,
     workers: int,
     device: torch.device,
-    fine_tunes: bool,
+    is_fine_tuned: bool,
     vectors: Sequence[VectorCoverage] = (),
 ) -> list[str]:
-    """The lines of the plan; after them a warning for each thing that may disappoint."""
+    """The lines of the plan, followed by warnings about the data."""
     config = recipe.train
     parameters = sum(p.numel() for p in model.parameters())
-    # Adam keeps two numbers per parameter; its own memory is not in the measurement.
+    # Two float32 moments per parameter (Adam), which are allocated after the measurement.
     memory = workers * cost.memory + 8 * parameters * workers
-    choices = [] if fine_tunes else _choices(recipe, task, dataset)
+    choices = [] if is_fine_tuned else _choices(recipe, task, dataset)
     where = device.type if workers == 1 else f"{workers} workers"
     rows = [
         ("data", dataset.describe()),
         ("", note),
-        ("model", f"{_shape(recipe)}: {parameters / 1e6:.2f} M parameters{', fine-tuned' if fine_tunes else ''}"),
+        (
+            "model",
+            f"{_describe_model(recipe)}: {parameters / 1e6:.2f} M parameters{', fine-tuned' if is_fine_tuned else ''}",
+        ),
         *(("", str(coverage)) for coverage in vectors),
-        ("training", _training(recipe, task)),
-        ("validation", _validation(config)),
-        ("time", _time(config, cost, device)),
+        ("training", _describe_training(recipe, task)),
+        ("validation", _describe_validation(config)),
+        ("time", _describe_time(config, cost, device)),
         ("memory", f"about {memory / 1e9:.1f} GB on {where}"),
         *(("chosen", reason) for reason in task.reasons(dataset, recipe)),
         *(("chosen", choice) for choice in choices),
@@ -61,7 +64,7 @@ def describe_plan(
 
 
 def metric_name(config: TrainConfig) -> str:
-    """What selects the model, for a reader.
+    """The display name of the metric that selects the model.
 
     >>> metric_name(TrainConfig(validate_by="bleu")), metric_name(TrainConfig(validate_by="loss"))
     ('BLEU', 'loss')
@@ -70,7 +73,7 @@ def metric_name(config: TrainConfig) -> str:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most memory that this process has used so far, in bytes: of the GPU, or resident."""
+    """Peak memory of this process in bytes: allocated on the GPU, or resident on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -84,42 +87,45 @@ def peak_memory(device: torch.device) -> int:
 def _choices(recipe: Recipe, task: Task, dataset: Dataset) -> list[str]:
     try:
         return describe_choices(recipe, task.suggest_recipe(dataset, False))
-    except RegardError:  # nothing suits these data, and the recipe is entirely the user's
+    except RegardError:  # there is no suggestion for these data; all settings are the user's
         return []
 
 
-def _shape(recipe: Recipe) -> str:
+def _describe_model(recipe: Recipe) -> str:
     model: Any = recipe.model
     layers = getattr(model, "layers", None)
-    depth = f"{layers}" if layers is not None else f"{model.encoder_layers}+{model.decoder_layers}"
-    return f"{family_of(model)}, {depth} layers of width {model.width}"
+    if layers is None:
+        depth = f"{model.encoder_layers}+{model.decoder_layers} layers"
+    else:
+        depth = count_units(layers, "layers")
+    return f"{family_name(model)}, {depth} of width {model.width}"
 
 
-def _training(recipe: Recipe, task: Task) -> str:
+def _describe_training(recipe: Recipe, task: Task) -> str:
     config = recipe.train
     batch = (
-        f"{config.batch_images:,} images"
-        if task.unit == "picture" and not recipe.data.longest
+        count_units(config.batch_images, "images")
+        if task.is_image_task and not recipe.data.longest
         else f"{config.batch_tokens:,} tokens"
     )
     decay = {"wsd": "constant, then decay", "inverse_root": "inverse square root"}.get(config.schedule, config.schedule)
     return (
-        f"up to {config.steps:,} steps of {batch}; {config.optimizer}, learning rate {config.lr:g} ({decay}), "
-        f"warm-up {config.warmup:,}"
+        f"up to {count_units(config.steps, 'steps')} of {batch}; {config.optimizer}, "
+        f"learning rate {config.lr:g} ({decay}), warm-up {config.warmup:,}"
     )
 
 
-def _validation(config: TrainConfig) -> str:
-    selected = {"last": "the last model is kept", "loss": "the best by loss is kept"}.get(
-        config.validate_by, f"the best by {metric_name(config)} is kept, ties broken by loss"
+def _describe_validation(config: TrainConfig) -> str:
+    selected = {"last": "the last model is saved", "loss": "the model with the best loss is saved"}.get(
+        config.validate_by, f"the model with the best {metric_name(config)} is saved, ties broken by loss"
     )
-    ends = "the learning rate decays and training ends" if config.schedule == "wsd" else "training ends"
-    early = f"; after {config.patience} without improvement {ends}" if config.patience else ""
+    outcome = "the learning rate decays and training ends" if config.schedule == "wsd" else "training ends"
+    early = f"; after {config.patience} without improvement {outcome}" if config.patience else ""
     return f"every {config.validate_every:,} steps; {selected}{early}"
 
 
-def _time(config: TrainConfig, cost: Cost, device: torch.device) -> str:
+def _describe_time(config: TrainConfig, cost: Cost, device: torch.device) -> str:
     seconds = config.steps * config.accumulate * cost.seconds
-    bound = "at most " if device.type == "cuda" else "about "  # updates are captured there, and faster
+    bound = "at most " if device.type == "cuda" else "about "  # captured updates are faster than the measured ones
     text = f"{bound}{format_duration(seconds)} plus validation ({cost.seconds:.3f} s per batch, measured)"
     return f"{text}; ends within {config.time}" if config.time else text

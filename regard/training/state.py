@@ -1,4 +1,4 @@
-"""The state of a run besides its tensors: counters, the best validation, and the decisions taken so far."""
+"""The state of a run apart from tensors: counters, the best validation, and the start of the decay."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from regard.errors import RegardError
 
 @dataclass
 class TrainState:
-    """Everything but tensors that a resumed run needs to continue bit for bit; stored in the checkpoint as JSON.
+    """Everything except tensors that a bit-exact resume needs; stored in the checkpoint as JSON.
 
     >>> TrainState.from_json(TrainState(step=5, best=(0.5, -1.0)).to_json()).best
     (0.5, -1.0)
@@ -22,16 +22,16 @@ class TrainState:
     epoch: int = 0
     batch: int = 0
     best: tuple[float, float] | None = None
-    """the metric that selects the model, and minus the validation loss, which breaks ties"""
+    """the metric that selects the model, and the negative validation loss, which breaks ties"""
     best_step: int = 0
     stale: int = 0
     """validations since the best one"""
     decay_start: int | None = None
-    """the step at which the learning rate began to decay before its plan: validation stalled, or time ran out"""
+    """the step at which the decay started earlier than planned, because validation stalled or time ran out"""
     seconds: float = 0.0
-    """training time up to the last checkpoint, over all resumes, where there is a time budget"""
+    """training time up to the last checkpoint over all processes of the run; only kept with a time budget"""
     unlogged: list[list[float]] = field(default_factory=list)
-    """loss, nll and tokens of each update since the last line of metrics"""
+    """loss, nll and tokens of each update since the last log line"""
     done: bool = False
 
     def improves(self, metric: float, loss: float) -> bool:
@@ -47,9 +47,9 @@ class TrainState:
 
     @staticmethod
     def from_json(table: dict[str, Any]) -> "TrainState":
-        if table.keys() != {one.name for one in dataclasses.fields(TrainState)}:
+        if table.keys() != {field.name for field in dataclasses.fields(TrainState)}:
             raise RegardError(
-                "The state of this run was written by another version of Regard.",
+                "The training state was written by a different version of Regard.",
                 "Resume it with that version, or choose another --out.",
             )
         state = TrainState(**table)

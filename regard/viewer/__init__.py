@@ -1,69 +1,69 @@
-"""What a model regarded: measurements, word alignments, pictures."""
+"""Attention maps of a model: recording, measurements, word alignments, plots, experiments, and the page."""
 
 from regard.evaluation.alignment import (
     Link,
     align,
     alignment_error_rate,
     best_layer,
-    clearest_layer,
     format_links,
     read_links,
+    sharpest_layer,
 )
-from regard.evaluation.teacher_forcing import attentions, force, need_attention
+from regard.evaluation.teacher_forcing import attention_names, record_teacher_forced, require_attention
 from regard.viewer.comparison import Comparison, compare
-from regard.viewer.experiments import Outcome, Step, Tried, try_it
+from regard.viewer.experiments import Experiment, Outcome, PredictionStep, run_experiment
 from regard.viewer.image_look import ImageLook, PatchMap
 from regard.viewer.interventions import (
-    Change,
-    HeadOff,
-    LayerOff,
-    MaskOff,
-    PositionsOff,
-    RowSet,
-    ScaleOff,
-    tried,
+    AblateHead,
+    AblateLayer,
+    Intervention,
+    RemoveMask,
+    RemovePositions,
+    RemoveScale,
+    SetAttentionRow,
+    apply_interventions,
 )
-from regard.viewer.rollout import Rollout, roll_out
-from regard.viewer.search_tree import BeamNode, BeamTree, watch_decoding
+from regard.viewer.rollout import Rollout, attention_rollout
+from regard.viewer.search_tree import SearchNode, SearchTree, record_search
 from regard.viewer.text_look import AttentionMap, Look, look
-from regard.viewer.walk.page_walk import walk_of
+from regard.viewer.walk.page_walk import build_walk
 from regard.viewer.walk.walkthrough import Walk
 
 __all__ = [
+    "AblateHead",
+    "AblateLayer",
     "AttentionMap",
-    "BeamNode",
-    "BeamTree",
-    "Change",
     "Comparison",
-    "HeadOff",
+    "Experiment",
     "ImageLook",
-    "LayerOff",
+    "Intervention",
     "Link",
     "Look",
-    "MaskOff",
     "Outcome",
     "PatchMap",
-    "PositionsOff",
+    "PredictionStep",
+    "RemoveMask",
+    "RemovePositions",
+    "RemoveScale",
     "Rollout",
-    "RowSet",
-    "ScaleOff",
-    "Step",
-    "Tried",
+    "SearchNode",
+    "SearchTree",
+    "SetAttentionRow",
     "Walk",
     "align",
     "alignment_error_rate",
-    "attentions",
+    "apply_interventions",
+    "attention_names",
+    "attention_rollout",
     "best_layer",
-    "clearest_layer",
+    "build_walk",
     "compare",
-    "force",
     "format_links",
     "look",
-    "need_attention",
     "read_links",
-    "roll_out",
-    "tried",
-    "try_it",
-    "walk_of",
-    "watch_decoding",
+    "record_search",
+    "record_teacher_forced",
+    "require_attention",
+    "run_experiment",
+    "sharpest_layer",
 ]

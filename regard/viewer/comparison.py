@@ -1,4 +1,4 @@
-"""Looks beside one another: two sentences, two models, or one model on its way through training."""
+"""Comparison of looks: two sentences, two models, or the checkpoints of one training run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,21 +9,30 @@ import numpy as np
 from jaxtyping import Float
 
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import write_atomically
 from regard.pipelines import Translator
 from regard.version import __version__
-from regard.viewer.page.notebook_display import Showing
-from regard.viewer.page.text_requests import Desk
-from regard.viewer.page.text_scene import FORMAT, Scene, carried, links_of, opening, shortened, sides_of
-from regard.viewer.text_look import PAGE, PICTURES, AttentionMap, Look, look
+from regard.viewer.page.notebook_display import NotebookDisplay
+from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.text_scene import (
+    FORMAT,
+    Scene,
+    attention_headers,
+    axis_headers,
+    gold_links,
+    initial_view,
+    shorten_title,
+)
+from regard.viewer.text_look import PAGE_FORMAT, AttentionMap, Look, check_format, look
 
-BESIDE = "beside"
+SECOND_SOURCE = "beside"
+"""field of the second sentence in a request"""
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison(Showing):
-    """Several looks, each with a label. Shows itself in a notebook: one page, in which any two stand side by side, and
-    what one has more than the other; of more than two a slider chooses.
+class Comparison(NotebookDisplay):
+    """Several looks with labels. A notebook displays a page with any two of them side by side and their difference;
+    with more than two looks, a slider selects.
     """
 
     looks: tuple[Look, ...]
@@ -36,53 +45,52 @@ class Comparison(Showing):
     def difference(
         self, attention: str | None = None, head: int | None = None, *, first: int = 0, second: int = -1
     ) -> Float[np.ndarray, "T S"]:
-        """The weights of one look less those of another: of one head, or of the mean over heads.
+        """Weights of one look minus those of another: of one head, or averaged over heads.
 
-        By default the first look less the last, of the attention that is clearest in the last. Both must be of the
-        same tokens.
+        By default the first look minus the last, in the alignment attention of the last look (see `Look.alignment`).
+        Both looks must have the same tokens.
         """
-        one, other = (self._chosen(self.looks[number], attention, head) for number in (first, second))
+        one, other = (self._select(self.looks[index], attention, head) for index in (first, second))
         if (one.rows, one.columns) != (other.rows, other.columns):
             raise RegardError(
-                "The two looks are not of the same tokens: there is no difference cell by cell.",
-                "Compare models on one text, and give translators the same target.",
+                "The two looks do not have the same tokens: their weights cannot be subtracted.",
+                "Compare models on one text, and pass the same target to translators.",
             )
-        return one.of(head) - other.of(head)
+        return one.head_weights(head) - other.head_weights(head)
 
     def save(self, path: str | Path, attention: str | None = None, head: int | None = None) -> None:
-        """Writes a page, .html, which shows every attention of every look; or a picture, .png or .svg, of one attention
-        in all of them, by default the clearest of the last: its mean over heads, or one head.
-        """
-        form = Path(path).suffix.lower().removeprefix(".")
-        if form not in (PAGE, *PICTURES):
-            raise RegardError(f"{path}: pages are .html, pictures are .png or .svg.", "Change the name's ending.")
-        if form == PAGE:
-            from regard.viewer.page import html_page
+        """Save a page (.html) with all attentions of all looks, or a plot (.png, .svg) of one attention in all looks.
 
-            content = html_page.page(self.scene(attention, head))
+        The default attention is the alignment attention of the last look, averaged over heads.
+        """
+        file_format = check_format(path)
+        if file_format == PAGE_FORMAT:
+            from regard.viewer.page.html_page import render_page
+
+            content = render_page(self.scene(attention, head))
         else:
-            content = self._picture(form, attention, head)
-        write_whole(Path(path), content)
+            content = self._plot(file_format, attention, head)
+        write_atomically(Path(path), content)
 
     def scene(self, attention: str | None = None, head: int | None = None) -> Scene:
-        """What a page is given: the first look like any other, and under "compared" what belongs to each alone."""
+        """The scene of the first look, with the headers of the individual looks under "compared"."""
         blobs: list[bytes] = []
         looks = self.looks
         parts = [
             {
-                "sides": sides_of(one.maps),
-                "attentions": carried(one.maps, blobs, len(looks)),
-                "links": links_of(one),
+                "sides": axis_headers(one.maps),
+                "attentions": attention_headers(one.maps, blobs, len(looks)),
+                "links": gold_links(one),
             }
             for one in looks
         ]
-        labelled = [
+        labeled = [
             {"label": label, "texts": {"source": one.source, "target": one.translation}}
             for one, label in zip(looks, self.labels)
         ]
         header = {
             "format": FORMAT,
-            "title": shortened(self.title),
+            "title": shorten_title(self.title),
             "model": {
                 "family": _common(one.family for one in looks),
                 "name": _common(one.name for one in looks),
@@ -92,118 +100,122 @@ class Comparison(Showing):
                 "source": _common(one.source for one in looks),
                 "target": _common(one.translation for one in looks),
             },
-            "opens": opening(looks[0], attention, head),
+            "opens": initial_view(looks[0], attention, head),
             **parts[0],
-            # The first has its attentions at the top.
-            "compared": [labelled[0], *(one | more for one, more in zip(labelled[1:], parts[1:]))],
+            # The attentions of the first look are at the top level.
+            "compared": [labeled[0], *(one | part for one, part in zip(labeled[1:], parts[1:]))],
         }
         return Scene(header, blobs)
 
     @property
-    def desk(self) -> "ComparingDesk | None":
-        """Who answers for other sentences, where every look knows its model: all models for one sentence or, where two
-        sentences are compared, one model for both.
+    def handler(self) -> "ComparisonRequestHandler | None":
+        """Handler for requests with other sentences, if every look has its model: all models on one sentence, or one
+        model on two sentences.
         """
-        models = [one.bundle for one in self.looks]
+        models = [one.pipeline for one in self.looks]
         if None in models:
             return None
         layers = sorted({one.recorded.name for seen in self.looks for one in seen.maps.values()})
         if _common(one.source for one in self.looks):
-            openers = [lambda model=model: model for model in models]
-            return ComparingDesk(models[0], self.looks[0].name, layers, models=openers, labels=self.labels)
+            loaders = [lambda model=model: model for model in models]
+            return ComparisonRequestHandler(models[0], self.looks[0].name, layers, models=loaders, labels=self.labels)
         if len(models) == 2 and models[0] is models[1]:
-            return ComparingDesk(models[0], self.looks[0].name, layers)
+            return ComparisonRequestHandler(models[0], self.looks[0].name, layers)
         return None
 
     def _make_widget(self) -> Any:
-        from regard.viewer.page import widget
+        from regard.viewer.page.widget import make_widget
 
-        return widget.widget_with(self.scene(), self.desk)
+        return make_widget(self.scene(), self.handler)
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(map(repr, self.labels))})"
 
-    def _chosen(self, one: Look, attention: str | None, head: int | None) -> AttentionMap:
-        return one.chosen(self.looks[-1].alignment.name if attention is None else attention, head)
+    def _select(self, one: Look, attention: str | None, head: int | None) -> AttentionMap:
+        return one.select_attention(self.looks[-1].alignment.name if attention is None else attention, head)
 
-    def _picture(self, form: str, attention: str | None = None, head: int | None = None) -> bytes:
-        from regard.viewer.plots import heatmaps
+    def _plot(self, file_format: str, attention: str | None = None, head: int | None = None) -> bytes:
+        from regard.viewer.plots.heatmaps import HeadPanels, plot_side_by_side  # matplotlib is slow to import
 
-        shown = [self._chosen(one, attention, head) for one in self.looks]
-        which = "mean of heads" if head is None else f"head {head}"
+        shown = [self._select(one, attention, head) for one in self.looks]
+        head_label = "mean of heads" if head is None else f"head {head}"
         panels = [
-            heatmaps.Panels(label, one.of(head)[None], one.rows, one.columns) for label, one in zip(self.labels, shown)
+            HeadPanels(label, one.head_weights(head)[None], one.rows, one.columns)
+            for label, one in zip(self.labels, shown)
         ]
-        return heatmaps.beside(f"{shown[-1].name}, {which}", panels, form)
+        return plot_side_by_side(f"{shown[-1].name}, {head_label}", panels, file_format)
 
 
 def compare(*looks: Look, labels: Sequence[str] | None = None) -> Comparison:
-    """Puts looks beside one another: of several sentences, of several models, or of several steps of a training run.
+    """Compare looks at several sentences, of several models, or of several steps of a training run.
 
-    Without `labels` they are called by what tells them apart: the models' names or steps, or the texts.
+    Default labels are whatever differs: the models' names or steps, or the texts.
 
     >>> both = compare(look(model, "The cat sleeps."), look(model, "The cats sleep."))  # doctest: +SKIP
     >>> both.save("page.html")  # doctest: +SKIP
     """
     if len(looks) < 2:
-        raise RegardError("One look has nothing to be compared with.", "Give two looks, or more.")
+        raise RegardError("A comparison needs at least two looks.", "Pass two looks or more.")
     if not all(isinstance(one, Look) for one in looks):
-        raise RegardError("Only looks at texts can be compared.", "Give what look(model, text) gives.")
+        raise RegardError("Only looks at texts can be compared.", "Pass results of look(model, text).")
     if labels is not None and len(labels) != len(looks):
-        raise RegardError(f"There are {len(looks)} looks and {len(labels)} labels.", "Give one for each.")
-    return Comparison(looks, tuple(labels) if labels is not None else _told_apart(looks))
+        raise RegardError(f"There are {len(looks)} looks and {len(labels)} labels.", "Pass one label per look.")
+    return Comparison(looks, tuple(labels) if labels is not None else _default_labels(looks))
 
 
-def _told_apart(looks: Sequence[Look]) -> tuple[str, ...]:
-    """Labels that differ, if the looks differ in anything that can be said."""
-    ways: list[Callable[[Look], str]] = [
+def _default_labels(looks: Sequence[Look]) -> tuple[str, ...]:
+    """Labels from the first attribute in which all looks differ; otherwise their numbers."""
+    attributes: list[Callable[[Look], str]] = [
         lambda one: one.name,
         lambda one: one.source.strip(),
-        lambda one: f"step {one.bundle.training['step']}" if "step" in getattr(one.bundle, "training", {}) else "",
+        lambda one: f"step {one.pipeline.training['step']}" if "step" in getattr(one.pipeline, "training", {}) else "",
         lambda one: one.translation.strip(),
         lambda one: one.family,
     ]
-    for way in ways:
-        labels = tuple(way(one) for one in looks)
+    for attribute in attributes:
+        labels = tuple(attribute(one) for one in looks)
         if all(labels) and len(set(labels)) == len(looks):
             return labels
-    return tuple(str(number + 1) for number in range(len(looks)))
+    return tuple(str(index + 1) for index in range(len(looks)))
 
 
 def _common(texts: Any) -> str:
-    """What all of them are, or nothing."""
-    different = set(texts)
-    return different.pop() if len(different) == 1 else ""
+    """The text that all are equal to; empty if they differ."""
+    distinct = set(texts)
+    return distinct.pop() if len(distinct) == 1 else ""
 
 
 @dataclass(frozen=True, eq=False)
-class ComparingDesk(Desk):
-    """Several models that answer for one sentence; or, without `models`, one that answers for two."""
+class ComparisonRequestHandler(TextRequestHandler):
+    """Compares several models on one sentence or, without `models`, one model on two sentences."""
 
     models: Sequence[Callable[[], Any]] = ()
-    """each gives a model: those of a long run need not be in memory together"""
+    """loaders of the models: the checkpoints of a long run need not be in memory together"""
     labels: Sequence[str] = ()
-    last_leads: bool = False
-    """translators are all given the last one's translation, so that their maps are of the same tokens"""
+    share_last_translation: bool = False
+    """force the translation of the last model on all translators, so that their maps have the same tokens"""
 
     @property
     def fields(self) -> list[str]:
-        return super().fields if self.models else ["source", BESIDE]
+        return super().fields if self.models else ["source", SECOND_SOURCE]
 
-    def see(self, texts: dict[str, str]) -> Scene:
-        return self.compared(texts).scene()
+    def look(self, texts: dict[str, str]) -> Scene:
+        return self.compare(texts).scene()
 
-    def compared(self, texts: dict[str, str]) -> Comparison:
-        """What the models regarded in texts that were written into the fields."""
+    def compare(self, texts: dict[str, str]) -> Comparison:
+        """Compare looks at these texts, by field name."""
         source = texts["source"]
         if not self.models:
-            both = [self._look(self.bundle, text) for text in (source, texts.get(BESIDE, "").strip() or source)]
-            return compare(*both, labels=[one.source.strip() for one in both])
+            looks = [
+                self._look_with(self.pipeline, text)
+                for text in (source, texts.get(SECOND_SOURCE, "").strip() or source)
+            ]
+            return compare(*looks, labels=[one.source.strip() for one in looks])
         target = texts.get("target", "").strip() or None
-        if self.last_leads and target is None and isinstance(self.bundle, Translator):
-            target = self._look(self.models[-1](), source).translation
-        looks = [replace(self._look(model(), source, target), bundle=None, search=None) for model in self.models]
+        if self.share_last_translation and target is None and isinstance(self.pipeline, Translator):
+            target = self._look_with(self.models[-1](), source).translation
+        looks = [replace(self._look_with(load(), source, target), pipeline=None, search=None) for load in self.models]
         return compare(*looks, labels=self.labels)
 
-    def _look(self, model: Any, source: str, target: str | None = None) -> Look:
+    def _look_with(self, model: Any, source: str, target: str | None = None) -> Look:
         return look(model, source, target, layers=self.layers, name=self.name, truncate=self.truncate)

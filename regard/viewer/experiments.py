@@ -1,4 +1,4 @@
-"""Trying: what becomes of the output if a part of a model is switched off, or looks elsewhere (see changes.py)."""
+"""Experiments: the output of a model with and without interventions (see changes.py)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,33 +9,34 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Recorded, exact
-from regard.attention.exact import Chosen
+from regard.attention import Recorded
+from regard.attention.exact_weights import Selection, resolve_indices
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
-from regard.pipelines import ImageModel, LanguageModel, TextEncoder, Translator
-from regard.pipelines.image_model import Picture
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
+from regard.pipelines.image_model import ImageLike
 from regard.viewer.image_look import ImageLook
 from regard.viewer.interventions import (
-    CHANGES,
-    Change,
-    MaskOff,
-    RowSet,
-    fitted,
-    tried,
+    INTERVENTIONS,
+    Intervention,
+    RemoveMask,
+    SetAttentionRow,
+    apply_interventions,
+    fit_weights,
+    wrong_row_length,
 )
 from regard.viewer.text_look import Look, look
 
-# So many of the likeliest are named.
-LIKELIEST = 5
-# So many tokens a language model goes on with.
-CONTINUED = 12
+# Alternatives listed per prediction.
+TOP_K = 5
+# Tokens that a language model generates.
+CONTINUATION_TOKENS = 12
 
 
-class Step(NamedTuple):
-    """A place where a model predicts: what stands there, how likely that is, and what is likeliest there."""
+class PredictionStep(NamedTuple):
+    """A prediction: the token (or label), its probability, and the most likely alternatives."""
 
     token: str
     probability: float | None
@@ -44,279 +45,285 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What came out: a translation, how a text goes on, a label (nothing of a model that only reads).
+    """The output of a model: a translation, a continuation or a label (empty for an encoder without a head).
 
-    `steps` are the places where something is predicted: tokens of the translation, or of the text and what follows it;
-    or the one label. `logprob` is the log-probability of the translation, or of the text.
+    `steps` are the predictions: the tokens of the translation; the tokens of the text and the one after it; or the
+    label. `logprob` is the log-probability of the translation or the text.
     """
 
     text: str
     logprob: float | None
-    steps: list[Step] = field(repr=False)
+    steps: list[PredictionStep] = field(repr=False)
     look: Look | ImageLook = field(repr=False)
-    """with the maps of what was regarded"""
+    """the attention maps"""
 
 
-class Tried(NamedTuple):
-    """What came out of a model as it is, and of the changed one."""
+class Experiment(NamedTuple):
+    """The output of a model without and with the interventions."""
 
     before: Outcome
     after: Outcome
 
 
 @torch.no_grad()
-def try_it(
-    bundle: Translator | LanguageModel | TextEncoder | ImageModel,
-    source: str | Picture,
-    changes: Sequence[Change] = (),
+def run_experiment(
+    pipeline: Translator | TextGenerator | TextEncoder | ImageModel,
+    source: str | ImageLike,
+    interventions: Sequence[Intervention] = (),
     target: str | None = None,
     prefix: str = "",
     *,
-    instead: str | Picture | None = None,
-) -> Tried:
-    """What a model makes of a text or a picture as it is, and with changes.
+    instead: str | ImageLike | None = None,
+) -> Experiment:
+    """Run a model on a text or an image without and with interventions.
 
-    Of a translation either the target is given, or the changed model writes one of its own, which must begin with
-    `prefix`; a language model has the prefix written after its text. `instead` is what the changed model reads.
+    A translator scores the `target`, if one is given; otherwise the model with interventions translates, beginning with
+    `prefix`. For a language model the prefix is appended to the text. `instead` replaces the input of the second run.
 
-    >>> tried = try_it(translator, "The cat sleeps.", [HeadOff("decoder.1.cross", 0)])  # doctest: +SKIP
-    >>> tried.before.text, tried.after.text  # doctest: +SKIP
+    >>> experiment = run_experiment(translator, "The cat sleeps.", [AblateHead("decoder.1.cross", 0)])  # doctest: +SKIP
+    >>> experiment.before.text, experiment.after.text  # doctest: +SKIP
     ('Le chat dort.', 'Le chat le chat.')
     """
-    writes = isinstance(bundle, Translator | LanguageModel)
-    if (prefix and not writes) or (prefix and target is not None):
-        raise RegardError("There is nothing here that would begin with a prefix.", "Leave it out.")
-    if target is not None and not isinstance(bundle, Translator):
-        raise RegardError("Only a translator has a target.", "Leave it out.")
-    if isinstance(bundle, Translator) and bundle.partners:
-        bundle = replace(bundle, partners=[])  # names are of one model's parts
-    before = _outcome(bundle, source, target, "", bundle)
-    rows = [one for one in changes if isinstance(one, RowSet)]
-    # A model that writes step by step keeps what it has read: with these, what it read before changes too.
-    rereads = writes and any(isinstance(one, RowSet | MaskOff) for one in changes)
-    writer: Any = replace(bundle, model=_Rereading(bundle.model)) if rereads else bundle  # type: ignore[arg-type]
-    with tried(bundle.model, changes):
-        _check(rows, before.look if instead is None else None)
-        after = _outcome(bundle, source if instead is None else instead, target, prefix, writer)
-    return Tried(before, replace(after, look=_with_rows(after.look, rows)) if rows else after)
+    generates = isinstance(pipeline, Translator | TextGenerator)
+    if prefix and (not generates or target is not None):
+        raise RegardError("A prefix needs a model that generates text, and no target.", "Leave out the prefix.")
+    if target is not None and not isinstance(pipeline, Translator):
+        raise RegardError("Only a translator takes a target.", "Leave out the target.")
+    if isinstance(pipeline, Translator) and pipeline.ensemble_members:
+        pipeline = replace(pipeline, ensemble_members=[])  # interventions name modules of one model
+    before = _outcome(pipeline, source, target, "", pipeline)
+    rows = [one for one in interventions if isinstance(one, SetAttentionRow)]
+    # These change the states of earlier tokens at every step, so cached keys and values cannot be used.
+    without_cache = generates and any(isinstance(one, SetAttentionRow | RemoveMask) for one in interventions)
+    generator: Any = pipeline
+    if without_cache:
+        generator = replace(pipeline, model=_UncachedDecoder(pipeline.model))  # type: ignore[arg-type]
+    with apply_interventions(pipeline.model, interventions):
+        _check_rows(rows, before.look if instead is None else None)
+        after = _outcome(pipeline, source if instead is None else instead, target, prefix, generator)
+    return Experiment(before, replace(after, look=_with_rows(after.look, rows)) if rows else after)
 
 
-def _outcome(bundle: Any, source: Any, target: str | None, prefix: str, writer: Any) -> Outcome:
-    if isinstance(bundle, ImageModel):
-        seen = look(bundle, source)
-        return _labelled(seen.probabilities, seen) if seen.probabilities else Outcome("", None, _areas(seen), seen)
-    if isinstance(bundle, Translator):
+def _outcome(pipeline: Any, source: Any, target: str | None, prefix: str, generator: Any) -> Outcome:
+    if isinstance(pipeline, ImageModel):
+        seen = look(pipeline, source)
+        return _label_outcome(seen.probabilities, seen) if seen.probabilities else Outcome("", None, _areas(seen), seen)
+    if isinstance(pipeline, Translator):
         if target is None:
-            target = writer.translate([source], prefixes=[prefix] if prefix else None)[0][0].text
-        return _forced(bundle, look(bundle, source, target), source, target)
-    if isinstance(bundle, LanguageModel):
+            target = generator.translate([source], prefixes=[prefix] if prefix else None)[0][0].text
+        return _target_outcome(pipeline, look(pipeline, source, target), source, target)
+    if isinstance(pipeline, TextGenerator):
         text = source + prefix
-        written = writer.generate([text], DecodeConfig(method="greedy", max_len=CONTINUED))[0][0].text
-        return _read(bundle, look(bundle, text), bundle.prompt_ids(text), written)
-    seen = look(bundle, source)
-    if bundle.model.config.head == "classify":
-        return _labelled(bundle.classify([source])[0].probabilities, seen)
-    if bundle.model.config.head != "mask":
+        config = DecodeConfig(method="greedy", max_len=CONTINUATION_TOKENS)
+        continuation = generator.generate([text], config)[0][0].text
+        return _text_outcome(pipeline, look(pipeline, text), pipeline.encode_prompt(text), continuation)
+    seen = look(pipeline, source)
+    if pipeline.model.config.head == "classify":
+        return _label_outcome(pipeline.classify([source])[0].probabilities, seen)
+    if pipeline.model.config.head != "mask":
         return Outcome("", None, [], seen)
-    ids = bundle.text_ids(source)
-    shares = bundle.model(bundle.packed([ids])).float().softmax(-1)
-    return Outcome("", None, _steps(bundle.tokenizer, shares, ids), seen)
+    ids = pipeline.encode_text(source)
+    probabilities = pipeline.model(pipeline.pack([ids])).float().softmax(-1)
+    return Outcome("", None, _steps(pipeline.tokenizer, probabilities, ids), seen)
 
 
-def _labelled(probabilities: Mapping[str, float], seen: Look | ImageLook) -> Outcome:
-    best = dict(sorted(probabilities.items(), key=lambda one: -one[1])[:LIKELIEST])
+def _label_outcome(probabilities: Mapping[str, float], seen: Look | ImageLook) -> Outcome:
+    best = dict(sorted(probabilities.items(), key=lambda one: -one[1])[:TOP_K])
     if not best:
         return Outcome("", None, [], seen)
-    label, share = next(iter(best.items()))
-    return Outcome(label, None, [Step(label, share, best)], seen)
+    label, probability = next(iter(best.items()))
+    return Outcome(label, None, [PredictionStep(label, probability, best)], seen)
 
 
-def _areas(seen: ImageLook) -> list[Step]:
-    """Of a segmenter: how many of the pixels have which label."""
+def _areas(seen: ImageLook) -> list[PredictionStep]:
+    """For a segmenter: the fraction of pixels per label."""
     labels, output = seen.run.model.config.labels, seen.run.output
     if seen.run.model.config.head != "segment" or not isinstance(output, Tensor):
         return []
     shares = torch.bincount(output[0].argmax(0).flatten(), minlength=len(labels)) / output[0, 0].numel()
-    best, which = shares.topk(min(LIKELIEST, len(labels)))
-    return [Step("pixels", None, {labels[i]: share for i, share in zip(which.tolist(), best.tolist())})]
+    best, indices = shares.topk(min(TOP_K, len(labels)))
+    return [PredictionStep("pixels", None, {labels[i]: share for i, share in zip(indices.tolist(), best.tolist())})]
 
 
-def _forced(translator: Translator, seen: Look, source: str, target: str) -> Outcome:
-    pair = translator.source_ids(source), translator.target_ids(target)
-    wanted = [*translator.special.begun(pair[1])[1:], translator.special.eos]
-    shares = translator.model(*translator.teacher_forced([pair])).float().softmax(-1)
-    steps = _steps(translator.target_tokenizer, shares, wanted)
-    return Outcome(target, _logprob(shares, wanted), steps, seen)
+def _target_outcome(translator: Translator, seen: Look, source: str, target: str) -> Outcome:
+    pair = translator.encode_source(source), translator.encode_target(target)
+    targets = [*translator.special.make_decoder_input(pair[1])[1:], translator.special.eos]
+    probabilities = translator.model(*translator.teacher_forced([pair])).float().softmax(-1)
+    steps = _steps(translator.target_tokenizer, probabilities, targets)
+    return Outcome(target, _logprob(probabilities, targets), steps, seen)
 
 
-def _read(writer: LanguageModel, seen: Look, ids: list[int], written: str) -> Outcome:
-    shares = writer.model(writer.packed([ids])).float().softmax(-1)
-    steps = _steps(writer.tokenizer, shares, ids[1:])
-    return Outcome(written, _logprob(shares, ids[1:]), steps, seen)
+def _text_outcome(language_model: TextGenerator, seen: Look, ids: list[int], continuation: str) -> Outcome:
+    probabilities = language_model.model(language_model.pack([ids])).float().softmax(-1)
+    steps = _steps(language_model.tokenizer, probabilities, ids[1:])
+    return Outcome(continuation, _logprob(probabilities, ids[1:]), steps, seen)
 
 
-def _logprob(shares: Float[Tensor, "T V"], wanted: Sequence[int]) -> float:
-    return float(shares.double()[range(len(wanted)), list(wanted)].log().sum())
+def _logprob(probabilities: Float[Tensor, "T V"], targets: Sequence[int]) -> float:
+    return float(probabilities.double()[range(len(targets)), list(targets)].log().sum())
 
 
-def _steps(tokenizer: Tokenizer, shares: Float[Tensor, "T V"], wanted: Sequence[int]) -> list[Step]:
-    """One for each row; `wanted` is what stands there, where the text goes so far."""
+def _steps(tokenizer: Tokenizer, probabilities: Float[Tensor, "T V"], targets: Sequence[int]) -> list[PredictionStep]:
+    """One step per row; rows beyond the last target have no token."""
     names = tokenizer.vocabulary
 
-    def called(number: int) -> str:
-        return tokenizer.decode([number]) or names[number]
+    def token_text(token_id: int) -> str:
+        return tokenizer.decode([token_id]) or names[token_id]
 
     steps = []
-    best, which = shares.topk(min(LIKELIEST, shares.shape[1]))
-    for i, (probabilities, ids) in enumerate(zip(best.tolist(), which.tolist())):
-        there = i < len(wanted)
+    best, indices = probabilities.topk(min(TOP_K, probabilities.shape[1]))
+    for i, (top_probabilities, ids) in enumerate(zip(best.tolist(), indices.tolist())):
         likeliest: dict[str, float] = {}
-        for number, share in zip(ids, probabilities):
-            # Two tokens may be the same letters, with a space before and without.
-            likeliest[called(number) if called(number) not in likeliest else names[number]] = share
-        steps.append(
-            Step(called(wanted[i]) if there else "", float(shares[i, wanted[i]]) if there else None, likeliest)
-        )
+        for token_id, probability in zip(ids, top_probabilities):
+            # Two tokens may decode to the same text, with and without a space before it.
+            text = token_text(token_id)
+            likeliest[text if text not in likeliest else names[token_id]] = probability
+        if i < len(targets):
+            steps.append(PredictionStep(token_text(targets[i]), float(probabilities[i, targets[i]]), likeliest))
+        else:
+            steps.append(PredictionStep("", None, likeliest))
     return steps
 
 
-def _check(rows: Sequence[RowSet], seen: Look | ImageLook | None) -> None:
-    """An error for rows and keys that are not there."""
+def _check_rows(rows: Sequence[SetAttentionRow], seen: Look | ImageLook | None) -> None:
+    """Raise an error for a row index or a number of weights that does not match the attention map."""
     for one in rows:
         shown = seen.maps.get(one.attention) if seen is not None else None
         if shown is None:
             continue
         if not 0 <= one.row < len(shown.rows):
-            raise RegardError(f"{one.attention} has no row {one.row}.", f"There are {len(shown.rows)}, from 0.")
-        if len(one.weights) != len(shown.columns):
             raise RegardError(
-                f"Row {one.row} of {one.attention} looks at {len(shown.columns)} tokens, and {len(one.weights)} "
-                "weights were given.",
-                "Give a weight for each.",
+                f"{one.attention} has no row {one.row}.", f"Choose a row from 0 to {len(shown.rows) - 1}."
             )
+        if len(one.weights) != len(shown.columns):
+            raise wrong_row_length(one, len(shown.columns))
 
 
 @dataclass(eq=False)
-class _Overwritten(Recorded):
-    """A recording some of whose rows were written over."""
+class _RecordedWithRows(Recorded):
+    """A recording in which some rows of weights are replaced."""
 
-    rows: Sequence[RowSet] = ()
+    rows: Sequence[SetAttentionRow] = ()
 
     @torch.no_grad()
-    def weights(self, heads: Chosen = None, queries: Chosen = None) -> Float[Tensor, "B h t S"]:
-        found = super().weights().clone()
+    def weights(self, heads: Selection = None, queries: Selection = None) -> Float[Tensor, "B h t S"]:
+        weights = super().weights().clone()
         for one in self.rows:
-            keys = fitted(one, found.shape[3], growing=True) if one.row < found.shape[2] else None
-            if keys is not None:
-                found[:, one.head, one.row] = torch.tensor(keys, dtype=found.dtype, device=found.device)
-        chosen = exact.indices(heads, found.shape[1], "head")
-        return found[:, chosen][:, :, exact.indices(queries, found.shape[2], "query")]
+            row = fit_weights(one, weights.shape[3], is_growing=True) if one.row < weights.shape[2] else None
+            if row is not None:
+                weights[:, one.head, one.row] = torch.tensor(row, dtype=weights.dtype, device=weights.device)
+        head_indices = resolve_indices(heads, weights.shape[1], "head")
+        return weights[:, head_indices][:, :, resolve_indices(queries, weights.shape[2], "query")]
 
 
-def _with_rows(seen: Any, rows: Sequence[RowSet]) -> Any:
-    """The look whose maps have the rows that were written over."""
+def _with_rows(seen: Any, rows: Sequence[SetAttentionRow]) -> Any:
+    """The look with the replaced rows in its maps."""
     maps = {}
     for name, one in seen.maps.items():
-        mine = [row for row in rows if row.attention == name]
+        replaced = [row for row in rows if row.attention == name]
         recorded = {part.name: getattr(one.recorded, part.name) for part in fields(Recorded)}
-        maps[name] = replace(one, recorded=_Overwritten(**recorded, rows=mine)) if mine else one
+        maps[name] = replace(one, recorded=_RecordedWithRows(**recorded, rows=replaced)) if replaced else one
     return replace(seen, maps=maps)
 
 
 @dataclass
-class _Written:
-    """What was written so far in each of the (B, K) hypotheses, and what it is written about."""
+class _UncachedState:
+    """Decoding state: the ids of the (B, K) hypotheses, and the sources of an encoder-decoder."""
 
     sources: list[list[int]] | None
     ids: list[list[int]]
     beams: int = 1
-    begun: bool = False
+    has_started: bool = False
 
 
-class _Rereading(nn.Module):
-    """A model that reads anew all that it wrote for each token: slow, but every row of every attention is there."""
+class _UncachedDecoder(nn.Module):
+    """Decoding without a cache: every step runs the model on full sequences, so that all rows are computed again."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model, self.config = model, model.config
 
-    def start(self, source: Packed) -> _Written:
-        given = [one.tolist() for one in source.ids.split(source.offsets.lengths.tolist())]
-        if hasattr(self.model, "encode"):  # a source of its own; otherwise what is written goes on with it
-            return _Written(given, [[] for _ in given])
-        return _Written(None, given)
+    def start(self, source: Packed) -> _UncachedState:
+        sequences = [one.tolist() for one in source.ids.split(source.offsets.lengths.tolist())]
+        if hasattr(self.model, "encode"):  # encoder-decoder; otherwise the output continues the source
+            return _UncachedState(sequences, [[] for _ in sequences])
+        return _UncachedState(None, sequences)
 
-    def step(self, state: _Written, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], _Written]:
+    def step(self, state: _UncachedState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], _UncachedState]:
         texts = state.ids
-        if state.sources is not None or state.begun:
+        if state.sources is not None or state.has_started:
             texts = [[*one, token] for one, token in zip(texts, last.flatten().tolist())]
         packed = pack(texts).to(last.device)
         inputs = [packed]
         if state.sources is not None:
             inputs = [pack([one for one in state.sources for _ in range(state.beams)]).to(last.device), packed]
         logits = self.model(*inputs)[packed.offsets.starts[1:].long() - 1]
-        return logits.unflatten(0, last.shape), _Written(state.sources, texts, state.beams, True)
+        return logits.unflatten(0, last.shape), _UncachedState(state.sources, texts, state.beams, True)
 
-    def reorder(self, state: _Written, indices: Int[Tensor, "B2 K2"]) -> _Written:
+    def reorder(self, state: _UncachedState, indices: Int[Tensor, "B2 K2"]) -> _UncachedState:
         rows = indices.flatten().tolist()
         sources = state.sources
         if sources is not None:
             sources = [sources[i // state.beams] for i in indices[:, 0].tolist()]
-        return _Written(sources, [state.ids[i] for i in rows], indices.shape[1], state.begun)
+        return _UncachedState(sources, [state.ids[i] for i in rows], indices.shape[1], state.has_started)
 
 
-# Requests: what a page asks for, as JSON
+# Requests of a page, as JSON
 
 
-def answer(bundle: Any, request: Mapping[str, Any], picture: Picture | Tensor | None = None) -> dict[str, Any]:
-    """A request of a page, and what it shows of the answer.
+def handle_experiment(
+    pipeline: Any, request: Mapping[str, Any], image: ImageLike | Tensor | None = None
+) -> dict[str, Any]:
+    """Run the experiment that a page requests; returns the two outcomes as JSON.
 
-    A request has `source`, and perhaps `target`, `prefix`, `instead` (another sentence), `changes` (each with its name
-    as `change`, and its parts) and `shown`: the attention whose weights are wanted, and its head ("mean": of all).
-    Of a picture, which whoever asks must not choose, the source is only a name.
+    A request has `source`, and optionally `target`, `prefix`, `instead` (another sentence), `changes` (interventions,
+    each with its name as `change` and its fields) and `shown`: the attention and head ("mean" for all) whose weights
+    the response contains. With an `image`, the source is only its name: a page cannot open files.
     """
-    told, shown = request.get("changes") or [], request.get("shown")
-    if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
-        raise RegardError("The changes are no list of changes.", "Give a list.")
+    changes, shown = request.get("changes") or [], request.get("shown")
+    if not isinstance(changes, list) or not all(isinstance(one, dict) for one in changes):
+        raise RegardError("`changes` must be a list of objects.", "Send a list of interventions.")
     if shown is not None and not isinstance(shown, dict):
-        raise RegardError("What should be shown has no name.", "Give an attention, and a head.")
-    changes = [change_of(one) for one in told]
+        raise RegardError("`shown` must be an object.", "Send the names of an attention and a head.")
+    interventions = [parse_intervention(one) for one in changes]
     texts = {name: request.get(name) for name in ("source", "target", "prefix", "instead")}
     for name, text in texts.items():
         if not isinstance(text, str) and not (text is None and name != "source"):
-            raise RegardError(f"What was asked to be tried has no {name} that is a text.", "Give one.")
+            raise RegardError(f"The request has no valid `{name}`.", "Send a string.")
         if text is not None and re.search("[\ud800-\udfff]", text):
-            raise RegardError(f"The {name} holds half a character.", "Give whole ones.")
+            raise RegardError(f"`{name}` contains an unpaired surrogate.", "Send valid Unicode.")
     source, target, prefix, instead = texts.values()
-    given: Any = (source or "") if picture is None else picture
-    both = try_it(bundle, given, changes, target, prefix or "", instead=instead)
-    return {"before": _told(both.before, shown), "after": _told(both.after, shown)}
+    model_input: Any = (source or "") if image is None else image
+    experiment = run_experiment(pipeline, model_input, interventions, target, prefix or "", instead=instead)
+    return {"before": _outcome_header(experiment.before, shown), "after": _outcome_header(experiment.after, shown)}
 
 
-def change_of(told: Mapping[str, Any]) -> Change:
-    """A change from what a request says.
+def parse_intervention(request: Mapping[str, Any]) -> Intervention:
+    """The intervention that a request describes.
 
-    >>> change_of({"change": "head", "attention": "decoder.0.cross", "head": 1})
-    HeadOff(attention='decoder.0.cross', head=1)
+    >>> parse_intervention({"change": "head", "attention": "decoder.0.cross", "head": 1})
+    AblateHead(attention='decoder.0.cross', head=1)
     """
-    kind = CHANGES.get(str(told.get("change")))
+    name = request.get("change")
+    kind = INTERVENTIONS.get(str(name))
     if kind is None:
-        raise RegardError(f"No change is called {told.get('change')!r}.", f"Choose one of {', '.join(CHANGES)}.")
+        raise RegardError(f"Unknown intervention {name!r}.", f"Choose one of {', '.join(INTERVENTIONS)}.")
     types: dict[str, Any] = {"attention": str, "layer": str, "head": int, "row": int, "weights": list}
-    parts = {name: value for name, value in told.items() if name != "change"}
-    wanted = {one.name for one in fields(kind)}
-    if not set(parts) <= wanted or not all(type(value) is types[name] for name, value in parts.items()):
-        raise RegardError(f"{dict(parts)} is not what the change {told['change']!r} takes.", f"It takes {wanted}.")
-    if isinstance(parts.get("weights"), list) and not all(type(one) in (int, float) for one in parts["weights"]):
-        raise RegardError("Weights are numbers.", "Give a number for each token that is looked at.")
+    values = {field_name: value for field_name, value in request.items() if field_name != "change"}
+    expected = [one.name for one in fields(kind)]
+    hint = f"Expected fields: {', '.join(expected) or 'none'}."
+    if not set(values) <= set(expected) or not all(type(value) is types[key] for key, value in values.items()):
+        raise RegardError(f"Invalid fields for the intervention {name!r}: {values}.", hint)
+    if isinstance(values.get("weights"), list) and not all(type(one) in (int, float) for one in values["weights"]):
+        raise RegardError("The weights must be numbers.", "Send one number per key.")
     try:
-        return kind(**parts)
+        return kind(**values)
     except TypeError:
-        raise RegardError(f"{dict(parts)} is too little for {told['change']!r}.", f"It takes {wanted}.") from None
+        raise RegardError(f"Missing fields for the intervention {name!r}: {values}.", hint) from None
 
 
-def _told(outcome: Outcome, shown: Mapping[str, Any] | None) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _outcome_header(outcome: Outcome, shown: Mapping[str, Any] | None) -> dict[str, Any]:
+    header: dict[str, Any] = {
         "text": outcome.text,
         "logprob": outcome.logprob,
         "steps": [
@@ -329,5 +336,5 @@ def _told(outcome: Outcome, shown: Mapping[str, Any] | None) -> dict[str, Any]:
     if one is not None:
         head = shown.get("head") if shown is not None else None
         weights = one.weights[head] if type(head) is int and 0 <= head < len(one.weights) else one.weights.mean(0)
-        told["map"] = {"rows": one.rows, "columns": one.columns, "weights": weights.tolist()}
-    return told
+        header["map"] = {"rows": one.rows, "columns": one.columns, "weights": weights.tolist()}
+    return header

@@ -1,4 +1,4 @@
-"""`look` at a picture: what each head regarded of its patches, and what all layers together did (D5)."""
+"""`look` at an image: attention maps over patches, and attention rollout (Abnar and Zuidema 2020)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,33 +12,47 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regard.attention import Recorded
-from regard.data import as_numbers
+from regard.data import pixels_to_float
 from regard.errors import RegardError
-from regard.files import write_whole
+from regard.files import write_atomically
 from regard.layers.patches import Grid
 from regard.models import ViT
 from regard.pipelines import ImageModel
-from regard.pipelines.image_model import Picture
-from regard.viewer.page.notebook_display import Showing
-from regard.viewer.rollout import Rollout, Run, number_of, roll_out, rolled, run
+from regard.pipelines.image_model import ImageLike
+from regard.viewer.page.notebook_display import NotebookDisplay
+from regard.viewer.rollout import (
+    ImageRun,
+    PatchCoordinates,
+    Rollout,
+    attention_rollout,
+    patch_index,
+    rollout_of_run,
+    run_model,
+)
 
-PAGE, FORMATS = "html", ("png", "svg")
-# So many labels of a segmenter are shown at once: those that have most pixels.
-MOST_LABELS = 11
+PAGE_FORMAT, PLOT_FORMATS = "html", ("png", "svg")
+# Labels of a segmenter in one plot: those with the most pixels.
+MAX_LABELS = 11
 BLOCKS, POOLER, SEGMENTER = "blocks.", "pooler.attention", "segmenter."
-"""how names of attentions begin: between patches, of the question that pools them, between labels and patches"""
+"""prefixes of attention names: between patches; pooling by a learned query; between class queries and patches"""
 
-Patch = tuple[int, int]
-"""a row and a column of patches, from 0"""
-Weights = Float[np.ndarray, "rows columns"]
+PatchWeights = Float[np.ndarray, "rows columns"]
+
+
+def check_format(path: str | Path) -> str:
+    """The format of an output file, by its extension; raises an error for an unsupported one."""
+    file_format = Path(path).suffix.lower().removeprefix(".")
+    if file_format not in (PAGE_FORMAT, *PLOT_FORMATS):
+        raise RegardError(f"{path}: pages are .html, plots are .png or .svg.", "Change the file extension.")
+    return file_format
 
 
 @dataclass(frozen=True, eq=False)
 class PatchMap:
-    """What one attention regarded: a weight for each head, row and column. Every row sums to 1.
+    """The map of one attention of an image model: a weight per head, row (query) and column (key).
 
-    Rows and columns are tokens: first those that are no patches (class token, registers; a segmenter's labels), then
-    the patches, row by row.
+    Rows and columns are tokens: class token, registers or the class queries of a segmenter first, then the patches, row
+    by row. Every row sums to 1.
     """
 
     name: str
@@ -49,73 +63,71 @@ class PatchMap:
 
     @cached_property
     def weights(self) -> Float[np.ndarray, "H T S"]:
-        """The exact weights, computed when they are first asked for."""
+        """The exact weights, computed on first access."""
         return self.recorded.weights()[0].float().cpu().numpy()
 
 
 @dataclass(frozen=True, eq=False)
-class ImageLook(Showing):
-    """A picture, and every attention of a model in it. Shows itself in a notebook.
+class ImageLook(NotebookDisplay):
+    """The attention maps of a model on an image. Notebooks display it.
 
-    `maps` are the attentions by their modules' names: `look.maps["blocks.3.attention"].weights`.
+    `maps` has one entry per attention module: `look.maps["blocks.3.attention"].weights`.
     """
 
     name: str
     pixels: UInt8[np.ndarray, "H W C"]
-    """as the model saw them"""
+    """after resizing and cropping, as the model takes them"""
     grid: Grid
     """rows and columns of patches"""
     probabilities: dict[str, float]
-    """how likely each label is; empty unless the model gives pictures labels"""
+    """probability per label; empty unless the model is a classifier"""
     maps: dict[str, PatchMap]
-    run: Run = field(repr=False)
-    bundle: ImageModel = field(repr=False)
+    run: ImageRun = field(repr=False)
+    pipeline: ImageModel = field(repr=False)
     model_name: str = ""
-    """what the page calls the model"""
+    """name of the model in the page"""
 
     @property
     def label(self) -> str | None:
-        """The likeliest label."""
+        """The most likely label."""
         return max(self.probabilities, key=lambda label: self.probabilities[label], default=None)
 
-    def over_patches(
-        self, attention: str | None = None, patch: Patch | None = None, label: str | None = None
+    def patch_weights(
+        self, attention: str | None = None, patch: PatchCoordinates | None = None, label: str | None = None
     ) -> Float[np.ndarray, "H rows columns"]:
-        """What each head of an attention regarded of the patches; without a name, of the one nearest to the output.
+        """Weights over the patches per head of an attention, by default of the last one.
 
-        The class token asks, or the question by which the picture is pooled; without either it is the mean of what all
-        patches regarded. Or the patch in a row and a column asks; or, in a segmenter by queries, that of a label. What
-        was regarded of other tokens is missing from the sum of 1.
+        The query is the class token or the learned pooling query; without either, the weights are averaged over the
+        queries of all patches. `patch` selects the query of one patch instead, `label` the class query of a segmenter.
+        Weights of other tokens are left out, so the sum may be less than 1.
         """
-        shown, count = self.chosen(attention, patch), self.grid[0] * self.grid[1]
-        first = len(shown.rows) - count  # of the patches, where they ask
+        shown, count = self.select_attention(attention, patch), self.grid[0] * self.grid[1]
+        first = len(shown.rows) - count
         if patch is not None:
-            if shown.name == POOLER:
-                raise RegardError(f"In {POOLER} no patch asks.", "Name another attention, or leave out the patch.")
-            rows = shown.weights[:, first + number_of(patch, self.grid)]
+            check_has_patch_queries(shown)
+            rows = shown.weights[:, first + patch_index(patch, self.grid)]
         elif label is not None:
-            if not shown.name.startswith(SEGMENTER):
-                raise RegardError(f"In {shown.name} no label asks.", "Leave it out, or ask for the rollout.")
-            rows = shown.weights[:, self.number(label)]
-        elif self.one_asks(shown):
+            check_has_class_queries(shown)
+            rows = shown.weights[:, self.label_index(label)]
+        elif self.has_single_query(shown):
             rows = shown.weights[:, 0]
         else:
             rows = shown.weights[:, first:].mean(1)
         return rows[:, rows.shape[1] - count :].reshape(-1, *self.grid)
 
-    def rollout(self, patch: Patch | None = None, label: str | None = None) -> Weights:
-        """What the picture as a whole, or one patch, comes from through all layers (see `roll_out`).
+    def rollout(self, patch: PatchCoordinates | None = None, label: str | None = None) -> PatchWeights:
+        """Attention rollout through all layers, of the image or of one patch (see `attention_rollout`).
 
-        With a label it is what speaks for that; in a segmenter by queries, what the query of the label comes from.
+        With a label, the gradient-weighted rollout for it; in a segmenter with class queries, the rollout of its query.
         """
         if label is None:
-            return self._rollout.over_patches(patch=patch).cpu().numpy()
+            return self._rollout.patch_weights(patch=patch).cpu().numpy()
         if patch is not None:
-            raise RegardError("Either a patch asks, or a label.", "Leave out one of them.")
-        number = self.number(label)
+            raise RegardError("A patch and a label cannot be combined.", "Leave out one of them.")
+        index = self.label_index(label)
         if self._rollout.queries is not None:
-            return self._rollout.over_patches(query=number).cpu().numpy()
-        return roll_out(self.run.model, self.run.images, [number]).over_patches().cpu().numpy()
+            return self._rollout.patch_weights(query=index).cpu().numpy()
+        return attention_rollout(self.run.model, self.run.images, [index]).patch_weights().cpu().numpy()
 
     def save(
         self,
@@ -123,100 +135,98 @@ class ImageLook(Showing):
         attention: str | None = None,
         head: int | None = None,
         *,
-        patch: Patch | None = None,
+        patch: PatchCoordinates | None = None,
         label: str | None = None,
         rollout: bool = False,
         walk: bool | None = None,
     ) -> None:
-        """Writes a page, .html, which shows every head of every attention and needs nothing else, no network either; or
-        a picture, .png or .svg: beside the picture what each head of an attention, or one head, regarded.
+        """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg) of one attention.
 
-        Who asks is as in `over_patches`. With attention "all" there is a small panel for each head of each attention.
-        With `rollout`, or a label of a classifier, all layers are taken together. A segmenter by queries, of which
-        nothing in particular is asked, shows where the query of each label looked. A page has it all; the same choices
-        say what it opens with. With `walk` it also has every number between the pixels and the output; without, it has
-        them if model and picture are small.
+        The plot shows the image and a panel per head (or one head); the query is selected as in `patch_weights`. With
+        attention "all" it has a small panel per head of each attention; with `rollout`, or a label of a classifier, the
+        rollout through all layers. By default, a segmenter with class queries is shown with a panel per label. For a
+        page the same arguments select the initial view. `walk` includes the step-by-step view; by default a page
+        includes it if model and image are small.
         """
-        form = Path(path).suffix.lower().removeprefix(".")
-        if form not in (PAGE, *FORMATS):
-            raise RegardError(f"{path}: pages are .html, pictures are .png or .svg.", "Change the name's ending.")
-        if form == PAGE:
-            from regard.viewer.page import html_page, image_scene
+        file_format = check_format(path)
+        if file_format == PAGE_FORMAT:
+            from regard.viewer.page.html_page import render_page
+            from regard.viewer.page.image_scene import build_image_scene
 
-            scene = image_scene.scene_of_picture(
-                self, attention, head, patch=patch, label=label, rollout=rollout, walk=walk
-            )
-            content = html_page.page(scene)
+            scene = build_image_scene(self, attention, head, patch=patch, label=label, rollout=rollout, walk=walk)
+            content = render_page(scene)
         else:
-            content = self._picture(form, attention, head, patch, label, rollout)
-        write_whole(Path(path), content)
+            content = self._plot(file_format, attention, head, patch, label, rollout)
+        write_atomically(Path(path), content)
 
-    def _picture(
+    def _plot(
         self,
-        form: str,
+        file_format: str,
         attention: str | None = None,
         head: int | None = None,
-        patch: Patch | None = None,
+        patch: PatchCoordinates | None = None,
         label: str | None = None,
         rollout: bool = False,
     ) -> bytes:
-        from regard.viewer.plots import patch_overlays as pictures
+        from regard.viewer.plots.patch_overlays import plot_overlay_table, plot_overlays  # matplotlib is slow to import
 
-        if rollout or (label is not None and not self.by_queries):
-            if attention is not None or head is not None:
-                raise RegardError("Rollout goes through all attentions.", "Name neither an attention nor a head.")
-            says, panels = self._rolled_out(patch, label)
+        if rollout or (label is not None and not self.has_class_queries):
+            check_rollout(attention, head)
+            caption, panels = self._rollout_panels(patch, label)
         elif attention == "all":
-            says, table = self._overview(patch)
-            return pictures.overlay_table(self.title, says, self.pixels, table, patch, form)
-        elif self.by_queries and attention is head is patch is label is None:
-            says, panels = self._queries()
+            caption, table = self._overview_table(patch)
+            return plot_overlay_table(self.title, caption, self.pixels, table, patch, file_format)
+        elif self.has_class_queries and attention is head is patch is label is None:
+            caption, panels = self._class_query_panels()
         else:
-            says, panels = self._heads(attention, head, patch, label)
-        return pictures.overlays(self.title, says, self.pixels, panels, patch, form)
+            caption, panels = self._head_panels(attention, head, patch, label)
+        return plot_overlays(self.title, caption, self.pixels, panels, patch, file_format)
 
-    def _heads(
-        self, attention: str | None, head: int | None, patch: Patch | None, label: str | None
-    ) -> tuple[str, dict[str, Weights]]:
-        shown, weights = self.chosen(attention, patch), self.over_patches(attention, patch, label)
-        if head is not None and not 0 <= head < len(weights):
-            raise RegardError(f"{shown.name} has no head {head}.", f"There are {len(weights)}, counted from 0.")
-        chosen = range(len(weights)) if head is None else [head]
-        asker = self._asker(shown, patch) if label is None else f"the query of {label}"
-        return f"Where {asker} looks in {shown.name}.", {f"head {i}": weights[i] for i in chosen}
+    def _head_panels(
+        self, attention: str | None, head: int | None, patch: PatchCoordinates | None, label: str | None
+    ) -> tuple[str, dict[str, PatchWeights]]:
+        shown, weights = self.select_attention(attention, patch), self.patch_weights(attention, patch, label)
+        check_head(shown, head, len(weights))
+        heads = range(len(weights)) if head is None else [head]
+        query = self._query_name(shown, patch) if label is None else f"the query of {label}"
+        return f"Attention of {query} in {shown.name}.", {f"head {i}": weights[i] for i in heads}
 
-    def _overview(self, patch: Patch | None) -> tuple[str, dict[str, Float[np.ndarray, "H rows columns"]]]:
-        asked = [one for one in self.maps.values() if patch is None or one.name != POOLER]
-        asker = self._asker(asked[0], patch)
-        return f"Where {asker} looks, a row for each attention.", {
-            one.name: self.over_patches(one.name, patch) for one in asked
+    def _overview_table(
+        self, patch: PatchCoordinates | None
+    ) -> tuple[str, dict[str, Float[np.ndarray, "H rows columns"]]]:
+        shown = [one for one in self.maps.values() if patch is None or one.name != POOLER]
+        query = self._query_name(shown[0], patch)
+        return f"Attention of {query}, one row per attention.", {
+            one.name: self.patch_weights(one.name, patch) for one in shown
         }
 
-    def _rolled_out(self, patch: Patch | None, label: str | None) -> tuple[str, dict[str, Weights]]:
+    def _rollout_panels(self, patch: PatchCoordinates | None, label: str | None) -> tuple[str, dict[str, PatchWeights]]:
         panels = {"rollout": self.rollout(patch)}
         if label is None:
-            return f"What {self._asker(None, patch)} comes from, through all layers.", panels
+            return f"Attention rollout of {self._query_name(None, patch)} through all layers.", panels
         panels[f"for {label}"] = self.rollout(patch, label)
-        if self.by_queries:
-            return f"What the picture, and the query of {label}, come from, through all layers.", panels
-        return f"What the picture comes from, through all layers, and what of it speaks for {label}.", panels
+        if self.has_class_queries:
+            return f"Attention rollout of the image and of the query of {label} through all layers.", panels
+        return f"Attention rollout of the image through all layers, plain and weighted by gradients of {label}.", panels
 
-    def _queries(self) -> tuple[str, dict[str, Weights]]:
-        """The labels that have most pixels, and where their queries looked."""
+    def _class_query_panels(self) -> tuple[str, dict[str, PatchWeights]]:
+        """Attention of the class queries of the labels with the most pixels."""
         labels, output = self.run.model.config.labels, self.run.output
         assert isinstance(output, Tensor)
         areas = torch.bincount(output[0].argmax(0).flatten(), minlength=len(labels)).tolist()
-        most = sorted(range(len(labels)), key=lambda i: -areas[i])[:MOST_LABELS]
-        shown = self.chosen(None, None)
-        panels = {labels[i]: self.over_patches(shown.name, label=labels[i]).mean(0) for i in sorted(most)}
-        return f"Where the query of each label looks in {shown.name}, mean of the heads.", panels
+        largest = sorted(range(len(labels)), key=lambda i: -areas[i])[:MAX_LABELS]
+        shown = self.select_attention(None, None)
+        panels = {labels[i]: self.patch_weights(shown.name, label=labels[i]).mean(0) for i in sorted(largest)}
+        return f"Attention of the query of each label in {shown.name}, mean of the heads.", panels
 
     def _make_widget(self) -> Any:
-        from regard.viewer.page import image_requests, image_scene, widget
+        from regard.viewer.page.image_requests import ImageRequestHandler
+        from regard.viewer.page.image_scene import build_image_scene
+        from regard.viewer.page.widget import make_widget
 
         assert isinstance(self.run.images, Tensor)
-        desk = image_requests.PictureDesk(self.bundle, self.model_name, pictures={self.name: self.run.images[0]})
-        return widget.widget_with(image_scene.scene_of_picture(self), desk)
+        handler = ImageRequestHandler(self.pipeline, self.model_name, images={self.name: self.run.images[0]})
+        return make_widget(build_image_scene(self), handler)
 
     def __repr__(self) -> str:
         return f"ImageLook({self.title!r}, {len(self.maps)} attentions: {', '.join(self.maps)})"
@@ -228,71 +238,93 @@ class ImageLook(Showing):
         return f"{self.name}: {self.label}, {100 * self.probabilities[self.label]:.0f} %"
 
     @property
-    def by_queries(self) -> bool:
+    def has_class_queries(self) -> bool:
+        """Whether the model is a segmenter with a learned query per label."""
         return any(name.startswith(SEGMENTER) for name in self.maps)
 
     @cached_property
     def _rollout(self) -> Rollout:
-        return rolled(self.run)
+        return rollout_of_run(self.run)
 
-    def chosen(self, name: str | None, patch: Patch | None) -> PatchMap:
-        """An attention by its name; without, the last in which there is somebody to ask."""
+    def select_attention(self, name: str | None, patch: PatchCoordinates | None) -> PatchMap:
+        """An attention by name, by default the last one (that has patches as queries, if a patch is given)."""
         if name is None:
             return [one for one in self.maps.values() if patch is None or one.name != POOLER][-1]
         if name not in self.maps:
             raise RegardError(f"The model has no attention {name!r}.", f"There are: {', '.join(self.maps)}.")
         return self.maps[name]
 
-    def one_asks(self, shown: PatchMap) -> bool:
-        """The first row of the attention speaks for the picture."""
+    def has_single_query(self, shown: PatchMap) -> bool:
+        """Whether the first query alone (class token or pooling query) represents the image."""
         class_token = self.run.model.config.pooling == "class" and self.run.model.config.head != "segment"
         return shown.name == POOLER or (class_token and shown.name.startswith(BLOCKS))
 
-    def _asker(self, shown: PatchMap | None, patch: Patch | None) -> str:
+    def _query_name(self, shown: PatchMap | None, patch: PatchCoordinates | None) -> str:
         if patch is not None:
             return f"the patch in row {patch[0]}, column {patch[1]}"
         if shown is None:
-            return "the picture"
-        if self.one_asks(shown):
-            return "the question of the pooling" if shown.name == POOLER else "the class token"
-        return "a patch, on average,"
+            return "the image"
+        if self.has_single_query(shown):
+            return "the pooling query" if shown.name == POOLER else "the class token"
+        return "all patches (mean)"
 
-    def number(self, label: str) -> int:
+    def label_index(self, label: str) -> int:
         labels = self.run.model.config.labels
         if label not in labels:
             known = ", ".join(labels[:10]) + (", …" if len(labels) > 10 else "")
-            hint = f"Its labels are {known}." if labels else "It has none."
-            raise RegardError(f"The model does not know the label {label!r}.", hint)
+            hint = f"Its labels are {known}." if labels else "It has no labels."
+            raise RegardError(f"The model has no label {label!r}.", hint)
         return labels.index(label)
 
 
-def look_at_picture(model: ImageModel | ViT, picture: Picture | Tensor, model_name: str = "") -> ImageLook:
-    """Lets a model look at a picture: a file, an open picture, bytes; or numbers from 0 to 1, as they go into it."""
+def check_head(shown: PatchMap, head: int | None, heads: int) -> None:
+    """Raise an error if the attention has no such head."""
+    if head is not None and not 0 <= head < heads:
+        raise RegardError(f"{shown.name} has no head {head}.", f"Choose a head from 0 to {heads - 1}.")
+
+
+def check_has_patch_queries(shown: PatchMap) -> None:
+    if shown.name == POOLER:
+        raise RegardError(f"{POOLER} has no patches as queries.", "Choose another attention, or leave out the patch.")
+
+
+def check_has_class_queries(shown: PatchMap) -> None:
+    if not shown.name.startswith(SEGMENTER):
+        raise RegardError(f"{shown.name} has no labels as queries.", "Leave out the label, or choose the rollout.")
+
+
+def check_rollout(attention: str | None, head: int | None) -> None:
+    if attention is not None or head is not None:
+        raise RegardError("Rollout combines all attentions and heads.", "Leave out the attention and the head.")
+
+
+def look_at_image(model: ImageModel | ViT, image: ImageLike | Tensor, model_name: str = "") -> ImageLook:
+    """Run a model on an image and record its attention: a file, a PIL image, an array, bytes; or a tensor in 0…1."""
     model = model if isinstance(model, ImageModel) else ImageModel(model)
-    name = Path(picture).name if isinstance(picture, str | Path) else "the picture"
-    if isinstance(picture, Tensor):
-        if picture.dim() != 3:
-            raise RegardError(f"Numbers of shape {tuple(picture.shape)} are not one picture.", "Give (C, H, W).")
-        images = picture.to(model.device)[None]
-        pixels = (255 * picture).round().clamp(0, 255).byte().permute(1, 2, 0).cpu().numpy()
+    name = Path(image).name if isinstance(image, str | Path) else "the image"
+    if isinstance(image, Tensor):
+        if image.dim() != 3:
+            raise RegardError(f"A tensor of shape {tuple(image.shape)} is not one image.", "Pass a (C, H, W) tensor.")
+        images = image.to(model.device)[None]
+        pixels = (255 * image).round().clamp(0, 255).byte().permute(1, 2, 0).cpu().numpy()
     else:
-        pixels = model.seen(picture)
-        images = as_numbers(torch.tensor(pixels)[None].to(model.device), pixels.shape[2])
-    found = run(model.model, images)
-    config, grid = model.model.config, found.grids[0]
-    before = ["class token"] * (config.pooling == "class") + ["distillation token"] * config.distilled
-    before += [f"register {i}" for i in range(config.registers)]
+        pixels = model.preprocess(image)
+        images = pixels_to_float(torch.tensor(pixels)[None].to(model.device), pixels.shape[2])
+    run = run_model(model.model, images)
+    config, grid = model.model.config, run.grids[0]
+    prefix = ["class token"] * (config.pooling == "class") + ["distillation token"] * config.distilled
+    prefix += [f"register {i}" for i in range(config.registers)]
     patches = [f"{row},{column}" for row in range(grid[0]) for column in range(grid[1])]
     axes = {
-        BLOCKS: ([*before, *patches],) * 2,
-        POOLER: (["question"], patches),
+        BLOCKS: ([*prefix, *patches],) * 2,
+        POOLER: (["query"], patches),
         SEGMENTER: ([*config.labels, *patches],) * 2,
     }
     maps = {
         name: PatchMap(name, one.kind, *next(axes[start] for start in axes if name.startswith(start)), one)
-        for name, one in found.recording.items()
+        for name, one in run.recording.items()
     }
-    shares: Iterable[float] = ()
-    if config.head == "classify" and config.labels and isinstance(found.output, Tensor):
-        shares = found.output[0].float().softmax(-1).tolist()
-    return ImageLook(name, pixels, grid, dict(zip(config.labels, shares)), maps, found, model, model_name)
+    probabilities: Iterable[float] = ()
+    if config.head == "classify" and config.labels and isinstance(run.output, Tensor):
+        probabilities = run.output[0].float().softmax(-1).tolist()
+    return ImageLook(name, pixels, grid, dict(zip(config.labels, probabilities)), maps, run, model, model_name)

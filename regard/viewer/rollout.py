@@ -1,4 +1,4 @@
-"""Attention through all layers of an image model at once: rollout, and its form that asks for one label (D5)."""
+"""Attention rollout through all layers of an image model, plain and weighted by the gradients of a label."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +11,15 @@ from torch import Tensor
 from regard.attention import Offsets, Recording, record
 from regard.errors import RegardError
 from regard.layers.embeddings import Images
-from regard.layers.patches import Grid, PackedImages, grid_of, take_away
+from regard.layers.patches import Grid, PackedImages, compute_grid, remove_prefix
 from regard.models import ViT
 
+PatchCoordinates = tuple[int, int]
+"""row and column of a patch"""
 
-class Run(NamedTuple):
-    """What a model made of images, and what its attentions were given on the way."""
+
+class ImageRun(NamedTuple):
+    """A recorded forward pass of a model on images."""
 
     model: ViT
     images: Images
@@ -26,32 +29,34 @@ class Run(NamedTuple):
 
     @property
     def grids(self) -> tuple[Grid, ...]:
-        """Rows and columns of the patches of each image."""
+        """Rows and columns of patches per image."""
         if isinstance(self.images, PackedImages):
             return self.images.grids
-        return (grid_of(self.images.shape[-2:], self.model.config.patch),) * len(self.images)
+        return (compute_grid(self.images.shape[-2:], self.model.config.patch),) * len(self.images)
 
 
-def run(model: ViT, images: Images, *, gradients: bool = False) -> Run:
-    """Runs a model on images and records it. It goes the long way: all tokens of the last block are made, which a label
-    alone does not need."""
+def run_model(model: ViT, images: Images, *, needs_grad: bool = False) -> ImageRun:
+    """Run a model on images and record its attention.
+
+    Unlike the model's forward, it computes all tokens of the last block, even if the label needs the class token only.
+    """
     config = model.config
     model.eval()
-    images = _asking(images) if gradients else images
-    with torch.set_grad_enabled(gradients), record(model) as recording:
+    images = _require_grad(images) if needs_grad else images
+    with torch.set_grad_enabled(needs_grad), record(model) as recording:
         encoded = model.encode(images)
         output: Tensor | list[Tensor] = encoded
         if config.head == "segment":
             offsets = images.offsets if isinstance(images, PackedImages) else None
-            output = model.masks(take_away(encoded, config.prefix, offsets), images)
+            output = model.masks(remove_prefix(encoded, config.prefix, offsets), images)
         elif config.head != "pixels":
-            output = model.logits(model.pooled(encoded, images))
-    called = Recording({name: one for name, one in recording.items() if one.calls})
-    return Run(model, images, encoded, output, called)
+            output = model.logits(model.pool(encoded, images))
+    used = Recording({name: one for name, one in recording.items() if one.calls})
+    return ImageRun(model, images, encoded, output, used)
 
 
-def _asking(images: Images) -> Images:
-    """Images at whose pixels gradients begin, so that a model may be frozen; nothing in them is of inference mode."""
+def _require_grad(images: Images) -> Images:
+    """Copies of images that require gradients, so that the model may be frozen; none is an inference-mode tensor."""
     if not isinstance(images, PackedImages):
         return images.detach().clone().requires_grad_()
     offsets = Offsets(images.offsets.starts.clone(), images.offsets.total, images.offsets.max_len)
@@ -60,27 +65,27 @@ def _asking(images: Images) -> Images:
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """Which tokens of the input each token of the last layer comes from, image by image. Every row sums to 1.
+    """How much each input token contributes to each token of the last layer. Every row sums to 1.
 
-    Only where a label was asked for, and in pooling nothing speaks for it, `whole` is 0.
+    Exception: with a label, `pooled` is 0 if no weight of the pooling has a positive gradient.
     """
 
     matrix: Float[Tensor, "B T T"]
-    """a row for each token of the last layer, a column for each of the input; the first `prefix` are no patches"""
-    whole: Float[Tensor, "B T"]
-    """of what the image's label is read off: the class token, the question, or the mean of the patches"""
+    """a row per token of the last layer, a column per input token; the first `prefix` tokens are not patches"""
+    pooled: Float[Tensor, "B T"]
+    """the rollout of the pooled vector: the class token, the pooling query, or the mean of the patches"""
     queries: Float[Tensor, "B V T"] | None
-    """of each label's query, in a model that segments by such"""
+    """the rollout of the class queries of a segmenter"""
     prefix: int
     grids: tuple[Grid, ...]
 
-    def over_patches(
-        self, image: int = 0, patch: tuple[int, int] | None = None, query: int | None = None
+    def patch_weights(
+        self, image: int = 0, patch: PatchCoordinates | None = None, query: int | None = None
     ) -> Float[Tensor, "rows columns"]:
-        """The patches that one row comes from: of the whole image, of the patch at a row and column, of a query."""
-        row = self.whole[image]
+        """Weights over the patches of one row: of the pooled vector, of a patch, or of a class query."""
+        row = self.pooled[image]
         if patch is not None:
-            row = self.matrix[image, self.prefix + number_of(patch, self.grids[image])]
+            row = self.matrix[image, self.prefix + patch_index(patch, self.grids[image])]
         elif query is not None:
             assert self.queries is not None
             row = self.queries[image, query]
@@ -88,13 +93,13 @@ class Rollout:
         return row[self.prefix :][: rows * columns].view(rows, columns)
 
 
-def number_of(patch: tuple[int, int], grid: Grid) -> int:
-    """Which patch of an image it is that lies in this row and this column, from 0.
+def patch_index(patch: PatchCoordinates, grid: Grid) -> int:
+    """Index of the patch with these coordinates in row-major order.
 
-    >>> number_of((1, 2), (3, 4))
+    >>> patch_index((1, 2), (3, 4))
     6
     """
-    if not all(0 <= place < count for place, count in zip(patch, grid)):
+    if not all(0 <= index < count for index, count in zip(patch, grid)):
         raise RegardError(
             f"There is no patch in row {patch[0]}, column {patch[1]}.",
             f"The image has {grid[0]} rows and {grid[1]} columns of patches, counted from 0.",
@@ -102,115 +107,114 @@ def number_of(patch: tuple[int, int], grid: Grid) -> int:
     return patch[0] * grid[1] + patch[1]
 
 
-def roll_out(model: ViT, images: Images, labels: Sequence[int] | None = None) -> Rollout:
+def attention_rollout(model: ViT, images: Images, labels: Sequence[int] | None = None) -> Rollout:
     """Attention rollout (Abnar and Zuidema 2020): in each layer the heads are averaged, the identity is added for the
-    residual connection, rows are made to sum to 1; the layers are multiplied.
+    residual connection, and rows are normalized to sum to 1; the layers are multiplied.
 
-    With the number of a label for each image the same is weighted by gradients (after Chefer, Gur and Wolf 2021): of
-    each head the positive part of its weights times the gradient of the label's logit by them is taken. Rows of these
-    are made to sum to 1 before the identity is added, so that it does not matter how large logits are. What pools the
-    patches, be it their mean, is treated likewise.
+    With the index of a label per image, weights are multiplied by their gradients (after Chefer, Gur and Wolf 2021):
+    each head contributes the positive part of its weights times the gradient of the label's logit. These rows are
+    normalized before the identity is added, so that the result does not depend on the scale of the logits. The pooling
+    of the patches, a mean included, is treated like an attention.
 
     >>> from regard.models import ViTConfig
     >>> model = ViT(ViTConfig(layers=2, image_height=32, image_width=48, labels=("cat", "dog")))
-    >>> rolled = roll_out(model, torch.rand(5, 3, 32, 48))
-    >>> rolled.matrix.shape, rolled.over_patches(4).shape, rolled.whole.sum(1).allclose(torch.ones(5))
+    >>> rollout = attention_rollout(model, torch.rand(5, 3, 32, 48))
+    >>> rollout.matrix.shape, rollout.patch_weights(4).shape, rollout.pooled.sum(1).allclose(torch.ones(5))
     (torch.Size([5, 7, 7]), torch.Size([2, 3]), True)
     """
     if labels is None:
-        return rolled(run(model, images))
+        return rollout_of_run(run_model(model, images))
     if len(labels) != len(images):
-        raise RegardError(f"{len(labels)} labels for {len(images)} images.", "Give one for each image.")
-    return roll_outs(model, images, [labels])[0]
+        raise RegardError(f"{len(labels)} labels for {len(images)} images.", "Pass one label per image.")
+    return label_rollouts(model, images, [labels])[0]
 
 
-def roll_outs(model: ViT, images: Images, choices: Iterable[Sequence[int]]) -> list[Rollout]:
-    """The rollouts for several choices of labels; the model runs only once.
+def label_rollouts(model: ViT, images: Images, choices: Iterable[Sequence[int]]) -> list[Rollout]:
+    """Gradient-weighted rollouts for several choices of labels from one forward pass.
 
     >>> from regard.models import ViTConfig
     >>> model = ViT(ViTConfig(layers=2, image_height=32, image_width=48, labels=("cat", "dog")))
-    >>> len(roll_outs(model, torch.rand(1, 3, 32, 48), [[0], [1]]))
+    >>> len(label_rollouts(model, torch.rand(1, 3, 32, 48), [[0], [1]]))
     2
     """
     if model.config.head != "classify" or model.output is None:
         raise RegardError(
-            f"A model with the head {model.config.head} gives images no label that rollout could ask for.",
-            "Leave the label out, or take a model that classifies.",
+            f"Rollout for a label needs an image classifier with labels; this model has the head {model.config.head}.",
+            "Leave out the label, or use a model with labels.",
         )
     with torch.inference_mode(False):
-        found = run(model, images, gradients=True)
-        return [_weighted(found, labels) for labels in choices]
+        run = run_model(model, images, needs_grad=True)
+        return [_gradient_rollout(run, labels) for labels in choices]
 
 
 @torch.no_grad()
-def rolled(found: Run) -> Rollout:
-    """The rollout of a run."""
-    model, recording = found.model, found.recording
-    config, grids = model.config, found.grids
-    matrix = _product(_with_itself(recording[name].weights().mean(1)) for name in _layers(found, "blocks"))
+def rollout_of_run(run: ImageRun) -> Rollout:
+    """The plain rollout of a recorded forward pass."""
+    model, recording = run.model, run.recording
+    config, grids = model.config, run.grids
+    matrix = _multiply(_add_residual(recording[name].weights().mean(1)) for name in _layer_names(run, "blocks"))
     patches, queries = matrix[:, config.prefix :], None
     if config.pooling == "class" and config.head != "segment":
-        whole = matrix[:, : 1 + config.distilled].mean(1)
+        pooled = matrix[:, : 1 + config.distilled].mean(1)
     elif "pooler.attention" in recording:
-        whole = _through(recording["pooler.attention"].weights().mean(1), patches)[:, 0]
+        pooled = _trace_back(recording["pooler.attention"].weights().mean(1), patches)[:, 0]
     else:
-        real = _real(grids, patches)
-        whole = _through((real / real.sum(1, keepdim=True))[:, None], patches)[:, 0]
-    if _layers(found, "segmenter.blocks"):
-        blocks = _layers(found, "segmenter.blocks")
-        drawn = _product(_with_itself(recording[name].weights().mean(1)) for name in blocks)
+        is_patch = _patch_mask(grids, patches)
+        pooled = _trace_back((is_patch / is_patch.sum(1, keepdim=True))[:, None], patches)[:, 0]
+    if blocks := _layer_names(run, "segmenter.blocks"):
+        segmenter = _multiply(_add_residual(recording[name].weights().mean(1)) for name in blocks)
         count = len(config.labels)
-        drawn = drawn[:, :count, count:]  # what a query keeps for itself, or has from others, is no patch
-        queries = _through(drawn / drawn.sum(-1, keepdim=True), patches)
-    return Rollout(matrix, whole, queries, config.prefix, grids)
+        to_patches = segmenter[:, :count, count:]  # without the contributions of the queries themselves
+        queries = _trace_back(to_patches / to_patches.sum(-1, keepdim=True), patches)
+    return Rollout(matrix, pooled, queries, config.prefix, grids)
 
 
 @torch.no_grad()
-def _weighted(found: Run, labels: Sequence[int]) -> Rollout:
-    model, recording = found.model, found.recording
-    config, grids = model.config, found.grids
-    assert isinstance(found.output, Tensor)
+def _gradient_rollout(run: ImageRun, labels: Sequence[int]) -> Rollout:
+    model, recording = run.model, run.recording
+    config, grids = model.config, run.grids
+    assert isinstance(run.output, Tensor)
     with torch.enable_grad():
-        asked = found.output.gather(1, torch.tensor(labels, device=found.output.device)[:, None]).sum()
-    gradients = recording.gradients(asked)
+        logits = run.output.gather(1, torch.tensor(labels, device=run.output.device)[:, None]).sum()
+    gradients = recording.gradients(logits)
 
-    def speaking(name: str) -> Float[Tensor, "B T S"]:
-        return _summing_to_one((gradients[name] * recording[name].weights()).clamp(min=0).mean(1))
+    def relevance(name: str) -> Float[Tensor, "B T S"]:
+        return _normalize_rows((gradients[name] * recording[name].weights()).clamp(min=0).mean(1))
 
-    matrix = _product(_with_itself(speaking(name)) for name in _layers(found, "blocks"))
+    matrix = _multiply(_add_residual(relevance(name)) for name in _layer_names(run, "blocks"))
     patches = matrix[:, config.prefix :]
     if config.pooling == "class":
-        whole = matrix[:, : 1 + config.distilled].mean(1)
+        pooled = matrix[:, : 1 + config.distilled].mean(1)
     else:
         if "pooler.attention" in recording:
-            shares = speaking("pooler.attention")
+            weights = relevance("pooler.attention")
         else:
-            # The mean is an attention of equal weights: weight times gradient is the product with the patch itself.
-            (by_token,) = torch.autograd.grad(asked, found.encoded, retain_graph=True)
-            each = _rectangle((by_token * found.encoded).sum(-1), found)[:, None, config.prefix :]
-            shares = _summing_to_one(each.clamp(min=0))
-        whole = _through(shares, patches)[:, 0]
-    return Rollout(matrix, whole, None, config.prefix, grids)
+            # The mean is an attention of equal weights: weight times gradient is the gradient times the patch itself.
+            (gradient,) = torch.autograd.grad(logits, run.encoded, retain_graph=True)
+            per_token = _pad((gradient * run.encoded).sum(-1), run)[:, None, config.prefix :]
+            weights = _normalize_rows(per_token.clamp(min=0))
+        pooled = _trace_back(weights, patches)[:, 0]
+    return Rollout(matrix, pooled, None, config.prefix, grids)
 
 
-def _layers(found: Run, stack: str) -> list[str]:
-    """The attentions of a stack of blocks, from the first."""
-    return [name for name in found.recording if name.startswith(f"{stack}.")]
+def _layer_names(run: ImageRun, stack: str) -> list[str]:
+    """The attentions of a stack of blocks, first to last."""
+    return [name for name in run.recording if name.startswith(f"{stack}.")]
 
 
-def _with_itself(regarded: Float[Tensor, "B T T"]) -> Float[Tensor, "B T T"]:
-    """What a layer makes of tokens: half of it they regarded, the other half is passed on as it was."""
-    return _summing_to_one(regarded + torch.eye(regarded.shape[-1], device=regarded.device))
+def _add_residual(weights: Float[Tensor, "B T T"]) -> Float[Tensor, "B T T"]:
+    """Attention weights and residual connection of a layer in equal parts."""
+    return _normalize_rows(weights + torch.eye(weights.shape[-1], device=weights.device))
 
 
-def _summing_to_one(rows: Float[Tensor, "*b T"]) -> Float[Tensor, "*b T"]:
-    """A row of zeros stays one."""
+def _normalize_rows(rows: Float[Tensor, "*b T"]) -> Float[Tensor, "*b T"]:
+    """Rows that sum to 1; rows of zeros are unchanged."""
     sums = rows.sum(-1, keepdim=True)
     return rows / sums.where(sums > 0, 1.0)
 
 
-def _product(layers: Iterable[Float[Tensor, "B T T"]]) -> Float[Tensor, "B T T"]:
-    """The last layer on the left: a row is of what comes out, a column of what went in."""
+def _multiply(layers: Iterable[Float[Tensor, "B T T"]]) -> Float[Tensor, "B T T"]:
+    """The product with the last layer on the left: rows are output tokens, columns input tokens."""
     matrix: Tensor | None = None
     for layer in layers:
         matrix = layer if matrix is None else layer @ matrix
@@ -218,20 +222,20 @@ def _product(layers: Iterable[Float[Tensor, "B T T"]]) -> Float[Tensor, "B T T"]
     return matrix
 
 
-def _through(shares: Float[Tensor, "B K P"], patches: Float[Tensor, "B P T"]) -> Float[Tensor, "B K T"]:
-    """What is drawn from patches, traced to the tokens of the input."""
-    return shares @ patches[:, : shares.shape[2]]
+def _trace_back(weights: Float[Tensor, "B K P"], patches: Float[Tensor, "B P T"]) -> Float[Tensor, "B K T"]:
+    """Weights over patches of the last layer as weights over input tokens."""
+    return weights @ patches[:, : weights.shape[2]]
 
 
-def _real(grids: tuple[Grid, ...], like: Float[Tensor, "B P T"]) -> Float[Tensor, "B P"]:
-    """1 for a patch, 0 behind the last of an image that is smaller than others."""
+def _patch_mask(grids: tuple[Grid, ...], like: Float[Tensor, "B P T"]) -> Float[Tensor, "B P"]:
+    """1 for patches, 0 for padding."""
     counts = torch.tensor([rows * columns for rows, columns in grids], device=like.device)
     return (torch.arange(like.shape[1], device=like.device) < counts[:, None]).float()
 
 
-def _rectangle(x: Float[Tensor, "*n"], found: Run) -> Float[Tensor, "B T"]:
-    """A number a token as (B, T), 0 behind the last of an image that is smaller than others."""
-    if not isinstance(found.images, PackedImages):
+def _pad(x: Float[Tensor, "*n"], run: ImageRun) -> Float[Tensor, "B T"]:
+    """One value per token as (B, T), padded with 0."""
+    if not isinstance(run.images, PackedImages):
         return x
-    counts = [found.model.config.prefix + rows * columns for rows, columns in found.grids]
+    counts = [run.model.config.prefix + rows * columns for rows, columns in run.grids]
     return torch.nn.utils.rnn.pad_sequence(list(x.split(counts)), batch_first=True)

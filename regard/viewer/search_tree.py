@@ -1,4 +1,4 @@
-"""The search for an output as a tree: what each step considered, kept, pruned and was refused, and where it looked."""
+"""Search trees: the candidates of every decoding step (kept, pruned, refused) with their attention weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,49 +9,49 @@ import torch
 from jaxtyping import Float
 
 from regard.attention import record
-from regard.decode import BeamHistory, BeamStep, DecodeConfig, Hypothesis
+from regard.decode import DecodeConfig, Hypothesis, SearchHistory, SearchStep
 from regard.errors import RegardError
-from regard.evaluation.teacher_forcing import attentions, force, information
+from regard.evaluation.teacher_forcing import attention_names, mutual_information, record_teacher_forced
 from regard.layers.packed import pack
-from regard.pipelines import LanguageModel, Translator
+from regard.pipelines import TextGenerator, Translator
 
-State = Literal["best", "finished", "kept", "pruned", "refused"]
+NodeState = Literal["best", "finished", "kept", "pruned", "refused"]
 
-# A tree has so many candidates a step, fewer if it is long, and so many refused ones besides.
-WIDEST, MOST, REFUSED = 12, 1500, 3
-# Tokens of one forward that shows where the steps looked.
+# Candidates per step (fewer in long searches), candidates per tree, refused candidates per step.
+MAX_CANDIDATES, MAX_NODES, MAX_REFUSED = 12, 1500, 3
+# Tokens per forward pass when the attention of the steps is computed.
 BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class BeamNode:
-    """One candidate: the output of its parent and one token more."""
+class SearchNode:
+    """One candidate: the output of its parent extended by one token."""
 
     step: int
     parent: int | None
-    """the number of the node that it continues; None at the first step"""
+    """index of the parent node; None at the first step"""
     id: int
     token: str
     text: str
-    """the whole output so far"""
+    """the output up to and including this token"""
     logprob: float
-    """of the token, after what came before"""
+    """log-probability of the token, given the tokens before it"""
     total: float
-    """of all tokens so far"""
+    """log-probability of all tokens so far"""
     score: float
-    """what it would be ranked by if it ended here; a refused one has none (NaN)"""
-    state: State
+    """ranking score if the output ended here; NaN for a refused candidate"""
+    state: NodeState
     ends: bool
-    """whether it is one of the outputs that were finished"""
+    """whether this is a finished output"""
     reason: str
-    """why it was pruned (see `BeamStep.reasons`) or refused (see `Refused`)"""
+    """why the candidate was pruned (see `SearchStep.reasons`) or refused (see `RefusedToken`)"""
     row: int | None
-    """the row of `looked` that says where the model looked when it proposed this token"""
+    """row of `SearchTree.weights` from which this token was predicted"""
 
 
 @dataclass(frozen=True)
-class BeamResult:
-    """One output of the n-best list, and the node that it ends with."""
+class SearchResult:
+    """One output of the n-best list and its last node."""
 
     text: str
     score: float
@@ -60,170 +60,169 @@ class BeamResult:
 
 
 @dataclass(frozen=True, eq=False)
-class BeamTree:
-    """A search for an output. `nodes` go step by step, in each step the best first."""
+class SearchTree:
+    """The candidates of a search, ordered by step and, within a step, best first."""
 
     source: list[str]
-    nodes: list[BeamNode]
-    results: list[BeamResult]
-    """the n best outputs, best first"""
+    nodes: list[SearchNode]
+    results: list[SearchResult]
+    """n-best outputs, best first"""
     config: DecodeConfig
     limit: int
-    """so many tokens the output could have at most"""
+    """maximum number of output tokens"""
     prefix: list[str]
-    """the tokens that the output had to begin with"""
+    """forced first tokens of the output"""
     stopped: str
-    """why the search was over: see `BeamHistory`"""
-    left_out: list[int]
-    """how many candidates of each step the tree does not show"""
+    """why the search stopped: see `SearchHistory`"""
+    omitted: list[int]
+    """number of candidates per step that the tree does not contain"""
     attention: str | None
-    """the attention that `looked` is of: between source and output the clearest one, averaged over its heads"""
-    looked: Float[np.ndarray, "R S"]
-    """a row for each output that was continued: where in the source the model looked to continue it. A language model
-    looks at the prompt and at what it has written so far, which follows there."""
+    """name of the attention in `weights`: by default the cross-attention with the largest mutual information"""
+    weights: Float[np.ndarray, "R S"]
+    """attention weights over the source, averaged over heads, one row per continued output. The columns of a language
+    model are the prompt followed by the generated tokens."""
 
     @property
     def steps(self) -> int:
-        return len(self.left_out)
+        return len(self.omitted)
 
     def path(self, node: int) -> list[int]:
-        """The nodes from the first step to this one."""
+        """Indices of the nodes from the first step to this one."""
         path = [node]
         while (parent := self.nodes[path[-1]].parent) is not None:
             path.append(parent)
         return path[::-1]
 
     def children(self, node: int | None) -> list[int]:
-        """The nodes that continue this one; None: those of the first step."""
-        return [number for number, one in enumerate(self.nodes) if one.parent == node]
+        """Indices of the nodes that continue this one; None: the nodes of the first step."""
+        return [index for index, one in enumerate(self.nodes) if one.parent == node]
 
     def __repr__(self) -> str:
-        best = f"{self.results[0].text!r} at {self.results[0].score:.3f}" if self.results else "nothing"
-        return f"BeamTree({self.config.method}: {best}, {self.steps} steps, {len(self.nodes)} candidates)"
+        best = f"{self.results[0].text!r} at {self.results[0].score:.3f}" if self.results else "no output"
+        return f"SearchTree({self.config.method}: {best}, {self.steps} steps, {len(self.nodes)} candidates)"
 
 
-def watch_decoding(
-    bundle: Translator | LanguageModel, text: str, config: DecodeConfig | None = None, *, prefix: str = ""
-) -> BeamTree:
-    """Translates a sentence, or goes on with a text, and gives the search for it as a tree.
+def record_search(
+    pipeline: Translator | TextGenerator, text: str, config: DecodeConfig | None = None, *, prefix: str = ""
+) -> SearchTree:
+    """Translate a sentence, or continue a prompt, and return the search as a tree.
 
-    `prefix` is what a translation must begin with. Watching changes nothing: the outputs are those of
-    `bundle.translate` or `bundle.generate`.
+    `prefix` is the forced beginning of a translation. The outputs are the same as those of `translate` or `generate`.
 
-    >>> tree = watch_decoding(translator, "The cat sleeps.", DecodeConfig(beam=3))  # doctest: +SKIP
+    >>> tree = record_search(translator, "The cat sleeps.", DecodeConfig(beam=3))  # doctest: +SKIP
     >>> [(node.token, node.state) for node in tree.nodes if node.step == 0]  # doctest: +SKIP
     [('Le', 'best'), ('La', 'kept'), ('Un', 'kept'), ('Ce', 'pruned'), ('Mon', 'pruned')]
     """
     if not text.strip():
-        raise RegardError("The text is empty: there is nothing to decode.", "Give a sentence.")
-    if isinstance(bundle, Translator):
+        raise RegardError("The text is empty: there is nothing to decode.", "Pass a sentence.")
+    if isinstance(pipeline, Translator):
         config = config or DecodeConfig()
-        outputs = bundle.translate([text], config, prefixes=[prefix] if prefix else None, history=True)[0]
-        found, history = [one.hypothesis for one in outputs], outputs[0].history
-        ids = bundle.source_ids(text)
-    elif isinstance(bundle, LanguageModel):
+        outputs = pipeline.translate([text], config, prefixes=[prefix] if prefix else None, history=True)[0]
+        hypotheses, history = [one.hypothesis for one in outputs], outputs[0].history
+        ids = pipeline.encode_source(text)
+    elif isinstance(pipeline, TextGenerator):
         if prefix:
-            raise RegardError("Only a translation can have a forced beginning.", "Add it to the text.")
+            raise RegardError("Only translators support a prefix.", "Append it to the prompt instead.")
         config = config or DecodeConfig(method="sample")
-        written = bundle.generate([text], config, history=True)[0]
-        found, history = [one.hypothesis for one in written], written[0].history
-        ids = bundle.prompt_ids(text)
+        written = pipeline.generate([text], config, history=True)[0]
+        hypotheses, history = [one.hypothesis for one in written], written[0].history
+        ids = pipeline.encode_prompt(text)
     else:
-        raise RegardError("This model writes nothing: there is no search to watch.", "Use look.")
+        raise RegardError("This model does not generate text: there is no search to record.", "Use look instead.")
     assert history is not None
-    return tree_of(bundle, ids, found, history, config, prefix=prefix)
+    return build_tree(pipeline, ids, hypotheses, history, config, prefix=prefix)
 
 
-def tree_of(
-    bundle: Translator | LanguageModel,
+def build_tree(
+    pipeline: Translator | TextGenerator,
     source: list[int],
-    found: Sequence[Hypothesis],
-    history: BeamHistory,
+    hypotheses: Sequence[Hypothesis],
+    history: SearchHistory,
     config: DecodeConfig,
     *,
     prefix: str = "",
     attention: str | None = None,
-) -> BeamTree:
-    """The tree of a search that was watched, `source` being what the model read. See `watch_decoding`."""
-    names, read = _labels(bundle, source)
-    paths = [history.path(one) for one in found]
-    nodes, places, left_out = _grow(history, paths)
+) -> SearchTree:
+    """Build the tree of a recorded search; `source` are the ids of the source or prompt. See `record_search`."""
+    names, read = _labels(pipeline, source)
+    paths = [history.path(one) for one in hypotheses]
+    nodes, node_indices, omitted = _grow(history, paths)
     ids = _ids(nodes)
-    texts = _texts(bundle, source, ids)
+    texts = _texts(pipeline, source, ids)
     nodes = [replace(node, token=names[node.id], text=text) for node, text in zip(nodes, texts)]
-    last = [places[len(path) - 1, path[-1]] if path else None for path in paths]
-    outputs = zip(found, _texts(bundle, source, [one.ids for one in found]), last)
-    results = [BeamResult(text, one.score, one.logprob, node) for one, text, node in outputs]
-    nodes, shown, looked = _look(bundle, source, nodes, ids, found[0].ids, attention)
-    begun: list[int] = []
-    if isinstance(bundle, Translator):
-        begun = [*bundle.special.begun([])[1:], *bundle.target_ids(prefix)]
-        longest = bundle.longest_output
+    last = [node_indices[len(path) - 1, path[-1]] if path else None for path in paths]
+    outputs = zip(hypotheses, _texts(pipeline, source, [one.ids for one in hypotheses]), last)
+    results = [SearchResult(text, one.score, one.logprob, node) for one, text, node in outputs]
+    nodes, attention, weights = _add_weights(pipeline, source, nodes, ids, hypotheses[0].ids, attention)
+    forced: list[int] = []
+    if isinstance(pipeline, Translator):
+        forced = [*pipeline.special.make_decoder_input([])[1:], *pipeline.encode_target(prefix)]
+        max_len = pipeline.max_output_len
         limit = config.limit(len(source))
-        limit = max(limit if longest is None else min(limit, longest), len(begun))
+        limit = max(limit if max_len is None else min(limit, max_len), len(forced))
     else:
-        longest = bundle.length_limit
-        limit = config.max_len if longest is None else min(config.max_len, longest - len(source))
-    return BeamTree(
+        max_len = pipeline.length_limit
+        limit = config.max_len if max_len is None else min(config.max_len, max_len - len(source))
+    return SearchTree(
         source=read,
         nodes=nodes,
         results=results,
         config=config,
         limit=limit,
-        prefix=[names[i] for i in begun],
+        prefix=[names[i] for i in forced],
         stopped=history.stopped,
-        left_out=left_out,
-        attention=shown,
-        looked=looked,
+        omitted=omitted,
+        attention=attention,
+        weights=weights,
     )
 
 
 def _grow(
-    history: BeamHistory, paths: Sequence[Sequence[int]]
-) -> tuple[list[BeamNode], dict[tuple[int, int], int], list[int]]:
-    """The nodes, without words and rows; which node each candidate (step, number) is; how many each step leaves out.
+    history: SearchHistory, paths: Sequence[Sequence[int]]
+) -> tuple[list[SearchNode], dict[tuple[int, int], int], list[int]]:
+    """The nodes without texts and rows, the node index of each candidate (step, index), and omitted counts per step.
 
-    Whatever leads to an output that was found is there, then what was kept or finished, then the best of the others.
+    Candidates on the path to an output always become nodes; then kept and finished ones, then the best of the others.
     """
-    width = max(2, min(WIDEST, MOST // max(1, len(history.steps))))
-    nodes: list[BeamNode] = []
-    places: dict[tuple[int, int], int] = {}
-    left_out = []
-    beam: list[int | None] = [None]  # the node of each live candidate; -1 for one that is left out
+    width = max(2, min(MAX_CANDIDATES, MAX_NODES // max(1, len(history.steps))))
+    nodes: list[SearchNode] = []
+    node_indices: dict[tuple[int, int], int] = {}
+    omitted = []
+    beam: list[int | None] = [None]  # node index of each live candidate; -1: omitted
     for t, step in enumerate(history.steps):
         needed = {path[t] for path in paths if t < len(path)}
-        there = [i for i, parent in enumerate(step.parents) if beam[parent] != -1]
-        by_worth = sorted(there, key=lambda i: (i not in needed, step.fates[i] == "pruned", i))
-        chosen = sorted(by_worth[: max(width, len(needed))])
+        available = [i for i, parent in enumerate(step.parents) if beam[parent] != -1]
+        ranked = sorted(available, key=lambda i: (i not in needed, step.statuses[i] == "pruned", i))
+        chosen = sorted(ranked[: max(width, len(needed))])
         best = paths[0][t] if t < len(paths[0]) else None
         for i in chosen:
-            places[t, i] = len(nodes)
+            node_indices[t, i] = len(nodes)
             nodes.append(_node(t, step, i, beam[step.parents[i]], nodes, best=i == best))
         refused = [one for one in step.refused if beam[one.parent] != -1]
-        for one in refused[:REFUSED]:
+        for one in refused[:MAX_REFUSED]:
             parent = beam[one.parent]
-            price = one.logprob - (0.0 if parent is None else nodes[parent].total)
+            logprob = one.logprob - (0.0 if parent is None else nodes[parent].total)
             nodes.append(
-                BeamNode(
-                    t, parent, one.token, "", "", price, one.logprob, float("nan"), "refused", False, one.why, None
+                SearchNode(
+                    t, parent, one.token, "", "", logprob, one.logprob, float("nan"), "refused", False, one.reason, None
                 )
             )
-        left_out.append(len(step.tokens) - len(chosen) + len(step.refused) - len(refused[:REFUSED]))
-        beam = [places.get((t, i), -1) for i, fate in enumerate(step.fates) if fate == "live"]
-    return nodes, places, left_out
+        omitted.append(len(step.tokens) - len(chosen) + len(step.refused) - len(refused[:MAX_REFUSED]))
+        beam = [node_indices.get((t, i), -1) for i, fate in enumerate(step.statuses) if fate == "live"]
+    return nodes, node_indices, omitted
 
 
-def _node(t: int, step: BeamStep, i: int, parent: int | None, nodes: list[BeamNode], *, best: bool) -> BeamNode:
-    total, fate = step.logprobs[i], step.fates[i]
-    price = total - (0.0 if parent is None else nodes[parent].total)
-    state: State = "best" if best else "kept" if fate == "live" else fate
-    return BeamNode(
+def _node(t: int, step: SearchStep, i: int, parent: int | None, nodes: list[SearchNode], *, best: bool) -> SearchNode:
+    total, fate = step.logprobs[i], step.statuses[i]
+    logprob = total - (0.0 if parent is None else nodes[parent].total)
+    state: NodeState = "best" if best else "kept" if fate == "live" else fate
+    return SearchNode(
         t,
         parent,
         step.tokens[i],
         "",
         "",
-        price,
+        logprob,
         total,
         step.scores[i],
         state,
@@ -233,103 +232,103 @@ def _node(t: int, step: BeamStep, i: int, parent: int | None, nodes: list[BeamNo
     )
 
 
-def _ids(nodes: Sequence[BeamNode]) -> list[list[int]]:
-    """All tokens of each node."""
+def _ids(nodes: Sequence[SearchNode]) -> list[list[int]]:
+    """Output ids of each node."""
     ids: list[list[int]] = []
     for node in nodes:
         ids.append([*([] if node.parent is None else ids[node.parent]), node.id])
     return ids
 
 
-def _labels(bundle: Translator | LanguageModel, source: list[int]) -> tuple[list[str], list[str]]:
-    """What each id of the output is called, and the tokens that were read."""
-    reader, writer = bundle.tokenizers
-    pieces = [piece for piece, _ in reader.pieces_of(source)]
+def _labels(pipeline: Translator | TextGenerator, source: list[int]) -> tuple[list[str], list[str]]:
+    """Names of all output ids, and the tokens of the source."""
+    reader, writer = pipeline.tokenizers
+    pieces = [piece for piece, _ in reader.decode_as_pieces(source)]
     return writer.vocabulary, [piece or reader.vocabulary[i] for piece, i in zip(pieces, source)]
 
 
-def _texts(bundle: Translator | LanguageModel, source: list[int], ids: Sequence[list[int]]) -> list[str]:
-    """Outputs as texts; what follows a prompt joins it as it should."""
-    before = source[-8:] if isinstance(bundle, LanguageModel) else []
-    writer = bundle.tokenizers[1]
-    start = len(writer.decode(before))
-    return [text[start:] for text in writer.decode_batch([before + one for one in ids])]
+def _texts(pipeline: Translator | TextGenerator, source: list[int], ids: Sequence[list[int]]) -> list[str]:
+    """Decode outputs; those of a language model after the end of the prompt, for correct spacing."""
+    context = source[-8:] if isinstance(pipeline, TextGenerator) else []
+    writer = pipeline.tokenizers[1]
+    start = len(writer.decode(context))
+    return [text[start:] for text in writer.decode_batch([context + one for one in ids])]
 
 
-def _look(
-    bundle: Translator | LanguageModel,
+def _add_weights(
+    pipeline: Translator | TextGenerator,
     source: list[int],
-    nodes: list[BeamNode],
+    nodes: list[SearchNode],
     ids: list[list[int]],
     best: list[int],
     attention: str | None,
-) -> tuple[list[BeamNode], str | None, Float[np.ndarray, "R S"]]:
-    """The nodes with their rows, the attention that the rows are of, and the rows.
+) -> tuple[list[SearchNode], str | None, Float[np.ndarray, "R S"]]:
+    """The nodes with their row indices, the name of the attention, and its rows.
 
-    The model is given the outputs again, so that nothing has to be recorded during the search: a row depends on what
-    came before it alone.
+    The rows come from a teacher-forced pass over the outputs, so nothing has to be recorded during the search: a row
+    depends on the tokens before it alone.
     """
-    kind = "cross" if isinstance(bundle, Translator) else "masked"
-    names = attentions(bundle, kind)
+    kind = "cross" if isinstance(pipeline, Translator) else "masked"
+    names = attention_names(pipeline, kind)
     if not names:
         return nodes, None, np.zeros((0, len(source)), np.float32)
     if attention is None:
-        rows = _rows(bundle, source, [best], names)
-        attention = max(names, key=lambda name: information(rows[name][0]))
+        rows = _rows(pipeline, source, [best], names)
+        attention = max(names, key=lambda name: mutual_information(rows[name][0]))
     parents = {node.parent: ids[node.parent] if node.parent is not None else [] for node in nodes}
-    # What is the beginning of another needs no forward of its own.
-    longest = sorted((tuple(one) for one in parents.values()), key=len, reverse=True)
-    owner: dict[tuple[int, ...], int] = {}
-    forwards: list[list[int]] = []
-    for one in longest:
-        if one not in owner:
-            owner |= {one[:n]: len(forwards) for n in range(len(one) + 1) if one[:n] not in owner}
-            forwards.append(list(one))
-    weights = _rows(bundle, source, forwards, [attention])[attention]
-    number = {parent: i for i, parent in enumerate(parents)}
-    widest = max(len(row) for one in weights for row in one)
-    looked = np.zeros((len(number), widest), np.float32)
-    for parent, i in number.items():
-        row = weights[owner[tuple(parents[parent])]][len(parents[parent])]
-        looked[i, : len(row)] = row
-    return [replace(node, row=number[node.parent]) for node in nodes], attention, looked
+    # An output that is a prefix of another one shares its forward pass.
+    longest_first = sorted((tuple(one) for one in parents.values()), key=len, reverse=True)
+    pass_indices: dict[tuple[int, ...], int] = {}
+    outputs: list[list[int]] = []
+    for one in longest_first:
+        if one not in pass_indices:
+            pass_indices |= {one[:n]: len(outputs) for n in range(len(one) + 1) if one[:n] not in pass_indices}
+            outputs.append(list(one))
+    by_output = _rows(pipeline, source, outputs, [attention])[attention]
+    row_indices = {parent: i for i, parent in enumerate(parents)}
+    width = max(len(row) for one in by_output for row in one)
+    weights = np.zeros((len(row_indices), width), np.float32)
+    for parent, i in row_indices.items():
+        row = by_output[pass_indices[tuple(parents[parent])]][len(parents[parent])]
+        weights[i, : len(row)] = row
+    return [replace(node, row=row_indices[node.parent]) for node in nodes], attention, weights
 
 
 def _rows(
-    bundle: Translator | LanguageModel, source: list[int], outputs: Sequence[list[int]], names: Sequence[str]
+    pipeline: Translator | TextGenerator, source: list[int], outputs: Sequence[list[int]], names: Sequence[str]
 ) -> dict[str, list[Float[np.ndarray, "t S"]]]:
-    """Where each attention looked, averaged over heads, to predict each token of each output and what follows it."""
-    found: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    many = max(1, BATCH_TOKENS // (len(source) + max(map(len, outputs)) + 1))
-    for start in range(0, len(outputs), many):
-        batch = outputs[start : start + many]
-        if isinstance(bundle, Translator):
-            forced = len(bundle.special.begun([])) - 1
-            recording = force(bundle, [(source, one[forced:]) for one in batch], list(names))
+    """Attention weights, averaged over heads, for each token of each output and for the token after the last."""
+    rows: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    batch_size = max(1, BATCH_TOKENS // (len(source) + max(map(len, outputs)) + 1))
+    for start in range(0, len(outputs), batch_size):
+        batch = outputs[start : start + batch_size]
+        if isinstance(pipeline, Translator):
+            forced = len(pipeline.special.make_decoder_input([])) - 1
+            recording = record_teacher_forced(pipeline, [(source, one[forced:]) for one in batch], list(names))
         else:
-            bundle.model.eval()
-            with torch.inference_mode(), record(bundle.model, list(names)) as recording:
-                bundle.model(pack([[*source, *one] for one in batch]).to(bundle.device))
-        first = 0 if isinstance(bundle, Translator) else len(source) - 1
+            pipeline.model.eval()
+            with torch.inference_mode(), record(pipeline.model, list(names)) as recording:
+                pipeline.model(pack([[*source, *one] for one in batch]).to(pipeline.device))
+        first = 0 if isinstance(pipeline, Translator) else len(source) - 1
         for name in names:
             weights = recording[name].weights().float().mean(1).cpu().numpy()
-            found[name] += [own[first : first + len(one) + 1] for own, one in zip(weights, batch)]
-    return found
+            rows[name] += [maps[first : first + len(one) + 1] for maps, one in zip(weights, batch)]
+    return rows
 
 
-def header_of(tree: BeamTree, blob: dict[str, Any] | None) -> dict[str, Any]:
-    """A tree as JSON, for a page. `blob` says where its rows are."""
+def search_header(tree: SearchTree, blob: dict[str, Any] | None) -> dict[str, Any]:
+    """A tree as JSON for the page. `blob` describes the array of its weights."""
     nodes = []
     for node in tree.nodes:
-        before = "" if node.parent is None else tree.nodes[node.parent].text
-        follows = node.text.startswith(before)
+        parent_text = "" if node.parent is None else tree.nodes[node.parent].text
+        extends = node.text.startswith(parent_text)
         nodes.append(
             {
                 "step": node.step,
                 "parent": node.parent,
                 "token": node.token,
-                "piece": node.text[len(before) :] if follows else node.text,
-                "whole": not follows,  # the piece is the whole text: it changes what came before
+                "piece": node.text[len(parent_text) :] if extends else node.text,
+                "whole": not extends,  # the piece is the full text: the token changes the text before it
                 "logprob": round(node.logprob, 5),
                 "total": round(node.total, 5),
                 "score": None if node.state == "refused" else round(node.score, 5),
@@ -352,7 +351,7 @@ def header_of(tree: BeamTree, blob: dict[str, Any] | None) -> dict[str, Any]:
         "source": tree.source,
         "attention": tree.attention,
         "looked": blob,
-        "left_out": tree.left_out,
+        "left_out": tree.omitted,
         "nodes": nodes,
         "results": [{"text": one.text, "score": round(one.score, 5), "node": one.node} for one in tree.results],
     }

@@ -1,4 +1,4 @@
-"""`look`: what every attention of a model regarded while it translated or read a text. Pictures: see overlays.py."""
+"""`look`: the attention maps of a model on a text or a translation. For images see overlays.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,56 +14,56 @@ from torch import Tensor
 from regard.attention import Recorded, record
 from regard.data import Tokenizer
 from regard.data.text.questions import Question
-from regard.data.text.special_tokens import Special
+from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.evaluation.alignment import Link, Words, spans
-from regard.evaluation.teacher_forcing import attentions, force, information
-from regard.files import write_whole
+from regard.evaluation.alignment import Link, WordSplitter, find_spans
+from regard.evaluation.teacher_forcing import attention_names, mutual_information, record_teacher_forced
+from regard.files import write_atomically
 from regard.layers.packed import pack
-from regard.models import ViT, family_of
-from regard.pipelines import ImageModel, LanguageModel, TextEncoder, Translation, Translator
-from regard.pipelines.image_model import Picture
-from regard.viewer.image_look import ImageLook, look_at_picture
-from regard.viewer.page.notebook_display import Showing
+from regard.models import ViT, family_name
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translation, Translator
+from regard.pipelines.image_model import ImageLike
+from regard.viewer.image_look import PAGE_FORMAT, ImageLook, check_format, look_at_image
+from regard.viewer.page.notebook_display import NotebookDisplay
 
 if TYPE_CHECKING:
-    from regard.viewer.search_tree import BeamTree
+    from regard.viewer.search_tree import SearchTree
 
-PICTURES, PAGE = ("png", "svg"), "html"
-Layers = str | Sequence[str] | None
-# So many rows are enough to see how clear an attention is.
-SAMPLE = 256
+LayerNames = str | Sequence[str] | None
+"""names of attentions, with the wildcards * and ?; None: all"""
+# Rows from which the sharpness of a long map is computed.
+SAMPLE_ROWS = 256
 
 
-class Side(NamedTuple):
-    """What stands along an axis: its tokens, and the number of the word that each is a part of, -1 for none."""
+class TokenAxis(NamedTuple):
+    """An axis of an attention map: its tokens, and the index of the word that each belongs to (-1: none)."""
 
     name: str
     tokens: list[str]
     words: list[int]
 
-    def framed(self, name: str, before: Sequence[str] = (), after: Sequence[str] = ()) -> "Side":
-        """The same with special tokens around it.
+    def add_special_tokens(self, name: str, before: Sequence[str] = (), after: Sequence[str] = ()) -> "TokenAxis":
+        """The axis with special tokens before and after it.
 
-        >>> Side("source", ["cat"], [0]).framed("target", ["<sos>"])
-        Side(name='target', tokens=['<sos>', 'cat'], words=[-1, 0])
+        >>> TokenAxis("source", ["cat"], [0]).add_special_tokens("target", ["<sos>"])
+        TokenAxis(name='target', tokens=['<sos>', 'cat'], words=[-1, 0])
         """
-        return Side(name, [*before, *self.tokens, *after], [-1] * len(before) + self.words + [-1] * len(after))
+        return TokenAxis(name, [*before, *self.tokens, *after], [-1] * len(before) + self.words + [-1] * len(after))
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """What one attention regarded: a weight for each head, row and column. Every row sums to 1.
+    """The map of one attention: a weight per head, row (query) and column (key). Every row sums to 1.
 
-    In self-attention rows and columns are the tokens that are read (`<sos>` first on the decoder's side). In
-    cross-attention a row belongs to the token that it predicts, so the target stands there with `<eos>` at its end.
+    In self-attention, rows and columns are the input tokens (with `<sos>` first in a decoder). In cross-attention a row
+    is labeled with the token that it predicts: the rows are the target and `<eos>`.
     """
 
     name: str
     kind: str
-    queries: Side
-    keys: Side
+    queries: TokenAxis
+    keys: TokenAxis
     recorded: Recorded = field(repr=False)
 
     @property
@@ -80,36 +80,35 @@ class AttentionMap:
 
     @cached_property
     def weights(self) -> Float[np.ndarray, "H T S"]:
-        """The exact weights, computed when they are first asked for."""
+        """The exact weights, computed on first access."""
         return self.recorded.weights()[0].float().cpu().numpy()
 
-    def of(self, head: int | None = None) -> Float[np.ndarray, "T S"]:
-        """One head's weights, or the mean of all."""
+    def head_weights(self, head: int | None = None) -> Float[np.ndarray, "T S"]:
+        """The weights of one head, or their mean over heads."""
         if head is None:
             return self.weights.mean(0)
-        self.need(head)
+        self.check_head(head)
         return self.weights[head]
 
-    def need(self, head: int | None) -> None:
-        """An error for a head that it does not have."""
+    def check_head(self, head: int | None) -> None:
+        """Raise an error if there is no such head."""
         if head is not None and not 0 <= head < self.heads:
-            raise RegardError(f"{self.name} has no head {head}.", f"There are {self.heads}, counted from 0.")
+            raise RegardError(f"{self.name} has no head {head}.", f"Choose a head from 0 to {self.heads - 1}.")
 
     @property
-    def clearness(self) -> float:
-        """How much the rows, averaged over heads, tell about where they look: of a long text, a sample of them."""
-        if len(self.rows) <= SAMPLE:
-            return information(self.of())
-        some = np.linspace(0, len(self.rows) - 1, SAMPLE).astype(int).tolist()
-        return information(self.recorded.weights(queries=some)[0].float().mean(0).cpu().numpy())
+    def sharpness(self) -> float:
+        """Mutual information of row and column, averaged over heads; of a long text, from a sample of rows."""
+        if len(self.rows) <= SAMPLE_ROWS:
+            return mutual_information(self.head_weights())
+        sample = np.linspace(0, len(self.rows) - 1, SAMPLE_ROWS).astype(int).tolist()
+        return mutual_information(self.recorded.weights(queries=sample)[0].float().mean(0).cpu().numpy())
 
 
 @dataclass(frozen=True, eq=False)
-class Look(Showing):
-    """A sentence, its translation, and every attention between them; or a text that was read, and every attention
-    inside it. Shows itself in a notebook.
+class Look(NotebookDisplay):
+    """The attention maps of a model on a sentence and its translation, or on one text. Notebooks display it.
 
-    `maps` are the attentions by their modules' names: `look.maps["decoder.0.cross"].weights`.
+    `maps` has one entry per attention module: `look.maps["decoder.0.cross"].weights`.
     """
 
     source: str
@@ -118,21 +117,21 @@ class Look(Showing):
     target_pieces: list[str]
     maps: dict[str, AttentionMap]
     family: str = ""
-    """of the model"""
+    """family of the model"""
     name: str = ""
-    """what the page calls the model"""
+    """name of the model in the page"""
     gold: list[Link] | None = None
-    """which word should be linked to which, where somebody said so"""
-    bundle: Any = field(default=None, repr=False)
-    """the model with its tokenisers, which a walk goes through"""
+    """gold word alignment"""
+    pipeline: Any = field(default=None, repr=False)
+    """the model with its tokenizers"""
     ids: tuple[list[int], ...] = field(default=(), repr=False)
-    """what it was given"""
+    """input ids of the model"""
     segments: list[int] | None = field(default=None, repr=False)
-    """of a question and its context: the segment of each token"""
+    """question answering: segment id per token"""
     question: tuple[range, range] | None = None
-    """of a question and its context: the tokens of both"""
+    """question answering: positions of the question and of the context"""
     search: tuple[list[Translation], DecodeConfig, str] | None = field(default=None, repr=False)
-    """what the model found when it translated, how it searched, and the beginning that it was given"""
+    """if the model translated: the n-best list, the configuration and the prefix of the search"""
 
     @property
     def title(self) -> str:
@@ -140,45 +139,43 @@ class Look(Showing):
 
     @cached_property
     def alignment(self) -> AttentionMap:
-        """The attention whose rows, averaged over heads, tell most about where they look (see `information`): of those
-        between source and translation, where there are any.
-        """
+        """The sharpest attention (see `AttentionMap.sharpness`), among the cross-attentions if there are any."""
         if not self.maps:
             raise RegardError(
                 "This model has no attention: there is no attention map.",
-                "Write a page (.html), which shows its states and its context vector step by step.",
+                "Save a page (.html), which shows its states and its context vector step by step.",
             )
         if self.question is not None:
-            return max(self.maps.values(), key=lambda one: information(self.block(one.of())))
+            return max(self.maps.values(), key=lambda one: mutual_information(self.question_block(one.head_weights())))
         cross = [one for one in self.maps.values() if one.kind == "cross"]
-        return max(cross or self.maps.values(), key=lambda one: one.clearness)
+        return max(cross or self.maps.values(), key=lambda one: one.sharpness)
 
-    def block(self, weights: Float[np.ndarray, "T S"]) -> Float[np.ndarray, "t s"]:
-        """Of weights over a question and its context: from each token of the question to those of the context."""
+    def question_block(self, weights: Float[np.ndarray, "T S"]) -> Float[np.ndarray, "t s"]:
+        """The weights from the tokens of the question to those of the context; without a question, all weights."""
         if self.question is None:
             return weights
         rows, columns = self.question
         return weights[rows.start : rows.stop, columns.start : columns.stop]
 
     @cached_property
-    def decoding(self) -> "BeamTree | None":
-        """The search for the translation, where the model made it: computed when it is first asked for."""
-        from regard.viewer.search_tree import tree_of
+    def search_tree(self) -> "SearchTree | None":
+        """The search for the translation, computed on first access; None if the target was given."""
+        from regard.viewer.search_tree import build_tree
 
         if self.search is None or (history := self.search[0][0].history) is None:
             return None
-        found, config, prefix = self.search
-        named = self.alignment.name if self.maps and self.alignment.kind == "cross" else None
-        outputs = [one.hypothesis for one in found]
-        return tree_of(self.bundle, self.ids[0], outputs, history, config, prefix=prefix, attention=named)
+        translations, config, prefix = self.search
+        attention = self.alignment.name if self.maps and self.alignment.kind == "cross" else None
+        hypotheses = [one.hypothesis for one in translations]
+        return build_tree(self.pipeline, self.ids[0], hypotheses, history, config, prefix=prefix, attention=attention)
 
-    def chosen(self, attention: str | None = None, head: int | None = None) -> AttentionMap:
-        """An attention by its name, by default the alignment; an error if it, or a head of it, is not there."""
+    def select_attention(self, attention: str | None = None, head: int | None = None) -> AttentionMap:
+        """An attention by name, by default the alignment. Raises an error for an unknown attention or head."""
         if attention is not None and attention not in self.maps:
             raise RegardError(f"The model has no attention {attention!r}.", f"There are: {', '.join(self.maps)}.")
-        one = self.alignment if attention is None else self.maps[attention]
-        one.need(head)
-        return one
+        selected = self.alignment if attention is None else self.maps[attention]
+        selected.check_head(head)
+        return selected
 
     def save(
         self,
@@ -189,47 +186,50 @@ class Look(Showing):
         overview: bool = False,
         walk: bool | None = None,
     ) -> None:
-        """Writes a page, .html, which shows every attention and needs nothing else, no network either; or a picture,
-        .png or .svg, of one attention, by default the alignment: its mean over heads, or one head.
+        """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg) of one attention.
 
-        With `overview` (or attention "all") the picture is a small map for each head of each attention. A page has it
-        all; the same choices say what it opens with, which is otherwise the clearest head. With `walk` it also has
-        every number between the text and the output; without, it has them if model and text are small.
+        The plot shows the alignment by default, averaged over heads or one head; with `overview` (or attention "all") a
+        small map per head of each attention. For a page the same arguments select the initial view, by default the
+        sharpest head. `walk` includes the step-by-step view; by default a page includes it if model and text are small.
         """
-        form = Path(path).suffix.lower().removeprefix(".")
-        if form not in (PAGE, *PICTURES):
-            raise RegardError(f"{path}: pages are .html, pictures are .png or .svg.", "Change the name's ending.")
+        file_format = check_format(path)
         if attention == "all":
             attention, overview = None, True
-        if form == PAGE:
-            from regard.viewer.page import html_page, text_scene
+        if file_format == PAGE_FORMAT:
+            from regard.viewer.page.html_page import render_page
+            from regard.viewer.page.text_scene import build_scene
 
-            content = html_page.page(text_scene.scene_of(self, attention, head, overview=overview, walk=walk))
+            content = render_page(build_scene(self, attention, head, overview=overview, walk=walk))
         else:
-            content = self._picture(form, attention, head, overview)
-        write_whole(Path(path), content)
+            content = self._plot(file_format, attention, head, overview)
+        write_atomically(Path(path), content)
 
-    def _picture(
-        self, form: str, attention: str | None = None, head: int | None = None, overview: bool = False
+    def _plot(
+        self, file_format: str, attention: str | None = None, head: int | None = None, overview: bool = False
     ) -> bytes:
-        from regard.viewer.plots import heatmaps
+        from regard.viewer.plots.heatmaps import (  # matplotlib is slow to import
+            HeadPanels,
+            plot_heat_map,
+            plot_overview,
+        )
 
         if overview:
-            panels = [heatmaps.Panels(one.name, one.weights, one.rows, one.columns) for one in self.maps.values()]
-            return heatmaps.overview(self.title, panels, form)
-        shown = self.chosen(attention, head)
+            panels = [HeadPanels(one.name, one.weights, one.rows, one.columns) for one in self.maps.values()]
+            return plot_overview(self.title, panels, file_format)
+        shown = self.select_attention(attention, head)
         heads = shown.heads
-        which = f"head {head}" if head is not None else f"mean of {heads} heads" if heads > 1 else "its one head"
-        title = f"{shown.name}, {which}"
+        head_label = f"head {head}" if head is not None else f"mean of {heads} heads" if heads > 1 else "single head"
+        title = f"{shown.name}, {head_label}"
+        weights = self.question_block(shown.head_weights(head))
         if self.question is not None:
             rows, columns = (shown.rows[part.start : part.stop] for part in self.question)
-            return heatmaps.heat_map(self.block(shown.of(head)), rows, columns, title, "question", form)
-        return heatmaps.heat_map(shown.of(head), shown.rows, shown.columns, title, shown.kind, form)
+            return plot_heat_map(weights, rows, columns, title, "question", file_format)
+        return plot_heat_map(weights, shown.rows, shown.columns, title, shown.kind, file_format)
 
     def _make_widget(self) -> Any:
-        from regard.viewer.page import widget
+        from regard.viewer.page.widget import make_look_widget
 
-        return widget.widget_of(self)
+        return make_look_widget(self)
 
     def __repr__(self) -> str:
         texts = " → ".join(repr(text) for text in self._texts() if text)
@@ -241,13 +241,13 @@ class Look(Showing):
 
 @overload
 def look(
-    bundle: Translator | LanguageModel | TextEncoder,
+    model: Translator | TextGenerator | TextEncoder,
     source: str,
     target: str | None = None,
     *,
-    layers: Layers = None,
+    layers: LayerNames = None,
     gold: Sequence[Link] | None = None,
-    words: Words = str.split,
+    words: WordSplitter = str.split,
     config: DecodeConfig | None = None,
     prefix: str = "",
     name: str = "",
@@ -255,198 +255,226 @@ def look(
     context: str | None = None,
 ) -> Look: ...
 @overload
-def look(bundle: ImageModel | ViT, source: Picture | Tensor, *, name: str = "") -> ImageLook: ...
+def look(model: ImageModel | ViT, source: ImageLike | Tensor, *, name: str = "") -> ImageLook: ...
 def look(
-    bundle: Any,
+    model: Any,
     source: Any,
     target: str | None = None,
     *,
-    layers: Layers = None,
+    layers: LayerNames = None,
     gold: Sequence[Link] | None = None,
-    words: Words = str.split,
+    words: WordSplitter = str.split,
     config: DecodeConfig | None = None,
     prefix: str = "",
     name: str = "",
     truncate: bool = False,
     context: str | None = None,
 ) -> Look | ImageLook:
-    """Translates a sentence (or takes the translation that is given) and shows what was regarded.
+    """Run a model on an input and record all of its attention maps.
 
-    A language model and an encoder of texts read the text, and show what was regarded in it; a model of images looks
-    at a picture (a file, an open picture, bytes; or a tensor as it goes into the model). `layers` chooses some
-    attentions by name, with * and ?: of a long text all may be more than a page can hold. `gold` is what should be
-    linked, by the numbers of `words` of source and target; `config` is how to translate, and `prefix` what the
-    translation must begin with; `name` is what a page calls the model. A model that answers questions takes the text
-    that the question is about as `context`.
+    A translator translates the source, or is forced to output `target`; language models and text encoders read the
+    text; image models take an image (a file, a PIL image, an array, bytes, or a tensor as the model takes it).
+
+    Args:
+        layers: attentions to record, by name with the wildcards * and ?; by default all.
+        gold: gold word alignment, by the indices of the `words` of source and target.
+        words: splits a text into words.
+        config: search configuration of a translator.
+        prefix: forced beginning of the translation.
+        name: name of the model in the page.
+        truncate: truncate inputs that are too long, instead of raising an error.
+        context: for a question-answering model, the text that the question is about.
 
     >>> seen = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
     >>> seen.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
     (4, 8, 7)
     >>> seen.save("page.html")  # doctest: +SKIP
     """
-    if isinstance(bundle, ImageModel | ViT):
+    if isinstance(model, ImageModel | ViT):
         if any(option is not None for option in (target, layers, gold, context)):
-            raise RegardError("A picture has no target, no gold links, and is looked at as a whole.", "Leave them out.")
-        return look_at_picture(bundle, source, name)
+            raise RegardError("target, layers, gold and context are not supported for images.", "Leave them out.")
+        return look_at_image(model, source, name)
     if not source.strip():
-        raise RegardError("The text is empty: there is nothing to look at.", "Give a sentence.")
+        raise RegardError("The text is empty: there is nothing to look at.", "Pass a sentence.")
     if gold is not None:
-        _check(gold, source, target, words)
-    if (config is not None or prefix) and (target is not None or not isinstance(bundle, Translator)):
+        _check_links(gold, source, target, words)
+    if (config is not None or prefix) and (target is not None or not isinstance(model, Translator)):
         raise RegardError(
-            "Nothing is translated here, so there is no search to configure.", "Leave out config (--beam) and prefix."
+            "Without translation there is no search to configure.", "Leave out config (--beam) and prefix."
         )
     if context is not None:
-        if not isinstance(bundle, TextEncoder) or bundle.model.config.head != "answer":
-            raise RegardError("Only a model that answers questions takes a context.", "Leave out context (--context).")
+        if not isinstance(model, TextEncoder) or model.model.config.head != "answer":
+            raise RegardError("Only a question-answering model takes a context.", "Leave out context (--context).")
         if not context.strip():
-            raise RegardError("The context is empty.", "Give the text that the question is about.")
-    if isinstance(bundle, Translator):
+            raise RegardError("The context is empty.", "Pass the text that the question is about.")
+    if isinstance(model, Translator):
         search = config or DecodeConfig(), prefix
-        seen = _look_at_translation(bundle, source, target, layers, words, search, truncate)
+        seen = _look_at_translation(model, source, target, layers, words, search, truncate)
     else:
         if target is not None:
-            raise RegardError("Only a translator has a target to look at.", "Leave it out.")
-        seen = _look_at_text(bundle, source, layers, words, truncate, context)
+            raise RegardError("Only a translator takes a target.", "Leave out the target.")
+        seen = _look_at_text(model, source, layers, words, truncate, context)
     links = None if gold is None else sorted(set(gold))
-    return replace(seen, family=family_of(bundle.model.config), name=name, gold=links)
+    return replace(seen, family=family_name(model.model.config), name=name, gold=links)
 
 
-def _check(gold: Sequence[Link], source: str, target: str | None, words: Words) -> None:
-    """An error for links between words that are not there."""
+def _check_links(gold: Sequence[Link], source: str, target: str | None, words: WordSplitter) -> None:
+    """Raise an error for gold links without a target or with an index out of range."""
     if target is None:
-        raise RegardError("Links are between a source and a target, and there is no target.", "Give it too.")
+        raise RegardError("Gold links need a target.", "Pass the target too.")
     counts = len(words(source)), len(words(target))
     for link in gold:
-        if not all(0 <= number < count for number, count in zip(link, counts)):
+        if not all(0 <= index < count for index, count in zip(link, counts)):
             raise RegardError(
-                f"The link {link[0]}-{link[1]} leads nowhere.",
+                f"The link {link[0]}-{link[1]} is out of range.",
                 f"The source has {counts[0]} words and the target {counts[1]}, counted from 0.",
             )
 
 
 def _look_at_text(
-    bundle: LanguageModel | TextEncoder, text: str, layers: Layers, words: Words, truncate: bool, context: str | None
+    pipeline: TextGenerator | TextEncoder,
+    text: str,
+    layers: LayerNames,
+    words: WordSplitter,
+    truncate: bool,
+    context: str | None,
 ) -> Look:
     segments: list[int] | None = None
-    if isinstance(bundle, LanguageModel):
-        ids = bundle.prompt_ids(text, name="the text", truncate=truncate)
+    if isinstance(pipeline, TextGenerator):
+        ids = pipeline.encode_prompt(text, name="the text", truncate=truncate)
     elif context is None:
-        ids = bundle.text_ids(text, name="the text", truncate=truncate)
+        ids = pipeline.encode_text(text, name="the text", truncate=truncate)
     else:
-        encoded = bundle.encode_rows([(text, context)], name="the question with its context", truncate=truncate)
+        encoded = pipeline.encode_rows([(text, context)], name="the question with its context", truncate=truncate)
         ids = encoded.ids[0].tolist()
         segments = None if encoded.segments is None else encoded.segments[0].tolist()
-    bundle.model.eval()
-    given = [] if segments is None else [torch.tensor(segments, device=bundle.device)]
-    with torch.inference_mode(), record(bundle.model, layers) as recording:
-        bundle.model(pack([ids]).to(bundle.device), *given)
-    special, names = bundle.special, bundle.tokenizer.vocabulary
+    pipeline.model.eval()
+    more_inputs = [] if segments is None else [torch.tensor(segments, device=pipeline.device)]
+    with torch.inference_mode(), record(pipeline.model, layers) as recording:
+        pipeline.model(pack([ids]).to(pipeline.device), *more_inputs)
+    special, names = pipeline.special, pipeline.tokenizer.vocabulary
     head, tail = (0 if one is None else 1 for one in (special.begin, special.end))
     question, answer = None, ""
     if context is None:
-        inside = _side(bundle.tokenizer, text, ids[head : len(ids) - tail], words)
+        inner = _token_axis(pipeline.tokenizer, text, ids[head : len(ids) - tail], words)
     else:
-        question = _parts_of(len(bundle.tokenizer.encode(text)), len(ids), special)
-        inside = _pair_side(bundle.tokenizer, (text, context), ids[head : len(ids) - tail], question, head, words)
-        answer = bundle.answer(Question("", text, context))  # type: ignore[union-attr]
-    side = inside.framed("text", [names[i] for i in ids[:head]], [names[i] for i in ids[len(ids) - tail :]])
+        question = _pair_ranges(len(pipeline.tokenizer.encode(text)), len(ids), special)
+        inner = _pair_axis(pipeline.tokenizer, (text, context), ids[head : len(ids) - tail], question, head, words)
+        answer = pipeline.answer(Question("", text, context))  # type: ignore[union-attr]
+    axis = inner.add_special_tokens("text", [names[i] for i in ids[:head]], [names[i] for i in ids[len(ids) - tail :]])
     maps = {}
     for name, one in recording.items():
-        for number, call in enumerate(one.calls):  # several where layers share their weights
-            called = name if len(one.calls) == 1 else f"{name}.{number}"
-            # The only cross-attention of a text is that of a learned query which pools it.
-            queries = Side("query", ["query"], [-1]) if one.kind == "cross" else side
-            maps[called] = AttentionMap(called, one.kind, queries, side, replace(one, calls=[call]))
-    return Look(text, answer, side.tokens, [], maps, bundle=bundle, ids=(ids,), segments=segments, question=question)
+        for index, call in enumerate(one.calls):  # several if layers share weights
+            map_name = name if len(one.calls) == 1 else f"{name}.{index}"
+            # The only cross-attention of a single text is pooling by a learned query.
+            queries = TokenAxis("query", ["query"], [-1]) if one.kind == "cross" else axis
+            maps[map_name] = AttentionMap(map_name, one.kind, queries, axis, replace(one, calls=[call]))
+    return Look(
+        text, answer, axis.tokens, [], maps, pipeline=pipeline, ids=(ids,), segments=segments, question=question
+    )
 
 
-def _parts_of(asked: int, total: int, special: Special) -> tuple[range, range]:
-    """The tokens of a question of `asked` tokens, and those of its context, in the framed text of both."""
+def _pair_ranges(question_length: int, total: int, special: SpecialTokens) -> tuple[range, range]:
+    """Positions of the question and of its context in the joint sequence."""
     head = 0 if special.begin is None else 1
-    between = len(special.framed([])) - head + (special.between is not None)
-    first = head + asked + between
-    return range(head, head + asked), range(first, total - (0 if special.end is None else 1))
+    between = len(special.add_special_tokens([])) - head + (special.between is not None)
+    first = head + question_length + between
+    return range(head, head + question_length), range(first, total - (0 if special.end is None else 1))
 
 
-def _pair_side(
+def _pair_axis(
     tokenizer: Tokenizer,
     texts: tuple[str, str],
     ids: Sequence[int],
     parts: tuple[range, range],
     head: int,
-    words: Words,
-) -> Side:
-    """The tokens of a question and its context, and those between them; words are counted through both."""
+    words: WordSplitter,
+) -> TokenAxis:
+    """Axis of a question, the special tokens after it, and its context; word indices run through both texts."""
     question, context = (
-        _side(tokenizer, text, ids[part.start - head : part.stop - head], words) for text, part in zip(texts, parts)
+        _token_axis(tokenizer, text, ids[part.start - head : part.stop - head], words)
+        for text, part in zip(texts, parts)
     )
     middle = [tokenizer.vocabulary[i] for i in ids[parts[0].stop - head : parts[1].start - head]]
     first = max(question.words, default=-1) + 1
-    later = [-1 if word < 0 else word + first for word in context.words]
-    return Side("", question.tokens + middle + context.tokens, question.words + [-1] * len(middle) + later)
+    context_words = [-1 if word < 0 else word + first for word in context.words]
+    return TokenAxis("", question.tokens + middle + context.tokens, question.words + [-1] * len(middle) + context_words)
 
 
 def _look_at_translation(
     translator: Translator,
     source: str,
     target: str | None,
-    layers: Layers,
-    words: Words,
+    layers: LayerNames,
+    words: WordSplitter,
     search: tuple[DecodeConfig, str],
     truncate: bool,
 ) -> Look:
-    source_ids = translator.source_ids(source, name="the source", truncate=truncate)
-    searched = None
+    source_ids = translator.encode_source(source, name="the source", truncate=truncate)
+    search_result = None
     if target is None:
         config, prefix = search
-        begin_with = [prefix] if prefix else None
-        found = translator.translate([source], config, prefixes=begin_with, truncate=truncate, history=True)[0]
-        searched, best = (found, config, prefix), found[0]
-        target, target_ids = best.text, best.hypothesis.ids[len(translator.special.begun([])) - 1 :]
+        prefixes = [prefix] if prefix else None
+        translations = translator.translate([source], config, prefixes=prefixes, truncate=truncate, history=True)[0]
+        search_result, best = (translations, config, prefix), translations[0]
+        target, target_ids = best.text, best.hypothesis.ids[len(translator.special.make_decoder_input([])) - 1 :]
     else:
-        target_ids = translator.target_ids(target, name="the target", truncate=truncate)
-    # Without attention there is nothing to record: a page shows the walk alone.
-    recording = force(translator, [(source_ids, target_ids)], layers) if attentions(translator) else {}
+        target_ids = translator.encode_target(target, name="the target", truncate=truncate)
+    # Without attention there is nothing to record: a page shows the step-by-step view alone.
+    recording = (
+        record_teacher_forced(translator, [(source_ids, target_ids)], layers) if attention_names(translator) else {}
+    )
     special, names = translator.special, translator.target_tokenizer.vocabulary
     source_names = translator.source_tokenizer.vocabulary
     begin, end = (0 if one is None else 1 for one in (special.begin, special.end))
     last = len(source_ids) - end
-    sources = _side(translator.source_tokenizer, source, source_ids[begin:last], words)
-    targets = _side(translator.target_tokenizer, target, target_ids, words)
-    frame = [[source_names[i] for i in ids] for ids in (source_ids[:begin], source_ids[last:])]
-    read = sources.framed("source", *frame)
-    begun = [names[i] for i in special.begun([])]
-    written = targets.framed("target", begun)
-    predicted = targets.framed("predicted", begun[1:], [names[special.eos]])
-    axes = {"self": (read, read), "masked": (written, written), "cross": (predicted, read)}
+    source_text = _token_axis(translator.source_tokenizer, source, source_ids[begin:last], words)
+    target_text = _token_axis(translator.target_tokenizer, target, target_ids, words)
+    source_special = [[source_names[i] for i in ids] for ids in (source_ids[:begin], source_ids[last:])]
+    encoder_axis = source_text.add_special_tokens("source", *source_special)
+    forced = [names[i] for i in special.make_decoder_input([])]
+    decoder_axis = target_text.add_special_tokens("target", forced)
+    predicted = target_text.add_special_tokens("predicted", forced[1:], [names[special.eos]])
+    axes = {
+        "self": (encoder_axis, encoder_axis),
+        "masked": (decoder_axis, decoder_axis),
+        "cross": (predicted, encoder_axis),
+    }
     maps = {name: AttentionMap(name, one.kind, *axes[one.kind], one) for name, one in recording.items()}
-    given = source_ids, special.begun(target_ids)
-    return Look(source, target, sources.tokens, targets.tokens, maps, bundle=translator, ids=given, search=searched)
+    return Look(
+        source,
+        target,
+        source_text.tokens,
+        target_text.tokens,
+        maps,
+        pipeline=translator,
+        ids=(source_ids, special.make_decoder_input(target_ids)),
+        search=search_result,
+    )
 
 
-def _side(tokenizer: Tokenizer, text: str, ids: Sequence[int], words: Words) -> Side:
-    """A label for each id: its piece of the text, unless these ids are not how the text is encoded.
+def _token_axis(tokenizer: Tokenizer, text: str, ids: Sequence[int], words: WordSplitter) -> TokenAxis:
+    """Axis of a text: labels are the pieces of the text or, if the tokenizer encodes it by other ids, token names.
 
-    A model may spell a word by other pieces than its tokeniser would, and may say `<unk>`. A text that was cut short is
-    its beginning, or its end.
+    A model may output other pieces than the tokenizer would choose, and `<unk>`. The ids of a truncated text are its
+    beginning or its end.
     """
-    whole = tokenizer.encode(text)
-    for cut in (slice(len(ids)), slice(len(whole) - len(ids), None)):
-        if whole[cut] == list(ids):
-            pieces = tokenizer.pieces(text)[cut]
+    all_ids = tokenizer.encode(text)
+    for cut in (slice(len(ids)), slice(len(all_ids) - len(ids), None)):
+        if all_ids[cut] == list(ids):
+            pieces = tokenizer.encode_as_pieces(text)[cut]
             labels = [piece for piece, _ in pieces]
             break
     else:
-        text, pieces = tokenizer.decode(ids), tokenizer.pieces_of(ids)
+        text, pieces = tokenizer.decode(ids), tokenizer.decode_as_pieces(ids)
         labels = [tokenizer.vocabulary[i] for i in ids]
-    return Side("", labels, _numbers([place for _, place in pieces], spans(text, words(text))))
+    return TokenAxis("", labels, _word_indices([span for _, span in pieces], find_spans(text, words(text))))
 
 
-def _numbers(pieces: Sequence[tuple[int, int]], words: Sequence[tuple[int, int]]) -> list[int]:
-    """The number of the word that each piece is a part of, by their places; of the first, where it reaches into many.
+def _word_indices(pieces: Sequence[tuple[int, int]], words: Sequence[tuple[int, int]]) -> list[int]:
+    """Index of the (first) word that each piece overlaps, by their character spans; -1: none.
 
-    >>> _numbers([(0, 2), (2, 3), (3, 4), (4, 6)], [(0, 3), (4, 6)])
+    >>> _word_indices([(0, 2), (2, 3), (3, 4), (4, 6)], [(0, 3), (4, 6)])
     [0, 0, -1, 1]
     """
     starts, ends = (np.array([word[i] for word in words], int) for i in (0, 1))

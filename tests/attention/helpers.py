@@ -1,4 +1,4 @@
-"""What the tests of attention share: scores and masks by name, and inputs, also such as there are on GPUs."""
+"""Helpers of the tests of attention: scores and masks by name, inputs, and comparisons."""
 
 import torch
 from torch import nn
@@ -6,14 +6,14 @@ from torch import nn
 from regard.attention import Concat, Cosine, Dot, General, Location, ScaledDot, causal, padding, window
 
 
-class OnGPU(torch.Tensor):
-    """Says that it lies on a GPU, to whoever asks before computing."""
+class FakeCudaTensor(torch.Tensor):
+    """A CPU tensor whose `is_cuda` is True, for conditions that are checked before anything is computed."""
 
     is_cuda = True
 
 
 class Slope(nn.Module):
-    """A small bias of relative position: a learned number a head, less with distance."""
+    """A bias that decays with the distance: one learned parameter per head."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -24,8 +24,8 @@ class Slope(nn.Module):
 
 
 def scores(D: int, C: int, S: int, H: int) -> dict:
-    """Every score, with and without heads of its own; those that need D = C only when it is so."""
-    made = {
+    """Every score, with and without parameters per head; scores that need D = C only if that is the case."""
+    scores = {
         "general": General(D, C),
         "general-heads": General(D, C, heads=H),
         "concat": Concat(D, C, hidden=5),
@@ -35,14 +35,14 @@ def scores(D: int, C: int, S: int, H: int) -> dict:
         "location-heads": Location(D, max_keys=S + 3, heads=H),
     }
     if D == C:
-        made |= {
+        scores |= {
             "dot": Dot(),
             "scaled_dot": ScaledDot(),
             "cosine": Cosine(3.0),
             "cosine-learned": Cosine(10.0, learned=True),
             "cosine-heads": Cosine(10.0, learned=True, heads=H),
         }
-    return made
+    return scores
 
 
 def masks(lengths: torch.Tensor) -> dict:
@@ -61,6 +61,26 @@ def masks(lengths: torch.Tensor) -> dict:
 
 SCORE_NAMES = sorted(scores(4, 4, 4, 2))
 MASK_NAMES = sorted(masks(torch.tensor([1])))
+
+
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11}
+
+
+def outputs_and_gradients(function, tensors, score, bias, grad):
+    """The output of function(*tensors), and the gradients of the tensors and of the parameters of score and bias."""
+    tensors = [x.detach().requires_grad_() for x in tensors]
+    out = function(*tensors)
+    parameters = [*score.parameters(), *(bias.parameters() if bias is not None else ())]
+    out.backward(grad)
+    return [out, *(x.grad for x in tensors), *(p.grad for p in parameters)]
+
+
+def assert_all_close(actual, expected, tolerance):
+    for x, y in zip(actual, expected, strict=True):
+        # A tensor that the score does not use may have no gradient, or a zero one.
+        x, y = (torch.zeros(()) if z is None else z.double() for z in (x, y))
+        assert torch.isfinite(x).all()
+        torch.testing.assert_close(*torch.broadcast_tensors(x, y), rtol=tolerance, atol=tolerance)
 
 
 def random(*shape: int, seed: int = 0, dtype=torch.float64) -> torch.Tensor:

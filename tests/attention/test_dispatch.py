@@ -1,4 +1,4 @@
-"""Dispatch: the choice of a kernel, refused inputs, empty inputs, and the state that context managers set."""
+"""Dispatch: the choice of a backend, invalid inputs, empty inputs, and the state that context managers set."""
 
 import os
 import subprocess
@@ -29,61 +29,61 @@ from regard.layers.blocks import BlockConfig, EncoderBlock
 from tests.attention.helpers import Slope, random
 
 
-def kernel(T, S, B=4, H=2, **given):
+def chosen_backend(T, S, B=4, H=2, **options):
     with explain() as choices:
-        attend(random(B, H, T, 4), random(B, H, S, 4), random(B, H, S, 4), **given)
+        attend(random(B, H, T, 4), random(B, H, S, 4), random(B, H, S, 4), **options)
     (choice,) = choices
     assert choice.q == (B, H, T, 4)
-    return choice.kernel
+    return choice.backend
 
 
-def test_which_kernel():
+def test_backend_choice():
     lengths = padding(torch.tensor([1, 2, 3, 0]))
-    assert kernel(16, 16) == "short"
-    assert kernel(1, 16, B=1) == "sdpa"
-    assert kernel(100, 100, mask=causal()) == "sdpa"
-    assert kernel(100, 100, mask=causal() & lengths) == "sdpa"
-    assert kernel(70, 100, mask=causal()) == "sdpa"
-    assert kernel(10, 100, mask=causal()) == "chunked"
-    assert kernel(1, 100, mask=causal()) == "sdpa"
-    assert kernel(100, 100, mask=window(3)) == "chunked"
-    assert kernel(100, 100, mask=causal() | lengths) == "chunked"
-    assert kernel(100, 100, bias=Slope(2).double()) == "chunked"
-    assert kernel(16, 16, bias=Slope(2).double()) == "short"
-    assert kernel(16, 16, score=Concat(4, 4, 5).double()) == "concat_cpu"
-    assert kernel(16, 16, score=Concat(4, 4, 5).double(), bias=Slope(2).double()) == "chunked"
-    assert kernel(100, 100, score=General(4, 4).double()) == "sdpa"
-    assert kernel(0, 5) == "reference"
+    assert chosen_backend(16, 16) == "batched_matmul"
+    assert chosen_backend(1, 16, B=1) == "sdpa"
+    assert chosen_backend(100, 100, mask=causal()) == "sdpa"
+    assert chosen_backend(100, 100, mask=causal() & lengths) == "sdpa"
+    assert chosen_backend(70, 100, mask=causal()) == "sdpa"
+    assert chosen_backend(10, 100, mask=causal()) == "chunked"
+    assert chosen_backend(1, 100, mask=causal()) == "sdpa"
+    assert chosen_backend(100, 100, mask=window(3)) == "chunked"
+    assert chosen_backend(100, 100, mask=causal() | lengths) == "chunked"
+    assert chosen_backend(100, 100, bias=Slope(2).double()) == "chunked"
+    assert chosen_backend(16, 16, bias=Slope(2).double()) == "batched_matmul"
+    assert chosen_backend(16, 16, score=Concat(4, 4, 5).double()) == "concat_cpu"
+    assert chosen_backend(16, 16, score=Concat(4, 4, 5).double(), bias=Slope(2).double()) == "chunked"
+    assert chosen_backend(100, 100, score=General(4, 4).double()) == "sdpa"
+    assert chosen_backend(0, 5) == "reference"
 
 
-def test_a_kernel_can_be_asked_for():
+def test_use_forces_a_backend():
     with use("chunked"):
-        assert kernel(16, 16) == "chunked"
-    assert kernel(16, 16) == "short"
-    with pytest.raises(RegardError, match=r"Unknown kernel 'fast'.*chunked, reference"), use("fast"):
+        assert chosen_backend(16, 16) == "chunked"
+    assert chosen_backend(16, 16) == "batched_matmul"
+    with pytest.raises(RegardError, match=r"Unknown backend 'fast'.*chunked, reference"), use("fast"):
         pass
-    with pytest.raises(RegardError, match="varlen takes packed"), use("varlen"):
-        kernel(2, 2)
+    with pytest.raises(RegardError, match="varlen supports packed"), use("varlen"):
+        chosen_backend(2, 2)
 
 
-# Dispatch state: what the context managers set
+# Dispatch state, which the context managers set
 
 
-def test_contexts_nest_and_restore_the_state_around_them():
+def test_nested_contexts_restore_the_outer_state():
     outputs = []
     with use("chunked"), explain() as outer:
         with use("reference"), explain() as inner, dispatch.observe(lambda call, out: outputs.append(out)):
-            kernel(16, 16)
-        kernel(16, 16)
-    kernel(16, 16)
-    assert [choice.kernel for choice in inner] == ["reference"]
-    assert [choice.kernel for choice in outer] == ["reference", "chunked"]
+            chosen_backend(16, 16)
+        chosen_backend(16, 16)
+    chosen_backend(16, 16)
+    assert [choice.backend for choice in inner] == ["reference"]
+    assert [choice.backend for choice in outer] == ["reference", "chunked"]
     assert len(outputs) == 1
     assert dispatch._thread.state == dispatch.DispatchState()
 
 
 class Halve:
-    """An intervention: half of the queries before the kernel, half of the output after it."""
+    """An intervention that halves the queries before the backend and the output after it."""
 
     def before(self, call):
         return call._replace(q=call.q / 2)
@@ -92,14 +92,14 @@ class Halve:
         return out / 2
 
 
-def test_observers_see_what_interventions_leave():
+def test_observers_receive_calls_after_interventions():
     q, k, v = random(1, 1, 3, 4), random(1, 1, 3, 4, seed=1), random(1, 1, 3, 4, seed=2)
-    seen = []
-    with dispatch.observe(lambda call, out: seen.append((call.q, out))), dispatch.intervene(Halve()):
+    observed = []
+    with dispatch.observe(lambda call, out: observed.append((call.q, out))), dispatch.intervene(Halve()):
         out = attend(q, k, v)
     torch.testing.assert_close(out, attend(q / 2, k, v) / 2)
-    assert torch.equal(seen[0][0], q / 2)
-    assert torch.equal(seen[0][1], out)
+    assert torch.equal(observed[0][0], q / 2)
+    assert torch.equal(observed[0][1], out)
 
 
 @pytest.mark.parametrize(
@@ -107,16 +107,16 @@ def test_observers_see_what_interventions_leave():
     [lambda: use("chunked"), explain, lambda: dispatch.observe(print), lambda: dispatch.intervene(Halve())],
     ids=["use", "explain", "observe", "intervene"],
 )
-def test_an_exception_restores_the_state(context):
-    with pytest.raises(RegardError, match="do not fit"), context():
+def test_exception_restores_the_state(context):
+    with pytest.raises(RegardError, match="Incompatible shapes"), context():
         attend(*random(3, 1, 1, 2, 4).unbind(), k_offsets=None, mask=padding(torch.tensor([1, 2, 3])))
     assert dispatch._thread.state == dispatch.DispatchState()
-    assert dispatch._traced_kernel is None
-    assert kernel(16, 16) == "short"
+    assert dispatch._traced_backend is None
+    assert chosen_backend(16, 16) == "batched_matmul"
 
 
 def test_each_thread_has_its_own_state():
-    both_inside, found = threading.Barrier(2), {}
+    both_inside, results = threading.Barrier(2), {}
 
     def run(name):
         outputs = []
@@ -125,50 +125,50 @@ def test_each_thread_has_its_own_state():
             for _ in range(20):
                 attend(*torch.zeros(3, 1, 2, 16, 4))
             both_inside.wait()
-        found[name] = {choice.kernel for choice in choices}, len(choices), len(outputs)
+        results[name] = {choice.backend for choice in choices}, len(choices), len(outputs)
 
     threads = [threading.Thread(target=run, args=(name,)) for name in ("chunked", "reference")]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {name: ({name}, 20, 20) for name in ("chunked", "reference")}
-    assert dispatch._traced_kernel is None
+    assert results == {name: ({name}, 20, 20) for name in ("chunked", "reference")}
+    assert dispatch._traced_backend is None
 
 
-def test_compiled_code_follows_the_forced_kernel(monkeypatch):
+def test_compiled_code_uses_the_forced_backend(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled
     torch._dynamo.reset()
     graphs = []
 
-    def count(graph, inputs):
+    def record_graph(graph, inputs):
         graphs.append({str(node.target) for node in graph.graph.nodes})
         return graph.forward
 
-    compiled = torch.compile(attend, fullgraph=True, backend=count)
-    given = torch.randn(3, 1, 2, 100, 4)
-    expected, seen = attend(*given), []
-    torch.testing.assert_close(compiled(*given), expected)
+    compiled = torch.compile(attend, fullgraph=True, backend=record_graph)
+    tensors = torch.randn(3, 1, 2, 100, 4)
+    expected, outputs = attend(*tensors), []
+    torch.testing.assert_close(compiled(*tensors), expected)
     with explain():
-        torch.testing.assert_close(compiled(*given), expected)
-    with dispatch.observe(lambda call, out: seen.append(out)):
-        torch.testing.assert_close(compiled(*given), expected)
-    torch.testing.assert_close(compiled(*given), expected)
+        torch.testing.assert_close(compiled(*tensors), expected)
+    with dispatch.observe(lambda call, out: outputs.append(out)):
+        torch.testing.assert_close(compiled(*tensors), expected)
+    torch.testing.assert_close(compiled(*tensors), expected)
     assert len(graphs) == 1
-    assert len(seen) == 1
+    assert len(outputs) == 1
     with use("reference"):
-        torch.testing.assert_close(compiled(*given), expected)
+        torch.testing.assert_close(compiled(*tensors), expected)
     assert len(graphs) == 2
     assert not any("scaled_dot_product" in target for target in graphs[1])
-    torch.testing.assert_close(compiled(*given), expected)
+    torch.testing.assert_close(compiled(*tensors), expected)
     assert len(graphs) == 2
 
 
-def test_the_reference_is_exported_with_a_dynamic_length(monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # shapes are symbols there
+def test_reference_exports_with_a_dynamic_length(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # shapes are symbolic during export
     block = EncoderBlock(BlockConfig(8, 2, 16), "scaled_dot", "masked").eval()
 
-    class Whole(torch.nn.Module):
+    class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.block = block
@@ -178,27 +178,35 @@ def test_the_reference_is_exported_with_a_dynamic_length(monkeypatch):
 
     length = torch.export.Dim("length", min=2, max=64)
     with use("reference"), torch.no_grad():
-        exported = torch.export.export(Whole(), (torch.randn(1, 5, 8),), dynamic_shapes=({1: length},), strict=False)
+        exported = torch.export.export(Model(), (torch.randn(1, 5, 8),), dynamic_shapes=({1: length},), strict=False)
         x = torch.randn(1, 9, 8)
         torch.testing.assert_close(exported.module()(x), block(x, None))
 
 
-def test_no_queries_or_no_keys():
+def test_empty_queries_or_keys():
     assert attend(random(2, 1, 0, 4), random(2, 1, 3, 4), random(2, 1, 3, 4)).shape == (2, 1, 0, 4)
-    nothing = random(2, 1, 0, 4)
-    assert torch.equal(attend(random(2, 1, 3, 4), nothing, nothing), torch.zeros(2, 1, 3, 4, dtype=torch.float64))
-    assert weights(random(2, 1, 3, 4), nothing).shape == (2, 1, 3, 0)
+    empty = random(2, 1, 0, 4)
+    assert torch.equal(attend(random(2, 1, 3, 4), empty, empty), torch.zeros(2, 1, 3, 4, dtype=torch.float64))
+    assert weights(random(2, 1, 3, 4), empty).shape == (2, 1, 3, 0)
 
 
-def test_three_axes_are_one_head():
+def test_3d_inputs_are_one_head():
     q, k, v = random(2, 3, 4), random(2, 5, 4, seed=1), random(2, 5, 6, seed=2)
     out = attend(q, k, v, mask=causal())
     torch.testing.assert_close(out, attend(q[:, None], k[:, None], v[:, None], mask=causal())[:, 0])
-    assert weights(q, k).shape == (2, 1, 3, 5)
 
 
-@pytest.mark.parametrize("name", ["short", "sdpa", "chunked"])
-def test_those_who_may_look_at_nothing_get_zeros_and_give_none(name):
+@pytest.mark.parametrize("mask", [None, causal(), padding(torch.tensor([5, 2]))], ids=["none", "causal", "padding"])
+def test_weights_have_as_many_axes_as_the_inputs(mask):
+    q, k, v = random(2, 3, 4), random(2, 5, 4, seed=1), random(2, 5, 6, seed=2)
+    matrix = weights(q, k, mask=mask)
+    assert matrix.shape == (2, 3, 5)
+    assert torch.equal(matrix, weights(q[:, None], k[:, None], mask=mask)[:, 0])
+    torch.testing.assert_close(matrix @ v, attend(q, k, v, mask=mask))
+
+
+@pytest.mark.parametrize("name", ["batched_matmul", "sdpa", "chunked"])
+def test_queries_without_keys_get_zero_outputs_and_gradients(name):
     q, k, v = (random(2, 1, 4, 4, seed=i).requires_grad_() for i in range(3))
     with use(name):
         out = attend(q, k, v, mask=padding(torch.tensor([0, 2])))
@@ -210,23 +218,23 @@ def test_those_who_may_look_at_nothing_get_zeros_and_give_none(name):
     assert (v.grad[1, :, :2] != 0).all()
 
 
-def test_shapes_that_do_not_fit(monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # our own words, not the shape checker's
+def test_incompatible_shapes(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # test our message, not the shape checker's
     q, k = random(2, 4, 3, 4), random(2, 4, 5, 4)
     cases = [
         ((q, k[:1], k[:1]), {}, r"q \(2, 4, 3, 4\), k \(1, 4, 5, 4\)"),
-        ((q, k, k[:, :, :4]), {}, r"v \(2, 4, 4, 4\).*alike but for their width"),
-        ((q, k[:, :3], k[:, :3]), {}, "multiple of those of k"),
-        ((q, k[0], k[0]), {}, r"Give \(B, T, D\) or \(B, H, T, D\)"),
-        ((q, k[..., :3], k), {}, "one width"),
-        ((q, k[..., :3], k), {"score": Dot()}, "one width"),
-        ((q, k, k), {"score": General(4, 4, heads=2)}, "The score has 2 heads"),
-        ((q, k, k), {"mask": padding(torch.tensor([1, 2, 3]))}, r"given \(3,\) lengths"),
+        ((q, k, k[:, :, :4]), {}, r"v \(2, 4, 4, 4\).*differ only in their last axis"),
+        ((q, k[:, :3], k[:, :3]), {}, "multiple of that of k"),
+        ((q, k[0], k[0]), {}, r"Pass \(B, T, D\) or \(B, H, T, D\)"),
+        ((q, k[..., :3], k), {}, "same width"),
+        ((q, k[..., :3], k), {"score": Dot()}, "same width"),
+        ((q, k, k), {"score": General(4, 4, heads=2)}, "parameters for 2 heads"),
+        ((q, k, k), {"mask": padding(torch.tensor([1, 2, 3]))}, r"shape \(3,\): pass one per sequence"),
         ((q, k, k), {"score": Location(4, 3)}, "5 keys, but W_a has 3 rows"),
     ]
-    for tensors, given, message in cases:
+    for tensors, options, message in cases:
         with pytest.raises(RegardError, match=message):
-            attend(*tensors, **given)
+            attend(*tensors, **options)
 
 
 def test_weights_have_gradients():
@@ -236,12 +244,12 @@ def test_weights_have_gradients():
     assert all(x.grad.abs().sum() > 0 for x in (q, k, *score.parameters()))
 
 
-def test_public_names():
+def test_public_names_exist_once():
     assert sorted(regard.attention.__all__, key=str.lower) == sorted(set(regard.attention.__all__), key=str.lower)
     assert all(hasattr(regard.attention, name) for name in regard.attention.__all__)
 
 
-HALF = """
+HALF_PRECISION = """
 import copy, torch
 from regard.attention import *
 from regard.attention.reference import reference
@@ -254,22 +262,23 @@ for dtype, tolerance in ((torch.bfloat16, 2e-2), (torch.float16, 3e-3)):
                 tensors = [x.to(dtype).requires_grad_() for x in (q, k, v)]
                 exact = [x.detach().double().requires_grad_() for x in tensors]
                 expected = reference(*exact, copy.deepcopy(score).double(), mask)
-                for kernel in ("short", "sdpa", "chunked") if not isinstance(score, Concat) else ("chunked",):
-                    with use(kernel):
-                        found = attend(*tensors, score=score.to(dtype), mask=mask)
-                    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=2 * tolerance)
-                    for one, other in zip(
-                        torch.autograd.grad(found.sum(), tensors, allow_unused=True),
+                for backend in ("batched_matmul", "sdpa", "chunked") if not isinstance(score, Concat) else ("chunked",):
+                    with use(backend):
+                        actual = attend(*tensors, score=score.to(dtype), mask=mask)
+                    torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=2 * tolerance)
+                    for grad, expected_grad in zip(
+                        torch.autograd.grad(actual.sum(), tensors, allow_unused=True),
                         torch.autograd.grad(expected.sum(), exact, allow_unused=True, retain_graph=True),
                     ):
-                        if other is not None:
-                            # A gradient sums over all queries: its error is measured against its size as a whole.
-                            assert (one.double() - other).norm() <= tolerance * other.norm(), (kernel, score, mask)
+                        if expected_grad is not None:
+                            # A gradient sums over all queries: compare norms, not elements.
+                            error = (grad.double() - expected_grad).norm()
+                            assert error <= tolerance * expected_grad.norm(), (backend, score, mask)
 """
 
 
-def test_half_precision():
-    """In a process of its own: some CPUs claim bf16 instructions that they do not have."""
+def test_half_precision_equals_reference():
+    """In a separate process, which sets the instruction set: some CPUs report bf16 instructions that they lack."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
-    done = subprocess.run([sys.executable, "-c", HALF], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", HALF_PRECISION], capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr

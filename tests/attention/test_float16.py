@@ -1,7 +1,7 @@
-"""float16 on a CPU: its largest number is 65504, and dot products exceed it. Every kernel gives what float64 gives.
+"""float16 on a CPU: dot products exceed its maximum, 65504, and every backend still equals float64.
 
-Queries, keys and the matrices of scores are whole multiples of small powers of two, so that float32 holds all scores
-exactly: a difference is an overflow or a rounding to float16, nothing else.
+Queries, keys and the matrices of scores are integer multiples of small powers of two, so that all scores are exact in
+float32: any difference is an overflow or a rounding to float16.
 """
 
 import copy
@@ -23,19 +23,19 @@ MASKS = {
     "causal&padding": causal() & padding(LENGTHS),
     "~causal|padding": ~causal() | padding(LENGTHS),
 }
-KERNELS = (None, "short", "sdpa", "chunked", "concat_cpu", "reference")  # None: the one that is chosen
+BACKENDS = (None, "batched_matmul", "sdpa", "chunked", "concat_cpu", "reference")  # None: chosen by dispatch
 CASES = [
-    (name, kernel, mask)
+    (name, backend, mask)
     for name in SCORE_NAMES
-    for kernel in KERNELS
+    for backend in BACKENDS
     for mask in MASKS
-    if not (kernel in ("short", "sdpa") and "concat" in name)
-    and not (kernel == "concat_cpu" and "concat" not in name)
-    and not (kernel == "sdpa" and mask.startswith("~"))
+    if not (backend in ("batched_matmul", "sdpa") and "concat" in name)
+    and not (backend == "concat_cpu" and "concat" not in name)
+    and not (backend == "sdpa" and mask.startswith("~"))
 ]
 
 
-def score_of(name: str) -> Score:
+def make_integer_score(name: str) -> Score:
     generator = torch.Generator().manual_seed(1)
     score = scores(D, D, T, H)[name]
     with torch.no_grad():
@@ -51,89 +51,88 @@ def inputs(*shape: int) -> list[torch.Tensor]:
     return [x.half() for x in (q, k, torch.randn(shape, generator=generator))]
 
 
-def in_double(score: Score) -> Score:
+def to_double(score: Score) -> Score:
     return copy.deepcopy(score).double()
 
 
-def test_the_inputs_are_large_enough() -> None:
+def test_dot_products_of_the_inputs_overflow() -> None:
     q, k, _ = inputs(B, H, T, D)
     assert (q @ k.mT).isinf().any()
 
 
-@pytest.mark.parametrize(("name", "kernel", "mask"), CASES)
-def test_every_score_and_kernel(name, kernel, mask) -> None:
-    score = score_of(name)
+@pytest.mark.parametrize(("name", "backend", "mask"), CASES)
+def test_every_score_and_backend_equals_float64(name, backend, mask) -> None:
+    score = make_integer_score(name)
     q, k, v = (x.requires_grad_() for x in inputs(B, H, T, D))
     with explain() as choices:
-        if kernel is None:
+        if backend is None:
             out = attend(q, k, v, score=score, mask=MASKS[mask])
         else:
-            with use(kernel):
+            with use(backend):
                 out = attend(q, k, v, score=score, mask=MASKS[mask])
-    assert kernel in (None, choices[0].kernel)
+    assert backend in (None, choices[0].backend)
     assert out.dtype == torch.float16
-    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    expected = reference(*wide, in_double(score), MASKS[mask])
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected = reference(*exact, to_double(score), MASKS[mask])
     torch.testing.assert_close(out.double(), expected, atol=4e-3, rtol=2e-3)
     out.sum().backward()
     expected.sum().backward()
-    assert all(x.grad is None or x.grad.isfinite().all() for x in (q, k, v))  # Location reads no keys
-    torch.testing.assert_close(v.grad.double(), wide[2].grad, atol=8e-3, rtol=4e-3)
+    assert all(x.grad is None or x.grad.isfinite().all() for x in (q, k, v))  # Location does not use the keys
+    torch.testing.assert_close(v.grad.double(), exact[2].grad, atol=8e-3, rtol=4e-3)
 
 
 @pytest.mark.parametrize("name", SCORE_NAMES)
-def test_packed_weights_and_recordings(name) -> None:
-    """Packed sequences are unpacked for these kernels; weights and recordings are computed apart from them."""
-    score = score_of(name)
+def test_packed_outputs_weights_and_recordings_equal_float64(name) -> None:
+    score = make_integer_score(name)
     starts = torch.tensor([0, 9, 12, 21])
     offsets = Offsets(starts, 21, 9)
     q, k, v = inputs(21, H, D)
     packed = attend(q, k, v, score=score, mask=causal(), q_offsets=offsets, k_offsets=offsets)
-    exact = weights(q, k, score=score, mask=causal(), q_offsets=offsets, k_offsets=offsets)
+    matrices = weights(q, k, score=score, mask=causal(), q_offsets=offsets, k_offsets=offsets)
 
-    class Self(nn.Module):
+    class SelfAttention(nn.Module):
         kind = "self"
 
         def forward(self, q, k, v):
             return attend(q, k, v, score=score, mask=causal(), q_offsets=offsets, k_offsets=offsets)
 
     model = nn.Sequential()
-    model.add_module("attention", Self())
+    model.add_module("attention", SelfAttention())
     with record(model) as recording:
         model.attention(q, k, v)
-    torch.testing.assert_close(recording["attention"].weights(), exact)
+    torch.testing.assert_close(recording["attention"].weights(), matrices)
     for b in range(3):
         rows = slice(int(starts[b]), int(starts[b + 1]))
-        one = [x[rows].transpose(0, 1)[None].double() for x in (q, k, v)]
-        expected = reference(*one, in_double(score), causal())[0].transpose(0, 1)
+        sequence = [x[rows].transpose(0, 1)[None].double() for x in (q, k, v)]
+        expected = reference(*sequence, to_double(score), causal())[0].transpose(0, 1)
         torch.testing.assert_close(packed[rows].double(), expected, atol=4e-3, rtol=2e-3)
         n = len(expected)
-        of_one = exact[b, :, :n, :n]
-        torch.testing.assert_close((of_one.double() @ one[2][0]).transpose(0, 1), expected, atol=1e-3, rtol=1e-3)
+        matrix = matrices[b, :, :n, :n]
+        torch.testing.assert_close((matrix.double() @ sequence[2][0]).transpose(0, 1), expected, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("kernel", ["short", "chunked", "reference"])
-def test_with_a_bias(kernel) -> None:
+@pytest.mark.parametrize("backend", ["batched_matmul", "chunked", "reference"])
+def test_bias_equals_float64(backend) -> None:
     q, k, v = inputs(B, H, T, D)
     bias = Slope(H)
-    with use(kernel):
+    with use(backend):
         out = attend(q, k, v, bias=bias)
     expected = reference(q.double(), k.double(), v.double(), scores(D, D, T, H)["scaled_dot"], None, bias.double())
     torch.testing.assert_close(out.double(), expected, atol=4e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize("kernel", ["short", "sdpa", "chunked", "reference"])
-def test_under_autocast(kernel) -> None:
-    """Autocast would bring products back to float16."""
+@pytest.mark.parametrize("backend", ["batched_matmul", "sdpa", "chunked", "reference"])
+def test_autocast_equals_float64(backend) -> None:
+    """Autocast would cast products to float16."""
     q, k, v = inputs(B, H, T, D)
-    with torch.autocast("cpu", dtype=torch.float16), use(kernel):
+    with torch.autocast("cpu", dtype=torch.float16), use(backend):
         out = attend(q, k, v)
     expected = reference(q.double(), k.double(), v.double(), scores(D, D, T, H)["scaled_dot"])
     torch.testing.assert_close(out.double(), expected, atol=4e-3, rtol=2e-3)
 
 
-def test_a_score_is_scaled_before_it_is_rounded() -> None:
-    """80,000 / √64 is a number in float16; 80,000 is not."""
+def test_score_is_scaled_before_rounding() -> None:
+    """80,000 / √64 is finite in float16; 80,000 is not."""
     q = torch.full((1, 1, 64), 50.0).half()
     k = torch.full((1, 1, 64), 25.0).half()
     assert scores(64, 64, 1, 1)["scaled_dot"](q, k).item() == 10000

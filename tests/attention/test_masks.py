@@ -1,28 +1,28 @@
-"""Masks: what they say block by block, and how they are taken apart."""
+"""Masks: evaluation in blocks, combination, and decomposition into parts."""
 
 import pytest
 import torch
 
 from regard.attention import causal, padding, window
-from regard.attention.masks import Form
+from regard.attention.masks import MaskParts
 from regard.errors import RegardError
 from tests.attention.helpers import masks
 
 LENGTHS = torch.tensor([4, 0, 2])
 
 
-def whole(mask, T=4, S=6):
+def full_matrix(mask, T=4, S=6):
     return mask.block(torch.arange(T) + S - T, torch.arange(S)).expand(3, 1, T, S)
 
 
-def test_the_last_query_stands_at_the_last_key():
-    assert whole(causal())[0, 0].int().tolist() == [
+def test_last_query_is_aligned_with_the_last_key():
+    assert full_matrix(causal())[0, 0].int().tolist() == [
         [1, 1, 1, 0, 0, 0],
         [1, 1, 1, 1, 0, 0],
         [1, 1, 1, 1, 1, 0],
         [1, 1, 1, 1, 1, 1],
     ]
-    assert whole(window(2))[0, 0].int().tolist() == [
+    assert full_matrix(window(2))[0, 0].int().tolist() == [
         [0, 1, 1, 0, 0, 0],
         [0, 0, 1, 1, 0, 0],
         [0, 0, 0, 1, 1, 0],
@@ -30,48 +30,51 @@ def test_the_last_query_stands_at_the_last_key():
     ]
 
 
-def test_padding_masks_keys_alone():
-    assert whole(padding(LENGTHS))[:, 0].sum(-1).tolist() == [[4] * 4, [0] * 4, [2] * 4]
+def test_padding_masks_only_keys():
+    assert full_matrix(padding(LENGTHS))[:, 0].sum(-1).tolist() == [[4] * 4, [0] * 4, [2] * 4]
 
 
-def test_combinations():
-    a, b = whole(causal()), whole(padding(LENGTHS))
-    assert torch.equal(whole(causal() & padding(LENGTHS)), a & b)
-    assert torch.equal(whole(causal() | padding(LENGTHS)), a | b)
-    assert torch.equal(whole(~causal()), ~a)
+def test_masks_combine_with_operators():
+    a, b = full_matrix(causal()), full_matrix(padding(LENGTHS))
+    assert torch.equal(full_matrix(causal() & padding(LENGTHS)), a & b)
+    assert torch.equal(full_matrix(causal() | padding(LENGTHS)), a | b)
+    assert torch.equal(full_matrix(~causal()), ~a)
 
 
 @pytest.mark.parametrize("name", masks(LENGTHS))
-def test_blocks_and_batches_are_parts_of_the_whole(name):
+def test_blocks_and_batches_are_parts_of_the_full_matrix(name):
     mask = masks(LENGTHS)[name]
     if mask is None:
         return
     block = mask.block(torch.arange(1, 3) + 2, torch.arange(2, 5)).expand(3, 1, 2, 3)
-    assert torch.equal(block, whole(mask)[:, :, 1:3, 2:5])
-    chosen = torch.tensor([2, 0])
-    few = mask.of_batch(chosen).block(torch.arange(4) + 2, torch.arange(6)).expand(2, 1, 4, 6)
-    assert torch.equal(few, whole(mask)[chosen])
+    assert torch.equal(block, full_matrix(mask)[:, :, 1:3, 2:5])
+    indices = torch.tensor([2, 0])
+    selected = mask.select_sequences(indices).block(torch.arange(4) + 2, torch.arange(6)).expand(2, 1, 4, 6)
+    assert torch.equal(selected, full_matrix(mask)[indices])
 
 
 @pytest.mark.parametrize("name", masks(LENGTHS))
-def test_taken_apart_and_put_together(name):
+def test_decomposed_mask_equals_the_original(name):
     mask = masks(LENGTHS)[name]
-    form = Form.of(mask)
+    parts = MaskParts.from_mask(mask)
     if mask is None:
-        assert form.mask is None
+        assert parts.mask is None
         return
-    assert torch.equal(whole(form.mask), whole(mask))
-    assert form.relative == mask.relative == (name != "padding")
+    assert torch.equal(full_matrix(parts.mask), full_matrix(mask))
+    assert parts.is_relative == mask.is_relative == (name != "padding")
 
 
-def test_what_kernels_know_is_found():
-    form = Form.of(causal() & (padding(LENGTHS) & window(5)) & padding(LENGTHS + 1) & window(3) & ~window(1))
-    assert form.causal
-    assert form.window == 3
-    assert torch.equal(form.lengths, LENGTHS)
-    assert not Form.of(~padding(LENGTHS) | padding(LENGTHS)).relative
+def test_decomposition_finds_causal_window_and_lengths():
+    parts = MaskParts.from_mask(
+        causal() & (padding(LENGTHS) & window(5)) & padding(LENGTHS + 1) & window(3) & ~window(1)
+    )
+    assert parts.causal
+    assert parts.window == 3
+    assert torch.equal(parts.lengths, LENGTHS)
+    parts = MaskParts.from_mask(~padding(LENGTHS) | padding(LENGTHS))
+    assert not parts.is_relative
 
 
-def test_a_window_on_nothing():
-    with pytest.raises(RegardError, match="lets nobody look"):
+def test_empty_window_is_an_error():
+    with pytest.raises(RegardError, match="window must be at least 1"):
         window(0)

@@ -1,4 +1,4 @@
-"""Memory grows with the length, not with its square: the peak of a process of its own, case after case."""
+"""Memory is linear in the length: the peak memory of a separate process, case by case."""
 
 import os
 import subprocess
@@ -9,19 +9,19 @@ import resource, torch
 from regard.attention import *
 from tests.attention.helpers import Slope
 
-def attention(T, *, H=1, G=None, S=None, D=16, Dv=16, **given):
+def attention(T, *, H=1, G=None, S=None, D=16, Dv=16, **options):
     q, k, v = torch.randn(1, H, T, D), torch.randn(1, G or H, S or T, D), torch.randn(1, G or H, S or T, Dv)
-    attend(*(x.requires_grad_() for x in (q, k, v)), **given).sum().backward()
+    attend(*(x.requires_grad_() for x in (q, k, v)), **options).sum().backward()
 
 def one_head(T):
     attend(*(x.requires_grad_() for x in torch.randn(3, 1, T, 16)), mask=causal()).sum().backward()
 
-def packed(T, **given):
+def packed(T, **options):
     offsets = Offsets(torch.tensor([0, T, T, T + 7]), total=T + 7, max_len=T)
     q, k, v = (x.requires_grad_() for x in torch.randn(3, T + 7, 1, 16))
-    attend(q, k, v, q_offsets=offsets, k_offsets=offsets, **given).sum().backward()
+    attend(q, k, v, q_offsets=offsets, k_offsets=offsets, **options).sum().backward()
 
-def looked_at(T):
+def recorded(T):
     class Attention(torch.nn.Module):
         kind = "masked"
         def forward(self, x):
@@ -34,7 +34,7 @@ def looked_at(T):
 def short_by_5(T):
     return padding(torch.tensor([T - 5]))
 
-def grown(run):
+def peak_growth(run):
     def peak():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     before = peak()
@@ -69,14 +69,14 @@ CASES = {
     "or": lambda T: attention(T, mask=~causal() | short_by_5(T)),
     "bias": lambda T: attention(T, mask=causal(), bias=Slope(1)),
     "concat": lambda T: attention(T, score=Concat(16, 16, hidden=2), mask=causal()),
-    "looked at": looked_at,
+    "recorded": recorded,
 }
 FUSED = 16
 for group in (list(CASES.items())[:FUSED], list(CASES.items())[FUSED:]):
     for _, run in group:
-        run(1500)  # one block is as large at any length: its memory is there before we begin to count
+        run(1500)  # one block is as large at any length: allocate its memory before measuring
     for name, run in group:
-        print(f"{grown(lambda: run(6144)):.1f} {name}")
+        print(f"{peak_growth(lambda: run(6144)):.1f} {name}")
 """
 )
 
@@ -84,13 +84,13 @@ CONCAT = (
     PREPARE
     + """
 attention(64, D=64, Dv=64, score=Concat(64, 64, hidden=64), mask=causal())
-print(grown(lambda: attention(4096, D=64, Dv=64, score=Concat(64, 64, hidden=64), mask=causal())))
+print(peak_growth(lambda: attention(4096, D=64, Dv=64, score=Concat(64, 64, hidden=64), mask=causal())))
 """
 )
 
 
-def printed_by(script: str) -> list[str]:
-    # Large blocks go back to the system as soon as they are freed: what glibc keeps of them, and where, is chance.
+def run_script(script: str) -> list[str]:
+    # Return large blocks to the system as soon as they are freed; otherwise glibc caches an unpredictable amount.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
@@ -98,12 +98,12 @@ def printed_by(script: str) -> list[str]:
 
 
 def test_no_case_is_quadratic():
-    """At T = S = 6144 one float32 matrix T×S would be 144 MiB, a matrix of truth values 36."""
-    grown = {name: float(number) for number, name in (line.split(" ", 1) for line in printed_by(CASES))}
-    assert len(grown) == 22
-    assert sum(list(grown.values())[:16]) < 20, grown
-    assert sum(list(grown.values())[16:]) < 60, grown
+    """At T = S = 6144 one float32 T×S matrix would be 144 MiB, a boolean one 36."""
+    growth = {name: float(number) for number, name in (line.split(" ", 1) for line in run_script(CASES))}
+    assert len(growth) == 22
+    assert sum(list(growth.values())[:16]) < 20, growth
+    assert sum(list(growth.values())[16:]) < 60, growth
 
 
-def test_causal_concat_at_4096_stays_under_a_gibibyte():
-    assert float(printed_by(CONCAT)[0]) < 1024
+def test_causal_concat_of_4096_tokens_needs_less_than_1_gib():
+    assert float(run_script(CONCAT)[0]) < 1024

@@ -1,4 +1,4 @@
-"""Packed sequences: packed, padded and one by one are the same, forward and backward."""
+"""Packed sequences: equal to single sequences, forward and backward; the backends `varlen` and `padded`."""
 
 import copy
 
@@ -19,41 +19,50 @@ from regard.attention import (
     weights,
     window,
 )
-from regard.attention.kernels import unpacked, varlen
-from regard.attention.masks import Form
+from regard.attention.backends import padded, varlen
+from regard.attention.backends.call import Call
+from regard.attention.masks import MaskParts
 from regard.attention.reference import reference_packed
 from regard.errors import RegardError
-from tests.attention.helpers import OnGPU, Slope, random, scores
-from tests.attention.test_attend import TOLERANCE, check, outputs_and_gradients
+from tests.attention.helpers import (
+    TOLERANCE,
+    FakeCudaTensor,
+    Slope,
+    assert_all_close,
+    outputs_and_gradients,
+    random,
+    scores,
+)
 
 
-def offsets_of(lengths, spare=0):
+def make_offsets(lengths, spare=0):
+    """Offsets of sequences; `max_len` exceeds the longest by `spare`."""
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
     return Offsets(starts, total=sum(lengths), max_len=max(lengths) + spare)
 
 
 # Lengths of queries and keys; None: the same offsets for both.
 CASES = {
-    "alike": ([5, 4, 5], None),
+    "similar": ([5, 4, 5], None),
     "full": ([4, 4], None),
-    "mixed, with empty ones": ([1, 0, 30, 2, 7, 0, 0], None),
+    "mixed, with empty sequences": ([1, 0, 30, 2, 7, 0, 0], None),
     "cross": ([3, 5, 4], [4, 2, 6]),
     "cross, mixed": ([1, 9, 0, 3, 17, 2], [8, 0, 3, 20, 1, 0]),
     "cross, full": ([3, 3], [5, 5]),
-    "one": ([1], None),
-    "even": ([4, 4], None),
-    "cross, even": ([3, 3], [5, 5]),
+    "single": ([1], None),
+    "rectangular": ([4, 4], None),
+    "cross, rectangular": ([3, 3], [5, 5]),
 }
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("case", CASES)
-def test_equals_one_by_one(case, dtype):
+def test_packed_equals_single_sequences(case, dtype):
     q_lengths, k_lengths = CASES[case]
-    tight = "even" in case  # the bound on the lengths is what all of them are
-    q_offsets = offsets_of(q_lengths, spare=0 if tight else 2)
-    k_offsets = q_offsets if k_lengths is None else offsets_of(k_lengths, spare=0 if tight else 1)
-    assert q_offsets.even == k_offsets.even == tight
+    is_rectangular = "rectangular" in case  # all sequences have length max_len
+    q_offsets = make_offsets(q_lengths, spare=0 if is_rectangular else 2)
+    k_offsets = q_offsets if k_lengths is None else make_offsets(k_lengths, spare=0 if is_rectangular else 1)
+    assert q_offsets.is_rectangular == k_offsets.is_rectangular == is_rectangular
     H, G, D, Dv = 4, 2, 6, 5
     tensors = (
         random(q_offsets.total, H, D),
@@ -61,64 +70,66 @@ def test_equals_one_by_one(case, dtype):
         random(k_offsets.total, G, Dv, seed=2),
     )
     grad = random(q_offsets.total, H, Dv, seed=3)
-    given = q_offsets, k_offsets
+    offsets = q_offsets, k_offsets
     limit = torch.tensor([3] * len(q_lengths))
     masks = {"none": None, "padding": padding(limit), "padding|~padding": padding(limit) | ~padding(limit - 1)}
     if k_lengths is None:
         masks |= {"causal": causal(), "window": window(2), "~causal": ~causal(), "both": causal() & padding(limit)}
     torch.manual_seed(4)
     longest = max(k_lengths or q_lengths)
-    for score_name, score in scores(D, D, longest - 3, H).items():  # Location has just as many places as keys
+    for score_name, score in scores(D, D, longest - 3, H).items():  # max_keys of Location is the number of keys
         for mask_name, mask in masks.items():
             for with_bias in (False, True) if k_lengths is None else (False,):
-                exact, exact_bias = copy.deepcopy(score).double(), Slope(H).double() if with_bias else None
+                exact_score, exact_bias = copy.deepcopy(score).double(), Slope(H).double() if with_bias else None
                 expected = outputs_and_gradients(
-                    lambda q, k, v, s=exact, b=exact_bias, m=mask: reference_packed(q, k, v, s, m, b, *given),
+                    lambda q, k, v, s=exact_score, b=exact_bias, m=mask: reference_packed(q, k, v, s, m, b, *offsets),
                     tensors,
-                    exact,
+                    exact_score,
                     exact_bias,
                     grad,
                 )
-                near, near_bias = copy.deepcopy(score).to(dtype), Slope(H).to(dtype) if with_bias else None
-                found = outputs_and_gradients(
-                    lambda q, k, v, s=near, b=near_bias, m=mask: attend(
+                cast_score, cast_bias = copy.deepcopy(score).to(dtype), Slope(H).to(dtype) if with_bias else None
+                actual = outputs_and_gradients(
+                    lambda q, k, v, s=cast_score, b=cast_bias, m=mask: attend(
                         q, k, v, score=s, mask=m, bias=b, q_offsets=q_offsets, k_offsets=k_offsets
                     ),
                     [x.to(dtype) for x in tensors],
-                    near,
-                    near_bias,
+                    cast_score,
+                    cast_bias,
                     grad.to(dtype),
                 )
                 try:
-                    check(found, expected, TOLERANCE[dtype])
-                except AssertionError as wrong:
-                    raise AssertionError(f"{score_name}, {mask_name}, bias {with_bias}: {wrong}") from wrong
+                    assert_all_close(actual, expected, TOLERANCE[dtype])
+                except AssertionError as error:
+                    raise AssertionError(f"{score_name}, {mask_name}, bias {with_bias}: {error}") from error
 
 
-def test_plain_tensors_are_offsets_too():
+def test_offsets_may_be_plain_tensors():
     x, starts = random(5, 2, 4), torch.tensor([0, 2, 5])
-    found = attend(x, x, x, mask=causal(), q_offsets=starts, k_offsets=starts.clone())
-    torch.testing.assert_close(found, attend(x, x, x, mask=causal(), q_offsets=Offsets.of(starts), k_offsets=starts))
-    one = x[2:].transpose(0, 1)[None]
-    torch.testing.assert_close(found[2:], attend(one, one, one, mask=causal())[0].transpose(0, 1))
+    out = attend(x, x, x, mask=causal(), q_offsets=starts, k_offsets=starts.clone())
+    torch.testing.assert_close(
+        out, attend(x, x, x, mask=causal(), q_offsets=Offsets.from_starts(starts), k_offsets=starts)
+    )
+    sequence = x[2:].transpose(0, 1)[None]
+    torch.testing.assert_close(out[2:], attend(sequence, sequence, sequence, mask=causal())[0].transpose(0, 1))
 
 
-def test_weights_of_packed_input_are_a_rectangle():
-    q_offsets, k_offsets = offsets_of([2, 0, 3]), offsets_of([1, 2, 4], spare=1)
+def test_weights_of_packed_inputs_are_padded():
+    q_offsets, k_offsets = make_offsets([2, 0, 3]), make_offsets([1, 2, 4], spare=1)
     q, k = random(5, 2, 4), random(7, 1, 4, seed=1)
-    found = weights(q, k, score=Cosine(5.0), q_offsets=q_offsets, k_offsets=k_offsets)
-    assert found.shape == (3, 2, 3, 5)
+    matrices = weights(q, k, score=Cosine(5.0), q_offsets=q_offsets, k_offsets=k_offsets)
+    assert matrices.shape == (3, 2, 3, 5)
     for b in range(3):
         t, s = q_offsets.lengths[b], k_offsets.lengths[b]
-        one = (x[o.starts[b] : o.starts[b + 1]].transpose(0, 1)[None] for x, o in ((q, q_offsets), (k, k_offsets)))
-        torch.testing.assert_close(found[b, :, :t, :s], weights(*one, score=Cosine(5.0))[0])
-        assert (found[b, :, t:] == 0).all()
-        assert (found[b, :, :, s:] == 0).all()
+        sequence = (x[o.starts[b] : o.starts[b + 1]].transpose(0, 1)[None] for x, o in ((q, q_offsets), (k, k_offsets)))
+        torch.testing.assert_close(matrices[b, :, :t, :s], weights(*sequence, score=Cosine(5.0))[0])
+        assert (matrices[b, :, t:] == 0).all()
+        assert (matrices[b, :, :, s:] == 0).all()
 
 
-def test_mixed_lengths_waste_little():
-    """A rectangle of 64 × 128 for 64 short sentences and one long one would be thirty times the tokens."""
-    offsets = offsets_of([3] * 64 + [128, 0, 0, 0])
+def test_mixed_lengths_are_padded_in_separate_batches():
+    """One padded batch of 64 short sequences and a long one would have thirty times as many cells as tokens."""
+    offsets = make_offsets([3] * 64 + [128, 0, 0, 0])
     x = random(offsets.total, 1, 4)
     with explain() as choices:
         attend(x, x, x, q_offsets=offsets, k_offsets=offsets)
@@ -126,28 +137,27 @@ def test_mixed_lengths_waste_little():
 
 
 @pytest.mark.parametrize("lengths", [[3, 5, 4], [1, 0, 30, 2, 7]])
-def test_offsets_that_were_used_in_inference_mode_serve_autograd(lengths):
-    offsets, fresh = offsets_of(lengths), offsets_of(lengths)
+def test_offsets_first_used_in_inference_mode_work_with_autograd(lengths):
+    offsets, fresh = make_offsets(lengths), make_offsets(lengths)
     x = random(offsets.total, 2, 4).requires_grad_()
 
-    def gradient(of: Offsets) -> torch.Tensor:
-        found = (
-            attend(x, x, x, q_offsets=of, k_offsets=of) + (x * x)[of.rows].sum() + (x * of.cells[:, None, None]).sum()
-        )
-        return torch.autograd.grad(found.square().sum(), x)[0]
+    def gradient(offsets: Offsets) -> torch.Tensor:
+        out = attend(x, x, x, q_offsets=offsets, k_offsets=offsets)
+        out = out + (x * x)[offsets.rows].sum() + (x * offsets.cells[:, None, None]).sum()
+        return torch.autograd.grad(out.square().sum(), x)[0]
 
     with torch.inference_mode():
         attend(x, x, x, q_offsets=offsets, k_offsets=offsets)
-        kept = [offsets.valid, offsets.rows, offsets.cells]
-    assert not any(one.is_inference() for one in kept)
+        cached = [offsets.valid, offsets.rows, offsets.cells]
+    assert not any(tensor.is_inference() for tensor in cached)
     assert torch.equal(gradient(offsets), gradient(fresh))
 
 
 @pytest.mark.parametrize("lengths", [[3, 5, 4], [1, 0, 30, 2, 7]])
 @pytest.mark.parametrize("mask", [None, causal()])
-def test_compiled_it_is_the_same(lengths, mask, monkeypatch):
+def test_compiled_gradients_equal_eager_ones(lengths, mask, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled
-    offsets = offsets_of(lengths, spare=1)
+    offsets = make_offsets(lengths, spare=1)
     q, k, v = (random(offsets.total, 2, 4, seed=i).requires_grad_() for i in range(3))
 
     def function(q, k, v, starts):
@@ -158,11 +168,13 @@ def test_compiled_it_is_the_same(lengths, mask, monkeypatch):
         return torch.autograd.grad(function(q, k, v, offsets.starts).sin().sum(), (q, k, v))
 
     torch._dynamo.reset()
-    check(gradients(torch.compile(function, backend="aot_eager", fullgraph=True)), gradients(function), 1e-11)
+    assert_all_close(
+        gradients(torch.compile(function, backend="aot_eager", fullgraph=True)), gradients(function), 1e-11
+    )
 
 
-def stand_in(calls):
-    """What varlen_attn does, sequence by sequence, with its rules."""
+def fake_varlen_attn(calls):
+    """A plain implementation of varlen_attn that checks its requirements and records the window sizes."""
 
     def varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):
         calls.append(window_size)
@@ -170,7 +182,7 @@ def stand_in(calls):
         assert q.shape[-1] % 8 == 0
         assert cu_q.dtype == cu_k.dtype == torch.int32
         left, right = window_size
-        out = torch.full_like(q, torch.nan)  # whatever an empty sequence leaves behind
+        out = torch.full_like(q, torch.nan)  # the output of sequences without keys is undefined
         for b in range(len(cu_q) - 1):
             t, s = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
             T, S = t.stop - t.start, s.stop - s.start
@@ -191,12 +203,12 @@ def stand_in(calls):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_varlen_says_the_same_to_its_kernel(case, monkeypatch):
+def test_varlen_equals_reference(case, monkeypatch):
     q_lengths, k_lengths = CASES[case]
-    q_offsets = offsets_of(q_lengths, spare=2)
-    k_offsets = q_offsets if k_lengths is None else offsets_of(k_lengths)
+    q_offsets = make_offsets(q_lengths, spare=2)
+    k_offsets = q_offsets if k_lengths is None else make_offsets(k_lengths)
     calls = []
-    monkeypatch.setattr(varlen, "varlen_attn", stand_in(calls), raising=False)
+    monkeypatch.setattr(varlen, "varlen_attn", fake_varlen_attn(calls), raising=False)
 
     q, k, v = (
         random(q_offsets.total, 4, 6),
@@ -211,67 +223,67 @@ def test_varlen_says_the_same_to_its_kernel(case, monkeypatch):
         for mask in masks:
             score = score.double()
             with use("varlen"):
-                found = attend(q, k, v, score=score, mask=mask, q_offsets=q_offsets, k_offsets=k_offsets)
+                out = attend(q, k, v, score=score, mask=mask, q_offsets=q_offsets, k_offsets=k_offsets)
             expected = reference_packed(q, k, v, score, mask, None, q_offsets, k_offsets)
-            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(out, expected)
     assert set(calls) == ({(-1, -1)} if k_lengths else {(-1, -1), (-1, 0), (2, 0), (1, 0)})
 
 
-def test_errors(monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # our own words, not the shape checker's
-    x, offsets, other = random(5, 2, 4), offsets_of([2, 3]), offsets_of([3, 2])
+def test_invalid_offsets_and_shapes(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # test our message, not the shape checker's
+    x, offsets, other = random(5, 2, 4), make_offsets([2, 3]), make_offsets([3, 2])
     with pytest.raises(RegardError, match="both q_offsets and k_offsets"):
         attend(x, x, x, q_offsets=offsets)
-    for given in ({"mask": causal()}, {"mask": ~window(2)}, {"bias": Slope(2)}):
+    for options in ({"mask": causal()}, {"mask": ~window(2)}, {"bias": Slope(2)}):
         with pytest.raises(RegardError, match="needs the same offsets"):
-            attend(x, x, x, q_offsets=offsets, k_offsets=other, **given)
+            attend(x, x, x, q_offsets=offsets, k_offsets=other, **options)
     with pytest.raises(RegardError, match=r"q \(4, 2, 4\).*The offsets end at 5 and 5, for 2 and 2 sequences"):
         attend(x[:4], x, x, q_offsets=offsets, k_offsets=offsets)
-    with pytest.raises(RegardError, match="With offsets give"):
+    with pytest.raises(RegardError, match="With offsets pass"):
         attend(x[None], x[None], x[None], q_offsets=offsets, k_offsets=offsets)
     with pytest.raises(RegardError, match="3 keys, but W_a has 2 rows"):
         attend(x, x, x, score=Location(4, 2), q_offsets=offsets, k_offsets=offsets)
 
 
 @pytest.mark.parametrize(
-    ("max_len", "mask", "taken"), [(9, None, True), (8, None, False), (8, causal(), False), (8, window(3), True)]
+    ("max_len", "mask", "supported"), [(9, None, True), (8, None, False), (8, causal(), False), (8, window(3), True)]
 )
-def test_sequences_of_one_length_are_left_to_the_kernels_of_rectangles(max_len, mask, taken):
-    x = torch.zeros(16, 2, 8, dtype=torch.bfloat16).as_subclass(OnGPU)
+def test_varlen_supports_only_unequal_lengths_or_windows(max_len, mask, supported):
+    x = torch.zeros(16, 2, 8, dtype=torch.bfloat16).as_subclass(FakeCudaTensor)
     offsets = Offsets(torch.tensor([0, 8, 16]), 16, max_len)
-    assert varlen.takes(varlen.Call(x, x, x, ScaledDot(), Form.of(mask), None, offsets, offsets)) == taken
+    assert varlen.supports(Call(x, x, x, ScaledDot(), MaskParts.from_mask(mask), None, offsets, offsets)) == supported
 
 
-def test_sequences_of_one_length_do_not_move():
-    offsets = offsets_of([4, 4, 4])
+def test_sequences_of_equal_length_are_not_copied():
+    offsets = make_offsets([4, 4, 4])
     q, k, v = torch.randn(3, 12, 2, 8)
-    seen = []
-    unpacked.run(
-        unpacked.Call(q, k, v, ScaledDot(), Form(), None, offsets, offsets), lambda call: seen.append(call) or call.q
+    calls = []
+    padded.run(
+        Call(q, k, v, ScaledDot(), MaskParts(), None, offsets, offsets), lambda call: calls.append(call) or call.q
     )
-    assert [x.data_ptr() for x in seen[0][:3]] == [x.data_ptr() for x in (q, k, v)]
+    assert [x.data_ptr() for x in calls[0][:3]] == [x.data_ptr() for x in (q, k, v)]
 
 
 @pytest.mark.parametrize("max_len", [0, 8])
 @pytest.mark.parametrize("mask", ["none", "causal", "padding", "window"])
 @pytest.mark.parametrize("name", scores(4, 4, 3, 2))
-def test_no_sequences_at_all(name, mask, max_len):
-    """Outputs, weights and gradients of nothing are empty; parameters of the score get zeros."""
+def test_zero_sequences(name, mask, max_len):
+    """Outputs, weights and gradients are empty; gradients of the parameters of the score are zero."""
     score = scores(4, 4, 8, 2)[name]
-    allowed = {"none": None, "causal": causal(), "padding": padding(torch.zeros(0, dtype=int)), "window": window(2)}
+    masks = {"none": None, "causal": causal(), "padding": padding(torch.zeros(0, dtype=int)), "window": window(2)}
     offsets = Offsets(torch.zeros(1, dtype=torch.int32), total=0, max_len=max_len)
     q, k, v = (torch.zeros(0, 2, width, requires_grad=True) for width in (4, 4, 5))
     for bias in (None, Slope(2)):
-        where = {"score": score, "mask": allowed[mask], "bias": bias, "q_offsets": offsets, "k_offsets": offsets}
-        out = attend(q, k, v, **where)
+        options = {"score": score, "mask": masks[mask], "bias": bias, "q_offsets": offsets, "k_offsets": offsets}
+        out = attend(q, k, v, **options)
         assert out.shape == (0, 2, 5)
         out.sum().backward()
         assert v.grad is not None
         assert all(p.grad is None or not p.grad.any() for p in score.parameters())
-        assert weights(q, k, **where).shape == (0, 2, max_len, max_len)
+        assert weights(q, k, **options).shape == (0, 2, max_len, max_len)
 
 
-def test_no_sequences_by_a_plain_tensor_of_offsets():
+def test_zero_sequences_with_a_plain_tensor_of_offsets():
     q = torch.zeros(0, 2, 4)
     assert attend(q, q, q, q_offsets=torch.tensor([0]), k_offsets=torch.tensor([0])).shape == (0, 2, 4)
     assert weights(q, q, q_offsets=torch.tensor([0]), k_offsets=torch.tensor([0])).shape == (0, 2, 0, 0)

@@ -1,4 +1,4 @@
-"""Looking at a model: exact weights after a fused forward, at any length, and a model that never knows."""
+"""Recording: exact weights and gradients after a fused forward pass, without changing the model."""
 
 import threading
 
@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from regard.attention import Concat, Offsets, attend, causal, dispatch, padding, record, weights
-from regard.attention.reference import reference, softmax
+from regard.attention.reference import reference
 from regard.errors import RegardError
+from regard.kernels.masked_softmax import masked_softmax
 from tests.attention.helpers import Slope, random
 
 
@@ -57,7 +58,7 @@ def model():
 SOURCE, TARGET = random(2, 6, 8, dtype=torch.float32), random(2, 5, 8, seed=1, dtype=torch.float32)
 
 
-def test_names_kinds_and_order(model):
+def test_recording_has_names_and_kinds_in_order(model):
     with record(model) as recording:
         model(SOURCE, TARGET)
     assert {name: one.kind for name, one in recording.items()} == {
@@ -70,49 +71,49 @@ def test_names_kinds_and_order(model):
     assert all(len(one.calls) == 1 for one in recording.values())
 
 
-def test_the_weights_are_those_that_were_used(model):
+def test_weights_reproduce_the_outputs(model):
     with record(model) as recording:
         out = model(SOURCE, TARGET)
     for one in recording.values():
         call = one.calls[0]
-        expected = reference(call.q, call.k, call.v, call.score, call.form.mask, call.bias)
+        expected = reference(call.q, call.k, call.v, call.score, call.mask_parts.mask, call.bias)
         torch.testing.assert_close(one.weights() @ call.v, expected)
     last = recording["layers.1.cross"]
     torch.testing.assert_close((last.weights() @ last.calls[0].v).transpose(1, 2).flatten(-2), out)
 
 
-def test_chosen_layers_heads_and_queries(model):
+def test_selected_layers_heads_and_queries(model):
     with record(model, layers="layers.*.cross", queries=[0, 3]) as recording:
         model(SOURCE, TARGET)
     assert list(recording) == ["layers.0.cross", "layers.1.cross"]
-    one = recording["layers.0.cross"]
-    whole = one.weights(queries=slice(None))
-    assert whole.shape == (2, 2, 5, 6)
-    torch.testing.assert_close(one.weights(), whole[:, :, [0, 3]])
-    torch.testing.assert_close(one.weights(heads=[1, 0], queries=-1), whole[:, [1, 0], -1:])
+    recorded = recording["layers.0.cross"]
+    full = recorded.weights(queries=slice(None))
+    assert full.shape == (2, 2, 5, 6)
+    torch.testing.assert_close(recorded.weights(), full[:, :, [0, 3]])
+    torch.testing.assert_close(recorded.weights(heads=[1, 0], queries=-1), full[:, [1, 0], -1:])
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_of_a_few_heads_nothing_else_is_kept(model, gradients):
+def test_only_the_selected_heads_are_stored(model, gradients):
     target = TARGET.clone().requires_grad_()
     with torch.set_grad_enabled(gradients):
         with record(model) as recording:
             out = model(SOURCE, target)
-        with record(model, heads=[1]) as few:
-            again = model(SOURCE, target)
-    assert few["encoder"].calls[0].k.untyped_storage().nbytes() == SOURCE.numel() * 4 // 2
-    for name, one in few.items():
-        torch.testing.assert_close(one.weights(), recording[name].weights(heads=1))
-        torch.testing.assert_close(one.weights(heads=-1, queries=[2]), recording[name].weights(heads=1, queries=2))
+        with record(model, heads=[1]) as subset:
+            second_out = model(SOURCE, target)
+    assert subset["encoder"].calls[0].k.untyped_storage().nbytes() == SOURCE.numel() * 4 // 2
+    for name, recorded in subset.items():
+        torch.testing.assert_close(recorded.weights(), recording[name].weights(heads=1))
+        torch.testing.assert_close(recorded.weights(heads=-1, queries=[2]), recording[name].weights(heads=1, queries=2))
         with pytest.raises(RegardError, match=f"Head 0 of {name} was not recorded"):
-            one.weights(heads=slice(None))
+            recorded.weights(heads=slice(None))
     if gradients:
-        whole = recording.gradients(out[0].sum())
-        for name, one in few.gradients(again[0].sum()).items():
-            torch.testing.assert_close(one, whole[name][:, [1]])
+        full = recording.gradients(out[0].sum())
+        for name, grad in subset.gradients(second_out[0].sum()).items():
+            torch.testing.assert_close(grad, full[name][:, [1]])
 
 
-def test_a_few_heads_of_packed_and_grouped_calls():
+def test_selected_heads_of_packed_and_grouped_calls():
     class PackedAttention(nn.Module):
         kind = "self"
 
@@ -121,14 +122,14 @@ def test_a_few_heads_of_packed_and_grouped_calls():
 
     model, q, k = PackedAttention(), random(7, 4, 3), random(7, 2, 3, seed=1)
     offsets = Offsets(torch.tensor([0, 2, 7]), total=7, max_len=5)
-    with record(model) as whole:
+    with record(model) as full:
         model(q, k, offsets)
-    with record(model, heads=[3, 0]) as few:
+    with record(model, heads=[3, 0]) as subset:
         model(q, k, offsets)
-    torch.testing.assert_close(few[""].weights(), whole[""].weights(heads=[3, 0]))
+    torch.testing.assert_close(subset[""].weights(), full[""].weights(heads=[3, 0]))
 
 
-def test_only_what_runs_inside_is_kept_and_nothing_stays_behind(model):
+def test_calls_outside_of_the_model_are_not_recorded_and_hooks_are_removed(model):
     with record(model) as recording:
         attend(TARGET, TARGET, TARGET)
     assert not any(one.calls for one in recording.values())
@@ -138,8 +139,8 @@ def test_only_what_runs_inside_is_kept_and_nothing_stays_behind(model):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_an_error_inside_leaves_nothing_behind(model):
-    with pytest.raises(RegardError, match="do not fit"), record(model) as recording:
+def test_exception_removes_hooks_and_state(model):
+    with pytest.raises(RegardError, match="Incompatible shapes"), record(model) as recording:
         model(SOURCE, TARGET[:1])
     assert dispatch._thread.state == dispatch.DispatchState()
     with record(model) as recording:
@@ -147,8 +148,8 @@ def test_an_error_inside_leaves_nothing_behind(model):
     assert len(recording["encoder"].calls) == 1
 
 
-def test_two_threads_record_the_same_model_at_once(model):
-    both_inside, found = threading.Barrier(2), {}
+def test_two_threads_record_the_same_model_concurrently(model):
+    both_inside, lengths = threading.Barrier(2), {}
 
     def run(length):
         with record(model) as recording:
@@ -156,30 +157,30 @@ def test_two_threads_record_the_same_model_at_once(model):
             for _ in range(5):
                 model(SOURCE, TARGET[:, :length])
             both_inside.wait()
-        found[length] = [call.q.shape[2] for call in recording["layers.1.masked"].calls]
+        lengths[length] = [call.q.shape[2] for call in recording["layers.1.masked"].calls]
 
     threads = [threading.Thread(target=run, args=(length,)) for length in (3, 5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {length: [length] * 5 for length in (3, 5)}
+    assert lengths == {length: [length] * 5 for length in (3, 5)}
 
 
-def test_recordings_that_overlap_leave_compilation_on():
-    """Whichever thread ends first: torch's stance is one for the whole process."""
-    attention, began, overlaps, ended = Attention("self"), *(threading.Event() for _ in range(3))
+def test_overlapping_recordings_restore_compilation():
+    """Whichever thread ends first: torch's stance is global to the process."""
+    attention, started, overlapped, ended = Attention("self"), *(threading.Event() for _ in range(3))
 
     def first():
         with record(attention):
-            began.set()
-            overlaps.wait(60)
+            started.set()
+            overlapped.wait(60)
         ended.set()
 
     def second():
-        began.wait(60)
+        started.wait(60)
         with record(attention):
-            overlaps.set()
+            overlapped.set()
             ended.wait(60)
 
     threads = [threading.Thread(target=run) for run in (first, second)]
@@ -190,25 +191,25 @@ def test_recordings_that_overlap_leave_compilation_on():
     assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
-def test_the_same_q_and_k_not_copies(model):
+def test_q_and_k_are_not_copied(model):
     with record(model) as recording:
         model.encoder(SOURCE)
     assert recording["encoder"].calls[0].q.data_ptr() == SOURCE.data_ptr()
 
 
-def test_steps_of_a_decoding_are_one_matrix():
+def test_decoding_steps_are_joined_to_one_matrix():
     attention = Attention("masked", mask=causal())
     with record(attention) as steps:
         for n in range(1, 6):
             attention(TARGET[:, n - 1 : n], TARGET[:, :n])
-    with record(attention) as at_once:
+    with record(attention) as one_call:
         attention(TARGET)
     assert len(steps[""].calls) == 5
-    torch.testing.assert_close(steps[""].weights(), at_once[""].weights())
-    torch.testing.assert_close(steps[""].weights(heads=1, queries=[4]), at_once[""].weights(heads=1, queries=[4]))
+    torch.testing.assert_close(steps[""].weights(), one_call[""].weights())
+    torch.testing.assert_close(steps[""].weights(heads=1, queries=[4]), one_call[""].weights(heads=1, queries=[4]))
 
 
-def test_packed_calls_give_rectangles():
+def test_weights_of_packed_calls_are_padded():
     class PackedAttention(nn.Module):
         kind = "self"
 
@@ -219,110 +220,112 @@ def test_packed_calls_give_rectangles():
     offsets = Offsets(torch.tensor([0, 2, 2, 5]), total=5, max_len=4)
     with record(model) as recording:
         model(x, offsets)
-    found = recording[""].weights()
-    assert found.shape == (3, 2, 4, 4)
+    matrices = recording[""].weights()
+    assert matrices.shape == (3, 2, 4, 4)
     expected = torch.zeros(3, 2, 4, 4, dtype=x.dtype)
     for b, (start, end) in enumerate([(0, 2), (2, 2), (2, 5)]):
-        one = x[start:end].transpose(0, 1)[None]
-        expected[b, :, : end - start, : end - start] = weights(one, one, mask=causal())[0]
-    torch.testing.assert_close(found, expected)
+        sequence = x[start:end].transpose(0, 1)[None]
+        expected[b, :, : end - start, : end - start] = weights(sequence, sequence, mask=causal())[0]
+    torch.testing.assert_close(matrices, expected)
 
 
-class Twin(nn.Module):
-    """The definition, which keeps its weights for autograd to fill."""
+class PlainAttention(nn.Module):
+    """Plain attention that retains the gradients of its weights."""
 
     def __init__(self, mask=None):
         super().__init__()
-        self.mask, self.kept = mask, []
+        self.mask, self.weights = mask, []
 
     def attend(self, q, k, v, **_):
         k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
-        places = [torch.arange(y.shape[2]) for y in (q, k)]
-        allowed = None if self.mask is None else self.mask.block(*places)
-        self.kept.append(softmax(q @ k.mT / q.shape[-1] ** 0.5, allowed))
-        self.kept[-1].retain_grad()
-        return self.kept[-1] @ v
+        positions = [torch.arange(y.shape[2]) for y in (q, k)]
+        allowed = None if self.mask is None else self.mask.block(*positions)
+        self.weights.append(masked_softmax(q @ k.mT / q.shape[-1] ** 0.5, allowed))
+        self.weights[-1].retain_grad()
+        return self.weights[-1] @ v
 
 
-class Grouped(nn.Module):
-    """Two layers of 4 heads over 2 of keys and values, with values of another width."""
+class GroupedQueryModel(nn.Module):
+    """Two layers with 4 heads of queries and 2 of keys and values, and values of another width."""
 
     kind = "self"
 
     def __init__(self):
         super().__init__()
-        self.maps = nn.ModuleList(nn.Linear(8, width, bias=False).double() for width in (12, 6, 10, 8))
-        self.last = nn.Linear(20, 8, bias=False).double()
+        self.projections = nn.ModuleList(nn.Linear(8, width, bias=False).double() for width in (12, 6, 10, 8))
+        self.output = nn.Linear(20, 8, bias=False).double()
 
     def forward(self, x, attend=attend, **options):
         for _ in range(2):
             q, k, v = (
                 y(x).unflatten(-1, (heads, -1)).transpose(-3, -2) if x.dim() == 3 else y(x).unflatten(-1, (heads, -1))
-                for y, heads in zip(self.maps, (4, 2, 2))
+                for y, heads in zip(self.projections, (4, 2, 2))
             )
             out = attend(q, k, v, **options)
-            x = x + self.last((out.transpose(-3, -2) if x.dim() == 3 else out).flatten(-2)).tanh()
+            x = x + self.output((out.transpose(-3, -2) if x.dim() == 3 else out).flatten(-2)).tanh()
         return x
 
 
-def test_gradients_of_the_weights_are_those_of_the_definition():
+def test_weight_gradients_equal_autograd_of_plain_attention():
     torch.manual_seed(0)
-    model, x, mask = Grouped(), random(2, 5, 8), causal()
+    model, x, mask = GroupedQueryModel(), random(2, 5, 8), causal()
     with record(model) as recording:
-        number = model(x, mask=mask)[:, -1, 3].square().sum()
-    found = recording.gradients(number)[""]
-    twin = Twin(mask)
-    model(x, twin.attend)[:, -1, 3].square().sum().backward()
-    expected = torch.cat([one.grad for one in twin.kept], dim=2)
-    allowed = mask.block(torch.arange(5), torch.arange(5)).repeat(2, 1)  # a weight that is always 0 cannot change
-    torch.testing.assert_close(found * allowed, expected * allowed)
-    assert found.abs().amax(dim=(0, 1, 3)).tolist()[5:9] == [0.0] * 4  # in the last layer only the last query is asked
-    torch.testing.assert_close(recording.gradients(2 * number)[""], 2 * found)
+        scalar = model(x, mask=mask)[:, -1, 3].square().sum()
+    grads = recording.gradients(scalar)[""]
+    plain = PlainAttention(mask)
+    model(x, plain.attend)[:, -1, 3].square().sum().backward()
+    expected = torch.cat([one.grad for one in plain.weights], dim=2)
+    allowed = mask.block(torch.arange(5), torch.arange(5)).repeat(2, 1)  # masked weights are constant
+    torch.testing.assert_close(grads * allowed, expected * allowed)
+    assert (
+        grads.abs().amax(dim=(0, 1, 3)).tolist()[5:9] == [0.0] * 4
+    )  # in the last layer only the last query has influence
+    torch.testing.assert_close(recording.gradients(2 * scalar)[""], 2 * grads)
 
 
-def test_gradients_of_packed_sequences_are_rectangles():
+def test_weight_gradients_of_packed_sequences_are_padded():
     torch.manual_seed(0)
-    model, x, offsets = Grouped(), random(5, 8), torch.tensor([0, 2, 5])
+    model, x, offsets = GroupedQueryModel(), random(5, 8), torch.tensor([0, 2, 5])
     with record(model) as recording:
-        number = model(x, q_offsets=offsets, k_offsets=offsets).square().sum()
-    found = recording.gradients(number)[""]
-    assert found.shape == (2, 4, 6, 3)
+        scalar = model(x, q_offsets=offsets, k_offsets=offsets).square().sum()
+    grads = recording.gradients(scalar)[""]
+    assert grads.shape == (2, 4, 6, 3)
     for b, (start, end) in enumerate([(0, 2), (2, 5)]):
-        twin = Twin()
-        model(x[None, start:end], twin.attend).square().sum().backward()
-        for layer, one in enumerate(twin.kept):
+        plain = PlainAttention()
+        model(x[None, start:end], plain.attend).square().sum().backward()
+        for layer, one in enumerate(plain.weights):
             padded = nn.functional.pad(one.grad[0], (0, 3 - end + start, 0, 3 - end + start))
-            torch.testing.assert_close(found[b, :, 3 * layer : 3 * layer + 3], padded)
+            torch.testing.assert_close(grads[b, :, 3 * layer : 3 * layer + 3], padded)
 
 
-def test_frozen_models_have_gradients_by_their_input(model):
+def test_frozen_models_have_weight_gradients(model):
     model.requires_grad_(False)
     with record(model) as recording:
         out = model(SOURCE.clone().requires_grad_(), TARGET.clone().requires_grad_())
-    found = recording.gradients(out.sum())
-    assert [name for name, one in found.items() if one.abs().sum() > 0] == list(recording)
+    grads = recording.gradients(out.sum())
+    assert [name for name, one in grads.items() if one.abs().sum() > 0] == list(recording)
 
 
-def test_without_gradients_nothing_more_is_kept(model):
+def test_outputs_are_not_stored_without_gradients(model):
     with torch.no_grad(), record(model) as recording:
         out = model(SOURCE, TARGET)
     assert not any(one.outputs for one in recording.values())
-    with pytest.raises(RegardError, match="the model ran without"):
+    with pytest.raises(RegardError, match="gradients disabled"):
         recording.gradients(out.sum())
     with record(model) as recording:
         pass
-    with pytest.raises(RegardError, match="the model ran without"):
+    with pytest.raises(RegardError, match="gradients disabled"):
         recording.gradients(SOURCE.sum())
 
 
-def test_compiled_models_are_recorded_too(model):
+def test_compiled_models_are_recorded(model):
     compiled = torch.compile(model, backend="eager")
     with record(model) as recording:
         compiled(SOURCE, TARGET)
     assert all(len(one.calls) == 1 for one in recording.values())
 
 
-def test_recording_leaves_compiled_code_as_it_was(monkeypatch):
+def test_recording_does_not_recompile(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled
     torch._dynamo.reset()
     graphs = []
@@ -337,15 +340,17 @@ def test_recording_leaves_compiled_code_as_it_was(monkeypatch):
     assert len(graphs) == 1
 
 
-def test_nothing_to_record(model):
+def test_unknown_modules_and_heads(model):
     with (
-        pytest.raises(RegardError, match=r"no attention that matches decoder.*encoder, layers\.0\.masked"),
+        pytest.raises(
+            RegardError, match=r"No attention module of the model matches decoder.*encoder, layers\.0\.masked"
+        ),
         record(model, layers="decoder"),
     ):
         pass
-    with pytest.raises(RegardError, match="It has none"), record(nn.Linear(1, 1)):
+    with pytest.raises(RegardError, match="no attention modules"), record(nn.Linear(1, 1)):
         pass
-    with record(model) as recording, pytest.raises(RegardError, match="There are: encoder"):
+    with record(model) as recording, pytest.raises(RegardError, match="Recorded: encoder"):
         recording["enc"]
     with record(model) as recording:
         model(SOURCE, TARGET)
@@ -353,16 +358,16 @@ def test_nothing_to_record(model):
         recording["encoder"].weights(heads=2)
 
 
-def test_sixteen_thousand_tokens_for_a_chosen_head():
-    """float32 weights at T = S = 16384 equal the reference to 1e-5: rows from the whole range, and a run of rows."""
+def test_weights_of_one_head_over_16384_tokens():
+    """float32 weights at T = S = 16384 equal the reference to 1e-5, for rows from the entire range."""
     T, H, D = 16384, 2, 16
     x = random(1, T, H * D, dtype=torch.float32)
     model = Attention("masked", heads=H, mask=causal() & padding(torch.tensor([16000])))
     with torch.no_grad(), record(model, heads=1) as recording:
         model(x)
     rows = [0, 1, 777, *range(8000, 8300), 15999, 16000, 16383]
-    found = recording[""].weights(queries=rows)
+    actual = recording[""].weights(queries=rows)
     q = x.double().unflatten(-1, (H, D)).transpose(1, 2)[:, 1:]
-    expected = softmax(q[:, :, rows] @ q.mT / D**0.5, model.mask.block(torch.tensor(rows), torch.arange(T)))
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+    expected = masked_softmax(q[:, :, rows] @ q.mT / D**0.5, model.mask.block(torch.tensor(rows), torch.arange(T)))
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Nobody is to be judged by these runs: turns are short, and ceilings low."""
+"""Fast settings for tests of benchmarks: short timings and small matrices."""
 
 import pytest
 
@@ -6,6 +6,6 @@ from regard.bench import measurement
 
 
 @pytest.fixture(autouse=True)
-def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurement, "TURN", 1e-4)
-    monkeypatch.setitem(measurement.SIDE, "cpu", 64)
+def _fast_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "MIN_TIMED_SECONDS", 1e-4)
+    monkeypatch.setitem(measurement.MATRIX_SIZE, "cpu", 64)

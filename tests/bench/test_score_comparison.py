@@ -1,4 +1,4 @@
-"""Models that differ in their score alone, trained on the same data."""
+"""Comparison of scores: models that differ only in the score, trained on the same data."""
 
 import json
 
@@ -19,11 +19,11 @@ def pairs(tmp_path_factory):
     return str(path)
 
 
-def test_every_score_and_none(pairs):
-    seen = []
-    report = bench_scores("cpu", data=[pairs], steps=1, on_row=seen.append)
+def test_every_score_and_no_attention(pairs):
+    reported = []
+    report = bench_scores("cpu", data=[pairs], steps=1, on_row=reported.append)
     assert [row.score for row in report.rows] == [*SCORES, "none"]
-    assert seen == list(report.rows)
+    assert reported == list(report.rows)
     for row in report.rows:
         assert 0 <= row.metric <= 100
         assert row.loss > 0
@@ -33,37 +33,37 @@ def test_every_score_and_none(pairs):
     assert sizes["none"] < sizes["dot"] < sizes["general"] < sizes["concat"]
 
 
-def test_every_score_of_a_transformer(pairs):
+def test_scores_of_a_transformer(pairs):
     report = bench_scores("cpu", data=[pairs], steps=1, family="transformer", scores=("dot", "concat"))
     assert [row.score for row in report.rows] == ["dot", "concat"]
     with pytest.raises(RegardError, match="No score of the family transformer is called 'none'"):
         bench_scores("cpu", family="transformer", scores=("none",))
 
 
-def test_the_command_prints_one_table(pairs, tmp_path, capsys):
+def test_command_prints_a_table(pairs, tmp_path, capsys):
     out = tmp_path / "rows.json"
-    given = ["--scores", "dot", "none", "--steps", "2", "--data", pairs, "--device", "cpu", "--out", str(out)]
-    assert main(["bench", "scores", *given]) == 0
-    shown = capsys.readouterr().out
-    assert "seq2seq, 2 steps each" in shown
-    assert "| loss | parameters | tokens/s | seconds |" in shown
-    assert "\n| dot | " in shown
-    assert "\n| none | " in shown
+    options = ["--scores", "dot", "none", "--steps", "2", "--data", pairs, "--device", "cpu", "--out", str(out)]
+    assert main(["bench", "scores", *options]) == 0
+    output = capsys.readouterr().out
+    assert "seq2seq, 2 steps each" in output
+    assert "| loss | parameters | tokens/s | seconds |" in output
+    assert "\n| dot | " in output
+    assert "\n| none | " in output
     assert [row["score"] for row in json.loads(out.read_text())["rows"]] == ["dot", "none"]
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
-        (["scores", "--lengths", "8"], "bench scores has no --lengths."),
-        (["scores", "--rounds", "2"], "bench scores has no --rounds."),
-        (["scores", "--plot", "a.png"], "bench scores has no --plot."),
+        (["scores", "--lengths", "8"], "bench scores does not support --lengths."),
+        (["scores", "--rounds", "2"], "bench scores does not support --rounds."),
+        (["scores", "--plot", "a.png"], "bench scores does not support --plot."),
         (["scores", "--steps", "0"], "steps must be at least 1 (got 0)."),
         (["scores", "--scores", "dott"], "No score of the family seq2seq is called 'dott'."),
-        (["training", "--steps", "2"], "bench training has no --steps."),
-        (["attention", "--family", "seq2seq"], "bench attention has no --family."),
+        (["training", "--steps", "2"], "bench training does not support --steps."),
+        (["attention", "--family", "seq2seq"], "bench attention does not support --family."),
     ],
 )
-def test_mistakes(capsys, given, said):
-    assert main(["bench", *given]) == 2
-    assert said in capsys.readouterr().err
+def test_invalid_options_exit_with_an_error(capsys, options, message):
+    assert main(["bench", *options]) == 2
+    assert message in capsys.readouterr().err

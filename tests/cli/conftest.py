@@ -1,4 +1,4 @@
-"""Commands as a user calls them: those that must succeed, and those that must be refused."""
+"""Fixtures that run commands as a user does."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from regard.cli import main
 
 @pytest.fixture
 def run(capsys):
-    """Runs a command that must succeed; gives what it wrote."""
+    """Run a command that must succeed; returns its standard output."""
 
     def call(*argv: object) -> str:
         code = main([*map(str, argv), "--device", "cpu"])
@@ -19,8 +19,8 @@ def run(capsys):
 
 
 @pytest.fixture
-def refused(capsys):
-    """Runs a command that must be refused; gives what was said."""
+def run_error(capsys):
+    """Run a command that must fail; returns its standard error."""
 
     def call(*argv: object) -> str:
         assert main([*map(str, argv)]) == 2

@@ -1,4 +1,4 @@
-"""`regard bench`: a table on stdout, JSON and a picture where asked for."""
+"""`regard bench`: the table, the JSON file and the plot."""
 
 import json
 
@@ -12,43 +12,52 @@ SMALL = ["--device", "cpu", "--lengths", "8", "--rounds", "1", "--no-compiled"]
 
 @pytest.fixture(autouse=True)
 def _low_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurement, "TURN", 1e-4)
-    monkeypatch.setitem(measurement.SIDE, "cpu", 64)
+    monkeypatch.setattr(measurement, "MIN_TIMED_SECONDS", 1e-4)
+    monkeypatch.setitem(measurement.MATRIX_SIZE, "cpu", 64)
 
 
-def test_attention(capsys, tmp_path):
-    given = ["--scores", "dot", "--masks", "none", "--out", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]
-    assert main(["bench", "attention", *SMALL, *given]) == 0
-    told = capsys.readouterr().out
-    assert "ceilings: matrix product" in told
-    assert "| dot, forward+backward | 8 | **Regard** |" in told
-    assert json.loads((tmp_path / "a.json").read_text())["rows"][0]["entrant"] == "Regard"
+def test_attention_benchmark(capsys, tmp_path):
+    options = [
+        "--scores",
+        "dot",
+        "--masks",
+        "none",
+        "--out",
+        str(tmp_path / "a.json"),
+        "--plot",
+        str(tmp_path / "a.png"),
+    ]
+    assert main(["bench", "attention", *SMALL, *options]) == 0
+    output = capsys.readouterr().out
+    assert "ceilings: matrix product" in output
+    assert "| dot, forward+backward | 8 | **Regard** |" in output
+    assert json.loads((tmp_path / "a.json").read_text())["rows"][0]["implementation"] == "Regard"
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_growth(capsys, tmp_path):
-    given = ["--scores", "dot", "--plot", str(tmp_path / "a.svg")]
-    assert main(["bench", "growth", "--device", "cpu", "--lengths", "8", "16", "--no-compiled", *given]) == 0
+def test_growth_benchmark(capsys, tmp_path):
+    options = ["--scores", "dot", "--plot", str(tmp_path / "a.svg")]
+    assert main(["bench", "growth", "--device", "cpu", "--lengths", "8", "16", "--no-compiled", *options]) == 0
     assert "| dot | 16 | formula, eager |" in capsys.readouterr().out
     assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
 
 
 @pytest.mark.parametrize("option", ["lengths", "scores", "masks"])
-def test_options_that_a_benchmark_does_not_have(capsys, option):
+def test_unsupported_options(capsys, option):
     value = "8" if option == "lengths" else "dot"
     assert main(["bench", "training", f"--{option}", value]) == 2
-    assert f"bench training has no --{option}." in capsys.readouterr().err
+    assert f"bench training does not support --{option}." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
-        (["--out", "rows.csv"], "rows.csv: not a name"),
-        (["--plot", "plot.json"], "plot.json: not a name"),
-        (["--rounds", "0"], "0 rounds measure nothing"),
+        (["--out", "rows.csv"], "rows.csv: expected a file name ending in .json"),
+        (["--plot", "plot.json"], "plot.json: expected a file name ending in .png or .svg"),
+        (["--rounds", "0"], "--rounds must be at least 1 (got 0)"),
         (["--scores", "dott"], "No score is called 'dott'"),
     ],
 )
-def test_mistakes_are_said_before_anything_is_measured(capsys, given, said):
-    assert main(["bench", "attention", "--device", "cpu", *given]) == 2
-    assert said in capsys.readouterr().err
+def test_invalid_options_are_reported_before_measuring(capsys, options, message):
+    assert main(["bench", "attention", "--device", "cpu", *options]) == 2
+    assert message in capsys.readouterr().err

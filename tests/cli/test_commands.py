@@ -1,4 +1,4 @@
-"""Each command on small trained models, as a user calls it."""
+"""Commands on small trained models."""
 
 import io
 import json
@@ -12,13 +12,13 @@ import pytest
 from matplotlib.image import imread
 
 from regard.cli import main
-from regard.viewer import align, alignment_error_rate, clearest_layer
+from regard.viewer import align, alignment_error_rate, sharpest_layer
 from tests.conftest import number_links, number_pairs
 
 
 @pytest.fixture
 def run(capsys):
-    """Runs a command that must succeed; gives its output's lines."""
+    """Run a command that must succeed; returns the lines of its standard output."""
 
     def call(*argv: object) -> list[str]:
         code = main([*map(str, argv), "--device", "cpu"])
@@ -31,11 +31,11 @@ def run(capsys):
 
 @pytest.fixture
 def stdin(monkeypatch):
-    def give(content: str | bytes) -> None:
+    def set_stdin(content: str | bytes) -> None:
         content = content.encode() if isinstance(content, str) else content
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
-    return give
+    return set_stdin
 
 
 @pytest.fixture
@@ -48,38 +48,38 @@ def pairs_file(tmp_path):
 # translate
 
 
-def test_arguments_are_lines(run, seq2seq_folder):
+def test_translate_arguments(run, seq2seq_folder):
     assert run("translate", seq2seq_folder, "one two three", "", "four five") == ["trois deux un", "", "cinq quatre"]
 
 
-def test_standard_input_is_lines(run, stdin, seq2seq_folder):
+def test_translate_standard_input(run, stdin, seq2seq_folder):
     stdin("one two three\r\n\n  \nfour five")
     assert run("translate", seq2seq_folder) == ["trois deux un", "", "", "cinq quatre"]
 
 
-def test_a_prefix_begins_every_translation(run, seq2seq_folder):
-    found = run("translate", seq2seq_folder, "one two three", "four five", "--prefix", "neuf")
-    assert all(line.startswith("neuf") for line in found)
+def test_prefix_begins_every_translation(run, seq2seq_folder):
+    lines = run("translate", seq2seq_folder, "one two three", "four five", "--prefix", "neuf")
+    assert all(line.startswith("neuf") for line in lines)
 
 
-def test_a_file_in_many_blocks_keeps_its_order(run, monkeypatch, tmp_path, seq2seq_folder, seq2seq):
+def test_translations_of_a_file_do_not_depend_on_the_block_size(run, monkeypatch, tmp_path, seq2seq_folder, seq2seq):
     sources = [source for source, _ in number_pairs(50, seed=12)]
     (tmp_path / "lines.txt").write_text("\n".join(sources))
-    whole = run("translate", seq2seq_folder, "--input", tmp_path / "lines.txt")
-    assert whole == [answer[0].text for answer in seq2seq.translate(sources)]
-    monkeypatch.setattr("regard.cli.common.BLOCK", 7)
-    assert run("translate", seq2seq_folder, "--input", tmp_path / "lines.txt") == whole
+    expected = run("translate", seq2seq_folder, "--input", tmp_path / "lines.txt")
+    assert expected == [n_best[0].text for n_best in seq2seq.translate(sources)]
+    monkeypatch.setattr("regard.cli.common.BLOCK_SIZE", 7)
+    assert run("translate", seq2seq_folder, "--input", tmp_path / "lines.txt") == expected
 
 
-def test_n_best_lists_are_numbered_and_sorted(run, transformer_folder):
+def test_n_best_lines_have_indices_and_are_sorted(run, transformer_folder):
     lines = [line.split(" ||| ") for line in run("translate", transformer_folder, "one two", "three", "--n-best", 3)]
-    assert [number for number, _, _ in lines] == list("000111")
+    assert [index for index, _, _ in lines] == list("000111")
     scores = [float(score) for _, _, score in lines]
     assert scores[:3] == sorted(scores[:3], reverse=True)
     assert len({text for _, text, _ in lines[:3]}) == 3
 
 
-def test_scores_and_alignments_stand_beside_the_text(run, seq2seq_folder, seq2seq):
+def test_scores_and_alignments_follow_the_text(run, seq2seq_folder, seq2seq):
     first, empty = run("translate", seq2seq_folder, "one two three", "", "--scores", "--alignments")
     text, score, links = first.split(" ||| ")
     assert (text, links) == ("trois deux un", "0-2 1-1 2-0")
@@ -96,10 +96,10 @@ def test_decoding_options_reach_the_decoder(run, transformer_folder, transformer
     assert run("translate", transformer_folder, "one two three", *options) == [expected]
 
 
-def test_a_model_agrees_with_itself(run, transformer_folder):
-    alone = run("translate", transformer_folder, "one two three", "--scores")
-    together = run("translate", transformer_folder, "one two three", "--scores", "--ensemble", transformer_folder)
-    assert together == alone
+def test_ensemble_of_copies_equals_the_model(run, transformer_folder):
+    single = run("translate", transformer_folder, "one two three", "--scores")
+    ensemble = run("translate", transformer_folder, "one two three", "--scores", "--ensemble", transformer_folder)
+    assert ensemble == single
 
 
 def test_truncate_cuts_long_lines(run, seq2seq_folder):
@@ -112,7 +112,7 @@ def test_truncate_cuts_long_lines(run, seq2seq_folder):
 # score
 
 
-def test_score_is_the_models_log_probability(run, capsys, pairs_file, seq2seq_folder, seq2seq):
+def test_score_prints_log_probabilities(run, capsys, pairs_file, seq2seq_folder, seq2seq):
     lines = [line.split("\t") for line in run("score", seq2seq_folder, "--data", pairs_file)]
     expected = seq2seq.score(number_pairs(20, seed=11))
     assert [float(total) for total, _, _ in lines] == pytest.approx([one.logprob for one in expected], abs=1e-5)
@@ -120,44 +120,44 @@ def test_score_is_the_models_log_probability(run, capsys, pairs_file, seq2seq_fo
     assert [int(count) for _, _, count in lines] == [one.tokens for one in expected]
 
 
-def test_score_tells_the_perplexity_and_answers_an_empty_line_by_one(capsys, tmp_path, seq2seq_folder, seq2seq):
+def test_score_prints_the_perplexity_and_empty_lines(capsys, tmp_path, seq2seq_folder, seq2seq):
     path = tmp_path / "pairs.tsv"
     path.write_text("one two\tdeux un\n\nthree\ttrois\n")
     assert main(["score", str(seq2seq_folder), "--data", str(path), "--device", "cpu"]) == 0
     out, err = capsys.readouterr()
     assert out.split("\n")[1] == ""
     assert out.count("\n") == 3
-    found = seq2seq.score([("one two", "deux un"), ("three", "trois")])
-    perplexity = math.exp(-sum(one.logprob for one in found) / sum(one.tokens for one in found))
-    assert f"2 pairs, 5 tokens: log-probability {sum(one.logprob for one in found):.4f}" in err
+    scores = seq2seq.score([("one two", "deux un"), ("three", "trois")])
+    perplexity = math.exp(-sum(one.logprob for one in scores) / sum(one.tokens for one in scores))
+    assert f"2 pairs, 5 tokens: log-probability {sum(one.logprob for one in scores):.4f}" in err
     assert f"perplexity {perplexity:.4f}" in err
 
 
 # evaluate
 
 
-def test_evaluate_tells_every_measure(run, pairs_file, tmp_path, seq2seq_folder, seq2seq):
+def test_evaluate_prints_and_writes_all_metrics(run, pairs_file, tmp_path, seq2seq_folder, seq2seq):
     pairs = number_pairs(20, seed=11)
     gold = tmp_path / "gold.txt"
     gold.write_text("".join(" ".join(f"{s}-{t}" for s, t in links) + "\n" for links in number_links(pairs)))
     results = tmp_path / "results.json"
-    shown = run("evaluate", seq2seq_folder, "--data", pairs_file, "--alignments", gold, "--json", results)
+    output = run("evaluate", seq2seq_folder, "--data", pairs_file, "--alignments", gold, "--json", results)
     table = json.loads(results.read_text())
-    right = sum(seq2seq(source) == target for source, target in pairs)
-    assert table["exact_match"] == pytest.approx(100 * right / 20)
+    correct = sum(seq2seq(source) == target for source, target in pairs)
+    assert table["exact_match"] == pytest.approx(100 * correct / 20)
     assert table["bleu"] > 50
     scores = seq2seq.score(pairs)
     assert table["loss"] == pytest.approx(-sum(one.logprob for one in scores) / sum(one.tokens for one in scores))
-    rate = alignment_error_rate(align(seq2seq, pairs, clearest_layer(seq2seq, pairs)), number_links(pairs))
+    rate = alignment_error_rate(align(seq2seq, pairs, sharpest_layer(seq2seq, pairs)), number_links(pairs))
     assert table["alignment_error_rate"] == pytest.approx(100 * rate)
-    text = "\n".join(shown)
+    text = "\n".join(output)
     for key, name in (("bleu", "BLEU"), ("chrf", "chrF"), ("word_error_rate", "word error rate")):
         assert re.search(rf"{name} .* {table[key]:.2f}", text)
     assert table["signature"] in text
     assert "decoder.attention" in text
 
 
-def test_evaluate_the_phrasebook_with_its_own_gold(run, tmp_path, transformer_folder, monkeypatch):
+def test_evaluate_phrasebook_with_gold_alignments(run, tmp_path, transformer_folder, monkeypatch):
     monkeypatch.setattr("regard.cli.common.TEST_SIZE", 20)
     monkeypatch.setattr("regard.cli.inference.evaluate.VALIDATION_SIZE", 10)
     results = tmp_path / "results.json"
@@ -168,17 +168,17 @@ def test_evaluate_the_phrasebook_with_its_own_gold(run, tmp_path, transformer_fo
     assert table["alignment_layer"] in ("decoder.0.cross", "decoder.1.cross")
 
 
-def test_a_model_without_attention_is_evaluated_without_alignments(run, pairs_file, tmp_path, blind_folder):
+def test_evaluate_without_attention_has_no_alignments(run, pairs_file, tmp_path, blind_folder):
     (tmp_path / "gold.txt").write_text("0-0\n" * 20)
-    shown = run("evaluate", blind_folder, "--data", pairs_file, "--alignments", tmp_path / "gold.txt")
-    assert not any("alignment" in line for line in shown)
+    output = run("evaluate", blind_folder, "--data", pairs_file, "--alignments", tmp_path / "gold.txt")
+    assert not any("alignment" in line for line in output)
 
 
-def test_evaluate_leaves_out_empty_pairs_and_judges_empty_sources(capsys, tmp_path, seq2seq_folder):
+def test_evaluate_skips_empty_pairs_and_counts_empty_sources(capsys, tmp_path, seq2seq_folder):
     path, results = tmp_path / "pairs.tsv", tmp_path / "results.json"
     path.write_text("one two\tdeux un\n\n\ttrois\n")
     assert main(["evaluate", str(seq2seq_folder), "--data", str(path), "--json", str(results), "--device", "cpu"]) == 0
-    assert "they are empty: 1." in capsys.readouterr().err
+    assert "Empty pairs left out: 1." in capsys.readouterr().err
     table = json.loads(results.read_text())
     assert (table["sentences"], table["exact_match"]) == (2, 50.0)
 
@@ -186,65 +186,65 @@ def test_evaluate_leaves_out_empty_pairs_and_judges_empty_sources(capsys, tmp_pa
 # look and info
 
 
-def test_look_draws_and_prints_the_translation(run, tmp_path, seq2seq_folder):
+def test_look_writes_an_image_and_prints_the_translation(run, tmp_path, seq2seq_folder):
     assert run("look", seq2seq_folder, "one two three", "--out", tmp_path / "map.png") == ["trois deux un"]
     assert imread(tmp_path / "map.png").std() > 0.05
 
 
-def test_look_at_a_given_target_one_head_or_all(run, tmp_path, transformer_folder):
-    at = ["look", transformer_folder, "one two", "--target", "deux un", "--out"]
-    assert run(*at, tmp_path / "a.svg", "--attention", "decoder.1.cross", "--head", 1) == ["deux un"]
+def test_look_with_target_and_selected_heads(run, tmp_path, transformer_folder):
+    command = ["look", transformer_folder, "one two", "--target", "deux un", "--out"]
+    assert run(*command, tmp_path / "a.svg", "--attention", "decoder.1.cross", "--head", 1) == ["deux un"]
     assert "decoder.1.cross, head 1" in (tmp_path / "a.svg").read_text()
-    run(*at, tmp_path / "b.svg", "--all")
+    run(*command, tmp_path / "b.svg", "--all")
     assert "encoder.0.attention" in (tmp_path / "b.svg").read_text()
 
 
-def test_look_writes_a_page_where_no_picture_is_asked_for(run, tmp_path, monkeypatch, transformer_folder):
+def test_look_writes_a_page_by_default(run, tmp_path, monkeypatch, transformer_folder):
     monkeypatch.chdir(tmp_path)
     assert run("look", transformer_folder, "one two", "--target", "deux un") == ["deux un"]
-    whole = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert '"name":"transformer"' in whole
-    assert '"opens":null' in whole
-    at = ["look", transformer_folder, "one two", "--target", "deux un", "--out", tmp_path / "some.html"]
-    run(*at, "--layers", "*.cross", "--attention", "decoder.1.cross", "--head", 1, "--all")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '"name":"transformer"' in page
+    assert '"opens":null' in page
+    command = ["look", transformer_folder, "one two", "--target", "deux un", "--out", tmp_path / "some.html"]
+    run(*command, "--layers", "*.cross", "--attention", "decoder.1.cross", "--head", 1, "--all")
     some = (tmp_path / "some.html").read_text(encoding="utf-8")
     assert '"opens":{"attention":"decoder.1.cross","head":1,"all":true}' in some
-    assert '{"name":"encoder.0.attention","kind"' in whole
-    assert '{"name":"encoder.0.attention","kind"' not in some  # though the walk goes through it
+    assert '{"name":"encoder.0.attention","kind"' in page
+    assert '{"name":"encoder.0.attention","kind"' not in some  # although the step-by-step view contains it
 
 
-def test_look_shows_the_search_that_is_asked_for(run, tmp_path, transformer_folder):
-    at = ["look", transformer_folder, "one two", "--out", tmp_path / "page.html"]
-    (told,) = run(*at, "--beam", 2, "--prefix", "deux")
-    assert told.startswith("deux")
+def test_look_page_contains_the_search(run, tmp_path, transformer_folder):
+    command = ["look", transformer_folder, "one two", "--out", tmp_path / "page.html"]
+    (translation,) = run(*command, "--beam", 2, "--prefix", "deux")
+    assert translation.startswith("deux")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert '"method":"beam","beam":2,' in page
     assert '"prefix":["deux"]' in page
-    run(*at, "--target", "deux un")
+    run(*command, "--target", "deux un")
     assert '"decode":null' in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_info_tells_sizes_training_and_kernels(run, transformer_folder, transformer):
+def test_info_prints_sizes_training_and_kernels(run, transformer_folder, transformer):
     text = "\n".join(run("info", transformer_folder))
-    size = sum(one.numel() for one in transformer.model.parameters())
+    size = sum(parameter.numel() for parameter in transformer.model.parameters())
     for fact in ("family +transformer", f"parameters +{size:,}", "word, 23 entries", r"validation\.bleu +12\.5"):
         assert re.search(fact, text), fact
     assert re.search(r"decoder\.1\.cross +cross +ScaledDot +kernel \w+", text)
 
 
-def test_info_of_a_model_without_attention(run, blind_folder):
+def test_info_without_attention_has_no_kernels(run, blind_folder):
     assert not any("kernel" in line for line in run("info", blind_folder))
 
 
-def test_a_real_process_with_another_locale(seq2seq_folder):
+def test_output_is_utf8_in_any_locale(seq2seq_folder):
     command = [sys.executable, "-c", "import sys; from regard.cli import main; sys.exit(main())"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "translate", str(seq2seq_folder), "--device", "cpu"],
         input="one two\n\nthree é\n".encode(),
         capture_output=True,
         check=False,
         env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.decode().split("\n")[:2] == ["deux un", ""]
-    assert done.stdout.count(b"\n") == 3
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.decode().split("\n")[:2] == ["deux un", ""]
+    assert process.stdout.count(b"\n") == 3

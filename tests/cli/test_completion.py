@@ -1,4 +1,4 @@
-"""`regard completion`: the scripts, run by the shells that are there."""
+"""`regard completion`: the scripts, run by the installed shells."""
 
 import shutil
 import subprocess
@@ -32,28 +32,28 @@ def scripts(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("words", "wanted"), CASES)
-def test_bash_completes(scripts, words, wanted):
-    done = subprocess.run(["bash", "-c", BASH, scripts / "bash", *words], capture_output=True, text=True, check=True)
-    assert (set(done.stdout.split()), done.stderr) == (wanted, "")
+@pytest.mark.parametrize(("words", "expected"), CASES)
+def test_bash_completes(scripts, words, expected):
+    process = subprocess.run(["bash", "-c", BASH, scripts / "bash", *words], capture_output=True, text=True, check=True)
+    assert (set(process.stdout.split()), process.stderr) == (expected, "")
 
 
 def test_bash_completes_file_names_of_data(scripts):
     words = ["train", "--data", "multi30k"]
-    done = subprocess.run(["bash", "-c", BASH, scripts / "bash", *words], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []  # then `-o default` completes names of files
+    process = subprocess.run(["bash", "-c", BASH, scripts / "bash", *words], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == []  # then `-o default` completes file names
     assert "complete -o bashdefault -o default -F _regard regard" in (scripts / "bash").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-@pytest.mark.parametrize(("words", "wanted"), [case for case in CASES if case[0][-1]])
-def test_fish_completes(scripts, words, wanted):
+@pytest.mark.parametrize(("words", "expected"), [case for case in CASES if case[0][-1]])
+def test_fish_completes(scripts, words, expected):
     command = f'source {scripts / "fish"}; complete -C "regard {" ".join(words)}"'
-    done = subprocess.run(["fish", "-c", command], capture_output=True, text=True, check=True)
-    assert wanted <= {line.split("\t")[0] for line in done.stdout.splitlines()}
+    process = subprocess.run(["fish", "-c", command], capture_output=True, text=True, check=True)
+    assert expected <= {line.split("\t")[0] for line in process.stdout.splitlines()}
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh_reads_its_script(scripts):
+def test_zsh_loads_its_script(scripts):
     command = f'source {scripts / "zsh"}; [ -n "$_comps[regard]" ]'
     subprocess.run(["zsh", "-f", "-c", command], check=True)

@@ -1,4 +1,4 @@
-"""`regard look --beside` and `--steps`, as a user calls them."""
+"""Comparisons with `regard look --beside` and `--steps`."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from regard.pipelines import load, save
-from regard.training.checkpoint import keep_step
+from regard.training.checkpoint import save_step_folder
 from regard.viewer import look
 
 SENTENCE = "one two three"
@@ -15,32 +15,32 @@ SENTENCE = "one two three"
 
 @pytest.fixture
 def run_folder(tmp_path, transformer_folder):
-    """A model, and two steps on the way to it."""
+    """A model folder with two saved training steps."""
     folder = tmp_path / "run"
     shutil.copytree(transformer_folder, folder)
     model = load(folder, "cpu")
-    keep_step(folder, model, 40, {})
-    keep_step(folder, model, 5, {})
+    save_step_folder(folder, model, 40, {})
+    save_step_folder(folder, model, 5, {})
     return folder
 
 
 def header(path):
-    found = re.search(r'id="scene">(.*?)</script>', path.read_text(encoding="utf-8"))
-    return json.loads(found[1])
+    match = re.search(r'id="scene">(.*?)</script>', path.read_text(encoding="utf-8"))
+    return json.loads(match[1])
 
 
 def labels(path):
     return [one["label"] for one in header(path)["compared"]]
 
 
-def test_two_models(run, tmp_path, transformer_folder, seq2seq_folder):
+def test_compare_two_models(run, tmp_path, transformer_folder, seq2seq_folder):
     out = run("look", transformer_folder, SENTENCE, "--beside", seq2seq_folder, "--out", tmp_path / "both.html")
     assert labels(tmp_path / "both.html") == ["transformer", "seq2seq"]
-    own = [look(load(folder, "cpu"), SENTENCE).translation for folder in (transformer_folder, seq2seq_folder)]
-    assert out == f"transformer\t{own[0]}\nseq2seq\t{own[1]}\n"
+    translations = [look(load(folder, "cpu"), SENTENCE).translation for folder in (transformer_folder, seq2seq_folder)]
+    assert out == f"transformer\t{translations[0]}\nseq2seq\t{translations[1]}\n"
 
 
-def test_models_of_one_name_are_called_by_their_folders(run, tmp_path, transformer_folder):
+def test_models_of_the_same_name_are_labeled_by_their_paths(run, tmp_path, transformer_folder):
     other = tmp_path / "other" / "transformer"
     save(other, load(transformer_folder, "cpu"))
     page = tmp_path / "both.html"
@@ -49,17 +49,17 @@ def test_models_of_one_name_are_called_by_their_folders(run, tmp_path, transform
     assert header(page)["texts"] == {"source": SENTENCE, "target": "un"}
 
 
-def test_two_sentences_and_what_the_page_opens_with(run, tmp_path, transformer_folder):
+def test_compare_two_sentences_with_a_selected_head(run, tmp_path, transformer_folder):
     page = tmp_path / "both.html"
-    given = ("--beside", "two one", "--attention", "decoder.0.cross", "--head", 1)
-    run("look", transformer_folder, SENTENCE, *given, "--out", page)
+    options = ("--beside", "two one", "--attention", "decoder.0.cross", "--head", 1)
+    run("look", transformer_folder, SENTENCE, *options, "--out", page)
     assert labels(page) == [SENTENCE, "two one"]
     assert header(page)["opens"] == {"attention": "decoder.0.cross", "head": 1, "all": False}
     run("look", transformer_folder, SENTENCE, "--beside", "two one", "--out", tmp_path / "both.png")
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_steps_of_a_run(run, tmp_path, monkeypatch, run_folder):
+def test_compare_training_steps(run, tmp_path, monkeypatch, run_folder):
     monkeypatch.chdir(tmp_path)
     out = run("look", run_folder, SENTENCE, "--steps", "--layers", "*.cross")
     assert labels(tmp_path / "page.html") == ["step 5", "step 40"]
@@ -72,47 +72,47 @@ def test_the_steps_of_a_run(run, tmp_path, monkeypatch, run_folder):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
-        ((SENTENCE, "--steps"), "no steps were kept here"),
-        ((SENTENCE, "--steps", "--beside", "two"), "with another, or with its own steps"),
-        ((SENTENCE, "--beside", "two", "--beam", "3"), "shows their heads alone"),
-        ((SENTENCE, "--beside", "two", "--walk"), "shows their heads alone"),
-        ((SENTENCE, "--beside", "two", "--target", "un"), "the model's own translation"),
-        ((SENTENCE, "--beside", "no/such/folder"), "there is no such model folder"),
-        ((SENTENCE, "--beside", " "), "The other sentence is empty"),
-        (("--beside", "two", "--live"), "Give both of them"),
-        (("--steps",), "no text to look at"),
+        ((SENTENCE, "--steps"), "no models of single steps were saved"),
+        ((SENTENCE, "--steps", "--beside", "two"), "--beside and --steps cannot be combined"),
+        ((SENTENCE, "--beside", "two", "--beam", "3"), "A comparison shows only attention"),
+        ((SENTENCE, "--beside", "two", "--walk"), "A comparison shows only attention"),
+        ((SENTENCE, "--beside", "two", "--target", "un"), "requires both of them, and no --target"),
+        ((SENTENCE, "--beside", "no/such/folder"), "model folder not found"),
+        ((SENTENCE, "--beside", " "), "--beside is empty"),
+        (("--beside", "two", "--live"), "Pass two sentences"),
+        (("--steps",), "The input text is missing"),
     ],
 )
-def test_what_cannot_be_compared(refused, tmp_path, monkeypatch, transformer_folder, words, says):
+def test_invalid_comparisons(run_error, tmp_path, monkeypatch, transformer_folder, words, message):
     monkeypatch.chdir(tmp_path)
-    assert says in " ".join(refused("look", transformer_folder, *words).split())
+    assert message in " ".join(run_error("look", transformer_folder, *words).split())
 
 
-def test_models_without_attention_or_of_pictures(refused, transformer_folder, blind_folder, tmp_path):
+def test_comparison_with_unsuitable_models(run_error, transformer_folder, blind_folder, tmp_path):
     from regard.models.vit import ViT, ViTConfig
     from regard.pipelines import ImageModel
 
     sizes = dict(image_height=8, image_width=8, patch=4, width=8, heads=2, layers=1, feedforward=8)
-    save(tmp_path / "eye", ImageModel(ViT(ViTConfig(labels=("a", "b"), **sizes))))
-    said = refused("look", transformer_folder, SENTENCE, "--beside", tmp_path / "eye")
-    assert "Looks at pictures cannot be compared" in said
-    assert "no attention" in refused("look", transformer_folder, SENTENCE, "--beside", blind_folder)
+    save(tmp_path / "image_model", ImageModel(ViT(ViTConfig(labels=("a", "b"), **sizes))))
+    message = run_error("look", transformer_folder, SENTENCE, "--beside", tmp_path / "image_model")
+    assert "--beside and --steps are not supported for image models" in message
+    assert "no attention" in run_error("look", transformer_folder, SENTENCE, "--beside", blind_folder)
 
 
-def test_live_pages_of_what_is_compared(run, monkeypatch, run_folder, transformer_folder):
-    """What the server is given; tests/viewer/web/test_browser_comparison.py asks it."""
+def test_live_comparisons(run, monkeypatch, run_folder, transformer_folder):
+    """The arguments of the server; tests/viewer/web/test_browser_comparison.py sends requests to it."""
     served = []
     monkeypatch.setattr(
-        "regard.cli.inference.look._serve", lambda desk, scene, options: served.append((desk, scene)) or 0
+        "regard.cli.inference.look._serve", lambda handler, scene, options: served.append((handler, scene)) or 0
     )
     run("look", run_folder, SENTENCE, "--steps", "--live", "--head", 1)
     run("look", run_folder, "--steps", "--live")
     run("look", transformer_folder, SENTENCE, "--beside", "two one", "--live")
-    (steps, scene), (_, blank), (sentences, _) = served
+    (steps, scene), (_, empty), (sentences, _) = served
     assert steps.fields == ["source", "target"]
     assert scene.header["opens"]["head"] == 1
     assert [one["label"] for one in scene.header["compared"]] == ["step 5", "step 40"]
-    assert blank is None
+    assert empty is None
     assert sentences.fields == ["source", "beside"]

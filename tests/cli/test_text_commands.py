@@ -1,4 +1,4 @@
-"""From plain text, labels and questions to models, and the commands that use them, as a user calls them."""
+"""Training on plain text, labels and questions, and the commands that use these models."""
 
 import io
 import json
@@ -30,39 +30,39 @@ SMALL += ["--model.max-len", "64", "--train.batch-tokens", "1024", "--train.lr",
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Sentences; which of them are questions; and questions about their last word."""
+    """Files of sentences, of sentences with labels, and of questions about their last word."""
     folder = tmp_path_factory.mktemp("data")
     sentences = [pair.source for pair in phrasebook_pairs("train", 300)]
     (folder / "text.txt").write_text("".join(f"{one}\n" for one in sentences))
-    kinds = ("question" if one.endswith("?") else "statement" for one in sentences)
-    (folder / "kinds.tsv").write_text("".join(f"{one}\t{kind}\n" for one, kind in zip(sentences, kinds)))
-    asked = []
-    for number, one in enumerate(sentences[:60]):
+    labels = ("question" if one.endswith("?") else "statement" for one in sentences)
+    (folder / "kinds.tsv").write_text("".join(f"{one}\t{label}\n" for one, label in zip(sentences, labels)))
+    paragraphs = []
+    for i, one in enumerate(sentences[:60]):
         last = one.rstrip(".?").split()[-1]
         answers = [{"text": last, "answer_start": one.rindex(last)}]
-        asked.append({"context": one, "qas": [{"id": f"q{number}", "question": "The last word?", "answers": answers}]})
-    (folder / "squad.json").write_text(json.dumps({"data": [{"title": "", "paragraphs": asked}]}))
+        paragraphs.append({"context": one, "qas": [{"id": f"q{i}", "question": "The last word?", "answers": answers}]})
+    (folder / "squad.json").write_text(json.dumps({"data": [{"title": "", "paragraphs": paragraphs}]}))
     return folder
 
 
-def trained(task: str, file: Path, out: Path, *more: str) -> Path:
+def train_model(task: str, file: Path, out: Path, *more: str) -> Path:
     assert main(["train", "--task", task, "--data", str(file), "--out", str(out), *(more or SMALL)]) == 0
     return out
 
 
 @pytest.fixture(scope="module")
-def writer(data) -> Path:
-    return trained("language", data / "text.txt", data / "writer")
+def generator(data) -> Path:
+    return train_model("language", data / "text.txt", data / "generator")
 
 
 @pytest.fixture(scope="module")
 def encoder(data) -> Path:
-    return trained("mask", data / "text.txt", data / "encoder")
+    return train_model("mask", data / "text.txt", data / "encoder")
 
 
 @pytest.fixture(scope="module")
 def classifier(data, encoder) -> Path:
-    return trained(
+    return train_model(
         *("classify", data / "kinds.tsv", data / "classifier", "--from", str(encoder)),
         *(*STEPS, "--lr", "0.01"),
     )
@@ -70,38 +70,40 @@ def classifier(data, encoder) -> Path:
 
 @pytest.fixture(scope="module")
 def answerer(data) -> Path:
-    return trained("answer", data / "squad.json", data / "answerer")
+    return train_model("answer", data / "squad.json", data / "answerer")
 
 
 # generate
 
 
-def test_one_prompt_is_answered_by_the_whole_text(run, writer):
-    text = run("generate", writer, "The cat ", "--max-len", 20, "--min-len", 5, "--seed", 3)
+def test_generate_prints_prompt_and_continuation(run, generator):
+    text = run("generate", generator, "The cat ", "--max-len", 20, "--min-len", 5, "--seed", 3)
     assert text.startswith("The cat ")
     assert len(text.rstrip("\n")) > len("The cat ")
-    assert text == run("generate", writer, "The cat ", "--max-len", 20, "--min-len", 5, "--seed", 3)
-    assert run("generate", writer, "The cat ", "--method", "beam", "--max-len", 8).startswith("The cat ")
+    assert text == run("generate", generator, "The cat ", "--max-len", 20, "--min-len", 5, "--seed", 3)
+    assert run("generate", generator, "The cat ", "--method", "beam", "--max-len", 8).startswith("The cat ")
 
 
-def test_many_prompts_are_answered_by_lines_of_json(run, monkeypatch, writer):
+def test_generate_prints_json_for_several_prompts(run, monkeypatch, generator):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("The cat\nLe café €\n".encode())))
-    rows = [json.loads(line) for line in run("generate", writer, "--n-best", 2, "--max-len", 6).splitlines()]
+    rows = [json.loads(line) for line in run("generate", generator, "--n-best", 2, "--max-len", 6).splitlines()]
     assert [row["prompt"] for row in rows] == ["The cat"] * 2 + ["Le café €"] * 2
     assert all(0 < len(row["text"]) <= 6 and row["score"] < 0 for row in rows)
 
 
-def test_generating_wants_a_language_model(refused, seq2seq_folder, writer):
-    assert "holds a translator, not a language model. Use it with: regard translate" in refused(
+def test_generate_requires_a_language_model(run_error, seq2seq_folder, generator):
+    assert "contains a translator, not a language model. Use it with: regard translate" in run_error(
         "generate", seq2seq_folder, "x"
     )
-    assert "holds a language model, not a translator. Use it with: regard generate" in refused("translate", writer, "x")
+    assert "contains a language model, not a translator. Use it with: regard generate" in run_error(
+        "translate", generator, "x"
+    )
 
 
 # embed
 
 
-def test_vectors_as_json_and_as_an_array(run, encoder, tmp_path):
+def test_embed_writes_json_lines_and_arrays(run, encoder, tmp_path):
     rows = [json.loads(line) for line in run("embed", encoder, "The cat sleeps.", "A dog.").splitlines()]
     assert [row["text"] for row in rows] == ["The cat sleeps.", "A dog."]
     run("embed", encoder, "The cat sleeps.", "A dog.", "--out", tmp_path / "v.npy")
@@ -113,37 +115,39 @@ def test_vectors_as_json_and_as_an_array(run, encoder, tmp_path):
     assert json.loads((tmp_path / "v.jsonl").read_text())["text"] == "A dog."
 
 
-def test_vectors_go_into_known_files_only(refused, encoder, tmp_path):
-    assert "written as .npy or .jsonl" in refused("embed", encoder, "x", "--out", tmp_path / "v.csv")
+def test_embed_with_unknown_file_type(run_error, encoder, tmp_path):
+    assert "expected a file name ending in .npy or .jsonl" in run_error(
+        "embed", encoder, "x", "--out", tmp_path / "v.csv"
+    )
 
 
 # classify
 
 
-def test_labels_and_how_likely_they_are(run, classifier, data):
+def test_classify_prints_labels_and_probabilities(run, classifier, data):
     lines = run("classify", classifier, "Is the cat big?", "The cat is big.").splitlines()
     assert [line.split("\t")[0] for line in lines] == ["question", "statement"]
     both = run("classify", classifier, "Is the cat big?", "--all").strip().split("\t")
     assert [name for name, _ in map(str.split, both)] == ["question", "statement"]
-    assert sum(float(share) for _, share in map(str.split, both)) == pytest.approx(1, abs=2e-4)
+    assert sum(float(probability) for _, probability in map(str.split, both)) == pytest.approx(1, abs=2e-4)
 
 
-def test_accuracy_is_measured_on_labelled_texts(run, classifier, data, tmp_path):
+def test_evaluate_on_labeled_texts(run, classifier, data, tmp_path):
     files = ["--json", tmp_path / "r.json", "--confusion", tmp_path / "c.svg"]
     assert "accuracy" in run("evaluate", classifier, "--data", data / "kinds.tsv", *files)
-    found = json.loads((tmp_path / "r.json").read_text())
-    assert found["texts"] == 300
-    assert found["accuracy"] > 90
-    assert found["labels"] == ["question", "statement"]
-    assert np.trace(found["confusion"]) == pytest.approx(3 * found["accuracy"])
-    assert np.sum(found["confusion"]) == 300
-    assert "what its texts were taken for" in " ".join((tmp_path / "c.svg").read_text().split())
+    metrics = json.loads((tmp_path / "r.json").read_text())
+    assert metrics["texts"] == 300
+    assert metrics["accuracy"] > 90
+    assert metrics["labels"] == ["question", "statement"]
+    assert np.trace(metrics["confusion"]) == pytest.approx(3 * metrics["accuracy"])
+    assert np.sum(metrics["confusion"]) == 300
+    assert "predicted labels of its texts" in " ".join((tmp_path / "c.svg").read_text().split())
 
 
-def test_classifying_wants_a_model_that_was_trained_to(refused, encoder, classifier, tmp_path):
-    assert "not trained to classify" in refused("classify", encoder, "x")
+def test_classify_requires_a_classifier(run_error, encoder, classifier, tmp_path):
+    assert "no classification head" in run_error("classify", encoder, "x")
     (tmp_path / "other.tsv").write_text("what a day\tweather\nhow so\tquestion\n")
-    assert "'weather', which the model does not know" in refused(
+    assert "'weather', which the model does not have" in run_error(
         "evaluate", classifier, "--data", tmp_path / "other.tsv"
     )
 
@@ -151,7 +155,7 @@ def test_classifying_wants_a_model_that_was_trained_to(refused, encoder, classif
 # answer
 
 
-def test_an_answer_is_a_part_of_the_context(run, answerer, data, tmp_path):
+def test_answer_is_a_span_of_the_context(run, answerer, data, tmp_path):
     context = "The cat chased the mouse."
     assert run("answer", answerer, "--question", "The last word?", "--context", context).strip() in context
     run("answer", answerer, "--data", data / "squad.json", "--out", tmp_path / "answers.json")
@@ -160,58 +164,62 @@ def test_an_answer_is_a_part_of_the_context(run, answerer, data, tmp_path):
     assert "F1" in run("evaluate", answerer, "--data", data / "squad.json")
 
 
-def test_an_answer_may_be_nothing(run, capsys, data, tmp_path):
-    """Of a model that never saw an answer: nothing where that is allowed, and words of the context where it is not."""
+def test_answers_may_be_empty_with_the_empty_option(run, capsys, data, tmp_path):
+    """A model trained only on unanswerable questions: "" with --empty, else words of the context."""
     table = json.loads((data / "squad.json").read_text())
     for paragraph in table["data"][0]["paragraphs"]:
         paragraph["qas"][0] |= {"answers": [], "is_impossible": True}
     squad = tmp_path / "impossible.json"
     squad.write_text(json.dumps(table))
-    reader = trained("answer", squad, tmp_path / "reader")
-    asked = ["answer", reader, "--question", "The last word?", "--context", "The cat sleeps."]
-    assert run(*asked).strip() in "The cat sleeps."
-    assert run(*asked).strip() != ""
-    assert run(*asked, "--empty") == "\n"
-    assert set(json.loads(run("answer", reader, "--data", squad, "--empty")).values()) == {""}
-    judge = [*map(str, ("evaluate", reader, "--data", squad, squad, "--json", tmp_path / "r.json", "--device", "cpu"))]
+    answerer = train_model("answer", squad, tmp_path / "answerer")
+    command = ["answer", answerer, "--question", "The last word?", "--context", "The cat sleeps."]
+    assert run(*command).strip() in "The cat sleeps."
+    assert run(*command).strip() != ""
+    assert run(*command, "--empty") == "\n"
+    assert set(json.loads(run("answer", answerer, "--data", squad, "--empty")).values()) == {""}
+    evaluate = [
+        *map(str, ("evaluate", answerer, "--data", squad, squad, "--json", tmp_path / "r.json", "--device", "cpu"))
+    ]
     for more in [], ["--empty"]:
-        assert main([*judge, *more]) == 0
-        assert ("Questions without an answer: 120" in capsys.readouterr().err) == (not more)
-        found = json.loads((tmp_path / "r.json").read_text())
-        assert (found["questions"], found["without_answer"]) == (120, 120)
-        assert found["exact_match"] == found["f1"]
-        assert found["f1"] == 100 if more else found["f1"] < 50  # a sign or an article alone is nothing too
+        assert main([*evaluate, *more]) == 0
+        assert ("Unanswerable questions: 120" in capsys.readouterr().err) == (not more)
+        metrics = json.loads((tmp_path / "r.json").read_text())
+        assert (metrics["questions"], metrics["without_answer"]) == (120, 120)
+        assert metrics["exact_match"] == metrics["f1"]
+        assert (
+            metrics["f1"] == 100 if more else metrics["f1"] < 50
+        )  # punctuation and articles are ignored, so some answers count as empty
 
 
-def test_answering_wants_a_question(refused, answerer, encoder):
-    assert "Give --question and --context, or --data" in refused("answer", answerer, "--question", "Who?")
-    assert "not trained to answer" in refused("answer", encoder, "--question", "Who?", "--context", "He.")
+def test_answer_requires_a_question_and_a_suitable_model(run_error, answerer, encoder):
+    assert "Pass --question and --context, or --data" in run_error("answer", answerer, "--question", "Who?")
+    assert "no question answering head" in run_error("answer", encoder, "--question", "Who?", "--context", "He.")
 
 
 # evaluate, look, info, train
 
 
-def test_a_language_model_is_measured_on_text(run, writer, data, tmp_path):
-    shown = run("evaluate", writer, "--data", data / "text.txt", "--json", tmp_path / "r.json")
-    assert "bits a byte" in shown
-    found = json.loads((tmp_path / "r.json").read_text())
+def test_evaluate_language_model(run, generator, data, tmp_path):
+    output = run("evaluate", generator, "--data", data / "text.txt", "--json", tmp_path / "r.json")
+    assert "bits per byte" in output
+    metrics = json.loads((tmp_path / "r.json").read_text())
     size = (data / "text.txt").stat().st_size
-    assert found["bytes"] == size
-    assert found["bits_per_byte"] == pytest.approx(found["loss"] * found["tokens"] / np.log(2) / size)
-    assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
+    assert metrics["bytes"] == size
+    assert metrics["bits_per_byte"] == pytest.approx(metrics["loss"] * metrics["tokens"] / np.log(2) / size)
+    assert metrics["perplexity"] == pytest.approx(np.exp(metrics["loss"]))
 
 
-def test_what_was_regarded_in_a_text(run, writer, encoder, tmp_path):
-    for model in (writer, encoder):
+def test_look_at_language_model_and_encoder(run, generator, encoder, tmp_path):
+    for model in (generator, encoder):
         assert run("look", model, "The cat sleeps.", "--out", tmp_path / "map.png") == ""
         assert imread(tmp_path / "map.png").shape[2] == 4
         assert "blocks.0.attention" in run("info", model)
 
 
-def test_training_for_a_task_needs_its_data(refused, tmp_path, data, encoder):
-    assert "Pass --data FILE" in refused("train", "--task", "language", "--out", tmp_path / "m")
-    assert "(got 'sing')" in refused("train", "--task", "sing")
-    assert "--task: expected one argument" in refused("train", "--task")
+def test_train_with_invalid_task_or_data(run_error, tmp_path, data, encoder):
+    assert "Pass --data FILE" in run_error("train", "--task", "language", "--out", tmp_path / "m")
+    assert "(got 'sing')" in run_error("train", "--task", "sing")
+    assert "--task: expected one argument" in run_error("train", "--task")
     wrong = ["--task", "language", "--data", data / "text.txt", "--from", encoder, "--out", tmp_path / "m"]
-    assert "which cannot be trained to language" in refused("train", *wrong)
+    assert "which does not support the task language" in run_error("train", *wrong)
     assert not (tmp_path / "m").exists()

@@ -1,4 +1,4 @@
-"""`regard train` and `regard demo` as a user calls them."""
+"""`regard train` and `regard demo`."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from PIL import Image
 from regard.cli import demo, main
 from regard.data import phrasebook_pairs
 from regard.models import FAMILIES, TransformerConfig
-from regard.training import recipe_from
+from regard.training import recipe_from_dict
 from regard.training.recipe import DERIVED
 from regard.training.registry import TASKS, families_for
 
@@ -37,81 +37,81 @@ def pairs(tmp_path):
     return path
 
 
-def recipe_of(folder):
+def read_recipe(folder):
     return json.loads((folder / "training.json").read_text(encoding="utf-8"))["recipe"]
 
 
-def test_files_alone_give_a_model(pairs, tmp_path, capfd):
+def test_train_from_files_only(pairs, tmp_path, capfd):
     out = tmp_path / "model"
     assert main(["train", "--data", str(pairs), "--out", str(out), *SMALL]) == 0
-    assert recipe_of(out)["data"]["files"] == [str(pairs)]
+    assert read_recipe(out)["data"]["files"] == [str(pairs)]
     assert main(["translate", str(out), "The cat sleeps.", "--method", "greedy"]) == 0
     assert len(capfd.readouterr().out.splitlines()) == 1
 
 
-def test_a_folder_of_other_files_is_refused_before_data_are_read(tmp_path, capsys):
+def test_output_folder_is_checked_before_reading_data(tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     assert main(["train", "--data", str(tmp_path / "missing.tsv"), "--out", str(tmp_path)]) == 2
-    assert "holds config.json, which this run would overwrite" in capsys.readouterr().err
+    assert "holds files that this run would overwrite: config.json" in capsys.readouterr().err
 
 
-def test_the_command_line_wins_over_the_recipe_and_the_recipe_over_the_suggestion(pairs, tmp_path):
+def test_command_line_overrides_recipe_and_recipe_overrides_suggestion(pairs, tmp_path):
     recipe = tmp_path / "r.toml"
     recipe.write_text("[train]\nlr = 0.5\nsteps = 9\n[tokenizer]\nvocab_size = 321\n")
     assert main(["train", str(recipe), "--data", str(pairs), "--out", str(tmp_path / "m"), *SMALL]) == 0
-    made = recipe_of(tmp_path / "m")
-    assert (made["train"]["lr"], made["train"]["steps"], made["tokenizer"]["vocab_size"]) == (0.5, 2, 321)
-    assert made["tokenizer"]["kind"] == "bpe"
+    recipe = read_recipe(tmp_path / "m")
+    assert (recipe["train"]["lr"], recipe["train"]["steps"], recipe["tokenizer"]["vocab_size"]) == (0.5, 2, 321)
+    assert recipe["tokenizer"]["kind"] == "bpe"
 
 
-def test_a_recipe_after_the_data_is_used(pairs, tmp_path):
+def test_recipe_after_the_data(pairs, tmp_path):
     recipe = tmp_path / "r.toml"
     recipe.write_text("[train]\nsteps = 3\nworkers = 1\n[model]\nwidth = 16\nheads = 2\n")
     assert main(["train", "--data", str(pairs), "--out", str(tmp_path / "m"), "--device=cpu", str(recipe)]) == 0
-    assert recipe_of(tmp_path / "m")["train"]["steps"] == 3
+    assert read_recipe(tmp_path / "m")["train"]["steps"] == 3
 
 
-def test_aliases_and_a_packaged_recipe(pairs, tmp_path, capfd):
+def test_aliases_with_a_packaged_recipe(pairs, tmp_path, capfd):
     words = ["multi30k-rnn", f"--data={pairs}", "--model.width", "16", "--tokenizer.vocab-size", "300"]
     words += ["--steps", "2", "--score=dot", "--seed", "5", "--device", "cpu", "--train.workers", "1", "--quiet"]
     assert main(["train", *words, "--out", str(tmp_path / "m")]) == 0
-    made = recipe_of(tmp_path / "m")
-    assert (made["model"]["family"], made["model"]["score"], made["model"]["width"]) == ("seq2seq", "dot", 16)
-    assert (made["train"]["steps"], made["train"]["seed"], made["train"]["ema"]) == (2, 5, 0.999)
+    recipe = read_recipe(tmp_path / "m")
+    assert (recipe["model"]["family"], recipe["model"]["score"], recipe["model"]["width"]) == ("seq2seq", "dot", 16)
+    assert (recipe["train"]["steps"], recipe["train"]["seed"], recipe["train"]["ema"]) == (2, 5, 0.999)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_dry_run_prints_the_recipe_and_writes_nothing(pairs, tmp_path, capsys):
+def test_dry_run_prints_the_recipe_and_writes_nothing(pairs, tmp_path, capsys):
     assert main(["train", "--data", str(pairs), "--dry-run", "--steps", "7", "--out", str(tmp_path / "m")]) == 0
-    assert recipe_from(tomllib.loads(capsys.readouterr().out)).train.steps == 7
+    assert recipe_from_dict(tomllib.loads(capsys.readouterr().out)).train.steps == 7
     assert not (tmp_path / "m").exists()
 
 
-def test_sizes_that_fine_tuning_would_ignore_are_refused(pairs, tmp_path, refused):
+def test_fine_tuning_with_other_sizes_raises(pairs, tmp_path, run_error):
     assert main(["train", "--data", str(pairs), "--out", str(tmp_path / "a"), *SMALL]) == 0
     words = ["train", "--data", pairs, "--from", tmp_path / "a", "--out", tmp_path / "b"]
-    assert "whose width is 16 (got 64). Leave out --model.width." in refused(*words, "--model.width", "64")
-    assert "Leave out --tokenizer.kind." in refused(*words, "--tokenizer.kind", "char")
+    assert "whose width is 16 (got 64). Leave out --model.width." in run_error(*words, "--model.width", "64")
+    assert "Leave out --tokenizer.kind." in run_error(*words, "--tokenizer.kind", "char")
     assert not (tmp_path / "b").exists()
 
 
-def test_another_family_brings_its_own_options(pairs, tmp_path):
+def test_options_of_another_family(pairs, tmp_path):
     family = ["--model.family", "seq2seq", "--model.score", "concat", "--model.width", "16"]
     small = ["--train.workers", "1", "--train.steps", "2", "--train.device", "cpu"]
     assert main(["train", "--data", str(pairs), "--out", str(tmp_path / "m"), *family, *small]) == 0
-    assert recipe_of(tmp_path / "m")["model"]["score"] == "concat"
+    assert read_recipe(tmp_path / "m")["model"]["score"] == "concat"
 
 
-def test_going_on_from_a_trained_model_keeps_its_sizes(pairs, tmp_path):
+def test_fine_tuned_model_keeps_its_sizes(pairs, tmp_path):
     assert main(["train", "--data", str(pairs), "--out", str(tmp_path / "a"), *SMALL]) == 0
-    again = ["--from", str(tmp_path / "a"), "--train.workers", "1", "--train.steps", "2", "--train.device", "cpu"]
-    assert main(["train", "--data", str(pairs), "--out", str(tmp_path / "b"), *again]) == 0
+    options = ["--from", str(tmp_path / "a"), "--train.workers", "1", "--train.steps", "2", "--train.device", "cpu"]
+    assert main(["train", "--data", str(pairs), "--out", str(tmp_path / "b"), *options]) == 0
     assert json.loads((tmp_path / "b" / "config.json").read_text())["width"] == 16
     assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (tmp_path / "b" / "tokenizer.json").read_bytes()
 
 
-def test_a_resumed_run_keeps_what_was_chosen_for_it(tmp_path, capsys):
-    """The second command states fewer options, and more steps: the run is extended, with its own settings."""
+def test_resumed_run_keeps_its_recipe(tmp_path, capsys):
+    """The second command has fewer options and more steps: the run is extended with the stored recipe."""
     small = ["--model.width", "16", "--model.heads", "2", "--model.feedforward", "32", "--train.workers", "1"]
     layers = ["--model.encoder-layers", "1", "--model.decoder-layers", "1", "--device", "cpu"]
     pairs = "".join(f"{pair.source}\t{pair.target}\n" for pair in phrasebook_pairs("train", 100))
@@ -134,40 +134,40 @@ def test_a_resumed_run_keeps_what_was_chosen_for_it(tmp_path, capsys):
         (["missing.toml"], "no such recipe"),
     ],
 )
-def test_bad_input_is_one_sentence_and_leaves_nothing_behind(arguments, sentence, tmp_path, capsys, monkeypatch):
+def test_invalid_input_writes_nothing(arguments, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert "Traceback" not in said
+    message = capsys.readouterr().err
+    assert sentence in message
+    assert "Traceback" not in message
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_option_names_the_nearest(pairs, capsys):
+def test_unknown_option_suggests_the_nearest(pairs, capsys):
     assert main(["train", "--data", str(pairs), "--train.stepz", "3"]) == 2
     assert "--train.steps" in capsys.readouterr().err
 
 
-def test_the_demo_measures_shows_and_draws(tmp_path, capfd, monkeypatch):
-    whole = demo.demo_recipe()
+def test_demo_prints_scores_and_writes_attention(tmp_path, capfd, monkeypatch):
+    full = demo.demo_recipe()
     short = dataclasses.replace(
-        whole,
-        data=dataclasses.replace(whole.data, phrasebook_size=200),
+        full,
+        data=dataclasses.replace(full.data, phrasebook_size=200),
         model=TransformerConfig(width=16, heads=2, feedforward=16, encoder_layers=1, decoder_layers=1, max_len=64),
-        train=dataclasses.replace(whole.train, steps=2, workers=1),
+        train=dataclasses.replace(full.train, steps=2, workers=1),
     )
     monkeypatch.setattr(demo, "demo_recipe", lambda seed: short)
     monkeypatch.setattr(demo, "TEST_SENTENCES", 20)
-    for _ in range(2):  # a second call finds the model there
+    for _ in range(2):  # the second call finds the trained model
         assert main(["demo", "--out", str(tmp_path / "demo")]) == 0
-        said = capfd.readouterr().out
-        assert "The cat chased the mouse.  →" in said
-        assert "alignment error rate" in said
+        message = capfd.readouterr().out
+        assert "The cat chased the mouse.  →" in message
+        assert "alignment error rate" in message
     assert (tmp_path / "demo" / "attention.png").stat().st_size > 5000
     assert '"name":"decoder.0.cross"' in (tmp_path / "demo" / "attention.html").read_text(encoding="utf-8")
 
 
-def test_pictures_alone_give_a_model(tmp_path, capfd):
+def test_train_from_images_only(tmp_path, capfd):
     random = np.random.default_rng(0)
     for label, shade in (("dark", 40), ("light", 200)):
         (tmp_path / "photos" / label).mkdir(parents=True)
@@ -179,10 +179,12 @@ def test_pictures_alone_give_a_model(tmp_path, capfd):
     small = ["--model.layers", "1", "--augment.mixup", "0.3", "--train.batch-images", "8"]
     assert main([*common, "--out", str(out), *SMALL, *small]) == 0
     assert "Try: regard classify" in capfd.readouterr().err
-    made = recipe_of(out)
-    assert made["augment"] | {"mixup": 0.3, "flip": 0.5, "random_ops": 2} == made["augment"]  # named, and suggested
-    assert made["data"]["cache"] == ""
-    assert (made["train"]["batch_images"], made["model"]["width"], made["model"]["patch"]) == (8, 16, 2)
+    recipe = read_recipe(out)
+    assert (
+        recipe["augment"] | {"mixup": 0.3, "flip": 0.5, "random_ops": 2} == recipe["augment"]
+    )  # given on the command line, and suggested
+    assert recipe["data"]["cache"] == ""
+    assert (recipe["train"]["batch_images"], recipe["model"]["width"], recipe["model"]["patch"]) == (8, 16, 2)
     assert json.loads((out / "config.json").read_text())["labels"] == ["dark", "light"]
     assert (tmp_path / "regard-cache").is_dir()
     assert main([*common, "--augment.flip", "2", "--out", str(tmp_path / "no")]) == 2
@@ -190,26 +192,26 @@ def test_pictures_alone_give_a_model(tmp_path, capfd):
 
 
 @pytest.mark.parametrize(("family", "task"), {family: task for task in TASKS for family in families_for(task)}.items())
-def test_help_shows_what_can_be_said_and_no_more(capsys, monkeypatch, family, task):
+def test_help_all_lists_the_options_of_the_family(capsys, monkeypatch, family, task):
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["train", "--task", task, "--model.family", family, "--help-all"]) == 0
-    shown = set(re.findall(r"--model\.([\w-]+)", capsys.readouterr().out))
+    listed = set(re.findall(r"--model\.([\w-]+)", capsys.readouterr().out))
     config = FAMILIES[family].config
     fields = {one.name.replace("_", "-") for one in dataclasses.fields(config) if one.name not in DERIVED}
-    assert shown - {"family"} == fields
+    assert listed - {"family"} == fields
 
 
-def test_what_follows_from_the_data_is_no_option(pairs, capsys):
+def test_derived_values_are_not_options(pairs, capsys):
     assert main(["train", "--data", str(pairs), "--model.source-vocab", "7"]) == 2
     assert "--model.source-vocab" in capsys.readouterr().err
 
 
-def test_for_restricts_the_form_to_one_that_exports(refused, pairs, tmp_path):
+def test_for_trains_a_model_that_exports(run_error, pairs, tmp_path):
     out = tmp_path / "model"
     training = ["train", "--data", str(pairs), "--out", str(out), *SMALL]
-    said = refused(*training, "--for", "huggingface", "--model.positions", "rotary")
-    assert "--for huggingface does not support positions = 'rotary'" in said
-    assert "cannot be restricted to a form for onnx" in refused(*training, "--for", "onnx", "--from", str(tmp_path))
+    message = run_error(*training, "--for", "huggingface", "--model.positions", "rotary")
+    assert "--for huggingface does not support positions = 'rotary'" in message
+    assert "cannot be restricted to a form for onnx" in run_error(*training, "--for", "onnx", "--from", str(tmp_path))
     assert not out.exists()
     assert main([*training, "--for", "huggingface"]) == 0
     assert main(["export", str(out), "--to", "huggingface", "--out", str(tmp_path / "hf")]) == 0

@@ -1,4 +1,4 @@
-"""Options of `regard train`: names, aliases, where the recipe stands, help."""
+"""Options of `regard train`: names, aliases, position of the recipe, help."""
 
 import re
 from pathlib import Path
@@ -18,11 +18,12 @@ from regard.cli.train_options import (
     parse_words,
     recipe_keys,
 )
-from regard.models import FAMILIES, family_of
-from regard.training import DataConfig, Recipe, plan
+from regard.models import FAMILIES, family_name
+from regard.training import DataConfig, Recipe
 from regard.training.recipe import SECTIONS
 from regard.training.registry import TASKS, families_for
 from tests.training import toy_images, toy_tasks
+from tests.training.helpers import plan
 
 
 @pytest.mark.parametrize(
@@ -36,12 +37,12 @@ from tests.training import toy_images, toy_tasks
         ["--quiet", "r.toml", "--out", "m", "--data", "a.tsv"],
     ],
 )
-def test_a_recipe_is_used_wherever_it_stands(words):
-    found = parse_arguments(words)
-    assert (found.recipe, found.out, found.options["data.files"]) == ("r.toml", "m", ["a.tsv"])
+def test_recipe_at_any_position(words):
+    arguments = parse_arguments(words)
+    assert (arguments.recipe, arguments.out, arguments.options["data.files"]) == ("r.toml", "m", ["a.tsv"])
 
 
-def test_a_packaged_recipe_is_found_among_the_data(tmp_path, monkeypatch):
+def test_packaged_recipe_after_the_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert parse_arguments(["--data", "a.tsv", "sst2"]).recipe == "sst2"
     Path("sst2").touch()
@@ -51,9 +52,9 @@ def test_a_packaged_recipe_is_found_among_the_data(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["a.toml", "b.toml", "--data", "x.tsv"], "Two recipes are given: a.toml and b.toml. Name one."),
-        (["a.toml", "--data", "x.tsv", "b.toml"], "Two recipes are given"),
-        (["sst2", "--data", "x.tsv", "cifar10"], "Two recipes are given: sst2 and cifar10."),
+        (["a.toml", "b.toml", "--data", "x.tsv"], "Expected one recipe, got two: a.toml and b.toml. Pass one."),
+        (["a.toml", "--data", "x.tsv", "b.toml"], "Expected one recipe, got two"),
+        (["sst2", "--data", "x.tsv", "cifar10"], "Expected one recipe, got two: sst2 and cifar10."),
         (["pairs.tsv"], "pairs.tsv is not a recipe. Did you mean --data pairs.tsv?"),
         (["a.en", "a.fr"], "a.en is not a recipe. Did you mean --data a.en a.fr?"),
         (["r.toml", "a.tsv"], "Unexpected argument a.tsv. Did you mean --data a.tsv?"),
@@ -65,34 +66,37 @@ def test_a_packaged_recipe_is_found_among_the_data(tmp_path, monkeypatch):
         (["--stepz", "5"], "Unknown option --stepz. Did you mean --steps?"),
         (["--train.stepz=5"], "Unknown option --train.stepz. Did you mean --train.steps?"),
         (["--data", "a.tsv", "--step", "5"], "Unknown option --step. Did you mean --steps?"),
-        (["--data", "a.tsv", "--steps", "1.5"], "--steps must be a whole number (got '1.5')."),
+        (["--data", "a.tsv", "--steps", "1.5"], "--steps must be an integer (got '1.5')."),
         (["--data", "a.tsv", "--train.clip", "much"], "--train.clip must be a number (got 'much')."),
         (["--data", "a.tsv", "--model.tied", "perhaps"], "--model.tied must be true or false (got 'perhaps')."),
         (["--data", "a.tsv", "--device", "gpu"], "train.device must be one of"),
-        (["--data", "a.tsv", "--score", "dott"], "--score dott is not a score. Choose from: dot, scaled_dot,"),
-        (["--data", "a.tsv", "--model.cell", "gru"], "--model.cell is no option of the family transformer."),
-        (["--data", "a.tsv", "--out", ""], "--out is empty. Name a folder."),
+        (
+            ["--data", "a.tsv", "--score", "dott"],
+            "--score dott is not an attention score. Choose from: dot, scaled_dot,",
+        ),
+        (["--data", "a.tsv", "--model.cell", "gru"], "--model.cell is not an option of the family transformer."),
+        (["--data", "a.tsv", "--out", ""], "--out is empty. Pass a folder."),
         ([], "No training data is given. Pass --data FILE."),
         (["multi30k-rnn"], "No training data is given. Pass --data FILE."),
-        (["--task", "language", "--data", "phrasebook"], "The phrasebook has no data for the task language."),
+        (["--task", "language", "--data", "phrasebook"], "The phrasebook does not support the task language."),
     ],
 )
-def test_mistakes_are_one_sentence_and_leave_nothing_behind(words, message, tmp_path, monkeypatch, refused):
+def test_invalid_arguments_write_nothing(words, message, tmp_path, monkeypatch, run_error):
     monkeypatch.chdir(tmp_path)
-    assert message in refused("train", *words)
+    assert message in run_error("train", *words)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("words", [["--train.steps", "5"], ["--steps", "5"], ["--steps=5"], ["--train.steps=5"]])
-def test_an_option_has_four_spellings(words):
+def test_spellings_of_an_option(words):
     assert parse_words(words) == ([], {"train.steps": "5"})
 
 
-def test_values_are_typed():
+def test_values_are_converted():
     words = ["--data=-", "--lr", "1", "--model.tied", "False", "--tokenizer.target_kind", "none", "--device=cpu"]
     words += ["--data.weights", "1", "0.5", "--train.r-drop", "-1", "--task=text2text", "--model.family=transformer"]
-    _, said = parse_words(words)
-    assert recipe_keys(said, "transformer") == {
+    _, values = parse_words(words)
+    assert recipe_keys(values, "transformer") == {
         "data": {"files": ("-",), "weights": (1.0, 0.5)},
         "train": {"lr": 1.0, "r_drop": -1.0, "device": "cpu"},
         "model": {"tied": False},
@@ -101,10 +105,10 @@ def test_values_are_typed():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_score_is_spelled_as_the_family_spells_it(family):
+def test_score_sets_the_score_keys_of_the_family(family):
     scores = recipe_keys({"score": "cosine"}, family)["model"]
-    three = {"encoder_score", "decoder_score", "cross_score"}
-    assert scores.keys() == (three if family == "transformer" else {"score"})
+    transformer_keys = {"encoder_score", "decoder_score", "cross_score"}
+    assert scores.keys() == (transformer_keys if family == "transformer" else {"score"})
     assert set(scores.values()) == {"cosine"}
     name = next(iter(scores))
     assert recipe_keys({"score": "cosine", f"model.{name}": "dot"}, family)["model"][name] == "dot"
@@ -122,17 +126,17 @@ def test_help_fits_one_screen(task, capsys, monkeypatch):
     assert not re.search(r"\b(STR|INT|FLOAT|None|True|False)\b", "\n".join(lines))
 
 
-def test_a_recipe_that_is_no_table_is_a_sentence(tmp_path, refused):
+def test_invalid_recipe_section(tmp_path, run_error):
     (tmp_path / "r.toml").write_text("model = 5\n")
     for words in (["--family", "gpt"], ["--data", "x.tsv"], ["-h"]):
-        assert "model should be a table" in refused("train", tmp_path / "r.toml", *words)
+        assert "model must be a table" in run_error("train", tmp_path / "r.toml", *words)
 
 
-def test_help_shows_the_values_of_the_recipe(capsys):
+def test_help_shows_recipe_values_as_defaults(capsys):
     assert main(["train", "multi30k-rnn", "--steps", "7", "--help-all"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "--steps, --train.steps N updates of the weights (default: 2000)" in shown
-    assert "[model] of the family seq2seq --model.width N of embeddings and states (default: 384)" in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert "--steps, --train.steps N number of training steps (default: 2000)" in output
+    assert "[model] of the family seq2seq --model.width N of embeddings and states (default: 384)" in output
 
 
 def small_data(task: str, folder: Path) -> list[DataConfig]:
@@ -140,25 +144,25 @@ def small_data(task: str, folder: Path) -> list[DataConfig]:
         words = folder / "words.tsv"
         words.write_text("".join(f"w{i}o\tw e {i % 10} d\n" for i in range(120)), encoding="utf-8")
         return [DataConfig(phrasebook_size=100), DataConfig(files=(str(words),))]
-    return [(toy_images if task in toy_images.MEASURES else toy_tasks).toy(task, folder).data]
+    return [(toy_images if task in toy_images.EXTRA_METRICS else toy_tasks).toy(task, folder).data]
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_help_says_what_is_chosen_from_the_data(task, tmp_path):
-    """Every other default in the help is the one that a run with nothing but data uses."""
+def test_help_marks_values_chosen_from_the_data(task, tmp_path):
+    """All other defaults in the help are those of a run with data only."""
     for data in small_data(task, tmp_path):
         recipe, _ = plan(task, data)
-        family = family_of(recipe.model)
+        family = family_name(recipe.model)
         assert family == families_for(task)[0]
         plain = Recipe(task, model=FAMILIES[family].config())
         for section in set(SECTIONS) - {"data"}:
-            ours, usual = vars(getattr(recipe, section)), vars(getattr(plain, section))
-            differing = {name for name in ours if ours[name] != usual[name]}
+            planned, default = vars(getattr(recipe, section)), vars(getattr(plain, section))
+            differing = {name for name in planned if planned[name] != default[name]}
             assert differing <= chosen_keys(section, task, family), f"[{section}]"
 
 
-def test_what_the_suggestion_does_not_reach_has_its_real_default():
-    """Sizes are suggested for one family per task: no other is described as chosen from the data."""
+def test_other_families_show_their_real_defaults():
+    """Sizes are suggested for one family per task; only that family shows them as chosen from the data."""
     assert CHOSEN.keys() & FAMILIES.keys() == {families_for(task)[0] for task in TASKS}
     assert key_options("translate", "seq2seq")["model.width"].default == "256"
     assert key_options("translate", "transformer")["model.width"].default == FROM_DATA

@@ -1,10 +1,10 @@
-"""What tests of reading share."""
+"""Fixtures of the data tests."""
 
 import pytest
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty folder, in which the test runs: errors name files as they were given."""
+    """An empty working directory, so that errors show relative file names."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -1,4 +1,4 @@
-"""Files to read, and batches to look into."""
+"""Helpers of the data tests: writing files, comparing batches."""
 
 import bz2
 import gzip
@@ -11,12 +11,12 @@ import torch
 
 
 def write(name, content):
-    """A file, packed as its name says."""
+    """Write a file, compressed according to its suffix."""
     data = content if isinstance(content, bytes) else content.encode()
     compress = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress, "zst": compress_zstd}
-    packed = compress.get(name.rsplit(".", 1)[-1], bytes)(data)
+    compressed = compress.get(name.rsplit(".", 1)[-1], bytes)(data)
     with open(name, "wb") as stream:
-        stream.write(packed)
+        stream.write(compressed)
     return name
 
 
@@ -32,7 +32,7 @@ def rows(packed):
 
 
 def tensors(batch):
-    """All that a batch says, in tensors."""
+    """All content of a batch as tensors."""
     parts = [batch.targets, torch.tensor([batch.sentences, batch.tokens])]
     for one in batch.inputs:
         is_tensor = isinstance(one, torch.Tensor)
@@ -41,23 +41,21 @@ def tensors(batch):
 
 
 def same(one, other):
+    """Whether two batches are equal."""
     return len(tensors(one)) == len(tensors(other)) and all(map(torch.equal, tensors(one), tensors(other)))
 
 
-def check_epochs(made, start=2):
-    """Epochs are functions of seed and number, whatever came before, and can be resumed in the middle.
-
-    `made(seed)` gives the batches of a seed.
-    """
-    used = made(7)
+def check_epochs(make_batches, start=2):
+    """Check that an epoch depends on seed and epoch number alone, and can be resumed in the middle."""
+    used = make_batches(7)
     for number in range(2):
         for _ in used.epoch(number):
             pass
-    first, again = list(used.epoch(2)), list(made(7).epoch(2))
+    first, again = list(used.epoch(2)), list(make_batches(7).epoch(2))
     assert len(first) == len(again) > start
     assert all(map(same, first, again))
     assert not all(map(same, first, used.epoch(3)))
-    assert not all(map(same, first, made(8).epoch(2)))
-    resumed = list(made(7).epoch(2, start))
+    assert not all(map(same, first, make_batches(8).epoch(2)))
+    resumed = list(make_batches(7).epoch(2, start))
     assert len(resumed) == len(first) - start
     assert all(map(same, first[start:], resumed))

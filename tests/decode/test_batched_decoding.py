@@ -1,4 +1,4 @@
-"""Any number of sentences, and the options."""
+"""Decoding in batches, and checks of the decoding options."""
 
 import pytest
 
@@ -15,23 +15,23 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.method)
-def test_order_and_results_do_not_depend_on_the_batches(config: DecodeConfig) -> None:
+def test_results_do_not_depend_on_batching(config: DecodeConfig) -> None:
     model = HistoryModel(14, seed=1)
     prefixes = [[5] * (i % 3) for i in range(len(SENTENCES))]
-    whole = decode_batch(model, pack(SENTENCES), config, prefixes=prefixes)
+    one_batch = decode_batch(model, pack(SENTENCES), config, prefixes=prefixes)
     for budget in (1, 100, 10**6):
-        assert decode_all(model, SENTENCES, pack, config, prefixes=prefixes, budget=budget) == whole
+        assert decode_all(model, SENTENCES, pack, config, prefixes=prefixes, budget=budget) == one_batch
 
 
-def test_batches_hold_the_budget_and_report_progress() -> None:
+def test_batches_stay_within_the_budget_and_report_progress() -> None:
     model, reports, batches = HistoryModel(14), [], []
 
-    def keep(sentences: list[list[int]]):
+    def pack_and_record(sentences: list[list[int]]):
         batches.append(sentences)
         return pack(sentences)
 
     config = DecodeConfig(beam=3)
-    decode_all(model, SENTENCES, keep, config, budget=100, progress=lambda *now: reports.append(now))
+    decode_all(model, SENTENCES, pack_and_record, config, budget=100, progress=lambda *now: reports.append(now))
     assert sum(map(len, batches)) == 40
     assert all(len(batch) * max(map(len, batch)) * 3 <= 100 for batch in batches)
     assert len(batches) < 15
@@ -40,11 +40,11 @@ def test_batches_hold_the_budget_and_report_progress() -> None:
     assert len(reports) == len(batches)
 
 
-def test_nothing_to_do() -> None:
+def test_no_sentences_give_no_results() -> None:
     assert decode_all(HistoryModel(6), [], pack, DecodeConfig()) == []
 
 
-def test_history_through_the_door() -> None:
+def test_decode_all_records_history() -> None:
     result = decode_all(HistoryModel(9), SENTENCES, pack, DecodeConfig(beam=2), history=True)
     assert all(r.history is not None and r.history.path(r[0]) for r in result)
 
@@ -69,16 +69,16 @@ def test_history_through_the_door() -> None:
         {"top_p": 1.1},
     ],
 )
-def test_senseless_options_are_refused(options: dict) -> None:
+def test_invalid_options_raise(options: dict) -> None:
     with pytest.raises(RegardError, match=list(options)[-1]):
         DecodeConfig(**options)
 
 
-def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(Exception, match="method"):  # of another class where types are checked too
+def test_unknown_method_raises() -> None:
+    with pytest.raises(Exception, match="method"):  # another exception class when types are checked at run time
         DecodeConfig("best")  # type: ignore[arg-type]
 
 
-def test_the_limit_on_length() -> None:
+def test_output_length_limit() -> None:
     config = DecodeConfig(max_len=50, max_ratio=1.5, max_extra=10)
     assert [config.limit(n) for n in (0, 1, 10, 100)] == [10, 11, 25, 50]

@@ -1,4 +1,4 @@
-"""Several models as one."""
+"""Ensembles of models."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.decode.helpers import HistoryModel, TableModel, pack
 SENTENCES = [[5, 1, 1], [9], [4, 1], [8, 1, 1, 1]]
 
 
-def test_a_model_with_itself_is_itself() -> None:
+def test_ensemble_of_copies_equals_the_model() -> None:
     model = HistoryModel(12, seed=1)
     config = DecodeConfig(beam=3, n_best=3)
     alone = beam(model, pack(SENTENCES), config)
@@ -22,8 +22,8 @@ def test_a_model_with_itself_is_itself() -> None:
             assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-5)
 
 
-def test_two_models_by_hand() -> None:
-    """<sos> then 4 or 5: 0.9 and 0.1 in one, 0.2 and 0.8 in the other; then <eos> for certain."""
+def test_two_models_with_known_probabilities() -> None:
+    """After <sos>, 4 or 5 with probabilities 0.9 and 0.1 in one model, 0.2 and 0.8 in the other; then <eos>."""
 
     def chain(four: float) -> TableModel:
         p = torch.zeros((6, 6))
@@ -40,16 +40,16 @@ def test_two_models_by_hand() -> None:
     assert torch.tensor(result[0].logprob).exp().item() == pytest.approx(0.25 * 0.1 + 0.75 * 0.8)
 
 
-def test_a_member_that_allows_nothing_leaves_it_to_the_others() -> None:
-    silent = TableModel(torch.full((6, 6), -torch.inf))
+def test_member_without_possible_tokens_is_ignored() -> None:
+    no_tokens = TableModel(torch.full((6, 6), -torch.inf))
     p = torch.zeros((6, 6))
     p[2, 4] = p[4, 3] = 1.0
-    result = greedy(Ensemble([silent, TableModel(p.log())]), pack([[4]]))[0]
+    result = greedy(Ensemble([no_tokens, TableModel(p.log())]), pack([[4]]))[0]
     assert result[0].ids == [4]
-    assert greedy(Ensemble([silent, silent]), pack([[4]]))[0][0].ids == []
+    assert greedy(Ensemble([no_tokens, no_tokens]), pack([[4]]))[0][0].ids == []
 
 
-def test_members_are_seen_by_torch() -> None:
+def test_members_are_submodules() -> None:
     class Small(nn.Module, HistoryModel):
         def __init__(self) -> None:
             super().__init__()
@@ -61,12 +61,12 @@ def test_members_are_seen_by_torch() -> None:
     assert not ensemble.models[1].training
 
 
-def test_what_cannot_be_an_ensemble_is_refused() -> None:
-    with pytest.raises(RegardError, match="12, 13 tokens"):
+def test_invalid_ensembles_raise() -> None:
+    with pytest.raises(RegardError, match="different sizes: 12, 13"):
         greedy(Ensemble([HistoryModel(12), HistoryModel(13)]), pack(SENTENCES))
-    with pytest.raises(RegardError, match="no models"):
+    with pytest.raises(RegardError, match="at least one model"):
         Ensemble([])
     with pytest.raises(RegardError, match="1 weights for 2 models"):
         Ensemble([HistoryModel(6), HistoryModel(6)], [1.0])
-    with pytest.raises(RegardError, match="0 or less"):
+    with pytest.raises(RegardError, match="must be positive"):
         Ensemble([HistoryModel(6), HistoryModel(6)], [1.0, 0.0])

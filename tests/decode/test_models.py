@@ -1,4 +1,4 @@
-"""Decoding with real models: steps with caches give what the whole sequence at once gives."""
+"""Decoding of real models: cached steps match the forward pass over the full sequence."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def small_model(family: str, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = FAMILIES[family]().eval()
     with torch.no_grad():
-        model.output.weight.mul_(4 if family == "transformer" else 20)  # decided opinions: no near ties
+        model.output.weight.mul_(4 if family == "transformer" else 20)  # peaked distributions, to avoid near ties
     return model
 
 
@@ -42,7 +42,7 @@ def teacher_forced(model: nn.Module, source: list[int], ids: list[int]) -> torch
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("config", [DecodeConfig("greedy"), DecodeConfig(beam=4, n_best=4)], ids=["greedy", "beam"])
-def test_prices_are_those_of_teacher_forcing(config: DecodeConfig, family: str) -> None:
+def test_log_probabilities_match_teacher_forcing(config: DecodeConfig, family: str) -> None:
     model = small_model(family, 0)
     lengths = set()
     for source, result in zip(SENTENCES, decode_all(model, SENTENCES, pack, config)):
@@ -51,11 +51,11 @@ def test_prices_are_those_of_teacher_forcing(config: DecodeConfig, family: str) 
             torch.testing.assert_close(
                 torch.tensor(h.token_logprobs), teacher_forced(model, source, h.ids), atol=1e-4, rtol=1e-4
             )
-    assert len(lengths) > 2, "a test of one length would not test dropping sentences"
+    assert len(lengths) > 2, "outputs of one length would not test removing finished sentences"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_neighbours_change_nothing(family: str) -> None:
+def test_results_do_not_depend_on_other_sentences_in_the_batch(family: str) -> None:
     model = small_model(family, 1)
     config = DecodeConfig(beam=3, n_best=3)
     for source, result in zip(SENTENCES, beam(model, pack(SENTENCES), config)):
@@ -66,7 +66,7 @@ def test_neighbours_change_nothing(family: str) -> None:
     ]
 
 
-def test_an_ensemble_of_two_families() -> None:
+def test_ensemble_of_two_families() -> None:
     first, second = small_model("transformer", 0), small_model("luong", 1)
     for source, result in zip(SENTENCES, beam(Ensemble([first, second]), pack(SENTENCES), DecodeConfig(beam=3))):
         ids = result[0].ids
@@ -75,8 +75,8 @@ def test_an_ensemble_of_two_families() -> None:
 
 
 @pytest.mark.parametrize("family", ["transformer", "luong", "bahdanau"])
-def test_coverage_is_that_of_teacher_forcing(family: str) -> None:
-    """Scores with a coverage penalty, against the attention recorded when the finished output is read at once."""
+def test_coverage_matches_teacher_forcing(family: str) -> None:
+    """Scores with a coverage penalty, compared with the attention of a teacher-forced forward pass."""
     model = small_model(family, 0)
     config = DecodeConfig(beam=4, n_best=4, length_penalty=0.5, coverage_penalty=2.0, max_ratio=0.6, max_extra=0)
     terms = []
@@ -84,7 +84,7 @@ def test_coverage_is_that_of_teacher_forcing(family: str) -> None:
         for h in result:
             with record(model) as recording:
                 model(pack([source]), pack([[SPECIAL.sos, *h.ids]]))
-            # Bahdanau's steps are calls of their own, which weights() joins along the queries.
+            # Bahdanau attention is called once per step; weights() concatenates the calls along the queries.
             cross = [one.weights().mean(1) for one in recording.values() if one.kind == "cross"]
             coverage = torch.stack(cross).mean(0)[0].sum(0)
             terms.append(coverage.clamp(max=1).log().sum().item())
@@ -94,6 +94,6 @@ def test_coverage_is_that_of_teacher_forcing(family: str) -> None:
 
 
 @pytest.mark.parametrize("model", [small_model("none", 0), HistoryModel(13)], ids=["no attention", "no module"])
-def test_coverage_needs_cross_attention(model) -> None:
+def test_coverage_without_cross_attention_raises(model) -> None:
     with pytest.raises(RegardError, match="attention"):
         beam(model, pack(SENTENCES), DecodeConfig(coverage_penalty=0.2))

@@ -16,7 +16,7 @@ from tests.decode.helpers import HistoryModel, TableModel, log_prob, pack
 SENTENCES = [[first, *[1] * (first % 5)] for first in range(4, 24)]
 
 
-def test_greedy_takes_the_most_probable_token_each_time() -> None:
+def test_greedy_chooses_the_most_probable_token() -> None:
     model = HistoryModel(12, seed=1)
     for source, result in zip(SENTENCES, greedy(model, pack(SENTENCES))):
         past = [SPECIAL.sos]
@@ -30,60 +30,60 @@ def test_greedy_takes_the_most_probable_token_each_time() -> None:
         assert result[0].logprob == pytest.approx(log_prob(model, source[0], ids, SPECIAL), abs=1e-4)
 
 
-def test_greedy_drops_finished_sentences_and_nothing_changes() -> None:
+def test_removing_finished_sentences_does_not_change_results() -> None:
     model = HistoryModel(12, seed=1)
     together = greedy(model, pack(SENTENCES))
-    sizes = [rows for rows, _ in model.rows_seen]
+    sizes = [rows for rows, _ in model.step_shapes]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] < sizes[0] / 2
     assert together == [greedy(model, pack([sentence]))[0] for sentence in SENTENCES]
 
 
-def test_no_sentences() -> None:
+def test_no_sentences_give_no_results() -> None:
     assert greedy(HistoryModel(6), pack([])) == []
     assert sample(HistoryModel(6), pack([])) == []
 
 
-@pytest.mark.parametrize("verb", [greedy, sample])
-def test_a_prefix_is_kept_and_priced(verb) -> None:
+@pytest.mark.parametrize("decode", [greedy, sample])
+def test_prefix_is_kept_and_scored(decode) -> None:
     model = HistoryModel(12, seed=2)
     prefixes = [[4 + i % 3] * (i % 4) for i in range(len(SENTENCES))]
-    for source, prefix, result in zip(SENTENCES, prefixes, verb(model, pack(SENTENCES), prefixes=prefixes)):
+    for source, prefix, result in zip(SENTENCES, prefixes, decode(model, pack(SENTENCES), prefixes=prefixes)):
         h = result[0]
         assert h.ids[: len(prefix)] == prefix
         assert h.logprob == pytest.approx(log_prob(model, source[0], h.ids, SPECIAL), abs=1e-4)
 
 
-@pytest.mark.parametrize("verb", [greedy, sample])
-def test_length_limits(verb) -> None:
+@pytest.mark.parametrize("decode", [greedy, sample])
+def test_outputs_respect_length_limits(decode) -> None:
     model = HistoryModel(6, seed=3)
-    free = verb(model, pack(SENTENCES), DecodeConfig(verb.__name__))
+    free = decode(model, pack(SENTENCES), DecodeConfig(decode.__name__))
     assert min(len(r[0].ids) for r in free) < 4
     assert max(len(r[0].ids) for r in free) > 6
-    bound = verb(model, pack(SENTENCES), DecodeConfig(verb.__name__, min_len=4, max_len=6))
-    assert {len(r[0].ids) for r in bound} == {4, 5, 6}
-    assert all(len(r[0].token_logprobs) == len(r[0].ids) + 1 for r in bound)
-    short = verb(model, pack(SENTENCES), DecodeConfig(verb.__name__, max_len=0))
+    limited = decode(model, pack(SENTENCES), DecodeConfig(decode.__name__, min_len=4, max_len=6))
+    assert {len(r[0].ids) for r in limited} == {4, 5, 6}
+    assert all(len(r[0].token_logprobs) == len(r[0].ids) + 1 for r in limited)
+    short = decode(model, pack(SENTENCES), DecodeConfig(decode.__name__, max_len=0))
     assert all(r[0].ids == [] and len(r[0].token_logprobs) == 1 for r in short)
 
 
-@pytest.mark.parametrize("verb", [greedy, sample])
-def test_a_model_that_allows_nothing_ends_its_outputs(verb) -> None:
+@pytest.mark.parametrize("decode", [greedy, sample])
+def test_output_ends_when_no_token_is_possible(decode) -> None:
     logits = torch.full((6, 6), -torch.inf)
     logits[SPECIAL.sos, 4] = 0.0
-    result = verb(TableModel(logits), pack([[4], [5]]))
+    result = decode(TableModel(logits), pack([[4], [5]]))
     assert [(r[0].ids, r[0].token_logprobs) for r in result] == [([4], [0.0])] * 2
-    nothing = verb(TableModel(torch.full((6, 6), -torch.inf)), pack([[4]]))
+    nothing = decode(TableModel(torch.full((6, 6), -torch.inf)), pack([[4]]))
     assert [(h.ids, h.logprob) for h in nothing[0]] == [([], 0.0)]
 
 
-@pytest.mark.parametrize("verb", [greedy, sample])
-def test_a_model_that_is_broken_is_reported(verb) -> None:
+@pytest.mark.parametrize("decode", [greedy, sample])
+def test_nan_logits_raise(decode) -> None:
     with pytest.raises(RegardError, match="NaN"):
-        verb(TableModel(torch.full((6, 6), torch.nan)), pack([[4]]))
+        decode(TableModel(torch.full((6, 6), torch.nan)), pack([[4]]))
 
 
-def test_wrong_prefixes_are_refused() -> None:
+def test_invalid_prefixes_raise() -> None:
     with pytest.raises(RegardError, match="2 prefixes for 1 sentences"):
         greedy(HistoryModel(6), pack([[4]]), prefixes=[[4], [5]])
     with pytest.raises(RegardError, match="<eos>"):
@@ -117,16 +117,16 @@ P = torch.tensor([0.05, 0.4, 0.0, 0.1, 0.3, 0.15])
     ],
 )
 def test_draws_follow_the_distribution(options: tuple, expected: torch.Tensor) -> None:
-    found = frequencies(*options, P)
-    assert (found[expected == 0] == 0).all()
+    observed = frequencies(*options, P)
+    assert (observed[expected == 0] == 0).all()
     possible = expected > 0
-    chi_square = (20000 * (found - expected)[possible] ** 2 / expected[possible]).sum()
+    chi_square = (20000 * (observed - expected)[possible] ** 2 / expected[possible]).sum()
     assert chi_square < 20.5  # the 0.999 quantile at 5 degrees of freedom
 
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 10**6), u=st.sampled_from([0.0, 0.5, 1 - 2**-24]), top_p=st.sampled_from([0.3, 1.0]))
-def test_what_is_impossible_is_never_drawn(seed: int, u: float, top_p: float) -> None:
+def test_impossible_tokens_are_never_drawn(seed: int, u: float, top_p: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     log_p = torch.randn((1, 1, 50), generator=generator) * 10
     log_p[torch.rand(log_p.shape, generator=generator) < 0.7] = -torch.inf
@@ -135,7 +135,7 @@ def test_what_is_impossible_is_never_drawn(seed: int, u: float, top_p: float) ->
     assert log_p[0, 0, token.item()] > -torch.inf
 
 
-def test_samples_of_whole_outputs_follow_the_model() -> None:
+def test_sampled_outputs_follow_the_distribution_of_the_model() -> None:
     """A chain whose outputs are a geometric number of fours, each followed by another with probability 2/3."""
     logits = torch.full((5, 5), -torch.inf)
     logits[:, 4], logits[:, SPECIAL.eos] = math.log(2 / 3), math.log(1 / 3)
@@ -148,18 +148,18 @@ def test_samples_of_whole_outputs_follow_the_model() -> None:
         assert h.logprob == pytest.approx(len(h.ids) * math.log(2 / 3) + math.log(1 / 3), abs=1e-4)
 
 
-def test_the_seed_and_nothing_else_decides() -> None:
+def test_samples_depend_only_on_seed_and_sentence_index() -> None:
     model = HistoryModel(12, seed=4)
     config = DecodeConfig("sample", n_best=3, top_p=0.95, temperature=1.3, seed=11)
     first = sample(model, pack(SENTENCES), config)
     assert first == sample(model, pack(SENTENCES), config)
     assert first != sample(model, pack(SENTENCES), replace(config, seed=12))
-    for number, (sentence, result) in enumerate(zip(SENTENCES, first)):
-        assert sample(model, pack([sentence]), config, numbers=[number])[0] == result
+    for index, (sentence, result) in enumerate(zip(SENTENCES, first)):
+        assert sample(model, pack([sentence]), config, sample_indices=[index])[0] == result
     assert len({tuple(h.ids) for r in first for h in r}) > 20
 
 
-def test_the_models_own_log_probabilities_are_reported() -> None:
+def test_log_probabilities_are_before_temperature_and_top_k() -> None:
     model = HistoryModel(12, seed=4)
     config = DecodeConfig("sample", n_best=4, top_k=3, temperature=0.7)
     for source, result in zip(SENTENCES, sample(model, pack(SENTENCES), config)):
@@ -169,6 +169,6 @@ def test_the_models_own_log_probabilities_are_reported() -> None:
             assert h.logprob == pytest.approx(log_prob(model, source[0], h.ids, SPECIAL), abs=1e-4)
 
 
-def test_top_k_of_one_is_greedy() -> None:
+def test_top_k_of_one_equals_greedy() -> None:
     model = HistoryModel(12, seed=6)
     assert sample(model, pack(SENTENCES), DecodeConfig("sample", top_k=1)) == greedy(model, pack(SENTENCES))

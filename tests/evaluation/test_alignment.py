@@ -1,4 +1,4 @@
-"""Word alignments against hand computation, and against what a trained model must know."""
+"""Word alignments from attention, compared with hand-computed ones and with gold alignments."""
 
 import dataclasses
 
@@ -7,8 +7,8 @@ import pytest
 
 from regard.attention import record
 from regard.data import Tokenizer
-from regard.data.phrasebook import phrasebook_pairs, words
-from regard.data.text.special_tokens import Special
+from regard.data.phrasebook import phrasebook_pairs, split_words
+from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
 from regard.evaluation.alignment import _links, _pieces_in_words
 from regard.layers.packed import pack
@@ -17,12 +17,12 @@ from regard.pipelines import Translator
 from regard.viewer import (
     align,
     alignment_error_rate,
-    attentions,
+    attention_names,
     best_layer,
-    clearest_layer,
     format_links,
     look,
     read_links,
+    sharpest_layer,
 )
 from tests.conftest import number_links, number_pairs
 
@@ -38,11 +38,11 @@ from tests.conftest import number_links, number_pairs
         ([[]], [[]], 0.0),
     ],
 )
-def test_alignment_error_rate_by_hand(predicted, gold, rate):
+def test_alignment_error_rate_matches_hand_computed_values(predicted, gold, rate):
     assert alignment_error_rate(predicted, gold) == pytest.approx(rate)
 
 
-def test_alignments_and_gold_of_different_numbers():
+def test_different_numbers_of_alignments_and_gold_are_an_error():
     with pytest.raises(RegardError, match="2 alignments, but 1 gold"):
         alignment_error_rate([[], []], [[]])
 
@@ -52,116 +52,116 @@ def test_source_pieces_are_summed_and_target_pieces_averaged():
     columns = np.array([[1, 0], [0, 1], [0, 1]], bool)
     rows = np.array([[1, 0], [1, 0], [0, 1]], bool)
     weights = np.array([[0.45, 0.30, 0.25], [0.50, 0.25, 0.20], [0.40, 0.30, 0.30]])
-    # x regards a by (0.45 + 0.50) / 2 and b by (0.55 + 0.45) / 2; no piece of b alone has as much as a.
+    # x attends to a with (0.45 + 0.50) / 2 and to b with (0.55 + 0.45) / 2; no single piece of b has more than a.
     assert _links(weights, rows, columns) == [(1, 0), (1, 1)]
     weights[1, 0] += 0.10
     assert _links(weights, rows, columns) == [(0, 0), (1, 1)]
 
 
-def test_a_word_that_was_cut_off_has_no_link():
-    everything = np.eye(3, dtype=bool)
-    assert _links(np.eye(2), everything, everything) == [(0, 0), (1, 1)]
+def test_truncated_words_have_no_links():
+    pieces = np.eye(3, dtype=bool)
+    assert _links(np.eye(2), pieces, pieces) == [(0, 0), (1, 1)]
 
 
-def test_pieces_belong_to_words_by_their_places():
+def test_pieces_are_assigned_to_words_by_character_offsets():
     tokenizer = Tokenizer.train(["ab cd"], "char")
-    found = _pieces_in_words(tokenizer, " ab  cd", str.split)
-    assert found.tolist() == [[True, False], [True, False], [False, False], [False, True], [False, True]]
+    membership = _pieces_in_words(tokenizer, " ab  cd", str.split)
+    assert membership.tolist() == [[True, False], [True, False], [False, False], [False, True], [False, True]]
 
 
-def test_words_as_the_phrasebook_counts_them():
+def test_pieces_are_assigned_to_phrasebook_words():
     pair = next(pair for pair in phrasebook_pairs("val", 50) if "'" in pair.target)
     tokenizer = Tokenizer.train([pair.target], "space")
-    found = _pieces_in_words(tokenizer, pair.target, words)
-    assert found.shape == (len(pair.target.split()), len(words(pair.target)))
-    assert found.any(0).all()  # each word is in a piece
-    assert (found.sum(1) > 1).any()  # l'homme is one piece of this tokeniser, and two words
+    membership = _pieces_in_words(tokenizer, pair.target, words)
+    assert membership.shape == (len(pair.target.split()), len(split_words(pair.target)))
+    assert membership.any(0).all()  # each word has a piece
+    assert (membership.sum(1) > 1).any()  # l'homme is one piece and two words
 
 
 @pytest.mark.parametrize("model", ["transformer", "seq2seq"])
-def test_align_is_what_look_shows(model, request):
-    """In a batch as one by one, <eos> left out; the words of these languages are pieces."""
+def test_align_agrees_with_look(model, request):
+    """In a batch as for single pairs, without <eos>; each word is one piece."""
     translator = request.getfixturevalue(model)
     pairs = number_pairs(20, seed=3)
-    for layer in attentions(translator, "cross"):
+    for layer in attention_names(translator, "cross"):
         expected = []
         for source, target in pairs:
-            best = look(translator, source, target).maps[layer].of()[:-1, :-1].argmax(1)
+            best = look(translator, source, target).maps[layer].head_weights()[:-1, :-1].argmax(1)
             expected.append(sorted((int(s), t) for t, s in enumerate(best)))
         assert align(translator, pairs, layer) == expected
 
 
-def test_subwords_are_joined():
+def test_pieces_are_merged_into_words():
     pairs = number_pairs(8, seed=4)
     tokenizer = Tokenizer.train([side for pair in pairs for side in pair], "char")
     size = tokenizer.vocab_size
     config = TransformerConfig(width=16, heads=2, feedforward=16, source_vocab=size, target_vocab=size)
     translator = Translator(make_model(config).eval(), tokenizer, tokenizer)
     source, target = pairs[0]
-    weights = look(translator, source, target).maps["decoder.0.cross"].of()
-    places = [
+    weights = look(translator, source, target).maps["decoder.0.cross"].head_weights()
+    indices = [
         [i for i, _ in enumerate(text) if text[:i].count(" ") == w and text[i] != " "]
         for text in pairs[0]
         for w in range(len(text.split()))
     ]
-    sources, targets = places[: len(source.split())], places[len(source.split()) :]
-    table = [[np.mean([weights[t, s].sum() for t in own]) for s in sources] for own in targets]
+    sources, targets = indices[: len(source.split())], indices[len(source.split()) :]
+    table = [[np.mean([weights[t, s].sum() for t in word]) for s in sources] for word in targets]
     expected = sorted((int(np.argmax(row)), t) for t, row in enumerate(table))
     assert align(translator, pairs, "decoder.0.cross")[0] == expected
 
 
-def test_a_trained_model_aligns(seq2seq):
+def test_trained_model_has_low_alignment_error(seq2seq):
     pairs = number_pairs(100, seed=5)
     assert alignment_error_rate(align(seq2seq, pairs), number_links(pairs)) < 0.1
 
 
-def test_the_best_layer_has_the_least_error(transformer):
+def test_best_layer_has_the_lowest_error(transformer):
     pairs = number_pairs(60, seed=6)
     gold = number_links(pairs)
     rates = {
         layer: alignment_error_rate(align(transformer, pairs, layer), gold)
-        for layer in attentions(transformer, "cross")
+        for layer in attention_names(transformer, "cross")
     }
     assert len(set(rates.values())) == 2
     assert rates[best_layer(transformer, pairs, gold)] == min(rates.values())
 
 
-def test_the_clearest_layer_needs_text_only_where_there_is_a_choice(transformer, seq2seq):
-    assert clearest_layer(seq2seq, []) == "decoder.attention"
-    assert clearest_layer(transformer, [("", "")]) == "decoder.1.cross"
-    assert clearest_layer(transformer, number_pairs(9, seed=7)) in attentions(transformer, "cross")
+def test_layer_without_gold_needs_no_text_for_a_single_layer(transformer, seq2seq):
+    assert sharpest_layer(seq2seq, []) == "decoder.attention"
+    assert sharpest_layer(transformer, [("", "")]) == "decoder.1.cross"
+    assert sharpest_layer(transformer, number_pairs(9, seed=7)) in attention_names(transformer, "cross")
 
 
-def test_an_empty_side_has_no_links(transformer):
+def test_empty_texts_have_no_links(transformer):
     assert align(transformer, [("", "un"), ("one", ""), ("one", "un")], "decoder.0.cross") == [[], [], [(0, 0)]]
 
 
-def test_lines_that_are_too_long(monkeypatch, transformer):
+def test_long_lines_are_an_error_or_truncated(monkeypatch, transformer):
     monkeypatch.setattr(Translator, "length_limit", 16)  # as with learned positions
     long = ("one " * 20, "un " * 20)
     with pytest.raises(RegardError, match="line 2 has 20 tokens"):
         align(transformer, [("one", "un"), long], "decoder.0.cross")
-    found = align(transformer, [long], "decoder.0.cross", truncate=True)[0]
-    assert {target for _, target in found} == set(range(15))
+    links = align(transformer, [long], "decoder.0.cross", truncate=True)[0]
+    assert {target for _, target in links} == set(range(15))
 
 
-def test_a_model_without_attention(blind):
+def test_model_without_attention_is_an_error(blind):
     with pytest.raises(RegardError, match="has no attention"):
         align(blind, [("one", "un")])
 
 
-def test_pharaoh_format(tmp_path):
+def test_pharaoh_format_is_written_and_read(tmp_path):
     path = tmp_path / "gold.txt"
     alignments = [[(0, 0), (12, 3)], [], [(1, 1)]]
     path.write_text("".join(format_links(links) + "\n" for links in alignments))
     assert read_links(path) == alignments
     path.write_text("0-0\n0-0 1:1\n")
-    with pytest.raises(RegardError, match=r"gold.txt, line 2: '1:1' is no link"):
+    with pytest.raises(RegardError, match=r"gold.txt, line 2: invalid link '1:1'"):
         read_links(path)
 
 
-def test_recurrent_alignments_in_one_batch_of_many_lengths():
-    """Attention before the cell is called step by step: rows of short targets end early."""
+def test_recurrent_alignments_of_a_batch_match_single_pairs():
+    """Bahdanau attention is recorded step by step; the rows of short targets end early."""
     pairs = number_pairs(12, seed=8)
     tokenizer = Tokenizer.train([side for pair in pairs for side in pair], "word")
     size = tokenizer.vocab_size
@@ -174,17 +174,17 @@ def test_recurrent_alignments_in_one_batch_of_many_lengths():
 @pytest.mark.parametrize(
     "special",
     [
-        Special(end=3),
-        Special(begin=4, end=3),
-        Special(end=3, forced=4),
-        Special(begin=4, end=3, forced=5),
-        Special(),
-        Special(begin=4),
+        SpecialTokens(end=3),
+        SpecialTokens(begin=4, end=3),
+        SpecialTokens(end=3, forced=4),
+        SpecialTokens(begin=4, end=3, forced=5),
+        SpecialTokens(),
+        SpecialTokens(begin=4),
     ],
-    ids=["end", "begin end", "end forced", "begin end forced", "no frame", "begin"],
+    ids=["end", "begin end", "end forced", "begin end forced", "none", "begin"],
 )
-def test_special_tokens_around_the_texts_shift_no_link(special):
-    """Models from other libraries may begin a source with a token, and force one after <sos> (BART)."""
+def test_special_tokens_do_not_shift_links(special):
+    """Imported models may add a token before the source, and force one after <sos> (BART)."""
     pairs = [*number_pairs(6, seed=9), ("one", "un")]
     tokenizer = Tokenizer.train([side for pair in pairs for side in pair], "word")
     size = tokenizer.vocab_size
@@ -193,17 +193,17 @@ def test_special_tokens_around_the_texts_shift_no_link(special):
     layer = "decoder.1.cross"
     expected = []
     for source, target in pairs:
-        ids = special.framed(tokenizer.encode(source)), special.begun(tokenizer.encode(target))
+        ids = special.add_special_tokens(tokenizer.encode(source)), special.make_decoder_input(tokenizer.encode(target))
         with record(translator.model) as recording:
             translator.model(pack([ids[0]]), pack([ids[1]]))
         weights = recording[layer].weights()[0].mean(0)
-        row, column = len(special.begun([])) - 1, int(special.begin is not None)
+        row, column = len(special.make_decoder_input([])) - 1, int(special.begin is not None)
         rows, columns = len(target.split()), len(source.split())
         best = weights[row : row + rows, column : column + columns].argmax(1).tolist()
         expected.append(sorted((s, t) for t, s in enumerate(best)))
     assert align(translator, pairs, layer) == expected
-    assert clearest_layer(translator, pairs) in attentions(translator, "cross")
-    # Cut to max_len, the words that are left keep their numbers.
+    assert sharpest_layer(translator, pairs) in attention_names(translator, "cross")
+    # Truncated to max_len, the remaining words keep their indices.
     [links] = align(translator, [("one " * 30, "un " * 30)], layer, truncate=True)
-    room = 16 - max(len(special.framed([])), len(special.begun([])))
+    room = 16 - max(len(special.add_special_tokens([])), len(special.make_decoder_input([])))
     assert [target for _, target in sorted(links, key=lambda link: link[1])] == list(range(room))

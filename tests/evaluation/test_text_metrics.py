@@ -1,4 +1,4 @@
-"""Scores of translations and of answers."""
+"""Metrics of translations and answers."""
 
 import pytest
 import sacrebleu
@@ -11,7 +11,7 @@ OUTPUTS = ["Le chat dort sur la table .", "Il mange une pomme", "Je ne sais pas 
 REFERENCES = ["Le chat dort sous la table .", "Il mange une Pomme", "Je ne sais pas quoi dire ."]
 
 
-def test_bleu_and_chrf_are_those_of_sacrebleu():
+def test_bleu_and_chrf_match_sacrebleu():
     scores = text_scores(OUTPUTS, REFERENCES)
     assert scores.bleu == sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES]).score
     assert scores.chrf == sacrebleu.corpus_chrf(OUTPUTS, [REFERENCES]).score
@@ -22,7 +22,7 @@ def test_bleu_and_chrf_are_those_of_sacrebleu():
     assert sacrebleu.__version__ in scores.signature
 
 
-def test_exact_match_is_of_whole_lines_and_minds_case():
+def test_exact_match_compares_full_lines_with_case():
     assert text_scores(OUTPUTS, REFERENCES).exact_match == pytest.approx(100 / 3)
 
 
@@ -42,7 +42,7 @@ def test_word_error_rate_counts_edits(output, reference, errors):
     assert word_error_rate([output], [reference]) == pytest.approx(100 * errors / len(reference.split()))
 
 
-def test_word_error_rate_is_over_all_words_together():
+def test_word_error_rate_is_over_the_entire_corpus():
     assert word_error_rate(["a", "b c d e"], ["x", "b c d e"]) == pytest.approx(20.0)
     assert word_error_rate([], []) == 0.0
     assert word_error_rate([""], [""]) == 0.0
@@ -59,54 +59,56 @@ def one_question(*answers):
 
 
 @pytest.mark.parametrize(
-    ("given", "right", "language", "exact", "f1"),
+    ("prediction", "reference", "language", "exact", "f1"),
     [
         ("The Eiffel Tower!", "eiffel tower", "en", 1, 1),
         ("an  eiffel\u00a0tower", "the (Eiffel) Tower", "en", 1, 1),
-        ("eiffel-tower", "eiffeltower", "en", 1, 1),  # punctuation goes without leaving a space
-        ("theatre", "atre", "en", 0, 0),  # an article is a word
+        ("eiffel-tower", "eiffeltower", "en", 1, 1),  # punctuation is removed without a space
+        ("theatre", "atre", "en", 0, 0),  # articles are full words
         ("the Eiffel Tower in Paris", "eiffel tower", "en", 0, 2 / 3),
         ("tower", "the old eiffel tower of paris", "en", 0, 2 / 6),
-        ("la la land", "la land", "en", 0, 4 / 5),  # words count as often as both have them
+        ("la la land", "la land", "en", 0, 4 / 5),  # repeated words count
         ("land la", "la land", "en", 0, 1),
         ("Paris", "London", "en", 0, 0),
         ("", "London", "en", 0, 0),
-        ("the", "a", "en", 1, 1),  # both are nothing
+        ("the", "a", "en", 1, 1),  # both are empty after normalization
         ("the", "cat", "en", 0, 0),
-        ("“cat”", "cat", "en", 0, 0),  # SQuAD knows no other quotes than ASCII's
+        ("“cat”", "cat", "en", 0, 0),  # SQuAD only removes ASCII punctuation
         ("«cat»", "cat", "de", 1, 1),
         ("die Katze", "eine Katze", "de", 1, 1),
         ("the Katze", "Katze", "de", 0, 2 / 3),
         ("die Katze", "Katze", "en", 0, 2 / 3),
         ("L’homme", "un homme", "fr", 1, 1),
         ("l'école du village", "école village", "fr", 1, 1),
-        ("mal", "m'al", "fr", 1, 1),  # the l that ends a word is no article
+        ("mal", "m'al", "fr", 1, 1),  # a final l is not an article
         ("le chat", "the chat", "fr", 0, 2 / 3),
     ],
 )
-def test_answers_are_compared_as_squad_and_mlqa_do(given, right, language, exact, f1):
-    assert squad_scores({"1": given}, one_question(right), language) == pytest.approx((100 * exact, 100 * f1))
-    assert squad_scores({"1": right}, one_question(given), language) == pytest.approx((100 * exact, 100 * f1))
+def test_answers_are_normalized_as_in_squad_and_mlqa(prediction, reference, language, exact, f1):
+    assert squad_scores({"1": prediction}, one_question(reference), language) == pytest.approx((100 * exact, 100 * f1))
+    assert squad_scores({"1": reference}, one_question(prediction), language) == pytest.approx((100 * exact, 100 * f1))
 
 
-def test_the_nearest_right_answer_counts():
+def test_best_matching_reference_answer_counts():
     assert squad_scores({"1": "two cats"}, one_question("dogs", "two dogs", "Two cats.")) == (100.0, 100.0)
     assert squad_scores({"1": "two cats"}, one_question("three", "two dogs")) == (0.0, 50.0)
 
 
 def test_scores_are_means_over_all_questions():
     questions = [Question(str(i), "?", "", ((word, 0),)) for i, word in enumerate(["one", "two", "three four"])]
-    assert squad_scores({"0": "one", "2": "four five", "9": "nobody asked"}, questions) == pytest.approx((100 / 3, 50))
+    assert squad_scores({"0": "one", "2": "four five", "9": "no such question"}, questions) == pytest.approx(
+        (100 / 3, 50)
+    )
     assert squad_scores({}, []) == (0.0, 0.0)
 
 
-def test_nothing_is_the_right_answer_where_there_is_none():
+def test_empty_answer_is_correct_for_unanswerable_questions():
     assert squad_scores({"1": ""}, one_question()) == (100.0, 100.0)
     assert squad_scores({}, one_question()) == (100.0, 100.0)
     assert squad_scores({"1": "cat"}, one_question()) == (0.0, 0.0)
-    assert squad_scores({"1": ""}, one_question("the", "cat")) == (0.0, 0.0)  # "the" is no answer beside another
+    assert squad_scores({"1": ""}, one_question("the", "cat")) == (0.0, 0.0)  # the empty reference "the" is ignored
 
 
-def test_a_language_without_known_articles():
-    with pytest.raises(RegardError, match=r"The articles of 'xx' are not known\. Choose one of en, de, fr\."):
+def test_unsupported_language_is_an_error():
+    with pytest.raises(RegardError, match=r"Unsupported language 'xx'\. Choose from: en, de, fr\."):
         squad_scores({}, [], "xx")

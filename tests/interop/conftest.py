@@ -1,4 +1,4 @@
-"""The library that others open these folders with."""
+"""Fixture of the transformers library."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def transformers() -> Any:
-    """Opening it takes seconds, so it is opened where a test asks for it."""
+    """The library, imported on first use because the import takes seconds."""
     import transformers as library
 
     library.logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""Which configs export where: the function, the exporters and the table in the docs agree."""
+"""Export targets: `unsupported_settings`, the exporters and the table in the docs agree."""
 
 import dataclasses
 import itertools
@@ -13,25 +13,26 @@ import torch
 from regard.cli.demo import demo_recipe
 from regard.data import Tokenizer
 from regard.errors import RegardError
-from regard.interop import export_ctranslate2, export_folder, export_onnx
-from regard.interop.export_targets import Target, check_exportable, exportable, unsupported
+from regard.interop import export_ctranslate2, export_huggingface, export_onnx
+from regard.interop.export_targets import ExportTarget, check_exportable, nearest_exportable, unsupported_settings
 from regard.models import GPTConfig, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig, t5_small
 from regard.pipelines import Translator
-from regard.training import DataConfig, plan, recipe_from
+from regard.training import DataConfig, recipe_from_dict
 from tests.conftest import number_pairs
+from tests.training.helpers import plan
 
-TARGETS: tuple[Target, ...] = get_args(Target)
+TARGETS: tuple[ExportTarget, ...] = get_args(ExportTarget)
 SMALL: dict[str, Any] = dict(width=16, heads=4, feedforward=32, encoder_layers=1, decoder_layers=1, max_len=32)
-EXPORTERS = {"huggingface": export_folder, "ctranslate2": export_ctranslate2, "onnx": export_onnx}
+EXPORTERS = {"huggingface": export_huggingface, "ctranslate2": export_ctranslate2, "onnx": export_onnx}
 
 
-def translator_of(config: TransformerConfig, shared: bool) -> Translator:
-    """Random weights, with one word tokenizer or two."""
+def make_translator(config: TransformerConfig, shared: bool) -> Translator:
+    """A translator with random weights and one or two word tokenizers."""
     torch.manual_seed(1)
     pairs = number_pairs(50, seed=1)
-    texts = [[one for pair in pairs for one in pair]] * 2 if shared else zip(*pairs)
-    source, target = (Tokenizer.train(one, "word") for one in texts)
+    texts = [[text for pair in pairs for text in pair]] * 2 if shared else zip(*pairs)
+    source, target = (Tokenizer.train(side, "word") for side in texts)
     vocabularies = dict(source_vocab=source.vocab_size, target_vocab=target.vocab_size, shared_vocab=shared)
     model = Transformer(dataclasses.replace(config, **vocabularies)).eval()
     return Translator(model, source, source if shared else target)
@@ -43,7 +44,7 @@ FIELDS = {
     "qk_norm": (True, False),
 }
 FORMS = [dict(zip(FIELDS, values)) for values in itertools.product(*FIELDS.values())]
-FURTHER: list[dict[str, Any]] = [
+MORE_FORMS: list[dict[str, Any]] = [
     {"norm_kind": "rms", "activation": "swiglu", "kv_heads": 2},
     {"activation": "relu2", "encoder_score": "cosine", "head_width": 5},
     {"embedding_norm": True, "tied": False, "cross_score": "dot"},
@@ -52,33 +53,33 @@ FURTHER: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("form", [*FORMS, *FURTHER], ids=lambda form: str(list(form.values())[:3]))
-def test_exporters_agree_with_unsupported(tmp_path, form, shared):
+@pytest.mark.parametrize("form", [*FORMS, *MORE_FORMS], ids=lambda form: str(list(form.values())[:3]))
+def test_exporters_agree_with_unsupported_settings(tmp_path, form, shared):
     config = TransformerConfig(**(SMALL | form))
     for target in TARGETS:
-        translator = translator_of(config, shared)
-        found = unsupported(translator.model.config, target)
-        if target == "onnx":  # takes every form: test_onnx.py
-            assert not found
-        elif found:
+        translator = make_translator(config, shared)
+        fields = unsupported_settings(translator.model.config, target)
+        if target == "onnx":  # supports all forms: test_onnx.py
+            assert not fields
+        elif fields:
             with pytest.raises(
-                RegardError, match=f"{next(iter(found))} = |T5ForConditionalGeneration has one vocabulary"
+                RegardError, match=f"{next(iter(fields))} = |T5ForConditionalGeneration has one vocabulary"
             ):
                 EXPORTERS[target](translator, tmp_path / target)
         else:
             EXPORTERS[target](translator, tmp_path / target)
-        changed = exportable(translator.model.config, target)
-        assert not unsupported(changed, target)
+        changed = nearest_exportable(translator.model.config, target)
+        assert not unsupported_settings(changed, target)
         assert {name: getattr(changed, name) for name in SMALL} == SMALL
-        if not found:
+        if not fields:
             assert changed == translator.model.config
 
 
 @pytest.mark.parametrize("config", [GPTConfig(), Seq2SeqConfig()])
-def test_other_families_are_refused(config):
+def test_other_families_are_an_error(config):
     for target in TARGETS:
         with pytest.raises(RegardError, match="applies to the family transformer"):
-            exportable(config, target)
+            nearest_exportable(config, target)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_other_families_are_refused(config):
     ],
 )
 @pytest.mark.parametrize("task", ["translate", "text2text"])
-def test_suggested_recipes_are_restricted(tmp_path, pairs, task):
+def test_suggested_recipes_are_restricted_to_the_target(tmp_path, pairs, task):
     path = tmp_path / "pairs.tsv"
     path.write_text("".join(f"{source} {i}\t{target} {i}\n" for i, (source, target) in enumerate(pairs)))
     data = DataConfig(files=(str(path),))
@@ -101,34 +102,34 @@ def test_suggested_recipes_are_restricted(tmp_path, pairs, task):
     assert recipe == plain  # ONNX restricts nothing
 
 
-def test_explicit_settings_that_contradict_are_named():
-    recipe = recipe_from({"model": {"positions": "rotary", "qk_norm": True}})
-    message = r"--for huggingface does not support (.*)positions = 'rotary' \(there: 'sinusoidal'"
+def test_unsupported_explicit_settings_are_named():
+    recipe = recipe_from_dict({"model": {"positions": "rotary", "qk_norm": True}})
+    message = r"--for huggingface does not support (.*)positions = 'rotary' \(supported: 'sinusoidal'"
     with pytest.raises(RegardError, match=message):
         check_exportable(recipe.model, "huggingface")
-    with pytest.raises(RegardError, match=r"--for ctranslate2 does not support qk_norm = True \(there: False\)\. "):
+    with pytest.raises(RegardError, match=r"--for ctranslate2 does not support qk_norm = True \(supported: False\)\. "):
         check_exportable(recipe.model, "ctranslate2")
 
 
-def test_the_demo_exports_everywhere():
+def test_demo_model_exports_to_all_targets():
     model = demo_recipe().model
-    assert {target: unsupported(model, target) for target in TARGETS} == {target: {} for target in TARGETS}
+    assert {target: unsupported_settings(model, target) for target in TARGETS} == {target: {} for target in TARGETS}
 
 
-def test_the_table_in_the_docs_agrees(tmp_path):
+def test_table_in_the_docs_is_correct(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "interop.md").read_text(encoding="utf-8")
     table = page.partition("## What exports where")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| [^|]*?`([^|`]+)`[^|]* \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", table, re.M)
     assert len(rows) > 10
-    for number, (settings, *cells) in enumerate(rows):
+    for index, (settings, *cells) in enumerate(rows):
         form = tomllib.loads("\n".join(settings.split(", ")))
         shared = form.pop("tokenizer", {}).get("shared", True)
-        translator = translator_of(TransformerConfig(**(SMALL | form)), shared)
-        found = []
+        translator = make_translator(TransformerConfig(**(SMALL | form)), shared)
+        actual = []
         for target in ("ctranslate2", "onnx"):
-            found.append("no" if unsupported(translator.model.config, target) else "yes")
+            actual.append("no" if unsupported_settings(translator.model.config, target) else "yes")
         try:
-            found.append(export_folder(translator, tmp_path / str(number)))
+            actual.append(export_huggingface(translator, tmp_path / str(index)))
         except RegardError:
-            found.append("no")
-        assert [cell.strip(" `") for cell in cells] == found, settings
+            actual.append("no")
+        assert [cell.strip(" `") for cell in cells] == actual, settings

@@ -1,4 +1,4 @@
-"""Positions, dropout, norms and multi-head attention, each against its formula."""
+"""Positional encodings, dropout, norms, blocks and caches, each against its formula."""
 
 import math
 import warnings
@@ -13,31 +13,31 @@ from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
-from regard.layers.kv_cache import GrowingCache
+from regard.layers.kv_cache import KVCache
 from regard.layers.multihead import MultiHead
 from regard.layers.norms import make_norm
 from regard.layers.positions import Rotary, Sinusoidal
 
 
-def test_sinusoids_are_those_of_the_paper_at_any_length():
-    code = Sinusoidal(6, length=4)
-    code.reserve(1000)
+def test_sinusoidal_positions_match_the_paper_at_any_length():
+    positions = Sinusoidal(6, length=4)
+    positions.reserve(1000)
     for position in (0, 3, 999):
         for i in range(3):
             angle = position / 10000 ** (2 * i / 6)
-            row = code(torch.tensor([position]))[0]
+            row = positions(torch.tensor([position]))[0]
             assert row[2 * i] == pytest.approx(math.sin(angle), abs=1e-5)
             assert row[2 * i + 1] == pytest.approx(math.cos(angle), abs=1e-5)
 
 
-def test_growing_the_table_changes_nothing_that_was_there():
-    code = Sinusoidal(8, length=4)
-    before = code(torch.arange(4))
-    code.reserve(100)
-    assert torch.equal(code(torch.arange(4)), before)
+def test_growing_the_sinusoidal_table_keeps_its_rows():
+    positions = Sinusoidal(8, length=4)
+    before = positions(torch.arange(4))
+    positions.reserve(100)
+    assert torch.equal(positions(torch.arange(4)), before)
 
 
-def test_rotated_dot_products_know_distances_alone():
+def test_rotary_dot_products_depend_only_on_the_distance():
     rotary, q, k = Rotary(8), torch.randn(1, 1, 8), torch.randn(1, 1, 8)
 
     def product(p: int, s: int) -> torch.Tensor:
@@ -47,23 +47,23 @@ def test_rotated_dot_products_know_distances_alone():
     assert not torch.isclose(product(7, 3), product(7, 4))
 
 
-def test_slower_rotation_for_longer_texts():
+def test_rotary_scaling_matches_llama3():
     rates = Rotary(16, base=500.0).rates
     torch.testing.assert_close(Rotary(16, 500.0, factor=4.0).rates, rates / 4)
     assert torch.equal(Rotary(16, 500.0, context=99).rates, rates)
-    slowed = Rotary(16, 500.0, factor=4.0, context=100).rates
-    turns = 100 * rates / (2 * math.pi)
-    assert (turns > 4).any()
-    assert (turns < 1).any()
-    for rate, new, count in zip(rates.tolist(), slowed.tolist(), turns.tolist()):
-        kept = min(1.0, max(0.0, (count - 1) / 3))
-        assert new == pytest.approx(kept * rate + (1 - kept) * rate / 4, rel=1e-5)
-    with pytest.raises(RegardError, match=r"0\.5 times slower cannot be"):
+    scaled = Rotary(16, 500.0, factor=4.0, context=100).rates
+    rotations = 100 * rates / (2 * math.pi)
+    assert (rotations > 4).any()
+    assert (rotations < 1).any()
+    for rate, new, count in zip(rates.tolist(), scaled.tolist(), rotations.tolist()):
+        unscaled = min(1.0, max(0.0, (count - 1) / 3))
+        assert new == pytest.approx(unscaled * rate + (1 - unscaled) * rate / 4, rel=1e-5)
+    with pytest.raises(RegardError, match=r"rotary_factor must be at least 1 \(got 0\.5\)"):
         Rotary(16, factor=0.5)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
-def test_dropout_keeps_the_mean_and_drops_its_share(p):
+def test_dropout_keeps_the_mean_and_drops_a_fraction_p(p):
     torch.manual_seed(0)
     x = torch.ones(400, 500, requires_grad=True)
     y = Dropout(p)(x)
@@ -71,12 +71,12 @@ def test_dropout_keeps_the_mean_and_drops_its_share(p):
     assert y.mean().item() == pytest.approx(1.0, abs=0.005)
     y.sum().backward()
     assert torch.equal(x.grad, y.detach())  # the same mask, the same scale
-    # Neighbouring bytes of one draw are independent too.
+    # Neighboring bytes of one draw are independent.
     dropped = (y == 0).float().view(-1, 2)
     assert (dropped[:, 0] * dropped[:, 1]).mean().item() == pytest.approx(p * p, abs=0.01)
 
 
-def test_dropout_is_the_seeds_and_sleeps_outside_of_training():
+def test_dropout_is_reproducible_and_off_in_eval_mode():
     layer = Dropout(0.5)
     torch.manual_seed(3)
     first = layer(torch.ones(99))
@@ -93,13 +93,13 @@ def test_layer_norm_gives_each_token_mean_0_and_variance_1():
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_blocks_are_the_formulas_of_the_paper(norm, kind):
+def test_blocks_match_the_formulas_of_the_paper(norm, kind):
     torch.manual_seed(0)
     config = BlockConfig(8, 2, 16, dropout=0.0, norm=norm, norm_kind=kind, norm_eps=0.1)
     encoder, decoder = EncoderBlock(config, "scaled_dot"), DecoderBlock(config, "scaled_dot", "scaled_dot")
     for parameter in (*encoder.parameters(), *decoder.parameters()):
         nn.init.normal_(parameter)
-    offsets, memory_offsets = Offsets.of(torch.tensor([0, 2, 5])), Offsets.of(torch.tensor([0, 3, 4]))
+    offsets, memory_offsets = Offsets.from_starts(torch.tensor([0, 2, 5])), Offsets.from_starts(torch.tensor([0, 3, 4]))
     x, memory = torch.randn(5, 8), torch.randn(4, 8)
 
     def residual(x, sublayer, norm_layer):
@@ -109,8 +109,8 @@ def test_blocks_are_the_formulas_of_the_paper(norm, kind):
     expected = residual(expected, encoder.feedforward, encoder.feedforward_norm)
     torch.testing.assert_close(encoder(x, offsets), expected)
     expected = residual(x, lambda y: decoder.attention(y, offsets), decoder.attention_norm)
-    given = dict(memory=memory, memory_offsets=memory_offsets)
-    expected = residual(expected, lambda y: decoder.cross(y, offsets, **given), decoder.cross_norm)
+    source = dict(memory=memory, memory_offsets=memory_offsets)
+    expected = residual(expected, lambda y: decoder.cross(y, offsets, **source), decoder.cross_norm)
     expected = residual(expected, decoder.feedforward, decoder.feedforward_norm)
     torch.testing.assert_close(decoder(x, offsets, memory, memory_offsets), expected)
 
@@ -128,21 +128,24 @@ def test_parameter_names_of_blocks():
         }
 
 
-def test_multi_head_attention_is_its_formula():
+def test_multi_head_attention_matches_its_formula():
     torch.manual_seed(0)
     attention = MultiHead(12, heads=3, kind="cross")
     x, memory = torch.randn(4, 12), torch.randn(6, 12)
-    found = attention(
-        x, Offsets.of(torch.tensor([0, 4])), memory=memory, memory_offsets=Offsets.of(torch.tensor([0, 6]))
+    output = attention(
+        x,
+        Offsets.from_starts(torch.tensor([0, 4])),
+        memory=memory,
+        memory_offsets=Offsets.from_starts(torch.tensor([0, 6])),
     )
     q = attention.query(x).view(4, 3, 4).transpose(0, 1)[None]
     k, v = (y.view(6, 3, 4).transpose(0, 1)[None] for y in attention.key_value(memory).chunk(2, dim=-1))
     heads = reference(q, k, v, ScaledDot())[0].transpose(0, 1).reshape(4, 12)
-    torch.testing.assert_close(found, attention.out(heads))
+    torch.testing.assert_close(output, attention.out(heads))
 
 
-def test_a_cache_grows_beyond_its_first_room_and_keeps_what_it_has():
-    cache, rows = GrowingCache(), [torch.randn(2, 1, 1, 4) for _ in range(40)]
+def test_growing_cache_keeps_its_keys_and_values():
+    cache, rows = KVCache(), [torch.randn(2, 1, 1, 4) for _ in range(40)]
     for row in rows:
         keys, values = cache.append(row, -row)
     assert torch.equal(keys, torch.cat(rows, dim=2))
@@ -151,24 +154,24 @@ def test_a_cache_grows_beyond_its_first_room_and_keeps_what_it_has():
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("narrow", [False, True])
-def test_residual_stream_keeps_the_dtype_of_the_embedding(norm, narrow):
+@pytest.mark.parametrize("low_precision", [False, True])
+def test_residual_stream_keeps_the_dtype_of_the_embedding(norm, low_precision):
     torch.manual_seed(0)
-    embedding = Embedding(10, 8, narrow=narrow)
+    embedding = Embedding(10, 8, low_precision=low_precision)
     block = EncoderBlock(BlockConfig(8, 2, 16, dropout=0.0, norm=norm), "scaled_dot")
-    ids, offsets = torch.tensor([4, 5, 6]), Offsets.of(torch.tensor([0, 3]))
+    ids, offsets = torch.tensor([4, 5, 6]), Offsets.from_starts(torch.tensor([0, 3]))
     exact = block(embedding(ids, ids), offsets)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = block(embedding(ids, ids), offsets)
-    assert found.dtype == (torch.bfloat16 if narrow else torch.float32)
-    torch.testing.assert_close(found.float(), exact, atol=0.05, rtol=0.02)
-    assert embedding(ids, ids).dtype == torch.float32  # without autocast nothing is narrowed
+        output = block(embedding(ids, ids), offsets)
+    assert output.dtype == (torch.bfloat16 if low_precision else torch.float32)
+    torch.testing.assert_close(output.float(), exact, atol=0.05, rtol=0.02)
+    assert embedding(ids, ids).dtype == torch.float32  # no change without autocast
 
 
-def test_narrow_numbers_are_normed_in_float32_and_without_a_warning():
+def test_rms_norm_of_bfloat16_computes_in_float32_without_warnings():
     norm, x = make_norm("rms", 64), torch.randn(50, 64).bfloat16()
     torch.nn.init.normal_(norm.weight)
     with torch.autocast("cpu", dtype=torch.bfloat16), warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = norm(x)
-    assert torch.equal(found, norm(x.float()).bfloat16())
+        output = norm(x)
+    assert torch.equal(output, norm(x.float()).bfloat16())

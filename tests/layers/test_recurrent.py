@@ -1,12 +1,12 @@
-"""Recurrent layers against PyTorch's own, one sequence at a time."""
+"""Recurrent layers on packed sequences against torch.nn, one sequence at a time."""
 
 import pytest
 import torch
 
 from regard.attention.offsets import Offsets
-from regard.layers.recurrent import Bidirectional, Recurrent, StateAttention, Steps, Unidirectional
+from regard.layers.recurrent import Bidirectional, Recurrent, StateAttention, TimeMajorLayout, Unidirectional
 
-# Empty sequences at the beginning, inside and at the end.
+# Empty sequences at the start, in the middle and at the end.
 STARTS = torch.tensor([0, 0, 3, 4, 4, 9, 9], dtype=torch.int32)
 OFFSETS = Offsets(STARTS, total=9, max_len=6)
 CELLS = ["rnn", "gru", "lstm"]
@@ -17,23 +17,23 @@ def sequences(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_steps_there_and_back(backward):
-    steps = Steps.of(OFFSETS, backward)
+def test_time_major_layout_round_trip(backward):
+    layout = TimeMajorLayout.from_offsets(OFFSETS, backward)
     x = torch.arange(9.0)[:, None]
-    spread = steps.spread(x)
-    assert spread.shape == (6, 6, 1)
+    time_major = layout.to_time_major(x)
+    assert time_major.shape == (6, 6, 1)
     for b, sequence in enumerate(sequences(x)):
         expected = sequence.flip(0) if backward else sequence
-        assert torch.equal(spread[: len(sequence), b], expected)
-    assert torch.equal(steps.collect(spread), x)
+        assert torch.equal(time_major[: len(sequence), b], expected)
+    assert torch.equal(layout.from_time_major(time_major), x)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_whole_sequences_are_those_of_each_alone(cell):
+def test_packed_sequences_match_single_sequences(cell):
     torch.manual_seed(0)
     layer = Recurrent(cell, 4, 8)
     x, state = torch.randn(9, 4), torch.randn(6, layer.parts, 8)
-    out = layer(x, Steps.of(OFFSETS), state)
+    out = layer(x, TimeMajorLayout.from_offsets(OFFSETS), state)
     for b, (inputs, outputs) in enumerate(zip(sequences(x), sequences(out))):
         if len(inputs):
             parts = tuple(state[b, :, None].unbind(0))
@@ -42,47 +42,47 @@ def test_whole_sequences_are_those_of_each_alone(cell):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_steps_are_the_whole_sequence(cell):
+def test_single_steps_match_the_full_sequence(cell):
     torch.manual_seed(0)
     layer = Recurrent(cell, 4, 8)
     x, state = torch.randn(5, 4), torch.randn(1, layer.parts, 8)
-    whole = layer(x, Steps.of(Offsets.of(torch.tensor([0, 5]))), state)
-    for inputs, expected in zip(layer.inputs(x), whole):
+    full = layer(x, TimeMajorLayout.from_offsets(Offsets.from_starts(torch.tensor([0, 5]))), state)
+    for inputs, expected in zip(layer.inputs(x), full):
         state = layer.step(inputs[None], state)
         torch.testing.assert_close(state[0, 0], expected)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_both_directions_and_their_final_states(cell):
+def test_bidirectional_outputs_and_final_states(cell):
     torch.manual_seed(0)
     layer = Bidirectional(cell, 4, 8)
     x = torch.randn(9, 4)
-    rows = layer(x, Steps.of(OFFSETS), Steps.of(OFFSETS, backward=True))
-    final = layer.final(rows, OFFSETS)
+    rows = layer(x, TimeMajorLayout.from_offsets(OFFSETS), TimeMajorLayout.from_offsets(OFFSETS, backward=True))
+    final = layer.final_state(rows, OFFSETS)
     assert final.shape == (6, 16)
     for inputs, outputs, state in zip(sequences(x), sequences(rows), final):
         if not len(inputs):
             assert not state.any()
             continue
-        ahead, _ = layer.forward_layer.rnn(inputs)
-        behind = layer.backward_layer.rnn(inputs.flip(0))[0].flip(0)
-        torch.testing.assert_close(outputs, torch.cat((ahead, behind), -1))
-        torch.testing.assert_close(state, torch.cat((ahead[-1], behind[0])))
+        forward, _ = layer.forward_layer.rnn(inputs)
+        backward = layer.backward_layer.rnn(inputs.flip(0))[0].flip(0)
+        torch.testing.assert_close(outputs, torch.cat((forward, backward), -1))
+        torch.testing.assert_close(state, torch.cat((forward[-1], backward[0])))
 
 
-def test_what_stands_beyond_the_end_does_not_matter():
+def test_gradient_does_not_cross_sequences():
     """The gradient of a sequence's outputs reaches no row of another sequence."""
     torch.manual_seed(0)
     layer = Bidirectional("gru", 4, 8)
     x = torch.randn(9, 4, requires_grad=True)
-    rows = layer(x, Steps.of(OFFSETS), Steps.of(OFFSETS, backward=True))
+    rows = layer(x, TimeMajorLayout.from_offsets(OFFSETS), TimeMajorLayout.from_offsets(OFFSETS, backward=True))
     (grad,) = torch.autograd.grad(rows[3].sum(), x)  # the sequence of one token
     assert grad[3].any()
     assert not grad[:3].any()
     assert not grad[4:].any()
 
 
-def test_beginnings():
+def test_initial_weights():
     layer = Recurrent("lstm", 4, 8)
     bias = layer.rnn.bias_ih_l0 + layer.rnn.bias_hh_l0
     assert bias.tolist() == [0.0] * 8 + [1.0] * 8 + [0.0] * 16
@@ -90,20 +90,20 @@ def test_beginnings():
         torch.testing.assert_close(gate @ gate.T, torch.eye(8))
 
 
-def test_the_state_keeps_its_precision_under_autocast():
+def test_state_keeps_its_precision_under_autocast():
     layer = Recurrent("gru", 4, 8)
-    x, steps = torch.randn(9, 4), Steps.of(OFFSETS)
-    expected = layer(x, steps)
+    x, layout = torch.randn(9, 4), TimeMajorLayout.from_offsets(OFFSETS)
+    expected = layer(x, layout)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(layer(x, steps), expected)
+        assert torch.equal(layer(x, layout), expected)
 
 
 @pytest.mark.parametrize("score", ["dot", "scaled_dot", "cosine", "general", "concat", "location"])
-def test_the_context_is_the_weighted_sum(score):
+def test_context_is_the_weighted_sum(score):
     torch.manual_seed(0)
     attention = StateAttention(8, score, hidden=5, max_keys=10)
     states, memory = torch.randn(4, 8), torch.randn(7, 8)
-    q_offsets, k_offsets = Offsets.of(torch.tensor([0, 3, 4])), Offsets.of(torch.tensor([0, 2, 7]))
+    q_offsets, k_offsets = Offsets.from_starts(torch.tensor([0, 3, 4])), Offsets.from_starts(torch.tensor([0, 2, 7]))
     context = attention(states, memory, q_offsets, k_offsets)
     for queries, keys, expected in zip(states.split([3, 1]), memory.split([2, 5]), context.split([3, 1])):
         weights = attention.score(queries, keys).softmax(-1)
@@ -111,20 +111,20 @@ def test_the_context_is_the_weighted_sum(score):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_one_direction_and_its_final_states(cell):
+def test_unidirectional_outputs_and_final_states(cell):
     torch.manual_seed(0)
-    offsets = Offsets.of(torch.tensor([0, 2, 2, 5]))
+    offsets = Offsets.from_starts(torch.tensor([0, 2, 2, 5]))
     layer, x = Unidirectional(cell, 4, 8), torch.randn(5, 4)
-    rows = layer(x, Steps.of(offsets))
-    torch.testing.assert_close(rows, layer.forward_layer(x, Steps.of(offsets)))
-    final = layer.final(rows, offsets)
+    rows = layer(x, TimeMajorLayout.from_offsets(offsets))
+    torch.testing.assert_close(rows, layer.forward_layer(x, TimeMajorLayout.from_offsets(offsets)))
+    final = layer.final_state(rows, offsets)
     torch.testing.assert_close(final, torch.stack((rows[1], torch.zeros(8), rows[4])))
 
 
-def test_the_plain_cell_is_tanh_of_both_linear_maps():
+def test_rnn_cell_matches_its_formula():
     torch.manual_seed(0)
     layer = Recurrent("rnn", 4, 8)
     x, h = torch.randn(3, 4), torch.randn(3, 1, 8)
     weight_x, weight_h, bias_x, bias_h = layer.rnn.all_weights[0]
-    by_hand = torch.tanh(x @ weight_x.T + bias_x + h[:, 0] @ weight_h.T + bias_h)
-    torch.testing.assert_close(layer.step(layer.inputs(x), h)[:, 0], by_hand)
+    expected = torch.tanh(x @ weight_x.T + bias_x + h[:, 0] @ weight_h.T + bias_h)
+    torch.testing.assert_close(layer.step(layer.inputs(x), h)[:, 0], expected)

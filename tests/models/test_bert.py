@@ -1,4 +1,4 @@
-"""The encoder-only model and its heads."""
+"""Encoder-only models and their heads."""
 
 import pytest
 import torch
@@ -18,20 +18,20 @@ def small(**changes) -> Bert:
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_one_by_one_and_packed_agree(score):
+def test_packed_and_single_texts_agree(score):
     model = small(score=score, norm_eps=1e-5)
     alone = torch.cat([model(pack([text])) for text in TEXTS])
     torch.testing.assert_close(model(pack(TEXTS)), alone)
     assert alone.shape == (9, 11)
 
 
-def test_every_token_regards_every_other():
+def test_every_token_attends_to_every_other():
     model = small(norm_eps=1e-5)
     changed = model(pack([[2, 4, 9, 3]]))
     assert (model(pack(TEXTS[:1])) - changed).abs().amax(-1).gt(1e-6).all()
 
 
-def test_heads():
+def test_output_shape_of_each_head():
     labels = ("bad", "good", "so so")
     assert small(head="classify", pooler="tanh", labels=labels)(pack(TEXTS)).shape == (3, 3)
     assert small(head="answer")(pack(TEXTS)).shape == (9, 2)
@@ -40,24 +40,24 @@ def test_heads():
         small(head="classify", labels=labels)
 
 
-def test_the_label_is_read_off_the_first_token():
+def test_classifier_reads_the_first_token():
     model = small(head="classify", pooler="relu", labels=("a", "b"))
     encoded = model.encode(pack(TEXTS))
-    by_hand = model.output(model.pooler(encoded[[0, 4, 7]]).relu())
-    torch.testing.assert_close(model(pack(TEXTS)), by_hand)
-    filled = model(pack(TEXTS, total=16, count=9))  # with a row for each text that fills the batch up, empty ones too
-    assert filled.shape == (9, 2)
-    torch.testing.assert_close(filled[:3], by_hand)
+    expected = model.output(model.pooler(encoded[[0, 4, 7]]).relu())
+    torch.testing.assert_close(model(pack(TEXTS)), expected)
+    padded = model(pack(TEXTS, total=16, count=9))  # one row per text, including padding and empty texts
+    assert padded.shape == (9, 2)
+    torch.testing.assert_close(padded[:3], expected)
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_a_learned_query_pools_a_text(score):
+def test_attention_pooling_matches_its_formula(score):
     model = small(head="classify", pooling="query", labels=("a", "b"), score=score, positions="rotary")
     alone = torch.cat([model(pack([text])) for text in TEXTS])
     torch.testing.assert_close(model(pack(TEXTS)), alone)
-    filled = model(pack(TEXTS, total=16, count=9))
-    assert filled.shape == (9, 2)
-    torch.testing.assert_close(filled[:3], alone)
+    padded = model(pack(TEXTS, total=16, count=9))
+    assert padded.shape == (9, 2)
+    torch.testing.assert_close(padded[:3], alone)
     encoded = model.encode(pack(TEXTS[:1]))
     with record(model) as recording:
         model(pack(TEXTS[:1]))
@@ -71,7 +71,7 @@ def test_a_learned_query_pools_a_text(score):
     torch.testing.assert_close(model.output(attention.out(context.flatten(1))), model(pack(TEXTS[:1])))
 
 
-def test_the_query_is_trained():
+def test_pooling_query_gets_a_gradient():
     model = small(head="classify", pooling="query", labels=("a", "b")).train()
     model(pack(TEXTS)).square().sum().backward()
     assert model.query_pool.question.grad.abs().sum() > 0
@@ -81,23 +81,25 @@ def test_the_query_is_trained():
             small(head=head, pooling="query")
 
 
-def test_segments_tell_two_texts_apart():
+def test_segments_change_the_output():
     model = small()
     tokens = pack([[2, 4, 3, 5, 3]])
-    apart = torch.tensor([0, 0, 0, 1, 1])
-    assert not torch.allclose(model(tokens), model(tokens, apart))
-    torch.testing.assert_close(model(tokens), model(tokens, torch.zeros_like(apart)))
+    segments = torch.tensor([0, 0, 0, 1, 1])
+    assert not torch.allclose(model(tokens), model(tokens, segments))
+    torch.testing.assert_close(model(tokens), model(tokens, torch.zeros_like(segments)))
     assert small(segments=0)(tokens).shape == (5, 11)
 
 
-def test_layers_can_share_their_weights():
-    shared, own = small(groups=2, embedding_width=8), small(embedding_width=8)
+def test_layers_share_weights_in_groups():
+    shared, unshared = small(groups=2, embedding_width=8), small(embedding_width=8)
     assert len(shared.blocks) == 2
-    assert sum(p.numel() for p in shared.blocks.parameters()) * 2 == sum(p.numel() for p in own.blocks.parameters())
+    assert sum(p.numel() for p in shared.blocks.parameters()) * 2 == sum(
+        p.numel() for p in unshared.blocks.parameters()
+    )
     assert shared.output.weight.shape == (11, 8)
     with record(shared) as recording:
         shared(pack(TEXTS))
-    assert [len(one.calls) for one in recording.values()] == [2, 2]
+    assert [len(recorded.calls) for recorded in recording.values()] == [2, 2]
     with pytest.raises(RegardError, match=r"model.groups is 3; it must divide model.layers \(4\)"):
         small(groups=3)
 

@@ -1,4 +1,4 @@
-"""The decoder-only model: what it may see, and that generating is the same as reading."""
+"""Decoder-only models: masking, incremental decoding, limits of length."""
 
 import pytest
 import torch
@@ -18,12 +18,12 @@ def small(**changes) -> GPT:
     return GPT(GPTConfig(**(sizes | changes))).eval()
 
 
-def continued(model: GPT, prompt: list[int], count: int) -> list[int]:
-    """Greedy decoding the plain way: the whole text again for each token."""
+def decode_without_cache(model: GPT, prompt: list[int], count: int) -> list[int]:
+    """Greedy decoding that recomputes the full text for each token."""
     ids = list(prompt)
     while len(ids) < len(prompt) + count:
         logits = model(pack([ids]))[-1]
-        logits[[0, 2]] = -torch.inf  # <pad> and <sos> never come
+        logits[[0, 2]] = -torch.inf  # <pad> and <sos> are never generated
         ids.append(int(logits.argmax()))
         if ids[-1] == 3:
             return ids[len(prompt) : -1]
@@ -32,25 +32,25 @@ def continued(model: GPT, prompt: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("positions", ["rotary", "learned", "sinusoidal", "none"])
 @pytest.mark.parametrize("score", SCORES)
-def test_generating_is_the_same_as_reading(positions, score):
-    """Prompts of several lengths in one batch, each continued through its cache."""
+def test_cached_decoding_matches_full_forward(positions, score):
+    """Prompts of several lengths in one batch."""
     model = small(positions=positions, score=score, kv_heads=2)
     found = greedy(model, pack(PROMPTS), DecodeConfig(method="greedy", max_len=12))
-    assert [n_best[0].ids for n_best in found] == [continued(model, prompt, 12) for prompt in PROMPTS]
+    assert [n_best[0].ids for n_best in found] == [decode_without_cache(model, prompt, 12) for prompt in PROMPTS]
 
 
 @torch.no_grad()
-def test_a_beam_keeps_each_text_with_its_own_prompt():
+def test_beam_logprobs_match_full_forward():
     model = small()
     for prompt, n_best in zip(PROMPTS, beam(model, pack(PROMPTS), DecodeConfig(beam=3, n_best=3, max_len=6))):
         for found in n_best:
             ids = [*prompt, *found.ids, 3][: len(prompt) + len(found.token_logprobs)]
             rows = model(pack([ids[:-1]])).log_softmax(-1)[len(prompt) - 1 :]
-            wanted = torch.tensor(ids[len(prompt) :])
-            assert found.logprob == pytest.approx(float(rows.gather(1, wanted[:, None]).sum()))
+            targets = torch.tensor(ids[len(prompt) :])
+            assert found.logprob == pytest.approx(float(rows.gather(1, targets[:, None]).sum()))
 
 
-def test_a_token_sees_nothing_of_what_follows_or_of_other_texts():
+def test_tokens_do_not_depend_on_later_tokens_or_other_texts():
     model = small()
     rows = model(pack(PROMPTS))
     changed = model(pack([[2, 4, 5, 9, 10], [7, 7, 7], [8]]))
@@ -59,65 +59,65 @@ def test_a_token_sees_nothing_of_what_follows_or_of_other_texts():
     assert not torch.allclose(rows[3], changed[3])
 
 
-def test_one_by_one_and_packed_agree():
+def test_packed_and_single_texts_agree():
     model = small(bias="all", norm_kind="layer", activation="swiglu", qk_norm=False)
     alone = torch.cat([model(pack([prompt])) for prompt in PROMPTS])
     torch.testing.assert_close(model(pack(PROMPTS)), alone)
 
 
-@pytest.mark.parametrize("place", ["all", "attention", "qkv", "feedforward", "none"])
-def test_biases_are_where_they_should_be(place):
-    names = {name.removeprefix("blocks.0.") for name, _ in small(bias=place).blocks[0].named_parameters()}
+@pytest.mark.parametrize("placement", ["all", "attention", "qkv", "feedforward", "none"])
+def test_bias_placement(placement):
+    names = {name.removeprefix("blocks.0.") for name, _ in small(bias=placement).blocks[0].named_parameters()}
     found = {name.removesuffix(".bias") for name in names if name.endswith(".bias")}
     qkv, out = {"attention.query", "attention.key_value"}, {"attention.out"}
     network = {"feedforward.inner", "feedforward.outer"}
-    wanted = {"all": qkv | out | network, "attention": qkv | out, "qkv": qkv, "feedforward": network, "none": set()}
-    assert found == wanted[place]
+    expected = {"all": qkv | out | network, "attention": qkv | out, "qkv": qkv, "feedforward": network, "none": set()}
+    assert found == expected[placement]
 
 
-def test_heads_may_be_wider_than_their_share():
+def test_head_width_is_independent_of_width():
     model = small(head_width=6, kv_heads=1)
     assert model.blocks[0].attention.query.weight.shape == (24, 16)
     assert model.blocks[0].attention.key_value.weight.shape == (12, 16)
     assert greedy(model, pack(PROMPTS), DecodeConfig(method="greedy", max_len=3))
 
 
-def test_room_bounds_prompt_and_output_together():
+def test_room_limits_prompt_and_output_together():
     model = small(positions="learned", max_len=8)
     config = DecodeConfig(method="greedy", max_len=99, min_len=99)
-    assert [len(n_best[0].ids) for n_best in greedy(model, pack(PROMPTS), config, room=8)] == [3, 6, 7]
+    assert [len(n_best[0].ids) for n_best in greedy(model, pack(PROMPTS), config, max_total_len=8)] == [3, 6, 7]
     with pytest.raises(RegardError, match="longer than the 8 learned positions"):
         greedy(model, pack(PROMPTS), config)
 
 
 @pytest.mark.parametrize("score", ["scaled_dot", "location"])  # location: its keys are limited to max_len too
 @pytest.mark.parametrize("method", ["greedy", "sample", "beam"])
-def test_a_prompt_at_its_limit_does_not_stop_the_others(method, score):
-    """One long prompt beside four short ones: finished rows must not advance past the last learned position."""
+def test_prompt_at_the_length_limit_does_not_stop_the_others(method, score):
+    """One long and four short prompts: finished rows must not advance past the last learned position."""
     model = small(positions="learned", max_len=16, score=score)
     prompts = [[2, *[4, 5, 6, 7] * 3][:12], *([2, 4 + i] for i in range(4))]
     config = DecodeConfig(method=method, beam=3, n_best=1, max_len=99, min_len=9)
-    verb = {"greedy": greedy, "sample": sample, "beam": beam}[method]
-    together = verb(model, pack(prompts), config, room=16)
+    decode = {"greedy": greedy, "sample": sample, "beam": beam}[method]
+    together = decode(model, pack(prompts), config, max_total_len=16)
     assert len(together[0][0].ids) == 4
     assert min(len(n_best[0].ids) for n_best in together[1:]) >= 9
-    for number, (prompt, n_best) in enumerate(zip(prompts, together)):
-        options = {"numbers": [number]} if method == "sample" else {}
-        alone = verb(model, pack([prompt]), config, room=16, **options)[0]
-        assert [one.ids for one in n_best] == [one.ids for one in alone]
+    for index, (prompt, n_best) in enumerate(zip(prompts, together)):
+        options = {"sample_indices": [index]} if method == "sample" else {}
+        alone = decode(model, pack([prompt]), config, max_total_len=16, **options)[0]
+        assert [hypothesis.ids for hypothesis in n_best] == [hypothesis.ids for hypothesis in alone]
         assert n_best[0].logprob == pytest.approx(alone[0].logprob, abs=1e-4)
 
 
-def test_an_ensemble_with_a_prompt_at_its_limit():
+def test_ensemble_with_a_prompt_at_the_length_limit():
     model = small(positions="learned", max_len=16)
     prompts = [[4] * 15, [5], [6], [7], [8]]
     config = DecodeConfig(method="greedy", max_len=99, min_len=14)
-    alone = greedy(model, pack(prompts), config, room=16)
-    together = greedy(Ensemble([model, model]), pack(prompts), config, room=16)
+    alone = greedy(model, pack(prompts), config, max_total_len=16)
+    together = greedy(Ensemble([model, model]), pack(prompts), config, max_total_len=16)
     assert [n_best[0].ids for n_best in together] == [n_best[0].ids for n_best in alone]
 
 
-def test_its_attention_can_be_recorded():
+def test_recorded_attention_is_causal():
     model = small(kv_heads=2)
     with record(model) as recording:
         model(pack(PROMPTS))
@@ -126,7 +126,7 @@ def test_its_attention_can_be_recorded():
     assert weights[0].triu(1).eq(0).all()
 
 
-def test_untied_and_named_sizes():
+def test_untied_embeddings_and_named_sizes():
     assert small(tied=False).output.weight is not small(tied=False).embedding.tokens.weight
     with torch.device("meta"):
         assert 124e6 < sum(p.numel() for p in GPT(gpt2(vocab=50257)).parameters()) < 125e6

@@ -1,4 +1,4 @@
-"""The recurrent encoder-decoder: batches, steps, gradients, learning."""
+"""Recurrent encoder-decoder: batches, steps, gradients, training."""
 
 from dataclasses import replace
 
@@ -23,11 +23,11 @@ def make(**changes) -> Seq2Seq:
 
 
 def kinds() -> list[dict]:
-    """Every cell with every place of attention, every score in one of them, and one direction."""
+    """Every cell with every attention variant, every score with both variants, and unidirectional encoders."""
     cells = ["gru", "lstm", "rnn"]
-    places = [{"cell": c, "attention": a} for c in cells for a in ["luong", "bahdanau", "none"]]
-    places += [{"cell": c, "attention": "luong", "bidirectional": False} for c in cells]
-    return places + [
+    variants = [{"cell": c, "attention": a} for c in cells for a in ["luong", "bahdanau", "none"]]
+    variants += [{"cell": c, "attention": "luong", "bidirectional": False} for c in cells]
+    return variants + [
         {"cell": cells[i % 2], "attention": a, "score": s} for i, s in enumerate(SCORES) for a in ["luong", "bahdanau"]
     ]
 
@@ -37,7 +37,7 @@ def name(kind: dict) -> str:
 
 
 @pytest.mark.parametrize("kind", kinds(), ids=name)
-def test_a_batch_is_its_sentences_one_by_one(kind):
+def test_packed_and_single_sentences_agree(kind):
     model = make(**kind)
     together = model.features(pack(SOURCES), pack(TARGETS))
     alone = torch.cat([model.features(pack([s]), pack([t])) for s, t in zip(SOURCES, TARGETS)])
@@ -45,7 +45,7 @@ def test_a_batch_is_its_sentences_one_by_one(kind):
 
 
 @pytest.mark.parametrize("kind", kinds(), ids=name)
-def test_decoding_step_by_step_is_teacher_forcing(kind):
+def test_single_steps_match_teacher_forcing(kind):
     model = make(**kind)
     targets = [[2, 5, 6, 7], [2, 9, 8, 8], [2, 4, 4, 4]]
     forced = model(pack(SOURCES), pack(targets)).view(3, 4, -1)
@@ -57,13 +57,13 @@ def test_decoding_step_by_step_is_teacher_forcing(kind):
 
 
 @pytest.mark.parametrize("kind", [k for k in kinds() if "score" not in k], ids=name)
-def test_reordered_hypotheses_go_on_as_their_own(kind):
+def test_reordered_hypotheses_match_teacher_forcing(kind):
     model = make(**kind)
     _, state = model.step(model.start(pack(SOURCES)), torch.tensor([[2], [2], [2]]))
     state = model.reorder(state, torch.tensor([[0, 0], [1, 1], [2, 2]]))
-    assert state.memory is None or state.memory.k.shape[0] == 3, "the memory exists once per sentence"
+    assert state.memory is None or state.memory.k.shape[0] == 3, "the memory must be stored once per sentence"
     _, state = model.step(state, torch.tensor([[4, 5], [6, 7], [8, 9]]))
-    # Sentence 1 is finished; the beams of sentence 2 change places, sentence 0 goes on with its second one alone.
+    # Sentence 1 is finished; the beams of sentence 2 are swapped; sentence 0 continues with two copies of its second.
     state = model.reorder(state, torch.tensor([[5, 4], [1, 1]]))
     logits, state = model.step(state, torch.tensor([[6, 6], [4, 5]]))
     assert logits.shape == (2, 2, 10)
@@ -74,9 +74,9 @@ def test_reordered_hypotheses_go_on_as_their_own(kind):
 
 
 @pytest.mark.parametrize("kind", kinds(), ids=name)
-def test_empty_and_filler_sequences_change_nothing_and_stay_finite(kind):
+def test_empty_and_padding_sequences_change_nothing_and_stay_finite(kind):
     model = make(**kind).train()
-    # Sequence 3 has no source, 4 no target, 5 neither; the tails of the two sides are of unequal number.
+    # Sequence 3 has no source, 4 no target, 5 neither; source and target have different numbers of padding sequences.
     sources, targets = [*SOURCES, [], [4, 4], []], [*TARGETS, [2, 2], [], []]
     source = pack(sources, total=29, count=12, max_len=8)
     target = pack(targets, total=14, count=12, max_len=8)
@@ -91,15 +91,15 @@ def test_empty_and_filler_sequences_change_nothing_and_stay_finite(kind):
         assert parameter.grad is None or parameter.grad.isfinite().all(), parameter_name
 
 
-def test_every_parameter_learns():
+def test_every_parameter_gets_a_gradient():
     for kind in kinds():
         model = make(**kind).train()
         model(pack(SOURCES), pack(TARGETS)).logsumexp(-1).sum().backward()
-        idle = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
-        assert not idle, kind
+        without_gradient = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+        assert not without_gradient, kind
 
 
-def toy_reversal(count: int, generator: torch.Generator) -> tuple[list[list[int]], list[list[int]]]:
+def make_reversal_pairs(count: int, generator: torch.Generator) -> tuple[list[list[int]], list[list[int]]]:
     lengths = torch.randint(2, 7, (count,), generator=generator).tolist()
     words = [torch.randint(4, 10, (n,), generator=generator).tolist() for n in lengths]
     return [[*w, 3] for w in words], [[2, *reversed(w), 3] for w in words]
@@ -117,7 +117,7 @@ def test_learns_to_reverse(kind):
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     losses = []
     for _ in range(40):
-        sources, targets = toy_reversal(32, generator)
+        sources, targets = make_reversal_pairs(32, generator)
         logits = model(pack(sources), pack([t[:-1] for t in targets]))
         loss = nn.functional.cross_entropy(logits, torch.tensor([i for t in targets for i in t[1:]]))
         losses.append(loss.item())
@@ -129,7 +129,7 @@ def test_learns_to_reverse(kind):
 
 
 @pytest.mark.parametrize("kind", [k for k in kinds() if k["attention"] != "none"], ids=name)
-def test_what_was_regarded_is_on_record(kind):
+def test_recorded_attention_is_the_same_for_steps_and_teacher_forcing(kind):
     model = make(**kind)
     with torch.no_grad(), record(model) as forced:
         model(pack(SOURCES), pack(TARGETS))
@@ -137,7 +137,7 @@ def test_what_was_regarded_is_on_record(kind):
         state = model.start(pack(SOURCES))
         for t in range(5):
             _, state = model.step(state, torch.tensor([[row[t] if t < len(row) else 0] for row in TARGETS]))
-    forced, stepwise = (found["decoder.attention"].weights() for found in (forced, stepwise))
+    forced, stepwise = (recording["decoder.attention"].weights() for recording in (forced, stepwise))
     assert forced.shape == stepwise.shape == (3, 1, 5, 5)
     for b, (source, target) in enumerate(zip(SOURCES, TARGETS)):
         rows = forced[b, 0, : len(target)]
@@ -146,15 +146,15 @@ def test_what_was_regarded_is_on_record(kind):
         torch.testing.assert_close(rows, stepwise[b, 0, : len(target)], atol=1e-5, rtol=0)
 
 
-def test_without_attention_nothing_is_on_record():
+def test_recording_a_model_without_attention_raises():
     with pytest.raises(RegardError, match="no attention"), record(make(attention="none")):
         pass
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", kinds(), ids=name)
-def test_a_captured_update_replays_with_other_batches(kind):
-    """Forward and backward wait for nothing on the host, under autocast, and are right for batches not yet seen."""
+def test_captured_update_replays_with_other_batches(kind):
+    """Under autocast, forward and backward have no host synchronization and are correct for new batches."""
     model = make(**kind, width=64).cuda().train()
 
     def batch(first: int) -> tuple[Packed, Packed]:
@@ -174,22 +174,22 @@ def test_a_captured_update_replays_with_other_batches(kind):
         for _ in range(2):
             update(*batch(0))
     torch.cuda.synchronize()
-    still, graph = batch(0), torch.cuda.CUDAGraph()
+    static, graph = batch(0), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        loss = update(*still)
+        loss = update(*static)
     captured = {n: p.grad for n, p in model.named_parameters()}
     for first in (0, 1, 2):
-        for mine, other in zip(still, batch(first)):
-            mine.ids.copy_(other.ids)
-            mine.offsets.starts.copy_(other.offsets.starts)
+        for buffer, new in zip(static, batch(first)):
+            buffer.ids.copy_(new.ids)
+            buffer.offsets.starts.copy_(new.offsets.starts)
         graph.replay()
-        found = loss.item(), {n: g.clone() for n, g in captured.items()}
-        torch.testing.assert_close(found[0], update(*batch(first)).item(), atol=1e-3, rtol=0)
+        replayed = loss.item(), {n: g.clone() for n, g in captured.items()}
+        torch.testing.assert_close(replayed[0], update(*batch(first)).item(), atol=1e-3, rtol=0)
         for parameter_name, parameter in model.named_parameters():
-            torch.testing.assert_close(found[1][parameter_name], parameter.grad, atol=1e-3, rtol=1e-2)
+            torch.testing.assert_close(replayed[1][parameter_name], parameter.grad, atol=1e-3, rtol=1e-2)
 
 
-def test_output_is_the_target_embedding_when_tied():
+def test_tied_output_shares_the_target_embedding():
     model = make()
     assert model.output.weight is model.target_embedding.tokens.weight
     assert model.output.weight is not model.source_embedding.tokens.weight
@@ -202,25 +202,25 @@ def test_output_is_the_target_embedding_when_tied():
     )
 
 
-def test_a_shared_vocabulary_has_one_size():
+def test_shared_vocabulary_of_two_sizes_raises():
     with pytest.raises(RegardError, match="one size"):
         make(shared_vocab=True, target_vocab=11)
 
 
 @pytest.mark.parametrize("field", ["cell", "attention", "score"])
-def test_an_unknown_name_is_refused(field):
+def test_unknown_name_raises(field):
     with pytest.raises(RegardError, match=rf"model.{field} must be one of .* \(got 'loung'\)"):
         replace(TOY, **{field: "loung"})
 
 
-@pytest.mark.parametrize("place", ["luong", "bahdanau"])
-def test_a_longest_length_rounded_up_is_no_length(place):
-    model = make(attention=place, score="location", max_len=20)
+@pytest.mark.parametrize("attention", ["luong", "bahdanau"])
+def test_max_len_of_a_batch_does_not_change_the_output(attention):
+    model = make(attention=attention, score="location", max_len=20)
     rounded = model(pack(SOURCES, max_len=32), pack(TARGETS, max_len=32))
     torch.testing.assert_close(rounded, model(pack(SOURCES), pack(TARGETS)), atol=1e-5, rtol=0)
 
 
-def test_dropout_is_active_in_training_alone():
+def test_dropout_is_active_only_in_training():
     model = make(dropout=0.5)
     source, target = pack(SOURCES), pack(TARGETS)
     torch.testing.assert_close(model(source, target), model(source, target))

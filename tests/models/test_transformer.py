@@ -1,4 +1,4 @@
-"""The Transformer: packed and alone, forced and step by step, in every form that its config allows."""
+"""Encoder-decoder Transformer: batches, teacher forcing and single steps, in many configurations."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from regard.models.transformer import transformer_base, transformer_small, trans
 
 SOURCES = [[5, 6, 7, 8, 3], [9, 3], [4, 4, 10, 3]]
 TARGETS = [[2, 6, 5], [2, 7, 8, 9, 4, 5], [2]]
-FORMS = [
+CONFIGS = [
     {},
     {"norm": "post"},
     {"positions": "learned"},
@@ -31,19 +31,19 @@ def make(**changes) -> Transformer:
     return Transformer(TransformerConfig(**(sizes | {"source_vocab": 12, "target_vocab": 12} | changes))).eval()
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_a_packed_batch_equals_each_sentence_alone(form):
-    model = make(**form)
+@pytest.mark.parametrize("changes", CONFIGS, ids=str)
+def test_packed_and_single_sentences_agree(changes):
+    model = make(**changes)
     together = model(pack(SOURCES), pack(TARGETS))
     alone = torch.cat([model(pack([source]), pack([target])) for source, target in zip(SOURCES, TARGETS)])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "form", [*FORMS, *({f"{a}_score": s} for a in ("encoder", "decoder", "cross") for s in SCORES)], ids=str
+    "changes", [*CONFIGS, *({f"{a}_score": s} for a in ("encoder", "decoder", "cross") for s in SCORES)], ids=str
 )
-def test_step_by_step_equals_the_whole_sequence(form):
-    model = make(**form)
+def test_single_steps_match_teacher_forcing(changes):
+    model = make(**changes)
     target = [2, 6, 5, 9]
     forced = model(pack(SOURCES), pack([target] * 3)).view(3, 4, -1)
     state = model.start(pack(SOURCES))
@@ -52,7 +52,7 @@ def test_step_by_step_equals_the_whole_sequence(form):
         torch.testing.assert_close(logits[:, 0], forced[:, t], atol=1e-5, rtol=1e-5)
 
 
-def test_beams_are_reordered_and_finished_sentences_leave():
+def test_reorder_selects_beams_and_removes_finished_sentences():
     model = make()
     state = model.start(pack(SOURCES))
     _, state = model.step(state, torch.full((3, 1), 2))
@@ -65,7 +65,7 @@ def test_beams_are_reordered_and_finished_sentences_leave():
         torch.testing.assert_close(row, model(pack([SOURCES[sentence]]), pack([target]))[-1], atol=1e-5, rtol=1e-5)
 
 
-def test_the_decoder_does_not_see_what_comes_and_sees_the_source():
+def test_decoder_depends_on_the_source_and_not_on_later_tokens():
     model = make()
     source, target = pack([SOURCES[0]]), pack([[2, 6, 5, 9]])
     logits = model(source, target)
@@ -73,7 +73,7 @@ def test_the_decoder_does_not_see_what_comes_and_sees_the_source():
     assert not torch.allclose(model(pack([[6, 5, 7, 8, 3]]), target), logits)
 
 
-def test_attentions_are_found_by_name_and_kind_and_every_row_sums_to_one():
+def test_recorded_attentions_have_kinds_and_rows_sum_to_one():
     model = make()
     with record(model) as recording:
         model(pack(SOURCES), pack(TARGETS))
@@ -87,16 +87,16 @@ def test_attentions_are_found_by_name_and_kind_and_every_row_sums_to_one():
         torch.testing.assert_close(rows[:, :real], torch.ones(2, real))
 
 
-def test_every_parameter_learns_and_tied_weights_are_one():
+def test_every_parameter_gets_a_gradient_and_tied_weights_are_shared():
     model = make(shared_vocab=True).train()
     assert model.output.weight is model.target_embedding.tokens.weight is model.source_embedding.tokens.weight
     model(pack(SOURCES), pack(TARGETS)).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters() if p.dim() > 1)
-    apart = make(tied=False)
-    assert apart.output.weight is not apart.target_embedding.tokens.weight
+    untied = make(tied=False)
+    assert untied.output.weight is not untied.target_embedding.tokens.weight
 
 
-def test_named_sizes_are_what_their_papers_say():
+def test_named_sizes_match_their_papers():
     base, tiny = transformer_base(), transformer_tiny()
     assert (base.width, base.heads, base.feedforward, base.encoder_layers, base.norm) == (512, 8, 2048, 6, "post")
     assert (tiny.width, tiny.feedforward, tiny.decoder_layers, tiny.dropout) == (128, 256, 4, 0.3)
@@ -104,7 +104,7 @@ def test_named_sizes_are_what_their_papers_say():
 
 
 @pytest.mark.parametrize(
-    ("form", "sentence"),
+    ("changes", "message"),
     [
         ({"heads": 3}, "must be a multiple of model.heads"),
         ({"heads": 4, "kv_heads": 3}, "must divide model.heads"),
@@ -113,12 +113,12 @@ def test_named_sizes_are_what_their_papers_say():
         ({"shared_vocab": True, "target_vocab": 13}, "one size"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(form, sentence):
-    with pytest.raises(RegardError, match=sentence):
-        make(**form)
+def test_inconsistent_sizes_raise(changes, message):
+    with pytest.raises(RegardError, match=message):
+        make(**changes)
 
 
-def test_learned_positions_end_and_sinusoidal_ones_do_not():
+def test_only_learned_positions_limit_the_length():
     long = pack([[5] * 40])
     with pytest.raises(RegardError, match="longer than the 32 learned positions"):
         make(positions="learned")(long, long)

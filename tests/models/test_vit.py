@@ -1,4 +1,4 @@
-"""The Vision Transformer: its inputs, its choices and its heads."""
+"""Vision Transformers: inputs, configurations and heads."""
 
 from dataclasses import replace
 
@@ -9,11 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention import SCORES, masks, record
 from regard.errors import RegardError
-from regard.layers.patches import cut, pack_images, rows_of
+from regard.layers.patches import gather_rows, pack_images, split_patches
 from regard.models.vit import ViT, ViTConfig, vit_base, vit_pico, vit_small, vit_tiny
 
 LABELS = ("cat", "dog", "fox")
-# Odd counts of patches, grids that are no squares; the first is the model's own.
+# Odd numbers of patches and grids that are not square; the first is the default size of the model.
 SIZES = [(12, 20), (4, 4), (28, 12), (12, 20)]
 
 
@@ -22,17 +22,17 @@ def small(**changes) -> ViT:
     sizes = dict(width=16, heads=2, layers=2, feedforward=32, image_height=12, image_width=20, patch=4, labels=LABELS)
     model = ViT(ViTConfig(**(sizes | changes))).eval()
     for parameter in model.parameters():
-        # Nothing is left at zero or one, where a mistake would not show.
+        # No parameter is left at zero or one, where an error would not show.
         nn.init.normal_(parameter, std=0.2)
     return model
 
 
-def pictures() -> list[torch.Tensor]:
+def make_images() -> list[torch.Tensor]:
     torch.manual_seed(1)
     return [torch.rand(3, *size) for size in SIZES]
 
 
-def test_every_patch_matters():
+def test_output_depends_on_every_patch():
     model, image = small(), torch.rand(1, 3, 12, 20)
     before = model(image)
     for row in range(3):
@@ -42,7 +42,7 @@ def test_every_patch_matters():
             assert not torch.allclose(model(other), before, atol=1e-6)
 
 
-# -- one size, packed, one by one --------------------------------------------------------------------------------------
+# -- images of one size, packed images, single images ------------------------------------------------------------------
 
 CHOICES = [
     *(dict(score=score) for score in SCORES if score != "location"),
@@ -55,8 +55,8 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_one_size_packed_and_one_by_one_agree(choice):
-    model, images = small(**choice), pictures()
+def test_packed_and_single_images_agree(choice):
+    model, images = small(**choice), make_images()
     with torch.no_grad():
         alone = torch.cat([model(image[None]) for image in images])
         torch.testing.assert_close(model(pack_images(images, 4)), alone, atol=1e-5, rtol=1e-4)
@@ -67,10 +67,10 @@ def test_one_size_packed_and_one_by_one_agree(choice):
             model.encode(pack_images(list(same), 4)), model.encode(same).flatten(0, 1), atol=1e-5, rtol=1e-4
         )
     assert alone.shape == (4, 3)
-    assert alone.std(0).min() > 1e-4  # images differ in what is said of them
+    assert alone.std(0).min() > 1e-4  # the outputs differ between images
 
 
-def test_the_score_of_places_has_as_many_as_the_image():
+def test_location_score_is_limited_to_the_default_size():
     model = small(score="location")
     images = torch.rand(2, 3, 12, 20)
     torch.testing.assert_close(model(images), model(pack_images(list(images), 4)))
@@ -80,19 +80,19 @@ def test_the_score_of_places_has_as_many_as_the_image():
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("choice", [dict(), dict(distilled=True, positions="rotary", registers=1)], ids=str)
-def test_the_last_block_makes_only_what_is_asked_for(choice, packed):
+def test_last_block_computes_only_class_tokens(choice, packed):
     model = small(**choice)
-    images = pack_images(pictures(), 4) if packed else torch.rand(2, 3, 12, 20)
+    images = pack_images(make_images(), 4) if packed else torch.rand(2, 3, 12, 20)
     features = model.features(images)
-    torch.testing.assert_close(features, model.pooled(model.encode(images), images))
+    torch.testing.assert_close(features, model.pool(model.encode(images), images))
     with record(model) as recording:
         model(images)
-    asked = 2 if model.config.distilled else 1
-    assert [one.weights().shape[2] for one in recording.values()][-1] == asked
-    assert recording["blocks.0.attention"].weights().shape[2] > asked
+    queries = 2 if model.config.distilled else 1
+    assert [recorded.weights().shape[2] for recorded in recording.values()][-1] == queries
+    assert recording["blocks.0.attention"].weights().shape[2] > queries
 
 
-def test_the_class_token_is_read_and_the_mean_is_of_patches_alone():
+def test_class_and_mean_pooling():
     images = torch.rand(2, 3, 12, 20)
     model = small(registers=2)
     torch.testing.assert_close(model(images), model.output(model.encode(images)[:, 0]))
@@ -105,10 +105,10 @@ def test_the_class_token_is_read_and_the_mean_is_of_patches_alone():
     model = small(pooled_map=True)
     mapped = torch.tanh(model.pooled_map(model.encode(images)[:, 0]))
     torch.testing.assert_close(model(images), model.output(mapped))
-    torch.testing.assert_close(model.pooled(model.encode(images), images), mapped)
+    torch.testing.assert_close(model.pool(model.encode(images), images), mapped)
 
 
-def test_a_question_finds_what_is_pooled():
+def test_attention_pooling_matches_its_formula():
     model, images = small(pooling="query", registers=1), torch.rand(2, 3, 12, 20)
     with record(model) as recording:
         out = model(images)
@@ -116,28 +116,28 @@ def test_a_question_finds_what_is_pooled():
     assert weights.shape == (2, 2, 1, 15)  # over patches, not registers
     attention, patches = model.pooler.attention, model.encode(images)[:, 1:]
     _, v = attention.keys_values(patches, None)
-    regarded = torch.einsum("bhts,bshd->bthd", weights, v).flatten(-2)
-    torch.testing.assert_close(out, model.output(attention.out(regarded)[:, 0]))
+    context = torch.einsum("bhts,bshd->bthd", weights, v).flatten(-2)
+    torch.testing.assert_close(out, model.output(attention.out(context)[:, 0]))
 
 
-def test_a_distilled_model_says_the_mean_of_both():
+def test_distilled_model_averages_both_logits():
     model, images = small(distilled=True), torch.rand(2, 3, 12, 20)
     x = model.encode(images)
     assert model.config.prefix == 2
     torch.testing.assert_close(model(images), (model.output(x[:, 0]) + model.distilled(x[:, 1])) / 2)
 
 
-def test_positions_of_other_sizes_are_interpolated():
+def test_learned_positions_are_interpolated_for_other_sizes():
     model, images = small(), torch.rand(1, 3, 24, 16)
     table = model.embedding.learned.weight
-    theirs = table[1:].view(1, 3, 5, 16).permute(0, 3, 1, 2)
-    theirs = nn.functional.interpolate(theirs, size=(6, 4), mode="bicubic", align_corners=False)
-    theirs = theirs.permute(0, 2, 3, 1).flatten(0, 2)
-    patches = model.embedding.patches(model.embedding.normalised(images))[0]
-    torch.testing.assert_close(model.tokens(images)[0, 1:], patches + theirs)
+    expected = table[1:].view(1, 3, 5, 16).permute(0, 3, 1, 2)
+    expected = nn.functional.interpolate(expected, size=(6, 4), mode="bicubic", align_corners=False)
+    expected = expected.permute(0, 2, 3, 1).flatten(0, 2)
+    patches = model.embedding.patches(model.embedding.normalize(images))[0]
+    torch.testing.assert_close(model.tokens(images)[0, 1:], patches + expected)
 
 
-def test_drop_path_grows_with_depth_and_sleeps_outside_of_training():
+def test_drop_path_grows_with_depth_and_is_off_in_eval_mode():
     model, images = small(layers=5, drop_path=0.4), torch.rand(2, 3, 12, 20)
     rates = [[block.attention_residual.drop_path.p, block.feedforward_residual.drop_path.p] for block in model.blocks]
     assert rates == [[pytest.approx(0.1 * i)] * 2 for i in range(5)]
@@ -150,8 +150,8 @@ def test_drop_path_grows_with_depth_and_sleeps_outside_of_training():
     assert torch.equal(first, model(images))
 
 
-class Unasked(TorchDispatchMode):
-    """Refuses to tell Python what is in a tensor: on a GPU that waits, and a captured step cannot."""
+class ForbidSync(TorchDispatchMode):
+    """Forbid operations that synchronize with the device, which a captured CUDA graph cannot contain."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         assert function not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
@@ -169,121 +169,121 @@ class Unasked(TorchDispatchMode):
     ],
     ids=str,
 )
-def test_a_step_never_asks_the_device(choice, monkeypatch):
-    monkeypatch.setattr(masks, "_at_hand", lambda lengths: False)  # nor would they be on a GPU
+def test_training_step_does_not_synchronize_with_the_device(choice, monkeypatch):
+    monkeypatch.setattr(masks, "_at_hand", lambda lengths: False)  # as on a GPU
     model = small(drop_path=0.5, dropout=0.1, layer_scale=0.1, registers=1, **choice).train()
-    own, other = torch.rand(2, 3, 12, 20), torch.rand(2, 3, 16, 8)
-    for images in (own, other) if model.painter else (own, other, pack_images(pictures(), 4)):
-        with Unasked():
+    default, other = torch.rand(2, 3, 12, 20), torch.rand(2, 3, 16, 8)
+    for images in (default, other) if model.painter else (default, other, pack_images(make_images(), 4)):
+        with ForbidSync():
             out = model.masked_loss(images) if model.painter else model(images)
-            (sum(one.sum() for one in out) if isinstance(out, list) else out.sum()).backward()
-    with pytest.raises(AssertionError), Unasked():
-        own.sum().item()
+            (sum(mask.sum() for mask in out) if isinstance(out, list) else out.sum()).backward()
+    with pytest.raises(AssertionError), ForbidSync():
+        default.sum().item()
 
 
 # -- segmentation ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("segmenter", ["linear", "queries"])
-def test_every_pixel_gets_a_label(segmenter):
+def test_segmentation_of_packed_and_single_images_agrees(segmenter):
     model = small(head="segment", segmenter=segmenter, registers=1)
-    images = pictures()
+    images = make_images()
     alone = [model(image[None])[0] for image in images]
-    assert [tuple(one.shape) for one in alone] == [(3, *size) for size in SIZES]
-    for one, other in zip(model(pack_images(images, 4)), alone):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    assert [tuple(logits.shape) for logits in alone] == [(3, *size) for size in SIZES]
+    for logits, expected in zip(model(pack_images(images, 4)), alone):
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
     together = model(torch.stack([images[0], images[3]]))
     torch.testing.assert_close(together, torch.stack([alone[0], alone[3]]), atol=1e-5, rtol=1e-4)
 
 
-def test_a_patch_speaks_for_its_own_place():
+def test_segmentation_logits_are_local():
     model = small(head="segment")
     features = torch.zeros(1, 15, 16)
     features[0, 7] = 5  # row 1, column 2
     with torch.no_grad():
         masks = model.masks(features, torch.zeros(1, 3, 12, 20))[0] - model.output.bias[:, None, None]
-    touched = masks.abs().amax(0) > 1e-6
-    assert touched[4:8, 8:12].all()
-    assert not touched[:2].any()
-    assert not touched[:, :6].any()
-    assert not touched[:, 14:].any()
+    nonzero = masks.abs().amax(0) > 1e-6
+    assert nonzero[4:8, 8:12].all()
+    assert not nonzero[:2].any()
+    assert not nonzero[:, :6].any()
+    assert not nonzero[:, 14:].any()
 
 
-def test_class_queries_regard_the_patches():
+def test_class_queries_attend_with_the_patches():
     model = small(head="segment", segmenter="queries", segmenter_layers=3)
     with record(model, "segmenter.*") as recording:
         model(torch.rand(2, 3, 12, 20))
     assert len(recording) == 3
-    # Three labels before fifteen patches.
+    # Three label queries and fifteen patches.
     assert recording["segmenter.blocks.0.attention"].weights().shape == (2, 2, 18, 18)
 
 
-# -- hidden patches ----------------------------------------------------------------------------------------------------
+# -- masked patches (MAE) ----------------------------------------------------------------------------------------------
 
 
-def painting(**changes) -> ViT:
+def masked_autoencoder(**changes) -> ViT:
     return small(**(dict(head="pixels", decoder_width=32, decoder_layers=1) | changes))
 
 
 @pytest.mark.parametrize("choice", [dict(), dict(positions="rotary", pooling="mean"), dict(patches="stem")], ids=str)
-def test_only_shown_patches_are_encoded_and_only_hidden_ones_count(choice):
-    model, images = painting(**choice), torch.rand(3, 3, 12, 20)
+def test_only_visible_patches_are_encoded_and_only_masked_ones_predicted(choice):
+    model, images = masked_autoencoder(**choice), torch.rand(3, 3, 12, 20)
     with record(model) as recording:
         torch.manual_seed(0)
-        painted, wanted, hidden = model.paint(images, share=0.6)
+        predicted, target, masked = model.reconstruct(images, mask_ratio=0.6)
     assert recording["blocks.0.attention"].weights().shape[-1] == 6 + model.config.prefix
     assert recording["painter.blocks.0.attention"].weights().shape[-1] == 15 + model.config.prefix
-    assert hidden.shape == (3, 9)
-    assert painted.shape == wanted.shape == (3, 9, 48)
-    # What is wanted is the hidden patches, each with mean 0 and variance 1.
-    there = rows_of(cut(images, 4), hidden)
-    there = (there - there.mean(-1, keepdim=True)) / there.std(-1, keepdim=True, unbiased=False)
-    torch.testing.assert_close(wanted, there, atol=1e-4, rtol=1e-3)
+    assert masked.shape == (3, 9)
+    assert predicted.shape == target.shape == (3, 9, 48)
+    # The target is the masked patches, each normalized to mean 0 and variance 1.
+    patches = gather_rows(split_patches(images, 4), masked)
+    patches = (patches - patches.mean(-1, keepdim=True)) / patches.std(-1, keepdim=True, unbiased=False)
+    torch.testing.assert_close(target, patches, atol=1e-4, rtol=1e-3)
     torch.manual_seed(0)
-    torch.testing.assert_close(model.masked_loss(images, share=0.6), (painted - wanted).square().mean())
-    # Other pixels where it was hidden change what is wanted, and nothing that is painted.
-    other = cut(images, 4)
-    other.scatter_(1, hidden[:, :, None].expand(-1, -1, 48), torch.rand(3, 9, 48))
+    torch.testing.assert_close(model.masked_loss(images, mask_ratio=0.6), (predicted - target).square().mean())
+    # Changing masked pixels changes the target but not the prediction.
+    other = split_patches(images, 4)
+    other.scatter_(1, masked[:, :, None].expand(-1, -1, 48), torch.rand(3, 9, 48))
     other = nn.functional.fold(other.mT, (12, 20), 4, stride=4)
     torch.manual_seed(0)
-    again = model.paint(other, share=0.6)
-    torch.testing.assert_close(again.painted, painted)
-    assert not torch.allclose(again.wanted, wanted)
-    # Other pixels where it was shown do.
+    again = model.reconstruct(other, mask_ratio=0.6)
+    torch.testing.assert_close(again.predicted, predicted)
+    assert not torch.allclose(again.target, target)
+    # Changing visible pixels changes the prediction.
     torch.manual_seed(0)
-    assert not torch.allclose(model.paint(1 - images, share=0.6).painted, painted)
+    assert not torch.allclose(model.reconstruct(1 - images, mask_ratio=0.6).predicted, predicted)
 
 
-def test_each_image_hides_patches_of_its_own():
-    model, images = painting(), torch.rand(40, 3, 12, 20)
-    hidden = model.paint(images, share=0.5).hidden
-    assert all(len(set(row)) == 7 for row in hidden.tolist())
-    assert len({tuple(sorted(row)) for row in hidden.tolist()}) > 30
-    assert set(hidden.flatten().tolist()) == set(range(15))
+def test_masks_differ_between_images():
+    model, images = masked_autoencoder(), torch.rand(40, 3, 12, 20)
+    masked = model.reconstruct(images, mask_ratio=0.5).masked
+    assert all(len(set(row)) == 7 for row in masked.tolist())
+    assert len({tuple(sorted(row)) for row in masked.tolist()}) > 30
+    assert set(masked.flatten().tolist()) == set(range(15))
 
 
-def test_what_cannot_be_painted_is_refused():
-    with pytest.raises(RegardError, match="head classify does not paint"):
+def test_unsupported_reconstruction_raises():
+    with pytest.raises(RegardError, match="head classify does not reconstruct patches"):
         small().masked_loss(torch.rand(1, 3, 12, 20))
-    with pytest.raises(RegardError, match="one size only"):
-        painting().masked_loss(pack_images(pictures(), 4))
-    for share in (0.0, 1.0, 1.5):
-        with pytest.raises(RegardError, match="Of 15 patches"):
-            painting().masked_loss(torch.rand(1, 3, 12, 20), share)
+    with pytest.raises(RegardError, match="images of one size"):
+        masked_autoencoder().masked_loss(pack_images(make_images(), 4))
+    for mask_ratio in (0.0, 1.0, 1.5):
+        with pytest.raises(RegardError, match="of 15 patches visible"):
+            masked_autoencoder().masked_loss(torch.rand(1, 3, 12, 20), mask_ratio)
 
 
-def test_painting_is_learned():
+def test_reconstruction_is_learned():
     torch.manual_seed(0)
     config = ViTConfig(width=32, heads=2, layers=1, feedforward=64, image_height=16, image_width=16, patch=4)
     model = ViT(replace(config, head="pixels", decoder_width=32, decoder_layers=1, positions="sinusoidal"))
-    # Slanted stripes: what is hidden follows from what is shown.
+    # Slanted stripes: the visible patches determine the masked ones.
     ramp = torch.arange(16.0)
     phase = torch.arange(8)[:, None, None]
     images = (0.5 + 0.5 * torch.sin(0.4 * ramp[:, None] + 0.2 * ramp + phase))[:, None].expand(-1, 3, -1, -1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1.5e-3)
     losses = []
     for _ in range(200):
-        loss = model.masked_loss(images, share=0.5)
+        loss = model.masked_loss(images, mask_ratio=0.5)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -306,25 +306,25 @@ HEADS = [
 
 
 @pytest.mark.parametrize("choice", HEADS, ids=str)
-def test_every_parameter_learns(choice):
+def test_every_parameter_gets_a_gradient(choice):
     model = small(**choice).train()
     images = torch.rand(3, 3, 12, 20)
     out = model.masked_loss(images, 0.5) if model.config.head == "pixels" else model(images)
     (out * torch.randn_like(out)).sum().backward()
-    still = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
-    assert still == []
+    without_gradient = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert without_gradient == []
 
 
 @pytest.mark.parametrize("choice", HEADS, ids=str)
-def test_one_head_takes_over_what_another_learned(choice):
-    """All that differs between two heads stands under these names."""
-    own, other = small(**choice), small(**(choice | dict(head="none", pooling="class", distilled=False)))
-    names = {name for name, _ in own.named_parameters()} ^ {name for name, _ in other.named_parameters()}
+def test_heads_differ_only_in_head_parameters(choice):
+    """Fine-tuning with another head replaces parameters under these names only."""
+    model, other = small(**choice), small(**(choice | dict(head="none", pooling="class", distilled=False)))
+    names = {name for name, _ in model.named_parameters()} ^ {name for name, _ in other.named_parameters()}
     heads = ("output.", "distilled.", "pooler.", "segmenter.", "painter.", "embedding.prefix")
     assert all(name.startswith(heads) for name in names)
 
 
-def test_a_fresh_model_says_little_and_knows_its_size():
+def test_initial_logits_are_small_and_sizes_match_the_papers():
     torch.manual_seed(0)
     model = ViT(vit_pico(labels=LABELS))
     logits = model(torch.rand(8, 3, 32, 32))
@@ -338,7 +338,7 @@ def test_a_fresh_model_says_little_and_knows_its_size():
     assert [round(size / 1e6, 1) for size in sizes] == [5.7, 22.1, 86.6]
 
 
-def test_what_cannot_be_is_refused():
+def test_inconsistent_configs_raise():
     for changes, message in [
         (dict(mean=(0.1, 0.2)), "model.mean has 2 values for images of 3 channels"),
         (dict(std=(0.0,)), "model.std"),
@@ -358,6 +358,6 @@ def test_what_cannot_be_is_refused():
         small()(torch.rand(1, 1, 12, 20))
 
 
-def test_grey_images():
+def test_grayscale_images():
     model = small(channels=1, mean=(0.3,))
     assert model(torch.rand(2, 1, 12, 20)).shape == (2, 3)

@@ -1,6 +1,6 @@
-"""The Vision Transformer on a GPU: a training step is captured and draws anew; packed images agree with rectangles.
+"""Vision Transformers on a GPU: captured training steps, packed images, compilation.
 
-On a machine with one: pytest tests/models -k cuda
+Run with: pytest tests/models -k cuda
 """
 
 import jaxtyping
@@ -25,7 +25,7 @@ CHOICES = [
 
 
 @pytest.fixture(autouse=True)
-def _no_checks_of_shapes():
+def _disable_shape_checks():
     jaxtyping.config.update("jaxtyping_disable", True)
 
 
@@ -38,25 +38,25 @@ def small(**changes) -> ViT:
 def inputs() -> dict:
     sizes = [(32, 48), (12, 20), (40, 8)]
     return {
-        "own": torch.rand(4, 3, 32, 48, device="cuda"),
+        "default": torch.rand(4, 3, 32, 48, device="cuda"),
         "other": torch.rand(4, 3, 40, 24, device="cuda"),
         "packed": pack_images([torch.rand(3, *size) for size in sizes], 4).to("cuda"),
     }
 
 
-@pytest.mark.parametrize("kind", ["own", "other", "packed"])
+@pytest.mark.parametrize("kind", ["default", "other", "packed"])
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_a_step_is_captured_and_draws_anew(choice, kind):
+def test_captured_step_draws_new_random_numbers(choice, kind):
     model, images = small(drop_path=0.5, **choice).train(), inputs()[kind]
     if model.painter and kind == "packed":
-        return  # refused, see test_vit.py
+        return  # raises, see test_vit.py
 
     def step() -> torch.Tensor:
         for parameter in model.parameters():
             parameter.grad = None
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
             out = model.masked_loss(images) if model.painter else model(images)
-        loss = torch.stack([one.float().square().mean() for one in out]).sum() if isinstance(out, list) else out
+        loss = torch.stack([mask.float().square().mean() for mask in out]).sum() if isinstance(out, list) else out
         loss = loss.float().square().mean()
         loss.backward()
         return loss
@@ -70,18 +70,18 @@ def test_a_step_is_captured_and_draws_anew(choice, kind):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         loss = step()
-    found = []
+    losses = []
     for _ in range(4):
         graph.replay()
-        found.append(loss.item())
-    assert all(torch.isfinite(torch.tensor(found)))
-    assert len(set(found)) > 1
+        losses.append(loss.item())
+    assert all(torch.isfinite(torch.tensor(losses)))
+    assert len(set(losses)) > 1
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("choice", CHOICES[:5], ids=str)
-def test_packed_and_one_size_agree(choice):
-    model, images = small(**choice).eval(), inputs()["own"]
+def test_packed_and_padded_images_agree(choice):
+    model, images = small(**choice).eval(), inputs()["default"]
     packed = pack_images(list(images.cpu()), 4).to("cuda")
     with torch.no_grad():
         exact = model(images)
@@ -93,8 +93,8 @@ def test_packed_and_one_size_agree(choice):
 
 
 @pytest.mark.parametrize("choice", CHOICES[:3], ids=str)
-def test_compiled_it_gives_the_same(choice):
-    model, images = small(**choice).eval(), inputs()["own"]
+def test_compiled_model_gives_the_same_output(choice):
+    model, images = small(**choice).eval(), inputs()["default"]
     with torch.no_grad():
         compiled = torch.compile(model.features, dynamic=False)
         torch.testing.assert_close(compiled(images), model.features(images), atol=1e-4, rtol=1e-3)

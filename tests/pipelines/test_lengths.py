@@ -1,4 +1,4 @@
-"""Inputs longer than those of training: models whose positions extrapolate run on them, and warn once."""
+"""Inputs beyond the trained length: models whose positions extrapolate run on them and warn once."""
 
 import dataclasses
 import logging
@@ -13,7 +13,7 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.models import GPT, Bert, BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.lengths import length_limit
-from regard.pipelines import LanguageModel, TextEncoder, Translator
+from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.viewer import look
 
 WORDS = "one two three four five six"
@@ -24,7 +24,7 @@ LAYERS = {"encoder_layers": 1, "decoder_layers": 1}
 EXTRAPOLATING = ("sinusoidal", "rotary", "relative", "none")
 
 
-def translator_of(config) -> Translator:
+def make_translator(config) -> Translator:
     torch.manual_seed(0)
     tokenizer = Tokenizer.train([WORDS], "word")
     size = tokenizer.vocab_size
@@ -32,17 +32,17 @@ def translator_of(config) -> Translator:
     return Translator(model.eval(), tokenizer, tokenizer)
 
 
-def writer_of(**changes) -> LanguageModel:
+def make_generator(**changes) -> TextGenerator:
     torch.manual_seed(0)
     tokenizer = Tokenizer.train(["abcdefgh "], "char", exact=True)
-    return LanguageModel(GPT(GPTConfig(**STACK, vocab=tokenizer.vocab_size, **changes)).eval(), tokenizer)
+    return TextGenerator(GPT(GPTConfig(**STACK, vocab=tokenizer.vocab_size, **changes)).eval(), tokenizer)
 
 
-def encoder_of(head: str, **changes) -> TextEncoder:
+def make_encoder(head: str, **changes) -> TextEncoder:
     torch.manual_seed(0)
     tokenizer = Tokenizer.train([WORDS], "word", mask=True)
-    needed = {"labels": ("even", "odd"), "pooler": "tanh"} if head == "classify" else {}
-    config = BertConfig(**STACK, vocab=tokenizer.vocab_size, head=head, **needed, **changes)
+    head_options = {"labels": ("even", "odd"), "pooler": "tanh"} if head == "classify" else {}
+    config = BertConfig(**STACK, vocab=tokenizer.vocab_size, head=head, **head_options, **changes)
     return TextEncoder(Bert(config).eval(), tokenizer)
 
 
@@ -68,7 +68,7 @@ def warnings(caplog):
         (Seq2SeqConfig(score="location", attention="none"), None),
     ],
 )
-def test_only_tables_limit_the_length(config, limit):
+def test_only_learned_tables_limit_the_length(config, limit):
     assert length_limit(config) == limit
 
 
@@ -82,85 +82,83 @@ def test_only_tables_limit_the_length(config, limit):
     ids=lambda config: getattr(config, "positions", getattr(config, "attention", "")),
 )
 @torch.no_grad()
-def test_a_translator_reads_more_than_in_training(config, warnings):
-    translator = translator_of(config)
-    source, target = translator.source_ids(LONG), translator.target_ids(LONG)
+def test_translator_runs_beyond_the_trained_length(config, warnings):
+    translator = make_translator(config)
+    source, target = translator.encode_source(LONG), translator.encode_target(LONG)
     assert (len(source), len(target)) == (31, 30)
     assert translator.model(*translator.teacher_forced([(source, target)])).shape[0] == 31
     [score] = translator.score([(LONG, LONG)])
     assert score.tokens == 31
     assert np.isfinite(score.logprob)
     config = DecodeConfig(method="greedy", min_len=20, max_len=20)
-    [[found]] = translator.translate([LONG], config)
-    assert len(found.hypothesis.ids) == 20
-    assert warnings() == [
-        "Warning: a text is longer than the 12 tokens that the model was trained on; quality may be lower."
-    ]
+    [[result]] = translator.translate([LONG], config)
+    assert len(result.hypothesis.ids) == 20
+    assert warnings() == ["Warning: a text exceeds the maximum training length of 12 tokens; quality may be lower."]
 
 
-def test_translations_alone_can_be_longer_than_in_training(warnings):
-    translator = translator_of(TransformerConfig(**SIZES, **LAYERS))
+def test_translation_beyond_the_trained_length_warns(warnings):
+    translator = make_translator(TransformerConfig(**SIZES, **LAYERS))
     translator.translate(["one"], DecodeConfig(method="greedy", min_len=11, max_len=11))
     assert warnings() == []
     translator.translate(["one"], DecodeConfig(method="greedy", min_len=12, max_len=12))
     assert len(warnings()) == 1
 
 
-def test_a_long_sentence_of_a_split_line_is_translated_whole():
-    translator = translator_of(TransformerConfig(**SIZES, **LAYERS))
-    lines = translator.sentences("one two. 3 " + "four " * 20, "auto")
+def test_long_sentence_of_a_split_line_is_not_truncated():
+    translator = make_translator(TransformerConfig(**SIZES, **LAYERS))
+    lines = translator.split_line("one two. 3 " + "four " * 20, "auto")
     assert len(lines) == 2
-    assert len(translator.source_ids(lines[1])) > 12
+    assert len(translator.encode_source(lines[1])) > 12
     assert translator.translate("one two. 3 " + "four " * 20, split="auto")
 
 
 @pytest.mark.parametrize("positions", ["rotary", "sinusoidal", "none"])
-def test_a_language_model_reads_and_writes_more_than_in_training(positions, warnings):
-    writer = writer_of(positions=positions)
-    [[found]] = writer.generate(["abcdefgh" * 2], DecodeConfig(method="greedy", min_len=9, max_len=9))
-    assert len(found.hypothesis.ids) == 9
-    assert writer.score(["abcdefgh" * 2])[0].tokens == 17
+def test_language_model_runs_beyond_the_trained_length(positions, warnings):
+    generator = make_generator(positions=positions)
+    [[result]] = generator.generate(["abcdefgh" * 2], DecodeConfig(method="greedy", min_len=9, max_len=9))
+    assert len(result.hypothesis.ids) == 9
+    assert generator.score(["abcdefgh" * 2])[0].tokens == 17
     assert len(warnings()) == 1
 
 
 @torch.no_grad()
-def test_what_is_written_beyond_the_trained_length_is_what_reading_gives(warnings):
-    writer = writer_of()
-    [[found]] = writer.generate(["abc"], DecodeConfig(method="greedy", min_len=20, max_len=20))
-    ids = [*writer.prompt_ids("abc"), *found.hypothesis.ids]
-    rows = writer.model(writer.packed([ids])).log_softmax(-1)[3:-1]
-    by_hand = rows.gather(1, torch.tensor(found.hypothesis.ids)[:, None]).squeeze(1)
-    assert found.hypothesis.token_logprobs[:20] == pytest.approx(by_hand.tolist(), abs=1e-4)
+def test_generation_beyond_the_trained_length_matches_the_forward_pass(warnings):
+    generator = make_generator()
+    [[result]] = generator.generate(["abc"], DecodeConfig(method="greedy", min_len=20, max_len=20))
+    ids = [*generator.encode_prompt("abc"), *result.hypothesis.ids]
+    rows = generator.model(generator.pack([ids])).log_softmax(-1)[3:-1]
+    expected = rows.gather(1, torch.tensor(result.hypothesis.ids)[:, None]).squeeze(1)
+    assert result.hypothesis.token_logprobs[:20] == pytest.approx(expected.tolist(), abs=1e-4)
     assert len(warnings()) == 1
 
 
 @pytest.mark.parametrize("positions", ["rotary", "sinusoidal", "none"])
-def test_an_encoder_reads_more_than_in_training(positions, warnings):
-    critic = encoder_of("classify", positions=positions)
-    assert critic.classify([LONG, (LONG, "two")])[0].label in ("even", "odd")
-    assert critic.embed([LONG, "one"]).shape == (2, 16)
-    assert len(encoder_of("mask", positions=positions).fill("<mask> " + LONG, count=2)[0]) == 2
-    reader = encoder_of("answer", positions=positions)
-    assert isinstance(reader.answer(Question("1", "one", LONG)), str)
-    assert len(warnings()) == 2  # two models: the reader reads long contexts in pieces
+def test_encoder_runs_beyond_the_trained_length(positions, warnings):
+    classifier = make_encoder("classify", positions=positions)
+    assert classifier.classify([LONG, (LONG, "two")])[0].label in ("even", "odd")
+    assert classifier.embed([LONG, "one"]).shape == (2, 16)
+    assert len(make_encoder("mask", positions=positions).fill("<mask> " + LONG, count=2)[0]) == 2
+    answerer = make_encoder("answer", positions=positions)
+    assert isinstance(answerer.answer(Question("1", "one", LONG)), str)
+    assert len(warnings()) == 2  # two models: question answering splits long contexts
 
 
-def test_looking_at_more_than_in_training():
-    translator = translator_of(TransformerConfig(**SIZES, **LAYERS, positions="rotary"))
-    seen = look(translator, LONG, LONG)
-    assert seen.maps["decoder.0.cross"].weights.shape[-2:] == (31, 31)
+def test_look_beyond_the_trained_length():
+    translator = make_translator(TransformerConfig(**SIZES, **LAYERS, positions="rotary"))
+    result = look(translator, LONG, LONG)
+    assert result.maps["decoder.0.cross"].weights.shape[-2:] == (31, 31)
 
 
 @pytest.mark.parametrize("changes", [{"positions": "learned"}, {"cross_score": "location"}])
-def test_tables_refuse_what_is_longer(changes):
-    translator = translator_of(TransformerConfig(**SIZES, **LAYERS, **changes))
-    with pytest.raises(RegardError, match="line 1 has 30 tokens, and the model takes at most 11"):
+def test_learned_tables_raise_beyond_their_length(changes):
+    translator = make_translator(TransformerConfig(**SIZES, **LAYERS, **changes))
+    with pytest.raises(RegardError, match="line 1 has 30 tokens; the model supports at most 11"):
         translator.translate([LONG])
     assert translator.translate([LONG], truncate=True)
 
 
 def test_truncate_cuts_to_the_trained_length(warnings):
-    translator = translator_of(TransformerConfig(**SIZES, **LAYERS))
-    assert len(translator.source_ids(LONG, truncate=True)) == 12
-    assert len(writer_of().prompt_ids("abcdefgh" * 2, truncate=True)) == 12
+    translator = make_translator(TransformerConfig(**SIZES, **LAYERS))
+    assert len(translator.encode_source(LONG, truncate=True)) == 12
+    assert len(make_generator().encode_prompt("abcdefgh" * 2, truncate=True)) == 12
     assert warnings() == []

@@ -1,4 +1,4 @@
-"""Model folders and checkpoints written by version 0.1.0, whose residual connections had other parameter names.
+"""Model folders and checkpoints of version 0.1.0, which named the parameters of residual connections differently.
 
 Each fixture is a model folder of version 0.1.0 with random parameters, and the output of that version for the inputs
 below (expected.json).
@@ -24,13 +24,13 @@ IMAGES = torch.arange(2 * 64.0).view(2, 1, 8, 8).sin().abs()
 INPUTS = {"transformer": (SOURCE, TARGET), "seq2seq": (SOURCE, TARGET), "gpt": (TARGET,), "bert": (SOURCE,)}
 
 
-def names_of(folder: Path) -> list[str]:
+def tensor_names(folder: Path) -> list[str]:
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         return list(file.keys())
 
 
 @torch.no_grad()
-def output_of(folder: Path) -> torch.Tensor:
+def model_output(folder: Path) -> torch.Tensor:
     family = json.loads((folder / "config.json").read_text())["family"]
     out = load(folder, "cpu").model(*INPUTS.get(family, (IMAGES,)))
     return (out[:, :, ::2, ::2] if out.dim() == 4 else out).flatten()
@@ -39,11 +39,11 @@ def output_of(folder: Path) -> torch.Tensor:
 @pytest.mark.parametrize("name", FOLDERS)
 def test_folder_of_previous_version_gives_the_same_output(name, tmp_path):
     expected = torch.tensor(json.loads((FIXTURES / name / "expected.json").read_text()))
-    torch.testing.assert_close(output_of(FIXTURES / name), expected, rtol=0, atol=1e-5)
-    assert any(".residuals." in old for old in names_of(FIXTURES / name)) == (name != "seq2seq")
+    torch.testing.assert_close(model_output(FIXTURES / name), expected, rtol=0, atol=1e-5)
+    assert any(".residuals." in old for old in tensor_names(FIXTURES / name)) == (name != "seq2seq")
     save(tmp_path, load(FIXTURES / name, "cpu"))
-    assert not any(".residuals." in new for new in names_of(tmp_path))
-    torch.testing.assert_close(output_of(tmp_path), expected, rtol=0, atol=1e-5)
+    assert not any(".residuals." in new for new in tensor_names(tmp_path))
+    torch.testing.assert_close(model_output(tmp_path), expected, rtol=0, atol=1e-5)
 
 
 def test_fixtures_cover_every_family_and_norm_placement():
@@ -59,16 +59,16 @@ def test_checkpoint_of_previous_version_has_the_current_names(name, tmp_path):
         weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     old = {f"{part}.{key}": tensor.clone() for part in ("model", "average") for key, tensor in weights.items()}
     Checkpoint(old | {"optimizer.0.step": torch.zeros(())}, {"step": 1}).save(tmp_path / "state.safetensors")
-    found = Checkpoint.load(tmp_path / "state.safetensors").tensors
-    own = dict(load(FIXTURES / name, "cpu").model.named_parameters())
-    assert found.keys() == {f"{part}.{key}" for part in ("model", "average") for key in own} | {"optimizer.0.step"}
-    for key, parameter in own.items():
-        assert torch.equal(found[f"average.{key}"], parameter)
+    loaded = Checkpoint.load(tmp_path / "state.safetensors").tensors
+    current = dict(load(FIXTURES / name, "cpu").model.named_parameters())
+    assert loaded.keys() == {f"{part}.{key}" for part in ("model", "average") for key in current} | {"optimizer.0.step"}
+    for key, parameter in current.items():
+        assert torch.equal(loaded[f"average.{key}"], parameter)
 
 
-def test_unknown_parameter_names_are_refused(tmp_path):
+def test_unknown_parameter_names_raise(tmp_path):
     shutil.copytree(FIXTURES / "gpt", tmp_path / "gpt")
     weights = tmp_path / "gpt" / "model.safetensors"
     weights.write_bytes(weights.read_bytes().replace(b"residuals.0.norm", b"residuals.7.norm"))
-    with pytest.raises(RegardError, match=r"do not fit the config: blocks\.0\.attention_norm\.weight"):
+    with pytest.raises(RegardError, match=r"do not match the config: blocks\.0\.attention_norm\.weight"):
         load(tmp_path / "gpt", "cpu")

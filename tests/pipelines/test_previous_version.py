@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from regard.pipelines import load
-from regard.training import read_toml, recipe_from, train
+from regard.training import read_toml, recipe_from_dict, run_recipe
 from regard.training.checkpoint import Checkpoint
-from regard.training.recipe import recipe_table
-from regard.training.run_folder import stored_recipe
+from regard.training.recipe import recipe_to_dict
+from regard.training.run_folder import read_stored_recipe
 
 PREVIOUS = Path(__file__).parent / "previous"
 EXPECTED = json.loads((PREVIOUS / "expected.json").read_text())
@@ -41,8 +41,8 @@ def test_image_classifier_gives_the_same_probabilities():
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_opens_with_the_same_values(path):
-    recipe = recipe_from(read_toml(path), origin=str(path))
-    assert recipe_from(recipe_table(recipe)) == recipe
+    recipe = recipe_from_dict(read_toml(path), origin=str(path))
+    assert recipe_from_dict(recipe_to_dict(recipe)) == recipe
     assert recipe.train.steps == {"recipe_images": 2, "recipe_translate": 4}.get(path.stem, 4000)
 
 
@@ -52,9 +52,9 @@ def test_finished_run_is_extended(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_images(tmp_path)
     shutil.copytree(PREVIOUS / name, tmp_path / "run")
-    recipe = stored_recipe("run")
+    recipe = read_stored_recipe("run")
     assert recipe is not None
     steps = recipe.train.steps
-    longer = recipe_from({"train": {"steps": steps + 2}}, recipe)
-    train(longer, "run", quiet=True)
+    longer = recipe_from_dict({"train": {"steps": steps + 2}}, recipe)
+    run_recipe(longer, "run", quiet=True)
     assert Checkpoint.load(tmp_path / "run" / "state" / "last.safetensors").facts["step"] == steps + 2

@@ -1,4 +1,4 @@
-"""An encoder of texts with its tokeniser: vectors, labels, answers and hidden tokens, each against a plain twin."""
+"""Text encoder pipeline: embeddings, labels, answers and masked tokens, compared with the model itself."""
 
 import dataclasses
 import itertools
@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from regard.data import Question, Tokenizer
-from regard.data.text.special_tokens import READING, Special
+from regard.data.text.special_tokens import ENCODER_TOKENS, SpecialTokens
 from regard.errors import RegardError
 from regard.layers.packed import pack
 from regard.models import Bert
 from regard.models.bert import bert_tiny
-from regard.pipelines import LanguageModel, TextEncoder, load, save, text_encoder
+from regard.pipelines import TextEncoder, TextGenerator, load, save, text_encoder
 
 WORDS = ["the", "cat", "sees", "a", "dog", "and", "hears", "two", "owls", "in", "that", "old", "tree"]
 TEXTS = ["the cat sees a dog", "", "owls", "that old dog hears the cat in the tree", "two dog", "the cat sees a dog"]
@@ -21,75 +21,76 @@ SIZES = bert_tiny(width=16, heads=2, layers=2, feedforward=32, dropout=0.3, max_
 LABELS = ("bad", "good", "so-so")
 
 
-def encoder_of(head: str = "mask", kind: str = "word", special: Special = READING, **changes) -> TextEncoder:
+def make_encoder(
+    head: str = "mask", kind: str = "word", special: SpecialTokens = ENCODER_TOKENS, **changes
+) -> TextEncoder:
     torch.manual_seed(0)
     tokenizer = Tokenizer.train([" ".join(WORDS)], kind, vocab_size=300, mask=True)
-    needed = {"labels": LABELS, "pooler": "tanh"} if head == "classify" else {}
-    sizes = {"vocab": tokenizer.vocab_size, "head": head, **needed, **changes}
+    head_options = {"labels": LABELS, "pooler": "tanh"} if head == "classify" else {}
+    sizes = {"vocab": tokenizer.vocab_size, "head": head, **head_options, **changes}
     model = Bert(dataclasses.replace(SIZES, **sizes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
-                parameter *= 20  # opinions
+                parameter *= 20  # peaked distributions
     return TextEncoder(model, tokenizer, {"step": 3}, special)
 
 
-def framed(texts: TextEncoder, text: str) -> list[int]:
-    return [2, *texts.tokenizer.encode(text), 3]
+def with_special_tokens(encoder: TextEncoder, text: str) -> list[int]:
+    return [2, *text_encoder.tokenizer.encode(text), 3]
 
 
-# Vectors
+# Embeddings
 
 
 @pytest.mark.parametrize("head", ["none", "mask", "classify", "answer"])
 @torch.no_grad()
-def test_a_vector_is_the_mean_over_the_tokens(head):
-    reader = encoder_of(head)
-    vectors = reader.embed(TEXTS)
+def test_embedding_is_the_mean_over_tokens(head):
+    pipeline = make_encoder(head)
+    vectors = pipeline.embed(TEXTS)
     assert vectors.shape == (6, 16)
     assert vectors.dtype == np.float32
     for text, vector in zip(TEXTS, vectors):
-        mean = reader.model.encode(pack([framed(reader, text)])).mean(0)
+        mean = pipeline.model.encode(pack([with_special_tokens(pipeline, text)])).mean(0)
         np.testing.assert_allclose(vector, mean / mean.norm(), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-6)
     assert np.abs(vectors[0] - vectors[3]).max() > 0.01
 
 
-def test_vectors_depend_on_no_neighbour_and_no_order(monkeypatch):
-    reader = encoder_of()
-    whole = reader.embed(TEXTS)
-    np.testing.assert_allclose(whole, np.concatenate([reader.embed([text]) for text in TEXTS]), atol=1e-5)
-    np.testing.assert_allclose(whole[::-1], reader.embed(TEXTS[::-1]), atol=1e-5)
+def test_embeddings_do_not_depend_on_other_texts_or_order(monkeypatch):
+    pipeline = make_encoder()
+    expected = pipeline.embed(TEXTS)
+    np.testing.assert_allclose(expected, np.concatenate([pipeline.embed([text]) for text in TEXTS]), atol=1e-5)
+    np.testing.assert_allclose(expected[::-1], pipeline.embed(TEXTS[::-1]), atol=1e-5)
     monkeypatch.setattr(text_encoder, "BATCH_TOKENS", 12)  # in several batches
-    np.testing.assert_allclose(whole, reader.embed(TEXTS), atol=1e-5)
-    np.testing.assert_array_equal(whole[0], whole[5])
+    np.testing.assert_allclose(expected, pipeline.embed(TEXTS), atol=1e-5)
+    np.testing.assert_array_equal(expected[0], expected[5])
 
 
-def test_other_special_ids():
-    """As imported models state them."""
-    special = Special(begin=9, end=10)
-    [vector] = encoder_of(special=special).embed(["owls"])
-    reader = encoder_of()
+def test_special_ids_of_imported_models():
+    special = SpecialTokens(begin=9, end=10)
+    [vector] = make_encoder(special=special).embed(["owls"])
+    pipeline = make_encoder()
     with torch.no_grad():
-        mean = reader.model.encode(pack([[9, *reader.tokenizer.encode("owls"), 10]])).mean(0)
+        mean = pipeline.model.encode(pack([[9, *pipeline.tokenizer.encode("owls"), 10]])).mean(0)
     np.testing.assert_allclose(vector, mean / mean.norm(), atol=1e-5)
 
 
-def test_no_texts():
-    assert encoder_of().embed([]).shape == (0, 16)
-    assert encoder_of("classify").classify([]) == []
-    assert encoder_of("answer").answer([]) == []
+def test_no_texts_give_no_results():
+    assert make_encoder().embed([]).shape == (0, 16)
+    assert make_encoder("classify").classify([]) == []
+    assert make_encoder("answer").answer([]) == []
 
 
-def test_too_long_a_text_is_an_error_that_names_it():
-    reader = encoder_of(positions="learned")
-    reader.embed(["cat " * 14])
+def test_text_beyond_the_length_limit_raises_with_its_number():
+    pipeline = make_encoder(positions="learned")
+    pipeline.embed(["cat " * 14])
     with pytest.raises(RegardError) as caught:
-        reader.embed(["cat", "cat " * 15])
+        pipeline.embed(["cat", "cat " * 15])
     assert str(caught.value) == (
-        "text 2 has 15 tokens, and the model takes at most 14. Split it, or use --truncate to cut it short."
+        "text 2 has 15 tokens; the model supports at most 14. Split it, or use --truncate to drop its end."
     )
-    cut, short = reader.embed(["cat " * 14 + "owls", "cat " * 14], truncate=True)
+    cut, short = pipeline.embed(["cat " * 14 + "owls", "cat " * 14], truncate=True)
     np.testing.assert_array_equal(cut, short)
 
 
@@ -98,193 +99,203 @@ def test_too_long_a_text_is_an_error_that_names_it():
 
 @pytest.mark.parametrize("segments", [0, 2])
 @torch.no_grad()
-def test_probabilities_are_those_of_the_model(segments):
-    reader = encoder_of("classify", segments=segments)
+def test_probabilities_match_the_model(segments):
+    pipeline = make_encoder("classify", segments=segments)
     texts = [*TEXTS, ("the cat", "a dog"), ("owls", ""), ("", "owls"), ("a dog", "the cat")]
-    found = reader.classify(texts)
-    for text, one in zip(texts, found):
+    results = pipeline.classify(texts)
+    for text, result in zip(texts, results):
         first, second = (text, None) if isinstance(text, str) else text
-        ids = framed(reader, first)
-        kinds = [0] * len(ids)
+        ids = with_special_tokens(pipeline, first)
+        segment_ids = [0] * len(ids)
         if second is not None:
-            ids += framed(reader, second)[1:]
-            kinds += [1] * (len(ids) - len(kinds))
-        logits = reader.model(pack([ids]), torch.tensor(kinds) if segments else None)[0]
-        shares = dict(zip(LABELS, logits.softmax(0).tolist()))
-        assert one.probabilities == pytest.approx(shares, abs=1e-5)
-        assert sum(one.probabilities.values()) == pytest.approx(1, abs=1e-6)
-        assert one.label == max(shares, key=lambda label: shares[label])
-        assert one.probability == one.probabilities[one.label]
-    assert len({one.label for one in found}) > 1
+            ids += with_special_tokens(pipeline, second)[1:]
+            segment_ids += [1] * (len(ids) - len(segment_ids))
+        logits = pipeline.model(pack([ids]), torch.tensor(segment_ids) if segments else None)[0]
+        probabilities = dict(zip(LABELS, logits.softmax(0).tolist()))
+        assert result.probabilities == pytest.approx(probabilities, abs=1e-5)
+        assert sum(result.probabilities.values()) == pytest.approx(1, abs=1e-6)
+        assert result.label == max(probabilities, key=lambda label: probabilities[label])
+        assert result.probability == result.probabilities[result.label]
+    assert len({result.label for result in results}) > 1
 
 
-def test_labels_depend_on_no_neighbour_and_no_order(monkeypatch):
-    reader = encoder_of("classify")
-    whole = reader.classify(TEXTS)
+def test_labels_do_not_depend_on_other_texts_or_order(monkeypatch):
+    pipeline = make_encoder("classify")
+    expected = pipeline.classify(TEXTS)
     monkeypatch.setattr(text_encoder, "BATCH_TOKENS", 12)
-    for again in (reader.classify(TEXTS), reader.classify(TEXTS[::-1])[::-1]):
-        for one, other in zip(whole, again):
+    for results in (pipeline.classify(TEXTS), pipeline.classify(TEXTS[::-1])[::-1]):
+        for one, other in zip(expected, results):
             assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
 
 
-def test_texts_that_cannot_be_classified():
-    reader = encoder_of("classify", positions="learned")
+def test_invalid_texts_to_classify_raise():
+    pipeline = make_encoder("classify", positions="learned")
     long = "cat " * 15
     with pytest.raises(RegardError) as caught:
-        reader.classify(["cat", long, ("cat", long)])
+        pipeline.classify(["cat", long, ("cat", long)])
     assert str(caught.value) == (
-        "2 of the texts have more than the 16 tokens that the model takes. "
-        "Split them, or use --truncate to cut them short."
+        "2 of the texts have more tokens than the model supports (16). Split them, or use --truncate to cut them."
     )
-    cut, short = reader.classify([long + " owls", "cat " * 14], truncate=True)
+    cut, short = pipeline.classify([long + " owls", "cat " * 14], truncate=True)
     assert cut == short
-    with pytest.raises(RegardError, match="text 2 is 3 texts"):
-        reader.classify(["a", ("a", "cat", "sees")])
+    with pytest.raises(RegardError, match="Item 2 has 3 texts; expected one or two"):
+        pipeline.classify(["a", ("a", "cat", "sees")])
 
 
-# Hidden tokens
+# Masked tokens
 
 
 @torch.no_grad()
-def test_hidden_tokens_are_named_by_the_likeliest():
-    reader = encoder_of()
-    found = reader.fill("the <mask> sees a <mask>", count=3)
-    ids = [2, *reader.tokenizer.encode("the"), 4, *reader.tokenizer.encode("sees a"), 4, 3]
-    likely = reader.model(pack([ids])).softmax(-1)
-    assert len(found) == 2
-    for place, named in zip((2, 5), found):
-        best = sorted(range(reader.tokenizer.vocab_size), key=lambda i: -likely[place, i])[:3]
-        assert [text for text, _ in named] == [reader.tokenizer.decode([i]) for i in best]
-        assert [share for _, share in named] == pytest.approx([likely[place, i].item() for i in best], abs=1e-6)
-    assert found[0] != found[1]
+def test_fill_returns_the_most_probable_tokens():
+    pipeline = make_encoder()
+    predictions = pipeline.fill("the <mask> sees a <mask>", count=3)
+    ids = [2, *pipeline.tokenizer.encode("the"), 4, *pipeline.tokenizer.encode("sees a"), 4, 3]
+    probabilities = pipeline.model(pack([ids])).softmax(-1)
+    assert len(predictions) == 2
+    for position, predicted in zip((2, 5), predictions):
+        best = sorted(range(pipeline.tokenizer.vocab_size), key=lambda i: -probabilities[position, i])[:3]
+        assert [text for text, _ in predicted] == [pipeline.tokenizer.decode([i]) for i in best]
+        expected = [probabilities[position, i].item() for i in best]
+        assert [p for _, p in predicted] == pytest.approx(expected, abs=1e-6)
+    assert predictions[0] != predictions[1]
 
 
 @pytest.mark.parametrize("kind", ["word", "bpe", "bytes"])
-def test_the_space_before_a_hidden_token_is_its_own(kind):
-    """As it is where tokens are hidden in training."""
-    reader = encoder_of(kind=kind, max_len=64)
-    seen = []
-    reader.packed = lambda rows: seen.append(list(rows[0])) or pack(rows)  # type: ignore[method-assign, func-returns-value]
-    reader.fill("the <mask> sees <mask>")
-    [ids] = seen
-    whole = framed(reader, "the cat sees owls")
-    first, second = (len(reader.tokenizer.encode(word)) for word in (" cat", " owls"))
-    begin = 1 + len(reader.tokenizer.encode("the"))
-    assert ids == [*whole[:begin], 4, *whole[begin + first : -1 - second], 4, 3]
+def test_space_before_a_mask_belongs_to_the_masked_word(kind):
+    """As in training, where words are masked together with their leading space."""
+    pipeline = make_encoder(kind=kind, max_len=64)
+    packed = []
+    pipeline.pack = lambda rows: packed.append(list(rows[0])) or pack(rows)  # type: ignore[method-assign, func-returns-value]
+    pipeline.fill("the <mask> sees <mask>")
+    [ids] = packed
+    full = with_special_tokens(pipeline, "the cat sees owls")
+    first, second = (len(pipeline.tokenizer.encode(word)) for word in (" cat", " owls"))
+    begin = 1 + len(pipeline.tokenizer.encode("the"))
+    assert ids == [*full[:begin], 4, *full[begin + first : -1 - second], 4, 3]
 
 
-def test_every_token_can_be_named():
-    reader = encoder_of()
-    [named] = reader.fill("<mask>", count=1000)
-    assert len(named) == reader.tokenizer.vocab_size
-    assert sum(share for _, share in named) == pytest.approx(1, abs=1e-5)
+def test_fill_can_return_every_token():
+    pipeline = make_encoder()
+    [predicted] = pipeline.fill("<mask>", count=1000)
+    assert len(predicted) == pipeline.tokenizer.vocab_size
+    assert sum(p for _, p in predicted) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("reader", "text", "says"),
+    ("factory", "text", "message"),
     [
-        (lambda: encoder_of(), "the cat", "There is no <mask> in the text. Write <mask> where a token is hidden."),
-        (lambda: encoder_of(positions="learned"), "<mask>" * 15, "The text has 15 tokens, and the model takes at most"),
-        (lambda: encoder_of("none"), "<mask>", "This model does not name hidden tokens."),
-        (lambda: encoder_of("classify"), "<mask>", "This model does not name hidden tokens."),
-        (lambda: encoder_of(special=Special(begin=2)), "<mask>", "This model does not name hidden tokens."),
+        (lambda: make_encoder(), "the cat", "The text contains no <mask>. Write <mask> in place of a token."),
+        (
+            lambda: make_encoder(positions="learned"),
+            "<mask>" * 15,
+            "The text has 15 tokens; the model supports at most",
+        ),
+        (lambda: make_encoder("none"), "<mask>", "This model has no masked language modeling head."),
+        (lambda: make_encoder("classify"), "<mask>", "This model has no masked language modeling head."),
+        (
+            lambda: make_encoder(special=SpecialTokens(begin=2)),
+            "<mask>",
+            "This model has no masked language modeling head.",
+        ),
     ],
 )
-def test_what_cannot_be_filled(reader, text, says):
+def test_invalid_fill_raises(factory, text, message):
     with pytest.raises(RegardError) as caught:
-        reader().fill(text)
-    assert str(caught.value).startswith(says)
+        factory().fill(text)
+    assert str(caught.value).startswith(message)
 
 
 # Answers
 
 
 @torch.no_grad()
-def best_by_hand(reader: TextEncoder, question: str, context: str) -> str:
-    """Every run of words of a context that fits into one piece."""
-    ids = [*framed(reader, question), *framed(reader, context)[1:]]
-    begin = len(framed(reader, question))
-    kinds = torch.tensor([0] * begin + [1] * (len(ids) - begin))
-    scores = reader.model(pack([ids]), kinds).double().log_softmax(0)
+def best_span(pipeline: TextEncoder, question: str, context: str) -> str:
+    """The most probable span of a context that fits into one piece, found by exhaustive search."""
+    ids = [*with_special_tokens(pipeline, question), *with_special_tokens(pipeline, context)[1:]]
+    begin = len(with_special_tokens(pipeline, question))
+    segment_ids = torch.tensor([0] * begin + [1] * (len(ids) - begin))
+    scores = pipeline.model(pack([ids]), segment_ids).double().log_softmax(0)
     words = context.split()
-    runs = itertools.combinations_with_replacement(range(len(words)), 2)
-    first, last = max(runs, key=lambda run: float(scores[begin + run[0], 0] + scores[begin + run[1], 1]))
+    spans = itertools.combinations_with_replacement(range(len(words)), 2)
+    first, last = max(spans, key=lambda span: float(scores[begin + span[0], 0] + scores[begin + span[1], 1]))
     return " ".join(words[first : last + 1])
 
 
-def test_the_answer_is_the_likeliest_run_of_words(monkeypatch):
-    reader = encoder_of("answer")
+def test_answer_is_the_most_probable_span(monkeypatch):
+    pipeline = make_encoder("answer")
     contexts = ["the cat sees a dog", "two owls in that old tree", "owls", "that dog hears the cat and owls"]
     questions = [
         Question(str(i), question, context) for i, (context, question) in enumerate(itertools.product(contexts, WORDS))
     ]
-    found = reader.answer(questions)
-    assert found == [best_by_hand(reader, one.question, one.context) for one in questions]
-    assert len(set(found)) > 5
-    assert any(" " in answer for answer in found)
+    answers = pipeline.answer(questions)
+    assert answers == [best_span(pipeline, one.question, one.context) for one in questions]
+    assert len(set(answers)) > 5
+    assert any(" " in answer for answer in answers)
     monkeypatch.setattr(text_encoder, "BATCH_TOKENS", 30)
-    assert reader.answer(questions[::-1]) == found[::-1]
+    assert pipeline.answer(questions[::-1]) == answers[::-1]
 
 
-def test_a_context_without_words_has_no_answer():
-    assert encoder_of("answer").answer([Question("1", "who", "")]) == [""]
+def test_empty_context_gives_an_empty_answer():
+    assert make_encoder("answer").answer([Question("1", "who", "")]) == [""]
 
 
 @torch.no_grad()
-def test_nothing_is_an_answer_only_where_it_may_be():
-    reader = encoder_of("answer")
-    reader.model.output.weight.zero_()
-    reader.model.output.bias.zero_()
-    # The first token of all, which is of no context, is far ahead of the others.
-    towards = reader.model.encode(pack([[*framed(reader, "a"), *framed(reader, "cat sees")[1:]]]))[0]
-    reader.model.output.weight += towards
+def test_empty_answers_require_the_empty_option():
+    pipeline = make_encoder("answer")
+    pipeline.model.output.weight.zero_()
+    pipeline.model.output.bias.zero_()
+    # The first token, which is outside the context, has by far the highest score.
+    direction = pipeline.model.encode(
+        pack([[*with_special_tokens(pipeline, "a"), *with_special_tokens(pipeline, "cat sees")[1:]]])
+    )[0]
+    pipeline.model.output.weight += direction
     questions = [Question("1", "a", "cat sees")]
-    assert reader.answer(questions)[0] in ("cat", "sees", "cat sees")
-    assert reader.answer(questions, empty=True) == [""]
+    assert pipeline.answer(questions)[0] in ("cat", "sees", "cat sees")
+    assert pipeline.answer(questions, empty=True) == [""]
 
 
 @pytest.mark.parametrize("head", ["none", "mask"])
-def test_a_model_that_was_trained_for_something_else(head):
-    with pytest.raises(RegardError, match=r"not trained to classify\. Train it on: regard train --task classify"):
-        encoder_of(head).classify(["cat"])
-    with pytest.raises(RegardError, match=r"not trained to answer\. Train it on: regard train --task answer"):
-        encoder_of(head).answer([Question("1", "who", "the cat")])
+def test_missing_head_raises(head):
+    with pytest.raises(RegardError, match=r"no classification head\. Fine-tune it: regard train --task classify"):
+        make_encoder(head).classify(["cat"])
+    with pytest.raises(RegardError, match=r"no question answering head\. Fine-tune it: regard train --task answer"):
+        make_encoder(head).answer([Question("1", "who", "the cat")])
 
 
-# The folder
+# Saving and loading
 
 
 @pytest.mark.parametrize("head", ["none", "mask", "classify", "answer"])
-@pytest.mark.parametrize("special", [READING, Special(begin=9, end=10, mask=11)], ids=["own", "other"])
-def test_what_is_loaded_is_what_was_saved(tmp_path, head, special):
-    reader = encoder_of(head, special=special)
-    reader.save(tmp_path)
-    again = load(tmp_path, "cpu", expect=TextEncoder)
-    assert (again.special, again.training, again.model.config) == (special, {"step": 3}, reader.model.config)
-    assert again.tokenizer == reader.tokenizer
-    np.testing.assert_array_equal(again.embed(TEXTS), reader.embed(TEXTS))
-    asked = [Question("1", "who", "the cat sees a dog")]
+@pytest.mark.parametrize("special", [ENCODER_TOKENS, SpecialTokens(begin=9, end=10, mask=11)], ids=["default", "other"])
+def test_loaded_pipeline_equals_the_saved_one(tmp_path, head, special):
+    pipeline = make_encoder(head, special=special)
+    pipeline.save(tmp_path)
+    loaded = load(tmp_path, "cpu", expect=TextEncoder)
+    assert (loaded.special, loaded.training, loaded.model.config) == (special, {"step": 3}, pipeline.model.config)
+    assert loaded.tokenizer == pipeline.tokenizer
+    np.testing.assert_array_equal(loaded.embed(TEXTS), pipeline.embed(TEXTS))
+    questions = [Question("1", "who", "the cat sees a dog")]
     if head == "mask":
-        assert again.fill("<mask> cat") == reader.fill("<mask> cat")
+        assert loaded.fill("<mask> cat") == pipeline.fill("<mask> cat")
     if head == "classify":
-        assert again.classify(TEXTS) == reader.classify(TEXTS)
+        assert loaded.classify(TEXTS) == pipeline.classify(TEXTS)
     if head == "answer":
-        assert again.answer(asked) == reader.answer(asked)
+        assert loaded.answer(questions) == pipeline.answer(questions)
 
 
-def test_dropout_is_off_whatever_was_on_before():
+def test_dropout_is_off_after_training_mode():
     for head, call in (
-        ("mask", lambda reader: reader.embed(TEXTS).tolist()),
-        ("mask", lambda reader: reader.fill("the <mask>")),
-        ("classify", lambda reader: reader.classify(TEXTS)),
+        ("mask", lambda pipeline: pipeline.embed(TEXTS).tolist()),
+        ("mask", lambda pipeline: pipeline.fill("the <mask>")),
+        ("classify", lambda pipeline: pipeline.classify(TEXTS)),
     ):
-        reader = encoder_of(head)
-        before = call(reader)
-        reader.model.train()
-        assert call(reader) == before
+        pipeline = make_encoder(head)
+        before = call(pipeline)
+        pipeline.model.train()
+        assert call(pipeline) == before
 
 
-def test_an_encoder_is_not_a_language_model(tmp_path):
-    save(tmp_path, encoder_of())
-    with pytest.raises(RegardError, match="holds an encoder of texts, not a language model"):
-        load(tmp_path, "cpu", expect=LanguageModel)
+def test_loading_as_another_pipeline_raises(tmp_path):
+    save(tmp_path, make_encoder())
+    with pytest.raises(RegardError, match="contains a text text_encoder, not a language model"):
+        load(tmp_path, "cpu", expect=TextGenerator)

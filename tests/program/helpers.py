@@ -1,4 +1,4 @@
-"""Small models of every family, score and positional encoding, and their programs, captured once."""
+"""Small models of every family, score and positional encoding, for tests of programs and exports."""
 
 from collections.abc import Callable
 from functools import cache
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.attention import Score
 from regard.models import GPT, Bert, Seq2Seq, Transformer, ViT
 from regard.models.bert import BertConfig
 from regard.models.gpt import GPTConfig
@@ -44,7 +45,7 @@ def _vit(**choices: Any) -> Callable[[], nn.Module]:
 
 TRANSLATORS = {
     "sinusoidal, scaled dot": _transformer(shared_vocab=True),
-    "halves, post-norm, location": _transformer(
+    "split halves, post-norm, location": _transformer(
         positions="sinusoidal_halves", norm="post", encoder_score="location", cross_score="location"
     ),
     "learned, cosine, concat, general": _transformer(
@@ -84,16 +85,44 @@ IMAGES = {
     "ViT, segmentation": _vit(head="segment", layer_scale=0.1),
     "ViT, class queries": _vit(head="segment", segmenter="queries"),
 }
-FORMS = TRANSLATORS | LANGUAGE_MODELS | ENCODERS | IMAGES
+MODELS = TRANSLATORS | LANGUAGE_MODELS | ENCODERS | IMAGES
 
 
 @cache
-def model_of(form: str) -> Any:
-    """A model whose outputs depend on everything: biases and norms are not what they are initialized to."""
+def model_of(name: str) -> Any:
+    """A model whose output depends on every parameter: biases and norms differ from their initial values."""
     torch.manual_seed(3)
-    model = FORMS[form]().eval()
+    model = MODELS[name]().eval()
     with torch.no_grad():
-        for name, tensor in model.named_parameters():
-            if tensor.dim() == 1 and "log_scale" not in name:
+        for parameter_name, tensor in model.named_parameters():
+            if tensor.dim() == 1 and "log_scale" not in parameter_name:
                 tensor.add_(0.2 * torch.randn_like(tensor))
+    return model
+
+
+class Gate(nn.Module):
+    """A custom layer that the interpreters do not know."""
+
+    def __init__(self, inner: nn.Module, width: int) -> None:
+        super().__init__()
+        self.inner, self.map = inner, nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.inner(x) * torch.sigmoid(self.map(x))
+
+
+class Distance(Score):
+    """A custom score that the interpreters do not know: minus the squared distance."""
+
+    def pair(self, q, k):
+        return -(q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)
+
+
+def toy_model() -> Transformer:
+    """A Transformer with a custom layer and a custom score."""
+    torch.manual_seed(0)
+    sizes = dict(width=12, heads=2, feedforward=20, encoder_layers=1, decoder_layers=1)
+    model = Transformer(TransformerConfig(**sizes, source_vocab=VOCAB, target_vocab=VOCAB)).eval()
+    model.encoder[0].feedforward = Gate(model.encoder[0].feedforward, 12)
+    model.decoder[0].cross.score = Distance()
     return model

@@ -1,4 +1,4 @@
-"""Training in tests runs on one thread: several tests run side by side, and threads of one wait for the others'."""
+"""Training in tests uses one core, because several tests run in parallel."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A very small run: 200 sentences of the phrasebook, a model of some thousand weights, a dozen steps."""
+"""A small training run for tests (200 phrasebook pairs, a tiny model, 12 steps), and helpers to compare runs."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from regard.errors import RegardError
 from regard.models import TransformerConfig
-from regard.pipelines import Bundle
+from regard.pipelines import Pipeline
 from regard.training import (
     DataConfig,
     Dataset,
@@ -21,10 +21,12 @@ from regard.training import (
     TokenizerConfig,
     TrainConfig,
     read_dataset,
-    recipe_from,
-    train,
+    recipe_from_dict,
+    run_recipe,
+    suggest_recipe,
     trainer,
 )
+from regard.training.tasks import restrict_recipe
 from regard.training.trainer import STATE
 
 SMALL = Recipe(
@@ -37,13 +39,13 @@ SMALL = Recipe(
         steps=12, batch_tokens=256, warmup=3, validate_every=6, save_every=4, log_every=2, workers=1, device="cpu"
     ),
 )
-# Everything that has a memory or draws random numbers.
-LIVELY = {"tokenizer": {"dropout": 0.2}, "train": {"accumulate": 2, "ema": 0.9, "r_drop": 1.0}}
+# Settings that add randomness or state: BPE-dropout, gradient accumulation, EMA and R-Drop.
+STOCHASTIC = {"tokenizer": {"dropout": 0.2}, "train": {"accumulate": 2, "ema": 0.9, "r_drop": 1.0}}
 
 
-def small(**sections: dict[str, Any]) -> Recipe:
-    """The small recipe with changes: small(train={"steps": 3})."""
-    return recipe_from(sections, SMALL)
+def small_recipe(**sections: dict[str, Any]) -> Recipe:
+    """The small recipe with changed keys: small_recipe(train={"steps": 3})."""
+    return recipe_from_dict(sections, SMALL)
 
 
 @functools.cache
@@ -52,32 +54,32 @@ def small_dataset() -> Dataset:
     return dataclasses.replace(dataset, validation=dataset.validation[:6])
 
 
-def said(recipe: Recipe, out: Path, **options: Any) -> str:
-    """What the user is told of a run that is refused."""
+def error_message(recipe: Recipe, out: Path, **options: Any) -> str:
+    """The message of the RegardError that `train` raises."""
     with pytest.raises(RegardError) as caught:
-        train(recipe, out, quiet=True, **options)
+        run_recipe(recipe, out, quiet=True, **options)
     return str(caught.value)
 
 
-def cut_off_and_go_on(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
-    """A run that breaks off before its eighth update, and once more, whole."""
-    set_rate, calls = trainer.set_rate, []
+def interrupt_and_resume(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
+    """Call `run` twice: the first call fails before its eighth update, the second one resumes it."""
+    set_learning_rate, calls = trainer.set_learning_rate, []
 
-    def cut_off(*arguments: Any) -> None:
+    def fail(*arguments: Any) -> None:
         calls.append(None)
-        if len(calls) == 8:  # after a validation, and between two saves
+        if len(calls) == 8:  # after a validation, and between two checkpoints
             raise ConnectionError
-        set_rate(*arguments)
+        set_learning_rate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_rate", cut_off)
+        patch.setattr(trainer, "set_learning_rate", fail)
         with pytest.raises(ConnectionError):
             run()
     run()
 
 
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    """Everything that the run left behind in tensors: the best model, and the state with its moments and averages."""
+def saved_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors that a run saved: the best model and the checkpoint (weights, EMA, optimizer state)."""
     return {
         f"{name}:{key}": tensor
         for name in ("model.safetensors", STATE)
@@ -85,11 +87,38 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def bit_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether both dictionaries hold the same tensors, bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def run_again(runs: Mapping[str, Path], task: str, out: Path, **sections: dict[str, Any]) -> Bundle:
-    """The same files and recipe once more, but for the changes."""
+def repeat_run(runs: Mapping[str, Path], task: str, out: Path, **sections: dict[str, Any]) -> Pipeline:
+    """Train again with the files and the recipe of a finished run, and changed keys."""
     recipe = json.loads((runs[task] / "training.json").read_text(encoding="utf-8"))["recipe"]
-    return train(recipe_from(sections, recipe_from(recipe)), out, quiet=True)
+    return run_recipe(recipe_from_dict(sections, recipe_from_dict(recipe)), out, quiet=True)
+
+
+def as_toml(table: dict) -> str:
+    """A recipe table as TOML: plain values first, then sections."""
+
+    def value(x: object) -> str:
+        if isinstance(x, bool):
+            return str(x).lower()
+        if isinstance(x, list | tuple):
+            return f"[{', '.join(map(value, x))}]"
+        return f'"{x}"' if isinstance(x, str) else repr(x)
+
+    lines = [f"{key} = {value(x)}" for key, x in table.items() if not isinstance(x, dict)]
+    for section, keys in table.items():
+        if isinstance(keys, dict):
+            lines += [f"[{section}]", *(f"{key} = {value(x)}" for key, x in keys.items() if x is not None)]
+    return "\n".join(lines)
+
+
+def plan(
+    task: str, data: DataConfig, *, fine_tune: bool = False, export_for: str | None = None
+) -> tuple[Recipe, Dataset[Any]]:
+    """The suggested recipe for data, and the dataset."""
+    dataset = read_dataset(task, data, quiet=True)
+    recipe = dataclasses.replace(suggest_recipe(task, dataset, fine_tune), data=data)
+    return restrict_recipe(recipe, export_for) if export_for else recipe, dataset

@@ -6,9 +6,9 @@ import regard
 from regard.cli import main
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig
-from regard.training import Recipe, read_toml, recipe_from
+from regard.training import Recipe, read_toml, recipe_from_dict
 from regard.training.api import resolve_recipe
-from regard.training.run_folder import stored_recipe
+from regard.training.run_folder import read_stored_recipe
 
 SMALL = {"phrasebook_size": 60, "steps": 2, "batch_tokens": 512, "workers": 1, "device": "cpu"}
 TINY = {"width": 8, "heads": 2, "feedforward": 8, "encoder_layers": 1, "decoder_layers": 1}
@@ -24,7 +24,7 @@ def pairs(tmp_path):
 def test_train_returns_a_pipeline_that_load_reopens(tmp_path, pairs):
     translator = regard.train(pairs, tmp_path / "model", model=TINY, steps=2, workers=1, device="cpu", quiet=True)
     assert translator("word 1") == regard.load(tmp_path / "model", "cpu")("word 1")
-    assert stored_recipe(tmp_path / "model").data.files == (str(pairs),)
+    assert read_stored_recipe(tmp_path / "model").data.files == (str(pairs),)
 
 
 def test_the_same_call_resumes_and_keeps_the_recipe(tmp_path):
@@ -32,13 +32,13 @@ def test_the_same_call_resumes_and_keeps_the_recipe(tmp_path):
     regard.train("phrasebook", out, **SMALL, model=TINY, quiet=True)
     longer = regard.train("phrasebook", out, phrasebook_size=60, steps=3, quiet=True)
     assert longer.model.config.width == 8
-    assert stored_recipe(out).train.steps == 3
+    assert read_stored_recipe(out).train.steps == 3
 
 
 def test_nested_and_single_keys_override_the_suggestion(tmp_path):
     model = {"family": "seq2seq", "score": "concat", "width": 8}
     regard.train("phrasebook", tmp_path / "model", **SMALL, model=model, train={"lr": 1e-3}, quiet=True)
-    stored = stored_recipe(tmp_path / "model")
+    stored = read_stored_recipe(tmp_path / "model")
     assert isinstance(stored.model, Seq2SeqConfig)
     assert (stored.model.score, stored.train.lr, stored.train.steps) == ("concat", 1e-3, 2)
 
@@ -47,19 +47,19 @@ def test_python_and_command_line_choose_the_same_recipe(tmp_path, pairs, capsys)
     assert main(["train", "--data", str(pairs), "--steps", "7", "--out", str(tmp_path / "a"), "--dry-run"]) == 0
     (tmp_path / "printed.toml").write_text(capsys.readouterr().out, encoding="utf-8")
     recipe, _ = resolve_recipe({}, {"data": {"files": [str(pairs)]}, "train": {"steps": 7}}, tmp_path / "a")
-    assert recipe_from(read_toml(tmp_path / "printed.toml")) == recipe
+    assert recipe_from_dict(read_toml(tmp_path / "printed.toml")) == recipe
 
 
 def test_packaged_recipe_is_completed_with_data(tmp_path, pairs):
     changes = {"steps": 1, "workers": 1, "device": "cpu", "width": 8}
     regard.train(pairs, tmp_path / "model", recipe="multi30k-rnn", **changes, quiet=True)
-    assert stored_recipe(tmp_path / "model").model.width == 8
+    assert read_stored_recipe(tmp_path / "model").model.width == 8
 
 
 def test_recipe_object_is_used_as_given(tmp_path):
     recipe = Recipe().override(**SMALL, model=TINY, tokenizer={"kind": "char"})
     regard.train("phrasebook", tmp_path / "model", recipe=recipe, quiet=True)
-    assert stored_recipe(tmp_path / "model").tokenizer.kind == "char"
+    assert read_stored_recipe(tmp_path / "model").tokenizer.kind == "char"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_recipe_object_is_used_as_given(tmp_path):
     [
         ({"stepz": 3}, "Unknown key stepz. Did you mean steps?"),
         ({"dropout": 0.1}, "dropout is a key of tokenizer and model."),
-        ({"train": {"steps": "many"}}, "train.steps must be a whole number"),
+        ({"train": {"steps": "many"}}, "train.steps must be an integer"),
         ({"family": "bert"}, "bert"),
         ({"score": "bilinear"}, "must be one of dot, scaled_dot"),
     ],

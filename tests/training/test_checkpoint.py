@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, read with care."""
+"""Checkpoints: atomic writes, damaged files, and restoring of the training state."""
 
 import copy
 import errno
@@ -16,22 +16,22 @@ from regard.training.checkpoint import Checkpoint, gather_state, restore_state
 from regard.training.optim.optimizers import make_optimizer, update_ema
 
 
-def example(number: float = 1.0) -> Checkpoint:
-    tensors = {"model.a": torch.full((3,), number), "optimizer.0.step": torch.tensor(number)}
+def example(value: float = 1.0) -> Checkpoint:
+    tensors = {"model.a": torch.full((3,), value), "optimizer.0.step": torch.tensor(value)}
     return Checkpoint(tensors, {"step": 5, "best": None, "nested": {"a": [1, 2]}})
 
 
-def same(one: Checkpoint, other: Checkpoint) -> bool:
+def are_equal(one: Checkpoint, other: Checkpoint) -> bool:
     return one.facts == other.facts and all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
 
 
 def test_round_trip(tmp_path):
     example().save(tmp_path / "state" / "last.safetensors")
-    assert same(Checkpoint.load(tmp_path / "state" / "last.safetensors"), example())
+    assert are_equal(Checkpoint.load(tmp_path / "state" / "last.safetensors"), example())
 
 
 class _FullDisk:
-    """A file on a disk that has room for a few bytes."""
+    """A file on a disk with room for only a few bytes."""
 
     def __init__(self, file) -> None:
         self.file = file
@@ -47,7 +47,7 @@ class _FullDisk:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+def test_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "last.safetensors"
     example(1.0).save(path)
     with monkeypatch.context() as patch:
@@ -55,10 +55,10 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
         with pytest.raises(RegardError, match=r"last\.safetensors: no space left on the device"):
             example(2.0).save(path)
     assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
-    assert same(Checkpoint.load(path), example(1.0))
+    assert are_equal(Checkpoint.load(path), example(1.0))
 
 
-def test_a_failing_sync_leaves_the_old_file(tmp_path, monkeypatch):
+def test_failing_fsync_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "last.safetensors"
     example(1.0).save(path)
 
@@ -70,12 +70,12 @@ def test_a_failing_sync_leaves_the_old_file(tmp_path, monkeypatch):
         with pytest.raises(RegardError, match="cannot be written: Input/output error"):
             example(2.0).save(path)
     assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
-    assert same(Checkpoint.load(path), example(1.0))
+    assert are_equal(Checkpoint.load(path), example(1.0))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no limits on the size of files")
-def test_a_real_limit_leaves_the_old_file(tmp_path):
-    """The system itself refuses to write more than 2000 bytes."""
+@pytest.mark.skipif(sys.platform == "win32", reason="no file size limits")
+def test_file_size_limit_keeps_the_old_file(tmp_path):
+    """The operating system refuses to write more than 2000 bytes."""
     script = """
 import resource, sys, torch
 from pathlib import Path
@@ -96,22 +96,22 @@ except RegardError as error:
     assert Checkpoint.load(path).facts == {"step": 1}
 
 
-@pytest.mark.parametrize("spoil", ["truncated", "empty", "pickle", "no facts", "other facts"])
-def test_a_damaged_file_is_named_and_left_alone(tmp_path, spoil):
+@pytest.mark.parametrize("damage", ["truncated", "empty", "pickle", "no facts", "other facts"])
+def test_damaged_file_is_an_error_and_is_not_changed(tmp_path, damage):
     path: Path = tmp_path / "last.safetensors"
     example().save(path)
-    if spoil == "truncated":
+    if damage == "truncated":
         path.write_bytes(path.read_bytes()[:-5])
-    elif spoil == "empty":
+    elif damage == "empty":
         path.write_bytes(b"")
-    elif spoil == "pickle":
+    elif damage == "pickle":
         torch.save({"a": torch.ones(2)}, path)
     else:
         from safetensors.torch import save_file
 
-        save_file({"a": torch.ones(2)}, path, metadata={"facts": "[1]"} if spoil == "other facts" else None)
+        save_file({"a": torch.ones(2)}, path, metadata={"facts": "[1]"} if damage == "other facts" else None)
     before = path.read_bytes()
-    with pytest.raises(RegardError, match=r"last\.safetensors: damaged, or not a checkpoint.* Put a good copy"):
+    with pytest.raises(RegardError, match=r"last\.safetensors: damaged, or not a checkpoint.* Restore an intact copy"):
         Checkpoint.load(path)
     assert path.read_bytes() == before
 
@@ -138,7 +138,7 @@ def learn(model, optimizer, ema_model, steps):
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon", "sgd"])
-def test_a_restored_state_resumes_exactly(tmp_path, name):
+def test_restored_state_resumes_exactly(tmp_path, name):
     model, optimizer = model_and_optimizer(name=name)
     ema_model = copy.deepcopy(model)
     learn(model, optimizer, ema_model, 3)
@@ -153,21 +153,21 @@ def test_a_restored_state_resumes_exactly(tmp_path, name):
         assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters(), strict=True))
 
 
-def test_a_tied_weight_is_kept_once():
+def test_tied_weight_is_stored_once():
     model, optimizer = model_and_optimizer()
     assert sorted(gather_state(model, optimizer, None)) == ["model.0.bias", "model.0.weight", "model.1.bias"]
 
 
-def test_another_models_checkpoint_changes_nothing():
+def test_checkpoint_of_another_model_is_an_error_and_changes_nothing():
     model, optimizer = model_and_optimizer(3)
     tensors = gather_state(*model_and_optimizer(4), None)
     before = [p.clone() for p in model.parameters()]
-    with pytest.raises(RegardError, match=r"3 tensors do not fit, 0\.bias among them"):
+    with pytest.raises(RegardError, match=r"3 of its tensors do not match, for example 0\.bias"):
         restore_state(tensors, model, optimizer, None, RegardError)
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before))
 
 
-def test_an_average_that_is_missing_does_not_fit():
+def test_missing_ema_weights_are_an_error():
     model, optimizer = model_and_optimizer()
-    with pytest.raises(RegardError, match="3 tensors do not fit"):
+    with pytest.raises(RegardError, match="3 of its tensors do not match"):
         restore_state(gather_state(model, optimizer, None), model, optimizer, copy.deepcopy(model), RegardError)

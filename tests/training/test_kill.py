@@ -1,4 +1,4 @@
-"""A short kill test; benchmarks/kill_test.py is the long one."""
+"""A short version of benchmarks/kill_test.py."""
 
 import os
 import signal
@@ -16,8 +16,8 @@ def on_one_core() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL") or sys.platform != "linux", reason="the script looks into /proc")
-def test_a_run_that_is_killed_ends_with_the_same_bits():
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL") or sys.platform != "linux", reason="the script reads /proc")
+def test_killed_run_ends_with_bit_identical_weights():
     sizes = ["--kills", "3", "--workers", "1", "--steps", "40", "--width", "32"]
     done = subprocess.run([sys.executable, str(SCRIPT), *sizes], capture_output=True, text=True, preexec_fn=on_one_core)
     assert done.returncode == 0, done.stderr

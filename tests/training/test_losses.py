@@ -1,98 +1,101 @@
-"""The loss that is computed by chunks, against its formula in float64."""
+"""The chunked cross-entropy against its formula in float64."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from regard.attention import triton_here
-from regard.data import Batches, Sequences
-from regard.data.batching.pair_batches import IGNORED
+from regard.data import PairBatches, Sequences
+from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.kernels import cross_entropy_cuda
+from regard.kernels.triton_support import is_interpreted
 from regard.models import TransformerConfig, make_model
-from regard.training import losses, vocabulary
+from regard.training import losses
 from regard.training.losses import token_loss
 
 
 def formula(
-    features, weight, targets, smoothing=0.0, twin=None, divergence=0.0, bias=0.0
+    features, weight, targets, smoothing=0.0, second_pass=None, divergence=0.0, bias=0.0
 ) -> tuple[Tensor, Tensor, int]:
-    """The definition: whole logits, float64, autograd."""
-    counted = targets != IGNORED
-    both = [features] if twin is None else [features, twin]
-    passes = [(x @ weight.T + bias).log_softmax(-1)[counted] for x in both]
-    wanted = targets[counted]
-    nlls = [-logp.gather(1, wanted[:, None])[:, 0] for logp in passes]
+    """The definition: full logits, float64, autograd."""
+    counted = targets != IGNORE_INDEX
+    inputs = [features] if second_pass is None else [features, second_pass]
+    passes = [(x @ weight.T + bias).log_softmax(-1)[counted] for x in inputs]
+    targets = targets[counted]
+    nlls = [-logp.gather(1, targets[:, None])[:, 0] for logp in passes]
     loss = sum((1 - smoothing) * nll - smoothing * logp.mean(-1) for nll, logp in zip(nlls, passes)) / len(passes)
     if divergence:
         p, q = passes
         loss = loss + divergence * ((p.exp() * (p - q)).sum(-1) + (q.exp() * (q - p)).sum(-1)) / 2
-    return loss.sum(), sum(nlls).sum() / len(passes), len(wanted)
+    return loss.sum(), sum(nlls).sum() / len(passes), len(targets)
 
 
 def example(rows=11, vocab=17, width=5, seed=0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    features, twin, weight = (torch.randn(n, width, generator=generator) for n in (rows, rows, vocab))
+    features, second_pass, weight = (torch.randn(n, width, generator=generator) for n in (rows, rows, vocab))
     targets = torch.randint(1, vocab, (rows,), generator=generator)
-    targets[[2, rows - 1]] = IGNORED
-    return features, weight, targets, twin
+    targets[[2, rows - 1]] = IGNORE_INDEX
+    return features, weight, targets, second_pass
 
 
 @pytest.fixture(params=["plain", "kernel"])
-def at_once(request, monkeypatch):
-    """Sets how many rows a chunk has, for the plain sweep and for the GPU's, whose kernels an interpreter runs."""
-    if request.param == "kernel" and not triton_here.INTERPRETED:
+def set_chunk_rows(request, monkeypatch):
+    """A function that sets the rows per chunk, for the plain loss and for the Triton kernel in the interpreter."""
+    if request.param == "kernel" and not is_interpreted():
         pytest.skip("needs Triton's interpreter")
-    monkeypatch.setattr(vocabulary, "takes", lambda features: request.param == "kernel")
-    monkeypatch.setattr(vocabulary, "BLOCK", 8)
+    monkeypatch.setattr(cross_entropy_cuda, "supports", lambda features: request.param == "kernel")
+    monkeypatch.setattr(cross_entropy_cuda, "BLOCK", 8)
 
     def set_rows(rows):
         monkeypatch.setattr(losses, "chunk_rows", lambda vocab, device: rows)
-        monkeypatch.setattr(vocabulary, "even_rows", lambda count, vocab: rows)
+        monkeypatch.setattr(cross_entropy_cuda, "rows_per_chunk", lambda count, vocab: rows)
 
     return set_rows
 
 
 @pytest.mark.parametrize(("smoothing", "divergence"), [(0.0, 0.0), (0.1, 0.0), (0.1, 2.5)])
-def test_an_output_layer_may_have_a_bias(at_once, smoothing, divergence):
-    at_once(4)
-    features, weight, targets, twin = example()
-    single = [x.requires_grad_() for x in (features, weight, twin, torch.randn(len(weight)))]
+def test_bias_of_the_output_layer(set_chunk_rows, smoothing, divergence):
+    set_chunk_rows(4)
+    features, weight, targets, second_pass = example()
+    single = [x.requires_grad_() for x in (features, weight, second_pass, torch.randn(len(weight)))]
     double = [x.detach().double().requires_grad_() for x in single]
-    wanted = formula(double[0], double[1], targets, smoothing, double[2], divergence, double[3])
-    grads = torch.autograd.grad(wanted[0], double)
+    expected = formula(double[0], double[1], targets, smoothing, double[2], divergence, double[3])
+    grads = torch.autograd.grad(expected[0], double)
     parts = token_loss(single[0], single[1], targets, smoothing, single[2], divergence, single[3])
-    torch.testing.assert_close(parts.loss.double(), wanted[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(parts.loss.double(), expected[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(torch.autograd.grad(parts.loss, single), grads, rtol=1e-5, atol=1e-5, check_dtype=False)
 
 
-@pytest.mark.parametrize("rows_at_once", [1, 4, 64])
+@pytest.mark.parametrize("rows", [1, 4, 64])
 @pytest.mark.parametrize(
-    ("smoothing", "with_twin", "divergence"),
+    ("smoothing", "has_second_pass", "divergence"),
     [(0.0, False, 0.0), (0.1, False, 0.0), (0.0, True, 0.0), (0.2, True, 0.0), (0.0, True, 3.0), (0.1, True, 2.5)],
 )
-def test_value_and_gradients_are_those_of_the_formula(at_once, rows_at_once, smoothing, with_twin, divergence):
-    at_once(rows_at_once)
-    features, weight, targets, twin = example()
-    single = [x.clone().requires_grad_() for x in (features, weight, twin)]
-    double = [x.double().requires_grad_() for x in (features, weight, twin)]
-    parts = token_loss(single[0], single[1], targets, smoothing, single[2] if with_twin else None, divergence)
-    loss, nll, tokens = formula(double[0], double[1], targets, smoothing, double[2] if with_twin else None, divergence)
+def test_loss_and_gradients_match_the_formula(set_chunk_rows, rows, smoothing, has_second_pass, divergence):
+    set_chunk_rows(rows)
+    features, weight, targets, second_pass = example()
+    single = [x.clone().requires_grad_() for x in (features, weight, second_pass)]
+    double = [x.double().requires_grad_() for x in (features, weight, second_pass)]
+    parts = token_loss(single[0], single[1], targets, smoothing, single[2] if has_second_pass else None, divergence)
+    loss, nll, tokens = formula(
+        double[0], double[1], targets, smoothing, double[2] if has_second_pass else None, divergence
+    )
     assert parts.loss.item() == pytest.approx(loss.item(), rel=1e-6)
     assert parts.nll.item() == pytest.approx(nll.item(), rel=1e-6)
     assert parts.tokens.item() == tokens
-    (3 * parts.loss).backward()  # the gradient that comes from behind is not always 1
+    (3 * parts.loss).backward()  # with an incoming gradient other than 1
     (3 * loss).backward()
-    for mine, right in zip(single, double):
-        if right.grad is None:
-            assert mine.grad is None
+    for actual, expected in zip(single, double):
+        if expected.grad is None:
+            assert actual.grad is None
         else:
-            torch.testing.assert_close(mine.grad.double(), right.grad, rtol=1e-5, atol=2e-6)
+            torch.testing.assert_close(actual.grad.double(), expected.grad, rtol=1e-5, atol=2e-6)
 
 
-def test_the_formula_itself_is_torchs_cross_entropy():
+def test_formula_matches_torch_cross_entropy():
     features, weight, targets, _ = (x.double() if x.is_floating_point() else x for x in example())
     loss, _, _ = formula(features, weight, targets, 0.1)
     torch_loss = torch.nn.functional.cross_entropy(
-        features @ weight.T, targets, ignore_index=IGNORED, label_smoothing=0.1, reduction="sum"
+        features @ weight.T, targets, ignore_index=IGNORE_INDEX, label_smoothing=0.1, reduction="sum"
     )
     assert loss.item() == pytest.approx(torch_loss.item(), rel=1e-12)
 
@@ -100,12 +103,12 @@ def test_the_formula_itself_is_torchs_cross_entropy():
 def test_r_drop_of_equal_passes_is_the_plain_loss():
     features, weight, targets, _ = example()
     plain = token_loss(features, weight, targets, 0.1)
-    twins = token_loss(features, weight, targets, 0.1, features.clone(), 5.0)
-    assert twins.loss.item() == pytest.approx(plain.loss.item(), rel=1e-6)
+    r_drop = token_loss(features, weight, targets, 0.1, features.clone(), 5.0)
+    assert r_drop.loss.item() == pytest.approx(plain.loss.item(), rel=1e-6)
 
 
-def test_ignored_rows_have_no_gradient_whatever_is_in_them(at_once):
-    at_once(4)
+def test_ignored_rows_have_no_gradient(set_chunk_rows):
+    set_chunk_rows(4)
     features, weight, targets, _ = example()
     features[2] = 1e4
     features.requires_grad_()
@@ -114,57 +117,59 @@ def test_ignored_rows_have_no_gradient_whatever_is_in_them(at_once):
     assert features.grad[0].ne(0).all()
 
 
-def test_nothing_but_ignored_rows_is_zero(at_once):
-    at_once(64)
+def test_loss_of_ignored_rows_only_is_zero(set_chunk_rows):
+    set_chunk_rows(64)
     features, weight, _, _ = example()
     features.requires_grad_()
-    parts = token_loss(features, weight, torch.full((len(features),), IGNORED), 0.1)
+    parts = token_loss(features, weight, torch.full((len(features),), IGNORE_INDEX), 0.1)
     parts.loss.backward()
     assert parts.loss.item() == parts.tokens.item() == 0
     assert features.grad.eq(0).all()
 
 
-def test_no_gradient_is_computed_where_none_is_wanted(monkeypatch):
-    asked = []
+def test_gradients_are_only_computed_when_needed(monkeypatch):
+    needs_grad = []
     rows_loss = losses._rows_loss
-    monkeypatch.setattr(losses, "_rows_loss", lambda *arguments: asked.append(arguments[-1]) or rows_loss(*arguments))
+    monkeypatch.setattr(
+        losses, "_rows_loss", lambda *arguments: needs_grad.append(arguments[-1]) or rows_loss(*arguments)
+    )
     features, weight, targets, _ = example()
     weight = torch.nn.Parameter(weight)
     with torch.no_grad():
         token_loss(features, weight, targets)
     token_loss(features, weight, targets)
-    assert asked == [False, True]
+    assert needs_grad == [False, True]
 
 
-@pytest.mark.skipif(not triton_here.INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.skipif(not is_interpreted(), reason="needs Triton's interpreter")
 @pytest.mark.parametrize("divergence", [0.0, 2.5])
-def test_in_halves_it_is_as_exact_as_halves_are(monkeypatch, divergence):
-    """Narrow features and logits, float32 weights: what autocast gives on a GPU, where halves are bf16."""
-    monkeypatch.setattr(vocabulary, "takes", lambda features: True)
-    features, weight, targets, twin = example(rows=40, vocab=60, width=16)
-    given = [x.half().requires_grad_() for x in (features, twin)]
+def test_float16_loss_and_gradients_are_close_to_the_formula(monkeypatch, divergence):
+    """float16 features and logits with float32 weights, like autocast on a GPU (there with bfloat16)."""
+    monkeypatch.setattr(cross_entropy_cuda, "supports", lambda features: True)
+    features, weight, targets, second_pass = example(rows=40, vocab=60, width=16)
+    inputs = [x.half().requires_grad_() for x in (features, second_pass)]
     weight = weight.half().float().requires_grad_()
-    exact = [x.detach().double().requires_grad_() for x in (given[0], given[1], weight)]
-    wanted = formula(exact[0], exact[2], targets, 0.1, exact[1], divergence)
+    exact = [x.detach().double().requires_grad_() for x in (inputs[0], inputs[1], weight)]
+    expected = formula(exact[0], exact[2], targets, 0.1, exact[1], divergence)
     with torch.autocast("cpu", dtype=torch.float16):
-        parts = token_loss(given[0], weight, targets, 0.1, given[1], divergence)
-    assert parts.loss.item() == pytest.approx(wanted[0].item(), rel=1e-3)
-    found = torch.autograd.grad(parts.loss, [*given, weight])
-    assert [x.dtype for x in found] == [torch.float16, torch.float16, torch.float32]
-    for one, other in zip(found, torch.autograd.grad(wanted[0], exact)):
-        assert (one.double() - other).norm() <= 2e-3 * other.norm()
+        parts = token_loss(inputs[0], weight, targets, 0.1, inputs[1], divergence)
+    assert parts.loss.item() == pytest.approx(expected[0].item(), rel=1e-3)
+    grads = torch.autograd.grad(parts.loss, [*inputs, weight])
+    assert [x.dtype for x in grads] == [torch.float16, torch.float16, torch.float32]
+    for actual, reference in zip(grads, torch.autograd.grad(expected[0], exact)):
+        assert (actual.double() - reference).norm() <= 2e-3 * reference.norm()
 
 
-def test_chunks_are_even_and_bounded():
+def test_chunk_sizes_are_even_and_bounded():
     for count, vocab in ((25_600, 32_000), (1, 32_000), (100_000, 50_257), (300, 10)):
-        rows = vocabulary.even_rows(count, vocab)
+        rows = cross_entropy_cuda.rows_per_chunk(count, vocab)
         assert rows % 128 == 0
-        assert (rows - 128) * vocab <= vocabulary.CELLS
+        assert (rows - 128) * vocab <= cross_entropy_cuda.CHUNK_ELEMENTS
         assert rows < count + 128
 
 
 @pytest.mark.parametrize("constant_shapes", [False, True])
-def test_a_packed_batch_has_the_loss_and_gradients_of_its_sentences_one_by_one(constant_shapes):
+def test_packed_batch_has_the_loss_and_gradients_of_its_sentences(constant_shapes):
     torch.manual_seed(0)
     sizes = dict(
         width=16, heads=2, feedforward=32, encoder_layers=2, decoder_layers=2, source_vocab=30, target_vocab=30
@@ -177,8 +182,8 @@ def test_a_packed_batch_has_the_loss_and_gradients_of_its_sentences_one_by_one(c
     ]
 
     def gradients(rows: list[int], budget: int) -> Tensor:
-        packed = [Sequences.of(side[i] for i in rows) for side in sides]
-        batches = Batches(*packed, budget=budget, max_len=16, seed=0, constant_shapes=constant_shapes)
+        packed = [Sequences.from_lists(side[i] for i in rows) for side in sides]
+        batches = PairBatches(*packed, budget=budget, max_len=16, seed=0, constant_shapes=constant_shapes)
         [batch] = batches.epoch(0)
         model.zero_grad()
         features = model.features(*batch.inputs)
@@ -194,16 +199,16 @@ def test_a_packed_batch_has_the_loss_and_gradients_of_its_sentences_one_by_one(c
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("divergence", [0.0, 2.5])
 @pytest.mark.parametrize("vocab", [2, 999, 5000])
-def test_cuda_in_bf16(monkeypatch, vocab, divergence):
-    monkeypatch.setattr(vocabulary, "even_rows", lambda count, vocab: 128)
-    features, weight, targets, twin = (x.cuda() for x in example(rows=300, vocab=vocab, width=64))
-    given = [x.bfloat16().requires_grad_() for x in (features, twin)]
+def test_cuda_bfloat16_loss_and_gradients_are_close_to_the_formula(monkeypatch, vocab, divergence):
+    monkeypatch.setattr(cross_entropy_cuda, "rows_per_chunk", lambda count, vocab: 128)
+    features, weight, targets, second_pass = (x.cuda() for x in example(rows=300, vocab=vocab, width=64))
+    inputs = [x.bfloat16().requires_grad_() for x in (features, second_pass)]
     weight = (0.1 * weight).bfloat16().float().requires_grad_()
-    exact = [x.detach().double().requires_grad_() for x in (*given, weight)]
-    wanted = formula(exact[0], exact[2], targets, 0.1, exact[1], divergence)
+    exact = [x.detach().double().requires_grad_() for x in (*inputs, weight)]
+    expected = formula(exact[0], exact[2], targets, 0.1, exact[1], divergence)
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        parts = token_loss(given[0], weight, targets, 0.1, given[1], divergence)
-    assert parts.loss.item() == pytest.approx(wanted[0].item(), rel=5e-3)
-    found = torch.autograd.grad(parts.loss, [*given, weight])
-    for one, other in zip(found, torch.autograd.grad(wanted[0], exact)):
-        assert (one.double() - other).norm() <= 2e-2 * other.norm()
+        parts = token_loss(inputs[0], weight, targets, 0.1, inputs[1], divergence)
+    assert parts.loss.item() == pytest.approx(expected[0].item(), rel=5e-3)
+    grads = torch.autograd.grad(parts.loss, [*inputs, weight])
+    for actual, reference in zip(grads, torch.autograd.grad(expected[0], exact)):
+        assert (actual.double() - reference).norm() <= 2e-2 * reference.norm()

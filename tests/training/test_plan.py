@@ -1,4 +1,4 @@
-"""The plan before a run, the dry run, and warnings for little data."""
+"""The plan of a run, dry runs, reasons for chosen settings, and warnings about little data."""
 
 import dataclasses
 import json
@@ -9,49 +9,48 @@ import pytest
 
 from regard.cli.train_options import chosen_keys
 from regard.data import phrasebook_pairs
-from regard.models import family_of
-from regard.training import DataConfig, Dataset, read_dataset, recipe_from, train
-from regard.training.choices import describe_choices, shown
+from regard.models import family_name
+from regard.training import DataConfig, Dataset, read_dataset, recipe_from_dict, run_recipe
+from regard.training.choices import describe_choices, format_value
 from regard.training.tasks import TASKS
-from regard.training.tasks.task import warn_of_rare_labels
-from tests.training.helpers import small, small_dataset
+from regard.training.tasks.task import warn_about_rare_labels
+from tests.training.helpers import bit_equal, saved_tensors, small_dataset, small_recipe
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
-    recipe = small(train={"schedule": "wsd", "patience": 3, "validate_by": "bleu", "workers": 2, "time": "10m"})
-    assert train(recipe, tmp_path / "out", dataset=small_dataset(), dry_run=True) is None
+def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
+    recipe = small_recipe(train={"schedule": "wsd", "patience": 3, "validate_by": "bleu", "workers": 2, "time": "10m"})
+    assert run_recipe(recipe, tmp_path / "out", dataset=small_dataset(), dry_run=True) is None
     assert not list(tmp_path.iterdir())
     plan = capsys.readouterr().err
     for text in (
         "200 pairs",
         "transformer, 1+1 layers of width 16: 0.0",
         "up to 12 steps of 256 tokens; adam, learning rate 0.002 (constant, then decay), warm-up 3",
-        "every 6 steps; the best by BLEU is kept, ties broken by loss; after 3 without improvement the learning rate",
+        "every 6 steps; the model with the best BLEU is saved, ties broken by loss; after 3 without improvement the "
+        "learning rate decays",
         "per batch, measured); ends within 10m",
         "GB on 2 workers",
         "model selection by BLEU: targets have",
-        "Warning: 200 pairs are few",
+        "Warning: Little data: 200 pairs.",
     ):
         assert text in plan, text
 
 
-def test_the_plan_changes_nothing(tmp_path, capsys):
-    """It measures the time of real batches, and the weights are those of a run without it."""
-    from tests.training.helpers import same_bits, weights_of
-
-    train(small(), tmp_path / "quiet", dataset=small_dataset(), quiet=True)
+def test_printing_the_plan_does_not_change_the_weights(tmp_path, capsys):
+    """The plan measures the time of real batches."""
+    run_recipe(small_recipe(), tmp_path / "quiet", dataset=small_dataset(), quiet=True)
     assert capsys.readouterr().err == ""
-    train(small(), tmp_path / "told", dataset=small_dataset())
-    shown = capsys.readouterr().err
-    assert shown.startswith("Plan\n")
-    assert "step 12 of 12  train  loss" in shown
-    assert " left\n" in shown
-    assert same_bits(weights_of(tmp_path / "told"), weights_of(tmp_path / "quiet"))
+    run_recipe(small_recipe(), tmp_path / "verbose", dataset=small_dataset())
+    output = capsys.readouterr().err
+    assert output.startswith("Plan\n")
+    assert "step 12 of 12  train  loss" in output
+    assert " left\n" in output
+    assert bit_equal(saved_tensors(tmp_path / "verbose"), saved_tensors(tmp_path / "quiet"))
 
 
 @pytest.fixture
 def dataset_of(tmp_path):
-    """Data of a task, as `regard train` reads them."""
+    """A function that writes and reads a small dataset of a task."""
 
     def read(task):
         sentences = [pair.source for pair in phrasebook_pairs("train", 60)]
@@ -60,13 +59,13 @@ def dataset_of(tmp_path):
             (tmp_path / "data.tsv").write_text("\n".join(lines))
             files = ["data.tsv"]
         elif task == "classify":
-            kinds = ("question" if one.endswith("?") else "statement" for one in sentences)
+            kinds = ("question" if sentence.endswith("?") else "statement" for sentence in sentences)
             (tmp_path / "data.tsv").write_text("".join(f"{text}\t{kind}\n" for text, kind in zip(sentences, kinds)))
             files = ["data.tsv"]
         elif task == "answer":
             answers = [{"text": "cat", "answer_start": 4}]
-            asked = [{"id": str(i), "question": f"Who is {i}?", "answers": answers} for i in range(20)]
-            paragraphs = [{"context": f"The cat is {i}.", "qas": [one]} for i, one in enumerate(asked)]
+            questions = [{"id": str(i), "question": f"Who is {i}?", "answers": answers} for i in range(20)]
+            paragraphs = [{"context": f"The cat is {i}.", "qas": [question]} for i, question in enumerate(questions)]
             (tmp_path / "data.json").write_text(json.dumps({"data": [{"title": "", "paragraphs": paragraphs}]}))
             files = ["data.json"]
         elif task in ("language", "mask"):
@@ -83,47 +82,52 @@ def dataset_of(tmp_path):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_everything_that_is_chosen_is_in_the_plan_and_in_the_help(tmp_path, capsys, dataset_of, task):
+def test_chosen_settings_are_in_the_plan_and_in_the_help(tmp_path, capsys, dataset_of, task):
     dataset = dataset_of(task)
     recipe = TASKS[task].suggest_recipe(dataset, False)
-    changed = {
+    changes = {
         field.name: getattr(recipe.model, field.name)
         for field in dataclasses.fields(recipe.model)
         if getattr(recipe.model, field.name) != field.default
     }
-    assert changed
-    train(
-        recipe_from({"train": {"workers": 1, "device": "cpu"}}, recipe), tmp_path / "out", dataset=dataset, dry_run=True
+    assert changes
+    run_recipe(
+        recipe_from_dict({"train": {"workers": 1, "device": "cpu"}}, recipe),
+        tmp_path / "out",
+        dataset=dataset,
+        dry_run=True,
     )
     chosen = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  chosen ")]
-    for name, value in changed.items():
-        [line] = [line for line in chosen if re.search(rf"[ ;]{name} {re.escape(shown(value))}, not .+: \w+", line)]
-        assert "suits the data" not in line  # a reason of its own
-    assert set(changed) <= chosen_keys("model", task, family_of(recipe.model))
+    for name, value in changes.items():
+        [line] = [
+            line for line in chosen if re.search(rf"[ ;]{name} {re.escape(format_value(value))}, not .+: \w+", line)
+        ]
+        assert "chosen from the data" not in line  # has a specific reason
+    assert set(changes) <= chosen_keys("model", task, family_name(recipe.model))
 
 
-def test_what_the_user_sets_is_not_said_to_be_chosen():
+def test_settings_of_the_user_are_not_listed_as_chosen():
     recipe = TASKS["translate"].suggest_recipe(small_dataset(), False)
     lines = "\n".join(describe_choices(recipe, recipe))
     assert "positions rotary, not sinusoidal: 0.9 to 1.4 BLEU" in lines
     assert "width 128, not 256" in lines
-    own = recipe_from({"model": {"positions": "none", "width": 64}}, recipe)
-    lines = "\n".join(describe_choices(own, recipe))
-    assert "positions" not in lines.replace("the positions go", "")
+    edited = recipe_from_dict({"model": {"positions": "none", "width": 64}}, recipe)
+    lines = "\n".join(describe_choices(edited, recipe))
+    assert "positions" not in lines.replace("the positions extrapolate", "")
     assert "width" not in lines
     assert "encoder_layers 2, not 3" in lines
-    other = recipe_from({"model": {"family": "seq2seq"}}, recipe)
+    other = recipe_from_dict({"model": {"family": "seq2seq"}}, recipe)
     assert "width" not in "\n".join(describe_choices(other, recipe))
 
 
-def test_enough_pairs_give_no_warning():
+def test_warning_depends_on_the_number_of_pairs():
     pairs = [("the cat sleeps", "le chat dort")] * 10_000
     assert TASKS["translate"].warnings(Dataset(pairs, [])) == []
     assert TASKS["translate"].warnings(Dataset([("cat", "cats")] * 1000, [])) == []
-    assert "300 pairs are few" in TASKS["translate"].warnings(Dataset(pairs[:300], []))[0]
+    assert "Little data: 300 pairs." in TASKS["translate"].warnings(Dataset(pairs[:300], []))[0]
 
 
 @pytest.mark.parametrize(("counts", "warns"), [([30] * 37, True), ([500, 600], False), ([], True)])
-def test_few_examples_per_label(counts, warns):
-    names = {str(number): int(count) for number, count in enumerate(np.array(counts, int))}
-    assert bool(warn_of_rare_labels(names, "images", enough=200)) == warns
+def test_few_examples_per_label_give_a_warning(counts, warns):
+    names = {str(index): int(count) for index, count in enumerate(np.array(counts, int))}
+    assert bool(warn_about_rare_labels(names, "images", min_recommended=200)) == warns

@@ -1,4 +1,4 @@
-"""Word vectors as initial embeddings."""
+"""Pre-trained word vectors as initial embeddings."""
 
 import dataclasses
 
@@ -8,10 +8,10 @@ import torch
 from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig, make_model
-from regard.training import recipe_from, train
-from regard.training.pretrained_embeddings import VectorCoverage, use_vectors
+from regard.training import recipe_from_dict, run_recipe
+from regard.training.pretrained_embeddings import VectorCoverage, init_embeddings
 from regard.training.recipe import TrainConfig
-from tests.training.helpers import small, small_dataset
+from tests.training.helpers import small_dataset, small_recipe
 
 CONFIGS = {
     "transformer": TransformerConfig(width=4, heads=2, feedforward=8, encoder_layers=1, decoder_layers=1),
@@ -32,68 +32,68 @@ def row(tokenizer: Tokenizer, word: str) -> int:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_known_words_get_their_vectors_and_the_others_keep_theirs(tmp_path, name):
+def test_known_words_get_their_vectors_and_others_keep_random_values(tmp_path, name):
     path = tmp_path / "vectors.txt"
     path.write_text("2 4\ncat 1 2 3 4\nthe 4 3 2 1\n", encoding="utf-8")
     model, source, target = example(name, shared=False)
     table = model.source_embedding.tokens.weight
     before, target_before = table.detach().clone(), model.target_embedding.tokens.weight.detach().clone()
-    use_vectors(model, TrainConfig(source_vectors=str(path)), source, target)
+    init_embeddings(model, TrainConfig(source_vectors=str(path)), source, target)
     cat = table[row(source, "cat")].detach()
     torch.testing.assert_close(cat / cat.norm(), torch.tensor([1.0, 2, 3, 4]) / 30**0.5)
-    # as large as what they replaced
+    # scaled to the norm of the random embeddings
     assert cat.norm().item() == pytest.approx(before[4:].norm(dim=1).mean().item(), rel=1e-5)
     for other in (0, 1, 2, 3, row(source, "sleeps")):
         assert torch.equal(table[other], before[other])
     assert torch.equal(model.target_embedding.tokens.weight, target_before)
 
 
-def test_both_sides(tmp_path):
+def test_source_and_target_vectors(tmp_path):
     (tmp_path / "en").write_text("cat 1 0 0 0\n", encoding="utf-8")
     (tmp_path / "fr").write_text("chat 0 1 0 0\n", encoding="utf-8")
     model, source, target = example("transformer", shared=False)
     config = TrainConfig(source_vectors=str(tmp_path / "en"), target_vectors=str(tmp_path / "fr"))
-    found = use_vectors(model, config, source, target)
-    assert found == [VectorCoverage(str(tmp_path / "en"), 1, 3), VectorCoverage(str(tmp_path / "fr"), 1, 3)]
+    coverage = init_embeddings(model, config, source, target)
+    assert coverage == [VectorCoverage(str(tmp_path / "en"), 1, 3), VectorCoverage(str(tmp_path / "fr"), 1, 3)]
     assert model.source_embedding.tokens.weight[row(source, "cat")].count_nonzero() == 1
     assert model.target_embedding.tokens.weight[row(target, "chat")].count_nonzero() == 1
-    # and the output layer, which is tied to the target's
+    # and the output layer, which is tied to the target embedding
     assert model.output.weight[row(target, "chat")].count_nonzero() == 1
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
-        ("cat 1 2 3\n", "its vectors are 3 wide, the model's embeddings 4. Set model.width to 3."),
+        ("cat 1 2 3\n", "the vectors have width 3, the embeddings of the model 4. Set model.width to 3."),
         ("dog 1 2 3 4\n", "none of its words is in the vocabulary"),
     ],
 )
-def test_vectors_that_do_not_fit(tmp_path, content, says):
+def test_mismatched_vectors_are_an_error(tmp_path, content, message):
     path = tmp_path / "vectors.txt"
     path.write_text(content, encoding="utf-8")
     model, source, target = example("transformer", shared=True)
     with pytest.raises(RegardError) as caught:
-        use_vectors(model, TrainConfig(source_vectors=str(path)), source, target)
-    assert str(caught.value).startswith(f"{path}: {says}")
+        init_embeddings(model, TrainConfig(source_vectors=str(path)), source, target)
+    assert str(caught.value).startswith(f"{path}: {message}")
 
 
-def test_no_vectors_give_no_report():
+def test_without_vector_files_there_is_no_coverage():
     model, source, target = example("seq2seq", shared=True)
-    assert use_vectors(model, TrainConfig(), source, target) == []
+    assert init_embeddings(model, TrainConfig(), source, target) == []
 
 
-def test_few_words_that_are_found_are_warned_of():
+def test_low_coverage_gives_a_warning():
     enough, few = VectorCoverage("v.txt", 30, 100), VectorCoverage("v.txt", 29, 100)
     assert enough.warnings() == []
     assert few.warnings()[0].startswith("word vectors: 29 of 100 tokens found in v.txt (29%). The other embeddings")
 
 
-def test_the_plan_says_how_many_words_were_found(tmp_path, capsys):
+def test_plan_shows_the_coverage(tmp_path, capsys):
     (tmp_path / "en.txt").write_text("".join(f"{word} {'1 ' * 16}\n" for word in ("the", "cat")), encoding="utf-8")
-    recipe = recipe_from(
-        {"tokenizer": {"kind": "word"}, "train": {"source_vectors": str(tmp_path / "en.txt")}}, small()
+    recipe = recipe_from_dict(
+        {"tokenizer": {"kind": "word"}, "train": {"source_vectors": str(tmp_path / "en.txt")}}, small_recipe()
     )
-    train(recipe, tmp_path / "out", dataset=small_dataset(), dry_run=True)
+    run_recipe(recipe, tmp_path / "out", dataset=small_dataset(), dry_run=True)
     plan = capsys.readouterr().err
     assert f"tokens found in {tmp_path / 'en.txt'} (" in plan
     assert "Warning: word vectors: " in plan

@@ -1,4 +1,4 @@
-"""Recipes chosen from the data."""
+"""Suggested recipes."""
 
 import dataclasses
 import random
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from regard.training import Dataset, Recipe, read_dataset, recipe_from, suggest_recipe, train
+from regard.training import Dataset, Recipe, read_dataset, recipe_from_dict, run_recipe, suggest_recipe
 from regard.training.recipe import DataConfig
 from regard.training.tasks import TASKS
 
 
 def words(count: int, seed: int = 0) -> list[tuple[str, str]]:
-    """Spellings and something like their pronunciations."""
-    draw = random.Random(seed)
-    spelled = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 9))) for _ in range(count)]
+    """Random spellings with a fake pronunciation."""
+    rng = random.Random(seed)
+    spelled = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 9))) for _ in range(count)]
     return [(word, " ".join(letter.upper() for letter in word)) for word in spelled]
 
 
@@ -24,43 +24,43 @@ def dataset_of(tmp_path: Path, pairs: list[tuple[str, str]]) -> Dataset:
     return read_dataset("translate", DataConfig(files=(str(path),)))
 
 
-def first_steps(recipe: Recipe, dataset: Dataset, out: Path) -> None:
+def train_briefly(recipe: Recipe, dataset: Dataset, out: Path) -> None:
     short = {"steps": 3, "validate_every": 3, "save_every": 3, "log_every": 1, "workers": 1, "device": "cpu"}
-    train(recipe_from({"train": short}, recipe), out, dataset=dataset, quiet=True)
+    run_recipe(recipe_from_dict({"train": short}, recipe), out, dataset=dataset, quiet=True)
 
 
-def test_text(tmp_path):
+def test_text_gets_a_shared_bpe_tokenizer(tmp_path):
     dataset = read_dataset("translate", DataConfig(phrasebook_size=400))
     recipe = suggest_recipe("translate", dataset)
     assert recipe.tokenizer.kind == "bpe"
     assert recipe.tokenizer.target_kind is None
     assert recipe.tokenizer.shared
     assert recipe.model.width == 128
-    first_steps(recipe, dataclasses.replace(dataset, validation=dataset.validation[:4]), tmp_path / "out")
+    train_briefly(recipe, dataclasses.replace(dataset, validation=dataset.validation[:4]), tmp_path / "out")
 
 
-def test_spelling_to_sounds(tmp_path):
+def test_pronunciation_gets_character_and_space_tokenizers(tmp_path):
     dataset = dataset_of(tmp_path, words(300))
     recipe = suggest_recipe("translate", dataset)
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind, recipe.tokenizer.shared) == ("char", "space", False)
-    first_steps(recipe, dataset, tmp_path / "out")
+    train_briefly(recipe, dataset, tmp_path / "out")
 
 
-def test_inflection_is_spelling_on_both_sides(tmp_path):
+def test_inflection_gets_a_shared_character_tokenizer(tmp_path):
     dataset = dataset_of(tmp_path, [(word, word + "s") for word, _ in words(100)])
     recipe = suggest_recipe("translate", dataset)
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind, recipe.tokenizer.shared) == ("char", None, True)
 
 
-def test_three_pairs_are_enough_to_begin(tmp_path):
+def test_three_pairs_can_be_trained_on(tmp_path):
     dataset = dataset_of(tmp_path, [("a cat", "un chat"), ("a dog", "un chien"), ("a cow", "une vache")])
     assert len(dataset.training) == 2
     recipe = suggest_recipe("translate", dataset)
     assert recipe.train.steps >= 500
-    first_steps(recipe, dataset, tmp_path / "out")
+    train_briefly(recipe, dataset, tmp_path / "out")
 
 
-def test_long_lines_are_within_the_limit(tmp_path):
+def test_long_lines_raise_max_len(tmp_path):
     dataset = dataset_of(tmp_path, [(f"{i} " + "word " * 300, f"{i} " + "mot " * 300) for i in range(20)])
     recipe = suggest_recipe("translate", dataset)
     assert recipe.model.max_len == 512
@@ -68,19 +68,20 @@ def test_long_lines_are_within_the_limit(tmp_path):
 
 
 @pytest.mark.parametrize("pairs", [100, 10_000, 300_000])
-def test_a_trained_model_is_changed_gently(pairs):
+def test_fine_tuning_has_a_lower_learning_rate_and_fewer_steps(pairs):
     dataset = Dataset([("one two three", "un deux trois")] * pairs, [("one", "un")])
-    fresh, on = suggest_recipe("translate", dataset).train, suggest_recipe("translate", dataset, fine_tune=True).train
-    assert on.lr == pytest.approx(fresh.lr / 10)
-    assert on.schedule == "linear"
-    assert on.warmup < on.steps < fresh.steps
+    fresh = suggest_recipe("translate", dataset).train
+    tuned = suggest_recipe("translate", dataset, fine_tune=True).train
+    assert tuned.lr == pytest.approx(fresh.lr / 10)
+    assert tuned.schedule == "linear"
+    assert tuned.warmup < tuned.steps < fresh.steps
     for task in ("translate", "text2text"):
-        assert TASKS[task].suggest_recipe(dataset, True).train == on
+        assert TASKS[task].suggest_recipe(dataset, True).train == tuned
         assert TASKS[task].suggest_recipe(dataset, False).train == fresh
 
 
 @pytest.mark.parametrize("pairs", [100, 10_000, 50_000, 300_000])
-def test_more_data_more_model(pairs):
+def test_more_data_gives_a_larger_model(pairs):
     dataset = Dataset([("one two three", "un deux trois")] * pairs, [("one", "un")])
     recipe, smaller = (
         suggest_recipe("translate", dataset),

@@ -1,12 +1,14 @@
-"""Very small runs of the tasks of pictures: 12×12 pixels, models of some thousand weights, a dozen steps."""
+"""Small training runs of the image tasks: 12×12 pixels or different sizes, tiny models, 12 steps."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from regard.models import ViTConfig
-from regard.training import DataConfig, Recipe, TrainConfig, recipe_from
+from regard.training import DataConfig, Recipe, TrainConfig, recipe_from_dict
 
 NAMES = ("first", "second", "third")
 VIT = ViTConfig(
@@ -33,36 +35,42 @@ TRAIN = TrainConfig(
     workers=1,
     device="cpu",
 )
-# What is measured beside the loss, and all that can be done to the pictures.
-MEASURES: dict[str, set[str]] = {
+# Validation metrics in addition to the loss.
+EXTRA_METRICS: dict[str, set[str]] = {
     "classify-images": {"accuracy"},
     "segment": {"iou", "pixel_accuracy"},
     "mask-images": set(),
 }
-LIVELY: dict[str, dict[str, Any]] = {
+# All augmentations that the task supports.
+STOCHASTIC: dict[str, dict[str, Any]] = {
     "classify-images": {"flip": 0.5, "crop": 1, "random_ops": 1, "cutout": 2, "mixup": 0.5, "cutmix": 1.0},
     "segment": {"flip": 0.5, "crop": 1, "zoom": 0.7, "colour": 0.2, "cutmix": 1.0},
     "mask-images": {"flip": 0.5, "zoom": 0.7},
 }
 
+# Heights and widths of ragged images; the last exceeds LONGEST, and is resized to (12, 24).
+SIZES = [(12, 12), (12, 20), (17, 11), (8, 16), (30, 60)]
+LONGEST = 24
+
 
 def draw(count: int, seed: int = 0, side: int = 12) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Squares of a colour on grey noise; the channel of each, and masks: 7 in the square, 3 around it, 255 in a corner.
+    """Images of a colored square on gray noise, their labels (the color channel), and masks.
 
-    A square is two patches wide, and lies on whole ones.
+    Masks have the value 7 in the square, 3 around it and 255 in a corner. Squares cover 2×2 patches exactly.
     """
     random = np.random.default_rng(seed)
     pixels = random.integers(60, 120, (count, side, side, 3), np.uint8)
     labels = random.integers(0, 3, count)
     masks = np.full((count, side, side), 3, np.uint8)
-    for number, (top, left) in enumerate(random.integers(0, side // 4 - 1, (count, 2)) * 4):
-        pixels[number, top : top + 8, left : left + 8, labels[number]] = 255
-        masks[number, top : top + 8, left : left + 8] = 7
+    for index, (top, left) in enumerate(random.integers(0, side // 4 - 1, (count, 2)) * 4):
+        pixels[index, top : top + 8, left : left + 8, labels[index]] = 255
+        masks[index, top : top + 8, left : left + 8] = 7
     masks[:, 0, 0] = 255
     return pixels, labels, masks
 
 
 def write(path: Path, count: int, seed: int = 0, side: int = 12, **others: np.ndarray) -> str:
+    """Write images, labels and masks as an .npz file; `others` replaces arrays."""
     pixels, labels, masks = draw(count, seed, side)
     arrays: dict[str, Any] = {"images": pixels, "labels": labels, "masks": masks, "names": np.array(NAMES)}
     np.savez(path, **(arrays | others))
@@ -70,15 +78,49 @@ def write(path: Path, count: int, seed: int = 0, side: int = 12, **others: np.nd
 
 
 def toy(task: Any, folder: Path, **sections: dict[str, Any]) -> Recipe:
-    """Writes pictures into the folder; a small recipe, with changes: toy("segment", folder, train={"steps": 3})"""
+    """Write images and return a small recipe for them: toy("segment", folder, train={"steps": 3})."""
     files, validation = write(folder / "train.npz", 100), write(folder / "validation.npz", 20, seed=1)
     data = DataConfig((files,), (validation,), cache=str(folder / "cache"))
-    return recipe_from({"augment": LIVELY[task]} | sections, Recipe(task, data, model=VIT, train=TRAIN))
+    return recipe_from_dict({"augment": STOCHASTIC[task]} | sections, Recipe(task, data, model=VIT, train=TRAIN))
 
 
-def outputs(task: str, bundle: Any) -> Any:
-    """What a model says, to compare with what another says."""
+def write_ragged(folder: Path, count: int, seed: int = 0) -> str:
+    """Write dark noise images of different sizes with a red, green or blue square, which is the label.
+
+    Masks have the value 7 in the square and 3 around it.
+    """
+    random = np.random.default_rng(seed)
+    (folder / "files").mkdir(parents=True, exist_ok=True)
+    rows = ["path,label,mask"]
+    for index in range(count):
+        height, width = SIZES[index % len(SIZES)]
+        label, side = random.integers(3), min(height, width) * 2 // 3
+        top, left = random.integers(height - side + 1), random.integers(width - side + 1)
+        pixels = random.integers(60, 120, (height, width, 3), np.uint8)
+        pixels[top : top + side, left : left + side, label] = 255
+        mask = np.full((height, width), 3, np.uint8)
+        mask[top : top + side, left : left + side] = 7
+        Image.fromarray(pixels).save(folder / "files" / f"{seed}-{index}.png")
+        Image.fromarray(mask).save(folder / "files" / f"{seed}-{index}-mask.png")
+        rows.append(f"files/{seed}-{index}.png,{NAMES[label]},files/{seed}-{index}-mask.png")
+    (folder / f"{seed}.csv").write_text("\n".join(rows))
+    return str(folder / f"{seed}.csv")
+
+
+def toy_ragged(task: Any, folder: Path, **sections: dict[str, Any]) -> Recipe:
+    """Write images of different sizes and return a small recipe for them."""
+    files = (write_ragged(folder, 60),), (write_ragged(folder, 15, seed=1),)
+    data = DataConfig(*files, longest=LONGEST, patch=4, cache=str(folder / "cache"))
+    settings = dataclasses.replace(TRAIN, batch_tokens=128)
+    augmentation = {"flip": 0.5, "crop": 1, "colour": 0.2, "zoom": 0.8, "cutout": 2}
+    if task == "segment":
+        del augmentation["cutout"]
+    return recipe_from_dict({"augment": augmentation} | sections, Recipe(task, data, model=VIT, train=settings))
+
+
+def outputs(task: str, pipeline: Any) -> Any:
+    """Outputs of a pipeline, to compare with those of another one."""
     pixels = list(draw(3, seed=2)[0])
     if task == "classify-images":
-        return bundle.classify(pixels)
-    return [mask.tolist() for mask in bundle.segment(pixels)] if task == "segment" else None
+        return pipeline.classify(pixels)
+    return [mask.tolist() for mask in pipeline.segment(pixels)] if task == "segment" else None

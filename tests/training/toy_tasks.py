@@ -1,4 +1,4 @@
-"""Very small runs of every task but translation: files of a few kilobytes, models of some thousand weights."""
+"""Small training runs of every text task except translation: files of a few kilobytes and tiny models."""
 
 import json
 import random
@@ -9,8 +9,8 @@ from typing import Any
 from regard.data import Question
 from regard.models import GPTConfig, TransformerConfig
 from regard.models.bert import bert_tiny
-from regard.pipelines import LanguageModel, TextEncoder, Translator
-from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from
+from regard.pipelines import TextEncoder, TextGenerator, Translator
+from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from_dict
 
 ANIMALS = ["cat", "dog", "cow", "hen", "owl", "fox", "bee", "ant"]
 VERBS = ["sees", "hears", "likes", "seeks"]
@@ -22,9 +22,9 @@ TRANSFORMER = TransformerConfig(
 TRAIN = TrainConfig(
     steps=12, batch_tokens=256, warmup=3, validate_every=6, save_every=4, log_every=2, workers=1, device="cpu"
 )
-# What each task is opened as, and what is measured beside the loss.
+# The pipeline class of each task, and its validation metrics in addition to the loss.
 KINDS: dict[str, tuple[type[Any], set[str]]] = {
-    "language": (LanguageModel, set()),
+    "language": (TextGenerator, set()),
     "mask": (TextEncoder, set()),
     "classify": (TextEncoder, {"accuracy"}),
     "answer": (TextEncoder, {"exact_match", "f1"}),
@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[type[Any], set[str]]] = {
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:
-    """ "the cat sees the dog", and so on."""
+    """Random sentences such as "the cat sees the dog"."""
     draw = random.Random(seed)
     return [f"the {draw.choice(ANIMALS)} {draw.choice(VERBS)} the {draw.choice(ANIMALS)}" for _ in range(count)]
 
@@ -43,12 +43,12 @@ def write_text(path: Path, lines: list[str]) -> str:
     return str(path)
 
 
-def write_squad(path: Path, asked: list[tuple[str, str, str | None]]) -> str:
-    """Questions, contexts, and their answers: the last that stand there, or none."""
+def write_squad(path: Path, examples: list[tuple[str, str, str | None]]) -> str:
+    """Write question, context and answer (its last occurrence, or None) of each example in the format of SQuAD."""
     paragraphs = []
-    for number, (question, context, answer) in enumerate(asked):
+    for index, (question, context, answer) in enumerate(examples):
         answers = [] if answer is None else [{"text": answer, "answer_start": context.rindex(answer)}]
-        entry = {"id": str(number), "question": question, "is_impossible": answer is None, "answers": answers}
+        entry = {"id": str(index), "question": question, "is_impossible": answer is None, "answers": answers}
         paragraphs.append({"context": context, "qas": [entry]})
     table = {"version": "2.0", "data": [{"title": "toys", "paragraphs": paragraphs}]}
     path.write_text(json.dumps(table), encoding="utf-8")
@@ -67,25 +67,25 @@ def _mask(folder: Path) -> Recipe:
 
 def _classify(folder: Path) -> Recipe:
     lines = [f"{text}\t{'birds' if 'hen' in text or 'owl' in text else 'others'}" for text in sentences(100)]
-    files = (write_text(folder / "labelled.tsv", lines),)
+    files = (write_text(folder / "labeled.tsv", lines),)
     return Recipe("classify", DataConfig(files), TokenizerConfig("bpe", vocab_size=60), BERT, TRAIN)
 
 
 def _answer(folder: Path) -> Recipe:
-    asked: list[tuple[str, str, str | None]] = [("who", text, text.split()[-1]) for text in sentences(100)]
-    files = (write_squad(folder / "squad.json", asked),)
+    examples: list[tuple[str, str, str | None]] = [("who", text, text.split()[-1]) for text in sentences(100)]
+    files = (write_squad(folder / "squad.json", examples),)
     return Recipe("answer", DataConfig(files), TokenizerConfig("word"), BERT, TRAIN)
 
 
 def _text2text(folder: Path) -> Recipe:
     same = [f"{text}\t{text}" for text in sentences(40, seed=1)]
-    loud = [f"{text}\t{text.upper()}" for text in sentences(40, seed=2)]
-    files = (write_text(folder / "same.tsv", same), write_text(folder / "loud.tsv", loud))
+    upper = [f"{text}\t{text.upper()}" for text in sentences(40, seed=2)]
+    files = (write_text(folder / "same.tsv", same), write_text(folder / "loud.tsv", upper))
     data = DataConfig(files, prefixes=("same: ", "loud: "), weights=(1.0, 1.5))
     return Recipe("text2text", data, TokenizerConfig("bpe", vocab_size=80), TRANSFORMER, TRAIN)
 
 
-_MADE: dict[str, Callable[[Path], Recipe]] = {
+_RECIPES: dict[str, Callable[[Path], Recipe]] = {
     "language": _language,
     "mask": _mask,
     "classify": _classify,
@@ -95,19 +95,19 @@ _MADE: dict[str, Callable[[Path], Recipe]] = {
 
 
 def toy(task: str, folder: Path, **sections: dict[str, Any]) -> Recipe:
-    """Writes a task's files into the folder; its small recipe, with changes: toy("mask", folder, train={"steps": 3})"""
-    return recipe_from(sections, _MADE[task](folder))
+    """Write the files of a task and return a small recipe for them: toy("mask", folder, train={"steps": 3})."""
+    return recipe_from_dict(sections, _RECIPES[task](folder))
 
 
-def outputs(task: str, bundle: Any) -> Any:
-    """What a model says, to compare with what another says."""
+def outputs(task: str, pipeline: Any) -> Any:
+    """Outputs of a pipeline, to compare with those of another one."""
     text = "the cat sees the dog"
     if task == "language":
-        return [bundle.score([text]), bundle("the ")]
+        return [pipeline.score([text]), pipeline("the ")]
     if task == "mask":
-        return [bundle.fill("the <mask> sees the dog"), bundle.embed([text]).tolist()]
+        return [pipeline.fill("the <mask> sees the dog"), pipeline.embed([text]).tolist()]
     if task == "classify":
-        return bundle.classify([text])
+        return pipeline.classify([text])
     if task == "answer":
-        return bundle.answer([Question("1", "who", text)])
-    return [bundle("same: " + text), bundle.score([("loud: " + text, text.upper())])]
+        return pipeline.answer([Question("1", "who", text)])
+    return [pipeline("same: " + text), pipeline.score([("loud: " + text, text.upper())])]

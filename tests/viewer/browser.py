@@ -1,4 +1,4 @@
-"""What tests of the page in a real browser share: how Chromium is started, and how the page is asked."""
+"""Helpers for tests of the page in a browser and under node."""
 
 import os
 import re
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+
+from regard.viewer import web
 
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -19,39 +21,47 @@ CROSS = "#at=decoder.1.cross:2"
 
 
 def missing(what: str) -> NoReturn:
-    """Skips a test, unless nothing may be skipped here."""
+    """Skip the test, or fail it if REGARD_BROWSER is set."""
     if os.environ.get("REGARD_BROWSER"):
-        pytest.fail(f"{what} (REGARD_BROWSER is set: nothing is skipped)")
+        pytest.fail(f"{what} (REGARD_BROWSER is set, so the test is not skipped)")
     pytest.skip(what)
 
 
 def node_program() -> str:
-    """Where node is, which runs JavaScript without a page."""
-    return shutil.which("node") or missing("There is no node here to run JavaScript with.")
+    """Return the path of node."""
+    return shutil.which("node") or missing("node is not installed.")
 
 
-def said(page: Any) -> str:
-    """What a screen reader would read, without the marks that keep directions apart."""
+def bundle_script(script: str) -> str:
+    """Pipeline a script for node with the page's sources that it imports ("./weights/maps.js")."""
+    return web.bundle(web.read_sources() | {web.ENTRY: script})
+
+
+def announced(page: Any) -> str:
+    """Return the latest announcement to screen readers, without bidirectional isolates."""
     return re.sub("[\u2068\u2069]", "", page.locator(".live").text_content())
 
 
 def hash_of(page: Any) -> dict[str, str]:
+    """Return the keys of the part of the address after #."""
     return dict(part.split("=", 1) for part in page.evaluate("location.hash.slice(1)").split("&"))
 
 
 def square(page: Any, row: int, column: int, columns: int, figure: int = 0) -> Any:
-    """A cell of a map in which every cell may be looked at."""
+    """Return a cell of a map without masked cells."""
     return page.locator(".panel").nth(figure).locator("rect.square").nth(row * columns + column)
 
 
-def point_at(page: Any, place: Any) -> None:
-    box = place.bounding_box()
+def point_at(page: Any, element: Any) -> None:
+    """Move the pointer to the center of an element."""
+    box = element.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
 
 
-def weight_said(page: Any) -> float:
-    return float(re.search(r": ([\d.e-]+)\. Row", said(page))[1])
+def announced_weight(page: Any) -> float:
+    """Return the weight of the latest announcement."""
+    return float(re.search(r": ([\d.e-]+)\. Row", announced(page))[1])
 
 
-def wait_said(page: Any, text: str) -> None:
+def wait_for_announcement(page: Any, text: str) -> None:
     page.wait_for_function("text => document.querySelector('.live').textContent.includes(text)", arg=text)

@@ -1,4 +1,4 @@
-"""Chromium, and pages opened in it from a file with the network cut."""
+"""Fixtures: Chromium, and pages opened from files without a network."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regard.viewer.page.html_page import page as html
+from regard.viewer.page.html_page import render_page as html
 from regard.viewer.page.text_scene import Scene
 from tests.viewer import scenes
 from tests.viewer.browser import FLAGS, LINKS, QUIET, missing
@@ -17,11 +17,11 @@ from tests.viewer.browser import FLAGS, LINKS, QUIET, missing
 def browser() -> Iterator[Any]:
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
-        missing("There is no Chromium here: apt-get install chromium.")
+        missing("Chromium is missing: apt-get install chromium.")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        missing("There is no Playwright here: pip install -r requirements-dev.txt.")
+        missing("Playwright is missing: pip install -r requirements-dev.txt.")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
         yield browser
@@ -30,9 +30,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Opens scenes. In the end no page may have complained or asked for anything but itself."""
-    complaints: list[str] = []
-    asked: list[str] = []
+    """Opens scenes as pages. Fails at the end if a page logged anything or requested another file."""
+    messages: list[str] = []
+    requested: list[str] = []
     contexts = []
 
     def open_page(scene: Scene, fragment: str = "", *, before: str = "", wait: str = QUIET, **options: Any) -> Any:
@@ -44,22 +44,22 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         context.set_offline(True)
         context.set_default_timeout(30_000)
         page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requested.append(request.url))
+        page.on("dialog", lambda dialog: (messages.append(dialog.message), dialog.dismiss()))
         if before:
             page.add_init_script(before)
         page.goto(file.as_uri() + fragment)
         page.wait_for_selector(wait)
         return page
 
-    open_page.complaints = complaints  # type: ignore[attr-defined]
+    open_page.console_messages = messages  # type: ignore[attr-defined]
     yield open_page
     for context in contexts:
         context.close()
-    assert complaints == []
-    assert {url.split("#")[0] for url in asked if not url.startswith(("data:", "blob:"))} <= {
+    assert messages == []
+    assert {url.split("#")[0] for url in requested if not url.startswith(("data:", "blob:"))} <= {
         (tmp_path / f"{i}.html").as_uri() for i in range(len(contexts))
     }
 

@@ -1,4 +1,4 @@
-"""Small models of images with opinions, and pictures for them."""
+"""Small image models with amplified weights, and images for them."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from regard.models.vit import vit_pico
 
 LABELS = ("cat", "dog", "owl")
 SIZES = dict(width=16, heads=2, layers=3, feedforward=32, patch=4, image_height=8, image_width=12)
-# Everything that can stand before the patches, and every way to read a label off them.
+# All prefix tokens and all kinds of pooling.
 KINDS = {
     "class": dict(pooling="class"),
     "distilled": dict(pooling="class", distilled=True, registers=2),

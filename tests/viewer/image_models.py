@@ -1,4 +1,4 @@
-"""Small image models of every form that a config can have, and looks at them, made once per process."""
+"""Small image models of every form that a config supports, with cached looks."""
 
 from functools import cache
 
@@ -8,9 +8,9 @@ import regard
 from regard.models import ViT
 from regard.models.vit import vit_pico
 from tests.viewer.image_helpers import LABELS, SIZES, images
-from tests.viewer.text_models import opinionated
+from tests.viewer.text_models import amplify_weights
 
-# Every way from pixels to tokens, every positional encoding, every head.
+# Every patch embedding, positional encoding and head.
 FORMS = {
     "class": dict(pooling="class"),
     "distilled": dict(distilled=True, registers=2, pooled_map=True, pooled_norm=True),
@@ -29,13 +29,13 @@ FORMS = {
 
 def model_of(form: str) -> ViT:
     torch.manual_seed(0)
-    return opinionated(ViT(vit_pico(**(SIZES | dict(layers=2, labels=LABELS, pooling="class") | FORMS[form]))))
+    return amplify_weights(ViT(vit_pico(**(SIZES | dict(layers=2, labels=LABELS, pooling="class") | FORMS[form]))))
 
 
-def looked_at(model: ViT, height=8, width=12):
+def make_look(model: ViT, height=8, width=12):
     return regard.look(model, images(height=height, width=width)[0][: model.config.channels])
 
 
 @cache
-def looked(form: str, height=8, width=12):
-    return looked_at(model_of(form), height, width)
+def cached_look(form: str, height=8, width=12):
+    return make_look(model_of(form), height, width)

@@ -1,20 +1,20 @@
-"""Scenes for tests of the page: small and large, of invented numbers that look like those of a trained model."""
+"""Scenes for tests of the page: small and large, with random numbers similar to those of a trained model."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from regard.viewer.page.text_scene import Scene, direction, put
-from regard.viewer.text_look import Side
+from regard.viewer.page.text_scene import Scene, add_blob, text_direction
+from regard.viewer.text_look import TokenAxis
 
-CALLED = {"source": "Source", "target": "Target", "predicted": "Translation", "text": "Text"}
+AXIS_LABELS = {"source": "Source", "target": "Target", "predicted": "Translation", "text": "Text"}
 SOURCE = ["The", "cat", "chased", "the", "mouse", "through", "the", "garden", "."]
 TARGET = ["Le", "chat", "a", "pour", "chas", "sé", "la", "souris", "à", "travers", "le", "jardin", "."]
 
 
-def side(name: str, tokens: Sequence[str], words: Sequence[int] | None = None) -> Side:
-    return Side(name, list(tokens), list(range(len(tokens)) if words is None else words))
+def side(name: str, tokens: Sequence[str], words: Sequence[int] | None = None) -> TokenAxis:
+    return TokenAxis(name, list(tokens), list(range(len(tokens)) if words is None else words))
 
 
 def attention(
@@ -28,7 +28,7 @@ def attention(
     bias: np.ndarray | None = None,
     w: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """One attention, its arrays still in it: `scene` takes them out. q is (T, H, D), k (S, G, D)."""
+    """The header of an attention that still contains its arrays (see `scene`). q is (T, H, D), k (S, G, D)."""
     return {
         "name": name,
         "kind": kind,
@@ -50,7 +50,7 @@ def attention(
 
 
 def scene(
-    sides: Sequence[Side],
+    sides: Sequence[TokenAxis],
     attentions: Sequence[dict[str, Any]],
     texts: tuple[str, str],
     *,
@@ -59,10 +59,10 @@ def scene(
     opens: dict[str, Any] | None = None,
 ) -> Scene:
     blobs: list[bytes] = []
-    placed = [
+    headers = [
         one
-        | {part: put(blobs, one[part], exact) for part in ("q", "k")}
-        | {part: put(blobs, one[part]) for part in ("w", "bias")}
+        | {part: add_blob(blobs, one[part], exact) for part in ("q", "k")}
+        | {part: add_blob(blobs, one[part]) for part in ("w", "bias")}
         for one in attentions
     ]
     header = {
@@ -73,26 +73,26 @@ def scene(
         "opens": opens,
         "sides": {
             one.name: {
-                "called": CALLED[one.name],
+                "called": AXIS_LABELS[one.name],
                 "tokens": one.tokens,
                 "words": one.words,
-                "direction": direction(one),
+                "direction": text_direction(one),
             }
             for one in sides
         },
-        "attentions": placed,
+        "attentions": headers,
         "links": links,
     }
     return Scene(header, blobs)
 
 
-def places(
-    rng: np.random.Generator, centres: np.ndarray, length: int, heads: int, width: int, sharp: np.ndarray
+def positional_qk(
+    rng: np.random.Generator, centers: np.ndarray, length: int, heads: int, width: int, sharp: np.ndarray
 ) -> tuple:
-    """q and k whose head h looks around `centres` with sharpness sharp[h], and at random besides."""
+    """q and k whose head h attends around `centers` with sharpness sharp[h], plus noise."""
     waves = np.exp(np.linspace(np.log(0.01), np.log(0.9), width // 4))
-    here, there = centres[:, None] * waves, np.arange(length)[:, None] * waves
-    q = rng.normal(0, 1.0, (len(centres), heads, width))
+    here, there = centers[:, None] * waves, np.arange(length)[:, None] * waves
+    q = rng.normal(0, 1.0, (len(centers), heads, width))
     k = rng.normal(0, 1.0, (length, heads, width))
     half = width // 2
     q[..., :half] = np.concatenate([np.cos(here), np.sin(here)], -1)[:, None] * sharp[None, :, None]
@@ -110,7 +110,7 @@ def translation(
     target_words: Sequence[int] | None = None,
     **other: Any,
 ) -> Scene:
-    """A translator's scene: encoder, decoder and cross-attention, `layers` of each."""
+    """The scene of a translator with `layers` layers of encoder, decoder and cross-attention."""
     rng = np.random.default_rng(7)
     S, T = len(source) + 1, len(target) + 1
     sw = [*(range(len(source)) if source_words is None else source_words), -1]
@@ -130,25 +130,25 @@ def translation(
         for layer in range(layers):
             sharp = width**0.5 * rng.choice([0.4, 1.0, 2.2, 4.0], heads) * (0.6 + 0.5 * layer / layers)
             shift = rng.integers(-2, 3) if kind != "cross" else 0
-            centres = np.arange(n) * (m / n) + shift
-            q, k = places(rng, centres, m, heads, width, sharp)
+            centers = np.arange(n) * (m / n) + shift
+            q, k = positional_qk(rng, centers, m, heads, width, sharp)
             mask = {"op": "causal"} if kind == "masked" else None
             attentions.append(attention(name.format(layer), kind, layer, q, k, (rows, columns), mask))
     return scene(sides, attentions, (" ".join(source), " ".join(target)), **other)
 
 
 def small(**other: Any) -> Scene:
-    """A sentence and its translation, in which two words are in pieces."""
+    """A sentence and its translation, with two words split into pieces."""
     words = [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9, 10, 11]
     return translation(SOURCE, TARGET, target_words=words, **other)
 
 
 def long(length: int, heads: int = 1, width: int = 64) -> Scene:
-    """One text of many tokens, read by a model that looks back a little, at some marks, and at the beginning."""
+    """A long text with attention to nearby earlier tokens and to every 997th token."""
     rng = np.random.default_rng(3)
     tokens = [f"w{i}" for i in range(length)]
     sharp = width**0.5 * rng.choice([1.0, 2.5, 4.0], heads)
-    q, k = places(rng, np.arange(length) - 3.0, length, heads, width, sharp)
+    q, k = positional_qk(rng, np.arange(length) - 3.0, length, heads, width, sharp)
     k[::997, :, -1] += 14
     q[..., -1] += 1.5
     one = attention("blocks.0.attention", "masked", 0, q, k, ("text", "text"), {"op": "causal"})

@@ -1,4 +1,4 @@
-"""Trying: each change is what it would be in PyTorch, by hand; and after the with block nothing is left of it."""
+"""Interventions equal edits of the model in PyTorch, and leave the model unchanged after the with block."""
 
 import copy
 
@@ -15,10 +15,20 @@ from regard.layers.multihead import MultiHead
 from regard.layers.packed import pack
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.transformer import t5_small
-from regard.pipelines import ImageModel, LanguageModel, TextEncoder
-from regard.viewer import HeadOff, LayerOff, MaskOff, PositionsOff, RowSet, ScaleOff, look, tried, try_it
-from regard.viewer.experiments import answer
-from regard.viewer.page.text_requests import Desk
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator
+from regard.viewer import (
+    AblateHead,
+    AblateLayer,
+    RemoveMask,
+    RemovePositions,
+    RemoveScale,
+    SetAttentionRow,
+    apply_interventions,
+    look,
+    run_experiment,
+)
+from regard.viewer.experiments import handle_experiment
+from regard.viewer.page.text_requests import TextRequestHandler
 from tests.viewer.image_helpers import images, model_of, photo
 
 SIZES = dict(width=16, heads=4, feedforward=32)
@@ -31,12 +41,12 @@ def transformer(**changes):
     return TransformerConfig(**(SIZES | VOCABS | dict(encoder_layers=2, decoder_layers=2) | changes))
 
 
-def scored(name):
+def with_score(name):
     return transformer(encoder_score=name, decoder_score=name, cross_score=name)
 
 
 MODELS = {
-    **{name: (scored(name), PAIR) for name in SCORES},
+    **{name: (with_score(name), PAIR) for name in SCORES},
     "grouped": (transformer(kv_heads=2), PAIR),
     "post-norm": (transformer(norm="post"), PAIR),
     "rotary": (transformer(positions="rotary"), PAIR),
@@ -51,7 +61,7 @@ MODELS = {
 }
 
 
-def made(name):
+def make(name):
     config, inputs = MODELS[name]
     if config is None:
         return model_of("class"), inputs
@@ -64,15 +74,15 @@ def made(name):
     return model.eval(), inputs
 
 
-def attentions(model):
+def attention_modules(model):
     return {name: one for name, one in model.named_modules() if getattr(one, "kind", None) in KINDS}
 
 
 @torch.no_grad()
-def changed(model, inputs, *changes):
-    """The output with the changes; without them it is as before, to the last bit."""
+def run_with(model, inputs, *changes):
+    """Outputs without and with interventions; checks that the model is bit-identical afterwards."""
     before, parts = model(*inputs), dict(model.named_modules())
-    with tried(model, changes):
+    with apply_interventions(model, changes):
         after = model(*inputs)
     assert torch.equal(model(*inputs), before)
     assert dict(model.named_modules()) == parts
@@ -81,36 +91,36 @@ def changed(model, inputs, *changes):
 
 
 @torch.no_grad()
-def by_hand(model, inputs, edit, name=""):
-    """The output of a copy that was edited."""
-    twin = copy.deepcopy(model)
-    edit(twin.get_submodule(name))
-    return twin(*inputs)
+def run_edited(model, inputs, edit, name=""):
+    """The output of an edited copy of the model."""
+    edited = copy.deepcopy(model)
+    edit(edited.get_submodule(name))
+    return edited(*inputs)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_head_that_is_off_is_zeroed_columns_of_what_joins_the_heads(name):
-    model, inputs = made(name)
-    for called, one in attentions(model).items():
+def test_ablated_head_equals_zeroed_columns_of_the_output_projection(name):
+    model, inputs = make(name)
+    for called, one in attention_modules(model).items():
         for head in range(getattr(one, "heads", 1)):
 
             def zeroed(part, head=head):
                 if hasattr(part, "out"):
                     part.out.weight[:, head * part.head_width :][:, : part.head_width] = 0
                     return
-                part.combine.weight[:, : part.combine.in_features // 2] = 0  # of [context; state]
+                part.combine.weight[:, : part.combine.in_features // 2] = 0  # the context half of [context; state]
                 if hasattr(part, "context"):
                     part.context.weight.zero_()
 
             owner = called if hasattr(one, "out") else called.rpartition(".")[0]
-            before, after = changed(model, inputs, HeadOff(called, head))
-            torch.testing.assert_close(after, by_hand(model, inputs, zeroed, owner), rtol=0, atol=1e-6)
+            before, after = run_with(model, inputs, AblateHead(called, head))
+            torch.testing.assert_close(after, run_edited(model, inputs, zeroed, owner), rtol=0, atol=1e-6)
             assert not torch.allclose(before, after, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_layer_that_is_off_adds_nothing(name):
-    model, inputs = made(name)
+def test_ablated_layer_equals_a_zero_output_projection(name):
+    model, inputs = make(name)
     for called, one in model.named_modules():
         last = next((getattr(one, part) for part in ("out", "outer") if hasattr(one, part)), None)
         if last is None:
@@ -122,59 +132,63 @@ def test_a_layer_that_is_off_adds_nothing(name):
             if part.bias is not None:
                 part.bias.zero_()
 
-        before, after = changed(model, inputs, LayerOff(called))
-        torch.testing.assert_close(after, by_hand(model, inputs, emptied, called), rtol=0, atol=1e-6)
+        before, after = run_with(model, inputs, AblateLayer(called))
+        torch.testing.assert_close(after, run_edited(model, inputs, emptied, called), rtol=0, atol=1e-6)
         assert not torch.allclose(before, after, atol=1e-4)
 
 
-def test_of_a_stack_everything_is_off():
-    model, inputs = made("scaled_dot")
-    _, after = changed(model, inputs, LayerOff("decoder.1"))
-    twin = copy.deepcopy(model)
-    twin.decoder = twin.decoder[:1]
-    torch.testing.assert_close(after, twin(*inputs))
+def test_ablated_block_equals_a_shorter_stack():
+    model, inputs = make("scaled_dot")
+    _, after = run_with(model, inputs, AblateLayer("decoder.1"))
+    edited = copy.deepcopy(model)
+    edited.decoder = edited.decoder[:1]
+    torch.testing.assert_close(after, edited(*inputs))
 
 
 @pytest.mark.parametrize("name", ["scaled_dot", "grouped", "rotary", "t5", "gpt"])
-def test_without_its_mask_everything_may_be_seen(name):
-    model, inputs = made(name)
+def test_removed_mask_equals_a_model_without_mask(name):
+    model, inputs = make(name)
 
     def unmasked(part):
         for one in part.modules():
             if getattr(one, "kind", None) == "masked":
                 one.mask = None
 
-    before, after = changed(model, inputs, MaskOff())
-    torch.testing.assert_close(after, by_hand(model, inputs, unmasked), rtol=0, atol=1e-6)
+    before, after = run_with(model, inputs, RemoveMask())
+    torch.testing.assert_close(after, run_edited(model, inputs, unmasked), rtol=0, atol=1e-6)
     assert not torch.allclose(before, after, atol=1e-4)
 
 
-def test_without_its_mask_what_is_padding_stays_hidden():
-    model, _ = made("gpt")
-    state = model.start(TEXTS[0])  # of two lengths
+def test_removed_mask_keeps_padding_masked():
+    model, _ = make("gpt")
+    state = model.start(TEXTS[0])  # of different lengths
     before = [model.step(state, None)[0], model.step(model.step(state, None)[1], torch.tensor([[4], [5]]))[0]][1]
     state = model.start(TEXTS[0])
-    with tried(model, [MaskOff("blocks.1.*")]):
+    with apply_interventions(model, [RemoveMask("blocks.1.*")]):
         after = model.step(model.step(state, None)[1], torch.tensor([[4], [5]]))[0]
     torch.testing.assert_close(before, after)
 
 
 @pytest.mark.parametrize("name", ["scaled_dot", "grouped", "gpt", "bert", "vit"])
-def test_without_its_scale_a_score_is_the_plain_product(name):
-    model, inputs = made(name)
+def test_removed_scale_equals_the_dot_product_score(name):
+    model, inputs = make(name)
 
     def unscaled(part):
-        for one in attentions(part).values():
+        for one in attention_modules(part).values():
             one.score = Dot()
 
-    before, after = changed(model, inputs, ScaleOff())
-    torch.testing.assert_close(after, by_hand(model, inputs, unscaled), rtol=0, atol=1e-6)
+    before, after = run_with(model, inputs, RemoveScale())
+    torch.testing.assert_close(after, run_edited(model, inputs, unscaled), rtol=0, atol=1e-6)
     assert not torch.allclose(before, after, atol=1e-4)
 
 
-def test_one_attention_of_many_is_without_scale_and_mask():
-    model, inputs = made("gpt")
-    with torch.no_grad(), tried(model, [ScaleOff("blocks.1.*"), MaskOff("blocks.0.*")]), record(model) as recording:
+def test_scale_and_mask_are_removed_in_selected_attentions():
+    model, inputs = make("gpt")
+    with (
+        torch.no_grad(),
+        apply_interventions(model, [RemoveScale("blocks.1.*"), RemoveMask("blocks.0.*")]),
+        record(model) as recording,
+    ):
         model(*inputs)
     first, second = recording.values()
     assert first.weights()[0].triu(1).any()
@@ -184,12 +198,15 @@ def test_one_attention_of_many_is_without_scale_and_mask():
 
 
 @pytest.mark.parametrize("name", ["scaled_dot", "rotary", "t5", "gpt", "gpt-learned", "bert"])
-def test_without_positions_the_order_does_not_matter(name):
-    model, inputs = made(name)
+def test_removed_positions_make_the_model_permutation_invariant(name):
+    model, inputs = make(name)
     first = inputs[0]
     turned = pack([[6, 5, 4, 3], [7, 3]]) if len(inputs) == 2 else pack([[4, 6, 5, 7], [8, 9]])
     rest = inputs[1:]
-    with torch.no_grad(), tried(model, [PositionsOff(), *([MaskOff()] if name.startswith("gpt") else [])]):
+    with (
+        torch.no_grad(),
+        apply_interventions(model, [RemovePositions(), *([RemoveMask()] if name.startswith("gpt") else [])]),
+    ):
         one, other = model(first, *rest), model(turned, *rest)
     if name.startswith("gpt"):
         torch.testing.assert_close(one[[0, 2, 1, 3]], other[:4], rtol=1e-4, atol=1e-5)
@@ -199,63 +216,66 @@ def test_without_positions_the_order_does_not_matter(name):
 
 
 @pytest.mark.parametrize("kind", ["class", "distilled", "mean", "rotary"])
-def test_without_positions_a_picture_is_a_heap_of_patches(kind):
-    model, picture = model_of(kind), images(1)
-    heap = torch.cat((picture[..., 4:], picture[..., :4]), dim=-1)
-    with torch.no_grad(), tried(model, [PositionsOff()]):
-        torch.testing.assert_close(model(picture), model(heap), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(model(picture), model(heap), atol=1e-4)
+def test_removed_positions_make_an_image_a_set_of_patches(kind):
+    model, image = model_of(kind), images(1)
+    permuted = torch.cat((image[..., 4:], image[..., :4]), dim=-1)
+    with torch.no_grad(), apply_interventions(model, [RemovePositions()]):
+        torch.testing.assert_close(model(image), model(permuted), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(model(image), model(permuted), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["scaled_dot", "concat", "grouped", "gpt", "vit", "luong-dot", "bahdanau"])
 @torch.no_grad()
-def test_an_overwritten_row_regards_what_it_is_told_to(name):
-    model, inputs = made(name)
-    called = list(attentions(model))[-1]
+def test_set_row_attends_with_the_given_weights(name):
+    model, inputs = make(name)
+    called = list(attention_modules(model))[-1]
     with record(model) as recording:
         model(*inputs)
     recorded = recording[called]
     if name == "vit":
-        row, second = 0, None  # the class token alone asks in the last block
+        row, second = 0, None  # the class token is the only query of the last block
     else:
         row, second = 2, 1
     keys = recorded.weights().shape[-1]
     if second is not None and name not in ("gpt",):
         inputs = tuple(pack([list(one.ids[: int(one.offsets.starts[1])])]) for one in inputs)
-    given = np.arange(1, keys + 1) / np.arange(1, keys + 1).sum()
+    row_weights = np.arange(1, keys + 1) / np.arange(1, keys + 1).sum()
     if name == "gpt":
-        given = np.array([0.0, 0.75, 0.25, 0.0])
-    head = getattr(attentions(model)[called], "heads", 1) - 1
-    change = RowSet(called, head, row, tuple(given))
+        row_weights = np.array([0.0, 0.75, 0.25, 0.0])
+    head = getattr(attention_modules(model)[called], "heads", 1) - 1
+    change = SetAttentionRow(called, head, row, tuple(row_weights))
     with record(model) as plain:
         before = model(*inputs)
-    with tried(model, [change]), record(model) as seen:
+    with apply_interventions(model, [change]), record(model) as seen:
         after = model(*inputs)
     assert not torch.allclose(before, after, atol=1e-5)
-    # By hand: the first sequence's values of that head, mixed anew; everything else of the attention as it was.
+    # Reference: the weighted sum of the values of that head in the first sequence; all other outputs are unchanged.
     calls = seen[called].calls
     call = calls[row] if len(calls) > 1 else calls[0]
     v = call.v if call.q_offsets is None else call.v[: int(call.k_offsets.starts[1])].transpose(0, 1)[None]
     v = v[0, head * v.shape[1] // call.q.shape[1]]
-    wanted = torch.tensor(given, dtype=torch.float32) @ v
+    expected = torch.tensor(row_weights, dtype=torch.float32) @ v
     outputs = _outputs(model, inputs, called, [change]), _outputs(model, inputs, called, [])
     at = (row, 0, head) if name == "bahdanau" else (0, row, head)
-    torch.testing.assert_close(outputs[0][at], wanted, rtol=0, atol=1e-6)
+    torch.testing.assert_close(outputs[0][at], expected, rtol=0, atol=1e-6)
     outputs[1][at] = outputs[0][at]
-    if name != "bahdanau":  # whose next states come from this one
+    if name != "bahdanau":  # whose next states depend on this one
         assert torch.equal(*outputs)
     assert len(plain[called].calls) == len(calls)
 
 
 def _outputs(model, inputs, called, changes):
-    """What `attend` gave, (B, T, H, D)."""
+    """Outputs of `attend`, (B, T, H, D)."""
     from regard.attention import dispatch
 
     kept, inside = [], []
     module = model.get_submodule(called)
     hooks = [module.register_forward_pre_hook(lambda *_: inside.append(1)) or None]
     end = module.register_forward_hook(lambda *_: inside.clear())
-    with tried(model, changes), dispatch.observe(lambda call, out: kept.append((call, out)) if inside else None):
+    with (
+        apply_interventions(model, changes),
+        dispatch.observe(lambda call, out: kept.append((call, out)) if inside else None),
+    ):
         model(*inputs)
     end.remove()
     for hook in hooks:
@@ -264,37 +284,42 @@ def _outputs(model, inputs, called, changes):
     return torch.cat(outs).clone()
 
 
-def test_changes_go_together_and_inside_one_another():
-    model, inputs = made("scaled_dot")
-    one, other = HeadOff("decoder.0.cross", 1), LayerOff("encoder.0.feedforward")
-    _, both = changed(model, inputs, one, other)
+def test_interventions_combine_and_nest():
+    model, inputs = make("scaled_dot")
+    one, other = AblateHead("decoder.0.cross", 1), AblateLayer("encoder.0.feedforward")
+    _, both = run_with(model, inputs, one, other)
     before = model(*inputs)
-    with tried(model, [one]):
+    with apply_interventions(model, [one]):
         alone = model(*inputs)
-        with tried(model, [other, PositionsOff()]):
+        with apply_interventions(model, [other, RemovePositions()]):
             pass
-        with tried(model, [other]):
+        with apply_interventions(model, [other]):
             assert torch.equal(model(*inputs), both)
         assert torch.equal(model(*inputs), alone)
     assert torch.equal(model(*inputs), before)
 
 
-def test_an_error_leaves_the_model_as_it_was():
-    model, inputs = made("scaled_dot")
+def test_errors_leave_the_model_unchanged():
+    model, inputs = make("scaled_dot")
     before, parts = model(*inputs), dict(model.named_modules())
-    with pytest.raises(ZeroDivisionError), tried(model, [HeadOff("decoder.0.cross", 1), PositionsOff(), ScaleOff()]):
+    with (
+        pytest.raises(ZeroDivisionError),
+        apply_interventions(model, [AblateHead("decoder.0.cross", 1), RemovePositions(), RemoveScale()]),
+    ):
         raise ZeroDivisionError
-    with pytest.raises(RegardError), tried(model, [PositionsOff(), HeadOff("decoder.0.cross", 9)]):
+    with pytest.raises(RegardError), apply_interventions(model, [RemovePositions(), AblateHead("decoder.0.cross", 9)]):
         raise AssertionError
-    with pytest.raises(IndexError), tried(model, [LayerOff("decoder.0.cross")]):
+    with pytest.raises(IndexError), apply_interventions(model, [AblateLayer("decoder.0.cross")]):
         model(pack([[4, 99, 3]]), inputs[1])
     assert torch.equal(model(*inputs), before)
     assert dict(model.named_modules()) == parts
 
 
-def test_gradients_go_through_it():
-    model, inputs = made("scaled_dot")
-    with tried(model, [HeadOff("decoder.1.cross", 1), RowSet("decoder.1.attention", 0, 0, (1, 0, 0))]):
+def test_gradients_flow_through_interventions():
+    model, inputs = make("scaled_dot")
+    with apply_interventions(
+        model, [AblateHead("decoder.1.cross", 1), SetAttentionRow("decoder.1.attention", 0, 0, (1, 0, 0))]
+    ):
         model(inputs[0], pack([[2, 8, 9], [2, 9, 8]])).sum().backward()
     width = model.decoder[1].cross.head_width
     joined = model.decoder[1].cross.out.weight.grad
@@ -302,57 +327,69 @@ def test_gradients_go_through_it():
     assert joined[:, :width].any()
 
 
-def test_compiled_code_is_tried_as_it_is_written():
+def test_compiled_models_run_eagerly_under_interventions():
     torch.manual_seed(0)
     model, x = nn.Sequential(MultiHead(8, heads=2, kind="self")).eval(), torch.randn(1, 3, 8)
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
-        before = compiled(x)  # it is compiled now
-        with tried(model, [HeadOff("0", 0)]):
+        before = compiled(x)  # compiles the model
+        with apply_interventions(model, [AblateHead("0", 0)]):
             after = compiled(x)
             assert torch.equal(after, model(x))
         assert not torch.allclose(before, after, atol=1e-4)
         torch.testing.assert_close(compiled(x), before)
 
 
-# What cannot be
+# Errors
 
 
 @pytest.mark.parametrize(
     ("change", "message", "hint"),
     [
-        (HeadOff("decoder.0.cros", 0), "no attention 'decoder.0.cros'", "nearest is 'decoder.0.cross'"),
-        (HeadOff("decoder.0.cross", 4), "decoder.0.cross has no head 4", "There are 4"),
-        (LayerOff("encoder.1.feedfoward"), "no layer 'encoder.1.feedfoward'", "nearest is 'encoder.1.feedforward'"),
-        (MaskOff("decoder.7"), "no attention 'decoder.7'", "nearest is 'decoder."),
-        (MaskOff("encoder.*"), "There is no mask in encoder.0.attention, encoder.1.attention", "something else"),
-        (RowSet("encoder.0.atention", 0, 0, (1,)), "no attention 'encoder.0.atention'", "'encoder.0.attention'"),
+        (AblateHead("decoder.0.cros", 0), "no attention 'decoder.0.cros'", "Did you mean 'decoder.0.cross'"),
+        (AblateHead("decoder.0.cross", 4), "decoder.0.cross has no head 4", "from 0 to 3"),
+        (
+            AblateLayer("encoder.1.feedfoward"),
+            "no layer 'encoder.1.feedfoward'",
+            "Did you mean 'encoder.1.feedforward'",
+        ),
+        (RemoveMask("decoder.7"), "no attention 'decoder.7'", "Did you mean 'decoder."),
+        (
+            RemoveMask("encoder.*"),
+            "There is no causal mask in encoder.0.attention, encoder.1.attention",
+            "other attentions",
+        ),
+        (
+            SetAttentionRow("encoder.0.atention", 0, 0, (1,)),
+            "no attention 'encoder.0.atention'",
+            "'encoder.0.attention'",
+        ),
     ],
 )
-def test_what_is_not_there_is_refused(change, message, hint):
-    model, _ = made("scaled_dot")
-    with pytest.raises(RegardError) as refused, tried(model, [change]):
+def test_unknown_names_raise_errors_with_suggestions(change, message, hint):
+    model, _ = make("scaled_dot")
+    with pytest.raises(RegardError) as refused, apply_interventions(model, [change]):
         raise AssertionError
     assert message in str(refused.value)
     assert hint in refused.value.hint
 
 
-def test_what_a_model_does_not_have_cannot_be_left_out():
-    for name, change in (("dot", ScaleOff()), ("luong-dot", PositionsOff()), ("bert", MaskOff())):
-        model, _ = made(name)
-        with pytest.raises(RegardError, match="no"), tried(model, [change]):
+def test_missing_scale_positions_or_mask_raise_errors():
+    for name, change in (("dot", RemoveScale()), ("luong-dot", RemovePositions()), ("bert", RemoveMask())):
+        model, _ = make(name)
+        with pytest.raises(RegardError, match="no"), apply_interventions(model, [change]):
             raise AssertionError
 
 
 @pytest.mark.parametrize("weights", [(0.5, 0.4), (1.5, -0.5), (float("nan"), 1)])
-def test_weights_that_are_none(weights):
+def test_weights_that_do_not_sum_to_one_raise_an_error(weights):
     with pytest.raises(RegardError, match="sum to"):
-        RowSet("decoder.0.cross", 0, 0, weights)
+        SetAttentionRow("decoder.0.cross", 0, 0, weights)
 
 
-def test_rows_cannot_be_told_apart_step_by_step(transformer):
-    row = RowSet("decoder.0.cross", 0, 0, (1, 0, 0))
-    with pytest.raises(RegardError, match="step by step"), tried(transformer.model, [row]):
+def test_set_row_raises_an_error_in_stepwise_decoding(transformer):
+    row = SetAttentionRow("decoder.0.cross", 0, 0, (1, 0, 0))
+    with pytest.raises(RegardError, match="step by step"), apply_interventions(transformer.model, [row]):
         transformer("one two")
     assert transformer("one two")
 
@@ -361,7 +398,7 @@ def test_rows_cannot_be_told_apart_step_by_step(transformer):
 
 
 def test_a_translation_before_and_after(seq2seq):
-    both = try_it(seq2seq, "one two three", [HeadOff("decoder.attention", 0)])
+    both = run_experiment(seq2seq, "one two three", [AblateHead("decoder.attention", 0)])
     assert both.before.text == seq2seq("one two three") == "trois deux un"
     assert both.after.text != both.before.text
     assert both.before.logprob == pytest.approx(
@@ -376,16 +413,16 @@ def test_a_translation_before_and_after(seq2seq):
     assert seq2seq("one two three") == both.before.text
 
 
-@pytest.mark.parametrize("place", ["luong", "bahdanau"])
-def test_a_row_that_looks_elsewhere_says_another_word(place, request):
-    if place == "luong":
+@pytest.mark.parametrize("kind", ["luong", "bahdanau"])
+def test_set_row_changes_the_translated_word(kind, request):
+    if kind == "luong":
         translator = request.getfixturevalue("seq2seq")
     else:
         from tests.conftest import train_numbers
 
         translator = train_numbers(Seq2SeqConfig(width=32, attention="bahdanau"))
     source = "one two three four"
-    both = try_it(translator, source, [RowSet("decoder.attention", 0, 1, (1, 0, 0, 0, 0))])
+    both = run_experiment(translator, source, [SetAttentionRow("decoder.attention", 0, 1, (1, 0, 0, 0, 0))])
     assert both.before.text == "quatre trois deux un"
     assert both.after.text.split()[:2] == ["quatre", "un"]
     assert both.after.look.maps["decoder.attention"].weights[0, 1].tolist() == [1, 0, 0, 0, 0]
@@ -393,54 +430,54 @@ def test_a_row_that_looks_elsewhere_says_another_word(place, request):
     assert both.before.look.maps["decoder.attention"].weights[0, 1, 0] < 0.1
 
 
-def test_a_target_that_is_given_stays(transformer):
-    both = try_it(transformer, "one two", [LayerOff("decoder.1")], "deux un")
+def test_given_target_is_scored_in_both_runs(transformer):
+    both = run_experiment(transformer, "one two", [AblateLayer("decoder.1")], "deux un")
     assert both.before.text == both.after.text == "deux un"
     assert both.before.logprob == pytest.approx(transformer.score([("one two", "deux un")])[0].logprob, abs=1e-5)
-    with tried(transformer.model, [LayerOff("decoder.1")]):
-        wanted = transformer.score([("one two", "deux un")])[0].logprob
-    assert both.after.logprob == pytest.approx(wanted, abs=1e-5)
+    with apply_interventions(transformer.model, [AblateLayer("decoder.1")]):
+        expected = transformer.score([("one two", "deux un")])[0].logprob
+    assert both.after.logprob == pytest.approx(expected, abs=1e-5)
 
 
-def test_reading_anew_writes_what_writing_step_by_step_does(transformer, seq2seq):
+def test_uncached_decoding_equals_cached_decoding(transformer, seq2seq):
     for translator, name in ((transformer, "decoder.0.cross"), (seq2seq, "decoder.attention")):
         row = look(translator, "one two three").maps[name].weights[0, 0]
-        same = tuple((row / row.sum()).tolist())  # the row that it has anyway
-        both = try_it(translator, "one two three", [RowSet(name, 0, 0, same)])
+        same = tuple((row / row.sum()).tolist())  # the weights of the model itself
+        both = run_experiment(translator, "one two three", [SetAttentionRow(name, 0, 0, same)])
         assert both.after.text == both.before.text
         assert both.after.logprob == pytest.approx(both.before.logprob, abs=1e-4)
 
 
-def test_a_row_of_what_is_being_written(transformer):
+def test_set_row_and_removed_mask_in_the_decoder(transformer):
     length = look(transformer, "one two three").maps["decoder.0.attention"].weights.shape[1]
-    last = RowSet("decoder.0.attention", 0, 1, (*[0] * (length - 1), 1))
-    both = try_it(transformer, "one two three", [MaskOff(), last])
+    last = SetAttentionRow("decoder.0.attention", 0, 1, (*[0] * (length - 1), 1))
+    both = run_experiment(transformer, "one two three", [RemoveMask(), last])
     assert both.after.look.maps["decoder.1.attention"].weights[0, 0, 1:].any()
     assert not both.before.look.maps["decoder.1.attention"].weights[0, 0, 1:].any()
 
 
-def test_a_prefix_and_another_sentence(seq2seq):
-    both = try_it(seq2seq, "one two three", prefix="dix")
+def test_prefix_and_replaced_input(seq2seq):
+    both = run_experiment(seq2seq, "one two three", prefix="dix")
     assert both.before.text == "trois deux un"
     assert both.after.text.startswith("dix")
-    both = try_it(seq2seq, "one two three", instead="one two four")
+    both = run_experiment(seq2seq, "one two three", instead="one two four")
     assert both.after.text == "quatre deux un"
     assert both.after.look.source == "one two four"
 
 
-def test_rows_and_keys_that_are_not_there(seq2seq):
+def test_invalid_rows_and_prefixes_raise_errors(seq2seq):
     with pytest.raises(RegardError, match="no row 9"):
-        try_it(seq2seq, "one two", [RowSet("decoder.attention", 0, 9, (1, 0, 0))])
-    with pytest.raises(RegardError, match="3 tokens, and 2 weights"):
-        try_it(seq2seq, "one two", [RowSet("decoder.attention", 0, 0, (1, 0))])
+        run_experiment(seq2seq, "one two", [SetAttentionRow("decoder.attention", 0, 9, (1, 0, 0))])
+    with pytest.raises(RegardError, match="3 keys, but 2 weights"):
+        run_experiment(seq2seq, "one two", [SetAttentionRow("decoder.attention", 0, 0, (1, 0))])
     with pytest.raises(RegardError, match="prefix"):
-        try_it(seq2seq, "one two", target="deux un", prefix="deux")
+        run_experiment(seq2seq, "one two", target="deux un", prefix="deux")
 
 
 WORDS = [f"w{i}" for i in range(12)]
 
 
-def reader(config):
+def make_text_model(config):
     tokenizer = Tokenizer.train([" ".join(WORDS)], "word")
     torch.manual_seed(0)
     model = make_model(config(tokenizer.vocab_size))
@@ -450,89 +487,91 @@ def reader(config):
     return model.eval(), tokenizer
 
 
-def test_how_a_text_goes_on():
-    model, tokenizer = reader(lambda n: GPTConfig(**SIZES, layers=2, vocab=n))
-    writer = LanguageModel(model, tokenizer)
-    both = try_it(writer, "w1 w2 w3", [PositionsOff()], prefix=" w4")
-    assert len(both.before.steps) == len(both.after.steps) - 1 == len(writer.prompt_ids("w1 w2 w3"))
+def test_continuation_before_and_after():
+    model, tokenizer = make_text_model(lambda n: GPTConfig(**SIZES, layers=2, vocab=n))
+    language_model = TextGenerator(model, tokenizer)
+    both = run_experiment(language_model, "w1 w2 w3", [RemovePositions()], prefix=" w4")
+    assert len(both.before.steps) == len(both.after.steps) - 1 == len(language_model.encode_prompt("w1 w2 w3"))
     assert both.before.steps[-1].probability is None
     assert both.before.logprob == pytest.approx(sum(np.log(one.probability) for one in both.before.steps[:-1]))
     assert both.after.look.source == "w1 w2 w3 w4"
-    unmasked = try_it(writer, "w1 w2 w3", [MaskOff()]).after
+    unmasked = run_experiment(language_model, "w1 w2 w3", [RemoveMask()]).after
     assert unmasked.look.maps["blocks.0.attention"].weights[0, 0, 1:].any()
     assert unmasked.steps[0].likeliest != both.before.steps[0].likeliest
 
 
 def test_labels_before_and_after(tmp_path):
-    model, tokenizer = reader(
+    model, tokenizer = make_text_model(
         lambda n: BertConfig(**SIZES, layers=2, vocab=n, head="classify", pooler="tanh", labels=("x", "y"))
     )
     encoder = TextEncoder(model, tokenizer)
-    both = try_it(encoder, "w1 w2", [LayerOff("blocks.1")])
+    both = run_experiment(encoder, "w1 w2", [AblateLayer("blocks.1")])
     assert both.before.text == encoder.classify(["w1 w2"])[0].label
     assert both.before.steps[0].likeliest == encoder.classify(["w1 w2"])[0].probabilities
     assert both.after.steps[0].likeliest != both.before.steps[0].likeliest
-    both = try_it(ImageModel(model_of("class")), photo(tmp_path / "a.png"), [HeadOff("blocks.0.attention", 1)])
+    both = run_experiment(
+        ImageModel(model_of("class")), photo(tmp_path / "a.png"), [AblateHead("blocks.0.attention", 1)]
+    )
     assert sum(both.before.steps[0].likeliest.values()) == pytest.approx(1)
     assert both.after.steps[0].likeliest != both.before.steps[0].likeliest
 
 
-def test_hidden_tokens_and_a_model_that_only_reads():
-    model, tokenizer = reader(lambda n: BertConfig(**SIZES, layers=2, vocab=n, head="mask"))
-    both = try_it(TextEncoder(model, tokenizer), "w1 w2", [ScaleOff()])
+def test_masked_language_model_and_encoder_without_a_head():
+    model, tokenizer = make_text_model(lambda n: BertConfig(**SIZES, layers=2, vocab=n, head="mask"))
+    both = run_experiment(TextEncoder(model, tokenizer), "w1 w2", [RemoveScale()])
     assert [one.token for one in both.before.steps][1:3] == ["w1", "w2"]
-    model, tokenizer = reader(lambda n: BertConfig(**SIZES, layers=2, vocab=n, head="none"))
-    both = try_it(TextEncoder(model, tokenizer), "w1 w2", [ScaleOff()])
+    model, tokenizer = make_text_model(lambda n: BertConfig(**SIZES, layers=2, vocab=n, head="none"))
+    both = run_experiment(TextEncoder(model, tokenizer), "w1 w2", [RemoveScale()])
     assert both.before.steps == []
     assert len(both.before.look.maps) == 2
     with pytest.raises(RegardError, match="prefix"):
-        try_it(TextEncoder(model, tokenizer), "w1 w2", prefix="w3")
+        run_experiment(TextEncoder(model, tokenizer), "w1 w2", prefix="w3")
 
 
-# What a page asks for
+# Requests
 
 
-def test_a_request_and_its_answer(seq2seq):
-    asked = {
+def test_experiment_request_and_response(seq2seq):
+    request = {
         "source": "one two three",
         "changes": [{"change": "row", "attention": "decoder.attention", "head": 0, "row": 0, "weights": [1, 0, 0, 0]}],
         "shown": {"attention": "decoder.attention", "head": 0},
     }
-    told = answer(seq2seq, asked)
-    assert told["before"]["text"] == "trois deux un"
-    assert told["after"]["text"].startswith("un")
-    assert told["after"]["map"]["weights"][0] == [1, 0, 0, 0]
-    assert told["after"]["map"]["columns"] == ["one", "two", "three", "<eos>"]
-    assert told["before"]["steps"][0]["likeliest"][0][0] == "trois"
-    assert answer(seq2seq, {"source": "one two three"})["after"]["map"] is None
-    through_the_page = Desk(seq2seq).answer({"try": asked})
-    assert through_the_page == (told, [])
-    with pytest.raises(RegardError, match="nothing to try"):
-        Desk(seq2seq).answer({"try": "one two"})
+    response = handle_experiment(seq2seq, request)
+    assert response["before"]["text"] == "trois deux un"
+    assert response["after"]["text"].startswith("un")
+    assert response["after"]["map"]["weights"][0] == [1, 0, 0, 0]
+    assert response["after"]["map"]["columns"] == ["one", "two", "three", "<eos>"]
+    assert response["before"]["steps"][0]["likeliest"][0][0] == "trois"
+    assert handle_experiment(seq2seq, {"source": "one two three"})["after"]["map"] is None
+    from_handler = TextRequestHandler(seq2seq).handle({"try": request})
+    assert from_handler == (response, [])
+    with pytest.raises(RegardError, match="Invalid request for an experiment"):
+        TextRequestHandler(seq2seq).handle({"try": "one two"})
 
 
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"source": 7}, "no source that is a text"),
-        ({"prefix": ["a"]}, "no prefix that is a text"),
-        ({"instead": "half \ud83d"}, "half a character"),
-        ({"changes": {"change": "mask"}}, "no list"),
-        ({"changes": ["mask"]}, "no list"),
-        ({"shown": "decoder.attention"}, "no name"),
-        ({"changes": [{"change": "heads"}]}, "No change is called 'heads'"),
-        ({"changes": [{"change": "head", "attention": "decoder.attention"}]}, "too little"),
-        ({"changes": [{"change": "head", "attention": "decoder.attention", "head": "0"}]}, "not what the change"),
-        ({"changes": [{"change": "mask", "colour": "red"}]}, "not what the change"),
-        ({"changes": [{"change": "row", "attention": "a", "head": 0, "row": 0, "weights": ["x"]}]}, "numbers"),
+        ({"source": 7}, "no valid `source`"),
+        ({"prefix": ["a"]}, "no valid `prefix`"),
+        ({"instead": "half \ud83d"}, "unpaired surrogate"),
+        ({"changes": {"change": "mask"}}, "must be a list"),
+        ({"changes": ["mask"]}, "must be a list"),
+        ({"shown": "decoder.attention"}, "`shown` must be an object"),
+        ({"changes": [{"change": "heads"}]}, "Unknown intervention 'heads'"),
+        ({"changes": [{"change": "head", "attention": "decoder.attention"}]}, "Missing fields"),
+        ({"changes": [{"change": "head", "attention": "decoder.attention", "head": "0"}]}, "Invalid fields"),
+        ({"changes": [{"change": "mask", "color": "red"}]}, "Invalid fields"),
+        ({"changes": [{"change": "row", "attention": "a", "head": 0, "row": 0, "weights": ["x"]}]}, "must be numbers"),
     ],
 )
-def test_requests_that_make_no_sense(seq2seq, part, message):
+def test_invalid_requests_raise_errors(seq2seq, part, message):
     with pytest.raises(RegardError, match=message):
-        answer(seq2seq, {"source": "one two"} | part)
+        handle_experiment(seq2seq, {"source": "one two"} | part)
 
 
-def test_a_model_of_ones_own_can_be_tried():
+def test_interventions_on_a_custom_module():
     from regard.attention import attend
 
     class Self(nn.Module):
@@ -542,7 +581,7 @@ def test_a_model_of_ones_own_can_be_tried():
             return attend(x, x, x)
 
     model, x = nn.Sequential(Self()), torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0))
-    with tried(model, [RowSet("0", 0, 1, (0, 0, 1))]):
+    with apply_interventions(model, [SetAttentionRow("0", 0, 1, (0, 0, 1))]):
         assert torch.equal(model(x)[0, 1], x[0, 2])
-    with tried(model, [HeadOff("0", 0)]):
+    with apply_interventions(model, [AblateHead("0", 0)]):
         assert not model(x).any()

@@ -1,4 +1,4 @@
-"""look at a picture: the arrays it holds, and the pictures it makes of them."""
+"""`look` at images: its arrays and plots."""
 
 import io
 import xml.etree.ElementTree as xml
@@ -13,8 +13,8 @@ import regard
 from regard.attention import record
 from regard.errors import RegardError
 from regard.pipelines import ImageModel
-from regard.viewer import roll_out
-from regard.viewer.plots.patch_overlays import overlaid
+from regard.viewer import attention_rollout
+from regard.viewer.plots.patch_overlays import overlay
 from tests.viewer.image_helpers import KINDS, LABELS, images, model_of, photo
 
 PATCHES = [f"{row},{column}" for row in range(2) for column in range(3)]
@@ -27,7 +27,7 @@ def look(kind="class", **changes):
 # Arrays
 
 
-def test_every_attention_by_its_name_and_what_stands_along_its_axes():
+def test_maps_have_names_and_axes():
     seen = look("distilled")
     assert list(seen.maps) == [f"blocks.{i}.attention" for i in range(3)]
     tokens = ["class token", "distillation token", "register 0", "register 1", *PATCHES]
@@ -35,17 +35,17 @@ def test_every_attention_by_its_name_and_what_stands_along_its_axes():
         assert one.rows == one.columns == tokens
         assert one.weights.shape == (2, 10, 10)
         np.testing.assert_allclose(one.weights.sum(-1), 1, rtol=1e-5)
-    assert look("query").maps["pooler.attention"].rows == ["question"]
+    assert look("query").maps["pooler.attention"].rows == ["query"]
     assert look("query").maps["pooler.attention"].columns == PATCHES
     segmenter = look("mean", head="segment", segmenter="queries").maps["segmenter.blocks.1.attention"]
     assert segmenter.rows == [*LABELS, *PATCHES]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_are_those_of_a_model_that_nobody_looks_at(kind):
+def test_weights_are_those_of_the_models_own_forward(kind):
     model, batch = model_of(kind), images()
     with torch.no_grad(), record(model) as recording:
-        shares = model(batch).softmax(-1)[0]  # the short way: the last block answers for the class tokens alone
+        shares = model(batch).softmax(-1)[0]  # the last block computes the class tokens only
     seen = regard.look(model, batch[0])
     for name, one in recording.items():
         used = one.weights()[0].numpy()
@@ -54,56 +54,60 @@ def test_weights_are_those_of_a_model_that_nobody_looks_at(kind):
     assert seen.label == LABELS[int(shares.argmax())]
 
 
-def test_who_asks():
+def test_query_of_the_weights_over_patches():
     seen = look("distilled")
     weights = seen.maps["blocks.1.attention"].weights
-    np.testing.assert_array_equal(seen.over_patches("blocks.1.attention"), weights[:, 0, 4:].reshape(2, 2, 3))
-    asked = seen.over_patches("blocks.1.attention", patch=(1, 0))
-    np.testing.assert_array_equal(asked, weights[:, 4 + 3, 4:].reshape(2, 2, 3))
-    np.testing.assert_array_equal(seen.over_patches(), seen.over_patches("blocks.2.attention"))
+    np.testing.assert_array_equal(seen.patch_weights("blocks.1.attention"), weights[:, 0, 4:].reshape(2, 2, 3))
+    weighted = seen.patch_weights("blocks.1.attention", patch=(1, 0))
+    np.testing.assert_array_equal(weighted, weights[:, 4 + 3, 4:].reshape(2, 2, 3))
+    np.testing.assert_array_equal(seen.patch_weights(), seen.patch_weights("blocks.2.attention"))
 
     seen = look("mean")
     mean = seen.maps["blocks.2.attention"].weights[:, 1:, 1:].mean(1)
-    np.testing.assert_allclose(seen.over_patches(), mean.reshape(2, 2, 3))
+    np.testing.assert_allclose(seen.patch_weights(), mean.reshape(2, 2, 3))
 
     seen = look("query")
     question = seen.maps["pooler.attention"].weights[:, 0]
-    np.testing.assert_array_equal(seen.over_patches(), question.reshape(2, 2, 3))
-    last = seen.maps["blocks.2.attention"].weights  # in which there is somebody to ask
-    np.testing.assert_array_equal(seen.over_patches(patch=(0, 2)), last[:, 1 + 2, 1:].reshape(2, 2, 3))
+    np.testing.assert_array_equal(seen.patch_weights(), question.reshape(2, 2, 3))
+    last = seen.maps["blocks.2.attention"].weights  # the last attention with patches as queries
+    np.testing.assert_array_equal(seen.patch_weights(patch=(0, 2)), last[:, 1 + 2, 1:].reshape(2, 2, 3))
 
 
-def test_the_query_of_a_label_asks_in_a_segmenter():
+def test_weights_of_the_class_query_of_a_segmenter():
     seen = look("class", head="segment", segmenter="queries")
     weights = seen.maps["segmenter.blocks.1.attention"].weights
-    np.testing.assert_array_equal(seen.over_patches(label="dog"), weights[:, 1, 3:].reshape(2, 2, 3))
-    np.testing.assert_allclose(seen.over_patches(), weights[:, 3:, 3:].mean(1).reshape(2, 2, 3))
-    # A class token is nobody special here: no label is read off it.
+    np.testing.assert_array_equal(seen.patch_weights(label="dog"), weights[:, 1, 3:].reshape(2, 2, 3))
+    np.testing.assert_allclose(seen.patch_weights(), weights[:, 3:, 3:].mean(1).reshape(2, 2, 3))
+    # The class token of a segmenter does not represent the image.
     encoder = seen.maps["blocks.0.attention"].weights[:, 1:, 1:].mean(1)
-    np.testing.assert_allclose(seen.over_patches("blocks.0.attention"), encoder.reshape(2, 2, 3))
+    np.testing.assert_allclose(seen.patch_weights("blocks.0.attention"), encoder.reshape(2, 2, 3))
 
 
-def test_rollout_is_that_of_the_model():
+def test_rollout_is_the_attention_rollout_of_the_model():
     model, batch = model_of("distilled"), images()
-    seen, plain, asked = regard.look(model, batch[0]), roll_out(model, batch), roll_out(model, batch, [2])
-    np.testing.assert_allclose(seen.rollout(), plain.over_patches(), atol=1e-7)
-    np.testing.assert_allclose(seen.rollout(patch=(1, 1)), plain.over_patches(0, (1, 1)), atol=1e-7)
-    np.testing.assert_allclose(seen.rollout(label="owl"), asked.over_patches(), atol=1e-7)
+    seen, plain, weighted = (
+        regard.look(model, batch[0]),
+        attention_rollout(model, batch),
+        attention_rollout(model, batch, [2]),
+    )
+    np.testing.assert_allclose(seen.rollout(), plain.patch_weights(), atol=1e-7)
+    np.testing.assert_allclose(seen.rollout(patch=(1, 1)), plain.patch_weights(0, (1, 1)), atol=1e-7)
+    np.testing.assert_allclose(seen.rollout(label="owl"), weighted.patch_weights(), atol=1e-7)
     segmenter = look(head="segment", segmenter="queries")
     np.testing.assert_allclose(
-        segmenter.rollout(label="dog"), roll_out(segmenter.run.model, batch).over_patches(query=1), atol=1e-7
+        segmenter.rollout(label="dog"), attention_rollout(segmenter.run.model, batch).patch_weights(query=1), atol=1e-7
     )
 
 
 @pytest.mark.parametrize("head", ["none", "pixels", "segment"])
-def test_models_of_any_head_can_be_looked_at(head):
+def test_look_at_models_with_any_head(head):
     seen = look("mean", head=head, decoder_width=32, segmenter="linear")
     assert list(seen.maps) == [f"blocks.{i}.attention" for i in range(3)]
     assert (seen.label, seen.probabilities) == (None, {})
     assert seen._repr_png_().startswith(b"\x89PNG")
 
 
-def test_a_file_an_open_picture_bytes_and_numbers_are_one(tmp_path):
+def test_files_images_arrays_and_tensors_give_equal_looks(tmp_path):
     model = model_of()
     file = photo(tmp_path / "p.png")
     pixels = np.asarray(Image.open(file))
@@ -115,18 +119,18 @@ def test_a_file_an_open_picture_bytes_and_numbers_are_one(tmp_path):
     ]
     for one in found:
         np.testing.assert_array_equal(one.pixels, pixels)
-        np.testing.assert_allclose(one.over_patches(), found[0].over_patches(), atol=1e-6)
+        np.testing.assert_allclose(one.patch_weights(), found[0].patch_weights(), atol=1e-6)
     assert "p.png" in repr(found[0])
 
 
-def test_a_classifier_sees_the_middle_and_a_segmenter_all(tmp_path):
+def test_classifier_takes_the_center_crop_and_segmenter_the_full_image(tmp_path):
     file = photo(tmp_path / "p.png", 16, 48)
     assert regard.look(model_of(), file).pixels.shape == (8, 12, 3)
     seen = regard.look(model_of(head="segment"), file)
     assert (seen.pixels.shape, seen.grid) == ((8, 24, 3), (2, 6))
 
 
-def test_looking_changes_nothing():
+def test_look_leaves_the_model_unchanged():
     model, batch = model_of(), images()
     with torch.no_grad():
         before = model(batch)
@@ -136,27 +140,27 @@ def test_looking_changes_nothing():
     assert all(one.grad is None for one in model.parameters())
 
 
-# Pictures
+# Plots
 
 
-def test_a_patch_has_one_colour_over_a_grey_picture():
+def test_patch_has_one_color_over_a_gray_image():
     pixels = np.full((8, 12, 3), 128, np.uint8)
     weights = np.array([[0.0, 0.1, 0.2], [0.3, 0.4, 0.0]])
-    found = overlaid(pixels, weights)
+    found = overlay(pixels, weights)
     tiles = found.reshape(2, 4, 3, 4, 3).swapaxes(1, 2)
     assert (tiles == tiles[:, :, :1, :1]).all()
-    colours = tiles[:, :, 0, 0].reshape(6, 3)
-    assert len(np.unique(colours.round(6), axis=0)) == 5  # two have no weight
-    bright = colours @ [0.2126, 0.7152, 0.0722]
-    assert list(np.argsort(bright[:5])) == [0, 1, 2, 3, 4]  # more is brighter
-    np.testing.assert_array_equal(overlaid(pixels, weights / 7), found)  # each panel has its own scale
-    grey = overlaid(pixels[..., :1], weights)
-    np.testing.assert_allclose(grey, found, atol=1e-6)
-    assert np.isfinite(overlaid(pixels, np.zeros((2, 3)))).all()
+    colors = tiles[:, :, 0, 0].reshape(6, 3)
+    assert len(np.unique(colors.round(6), axis=0)) == 5  # two weights are 0
+    bright = colors @ [0.2126, 0.7152, 0.0722]
+    assert list(np.argsort(bright[:5])) == [0, 1, 2, 3, 4]  # larger is brighter
+    np.testing.assert_array_equal(overlay(pixels, weights / 7), found)  # each panel has its own scale
+    gray = overlay(pixels[..., :1], weights)
+    np.testing.assert_allclose(gray, found, atol=1e-6)
+    assert np.isfinite(overlay(pixels, np.zeros((2, 3)))).all()
 
 
 def saved(seen, tmp_path, **options):
-    """The pixels of the PNG and the words of the SVG."""
+    """The pixels of the PNG and the text of the SVG."""
     seen.save(tmp_path / "map.png", **options)
     seen.save(tmp_path / "map.svg", **options)
     pixels = imread(io.BytesIO((tmp_path / "map.png").read_bytes()), format="png")
@@ -167,29 +171,34 @@ def saved(seen, tmp_path, **options):
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "options", "said"),
+    ("kind", "changes", "options", "captions"),
     [
-        ("class", {}, {}, ["the picture", "head 0", "head 1", "Where the class token looks in blocks.2.attention."]),
-        ("mean", {}, {}, ["Where a patch, on average, looks in blocks.2.attention."]),
-        ("query", {}, {}, ["Where the question of the pooling looks in pooler.attention."]),
+        ("class", {}, {}, ["the image", "head 0", "head 1", "Attention of the class token in blocks.2.attention."]),
+        ("mean", {}, {}, ["Attention of all patches (mean) in blocks.2.attention."]),
+        ("query", {}, {}, ["Attention of the pooling query in pooler.attention."]),
         ("class", {}, {"attention": "blocks.0.attention", "head": 1}, ["head 1", "in blocks.0.attention."]),
-        ("class", {}, {"patch": (1, 2)}, ["Where the patch in row 1, column 2 looks in blocks.2.attention."]),
-        ("query", {}, {"attention": "all"}, ["blocks.0", "pooler", "head 1", "a row for each attention."]),
-        ("class", {}, {"rollout": True}, ["rollout", "What the picture comes from, through all layers."]),
-        ("class", {}, {"rollout": True, "patch": (0, 0)}, ["What the patch in row 0, column 0 comes from"]),
-        ("class", {}, {"label": "owl"}, ["rollout", "for owl", "speaks for owl."]),
+        ("class", {}, {"patch": (1, 2)}, ["Attention of the patch in row 1, column 2 in blocks.2.attention."]),
+        ("query", {}, {"attention": "all"}, ["blocks.0", "pooler", "head 1", "one row per attention."]),
+        ("class", {}, {"rollout": True}, ["rollout", "Attention rollout of the image through all layers."]),
+        (
+            "class",
+            {},
+            {"rollout": True, "patch": (0, 0)},
+            ["Attention rollout of the patch in row 0, column 0 through"],
+        ),
+        ("class", {}, {"label": "owl"}, ["rollout", "for owl", "weighted by gradients of owl."]),
         ("mean", dict(head="segment"), {"patch": (0, 1)}, ["the patch in row 0, column 1"]),
         (
             "mean",
             dict(head="segment", segmenter="queries"),
             {},
-            ["the picture", "cat", "dog", "owl", "Where the query of each label looks in segmenter.blocks.1.attention"],
+            ["the image", "cat", "dog", "owl", "Attention of the query of each label in segmenter.blocks.1.attention"],
         ),
         (
             "mean",
             dict(head="segment", segmenter="queries"),
             {"label": "dog"},
-            ["head 1", "Where the query of dog looks"],
+            ["head 1", "Attention of the query of dog in"],
         ),
         (
             "mean",
@@ -199,32 +208,32 @@ def saved(seen, tmp_path, **options):
         ),
     ],
 )
-def test_pictures_say_what_they_show(tmp_path, kind, changes, options, said):
+def test_plots_have_captions(tmp_path, kind, changes, options, captions):
     _, words = saved(look(kind, **changes), tmp_path, **options)
-    for one in said:
+    for one in captions:
         assert one in words
 
 
-def test_the_patch_that_asks_is_framed(tmp_path):
+def test_query_patch_is_framed(tmp_path):
     plain, _ = saved(look("mean"), tmp_path, attention="blocks.2.attention", head=0)
     framed, _ = saved(look("mean"), tmp_path, attention="blocks.2.attention", head=0, patch=(0, 0))
-    picture = int(0.44 * plain.shape[1])  # the left panel is the picture itself, the same in both
-    changed = np.argwhere(np.abs(plain - framed)[:, :picture].max(-1) > 0.3)
+    image_width = int(0.44 * plain.shape[1])  # the left panel is the image, equal in both
+    changed = np.argwhere(np.abs(plain - framed)[:, :image_width].max(-1) > 0.3)
     top, left = changed.min(0)
     bottom, right = changed[changed[:, 0] < plain.shape[0] * 0.8].max(0)
     assert 100 < bottom - top < 140  # a patch of 4 pixels, where 12 are 2.3 inches wide
     assert 100 < right - left < 140
 
 
-def test_one_head_is_shown_alone(tmp_path):
+def test_plot_of_one_head(tmp_path):
     _, words = saved(look(), tmp_path, head=1)
     assert "head 0" not in words
 
 
-def test_only_the_labels_with_most_pixels_are_shown(tmp_path, monkeypatch):
+def test_plot_shows_the_labels_with_the_most_pixels(tmp_path, monkeypatch):
     from regard.viewer import image_look
 
-    monkeypatch.setattr(image_look, "MOST_LABELS", 2)
+    monkeypatch.setattr(image_look, "MAX_LABELS", 2)
     seen = look("mean", head="segment", segmenter="queries")
     areas = np.bincount(seen.run.output[0].argmax(0).flatten(), minlength=3)
     _, words = saved(seen, tmp_path)
@@ -232,7 +241,7 @@ def test_only_the_labels_with_most_pixels_are_shown(tmp_path, monkeypatch):
     assert LABELS[int(areas.argmax())] in words.split()
 
 
-def test_names_are_text_and_never_markup(tmp_path):
+def test_labels_are_never_parsed_as_markup(tmp_path):
     labels = ("$x_1$ <b>&amp;", "猫 " * 30, "dog")
     seen = look("class", labels=labels)
     for label in labels:
@@ -240,50 +249,65 @@ def test_names_are_text_and_never_markup(tmp_path):
         assert " ".join(label.split()[:2]) in words
 
 
-def test_a_grey_model_shows_a_grey_picture(tmp_path):
+def test_look_of_a_grayscale_model(tmp_path):
     seen = regard.look(model_of(channels=1), photo(tmp_path / "p.png", 9, 20))
     assert seen.pixels.shape == (8, 12, 1)
     saved(seen, tmp_path)
 
 
-# What cannot be
+# Errors
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda seen, at: seen.save(at / "map.jpg"), "map.jpg: pages are .html, pictures are .png or .svg"),
+        (lambda seen, at: seen.save(at / "map.jpg"), "map.jpg: pages are .html, plots are .png or .svg"),
         (
             lambda seen, at: seen.save(at / "map.png", "blocks.9.attention"),
             "no attention 'blocks.9.attention'.*blocks.2",
         ),
-        (lambda seen, at: seen.save(at / "map.png", head=2), "blocks.2.attention has no head 2. There are 2"),
+        (
+            lambda seen, at: seen.save(at / "map.png", head=2),
+            "blocks.2.attention has no head 2. Choose a head from 0 to 1",
+        ),
         (lambda seen, at: seen.save(at / "map.png", patch=(2, 0)), "no patch in row 2, column 0"),
-        (lambda seen, at: seen.save(at / "map.png", label="cow"), "not know the label 'cow'. Its labels are cat, dog"),
-        (lambda seen, at: seen.save(at / "map.png", label="cat", patch=(0, 0)), "Either a patch asks, or a label"),
-        (lambda seen, at: seen.save(at / "map.png", head=1, rollout=True), "Rollout goes through all attentions"),
-        (lambda seen, at: seen.over_patches("blocks.0.attention", label="cat"), "In blocks.0.attention no label asks"),
-        (lambda seen, at: look("query").over_patches("pooler.attention", (0, 0)), "In pooler.attention no patch asks"),
-        (lambda seen, at: look(labels=()).rollout(label="cat"), "not know the label 'cat'. It has none"),
-        (lambda seen, at: look("mean", head="segment").rollout(label="cat"), "gives images no label"),
-        (lambda seen, at: regard.look(model_of(), images()), r"shape \(1, 3, 8, 12\) are not one picture"),
+        (lambda seen, at: seen.save(at / "map.png", label="cow"), "has no label 'cow'. Its labels are cat, dog"),
+        (
+            lambda seen, at: seen.save(at / "map.png", label="cat", patch=(0, 0)),
+            "A patch and a label cannot be combined",
+        ),
+        (lambda seen, at: seen.save(at / "map.png", head=1, rollout=True), "Rollout combines all attentions"),
+        (
+            lambda seen, at: seen.patch_weights("blocks.0.attention", label="cat"),
+            "blocks.0.attention has no labels as queries",
+        ),
+        (
+            lambda seen, at: look("query").patch_weights("pooler.attention", (0, 0)),
+            "pooler.attention has no patches as queries",
+        ),
+        (lambda seen, at: look(labels=()).rollout(label="cat"), "has no label 'cat'. It has no labels"),
+        (lambda seen, at: look("mean", head="segment").rollout(label="cat"), "needs an image classifier"),
+        (lambda seen, at: regard.look(model_of(), images()), r"shape \(1, 3, 8, 12\) is not one image"),
         (lambda seen, at: regard.look(model_of(), images(1, 9)[0]), "does not divide into patches"),
         (lambda seen, at: regard.look(model_of(channels=1), images()[0]), "Images of 3 channels"),
         (lambda seen, at: regard.look(model_of(), at / "no.jpg"), "no.jpg: there is no such file"),
-        (lambda seen, at: regard.look(model_of(), "p.jpg", "a target"), "A picture has no target"),
+        (
+            lambda seen, at: regard.look(model_of(), "p.jpg", "a target"),
+            "target, layers, gold and context are not supported",
+        ),
     ],
 )
-def test_what_is_not_there(tmp_path, call, message):
+def test_invalid_arguments_raise_errors(tmp_path, call, message):
     with pytest.raises(RegardError, match=message):
         call(look(), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_files_that_are_no_pictures_and_bombs(tmp_path, monkeypatch):
+def test_invalid_and_oversized_image_files_raise_errors(tmp_path, monkeypatch):
     (tmp_path / "text.jpg").write_text("not a picture")
-    with pytest.raises(RegardError, match=r"text\.jpg: not a picture that can be read"):
+    with pytest.raises(RegardError, match=r"text\.jpg: not a readable image"):
         regard.look(model_of(), tmp_path / "text.jpg")
     photo(tmp_path / "bomb.png", 20, 20)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 300)
-    with pytest.raises(RegardError, match=r"bomb\.png: the picture has more than 0 million pixels"):
+    with pytest.raises(RegardError, match=r"bomb\.png: the image has more than 0 million pixels"):
         regard.look(model_of(), tmp_path / "bomb.png")

@@ -1,4 +1,4 @@
-"""The tree of a search: it agrees with the n-best list, the model's own probabilities, and what was looked at."""
+"""Search trees agree with the n-best list, the model's probabilities and its attention weights."""
 
 import math
 
@@ -11,9 +11,9 @@ from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.models import GPT, GPTConfig
-from regard.pipelines import LanguageModel
-from regard.viewer import attentions, look, search_tree, watch_decoding
-from regard.viewer.page.text_scene import scene_of
+from regard.pipelines import TextGenerator
+from regard.viewer import attention_names, look, record_search, search_tree
+from regard.viewer.page.text_scene import build_scene
 
 SENTENCE = "one two three"
 SEARCHES = {
@@ -30,17 +30,17 @@ def translator(request):
 
 
 @pytest.fixture(scope="session")
-def writer():
+def language_model():
     torch.manual_seed(0)
     tokenizer = Tokenizer.train(["the cat sees the dog and the dog sees the cat"] * 3, "word")
     config = GPTConfig(vocab=tokenizer.vocab_size, width=16, heads=2, layers=2, feedforward=32, max_len=32)
-    return LanguageModel(GPT(config), tokenizer)
+    return TextGenerator(GPT(config), tokenizer)
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_the_tree_agrees_with_the_outputs(translator, search):
+def test_tree_agrees_with_the_n_best_list(translator, search):
     config = SEARCHES[search]
-    tree = watch_decoding(translator, SENTENCE, config)
+    tree = record_search(translator, SENTENCE, config)
     outputs = translator.translate([SENTENCE], config)[0]
     assert [(one.text, one.score, one.logprob) for one in tree.results] == [
         (one.text, one.score, one.hypothesis.logprob) for one in outputs
@@ -59,10 +59,10 @@ def test_the_tree_agrees_with_the_outputs(translator, search):
     assert [number for number, node in enumerate(tree.nodes) if node.state == "best"] == best
 
 
-def test_every_probability_is_the_models(transformer):
-    """A plain twin: each output is given to the model as it is, and its next tokens are ranked by hand."""
-    tree = watch_decoding(transformer, SENTENCE, DecodeConfig(beam=3))
-    source = transformer.source_ids(SENTENCE)
+def test_log_probabilities_are_those_of_the_model(transformer):
+    """Reference: each kept output is run through the model, and its next tokens are ranked."""
+    tree = record_search(transformer, SENTENCE, DecodeConfig(beam=3))
+    source = transformer.encode_source(SENTENCE)
     kept = [[]]
     for step in range(tree.steps):
         candidates = []
@@ -80,9 +80,9 @@ def test_every_probability_is_the_models(transformer):
         assert [node.total for _, node in here] == pytest.approx([totals[ids] for ids in ranked], abs=1e-4)
         goes_on = [ids for ids in ranked if ids[-1] != transformer.special.eos][:3]
         ended = [ids for ids in ranked[:3] if ids[-1] == transformer.special.eos]
-        fates = ["live" if ids in goes_on else "end" if ids in ended else "pruned" for ids in ranked]
+        statuses = ["live" if ids in goes_on else "end" if ids in ended else "pruned" for ids in ranked]
         seen = ["end" if node.ends else "pruned" if node.state == "pruned" else "live" for _, node in here]
-        assert seen == fates
+        assert seen == statuses
         kept = [list(ids) for ids in goes_on]
 
 
@@ -93,106 +93,106 @@ def _total(tree, ids):
     return 0.0
 
 
-def test_rows_are_where_the_step_looked(translator):
-    tree = watch_decoding(translator, SENTENCE, DecodeConfig(beam=3))
-    np.testing.assert_allclose(tree.looked.sum(1), 1, atol=1e-5)
+def test_rows_are_the_attention_weights_of_each_step(translator):
+    tree = record_search(translator, SENTENCE, DecodeConfig(beam=3))
+    np.testing.assert_allclose(tree.weights.sum(1), 1, atol=1e-5)
     assert tree.source == ["one", "two", "three", "<eos>"]
-    assert tree.attention in attentions(translator, "cross")
-    # Greedy search, recorded while it runs, goes the same way as the rows of its tree.
-    alone = watch_decoding(translator, SENTENCE, DecodeConfig("greedy"))
+    assert tree.attention in attention_names(translator, "cross")
+    # Weights recorded during a greedy search are the rows of its tree.
+    alone = record_search(translator, SENTENCE, DecodeConfig("greedy"))
     with record(translator.model, alone.attention) as recording:
         translator.translate([SENTENCE], DecodeConfig("greedy"))
     path = [alone.nodes[number] for number in alone.path(alone.results[0].node)]
     seen = recording[alone.attention].weights()[0].mean(0).numpy()
-    np.testing.assert_allclose(alone.looked[[node.row for node in path]], seen, atol=1e-5)
-    # Siblings were proposed by one and the same look; others have one of their own.
+    np.testing.assert_allclose(alone.weights[[node.row for node in path]], seen, atol=1e-5)
+    # Siblings share a row; other nodes have different rows.
     assert len({(node.parent, node.row) for node in tree.nodes}) == len({node.parent for node in tree.nodes})
-    assert len(tree.looked) == len({node.row for node in tree.nodes})
+    assert len(tree.weights) == len({node.row for node in tree.nodes})
 
 
-def test_constraints_are_seen(transformer):
-    tree = watch_decoding(transformer, SENTENCE, DecodeConfig(beam=3, min_len=3, max_len=4), prefix="deux un")
+def test_tree_shows_prefix_and_length_constraints(transformer):
+    tree = record_search(transformer, SENTENCE, DecodeConfig(beam=3, min_len=3, max_len=4), prefix="deux un")
     assert tree.prefix == ["deux", "un"]
     assert tree.limit == 4
     assert all(one.text.startswith("deux un") for one in tree.results)
     first = [node for node in tree.nodes if node.step == 0]
     assert [(node.token, node.state) for node in first if node.state != "refused"] == [("deux", "best")]
     refused = [node for node in first if node.state == "refused"]
-    assert len(refused) == search_tree.REFUSED
+    assert len(refused) == search_tree.MAX_REFUSED
     assert {node.reason for node in refused} == {"prefix"}
     assert all(math.isnan(node.score) and node.logprob < 0 for node in refused)
     reasons = {node.reason for node in tree.nodes if node.state == "refused" and node.step == 2}
     assert reasons <= {"min_len"}
 
 
-def test_watching_a_language_model(writer):
+def test_tree_of_a_language_model(language_model):
     config = DecodeConfig(beam=3, n_best=2, max_len=5)
-    tree = watch_decoding(writer, "the cat", config)
-    written = writer.generate(["the cat"], config)[0]
+    tree = record_search(language_model, "the cat", config)
+    written = language_model.generate(["the cat"], config)[0]
     assert [(one.text, one.score) for one in tree.results] == [(one.text, one.score) for one in written]
     assert tree.limit == 5
     for node in tree.nodes:
-        row = tree.looked[node.row]
+        row = tree.weights[node.row]
         before = len(tree.source) + node.step
         assert row[:before].sum() == pytest.approx(1, abs=1e-5)
         assert not row[before:].any()
-    with torch.no_grad(), record(writer.model, tree.attention) as recording:
+    with torch.no_grad(), record(language_model.model, tree.attention) as recording:
         ids = [tree.nodes[one].id for one in tree.path(tree.results[0].node)]
-        writer.model(writer.packed([[*writer.prompt_ids("the cat"), *ids[:2]]]))
+        language_model.model(language_model.pack([[*language_model.encode_prompt("the cat"), *ids[:2]]]))
     last = recording[tree.attention].weights()[0].mean(0)[-1].numpy()
     third = tree.nodes[tree.path(tree.results[0].node)[2]]
-    np.testing.assert_allclose(tree.looked[third.row][: len(last)], last, atol=1e-5)
+    np.testing.assert_allclose(tree.weights[third.row][: len(last)], last, atol=1e-5)
 
 
-def test_a_model_without_attention_has_a_tree_too(blind):
-    tree = watch_decoding(blind, SENTENCE)
+def test_tree_of_a_model_without_attention_has_no_weights(blind):
+    tree = record_search(blind, SENTENCE)
     assert tree.attention is None
-    assert tree.looked.shape == (0, 4)
+    assert tree.weights.shape == (0, 4)
     assert {node.row for node in tree.nodes} == {None}
 
 
-def test_what_cannot_be_watched(transformer, writer):
+def test_invalid_searches_raise_errors(transformer, language_model):
     with pytest.raises(RegardError, match="empty"):
-        watch_decoding(transformer, " ")
-    with pytest.raises(RegardError, match="Only a translation"):
-        watch_decoding(writer, "the cat", prefix="sees")
-    with pytest.raises(RegardError, match="no search to watch"):
-        watch_decoding(object(), "the cat")
+        record_search(transformer, " ")
+    with pytest.raises(RegardError, match="Only translators support a prefix"):
+        record_search(language_model, "the cat", prefix="sees")
+    with pytest.raises(RegardError, match="no search to record"):
+        record_search(object(), "the cat")
     with pytest.raises(RegardError, match="no search to configure"):
         look(transformer, SENTENCE, "un", prefix="un")
 
 
-def test_large_trees_are_thinned_but_lead_to_every_output(transformer, monkeypatch):
+def test_large_trees_omit_candidates_but_keep_paths_to_outputs(transformer, monkeypatch):
     config = DecodeConfig(beam=6, n_best=6)
-    whole = watch_decoding(transformer, SENTENCE, config)
-    monkeypatch.setattr(search_tree, "WIDEST", 4)
-    thin = watch_decoding(transformer, SENTENCE, config)
+    whole = record_search(transformer, SENTENCE, config)
+    monkeypatch.setattr(search_tree, "MAX_CANDIDATES", 4)
+    thin = record_search(transformer, SENTENCE, config)
     counts = [sum(node.step == step for node in thin.nodes) for step in range(thin.steps)]
-    assert max(counts) <= 6  # more than 4 only where outputs need it
-    assert len(thin.nodes) + sum(thin.left_out) >= len(whole.nodes)
-    assert sum(whole.left_out) == 0 < sum(thin.left_out)
+    assert max(counts) <= 6  # more than 4 only on the paths to outputs
+    assert len(thin.nodes) + sum(thin.omitted) >= len(whole.nodes)
+    assert sum(whole.omitted) == 0 < sum(thin.omitted)
     assert [one.text for one in thin.results] == [one.text for one in whole.results]
     for one in thin.results:
         assert thin.nodes[one.node].text == one.text
         assert [thin.nodes[n].text for n in thin.path(one.node)][-1] == one.text
 
 
-def test_scenes_have_the_search_that_was_made(transformer):
-    assert scene_of(look(transformer, SENTENCE, "un deux")).header["decode"] is None
+def test_scene_contains_the_search_tree(transformer):
+    assert build_scene(look(transformer, SENTENCE, "un deux")).header["decode"] is None
     seen = look(transformer, SENTENCE, config=DecodeConfig(beam=2, n_best=2), prefix="un")
-    scene = scene_of(seen)
-    told = scene.header["decode"]
-    assert seen.decoding.attention == told["attention"] == seen.alignment.name
-    assert told["source"] == scene.header["sides"]["source"]["tokens"]
-    assert told["prefix"] == ["un"]
-    assert (told["method"], told["beam"]) == ("beam", 2)
-    blob = told["looked"]
+    scene = build_scene(seen)
+    header = scene.header["decode"]
+    assert seen.search_tree.attention == header["attention"] == seen.alignment.name
+    assert header["source"] == scene.header["sides"]["source"]["tokens"]
+    assert header["prefix"] == ["un"]
+    assert (header["method"], header["beam"]) == ("beam", 2)
+    blob = header["looked"]
     rows = np.frombuffer(scene.blobs[blob["at"]], "<f4").reshape(blob["shape"])
-    np.testing.assert_array_equal(rows, seen.decoding.looked)
+    np.testing.assert_array_equal(rows, seen.search_tree.weights)
     texts = []
-    for node in told["nodes"]:
+    for node in header["nodes"]:
         before = "" if node["parent"] is None or node["whole"] else texts[node["parent"]]
         texts.append(before + node["piece"])
-    assert texts == [node.text for node in seen.decoding.nodes]
-    assert texts[told["results"][0]["node"]] == seen.translation
+    assert texts == [node.text for node in seen.search_tree.nodes]
+    assert texts[header["results"][0]["node"]] == seen.translation
     assert look(transformer, SENTENCE).translation == transformer(SENTENCE)

@@ -1,4 +1,4 @@
-"""look: the arrays it holds, and the pictures it makes of them."""
+"""`look` at texts: its arrays and plots."""
 
 import warnings
 import xml.etree.ElementTree as xml
@@ -16,12 +16,12 @@ from regard.data import Tokenizer
 from regard.data.text.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.evaluation.teacher_forcing import information
+from regard.evaluation.teacher_forcing import mutual_information
 from regard.models import Bert, BertConfig, Seq2SeqConfig
 from regard.pipelines import TextEncoder
-from regard.pipelines.pipeline import ModelWithTokenizers
-from regard.viewer import attentions, look
-from regard.viewer.page.text_scene import scene_of
+from regard.pipelines.pipeline import TextPipeline
+from regard.viewer import attention_names, look
+from regard.viewer.page.text_scene import build_scene
 from tests.conftest import train_numbers
 
 SENTENCE, TRANSLATION = "one two three", "trois deux un"
@@ -32,7 +32,7 @@ def seen(transformer):
     return look(transformer, SENTENCE, TRANSLATION)
 
 
-def test_every_attention_by_its_name_kind_and_axes(seen):
+def test_maps_have_names_kinds_and_axes(seen):
     source, target = SENTENCE.split(), TRANSLATION.split()
     assert {name: (one.kind, one.weights.shape) for name, one in seen.maps.items()} == {
         "encoder.0.attention": ("self", (2, 4, 4)),
@@ -56,83 +56,83 @@ def test_every_row_sums_to_one(model, request):
         np.testing.assert_allclose(one.weights.sum(-1), 1, rtol=1e-5)
 
 
-def test_nobody_looks_ahead(seen):
+def test_masked_attention_has_no_weight_on_later_tokens(seen):
     assert not np.triu(seen.maps["decoder.0.attention"].weights, k=1).any()
 
 
 @pytest.mark.parametrize("model", ["transformer", "seq2seq"])
-def test_row_t_is_what_decoding_regarded_when_it_chose_token_t(model, request):
+def test_row_t_has_the_weights_of_decoding_step_t(model, request):
     translator = request.getfixturevalue(model)
-    with record(translator.model, attentions(translator, "cross")) as recording:
+    with record(translator.model, attention_names(translator, "cross")) as recording:
         text = translator.translate([SENTENCE], DecodeConfig(method="greedy"))[0][0].text
     seen = look(translator, SENTENCE, text)
     for name, recorded in recording.items():
         np.testing.assert_allclose(seen.maps[name].weights, recorded.weights()[0], atol=1e-5)
 
 
-def test_attention_before_the_cell_is_seen_too():
+def test_bahdanau_attention_is_recorded():
     translator = train_numbers(Seq2SeqConfig(width=16, attention="bahdanau", score="concat"), steps=1)
     seen = look(translator, SENTENCE, TRANSLATION)
     assert seen.maps["decoder.attention"].weights.shape == (1, 4, 4)
     np.testing.assert_allclose(seen.maps["decoder.attention"].weights.sum(-1), 1, rtol=1e-5)
 
 
-def test_without_a_target_it_is_the_models_translation(seq2seq):
+def test_default_target_is_the_models_translation(seq2seq):
     seen = regard.look(seq2seq, SENTENCE)
     assert seen.translation == seq2seq(SENTENCE) == TRANSLATION
     assert seen.target_pieces == TRANSLATION.split()
     assert "decoder.attention" in repr(seen)
 
 
-def test_a_trained_model_looks_at_the_word_that_it_translates(seq2seq):
-    rows = look(seq2seq, SENTENCE).alignment.of()
+def test_trained_model_attends_to_the_translated_word(seq2seq):
+    rows = look(seq2seq, SENTENCE).alignment.head_weights()
     assert rows[:3].argmax(1).tolist() == [2, 1, 0]
 
 
-def test_information_is_of_rows_that_differ():
+def test_mutual_information_needs_rows_that_differ():
     sharp_but_alike = np.eye(4)[[2, 2, 2, 2]]
     even = np.full((4, 4), 0.25)
     half = np.kron(np.eye(2), np.full((2, 2), 0.5))
-    assert [information(one) for one in (sharp_but_alike, even, half, np.eye(4))] == [0, 0, 1, 2]
+    assert [mutual_information(one) for one in (sharp_but_alike, even, half, np.eye(4))] == [0, 0, 1, 2]
 
 
-def test_unknown_words_keep_their_spelling_on_the_axis(transformer):
+def test_unknown_words_are_labeled_with_their_text(transformer):
     assert look(transformer, "one zebra", "un").source_pieces == ["one", "zebra"]
 
 
-def colours(png: bytes) -> int:
+def count_colors(png: bytes) -> int:
     pixels = imread(BytesIO(png), format="png")
     assert min(pixels.shape[:2]) > 200
     return len(np.unique(pixels[..., 0]))
 
 
 @pytest.mark.parametrize("options", [{}, {"attention": "decoder.0.attention", "head": 1}, {"overview": True}])
-def test_pictures_are_not_blank(seen, tmp_path, options):
+def test_plots_are_not_blank(seen, tmp_path, options):
     seen.save(tmp_path / "map.png", **options)
-    assert colours((tmp_path / "map.png").read_bytes()) > 50
+    assert count_colors((tmp_path / "map.png").read_bytes()) > 50
     seen.save(tmp_path / "map.svg", **options)
     texts = "".join(xml.parse(tmp_path / "map.svg").getroot().itertext())
     assert "trois" in texts
     assert "head" in texts
 
 
-def test_the_word_all_means_the_overview(seen, tmp_path):
+def test_attention_all_is_the_overview(seen, tmp_path):
     seen.save(tmp_path / "a.svg", overview=True)
     seen.save(tmp_path / "b.svg", "all")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_a_notebook_gets_a_png(seen):
+def test_notebook_plot_is_a_png(seen):
     assert seen._repr_png_().startswith(b"\x89PNG")
 
 
-def test_pictures_leave_no_trace_in_matplotlib(seen, tmp_path):
+def test_plots_leave_matplotlib_settings_unchanged(seen, tmp_path):
     before = dict(matplotlib.rcParams)
     seen.save(tmp_path / "map.png")
     assert dict(matplotlib.rcParams) == before
 
 
-def test_any_script_and_any_sign_can_be_drawn(transformer, tmp_path):
+def test_any_script_and_symbol_can_be_plotted(transformer, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         seen = look(transformer, "$x_1$ 猫 مرحبا नमस्ते \\frac <eos> $", "un $")
@@ -145,24 +145,24 @@ def test_any_script_and_any_sign_can_be_drawn(transformer, tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda seen, at: seen.save(at / "map.html2"), "pages are .html, pictures are .png or .svg"),
+        (lambda seen, at: seen.save(at / "map.html2"), "pages are .html, plots are .png or .svg"),
         (
             lambda seen, at: seen.save(at / "map.png", "decoder.9.cross"),
             "no attention 'decoder.9.cross'.*decoder.1.cross",
         ),
-        (lambda seen, at: seen.save(at / "map.png", "decoder.0.cross", head=2), "no head 2. There are 2"),
+        (lambda seen, at: seen.save(at / "map.png", "decoder.0.cross", head=2), "no head 2. Choose a head from 0 to 1"),
     ],
 )
-def test_what_is_not_there(seen, tmp_path, call, message):
+def test_invalid_arguments_of_save_raise_errors(seen, tmp_path, call, message):
     with pytest.raises(RegardError, match=message):
         call(seen, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_without_attention_has_a_page_of_its_states(blind, tmp_path):
+def test_page_of_a_model_without_attention_has_its_states(blind, tmp_path):
     seen = look(blind, SENTENCE)
     assert seen.maps == {}
-    header = scene_of(seen).header
+    header = build_scene(seen).header
     assert header["attentions"] == []
     titles = [step["title"] for step in header["walk"]["steps"]]
     assert "Initial state of the decoder: the source as one vector" in titles
@@ -173,7 +173,7 @@ def test_a_model_without_attention_has_a_page_of_its_states(blind, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def reader():
+def question_answerer():
     tokenizer = Tokenizer.train(["the cat chased the mouse who did it ?"], "word")
     torch.manual_seed(0)
     sizes = dict(width=16, heads=2, layers=2, feedforward=32, vocab=tokenizer.vocab_size, segments=2)
@@ -183,46 +183,50 @@ def reader():
     return TextEncoder(model, tokenizer)
 
 
-def test_a_question_and_its_context(reader, tmp_path):
+def test_look_at_a_question_and_its_context(question_answerer, tmp_path):
     question, context = "who chased it ?", "the cat chased the mouse"
-    seen = look(reader, question, context=context)
-    assert seen.translation == reader.answer(Question("", question, context))
+    seen = look(question_answerer, question, context=context)
+    assert seen.translation == question_answerer.answer(Question("", question, context))
     (one, *_) = seen.maps.values()
     rows, columns = seen.question
     assert [one.rows[i] for i in rows] == question.split()
     assert [one.columns[i] for i in columns] == context.split()
-    # The model was given both, each as its own segment.
-    encoded = reader.encode_rows([(question, context)])
-    with torch.no_grad(), record(reader.model) as recording:
-        reader.model(reader.packed([encoded.ids[0].tolist()]), torch.from_numpy(encoded.segments[0]))
+    # The model reads both, each with its segment.
+    encoded = question_answerer.encode_rows([(question, context)])
+    with torch.no_grad(), record(question_answerer.model) as recording:
+        question_answerer.model(
+            question_answerer.pack([encoded.ids[0].tolist()]), torch.from_numpy(encoded.segments[0])
+        )
     np.testing.assert_allclose(one.weights, recording[one.name].weights()[0], atol=1e-6)
     best = seen.alignment
-    assert information(seen.block(best.of())) == max(information(seen.block(m.of())) for m in seen.maps.values())
-    header = scene_of(seen).header
+    assert mutual_information(seen.question_block(best.head_weights())) == max(
+        mutual_information(seen.question_block(m.head_weights())) for m in seen.maps.values()
+    )
+    header = build_scene(seen).header
     assert header["opens"]["attention"] == best.name
     assert max(step["differs"] or 0.0 for step in header["walk"]["steps"]) < 1e-5
     seen.save(tmp_path / "map.png")
 
 
-def test_contexts_that_cannot_be_used(reader, transformer):
-    with pytest.raises(RegardError, match="Only a model that answers questions"):
+def test_invalid_contexts_raise_errors(question_answerer, transformer):
+    with pytest.raises(RegardError, match="Only a question-answering model"):
         look(transformer, SENTENCE, context="one")
     with pytest.raises(RegardError, match="context is empty"):
-        look(reader, "who ?", context=" ")
+        look(question_answerer, "who ?", context=" ")
 
 
 @pytest.mark.parametrize(("text", "message"), [(" ", "empty"), ("one " * 99, "99 tokens")])
-def test_texts_that_cannot_be_looked_at(transformer, text, message, monkeypatch):
-    monkeypatch.setattr(ModelWithTokenizers, "length_limit", 16)  # as with learned positions
+def test_empty_and_too_long_texts_raise_errors(transformer, text, message, monkeypatch):
+    monkeypatch.setattr(TextPipeline, "length_limit", 16)  # as with learned positions
     with pytest.raises(RegardError, match=message):
         look(transformer, text)
 
 
-def test_a_long_text_can_be_cut(transformer):
+def test_long_texts_can_be_truncated(transformer):
     assert len(look(transformer, "one " * 99, truncate=True).source_pieces) == 15
 
 
-def test_looking_changes_nothing(transformer):
+def test_look_leaves_the_model_unchanged(transformer):
     before = transformer.score([(SENTENCE, TRANSLATION)])
     look(transformer, SENTENCE)
     assert transformer.score([(SENTENCE, TRANSLATION)]) == before

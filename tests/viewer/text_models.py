@@ -1,4 +1,4 @@
-"""Small models of every form that a config can have, looks at them and their walks, made once per process."""
+"""Small models of every form that a config supports, with cached looks and walks."""
 
 import dataclasses
 from functools import cache
@@ -8,15 +8,15 @@ import torch
 from regard.data import Tokenizer
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.transformer import t5_small
-from regard.pipelines import LanguageModel, TextEncoder, Translator
-from regard.viewer import Walk, look, walk_of
+from regard.pipelines import TextEncoder, TextGenerator, Translator
+from regard.viewer import Walk, build_walk, look
 
 SOURCE, TARGET = "one two three four", "quatre trois deux"
 WORDS = [*SOURCE.split(), *TARGET.split()]
 SMALL = dict(width=16, heads=4, feedforward=16, encoder_layers=1, decoder_layers=1, dropout=0.1)
 READER = dict(width=16, heads=4, feedforward=16, layers=2, dropout=0.1)
 
-# Every score, every family, every form that a config can have.
+# Every score, family and form that a config supports.
 TRANSLATORS = {
     "transformer": TransformerConfig(**(SMALL | dict(decoder_layers=2))),
     "dot, cosine, location": TransformerConfig(
@@ -60,20 +60,20 @@ READERS = {
 FORMS = [*TRANSLATORS, *READERS]
 
 
-def bundle_of(form: str):
+def make_pipeline(form: str):
     torch.manual_seed(0)
     config = (TRANSLATORS | READERS)[form]
     tokenizer = Tokenizer.train([" ".join(WORDS)], "word", mask=isinstance(config, BertConfig))
     size = tokenizer.vocab_size
     if form in READERS:
-        kind = LanguageModel if isinstance(config, GPTConfig) else TextEncoder
-        return kind(opinionated(make_model(dataclasses.replace(config, vocab=size))), tokenizer)
+        kind = TextGenerator if isinstance(config, GPTConfig) else TextEncoder
+        return kind(amplify_weights(make_model(dataclasses.replace(config, vocab=size))), tokenizer)
     model = make_model(dataclasses.replace(config, source_vocab=size, target_vocab=size))
-    return Translator(opinionated(model), tokenizer, tokenizer)
+    return Translator(amplify_weights(model), tokenizer, tokenizer)
 
 
-def opinionated(model):
-    """Larger weights, and biases and gains that are not 0 and 1, so that a missing one shows."""
+def amplify_weights(model):
+    """Amplify weights and perturb biases and gains, so that a missing one changes the output."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -83,16 +83,16 @@ def opinionated(model):
     return model.eval()
 
 
-def looked_at(bundle):
-    return look(bundle, SOURCE, TARGET if isinstance(bundle, Translator) else None)
+def make_look(pipeline):
+    return look(pipeline, SOURCE, TARGET if isinstance(pipeline, Translator) else None)
 
 
 @cache
-def looked(form: str):
-    """A look at the model of a form; its program is captured once."""
-    return looked_at(bundle_of(form))
+def cached_look(form: str):
+    """The cached look at the model of a form."""
+    return make_look(make_pipeline(form))
 
 
 @cache
-def walked(form: str) -> Walk:
-    return walk_of(looked(form))
+def cached_walk(form: str) -> Walk:
+    return build_walk(cached_look(form))

@@ -1,4 +1,4 @@
-"""`regard answer`: the answer to a question, out of a text."""
+"""`regard answer`: extractive question answering."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,41 +6,45 @@ from typing import Annotated
 
 import tyro
 
-from regard.cli.common import Empty, Model, Quiet, as_text, note, open_model, parse
+from regard.cli.common import DeviceOption, Empty, Model, Quiet, check_utf8, open_model, parse, print_note
 from regard.config_reader import json_bytes
 from regard.data.text.questions import Question, read_squad
 from regard.errors import RegardError
 from regard.files import STDOUT, write_output
-from regard.pipelines import Device, TextEncoder
+from regard.pipelines import TextEncoder
 
 
 @dataclass(frozen=True)
 class Options:
-    """Find the answer in a text: regard answer MODEL --question "Who chased the mouse?" --context "The cat …"
+    """Answer a question from a text: regard answer MODEL --question "Who chased the mouse?" --context "The cat …"
 
-    Or in many: --data squad.json --out answers.json. How good they are, where the file has answers: regard evaluate.
+    With --data squad.json --out answers.json, answer all questions of a file. To measure the answers, use
+    regard evaluate.
     """
 
     model: Model
     question: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    """the question"""
     context: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
-    """the text with the answer in it"""
+    """text that contains the answer"""
     data: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """questions in the layout of SQuAD, plain or compressed"""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """where the answers go, as one JSON object from the questions' ids; by default to standard output"""
+    """file of questions in SQuAD format, plain or compressed"""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: standard output)")] = None
+    """output file: a JSON object of answers by question id"""
     empty: Empty = False
-    device: Device = "auto"
+    device: DeviceOption = "auto"
     quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "answer", argv)
-    asked = bool(options.question.strip() and options.context.strip())
-    if asked == bool(options.data):
-        raise RegardError("There is nothing to answer, or too much.", "Give --question and --context, or --data.")
-    if asked:
-        question, context = as_text(options.question, "--question"), as_text(options.context, "--context")
+    has_question = bool(options.question.strip() and options.context.strip())
+    if has_question == bool(options.data):
+        raise RegardError(
+            "Expected either --question with --context, or --data.", "Pass --question and --context, or --data."
+        )
+    if has_question:
+        question, context = check_utf8(options.question, "--question"), check_utf8(options.context, "--context")
         encoder = open_model(options.model, options.device, TextEncoder)
         print(encoder.answer(Question("", question, context), empty=options.empty))
         return 0
@@ -49,5 +53,5 @@ def run(argv: list[str]) -> int:
     answers = {one.id: text for one, text in zip(questions, encoder.answer(questions, empty=options.empty))}
     write_output(options.out or STDOUT, json_bytes(answers))
     if options.out is not None:
-        note(f"{len(answers)} answers are in {options.out}.")
+        print_note(f"Wrote {len(answers)} answers to {options.out}.")
     return 0

@@ -1,4 +1,4 @@
-"""`regard embed`: texts as vectors."""
+"""`regard embed`: text embeddings."""
 
 import io
 import json
@@ -11,60 +11,64 @@ import numpy as np
 import tyro
 
 from regard.cli.common import (
+    DeviceOption,
     Input,
     Model,
     Quiet,
     Texts,
     Truncate,
     UnknownCharacters,
-    named_blocks,
-    note,
     open_model,
     parse,
+    print_note,
+    read_blocks,
 )
 from regard.errors import RegardError
-from regard.files import STDOUT, write_whole
-from regard.pipelines import Device, TextEncoder
+from regard.files import STDOUT, write_atomically
+from regard.pipelines import TextEncoder
 
 
 @dataclass(frozen=True)
 class Options:
-    """Embed texts as vectors, such that similar texts have similar vectors: regard embed MODEL "A cat sleeps."
+    """Embed texts as vectors: regard embed MODEL "A cat sleeps."
 
-    A vector is the mean over the text's tokens, of length 1: the dot product of two is their cosine.
+    A vector is the mean over the tokens of a text, normalized to length 1: the dot product of two vectors is their
+    cosine similarity.
     """
 
     model: Model
     text: Texts = ()
-    """texts; without any, and without --input, each line of standard input is one"""
+    """texts"""
     input: Input = None
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """file for the vectors: .npy (one row per text) or .jsonl; by default JSON lines on standard output"""
+    out: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: JSON lines on standard output)")
+    ] = None
+    """output file, .npy (one row per text) or .jsonl"""
     truncate: Truncate = False
-    device: Device = "auto"
+    device: DeviceOption = "auto"
     quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "embed", argv)
     out = None if options.out == STDOUT else options.out
-    form = "" if out is None else out.suffix
-    if form not in ("", ".npy", ".jsonl"):
-        raise RegardError(f"{options.out}: vectors are written as .npy or .jsonl.", "Change the name's ending.")
+    suffix = "" if out is None else out.suffix
+    if suffix not in ("", ".npy", ".jsonl"):
+        raise RegardError(f"{options.out}: expected a file name ending in .npy or .jsonl.", "Change the ending.")
     encoder = open_model(options.model, options.device, TextEncoder)
     unknown = UnknownCharacters(encoder.tokenizer, encoder.special.unk)
 
     def check(text: str, name: str) -> None:
-        encoder.text_ids(text, name=name, truncate=options.truncate)
+        encoder.encode_text(text, name=name, truncate=options.truncate)
         unknown.check(text, name)
 
-    kept: list[np.ndarray] = []
+    arrays: list[np.ndarray] = []
     rows: list[str] = []
-    for block in named_blocks(options.text, options.input, "Type texts", check=check):
+    for block in read_blocks(options.text, options.input, "Type texts", check=check):
         texts = [text for _, text in block]
         vectors = encoder.embed(texts, truncate=options.truncate)
-        if form == ".npy":
-            kept.append(vectors)
+        if suffix == ".npy":
+            arrays.append(vectors)
         else:
             lines = [_row(text, vector) for text, vector in zip(texts, vectors)]
             if out is None:
@@ -73,14 +77,14 @@ def run(argv: list[str]) -> int:
             else:
                 rows += lines
     if out is not None:
-        count = len(rows) or sum(map(len, kept))
-        if form == ".npy":
+        count = len(rows) or sum(map(len, arrays))
+        if suffix == ".npy":
             buffer = io.BytesIO()
-            np.save(buffer, np.concatenate(kept))
-            write_whole(out, buffer.getvalue())
+            np.save(buffer, np.concatenate(arrays))
+            write_atomically(out, buffer.getvalue())
         else:
-            write_whole(out, "".join(rows).encode())
-        note(f"{count} vectors of {encoder.model.config.width} numbers are in {out}.")
+            write_atomically(out, "".join(rows).encode())
+        print_note(f"Wrote {count} vectors of width {encoder.model.config.width} to {out}.")
     return 0
 
 

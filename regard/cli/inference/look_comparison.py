@@ -1,58 +1,60 @@
-"""What `regard look --beside` and `--steps` compare: two models, two sentences, or the steps of a run."""
+"""Comparisons of `regard look`: two models or two sentences (--beside), or the steps of a run (--steps)."""
 
 import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from regard.cli.common import as_text
+from regard.cli.common import check_utf8
 from regard.errors import RegardError
 from regard.pipelines import ImageModel, Translator, load
-from regard.training import kept_steps
-from regard.viewer import need_attention
-from regard.viewer.comparison import BESIDE, ComparingDesk
+from regard.training import list_step_folders
+from regard.viewer import require_attention
+from regard.viewer.comparison import SECOND_SOURCE, ComparisonRequestHandler
 
 
-def desk_for(options: Any) -> tuple[ComparingDesk, dict[str, str]]:
-    """Who answers for what is compared, and the texts to look at; none where they are yet to be written."""
+def comparison_handler(options: Any) -> tuple[ComparisonRequestHandler, dict[str, str]]:
+    """The request handler of a comparison, and the input texts; no texts for an empty live page."""
     if options.beside is not None and options.steps:
-        raise RegardError("A model is compared with another, or with its own steps.", "Leave out --beside or --steps.")
+        raise RegardError("--beside and --steps cannot be combined.", "Leave out one of them.")
     if options.beam is not None or options.prefix is not None or options.all or options.walk or options.more:
-        raise RegardError(
-            "Where several are compared, a page shows their heads alone.", "Leave out --beam, --prefix, --all, --walk."
-        )
+        raise RegardError("A comparison shows only attention.", "Leave out --beam, --prefix, --all and --walk.")
     name = options.model.resolve().name
-    given: dict[str, Any] = {"layers": options.layers, "truncate": options.truncate}
+    common: dict[str, Any] = {"layers": options.layers, "truncate": options.truncate}
     texts = {"source": options.text, "target": options.target}
     if options.steps:
-        steps = kept_steps(options.model)
-        openers = [partial(load, folder, options.device) for folder in steps.values()]
+        steps = list_step_folders(options.model)
+        loaders = [partial(load, folder, options.device) for folder in steps.values()]
         labels = [f"step {step}" for step in steps]
-        desk = ComparingDesk(openers[-1](), name, models=openers, labels=labels, last_leads=True, **given)
+        handler = ComparisonRequestHandler(
+            loaders[-1](), name, models=loaders, labels=labels, share_last_translation=True, **common
+        )
     elif Path(options.beside).is_dir():
         both = [load(folder, options.device) for folder in (options.model, options.beside)]
         names = [name, Path(options.beside).resolve().name]
         labels = names if names[0] != names[1] else [str(options.model), options.beside]
-        desk = ComparingDesk(both[0], models=[lambda one=one: one for one in both], labels=labels, **given)
-        _refuse_pictures(both[1])
+        handler = ComparisonRequestHandler(
+            both[0], models=[lambda one=one: one for one in both], labels=labels, **common
+        )
+        _check_comparable(both[1])
     else:
-        if os.sep in options.beside and not any(sign.isspace() for sign in options.beside):
-            raise RegardError(f"{options.beside}: there is no such model folder.", "Name one, or give a sentence.")
+        if os.sep in options.beside and not any(character.isspace() for character in options.beside):
+            raise RegardError(f"{options.beside}: model folder not found.", "Pass an existing folder, or a sentence.")
         if not options.beside.strip():
-            raise RegardError("The other sentence is empty.", "Give one after --beside, or the folder of a model.")
+            raise RegardError("--beside is empty.", "Pass a sentence or a model folder.")
         if options.text is None or options.target is not None:
             raise RegardError(
-                "Two sentences are compared, each with the model's own translation.",
-                "Give both of them, and leave out --target.",
+                "Comparing two sentences requires both of them, and no --target.",
+                "Pass two sentences, and leave out --target.",
             )
-        desk = ComparingDesk(load(options.model, options.device), name, **given)
-        texts = {"source": options.text, BESIDE: options.beside}
-    _refuse_pictures(desk.bundle)
-    return desk, {key: as_text(text, f"the {key}") for key, text in texts.items() if text is not None}
+        handler = ComparisonRequestHandler(load(options.model, options.device), name, **common)
+        texts = {"source": options.text, SECOND_SOURCE: options.beside}
+    _check_comparable(handler.pipeline)
+    return handler, {key: check_utf8(text, f"the {key}") for key, text in texts.items() if text is not None}
 
 
-def _refuse_pictures(model: Any) -> None:
+def _check_comparable(model: Any) -> None:
     if isinstance(model, ImageModel):
-        raise RegardError("Looks at pictures cannot be compared.", "Leave out --beside and --steps.")
+        raise RegardError("--beside and --steps are not supported for image models.", "Leave them out.")
     if isinstance(model, Translator):
-        need_attention(model)
+        require_attention(model)

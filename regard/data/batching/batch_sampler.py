@@ -1,4 +1,4 @@
-"""Which sequences make up a batch together, and the shape that it is filled to."""
+"""Batch sampler: groups sequences of similar length into batches within a token budget."""
 
 from collections.abc import Iterator
 
@@ -7,90 +7,95 @@ from jaxtyping import Int
 
 from regard.errors import RegardError
 
-# Sentences are sorted by length within pools of this many batches: enough for even lengths, few enough for chance.
-POOL = 64
+# Sequences are sorted by length within pools of this many batches: enough for similar lengths within a batch, few
+# enough to keep batches random.
+BATCHES_PER_POOL = 64
 
 
-class Planner:
-    """Plans batches of at most `budget` tokens a side for sequences of one side or two.
+class BatchSampler:
+    """Samples batches of at most `budget` tokens per side, for single sequences or pairs (source and target).
 
-    Sequences are shuffled, sorted by length within pools, cut into batches where either side is full, and the batches
-    shuffled. With `constant_shapes` each side of a batch is to be filled to `budget` tokens and a constant number of
-    sequences, and its max_len is one of 16, 32, 64, … or the largest, so that compiled code is reused; `usual` is the
-    mean length, from which follows how many sequences that are.
+    Sequences are shuffled, sorted by length within pools, split into batches where either side is full, and the batches
+    are shuffled. With `constant_shapes`, each side of a batch is padded to `budget` tokens and a constant number of
+    sequences, and its max_len is one of 16, 32, 64, … or the maximum, so that compiled code is reused. That number of
+    sequences follows from `mean_length`.
 
-    >>> planner = Planner(3.0, budget=8, max_len=8)
-    >>> [sorted(rows) for rows in planner.plan(np.random.default_rng(0), np.array([2, 8, 3, 2]))]
+    >>> sampler = BatchSampler(3.0, budget=8, max_len=8)
+    >>> [sorted(rows) for rows in sampler.sample(np.random.default_rng(0), np.array([2, 8, 3, 2]))]
     [[1], [0, 2, 3]]
     """
 
-    def __init__(self, usual: float, *, budget: int, max_len: int, constant_shapes: bool = False) -> None:
+    def __init__(self, mean_length: float, *, budget: int, max_len: int, constant_shapes: bool = False) -> None:
         if max_len > budget:
             raise RegardError(
-                f"A sentence may have {max_len} tokens, but a batch only {budget}.",
-                hint="Raise the tokens of a batch, or lower the longest length.",
+                f"The maximum length is {max_len} tokens, but a batch has only {budget}.",
+                hint="Raise the batch size in tokens, or lower the maximum length.",
             )
         self.budget, self.max_len, self.constant_shapes = budget, max_len, constant_shapes
-        self._pool = max(1, int(POOL * budget / usual))
-        # Room for sentences of half the usual length, and for those of half the shortest step: with less, what fills
-        # the tail in such steps would take the places of short sentences, and their batches would be nearly empty.
-        self._count = _round_up(int(2 * max(budget / usual, budget / self._step(1)) + 2), 64)
+        self._pool_size = max(1, int(BATCHES_PER_POOL * budget / mean_length))
+        # Enough for sequences of half the mean length or half the smallest bucket. With fewer, the padding sequences
+        # would use up the slots of short sequences, and batches of short sequences would be nearly empty.
+        self._count = _round_up(int(2 * max(budget / mean_length, budget / self._bucket_length(1)) + 2), 64)
 
-    def plan(
-        self, generator: np.random.Generator, first: Int[np.ndarray, "B"], second: Int[np.ndarray, "B"] | None = None
+    def sample(
+        self,
+        generator: np.random.Generator,
+        source_lengths: Int[np.ndarray, "B"],
+        target_lengths: Int[np.ndarray, "B"] | None = None,
     ) -> list[list[int]]:
-        """Which sequences make up each batch, given the lengths of each side with what frames them.
+        """Sample the batches of one epoch as lists of sequence indices. Lengths include special tokens.
 
-        Sequences longer than max_len are left out. If that is all of them, it is an error: an epoch without a batch
-        would make training loop forever.
+        Sequences longer than max_len are left out. It is an error if all of them are: training would loop forever over
+        epochs without a batch.
         """
-        second = first if second is None else second
-        longer = np.maximum(first, second)
-        order = generator.permutation(len(first))
+        target_lengths = source_lengths if target_lengths is None else target_lengths
+        longer = np.maximum(source_lengths, target_lengths)
+        order = generator.permutation(len(source_lengths))
         order = order[longer[order] <= self.max_len]
-        if len(first) and not len(order):
+        if len(source_lengths) and not len(order):
             raise RegardError(
-                f"An epoch has no batch: all {len(first)} sequences are longer than max_len ({self.max_len} tokens).",
+                f"All {len(source_lengths)} sequences are longer than max_len ({self.max_len} tokens): "
+                "the epoch has no batch.",
                 "Raise model.max_len, or lower tokenizer.dropout if BPE-dropout is on.",
             )
         batches: list[list[int]] = []
-        for begin in range(0, len(order), self._pool):
-            pool = order[begin : begin + self._pool]
-            # by the longer side, then by the first: the least padding where a kernel needs rectangles
-            pool = pool[np.lexsort((first[pool], longer[pool]))]
-            batches += self._cut(pool.tolist(), first[pool].tolist(), second[pool].tolist())
+        for start in range(0, len(order), self._pool_size):
+            pool = order[start : start + self._pool_size]
+            # by the longer side, then by the source: least padding for kernels that need rectangles
+            pool = pool[np.lexsort((source_lengths[pool], longer[pool]))]
+            batches += self._split(pool.tolist(), source_lengths[pool].tolist(), target_lengths[pool].tolist())
         return [batches[i] for i in generator.permutation(len(batches))]
 
-    def shape(self, longest: int) -> dict[str, int]:
-        """What `pack` is told of a side, `longest` being the longest sequence of either."""
+    def pack_options(self, max_length: int) -> dict[str, int]:
+        """Keyword arguments of `pack` for a batch whose longest sequence, on either side, has `max_length` tokens."""
         if not self.constant_shapes:
             return {}
-        return {"total": self.budget, "count": self._count, "max_len": self._step(longest)}
+        return {"total": self.budget, "count": self._count, "max_len": self._bucket_length(max_length)}
 
-    def _cut(self, rows: list[int], first: list[int], second: list[int]) -> Iterator[list[int]]:
+    def _split(self, rows: list[int], source_lengths: list[int], target_lengths: list[int]) -> Iterator[list[int]]:
         batch: list[int] = []
-        first_sum = second_sum = longest = 0
-        for row, first_len, second_len in zip(rows, first, second):
-            first_sum, second_sum = first_sum + first_len, second_sum + second_len
-            longest = max(longest, first_len, second_len)
-            if batch and not self._fits(len(batch) + 1, first_sum, second_sum, longest):
+        source_sum = target_sum = longest = 0
+        for row, source_length, target_length in zip(rows, source_lengths, target_lengths):
+            source_sum, target_sum = source_sum + source_length, target_sum + target_length
+            longest = max(longest, source_length, target_length)
+            if batch and not self._fits(len(batch) + 1, source_sum, target_sum, longest):
                 yield batch
                 batch = []
-                first_sum, second_sum, longest = first_len, second_len, max(first_len, second_len)
+                source_sum, target_sum, longest = source_length, target_length, max(source_length, target_length)
             batch.append(row)
         if batch:
             yield batch
 
-    def _fits(self, sentences: int, first: int, second: int, longest: int) -> bool:
-        if max(first, second) > self.budget:
+    def _fits(self, count: int, source_sum: int, target_sum: int, longest: int) -> bool:
+        if max(source_sum, target_sum) > self.budget:
             return False
         if not self.constant_shapes:
             return True
-        tail = self.budget - min(first, second)
-        return sentences + -(-tail // self._step(longest)) <= self._count
+        padding = self.budget - min(source_sum, target_sum)
+        return count + -(-padding // self._bucket_length(longest)) <= self._count
 
-    def _step(self, length: int) -> int:
-        """The least of 16, 32, 64, … that is no less; but no more than there are places for."""
+    def _bucket_length(self, length: int) -> int:
+        """Round up to 16, 32, 64, …, at most max_len."""
         return min(max(16, 1 << (length - 1).bit_length()), self.max_len)
 
 

@@ -1,4 +1,4 @@
-"""Pictures in batches: bytes until they are on the device, where they become numbers and are changed at random."""
+"""Batches of images of one size: bytes until they are on the device, where they are converted and augmented."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from regard.data.images.image_set import ImageSet
 
 @dataclass(frozen=True, eq=False)
 class ImageBatch(Batch):
-    """Pictures as bytes (B, H, W, C) and what should come out; `augment` is what is done to them before."""
+    """Images as bytes (B, H, W, C) and their targets; `augment` is the augmentation to apply on the device."""
 
     augment: AugmentConfig
 
@@ -27,10 +27,10 @@ class ImageBatch(Batch):
 
 
 class ImageBatches:
-    """Batches of `size` pictures, all of one shape; epoch e is a function of (seed, e) alone.
+    """Batches of `size` images, all of one shape. Epoch e depends on (seed, e) alone.
 
-    `rows` are the pictures that there are, and `targets` gives what should come out for some of these: a label each, or
-    a label for each pixel. What is left at an epoch's end and does not fill a batch is left out, others each time.
+    `rows` are the indices of the images to use; `targets` returns the targets of given rows: a label per image, or a
+    label per pixel. Images that do not fill a batch at the end of an epoch are left out, different ones in each epoch.
 
     >>> import tempfile
     >>> from regard.data.images.image_set import read_images
@@ -53,31 +53,31 @@ class ImageBatches:
         augment: AugmentConfig | None = None,
     ) -> None:
         if size < 1 or not len(rows):
-            raise ValueError(f"{len(rows)} pictures in batches of {size}: there must be some")
+            raise ValueError(f"expected at least 1 image and a batch size of at least 1, got {len(rows)} and {size}")
         self.images, self.rows, self.targets = images, rows, targets
         self.size, self.seed, self.augment = min(size, len(rows)), seed, augment or AugmentConfig()
 
     def epoch(self, number: int, start: int = 0) -> Iterator[ImageBatch]:
-        """The batches of an epoch, from number `start` on, in a random order."""
+        """The batches of an epoch from index `start` on, in random order."""
         order = np.random.default_rng([self.seed, number]).permutation(self.rows)
         for begin in range(start * self.size, len(order) - self.size + 1, self.size):
-            yield self._batch(order[begin : begin + self.size], self.augment)
+            yield self._make_batch(order[begin : begin + self.size], self.augment)
 
     def __iter__(self) -> Iterator[ImageBatch]:
-        """All pictures in their order and as they are; the last batch may be smaller."""
+        """All images in order, without augmentation; the last batch may be smaller."""
         for begin in range(0, len(self.rows), self.size):
-            yield self._batch(self.rows[begin : begin + self.size], AugmentConfig())
+            yield self._make_batch(self.rows[begin : begin + self.size], AugmentConfig())
 
-    def _batch(self, rows: Int[np.ndarray, "B"], augment: AugmentConfig) -> ImageBatch:
-        pixels, targets = (torch.from_numpy(one) for one in (self.images.pixels[rows], self.targets(rows)))
+    def _make_batch(self, rows: Int[np.ndarray, "B"], augment: AugmentConfig) -> ImageBatch:
+        pixels, targets = (torch.from_numpy(array) for array in (self.images.pixels[rows], self.targets(rows)))
         return ImageBatch((pixels,), targets, len(rows), len(rows), augment)
 
 
-def as_numbers(pixels: UInt8[Tensor, "B H W C"], channels: int) -> Float[Tensor, "B channels H W"]:
-    """Bytes as models take pictures: from 0 to 1, channels first; a grey picture has the same in all channels.
+def pixels_to_float(pixels: UInt8[Tensor, "B H W C"], channels: int) -> Float[Tensor, "B channels H W"]:
+    """Convert bytes to floats from 0 to 1, channels first; gray images are repeated over all channels.
 
-    >>> as_numbers(torch.full((1, 2, 2, 1), 255, dtype=torch.uint8), 3).shape
+    >>> pixels_to_float(torch.full((1, 2, 2, 1), 255, dtype=torch.uint8), 3).shape
     torch.Size([1, 3, 2, 2])
     """
-    numbers = (pixels.float() / 255).permute(0, 3, 1, 2)
-    return numbers.expand(-1, channels, -1, -1).contiguous() if pixels.shape[3] == 1 else numbers.contiguous()
+    floats = (pixels.float() / 255).permute(0, 3, 1, 2)
+    return floats.expand(-1, channels, -1, -1).contiguous() if pixels.shape[3] == 1 else floats.contiguous()

@@ -1,4 +1,4 @@
-"""Batches for models that read: some of the tokens are hidden, and are to be told from the rest."""
+"""Batches for masked language modeling (Devlin et al. 2019): some tokens are masked and predicted from the others."""
 
 from collections.abc import Iterator
 from dataclasses import astuple
@@ -6,27 +6,28 @@ from dataclasses import astuple
 import numpy as np
 import torch
 
-from regard.data.batching.pair_batches import IGNORED, Batch
+from regard.data.batching.pair_batches import IGNORE_INDEX, Batch
 from regard.data.batching.sequences import Sequences
-from regard.data.batching.text_batches import ByLength, Texts, room
-from regard.data.text.special_tokens import Special
+from regard.data.batching.text_batches import EncodedTexts, LengthGroupedBatches, max_text_tokens
+from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 
-# Of the chosen tokens so many are hidden, so many replaced by any other, and the rest left (Devlin et al., 2019).
-HIDDEN, REPLACED = 0.8, 0.1
+# Of the selected tokens, this share becomes the mask token and this share a random token; the rest stay unchanged.
+MASK_SHARE, RANDOM_SHARE = 0.8, 0.1
 
 
 class MaskedBatches:
-    """Texts in batches of similar length, in which `share` of the tokens are to be named: these are the targets.
+    """Texts in batches of similar length, in which `mask_fraction` of the tokens are selected as targets.
 
-    Texts longer than `max_len` are cut into pieces, and each piece framed. Of the chosen tokens 80% are hidden behind
-    `special.mask`, 10% replaced by an id drawn from those that are not special, and 10% left as they are. Epoch e is a
-    function of (seed, e) alone: to validate, take the same epoch each time.
+    Texts longer than `max_len` are split, and special tokens are added to each part. Of the selected tokens, 80% are
+    replaced by `special.mask`, 10% by a random id that is not special, and 10% stay unchanged. Epoch e depends on
+    (seed, e) alone: use the same epoch for every validation.
 
-    >>> texts = Sequences.of([[5, 6, 7], [8, 9, 10]])
-    >>> special = Special(begin=2, end=3, mask=4)
-    >>> [batch] = MaskedBatches(texts, vocab=20, special=special, budget=16, max_len=16, seed=0, share=0.5).epoch(0)
+    >>> texts = Sequences.from_lists([[5, 6, 7], [8, 9, 10]])
+    >>> special = SpecialTokens(begin=2, end=3, mask=4)
+    >>> options = dict(vocab=20, special=special, budget=16, max_len=16, seed=0)
+    >>> [batch] = MaskedBatches(texts, **options, mask_fraction=0.5).epoch(0)
     >>> batch.inputs[0].ids, batch.targets
     (tensor([2, 5, 4, 7, 3, 2, 8, 4, 4, 3]), tensor([-1, -1,  6, -1, -1, -1, -1,  9, 10, -1]))
     """
@@ -36,51 +37,52 @@ class MaskedBatches:
         texts: Sequences,
         *,
         vocab: int,
-        special: Special,
+        special: SpecialTokens,
         budget: int,
         max_len: int,
         seed: int,
         constant_shapes: bool = False,
-        share: float = 0.15,
+        mask_fraction: float = 0.15,
     ) -> None:
         if special.mask is None:
             raise RegardError(
-                "The model has no id that hides a token.",
-                hint="Train a tokeniser with <mask>, or import another model.",
+                "The model has no mask token.", hint="Train a tokenizer with <mask>, or import another model."
             )
-        if not 0 < share <= 1:
-            raise RegardError(f"The share of hidden tokens lies between 0 and 1; it cannot be {share}.", "Give 0.15.")
-        pieces = _cut(texts, room(special, 1, max_len))
-        if not len(pieces):
-            raise RegardError("Every text is empty: there is nothing to hide.", hint="Give other texts.")
-        self.seed, self.share, self.mask = seed, share, special.mask
-        self._special = np.array([one for one in astuple(special) if one is not None])
+        if not 0 < mask_fraction <= 1:
+            raise RegardError(f"mask_fraction must be greater than 0 and at most 1 (got {mask_fraction}).", "Use 0.15.")
+        parts = _split_texts(texts, max_text_tokens(special, 1, max_len))
+        if not len(parts):
+            raise RegardError("All texts are empty: there are no tokens to mask.", hint="Provide other texts.")
+        self.seed, self.mask_fraction, self.mask = seed, mask_fraction, special.mask
+        self._special = np.array([token for token in astuple(special) if token is not None])
         self._ordinary = np.setdiff1d(np.arange(vocab), self._special)
-        framed = Texts(pieces.framed(special.begin, special.end))
-        self._texts = ByLength(framed, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes)
+        framed = EncodedTexts(parts.add_special_tokens(special.begin, special.end))
+        self._texts = LengthGroupedBatches(
+            framed, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes
+        )
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from number `start` on: those before it cost nothing but the plan."""
+        """The batches of an epoch from index `start` on. Skipped batches are not built."""
         for index, (rows, inputs) in enumerate(self._texts.epoch(number, start), start):
-            # Numbers count from 1: numpy takes [seed, number, 0] for [seed, number], which has drawn the plan.
-            yield self._batch(rows, inputs[0], np.random.default_rng([self.seed, number, index + 1]))
+            # index + 1: NumPy seeds [seed, number, 0] like [seed, number], which already sampled the batches.
+            yield self._make_batch(rows, inputs[0], np.random.default_rng([self.seed, number, index + 1]))
 
-    def _batch(self, rows: list[int], packed: Packed, generator: np.random.Generator) -> Batch:
-        tokens = int(packed.offsets.starts[len(rows)])  # without what fills the batch up
-        ids, targets = packed.ids.numpy(), np.full(len(packed.ids), IGNORED)
-        places = np.flatnonzero(~np.isin(ids[:tokens], self._special))
-        chosen = generator.permutation(places)[: max(1, round(self.share * len(places)))]
-        targets[chosen] = ids[chosen]
-        fate = generator.random(len(chosen))
-        replaced = (fate >= HIDDEN) & (fate < HIDDEN + REPLACED)
-        ids[chosen[fate < HIDDEN]] = self.mask
-        ids[chosen[replaced]] = generator.choice(self._ordinary, replaced.sum())
+    def _make_batch(self, rows: list[int], packed: Packed, generator: np.random.Generator) -> Batch:
+        tokens = int(packed.offsets.starts[len(rows)])  # without padding
+        ids, targets = packed.ids.numpy(), np.full(len(packed.ids), IGNORE_INDEX)
+        candidates = np.flatnonzero(~np.isin(ids[:tokens], self._special))
+        selected = generator.permutation(candidates)[: max(1, round(self.mask_fraction * len(candidates)))]
+        targets[selected] = ids[selected]
+        draw = generator.random(len(selected))
+        is_random = (draw >= MASK_SHARE) & (draw < MASK_SHARE + RANDOM_SHARE)
+        ids[selected[draw < MASK_SHARE]] = self.mask
+        ids[selected[is_random]] = generator.choice(self._ordinary, is_random.sum())
         return Batch((packed,), torch.from_numpy(targets), sentences=len(rows), tokens=tokens)
 
 
-def _cut(texts: Sequences, longest: int) -> Sequences:
-    """The texts in pieces of at most `longest` tokens; an empty one has none."""
-    counts = -(-texts.lengths // longest)
-    before = np.repeat(np.cumsum(counts) - counts, counts)  # pieces of the texts before
-    starts = np.repeat(texts.starts[:-1], counts) + longest * (np.arange(len(before)) - before)
+def _split_texts(texts: Sequences, max_tokens: int) -> Sequences:
+    """Split texts into parts of at most `max_tokens` tokens; an empty text has no part."""
+    counts = -(-texts.lengths // max_tokens)
+    before = np.repeat(np.cumsum(counts) - counts, counts)  # number of parts of all previous texts
+    starts = np.repeat(texts.starts[:-1], counts) + max_tokens * (np.arange(len(before)) - before)
     return Sequences(texts.ids, np.append(starts, texts.starts[-1]))

@@ -1,4 +1,4 @@
-"""Many sequences of ids in one array."""
+"""Encoded sequences of different lengths, stored in one array."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from jaxtyping import Int
 class Sequences:
     """A corpus of encoded sentences: sentence i is ids[starts[i]:starts[i + 1]].
 
-    >>> corpus = Sequences.of([[5, 6], [], [7]])
+    >>> corpus = Sequences.from_lists([[5, 6], [], [7]])
     >>> len(corpus), corpus.lengths.tolist(), corpus[0].tolist()
     (3, [2, 0, 1], [5, 6])
     """
@@ -20,7 +20,7 @@ class Sequences:
     starts: Int[np.ndarray, "borders"]
 
     @staticmethod
-    def of(sentences: Iterable[list[int]]) -> "Sequences":
+    def from_lists(sentences: Iterable[list[int]]) -> "Sequences":
         rows = [np.asarray(sentence, np.int32) for sentence in sentences]
         starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=starts[1:])
@@ -36,30 +36,30 @@ class Sequences:
     def lengths(self) -> Int[np.ndarray, "B"]:
         return np.diff(self.starts)
 
-    def framed(self, begin: int | None = None, end: int | None = None) -> "Sequences":
-        """With an id before and after every sentence.
+    def add_special_tokens(self, begin: int | None = None, end: int | None = None) -> "Sequences":
+        """Add one id before and one id after every sentence; None adds nothing.
 
-        >>> Sequences.of([[5, 6], []]).framed(begin=2, end=3).ids.tolist()
+        >>> Sequences.from_lists([[5, 6], []]).add_special_tokens(begin=2, end=3).ids.tolist()
         [2, 5, 6, 3, 2, 3]
         """
         added = (begin is not None) + (end is not None)
         starts = self.starts + added * np.arange(len(self.starts))
-        ids, inner = np.empty(starts[-1], self.ids.dtype), np.ones(starts[-1], bool)
-        for place, value in ((starts[:-1], begin), (starts[1:] - 1, end)):
-            if value is not None:
-                ids[place], inner[place] = value, False
-        ids[inner] = self.ids
+        ids, is_text = np.empty(starts[-1], self.ids.dtype), np.ones(starts[-1], bool)
+        for positions, token in ((starts[:-1], begin), (starts[1:] - 1, end)):
+            if token is not None:
+                ids[positions], is_text[positions] = token, False
+        ids[is_text] = self.ids
         return Sequences(ids, starts)
 
-    def draw(self, generator: np.random.Generator) -> "Sequences":
-        """The encoding of this epoch: the same in every one. (BpeDropout's differs.)"""
+    def sample_encoding(self, generator: np.random.Generator) -> "Sequences":
+        """The encoding for one epoch. It is the same in every epoch, unlike that of BpeDropout."""
         return self
 
 
-def gather(ids: Int[np.ndarray, "N"], starts: Int[np.ndarray, "K"], lengths: Int[np.ndarray, "K"]) -> np.ndarray:
-    """The slices ids[starts[k] : starts[k] + lengths[k]] laid end to end.
+def gather_slices(ids: Int[np.ndarray, "N"], starts: Int[np.ndarray, "K"], lengths: Int[np.ndarray, "K"]) -> np.ndarray:
+    """Concatenate the slices ids[starts[k] : starts[k] + lengths[k]].
 
-    >>> gather(np.arange(10), np.array([7, 0]), np.array([2, 3])).tolist()
+    >>> gather_slices(np.arange(10), np.array([7, 0]), np.array([2, 3])).tolist()
     [7, 8, 0, 1, 2]
     """
     ends = np.cumsum(lengths)

@@ -1,4 +1,4 @@
-"""Decoded pictures in a folder: written once, and from then on mapped into memory instead of read."""
+"""Cache of decoded images: written to a folder once, then memory-mapped."""
 
 import contextlib
 import errno
@@ -18,21 +18,21 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from regard.data.batching.pair_batches import IGNORED
-from regard.data.images.image_decoding import Decoded
-from regard.data.images.image_files import Source
+from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.images.image_decoding import DecodedImage
+from regard.data.images.image_files import ImageSource
 from regard.errors import RegardError
 
-# Changes when the same files would be stored as other bytes.
+# To be incremented when the same files would be stored as different bytes.
 _FORMAT = 1
 _PIXELS, _MASKS, _LABELS, _SIZES, _FACTS = "pixels.bin", "masks.bin", "labels.npy", "sizes.npy", "facts.json"
-# A half-written folder of this age, in seconds, is nobody's any more.
-_ABANDONED = 24 * 3600
+# Age in seconds after which an incomplete folder is considered abandoned.
+_STALE_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True, eq=False)
-class Store:
-    """Pictures one after the other, and what is known of them all."""
+class ImageStore:
+    """Concatenated images with their sizes, labels and statistics."""
 
     pixels: UInt8[np.ndarray, "bytes"]
     masks: UInt8[np.ndarray, "bytes"] | None
@@ -42,72 +42,72 @@ class Store:
     facts: dict[str, Any]
 
 
-def make_store(pictures: Iterable[Decoded], skipped: Sequence[str]) -> Store:
-    """A store in memory. `skipped` may grow while the pictures are drawn."""
+def build_store(images: Iterable[DecodedImage], skipped: Sequence[str]) -> ImageStore:
+    """Build a store in memory. `skipped` may grow while `images` is consumed."""
     pixels, masks = io.BytesIO(), io.BytesIO()
-    sizes, labels, facts = _written(pictures, pixels, masks)
+    sizes, labels, facts = _write_images(images, pixels, masks)
     mask_bytes = np.frombuffer(masks.getbuffer(), np.uint8) if facts["mask_values"] else None
     facts["skipped"] = list(skipped)
-    return Store(np.frombuffer(pixels.getbuffer(), np.uint8), mask_bytes, sizes, labels, facts)
+    return ImageStore(np.frombuffer(pixels.getbuffer(), np.uint8), mask_bytes, sizes, labels, facts)
 
 
-def cached_store(
+def open_or_build_store(
     cache: Path,
-    which: object,
-    sources: Sequence[Source],
-    pictures: Callable[[], Iterable[Decoded]],
+    options: object,
+    sources: Sequence[ImageSource],
+    decode: Callable[[], Iterable[DecodedImage]],
     skipped: Sequence[str],
-) -> Store:
-    """The store of these sources in the folder `cache`; it is made where there is none, or the files have changed.
+) -> ImageStore:
+    """Open the store of these sources in the folder `cache`; build it if it does not exist or the files have changed.
 
-    `which` tells it from others in that folder: a newer one takes the place of those with the same.
-    Processes that make the same one at the same time do not disturb each other: each writes a folder of its own, and
-    the first to be done gives it the name by which all find it.
+    A cache may hold stores with different `options`; a new store replaces older ones with the same options. Processes
+    can build the same store concurrently: each writes its own folder, and the first one to finish renames it to the
+    final name.
     """
-    key = _digest([repr(which)])[:12]
-    folder = cache / f"{key}-{_digest([str(_FORMAT), *map(_stamp, sources)])[:20]}"
-    store = _opened(folder)
+    key = _digest([repr(options)])[:12]
+    folder = cache / f"{key}-{_digest([str(_FORMAT), *map(_fingerprint, sources)])[:20]}"
+    store = _open_store(folder)
     if store is not None:
         return store
     part = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         _remove_old(cache, key)
         part.mkdir(parents=True)
-        _write(part, pictures(), skipped)
+        _write_store(part, decode(), skipped)
         try:
             os.rename(part, folder)
         except OSError:
-            if not folder.exists():  # otherwise another process was quicker, and its folder is as good
+            if not folder.exists():  # otherwise another process was faster, and its folder is equivalent
                 raise
-        store = _opened(folder)
+        store = _open_store(folder)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = "no space left for decoded pictures" if full else f"cannot be written: {error.strerror}"
-        raise RegardError(f"{cache}: {what}.", "Make room, or choose another folder for the cache.") from None
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        problem = "no space left for decoded images" if is_full else f"cannot be written: {error.strerror}"
+        raise RegardError(f"{cache}: {problem}.", "Free some space, or choose another cache folder.") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     if store is None:
-        raise RegardError(f"{folder}: what was written cannot be read.", "Remove the folder and try again.")
+        raise RegardError(f"{folder}: the cache cannot be read back.", "Remove the folder and try again.")
     return store
 
 
-def _stamp(source: Source) -> str:
-    """A text that changes when a source's files or its options do.
+def _fingerprint(source: ImageSource) -> str:
+    """Text that changes whenever the files of a source or its options change.
 
     Size and modification time are not enough: a file may be replaced by one of equal size and time (`cp -p`,
-    `rsync -t`, an unpacked archive). So the inode and the time of its last change (ctime) count as well, which no
-    program can set back. They also change when the same file is copied or its mode is set: the images are then decoded
-    once more. Reading all files for a digest would cost about as much as decoding them.
+    `rsync -t`, an unpacked archive). So the inode and the ctime are included, which programs cannot set. They also
+    change if the same file is copied or its mode is set; the images are then decoded again. Hashing all files would
+    cost about as much as decoding them.
     """
-    told = [source.told]
+    lines = [source.fingerprint]
     for file in source.files:
         try:
-            state = file.stat()
-            times = f"{state.st_mtime_ns} {state.st_ctime_ns}"
-            told.append(f"{file.absolute()}: {state.st_size} {times} {state.st_ino}")
+            stat = file.stat()
+            times = f"{stat.st_mtime_ns} {stat.st_ctime_ns}"
+            lines.append(f"{file.absolute()}: {stat.st_size} {times} {stat.st_ino}")
         except OSError:
-            told.append(f"{file.absolute()}: missing")
-    return "\n".join(told)
+            lines.append(f"{file.absolute()}: missing")
+    return "\n".join(lines)
 
 
 def _digest(texts: Iterable[str]) -> str:
@@ -118,24 +118,24 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def _remove_old(cache: Path, key: str) -> None:
-    """Removes what was made of the same files before they changed, and what a killed process left behind.
+    """Remove outdated stores with the same options, and incomplete folders left by killed processes.
 
-    Whoever has an old one open keeps it: what is mapped stays until it is let go.
+    Processes that have an outdated store open can still use it: mapped files remain until they are unmapped.
     """
     for old in cache.glob(f"{key}-*"):
         with contextlib.suppress(OSError):
-            if not old.name.endswith(".part") or time.time() - old.stat().st_mtime > _ABANDONED:
+            if not old.name.endswith(".part") or time.time() - old.stat().st_mtime > _STALE_SECONDS:
                 shutil.rmtree(old)
 
 
-def _write(folder: Path, pictures: Iterable[Decoded], skipped: Sequence[str]) -> None:
+def _write_store(folder: Path, images: Iterable[DecodedImage], skipped: Sequence[str]) -> None:
     with ExitStack() as stack:
 
-        def new(name: str) -> BinaryIO:
+        def create(name: str) -> BinaryIO:
             return stack.enter_context(open(folder / name, "wb"))
 
-        files = [new(name) for name in (_PIXELS, _MASKS, _SIZES, _LABELS, _FACTS)]
-        sizes, labels, facts = _written(pictures, files[0], files[1])
+        files = [create(name) for name in (_PIXELS, _MASKS, _SIZES, _LABELS, _FACTS)]
+        sizes, labels, facts = _write_images(images, files[0], files[1])
         np.save(files[2], sizes)
         np.save(files[3], labels)
         files[4].write(json.dumps(facts | {"skipped": list(skipped)}).encode())
@@ -144,62 +144,62 @@ def _write(folder: Path, pictures: Iterable[Decoded], skipped: Sequence[str]) ->
             os.fsync(file.fileno())
 
 
-def _written(
-    pictures: Iterable[Decoded], pixels: BinaryIO, masks: BinaryIO
+def _write_images(
+    images: Iterable[DecodedImage], pixels: BinaryIO, masks: BinaryIO
 ) -> tuple[Int[np.ndarray, "M 2"], Int[np.ndarray, "M"], dict[str, Any]]:
-    """Writes pictures one after the other, and gives their sizes, their labels, and the facts."""
+    """Write images one after the other; return their sizes, label ids and statistics."""
     digest = hashlib.sha256()
     sizes: list[tuple[int, int]] = []
     labels: list[str | None] = []
     total, squares = np.zeros(3), np.zeros(3)
-    values = np.zeros(256, bool)
-    channels, masked = 0, False
-    for picture in pictures:
+    mask_values = np.zeros(256, bool)
+    channels, has_masks = 0, False
+    for image in images:
         if not sizes:
-            channels, masked = picture.pixels.shape[2], picture.mask is not None
-        elif (picture.label is None) != (labels[0] is None):
-            raise RegardError("Some of the pictures have labels, and others none.", "Read them apart.")
-        elif (picture.mask is not None) != masked:
-            raise RegardError("Some of the pictures have masks, and others none.", "Read them apart.")
-        sizes.append((picture.pixels.shape[0], picture.pixels.shape[1]))
-        labels.append(picture.label)
-        shades = [np.bincount(picture.pixels[..., i].reshape(-1), minlength=256) for i in range(channels)]
-        total[:channels] += shades @ np.arange(256)
-        squares[:channels] += shades @ np.arange(256) ** 2
-        parts = [(pixels, picture.pixels)]
-        if picture.mask is not None:
-            values |= np.bincount(picture.mask.reshape(-1), minlength=256) > 0
-            parts.append((masks, picture.mask))
-        digest.update(f"{sizes[-1]} {picture.label}".encode(errors="surrogateescape"))
+            channels, has_masks = image.pixels.shape[2], image.mask is not None
+        elif (image.label is None) != (labels[0] is None):
+            raise RegardError("Some images have labels and others do not.", "Read them separately.")
+        elif (image.mask is not None) != has_masks:
+            raise RegardError("Some images have masks and others do not.", "Read them separately.")
+        sizes.append((image.pixels.shape[0], image.pixels.shape[1]))
+        labels.append(image.label)
+        histograms = [np.bincount(image.pixels[..., i].reshape(-1), minlength=256) for i in range(channels)]
+        total[:channels] += histograms @ np.arange(256)
+        squares[:channels] += histograms @ np.arange(256) ** 2
+        parts = [(pixels, image.pixels)]
+        if image.mask is not None:
+            mask_values |= np.bincount(image.mask.reshape(-1), minlength=256) > 0
+            parts.append((masks, image.mask))
+        digest.update(f"{sizes[-1]} {image.label}".encode(errors="surrogateescape"))
         for stream, array in parts:
             content = array.tobytes()
             digest.update(content)
             stream.write(content)
     names = sorted({label for label in labels if label is not None}, key=_label_order)
-    number = {name: i for i, name in enumerate(names)}
+    label_id = {name: i for i, name in enumerate(names)}
     count = sum(height * width for height, width in sizes)
     mean = total[:channels] / count
-    deviation = np.sqrt(np.maximum(squares[:channels] / count - mean**2, 0))
+    std = np.sqrt(np.maximum(squares[:channels] / count - mean**2, 0))
     facts = {
         "names": names,
         "channels": channels,
         "mean": (mean / 255).tolist(),
-        "std": (deviation / 255).tolist(),
-        "mask_values": np.flatnonzero(values).tolist(),
+        "std": (std / 255).tolist(),
+        "mask_values": np.flatnonzero(mask_values).tolist(),
         "digest": digest.hexdigest(),
     }
-    ids = [IGNORED if label is None else number[label] for label in labels]
+    ids = [IGNORE_INDEX if label is None else label_id[label] for label in labels]
     return np.array(sizes, np.int64), np.array(ids, np.int64), facts
 
 
 def _label_order(name: str) -> tuple[bool, int, str]:
-    """Whole numbers by their value, before all others by the alphabet."""
-    number = name.isascii() and name.isdecimal() and len(name) < 19
-    return not number, int(name) if number else 0, name
+    """Sort key of label names: integers by value, then all others alphabetically."""
+    is_integer = name.isascii() and name.isdecimal() and len(name) < 19
+    return not is_integer, int(name) if is_integer else 0, name
 
 
-def _opened(folder: Path) -> Store | None:
-    """What a folder holds; None where it is not there, or not whole."""
+def _open_store(folder: Path) -> ImageStore | None:
+    """Open the store in a folder; None if it does not exist or is incomplete."""
     try:
         facts = json.loads((folder / _FACTS).read_bytes())
         sizes, labels = np.load(folder / _SIZES), np.load(folder / _LABELS)
@@ -208,4 +208,4 @@ def _opened(folder: Path) -> Store | None:
         masks = np.memmap(folder / _MASKS, np.uint8, "r", shape=(count,)) if facts["mask_values"] else None
     except (OSError, ValueError, KeyError):
         return None
-    return Store(pixels, masks, sizes, labels, facts)
+    return ImageStore(pixels, masks, sizes, labels, facts)

@@ -1,7 +1,7 @@
-"""What can be done to pictures: to a whole batch at once, to each picture by a number of its own.
+"""Image operations on batches, with one parameter per image.
 
-Pictures are (B, C, H, W) from 0 to 1, on any device; masks (B, H, W) are whole numbers. In the tests each of these has
-its plain twin, which takes one picture at a time.
+Images are (B, C, H, W) floats from 0 to 1 on any device; masks are (B, H, W) integers. The tests compare each operation
+with a plain implementation for single images.
 """
 
 from typing import Literal
@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.data.batching.pair_batches import IGNORED
+from regard.data.batching.pair_batches import IGNORE_INDEX
 
-# What is seen where nothing is: the middle between black and white.
+# Value of pixels outside of the image: mid-gray.
 FILL = 0.5
 
 Pixels = Float[Tensor, "B C H W"]
@@ -21,53 +21,53 @@ Masks = Int[Tensor, "B H W"]
 Factor = Float[Tensor, "B"]
 
 
-def _each(numbers: Float[Tensor, "B"]) -> Float[Tensor, "B 1 1 1"]:
-    return numbers[:, None, None, None]
+def _per_image(values: Float[Tensor, "B"]) -> Float[Tensor, "B 1 1 1"]:
+    return values[:, None, None, None]
 
 
-# Where pixels are
+# Geometric operations
 
 
-def moved(
+def flip_and_translate(
     pixels: Pixels,
     masks: Masks | None,
     down: Int[Tensor, "B"],
     right: Int[Tensor, "B"],
-    mirrored: Bool[Tensor, "B"],
+    flip: Bool[Tensor, "B"],
     padding: Literal["reflect", "zero"],
 ) -> tuple[Pixels, Masks | None]:
-    """Mirrored from left to right or not, then moved by whole pixels, fewer than the sides have."""
+    """Flip horizontally where `flip` is True, then translate by whole pixels, by less than the height and width."""
     count, channels, height, width = pixels.shape
     rows = torch.arange(height, device=pixels.device) - down[:, None]
     columns = torch.arange(width, device=pixels.device) - right[:, None]
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-    rows, columns = _reflected(rows, height), _reflected(columns, width)
-    columns = torch.where(mirrored[:, None], width - 1 - columns, columns)
+    is_inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    rows, columns = _reflect(rows, height), _reflect(columns, width)
+    columns = torch.where(flip[:, None], width - 1 - columns, columns)
     batch = torch.arange(count, device=pixels.device)[:, None, None]
     rows, columns = rows[:, :, None], columns[:, None, :]
     channel = torch.arange(channels, device=pixels.device)[:, None, None]
     pixels = pixels[batch[:, None], channel, rows[:, None], columns[:, None]]
     masks = None if masks is None else masks[batch, rows, columns]
     if padding == "zero":
-        pixels = pixels * inside[:, None]
-        masks = None if masks is None else torch.where(inside, masks, IGNORED)
+        pixels = pixels * is_inside[:, None]
+        masks = None if masks is None else torch.where(is_inside, masks, IGNORE_INDEX)
     return pixels, masks
 
 
-def _reflected(places: Int[Tensor, "B n"], size: int) -> Int[Tensor, "B n"]:
-    """Places outside of 0 … size - 1 as their images in a mirror at the first or the last."""
+def _reflect(indices: Int[Tensor, "B n"], size: int) -> Int[Tensor, "B n"]:
+    """Reflect indices outside of 0 … size - 1 at the first or last index."""
     last = size - 1
-    return (last - (last - places.abs()).abs()).clamp(0, last)
+    return (last - (last - indices.abs()).abs()).clamp(0, last)
 
 
-def warped(
-    pixels: Pixels, masks: Masks | None, matrix: Float[Tensor, "B 2 3"], outside: bool
+def warp(
+    pixels: Pixels, masks: Masks | None, matrix: Float[Tensor, "B 2 3"], fill_outside: bool
 ) -> tuple[Pixels, Masks | None]:
-    """Each pixel from where the matrix leads it: pixels bilinearly, masks from the nearest.
+    """Affine warp: each output pixel is sampled at the position given by the matrix, bilinearly; masks by nearest.
 
-    The matrix takes (x, y, 1), counted in half heights and widths from the middle, and its 2 x 2 part is of pixels: a
-    rotation stays one when the picture is not square. What lies outside is FILL, and IGNORED in masks; without
-    `outside`, it is what lies nearest to it.
+    The matrix maps (x, y, 1), in units of half the width and height from the center. Its 2 x 2 part is in pixels, so
+    that a rotation remains one if the image is not square. Positions outside of the image have the value FILL
+    (IGNORE_INDEX in masks) or, without `fill_outside`, that of the nearest pixel.
     """
     height, width = pixels.shape[-2:]
     y = ((torch.arange(height, device=pixels.device) + 0.5) * 2 / height - 1)[:, None]
@@ -80,87 +80,87 @@ def warped(
         ],
         dim=-1,
     )
-    around = "zeros" if outside else "border"
-    found = F.grid_sample(pixels - FILL, grid, "bilinear", around, align_corners=False) + FILL
+    padding = "zeros" if fill_outside else "border"
+    warped = F.grid_sample(pixels - FILL, grid, "bilinear", padding, align_corners=False) + FILL
     if masks is None:
-        return found, None
-    moved_masks = F.grid_sample((masks - IGNORED)[:, None].float(), grid, "nearest", around, align_corners=False)
-    return found, moved_masks[:, 0].to(masks.dtype) + IGNORED
+        return warped, None
+    warped_masks = F.grid_sample((masks - IGNORE_INDEX)[:, None].float(), grid, "nearest", padding, align_corners=False)
+    return warped, warped_masks[:, 0].to(masks.dtype) + IGNORE_INDEX
 
 
-def boxes(
+def make_boxes(
     shape: tuple[int, int], y: Float[Tensor, "B"], x: Float[Tensor, "B"], height: Factor, width: Factor
 ) -> Bool[Tensor, "B 1 H W"]:
-    """Rectangles around (y, x), from 0 to 1 of the picture; sides in pixels; what is outside is cut off."""
+    """Rectangles as masks: centers (y, x) as fractions of the image, sides in pixels, clipped at the border."""
     rows, columns = (torch.arange(side, device=y.device) + 0.5 for side in shape)
-    tall = (rows - (y * shape[0])[:, None]).abs() < (height / 2)[:, None]
-    wide = (columns - (x * shape[1])[:, None]).abs() < (width / 2)[:, None]
-    return (tall[:, :, None] & wide[:, None, :])[:, None]
+    in_rows = (rows - (y * shape[0])[:, None]).abs() < (height / 2)[:, None]
+    in_columns = (columns - (x * shape[1])[:, None]).abs() < (width / 2)[:, None]
+    return (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
 
 
-# What colours they have
+# Color operations
 
 
-def blended(pixels: Pixels, base: Float[Tensor, "B c h w"], factor: Factor) -> Pixels:
-    """From the base (factor 0) through the picture itself (1) and beyond."""
-    return (base + _each(factor) * (pixels - base)).clamp(0, 1)
+def blend(pixels: Pixels, base: Float[Tensor, "B c h w"], factor: Factor) -> Pixels:
+    """Interpolate from the base (factor 0) to the image (factor 1), or extrapolate beyond."""
+    return (base + _per_image(factor) * (pixels - base)).clamp(0, 1)
 
 
-def grey(pixels: Pixels) -> Float[Tensor, "B 1 H W"]:
-    """How light pixels are to the eye."""
+def to_gray(pixels: Pixels) -> Float[Tensor, "B 1 H W"]:
+    """Luma of RGB images (ITU-R BT.601); mean of the channels otherwise."""
     if pixels.shape[1] != 3:
         return pixels.mean(1, keepdim=True)
     return 0.299 * pixels[:, 0:1] + 0.587 * pixels[:, 1:2] + 0.114 * pixels[:, 2:3]
 
 
-def brightness(pixels: Pixels, factor: Factor) -> Pixels:
-    return blended(pixels, torch.zeros_like(pixels[:, :1, :1, :1]), factor)
+def adjust_brightness(pixels: Pixels, factor: Factor) -> Pixels:
+    return blend(pixels, torch.zeros_like(pixels[:, :1, :1, :1]), factor)
 
 
-def contrast(pixels: Pixels, factor: Factor) -> Pixels:
-    return blended(pixels, grey(pixels).mean((2, 3), keepdim=True), factor)
+def adjust_contrast(pixels: Pixels, factor: Factor) -> Pixels:
+    return blend(pixels, to_gray(pixels).mean((2, 3), keepdim=True), factor)
 
 
-def saturation(pixels: Pixels, factor: Factor) -> Pixels:
-    return blended(pixels, grey(pixels), factor)
+def adjust_saturation(pixels: Pixels, factor: Factor) -> Pixels:
+    return blend(pixels, to_gray(pixels), factor)
 
 
-def sharpness(pixels: Pixels, factor: Factor) -> Pixels:
-    """Blurred or sharpened: the base weighs each pixel 5, and each of its eight neighbours 1."""
-    nine = 9 * F.avg_pool2d(F.pad(pixels, (1, 1, 1, 1), "replicate"), 3, stride=1)
-    return blended(pixels, (nine + 4 * pixels) / 13, factor)
+def adjust_sharpness(pixels: Pixels, factor: Factor) -> Pixels:
+    """Blur or sharpen. The base weights each pixel 5 and each of its eight neighbors 1."""
+    neighborhood = 9 * F.avg_pool2d(F.pad(pixels, (1, 1, 1, 1), "replicate"), 3, stride=1)
+    return blend(pixels, (neighborhood + 4 * pixels) / 13, factor)
 
 
 def posterize(pixels: Pixels, bits: Float[Tensor, "B"]) -> Pixels:
-    """Only the highest bits of each number are kept."""
-    step = _each(torch.exp2(8 - bits))
-    return _bytes(pixels).div(step, rounding_mode="floor") * step / 255
+    """Keep only the highest bits of each value."""
+    step = _per_image(torch.exp2(8 - bits))
+    return _to_bytes(pixels).div(step, rounding_mode="floor") * step / 255
 
 
 def solarize(pixels: Pixels, threshold: Float[Tensor, "B"]) -> Pixels:
-    """What is as light as the threshold, or lighter, is inverted."""
-    return torch.where(pixels < _each(threshold), pixels, 1 - pixels)
+    """Invert all values at or above the threshold."""
+    return torch.where(pixels < _per_image(threshold), pixels, 1 - pixels)
 
 
 def autocontrast(pixels: Pixels) -> Pixels:
-    """Each channel stretched until it reaches from 0 to 1."""
-    least, most = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
-    return torch.where(most > least, (pixels - least) / (most - least).clamp(min=1e-6), pixels)
+    """Stretch each channel to the full range from 0 to 1."""
+    low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
+    return torch.where(high > low, (pixels - low) / (high - low).clamp(min=1e-6), pixels)
 
 
 def equalize(pixels: Pixels) -> Pixels:
-    """Each channel's 256 values spread so that all of them are about as frequent."""
-    values = _bytes(pixels).flatten(2).contiguous()
-    every = torch.arange(256.0, device=pixels.device).expand(*values.shape[:2], 256).contiguous()
-    # Sorted, so that the lesser ones can be counted without a histogram, whose sums a GPU makes in any order.
-    less = torch.searchsorted(values.sort(dim=-1).values, every)
-    most = (values == values.amax(-1, keepdim=True)).sum(-1, keepdim=True)
-    step = (values.shape[-1] - most) // 255
-    table = ((step // 2 + less) // step.clamp(min=1)).clamp(max=255)
-    spread = torch.where(step > 0, table.gather(-1, values.long()).to(pixels.dtype), values)
-    return (spread / 255).view(pixels.shape)
+    """Equalize the histogram of each channel."""
+    values = _to_bytes(pixels).flatten(2).contiguous()
+    levels = torch.arange(256.0, device=pixels.device).expand(*values.shape[:2], 256).contiguous()
+    # Sorting gives the cumulative counts deterministically; the sums of a histogram on a GPU are made in any order.
+    below = torch.searchsorted(values.sort(dim=-1).values, levels)
+    highest = (values == values.amax(-1, keepdim=True)).sum(-1, keepdim=True)
+    step = (values.shape[-1] - highest) // 255
+    table = ((step // 2 + below) // step.clamp(min=1)).clamp(max=255)
+    equalized = torch.where(step > 0, table.gather(-1, values.long()).to(pixels.dtype), values)
+    return (equalized / 255).view(pixels.shape)
 
 
-def _bytes(pixels: Pixels) -> Pixels:
-    """The whole number from 0 to 255 that each pixel would be stored as."""
+def _to_bytes(pixels: Pixels) -> Pixels:
+    """Round to the integers from 0 to 255 as which pixels are stored."""
     return (pixels * 255).round()

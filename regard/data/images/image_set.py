@@ -1,4 +1,4 @@
-"""Pictures with labels and masks: read once from the files that people have, then at hand as one array of bytes."""
+"""Labeled images with optional masks, read from files, folders, tables and arrays into one array of bytes."""
 
 import dataclasses
 import logging
@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from regard.data.batching.pair_batches import IGNORED
-from regard.data.images.image_cache import Store, cached_store, make_store
-from regard.data.images.image_decoding import Decoded, Fit
-from regard.data.images.image_files import LABEL, Source, find_sources
+from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.images.image_cache import ImageStore, build_store, open_or_build_store
+from regard.data.images.image_decoding import DecodedImage, ResizeRule
+from regard.data.images.image_files import LABEL_COLUMN, ImageSource, find_sources
 from regard.errors import RegardError
 
 logger = logging.getLogger("regard")
@@ -26,77 +26,77 @@ logger = logging.getLogger("regard")
 OnBad = Literal["stop", "skip"]
 Progress = Callable[[int, int | None], None]
 
-# Threads that decode, and files that each of them is given at a time.
-_MOST_THREADS, _SHARE = 8, 32
+# Maximum number of decoding threads, and number of files per thread and round.
+_MAX_THREADS, _FILES_PER_THREAD = 8, 32
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _Pictures:
-    """What is known of pictures, whatever their sizes."""
+class _ImageCollection:
+    """Labels and statistics of images, common to one size and many sizes."""
 
     labels: Int[np.ndarray, "M"]
-    """the number of each one's label; IGNORED where they have none"""
+    """label id of each image; IGNORE_INDEX without labels"""
     names: tuple[str, ...]
-    """the labels: numbers in order of their value, names in alphabetical order"""
+    """label names: integers by value, then the others alphabetically"""
     mean: tuple[float, ...]
-    """of each channel, from 0 to 1"""
+    """mean of each channel, from 0 to 1"""
     std: tuple[float, ...]
     mask_values: tuple[int, ...]
-    """the numbers that occur in masks"""
+    """values that occur in masks"""
     digest: str
     """SHA-256 of pixels, labels and masks"""
     skipped: tuple[str, ...]
-    """what was wrong with the files that were left out"""
+    """error message of each skipped file"""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def with_names(self, names: Sequence[str]) -> Self:
-        """The same pictures with the numbers that a model, or other pictures, have for the labels."""
-        number = {name: i for i, name in enumerate(names)}
+        """The same images with the label ids of a model or of another set of images."""
+        label_id = {name: i for i, name in enumerate(names)}
         for name in self.names:
-            if name not in number:
+            if name not in label_id:
                 known = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-                message = f"Some pictures have the label {name!r}, which the model does not know."
+                message = f"Some images have the label {name!r}, which the model does not have."
                 raise RegardError(message, f"Its labels are {known}.")
-        numbers = np.array([*(number[name] for name in self.names), IGNORED], np.int64)  # -1 is the last
-        return dataclasses.replace(self, names=tuple(names), labels=numbers[self.labels])
+        ids = np.array([*(label_id[name] for name in self.names), IGNORE_INDEX], np.int64)  # index -1 is the last entry
+        return dataclasses.replace(self, names=tuple(names), labels=ids[self.labels])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ImageSet(_Pictures):
-    """Pictures of one size, with labels, masks, or neither. `read_images` makes them."""
+class ImageSet(_ImageCollection):
+    """Images of one size, with labels, masks, or neither, as returned by `read_images`."""
 
     pixels: UInt8[np.ndarray, "M H W C"]
     masks: UInt8[np.ndarray, "M H W"] | None
-    """the class of each pixel, as the files have it"""
+    """class value of each pixel, as stored in the files"""
 
-    def some(self, rows: Int[np.ndarray, "B"]) -> UInt8[np.ndarray, "B H W C"]:
-        """Some of the pictures."""
+    def select(self, rows: Int[np.ndarray, "B"]) -> UInt8[np.ndarray, "B H W C"]:
+        """The images with these indices."""
         return self.pixels[rows]
 
     def mask(self, row: int) -> UInt8[np.ndarray, "H W"]:
         if self.masks is None:
-            raise ValueError("these pictures have no masks")
+            raise ValueError("these images have no masks")
         return self.masks[row]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RaggedImages(_Pictures):
-    """Pictures of many sizes, one after the other. `read_ragged` makes them."""
+class RaggedImages(_ImageCollection):
+    """Images of different sizes, concatenated, as returned by `read_ragged_images`."""
 
     flat: UInt8[np.ndarray, "bytes"]
     sizes: Int[np.ndarray, "M 2"]
     """heights and widths"""
     flat_masks: UInt8[np.ndarray, "bytes"] | None
     patch: int
-    """what all sides are multiples of"""
+    """all sides are multiples of this"""
     longest: int
-    """what no side is longer than; 0: they are as long as they are"""
+    """maximum side; 0: no limit"""
 
     @cached_property
     def _starts(self) -> Int[np.ndarray, "M"]:
-        """Pixels before each picture."""
+        """Number of pixels before each image."""
         areas = self.sizes.prod(1)
         return np.cumsum(areas) - areas
 
@@ -105,18 +105,18 @@ class RaggedImages(_Pictures):
         channels, start = len(self.mean), int(self._starts[row])
         return self.flat[start * channels :][: height * width * channels].reshape(height, width, channels)
 
-    def some(self, rows: Int[np.ndarray, "B"]) -> list[UInt8[np.ndarray, "_ _ C"]]:
-        """Some of the pictures."""
+    def select(self, rows: Int[np.ndarray, "B"]) -> list[UInt8[np.ndarray, "_ _ C"]]:
+        """The images with these indices."""
         return [self.pixels(row) for row in rows.tolist()]
 
     def mask(self, row: int) -> UInt8[np.ndarray, "H W"]:
         if self.flat_masks is None:
-            raise ValueError("these pictures have no masks")
+            raise ValueError("these images have no masks")
         height, width = self.sizes[row].tolist()
         return self.flat_masks[int(self._starts[row]) :][: height * width].reshape(height, width)
 
-    def tensors(self, rows: Sequence[int]) -> list[Float[Tensor, "C H W"]]:
-        """Pictures as `pack_images` takes them: from 0 to 1, channels first."""
+    def to_tensors(self, rows: Sequence[int]) -> list[Float[Tensor, "C H W"]]:
+        """The images with these indices as floats from 0 to 1, channels first, for `pack_images`."""
         return [torch.from_numpy(self.pixels(row).transpose(2, 0, 1).astype(np.float32) / 255) for row in rows]
 
 
@@ -125,32 +125,32 @@ def read_images(
     *,
     size: int | tuple[int, int] = 0,
     channels: int = 0,
-    label: str = LABEL,
+    label: str = LABEL_COLUMN,
     on_bad: OnBad = "stop",
     cache: str | Path | None = None,
     progress: Progress | None = None,
 ) -> ImageSet:
-    """Pictures of one size, from any of these, one after the other:
+    """Read images of one size from any of these, concatenated:
 
-    - a folder with a folder of pictures for each class; or with two folders, `images` and `masks`, in which a picture
-      and its mask have the same name; or with pictures alone, which then have no labels;
-    - a table (`.csv`, `.tsv`) with the columns `path` and perhaps `label` and `mask`, relative to the table's folder;
-    - a table with the columns `sheet`, `tile` and perhaps `label`: sheets are large pictures of square tiles, which are
-      counted row by row from 0. Masks of `NAME.jpg` are in `NAME.mask.png`. A table that does not name the last tile
-      of each sheet needs a column `side`, the pixels of a tile's side; otherwise the sheets' sizes tell it;
-    - `.npz` files with the arrays `images` (or `x`), `labels` (or `y`), and perhaps `masks` and the labels' `names`;
-    - idx files, .gz too: images and then labels; these are found beside them where they have the usual names;
-    - pictures: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM.
+    - a folder with one sub-folder of images per class; or with two sub-folders, `images` and `masks`, in which an image
+      and its mask have the same name; or with images only, which then have no labels;
+    - a table (`.csv`, `.tsv`) with the column `path`, relative to the table, and optionally `label` and `mask`;
+    - a table with the columns `sheet`, `tile` and optionally `label`: sheets are large images of square tiles, numbered
+      row by row from 0. The masks of `NAME.jpg` are in `NAME.mask.png`. If the table does not list the last tile of
+      each sheet, a column `side` must state the side of the tiles in pixels; otherwise it is inferred from the sheets;
+    - `.npz` files with the arrays `images` (or `x`), `labels` (or `y`), and optionally `masks` and label `names`;
+    - idx files, plain or .gz: images, then labels; labels with the usual name in the same folder are found;
+    - image files: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM.
 
-    `FILE:PART` is a part of a table (the rows whose column `split` is PART) or of an .npz file (arrays such as
-    `PART_images` or `x_PART`). `label` names another column, or another array, of labels.
+    `FILE:PART` selects a part of a table (the rows whose `split` is PART) or of an .npz file (arrays such as
+    `PART_images` or `x_PART`). `label` selects another column or array of labels.
 
-    `size` is the side, or (height, width), that pictures are brought to: scaled until they cover it, then cut to the
-    middle. 0: the size that they have. `channels` is 1 or 3, or 0: 1 if every picture is grey, otherwise 3. What
-    is transparent shows white. A file that cannot be read stops the reading or, by `on_bad`, is skipped and counted.
+    `size` is the side, or (height, width), to which images are resized and center-cropped; 0: their own size.
+    `channels` is 1 or 3; 0: 1 if every image is gray, otherwise 3. Transparent areas become white. With
+    `on_bad="stop"`, an unreadable file is an error; with "skip", it is skipped and counted.
 
-    With `cache`, a folder, pictures are decoded once and afterwards mapped from there, until the files change;
-    without, they are kept in memory. `progress` is called with the numbers of pictures done and of all.
+    With `cache`, a folder, images are decoded once and memory-mapped from there until the files change; without, they
+    are kept in memory. `progress` is called with the number of decoded images and their total.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -164,144 +164,152 @@ def read_images(
     """
     height, width = (size, size) if isinstance(size, int) else size
     if min(height, width) < 0 or (height == 0) != (width == 0):
-        raise RegardError(f"Pictures cannot have the size {size}.", "Give the number of pixels, or 0 for their own.")
-    fit = Fit((height, width) if height else None)
-    store = _store(files, fit, channels, label, on_bad, cache, progress)
+        raise RegardError(
+            f"Invalid image size {size}.", "Use a positive number of pixels, or 0 to keep the size of the images."
+        )
+    fit = ResizeRule((height, width) if height else None)
+    store = _load_store(files, fit, channels, label, on_bad, cache, progress)
     height, width = store.sizes[0].tolist()
     return ImageSet(
         pixels=store.pixels.reshape(-1, height, width, store.facts["channels"]),
         masks=None if store.masks is None else store.masks.reshape(-1, height, width),
-        **_known(store),
+        **_common_fields(store),
     )
 
 
-def read_ragged(
+def read_ragged_images(
     files: Sequence[str | Path],
     *,
     patch: int,
     longest: int = 0,
     channels: int = 0,
-    label: str = LABEL,
+    label: str = LABEL_COLUMN,
     on_bad: OnBad = "stop",
     cache: str | Path | None = None,
     progress: Progress | None = None,
 ) -> RaggedImages:
-    """The same files as `read_images`, each picture in its own size and proportions.
+    """Read images like `read_images`, but keep the size and aspect ratio of each.
 
-    Sides are rounded to whole patches of `patch` pixels. A picture with a side above `longest` is made smaller.
+    Sides are rounded to multiples of `patch` pixels. Images with a side above `longest` are scaled down.
     """
     if patch < 1 or (longest and longest < patch):
-        raise RegardError(f"Sides up to {longest} cannot be whole patches of {patch}.", "A patch has at least 1 pixel.")
-    fit = Fit(patch=patch, longest=longest)
-    store = _store(files, fit, channels, label, on_bad, cache, progress, ragged=True)
+        raise RegardError(
+            f"The patch size ({patch}) must be at least 1 and at most the maximum side ({longest}).",
+            "Change data.patch or data.longest.",
+        )
+    fit = ResizeRule(patch=patch, longest=longest)
+    store = _load_store(files, fit, channels, label, on_bad, cache, progress, ragged=True)
     return RaggedImages(
         flat=store.pixels,
         flat_masks=store.masks,
         sizes=store.sizes,
         patch=patch,
         longest=longest,
-        **_known(store),
+        **_common_fields(store),
     )
 
 
-def _known(store: Store) -> dict:
+def _common_fields(store: ImageStore) -> dict:
     facts = store.facts
     if facts["skipped"]:
         logger.warning("%d files were skipped; the first: %s", len(facts["skipped"]), facts["skipped"][0])
-    told = {name: tuple(facts[name]) for name in ("names", "mean", "std", "mask_values", "skipped")}
-    return dict(labels=store.labels, digest=facts["digest"], **told)
+    fields = {name: tuple(facts[name]) for name in ("names", "mean", "std", "mask_values", "skipped")}
+    return dict(labels=store.labels, digest=facts["digest"], **fields)
 
 
-def _store(
+def _load_store(
     files: Sequence[str | Path],
-    fit: Fit,
+    fit: ResizeRule,
     channels: int,
     label: str,
     on_bad: OnBad,
     cache: str | Path | None,
     progress: Progress | None,
     ragged: bool = False,
-) -> Store:
+) -> ImageStore:
     if channels not in (0, 1, 3):
-        raise RegardError(f"{channels} channels are not possible.", "Choose 1 (grey), 3 (colour), or 0 (as they are).")
+        raise RegardError(
+            f"channels must be 0, 1 or 3 (got {channels}).", "Use 1 (gray), 3 (color), or 0 (chosen from the images)."
+        )
     if on_bad not in ("stop", "skip"):
-        raise RegardError(f"on_bad = {on_bad!r} is not known.", "Choose stop or skip.")
+        raise RegardError(f"on_bad must be 'stop' or 'skip' (got {on_bad!r}).", "Use one of them.")
     sources = find_sources(files, label)
     skipped: list[str] = []
 
-    def pictures() -> Iterator[Decoded]:
-        with ThreadPoolExecutor(_threads()) as pool:
-            wanted = _wanted(pool, sources, fit, channels, on_bad, ragged)
-            yield from _decoded(pool, sources, *wanted, skipped if on_bad == "skip" else None, progress)
+    def decode() -> Iterator[DecodedImage]:
+        with ThreadPoolExecutor(_thread_count()) as pool:
+            resolved = _resolve_channels_and_size(pool, sources, fit, channels, on_bad, ragged)
+            yield from _decode_all(pool, sources, *resolved, skipped if on_bad == "skip" else None, progress)
 
     if cache is None:
-        return make_store(pictures(), skipped)
-    which = ([str(Path(file).absolute()) for file in files], label, fit, channels, on_bad, ragged)
-    return cached_store(Path(cache), which, sources, pictures, skipped)
+        return build_store(decode(), skipped)
+    options = ([str(Path(file).absolute()) for file in files], label, fit, channels, on_bad, ragged)
+    return open_or_build_store(Path(cache), options, sources, decode, skipped)
 
 
-def _threads() -> int:
+def _thread_count() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(_MOST_THREADS, cores)
+    return min(_MAX_THREADS, cores)
 
 
-def _wanted(
-    pool: ThreadPoolExecutor, sources: list[Source], fit: Fit, channels: int, on_bad: OnBad, ragged: bool
-) -> tuple[int, Fit]:
-    """The channels and the size of the result, told from the files' headers where they are not given."""
+def _resolve_channels_and_size(
+    pool: ThreadPoolExecutor, sources: list[ImageSource], fit: ResizeRule, channels: int, on_bad: OnBad, ragged: bool
+) -> tuple[int, ResizeRule]:
+    """Channels and size of the result; if not given, they are taken from the headers of the files."""
     if channels and (ragged or fit.size is not None):
         return channels, fit
     headers = {}
-    for source, found in zip(sources, pool.map(partial(_attempt, lambda one: one.header()), sources)):
-        if not isinstance(found, RegardError):
-            headers[source.files[0]] = found
+    for source, result in zip(sources, pool.map(partial(_try_call, lambda source: source.read_header()), sources)):
+        if not isinstance(result, RegardError):
+            headers[source.files[0]] = result
         elif on_bad == "stop":
-            raise found
-    channels = channels or max((one.channels for one in headers.values()), default=3)
+            raise result
+    channels = channels or max((header.channels for header in headers.values()), default=3)
     if ragged or fit.size is not None:
         return channels, fit
-    sizes = {(one.height, one.width): file for file, one in headers.items()}
+    sizes = {(header.height, header.width): file for file, header in headers.items()}
     if len(sizes) > 1:
         (first, file), (second, other) = list(sizes.items())[:2]
         raise RegardError(
-            f"Pictures differ in size: {file} has {first[1]} x {first[0]} pixels, {other} {second[1]} x {second[0]}.",
-            "Give the size (data.size) that all of them are brought to.",
+            f"Images differ in size: {file} has {first[1]} x {first[0]} pixels, {other} {second[1]} x {second[0]}.",
+            "Set the size that all images are resized to (data.size).",
         )
-    return channels, Fit(next(iter(sizes), None))
+    return channels, ResizeRule(next(iter(sizes), None))
 
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
-def _attempt(act: Callable[[Source], Result], source: Source) -> Result | RegardError:
+def _try_call(function: Callable[[ImageSource], T], source: ImageSource) -> T | RegardError:
     try:
-        return act(source)
+        return function(source)
     except RegardError as error:
         return error
 
 
-def _decoded(
+def _decode_all(
     pool: ThreadPoolExecutor,
-    sources: list[Source],
+    sources: list[ImageSource],
     channels: int,
-    fit: Fit,
+    fit: ResizeRule,
     skipped: list[str] | None,
     progress: Progress | None,
-) -> Iterator[Decoded]:
-    """All pictures in order. What is wrong with one is raised, or added to `skipped`."""
+) -> Iterator[DecodedImage]:
+    """Decode all images in order. Errors are raised or, if `skipped` is a list, appended to it."""
     total, done = sum(map(len, sources)), 0
-    at_a_time = _SHARE * _threads()
-    for start in range(0, len(sources), at_a_time):
-        some = sources[start : start + at_a_time]
-        for source, found in zip(some, pool.map(partial(_attempt, lambda one: one.decode(channels, fit)), some)):
-            if not isinstance(found, RegardError):
-                yield from found
+    chunk_size = _FILES_PER_THREAD * _thread_count()
+    decode = partial(_try_call, lambda source: source.decode(channels, fit))
+    for start in range(0, len(sources), chunk_size):
+        chunk = sources[start : start + chunk_size]
+        for source, result in zip(chunk, pool.map(decode, chunk)):
+            if not isinstance(result, RegardError):
+                yield from result
             elif skipped is None:
-                raise found
+                raise result
             else:
-                skipped.append(str(found))
+                skipped.append(str(result))
             done += len(source)
             if progress is not None:
                 progress(done, total)
     if skipped is not None and len(skipped) == len(sources):
-        raise RegardError(f"None of the pictures can be read; the first: {skipped[0]}")
+        raise RegardError(f"None of the images can be read; the first error: {skipped[0]}")

@@ -1,4 +1,4 @@
-"""Sheets: large pictures of square tiles, which an index counts row by row from 0, and the masks of these."""
+"""Tile sheets: large images of square tiles, numbered row by row from 0 in an index table, with optional masks."""
 
 import math
 from dataclasses import dataclass
@@ -9,42 +9,42 @@ from jaxtyping import UInt8
 
 from regard.data.images.image_decoding import (
     SUFFIXES,
-    Decoded,
-    Fit,
-    Header,
-    header,
-    load,
-    mask_of,
-    naming,
-    pixels_of,
-    same_size,
+    DecodedImage,
+    ImageHeader,
+    ResizeRule,
+    check_mask_size,
+    image_errors,
+    load_image,
+    read_header,
+    to_mask_array,
+    to_pixel_array,
 )
-from regard.data.text.readers import in_line
+from regard.data.text.readers import errors_at_line
 from regard.errors import RegardError
 
-SHEET, TILE, SIDE = "sheet", "tile", "side"
-# Where the masks of the sheet NAME.jpg lie: in NAME.mask.png.
-MASK_SHEET = ".mask.png"
+SHEET_COLUMN, TILE_COLUMN, SIDE_COLUMN = "sheet", "tile", "side"
+# The masks of the sheet NAME.jpg are in NAME.mask.png.
+MASK_SHEET_SUFFIX = ".mask.png"
 
-Rows = list[tuple[int, dict[str, str]]]
-"""the rows of a table by the names of their columns, and the line that each one ends in"""
+NamedRows = list[tuple[int, dict[str, str]]]
+"""rows of a table: line number, and fields by column name"""
 
 
-def cell(row: dict[str, str], column: str) -> str:
+def get_cell(row: dict[str, str], column: str) -> str:
     if not row[column]:
         raise RegardError(f"the {column} is empty.", "Fill it in, or remove the row.")
     return row[column]
 
 
-def number_in(row: dict[str, str], column: str) -> int:
+def parse_count(row: dict[str, str], column: str) -> int:
     if not row[column].isdecimal() or len(row[column]) > 9:
-        raise RegardError(f"the {column} is {row[column]!r}.", "It must be a whole number.")
+        raise RegardError(f"the {column} is {row[column]!r}; expected a non-negative integer.", "Fix the value.")
     return int(row[column])
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """Some of the tiles of a sheet, and of the sheet of their masks."""
+class TileSheet:
+    """Selected tiles of a sheet, and of the sheet of their masks."""
 
     file: Path
     side: int
@@ -53,7 +53,7 @@ class Sheet:
     mask: Path | None
 
     @property
-    def told(self) -> str:
+    def fingerprint(self) -> str:
         return repr((self.side, self.tiles, self.labels))
 
     @property
@@ -63,93 +63,97 @@ class Sheet:
     def __len__(self) -> int:
         return len(self.tiles)
 
-    def header(self) -> Header:
-        with naming(self.file):
-            return Header(self.side, self.side, header(self.file).channels)
+    def read_header(self) -> ImageHeader:
+        with image_errors(self.file):
+            return ImageHeader(self.side, self.side, read_header(self.file).channels)
 
-    def decode(self, channels: int, fit: Fit) -> list[Decoded]:
-        target = fit.target(self.side, self.side)
-        with naming(self.file):
-            sheet, size = load(self.file)
+    def decode(self, channels: int, fit: ResizeRule) -> list[DecodedImage]:
+        target = fit.target_size(self.side, self.side)
+        with image_errors(self.file):
+            sheet, size = load_image(self.file)
             boxes = [self._box(tile, size) for tile in self.tiles]
-            pixels = [pixels_of(sheet.crop(box), channels, target) for box in boxes]
+            pixels = [to_pixel_array(sheet.crop(box), channels, target) for box in boxes]
         masks: list[UInt8[np.ndarray, "H W"] | None] = [None] * len(boxes)
         if self.mask is not None:
-            with naming(self.mask):
-                sheet, own = load(self.mask)
-                same_size(own, size, self.file)
-                masks = [mask_of(sheet.crop(box), target) for box in boxes]
-        return list(map(Decoded, pixels, self.labels, masks))
+            with image_errors(self.mask):
+                sheet, mask_size = load_image(self.mask)
+                check_mask_size(mask_size, size, self.file)
+                masks = [to_mask_array(sheet.crop(box), target) for box in boxes]
+        return list(map(DecodedImage, pixels, self.labels, masks))
 
     def _box(self, tile: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
         row, column = divmod(tile, max(1, size[1] // self.side))
         left, top = column * self.side, row * self.side
         if left + self.side > size[1] or top + self.side > size[0]:
             raise RegardError(
-                f"tile {tile} of {self.side} x {self.side} pixels lies outside of it.",
-                f"A column {SIDE!r} of the index says how many pixels a tile's side has.",
+                f"tile {tile} of {self.side} x {self.side} pixels is outside of the sheet.",
+                f"Fix the tile, or state the side of the tiles in a column {SIDE_COLUMN!r} of the index.",
             )
         return left, top, left + self.side, top + self.side
 
 
-def sheets_of(file: Path, every: Rows, kept: Rows, label: str) -> list[Sheet]:
-    """The sheets that an index names; the tiles of each come together, in the index's order."""
+def read_sheets(file: Path, rows: NamedRows, selected: NamedRows, label: str) -> list[TileSheet]:
+    """The sheets of the selected rows of an index; the tiles of each sheet are grouped, in the order of the index."""
     tiles: dict[str, list[int]] = {}
-    chosen: dict[str, list[tuple[int, str | None]]] = {}
-    for number, row in every:
-        with in_line(file, number):
-            tiles.setdefault(cell(row, SHEET), []).append(number_in(row, TILE))
-    for number, row in kept:
-        with in_line(file, number):
-            name = cell(row, label) if label in row else None
-            chosen.setdefault(row[SHEET], []).append((number_in(row, TILE), name))
-    paths = {sheet: _sheet_file(file, sheet) for sheet in tiles}
-    stated = {row.get(SIDE, "") for _, row in every}
-    if stated != {""}:
-        with in_line(file, every[0][0]):
-            side = number_in(every[0][1], SIDE)
-            if len(stated) > 1 or not side:
-                raise RegardError("the tiles' sides differ, or are 0.", "Give every row the same side.")
+    selected_tiles: dict[str, list[tuple[int, str | None]]] = {}
+    for number, row in rows:
+        with errors_at_line(file, number):
+            tiles.setdefault(get_cell(row, SHEET_COLUMN), []).append(parse_count(row, TILE_COLUMN))
+    for number, row in selected:
+        with errors_at_line(file, number):
+            name = get_cell(row, label) if label in row else None
+            selected_tiles.setdefault(row[SHEET_COLUMN], []).append((parse_count(row, TILE_COLUMN), name))
+    paths = {sheet: _find_sheet(file, sheet) for sheet in tiles}
+    sides = {row.get(SIDE_COLUMN, "") for _, row in rows}
+    if sides != {""}:
+        with errors_at_line(file, rows[0][0]):
+            side = parse_count(rows[0][1], SIDE_COLUMN)
+            if len(sides) > 1 or not side:
+                raise RegardError("the sides of the tiles differ or are 0.", "Use the same side in every row.")
     else:
-        side = _side_of(file, {paths[sheet]: 1 + max(numbers) for sheet, numbers in tiles.items()})
+        side = _infer_side(file, {paths[sheet]: 1 + max(numbers) for sheet, numbers in tiles.items()})
     sheets = []
-    for sheet, pairs in chosen.items():
-        mask = paths[sheet].with_name(paths[sheet].stem + MASK_SHEET)
+    for sheet, pairs in selected_tiles.items():
+        mask = paths[sheet].with_name(paths[sheet].stem + MASK_SHEET_SUFFIX)
         numbers, names = zip(*pairs)
-        sheets.append(Sheet(paths[sheet], side, numbers, names, mask if mask.exists() else None))
+        sheets.append(TileSheet(paths[sheet], side, numbers, names, mask if mask.exists() else None))
     return sheets
 
 
-def _sheet_file(index: Path, sheet: str) -> Path:
-    """The file of a sheet, which the index may name without its suffix."""
-    beside = index.parent / sheet
-    found = [
-        one
-        for one in (beside, *(beside.with_name(beside.name + suffix) for suffix in sorted(SUFFIXES)))
-        if one.is_file()
+def _find_sheet(index: Path, sheet: str) -> Path:
+    """The file of a sheet, whose suffix may be missing in the index."""
+    path = index.parent / sheet
+    candidates = [
+        candidate
+        for candidate in (path, *(path.with_name(path.name + suffix) for suffix in sorted(SUFFIXES)))
+        if candidate.is_file()
     ]
-    if len(found) != 1:
-        what = "is not there" if not found else f"may be {found[0].name} or {found[1].name}"
-        raise RegardError(f"{index}: the sheet {beside} {what}.", "Name each sheet's file, with its suffix.")
-    return found[0]
+    if not candidates:
+        raise RegardError(f"{index}: the sheet {path} does not exist.", "Fix the name of the sheet.")
+    if len(candidates) > 1:
+        raise RegardError(
+            f"{index}: the sheet {path} may be {candidates[0].name} or {candidates[1].name}.",
+            "Write the names of sheets with their suffix.",
+        )
+    return candidates[0]
 
 
-def _side_of(index: Path, counts: dict[Path, int]) -> int:
-    """The side of the tiles: the only one that fills every sheet with its tiles but for the end of the last row."""
+def _infer_side(index: Path, counts: dict[Path, int]) -> int:
+    """Infer the side of the tiles: the only one with which every sheet is full, except for the end of its last row."""
     sides: set[int] | None = None
     for file, count in counts.items():
-        with naming(file):
-            height, width, _ = header(file)
-        common = math.gcd(height, width)
-        fitting = {
+        with image_errors(file):
+            height, width, _ = read_header(file)
+        divisor = math.gcd(height, width)
+        possible = {
             side
-            for side in range(1, common + 1)
-            if common % side == 0 and 0 <= (height // side) * (width // side) - count < width // side
+            for side in range(1, divisor + 1)
+            if divisor % side == 0 and 0 <= (height // side) * (width // side) - count < width // side
         }
-        sides = fitting if sides is None else sides & fitting
+        sides = possible if sides is None else sides & possible
     if sides is None or len(sides) != 1:
         raise RegardError(
-            f"{index} does not tell how large the tiles are.",
-            f"Add a column {SIDE!r} with the number of pixels of a tile's side.",
+            f"{index}: the size of the tiles is ambiguous.",
+            f"Add a column {SIDE_COLUMN!r} with the side of the tiles in pixels.",
         )
     return sides.pop()

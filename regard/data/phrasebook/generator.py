@@ -1,4 +1,4 @@
-"""Random sentences, and which of them a model may train on."""
+"""Random phrasebook sentences, and their assignment to training, validation and test."""
 
 from collections.abc import Callable
 from functools import cache
@@ -7,27 +7,27 @@ from typing import Literal
 from zlib import crc32
 
 from regard.data.phrasebook.grammar import (
+    AlignedPair,
     Combination,
-    Pair,
     Phrase,
     Sentence,
-    being,
-    born,
-    clause,
-    closing_adverb,
-    here_is,
-    name,
+    adverb_phrase,
+    born_clause,
+    copular_clause,
+    existential_clause,
+    name_phrase,
     noun_phrase,
-    predicate,
-    prepositional,
+    predicate_adjective,
+    prepositional_phrase,
+    presentative_clause,
     subject_pronoun,
-    there_is,
-    time,
+    time_phrase,
+    verb_clause,
 )
 from regard.data.phrasebook.lexicon import (
     ADJECTIVES,
+    DITRANSITIVE,
     FREQUENCY,
-    GIVING,
     GROUPS,
     HUMANS,
     INTENSITY,
@@ -55,13 +55,13 @@ from regard.data.phrasebook.morphology import IL, ILS, JE
 from regard.errors import RegardError
 
 _NAMES = tuple(NAMES)
-# Each is a form of the verb to learn; he, she and they share theirs with every noun and name.
+# Weighted: I, you and we have verb forms of their own; he, she and they share theirs with nouns and names.
 _PRONOUNS = ("I", "I", "you", "you", "we", "we", "he", "she", "she", "they")
 _FOR_PEOPLE = tuple(adjective for adjective, nouns in ADJECTIVES.items() if set(HUMANS) <= set(nouns))
-_FOUND_ANYWHERE = tuple(GROUPS[group] for group in ("PEOPLE", "FRIENDS", "PETS", "WILD", "CLOTHES", "THINGS"))
+_EXISTENTIAL_NOUNS = tuple(GROUPS[group] for group in ("PEOPLE", "FRIENDS", "PETS", "WILD", "CLOTHES", "THINGS"))
 _DIRECT = tuple(verb for verb in TRANSITIVE if not verb.preposition)
-_REPORTED = tuple(verb for verb in (*_DIRECT, *GIVING) if not verb.traits & {"state", "present"})
-_ABOUT_PEOPLE = tuple(verb for verb in TRANSITIVE if "person" in verb.traits)
+_REPORTED = tuple(verb for verb in (*_DIRECT, *DITRANSITIVE) if not verb.traits & {"state", "present"})
+_WITH_PERSON_OBJECT = tuple(verb for verb in TRANSITIVE if "person" in verb.traits)
 _PLACES = tuple(PLACE_NOUNS)
 _BIRTHPLACES = (
     ("in", "village"),
@@ -71,20 +71,21 @@ _BIRTHPLACES = (
     ("on", "island"),
     ("on", "boat"),
 )
-_LONGEST = 10  # words of English
+_MAX_WORDS = 10  # words of English
 _ANY: frozenset[str] = frozenset()
 _DEFINITE = frozenset({"definite"})
 
 
 @cache
 def _adjectives(noun: Noun) -> tuple[Adjective, ...]:
-    """Those that suit a noun, the choosy ones twice: they have fewer nouns to be met with."""
+    """Adjectives that fit a noun. Those that fit fewer than 20 nouns are listed twice, since they have fewer
+    chances."""
     fitting = [adjective for adjective, nouns in ADJECTIVES.items() if noun in nouns]
     return tuple(fitting + [adjective for adjective in fitting if len(ADJECTIVES[adjective]) < 20])
 
 
-class _Speaker:
-    """Draws sentences that make sense. A draw that would be ambiguous or absurd is None."""
+class _SentenceSampler:
+    """Samples meaningful sentences. Returns None if a sample is ambiguous or absurd."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -94,8 +95,8 @@ class _Speaker:
         for kind, weight in (
             (self.transitive, 40),
             (self.intransitive, 13),
-            (self.about_people, 9),
-            (self.giving, 9),
+            (self.with_object_pronoun, 9),
+            (self.ditransitive, 9),
             (self.quality, 10),
             (self.sensation, 2),
             (self.existence, 5),
@@ -109,7 +110,7 @@ class _Speaker:
         if sentence is None:
             return None
         names = [word.text for word in sentence.english if word.text in NAMES]
-        return sentence if len(names) == len(set(names)) else None  # nobody sends letters to themselves
+        return sentence if len(names) == len(set(names)) else None  # "Anne sends Anne a letter" is absurd
 
     # Noun phrases
 
@@ -135,7 +136,7 @@ class _Speaker:
 
     def _owner(self) -> Phrase:
         if self.chance() < 0.6:
-            return name(self.choice(_NAMES))
+            return name_phrase(self.choice(_NAMES))
         noun = self.choice(HUMANS)
         return noun_phrase(noun, self.choice(POSSESSIVES) if noun in KIN else "the")
 
@@ -153,10 +154,10 @@ class _Speaker:
         determiner = self._determiner(noun, plural, "definite" in traits, "indefinite" in traits, negated)
         return noun_phrase(noun, determiner, *adjectives, plural=plural, negated=negated)
 
-    def _human(self) -> Phrase:
-        """Somebody, as the object of a preposition."""
+    def _human_noun_phrase(self) -> Phrase:
+        """A person, as the object of a preposition."""
         if self.chance() < 0.4:
-            return name(self.choice(_NAMES))
+            return name_phrase(self.choice(_NAMES))
         return self._noun_phrase(self.choice(HUMANS), traits=_DEFINITE, described=0.1)
 
     def _subject(self, nouns: tuple[Noun, ...]) -> Phrase:
@@ -164,24 +165,24 @@ class _Speaker:
         if draw < 0.48:
             return subject_pronoun(self.choice(_PRONOUNS))
         if draw < 0.58:
-            return name(self.choice(_NAMES))
+            return name_phrase(self.choice(_NAMES))
         if draw < 0.62:
-            return name(*self.random.sample(_NAMES, 2))
+            return name_phrase(*self.random.sample(_NAMES, 2))
         return self._noun_phrase(self.choice(nouns), traits=_DEFINITE if self.chance() < 0.85 else _ANY, described=0.2)
 
     def _place(self) -> Phrase:
         preposition = self.choice(_PLACES)
         noun = self.choice(PLACE_NOUNS[preposition])
         determiner = self.choice(POSSESSIVES) if noun.owned and self.chance() < 0.2 else "the"
-        return prepositional(preposition, noun_phrase(noun, determiner))
+        return prepositional_phrase(preposition, noun_phrase(noun, determiner))
 
-    # What happens
+    # Sentences with a full verb
 
-    def _happening(self, verb: Verb, subject: Phrase, *, tail: bool = True, **parts) -> Sentence | None:
-        """Tense, mood, negation, question and circumstances around a verb with its subject and objects."""
+    def _verb_sentence(self, verb: Verb, subject: Phrase, *, tail: bool = True, **parts) -> Sentence | None:
+        """A sentence with random tense, modality, negation, question and adverbials around a verb and its arguments."""
         traits = verb.traits
         modal = self.choice(MODALS) if self.chance() < 0.15 and not traits & {"past", "state"} else None
-        # In the past all verbs share ai, avons, avez; in the present each has forms of its own to be met.
+        # In the past all verbs share ai, avons, avez; in the present each verb has its own forms to cover.
         share = 0.55 if subject.form in (IL, ILS) else 0.3
         past = not modal and ("past" in traits or ("present" not in traits and self.chance() < share))
         negation = parts.pop("negation", "")
@@ -189,12 +190,12 @@ class _Speaker:
         after: list[Phrase] = []
         if negation == "never" and modal:
             negation = "not"
-        if "past" in traits and subject.form not in (IL, ILS):  # nobody tells of their own death
+        if "past" in traits and subject.form not in (IL, ILS):  # "I died" is absurd
             return None
-        if not negation and subject.form != JE and self.chance() < 0.16:  # nobody asks what they do themselves
-            asked = ["yes-no", "yes-no", "why"]
-            asked += ["where"] * ("place" in traits) + ["when"] * (past and "state" not in traits)
-            question = self.choice(asked)
+        if not negation and subject.form != JE and self.chance() < 0.16:  # questions about oneself are odd
+            kinds = ["yes-no", "yes-no", "why"]
+            kinds += ["where"] * ("place" in traits) + ["when"] * (past and "state" not in traits)
+            question = self.choice(kinds)
             if self.chance() < 0.2:
                 question, subject = "", subject_pronoun("who")
         elif not negation and not modal and "state" not in traits and self.chance() < 0.1:
@@ -204,11 +205,11 @@ class _Speaker:
         if not adverb and not modal and "well" in traits and self.chance() < 0.2 and negation != "never":
             adverb = self.choice(tuple(QUALITY))
         if tail and not adverb and question in ("", "yes-no") and negation != "never":
-            after = self._circumstances(traits, past, modal is not None)
-        # "I read the book": today or yesterday? English alone does not tell.
+            after = self._adverbials(traits, past, modal is not None)
+        # "I read the book" may be present or past.
         if verb.base == verb.past and not modal and not question and negation != "not" and subject.form != IL:
             return None
-        return clause(
+        return verb_clause(
             subject,
             verb,
             past=past,
@@ -220,19 +221,19 @@ class _Speaker:
             **parts,
         )
 
-    def _circumstances(self, traits: frozenset[str], past: bool, modal: bool) -> list[Phrase]:
+    def _adverbials(self, traits: frozenset[str], past: bool, modal: bool) -> list[Phrase]:
         draw = self.chance()
         if draw < 0.2 and "state" not in traits:
             times = TIMES_FUTURE if modal else TIMES_PAST if past else TIMES_PRESENT
-            return [time(self.choice(times[:3] if "reflexive" in traits else times))]
+            return [time_phrase(self.choice(times[:3] if "reflexive" in traits else times))]
         if draw < 0.38 and "place" in traits:
             return [self._place()]
         if draw < 0.5 and "for" in traits:
-            return [prepositional("for", self._human())]
+            return [prepositional_phrase("for", self._human_noun_phrase())]
         if draw < 0.5 and "with" in traits:
-            return [prepositional("with" if self.chance() < 0.7 else "without", self._human())]
+            return [prepositional_phrase("with" if self.chance() < 0.7 else "without", self._human_noun_phrase())]
         if draw < 0.7 and "slowly" in traits:
-            return [closing_adverb(*self.choice(tuple(MANNER.items())))]
+            return [adverb_phrase(*self.choice(tuple(MANNER.items())))]
         return []
 
     def _negation(self) -> str:
@@ -243,7 +244,7 @@ class _Speaker:
         verb = self.choice(TRANSITIVE)
         subject = self._subject(verb.subjects)
         if not verb.preposition and "person" not in verb.traits and self.chance() < 0.06:  # "What did she buy?"
-            return clause(subject, verb, past=self.chance() < 0.5, question="what")
+            return verb_clause(subject, verb, past=self.chance() < 0.5, question="what")
         negation = self._negation()
         noun = self.choice(verb.objects)
         if noun is subject.noun:
@@ -254,36 +255,38 @@ class _Speaker:
             negated=bool(negation),
             traits=_DEFINITE if negation and verb.preposition and "singular" not in verb.traits else verb.traits,
         )
-        return self._happening(verb, subject, object=thing, negation=negation)
+        return self._verb_sentence(verb, subject, object=thing, negation=negation)
 
     def intransitive(self) -> Sentence | None:
         verb = self.choice(INTRANSITIVE)
         negation = "" if "past" in verb.traits else self._negation()
-        return self._happening(verb, self._subject(verb.subjects), negation=negation)
+        return self._verb_sentence(verb, self._subject(verb.subjects), negation=negation)
 
-    def about_people(self) -> Sentence | None:
+    def with_object_pronoun(self) -> Sentence | None:
         """A verb with an object pronoun."""
-        verb = self.choice(_ABOUT_PEOPLE)
+        verb = self.choice(_WITH_PERSON_OBJECT)
         subject = self._subject(verb.subjects)
         pronoun = self._object_pronoun(subject)
-        return self._happening(verb, subject, pronoun=pronoun, negation=self._negation())
+        return self._verb_sentence(verb, subject, pronoun=pronoun, negation=self._negation())
 
     def _object_pronoun(self, subject: Phrase) -> str:
-        """Not the subject's own person: nobody sees me but others."""
+        """A random object pronoun of another person than the subject ("I see me" is wrong)."""
         own = {"I": ("me", "us"), "we": ("me", "us"), "you": ("you",)}.get(subject.english[0].text, ())
         return self.choice([pronoun for pronoun in OBJECT_PRONOUNS if pronoun not in own])
 
-    def giving(self) -> Sentence | None:
-        verb = self.choice(GIVING)
+    def ditransitive(self) -> Sentence | None:
+        verb = self.choice(DITRANSITIVE)
         subject = self._subject(verb.subjects)
         negation = self._negation()
         thing = self._noun_phrase(self.choice(verb.objects), negated=bool(negation), described=0.2)
         if self.chance() < 0.5:
             pronoun = self._object_pronoun(subject)
-            return self._happening(verb, subject, object=thing, negation=negation, pronoun=pronoun, tail=False)
-        return self._happening(verb, subject, object=thing, negation=negation, recipient=self._human(), tail=False)
+            return self._verb_sentence(verb, subject, object=thing, negation=negation, pronoun=pronoun, tail=False)
+        return self._verb_sentence(
+            verb, subject, object=thing, negation=negation, recipient=self._human_noun_phrase(), tail=False
+        )
 
-    # What is
+    # Sentences with "be"
 
     def quality(self) -> Sentence | None:
         if self.chance() < 0.25:
@@ -295,15 +298,15 @@ class _Speaker:
                 return None
             subject = self._noun_phrase(self.choice(nouns), traits=_DEFINITE, described=0)
         graded = adjective.graded and self.chance() < 0.25
-        intensity = closing_adverb(*self.choice(tuple(INTENSITY.items()))) if graded else None
-        complement = predicate(subject, adjective, intensity)
+        intensity = adverb_phrase(*self.choice(tuple(INTENSITY.items()))) if graded else None
+        complement = predicate_adjective(subject, adjective, intensity)
         mood = self.chance()
-        return being(subject, complement, past=self.chance() < 0.4, negated=mood < 0.2, question=mood > 0.85)
+        return copular_clause(subject, complement, past=self.chance() < 0.4, negated=mood < 0.2, question=mood > 0.85)
 
     def sensation(self) -> Sentence | None:
-        complement = closing_adverb(*self.choice(tuple(SENSATIONS.items())))
+        complement = adverb_phrase(*self.choice(tuple(SENSATIONS.items())))
         mood = self.chance()
-        return being(
+        return copular_clause(
             self._subject(HUMANS),
             complement,
             infinitive="avoir",
@@ -313,19 +316,20 @@ class _Speaker:
         )
 
     def existence(self) -> Sentence | None:
-        noun = self.choice(self.choice(_FOUND_ANYWHERE))
+        noun = self.choice(self.choice(_EXISTENTIAL_NOUNS))
         plural = self.chance() < 0.5
         determiner = self.choice(("some", "many", *NUMBERS)) if plural else "a"
         adjectives = [self.choice(_adjectives(noun))] if self.chance() < 0.3 else []
         phrase = noun_phrase(noun, determiner, *adjectives, plural=plural)
-        return there_is(phrase, self._place(), past=self.chance() < 0.4, question=self.chance() < 0.2)
+        return existential_clause(phrase, self._place(), past=self.chance() < 0.4, question=self.chance() < 0.2)
 
     def birth(self) -> Sentence | None:
         preposition, noun = self.choice(_BIRTHPLACES)
         determiner = self.choice(
             ("the", "a", "this", "my", "your", "our") if noun == "house" else ("the", "the", "a", "this")
         )
-        return born(self._subject(HUMANS), prepositional(preposition, noun_phrase(NOUNS[noun], determiner)))
+        place = prepositional_phrase(preposition, noun_phrase(NOUNS[noun], determiner))
+        return born_clause(self._subject(HUMANS), place)
 
     def presentation(self) -> Sentence | None:
         verb = self.choice(_REPORTED)
@@ -334,49 +338,50 @@ class _Speaker:
         if (verb.base == verb.past and subject.form != IL) or noun is subject.noun or noun in KIN:
             return None
         plural = noun.pluralized and self.chance() < 0.5
-        pronoun = self._object_pronoun(subject) if verb in GIVING else ""
-        return here_is(noun_phrase(noun, "the", plural=plural), subject, verb, pronoun)
+        pronoun = self._object_pronoun(subject) if verb in DITRANSITIVE else ""
+        return presentative_clause(noun_phrase(noun, "the", plural=plural), subject, verb, pronoun)
 
 
 @cache
 def held_out(combination: Combination) -> bool:
-    """Whether a verb and its object, or an adjective and its noun, are kept from training: about one in eleven.
+    """Whether a verb-object or adjective-noun combination never occurs in training; about one in eleven.
 
     >>> held_out(("chase", "mouse")), held_out(("chase", "bird"))
     (True, False)
     """
-    # With this salt "The cat chased the mouse." is new to every model.
+    # With this salt, "The cat chased the mouse." is not in the training data.
     return crc32(":".join(("0", *combination)).encode()) % 11 == 0
 
 
-def phrasebook_pairs(split: Literal["train", "val", "test"], count: int, seed: int = 0) -> list[Pair]:
-    """Draws `count` different pairs of one split; what belongs to which split depends on no seed.
+def phrasebook_pairs(split: Literal["train", "val", "test"], count: int, seed: int = 0) -> list[AlignedPair]:
+    """Sample `count` different pairs of a split. The split of a sentence does not depend on the seed.
 
-    train: no held-out combination. test: a held-out combination in every sentence. val: half and half, in turn.
-    Sentences are dealt to the splits by their text, so that no two splits ever share one.
+    Training sentences have no held-out combination; test sentences have at least one; validation alternates between
+    both. Sentences are assigned to splits by their text, so that no two splits share a sentence.
 
     >>> phrasebook_pairs("train", 2)[0] == phrasebook_pairs("train", 1)[0]
     True
     """
     if split not in ("train", "val", "test"):
-        raise RegardError(f"The phrasebook has no split named {split!r}.", hint="Ask for train, val or test.")
-    speaker = _Speaker(Random(f"{split} {seed}"))
-    pairs: dict[str, Pair] = {}
-    fruitless = 0
+        raise RegardError(f"The phrasebook has no split {split!r}.", hint="Use train, val or test.")
+    sampler = _SentenceSampler(Random(f"{split} {seed}"))
+    pairs: dict[str, AlignedPair] = {}
+    attempts = 0
     while len(pairs) < count:
-        fruitless += 1
-        if fruitless > 10_000:
+        attempts += 1
+        if attempts > 10_000:
             raise RegardError(
-                f"The phrasebook found no more than {len(pairs)} different {split} sentences.",
-                hint="Ask for fewer.",
+                f"The phrasebook has only {len(pairs)} different {split} sentences.", hint="Request fewer sentences."
             )
-        wanted = split == "test" or (split == "val" and len(pairs) % 2 == 1)
-        sentence = speaker.sentence()
-        if sentence is None or len(sentence.english) > _LONGEST or any(map(held_out, sentence.combinations)) != wanted:
+        needs_held_out = split == "test" or (split == "val" and len(pairs) % 2 == 1)
+        sentence = sampler.sentence()
+        if sentence is None or len(sentence.english) > _MAX_WORDS:
+            continue
+        if any(map(held_out, sentence.combinations)) != needs_held_out:
             continue
         pair = sentence.pair()
-        reserved = crc32(pair.source.encode()) % 10 == 0  # for validation
-        if reserved == (split == "val") and pair.source not in pairs:
+        is_validation = crc32(pair.source.encode()) % 10 == 0
+        if is_validation == (split == "val") and pair.source not in pairs:
             pairs[pair.source] = pair
-            fruitless = 0
+            attempts = 0
     return list(pairs.values())

@@ -1,6 +1,6 @@
-"""Sentences in both languages at once, from choices made elsewhere: nothing here is random.
+"""Grammar of the phrasebook: builds a sentence in both languages at once, deterministically.
 
-Every French word is born with the English words that it translates, so the alignment of a sentence is exact.
+Every French word is created with links to the English words that it translates, so the alignment is exact.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,18 +32,18 @@ from regard.data.phrasebook.morphology import (
     conjugate,
     contract,
     elide,
-    elides,
     english_article,
     french_feminine,
     french_plural,
+    triggers_elision,
 )
 
 Combination = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A sentence, its translation, and which word of `words(source)` became which of `words(target)`."""
+class AlignedPair:
+    """A sentence, its translation, and their word alignment: pairs of indices into `words(source)`, `words(target)`."""
 
     source: str
     target: str
@@ -51,7 +51,7 @@ class Pair:
 
 
 class Word:
-    """One word of a sentence in the making; a French one holds the English ones that it translates."""
+    """A word of a sentence; French words link to the English words that they translate."""
 
     __slots__ = ("index", "links", "text")
 
@@ -62,8 +62,8 @@ class Word:
 
 
 class Phrase:
-    """A part of a sentence. For noun phrases: the noun, the verb's form with it as subject, gender and number.
-    `combinations` are the adjective-noun and verb-object pairs that occur in it."""
+    """A part of a sentence. Noun phrases have a noun, the form of the verb that agrees with it, gender and number.
+    `combinations` are its adjective-noun and verb-object pairs."""
 
     __slots__ = ("combinations", "english", "feminine", "form", "french", "noun", "plural")
 
@@ -84,15 +84,16 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Sentence:
-    """English and French words in order, the combinations of words that occur, and the final mark."""
+    """English and French words in order, adjective-noun and verb-object combinations, and the final punctuation
+    mark."""
 
     english: list[Word]
     french: list[Word]
     combinations: list[Combination]
     mark: str
 
-    def pair(self) -> Pair:
-        """The sentence as text: elided, contracted, capitalised, punctuated."""
+    def pair(self) -> AlignedPair:
+        """The sentence as text in both languages, with elision, contraction, capitalization and punctuation."""
         english = [*self.english, Word(self.mark)]
         french = [*self.french, Word(self.mark, english[-1])]
         for index, word in enumerate(english):
@@ -102,31 +103,31 @@ class Sentence:
             source += word.text if word.text in (".", "?", "'s") else " " + word.text
         texts = [elide(word.text, following.text) for word, following in pairwise(french)] + [self.mark]
         target, links, position = "", [], 0
-        swallowed = False  # by the contracted word before it, which has its links too
+        is_contracted = False  # merged into the previous word, which has the links of both
         for word, text, following in zip(french, texts, [*texts[1:], ""]):
             links += [(link.index, position) for link in word.links]
-            if not swallowed:
-                contracted = contract(text, following)
-                target += contracted or text
-                if contracted:
-                    swallowed = True
+            if not is_contracted:
+                contraction = contract(text, following)
+                target += contraction or text
+                if contraction:
+                    is_contracted = True
                     continue
-            swallowed = False
+            is_contracted = False
             position += 1
             if not text.endswith("'") and following not in (".", ""):
                 target += " "
-        return Pair(source, target[0].upper() + target[1:], tuple(sorted(set(links))))
+        return AlignedPair(source, target[0].upper() + target[1:], tuple(sorted(set(links))))
 
 
 def subject_pronoun(english: str) -> Phrase:
-    """A subject pronoun: "I", "you" and so on; "who" asks for the subject."""
+    """A subject pronoun: "I", "you" and so on; "who" makes a question."""
     french, form, feminine, plural = SUBJECT_PRONOUNS[english]
     word = Word(english)
     return Phrase([word], [Word(french, word)], form=form, feminine=feminine, plural=plural)
 
 
-def name(*names: str) -> Phrase:
-    """One name, or two joined by "and": feminine when all of them are."""
+def name_phrase(*names: str) -> Phrase:
+    """One name, or two joined by "and"; feminine if all of them are."""
     english: list[Word] = []
     french: list[Word] = []
     for text in names:
@@ -149,9 +150,9 @@ def noun_phrase(
 ) -> Phrase:
     """Determiner, adjectives and noun; the determiner may be an owner ("Anne's dog", le chien d'Anne). The indefinite
     object of a negated verb has "de" (Elle n'a pas de chien); "des" becomes "de" before an adjective."""
-    nouns = Word(noun.english[plural])
-    describing = {adjective: Word(adjective.english) for adjective in adjectives}
-    described = [*describing.values(), nouns]
+    english_noun = Word(noun.english[plural])
+    adjective_words = {adjective: Word(adjective.english) for adjective in adjectives}
+    described = [*adjective_words.values(), english_noun]
     before = [adjective for adjective in adjectives if adjective.before_noun]
 
     if isinstance(determiner, Phrase):
@@ -172,13 +173,13 @@ def noun_phrase(
         owner = []
 
     combinations = list(determiner.combinations) if isinstance(determiner, Phrase) else []
-    french_noun = Word(noun.french[plural], nouns)
+    french_noun = Word(noun.french[plural], english_noun)
     after = []
-    for adjective, word in describing.items():
+    for adjective, word in adjective_words.items():
         combinations.append((adjective.english, noun.english[0]))
         inflected = adjective.french[noun.feminine][plural]
         if adjective.before_noun:
-            if not (noun.feminine or plural) and elides(french_noun.text):
+            if not (noun.feminine or plural) and triggers_elision(french_noun.text):
                 inflected = adjective.before_vowel
             french.append(Word(inflected, word))
         else:
@@ -188,15 +189,15 @@ def noun_phrase(
     return Phrase(english, french, combinations, noun=noun, form=form, feminine=noun.feminine, plural=plural)
 
 
-def prepositional(preposition: str, phrase: Phrase) -> Phrase:
-    """ "in the garden": dans le jardin."""
+def prepositional_phrase(preposition: str, phrase: Phrase) -> Phrase:
+    """A prepositional phrase: "in the garden", dans le jardin."""
     english = [Word(text) for text in preposition.split()]
     french = [Word(text, *english) for text in PREPOSITIONS[preposition].split()]
     return Phrase(english + phrase.english, french + phrase.french, phrase.combinations)
 
 
-def time(english: str) -> Phrase:
-    """ "last week": la semaine dernière."""
+def time_phrase(english: str) -> Phrase:
+    """A time expression: "last week", la semaine dernière."""
     words = [Word(text) for text in english.split()]
     french = []
     for entry in TIMES[english].split():
@@ -205,30 +206,30 @@ def time(english: str) -> Phrase:
     return Phrase(words, french)
 
 
-def closing_adverb(english: str, french: str) -> Phrase:
-    """An adverb that closes the sentence in both languages."""
+def adverb_phrase(english: str, french: str) -> Phrase:
+    """A single word that keeps its position in both languages, such as an adverb at the end of a sentence."""
     word = Word(english)
     return Phrase([word], [Word(french, word)])
 
 
-def agree(participle: str, feminine: bool, plural: bool) -> str:
-    """A participle with its ending.
+def inflect_participle(participle: str, feminine: bool, plural: bool) -> str:
+    """The participle with the ending for its gender and number.
 
-    >>> agree("vu", True, True), agree("pris", False, True)
+    >>> inflect_participle("vu", True, True), inflect_participle("pris", False, True)
     ('vues', 'pris')
     """
     inflected = french_feminine(participle) if feminine else participle
     return french_plural(inflected) if plural else inflected
 
 
-def _lead(question: str, operator: Word) -> tuple[list[Word], list[Word]]:
-    """What opens a question: an optional question word, and "est-ce que" for the auxiliary that English puts first."""
-    asked = [] if question == "yes-no" else [Word(question)]
-    french = [Word(QUESTION_WORDS[word.text], word) for word in asked]
-    return [*asked, operator], [*french, Word("est-ce", operator), Word("que", operator)]
+def _question_opening(question: str, operator: Word) -> tuple[list[Word], list[Word]]:
+    """The opening of a question: an optional question word, and "est-ce que" for the English auxiliary."""
+    question_words = [] if question == "yes-no" else [Word(question)]
+    french = [Word(QUESTION_WORDS[word.text], word) for word in question_words]
+    return [*question_words, operator], [*french, Word("est-ce", operator), Word("que", operator)]
 
 
-def clause(
+def verb_clause(
     subject: Phrase,
     verb: Verb,
     object: Phrase | None = None,
@@ -242,9 +243,10 @@ def clause(
     question: str = "",
     tail: Sequence[Phrase] = (),
 ) -> Sentence:
-    """A sentence about what somebody does. `negation` is "not" or "never"; `adverb` one of frequency or quality;
-    `question` is "yes-no" or a question word (a subject "who" asks by itself); `pronoun` is an object pronoun."""
-    # English: an operator (auxiliary) where the sentence is negated, asked or modal.
+    """A sentence with a full verb. `negation` is "not" or "never"; `adverb` is one of frequency or quality; `question`
+    is "yes-no" or a question word (with the subject "who" the sentence is a question anyway); `pronoun` is an object
+    pronoun."""
+    # English: an operator (auxiliary) if the sentence is negated, a question or modal.
     head = WANT if modal is WANT else verb
     inverted = bool(question)
     operator: Word | None = None
@@ -265,7 +267,7 @@ def clause(
     if negation == "not" and modal is CAN and operator:
         operator.text, negator = "cannot", operator
 
-    english, lead = _lead(question, operator) if inverted and operator else ([], [])
+    english, opening = _question_opening(question, operator) if inverted and operator else ([], [])
     english += subject.english
     if operator and not inverted:
         english.append(operator)
@@ -276,10 +278,10 @@ def clause(
         english.append(mid)
     english += [*main, *particles]
 
-    # French: the finite verb, what it is wrapped in, and what depends on it.
-    # A particle translates the preposition if there is one (go to: aller à), or else the verb (look for: chercher).
+    # French: the finite verb, its clitics and negation, and its complements.
+    # A particle translates the preposition if there is one (go to: aller à), otherwise the verb (look for: chercher).
     lexical = [main[-1], *([] if verb.preposition else particles)]
-    support = [operator] if operator and not inverted else []  # "does" and "did" are in the finite verb's ending
+    support = [operator] if operator and not inverted else []  # "does" and "did" become the ending of the finite verb
     clitics = []
     feminine, plural = (subject.feminine, subject.plural) if verb.with_etre else (False, False)
     if verb.reflexive:
@@ -289,7 +291,7 @@ def clause(
         english.append(Word(pronoun))
         is_direct = object is None and verb.preposition != "à"
         clitics.append(Word(direct if is_direct else indirect, english[-1], *(particles if verb.preposition else ())))
-        if is_direct:  # the participle agrees with a direct object that comes before it
+        if is_direct:  # the participle agrees with a preceding direct object
             feminine, plural = agreement
     if modal:
         modal_links = [first, to] if modal is WANT else [operator] if operator else []
@@ -300,11 +302,11 @@ def clause(
     elif past:
         auxiliary = conjugate("être" if verb.with_etre else "avoir")[0][subject.form]
         before, finite = clitics, Word(auxiliary, *support, *lexical)
-        after = [Word(agree(verb.participle, feminine, plural), *lexical)]
+        after = [Word(inflect_participle(verb.participle, feminine, plural), *lexical)]
     else:
         before, finite, after = clitics, Word(verb.present[subject.form], *support, *lexical), []
 
-    french = lead + subject.french
+    french = opening + subject.french
     if negation:
         french.append(Word("ne", negator))
     french += [*before, finite]
@@ -326,13 +328,13 @@ def clause(
     if adverb in QUALITY:
         english.append(mid)
     if recipient:
-        tail = [prepositional("to", recipient), *tail]
+        tail = [prepositional_phrase("to", recipient), *tail]
     for phrase in tail:
         english += phrase.english
         french += phrase.french
         combinations += phrase.combinations
-    asks = inverted or subject.english[0].text == "who"
-    return Sentence(english, french, combinations, "?" if asks else ".")
+    is_question = inverted or subject.english[0].text == "who"
+    return Sentence(english, french, combinations, "?" if is_question else ".")
 
 
 def _be(subject: Phrase, past: bool) -> Word:
@@ -341,7 +343,7 @@ def _be(subject: Phrase, past: bool) -> Word:
     return Word("am" if subject.form == JE else "is" if subject.form == IL else "are")
 
 
-def being(
+def copular_clause(
     subject: Phrase,
     complement: Phrase,
     *,
@@ -350,9 +352,10 @@ def being(
     negated: bool = False,
     question: bool = False,
 ) -> Sentence:
-    """What somebody or something is; French has some of it (être fatigué, but avoir faim). The past is imperfect."""
+    """A sentence with "be"; some complements use avoir in French (être fatigué, but avoir faim). The past is
+    imperfect."""
     be = _be(subject, past)
-    english, french = _lead("yes-no", be) if question else ([], [])
+    english, french = _question_opening("yes-no", be) if question else ([], [])
     english += subject.english
     french += subject.french
     negator = Word("not")
@@ -368,8 +371,8 @@ def being(
     return Sentence(english + complement.english, french + complement.french, combinations, "?" if question else ".")
 
 
-def predicate(subject: Phrase, adjective: Adjective, intensity: Phrase | None = None) -> Phrase:
-    """An adjective that agrees with the subject from the other side of the verb."""
+def predicate_adjective(subject: Phrase, adjective: Adjective, intensity: Phrase | None = None) -> Phrase:
+    """A predicate adjective, which agrees with the subject."""
     word = Word(adjective.english)
     french = Word(adjective.french[subject.feminine][subject.plural], word)
     combinations = [(adjective.english, subject.noun.english[0])] if subject.noun else []
@@ -378,11 +381,11 @@ def predicate(subject: Phrase, adjective: Adjective, intensity: Phrase | None = 
     return Phrase([*intensity.english, word], [*intensity.french, french], combinations)
 
 
-def born(subject: Phrase, tail: Phrase) -> Sentence:
-    """ "She was born on the island.": Elle est née sur l'île."""
+def born_clause(subject: Phrase, tail: Phrase) -> Sentence:
+    """A sentence with "was born": "She was born on the island.", Elle est née sur l'île."""
     english = [_be(subject, past=True), Word("born")]
     auxiliary = Word(conjugate("être")[0][subject.form], *english)
-    participle = Word(agree("né", subject.feminine, subject.plural), english[1])
+    participle = Word(inflect_participle("né", subject.feminine, subject.plural), english[1])
     return Sentence(
         subject.english + english + tail.english,
         [*subject.french, auxiliary, participle, *tail.french],
@@ -391,30 +394,31 @@ def born(subject: Phrase, tail: Phrase) -> Sentence:
     )
 
 
-def there_is(phrase: Phrase, place: Phrase, *, past: bool = False, question: bool = False) -> Sentence:
-    """ "There is a cat in the garden.": Il y a un chat dans le jardin."""
+def existential_clause(phrase: Phrase, place: Phrase, *, past: bool = False, question: bool = False) -> Sentence:
+    """A sentence with "there is": "There is a cat in the garden.", Il y a un chat dans le jardin."""
     there, be = Word("there"), _be(phrase, past)
-    lead = [Word("est-ce", be), Word("que", be)] if question else []
+    opening = [Word("est-ce", be), Word("que", be)] if question else []
     finite = Word("avait" if past else "a", be)
     return Sentence(
         [*([be, there] if question else [there, be]), *phrase.english, *place.english],
-        [*lead, Word("il", there), Word("y", there), finite, *phrase.french, *place.french],
+        [*opening, Word("il", there), Word("y", there), finite, *phrase.french, *place.french],
         phrase.combinations + place.combinations,
         "?" if question else ".",
     )
 
 
-def here_is(phrase: Phrase, subject: Phrase, verb: Verb, pronoun: str = "") -> Sentence:
-    """ "Here are the letters that I wrote.": Voici les lettres que j'ai écrites. `pronoun` is to whom."""
+def presentative_clause(phrase: Phrase, subject: Phrase, verb: Verb, pronoun: str = "") -> Sentence:
+    """A sentence with "here is": "Here are the letters that I wrote.", Voici les lettres que j'ai écrites. `pronoun` is
+    the indirect object."""
     assert phrase.noun is not None
     here, be, that = Word("here"), _be(phrase, past=False), Word("that")
     past, particles = Word(verb.past), [Word(text) for text in verb.particle.split()]
     auxiliary = Word(conjugate("avoir")[0][subject.form], past, *particles)
-    participle = Word(agree(verb.participle, phrase.feminine, phrase.plural), past, *particles)
-    to_whom = [Word(pronoun)] if pronoun else []
-    clitics = [Word(OBJECT_PRONOUNS[word.text][1], word) for word in to_whom]
+    participle = Word(inflect_participle(verb.participle, phrase.feminine, phrase.plural), past, *particles)
+    recipient = [Word(pronoun)] if pronoun else []
+    clitics = [Word(OBJECT_PRONOUNS[word.text][1], word) for word in recipient]
     return Sentence(
-        [here, be, *phrase.english, that, *subject.english, past, *particles, *to_whom],
+        [here, be, *phrase.english, that, *subject.english, past, *particles, *recipient],
         [Word("voici", here, be), *phrase.french, Word("que", that), *subject.french, *clitics, auxiliary, participle],
         [*phrase.combinations, *subject.combinations, (verb.name, phrase.noun.english[0])],
         ".",

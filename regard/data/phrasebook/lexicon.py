@@ -1,7 +1,7 @@
-"""The words of the phrasebook, in tables that can be proof-read, and what goes with what.
+"""Lexicon of the phrasebook: tables of words, and which words can be combined.
 
-Notation. A noun is `english:french:gender`, with `/plural` after a word whose plural no rule gives. A verb is
-`base/past` in English, `infinitive/strong stem` in French. Capitals name a group of nouns.
+Notation: a noun is `english:french:gender`, with `/plural` after a word with an irregular plural. A verb is `base/past`
+in English and `infinitive/strong stem` in French. Names in capitals are groups of nouns.
 """
 
 from collections.abc import Sized
@@ -27,8 +27,8 @@ class Noun:
     french: tuple[str, str]
     feminine: bool
     countable: bool  # bread is not: "some bread", never "two breads"
-    pluralized: bool  # whether its plural is used at all
-    owned: bool  # whether one says "my" of it
+    pluralized: bool  # whether its plural is used
+    owned: bool  # whether it can have a possessive ("my")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +37,13 @@ class Adjective:
     french: tuple[tuple[str, str], tuple[str, str]]  # masculine and feminine; singular and plural of each
     before_vowel: str  # beau, nouveau, vieux: bel, nouvel, vieil
     before_noun: bool
-    graded: bool  # whether one says "very" of it
+    graded: bool  # whether it can have an intensifier ("very")
 
 
 @dataclass(frozen=True, eq=False)
 class Verb:
-    """`particle` follows the English verb (look *for*), `preposition` leads the French object (jouer *de*).
-    When both are there they translate each other."""
+    """A verb in both languages. `particle` follows the English verb (look *for*), `preposition` precedes the French
+    object (jouer *de*). If a verb has both, they translate each other."""
 
     name: str
     base: str
@@ -62,7 +62,7 @@ class Verb:
 
 
 _NOUN_TABLES = {
-    # People; the owned ones are those of whom one says "my".
+    # People. Groups that are not in _NOT_OWNED can have a possessive ("my").
     "PEOPLE": """man/men:homme:m woman/women:femme:f boy:garçon:m girl:fille:f king:roi:m queen:reine:f
         princess:princesse:f baker:boulanger:m farmer:fermier:m student:étudiant:m actress:actrice:f witch:sorcière:f
         hero/heroes:héros:m thief/thieves:voleur:m lady:dame:f engineer:ingénieur:m nurse:infirmière:f""",
@@ -133,7 +133,7 @@ _UNIONS = {
 
 
 def _select(names: str) -> tuple[Noun, ...]:
-    """The nouns named one by one or by group."""
+    """Nouns given by name or by group."""
     chosen: dict[Noun, None] = {}
     for name in names.split():
         for part in _UNIONS.get(name, (name,)):
@@ -141,7 +141,7 @@ def _select(names: str) -> tuple[Noun, ...]:
     return tuple(chosen)
 
 
-# english : masculine[/feminine] | nouns. The first table stands before the French noun, the second after it.
+# english : masculine[/feminine] | nouns. The first table has adjectives before the French noun, the second after it.
 _ADJECTIVES_BEFORE = """
 beautiful:beau/belle | CLOTHES child queen princess actress lady bird elephant donkey squirrel horse butterfly tree
     hotel garden house castle island church city painting jewel ring watch flower poem story star plane boat
@@ -211,9 +211,9 @@ _UNGRADED = (
 )
 
 # english | french [preposition] | subjects | objects | traits:
-#   definite, indefinite, singular: so is the object      past, present: the only tense
-#   person: the object may be a pronoun                   state: no adverb and no time may follow
-#   etre, reflexive: the auxiliary is être                place, for, with, well, slowly: such words may follow
+#   definite, indefinite, singular: required of the object      past, present: the only tense
+#   person: the object may be a pronoun                         state: no adverb or time expression may follow
+#   etre, reflexive: the auxiliary is être                      place, for, with, well, slowly: may follow the verb
 _TRANSITIVE = """
 chase | chasser | cat dog fox wolf lion bear owl snake | cat mouse rabbit bird hen duck frog squirrel goat butterfly
     monkey | place
@@ -300,8 +300,8 @@ get up/got | lever/lèv | HUMANS | | reflexive
 wake up/woke | réveiller | HUMANS cat bear owl | | reflexive
 rest | reposer | HUMANS PETS | | reflexive place
 """
-# Something is given to somebody.
-_GIVING = """
+# Verbs with a direct and an indirect object.
+_DITRANSITIVE = """
 give/gave | donner | HUMANS | CLOTHES THINGS TEXTS apple cake bread cheese cat dog |
 show | montrer | HUMANS | CLOTHES THINGS TEXTS house garden bedroom |
 send/sent | envoyer/envoi | HUMANS | letter message gift book photo flower map jewel |
@@ -310,7 +310,7 @@ bring/brought | apporter | HUMANS | STAPLES DRINKS letter flower gift book newsp
 
 
 def _rows(table: str) -> list[list[str]]:
-    """The cells of a table; an indented line goes on with the one before it."""
+    """The cells of a table; an indented line continues the previous one."""
     return [[cell.strip() for cell in row.split("|")] for row in table.replace("\n    ", " ").strip().splitlines()]
 
 
@@ -361,10 +361,14 @@ def _read_verbs(table: str) -> tuple[Verb, ...]:
 
 
 ADJECTIVES = _read_adjectives()
-TRANSITIVE, INTRANSITIVE, GIVING = _read_verbs(_TRANSITIVE), _read_verbs(_INTRANSITIVE), _read_verbs(_GIVING)
+TRANSITIVE, INTRANSITIVE, DITRANSITIVE = (
+    _read_verbs(_TRANSITIVE),
+    _read_verbs(_INTRANSITIVE),
+    _read_verbs(_DITRANSITIVE),
+)
 CAN, MUST, WANT = MODALS = _read_verb("can", "pouvoir"), _read_verb("must", "devoir"), _read_verb("want to", "vouloir")
 
-# Whether a name is a woman's.
+# Whether each name is feminine.
 NAMES = {
     **dict.fromkeys(("Paul", "Pierre", "Luc", "Thomas", "Louis", "Henri"), False),
     **dict.fromkeys(("Marie", "Anne", "Claire", "Sophie", "Alice", "Julie"), True),
@@ -395,7 +399,7 @@ DETERMINERS = {
 POSSESSIVES = ("my", "your", "his", "her", "our", "their")
 NUMBERS = ("two", "three", "four", "five")
 
-# The French pronoun, the verb's form, feminine, plural. "I" is a man, "you" are several people, "they" are men.
+# French pronoun, form of the verb, feminine, plural. "I" and "they" are masculine, "you" is plural.
 SUBJECT_PRONOUNS = {
     "I": ("je", JE, False, False),
     "you": ("vous", VOUS, False, True),
@@ -405,7 +409,7 @@ SUBJECT_PRONOUNS = {
     "they": ("ils", ILS, False, True),
     "who": ("qui", IL, False, False),
 }
-# As a direct and as an indirect object; feminine, plural.
+# French direct and indirect object pronoun, feminine, plural.
 OBJECT_PRONOUNS = {
     "me": ("me", "me", False, False),
     "you": ("vous", "vous", False, True),
@@ -416,18 +420,18 @@ OBJECT_PRONOUNS = {
 }
 REFLEXIVE_PRONOUNS = ("me", "se", "nous", "vous", "se")  # je, il, nous, vous, ils
 
-# Before the English verb, after the first French one.
+# Adverbs before the English verb and after the finite French verb.
 FREQUENCY = {"often": "souvent", "always": "toujours", "sometimes": "parfois", "already": "déjà"}
-# After the English verb, after the first French one.
+# Adverbs after the English verb and after the finite French verb.
 QUALITY = {"well": "bien", "badly": "mal"}
-# After the verb in both.
+# Adverbs after the verb in both languages.
 MANNER = {"slowly": "lentement", "quickly": "vite"}
 INTENSITY = {"very": "très", "too": "trop"}
 QUESTION_WORDS = {"where": "où", "when": "quand", "why": "pourquoi", "what": "que"}
-# English says "is hungry", French "a faim".
+# Adjective with "be" in English, noun with "avoir" in French: is hungry, a faim.
 SENSATIONS = {"hungry": "faim", "thirsty": "soif", "sleepy": "sommeil", "right": "raison", "wrong": "tort"}
 
-# Each French word names the English words, by number, that it translates.
+# After each French word, the indices of the English words that it translates.
 TIMES = {
     "yesterday": "hier:0",
     "last night": "hier:0 soir:1",
@@ -447,12 +451,12 @@ TIMES = {
     "tonight": "ce:0 soir:0",
     "now": "maintenant:0",
 }
-# The first three suit even what is done once a day, like getting up.
+# The first three also fit actions done once a day, such as getting up.
 TIMES_PAST = ("yesterday", "last night", "this morning", "last week", "last year", "on Sunday", "on Monday", "today")
 TIMES_PRESENT = ("every day", "every morning", "every evening", "every year", "on Sundays", "on Mondays")
 TIMES_FUTURE = ("now", "today", "tomorrow", "tonight", "on Sunday", "on Monday")
 
-# Where things happen.
+# English preposition of place: French preposition, nouns.
 PLACES = {
     "in": (
         "dans",
@@ -475,17 +479,17 @@ PREPOSITIONS = {english: french for english, (french, _) in PLACES.items()} | {
     "for": "pour",
     "to": "à",
 }
-# What the grammar knows by heart: être, naître, here is, there is, not, never, and, that, 's.
+# Lemmas in the grammar itself: être, naître, here is, there is, not, never, and, that, 's.
 _GRAMMATICAL = 9
 
 
-def lemmas() -> int:
-    """How many lemmas the phrasebook knows; a pair of an English and a French one counts once.
+def count_lemmas() -> int:
+    """Number of lemmas in the phrasebook; an English lemma and its French translation count once.
 
-    >>> lemmas() > 300
+    >>> count_lemmas() > 300
     True
     """
-    verbs = {(verb.base, verb.infinitive) for verb in TRANSITIVE + INTRANSITIVE + GIVING + MODALS}
+    verbs = {(verb.base, verb.infinitive) for verb in TRANSITIVE + INTRANSITIVE + DITRANSITIVE + MODALS}
     pronouns = SUBJECT_PRONOUNS.keys() | OBJECT_PRONOUNS.keys()
     tables: tuple[Sized, ...] = (NOUNS, ADJECTIVES, verbs, NAMES, DETERMINERS, pronouns, FREQUENCY, QUALITY, MANNER)
     tables += (INTENSITY, QUESTION_WORDS, SENSATIONS, TIMES, PREPOSITIONS)

@@ -1,14 +1,14 @@
-"""How single words change: English and French inflection, elision and contraction, and what a word is."""
+"""Morphology: English and French inflection, elision, contraction, and word segmentation."""
 
 import re
 
-# Numbers the five forms of a French verb in the present: je, il, nous, vous, ils.
+# Indices of the five present-tense forms of a French verb.
 JE, IL, NOUS, VOUS, ILS = range(5)
 
 _WORDS = re.compile(r"aujourd'hui|(?:qu|[cdjlmnst])'|'s\b|[\w-]+|[^\w\s]", re.IGNORECASE)
 
 _VOWELS = frozenset("aeiouhàâéèêëîïôûœ")
-# h aspiré: written like any other h, but nothing elides before it (le héros, la hache).
+# h aspiré: no elision before it (le héros, la hache).
 _ASPIRATED = frozenset({"hache", "haches", "haricot", "haricots", "hérisson", "hérissons", "héros", "hibou", "hiboux"})
 
 _ELIDED = {word: word[:-1] + "'" for word in ("de", "je", "la", "le", "me", "ne", "que", "se")}
@@ -16,36 +16,36 @@ _BEFORE_VOWEL = _ELIDED | {"ce": "cet", "ma": "mon", "sa": "son"}
 _CONTRACTED = {("de", "le"): "du", ("de", "les"): "des", ("à", "le"): "au", ("à", "les"): "aux"}
 
 
-def words(text: str) -> list[str]:
-    """The words of an English or a French sentence, to which alignments refer: punctuation, elided words ("l'", "qu'")
-    and the English genitive "'s" stand alone, "est-ce" and "aujourd'hui" are one word each.
+def split_words(text: str) -> list[str]:
+    """Split an English or French sentence into the words that alignments refer to. Punctuation, elided words ("l'",
+    "qu'") and the English genitive "'s" are separate words; "est-ce" and "aujourd'hui" are one word each.
 
-    >>> words("Est-ce qu'Anne a vu l'arbre ?")
+    >>> split_words("Est-ce qu'Anne a vu l'arbre ?")
     ['Est-ce', "qu'", 'Anne', 'a', 'vu', "l'", 'arbre', '?']
     """
     return _WORDS.findall(text)
 
 
-def elides(word: str) -> bool:
-    """Whether a French word makes the one before it elide: a vowel or a mute h begins it.
+def triggers_elision(word: str) -> bool:
+    """Whether a French word causes elision of the word before it: it starts with a vowel or a mute h.
 
-    >>> elides("histoire"), elides("héros")
+    >>> triggers_elision("histoire"), triggers_elision("héros")
     (True, False)
     """
     return word[0].lower() in _VOWELS and word not in _ASPIRATED
 
 
 def elide(text: str, following: str) -> str:
-    """A French word as it is written before a vowel: elided, or in another form.
+    """The form of a French word before the following word: elided, or a special form before a vowel.
 
     >>> elide("la", "école"), elide("ma", "école"), elide("ce", "arbre"), elide("le", "hibou")
     ("l'", 'mon', 'cet', 'le')
     """
-    return _BEFORE_VOWEL[text] if text in _BEFORE_VOWEL and elides(following) else text
+    return _BEFORE_VOWEL[text] if text in _BEFORE_VOWEL and triggers_elision(following) else text
 
 
 def contract(text: str, following: str) -> str:
-    """One word for a French preposition and the article after it; empty where they stay apart.
+    """Contraction of a French preposition with the article after it; empty if there is none.
 
     >>> contract("de", "le"), contract("à", "les"), contract("de", "la"), contract("de", "l'")
     ('du', 'aux', '', '')
@@ -54,7 +54,7 @@ def contract(text: str, following: str) -> str:
 
 
 def english_plural(noun: str) -> str:
-    """Adds an ending to a noun, or to a verb for its third person: the rule is the same.
+    """The plural of a noun, or the third person of a verb: the rule is the same.
 
     >>> english_plural("box"), english_plural("cherry"), english_plural("boy"), english_plural("go")
     ('boxes', 'cherries', 'boys', 'goes')
@@ -76,7 +76,7 @@ def english_past(verb: str) -> str:
 
 
 def english_article(following: str) -> str:
-    """ "a" or "an".
+    """The indefinite article before a word: "a" or "an".
 
     >>> english_article("old"), english_article("useful")
     ('an', 'a')
@@ -140,8 +140,8 @@ _IRREGULAR = {
 
 
 def conjugate(infinitive: str, strong: str = "") -> tuple[tuple[str, ...], str]:
-    """The present (je, il, nous, vous, ils) and the past participle. `strong` is the stem of an -er verb under stress,
-    where it differs (acheter: achèt-, envoyer: envoi-); -ger and -cer keep their sound before -ons by themselves.
+    """Present tense (je, il, nous, vous, ils) and past participle. `strong` is the stressed stem of an -er verb if it
+    differs (acheter: achèt-, envoyer: envoi-). The spelling of -ger and -cer before -ons is handled automatically.
 
     >>> conjugate("manger")
     (('mange', 'mange', 'mangeons', 'mangez', 'mangent'), 'mangé')
@@ -161,7 +161,7 @@ def conjugate(infinitive: str, strong: str = "") -> tuple[tuple[str, ...], str]:
     return (stem + "s", stem, stem + "ons", stem + "ez", stem + "ent"), stem + "u"
 
 
-# The two verbs whose past is told in the imperfect.
+# The two verbs that use the imperfect in the past.
 IMPERFECT = {
     "être": ("étais", "était", "étions", "étiez", "étaient"),
     "avoir": ("avais", "avait", "avions", "aviez", "avaient"),

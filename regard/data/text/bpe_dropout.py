@@ -1,8 +1,8 @@
-"""BPE-dropout (Provilkov et al., 2020): a word is cut differently each time it is met, so that its parts are learned.
+"""BPE-dropout (Provilkov et al. 2020): merges are skipped at random, so that words are segmented differently each time.
 
-The random numbers are our own: a word's segmentation number j is a function of (seed, word, j), made when first asked
-for and kept; an epoch chooses j for every occurrence with the generator it is given. So an epoch is a function of that
-generator, whatever came before it, and costs little more than looking words up.
+Segmentation j of a word depends on (seed, word, j) alone; it is computed when first needed and cached. An epoch samples
+j for every occurrence of a word with the generator that it is given. So an epoch depends on its generator alone, not on
+earlier epochs, and costs little more than a table lookup per word.
 """
 
 import hashlib
@@ -13,95 +13,97 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Int
 
-from regard.data.batching.sequences import Sequences, gather
+from regard.data.batching.sequences import Sequences, gather_slices
 from regard.data.text.special_tokens import UNK
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 
-SEGMENTATIONS = 32
+SEGMENTATIONS_PER_WORD = 32
 
 
 class BpeDropout:
-    """Texts whose encoding is drawn anew each epoch, every merge being passed over with probability p.
+    """Texts whose encoding is sampled in each epoch; every merge is skipped with probability p.
 
     >>> texts = ["the cat chased the mouse"]
     >>> tokenizer = Tokenizer.train(texts, "bpe", vocab_size=60)
-    >>> drawn = BpeDropout(tokenizer, texts, p=0.5, seed=1).draw(np.random.default_rng(1))
-    >>> tokenizer.decode(drawn[0])
+    >>> encoded = BpeDropout(tokenizer, texts, p=0.5, seed=1).sample_encoding(np.random.default_rng(1))
+    >>> tokenizer.decode(encoded[0])
     'the cat chased the mouse'
     """
 
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[str], p: float, seed: int) -> None:
         if tokenizer.kind not in ("bpe", "bytes"):
             raise RegardError(
-                f"BPE-dropout needs a tokeniser of kind bpe or bytes, and this one is {tokenizer.kind}.",
-                hint="Set the dropout to 0 or choose another tokeniser.",
+                f"BPE-dropout needs a tokenizer of kind bpe or bytes (got {tokenizer.kind}).",
+                hint="Set tokenizer.dropout to 0, or choose another tokenizer.",
             )
         if not 0 <= p <= 1:
-            raise RegardError(f"BPE-dropout is a probability, between 0 and 1; it cannot be {p}.")
+            raise RegardError(f"The BPE-dropout probability must be between 0 and 1 (got {p}).")
         self.p, self.seed = p, seed
-        model = json.loads(tokenizer.library.to_str())["model"]
+        model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
         self._vocab: dict[str, int] = model["vocab"]
-        # (left, right) -> (rank, merged): the merge of lowest rank comes first
+        # (left, right) -> (rank, merged): the merge of lowest rank is applied first
         self._merges = {
             (self._vocab[left], self._vocab[right]): (rank, self._vocab[left + right])
             for rank, (left, right) in enumerate(model["merges"])
         }
 
-        numbers: dict[str, int] = {}
+        word_ids: dict[str, int] = {}
         words: list[int] = []
         self._word_starts = np.zeros(len(texts) + 1, np.int64)
         for index, text in enumerate(texts):
-            words.extend(numbers.setdefault(word, len(numbers)) for word in _cut(tokenizer, text))
+            words.extend(word_ids.setdefault(word, len(word_ids)) for word in _pre_tokenize(tokenizer, text))
             self._word_starts[index + 1] = len(words)
-        self._words = np.array(words, np.int64)  # the texts, as numbers into _spelling
-        self._spelling = list(numbers)
-        # segmentation j of word w is _pool[_start[w, j] : _start[w, j] + _length[w, j]]; -1 while it is not made
-        self._start = np.full((len(numbers), SEGMENTATIONS), -1, np.int32)
-        self._length = np.zeros((len(numbers), SEGMENTATIONS), np.int32)
+        self._words = np.array(words, np.int64)  # the texts, as indices into _spelling
+        self._spelling = list(word_ids)
+        # segmentation j of word w is _pool[_start[w, j] : _start[w, j] + _length[w, j]]; -1: not yet computed
+        self._start = np.full((len(word_ids), SEGMENTATIONS_PER_WORD), -1, np.int32)
+        self._length = np.zeros((len(word_ids), SEGMENTATIONS_PER_WORD), np.int32)
         self._pool = np.zeros(0, np.int32)
 
     def __len__(self) -> int:
         return len(self._word_starts) - 1
 
     def segment(self, word: str, j: int) -> list[int]:
-        """Segmentation number j of a word (as the tokeniser cuts texts into words)."""
-        pieces = [self._vocab.get(sign, UNK) for sign in word]
-        # One random number for each pair that is looked at: at most n(n - 1)/2 of them, 32 bits each.
+        """Segmentation j of a word, as produced by the pre-tokenizer."""
+        pieces = [self._vocab.get(character, UNK) for character in word]
+        # One random number per pair considered: at most n(n - 1)/2 of them, 32 bits each.
         key = f"{self.seed} {j} {word}".encode()
         noise = hashlib.shake_128(key).digest(2 * len(pieces) * (len(pieces) - 1))
         random = iter(np.frombuffer(noise, "<u4").tolist())
         threshold = int(self.p * 2**32)
         while True:
-            best: tuple[int, int, int] | None = None  # rank, place, merged
-            for place, pair in enumerate(pairwise(pieces)):
+            best: tuple[int, int, int] | None = None  # rank, position, merged
+            for position, pair in enumerate(pairwise(pieces)):
                 merge = self._merges.get(pair)
                 if merge and next(random) >= threshold and (best is None or merge[0] < best[0]):
-                    best = (merge[0], place, merge[1])
+                    best = (merge[0], position, merge[1])
             if best is None:
                 return pieces
             pieces[best[1] : best[1] + 2] = [best[2]]
 
-    def draw(self, generator: np.random.Generator) -> Sequences:
-        """The texts, encoded for one epoch."""
-        chosen = generator.integers(SEGMENTATIONS, size=len(self._words))
-        self._make_missing(chosen)
-        lengths = self._length[self._words, chosen]
-        ids = gather(self._pool, self._start[self._words, chosen], lengths)
+    def sample_encoding(self, generator: np.random.Generator) -> Sequences:
+        """Sample the encoding of all texts for one epoch."""
+        choices = generator.integers(SEGMENTATIONS_PER_WORD, size=len(self._words))
+        self._add_missing_segmentations(choices)
+        lengths = self._length[self._words, choices]
+        ids = gather_slices(self._pool, self._start[self._words, choices], lengths)
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         return Sequences(ids, ends[self._word_starts])
 
-    def _make_missing(self, chosen: Int[np.ndarray, "N"]) -> None:
-        keys = np.unique((self._words * SEGMENTATIONS + chosen)[self._start[self._words, chosen] < 0])
-        words, numbers = np.divmod(keys, SEGMENTATIONS)
-        made = Sequences.of(self.segment(self._spelling[w], j) for w, j in zip(words.tolist(), numbers.tolist()))
-        self._start[words, numbers] = made.starts[:-1] + len(self._pool)
-        self._length[words, numbers] = made.lengths
-        self._pool = np.concatenate([self._pool, made.ids])
+    def _add_missing_segmentations(self, choices: Int[np.ndarray, "N"]) -> None:
+        keys = np.unique((self._words * SEGMENTATIONS_PER_WORD + choices)[self._start[self._words, choices] < 0])
+        words, indices = np.divmod(keys, SEGMENTATIONS_PER_WORD)
+        added = Sequences.from_lists(
+            self.segment(self._spelling[w], j) for w, j in zip(words.tolist(), indices.tolist())
+        )
+        self._start[words, indices] = added.starts[:-1] + len(self._pool)
+        self._length[words, indices] = added.lengths
+        self._pool = np.concatenate([self._pool, added.ids])
 
 
-def _cut(tokenizer: Tokenizer, text: str) -> list[str]:
-    """A text as the words inside which merging happens."""
-    library = tokenizer.library
-    normal = library.normalizer.normalize_str(text) if library.normalizer else text
-    return [word for word, _ in library.pre_tokenizer.pre_tokenize_str(normal)]
+def _pre_tokenize(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Split a text into the words within which merges apply."""
+    library = tokenizer.backend_tokenizer
+    normalized = library.normalizer.normalize_str(text) if library.normalizer else text
+    return [word for word, _ in library.pre_tokenizer.pre_tokenize_str(normalized)]

@@ -1,4 +1,4 @@
-"""Plain text to learn a language from: documents from files, a part to validate with, and one long stream of ids."""
+"""Plain-text documents for language models: reading, validation split, encoding as one stream of token ids."""
 
 import re
 from collections.abc import Sequence
@@ -8,53 +8,64 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from regard.data.text.readers import fields_of, from_json, in_line, name_of, numbered_lines, read_text, stem_suffix
-from regard.data.text.special_tokens import Special
+from regard.data.text.readers import (
+    describe_fields,
+    display_name,
+    errors_at_line,
+    numbered_lines,
+    parse_json_line,
+    read_text,
+    uncompressed_suffix,
+)
+from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 
 VALIDATION_SHARE = 0.1
-# Long documents are encoded in parts of about so many characters, so many parts at once.
-PART, AT_ONCE = 1 << 15, 32
+# Long documents are encoded in parts of about PART_CHARS characters, PARTS_PER_BATCH at a time.
+PART_CHARS, PARTS_PER_BATCH = 1 << 15, 32
 _BETWEEN_WORDS = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
 
 
 def read_documents(files: Sequence[str | Path]) -> list[str]:
-    """Documents to learn from, one file after the other, plain or compressed; "-" is stdin.
+    """Read documents from files, plain or compressed; "-" is stdin.
 
-    A file is one document, character for character: only a BOM is removed, and CR LF becomes LF. A `.jsonl` file has a
-    document on each line, under "text". Documents with nothing but white space in them are left out.
+    A file is one document, unchanged except that a BOM is removed and CR LF becomes LF. A `.jsonl` file has one
+    document per line, in the field "text". Documents that contain only white space are left out.
     """
-    documents = [text for file in files for text in _in_one(file) if text and not text.isspace()]
+    documents = [text for file in files for text in _read_file(file) if text and not text.isspace()]
     if not documents:
-        names = " ".join(map(name_of, files)) or "No file"
-        raise RegardError(f"{names}: there is no text to learn from.", hint="Give a file with text in it.")
+        names = " ".join(map(display_name, files)) or "No file"
+        raise RegardError(f"{names}: there is no text.", hint="Provide a file that contains text.")
     return documents
 
 
-def _in_one(file: str | Path) -> list[str]:
-    if stem_suffix(file).lower() != ".jsonl":
+def _read_file(file: str | Path) -> list[str]:
+    if uncompressed_suffix(file).lower() != ".jsonl":
         return [read_text(file)]
     texts = []
     for number, line in numbered_lines(file, max_bytes=None):  # a document may be a book
         if line.strip():
-            with in_line(file, number):
-                texts.append(_text(line))
+            with errors_at_line(file, number):
+                texts.append(_parse_document(line))
     return texts
 
 
-def _text(line: str) -> str:
-    found = from_json(line)
-    text = found.get("text") if isinstance(found, dict) else None
+def _parse_document(line: str) -> str:
+    entry = parse_json_line(line)
+    text = entry.get("text") if isinstance(entry, dict) else None
     if not isinstance(text, str):
-        raise RegardError(f'no text under "text"; {fields_of(found)}.', hint='Write {"text": "…"} on every line.')
+        raise RegardError(
+            f'expected text in the field "text"; {describe_fields(entry)}.', hint='Write {"text": "…"} on every line.'
+        )
     return text
 
 
 def split_documents(documents: Sequence[str], share: float = VALIDATION_SHARE) -> tuple[list[str], list[str]]:
-    """Documents to train with, and the last `share` of the characters to validate with.
+    """Split documents into training and validation; validation gets the last `share` of the characters.
 
-    A single document is cut at that very character. Of several the last ones go, as many as come nearest to the share.
+    A single document is split at the exact character. Of several, the last ones go to validation, as many as come
+    closest to the share.
 
     >>> split_documents(["0123456789"], share=0.2)
     (['01234567'], ['89'])
@@ -62,48 +73,46 @@ def split_documents(documents: Sequence[str], share: float = VALIDATION_SHARE) -
     (['a b c', 'd'], ['e f'])
     """
     if not 0 < share < 1:
-        raise RegardError(
-            f"The share of the text to validate with lies between 0 and 1; it cannot be {share}.", hint="Give 0.1."
-        )
+        raise RegardError(f"The validation share must be between 0 and 1, exclusive (got {share}).", hint="Use 0.1.")
     documents = [text for text in documents if text]
     total = sum(map(len, documents))
     if total < 2:
         raise RegardError(
-            f"A text of {total} characters is too short to set some aside for validation.",
-            hint="Give more text, or validation files of their own.",
+            f"A text of {total} characters is too short for a validation split.",
+            hint="Provide more text, or separate validation files.",
         )
-    wanted = min(max(1, int(total * (1 - share))), total - 1)  # characters to train with
+    training_chars = min(max(1, int(total * (1 - share))), total - 1)
     if len(documents) == 1:
-        return [documents[0][:wanted]], [documents[0][wanted:]]
+        return [documents[0][:training_chars]], [documents[0][training_chars:]]
     ends = list(accumulate(map(len, documents)))[:-1]
-    count = 1 + min(range(len(ends)), key=lambda i: abs(ends[i] - wanted))
+    count = 1 + min(range(len(ends)), key=lambda i: abs(ends[i] - training_chars))
     return documents[:count], documents[count:]
 
 
-def encode_documents(documents: Sequence[str], tokenizer: Tokenizer, special: Special) -> Int[np.ndarray, "N"]:
-    """All documents as one stream of ids: each begins with `special.begin`, if there is one, and ends with `eos`.
+def encode_documents(documents: Sequence[str], tokenizer: Tokenizer, special: SpecialTokens) -> Int[np.ndarray, "N"]:
+    """Encode documents as one stream of ids. Each starts with `special.begin`, if set, and ends with `special.eos`.
 
     >>> tokenizer = Tokenizer.train(["a b c"], "word")
-    >>> encode_documents(["a b", "c"], tokenizer, Special(begin=2)).tolist()
+    >>> encode_documents(["a b", "c"], tokenizer, SpecialTokens(begin=2)).tolist()
     [2, 4, 5, 3, 2, 6, 3]
     """
-    # The library needs half a kilobyte a token while it encodes: a long text is given to it in parts, a few at a time.
-    # Not where a space at the beginning means nothing, or another thing than a space inside.
-    safe = tokenizer.encode("a b") == [*tokenizer.encode("a"), *tokenizer.encode(" b")]
-    parts = [_parts(document) if safe else [document] for document in documents]
+    # The tokenizers library needs half a kilobyte per token while it encodes, so long texts are encoded in parts, a few
+    # at a time. This is only safe if a space at the start of a text is encoded like one inside.
+    can_split = tokenizer.encode("a b") == [*tokenizer.encode("a"), *tokenizer.encode(" b")]
+    parts = [_split_parts(document) if can_split else [document] for document in documents]
     texts = [part for row in parts for part in row]
     encoded = (
         np.array(ids, np.int32)
-        for first in range(0, len(texts), AT_ONCE)
-        for ids in tokenizer.encode_batch(texts[first : first + AT_ONCE])
+        for first in range(0, len(texts), PARTS_PER_BATCH)
+        for ids in tokenizer.encode_batch(texts[first : first + PARTS_PER_BATCH])
     )
     begin, end = (np.array([] if one is None else [one], np.int32) for one in (special.begin, special.eos))
     return np.concatenate([one for row in parts for one in (begin, *(next(encoded) for _ in row), end)])
 
 
-def _parts(document: str) -> list[str]:
-    """A document cut before spaces between letters, where no token can span the cut; at least PART characters each."""
-    borders = [0]
-    while found := _BETWEEN_WORDS.search(document, borders[-1] + PART):
-        borders.append(found.start())
-    return [document[first:last] for first, last in pairwise([*borders, len(document)])]
+def _split_parts(document: str) -> list[str]:
+    """Split before spaces between letters, which no token spans, into parts of at least PART_CHARS characters."""
+    boundaries = [0]
+    while match := _BETWEEN_WORDS.search(document, boundaries[-1] + PART_CHARS):
+        boundaries.append(match.start())
+    return [document[first:last] for first, last in pairwise([*boundaries, len(document)])]

@@ -1,4 +1,4 @@
-"""Questions whose answers stand in a text: SQuAD's files, pieces that a model can read, and batches of them."""
+"""Extractive question answering: SQuAD files, windows over long contexts, batches."""
 
 import json
 import logging
@@ -12,26 +12,26 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from regard.data.batching.sequences import Sequences
-from regard.data.batching.text_batches import Texts, room
-from regard.data.text.labeled_texts import LabelledBatches
-from regard.data.text.readers import fields_of, name_of, read_text
-from regard.data.text.special_tokens import Special
+from regard.data.batching.text_batches import EncodedTexts, max_text_tokens
+from regard.data.text.labeled_texts import LabeledTextBatches
+from regard.data.text.readers import describe_fields, display_name, read_text
+from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 
 logger = logging.getLogger("regard")
 
-# A piece of context shares so many tokens with the next, but no more than half of its own.
+# Consecutive windows of a context share this many tokens, but at most half a window.
 OVERLAP = 128
-# No answer has more tokens. (Of PIAF's, 1 in 1000 would; at 30, which is usual for English, 18.)
-LONGEST = 48
+# Maximum length of an answer. (Of PIAF's answers, 1 in 1000 is longer; with 30, usual for English, 18 would be.)
+MAX_ANSWER_TOKENS = 48
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a context, and the answers that count as right, each with the character where it begins.
+    """A question about a context, and its accepted answers, each with the index of its first character.
 
-    A question without answers is one that the context does not answer.
+    A question without answers cannot be answered from its context.
     """
 
     id: str
@@ -41,195 +41,206 @@ class Question:
 
 
 def read_squad(file: str | Path) -> list[Question]:
-    """The questions of a JSON file laid out as SQuAD's, plain or compressed; "-" is stdin.
+    """Read the questions of a JSON file in SQuAD format, plain or compressed; "-" is stdin.
 
-    Both versions are read: a question of version 2 that `is_impossible` has no answers, plausible or not. An answer
-    that does not begin where the file says is taken from the nearest place where it does; the log says how many.
+    Both versions are supported: a question of version 2 with `is_impossible` has no answers, not even plausible ones.
+    An answer that does not start at the stated character is located at its nearest occurrence; the log states how many
+    questions are affected.
     """
-    name = name_of(file)
+    name = display_name(file)
     try:
-        found = json.loads(read_text(file))
+        content = json.loads(read_text(file))
     except json.JSONDecodeError as error:
         message = f"{name}, line {error.lineno}: not JSON ({error.msg} at column {error.colno})."
-        raise RegardError(message, hint="Give a file in the layout of SQuAD.") from None
+        raise RegardError(message, hint="Provide a file in SQuAD format.") from None
     except RecursionError:
-        raise RegardError(f"{name}: JSON nested too deeply.", hint="Give a file in the layout of SQuAD.") from None
+        raise RegardError(f"{name}: JSON nested too deeply.", hint="Provide a file in SQuAD format.") from None
     questions: dict[str, Question] = {}
-    moved = 0
-    for stated in _in_articles(found, name):
-        if stated.id in questions:
-            raise RegardError(f"{name}: two questions have the id {stated.id!r}.", hint="Give each its own.")
-        answers = tuple((text, _nearest(text, start, stated, name)) for text, start in stated.answers)
-        moved += answers != stated.answers
-        questions[stated.id] = replace(stated, answers=answers)
+    relocated = 0
+    for question in _parse_articles(content, name):
+        if question.id in questions:
+            raise RegardError(f"{name}: two questions have the id {question.id!r}.", hint="Make the ids unique.")
+        answers = tuple((text, _find_answer_start(text, start, question, name)) for text, start in question.answers)
+        relocated += answers != question.answers
+        questions[question.id] = replace(question, answers=answers)
     if not questions:
-        raise RegardError(f"{name}: there is no question in it.", hint="Give a file in the layout of SQuAD.")
-    if moved:
-        logger.warning("%s: %d questions have an answer that does not begin where the file says.", name, moved)
+        raise RegardError(f"{name}: the file contains no questions.", hint="Provide a file in SQuAD format.")
+    if relocated:
+        logger.warning("%s: %d questions have an answer that does not start at its answer_start.", name, relocated)
     return list(questions.values())
 
 
-def _nearest(text: str, start: int, question: Question, name: str) -> int:
-    """Where an answer begins: where the file says, or at the nearest place to that."""
+def _find_answer_start(text: str, start: int, question: Question, name: str) -> int:
+    """Start of an answer in its context: `start`, or the start of the nearest occurrence."""
     if start >= 0 and question.context.startswith(text, start):
         return start
-    places = [place.start() for place in re.finditer(f"(?={re.escape(text)})", question.context)]
-    if not places:
-        message = f"{name}, question {question.id}: the answer {text!r} does not stand in its context."
-        raise RegardError(message, hint="Give answers as they stand there, letter by letter.")
-    return min(places, key=lambda place: abs(place - start))
+    occurrences = [match.start() for match in re.finditer(f"(?={re.escape(text)})", question.context)]
+    if not occurrences:
+        message = f"{name}, question {question.id}: the answer {text!r} does not occur in its context."
+        raise RegardError(message, hint="Copy answers from the context, character by character.")
+    return min(occurrences, key=lambda position: abs(position - start))
 
 
-def _in_articles(found: Any, name: str) -> Iterator[Question]:
-    for i, article in enumerate(_get(found, "data", list, name), 1):
-        for j, paragraph in enumerate(_get(article, "paragraphs", list, f"{name}, article {i}"), 1):
-            where = f"{name}, article {i}, paragraph {j}"
-            context = _get(paragraph, "context", str, where)
-            for entry in _get(paragraph, "qas", list, where):
-                own_id = str(_get(entry, "id", str | int, where))
-                here = f"{name}, question {own_id}"
-                known = "answers" in entry and not entry.get("is_impossible")
-                answers = _get(entry, "answers", list, here) if known else []
+def _parse_articles(content: Any, name: str) -> Iterator[Question]:
+    for i, article in enumerate(_get_field(content, "data", list, name), 1):
+        for j, paragraph in enumerate(_get_field(article, "paragraphs", list, f"{name}, article {i}"), 1):
+            location = f"{name}, article {i}, paragraph {j}"
+            context = _get_field(paragraph, "context", str, location)
+            for entry in _get_field(paragraph, "qas", list, location):
+                question_id = str(_get_field(entry, "id", str | int, location))
+                place = f"{name}, question {question_id}"
+                has_answers = "answers" in entry and not entry.get("is_impossible")
+                answers = _get_field(entry, "answers", list, place) if has_answers else []
                 yield Question(
-                    own_id,
-                    _get(entry, "question", str, here),
+                    question_id,
+                    _get_field(entry, "question", str, place),
                     context,
-                    tuple((_get(one, "text", str, here), _get(one, "answer_start", int, here)) for one in answers),
+                    tuple(
+                        (_get_field(answer, "text", str, place), _get_field(answer, "answer_start", int, place))
+                        for answer in answers
+                    ),
                 )
 
 
-def _get(found: Any, name: str, kind: Any, where: str) -> Any:
-    value = found.get(name) if isinstance(found, dict) else None
+def _get_field(entry: Any, name: str, kind: Any, location: str) -> Any:
+    value = entry.get(name) if isinstance(entry, dict) else None
     if not isinstance(value, kind):
-        wanted = {list: "list", str: "text", int: "number"}.get(kind, "text or number")
+        expected = {list: "list", str: "text", int: "number"}.get(kind, "text or number")
         raise RegardError(
-            f'{where}: no {wanted} under "{name}"; {fields_of(found)}.', hint="Give a file in the layout of SQuAD."
+            f'{location}: no {expected} in the field "{name}"; {describe_fields(entry)}.',
+            hint="Provide a file in SQuAD format.",
         )
     return value
 
 
 @dataclass(frozen=True, eq=False)
-class QuestionPieces:
-    """Questions with as much of their contexts as the model takes at a time, as two texts are framed.
+class QuestionWindows:
+    """Questions, each paired with overlapping windows of its context that fit into the model.
 
     >>> tokenizer = Tokenizer.train(["who sat the cat sat there"], "word")
     >>> questions = [Question("1", "who sat", "the cat sat there", (("the cat", 0),))]
-    >>> special = Special(begin=2, end=3)
-    >>> pieces = QuestionPieces.of(questions, tokenizer, special, max_len=7, overlap=1, segments=True)
-    >>> [tokenizer.decode(pieces.texts.ids[i]) for i in range(len(pieces))]
+    >>> special = SpecialTokens(begin=2, end=3)
+    >>> windows = QuestionWindows.from_questions(questions, tokenizer, special, max_len=7, overlap=1, segments=True)
+    >>> [tokenizer.decode(windows.texts.ids[i]) for i in range(len(windows))]
     ['who sat the cat', 'who sat cat sat', 'who sat sat there']
-    >>> pieces.answers.tolist()
+    >>> windows.answers.tolist()
     [[4, 5], [0, 0], [0, 0]]
     """
 
-    texts: Texts
-    questions: Int[np.ndarray, "P"]
-    """the number of each piece's question"""
+    texts: EncodedTexts
+    question_indices: Int[np.ndarray, "P"]
+    """index of the question of each window"""
     answers: Int[np.ndarray, "P 2"]
-    """the first and the last token of the answer in the piece; twice the first token of all, where it is not in it"""
-    begins: Sequences
-    """where in the context each token begins; -1: nowhere"""
-    ends: Sequences
+    """positions of the first and last token of the answer in each window; (0, 0) if the window does not contain it"""
+    char_starts: Sequences
+    """start of each token in the context, in characters; -1 for tokens that are not part of the context"""
+    char_ends: Sequences
 
     @staticmethod
-    def of(
+    def from_questions(
         questions: Sequence[Question],
         tokenizer: Tokenizer,
-        special: Special,
+        special: SpecialTokens,
         *,
         max_len: int,
         segments: bool,
         overlap: int = OVERLAP,
-    ) -> "QuestionPieces":
-        """Pieces of at most `max_len` tokens; each shares `overlap` tokens of context with the next, or half of its own
-        where that is less. A question may fill half of a piece; what is longer is cut off. The answer is the first.
+    ) -> "QuestionWindows":
+        """Split contexts into windows of at most `max_len` tokens, question and special tokens included.
+
+        Consecutive windows share `overlap` tokens of context, or half a window if that is less. A question is truncated
+        to half a window. Only the first answer of a question is used.
         """
-        left = room(special, 2, max_len)
-        asked = tokenizer.encode_batch([one.question for one in questions])
-        contexts = list(dict.fromkeys(one.context for one in questions))  # many questions are asked about one
-        ids = dict(zip(contexts, tokenizer.encode_batch(contexts)))
-        places = {context: [place for _, place in tokenizer.pieces(context)] for context in contexts}
-        # where the context of a piece begins: after the frame's beginning, the question, its end, and what is between
-        before = len(special.framed([])) + (special.between is not None)
+        limit = max_text_tokens(special, 2, max_len)
+        question_ids = tokenizer.encode_batch([question.question for question in questions])
+        contexts = list(dict.fromkeys(question.context for question in questions))  # questions may share a context
+        context_ids = dict(zip(contexts, tokenizer.encode_batch(contexts)))
+        context_spans = {context: [span for _, span in tokenizer.encode_as_pieces(context)] for context in contexts}
+        # special tokens before the context: `begin`, the `end` of the question, and `between`
+        before = len(special.add_special_tokens([])) + (special.between is not None)
         after = 0 if special.end is None else 1
-        rows, numbers, answers, begins, ends = [], [], [], [], []
-        for number, one in enumerate(questions):
-            question = asked[number][: left // 2]
-            context = ids[one.context]
-            begin, end = ([place[i] for place in places[one.context]] for i in (0, 1))
-            answer = _tokens_of(one, begin, end)
-            size = left - len(question)
+        rows, indices, answers, char_starts, char_ends = [], [], [], [], []
+        for index, question in enumerate(questions):
+            asked = question_ids[index][: limit // 2]
+            context = context_ids[question.context]
+            starts, ends = ([span[i] for span in context_spans[question.context]] for i in (0, 1))
+            answer = _answer_token_span(question, starts, ends)
+            size = limit - len(asked)
             step = size - min(overlap, size // 2)
             for first in range(0, max(1, len(context) - size + step), step):
-                part = slice(first, first + size)
-                head = before + len(question)
-                rows.append((question, context[part]))
-                numbers.append(number)
-                inside = answer is not None and first <= answer[0] and answer[1] < first + size
-                answers.append([head - first + place for place in answer] if answer and inside else [0, 0])
-                begins.append([-1] * head + begin[part] + [-1] * after)
-                ends.append([-1] * head + end[part] + [-1] * after)
-        return QuestionPieces(
-            Texts.of(rows, special, segments=segments),
-            np.array(numbers, np.int64),
+                window = slice(first, first + size)
+                head = before + len(asked)
+                rows.append((asked, context[window]))
+                indices.append(index)
+                is_inside = answer is not None and first <= answer[0] and answer[1] < first + size
+                answers.append([head - first + position for position in answer] if answer and is_inside else [0, 0])
+                char_starts.append([-1] * head + starts[window] + [-1] * after)
+                char_ends.append([-1] * head + ends[window] + [-1] * after)
+        return QuestionWindows(
+            EncodedTexts.from_ids(rows, special, segments=segments),
+            np.array(indices, np.int64),
             np.array(answers, np.int64).reshape(-1, 2),
-            Sequences.of(begins),
-            Sequences.of(ends),
+            Sequences.from_lists(char_starts),
+            Sequences.from_lists(char_ends),
         )
 
     def __len__(self) -> int:
-        return len(self.questions)
+        return len(self.question_indices)
 
-    def best(
+    def extract_answers(
         self, questions: Sequence[Question], scores: Sequence[Float[np.ndarray, "n 2"]], *, empty: bool = False
     ) -> list[str]:
-        """The answer to each question, given for each token of each piece how likely an answer begins and ends there.
+        """The best answer to each question. `scores` are the start and end scores of every token of each window.
 
-        It is the run of at most LONGEST tokens of context whose two scores have the greatest sum, of all pieces. With
-        `empty` there may be none: where in every piece the first token of all, which is not of the context, has more.
+        The answer is the span of at most MAX_ANSWER_TOKENS context tokens with the highest sum of start and end score
+        over all windows of the question. With `empty`, the answer is "" if in every window the first token of the
+        sequence (the no-answer position) scores higher.
         """
-        found = [(-np.inf, "")] * len(questions)
-        nothing = [np.inf] * len(questions)
-        for piece, number in enumerate(self.questions.tolist()):
-            begins, ends = self.begins[piece], self.ends[piece]
-            own = np.asarray(scores[piece], np.float64)
-            nothing[number] = min(nothing[number], own[0].sum())
-            context = np.flatnonzero(begins >= 0)
+        best = [(-np.inf, "")] * len(questions)
+        no_answer = [np.inf] * len(questions)
+        for window, index in enumerate(self.question_indices.tolist()):
+            starts, ends = self.char_starts[window], self.char_ends[window]
+            window_scores = np.asarray(scores[window], np.float64)
+            no_answer[index] = min(no_answer[index], window_scores[0].sum())
+            context = np.flatnonzero(starts >= 0)
             if not len(context):
                 continue
-            sums = own[context, 0][:, None] + own[context, 1]
-            further = np.arange(len(context)) - np.arange(len(context))[:, None]  # the last token after the first
-            sums[(further < 0) | (further >= LONGEST)] = -np.inf
+            sums = window_scores[context, 0][:, None] + window_scores[context, 1]
+            distance = np.arange(len(context)) - np.arange(len(context))[:, None]  # from the first token to the last
+            sums[(distance < 0) | (distance >= MAX_ANSWER_TOKENS)] = -np.inf
             first, last = np.unravel_index(int(sums.argmax()), sums.shape)
-            text = questions[number].context[begins[context[first]] : ends[context[last]]]
-            found[number] = max(found[number], (float(sums[first, last]), text), key=lambda one: one[0])
-        return ["" if empty and score < none else text for (score, text), none in zip(found, nothing)]
+            text = questions[index].context[starts[context[first]] : ends[context[last]]]
+            best[index] = max(best[index], (float(sums[first, last]), text), key=lambda scored: scored[0])
+        return ["" if empty and score < limit else text for (score, text), limit in zip(best, no_answer)]
 
 
-def _tokens_of(question: Question, begins: Sequence[int], ends: Sequence[int]) -> tuple[int, int] | None:
-    """The first and the last token of the answer, in the whole context; None where there is none."""
+def _answer_token_span(question: Question, starts: Sequence[int], ends: Sequence[int]) -> tuple[int, int] | None:
+    """First and last token of the first answer in the context, given the character span of each token; None if there is
+    no answer."""
     if not question.answers:
         return None
-    text, start = question.answers[0]
-    stop = start + len(text)
-    inside = [i for i, (begin, end) in enumerate(zip(begins, ends)) if begin < stop and end > start]
+    text, answer_start = question.answers[0]
+    answer_end = answer_start + len(text)
+    inside = [i for i, (start, end) in enumerate(zip(starts, ends)) if start < answer_end and end > answer_start]
     return (inside[0], inside[-1]) if inside else None
 
 
-class AnswerBatches(LabelledBatches):
-    """Pieces in batches of similar length; the targets are the answer's two places in each, IGNORED for filling pieces.
+class AnswerBatches(LabeledTextBatches):
+    """Windows in batches of similar length. The targets are the first and last position of the answer; IGNORE_INDEX for
+    padding.
 
     >>> tokenizer = Tokenizer.train(["who the cat sat"], "word")
     >>> questions = [Question("1", "who", "the cat sat", (("cat", 4),))]
-    >>> pieces = QuestionPieces.of(questions, tokenizer, Special(begin=2, end=3), max_len=16, segments=True)
-    >>> [batch] = AnswerBatches(pieces, budget=16, max_len=16, seed=0).epoch(0)
+    >>> special = SpecialTokens(begin=2, end=3)
+    >>> windows = QuestionWindows.from_questions(questions, tokenizer, special, max_len=16, segments=True)
+    >>> [batch] = AnswerBatches(windows, budget=16, max_len=16, seed=0).epoch(0)
     >>> batch.inputs[1], batch.targets
     (tensor([0, 0, 0, 1, 1, 1, 1]), tensor([[4, 4]]))
     """
 
     def __init__(
-        self, pieces: QuestionPieces, *, budget: int, max_len: int, seed: int, constant_shapes: bool = False
+        self, windows: QuestionWindows, *, budget: int, max_len: int, seed: int, constant_shapes: bool = False
     ) -> None:
         super().__init__(
-            pieces.texts, pieces.answers, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes
+            windows.texts, windows.answers, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes
         )

@@ -1,4 +1,4 @@
-"""Sentence pairs from files: two parallel files, TSV, CSV or JSONL; plain or compressed; or standard input."""
+"""Readers of lines, tables and sentence pairs: parallel files, TSV, CSV or JSONL, plain or compressed, or stdin."""
 
 import csv
 import difflib
@@ -11,17 +11,17 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.data.text.compression import BROKEN, STDIN, SUFFIXES, open_input
+from regard.data.text.compression import CORRUPT_DATA_ERRORS, STDIN, SUFFIXES, open_input
 from regard.errors import RegardError
 
 logger = logging.getLogger("regard")
 
-Pair = tuple[str, str]
+TextPair = tuple[str, str]
 
-MAX_LINE = 1 << 20  # bytes
-_CHUNK = 1 << 20
+MAX_LINE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _PAIR_SUFFIXES = (".tsv", ".csv", ".jsonl")
-# Names of columns: a first row in which two of them head the two columns that are read is a header.
+# Known column names: a first row with two of them above the source and target columns is a header.
 _SOURCE_NAMES, _TARGET_NAMES = ("source", "src"), ("target", "tgt", "trg")
 _COLUMN_NAMES = """
     source src target tgt trg input output text text1 text2 sentence sentence1 sentence2 label translation original
@@ -30,7 +30,7 @@ _COLUMN_NAMES = """
     czech russian ukrainian turkish arabic hebrew hindi chinese japanese korean vietnamese hungarian finnish swedish
     danish norwegian romanian greek bulgarian latin esperanto
 """
-# ISO 639 codes, of two letters and of three, of languages that people have parallel text of.
+# ISO 639 codes (two and three letters) of languages for which parallel text exists.
 _LANGUAGE_CODES = """
     af am ar az be bg bn bs ca cs cy da de el en eo es et eu fa fi fr ga gl gu he hi hr hu hy id is it ja ka kk km kn
     ko la lo lt lv mk ml mn mr ms mt my ne nl no nb nn pa pl ps pt ro ru si sk sl sq sr sv sw ta te th tl tr uk ur uz
@@ -40,43 +40,44 @@ _LANGUAGE_CODES = """
 _KNOWN_NAMES, _KNOWN_CODES = frozenset(_COLUMN_NAMES.split()), frozenset(_LANGUAGE_CODES.split())
 
 
-def numbered_lines(file: str | Path, max_bytes: int | None = MAX_LINE) -> Iterator[tuple[int, str]]:
-    """The lines of a file ("-" is stdin), numbered from 1. Only a line feed ends a line; CR LF and a BOM are removed.
+def numbered_lines(file: str | Path, max_bytes: int | None = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file ("-" is stdin), numbered from 1. Lines end at LF only; CR before LF and a BOM are
+    removed.
 
-    Errors name the file, and the line where there is one. A line of more than `max_bytes` is an error; None: no limit
-    but that of compressed data (`EXPANSION_BYTES`).
+    Errors state the file and the line. A line of more than `max_bytes` is an error; with None, only the limit on
+    compressed data applies (`MAX_EXPANSION_BYTES`).
     """
     number = 0
-    with _errors_named(file, lambda: number):
+    with _convert_read_errors(file, lambda: number):
         with open_input(file) as stream:
-            _note_misnamed(file, stream.compression)
-            while raw := _raw_line(stream, max_bytes):
+            _warn_if_misnamed(file, stream.compression)
+            while raw := _read_raw_line(stream, max_bytes):
                 number += 1
                 if max_bytes is not None and len(raw) > max_bytes:
                     raise RegardError(
-                        f"{name_of(file)}, line {number}: longer than {max_bytes:,} bytes.",
+                        f"{display_name(file)}, line {number}: longer than {max_bytes:,} bytes.",
                         hint="Is it a text file, with one sentence per line?",
                     )
                 if number == 1:
                     raw = raw.removeprefix(b"\xef\xbb\xbf")
                 yield number, raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
         if number == 0:
-            raise RegardError(f"{name_of(file)} is empty.")
+            raise RegardError(f"{display_name(file)} is empty.")
 
 
-def _raw_line(stream: Any, max_bytes: int | None) -> bytes:
+def _read_raw_line(stream: Any, max_bytes: int | None) -> bytes:
     if max_bytes is not None:
         return stream.readline(max_bytes + 1)
-    parts = [stream.readline(_CHUNK)]
+    parts = [stream.readline(_CHUNK_BYTES)]
     while parts[-1] and not parts[-1].endswith(b"\n"):
-        parts.append(stream.readline(_CHUNK))
+        parts.append(stream.readline(_CHUNK_BYTES))
     return b"".join(parts)
 
 
 def read_text(file: str | Path) -> str:
-    """A whole text file with its line ends; "-" is stdin. A BOM is removed, CR LF becomes LF.
+    """Read a text file with its line breaks; "-" is stdin. A BOM is removed, CR LF becomes LF.
 
-    Lines may have any length; compressed data are bounded (`EXPANSION_BYTES`).
+    Lines may have any length; compressed data is limited (`MAX_EXPANSION_BYTES`).
     """
     parts: list[bytes] = []
     data = b""
@@ -88,62 +89,62 @@ def read_text(file: str | Path) -> str:
             return data.count(b"\n", 0, error.start) + 1
         return sum(part.count(b"\n") for part in parts)
 
-    with _errors_named(file, line):
+    with _convert_read_errors(file, line):
         with open_input(file) as stream:
-            _note_misnamed(file, stream.compression)
-            while part := stream.read(_CHUNK):
+            _warn_if_misnamed(file, stream.compression)
+            while part := stream.read(_CHUNK_BYTES):
                 parts.append(part)
         data = b"".join(parts)
         if not data:
-            raise RegardError(f"{name_of(file)} is empty.")
+            raise RegardError(f"{display_name(file)} is empty.")
         return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8").replace("\r\n", "\n")
 
 
 @contextmanager
-def _errors_named(file: str | Path, line: Callable[[], int]) -> Iterator[None]:
-    """Errors of reading as sentences; `line` gives the number of the line that was read last."""
-    name = name_of(file)
+def _convert_read_errors(file: str | Path, line: Callable[[], int]) -> Iterator[None]:
+    """Convert exceptions while reading into RegardErrors; `line` returns the number of the last line read."""
+    name = display_name(file)
     try:
         yield
     except FileNotFoundError:
-        raise RegardError(f"There is no file {name}.", hint=_near(Path(file))) from None
+        raise RegardError(f"There is no file {name}.", hint=_suggest_file(Path(file))) from None
     except UnicodeDecodeError:
         hint = "Convert it: iconv -f ENCODING -t UTF-8 FILE."
         if (suffix := Path(file).suffix) in SUFFIXES:
-            hint = f"Nor is it {SUFFIXES[suffix]} data, as {suffix} says. Download or compress the file again."
+            hint = f"It is not {SUFFIXES[suffix]} data either, despite {suffix}. Download or compress the file again."
         raise RegardError(f"{name}, line {line()}: not UTF-8.", hint=hint) from None
     except OSError as error:
-        if isinstance(error, BROKEN) or error.errno is None:
-            raise _broken(name, line(), error) from None
+        if isinstance(error, CORRUPT_DATA_ERRORS) or error.errno is None:
+            raise _corrupt_data_error(name, line(), error) from None
         raise RegardError(f"{name} cannot be read: {error.strerror or error}.") from None
-    except BROKEN as error:
-        raise _broken(name, line(), error) from None
+    except CORRUPT_DATA_ERRORS as error:
+        raise _corrupt_data_error(name, line(), error) from None
 
 
-def _broken(name: str, line: int, error: Exception) -> RegardError:
+def _corrupt_data_error(name: str, line: int, error: Exception) -> RegardError:
     return RegardError(
-        f"{name}: broken compressed data after line {line} ({error}).", hint="Download or compress the file again."
+        f"{name}: corrupt compressed data after line {line} ({error}).", hint="Download or compress the file again."
     )
 
 
-def _note_misnamed(file: str | Path, found: str) -> None:
-    stated = "" if file == STDIN else SUFFIXES.get(Path(file).suffix, "")
-    if stated and not found:
-        logger.warning("%s: not %s data, as its name says; it is read as plain text.", file, stated)
-    elif stated != found and file != STDIN:
-        logger.warning("%s: %s data, though its name does not say so; it is decompressed.", file, found)
+def _warn_if_misnamed(file: str | Path, compression: str) -> None:
+    expected = "" if file == STDIN else SUFFIXES.get(Path(file).suffix, "")
+    if expected and not compression:
+        logger.warning("%s: not %s data, despite its suffix; it is read as plain text.", file, expected)
+    elif expected != compression and file != STDIN:
+        logger.warning("%s: %s data, despite its suffix; it is decompressed.", file, compression)
 
 
-def name_of(file: str | Path) -> str:
-    """What errors call a file."""
+def display_name(file: str | Path) -> str:
+    """Name of a file in error messages."""
     return "stdin" if file == STDIN else str(file)
 
 
 @contextmanager
-def in_line(file: str | Path, number: int) -> Iterator[None]:
-    """An error from inside names the line and the file that it is about.
+def errors_at_line(file: str | Path, number: int) -> Iterator[None]:
+    """Prefix errors raised inside with the file and line.
 
-    >>> with in_line("a.tsv", 3):
+    >>> with errors_at_line("a.tsv", 3):
     ...     raise RegardError("no tab.")
     Traceback (most recent call last):
     regard.errors.RegardError: a.tsv, line 3: no tab.
@@ -151,11 +152,11 @@ def in_line(file: str | Path, number: int) -> Iterator[None]:
     try:
         yield
     except RegardError as error:
-        raise RegardError(f"{name_of(file)}, line {number}: {error.message}", error.hint) from None
+        raise RegardError(f"{display_name(file)}, line {number}: {error.message}", error.hint) from None
 
 
-def _near(path: Path) -> str:
-    """Which file may have been meant."""
+def _suggest_file(path: Path) -> str:
+    """Hint for a missing file: files with similar names."""
     if not path.parent.is_dir():
         return f"There is no folder {path.parent} either."
     near = difflib.get_close_matches(path.name, [one.name for one in path.parent.iterdir()], n=3)
@@ -163,12 +164,12 @@ def _near(path: Path) -> str:
 
 
 def read_lines(file: str | Path) -> list[str]:
-    """The lines of a text file, plain or compressed; "-" is stdin."""
+    """Read the lines of a text file, plain or compressed; "-" is stdin."""
     return [line for _, line in numbered_lines(file)]
 
 
-def stem_suffix(file: str | Path) -> str:
-    """The suffix without the compression's: .tsv for pairs.tsv.gz."""
+def uncompressed_suffix(file: str | Path) -> str:
+    """Suffix of a file name, ignoring that of its compression: .tsv for pairs.tsv.gz."""
     path = Path(file)
     return (path.with_suffix("") if path.suffix in SUFFIXES else path).suffix
 
@@ -176,209 +177,223 @@ def stem_suffix(file: str | Path) -> str:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
-    """A row of a TSV or CSV file as fields, or a line of a JSONL file as `value`; `number` is the line it ends in."""
+class TableRow(NamedTuple):
+    """Row of a TSV or CSV file (`fields`) or line of a JSONL file (`value`); `number` is the line where it ends."""
 
     number: int
     fields: list[str] | None
     value: Any = None
 
 
-def table_rows(file: str | Path) -> Iterator[Row]:
-    """The rows of a `.tsv`, `.csv` or `.jsonl` file. Others, and stdin, are JSONL if they begin with "{", else TSV.
+def table_rows(file: str | Path) -> Iterator[TableRow]:
+    """Yield the rows of a `.tsv`, `.csv` or `.jsonl` file. Other files and stdin are JSONL if they start with "{",
+    otherwise TSV.
 
-    An empty line is a row without fields. CSV is quoted as RFC 4180 says; in TSV, quotes are text.
+    An empty line is a row without fields. CSV is quoted according to RFC 4180; in TSV, quotes are ordinary characters.
     """
-    kind = stem_suffix(file).lower()
+    kind = uncompressed_suffix(file).lower()
     if kind == ".csv":
         yield from _csv_rows(file)
         return
     for number, line in numbered_lines(file):
         if not line.strip():
-            yield Row(number, [])
+            yield TableRow(number, [])
             continue
         if kind not in (".tsv", ".jsonl"):
             kind = ".jsonl" if line.lstrip().startswith("{") else ".tsv"
         if kind == ".tsv":
-            yield Row(number, line.split("\t"))
+            yield TableRow(number, line.split("\t"))
         else:
-            with in_line(file, number):
-                found = from_json(line)
-            yield Row(number, None, found)
+            with errors_at_line(file, number):
+                value = parse_json_line(line)
+            yield TableRow(number, None, value)
 
 
-def _csv_rows(file: str | Path) -> Iterator[Row]:
+def _csv_rows(file: str | Path) -> Iterator[TableRow]:
     reader = csv.reader((line + "\n" for _, line in numbered_lines(file)), strict=True)
     try:
         for fields in reader:
-            yield Row(reader.line_num, fields if any(field.strip() for field in fields) else [])
+            yield TableRow(reader.line_num, fields if any(field.strip() for field in fields) else [])
     except csv.Error as error:
-        message = f"{name_of(file)}, line {reader.line_num}: not CSV ({error})."
-        raise RegardError(message, hint='Quote fields as in "a, b", and double the quotes inside.') from None
+        message = f"{display_name(file)}, line {reader.line_num}: not CSV ({error})."
+        raise RegardError(message, hint='Quote fields like "a, b", and double quotes inside a field.') from None
 
 
-def named_rows(file: str | Path) -> list[tuple[int, dict[str, str]]]:
-    """The rows of a CSV or TSV file by the names of its header, in lower case, and the line that each one ends in."""
+def read_named_rows(file: str | Path) -> list[tuple[int, dict[str, str]]]:
+    """Read a CSV or TSV file with a header: the line number of each row, and its fields by lower-case column name."""
     rows = [(row.number, row.fields) for row in table_rows(file) if row.fields]
     names = [name.strip().lower() for name in rows.pop(0)[1]] if rows else []
-    found = []
+    named = []
     for number, fields in rows:
-        with in_line(file, number):
+        with errors_at_line(file, number):
             if len(fields) != len(names):
-                raise RegardError(f"{len(fields)} columns, where the header has {len(names)}.", "Fix that line.")
-        found.append((number, dict(zip(names, (field.strip() for field in fields)))))
-    return found
+                raise RegardError(
+                    f"expected {len(names)} columns as in the header, got {len(fields)}.", "Fix the line."
+                )
+        named.append((number, dict(zip(names, (field.strip() for field in fields)))))
+    return named
 
 
-def column_places(names: Sequence[str], header: Sequence[str]) -> list[int]:
-    """The places, from 0, of columns given by their names in a header or by numbers from 1.
+def column_indices(names: Sequence[str], header: Sequence[str]) -> list[int]:
+    """Indices of columns given by name, as in the header, or by number from 1.
 
-    >>> column_places(["fr", "1"], ["en", "fr"])
+    >>> column_indices(["fr", "1"], ["en", "fr"])
     [1, 0]
     """
     known = [name.strip().lower() for name in header]
-    places = []
+    indices = []
     for name in names:
         if name.strip().lower() in known:
-            places.append(known.index(name.strip().lower()))
+            indices.append(known.index(name.strip().lower()))
         elif name.isdecimal() and int(name):
-            places.append(int(name) - 1)
+            indices.append(int(name) - 1)
         else:
             listed = ", ".join(header[:10]) + (", …" if len(header) > 10 else "")
-            raise RegardError(f"no column {name!r} in the first row ({listed}).", hint="Name columns or count from 1.")
-    return places
+            raise RegardError(
+                f"no column {name!r} in the first row ({listed}).", hint="Use column names, or numbers from 1."
+            )
+    return indices
 
 
-def names_columns(columns: Sequence[str], header: Sequence[str]) -> bool:
-    """Whether a first row is a header because it has a column of one of these names.
+def has_named_column(columns: Sequence[str], header: Sequence[str]) -> bool:
+    """Whether a first row contains one of these column names, and so is a header. Numbers do not count.
 
-    >>> names_columns(["en", "2"], ["en", "fr"]), names_columns(["1", "2"], ["en", "fr"])
+    >>> has_named_column(["en", "2"], ["en", "fr"]), has_named_column(["1", "2"], ["en", "fr"])
     (True, False)
     """
     known = [name.strip().lower() for name in header]
     return any(name.strip().lower() in known for name in columns if not name.isdecimal())
 
 
-def note_header(file: str | Path, header: Sequence[str]) -> None:
-    """Say that a first row is a header."""
-    logger.warning('%s: first line "%s" is a header and is skipped.', name_of(file), "<TAB>".join(header))
+def warn_header_skipped(file: str | Path, header: Sequence[str]) -> None:
+    """Log that the first row is a header and is skipped."""
+    logger.warning('%s: first line "%s" is a header and is skipped.', display_name(file), "<TAB>".join(header))
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------
 
 
-def read_pairs(files: Sequence[str | Path], columns: Sequence[str] | None = None) -> list[Pair]:
-    """Pairs of source and target.
+def read_pairs(files: Sequence[str | Path], columns: Sequence[str] | None = None) -> list[TextPair]:
+    """Read pairs of source and target texts.
 
-    - Two parallel files: line n of one belongs to line n of the other.
-    - `.tsv` and `.csv` files: source and target in the first two columns; further ones are ignored. A first row that
-      is a header (column names such as source and target, or language codes) is skipped, and said to be. Several files
-      are read one after the other.
-    - `.jsonl` files: objects with "source" and "target", by themselves or inside "translation". Likewise several.
-    - One file of another name, or stdin ("-"): JSONL if it begins with "{", otherwise TSV.
+    - Two parallel files: line n of one is the translation of line n of the other.
+    - `.tsv` and `.csv` files: source and target in the first two columns; further columns are ignored. A header
+      (column names such as source and target, or language codes) is detected, logged and skipped. Several files are
+      concatenated.
+    - `.jsonl` files: objects with "source" and "target", at the top level or inside "translation". Several files are
+      concatenated.
+    - One file with another suffix, or stdin ("-"): JSONL if it starts with "{", otherwise TSV.
 
-    `columns` are the two that are read: by their names in the header, or the fields of JSONL (("en", "fr")); or, in
-    tables, by their numbers from 1 (("2", "1")). An empty line is a pair of empty sentences: cleaning counts and
-    removes it.
+    `columns` selects source and target: column names of the header or fields of JSONL (("en", "fr")), or column numbers
+    from 1 (("2", "1")). An empty line is a pair of empty sentences, which cleaning counts and removes.
     """
     if columns and len(columns) != 2:
         raise RegardError(
-            f"{len(columns)} columns for pairs.", hint="Name two: that of the source, that of the target."
+            f"Sentence pairs need two columns (got {len(columns)}).", hint="Name the source and the target column."
         )
-    if len(files) == 2 and not all(stem_suffix(file) in _PAIR_SUFFIXES for file in files):
+    if len(files) == 2 and not all(uncompressed_suffix(file) in _PAIR_SUFFIXES for file in files):
         if columns:
-            raise RegardError("Columns are for TSV, CSV and JSONL; two parallel files have none.")
-        return _parallel(*files)
-    if len(files) == 1 or (files and all(stem_suffix(file) in _PAIR_SUFFIXES for file in files)):
-        return [pair for file in files for pair in _pairs_in(file, tuple(columns or ()))]
+            raise RegardError(
+                "Two parallel files have no columns.", hint="Use columns with TSV, CSV and JSONL files only."
+            )
+        return _read_parallel(*files)
+    if len(files) == 1 or (files and all(uncompressed_suffix(file) in _PAIR_SUFFIXES for file in files)):
+        return [pair for file in files for pair in _read_pair_table(file, tuple(columns or ()))]
     raise RegardError(
-        f"Sentence pairs come from two parallel files or from .tsv, .csv and .jsonl files, not from {len(files)} files"
+        f"Expected two parallel files, or .tsv, .csv and .jsonl files, got {len(files)} files"
         + (f" like {files[0]}." if files else "."),
-        hint="Give the source file and the target file, or source<TAB>target in one.",
+        hint="Pass a source file and a target file, or one file with source<TAB>target lines.",
     )
 
 
-def _parallel(source: str | Path, target: str | Path) -> list[Pair]:
+def _read_parallel(source: str | Path, target: str | Path) -> list[TextPair]:
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
         raise RegardError(
             f"{source} has {len(sources)} lines, but {target} has {len(targets)}.",
             hint=f"Line n of one must be the translation of line n of the other; "
-            f"line {min(len(sources), len(targets)) + 1} has no partner.",
+            f"line {min(len(sources), len(targets)) + 1} has no counterpart.",
         )
     return list(zip(sources, targets))
 
 
-def _pairs_in(file: str | Path, columns: tuple[str, ...]) -> Iterator[Pair]:
+def _read_pair_table(file: str | Path, columns: tuple[str, ...]) -> Iterator[TextPair]:
     rows = table_rows(file)
     head = list(islice(rows, 2))
-    places, is_csv = [0, 1], stem_suffix(file).lower() == ".csv"
+    indices, is_csv = [0, 1], uncompressed_suffix(file).lower() == ".csv"
     if head and head[0].fields:
-        with in_line(file, head[0].number):
-            places, is_header = _pair_places(columns, *(row.fields or [] for row in head))
+        with errors_at_line(file, head[0].number):
+            indices, is_header = _find_pair_columns(columns, *(row.fields or [] for row in head))
         if is_header:
-            note_header(file, head[0].fields)
+            warn_header_skipped(file, head[0].fields)
             del head[0]
     for row in chain(head, rows):
-        with in_line(file, row.number):
+        with errors_at_line(file, row.number):
             if row.fields is None:
-                pair = _pair_of_object(row.value, columns)
+                pair = _pair_from_object(row.value, columns)
             else:
-                pair = _pair_of_fields(row.fields, places, is_csv) if row.fields else ("", "")
+                pair = _pair_from_fields(row.fields, indices, is_csv) if row.fields else ("", "")
         yield pair
 
 
-def _pair_places(columns: Sequence[str], first: Sequence[str], second: Sequence[str] = ()) -> tuple[list[int], bool]:
-    """Where source and target are in a table with these first two rows, and whether the first is a header."""
-    names = [name.strip().lower() for name in first]
+def _find_pair_columns(
+    columns: Sequence[str], first_row: Sequence[str], second_row: Sequence[str] = ()
+) -> tuple[list[int], bool]:
+    """Indices of the source and target columns, and whether the first row is a header."""
+    names = [name.strip().lower() for name in first_row]
     if columns:
-        places = column_places(columns, first)
-        return places, names_columns(columns, first) or _is_header(names, second, places)
+        indices = column_indices(columns, first_row)
+        return indices, has_named_column(columns, first_row) or _is_header(names, second_row, indices)
     for source in _SOURCE_NAMES:
         for target in _TARGET_NAMES:
             if source in names and target in names:
                 return [names.index(source), names.index(target)], True
-    return [0, 1], _is_header(names, second, [0, 1])
+    return [0, 1], _is_header(names, second_row, [0, 1])
 
 
-def _is_header(names: Sequence[str], second: Sequence[str], places: Sequence[int]) -> bool:
-    """Whether the columns at two places are headed by names that are known, or by language codes above longer text."""
-    if max(places) >= len(names):
+def _is_header(names: Sequence[str], second_row: Sequence[str], indices: Sequence[int]) -> bool:
+    """Whether both columns have known names, or language codes above longer text."""
+    if max(indices) >= len(names):
         return False
-    heads = [names[place] for place in places]
-    is_code = [re.split("[-_]", head)[0] in _KNOWN_CODES for head in heads]
-    if heads[0] == heads[1] or not all(head in _KNOWN_NAMES or code for head, code in zip(heads, is_code)):
+    selected = [names[index] for index in indices]
+    is_code = [re.split("[-_]", name)[0] in _KNOWN_CODES for name in selected]
+    if selected[0] == selected[1] or not all(name in _KNOWN_NAMES or code for name, code in zip(selected, is_code)):
         return False
-    return not any(is_code) or (max(places) < len(second) and all(len(second[place].strip()) > 3 for place in places))
+    if not any(is_code):
+        return True
+    return max(indices) < len(second_row) and all(len(second_row[index].strip()) > 3 for index in indices)
 
 
-def _pair_of_fields(fields: Sequence[str], places: Sequence[int], is_csv: bool) -> Pair:
-    if len(fields) <= max(places):
-        found = "no tab" if len(fields) == 1 and not is_csv else f"only {len(fields)} column{'s' * (len(fields) > 1)}"
-        raise RegardError(f"{found}.", hint=f"Write source{',' if is_csv else '<TAB>'}target on every line.")
-    return fields[places[0]], fields[places[1]]
+def _pair_from_fields(fields: Sequence[str], indices: Sequence[int], is_csv: bool) -> TextPair:
+    if len(fields) <= max(indices):
+        has_no_tab = len(fields) == 1 and not is_csv
+        problem = "no tab" if has_no_tab else f"only {len(fields)} column{'s' * (len(fields) > 1)}"
+        raise RegardError(f"{problem}.", hint=f"Write source{',' if is_csv else '<TAB>'}target on every line.")
+    return fields[indices[0]], fields[indices[1]]
 
 
-def from_json(line: str) -> Any:
-    """What a line of JSONL holds."""
+def parse_json_line(line: str) -> Any:
+    """Parse a line of a JSONL file."""
     try:
         return json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
-        why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        raise RegardError(f"not JSON ({why}).", hint="Write one object per line.") from None
+        detail = "nested too deeply"
+        if isinstance(error, json.JSONDecodeError):
+            detail = f"{error.msg} at column {error.colno}"
+        raise RegardError(f"not JSON ({detail}).", hint="Write one object per line.") from None
 
 
-def fields_of(found: Any) -> str:
-    """What an error says of an object that lacks something."""
-    return f"it has {', '.join(found) or 'no fields'}" if isinstance(found, dict) else "it is not an object"
+def describe_fields(entry: Any) -> str:
+    """Describe the fields of a JSON value, for error messages about missing fields."""
+    return f"it has {', '.join(entry) or 'no fields'}" if isinstance(entry, dict) else "it is not an object"
 
 
-def _pair_of_object(found: Any, columns: Sequence[str]) -> Pair:
+def _pair_from_object(entry: Any, columns: Sequence[str]) -> TextPair:
     names = columns or ("source", "target")
-    if isinstance(found, dict) and isinstance(found.get("translation"), dict):
-        found = found["translation"]
-    source, target = (found.get(name) if isinstance(found, dict) else None for name in names)
+    if isinstance(entry, dict) and isinstance(entry.get("translation"), dict):
+        entry = entry["translation"]
+    source, target = (entry.get(name) if isinstance(entry, dict) else None for name in names)
     if not isinstance(source, str) or not isinstance(target, str):
-        message = f'no text under "{names[0]}" and "{names[1]}"; {fields_of(found)}.'
+        message = f'expected text in the fields "{names[0]}" and "{names[1]}"; {describe_fields(entry)}.'
         raise RegardError(message, hint="Name the two fields: --columns SOURCE TARGET")
     return source, target

@@ -1,24 +1,24 @@
-"""The ids that mean something to a program: where texts begin and end, what is filled up, what is hidden."""
+"""Special token ids: padding, unknown, begin and end of a text, mask."""
 
 from dataclasses import dataclass
 
 from regard.ranges import Natural, check_ranges
 
-SPECIALS = ("<pad>", "<unk>", "<sos>", "<eos>")
+SPECIAL_TOKEN_NAMES = ("<pad>", "<unk>", "<sos>", "<eos>")
 PAD, UNK, SOS, EOS = range(4)
-# Where a tokeniser has it, its id is 4.
-MASK_NAME = "<mask>"
+# Id 4 in tokenizers that have a mask token.
+MASK_TOKEN = "<mask>"
 
 
 @dataclass(frozen=True)
-class Special:
-    """The special ids of a model: by default those of models trained here; imported ones state theirs.
+class SpecialTokens:
+    """Special token ids of a model. The defaults are those of models trained with Regard; imported models set theirs.
 
-    `begin` and `end` frame each text that is read, and `between`, if any, comes before a second one (RoBERTa); `sos`
-    begins what is written and `forced`, if any, comes after it; `eos` ends it.
+    `begin` and `end` surround each input text, and `between`, if set, precedes the second text of a pair (RoBERTa).
+    Decoder output starts with `sos`, followed by `forced` if set (forced BOS token), and ends with `eos`.
 
-    >>> special = Special(begin=7, end=8, between=8)
-    >>> special.framed([5, 6]) + special.second([4])
+    >>> special = SpecialTokens(begin=7, end=8, between=8)
+    >>> special.add_special_tokens([5, 6]) + special.add_special_tokens_to_second([4])
     [7, 5, 6, 8, 8, 4, 8]
     """
 
@@ -35,22 +35,26 @@ class Special:
     def __post_init__(self) -> None:
         check_ranges(self, "special.")
 
-    def framed(self, ids: list[int]) -> list[int]:
-        """A text as the model reads it."""
-        return [*_some(self.begin), *ids, *_some(self.end)]
+    def add_special_tokens(self, ids: list[int]) -> list[int]:
+        """Surround the ids of an input text with `begin` and `end`."""
+        return [*_optional(self.begin), *ids, *_optional(self.end)]
 
-    def second(self, ids: list[int]) -> list[int]:
-        """A text after another that is framed: it has an end of its own, and no beginning."""
-        return [*_some(self.between), *ids, *_some(self.end)]
+    def add_special_tokens_to_second(self, ids: list[int]) -> list[int]:
+        """Surround the ids of the second text of a pair with `between` and `end`."""
+        return [*_optional(self.between), *ids, *_optional(self.end)]
 
-    def begun(self, ids: list[int]) -> list[int]:
-        """A text as the model writes it, without its end."""
-        return [self.sos, *_some(self.forced), *ids]
-
-
-def _some(number: int | None) -> list[int]:
-    return [] if number is None else [number]
+    def make_decoder_input(self, ids: list[int]) -> list[int]:
+        """Decoder input for the ids of a target text: `sos`, `forced` if set, and the ids, without `eos`."""
+        return [self.sos, *_optional(self.forced), *ids]
 
 
-# What each kind of model trained here is given: a source to translate, a text to go on with, a text to read.
-TRANSLATING, WRITING, READING = Special(end=EOS), Special(begin=SOS), Special(begin=SOS, end=EOS, mask=len(SPECIALS))
+def _optional(token: int | None) -> list[int]:
+    return [] if token is None else [token]
+
+
+# Defaults of translators, language models and text encoders trained with Regard.
+SEQ2SEQ_TOKENS, CAUSAL_LM_TOKENS, ENCODER_TOKENS = (
+    SpecialTokens(end=EOS),
+    SpecialTokens(begin=SOS),
+    SpecialTokens(begin=SOS, end=EOS, mask=len(SPECIAL_TOKEN_NAMES)),
+)

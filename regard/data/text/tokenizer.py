@@ -1,6 +1,6 @@
-"""Text to ids and back: tokenisers of words, characters, subwords and bytes, trained on the data at hand.
+"""Tokenizers: words, characters, subwords (BPE) and bytes, trained on the user's data.
 
-The work is done by the `tokenizers` library and saved in its own format, so that other tools read our files.
+They wrap the `tokenizers` library and are saved in its format, so that other tools can read the files.
 """
 
 import json
@@ -14,62 +14,62 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.data.text.special_tokens import MASK_NAME, SPECIALS, UNK
+from regard.data.text.special_tokens import MASK_TOKEN, SPECIAL_TOKEN_NAMES, UNK
 from regard.errors import RegardError
-from regard.files import read_file, write_whole
+from regard.files import read_file, write_atomically
 
-# The sign that begins a word in the vocabulary, so that decoding knows where the spaces were.
+# Marks the start of a word in the vocabulary, so that decoding restores spaces.
 SPACE = "▁"
 _LETTER = r"[\p{L}\p{M}\p{N}]"
-# Text that was tokenised by the Moses scripts has entities in its words: d&apos; is one word, &quot; another.
+# Text tokenized by the Moses scripts contains entities: d&apos; is one word, &quot; another.
 _ENTITY = r"&(?:[a-z]+|#[0-9]+);"
 _HYPHEN = rf"(?<={_LETTER})-(?={_LETTER})"
 
 
-def _words(*parts: str) -> pre_tokenizers.PreTokenizer:
-    """Words made of `parts`, an apostrophe closing the word before it (l'|homme); every other sign by itself.
+def _word_pre_tokenizer(*parts: str) -> pre_tokenizers.PreTokenizer:
+    """Pre-tokenizer for words made of `parts`. An apostrophe ends the word before it (l'|homme); every other character
+    is a word by itself.
 
-    The names of the special tokens fall apart in this ("<", "pad", ">"), so no text can spell one.
+    Names of special tokens are split ("<", "pad", ">"), so that no text can produce one.
     """
     pattern = rf"{SPACE}?(?:{'|'.join(parts)})+['’]?|{SPACE}?[^{SPACE}]|{SPACE}"
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
     return pre_tokenizers.Sequence([pre_tokenizers.Metaspace(SPACE), split])
 
 
-# How each kind cuts a text before it looks at the vocabulary. No two are alike, so a saved file says its kind.
+# Pre-tokenizer of each kind. They are all different, so that the kind can be inferred from a saved file.
 _PRE_TOKENIZERS: dict[str, pre_tokenizers.PreTokenizer] = {
-    "word": _words(_LETTER, _ENTITY),
+    "word": _word_pre_tokenizer(_LETTER, _ENTITY),
     "space": pre_tokenizers.Metaspace(SPACE),
-    "char": pre_tokenizers.Split(Regex(r"(?m)."), "isolated"),  # (?m): here, that a dot is a line end too
-    "bpe": _words(_LETTER, _ENTITY, _HYPHEN),  # whether t-shirt is one piece, its frequency decides
+    "char": pre_tokenizers.Split(Regex(r"(?m)."), "isolated"),  # (?m) means here that a dot also matches a newline
+    "bpe": _word_pre_tokenizer(_LETTER, _ENTITY, _HYPHEN),  # t-shirt becomes one token if it is frequent
     "bytes": pre_tokenizers.ByteLevel(add_prefix_space=False),
 }
-KINDS = tuple(_PRE_TOKENIZERS)
-# A tokeniser of another program, which came with an imported model.
-FOREIGN = "foreign"
+TOKENIZER_KINDS = tuple(_PRE_TOKENIZERS)
+# Tokenizer of an imported model, not trained with Regard.
+FOREIGN_KIND = "foreign"
 
 
-def _decoder(kind: str, line_ends: bool = False) -> decoders.Decoder:
-    special = {"char": decoders.Fuse(), "bytes": decoders.ByteLevel()}
-    if line_ends:
+def _make_decoder(kind: str, keep_newlines: bool = False) -> decoders.Decoder:
+    if keep_newlines:
         return decoders.Sequence([decoders.Metaspace(SPACE), decoders.Fuse(), decoders.Replace("\n ", "\n")])
-    return special.get(kind, decoders.Metaspace(SPACE))
+    return {"char": decoders.Fuse(), "bytes": decoders.ByteLevel()}.get(kind, decoders.Metaspace(SPACE))
 
 
-def _normalizer(
-    kind: str, lowercase: bool, exact: bool = False, line_ends: bool = False
+def _make_normalizer(
+    kind: str, lowercase: bool, exact: bool = False, keep_newlines: bool = False
 ) -> normalizers.Normalizer | None:
     steps: list[normalizers.Normalizer] = []
     if exact:
         return normalizers.Lowercase() if lowercase else None
-    if kind not in ("bytes", "space"):  # bytes are exact; for "space", signs are symbols, not to be recomposed
-        # Characters are taken apart: accents by themselves, and the thousands of Hangul syllables as their few letters.
+    if kind not in ("bytes", "space"):  # bytes are exact; with "space", symbols must not be recomposed
+        # Characters are decomposed: accents become separate, and thousands of Hangul syllables become a few letters.
         steps.append(normalizers.NFD() if kind == "char" else normalizers.NFC())
     if lowercase:
         steps.append(normalizers.Lowercase())
-    if line_ends:
-        # ^ and $ match at every line here: spaces at both ends of a line are removed. A space after each line end makes
-        # the first word of a line the same token as elsewhere; the decoder removes it.
+    if keep_newlines:
+        # ^ and $ match at every line: spaces at both ends of a line are removed. A space is added after each newline,
+        # so that the first word of a line is the same token as elsewhere; the decoder removes it.
         rules = ((rf"[^\S\n]+|{SPACE}+", " "), ("^ +| +$", ""), (r"\n", "\n "), (r" +\z", ""))
         steps += [normalizers.Replace(Regex(pattern), text) for pattern, text in rules]
     elif kind != "bytes":
@@ -78,19 +78,19 @@ def _normalizer(
 
 
 class Tokenizer:
-    """Text to ids and back. The names of special tokens inside a text are text: no text can make one.
+    """Converts text to token ids and back. Names of special tokens in a text are encoded as text.
 
     The kinds are
 
-    - `word`: words and signs of punctuation; what is not in the vocabulary is `<unk>`;
-    - `space`: whatever stands between white space (phonemes, text that is already tokenised);
+    - `word`: words and punctuation marks; other words become `<unk>`;
+    - `space`: tokens separated by white space (phonemes, text that is already tokenized);
     - `char`: characters;
-    - `bpe`: subwords by byte-pair encoding, inside words;
-    - `bytes`: the same over bytes, for which nothing is unknown.
+    - `bpe`: subwords by byte-pair encoding, within words;
+    - `bytes`: byte-level BPE, without unknown tokens.
 
-    All but `bytes` read any run of white space (and the sign "▁") as one space; `word`, `char` and `bpe` give back
-    composed characters (NFC). Up to that, decoding gives back the text that was encoded, if its characters (words) were
-    seen.
+    All but `bytes` normalize runs of white space (and "▁") to one space; `word`, `char` and `bpe` decode to composed
+    characters (NFC). Apart from that, decoding restores the encoded text if all its characters (words) are in the
+    vocabulary.
 
     >>> tokenizer = Tokenizer.train(["the cat", "the mouse", "l'homme"], "word")
     >>> tokenizer.encode("the mouse"), tokenizer.decode([4, 8])
@@ -100,21 +100,25 @@ class Tokenizer:
     """
 
     def __init__(self, library: tokenizers.Tokenizer, kind: str) -> None:
-        library.encode_special_tokens = True  # which means: as the text that they are
-        self.library = library
-        self.kind = kind  # one of KINDS, or FOREIGN
+        library.encode_special_tokens = True  # encode names of special tokens as text
+        self.backend_tokenizer = library
+        self.kind = kind  # one of TOKENIZER_KINDS, or FOREIGN_KIND
 
     @cached_property
-    def exact(self) -> bool:
-        """Whether every character, white space included, is taken as it is (but for its case)."""
-        return self.library.normalizer is None or isinstance(self.library.normalizer, normalizers.Lowercase)
+    def is_exact(self) -> bool:
+        """Whether characters, including white space, are not normalized (except to lower case)."""
+        return self.backend_tokenizer.normalizer is None or isinstance(
+            self.backend_tokenizer.normalizer, normalizers.Lowercase
+        )
 
     def __eq__(self, other: object) -> bool:
-        """Whether the two give every text the same ids: models of equal tokenisers can vote together."""
-        return isinstance(other, Tokenizer) and (self is other or self.library.to_str() == other.library.to_str())
+        """Whether both encode every text the same way, as an ensemble requires."""
+        return isinstance(other, Tokenizer) and (
+            self is other or self.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()
+        )
 
     def __hash__(self) -> int:
-        return hash(self.library.to_str())
+        return hash(self.backend_tokenizer.to_str())
 
     @staticmethod
     def train(
@@ -125,131 +129,133 @@ class Tokenizer:
         *,
         mask: bool = False,
         exact: bool = False,
-        line_ends: bool = False,
+        keep_newlines: bool = False,
     ) -> "Tokenizer":
-        """Learn a vocabulary of at most `vocab_size` entries, the four special ones and, if wanted, `<mask>` included.
+        """Train a tokenizer with at most `vocab_size` entries, including the four special tokens and, with `mask`,
+        `<mask>`.
 
-        With `exact`, which is for `char`, characters are taken as they are: line ends and spaces too. With `line_ends`,
-        which is for `word`, a line end is a token of its own, and only runs of other white space become one space.
+        `exact` (for `char`) keeps characters, newlines and spaces unchanged. `keep_newlines` (for `word`) makes a
+        newline a token; runs of other white space still become one space.
 
-        For a shared tokeniser give the texts of both sides. The same texts give the same tokeniser, byte for byte.
-        Every character that occurs has its entry in `bpe` (every byte in `bytes`), even where `vocab_size` is less.
+        For a shared tokenizer, pass the texts of both sides. Training is deterministic: the same texts give the same
+        file, byte for byte. With `bpe` every character that occurs (with `bytes` every byte) has an entry, even if
+        `vocab_size` is smaller.
         """
-        if kind not in KINDS:
-            raise RegardError(f"There is no tokeniser of kind {kind!r}.", hint=f"Choose one of {', '.join(KINDS)}.")
+        if kind not in TOKENIZER_KINDS:
+            raise RegardError(f"Unknown tokenizer kind {kind!r}.", hint=f"Choose one of {', '.join(TOKENIZER_KINDS)}.")
         common: dict[str, Any] = {
             "vocab_size": vocab_size,
-            "special_tokens": [*SPECIALS, *[MASK_NAME] * mask],
+            "special_tokens": [*SPECIAL_TOKEN_NAMES, *[MASK_TOKEN] * mask],
             "show_progress": False,
         }
         library: tokenizers.Tokenizer
         trainer: trainers.Trainer
         if kind in ("bpe", "bytes"):
-            library = tokenizers.Tokenizer(models.BPE(unk_token=SPECIALS[UNK] if kind == "bpe" else None))
+            library = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL_TOKEN_NAMES[UNK] if kind == "bpe" else None))
             alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "bytes" else []
             trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **common)
         else:
-            library = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIALS[UNK]))
+            library = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIAL_TOKEN_NAMES[UNK]))
             trainer = trainers.WordLevelTrainer(**common)
-        library.normalizer = _normalizer(kind, lowercase, exact, line_ends)
+        library.normalizer = _make_normalizer(kind, lowercase, exact, keep_newlines)
         library.pre_tokenizer = _PRE_TOKENIZERS[kind]
-        library.decoder = _decoder(kind, line_ends)
+        library.decoder = _make_decoder(kind, keep_newlines)
         library.train_from_iterator(texts, trainer)
         return Tokenizer(library, kind)
 
     @property
     def vocab_size(self) -> int:
-        return self.library.get_vocab_size()
+        return self.backend_tokenizer.get_vocab_size()
 
     @cached_property
     def vocabulary(self) -> list[str]:
-        """What each id stands for, as plain text: what pre-trained word vectors know it by, and what pictures show.
+        """The text of each id, as used to look up pre-trained word vectors and to label plots.
 
-        A word at the beginning of a word and inside one (after l') are two ids with the same text. A part of a
-        character, which `bytes` has, shows as "�".
+        The same text at the start of a word and inside a word (after l') has two ids. A part of a character, possible
+        with `bytes`, is shown as "�".
         """
-        special = {index for index, token in self.library.get_added_tokens_decoder().items() if token.special}
+        special = {index for index, token in self.backend_tokenizer.get_added_tokens_decoder().items() if token.special}
         return [
-            self.library.id_to_token(index) if index in special else self.library.decode([index])
+            self.backend_tokenizer.id_to_token(index) if index in special else self.backend_tokenizer.decode([index])
             for index in range(self.vocab_size)
         ]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without `<sos>` and `<eos>`."""
-        return self.library.encode(text, add_special_tokens=False).ids
+        """Encode a text, without special tokens."""
+        return self.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts, on all cores."""
-        return [one.ids for one in self.library.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [one.ids for one in self.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; special ones are left out."""
+        """Decode ids to text; special tokens are left out."""
         return self.decode_batch([ids])[0]
 
     def decode_batch(self, ids: Iterable[Iterable[int]]) -> list[str]:
         """`decode` for many sequences, on all cores."""
-        texts = self.library.decode_batch([[int(one) for one in row] for row in ids], skip_special_tokens=True)
-        if self.kind != "char" or self.exact:
+        texts = self.backend_tokenizer.decode_batch(
+            [[int(one) for one in row] for row in ids], skip_special_tokens=True
+        )
+        if self.kind != "char" or self.is_exact:
             return texts
-        return [unicodedata.normalize("NFC", text) for text in texts]  # what was taken apart
+        return [unicodedata.normalize("NFC", text) for text in texts]  # the normalizer decomposed characters
 
-    def pieces(self, text: str) -> list[tuple[str, tuple[int, int]]]:
-        """For each id of `encode(text)` the piece of the text that it is, and its place there.
+    def encode_as_pieces(self, text: str) -> list[tuple[str, tuple[int, int]]]:
+        """For each id of `encode(text)`, its piece of the text and the (start, end) of that piece.
 
-        The space before a word is no part of its piece. Where `bytes` cuts inside a character, each part has all of it.
+        Pieces do not include the space before a word. If `bytes` splits a character, each part has the full character.
 
-        >>> Tokenizer.train(["the cat"], "word").pieces("the  cat")
+        >>> Tokenizer.train(["the cat"], "word").encode_as_pieces("the  cat")
         [('the', (0, 3)), ('cat', (5, 8))]
         """
-        offsets = self.library.encode(text, add_special_tokens=False).offsets
-        return [_piece(text, start, end) for start, end in offsets]
+        offsets = self.backend_tokenizer.encode(text, add_special_tokens=False).offsets
+        return [_strip_leading_space(text, start, end) for start, end in offsets]
 
-    def pieces_of(self, ids: Sequence[int]) -> list[tuple[str, tuple[int, int]]]:
-        """For each id its piece of `decode(ids)`, and its place there: `pieces` for what a model has written.
+    def decode_as_pieces(self, ids: Sequence[int]) -> list[tuple[str, tuple[int, int]]]:
+        """For each id, its piece of `decode(ids)` and the (start, end) of that piece, for generated ids.
 
-        Special ids have an empty piece, and so have the later parts of a character that `bytes` has cut.
+        The piece of a special token is empty, and so are those of the later parts of a character split by `bytes`.
 
         >>> tokenizer = Tokenizer.train(["the cat"], "word")
-        >>> tokenizer.pieces_of([*tokenizer.encode("the cat"), 3])  # the end
+        >>> tokenizer.decode_as_pieces([*tokenizer.encode("the cat"), 3])  # 3 is <eos>
         [('the', (0, 3)), ('cat', (4, 7)), ('', (7, 7))]
         """
         text = self.decode(ids)
         ends = [len(self.decode(ids[:count])) for count in range(len(ids) + 1)]
-        return [_piece(text, start, end) for start, end in pairwise(ends)]
+        return [_strip_leading_space(text, start, end) for start, end in pairwise(ends)]
 
     def save(self, path: str | Path) -> None:
         """Write tokenizer.json."""
-        write_whole(Path(path), self.library.to_str(pretty=True).encode())
+        write_atomically(Path(path), self.backend_tokenizer.to_str(pretty=True).encode())
 
     @staticmethod
     def load(path: str | Path, *, foreign: bool = False) -> "Tokenizer":
-        """Open a file that `save` wrote; or, where that is allowed, any file of the `tokenizers` library."""
+        """Load a file written by `save` or, with `foreign`, any tokenizer.json of the `tokenizers` library."""
         content = read_file(path)
         try:
             library = tokenizers.Tokenizer.from_str(content.decode())
-        except Exception as error:  # which is all that the library raises
-            raise RegardError(f"{path} is not a tokeniser: {error}.") from None
+        except Exception as error:  # the library raises nothing more specific
+            raise RegardError(f"{path} is not a tokenizer file: {error}.") from None
         if foreign:
-            return Tokenizer(library, FOREIGN)
-        for kind in KINDS:
-            if _same_cut(library, _PRE_TOKENIZERS[kind]) and all(
-                library.token_to_id(name) == index for index, name in enumerate(SPECIALS)
+            return Tokenizer(library, FOREIGN_KIND)
+        for kind in TOKENIZER_KINDS:
+            if _has_pre_tokenizer(library, _PRE_TOKENIZERS[kind]) and all(
+                library.token_to_id(name) == index for index, name in enumerate(SPECIAL_TOKEN_NAMES)
             ):
                 return Tokenizer(library, kind)
-        raise RegardError(
-            f"{path} is a tokeniser of another program.", hint=f"Regard opens its own kinds: {', '.join(KINDS)}."
-        )
+        raise RegardError(f"{path}: unsupported tokenizer.", hint=f"Supported kinds: {', '.join(TOKENIZER_KINDS)}.")
 
 
-def _same_cut(library: tokenizers.Tokenizer, pre_tokenizer: pre_tokenizers.PreTokenizer) -> bool:
-    """Whether a tokeniser cuts texts with this very pre-tokeniser; the library compares them only as JSON."""
+def _has_pre_tokenizer(library: tokenizers.Tokenizer, pre_tokenizer: pre_tokenizers.PreTokenizer) -> bool:
+    """Whether a tokenizer has this pre-tokenizer. They can only be compared as JSON."""
     other = tokenizers.Tokenizer(models.WordLevel())
     other.pre_tokenizer = pre_tokenizer
     return json.loads(library.to_str())["pre_tokenizer"] == json.loads(other.to_str())["pre_tokenizer"]
 
 
-def _piece(text: str, start: int, end: int) -> tuple[str, tuple[int, int]]:
-    """text[start:end] without the space before it, unless space is all it is; and its place."""
+def _strip_leading_space(text: str, start: int, end: int) -> tuple[str, tuple[int, int]]:
+    """text[start:end] without leading space, unless it is all space, with its new (start, end)."""
     if not text[start:end].isspace():
         start = end - len(text[start:end].lstrip())
     return text[start:end], (start, end)

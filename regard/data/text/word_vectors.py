@@ -10,13 +10,13 @@ from regard.data.text.readers import numbered_lines
 from regard.errors import RegardError
 
 
-def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> dict[str, Float[np.ndarray, "E"]]:
-    """The vectors of the wanted words (without `wanted`, of all): a word and its numbers on each line, with or without
-    word2vec's first line of counts; plain, .gz or .xz. Where a word comes twice, the first counts.
+def read_word_vectors(path: str | Path, words: Container[str] | None = None) -> dict[str, Float[np.ndarray, "E"]]:
+    """Read the vectors of the given words, or of all words. Each line holds a word and its vector; the header line of
+    word2vec is optional; files may be compressed. If a word occurs twice, the first vector is used.
 
-    To begin a model's embeddings with them, ask for the words of its tokeniser:
+    To initialize the embeddings of a model, read the vectors of its vocabulary:
 
-        vectors = read_vectors("glove.6B.300d.txt", wanted=set(tokenizer.vocabulary))
+        vectors = read_word_vectors("glove.6B.300d.txt", words=set(tokenizer.vocabulary))
         for index, word in enumerate(tokenizer.vocabulary):
             if word in vectors:
                 embedding[index] = torch.from_numpy(vectors[word])
@@ -30,14 +30,15 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> dict
             width = int(header[1])
             continue
         width = width or len(line.split(" ")) - 1
-        # From the right: some collections have "words" with spaces in them.
-        word, *numbers = line.rsplit(" ", width) if width else [line]
-        if not width or len(numbers) != width:
-            found = len(line.split(" ")) - 1
-            raise RegardError(f"{path}, line {number}: {found} numbers after the word instead of {width or 'some'}.")
-        if (wanted is None or word in wanted) and word not in vectors:
+        # Split from the right: some collections have "words" that contain spaces.
+        word, *values = line.rsplit(" ", width) if width else [line]
+        if not width or len(values) != width:
+            count = len(line.split(" ")) - 1
+            expected = str(width) if width else "at least 1"
+            raise RegardError(f"{path}, line {number}: expected {expected} numbers after the word, got {count}.")
+        if (words is None or word in words) and word not in vectors:
             try:
-                vectors[word] = np.array(numbers, np.float32)
+                vectors[word] = np.array(values, np.float32)
             except ValueError:
-                raise RegardError(f"{path}, line {number}: {' '.join(numbers)[:40]!r} are not numbers.") from None
+                raise RegardError(f"{path}, line {number}: {' '.join(values)[:40]!r} is not numeric.") from None
     return vectors

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, DistilBERT and ALBERT: the tables of their names, and their configs in our words and back."""
+"""BERT, RoBERTa, DistilBERT and ALBERT of transformers: mapping tables and configs in both directions."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,33 +7,40 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from regard.data.text.special_tokens import Special
+from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
-from regard.interop.foreign_config import Key, Keys, Settings, read_keys, with_defaults, write_keys
+from regard.interop.foreign_config import (
+    ConfigKey,
+    ConfigKeys,
+    ForeignConfig,
+    read_fields,
+    replace_defaults,
+    write_fields,
+)
 from regard.interop.huggingface.single_stack import (
     ACTIVATIONS,
     ENCODER_KEYS,
-    Kind,
+    ForeignClass,
     Weights,
     read_labels,
-    read_one_stack,
+    read_single_stack,
     write_labels,
-    write_one_stack,
+    write_single_stack,
 )
-from regard.interop.weight_mapping import Row, Table, block_rows, both
+from regard.interop.weight_mapping import MappingRow, MappingTable, block_rows, weight_and_bias
 from regard.models.bert import BertConfig, Head
 
-# -- the tables ------------------------------------------------------------------------------------------------------
+# -- mapping tables ---------------------------------------------------------------------------------------------------
 
-# What other classes of the same family have and files often keep; and the numbers 0, 1, 2, …
+# Tensors of other classes of the family, which files often keep; and position indices.
 _UNUSED = ("*pooler.*", "cls.*", "lm_head.*", "vocab_*", "predictions.*", "sop_classifier.*")
-_BESIDE = ("*embeddings.position_ids",)
+_IGNORED = ("*embeddings.position_ids",)
 
 _EMBEDDINGS = [
-    Row("embedding.tokens.weight", "embeddings.word_embeddings.weight"),
-    Row("embedding.positions.weight", "embeddings.position_embeddings.weight"),
-    Row("embedding.segments.weight", "embeddings.token_type_embeddings.weight"),
-    *both("embedding.norm", "embeddings.LayerNorm"),
+    MappingRow("embedding.tokens.weight", "embeddings.word_embeddings.weight"),
+    MappingRow("embedding.positions.weight", "embeddings.position_embeddings.weight"),
+    MappingRow("embedding.segments.weight", "embeddings.token_type_embeddings.weight"),
+    *weight_and_bias("embedding.norm", "embeddings.LayerNorm"),
 ]
 _BERT_LAYER = block_rows(
     "encoder.layer.{i}",
@@ -48,28 +55,32 @@ _DISTILBERT_LAYER = block_rows(
     norms=("sa_layer_norm", "output_layer_norm"),
 )
 _ALBERT_LAYER = block_rows(
-    "encoder.albert_layer_groups.{i}.albert_layers.0",  # {i} is a group of layers that have the same weights
+    "encoder.albert_layer_groups.{i}.albert_layers.0",  # {i}: a group of layers that share their weights
     attention=("attention.query", "attention.key", "attention.value", "attention.dense"),
     feedforward=("ffn", "ffn_output"),
     norms=("attention.LayerNorm", "full_layer_layer_norm"),
 )
-_POOLER = both("pooler", "pooler.dense")
-_ALBERT_ROWS = [*_EMBEDDINGS, *both("widen", "encoder.embedding_hidden_mapping_in"), *both("pooler", "pooler")]
+_POOLER = weight_and_bias("pooler", "pooler.dense")
+_ALBERT_ROWS = [
+    *_EMBEDDINGS,
+    *weight_and_bias("widen", "encoder.embedding_hidden_mapping_in"),
+    *weight_and_bias("pooler", "pooler"),
+]
 
-_BERT = Table([*_EMBEDDINGS, *_POOLER], {"blocks": _BERT_LAYER}, _BESIDE, _UNUSED, prefix="bert.")
+_BERT = MappingTable([*_EMBEDDINGS, *_POOLER], {"blocks": _BERT_LAYER}, _IGNORED, _UNUSED, prefix="bert.")
 _ROBERTA = _BERT._replace(prefix="roberta.")
-_DISTILBERT = Table(_EMBEDDINGS, {"blocks": _DISTILBERT_LAYER}, _BESIDE, _UNUSED, prefix="distilbert.")
-_ALBERT = Table(_ALBERT_ROWS, {"blocks": _ALBERT_LAYER}, _BESIDE, _UNUSED, prefix="albert.")
+_DISTILBERT = MappingTable(_EMBEDDINGS, {"blocks": _DISTILBERT_LAYER}, _IGNORED, _UNUSED, prefix="distilbert.")
+_ALBERT = MappingTable(_ALBERT_ROWS, {"blocks": _ALBERT_LAYER}, _IGNORED, _UNUSED, prefix="albert.")
 
 
-def _with_mask_head(table: Table, dense: str, norm: str, bias: str, decoder: str) -> Table:
-    """A table with the head that names masked tokens; its last layer, the decoder, is the embedding."""
+def _with_mask_head(table: MappingTable, dense: str, norm: str, bias: str, decoder: str) -> MappingTable:
+    """Adds the masked-language-model head; its last layer, the decoder, is tied to the embedding."""
     tokens = f"{table.prefix}embeddings.word_embeddings.weight"
     return table.with_head(
-        *both("mask_head.dense", dense),
-        *both("mask_head.norm", norm),
-        Row("output.bias", bias),
-        twins=((f"{decoder}.weight", tokens), (f"{decoder}.bias", bias)),
+        *weight_and_bias("mask_head.dense", dense),
+        *weight_and_bias("mask_head.norm", norm),
+        MappingRow("output.bias", bias),
+        copies=((f"{decoder}.weight", tokens), (f"{decoder}.bias", bias)),
     )
 
 
@@ -102,69 +113,73 @@ _ALBERT_MASK = _with_mask_head(
     decoder="predictions.decoder",
 )
 
-# -- the configs -----------------------------------------------------------------------------------------------------
+# -- configs ----------------------------------------------------------------------------------------------------------
 
 _BERT_KEYS = [
     *ENCODER_KEYS,
-    Key("segments", "type_vocab_size", 2),
-    Key("max_len", "max_position_embeddings", 512),
-    Key("vocab", "vocab_size", 30522),
+    ConfigKey("segments", "type_vocab_size", 2),
+    ConfigKey("max_len", "max_position_embeddings", 512),
+    ConfigKey("vocab", "vocab_size", 30522),
 ]
-_ROBERTA_KEYS = with_defaults(_BERT_KEYS, vocab=50265)
+_ROBERTA_KEYS = replace_defaults(_BERT_KEYS, vocab=50265)
 _DISTILBERT_KEYS = [
-    Key("width", "dim", 768),
-    Key("heads", "n_heads", 12),
-    Key("layers", "n_layers", 6),
-    Key("feedforward", "hidden_dim", 3072),
-    Key("dropout", "dropout", 0.1),
-    Key("activation", "activation", "gelu", ACTIVATIONS),
-    Key("max_len", "max_position_embeddings", 512),
-    Key("vocab", "vocab_size", 30522),
+    ConfigKey("width", "dim", 768),
+    ConfigKey("heads", "n_heads", 12),
+    ConfigKey("layers", "n_layers", 6),
+    ConfigKey("feedforward", "hidden_dim", 3072),
+    ConfigKey("dropout", "dropout", 0.1),
+    ConfigKey("activation", "activation", "gelu", ACTIVATIONS),
+    ConfigKey("max_len", "max_position_embeddings", 512),
+    ConfigKey("vocab", "vocab_size", 30522),
 ]
-_ALBERT_KEYS = with_defaults(
-    [*_BERT_KEYS, Key("embedding_width", "embedding_size", 128), Key("groups", "num_hidden_groups", 1)],
+_ALBERT_KEYS = replace_defaults(
+    [*_BERT_KEYS, ConfigKey("embedding_width", "embedding_size", 128), ConfigKey("groups", "num_hidden_groups", 1)],
     **{"vocab": 30000, "width": 4096, "heads": 64, "feedforward": 16384, "activation": "gelu_new", "dropout": 0.0},
 )
 
 
 def _read_bert(
-    settings: Settings, head: Head, keys: Keys = _BERT_KEYS, pooler: Literal["tanh", "relu"] = "tanh", **fixed: Any
+    settings: ForeignConfig,
+    head: Head,
+    keys: ConfigKeys = _BERT_KEYS,
+    pooler: Literal["tanh", "relu"] = "tanh",
+    **fixed: Any,
 ) -> BertConfig:
-    settings.must_be("position_embedding_type", "absolute")
-    settings.must_be("is_decoder", False)
-    settings.must_be("add_cross_attention", False)
-    settings.must_be("pruned_heads", {})
+    settings.require("position_embedding_type", "absolute")
+    settings.require("is_decoder", False)
+    settings.require("add_cross_attention", False)
+    settings.require("pruned_heads", {})
     if head == "mask":
-        settings.must_be("tie_word_embeddings", True)
-    bare = head == "none" and pooler == "tanh" and settings.flag("add_pooling_layer", True)
+        settings.require("tie_word_embeddings", True)
+    has_pooler = head == "none" and pooler == "tanh" and settings.get_bool("add_pooling_layer", True)
     return BertConfig(
-        **read_keys(keys, settings),
+        **read_fields(keys, settings),
         **fixed,
         head=head,
-        pooler=pooler if head == "classify" or bare else "none",
+        pooler=pooler if head == "classify" or has_pooler else "none",
         labels=read_labels(settings) if head == "classify" else (),
     )
 
 
-def _write_bert(config: BertConfig, head: Head, keys: Keys = _BERT_KEYS) -> dict[str, Any]:
+def _write_bert(config: BertConfig, head: Head, keys: ConfigKeys = _BERT_KEYS) -> dict[str, Any]:
     return {
         "model_type": "bert",
-        **write_keys(keys, config),
+        **write_fields(keys, config),
         "type_vocab_size": config.segments or 1,
         "attention_probs_dropout_prob": 0.0,
         **(write_labels(config.labels) if head == "classify" else {}),
     }
 
 
-def _read_roberta(settings: Settings, head: Head) -> BertConfig:
-    """BERT but for its positions, which are counted from the padding's id on."""
+def _read_roberta(settings: ForeignConfig, head: Head) -> BertConfig:
+    """RoBERTa differs from BERT in its positions, which start after the padding id."""
     if head == "mask":
-        settings.must_be("hidden_act", "gelu")  # which this head has whatever the other layers have
-    offset = settings.number("pad_token_id", 1) + 1
-    rows = settings.size("max_position_embeddings", 512)
+        settings.require("hidden_act", "gelu")  # the activation of this head does not depend on the config
+    offset = settings.get_natural("pad_token_id", 1) + 1
+    rows = settings.get_count("max_position_embeddings", 512)
     if rows <= offset:
-        raise settings.refusal("max_position_embeddings", f"the first {offset} positions are never used")
-    bert = _read_bert(settings.over({"max_position_embeddings": rows - offset}), head, _ROBERTA_KEYS)
+        raise settings.unsupported("max_position_embeddings", f"the first {offset} positions are never used")
+    bert = _read_bert(settings.replace({"max_position_embeddings": rows - offset}), head, _ROBERTA_KEYS)
     return replace(bert, position_offset=offset)
 
 
@@ -182,14 +197,14 @@ _read_distilbert = partial(_read_bert, keys=_DISTILBERT_KEYS, pooler="relu", nor
 def _write_distilbert(config: BertConfig, head: Head) -> dict[str, Any]:
     return {
         "model_type": "distilbert",
-        **write_keys(_DISTILBERT_KEYS, config),
+        **write_fields(_DISTILBERT_KEYS, config),
         "attention_dropout": 0.0,
         **(write_labels(config.labels) if head == "classify" else {}),
     }
 
 
-def _read_albert(settings: Settings, head: Head) -> BertConfig:
-    settings.must_be("inner_group_num", 1)
+def _read_albert(settings: ForeignConfig, head: Head) -> BertConfig:
+    settings.require("inner_group_num", 1)
     return _read_bert(settings, head, _ALBERT_KEYS)
 
 
@@ -202,59 +217,61 @@ def _write_albert(config: BertConfig, head: Head) -> dict[str, Any]:
     return _write_bert(config, head) | own
 
 
-# -- the classes -----------------------------------------------------------------------------------------------------
+# -- classes ----------------------------------------------------------------------------------------------------------
 
 
-def _classes(name: str, read: Any, write: Any, table: Table, mask: Table, classify: Table) -> dict[str, Kind]:
-    """The classes of a family, one for each head."""
-    tables: dict[tuple[str, Head], Table] = {
+def _classes(
+    name: str, read: Any, write: Any, table: MappingTable, mask: MappingTable, classify: MappingTable
+) -> dict[str, ForeignClass]:
+    """The classes of a family, one per head."""
+    tables: dict[tuple[str, Head], MappingTable] = {
         ("Model", "none"): table,
         ("ForMaskedLM", "mask"): mask,
         ("ForSequenceClassification", "classify"): classify,
-        ("ForQuestionAnswering", "answer"): table.with_head(*both("output", "qa_outputs")),
+        ("ForQuestionAnswering", "answer"): table.with_head(*weight_and_bias("output", "qa_outputs")),
     }
     return {
-        name + suffix: Kind(own, partial(read, head=head), partial(write, head=head))
-        for (suffix, head), own in tables.items()
+        name + suffix: ForeignClass(head_table, partial(read, head=head), partial(write, head=head))
+        for (suffix, head), head_table in tables.items()
     }
 
 
-_CLASSIFIER = both("output", "classifier")
-# RoBERTa's label comes through a layer of the head, where BERT's comes through the pooler.
+_CLASSIFIER = weight_and_bias("output", "classifier")
+# RoBERTa's classification head has its own hidden layer where BERT has the pooler.
 _ROBERTA_CLASSIFY = _ROBERTA._replace(rows=_EMBEDDINGS).with_head(
-    *both("pooler", "classifier.dense"), *both("output", "classifier.out_proj")
+    *weight_and_bias("pooler", "classifier.dense"), *weight_and_bias("output", "classifier.out_proj")
 )
-_DISTILBERT_CLASSIFY = _DISTILBERT.with_head(*both("pooler", "pre_classifier"), *_CLASSIFIER)
+_DISTILBERT_CLASSIFY = _DISTILBERT.with_head(*weight_and_bias("pooler", "pre_classifier"), *_CLASSIFIER)
 _ALBERT_CLASSIFY = _ALBERT.with_head(*_CLASSIFIER)
-# Of the classes that fit, the first is written.
-CLASSES = {
+# Of several matching classes, the first is written.
+BERT_CLASSES = {
     **_classes("Bert", _read_bert, _write_bert, _BERT, _BERT_MASK, _BERT.with_head(*_CLASSIFIER)),
     **_classes("Roberta", _read_roberta, _write_roberta, _ROBERTA, _ROBERTA_MASK, _ROBERTA_CLASSIFY),
     **_classes("DistilBert", _read_distilbert, _write_distilbert, _DISTILBERT, _DISTILBERT_MASK, _DISTILBERT_CLASSIFY),
     **_classes("Albert", _read_albert, _write_albert, _ALBERT, _ALBERT_MASK, _ALBERT_CLASSIFY),
 }
-# Their second half, whether a sentence follows another, is left out.
-CLASSES |= {f"{name}ForPreTraining": CLASSES[f"{name}ForMaskedLM"] for name in ("Bert", "Albert")}
-# RoBERTa with other tokenizers.
-CLASSES |= {
-    name.replace("Roberta", other): kind
+# Their second head (next sentence or sentence order) is left out.
+BERT_CLASSES |= {f"{name}ForPreTraining": BERT_CLASSES[f"{name}ForMaskedLM"] for name in ("Bert", "Albert")}
+# The same as RoBERTa, with other tokenizers.
+BERT_CLASSES |= {
+    name.replace("Roberta", other): foreign_class
     for other in ("XLMRoberta", "Camembert")
-    for name, kind in CLASSES.items()
+    for name, foreign_class in BERT_CLASSES.items()
     if name.startswith("Roberta")
 }
 
 
-def read_bert_like(
-    name: str, table: Mapping[str, Any], tokens: Mapping[str, int], theirs: Mapping[str, Tensor], origin: str
-) -> tuple[BertConfig, Special, Weights]:
-    """A model of the class `name`: our config, its special ids, and its weights under our names.
+def read_bert_model(
+    name: str, table: Mapping[str, Any], tokens: Mapping[str, int], tensors: Mapping[str, Tensor], origin: str
+) -> tuple[BertConfig, SpecialTokens, Weights]:
+    """Reads a model of the class `name`: config, special ids and weights.
 
-    `table` is config.json, `tokens` the tokeniser's special ids by what they are for.
+    `table` is config.json, `tokens` are the special ids of the tokenizer by role.
     """
-    config, weights = read_one_stack(CLASSES[name], Settings(table, origin), theirs)
+    config, weights = read_single_stack(BERT_CLASSES[name], ForeignConfig(table, origin), tensors)
     begin, end = tokens.get("begin", tokens.get("cls")), tokens.get("end", tokens.get("sep"))
     pad = config.position_offset - 1 if config.position_offset else tokens.get("pad", 0)
-    special = Special(
+    special = SpecialTokens(
         pad=pad,
         unk=tokens.get("unk", pad),
         sos=pad if begin is None else begin,
@@ -267,16 +284,15 @@ def read_bert_like(
     return config, special, weights
 
 
-def write_bert_like(
-    config: BertConfig, special: Special, weights: Mapping[str, Tensor]
+def write_bert_model(
+    config: BertConfig, special: SpecialTokens, weights: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Any], Weights]:
-    """config.json, generation_config.json (nothing here) and the tensors of the class that fits; else an error."""
-    name, table, tensors = write_one_stack(CLASSES, config, weights)
+    """config.json, generation_config.json (empty) and the tensors of the matching class; an error if none matches."""
+    name, table, tensors = write_single_stack(BERT_CLASSES, config, weights)
     if table.setdefault("pad_token_id", special.pad) != special.pad:
         raise RegardError(
-            f"{name} counts positions from the padding's id on, and position_offset = {config.position_offset} is not"
-            f" one more than that id, {special.pad}.",
-            "Train with other choices to export there.",
+            f"{name}: position_offset = {config.position_offset} must be one more than the padding id ({special.pad}).",
+            "Train with supported settings to export the model.",
         )
     ids = {"bos_token_id": special.begin, "eos_token_id": special.end}
     return {"architectures": [name]} | table | ids, {}, tensors

@@ -1,4 +1,4 @@
-"""What relatives of BERT, GPT and ViT have in common: one stack of blocks, one table a class, a config both ways."""
+"""Model classes with a single stack of blocks (BERT, GPT, ViT): configs and weights in both directions."""
 
 import dataclasses
 import logging
@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.interop.foreign_config import Key, Settings, in_words
-from regard.interop.weight_mapping import Table, read_model, shapes_of, write_weights
+from regard.interop.foreign_config import ConfigKey, ForeignConfig, describe_unsupported
+from regard.interop.weight_mapping import MappingTable, parameter_shapes, read_model_weights, write_weights
 
 logger = logging.getLogger("regard")
 
 Weights = dict[str, Tensor]
 
-# Their names of what stands between the two maps of a feed-forward network, and ours; the first is the one we write.
+# Names of activations in configs of transformers, and in Regard; the first of several is written.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -25,102 +25,106 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-# The same where one map is the other's gate.
-GATES = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
-# The sizes of an encoder in the configs of BERT and ViT.
+# The same for gated feed-forward layers.
+GATED_ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
+# Encoder sizes in the configs of BERT and ViT.
 ENCODER_KEYS = [
-    Key("width", "hidden_size", 768),
-    Key("heads", "num_attention_heads", 12),
-    Key("layers", "num_hidden_layers", 12),
-    Key("feedforward", "intermediate_size", 3072),
-    Key("dropout", "hidden_dropout_prob", 0.1),
-    Key("norm_eps", "layer_norm_eps", 1e-12),
-    Key("activation", "hidden_act", "gelu", ACTIVATIONS),
+    ConfigKey("width", "hidden_size", 768),
+    ConfigKey("heads", "num_attention_heads", 12),
+    ConfigKey("layers", "num_hidden_layers", 12),
+    ConfigKey("feedforward", "intermediate_size", 3072),
+    ConfigKey("dropout", "hidden_dropout_prob", 0.1),
+    ConfigKey("norm_eps", "layer_norm_eps", 1e-12),
+    ConfigKey("activation", "hidden_act", "gelu", ACTIVATIONS),
 ]
 
 
-class Kind(NamedTuple):
-    """A class of theirs: its names, what its config says in our words, and what ours says in its words.
+class ForeignClass(NamedTuple):
+    """A model class of transformers: its mapping table, and functions that read and write its config.
 
-    `write` may be given a config that the class cannot be: then reading what it wrote gives another one, which is how
-    the difference is found.
+    `write` accepts configs that the class does not support. Reading the result then gives a different config, and the
+    difference is what the class does not support.
     """
 
-    table: Table
-    read: Callable[[Settings], Any]
+    table: MappingTable
+    read: Callable[[ForeignConfig], Any]
     write: Callable[[Any], dict[str, Any]]
 
 
-def read_labels(settings: Settings) -> tuple[str, ...]:
-    """The names of the labels of a classifier with one label per text or image.
+def read_labels(settings: ForeignConfig) -> tuple[str, ...]:
+    """The label names of a single-label classifier.
 
-    >>> read_labels(Settings({"id2label": {"0": "bad", "1": "good"}}, "config.json"))
+    >>> read_labels(ForeignConfig({"id2label": {"0": "bad", "1": "good"}}, "config.json"))
     ('bad', 'good')
     """
-    settings.must_be("problem_type", "single_label_classification")
-    stated = settings.table.get("id2label")
-    if stated is None:
-        return tuple(f"LABEL_{i}" for i in range(settings.size("num_labels", 2)))
+    settings.require("problem_type", "single_label_classification")
+    names = settings.table.get("id2label")
+    if names is None:
+        return tuple(f"LABEL_{i}" for i in range(settings.get_count("num_labels", 2)))
     try:
-        return tuple(str(stated[str(i)]) for i in range(len(stated)))
+        return tuple(str(names[str(i)]) for i in range(len(names)))
     except (KeyError, TypeError):
         raise RegardError(
-            f"{settings.origin}: id2label = {stated!r} should name the labels 0, 1, 2, …", "Fix the file."
+            f"{settings.origin}: id2label = {names!r}; expected names for the labels 0, 1, 2, …", "Fix the file."
         ) from None
 
 
 def write_labels(labels: Sequence[str]) -> dict[str, Any]:
-    """The names of the labels as their configs have them."""
+    """The label names as keys of a Hugging Face config."""
     return {
         "id2label": {str(i): label for i, label in enumerate(labels)},
         "label2id": {label: i for i, label in enumerate(labels)},
     }
 
 
-def read_one_stack(kind: Kind, settings: Settings, theirs: Mapping[str, Tensor]) -> tuple[Any, Weights]:
-    """Our config, and the weights under our names."""
-    pooler = any("pooler." in name for name in theirs)  # which many bare models lack
-    config = kind.read(settings.over({"add_pooling_layer": pooler}))
-    return config, read_model(config, kind.table, {"blocks": _blocks(config)}, theirs, settings.origin)
+def read_single_stack(
+    foreign_class: ForeignClass, settings: ForeignConfig, tensors: Mapping[str, Tensor]
+) -> tuple[Any, Weights]:
+    """Reads the config and the weights of a model."""
+    has_pooler = any("pooler." in name for name in tensors)  # many models without a head lack it
+    config = foreign_class.read(settings.replace({"add_pooling_layer": has_pooler}))
+    counts = {"blocks": _block_count(config)}
+    return config, read_model_weights(config, foreign_class.table, counts, tensors, settings.origin)
 
 
-def write_one_stack(
-    kinds: Mapping[str, Kind], config: Any, weights: Mapping[str, Tensor]
+def write_single_stack(
+    classes: Mapping[str, ForeignClass], config: Any, weights: Mapping[str, Tensor]
 ) -> tuple[str, dict[str, Any], Weights]:
-    """The class that computes what a model of this config does, its config and its tensors; an error if none does."""
-    differences = {name: _differences(kind, config) for name, kind in kinds.items()}
-    name = min(differences, key=lambda one: len(differences[one]))
+    """The class that computes the same as a model of this config, its config and its tensors; an error if none does."""
+    differences = {name: _differences(foreign_class, config) for name, foreign_class in classes.items()}
+    name = min(differences, key=lambda candidate: len(differences[candidate]))
     if differences[name]:
         raise RegardError(
-            f"No class of transformers computes what this model does; the nearest, {name}, differs in "
-            f"{in_words(config, differences[name])}.",
-            "Train with other choices to export there.",
+            f"No class of transformers computes what this model does; the nearest, {name}, does not support "
+            f"{describe_unsupported(config, differences[name])}.",
+            "Train with supported settings to export the model.",
         )
-    kind = kinds[name]
-    wanted = shapes_of(_there_and_back(kind, config))
-    left = sorted(weights.keys() - wanted)
-    if left:
-        logger.warning("left out, for %s has no use for it: %s", name, ", ".join(left))
-    kept = {ours: weights[ours] for ours in wanted}
-    return name, kind.write(config), write_weights(kind.table, {"blocks": _blocks(config)}, kept)
+    foreign_class = classes[name]
+    expected = parameter_shapes(_round_trip(foreign_class, config))
+    unused = sorted(weights.keys() - expected)
+    if unused:
+        logger.warning("left out, unused by %s: %s", name, ", ".join(unused))
+    used = {key: weights[key] for key in expected}
+    tensors = write_weights(foreign_class.table, {"blocks": _block_count(config)}, used)
+    return name, foreign_class.write(config), tensors
 
 
-def _blocks(config: Any) -> int:
+def _block_count(config: Any) -> int:
     return getattr(config, "groups", 0) or config.layers
 
 
-def _there_and_back(kind: Kind, config: Any) -> Any:
-    return kind.read(Settings(kind.write(config), "config.json"))
+def _round_trip(foreign_class: ForeignClass, config: Any) -> Any:
+    return foreign_class.read(ForeignConfig(foreign_class.write(config), "config.json"))
 
 
-def _differences(kind: Kind, config: Any) -> dict[str, tuple]:
-    """The fields in which a config changes when it is written as theirs and read back, and what they become."""
-    ours, back = _essence(config), _essence(_there_and_back(kind, config))
-    return {field: (back[field],) for field in ours if ours[field] != back.get(field, ours[field])}
+def _differences(foreign_class: ForeignClass, config: Any) -> dict[str, tuple]:
+    """The fields that change in a round trip through the class, with their values after it."""
+    before, after = _computation_fields(config), _computation_fields(_round_trip(foreign_class, config))
+    return {field: (after[field],) for field in before if before[field] != after.get(field, before[field])}
 
 
-def _essence(config: Any) -> dict[str, Any]:
-    """What a config says of the computation, with what is left to be understood filled in."""
+def _computation_fields(config: Any) -> dict[str, Any]:
+    """The fields that affect the computation, with implicit values filled in."""
     fields = dataclasses.asdict(config)
     del fields["dropout"]
     if "kv_heads" in fields:
@@ -135,6 +139,6 @@ def _essence(config: Any) -> dict[str, Any]:
         fields["groups"] = config.groups or config.layers
         if config.head != "classify":
             del fields["labels"]
-        if config.head in ("mask", "answer"):  # whose output does not pass through it
+        if config.head in ("mask", "answer"):  # their output does not depend on the pooler
             del fields["pooler"]
     return fields

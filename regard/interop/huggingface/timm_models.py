@@ -1,4 +1,4 @@
-"""Vision Transformers of timm: the table of their names, and what their configs and tensors say in our words."""
+"""Vision Transformers of timm: mapping table and configs, import only."""
 
 import logging
 import math
@@ -9,23 +9,30 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.interop.foreign_config import Settings
+from regard.interop.foreign_config import ForeignConfig
 from regard.interop.huggingface.single_stack import Weights, read_labels
-from regard.interop.huggingface.vit_models import ORDINARY, linear
-from regard.interop.weight_mapping import Row, Table, block_rows, both, read_model, sequence
+from regard.interop.huggingface.vit_models import DEFAULT_PIXEL_STATISTICS, to_linear_patches
+from regard.interop.weight_mapping import (
+    MappingRow,
+    MappingTable,
+    block_rows,
+    read_model_weights,
+    token_sequence,
+    weight_and_bias,
+)
 from regard.models.vit import ViTConfig
 
 logger = logging.getLogger("regard")
 
-# -- the table -------------------------------------------------------------------------------------------------------
+# -- mapping table ----------------------------------------------------------------------------------------------------
 
-TOKENS = ("cls_token", "dist_token", "reg_token")
-"""what stands before the patches, in this order, as far as a model has it"""
+PREFIX_TOKENS = ("cls_token", "dist_token", "reg_token")
+"""tokens before the patches, in this order; a model may have any of them"""
 _ROWS = [
-    *both("embedding.patches.project", "patch_embed.proj"),
-    Row("embedding.learned.weight", "pos_embed", sequence(1)),
-    *both("output", "head"),
-    *both("distilled", "head_dist"),
+    *weight_and_bias("embedding.patches.project", "patch_embed.proj"),
+    MappingRow("embedding.learned.weight", "pos_embed", token_sequence(1)),
+    *weight_and_bias("output", "head"),
+    *weight_and_bias("distilled", "head_dist"),
 ]
 _LAYER = [
     *block_rows(
@@ -34,71 +41,75 @@ _LAYER = [
         feedforward=("mlp.fc1", "mlp.fc2"),
         norms=("norm1", "norm2"),
     ),
-    *both("blocks.{i}.attention.query_norm", "blocks.{i}.attn.q_norm"),
-    *both("blocks.{i}.attention.key_norm", "blocks.{i}.attn.k_norm"),
-    Row("blocks.{i}.attention_residual.layer_scale", "blocks.{i}.ls1.gamma"),
-    Row("blocks.{i}.feedforward_residual.layer_scale", "blocks.{i}.ls2.gamma"),
+    *weight_and_bias("blocks.{i}.attention.query_norm", "blocks.{i}.attn.q_norm"),
+    *weight_and_bias("blocks.{i}.attention.key_norm", "blocks.{i}.attn.k_norm"),
+    MappingRow("blocks.{i}.attention_residual.layer_scale", "blocks.{i}.ls1.gamma"),
+    MappingRow("blocks.{i}.feedforward_residual.layer_scale", "blocks.{i}.ls2.gamma"),
 ]
 
 
-def table_of(tokens: Sequence[str], norm: str) -> Table:
-    """The table of a model that has these of TOKENS, and whose last norm has this name.
+def timm_table(tokens: Sequence[str], norm: str) -> MappingTable:
+    """The mapping table of a model with these of PREFIX_TOKENS and this name of its last norm.
 
-    >>> table_of(["cls_token"], "norm").rows[-1].theirs
+    >>> timm_table(["cls_token"], "norm").rows[-1].foreign_names
     ('cls_token',)
     """
-    rows = [*_ROWS, *both("norm", norm)]
+    rows = [*_ROWS, *weight_and_bias("norm", norm)]
     if tokens:
-        rows.append(Row("embedding.prefix", tuple(tokens), sequence(len(tokens))))
-    return Table(rows, {"blocks": _LAYER})
+        rows.append(MappingRow("embedding.prefix", tuple(tokens), token_sequence(len(tokens))))
+    return MappingTable(rows, {"blocks": _LAYER})
 
 
-# -- the configs -----------------------------------------------------------------------------------------------------
+# -- configs ----------------------------------------------------------------------------------------------------------
 
 
-class Size(NamedTuple):
+class TimmSize(NamedTuple):
+    """A named size of timm's Vision Transformers."""
+
     width: int
     layers: int
     heads: int
 
 
-# What the names of architectures say. The number of heads is nothing that tensors could tell.
+# Sizes by the name of the architecture. The tensors do not determine the number of heads.
 SIZES = {
-    "tiny": Size(192, 12, 3),
-    "wee": Size(256, 14, 4),
-    "little": Size(320, 14, 5),
-    "small": Size(384, 12, 6),
-    "medium": Size(512, 12, 8),
-    "mediumd": Size(512, 20, 8),
-    "betwixt": Size(640, 12, 10),
-    "base": Size(768, 12, 12),
-    "so150m2": Size(832, 21, 13),
-    "so150m": Size(896, 18, 14),
-    "large": Size(1024, 24, 16),
-    "huge": Size(1280, 32, 16),
-    "giant": Size(1408, 40, 16),
-    "gigantic": Size(1664, 48, 16),
+    "tiny": TimmSize(192, 12, 3),
+    "wee": TimmSize(256, 14, 4),
+    "little": TimmSize(320, 14, 5),
+    "small": TimmSize(384, 12, 6),
+    "medium": TimmSize(512, 12, 8),
+    "mediumd": TimmSize(512, 20, 8),
+    "betwixt": TimmSize(640, 12, 10),
+    "base": TimmSize(768, 12, 12),
+    "so150m2": TimmSize(832, 21, 13),
+    "so150m": TimmSize(896, 18, 14),
+    "large": TimmSize(1024, 24, 16),
+    "huge": TimmSize(1280, 32, 16),
+    "giant": TimmSize(1408, 40, 16),
+    "gigantic": TimmSize(1664, 48, 16),
 }
 _HEADS = {size.width: size.heads for size in SIZES.values()}
-# Others, of which some have tensors of the same names, compute something else with them: the giant of DINOv2 has gates.
+# Others compute something else, some with tensors of the same names: DINOv2's giant model is gated.
 _ARCHITECTURE = re.compile(
     rf"(?!vit_giant_.*dinov2)(vit|deit|deit3)_(?P<size>{'|'.join(SIZES)})(_distilled)?_patch(?P<patch>\d+)"
     r"(_reg\d+)?(?P<gap>_gap)?(_\d+)?(_in21k|_miil|_dino|_dinov2)?(\..*)?"
 )
-# Arguments that matter, beside those that tensors tell.
+# Supported arguments that cannot be inferred from the tensors.
 _ARGUMENTS = ("num_heads", "mlp_ratio", "img_size", "global_pool", "init_values", "no_embed_class", "act_layer")
-# Arguments that do not change what a trained model computes.
-_OF_TRAINING = re.compile(r"(pos_|patch_|proj_|attn_)?drop_rate|drop_path_rate|weight_init|fix_init|dynamic_img_size")
+# Arguments that affect training only.
+_TRAINING_ARGUMENTS = re.compile(
+    r"(pos_|patch_|proj_|attn_)?drop_rate|drop_path_rate|weight_init|fix_init|dynamic_img_size"
+)
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
-class Seen(NamedTuple):
-    """What tensors say of the model that they are of, by the names of timm's arguments where there are any."""
+class InferredArguments(NamedTuple):
+    """Arguments of timm's VisionTransformer that the tensors determine, and the sizes `hidden` and `pos_embed_rows`."""
 
     embed_dim: int
     depth: int
     hidden: int
-    places: int
+    pos_embed_rows: int
     in_chans: int
     patch_size: int
     num_classes: int
@@ -109,195 +120,206 @@ class Seen(NamedTuple):
     fc_norm: bool
 
 
-def read_timm(table: Mapping[str, Any], theirs: Mapping[str, Tensor], origin: str) -> tuple[ViTConfig, Weights]:
-    """Our config, and the weights under our names; `table` is config.json, or empty."""
-    if not table and "patch_embed.proj.weight" not in theirs:
+def read_timm_model(table: Mapping[str, Any], tensors: Mapping[str, Tensor], origin: str) -> tuple[ViTConfig, Weights]:
+    """Reads config and weights; `table` is config.json, or empty."""
+    if not table and "patch_embed.proj.weight" not in tensors:
         raise RegardError(
-            f"{origin}: tensors without a config.json are known of timm's Vision Transformers, and these are of none.",
-            "Name a folder that holds config.json.",
+            f"{origin}: only Vision Transformers of timm can be imported without config.json.",
+            "Pass a folder with config.json.",
         )
-    seen = _seen(theirs, origin)
-    settings = _settings(table, origin)
-    _compare(settings, seen)
-    tokens = [name for name in TOKENS if name in theirs]
-    config = _config(settings, seen, theirs)
-    names = table_of(tokens, "fc_norm" if seen.fc_norm else "norm")
-    return linear(config, read_model(config, names, {"blocks": config.layers}, theirs, origin))
-
-
-def _seen(theirs: Mapping[str, Tensor], origin: str) -> Seen:
-    def shape(name: str, axes: int) -> Sequence[int]:
-        if name not in theirs or theirs[name].dim() != axes or not theirs[name].numel():
-            said = f"of another shape: {name} {tuple(theirs[name].shape)}" if name in theirs else f"missing: {name}"
-            raise RegardError(f"{origin}: the tensors are not those of such a model ({said}).", "Is it complete?")
-        return theirs[name].shape
-
-    width, channels, patch, _ = shape("patch_embed.proj.weight", 4)
-    numbers = [int(found[1]) for name in theirs if (found := re.match(r"blocks\.(\d+)\.", name))]
-    first = "blocks.0."
-    return Seen(
-        embed_dim=width,
-        depth=len(set(numbers)),
-        hidden=shape(f"{first}mlp.fc1.weight", 2)[0],
-        places=shape("pos_embed", 3)[1],
-        in_chans=channels,
-        patch_size=patch,
-        num_classes=shape("head.weight", 2)[0] if "head.weight" in theirs else 0,
-        class_token="cls_token" in theirs,
-        reg_tokens=shape("reg_token", 3)[1] if "reg_token" in theirs else 0,
-        qkv_bias=f"{first}attn.qkv.bias" in theirs,
-        qk_norm=f"{first}attn.q_norm.weight" in theirs,
-        fc_norm="fc_norm.weight" in theirs,
+    inferred = _infer_arguments(tensors, origin)
+    settings = _merge_settings(table, origin)
+    _check_config(settings, inferred)
+    tokens = [name for name in PREFIX_TOKENS if name in tensors]
+    config = _make_config(settings, inferred, tensors)
+    mapping_table = timm_table(tokens, "fc_norm" if inferred.fc_norm else "norm")
+    return to_linear_patches(
+        config, read_model_weights(config, mapping_table, {"blocks": config.layers}, tensors, origin)
     )
 
 
-def _settings(table: Mapping[str, Any], origin: str) -> Settings:
-    """All that a config says, in one: by the name of the architecture, about the weights, about the model."""
-    about, arguments = (table.get(key) or {} for key in ("pretrained_cfg", "model_args"))
-    for key, value in (("pretrained_cfg", about), ("model_args", arguments)):
+def _infer_arguments(tensors: Mapping[str, Tensor], origin: str) -> InferredArguments:
+    def shape(name: str, axes: int) -> Sequence[int]:
+        if name not in tensors or tensors[name].dim() != axes or not tensors[name].numel():
+            problem = f"wrong shape: {name} {tuple(tensors[name].shape)}" if name in tensors else f"missing: {name}"
+            raise RegardError(
+                f"{origin}: the tensors are not those of a Vision Transformer ({problem}).",
+                "Check that the file is complete.",
+            )
+        return tensors[name].shape
+
+    width, channels, patch, _ = shape("patch_embed.proj.weight", 4)
+    layers = {int(match[1]) for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))}
+    first = "blocks.0."
+    return InferredArguments(
+        embed_dim=width,
+        depth=len(layers),
+        hidden=shape(f"{first}mlp.fc1.weight", 2)[0],
+        pos_embed_rows=shape("pos_embed", 3)[1],
+        in_chans=channels,
+        patch_size=patch,
+        num_classes=shape("head.weight", 2)[0] if "head.weight" in tensors else 0,
+        class_token="cls_token" in tensors,
+        reg_tokens=shape("reg_token", 3)[1] if "reg_token" in tensors else 0,
+        qkv_bias=f"{first}attn.qkv.bias" in tensors,
+        qk_norm=f"{first}attn.q_norm.weight" in tensors,
+        fc_norm="fc_norm.weight" in tensors,
+    )
+
+
+def _merge_settings(table: Mapping[str, Any], origin: str) -> ForeignConfig:
+    """Merges all settings of a config.json: of the architecture by its name, of the weights, and of the model."""
+    weights_config, arguments = (table.get(key) or {} for key in ("pretrained_cfg", "model_args"))
+    for key, value in (("pretrained_cfg", weights_config), ("model_args", arguments)):
         if not isinstance(value, dict):
-            raise RegardError(f"{origin}: {key} = {value!r} should be a table.", "Fix the file.")
+            raise RegardError(f"{origin}: {key} = {value!r}; expected a table.", "Fix the file.")
     named: dict[str, Any] = {}
     if table:
         name = table["architecture"]
-        found = _ARCHITECTURE.fullmatch(name) if isinstance(name, str) else None
-        if not found:
+        match = _ARCHITECTURE.fullmatch(name) if isinstance(name, str) else None
+        if not match:
             raise RegardError(
-                f"{origin}: the architecture {name!r} is not known.",
-                f"Known: vit_SIZE_patchN and deit_SIZE_patchN, SIZE being one of {', '.join(SIZES)}.",
+                f"{origin}: unsupported architecture {name!r}.",
+                f"Supported: vit_SIZE_patchN and deit_SIZE_patchN, where SIZE is one of {', '.join(SIZES)}.",
             )
-        width, layers, heads = SIZES[found["size"]]
+        width, layers, heads = SIZES[match["size"]]
         if name.startswith("vit_base_patch16_gap_"):
-            heads = 16  # alone among those of its size
-        named = dict(embed_dim=width, depth=layers, num_heads=heads, patch_size=int(found["patch"]))
-        if found["gap"]:
+            heads = 16  # unlike all others of its size
+        named = dict(embed_dim=width, depth=layers, num_heads=heads, patch_size=int(match["patch"]))
+        if match["gap"]:
             named["global_pool"] = "avg"
-    settings = Settings({**about, **named, **table, **arguments}, origin)
+    settings = ForeignConfig({**weights_config, **named, **table, **arguments}, origin)
     for key, value in arguments.items():
-        if value and key not in (*Seen._fields, *_ARGUMENTS) and not _OF_TRAINING.fullmatch(key):
-            raise settings.refusal(key, "it has no such argument")
+        if value and key not in (*InferredArguments._fields, *_ARGUMENTS) and not _TRAINING_ARGUMENTS.fullmatch(key):
+            raise settings.unsupported(key, "the argument is not implemented")
     return settings
 
 
-def _compare(settings: Settings, seen: Seen) -> None:
-    """Refuses a config that states something else than what the tensors say."""
-    for key, value in {**seen._asdict(), "num_features": seen.embed_dim}.items():
-        stated = settings.table.get(key)
-        if stated is not None and stated not in (value, [value, value]):  # a patch may have two sides
-            raise _lie(settings, key, value)
+def _check_config(settings: ForeignConfig, inferred: InferredArguments) -> None:
+    """Raises an error if the config contradicts the tensors."""
+    for key, value in {**inferred._asdict(), "num_features": inferred.embed_dim}.items():
+        configured = settings.table.get(key)
+        if configured is not None and configured not in (value, [value, value]):  # patch_size may be a pair
+            raise _contradiction(settings, key, value)
     ratio = settings.table.get("mlp_ratio")
-    if ratio is not None and not 0 <= seen.embed_dim * settings.fraction("mlp_ratio", 0.0) - seen.hidden < 1:
-        raise _lie(settings, "mlp_ratio", seen.hidden / seen.embed_dim)
+    if ratio is not None and not 0 <= inferred.embed_dim * settings.get_float("mlp_ratio", 0.0) - inferred.hidden < 1:
+        raise _contradiction(settings, "mlp_ratio", inferred.hidden / inferred.embed_dim)
 
 
-def _lie(settings: Settings, key: str, value: Any) -> RegardError:
+def _contradiction(settings: ForeignConfig, key: str, value: Any) -> RegardError:
     return RegardError(
-        f"{settings.origin}: {key} = {settings.table.get(key)!r}, but the tensors say {value!r}.",
-        "Was the folder mixed with another model's?",
+        f"{settings.origin}: {key} = {settings.table.get(key)!r}, but the tensors imply {value!r}.",
+        "Check that config and weights belong to the same model.",
     )
 
 
-def _config(settings: Settings, seen: Seen, theirs: Mapping[str, Tensor]) -> ViTConfig:
-    distilled = "dist_token" in theirs
-    pooling = _pooling(settings, seen)
-    before = seen.class_token + distilled + seen.reg_tokens
-    height, width = _sides(settings, seen, before)
+def _make_config(settings: ForeignConfig, inferred: InferredArguments, tensors: Mapping[str, Tensor]) -> ViTConfig:
+    distilled = "dist_token" in tensors
+    pooling = _pooling(settings, inferred)
+    prefix_length = inferred.class_token + distilled + inferred.reg_tokens
+    height, width = _image_size(settings, inferred, prefix_length)
     return ViTConfig(
-        width=seen.embed_dim,
-        heads=_heads(settings, seen, theirs),
-        layers=seen.depth,
-        feedforward=seen.hidden,
-        # What it was before training is not known where nothing states it, and of no consequence.
-        layer_scale=settings.fraction("init_values", 1e-5 if "blocks.0.ls1.gamma" in theirs else 0.0),
+        width=inferred.embed_dim,
+        heads=_heads(settings, inferred, tensors),
+        layers=inferred.depth,
+        feedforward=inferred.hidden,
+        # The initial value, if missing, is unknown and does not affect a trained model.
+        layer_scale=settings.get_float("init_values", 1e-5 if "blocks.0.ls1.gamma" in tensors else 0.0),
         norm_eps=1e-6,
-        activation=settings.choice("act_layer", _ACTIVATIONS, "gelu"),  # type: ignore[arg-type]
-        qk_norm=seen.qk_norm,
-        qkv_bias=seen.qkv_bias,
-        channels=seen.in_chans,
+        activation=settings.get_choice("act_layer", _ACTIVATIONS, "gelu"),  # type: ignore[arg-type]
+        qk_norm=inferred.qk_norm,
+        qkv_bias=inferred.qkv_bias,
+        channels=inferred.in_chans,
         image_height=height,
         image_width=width,
-        patch=seen.patch_size,
+        patch=inferred.patch_size,
         patches="convolution",
-        prefix_positions=_among(settings, seen, height, width, before),
-        # A class token that nothing is read off is what we call a register.
-        registers=seen.reg_tokens + (pooling == "mean" and seen.class_token),
+        prefix_positions=_has_prefix_positions(settings, inferred, height, width, prefix_length),
+        # A class token that is not pooled is a register in Regard.
+        registers=inferred.reg_tokens + (pooling == "mean" and inferred.class_token),
         pooling=pooling,
-        pooled_norm=seen.fc_norm,
+        pooled_norm=inferred.fc_norm,
         distilled=distilled,
-        head="classify" if seen.num_classes else "none",
-        labels=_labels(settings, seen.num_classes),
-        mean=_normal(settings, "mean"),
-        std=_normal(settings, "std"),
+        head="classify" if inferred.num_classes else "none",
+        labels=_labels(settings, inferred.num_classes),
+        mean=_pixel_statistics(settings, "mean"),
+        std=_pixel_statistics(settings, "std"),
     )
 
 
-def _pooling(settings: Settings, seen: Seen) -> Literal["class", "mean"]:
-    kinds: dict[str, Literal["class", "mean"]] = {"token": "class", "avg": "mean"}
-    usual = "token" if seen.class_token and not seen.fc_norm else "avg"
-    pooling = settings.choice("global_pool", kinds, usual)
-    if pooling == "class" and not seen.class_token:
-        raise settings.refusal("global_pool", "there is no cls_token")
+def _pooling(settings: ForeignConfig, inferred: InferredArguments) -> Literal["class", "mean"]:
+    names: dict[str, Literal["class", "mean"]] = {"token": "class", "avg": "mean"}
+    default = "token" if inferred.class_token and not inferred.fc_norm else "avg"
+    pooling = settings.get_choice("global_pool", names, default)
+    if pooling == "class" and not inferred.class_token:
+        raise settings.unsupported("global_pool", "the model has no cls_token")
     return pooling
 
 
-def _heads(settings: Settings, seen: Seen, theirs: Mapping[str, Tensor]) -> int:
+def _heads(settings: ForeignConfig, inferred: InferredArguments, tensors: Mapping[str, Tensor]) -> int:
     if "num_heads" in settings.table:
-        return settings.size("num_heads")
-    if seen.qk_norm:
-        return max(1, seen.embed_dim // max(1, theirs["blocks.0.attn.q_norm.weight"].numel()))
-    if seen.embed_dim not in _HEADS:
+        return settings.get_count("num_heads")
+    if inferred.qk_norm:
+        return max(1, inferred.embed_dim // max(1, tensors["blocks.0.attn.q_norm.weight"].numel()))
+    if inferred.embed_dim not in _HEADS:
         raise RegardError(
-            f"{settings.origin}: nothing says how many heads there are in a width of {seen.embed_dim}.",
-            "State architecture, and num_heads in model_args, in config.json.",
+            f"{settings.origin}: the number of heads is unknown for width {inferred.embed_dim}.",
+            "Set architecture, and num_heads in model_args, in config.json.",
         )
-    heads = _HEADS[seen.embed_dim]
-    logger.warning("%s: taken to have %d heads, as timm's models of this width have.", settings.origin, heads)
+    heads = _HEADS[inferred.embed_dim]
+    logger.warning("%s: assuming %d heads, as in timm's models of this width.", settings.origin, heads)
     return heads
 
 
-def _sides(settings: Settings, seen: Seen, before: int) -> tuple[int, int]:
-    """Height and width of images. Where nothing states them, they are squares."""
-    size = settings.table.get("input_size")
+def _image_size(settings: ForeignConfig, inferred: InferredArguments, prefix_length: int) -> tuple[int, int]:
+    """Height and width of images; square if the config has neither."""
+    input_size = settings.table.get("input_size")
     if settings.table.get("img_size") is not None:
-        return settings.sides("img_size", 0)
-    if isinstance(size, list) and len(size) == 3:
-        return settings.over({"input_size": size[1:]}).sides("input_size", 0)
-    roots = {math.isqrt(count) for count in (seen.places, seen.places - before) if _square(count)}
-    if len(roots) != 1:
+        return settings.get_size("img_size", 0)
+    if isinstance(input_size, list) and len(input_size) == 3:
+        return settings.replace({"input_size": input_size[1:]}).get_size("input_size", 0)
+    sides = {
+        math.isqrt(count)
+        for count in (inferred.pos_embed_rows, inferred.pos_embed_rows - prefix_length)
+        if _is_square(count)
+    }
+    if len(sides) != 1:
         raise RegardError(
-            f"{settings.origin}: nothing says how large images are, and {seen.places} positions do not tell.",
-            "State architecture, and img_size in model_args, in config.json.",
+            f"{settings.origin}: the image size is unknown; {inferred.pos_embed_rows} positions do not determine it.",
+            "Set architecture, and img_size in model_args, in config.json.",
         )
-    return (roots.pop() * seen.patch_size,) * 2
+    return (sides.pop() * inferred.patch_size,) * 2
 
 
-def _square(count: int) -> bool:
+def _is_square(count: int) -> bool:
     return count > 0 and math.isqrt(count) ** 2 == count
 
 
-def _among(settings: Settings, seen: Seen, height: int, width: int, before: int) -> bool:
+def _has_prefix_positions(
+    settings: ForeignConfig, inferred: InferredArguments, height: int, width: int, prefix_length: int
+) -> bool:
     """Whether the tokens before the patches have positions too."""
-    patches = (height // seen.patch_size) * (width // seen.patch_size)
-    if seen.places not in (patches, patches + before):
+    patches = (height // inferred.patch_size) * (width // inferred.patch_size)
+    if inferred.pos_embed_rows not in (patches, patches + prefix_length):
         raise RegardError(
-            f"{settings.origin}: images of {height}×{width} pixels have {patches} patches, with the tokens before them"
-            f" {patches + before}, but pos_embed has {seen.places} rows.",
-            "Was the folder mixed with another model's?",
+            f"{settings.origin}: images of {height}×{width} pixels have {patches} patches"
+            f" ({patches + prefix_length} with the prefix tokens), but pos_embed has {inferred.pos_embed_rows} rows.",
+            "Check that config and weights belong to the same model.",
         )
-    among = seen.places == patches + before
-    if before and settings.flag("no_embed_class", not among) == among:
-        raise _lie(settings, "no_embed_class", not among)
-    return among
+    has_positions = inferred.pos_embed_rows == patches + prefix_length
+    if prefix_length and settings.get_bool("no_embed_class", not has_positions) == has_positions:
+        raise _contradiction(settings, "no_embed_class", not has_positions)
+    return has_positions
 
 
-def _labels(settings: Settings, count: int) -> tuple[str, ...]:
+def _labels(settings: ForeignConfig, count: int) -> tuple[str, ...]:
     names = settings.table.get("label_names")
     if isinstance(names, list):
         names = {str(i): name for i, name in enumerate(names)}
-    return read_labels(settings.over({"id2label": names, "num_labels": count})) if count else ()
+    return read_labels(settings.replace({"id2label": names, "num_labels": count})) if count else ()
 
 
-def _normal(settings: Settings, key: str) -> tuple[float, ...]:
+def _pixel_statistics(settings: ForeignConfig, key: str) -> tuple[float, ...]:
     if settings.table.get(key) is None:
-        logger.warning("%s: nothing says what %s pixels have; taken to be %s.", settings.origin, key, *ORDINARY)
-    return settings.fractions(key, ORDINARY)
+        logger.warning("%s: the %s of pixels is missing; assuming %s.", settings.origin, key, *DEFAULT_PIXEL_STATISTICS)
+    return settings.get_floats(key, DEFAULT_PIXEL_STATISTICS)

@@ -1,4 +1,4 @@
-"""ViT and DeiT: the tables of their names, of both generations, and their configs in our words and back."""
+"""ViT and DeiT of transformers: mapping tables for old and new tensor names, configs in both directions."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -8,41 +8,43 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.interop.foreign_config import Key, Settings, read_keys, with_defaults, write_keys
+from regard.interop.foreign_config import ConfigKey, ForeignConfig, read_fields, replace_defaults, write_fields
 from regard.interop.huggingface.single_stack import (
     ENCODER_KEYS,
-    Kind,
+    ForeignClass,
     Weights,
     read_labels,
-    read_one_stack,
+    read_single_stack,
     write_labels,
-    write_one_stack,
+    write_single_stack,
 )
-from regard.interop.weight_mapping import Row, Table, block_rows, both, sequence
+from regard.interop.weight_mapping import MappingRow, MappingTable, block_rows, token_sequence, weight_and_bias
 from regard.models.vit import VisionHead, ViTConfig
 
 logger = logging.getLogger("regard")
 
-PATCHES = "embedding.patches.project.weight"
-ORDINARY = (0.5,)
-"""mean and deviation of pixels where nothing states any, as the classes have it"""
+PATCH_WEIGHT = "embedding.patches.project.weight"
+DEFAULT_PIXEL_STATISTICS = (0.5,)
+"""default mean and standard deviation of pixels, as in transformers"""
 
-# -- the tables ------------------------------------------------------------------------------------------------------
+# -- mapping tables ---------------------------------------------------------------------------------------------------
 
-# What other classes of the same family have and files often keep.
+# Tensors of other classes of the family, which files often keep.
 _UNUSED = (
     *("*pooler.*", "classifier.*", "cls_classifier.*", "distillation_classifier.*"),
     *("*embeddings.mask_token", "decoder.*"),
 )
 _ROWS = [
-    *both("embedding.patches.project", "embeddings.patch_embeddings.projection"),
-    Row("embedding.learned.weight", "embeddings.position_embeddings", sequence(1)),
-    *both("norm", "layernorm"),
-    *both("pooled_map", "pooler.dense"),
+    *weight_and_bias("embedding.patches.project", "embeddings.patch_embeddings.projection"),
+    MappingRow("embedding.learned.weight", "embeddings.position_embeddings", token_sequence(1)),
+    *weight_and_bias("norm", "layernorm"),
+    *weight_and_bias("pooled_map", "pooler.dense"),
 ]
-_ONE_TOKEN = Row("embedding.prefix", "embeddings.cls_token", sequence(1))
-_TWO_TOKENS = Row("embedding.prefix", ("embeddings.cls_token", "embeddings.distillation_token"), sequence(2))
-# What files have, even those that the newest transformers writes.
+_ONE_TOKEN = MappingRow("embedding.prefix", "embeddings.cls_token", token_sequence(1))
+_TWO_TOKENS = MappingRow(
+    "embedding.prefix", ("embeddings.cls_token", "embeddings.distillation_token"), token_sequence(2)
+)
+# Names in files, including those that the newest transformers writes by default.
 _LAYER = block_rows(
     "encoder.layer.{i}",
     attention=(
@@ -52,45 +54,48 @@ _LAYER = block_rows(
     feedforward=("intermediate.dense", "output.dense"),
     norms=("layernorm_before", "layernorm_after"),
 )
-# What transformers from version 5 on calls them in memory, and in files where it is asked to.
+# Names in memory since transformers 5, and in files saved with save_original_format=False.
 _NEWER_LAYER = block_rows(
     "layers.{i}",
     attention=("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj"),
     feedforward=("mlp.fc1", "mlp.fc2"),
     norms=("layernorm_before", "layernorm_after"),
 )
-_CLASSIFIER = both("output", "classifier")
-_TWO_CLASSIFIERS = [*both("output", "cls_classifier"), *both("distilled", "distillation_classifier")]
+_CLASSIFIER = weight_and_bias("output", "classifier")
+_TWO_CLASSIFIERS = [
+    *weight_and_bias("output", "cls_classifier"),
+    *weight_and_bias("distilled", "distillation_classifier"),
+]
 
-# -- the configs -----------------------------------------------------------------------------------------------------
+# -- configs ----------------------------------------------------------------------------------------------------------
 
 
 _KEYS = [
-    *with_defaults(ENCODER_KEYS, dropout=0.0),
-    Key("qkv_bias", "qkv_bias", True),
-    Key("channels", "num_channels", 3),
+    *replace_defaults(ENCODER_KEYS, dropout=0.0),
+    ConfigKey("qkv_bias", "qkv_bias", True),
+    ConfigKey("channels", "num_channels", 3),
 ]
 
 
-def _read(settings: Settings, head: VisionHead, registers: int = 0, distilled: bool = False) -> ViTConfig:
-    known = read_keys(_KEYS, settings)
-    settings.must_be("head_dim", known["width"] // known["heads"])
-    pooled = head == "none" and settings.flag("add_pooling_layer", True)
-    if pooled:
-        settings.must_be("pooler_act", "tanh")
-        settings.must_be("pooler_output_size", known["width"])
-    image_height, image_width = settings.sides("image_size", 224)
-    patch, other = settings.sides("patch_size", 16)
-    if patch != other:
-        raise settings.refusal("patch_size", "its patches are squares")
+def _read(settings: ForeignConfig, head: VisionHead, registers: int = 0, distilled: bool = False) -> ViTConfig:
+    fields = read_fields(_KEYS, settings)
+    settings.require("head_dim", fields["width"] // fields["heads"])
+    has_pooler = head == "none" and settings.get_bool("add_pooling_layer", True)
+    if has_pooler:
+        settings.require("pooler_act", "tanh")
+        settings.require("pooler_output_size", fields["width"])
+    image_height, image_width = settings.get_size("image_size", 224)
+    patch, patch_width = settings.get_size("patch_size", 16)
+    if patch != patch_width:
+        raise settings.unsupported("patch_size", "patches must be squares")
     return ViTConfig(
-        **known,
+        **fields,
         image_height=image_height,
         image_width=image_width,
         patch=patch,
         patches="convolution",
         registers=registers,
-        pooled_map=pooled,
+        pooled_map=has_pooler,
         distilled=distilled,
         head=head,
         labels=read_labels(settings) if head == "classify" else (),
@@ -101,7 +106,7 @@ def _write(config: ViTConfig, head: VisionHead, family: str) -> dict[str, Any]:
     sides = [config.image_height, config.image_width]
     return {
         "model_type": family,
-        **write_keys(_KEYS, config),
+        **write_fields(_KEYS, config),
         "attention_probs_dropout_prob": 0.0,
         "image_size": sides[0] if sides[0] == sides[1] else sides,
         "patch_size": config.patch,
@@ -110,99 +115,105 @@ def _write(config: ViTConfig, head: VisionHead, family: str) -> dict[str, Any]:
     }
 
 
-# -- the classes -----------------------------------------------------------------------------------------------------
+# -- classes ----------------------------------------------------------------------------------------------------------
 
 
-def _classes(layer: Sequence[Row]) -> dict[str, Kind]:
-    """The classes, their layers being named in one way or the other.
+def _classes(layer: Sequence[MappingRow]) -> dict[str, ForeignClass]:
+    """The classes, for one of the two ways to name layers.
 
-    DeiT has a second token before the patches. Where nothing is read off it, it is what we call a register.
+    DeiT has a second token before the patches. If no head reads it, it is a register in Regard.
     """
-    vit = Table([*_ROWS, _ONE_TOKEN], {"blocks": layer}, unused=_UNUSED, prefix="vit.")
-    deit = Table([*_ROWS, _TWO_TOKENS], {"blocks": layer}, unused=_UNUSED, prefix="deit.")
+    vit = MappingTable([*_ROWS, _ONE_TOKEN], {"blocks": layer}, unused=_UNUSED, prefix="vit.")
+    deit = MappingTable([*_ROWS, _TWO_TOKENS], {"blocks": layer}, unused=_UNUSED, prefix="deit.")
 
-    def kind(table: Table, head: VisionHead, **tokens: Any) -> Kind:
+    def make_class(table: MappingTable, head: VisionHead, **tokens: Any) -> ForeignClass:
         family = table.prefix.rstrip(".")
-        return Kind(table, partial(_read, head=head, **tokens), partial(_write, head=head, family=family))
+        return ForeignClass(table, partial(_read, head=head, **tokens), partial(_write, head=head, family=family))
 
     return {
-        "ViTModel": kind(vit, "none"),
-        "ViTForImageClassification": kind(vit.with_head(*_CLASSIFIER), "classify"),
-        "DeiTModel": kind(deit, "none", registers=1),
-        "DeiTForImageClassification": kind(deit.with_head(*_CLASSIFIER), "classify", registers=1),
-        "DeiTForImageClassificationWithTeacher": kind(deit.with_head(*_TWO_CLASSIFIERS), "classify", distilled=True),
+        "ViTModel": make_class(vit, "none"),
+        "ViTForImageClassification": make_class(vit.with_head(*_CLASSIFIER), "classify"),
+        "DeiTModel": make_class(deit, "none", registers=1),
+        "DeiTForImageClassification": make_class(deit.with_head(*_CLASSIFIER), "classify", registers=1),
+        "DeiTForImageClassificationWithTeacher": make_class(
+            deit.with_head(*_TWO_CLASSIFIERS), "classify", distilled=True
+        ),
     }
 
 
-CLASSES = _classes(_LAYER)
-NEWER_CLASSES = _classes(_NEWER_LAYER)
+VIT_CLASSES = _classes(_LAYER)
+_NEWER_VIT_CLASSES = _classes(_NEWER_LAYER)
 
 
-def read_vit_like(
-    name: str, table: Mapping[str, Any], pictures: Settings, theirs: Mapping[str, Tensor], origin: str
+def read_vit_model(
+    name: str, table: Mapping[str, Any], preprocessor: ForeignConfig, tensors: Mapping[str, Tensor], origin: str
 ) -> tuple[ViTConfig, Weights]:
-    """A model of the class `name`: our config, and its weights under our names.
+    """Reads a model of the class `name`: config and weights.
 
-    `table` is config.json, `pictures` what preprocessor_config.json says.
+    `table` is config.json, `preprocessor` is preprocessor_config.json.
     """
-    newer = any(".attention.q_proj." in key for key in theirs)
-    kind = (NEWER_CLASSES if newer else CLASSES)[name]
-    config, weights = read_one_stack(kind, Settings(table, origin), theirs)
-    mean, std = _normalisation(pictures)
-    return linear(replace(config, mean=mean, std=std), weights)
+    has_newer_names = any(".attention.q_proj." in key for key in tensors)
+    foreign_class = (_NEWER_VIT_CLASSES if has_newer_names else VIT_CLASSES)[name]
+    config, weights = read_single_stack(foreign_class, ForeignConfig(table, origin), tensors)
+    mean, std = _read_normalization(preprocessor)
+    return to_linear_patches(replace(config, mean=mean, std=std), weights)
 
 
-def write_vit_like(
+def write_vit_model(
     config: ViTConfig, weights: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
-    """config.json, preprocessor_config.json and the tensors of the class that fits; else an error."""
-    plain = ViTConfig()
-    # What is of no consequence there, or stands in another file.
-    silent: dict[str, Any] = dict(drop_path=0.0, mean=plain.mean, std=plain.std)
+    """config.json, preprocessor_config.json and the tensors of the matching class; an error if no class matches."""
+    default = ViTConfig()
+    # Fields that do not affect the computation, or that are in another file.
+    ignored: dict[str, Any] = dict(drop_path=0.0, mean=default.mean, std=default.std)
     if config.head != "segment":
-        silent |= dict(segmenter=plain.segmenter, segmenter_layers=plain.segmenter_layers)
+        ignored |= dict(segmenter=default.segmenter, segmenter_layers=default.segmenter_layers)
     if config.head != "pixels":
-        silent |= dict(decoder_width=plain.decoder_width, decoder_layers=plain.decoder_layers)
+        ignored |= dict(decoder_width=default.decoder_width, decoder_layers=default.decoder_layers)
     if config.head == "none":
-        silent |= dict(labels=())
-    given, weights = _convolution(replace(config, **silent), weights)
-    name, table, tensors = write_one_stack(CLASSES, given, weights)
-    if table.pop("add_pooling_layer", None) is False:  # theirs is an argument, and not one if the config has it too
-        logger.warning("there is no pooler in it: open it with %s.from_pretrained(…, add_pooling_layer=False)", name)
-    return {"architectures": [name]} | table, _pictures(config), tensors
+        ignored |= dict(labels=())
+    exported, weights = _to_convolution_patches(replace(config, **ignored), weights)
+    name, table, tensors = write_single_stack(VIT_CLASSES, exported, weights)
+    if table.pop("add_pooling_layer", None) is False:  # an argument of the class, which must not be in its config
+        logger.warning(
+            "The exported model has no pooler: load it with %s.from_pretrained(…, add_pooling_layer=False)", name
+        )
+    return {"architectures": [name]} | table, _preprocessor_config(config), tensors
 
 
-def linear(config: ViTConfig, weights: Mapping[str, Tensor]) -> tuple[ViTConfig, Weights]:
-    """The same model, its patches projected by a linear map and not by a convolution of the same numbers."""
-    return replace(config, patches="linear"), {**weights, PATCHES: weights[PATCHES].flatten(1)}
+def to_linear_patches(config: ViTConfig, weights: Mapping[str, Tensor]) -> tuple[ViTConfig, Weights]:
+    """The same model with the patches projected by a linear layer instead of an equal convolution."""
+    return replace(config, patches="linear"), {**weights, PATCH_WEIGHT: weights[PATCH_WEIGHT].flatten(1)}
 
 
-def _convolution(config: ViTConfig, weights: Mapping[str, Tensor]) -> tuple[ViTConfig, Weights]:
-    """The reverse; what has a stem keeps it."""
+def _to_convolution_patches(config: ViTConfig, weights: Mapping[str, Tensor]) -> tuple[ViTConfig, Weights]:
+    """The inverse of `to_linear_patches`; a convolutional stem stays."""
     if config.patches != "linear":
         return config, dict(weights)
-    square = (config.channels, config.patch, config.patch)
-    return replace(config, patches="convolution"), {**weights, PATCHES: weights[PATCHES].unflatten(1, square)}
+    kernel = (config.channels, config.patch, config.patch)
+    return replace(config, patches="convolution"), {**weights, PATCH_WEIGHT: weights[PATCH_WEIGHT].unflatten(1, kernel)}
 
 
-def _normalisation(pictures: Settings) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What is subtracted from pixels that lie between 0 and 1, and what they are divided by then."""
-    if not pictures.table:
+def _read_normalization(preprocessor: ForeignConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation by which pixels between 0 and 1 are normalized."""
+    if not preprocessor.table:
         logger.warning(
-            "%s: there is no such file; pixels are taken to have mean %s and deviation %s.",
-            pictures.origin,
-            *(ORDINARY * 2),
+            "%s: the file is missing; assuming pixels of mean %s and standard deviation %s.",
+            preprocessor.origin,
+            *(DEFAULT_PIXEL_STATISTICS * 2),
         )
-    pictures.must_be("do_rescale", True)
-    pictures.must_be("rescale_factor", 1 / 255)
-    if not pictures.flag("do_normalize", True):
+    preprocessor.require("do_rescale", True)
+    preprocessor.require("rescale_factor", 1 / 255)
+    if not preprocessor.get_bool("do_normalize", True):
         return (0.0,), (1.0,)
-    return pictures.fractions("image_mean", ORDINARY), pictures.fractions("image_std", ORDINARY)
+    return preprocessor.get_floats("image_mean", DEFAULT_PIXEL_STATISTICS), preprocessor.get_floats(
+        "image_std", DEFAULT_PIXEL_STATISTICS
+    )
 
 
-def _pictures(config: ViTConfig) -> dict[str, Any]:
-    """What makes pixels of a picture, in their words."""
-    mean, std = (list(one) * (config.channels if len(one) == 1 else 1) for one in (config.mean, config.std))
+def _preprocessor_config(config: ViTConfig) -> dict[str, Any]:
+    """The content of preprocessor_config.json."""
+    mean, std = (list(values) * (config.channels if len(values) == 1 else 1) for values in (config.mean, config.std))
     return {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,

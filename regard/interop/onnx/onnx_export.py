@@ -1,17 +1,16 @@
-"""Export a model to ONNX: graphs of its programs, with tokenizers and config.json beside them."""
+"""Export to ONNX: the graphs of a model, its tokenizers and config.json."""
 
 from pathlib import Path
 
 from regard.errors import RegardError
-from regard.interop.optional_packages import need
-from regard.pipelines import Bundle, write_config, write_tokenizers
+from regard.pipelines import Pipeline, write_config, write_tokenizers
 
-# A protobuf file cannot be larger than this, unless the weights lie beside it.
-LARGEST = 2_000_000_000
+# Larger models store their weights outside of the protobuf file, which is limited to 2 GB.
+MAX_FILE_BYTES = 2_000_000_000
 
 
-def export_onnx(bundle: Bundle, folder: str | Path) -> None:
-    """Write a model of any family as graphs for ONNX Runtime, in float32; `open_onnx` opens the folder.
+def export_onnx(pipeline: Pipeline, folder: str | Path) -> None:
+    """Writes a model of any family as graphs for ONNX Runtime, in float32; `load_onnx` loads the folder.
 
     translators       encoder.onnx and decoder_step.onnx
     language models   prompt.onnx and decoder_step.onnx
@@ -21,24 +20,24 @@ def export_onnx(bundle: Bundle, folder: str | Path) -> None:
 
     >>> export_onnx(regard.load("model"), "graphs")  # doctest: +SKIP
     """
-    # torch.export and what it needs take a second to import.
+    # torch.export and its dependencies take a second to import.
     from regard.interop.onnx.onnx_writer import onnx_model
-    from regard.program import capture, program_of
+    from regard.program import build_program, capture
     from regard.program.entries import batch_entries
 
-    onnx, folder, model = need("onnx", "onnx"), Path(folder), bundle.model
+    onnx, folder, model = require_package("onnx", "onnx"), Path(folder), pipeline.model
     if next(folder.glob("*.onnx"), None) or (folder / "config.json").exists():
-        raise RegardError(f"{folder}: there is a model already.", "Name another folder.")
+        raise RegardError(f"{folder}: the folder already contains a model.", "Choose another folder.")
     graphs = {
         name: onnx_model(
-            onnx, program_of(capture(model, entry.call, entry.inputs, entry.sizes)), model, name, entry.outputs
+            onnx, build_program(capture(model, entry.call, entry.inputs, entry.sizes)), model, name, entry.outputs
         )
         for name, entry in batch_entries(model).items()
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_tokenizers(folder, *bundle.tokenizers)
-    beside = sum(4 * parameter.numel() for parameter in model.parameters()) > LARGEST
+    write_tokenizers(folder, *pipeline.tokenizers)
+    is_external = sum(4 * parameter.numel() for parameter in model.parameters()) > MAX_FILE_BYTES
     for name, graph in graphs.items():
         file = f"{name}.onnx"
-        onnx.save_model(graph, folder / file, save_as_external_data=beside, location=f"{file}.data")
-    write_config(folder, bundle)
+        onnx.save_model(graph, folder / file, save_as_external_data=is_external, location=f"{file}.data")
+    write_config(folder, pipeline)

@@ -1,4 +1,4 @@
-"""Run the graphs of an ONNX export in ONNX Runtime, behind the interface of the models they were made from."""
+"""ONNX Runtime models: the graphs of an ONNX export with the interface of the models they were exported from."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.interop.optional_packages import need
 from regard.layers.packed import Packed
-from regard.models import family_of
-from regard.pipelines import Translator, bundle_of, check_kind, read_config, read_languages, read_tokenizers
+from regard.models import family_name
+from regard.pipelines import Translator, check_kind, make_pipeline, read_config, read_languages, read_tokenizers
 
 GRAPHS = {
     "transformer": ("encoder", "decoder_step"),
@@ -26,7 +25,7 @@ GRAPHS = {
 
 
 class OnnxModel:
-    """The graphs of a folder in place of a model; they run on CPUs."""
+    """Base class: the ONNX Runtime sessions of a folder, on CPU."""
 
     def __init__(self, config: Any, sessions: dict[str, Any]) -> None:
         self.config, self.sessions = config, sessions
@@ -35,106 +34,108 @@ class OnnxModel:
         return self
 
     def parameters(self) -> Iterator[Tensor]:
-        """An empty tensor: its device is where the graphs run."""
+        """An empty tensor, whose device is the one that the graphs run on."""
         yield torch.empty(0)
 
     def named_modules(self) -> Iterator[tuple[str, Any]]:
-        """None: attention inside a graph cannot be recorded."""
+        """No modules: attention inside a graph cannot be recorded."""
         return iter(())
 
     def run(self, graph: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs of a graph by their names."""
+        """Runs a graph; returns its outputs by name."""
         session = self.sessions[graph]
-        return dict(zip((one.name for one in session.get_outputs()), session.run(None, inputs)))
+        return dict(zip((output.name for output in session.get_outputs()), session.run(None, inputs)))
 
 
-def _padded(source: Packed) -> dict[str, np.ndarray]:
+def _pad(source: Packed) -> dict[str, np.ndarray]:
     ids, lengths = source.padded()
     return {"ids": ids.numpy(), "mask": (torch.arange(ids.shape[1]) < lengths[:, None]).numpy()}
 
 
 class OnnxImageModel(OnnxModel):
-    """Of images of one size."""
+    """An image model for images of one size."""
 
     def __call__(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "..."]:
         size = (self.config.image_height, self.config.image_width)
         if not isinstance(images, Tensor) or images.shape[2:] != size:
-            raise RegardError(f"The graph takes images of {size[0]}×{size[1]} pixels.", "Resize the images.")
+            raise RegardError(f"The ONNX graph expects images of {size[0]}×{size[1]} pixels.", "Resize the images.")
         return torch.from_numpy(self.run("model", {"images": images.numpy()})["output"])
 
 
 class OnnxEncoder(OnnxModel):
-    """Of texts."""
+    """A text encoder."""
 
     def __call__(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows V"]:
-        inputs = _padded(tokens)
+        inputs = _pad(tokens)
         mask = torch.from_numpy(inputs["mask"])
         if self.config.segments > 1:
-            kinds = torch.zeros(mask.shape, dtype=torch.long)
+            segment_ids = torch.zeros(mask.shape, dtype=torch.long)
             if segments is not None:
-                kinds[mask] = segments
-            inputs["segments"] = kinds.numpy()
+                segment_ids[mask] = segments
+            inputs["segments"] = segment_ids.numpy()
         output = torch.from_numpy(self.run("model", inputs)["output"])
         return output if self.config.head == "classify" else output[mask]
 
     def encode(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N E"]:
         if self.config.head != "none" or self.config.pooling == "query":
             raise RegardError(
-                f"This ONNX graph (head {self.config.head}, pooling {self.config.pooling}) does not give embeddings.",
-                "Embed with the model folder that it was exported from, or export a model without head and query.",
+                f"This ONNX graph has no embeddings (head = {self.config.head!r}, pooling = {self.config.pooling!r}).",
+                "Embed with the model folder that it was exported from, or export a model without a head.",
             )
         return self(tokens, segments)
 
 
 @dataclass
 class OnnxState:
-    """State of decoding: arrays by the names of the step's inputs."""
+    """Decoding state: arrays by the names of the inputs of the decoder step."""
 
     beams: int
-    sources: dict[str, np.ndarray]  # B rows: one per sentence
-    own: dict[str, np.ndarray]  # B·K rows: one per hypothesis
+    sources: dict[str, np.ndarray]  # B rows, one per sentence
+    hypotheses: dict[str, np.ndarray]  # B·K rows, one per hypothesis
     logits: Float[Tensor, "B K V"] | None = None
-    """of the first step, where reading the prompt gave them"""
+    """logits of the first step, if the prompt graph has computed them"""
 
 
 class OnnxDecoder(OnnxModel):
-    """Of texts that are written token by token."""
+    """A translator or language model that generates text token by token."""
 
     def start(self, source: Packed) -> OnnxState:
-        inputs = _padded(source)
+        inputs = _pad(source)
         if "prompt" in self.sessions:
-            own = self.run("prompt", inputs)
-            logits = torch.from_numpy(own.pop("logits"))
-            return OnnxState(1, {}, own, logits[torch.arange(len(logits)), own["lengths"] - 1][:, None])
+            hypotheses = self.run("prompt", inputs)
+            logits = torch.from_numpy(hypotheses.pop("logits"))
+            last = logits[torch.arange(len(logits)), hypotheses["lengths"] - 1][:, None]
+            return OnnxState(1, {}, hypotheses, last)
         outputs = self.run("encoder", inputs)
         memory = {name: array for name, array in outputs.items() if name.startswith("memory")}
-        own = {name: array for name, array in outputs.items() if name not in memory}
-        for one in self.sessions["decoder_step"].get_inputs():
-            if one.name.startswith(("keys_", "values_")):
-                own[one.name] = np.zeros((len(inputs["ids"]), one.shape[1], 0, one.shape[3]), np.float32)
-        return OnnxState(1, {"mask": inputs["mask"], **memory}, own)
+        hypotheses = {name: array for name, array in outputs.items() if name not in memory}
+        for step_input in self.sessions["decoder_step"].get_inputs():
+            if step_input.name.startswith(("keys_", "values_")):
+                shape = (len(inputs["ids"]), step_input.shape[1], 0, step_input.shape[3])
+                hypotheses[step_input.name] = np.zeros(shape, np.float32)
+        return OnnxState(1, {"mask": inputs["mask"], **memory}, hypotheses)
 
     def step(self, state: OnnxState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], OnnxState]:
         if state.logits is not None:
-            return state.logits, OnnxState(state.beams, state.sources, state.own)
-        inputs = {"last": last.numpy(), **state.sources, **state.own}
-        known = {one.name for one in self.sessions["decoder_step"].get_inputs()}
-        outputs = self.run("decoder_step", {name: array for name, array in inputs.items() if name in known})
+            return state.logits, OnnxState(state.beams, state.sources, state.hypotheses)
+        inputs = {"last": last.numpy(), **state.sources, **state.hypotheses}
+        names = {step_input.name for step_input in self.sessions["decoder_step"].get_inputs()}
+        outputs = self.run("decoder_step", {name: array for name, array in inputs.items() if name in names})
         logits = torch.from_numpy(outputs.pop("logits"))
-        own = {name.removeprefix("new_"): array for name, array in outputs.items()}
-        return logits, OnnxState(state.beams, state.sources, own)
+        hypotheses = {name.removeprefix("new_"): array for name, array in outputs.items()}
+        return logits, OnnxState(state.beams, state.sources, hypotheses)
 
     def reorder(self, state: OnnxState, indices: Int[Tensor, "B2 K2"]) -> OnnxState:
         rows, sentences = indices.flatten().numpy(), (indices[:, 0] // state.beams).numpy()
         sources = {name: array[sentences] for name, array in state.sources.items()}
         logits = None if state.logits is None else state.logits.flatten(0, 1)[rows].unflatten(0, indices.shape)
-        own = {name: array[rows] for name, array in state.own.items()}
-        return OnnxState(indices.shape[1], sources, own, logits)
+        hypotheses = {name: array[rows] for name, array in state.hypotheses.items()}
+        return OnnxState(indices.shape[1], sources, hypotheses, logits)
 
     def __call__(self, source: Packed, target: Packed | None = None) -> Float[Tensor, "N V"]:
-        """Logits of the token after each target token (teacher forcing), or after each token of a text."""
+        """Logits of the next token: after each target token (teacher forcing), or after each token of a text."""
         if target is None:
-            inputs = _padded(source)
+            inputs = _pad(source)
             return torch.from_numpy(self.run("prompt", inputs)["logits"])[torch.from_numpy(inputs["mask"])]
         ids, lengths = target.padded()
         state, columns = self.start(source), []
@@ -144,45 +145,45 @@ class OnnxDecoder(OnnxModel):
         return torch.cat(columns, dim=1)[torch.arange(ids.shape[1]) < lengths[:, None]]
 
 
-def holds_graphs(folder: str | Path) -> bool:
-    """Whether a folder is one that `export_onnx` wrote.
+def is_onnx_folder(folder: str | Path) -> bool:
+    """Whether `export_onnx` wrote a folder.
 
-    >>> holds_graphs("no-such-folder")
+    >>> is_onnx_folder("no-such-folder")
     False
     """
     return any((Path(folder) / f"{name}.onnx").exists() for names in GRAPHS.values() for name in names)
 
 
-def open_onnx(folder: str | Path, *, expect: type[Any] | None = None) -> Any:
-    """Open a folder that `export_onnx` wrote, as `regard.load` opens the model folder that it was made from.
+def load_onnx(folder: str | Path, *, expect: type[Any] | None = None) -> Any:
+    """Loads a folder that `export_onnx` wrote; like `regard.load` for the model folder that it was exported from.
 
-    If only one kind will do, such as Translator, `expect` it: another is an error.
+    `expect` is the expected class, such as Translator; another one is an error.
 
-    >>> open_onnx("no-such-folder")
+    >>> load_onnx("no-such-folder")
     Traceback (most recent call last):
-    regard.errors.RegardError: no-such-folder: there is no ONNX graph. Make it with: regard export --to onnx
+    regard.errors.RegardError: no-such-folder: no ONNX graphs in the folder. Export them with: regard export --to onnx
     """
     folder = Path(folder)
-    if not holds_graphs(folder):
-        raise RegardError(f"{folder}: there is no ONNX graph.", "Make it with: regard export --to onnx")
-    runtime = need("onnxruntime", "onnx")
+    if not is_onnx_folder(folder):
+        raise RegardError(f"{folder}: no ONNX graphs in the folder.", "Export them with: regard export --to onnx")
+    runtime = require_package("onnxruntime", "onnx")
     config, special = read_config(folder)
     check_kind(folder, config, expect)
-    family = family_of(config)
+    family = family_name(config)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     sessions = {}
     for name in GRAPHS[family]:
         path = folder / f"{name}.onnx"
         if not path.exists():
-            raise RegardError(f"{folder}: there is no {path.name}.", "Export the model again.")
+            raise RegardError(f"{folder}: {path.name} is missing.", "Export the model again.")
         try:
             sessions[name] = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # of many kinds, which the library does not name
-            raise RegardError(f"{path}: not an ONNX graph ({error}).", "Export the model again.") from None
-    kind = {"bert": OnnxEncoder, "vit": OnnxImageModel}.get(family, OnnxDecoder)
+        except Exception as error:  # ONNX Runtime does not document its exceptions
+            raise RegardError(f"{path}: not a valid ONNX graph ({error}).", "Export the model again.") from None
+    model_class = {"bert": OnnxEncoder, "vit": OnnxImageModel}.get(family, OnnxDecoder)
     tokenizers = () if family == "vit" else read_tokenizers(folder, foreign=special is not None)
-    bundle = bundle_of(kind(config, sessions), tokenizers, {}, special)
-    if isinstance(bundle, Translator):
-        bundle.languages = read_languages(folder)
-    return bundle
+    pipeline = make_pipeline(model_class(config, sessions), tokenizers, {}, special)
+    if isinstance(pipeline, Translator):
+        pipeline.languages = read_languages(folder)
+    return pipeline

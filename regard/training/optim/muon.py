@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024): orthogonalized momentum for the matrices of layers, AdamW for everything else.
 
-torch.optim.Muon is no substitute: it reads the learning rate back from a GPU (a captured update cannot), takes one
-matrix at a time, and on a CPU rounds to bfloat16.
+torch.optim.Muon is no substitute: it copies the learning rate from GPU to host (impossible in a CUDA graph), processes
+one matrix at a time, and rounds to bfloat16 on a CPU.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ _RMS = 0.2
 
 
 def orthogonalize(x: Float[Tensor, "M R C"]) -> Float[Tensor, "M R C"]:
-    """Matrices with the same singular vectors and all singular values near 1, by Newton-Schulz iteration.
+    """Orthogonalize matrices by Newton-Schulz iteration: same singular vectors, all singular values near 1.
 
     >>> y = orthogonalize(torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0)))
     >>> bool(((y @ y.mT).diagonal(dim1=1, dim2=2).sqrt() - 1).abs().max() < 0.35)
@@ -37,7 +37,7 @@ def orthogonalize(x: Float[Tensor, "M R C"]) -> Float[Tensor, "M R C"]:
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW, except for groups of matrices with `orthogonal`: their update is the orthogonalized momentum.
+    """AdamW, except for parameter groups with `orthogonal`: their update is the orthogonalized momentum.
 
     >>> weight = torch.nn.Parameter(torch.eye(4))
     >>> optimizer = Muon([{"params": [weight], "orthogonal": True}], lr=0.1, weight_decay=0.0)
@@ -47,8 +47,8 @@ class Muon(torch.optim.AdamW):
     True
     """
 
-    def __init__(self, groups: list[dict[str, Any]], **usual: Any) -> None:
-        super().__init__([{"orthogonal": False} | group for group in groups], **usual)
+    def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
+        super().__init__([{"orthogonal": False} | group for group in groups], **options)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -71,13 +71,13 @@ class Muon(torch.optim.AdamW):
             grads = [p.grad for p in parameters if p.grad is not None]
             for p in parameters:
                 if not self.state[p]:
-                    # AdamW.load_state_dict needs a step in every state.
+                    # AdamW.load_state_dict expects a step in every state.
                     self.state[p] |= {"step": torch.zeros(()), "momentum": torch.zeros_like(p)}
             momenta = [self.state[p]["momentum"] for p in parameters]
             torch._foreach_lerp_(momenta, grads, 1 - _MOMENTUM)
             nesterov = torch._foreach_lerp(grads, momenta, _MOMENTUM)
             updates = list(orthogonalize(torch.stack(nesterov)).unbind())
-            rate = group["lr"]  # a number, or on a GPU a tensor that changes between replays of a captured update
+            rate = group["lr"]  # a float, or on a GPU a tensor that changes between replays of a CUDA graph
             torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
             torch._foreach_mul_(updates, -rate * _RMS * max(rows, columns) ** 0.5)
             torch._foreach_add_(parameters, updates)

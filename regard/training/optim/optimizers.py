@@ -1,4 +1,4 @@
-"""Optimizers by name."""
+"""Optimizers by name, gradient scaling, and the exponential moving average of the weights."""
 
 from typing import Any, Literal
 
@@ -17,16 +17,16 @@ OptimizerName = Literal["adam", "adamw", "muon", "sgd"]
 def make_optimizer(
     name: OptimizerName, model: nn.Module, lr: float, beta2: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Adam, AdamW, Muon or SGD with momentum 0.9. Weight decay applies to `decayed_parameters` alone.
+    """Create an optimizer: Adam, AdamW, Muon, or SGD with momentum 0.9. Only `decayed_parameters` have weight decay.
 
-    Muon updates the matrices of the layers, and AdamW embeddings, output layers, norms and biases.
+    Muon updates the weight matrices of the layers; AdamW updates embeddings, output layers, norms and biases.
 
     >>> make_optimizer("adam", nn.Linear(2, 2), 1e-3, 0.98, 0.0).defaults["betas"]
     (0.9, 0.98)
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     on_gpu = bool(parameters) and parameters[0].is_cuda
-    # A learning rate on the device can change between replays of a captured update.
+    # A learning rate in device memory can change between replays of a CUDA graph.
     rate = torch.tensor(lr, device=parameters[0].device) if on_gpu else lr
     decayed = {id(p) for p in decayed_parameters(model).values()}
     groups: list[dict[str, Any]] = [
@@ -36,56 +36,57 @@ def make_optimizer(
     if name == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=0.9, fused=True)
     if name == "muon":
-        inner = {id(p) for p in _matrices_of_layers(model)}
+        matrix_ids = {id(p) for p in _layer_matrices(model)}
         first = groups[0]["params"]
-        groups[0]["params"] = [p for p in first if id(p) not in inner]
-        matrices = [p for p in first if id(p) in inner]
+        groups[0]["params"] = [p for p in first if id(p) not in matrix_ids]
+        matrices = [p for p in first if id(p) in matrix_ids]
         groups.append({"params": matrices, "weight_decay": weight_decay, "orthogonal": True})
     kind = {"muon": Muon, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
     return kind(groups, lr=rate, betas=(0.9, beta2), eps=1e-9, fused=True, capturable=on_gpu)
 
 
-# Modules whose parameters named weight… are matrices, tables or filters.
+# Modules whose parameters named weight* are matrices, embedding tables or filters.
 _DECAYED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, Score, LearnedGrid)
 
 
 def decayed_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that weight decay applies to, by name: weights of linear maps, convolutions and recurrent cells,
-    the matrices of scores, and embeddings with their position tables. A tied weight is there once.
+    """The parameters with weight decay, by name: weights of linear layers, convolutions, recurrent cells and scores,
+    and embeddings including position tables. A tied weight appears once.
 
-    Not: norms, biases (relative position biases too), scales, and single learned vectors such as class tokens,
-    registers, queries and mask tokens. The module decides, not the shape: Cosine's scale of (heads, 1, 1) is no matrix.
+    Excluded: norms, biases (relative position biases included), scales, and single learned vectors such as class
+    tokens, registers, queries and mask tokens. The module type decides, not the shape: the scale of Cosine has shape
+    (heads, 1, 1) but is not a matrix.
 
     >>> list(decayed_parameters(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))))
     ['0.weight']
     """
     biases = {id(p) for module in model.modules() if isinstance(module, RelativeBias) for p in module.parameters()}
-    wanted = {
+    decayed = {
         id(p)
         for module in model.modules()
         if isinstance(module, _DECAYED)
         for name, p in module.named_parameters(recurse=False)
         if name.startswith("weight")
     }
-    return {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) in wanted - biases}
+    return {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) in decayed - biases}
 
 
-def _matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of linear maps inside the numbered layers of a model."""
+def _layer_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of linear layers inside the stacked layers (nn.ModuleList) of a model."""
     layers = (layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module)
     linear = (module for layer in layers for module in layer.modules() if isinstance(module, nn.Linear))
     return [module.weight for module in linear]
 
 
 def scale_gradients(grads: list[Tensor], count: Float[Tensor, ""], clip: float) -> None:
-    """Gradients of a sum become those of its mean over `count`, of norm `clip` at most (0: any), in one pass.
+    """Divide the gradients of a sum by `count` and clip their norm to `clip` (0: no clipping), in place, in one pass.
 
     >>> grads = [torch.tensor([6.0, 8.0])]
     >>> scale_gradients(grads, torch.tensor(2.0), clip=1.0)
     >>> grads[0]
     tensor([0.6000, 0.8000])
     """
-    factor = 1 / count.clamp(min=1)  # in a batch of unknown words nothing is hidden
+    factor = 1 / count.clamp(min=1)  # a batch of unknown words has no masked tokens
     if clip:
         norm = torch.nn.utils.get_total_norm(grads) * factor
         factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
@@ -93,9 +94,9 @@ def scale_gradients(grads: list[Tensor], count: Float[Tensor, ""], clip: float) 
 
 
 def update_ema(ema_model: nn.Module, model: nn.Module, decay: float, step: int) -> None:
-    """Moves the exponential moving average of the weights towards the model's, after update number `step`.
+    """Update the exponential moving average of the weights after `step` updates.
 
-    The decay of the first updates is smaller, step / (step + 10), so that the random initial weights are forgotten.
+    The decay of the first updates is smaller, step / (step + 10), so that the random initial weights fade quickly.
 
     >>> ema_model, model = nn.Linear(1, 1), nn.Linear(1, 1)
     >>> update_ema(ema_model, model, decay=0.0, step=1)
@@ -106,7 +107,7 @@ def update_ema(ema_model: nn.Module, model: nn.Module, decay: float, step: int) 
     average(list(ema_model.parameters()), list(model.parameters()), step)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)

@@ -8,7 +8,7 @@ from typing import Literal
 from regard.errors import RegardError
 
 ScheduleName = Literal["wsd", "cosine", "linear", "inverse_root", "constant"]
-# The decay of "wsd" takes a quarter as many steps as what comes before it: the last fifth of the run.
+# The decay of "wsd" takes a quarter as many steps as precede it: the last fifth of the run.
 DECAY_RATIO = 0.25
 
 
@@ -16,10 +16,10 @@ DECAY_RATIO = 0.25
 class Schedule:
     """The learning rate of each update.
 
-    wsd (warm-up, stable, decay; Hu et al. 2024) stays at its peak until `decay_start` and then falls to 0 by one minus
-    the square root of the elapsed share (Hägele et al. 2024). Its decay can begin earlier than planned, which makes it
-    the schedule for early stopping and for time budgets. cosine and linear end at 0 at the last step; inverse_root is
-    the rule of Vaswani et al. 2017, given by its peak.
+    "wsd" (warm-up, stable, decay; Hu et al. 2024) stays at its peak until `decay_start`, then decays to 0 as one minus
+    the square root of the elapsed fraction (Hägele et al. 2024). Its decay can start earlier than planned, so it suits
+    early stopping and time budgets. "cosine" and "linear" reach 0 at the last step. "inverse_root" is the schedule of
+    Vaswani et al. (2017), parametrized by its peak.
 
     >>> Schedule("linear", peak=1.0, warmup=10, steps=110).rate(60)
     0.5
@@ -34,7 +34,7 @@ class Schedule:
     steps: int
 
     def rate(self, step: int, decay_start: int | None = None) -> float:
-        """The learning rate of update `step` (the first is 0); `decay_start` is where "wsd" begins to decay."""
+        """The learning rate of update `step`, counted from 0; `decay_start` is where the decay of "wsd" starts."""
         warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         done = min(1.0, max(0, step - self.warmup) / max(1, self.steps - self.warmup))
         match self.name:
@@ -51,11 +51,11 @@ class Schedule:
 
     @property
     def planned_decay(self) -> int:
-        """The step at which "wsd" begins to decay where nothing makes it begin earlier."""
+        """The step at which the decay of "wsd" starts unless it starts early."""
         return math.floor(self.steps / (1 + DECAY_RATIO))
 
     def end(self, decay_start: int | None) -> int:
-        """The step after which the run ends, its decay having begun at `decay_start` (None: as planned)."""
+        """The last step of a run whose decay started at `decay_start` (None: as planned)."""
         if self.name != "wsd" or decay_start is None:
             return self.steps
         return min(self.steps, decay_start + max(1, math.ceil(DECAY_RATIO * decay_start)))
@@ -68,22 +68,22 @@ class Schedule:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a duration such as "90s", "10m" or "1h30m"; 0 for an empty text.
+    """Convert a duration such as "90s", "10m" or "1h30m" to seconds; an empty string is 0.
 
     >>> parse_duration("1h30m"), parse_duration("")
     (5400.0, 0.0)
     """
     if not text:
         return 0.0
-    found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text.strip())
-    seconds = sum(float(part or 0) * unit for part, unit in zip(found.groups(), (3600, 60, 1))) if found else 0.0
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text.strip())
+    seconds = sum(float(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1))) if match else 0.0
     if not 0 < seconds < math.inf:
-        raise RegardError(f"train.time = {text!r} is not a duration.", "Write, for example, 90s, 10m or 1h30m.")
+        raise RegardError(f"train.time = {text!r} is not a valid duration.", "Write, for example, 90s, 10m or 1h30m.")
     return seconds
 
 
 def format_duration(seconds: float) -> str:
-    """A duration for a reader.
+    """Format a duration for display.
 
     >>> format_duration(42), format_duration(600), format_duration(5400)
     ('42 s', '10 min', '1 h 30 min')

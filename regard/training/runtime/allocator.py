@@ -1,4 +1,4 @@
-"""Keeps the C library from handing memory back to the system between the steps of a training run on a CPU."""
+"""Allocator settings for training on a CPU: glibc keeps freed memory instead of returning it to the system."""
 
 import ctypes
 import sys
@@ -8,10 +8,10 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 
 
 def keep_freed_memory() -> bool:
-    """Tells glibc to serve large blocks from its own heap and to keep what is freed; says whether it could.
+    """Make glibc serve large blocks from its heap and keep freed memory. Return whether the settings were accepted.
 
-    Each step allocates and frees the same large tensors. By default each comes fresh from the kernel, zeroed page by
-    page: 200,000 page faults a step for a small Transformer, a third of the time. Elsewhere than on glibc: no effect.
+    Each step allocates and frees the same large tensors. By default each is mapped anew and zeroed page by page:
+    200,000 page faults per step for a small Transformer, a third of the time. No effect without glibc.
 
     >>> keep_freed_memory() in (True, False)
     True

@@ -1,4 +1,4 @@
-"""Compiled training: block by block, so that what is compiled for the first layer serves all others."""
+"""torch.compile for training, block by block: layers of one type share the compiled code."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.layers.blocks import DecoderBlock, EncoderBlock
 from regard.layers.embeddings import Embedding
 
-# Of each kind the methods that are compiled: where the time goes, and where the layers are alike.
+# The methods to compile, by module type: they take most of the time, and all layers of a type share the code.
 REGIONS: dict[type[nn.Module], tuple[str, ...]] = {
     Embedding: ("forward",),
     EncoderBlock: ("forward", "forward_first"),
@@ -18,24 +18,24 @@ REGIONS: dict[type[nn.Module], tuple[str, ...]] = {
 
 
 def compiled_features(model: nn.Module) -> Callable[..., Tensor]:
-    """`model.features`, whose blocks run compiled while it does; whoever else uses the model finds it as it was.
+    """A compiled version of `model.features`; the model itself is not changed.
 
-    Compiling a whole model takes a minute and more, and again for each bound on the lengths. Blocks are compiled once,
-    and a second time when that bound changes, then for all of them. A model without blocks is compiled as a whole.
+    Compiling an entire model takes a minute or more, and again for each value of max_len. Blocks are compiled once, and
+    a second time, with dynamic shapes, when max_len changes. A model without such blocks is compiled in one piece.
     """
-    places = [(module, name) for module in model.modules() for name in REGIONS.get(type(module), ())]
-    whole: Callable[..., Tensor] = model.features  # type: ignore[assignment]
-    if not places:
-        return torch.compile(whole, dynamic=False)
-    compiled = [torch.compile(getattr(module, name)) for module, name in places]
+    methods = [(module, name) for module in model.modules() for name in REGIONS.get(type(module), ())]
+    eager: Callable[..., Tensor] = model.features  # type: ignore[assignment]
+    if not methods:
+        return torch.compile(eager, dynamic=False)
+    compiled = [torch.compile(getattr(module, name)) for module, name in methods]
 
     def features(*inputs: Any) -> Tensor:
-        for (module, name), fast in zip(places, compiled):
-            setattr(module, name, fast)
+        for (module, name), method in zip(methods, compiled):
+            setattr(module, name, method)
         try:
-            return whole(*inputs)
+            return eager(*inputs)
         finally:
-            for module, name in places:
-                delattr(module, name)  # the class has its own
+            for module, name in methods:
+                delattr(module, name)  # uncovers the method of the class
 
     return features

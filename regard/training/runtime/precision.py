@@ -1,4 +1,4 @@
-"""In which width matrix products run: bfloat16 where it is safe and pays, float32 elsewhere."""
+"""Precision of matrix products: bfloat16 where it is safe and faster, float32 elsewhere."""
 
 import contextlib
 import dataclasses
@@ -19,78 +19,87 @@ from regard.pipelines import find_device
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.tasks.task import Autocast
 
-# On a CPU, narrower models would gain less, and the demo's settings were chosen in float32.
-LEAST_WIDTH = 256
-# What oneDNN is told to be content with where its own idea of the CPU is fatal.
-_MODEST = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# On a CPU, smaller models gain little from bfloat16, and the settings of the demo were tuned in float32.
+MIN_WIDTH = 256
+# The environment variable that limits the instructions of oneDNN, for machines on which its CPU detection is wrong.
+_LIMITED_ISA = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
-def settle_precision(recipe: Recipe, begun: Literal["float32", "bfloat16"] | None = None) -> Recipe:
-    """The recipe with `auto` replaced by what is meant on this machine; bfloat16 that would be fatal is an error.
+def resolve_precision(recipe: Recipe, previous: Literal["float32", "bfloat16"] | None = None) -> Recipe:
+    """The recipe with precision "auto" replaced by the choice for this machine.
 
-    A run that was `begun` in one of the two goes on in it, if it can.
+    A resumed run keeps its `previous` precision, if this machine supports it. Explicit bfloat16 that would crash the
+    process is an error.
 
-    >>> settle_precision(Recipe(train=TrainConfig(device="cpu", precision="float32"))).train.precision
+    >>> resolve_precision(Recipe(train=TrainConfig(device="cpu", precision="float32"))).train.precision
     'float32'
     """
     config, device = recipe.train, find_device(recipe.train.device)
     chosen = config.precision
     if chosen == "auto":
-        wanted = begun == "bfloat16" if begun else device.type == "cuda" or (device.type == "cpu" and _pays(recipe))
-        narrow = wanted and (device.type == "cuda" or (device.type == "cpu" and survives_bfloat16()))
-        chosen = "bfloat16" if narrow else "float32"
-    elif chosen == "bfloat16" and device.type == "cpu" and not survives_bfloat16():
+        is_cuda, is_cpu = device.type == "cuda", device.type == "cpu"
+        if previous:
+            prefers_bfloat16 = previous == "bfloat16"
+        else:
+            prefers_bfloat16 = is_cuda or (is_cpu and _benefits_from_bfloat16(recipe))
+        uses_bfloat16 = prefers_bfloat16 and (is_cuda or (is_cpu and is_bfloat16_safe()))
+        chosen = "bfloat16" if uses_bfloat16 else "float32"
+    elif chosen == "bfloat16" and device.type == "cpu" and not is_bfloat16_safe():
         raise RegardError(
-            "This CPU advertises bfloat16 matrix products but dies of an illegal instruction when they run.",
-            "Use train.precision float32.",
+            "This CPU advertises bfloat16 matrix products but crashes with an illegal instruction when they run.",
+            "Set train.precision to float32.",
         )
     return dataclasses.replace(recipe, train=dataclasses.replace(config, precision=chosen))
 
 
-def autocast_of(config: TrainConfig, device: torch.device) -> Autocast:
-    """The context in which forward passes run, the precision being settled: bfloat16 matrix products, or nothing."""
+def make_autocast(config: TrainConfig, device: torch.device) -> Autocast:
+    """The context manager for forward passes: autocast to bfloat16, or nothing. The precision must not be "auto"."""
     if config.precision != "bfloat16":
         return contextlib.nullcontext
-    # The cache of cast weights would outlive a captured step.
+    # The cache of cast weights would outlive a captured CUDA graph.
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
-def _pays(recipe: Recipe) -> bool:
-    """Whether the CPU has instructions for it, and the model products that are wide enough; cells step in float32."""
+def _benefits_from_bfloat16(recipe: Recipe) -> bool:
+    """Whether bfloat16 is faster on this CPU: it needs instructions for it and a wide model; recurrent cells run in
+    float32."""
     model = recipe.model
-    return not isinstance(model, Seq2SeqConfig) and model.width >= LEAST_WIDTH and multiplies_bfloat16()
+    return not isinstance(model, Seq2SeqConfig) and model.width >= MIN_WIDTH and has_bfloat16_instructions()
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether the system says that the CPU multiplies bfloat16 by itself."""
-    told = Path("/proc/cpuinfo")
-    flags = re.search(r"^flags\s*:(.*)$", told.read_text(), re.MULTILINE) if told.exists() else None
+def has_bfloat16_instructions() -> bool:
+    """Whether the CPU reports instructions for bfloat16 matrix products (AVX512-BF16 or AMX)."""
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
     return flags is not None and not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags[1].split())
 
 
-def survives_bfloat16() -> bool:
-    """Tries a bfloat16 product in a copy of this process: on some virtual machines it is fatal.
+def is_bfloat16_safe() -> bool:
+    """Try a bfloat16 product in a forked process: on some virtual machines it is an illegal instruction.
 
-    There, oneDNN takes the CPU for a greater one than it is; it is told to be modest, and the product tried once more.
-    That helps as long as oneDNN has done nothing in this process yet: the copy knows.
+    On such machines oneDNN detects instructions that the CPU does not have. The product is then tried once more with
+    oneDNN limited to AVX512-BF16. The limit only takes effect before the first oneDNN call of the process, which the
+    second try shows too.
     """
     if not hasattr(os, "fork"):
         return False
-    if _copy_survives():
+    if _bfloat16_works_in_child():
         return True
-    name, value = _MODEST
+    name, value = _LIMITED_ISA
     if name in os.environ:
         return False
     os.environ[name] = value
-    if _copy_survives():
+    if _bfloat16_works_in_child():
         return True
     del os.environ[name]
     return False
 
 
-def _copy_survives(patience: float = 20.0) -> bool:
+def _bfloat16_works_in_child(timeout: float = 20.0) -> bool:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # other threads are not copied: the product below needs none of them
+        warnings.simplefilter(
+            "ignore"
+        )  # about forking a multi-threaded process: the product below needs no other thread
         child = os.fork()
     if child == 0:
         try:
@@ -101,8 +110,8 @@ def _copy_survives(patience: float = 20.0) -> bool:
             os._exit(0)
         finally:
             os._exit(1)
-    end = time.monotonic() + patience
-    while time.monotonic() < end:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return status == 0

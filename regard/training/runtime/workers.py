@@ -1,7 +1,7 @@
-"""Worker processes on one machine that train one model, each on its share of every update.
+"""Worker processes on one machine that train one model, each on its share of every batch.
 
-On a CPU two processes of one thread each are faster than one of two threads, and by far where another program uses a
-core: threads inside an operation wait for each other hundreds of times per step, processes once.
+On a CPU, two single-threaded processes are faster than one process with two threads, most of all when another program
+uses a core: threads inside an operation synchronize hundreds of times per step, processes once.
 """
 
 import contextlib
@@ -25,25 +25,25 @@ from torch import Tensor
 
 from regard.errors import RegardError
 
-# The program of a worker. It reads its job from standard input.
+# The program of a worker process. It reads the run specification from standard input.
 _PROGRAM = "from regard.training.runtime.workers import worker_main; worker_main()"
-# A dead worker closes its connection, so nothing waits this long in vain; a validation may take an hour.
+# Long, since the other workers wait while rank 0 validates; a dead worker closes its connection at once.
 _TIMEOUT = timedelta(days=7)
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclass
 class Workers:
-    """The process group as one of its processes sees it; rank 0 starts and ends the others."""
+    """The process group, as used by one of its processes; rank 0 starts and ends the others."""
 
     rank: int = 0
     size: int = 1
     processes: list[subprocess.Popen] = field(default_factory=list)
     store: tempfile.TemporaryDirectory | None = None
-    """where the processes find each other"""
+    """folder of the file store through which the processes connect"""
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over all workers, in place; every worker gets the same bits."""
+        """Replace each tensor by its sum over all workers, in place; the result is bit-identical on all workers."""
         self._exchange(tensors, dist.all_reduce)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
@@ -58,24 +58,24 @@ class Workers:
             operation(flat)
         except RuntimeError as error:
             raise RegardError(
-                f"A worker process has died while training ({str(error).splitlines()[0]}).",
-                "Is there enough memory? The same command resumes from the last save.",
+                f"A worker process died during training ({str(error).splitlines()[0]}).",
+                "Check that there is enough memory; run the same command to resume from the last checkpoint.",
             ) from None
         with torch.no_grad():
             for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
                 tensor.copy_(part.view_as(tensor))
 
-    def connect(self, job: Any) -> None:
-        """Send the job to the started workers, each of which runs `regard.training.trainer.work`, and join them."""
+    def connect(self, spec: Any) -> None:
+        """Send the run specification to the workers, each of which calls `trainer.run_worker`, and join the group."""
         if self.size == 1:
             return
         self.store = tempfile.TemporaryDirectory(prefix="regard-")
         for rank, process in enumerate(self.processes, 1):
-            _send(process, {"rank": rank, "size": self.size, "folder": self.store.name, "job": job})
+            _send(process, {"rank": rank, "size": self.size, "folder": self.store.name, "spec": spec})
         for process in self.processes:
             if not process.stdout.read(1):  # type: ignore[union-attr]
-                raise _not_started(process)
-        _join_watching(self.size, self.store.name, self.processes)
+                raise _start_error(process)
+        _join_and_watch(self.size, self.store.name, self.processes)
 
     def __enter__(self) -> "Workers":
         return self
@@ -92,7 +92,7 @@ class Workers:
 
 
 def start_workers(size: int) -> Workers:
-    """Start all workers but this one. Leaving the context ends them; `connect` gives them their job.
+    """Start all workers except this process. Leaving the context ends them; `connect` sends them their work.
 
     >>> with start_workers(1) as workers:
     ...     workers.size
@@ -100,7 +100,7 @@ def start_workers(size: int) -> Workers:
     """
     if size > 1 and not has_loopback():
         raise RegardError(
-            f"No loopback network interface: {size} workers cannot connect.",
+            f"There is no loopback network interface, so {size} workers cannot connect.",
             "Enable it (ip link set lo up), or start a new run with --train.workers 1.",
         )
     workers = Workers(size=size)
@@ -114,14 +114,14 @@ def start_workers(size: int) -> Workers:
 
 
 def usable_workers(size: int) -> int:
-    """The number of workers that can connect: `size`, or 1, with a note on stderr, without a loopback interface.
+    """The number of workers that can connect: `size`, or 1 (with a note on stderr) without a loopback interface.
 
     >>> usable_workers(1)
     1
     """
     if size == 1 or has_loopback():
         return size
-    print("regard: no loopback network interface, so training runs on 1 worker.", file=sys.stderr)
+    print("regard: no loopback network interface; training with 1 worker.", file=sys.stderr)
     return 1
 
 
@@ -138,29 +138,29 @@ def has_loopback() -> bool:
 
 
 def worker_main() -> None:
-    """Entry point of a worker process: receive the job, run it, and end with rank 0."""
-    from regard.training.trainer import work
+    """Entry point of a worker process: receive the run specification, train, and end with rank 0."""
+    from regard.training.trainer import run_worker
 
     try:
         received = pickle.load(sys.stdin.buffer)
-    except (EOFError, pickle.UnpicklingError):  # rank 0 ended before it sent a job
+    except (EOFError, pickle.UnpicklingError):  # rank 0 ended before sending
         sys.exit(1)
     threading.Thread(target=_exit_with_rank_0, daemon=True).start()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     os.write(sys.stdout.fileno(), b"!")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the pipe is read no further
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # rank 0 does not read the pipe any further
     try:
         _join(received["rank"], received["size"], received["folder"])
     except RuntimeError:
         sys.exit(2)  # rank 0 gets the same error, or notices the end of this process
     try:
-        work(received["job"], Workers(received["rank"], received["size"]))
+        run_worker(received["spec"], Workers(received["rank"], received["size"]))
     except RegardError:
         sys.exit(2)  # rank 0 raises the same error, which is printed once
 
 
 def _start() -> subprocess.Popen:
-    # A session of its own: Ctrl-C reaches rank 0 alone, which then ends the workers in good order.
+    # In a new session, so that Ctrl-C reaches only rank 0, which then ends the workers.
     return subprocess.Popen(
         [sys.executable, "-c", _PROGRAM],
         stdin=subprocess.PIPE,
@@ -171,32 +171,32 @@ def _start() -> subprocess.Popen:
 
 
 class _Pickler(pickle.Pickler):
-    """Sends a memory-mapped file by name: each worker maps it, and decoded images are in memory once."""
+    """Pickles a memory-mapped file by name, so that the workers share one copy of decoded images in memory."""
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, np.memmap) and _is_whole_file(value):
+        if isinstance(value, np.memmap) and _covers_file(value):
             return np.memmap, (value.filename, value.dtype, "r", 0, value.shape)
         return NotImplemented
 
 
-def _is_whole_file(array: np.memmap) -> bool:
+def _covers_file(array: np.memmap) -> bool:
     try:
         size = os.path.getsize(array.filename) if array.filename else None
-    except OSError:  # removed meanwhile
+    except OSError:  # removed in the meantime
         return False
     return array.flags.c_contiguous and array.nbytes == size
 
 
-def _send(process: subprocess.Popen, order: dict[str, Any]) -> None:
-    """Sends the job. The pipe stays open while rank 0 lives: its end is how workers notice the end of rank 0."""
+def _send(process: subprocess.Popen, message: dict[str, Any]) -> None:
+    """Send a message to a worker. The pipe stays open, so that its end signals the end of rank 0."""
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # the worker is dead, which its missing answer shows
-        _Pickler(process.stdin).dump(order)
+    with contextlib.suppress(BrokenPipeError):  # the worker is dead; `connect` notices the missing reply
+        _Pickler(process.stdin).dump(message)
         process.stdin.flush()
 
 
-def _join_watching(size: int, folder: str, processes: list[subprocess.Popen]) -> None:
-    """Joins the process group in a thread, since that blocks; meanwhile workers are watched, and Ctrl-C works."""
+def _join_and_watch(size: int, folder: str, processes: list[subprocess.Popen]) -> None:
+    """Join the process group in a thread, since joining blocks; meanwhile check the workers and react to Ctrl-C."""
     errors: list[BaseException] = []
 
     def join() -> None:
@@ -211,10 +211,10 @@ def _join_watching(size: int, folder: str, processes: list[subprocess.Popen]) ->
         thread.join(0.05)
         for process in processes:
             if process.poll() is not None:
-                raise _not_started(process)
+                raise _start_error(process)
     if errors:
-        why = str(errors[0]).splitlines() or [type(errors[0]).__name__]
-        raise RegardError(f"The workers could not connect ({why[0]}).", "Try again with --train.workers 1.")
+        reason = str(errors[0]).splitlines() or [type(errors[0]).__name__]
+        raise RegardError(f"The workers could not connect ({reason[0]}).", "Try again with --train.workers 1.")
 
 
 def _join(rank: int, size: int, folder: str) -> None:
@@ -224,17 +224,17 @@ def _join(rank: int, size: int, folder: str) -> None:
     )
 
 
-def _not_started(process: subprocess.Popen) -> RegardError:
+def _start_error(process: subprocess.Popen) -> RegardError:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=5)  # its pipe may close a moment before it ends
-    how = f"signal {-process.returncode}" if (process.returncode or 0) < 0 else f"status {process.returncode}"
+        process.wait(timeout=5)  # its pipe may close shortly before it ends
+    status = f"signal {-process.returncode}" if (process.returncode or 0) < 0 else f"status {process.returncode}"
     return RegardError(
-        f"A worker process ended while starting ({how}).",
-        "Is there enough memory? Otherwise try again with --train.workers 1.",
+        f"A worker process ended during startup ({status}).",
+        "Check that there is enough memory, or try again with --train.workers 1.",
     )
 
 
 def _exit_with_rank_0() -> None:
-    """Ends this process when rank 0 ends, also by SIGKILL: the system then closes its end of the pipe."""
+    """End this process when rank 0 ends, also by SIGKILL: the system then closes its end of the pipe."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Task: answer questions about a text by a span of it."""
+"""The task `answer`: extractive question answering, by a span of the context."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,52 +8,54 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.data import IGNORED, Batch
-from regard.data.text.questions import AnswerBatches, Question, QuestionPieces, read_squad
-from regard.data.text.special_tokens import Special
+from regard.data import IGNORE_INDEX, Batch
+from regard.data.text.questions import AnswerBatches, Question, QuestionWindows, read_squad
+from regard.data.text.special_tokens import SpecialTokens
 from regard.evaluation.text_metrics import squad_scores
 from regard.models.bert import bert_tiny
 from regard.pipelines import TextEncoder
-from regard.training.datasets import Dataset, split_dataset
+from regard.training.datasets import Dataset, count_units, split_dataset
 from regard.training.losses import LossParts
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.training.suggestions import vocabulary_for
+from regard.training.suggestions import suggest_vocab_size
 from regard.training.tasks.task import (
-    Encoded,
+    BatchShape,
+    EncodedDataset,
     Features,
-    Shape,
     Task,
     Tokenizers,
-    one_tokenizer,
+    set_vocab_size,
     suggested_training,
-    with_vocabulary,
+    train_shared_tokenizer,
 )
 
-# Questions of the validation split that are answered each time.
-VALIDATED = 500
-ENOUGH_QUESTIONS = 20_000
+# Questions of the validation split that are answered in each validation.
+VALIDATION_QUESTIONS = 500
+MIN_RECOMMENDED_QUESTIONS = 20_000
 
 
-class Answer(Task):
+class AnswerTask(Task):
+    """Extractive question answering in the format of SQuAD."""
+
     pipeline = "text_encoder"
     metrics = ("f1", "exact_match")
     unit = "question"
-    try_it = 'regard answer {out} --question "…" --context "…"'
+    usage_hint = 'regard answer {out} --question "…" --context "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[Question]]:
         questions, validation = (
             [question for file in files for question in read_squad(file)] for files in (config.files, config.validation)
         )
-        return split_dataset(questions, validation, "questions", key=lambda one: one.context)
+        return split_dataset(questions, validation, "questions", key=lambda question: question.context)
 
     def suggest_recipe(self, dataset: Dataset[Sequence[Question]], fine_tune: bool) -> Recipe:
         texts = _texts(dataset)
-        words = sum(len(one.question.split()) + len(one.context.split()) for one in dataset.training)
+        words = sum(len(item.question.split()) + len(item.context.split()) for item in dataset.training)
         batch = 4096
         steps = max(300, int((4 if fine_tune else 20) * 1.6 * words / batch))
         return Recipe(
             task="answer",
-            tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(texts)),
+            tokenizer=TokenizerConfig(kind="bpe", vocab_size=suggest_vocab_size(texts)),
             model=bert_tiny(dropout=0.2, max_len=256),
             train=suggested_training(
                 steps,
@@ -65,83 +67,91 @@ class Answer(Task):
         )
 
     def make_tokenizers(self, dataset: Dataset[Sequence[Question]], config: TokenizerConfig) -> Tokenizers:
-        return one_tokenizer(_texts(dataset), config, mask=True)
+        return train_shared_tokenizer(_texts(dataset), config, mask=True)
 
     def complete_config(self, config: Any, dataset: Dataset[Sequence[Question]], tokenizers: Tokenizers) -> Any:
-        return with_vocabulary(config, tokenizers, head="answer", pooler="none", labels=())
+        return set_vocab_size(config, tokenizers, head="answer", pooler="none", labels=())
 
     def encode(
         self,
         dataset: Dataset[Sequence[Question]],
         tokenizers: Tokenizers,
-        special: Special,
+        special: SpecialTokens,
         recipe: Recipe,
         model: Any,
-        shape: Shape,
-    ) -> Encoded:
-        longest = min(model.max_len, shape.budget)
-        sides = [
+        shape: BatchShape,
+    ) -> EncodedDataset:
+        max_len = min(model.max_len, shape.budget)
+        splits = [
             AnswerBatches(
-                QuestionPieces.of(questions, tokenizers[0], special, max_len=longest, segments=model.segments > 1),
-                max_len=longest,
+                QuestionWindows.from_questions(
+                    questions, tokenizers[0], special, max_len=max_len, segments=model.segments > 1
+                ),
+                max_len=max_len,
                 **shape.options,
             )
             for questions in (dataset.training, dataset.validation)
         ]
-        return Encoded(sides[0], list(sides[1].epoch(0)), f"pieces of {longest} tokens, question included")
+        return EncodedDataset(
+            splits[0], list(splits[1].epoch(0)), f"windows of {max_len} tokens, including the question"
+        )
 
     def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
-        trains = torch.is_grad_enabled()
-        first = model.output(features(*batch.inputs))
-        twin = model.output(features(*batch.inputs)) if config.r_drop and trains else None
-        return places_loss(first, batch, config.label_smoothing if trains else 0.0, twin, config.r_drop)
+        is_training = torch.is_grad_enabled()
+        first_pass = model.output(features(*batch.inputs))
+        second_pass = model.output(features(*batch.inputs)) if config.r_drop and is_training else None
+        smoothing = config.label_smoothing if is_training else 0.0
+        return span_loss(first_pass, batch, smoothing, second_pass, config.r_drop)
 
-    def validation_scores(self, bundle: TextEncoder, dataset: Dataset[Sequence[Question]]) -> dict[str, float]:
-        # Files may have ids in common.
-        questions = [dataclasses.replace(one, id=str(i)) for i, one in enumerate(dataset.validation[:VALIDATED])]
-        answers = bundle.answer(questions, empty=any(not one.answers for one in dataset.training))
-        exact, f1 = squad_scores({one.id: text for one, text in zip(questions, answers)}, questions)
+    def validation_scores(self, pipeline: TextEncoder, dataset: Dataset[Sequence[Question]]) -> dict[str, float]:
+        # New ids, since several files may use the same ones.
+        validation = dataset.validation[:VALIDATION_QUESTIONS]
+        questions = [dataclasses.replace(question, id=str(i)) for i, question in enumerate(validation)]
+        answers = pipeline.answer(questions, empty=any(not question.answers for question in dataset.training))
+        predictions = {question.id: text for question, text in zip(questions, answers)}
+        exact, f1 = squad_scores(predictions, questions)
         return {"exact_match": exact, "f1": f1}
 
     def reasons(self, dataset: Dataset[Sequence[Question]], recipe: Recipe) -> list[str]:
-        return [f"size and steps: {len(dataset.training):,} questions; model selection by F1"]
+        return [f"size and steps: {count_units(len(dataset.training), 'questions')}; model selection by F1"]
 
     def warnings(self, dataset: Dataset[Sequence[Question]]) -> list[str]:
-        if len(dataset.training) >= ENOUGH_QUESTIONS:
+        if len(dataset.training) >= MIN_RECOMMENDED_QUESTIONS:
             return []
-        return [f"{len(dataset.training):,} questions are few to train from scratch: fine-tune an encoder with --from."]
+        count = count_units(len(dataset.training), "questions")
+        return [f"Little data to train from scratch: {count}. Fine-tune an encoder with --from instead."]
 
 
-def places_loss(
+def span_loss(
     scores: Float[Tensor, "N 2"],
     batch: Batch,
     smoothing: float = 0.0,
-    twin: Float[Tensor, "N 2"] | None = None,
+    second_pass: Float[Tensor, "N 2"] | None = None,
     divergence: float = 0.0,
 ) -> LossParts:
-    """Cross-entropy over the tokens of each text: which is the answer's first, and which its last.
+    """Cross-entropy of the first and the last token of the answer, over the tokens of each text.
 
-    Smoothing and the divergence from a twin are those of `token_loss`, the tokens of a text being the choice.
+    `smoothing`, `second_pass` and `divergence` are as in `token_loss`, with the tokens of a text as classes.
     """
     offsets = batch.inputs[0].offsets  # type: ignore[union-attr]
-    real = batch.targets[:, 0] != IGNORED
+    real = batch.targets[:, 0] != IGNORE_INDEX
     inside = (offsets.valid & real[:, None])[..., None]
     logprobs = []
-    for one in (scores,) if twin is None else (scores, twin):
-        table = one.float()[offsets.rows].masked_fill(~offsets.valid[..., None], -torch.inf)
-        # A text that only fills the batch up may be empty: what is not asked of it must not be NaN.
-        logits = torch.where(real[:, None, None], table, 0.0)
+    for pass_scores in (scores,) if second_pass is None else (scores, second_pass):
+        padded = pass_scores.float()[offsets.rows].masked_fill(~offsets.valid[..., None], -torch.inf)
+        # A text that only pads the batch may be empty, and its log-softmax must not be NaN.
+        logits = torch.where(real[:, None, None], padded, 0.0)
         logprobs.append(logits.log_softmax(1).masked_fill(~inside, 0.0))
-    both = torch.stack(logprobs).mean(0)
-    nll = -both.gather(1, batch.targets.clamp(min=0)[:, None, :]).mean(-1).sum()
-    even = -(both.sum(1) / inside.sum(1).clamp(min=1)).mean(-1).sum()
-    loss = (1 - smoothing) * nll + smoothing * even
-    if twin is not None:  # both directions at once: Σ p (log p - log q) + q (log q - log p)
+    mean_logprobs = torch.stack(logprobs).mean(0)
+    nll = -mean_logprobs.gather(1, batch.targets.clamp(min=0)[:, None, :]).mean(-1).sum()
+    uniform_nll = -(mean_logprobs.sum(1) / inside.sum(1).clamp(min=1)).mean(-1).sum()
+    loss = (1 - smoothing) * nll + smoothing * uniform_nll
+    if second_pass is not None:  # both directions at once: Σ p (log p - log q) + q (log q - log p)
         p, q = logprobs
         loss = loss + divergence * ((p.exp() - q.exp()) * (p - q)).sum(1).mean(-1).sum() / 2
     return LossParts(loss, nll.detach(), real.float().sum())
 
 
 def _texts(dataset: Dataset[Sequence[Question]]) -> list[str]:
-    contexts = list(dict.fromkeys(one.context for one in dataset.training))
-    return contexts + [one.question for one in dataset.training]
+    contexts = list(dict.fromkeys(item.context for item in dataset.training))
+    return contexts + [item.question for item in dataset.training]

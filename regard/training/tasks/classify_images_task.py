@@ -1,4 +1,4 @@
-"""Task: classify images."""
+"""The task `classify-images`: image classification."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -7,36 +7,39 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from regard.data import Augmented, ImageBatch, RaggedBatch, as_numbers, augment, soft_targets
+from regard.data import AugmentedBatch, ImageBatch, RaggedImageBatch, augment, one_hot_targets, pixels_to_float
+from regard.data.images.annotations import Annotation
 from regard.pipelines import ImageModel
 from regard.training.datasets import Dataset, ImageSplit
 from regard.training.losses import LossParts
 from regard.training.recipe import Recipe, TrainConfig
-from regard.training.tasks.image_tasks import ImageTask, Need, suggest_for_images
+from regard.training.tasks.image_tasks import ImageTask, suggest_for_images
 from regard.training.tasks.task import Features, Tokenizers
 
-# Images per step of validation.
-FETCHED = 2048
+# Images that are read and classified at a time in validation.
+VALIDATION_BATCH = 2048
 
 
-class ClassifyImages(ImageTask):
+class ClassifyImagesTask(ImageTask):
+    """Image classification by a Vision Transformer."""
+
     metrics = ("accuracy",)
-    try_it = "regard classify {out} photo.jpg"
-    need: ClassVar[Need] = "labels"
+    usage_hint = "regard classify {out} photo.jpg"
+    annotation: ClassVar[Annotation] = "labels"
 
     def suggest_recipe(self, dataset: Dataset[ImageSplit], fine_tune: bool) -> Recipe:
         height, width, channels = dataset.training.shape
         if dataset.training.is_ragged:
-            # Operations are drawn for pictures of one size, which may be few: other changes are quicker.
-            changes: dict[str, Any] = {"zoom": 0.5, "colour": 0.4} if channels == 3 else {}
+            # Random operations run per image size, which is slow if few images share a size.
+            augmentation: dict[str, Any] = {"zoom": 0.5, "colour": 0.4} if channels == 3 else {}
         else:
-            changes = {"random_ops": 2} if channels == 3 else {"cutout": min(height, width) // 4}
+            augmentation = {"random_ops": 2} if channels == 3 else {"cutout": min(height, width) // 4}
         return suggest_for_images(
             "classify-images",
             dataset,
             fine_tune,
             model={},
-            augment=changes,
+            augment=augmentation,
             train={"label_smoothing": 0.1, "validate_by": "accuracy"},
         )
 
@@ -47,31 +50,33 @@ class ClassifyImages(ImageTask):
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
         return images.labels[rows]
 
-    def changed(self, batch: ImageBatch, model: Any) -> Augmented:
-        """Targets are the share of each label: two have one where pictures are mixed."""
+    def augment_batch(self, batch: ImageBatch, model: Any) -> AugmentedBatch:
+        """Augment a batch; targets are probabilities of the labels, since mixed images have two labels."""
         return augment(
-            as_numbers(batch.pixels, model.channels), soft_targets(batch.targets, len(model.labels)), batch.augment
+            pixels_to_float(batch.pixels, model.channels),
+            one_hot_targets(batch.targets, len(model.labels)),
+            batch.augment,
         )
 
     def loss(self, model: Any, features: Features, batch: Any, config: TrainConfig) -> LossParts:
         images: Any
-        if isinstance(batch, RaggedBatch):
-            images, _ = batch.changed(model.config.channels, model.config.patch)
-            targets = soft_targets(batch.targets, len(model.config.labels))
+        if isinstance(batch, RaggedImageBatch):
+            images, _ = batch.augment_and_pack(model.config.channels, model.config.patch)
+            targets = one_hot_targets(batch.targets, len(model.config.labels))
         else:
-            images, changed, _ = self.changed(batch, model.config)
-            assert changed is not None
-            targets = changed
+            images, mixed_targets, _ = self.augment_batch(batch, model.config)
+            assert mixed_targets is not None
+            targets = mixed_targets
         logprobs = model.logits(features(images)).float().log_softmax(-1)
         counted = targets.sum(1)
-        nll, even = -(targets * logprobs).sum(), -(counted * logprobs.mean(1)).sum()
+        nll, uniform_nll = -(targets * logprobs).sum(), -(counted * logprobs.mean(1)).sum()
         smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
-        return LossParts((1 - smoothing) * nll + smoothing * even, nll.detach(), counted.sum())
+        return LossParts((1 - smoothing) * nll + smoothing * uniform_nll, nll.detach(), counted.sum())
 
-    def validation_scores(self, bundle: ImageModel, dataset: Dataset[ImageSplit]) -> dict[str, float]:
+    def validation_scores(self, pipeline: ImageModel, dataset: Dataset[ImageSplit]) -> dict[str, float]:
         images, rows = dataset.validation.images, dataset.validation.rows
-        right = 0
-        for begin in range(0, len(rows), FETCHED):
-            some = rows[begin : begin + FETCHED]
-            right += int((bundle.probabilities(images.some(some)).argmax(1) == images.labels[some]).sum())
-        return {"accuracy": 100 * right / len(rows)}
+        correct = 0
+        for begin in range(0, len(rows), VALIDATION_BATCH):
+            batch = rows[begin : begin + VALIDATION_BATCH]
+            correct += int((pipeline.probabilities(images.select(batch)).argmax(1) == images.labels[batch]).sum())
+        return {"accuracy": 100 * correct / len(rows)}

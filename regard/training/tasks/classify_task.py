@@ -1,61 +1,63 @@
-"""Task: classify texts."""
+"""The task `classify`: classification of texts or pairs of texts."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from regard.data.batching.text_batches import encode_texts
-from regard.data.text.labeled_texts import Labelled, LabelledBatches, label_ids, label_names, read_labelled
-from regard.data.text.special_tokens import Special
+from regard.data.text.labeled_texts import LabeledText, LabeledTextBatches, label_ids, label_names, read_labeled_texts
+from regard.data.text.special_tokens import SpecialTokens
 from regard.models.bert import bert_tiny
 from regard.pipelines import TextEncoder
-from regard.training.datasets import Dataset, split_dataset, too_few
+from regard.training.datasets import Dataset, count_units, split_dataset, too_few_examples
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig
-from regard.training.suggestions import vocabulary_for
+from regard.training.suggestions import suggest_vocab_size
 from regard.training.tasks.task import (
-    Encoded,
-    Shape,
+    BatchShape,
+    EncodedDataset,
     Task,
     Tokenizers,
-    one_tokenizer,
+    set_vocab_size,
     suggested_training,
-    warn_of_rare_labels,
-    with_vocabulary,
+    train_shared_tokenizer,
+    warn_about_rare_labels,
 )
 
-# Texts of the validation split that are classified each time.
-VALIDATED = 2000
-# Per label; below it accuracy on new texts is poor.
-ENOUGH_TEXTS = 100
+# Texts of the validation split that are classified in each validation.
+VALIDATION_TEXTS = 2000
+# Per label; with fewer, accuracy on new texts is poor.
+MIN_RECOMMENDED_TEXTS = 100
 
 
-class Classify(Task):
+class ClassifyTask(Task):
+    """Classification of texts by an encoder."""
+
     pipeline = "text_encoder"
     metrics = ("accuracy",)
     unit = "text"
-    try_it = 'regard classify {out} "…"'
+    usage_hint = 'regard classify {out} "…"'
 
-    def read(self, config: DataConfig) -> Dataset[Sequence[Labelled]]:
-        examples = read_labelled(config.files, config.columns)
+    def read(self, config: DataConfig) -> Dataset[Sequence[LabeledText]]:
+        examples = read_labeled_texts(config.files, config.columns)
         if config.validation:
-            return Dataset(examples, read_labelled(config.validation, config.columns), "labelled texts")
-        split = split_dataset(examples, [], "labelled texts", key=lambda one: one.texts)
+            return Dataset(examples, read_labeled_texts(config.validation, config.columns), "labeled texts")
+        split = split_dataset(examples, [], "labeled texts", key=lambda example: example.texts)
         # If all texts of a rare label are in the validation split, they become training examples.
-        known = {one.label for one in split.training}
-        validation = [one for one in split.validation if one.label in known]
+        known = {example.label for example in split.training}
+        validation = [example for example in split.validation if example.label in known]
         if not validation:
-            raise too_few(split.unit)
-        rare = [one for one in split.validation if one.label not in known]
+            raise too_few_examples(split.unit)
+        rare = [example for example in split.validation if example.label not in known]
         return Dataset([*split.training, *rare], validation, split.unit)
 
-    def suggest_recipe(self, dataset: Dataset[Sequence[Labelled]], fine_tune: bool) -> Recipe:
+    def suggest_recipe(self, dataset: Dataset[Sequence[LabeledText]], fine_tune: bool) -> Recipe:
         texts = [text for example in dataset.training for text in example.texts]
         words = max(1, sum(len(text.split()) for text in texts))
         batch = 2048
         steps = max(200, int((3 if fine_tune else max(2, min(20, 5_000_000 // words))) * 1.5 * words / batch))
         return Recipe(
             task="classify",
-            tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(texts)),
+            tokenizer=TokenizerConfig(kind="bpe", vocab_size=suggest_vocab_size(texts)),
             model=bert_tiny(layers=2, feedforward=256, dropout=0.3, max_len=256),
             train=suggested_training(
                 steps,
@@ -67,12 +69,12 @@ class Classify(Task):
             ),
         )
 
-    def make_tokenizers(self, dataset: Dataset[Sequence[Labelled]], config: TokenizerConfig) -> Tokenizers:
+    def make_tokenizers(self, dataset: Dataset[Sequence[LabeledText]], config: TokenizerConfig) -> Tokenizers:
         texts = [text for example in dataset.training for text in example.texts]
-        return one_tokenizer(texts, config, mask=True)
+        return train_shared_tokenizer(texts, config, mask=True)
 
-    def complete_config(self, config: Any, dataset: Dataset[Sequence[Labelled]], tokenizers: Tokenizers) -> Any:
-        return with_vocabulary(
+    def complete_config(self, config: Any, dataset: Dataset[Sequence[LabeledText]], tokenizers: Tokenizers) -> Any:
+        return set_vocab_size(
             config,
             tokenizers,
             head="classify",
@@ -82,37 +84,43 @@ class Classify(Task):
 
     def encode(
         self,
-        dataset: Dataset[Sequence[Labelled]],
+        dataset: Dataset[Sequence[LabeledText]],
         tokenizers: Tokenizers,
-        special: Special,
+        special: SpecialTokens,
         recipe: Recipe,
         model: Any,
-        shape: Shape,
-    ) -> Encoded:
-        longest = min(model.max_len, shape.budget)
-        sides, cut = [], 0
+        shape: BatchShape,
+    ) -> EncodedDataset:
+        max_len = min(model.max_len, shape.budget)
+        splits, truncated = [], 0
         for examples in (dataset.training, dataset.validation):
             texts, too_long = encode_texts(
-                [one.texts for one in examples],
+                [example.texts for example in examples],
                 tokenizers[0],
                 special,
-                max_len=longest,
+                max_len=max_len,
                 segments=model.segments > 1,
             )
-            cut += too_long
-            sides.append(LabelledBatches(texts, label_ids(examples, model.labels), max_len=longest, **shape.options))
+            truncated += too_long
+            splits.append(
+                LabeledTextBatches(texts, label_ids(examples, model.labels), max_len=max_len, **shape.options)
+            )
         labels = ", ".join(model.labels[:10]) + (", …" if len(model.labels) > 10 else "")
-        return Encoded(sides[0], list(sides[1].epoch(0)), f"labels: {labels}; {cut:,} texts are cut to fit")
+        note = f"labels: {labels}; truncated: {count_units(truncated, 'texts')}"
+        return EncodedDataset(splits[0], list(splits[1].epoch(0)), note)
 
-    def validation_scores(self, bundle: TextEncoder, dataset: Dataset[Sequence[Labelled]]) -> dict[str, float]:
-        examples = dataset.validation[:VALIDATED]
-        found = bundle.classify([one.texts for one in examples], truncate=True)
-        right = sum(answer.label == example.label for answer, example in zip(found, examples))
-        return {"accuracy": 100 * right / len(examples)}
+    def validation_scores(self, pipeline: TextEncoder, dataset: Dataset[Sequence[LabeledText]]) -> dict[str, float]:
+        examples = dataset.validation[:VALIDATION_TEXTS]
+        predictions = pipeline.classify([example.texts for example in examples], truncate=True)
+        correct = sum(prediction.label == example.label for prediction, example in zip(predictions, examples))
+        return {"accuracy": 100 * correct / len(examples)}
 
-    def reasons(self, dataset: Dataset[Sequence[Labelled]], recipe: Recipe) -> list[str]:
+    def reasons(self, dataset: Dataset[Sequence[LabeledText]], recipe: Recipe) -> list[str]:
         labels = len(label_names(dataset.training))
-        return [f"size and steps: {len(dataset.training):,} texts, {labels} labels; model selection by accuracy"]
+        count = count_units(len(dataset.training), "texts")
+        return [f"size and steps: {count}, {labels} labels; model selection by accuracy"]
 
-    def warnings(self, dataset: Dataset[Sequence[Labelled]]) -> list[str]:
-        return warn_of_rare_labels(Counter(one.label for one in dataset.training), "texts", ENOUGH_TEXTS)
+    def warnings(self, dataset: Dataset[Sequence[LabeledText]]) -> list[str]:
+        return warn_about_rare_labels(
+            Counter(example.label for example in dataset.training), "texts", MIN_RECOMMENDED_TEXTS
+        )

@@ -1,4 +1,4 @@
-"""Task: mask images, an encoder without labels that predicts hidden patches from the visible ones."""
+"""The task `mask-images`: masked autoencoding, the prediction of masked patches (He et al. 2022)."""
 
 import contextlib
 import dataclasses
@@ -9,26 +9,31 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from regard.data import IGNORED, Augmented, ImageBatch, as_numbers, augment
+from regard.data import IGNORE_INDEX, AugmentedBatch, ImageBatch, augment, pixels_to_float
+from regard.data.images.annotations import Annotation
 from regard.errors import RegardError
+from regard.progress import OnProgress
 from regard.training.datasets import Dataset, ImageSplit
 from regard.training.losses import LossParts
 from regard.training.recipe import DataConfig, Recipe, TrainConfig
-from regard.training.run_log import OnProgress
-from regard.training.tasks.image_tasks import ImageTask, Need, suggest_for_images
+from regard.training.tasks.image_tasks import ImageTask, suggest_for_images
 from regard.training.tasks.task import Features, Tokenizers
 
-# The share of the patches that is hidden (He et al. 2022).
-HIDDEN = 0.75
+# The share of masked patches, as in He et al. (2022).
+MASK_RATIO = 0.75
 
 
-class MaskImages(ImageTask):
-    try_it = "regard train --task classify-images --from {out} --data …"
-    need: ClassVar[Need] = "nothing"
+class MaskImagesTask(ImageTask):
+    """Masked autoencoding by a Vision Transformer, without labels."""
+
+    usage_hint = "regard train --task classify-images --from {out} --data …"
+    annotation: ClassVar[Annotation] = "none"
 
     def read(self, config: DataConfig, on_progress: OnProgress | None = None) -> Dataset[ImageSplit]:
         if config.longest:
-            raise RegardError("Patches are hidden in pictures of one size only.", "Set data.size, not data.longest.")
+            raise RegardError(
+                "The task mask-images needs images of one size.", "Set data.size instead of data.longest."
+            )
         return super().read(config, on_progress)
 
     def suggest_recipe(self, dataset: Dataset[ImageSplit], fine_tune: bool) -> Recipe:
@@ -36,7 +41,7 @@ class MaskImages(ImageTask):
             "mask-images",
             dataset,
             fine_tune,
-            passes=3,  # there is time for them: only a quarter of the patches goes through the encoder
+            epoch_factor=3,  # epochs are fast, since only a quarter of the patches goes through the encoder
             model={"head": "pixels", "drop_path": 0.0},
             augment={"zoom": 0.5} if dataset.training.shape[2] == 3 else {},
             train={},
@@ -46,22 +51,22 @@ class MaskImages(ImageTask):
         return dataclasses.replace(config, **dataset.training.config_sizes, head="pixels", labels=())
 
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
-        return np.full(len(rows), IGNORED)
+        return np.full(len(rows), IGNORE_INDEX)
 
-    def changed(self, batch: ImageBatch, model: Any) -> Augmented:
-        return augment(as_numbers(batch.pixels, model.channels), None, batch.augment)
+    def augment_batch(self, batch: ImageBatch, model: Any) -> AugmentedBatch:
+        return augment(pixels_to_float(batch.pixels, model.channels), None, batch.augment)
 
     def loss(self, model: Any, features: Features, batch: Any, config: TrainConfig) -> LossParts:
-        """The mean square over the hidden pixels of a picture, each patch brought to mean 0 and variance 1."""
-        pixels = self.changed(batch, model.config).pixels
-        with contextlib.nullcontext() if torch.is_grad_enabled() else _always_the_same(pixels.device):
-            loss = model.masked_loss(pixels, HIDDEN) * len(pixels)
+        """Mean squared error over the masked pixels of an image, each patch normalized to mean 0 and variance 1."""
+        pixels = self.augment_batch(batch, model.config).pixels
+        with contextlib.nullcontext() if torch.is_grad_enabled() else _fixed_seed(pixels.device):
+            loss = model.masked_loss(pixels, MASK_RATIO) * len(pixels)
         return LossParts(loss, loss.detach(), torch.full_like(loss, len(pixels)).detach())
 
 
 @contextlib.contextmanager
-def _always_the_same(device: torch.device) -> Iterator[None]:
-    """Inside, the same patches are hidden in every validation."""
+def _fixed_seed(device: torch.device) -> Iterator[None]:
+    """A fixed random seed inside the context, so that every validation masks the same patches."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         yield

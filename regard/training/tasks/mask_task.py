@@ -1,102 +1,105 @@
-"""Task: mask, an encoder of plain text that predicts hidden tokens from those around them."""
+"""The task `mask`: masked language modeling (BERT, Devlin et al. 2019)."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from regard.data import IGNORED, Batch, Sequences, read_documents
+from regard.data import IGNORE_INDEX, Batch, Sequences, read_documents
 from regard.data.batching.masked_batches import MaskedBatches
-from regard.data.text.special_tokens import Special
+from regard.data.text.special_tokens import SpecialTokens
 from regard.models.bert import bert_tiny
-from regard.training.datasets import Dataset, split_dataset
+from regard.training.datasets import Dataset, count_units, split_dataset
 from regard.training.losses import LossParts, token_loss
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.training.suggestions import vocabulary_for
+from regard.training.suggestions import suggest_vocab_size
 from regard.training.tasks.task import (
-    Encoded,
+    BatchShape,
+    EncodedDataset,
     Features,
-    Shape,
     Task,
     Tokenizers,
     features_loss,
-    one_tokenizer,
+    set_vocab_size,
     suggested_training,
-    with_vocabulary,
+    train_shared_tokenizer,
 )
 
-ENOUGH_TEXTS = 10_000
+MIN_RECOMMENDED_TEXTS = 10_000
 
 
-class Mask(Task):
+class MaskTask(Task):
+    """Masked language modeling by an encoder."""
+
     pipeline = "text_encoder"
     unit = "token"
-    try_it = 'regard embed {out} "…"'
+    usage_hint = 'regard embed {out} "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[str]]:
         return split_dataset(_lines(config.files), _lines(config.validation), "texts", key=lambda text: text)
 
     def suggest_recipe(self, dataset: Dataset[Sequence[str]], fine_tune: bool) -> Recipe:
         words = sum(len(text.split()) for text in dataset.training)
-        small = words < 500_000
-        width, layers = (128, 3) if small else (256, 6)
-        batch = 4096 if small else 8192
+        is_small = words < 500_000
+        width, layers = (128, 3) if is_small else (256, 6)
+        batch = 4096 if is_small else 8192
         steps = max(300, int(max(1, min(40, 20_000_000 // words)) * 1.4 * words / batch))
         return Recipe(
             task="mask",
-            tokenizer=TokenizerConfig(kind="bpe", vocab_size=vocabulary_for(dataset.training)),
+            tokenizer=TokenizerConfig(kind="bpe", vocab_size=suggest_vocab_size(dataset.training)),
             model=bert_tiny(width=width, layers=layers, feedforward=4 * width),
             train=suggested_training(steps, batch, 2e-4 if fine_tune else 1e-3),
         )
 
     def make_tokenizers(self, dataset: Dataset[Sequence[str]], config: TokenizerConfig) -> Tokenizers:
-        return one_tokenizer(dataset.training, config, mask=True)
+        return train_shared_tokenizer(dataset.training, config, mask=True)
 
     def complete_config(self, config: Any, dataset: Dataset[Sequence[str]], tokenizers: Tokenizers) -> Any:
-        return with_vocabulary(config, tokenizers, head="mask", labels=())
+        return set_vocab_size(config, tokenizers, head="mask", labels=())
 
     def encode(
         self,
         dataset: Dataset[Sequence[str]],
         tokenizers: Tokenizers,
-        special: Special,
+        special: SpecialTokens,
         recipe: Recipe,
         model: Any,
-        shape: Shape,
-    ) -> Encoded:
+        shape: BatchShape,
+    ) -> EncodedDataset:
         training, validation = (
             MaskedBatches(
-                Sequences.of(tokenizers[0].encode_batch(list(texts))),
+                Sequences.from_lists(tokenizers[0].encode_batch(list(texts))),
                 vocab=tokenizers[0].vocab_size,
                 special=special,
                 max_len=min(model.max_len, shape.budget),
                 **(shape.options | {"seed": seed}),
             )
-            # What is hidden in validation is the same for every run.
+            # The masked tokens of the validation split are the same for every run.
             for texts, seed in ((dataset.training, shape.seed), (dataset.validation, 0))
         )
-        return Encoded(training, list(validation.epoch(0)), "15% of the tokens are hidden")
+        return EncodedDataset(training, list(validation.epoch(0)), "15% of the tokens are masked")
 
     def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
         if batch.targets.device.type != "cpu" or config.r_drop:
             return features_loss(model, features, batch, config)
-        # Six tokens of seven have no target: their logits are not computed.
-        hidden = (batch.targets != IGNORED).nonzero().squeeze(1)
-        rows = model.mask_head(model.encode(*batch.inputs)[hidden])
+        # Six tokens of seven have no target; their logits are not computed.
+        masked = (batch.targets != IGNORE_INDEX).nonzero().squeeze(1)
+        rows = model.mask_head(model.encode(*batch.inputs)[masked])
         smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
-        return token_loss(rows, model.output.weight, batch.targets[hidden], smoothing, bias=model.output.bias)
+        return token_loss(rows, model.output.weight, batch.targets[masked], smoothing, bias=model.output.bias)
 
     def reasons(self, dataset: Dataset[Sequence[str]], recipe: Recipe) -> list[str]:
-        return [f"size and steps: {len(dataset.training):,} texts"]
+        return [f"size and steps: {count_units(len(dataset.training), 'texts')}"]
 
     def warnings(self, dataset: Dataset[Sequence[str]]) -> list[str]:
-        if len(dataset.training) >= ENOUGH_TEXTS:
+        if len(dataset.training) >= MIN_RECOMMENDED_TEXTS:
             return []
-        return [f"{len(dataset.training):,} texts are few: an encoder needs far more to be worth fine-tuning."]
+        count = count_units(len(dataset.training), "texts")
+        return [f"Little data: {count}. An encoder needs much more text to be a good starting point for fine-tuning."]
 
 
 def _lines(files: tuple[str, ...]) -> list[str]:
-    """Every line that is not empty is a text; so is a document of a .jsonl file, in so far as it is one line."""
+    """The non-empty lines of the files; documents of .jsonl files are split into lines too."""
     if not files:
         return []
     return [line for document in read_documents(files) for line in document.split("\n") if line.strip()]

@@ -1,4 +1,4 @@
-"""The interface between tasks and the trainer, with what most tasks share."""
+"""The interface between tasks and the trainer, and helpers that most tasks share."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.data import Batch, Tokenizer
-from regard.data.text.special_tokens import Special
+from regard.data.text.special_tokens import SpecialTokens
 from regard.models import FAMILIES, ModelConfig
 from regard.pipelines import find_device
 from regard.training.datasets import Dataset
@@ -21,24 +21,26 @@ from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainCon
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 Features = Callable[..., Tensor]
-# Source and target, which may be the same object; none for images.
+# Source and target tokenizer, which may be the same object; empty for images.
 Tokenizers = tuple[Tokenizer, ...]
 
 
-class EpochsOfBatches(Protocol):
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]: ...
+class BatchSource(Protocol):
+    """Training batches by epoch; `start` is the index of the first batch."""
+
+    def epoch(self, number: int, start: int = 0, /) -> Iterator[Batch]: ...
 
 
-class Encoded(NamedTuple):
-    """A dataset as batches of ids or pixels, with a note for the log."""
+class EncodedDataset(NamedTuple):
+    """A dataset as batches of token ids or pixels, with a note for the plan."""
 
-    batches: EpochsOfBatches
+    batches: BatchSource
     validation: Iterable[Batch]
     note: str
 
 
-class Shape(NamedTuple):
-    """The size of batches: tokens or images per batch, the seed of their order, and whether shapes are constant."""
+class BatchShape(NamedTuple):
+    """The shape of batches: tokens or images per batch, the seed of the order, and whether shapes are constant."""
 
     budget: int
     seed: int
@@ -47,22 +49,23 @@ class Shape(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of batches of text."""
+        """The keyword arguments for batches of text."""
         return dict(budget=self.budget, seed=self.seed, constant_shapes=self.constant)
 
 
 class Task(ABC):
-    """One entry of TASKS: what to read, which model to suggest, what to minimize and what to measure."""
+    """A training task: how to read data, suggest a recipe, compute the loss and measure quality. TASKS lists them."""
 
     pipeline: ClassVar[str]
     """pipeline of the trained model: "translator", "text_generator", "text_encoder" or "image_model"; every family of
     this pipeline can be trained for the task"""
     metrics: ClassVar[tuple[str, ...]] = ()
-    """validation metrics, beside the loss, that can select the model"""
+    """validation metrics, in addition to the loss, that can select the model"""
     unit: ClassVar[str]
-    """what the loss is averaged over"""
-    try_it: ClassVar[str]
-    """the command that uses the trained model"""
+    """singular noun: the loss is averaged over these"""
+    is_image_task: ClassVar[bool] = False
+    usage_hint: ClassVar[str]
+    """a command that uses the trained model"""
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -71,98 +74,106 @@ class Task(ABC):
 
     @abstractmethod
     def read(self, config: DataConfig) -> Dataset[Any]:
-        """The dataset of a recipe's files."""
+        """Read the dataset from the files of a recipe."""
 
     @abstractmethod
     def suggest_recipe(self, dataset: Any, fine_tune: bool) -> Recipe:
-        """A recipe for this dataset; `fine_tune`: for a model that is already trained."""
+        """Suggest a recipe for this dataset; with `fine_tune`, for fine-tuning a trained model."""
 
     @abstractmethod
     def make_tokenizers(self, dataset: Any, config: TokenizerConfig) -> Tokenizers:
-        """The tokenizers of source and target, trained on the dataset."""
+        """Train the source and target tokenizers on the dataset."""
 
     @abstractmethod
     def complete_config(self, config: Any, dataset: Any, tokenizers: Tokenizers) -> ModelConfig:
-        """The model's config with the fields that follow from the data."""
+        """The model config with the fields that are derived from the data."""
 
     @abstractmethod
     def encode(
-        self, dataset: Any, tokenizers: Tokenizers, special: Special, recipe: Recipe, model: Any, shape: Shape
-    ) -> Encoded:
-        """The dataset as batches."""
+        self,
+        dataset: Any,
+        tokenizers: Tokenizers,
+        special: SpecialTokens,
+        recipe: Recipe,
+        model: Any,
+        shape: BatchShape,
+    ) -> EncodedDataset:
+        """Encode the dataset as batches."""
 
     def loss(self, model: Any, features: Features, batch: Any, config: TrainConfig) -> LossParts:
         """The loss of a batch, summed over its tokens, texts or images."""
         return features_loss(model, features, batch, config)
 
-    def validation_scores(self, bundle: Any, dataset: Any) -> dict[str, float]:
-        """Metrics on the validation split beside the loss."""
+    def validation_scores(self, pipeline: Any, dataset: Any) -> dict[str, float]:
+        """Metrics on the validation split, in addition to the loss."""
         return {}
 
     @abstractmethod
     def reasons(self, dataset: Any, recipe: Recipe) -> list[str]:
-        """What was chosen from the data, and why: a sentence each."""
+        """Settings that were chosen from the data, each with its reason, for the plan."""
 
     @abstractmethod
     def warnings(self, dataset: Any) -> list[str]:
-        """What about the data may limit the model: a sentence each."""
+        """Warnings about the data that may limit the quality of the model."""
 
 
-def one_tokenizer(texts: Sequence[str], config: TokenizerConfig, **options: Any) -> Tokenizers:
-    """A tokenizer that serves as source and target tokenizer."""
+def train_shared_tokenizer(texts: Sequence[str], config: TokenizerConfig, **options: Any) -> Tokenizers:
+    """Train one tokenizer for source and target."""
     tokenizer = Tokenizer.train(list(texts), config.kind, config.vocab_size, config.lowercase, **options)
     return tokenizer, tokenizer
 
 
-def with_vocabulary(config: Any, tokenizers: Tokenizers, **changes: Any) -> Any:
-    """The config with room for the tokenizer's vocabulary (an imported model may have room for more)."""
+def set_vocab_size(config: Any, tokenizers: Tokenizers, **changes: Any) -> Any:
+    """The config with room for the vocabulary of the tokenizer (an imported model may have a larger one)."""
     return dataclasses.replace(config, vocab=max(config.vocab, tokenizers[0].vocab_size), **changes)
 
 
 def has_gpu() -> bool:
-    """Whether there is anything faster than a CPU to train on."""
+    """Whether training can use a GPU."""
     return find_device("auto").type != "cpu"
 
 
-def warn_of_rare_labels(counts: Mapping[str, int], items: str, enough: int) -> list[str]:
+def warn_about_rare_labels(counts: Mapping[str, int], items: str, min_recommended: int) -> list[str]:
     """A warning if most labels have few examples.
 
-    >>> warn_of_rare_labels({"cat": 30, "dog": 31}, "images", enough=200)[0][:48]
-    '30 images per label (median) are few for a model'
+    >>> warn_about_rare_labels({"cat": 30, "dog": 31}, "images", min_recommended=200)[0][:44]
+    'Few images per label: 30 (median). Accuracy '
     """
     median = int(statistics.median_low(counts.values())) if counts else 0
-    if median >= enough:
+    if median >= min_recommended:
         return []
     return [
-        f"{median} {items} per label (median) are few for a model trained from scratch: expect it to be right far less "
-        f"often on new {items} than on these. From about {enough} it becomes useful; or fine-tune a model with --from."
+        f"Few {items} per label: {median} (median). Accuracy on new {items} will be much lower than on these. A model "
+        f"trained from scratch needs at least {min_recommended}; otherwise fine-tune a model with --from."
     ]
 
 
 def suggested_training(steps: int, batch_tokens: int, lr: float, **changes: Any) -> TrainConfig:
-    """The defaults of most tasks: AdamW, a tenth of the steps as warm-up, twenty validations, early stopping.
+    """The training settings of most tasks: AdamW, 10% of the steps as warm-up, twenty validations, early stopping.
 
     >>> suggested_training(5000, 4096, 1e-3, validate_by="f1").warmup
     500
     """
     every = max(50, steps // 20)
-    usual: dict[str, Any] = dict(optimizer="adamw", warmup=min(1000, steps // 10), weight_decay=0.01)
-    usual |= dict(label_smoothing=0.0, validate_every=every, save_every=every, schedule="wsd", patience=5)
-    return TrainConfig(steps=steps, batch_tokens=batch_tokens, lr=lr, **(usual | changes))
+    defaults: dict[str, Any] = dict(optimizer="adamw", warmup=min(1000, steps // 10), weight_decay=0.01)
+    defaults |= dict(label_smoothing=0.0, validate_every=every, save_every=every, schedule="wsd", patience=5)
+    return TrainConfig(steps=steps, batch_tokens=batch_tokens, lr=lr, **(defaults | changes))
 
 
 def features_loss(model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:
-    """The loss of models whose features go through an output layer: of tokens, and of labels."""
-    first = features(*batch.inputs)
-    twin = features(*batch.inputs) if config.r_drop and torch.is_grad_enabled() else None
+    """The cross-entropy loss of models with a linear output layer over tokens or labels."""
+    first_pass = features(*batch.inputs)
+    second_pass = features(*batch.inputs) if config.r_drop and torch.is_grad_enabled() else None
     smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
-    divergence = config.r_drop if twin is not None else 0.0
-    return token_loss(first, model.output.weight, batch.targets, smoothing, twin, divergence, model.output.bias)
+    divergence = config.r_drop if second_pass is not None else 0.0
+    return token_loss(
+        first_pass, model.output.weight, batch.targets, smoothing, second_pass, divergence, model.output.bias
+    )
 
 
 @torch.no_grad()
 def evaluate_loss(task: Task, model: Any, batches: Iterable[Batch], autocast: Autocast) -> dict[str, float]:
-    """The plain loss per token (no smoothing, no dropout) and, of texts, the perplexity that it means."""
+    """The mean negative log-likelihood on the validation split (no smoothing, no dropout) and, for text, perplexity."""
     device = next(model.parameters()).device
     model.eval()
     nll, tokens = 0.0, 0.0
@@ -172,4 +183,4 @@ def evaluate_loss(task: Task, model: Any, batches: Iterable[Batch], autocast: Au
         nll += float(parts.nll)
         tokens += float(parts.tokens)
     mean = nll / max(1.0, tokens)
-    return {"nll": mean} if task.unit == "picture" else {"nll": mean, "perplexity": math.exp(min(mean, 50.0))}
+    return {"nll": mean} if task.is_image_task else {"nll": mean, "perplexity": math.exp(min(mean, 50.0))}

@@ -1,21 +1,23 @@
-"""Task: text to text. Each file is a task of its own, which a prefix names (T5, Raffel et al. 2020)."""
+"""The task `text2text`: several text-to-text tasks, one per file, named by prefixes (T5, Raffel et al. 2020)."""
 
 import dataclasses
 from typing import Any
 
 import numpy as np
 
-from regard.data import Counts
+from regard.data import CleaningCounts
 from regard.errors import RegardError
 from regard.models.transformer import t5_small
 from regard.training.datasets import Dataset, Pairs, read_pair_splits
 from regard.training.recipe import DataConfig, Recipe
-from regard.training.tasks.translate_task import Translate
+from regard.training.tasks.translate_task import TranslateTask
 
 
-class Text2Text(Translate):
+class Text2TextTask(TranslateTask):
+    """Several text-to-text tasks in one model."""
+
     families = ("transformer",)
-    try_it = 'regard translate {out} "PREFIX …"'
+    usage_hint = 'regard translate {out} "PREFIX …"'
 
     def read(self, config: DataConfig) -> Dataset[Pairs]:
         count = len(config.files)
@@ -23,40 +25,41 @@ class Text2Text(Translate):
         for name, values in (("prefixes", prefixes), ("weights", weights), ("validation", config.validation)):
             if values and len(values) != count:
                 raise RegardError(
-                    f"data.{name} has {len(values)} entries for {count} files.", "Give one for each of data.files."
+                    f"data.{name} must have one entry per file of data.files: expected {count}, got {len(values)}.",
+                    f"Pass one entry of data.{name} per file.",
                 )
         training: Pairs = []
         validation: Pairs = []
-        counts = Counts(0)
-        for number, file in enumerate(config.files):
-            pairs, held_out, cleaned = read_pair_splits(config, [file], config.validation[number : number + 1])
-            training += _prefixed(_repeated(pairs, weights[number] / min(weights)), prefixes[number])
-            validation += _prefixed(held_out, prefixes[number])
-            counts = Counts(*(a + b for a, b in zip(dataclasses.astuple(counts), dataclasses.astuple(cleaned))))
-        # Mixed, so that the first of them, which BLEU is measured on, are of every task.
+        counts = CleaningCounts(0)
+        for index, file in enumerate(config.files):
+            pairs, validation_pairs, cleaned = read_pair_splits(config, [file], config.validation[index : index + 1])
+            training += _add_prefix(_repeat_pairs(pairs, weights[index] / min(weights)), prefixes[index])
+            validation += _add_prefix(validation_pairs, prefixes[index])
+            counts = CleaningCounts(*(a + b for a, b in zip(dataclasses.astuple(counts), dataclasses.astuple(cleaned))))
+        # Shuffled, so that the first examples, on which BLEU is computed, are from all tasks.
         order = np.random.default_rng(0).permutation(len(validation)).tolist()
-        return Dataset(training, [validation[i] for i in order], left_out=counts.reasons)
+        return Dataset(training, [validation[i] for i in order], dropped=counts.reasons)
 
     def suggest_recipe(self, dataset: Dataset[Pairs], fine_tune: bool) -> Recipe:
         recipe: Any = super().suggest_recipe(dataset, fine_tune)
         names = ("width", "heads", "feedforward", "encoder_layers", "decoder_layers", "dropout", "max_len")
         sizes = {name: getattr(recipe.model, name) for name in names}
-        # T5's own form, unscaled scores and embeddings, wants more data than most people have.
+        # T5 itself has unscaled scores and embeddings, which need more data to train well.
         scores = dict.fromkeys(("encoder_score", "decoder_score", "cross_score"), "scaled_dot")
         model = t5_small(**sizes, **scores, head_width=0, tied=True, embedding_scale=True)
         return dataclasses.replace(recipe, task="text2text", model=model)
 
 
-def _prefixed(pairs: Pairs, prefix: str) -> Pairs:
+def _add_prefix(pairs: Pairs, prefix: str) -> Pairs:
     return [(prefix + source, target) for source, target in pairs]
 
 
-def _repeated(pairs: Pairs, weight: float) -> Pairs:
-    """Each pair as often as the weight says; of what is left over, a part that is always the same.
+def _repeat_pairs(pairs: Pairs, weight: float) -> Pairs:
+    """Repeat the pairs `weight` times; for the fractional part, add a deterministic sample.
 
-    >>> len(_repeated([("a", "b"), ("c", "d")], 2.5))
+    >>> len(_repeat_pairs([("a", "b"), ("c", "d")], 2.5))
     5
     """
-    whole, part = divmod(weight, 1.0)
-    drawn = np.random.default_rng(0).permutation(len(pairs))[: round(part * len(pairs))]
-    return pairs * int(whole) + [pairs[i] for i in sorted(drawn.tolist())]
+    repeats, fraction = divmod(weight, 1.0)
+    extra = np.random.default_rng(0).permutation(len(pairs))[: round(fraction * len(pairs))]
+    return pairs * int(repeats) + [pairs[i] for i in sorted(extra.tolist())]

@@ -1,28 +1,30 @@
-"""Task: translate, from sentence pairs."""
+"""The task `translate`: sequence-to-sequence learning from sentence pairs."""
 
 import dataclasses
 from typing import Any
 
-from regard.data import Batches, Tokenizer, encode_pairs
-from regard.data.text.special_tokens import Special
+from regard.data import PairBatches, Tokenizer, encode_pairs
+from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig
 from regard.evaluation.text_metrics import text_scores
 from regard.models import ModelConfig
 from regard.pipelines import Translator
-from regard.training.datasets import Dataset, Pairs, read_pair_dataset
+from regard.training.datasets import Dataset, Pairs, count_units, read_pair_dataset
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig
 from regard.training.suggestions import profile_pairs, suggest_for_pairs
-from regard.training.tasks.task import Encoded, Shape, Task, Tokenizers, one_tokenizer
+from regard.training.tasks.task import BatchShape, EncodedDataset, Task, Tokenizers, train_shared_tokenizer
 
-# Sentences of the validation split that are translated each time; with fewer the choice of the model is noise.
-VALIDATED = 1000
+# Sentences of the validation split that are translated in each validation; with fewer, model selection is noisy.
+VALIDATION_SENTENCES = 1000
 
 
-class Translate(Task):
+class TranslateTask(Task):
+    """Translation and other sequence-to-sequence tasks."""
+
     pipeline = "translator"
     metrics = ("bleu", "chrf", "exact_match")
     unit = "token"
-    try_it = 'regard translate {out} "…"'
+    usage_hint = 'regard translate {out} "…"'
 
     def read(self, config: DataConfig) -> Dataset[Pairs]:
         return read_pair_dataset(config)
@@ -34,7 +36,7 @@ class Translate(Task):
         sources, targets = ([pair[side] for pair in dataset.training] for side in (0, 1))
         target_kind = config.target_kind or config.kind
         if config.shared and target_kind == config.kind:
-            return one_tokenizer(sources + targets, config)
+            return train_shared_tokenizer(sources + targets, config)
         return (
             Tokenizer.train(sources, config.kind, config.vocab_size, config.lowercase),
             Tokenizer.train(targets, target_kind, config.vocab_size, config.lowercase),
@@ -44,7 +46,7 @@ class Translate(Task):
         source, target = tokenizers
         return dataclasses.replace(
             config,
-            source_vocab=max(config.source_vocab, source.vocab_size),  # an imported model may have room for more
+            source_vocab=max(config.source_vocab, source.vocab_size),  # an imported model may have a larger vocabulary
             target_vocab=max(config.target_vocab, target.vocab_size),
             shared_vocab=target is source,
         )
@@ -53,26 +55,27 @@ class Translate(Task):
         self,
         dataset: Dataset[Pairs],
         tokenizers: Tokenizers,
-        special: Special,
+        special: SpecialTokens,
         recipe: Recipe,
         model: ModelConfig,
-        shape: Shape,
-    ) -> Encoded:
+        shape: BatchShape,
+    ) -> EncodedDataset:
         common = shape.options | dict(max_len=model.max_len, special=(special, special))
-        # Room for one id that frames a text is taken for granted there; imported models may have more.
-        longest = model.max_len + 1 - max(len(special.framed([])), len(special.begun([])))
+        # encode_pairs reserves room for one special token; imported models may add more.
+        max_len = model.max_len + 1 - max(len(special.add_special_tokens([])), len(special.make_decoder_input([])))
         dropout = recipe.tokenizer.dropout
-        *sides, too_long = encode_pairs(
-            dataset.training, *tokenizers, max_len=longest, dropout=dropout, seed=shape.seed
+        *training_ids, too_long = encode_pairs(
+            dataset.training, *tokenizers, max_len=max_len, dropout=dropout, seed=shape.seed
         )
-        *held_out, _ = encode_pairs(dataset.validation, *tokenizers, max_len=longest)
-        validation = list(Batches(*held_out, **common).epoch(0))
-        return Encoded(Batches(*sides, **common), validation, f"{too_long:,} pairs are too long for the model")
+        *validation_ids, _ = encode_pairs(dataset.validation, *tokenizers, max_len=max_len)
+        validation = list(PairBatches(*validation_ids, **common).epoch(0))
+        note = f"too long for the model: {count_units(too_long, 'pairs')}"
+        return EncodedDataset(PairBatches(*training_ids, **common), validation, note)
 
-    def validation_scores(self, bundle: Translator, dataset: Dataset[Pairs]) -> dict[str, float]:
-        pairs = dataset.validation[:VALIDATED]
-        config = DecodeConfig(method="greedy", max_len=min(DecodeConfig.max_len, bundle.trained_length - 1))
-        outputs = bundle.translate([source for source, _ in pairs], config, truncate=True)
+    def validation_scores(self, pipeline: Translator, dataset: Dataset[Pairs]) -> dict[str, float]:
+        pairs = dataset.validation[:VALIDATION_SENTENCES]
+        config = DecodeConfig(method="greedy", max_len=min(DecodeConfig.max_len, pipeline.trained_length - 1))
+        outputs = pipeline.translate([source for source, _ in pairs], config, truncate=True)
         scores = text_scores([best[0].text for best in outputs], [target for _, target in pairs])
         return {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_match}
 
@@ -80,11 +83,11 @@ class Translate(Task):
         return profile_pairs(dataset.training).reasons(recipe)
 
     def warnings(self, dataset: Dataset[Pairs]) -> list[str]:
-        spelling, count = profile_pairs(dataset.training).spelling, len(dataset.training)
-        enough, what = (1_000, "words") if spelling else (10_000, "sentence pairs")
-        if count >= enough:
+        is_spelling, count = profile_pairs(dataset.training).is_spelling, len(dataset.training)
+        min_recommended, unit = (1_000, "words") if is_spelling else (10_000, "sentence pairs")
+        if count >= min_recommended:
             return []
         return [
-            f"{count:,} pairs are few: from fewer than about {enough:,} {what} a model learns the commonest patterns "
-            "and fails on most new input. More data helps most; or fine-tune a trained model with --from."
+            f"Little data: {count_units(count, 'pairs')}. With fewer than about {min_recommended:,} {unit}, a model "
+            "learns common patterns and fails on most new input. Add more data, or fine-tune a model with --from."
         ]

@@ -1,7 +1,7 @@
-"""A scene as one HTML file: the module, the header and the blobs are all inside, and nothing is ever fetched.
+"""A scene as one self-contained HTML file with the JavaScript module, the header and the blobs; it fetches nothing.
 
-Whatever comes from a text or a model is text: in the header every `<`, `>` and `&` is written as an escape of JSON, a
-blob is base64, and a policy in the page lets no script run but this one.
+Texts and names cannot inject markup: in the JSON header `<`, `>` and `&` are escaped, blobs are base64, and the content
+security policy allows no script but the module.
 """
 
 import base64
@@ -17,8 +17,8 @@ from regard.version import __version__
 from regard.viewer.page.text_scene import Scene
 from regard.viewer.web import module
 
-MOST = 400 << 20
-# 'wasm-unsafe-eval' lets WebAssembly run, which the module computes maps with; it allows no text to be run as script.
+MAX_BYTES = 400 << 20
+# 'wasm-unsafe-eval' allows WebAssembly, which computes the maps; it does not allow JavaScript from strings.
 _POLICY = (
     "default-src 'none'; script-src 'sha256-{hash}' 'wasm-unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
@@ -35,44 +35,44 @@ _PAGE = """\
 <title>{title}</title>
 {more}</head>
 <body>
-<main id="regard"><noscript>This page computes what it shows: please let it run its script.</noscript></main>
+<main id="regard"><noscript>This page needs JavaScript.</noscript></main>
 """
-# Browsers would ask a server for one.
+# Otherwise browsers request /favicon.ico.
 _NO_ICON = '<link rel="icon" href="data:,">\n'
 
 
-def page(scene: Scene) -> bytes:
-    """The file's content, UTF-8.
+def render_page(scene: Scene) -> bytes:
+    """The HTML file of a scene, encoded as UTF-8.
 
-    >>> b'<script type="text/plain" id="blob-0">MTIz</script>' in page(Scene({"title": "1 < 2"}, [b"123"]))
+    >>> b'<script type="text/plain" id="blob-0">MTIz</script>' in render_page(Scene({"title": "1 < 2"}, [b"123"]))
     True
     """
     size = sum(len(blob) for blob in scene.blobs) * 4 // 3
-    if size > MOST:
+    if size > MAX_BYTES:
         raise RegardError(
-            f"The page would have {size >> 20} MB, which is more than browsers like to open.",
-            "Look at fewer attentions (--layers), or at a shorter text.",
+            f"The page would have {size >> 20} MB, more than most browsers can open.",
+            "Select fewer attentions (--layers) or a shorter text.",
         )
     parts = [f'<script type="application/json" id="scene">{_json(scene.header)}</script>\n'.encode()]
-    for number, blob in enumerate(scene.blobs):
-        parts += [b'<script type="text/plain" id="blob-%d">' % number, base64.b64encode(blob), b"</script>\n"]
-    return _around(parts, scene.header["title"])
+    for index, blob in enumerate(scene.blobs):
+        parts += [b'<script type="text/plain" id="blob-%d">' % index, base64.b64encode(blob), b"</script>\n"]
+    return _wrap(parts, scene.header["title"])
 
 
-def live_page(title: str) -> bytes:
-    """The same without a scene, for which it asks the server that it came from, and nobody else.
+def render_live_page(title: str) -> bytes:
+    """The HTML file of a live page, which requests its scene from its own server.
 
-    >>> b"connect-src 'self'" in live_page("Regard")
+    >>> b"connect-src 'self'" in render_live_page("Regard")
     True
     """
-    return _around([], title, connect="'self'", more=_NO_ICON)
+    return _wrap([], title, connect="'self'", more=_NO_ICON)
 
 
-def _around(parts: list[bytes], title: str, connect: str = "'none'", more: str = "") -> bytes:
-    """The whole page: the module after whatever it shows."""
+def _wrap(parts: list[bytes], title: str, connect: str = "'none'", more: str = "") -> bytes:
+    """The complete HTML file: the data first, then the module."""
     script = f"{module()}\nopenPage();\n"
     if re.search(r"</script|<!--|[\r\0]", script, re.IGNORECASE):
-        raise ValueError("The module contains text that would end the script element around it.")
+        raise ValueError("The JavaScript module contains text that would end its script element.")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     top = _PAGE.format(
         policy=_POLICY.format(hash=digest, connect=connect),
@@ -84,12 +84,12 @@ def _around(parts: list[bytes], title: str, connect: str = "'none'", more: str =
 
 
 def _json(header: dict[str, Any]) -> str:
-    """JSON in ASCII that holds nothing which means something to HTML."""
+    """ASCII JSON without characters that are special in HTML."""
     text = json.dumps(header, separators=(",", ":"), allow_nan=False)
-    return re.sub("[<>&]", lambda sign: f"\\u{ord(sign[0]):04x}", text)
+    return re.sub("[<>&]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _printable(title: str) -> str:
-    """A title without what cannot stand in HTML: control characters, line ends, halves of characters."""
-    unfit = ("Cc", "Cs", "Zl", "Zp")
-    return "".join(" " if unicodedata.category(sign) in unfit else sign for sign in title)
+    """A title in which control characters, line separators and surrogates, invalid in HTML, are spaces."""
+    invalid = ("Cc", "Cs", "Zl", "Zp")
+    return "".join(" " if unicodedata.category(char) in invalid else char for char in title)

@@ -1,9 +1,9 @@
-"""The live page: a small server on this machine, for this machine, whose page can ask the model again.
+"""The live page: a local HTTP server whose page sends requests to the model.
 
-It listens on the loopback address. Other programs of this machine, and any page in the browser, can send requests there
-too; so every request needs a token, which only the printed address holds, and a Host that is ours (a name of somebody
-else's that leads here, which is DNS rebinding, is not). What changes anything, POST, must besides come from the page
-itself, and be JSON. There are no headers that would let another page read an answer.
+It listens on the loopback address. Other local programs, and any web page in the browser, can send requests there too;
+therefore every request needs the token in the printed address and a Host header of this server (which stops DNS
+rebinding). POST requests must also be JSON and come from the page itself. No CORS headers are sent, so other pages
+cannot read a response.
 """
 
 import json
@@ -16,16 +16,16 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from regard.errors import RegardError
-from regard.viewer.page.html_page import live_page
-from regard.viewer.page.text_requests import Answer, Desk
+from regard.viewer.page.html_page import render_live_page
+from regard.viewer.page.text_requests import Response, TextRequestHandler
 from regard.viewer.page.text_scene import Scene
 
 LOOPBACK = "127.0.0.1"
-# Bytes of a request at most, seconds that a silent connection is kept, answers whose blobs are kept.
-LARGEST, PATIENCE, KEPT = 1 << 20, 60, 8
+# Bytes per request, seconds until an idle connection is closed, responses whose blobs are kept.
+MAX_REQUEST_BYTES, IDLE_TIMEOUT, KEPT_RESPONSES = 1 << 20, 60, 8
 HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "frame-ancestors 'none'",  # beside the page's own, which cannot say this
+    "Content-Security-Policy": "frame-ancestors 'none'",  # not supported in the page's meta tag
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -36,26 +36,27 @@ JSON, HTML, BYTES = "application/json", "text/html; charset=utf-8", "application
 _LOG = logging.getLogger("regard")
 
 
-class Live(ThreadingHTTPServer):
-    """The server. It has its port when it is made, and answers while `serve_forever` runs.
+class LiveServer(ThreadingHTTPServer):
+    """The server of a live page. The constructor binds the port; `serve_forever` responds to requests.
 
-    Under its address are: the page itself, `scene` (the newest, JSON), `blob/N` (bytes), `ask` (POST, JSON).
+    Paths: the page itself, `scene` (the newest scene, JSON), `blob/N` (bytes), `ask` (requests: POST, JSON).
     """
 
     daemon_threads = True
 
-    def __init__(self, desk: Desk, scene: Scene | None = None, port: int = 0) -> None:
-        self.desk, self.token = desk, secrets.token_urlsafe(24)
-        scene = scene or desk.blank()
-        self.newest = Answer({"scene": scene.header}, scene.blobs)
+    def __init__(self, handler: TextRequestHandler, scene: Scene | None = None, port: int = 0) -> None:
+        self.handler, self.token = handler, secrets.token_urlsafe(24)
+        scene = scene or handler.initial_scene()
+        self.newest = Response({"scene": scene.header}, scene.blobs)
         self.lock = Lock()
         self.kept: tuple[tuple[int, list[bytes]], ...] = ()
-        self.count = 0
+        """first index and blobs of recent responses"""
+        self.blob_count = 0
         try:
-            super().__init__((LOOPBACK, port), _Handler)
+            super().__init__((LOOPBACK, port), _HttpHandler)
         except (OSError, OverflowError) as error:
             raise RegardError(
-                f"The port {port} cannot be had: {error}.", "Choose another, or let one be found."
+                f"The port {port} is not available: {error}.", "Choose another port, or leave it out."
             ) from None
 
     @property
@@ -64,143 +65,142 @@ class Live(ThreadingHTTPServer):
 
     @property
     def hosts(self) -> tuple[str, str]:
-        """What a browser may call this server."""
+        """Accepted values of the Host header."""
         return f"{LOOPBACK}:{self.server_port}", f"localhost:{self.server_port}"
 
     def ask(self, request: Any) -> dict[str, Any]:
-        """What the model answers."""
-        answer = self.desk.answer(request)
-        if "scene" in answer.told:
-            self.newest = answer
-        return self.publish(answer)
+        """Handle a request of the page; returns the response as JSON."""
+        response = self.handler.handle(request)
+        if "scene" in response.header:
+            self.newest = response
+        return self.publish(response)
 
-    def publish(self, answer: Answer) -> dict[str, Any]:
-        """An answer as JSON. Its blobs have numbers of their own, from "blobs" on: several pages may be open."""
+    def publish(self, response: Response) -> dict[str, Any]:
+        """Keep the blobs of a response and return its JSON. Blob indices are unique: several pages may be open."""
         with self.lock:
-            first = self.count
-            self.count += len(answer.blobs)
-            self.kept = (*self.kept, (first, answer.blobs))[-KEPT:]
-        return {**answer.told, "blobs": first}
+            first = self.blob_count
+            self.blob_count += len(response.blobs)
+            self.kept = (*self.kept, (first, response.blobs))[-KEPT_RESPONSES:]
+        return {**response.header, "blobs": first}
 
-    def blob(self, number: int) -> bytes | None:
-        found = (blobs[number - first] for first, blobs in self.kept if first <= number < first + len(blobs))
-        return next(found, None)
+    def blob(self, index: int) -> bytes | None:
+        matches = (blobs[index - first] for first, blobs in self.kept if first <= index < first + len(blobs))
+        return next(matches, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # A browser that went away: nobody needs to know.
-        _LOG.debug("a connection broke", exc_info=True)
+        _LOG.debug("connection closed by the browser", exc_info=True)
 
 
-class _Refused(Exception):
-    def __init__(self, status: int, says: str) -> None:
-        super().__init__(says)
+class _HttpError(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
-class _Reply(NamedTuple):
-    kind: str
+class _HttpResponse(NamedTuple):
+    content_type: str
     content: bytes
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: Live
+class _HttpHandler(BaseHTTPRequestHandler):
+    server: LiveServer
     protocol_version = "HTTP/1.1"
-    timeout = PATIENCE
+    timeout = IDLE_TIMEOUT
 
     def do_GET(self) -> None:
-        self._reply(self._get)
+        self._respond(self._get)
 
     def do_POST(self) -> None:
-        self._reply(self._post)
+        self._respond(self._post)
 
-    def _get(self, place: str) -> _Reply:
-        if place == "":
-            return _Reply(HTML, live_page(self.server.newest.told["scene"]["title"]))
-        self._need_own_page()
-        if place == "scene":
-            told = self.server.publish(self.server.newest)
-            return _json({**told, "asks": self.server.desk.fields})
-        if found := re.fullmatch(r"blob/([0-9]{1,12})", place):
-            blob = self.server.blob(int(found[1]))
+    def _get(self, path: str) -> _HttpResponse:
+        if path == "":
+            return _HttpResponse(HTML, render_live_page(self.server.newest.header["scene"]["title"]))
+        self._require_own_page()
+        if path == "scene":
+            header = self.server.publish(self.server.newest)
+            return _json({**header, "asks": self.server.handler.fields})
+        if match := re.fullmatch(r"blob/([0-9]{1,12})", path):
+            blob = self.server.blob(int(match[1]))
             if blob is None:
-                raise _Refused(404, "These numbers are no longer kept. Load the page again.")
-            return _Reply(BYTES, blob)
-        raise _Refused(404, "There is nothing here. Use the address that was printed.")
+                raise _HttpError(404, "This data is no longer available. Reload the page.")
+            return _HttpResponse(BYTES, blob)
+        raise _HttpError(404, "Unknown path. Use the printed address.")
 
-    def _post(self, place: str) -> _Reply:
-        self._need_own_page()
-        if place != "ask":
-            raise _Refused(404, "Nothing can be asked here. Ask under ask.")
+    def _post(self, path: str) -> _HttpResponse:
+        self._require_own_page()
+        if path != "ask":
+            raise _HttpError(404, "Unknown path. Send requests to ask.")
         if self.headers.get_content_type() != JSON:
-            raise _Refused(415, f"A request is JSON. Send it as {JSON}.")
+            raise _HttpError(415, f"The request must be JSON. Send it as {JSON}.")
         length = self.headers.get("Content-Length", "")
         if "Transfer-Encoding" in self.headers or not re.fullmatch("[0-9]{1,12}", length):
-            raise _Refused(411, "The request does not say how long it is. Send a Content-Length.")
-        if int(length) > LARGEST:
-            raise _Refused(413, f"The request has more than {LARGEST >> 20} MB. Ask for a shorter text.")
+            raise _HttpError(411, "The length of the request is missing or invalid. Send a Content-Length.")
+        if int(length) > MAX_REQUEST_BYTES:
+            raise _HttpError(413, f"The request has more than {MAX_REQUEST_BYTES >> 20} MB. Send a shorter text.")
         content = self.rfile.read(int(length))
         try:
             request = json.loads(content)
         except (ValueError, RecursionError):
-            raise _Refused(400, "The request is not JSON. Correct it.") from None
+            raise _HttpError(400, "The request is not valid JSON. Fix its syntax.") from None
         return _json(self.server.ask(request))
 
-    def _reply(self, do: Callable[[str], _Reply]) -> None:
+    def _respond(self, handle: Callable[[str], _HttpResponse]) -> None:
         try:
-            self._send(200, do(self._place()))
+            self._send(200, handle(self._checked_path()))
             return
-        except _Refused as refused:
-            status, says = refused.status, str(refused)
+        except _HttpError as error:
+            status, message = error.status, str(error)
         except RegardError as error:
-            status, says = 422, str(error)
+            status, message = 422, str(error)
         except ConnectionError:
             raise
         except Exception:
-            _LOG.exception("The live page asked for what failed.")
-            status, says = 500, "Something went wrong inside Regard. Its terminal says what."
-        self._refuse(status, says)
+            _LOG.exception("A request of the live page failed.")
+            status, message = 500, "Internal error in Regard. See its terminal for details."
+        self._send_failure(status, message)
 
-    def _place(self) -> str:
-        """What is asked for, if whoever asks may."""
+    def _checked_path(self) -> str:
+        """The path after the token; raises an error for a wrong Host header or token."""
         if self.headers.get_all("Host", []) not in [[host] for host in self.server.hosts]:
-            raise _Refused(403, "This server answers under its own address alone. Use the one that was printed.")
+            raise _HttpError(403, "The Host header is not the address of this server. Use the printed address.")
         empty, _, rest = self.path.partition("?")[0].partition("/")
-        token, slash, place = rest.partition("/")
-        right = secrets.compare_digest(token.encode("latin-1"), self.server.token.encode())
-        if empty or not slash or not right:
-            raise _Refused(403, "The address lacks the right token. Use the one that was printed.")
-        return place
+        token, slash, path = rest.partition("/")
+        is_valid = secrets.compare_digest(token.encode("latin-1"), self.server.token.encode())
+        if empty or not slash or not is_valid:
+            raise _HttpError(403, "The token is missing or invalid. Use the printed address.")
+        return path
 
-    def _need_own_page(self) -> None:
-        """Browsers say which page a request comes from; other programs, which have the token, say nothing."""
+    def _require_own_page(self) -> None:
+        """Refuse requests of other web pages. Programs that are not browsers send no origin; they need the token."""
         origins = [f"http://{host}" for host in self.server.hosts]
-        from_page = self.headers.get("Sec-Fetch-Site", "none") in ("same-origin", "none")
-        if not from_page or self.headers.get("Origin", origins[0]) not in origins:
-            raise _Refused(403, "Another page sent this request. Use the page under the address that was printed.")
+        is_same_origin = self.headers.get("Sec-Fetch-Site", "none") in ("same-origin", "none")
+        if not is_same_origin or self.headers.get("Origin", origins[0]) not in origins:
+            raise _HttpError(403, "Another page sent this request. Use the page at the printed address.")
 
-    def _send(self, status: int, reply: _Reply) -> None:
+    def _send(self, status: int, response: _HttpResponse) -> None:
         self.send_response_only(status)
         for name, value in HEADERS.items():
             self.send_header(name, value)
-        self.send_header("Content-Type", reply.kind)
-        self.send_header("Content-Length", str(len(reply.content)))
+        self.send_header("Content-Type", response.content_type)
+        self.send_header("Content-Length", str(len(response.content)))
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(reply.content)
+        self.wfile.write(response.content)
 
-    def _refuse(self, status: int, says: str) -> None:
-        """An error as JSON. What else the request holds is not read any more."""
+    def _send_failure(self, status: int, message: str) -> None:
+        """Send an error as JSON and close the connection: the rest of the request is not read."""
         self.close_connection = True
-        self._send(status, _json({"error": says}))
+        self._send(status, _json({"error": message}))
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the library finds wrong by itself."""
-        self._refuse(code, "The request cannot be read. Send GET or POST, as browsers do.")
+        """Errors that http.server detects itself."""
+        self._send_failure(code, "The request is malformed or its method unsupported. Use GET or POST.")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: what people look at, and the token, stay out of logs."""
+        """Log nothing: texts and the token are private."""
 
 
-def _json(told: dict[str, Any]) -> _Reply:
-    return _Reply(JSON, json.dumps(told, separators=(",", ":"), allow_nan=False).encode())
+def _json(value: dict[str, Any]) -> _HttpResponse:
+    return _HttpResponse(JSON, json.dumps(value, separators=(",", ":"), allow_nan=False).encode())

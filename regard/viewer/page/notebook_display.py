@@ -1,4 +1,4 @@
-"""What shows itself in a notebook: as a widget or, where none can be had, as a picture."""
+"""Display in notebooks: a widget or, without anywidget, a plot."""
 
 from functools import cached_property
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from regard.errors import RegardError
 
 
-class Showing:
-    """Whoever has a scene for a widget and a picture."""
+class NotebookDisplay:
+    """Base class of objects that a notebook displays as a widget or as a plot."""
 
     def widget(self) -> Any:
-        """The page as a widget, for notebooks: needs `regard[notebook]`. Other inputs can be tried in it."""
+        """The page as a notebook widget, which can run the model on other inputs; needs `regard[notebook]`."""
         return self._widget
 
     @cached_property
@@ -20,15 +20,15 @@ class Showing:
     def _make_widget(self) -> Any:
         raise NotImplementedError
 
-    def _picture(self, form: str) -> bytes:
+    def _plot(self, file_format: str) -> bytes:
         raise NotImplementedError
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        """The widget in a notebook; without anywidget, or of what no page can show, only the picture."""
+        """The widget; None, so that only the plot is shown, without anywidget or if a page cannot show the model."""
         try:
             return self.widget()._repr_mimebundle_()
         except RegardError:
             return None
 
     def _repr_png_(self) -> bytes:
-        return self._picture("png")
+        return self._plot("png")

@@ -1,7 +1,7 @@
-"""What a page may ask of a model, in the live page and in a notebook: a table of names to functions.
+"""Requests that a page sends to a model, in the live page and in a notebook.
 
-A request is JSON with one name and what belongs to it, `{"look": {"source": "The cat sleeps."}}`. Whoever adds a
-request writes a function and puts it into `REQUESTS`; both hosts, and their errors, come by themselves.
+A request is JSON with one name and its arguments, `{"look": {"source": "The cat sleeps."}}`. To add a request, write a
+function and register it in `REQUESTS`: both hosts and their error handling use that table.
 """
 
 from collections.abc import Callable
@@ -10,63 +10,63 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from regard.errors import RegardError
-from regard.models import family_of
-from regard.pipelines import LanguageModel, TextEncoder, Translator
+from regard.models import family_name
+from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.version import __version__
-from regard.viewer.experiments import answer as tried_out
-from regard.viewer.page.text_scene import FORMAT, Scene, scene_of
-from regard.viewer.text_look import Layers, look
+from regard.viewer.experiments import handle_experiment
+from regard.viewer.page.text_scene import FORMAT, Scene, build_scene
+from regard.viewer.text_look import LayerNames, look
 
 
-class Answer(NamedTuple):
-    """JSON for the page, and the bytes that it names by their numbers. A new scene is called "scene"."""
+class Response(NamedTuple):
+    """JSON for the page, and the blobs that it refers to by index. A new scene has the key "scene"."""
 
-    told: dict[str, Any]
+    header: dict[str, Any]
     blobs: list[bytes]
 
 
 @dataclass(frozen=True, eq=False)
-class Desk:
-    """A model that answers a page's requests, one at a time."""
+class TextRequestHandler:
+    """Handles the requests of a page with a text model, one at a time."""
 
-    bundle: Translator | LanguageModel | TextEncoder
+    pipeline: Translator | TextGenerator | TextEncoder
     name: str = ""
-    """what the page calls the model"""
-    layers: Layers = None
-    """the attentions to look at, where not all"""
+    """name of the model in the page"""
+    layers: LayerNames = None
+    """attentions to record; None: all"""
     truncate: bool = False
     lock: Lock = field(default_factory=Lock, repr=False)
 
     @property
     def fields(self) -> list[str]:
-        """The texts that it takes."""
-        if isinstance(self.bundle, Translator):
+        """Names of the texts in a request."""
+        if isinstance(self.pipeline, Translator):
             return ["source", "target"]
-        answers = isinstance(self.bundle, TextEncoder) and self.bundle.model.config.head == "answer"
-        return ["source", "context"] if answers else ["source"]
+        needs_context = isinstance(self.pipeline, TextEncoder) and self.pipeline.model.config.head == "answer"
+        return ["source", "context"] if needs_context else ["source"]
 
-    def see(self, texts: dict[str, str]) -> Scene:
-        """What was regarded in texts that were written into the fields."""
-        target = texts.get("target", "").strip() or None  # a field that was left empty is none
+    def look(self, texts: dict[str, str]) -> Scene:
+        """The scene of a look at these texts, by field name."""
+        target = texts.get("target", "").strip() or None  # an empty field is no target
         context = texts.get("context", "").strip() or None
         options: dict[str, Any] = dict(layers=self.layers, name=self.name, truncate=self.truncate)
-        return scene_of(look(self.bundle, texts["source"], target, context=context, **options))
+        return build_scene(look(self.pipeline, texts["source"], target, context=context, **options))
 
-    def answer(self, request: Any) -> Answer:
-        """Does what is asked; a RegardError for a request that makes no sense."""
+    def handle(self, request: Any) -> Response:
+        """Respond to a request; raises a RegardError if it is invalid."""
         match request:
             case dict() if len(request) == 1 and (name := next(iter(request))) in REQUESTS:
                 with self.lock:
                     return REQUESTS[name](self, request[name])
-        raise RegardError("This is nothing that a page can ask.", f"It can ask for: {', '.join(REQUESTS)}.")
+        raise RegardError("Invalid request.", f"Supported requests: {', '.join(REQUESTS)}.")
 
-    def blank(self) -> Scene:
-        """The scene before anything was looked at."""
+    def initial_scene(self) -> Scene:
+        """The empty scene before the first request."""
         return Scene(
             {
                 "format": FORMAT,
                 "title": self.name,
-                "model": {"family": family_of(self.bundle.model.config), "name": self.name, "regard": __version__},
+                "model": {"family": family_name(self.pipeline.model.config), "name": self.name, "regard": __version__},
                 "texts": {"source": "", "target": ""},
                 "opens": None,
                 "sides": {},
@@ -77,29 +77,29 @@ class Desk:
         )
 
 
-def _look(desk: Desk, wanted: Any) -> Answer:
-    """A sentence, and a translation or else the model's own: what was regarded."""
-    if not isinstance(wanted, dict) or "source" not in wanted or not set(wanted) <= set(desk.fields):
-        raise RegardError("This is nothing to look at.", f"Give a text as {', or as well '.join(desk.fields)}.")
-    scene = desk.see({name: _text(text, name) for name, text in wanted.items()})
-    return Answer({"scene": scene.header}, scene.blobs)
+def _look(handler: TextRequestHandler, arguments: Any) -> Response:
+    """Look at a sentence and a translation, by default the model's own."""
+    if not isinstance(arguments, dict) or "source" not in arguments or not set(arguments) <= set(handler.fields):
+        raise RegardError("Invalid request to look.", f"Expected the texts: {', '.join(handler.fields)}.")
+    scene = handler.look({name: _check_text(text, name) for name, text in arguments.items()})
+    return Response({"scene": scene.header}, scene.blobs)
 
 
-def _try(desk: Desk, wanted: Any) -> Answer:
-    """Changes, and the output before and after: see `trying.answer`."""
-    if not isinstance(wanted, dict):
-        raise RegardError("This is nothing to try.", "Give a source, and changes.")
-    return Answer(tried_out(desk.bundle, wanted), [])
+def _try(handler: TextRequestHandler, arguments: Any) -> Response:
+    """Run an experiment: see `handle_experiment`."""
+    if not isinstance(arguments, dict):
+        raise RegardError("Invalid request for an experiment.", "Send an object with a source and changes.")
+    return Response(handle_experiment(handler.pipeline, arguments), [])
 
 
-def _text(value: Any, name: str) -> str:
-    """A text that is one: JSON can hold halves of characters, and other things than text."""
+def _check_text(value: Any, name: str) -> str:
+    """Raise an error unless the value is valid Unicode text: JSON may contain other types and unpaired surrogates."""
     try:
         if isinstance(value, str) and value.encode() is not None:
             return value
     except UnicodeEncodeError:
         pass
-    raise RegardError(f"The {name} is no text.", "Give a string of whole characters.")
+    raise RegardError(f"The {name} is not valid text.", "Send a string of valid Unicode.")
 
 
-REQUESTS: dict[str, Callable[[Desk, Any], Answer]] = {"look": _look, "try": _try}
+REQUESTS: dict[str, Callable[[TextRequestHandler, Any], Response]] = {"look": _look, "try": _try}

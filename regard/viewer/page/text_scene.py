@@ -1,11 +1,11 @@
-"""What a page is given of a look: a header that says what there is, and q and k of every attention as bytes.
+"""Scenes: the data of a page, a JSON header and blobs with q and k of every attention.
 
-A page computes its maps itself, so it grows with the length of a text and not with its square. For every attention
+The page computes the maps itself, so its size grows linearly with the length of a text. For every attention
 
-    weights = softmax over keys of (scale · pair(q, k) + bias), where the mask allows,
+    weights = softmax over the unmasked keys of (scale · pair(q, k) + bias),
 
-with pair(q, k) = q·k ("dot": five of the six scores, q and k being folded as `Score.fold` says) or
-Σ_d w_d tanh(q_d + k_d) ("concat"). Numbers are little-endian float32; those of large q and k uint16, see `narrow`.
+with pair(q, k) = q·k ("dot": five of the six scores, after `Score.fold`) or Σ_d w_d tanh(q_d + k_d) ("concat"). Numbers
+are little-endian float32; large q and k are quantized to uint16.
 """
 
 import re
@@ -21,49 +21,49 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention import SCORES, Bias, Concat, Mask, Recorded, Score
-from regard.attention.kernels import Call
-from regard.attention.masks import And, Causal, Form, Not, Or, Padding, Window
+from regard.attention.backends.call import Call
+from regard.attention.masks import And, Causal, MaskParts, Not, Or, Padding, Window
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import DotLike
 from regard.errors import RegardError
-from regard.evaluation.teacher_forcing import information
+from regard.evaluation.teacher_forcing import mutual_information
 from regard.version import __version__
-from regard.viewer import search_tree
-from regard.viewer.text_look import AttentionMap, Look, Side
-from regard.viewer.walk.page_walk import walk_for
-from regard.viewer.walk.walkthrough import header_of
+from regard.viewer.search_tree import SearchTree, search_header
+from regard.viewer.text_look import AttentionMap, Look, TokenAxis
+from regard.viewer.walk.page_walk import walk_for_page
+from regard.viewer.walk.walkthrough import walk_header
 
 FORMAT = 1
-# Bytes of q and k up to which they are carried as they are.
-EXACT = 16 << 20
-TITLE = 100
-# What people call a side, where that is not its name: rows of cross-attention stand at what they predict.
-CALLED = {"predicted": "Translation"}
-INSTEAD = "Save a picture: .png or .svg."
+# Bytes of q and k up to which they are stored as float32.
+MAX_EXACT_BYTES = 16 << 20
+MAX_TITLE = 100
+# Labels of axes, where they differ from the name: rows of cross-attention are labeled with the tokens they predict.
+AXIS_LABELS = {"predicted": "Translation"}
+PLOT_HINT = "Save a plot (.png or .svg) instead."
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A header, which is JSON, and the blobs that it names by their numbers."""
+    """A JSON header, and the blobs that it refers to by index."""
 
     header: dict[str, Any]
     blobs: list[bytes]
 
 
-class Ingredients(NamedTuple):
-    """What the weights of one attention are made of, for one sequence."""
+class MapInputs(NamedTuple):
+    """The inputs from which a page computes the weights of one attention, for one sequence."""
 
     q: Float[np.ndarray, "T H D"]
     k: Float[np.ndarray, "S G D"]
     scale: float
     w: Float[np.ndarray, "H D"] | None
-    """concat's last vector"""
+    """last vector of the concat score"""
     bias: Float[np.ndarray, "H R"] | None
-    """what is added, by distance: R = T + S - 1 numbers, that of query t and key s at s - t + T - 1"""
+    """bias by distance: R = T + S - 1 numbers; index s - t + T - 1 for query t and key s"""
     mask: Mask | None
 
 
-def scene_of(
+def build_scene(
     look: Look,
     attention: str | None = None,
     head: int | None = None,
@@ -71,64 +71,68 @@ def scene_of(
     overview: bool = False,
     walk: bool | None = None,
 ) -> Scene:
-    """The scene of a look, and what it opens with, where somebody says so: the mean over an attention's heads, or one
-    head, or the overview of all. Otherwise whoever shows it chooses. With `walk` it has the walk too, which it has
-    anyway where model and text are small.
+    """Build the scene of a look.
 
-    >>> scene_of(look(translator, "The cat sleeps.")).header["attentions"][0]["name"]  # doctest: +SKIP
+    The arguments select the initial view: the mean over heads of an attention, one head, or the overview of all. By
+    default the page chooses. `walk` includes the step-by-step view (default: if model and text are small).
+
+    >>> build_scene(look(translator, "The cat sleeps.")).header["attentions"][0]["name"]  # doctest: +SKIP
     'encoder.0.attention'
     """
     if look.question is not None and attention is head is None and not overview:
         attention = look.alignment.name
-        head = max(range(look.alignment.heads), key=lambda one: information(look.block(look.alignment.of(one))))
-    opens = opening(look, attention, head, overview)
+        head = max(
+            range(look.alignment.heads),
+            key=lambda one: mutual_information(look.question_block(look.alignment.head_weights(one))),
+        )
+    opens = initial_view(look, attention, head, overview)
     blobs: list[bytes] = []
-    attentions = carried(look.maps, blobs)
-    # A model without attention has nothing but its walk to show.
-    walked = walk_for(look, True if not look.maps else walk)
+    attentions = attention_headers(look.maps, blobs)
+    # Without attention, the step-by-step view is all there is to show.
+    page_walk = walk_for_page(look, True if not look.maps else walk)
     header = {
         "format": FORMAT,
-        "title": shortened(look.title),
+        "title": shorten_title(look.title),
         "model": {"family": look.family, "name": look.name, "regard": __version__},
         "texts": {"source": look.source, "target": look.translation},
         "opens": opens,
-        "sides": sides_of(look.maps),
+        "sides": axis_headers(look.maps),
         "attentions": attentions,
-        "walk": None if walked is None else header_of(walked, blobs),
-        "decode": None if look.decoding is None else _decode(look.decoding, blobs),
-        "links": links_of(look),
+        "walk": None if page_walk is None else walk_header(page_walk, blobs),
+        "decode": None if look.search_tree is None else _search_header(look.search_tree, blobs),
+        "links": gold_links(look),
     }
     return Scene(header, blobs)
 
 
-def opening(
+def initial_view(
     look: Look, attention: str | None = None, head: int | None = None, overview: bool = False
 ) -> dict[str, Any] | None:
-    """What a page opens with, where somebody says so; an error for what the look does not have."""
+    """The initial view of a page, None without arguments. Raises an error for an unknown attention or head."""
     if attention is None and head is None and not overview:
         return None
-    named = None if attention is head is None else look.chosen(attention, head).name
-    return {"attention": named, "head": head, "all": overview}
+    name = None if attention is head is None else look.select_attention(attention, head).name
+    return {"attention": name, "head": head, "all": overview}
 
 
-def shortened(title: str) -> str:
-    return title if len(title) <= TITLE else title[: TITLE - 1] + "…"
+def shorten_title(title: str) -> str:
+    return title if len(title) <= MAX_TITLE else title[: MAX_TITLE - 1] + "…"
 
 
-def links_of(look: Look) -> list[list[int]] | None:
-    """Gold links, which a page counts from the target's words."""
+def gold_links(look: Look) -> list[list[int]] | None:
+    """Gold links as (target word, source word)."""
     return None if look.gold is None else [[target, source] for source, target in look.gold]
 
 
-def carried(maps: Mapping[str, AttentionMap], blobs: list[bytes], looks: int = 1) -> list[dict[str, Any]]:
-    """What a header says of attentions; their q and k go to the blobs, which several looks may share."""
-    made = {name: _ingredients(one.recorded) for name, one in maps.items()}
-    exact = sum(x.nbytes for one in made.values() for x in (one.q, one.k)) <= EXACT // looks
-    attentions = []
-    for (name, one), layer in zip(made.items(), _layers(maps.values())):
+def attention_headers(maps: Mapping[str, AttentionMap], blobs: list[bytes], looks: int = 1) -> list[dict[str, Any]]:
+    """Headers of attentions; appends their q and k to the blobs of one or several looks."""
+    inputs = {name: _map_inputs(one.recorded) for name, one in maps.items()}
+    exact = sum(x.nbytes for one in inputs.values() for x in (one.q, one.k)) <= MAX_EXACT_BYTES // looks
+    headers = []
+    for (name, one), layer in zip(inputs.items(), _layer_indices(maps.values())):
         shown = maps[name]
-        score = _called(shown.recorded.calls[0].score)
-        attentions.append(
+        score = _score_name(shown.recorded.calls[0].score)
+        headers.append(
             {
                 "name": name,
                 "kind": shown.kind,
@@ -137,47 +141,48 @@ def carried(maps: Mapping[str, AttentionMap], blobs: list[bytes], looks: int = 1
                 "rows": shown.queries.name,
                 "columns": shown.keys.name,
                 "score": {"called": score, "form": "dot" if one.w is None else "concat", "scale": one.scale},
-                "mask": _tree(one.mask),
-                "q": put(blobs, one.q, exact),
-                "k": put(blobs, one.k, exact),
-                "w": put(blobs, one.w),
-                "bias": put(blobs, one.bias),
+                "mask": _mask_header(one.mask),
+                "q": add_blob(blobs, one.q, exact),
+                "k": add_blob(blobs, one.k, exact),
+                "w": add_blob(blobs, one.w),
+                "bias": add_blob(blobs, one.bias),
             }
         )
-    return attentions
+    return headers
 
 
-def sides_of(maps: Mapping[str, AttentionMap]) -> dict[str, Any]:
-    """What stands along the axes of attentions."""
-    sides = {side.name: side for one in maps.values() for side in (one.queries, one.keys)}
+def axis_headers(maps: Mapping[str, AttentionMap]) -> dict[str, Any]:
+    """Headers of the axes of attentions."""
+    axes = {axis.name: axis for one in maps.values() for axis in (one.queries, one.keys)}
     return {
         name: {
-            "called": CALLED.get(name, name.capitalize()),
-            "tokens": side.tokens,
-            "words": side.words,
-            "direction": direction(side),
+            "called": AXIS_LABELS.get(name, name.capitalize()),
+            "tokens": axis.tokens,
+            "words": axis.words,
+            "direction": text_direction(axis),
         }
-        for name, side in sides.items()
+        for name, axis in axes.items()
     }
 
 
-def _decode(tree: search_tree.BeamTree, blobs: list[bytes]) -> dict[str, Any]:
-    return search_tree.header_of(tree, put(blobs, tree.looked) if len(tree.looked) else None)
+def _search_header(tree: SearchTree, blobs: list[bytes]) -> dict[str, Any]:
+    return search_header(tree, add_blob(blobs, tree.weights) if len(tree.weights) else None)
 
 
-def put(blobs: list[bytes], x: np.ndarray | None, exact: bool = True) -> dict[str, Any] | None:
-    """Puts an array with the blobs; gives what the header says of it."""
+def add_blob(blobs: list[bytes], x: np.ndarray | None, exact: bool = True) -> dict[str, Any] | None:
+    """Append an array to the blobs; returns its header."""
     if x is None:
         return None
-    blobs.append(x.astype("<f4").tobytes() if exact else narrow(x))
+    blobs.append(x.astype("<f4").tobytes() if exact else quantize_uint16(x))
     return {"at": len(blobs) - 1, "shape": list(x.shape), "type": "float32" if exact else "uint16"}
 
 
-def narrow(x: Float[np.ndarray, "N A B"]) -> bytes:
-    """16 bits a number: for each of the A·B channels its least value and a step, float32, and then N·A·B whole numbers
-    of steps. Channels may lie far from 0 and from one another, so that half floats would lose twenty times as much.
+def quantize_uint16(x: Float[np.ndarray, "N A B"]) -> bytes:
+    """Quantize to 16 bits per number: per channel (A·B) a minimum and a step in float32, then N·A·B uint16 steps.
 
-    >>> low, step, *steps = np.frombuffer(narrow(np.array([[[1.0]], [[3.0]]])), "<u2").reshape(-1, 2)
+    Channels may have very different offsets, where float16 would lose twenty times as much.
+
+    >>> low, step, *steps = np.frombuffer(quantize_uint16(np.array([[[1.0]], [[3.0]]])), "<u2").reshape(-1, 2)
     >>> steps
     [array([    0, 65535], dtype=uint16)]
     """
@@ -188,33 +193,33 @@ def narrow(x: Float[np.ndarray, "N A B"]) -> bytes:
     return low.tobytes() + step.tobytes() + steps.tobytes()
 
 
-def direction(side: Side) -> str:
-    """Whether a text is written from the left or from the right: as its first letter is.
+def text_direction(axis: TokenAxis) -> str:
+    """Writing direction of a text, by its first letter: "ltr" or "rtl".
 
-    >>> direction(Side("text", ["<sos>", "(", "שלום"], [-1, 0, 0]))
+    >>> text_direction(TokenAxis("text", ["<sos>", "(", "שלום"], [-1, 0, 0]))
     'rtl'
     """
-    signs = (sign for token, word in zip(side.tokens, side.words) if word >= 0 for sign in token)
-    strong = (unicodedata.bidirectional(sign) for sign in signs)
+    characters = (char for token, word in zip(axis.tokens, axis.words) if word >= 0 for char in token)
+    strong = (unicodedata.bidirectional(char) for char in characters)
     return "rtl" if next((kind for kind in strong if kind in ("L", "R", "AL")), "L") != "L" else "ltr"
 
 
-def _layers(maps: Iterable[AttentionMap]) -> list[int]:
-    """The number of each attention among those of its stack and kind."""
-    seen: Counter[tuple[str, str]] = Counter()
-    numbers = []
+def _layer_indices(maps: Iterable[AttentionMap]) -> list[int]:
+    """Index of each attention among those of its stack and kind."""
+    counts: Counter[tuple[str, str]] = Counter()
+    indices = []
     for one in maps:
         stack = re.split(r"\.\d+", one.name)[0], one.kind
-        numbers.append(seen[stack])
-        seen[stack] += 1
-    return numbers
+        indices.append(counts[stack])
+        counts[stack] += 1
+    return indices
 
 
-def _called(score: Score) -> str:
+def _score_name(score: Score) -> str:
     return next((name for name, kind in SCORES.items() if type(score) is kind), type(score).__name__)
 
 
-def _tree(mask: Mask | None) -> dict[str, Any] | None:
+def _mask_header(mask: Mask | None) -> dict[str, Any] | None:
     """A mask of one sequence as JSON."""
     match mask:
         case None:
@@ -226,59 +231,59 @@ def _tree(mask: Mask | None) -> dict[str, Any] | None:
         case Padding(lengths):
             return {"op": "lengths", "length": int(lengths[0])}
         case And(left, right):
-            return {"op": "and", "parts": [_tree(left), _tree(right)]}
+            return {"op": "and", "parts": [_mask_header(left), _mask_header(right)]}
         case Or(left, right):
-            return {"op": "or", "parts": [_tree(left), _tree(right)]}
+            return {"op": "or", "parts": [_mask_header(left), _mask_header(right)]}
         case Not(inner):
-            return {"op": "not", "part": _tree(inner)}
-    raise RegardError(f"A page cannot compute the mask {type(mask).__name__}.", INSTEAD)
+            return {"op": "not", "part": _mask_header(inner)}
+    raise RegardError(f"A page cannot compute the mask {type(mask).__name__}.", PLOT_HINT)
 
 
 @torch.no_grad()
-def _ingredients(recorded: Recorded) -> Ingredients:
-    """Of the first sequence. The steps of a recurrent decoder, which all look at the same keys, are one attention."""
-    first, *others = (_of_first_sequence(call) for call in recorded.calls)
+def _map_inputs(recorded: Recorded) -> MapInputs:
+    """Inputs of the first sequence. The steps of a recurrent decoder, which share their keys, are one attention."""
+    first, *others = (_first_sequence(call) for call in recorded.calls)
     q, k, score, form, bias = first
     if others:
-        if form.relative or bias is not None or not all(torch.equal(k, one.k) for one in others):
-            raise RegardError(f"{recorded.name} was called several times, with other keys each time.", INSTEAD)
+        if form.is_relative or bias is not None or not all(torch.equal(k, one.k) for one in others):
+            raise RegardError(f"{recorded.name} was called several times with different keys.", PLOT_HINT)
         q = torch.cat([q, *(one.q for one in others)], dim=2)
     H, T, S = q.shape[1], q.shape[2], k.shape[2]
     if type(score).pair not in (DotLike.pair, Concat.pair):
-        raise RegardError(f"A page cannot compute the score {_called(score)}.", INSTEAD)
+        raise RegardError(f"A page cannot compute the score {_score_name(score)}.", PLOT_HINT)
     with torch.autocast(q.device.type, enabled=False):
         folded_q, folded_k, scale = score.fold(q, repeat_heads(k, H))
         w = score.weight_a.squeeze(-1).expand(H, -1) if isinstance(score, Concat) else None
-        distances = None if bias is None else _by_distance(bias, H, T, S, q.device)
-    keys = _distinct(folded_k[0], k.shape[1])
-    return Ingredients(
-        _numbers(folded_q[0].transpose(0, 1)),
-        _numbers(keys.transpose(0, 1)),
+        distances = None if bias is None else _bias_by_distance(bias, H, T, S, q.device)
+    keys = _distinct_heads(folded_k[0], k.shape[1])
+    return MapInputs(
+        _to_numpy(folded_q[0].transpose(0, 1)),
+        _to_numpy(keys.transpose(0, 1)),
         float(scale),
-        None if w is None else _numbers(w),
-        None if distances is None else _numbers(distances),
+        None if w is None else _to_numpy(w),
+        None if distances is None else _to_numpy(distances),
         form.mask,
     )
 
 
-class _Given(NamedTuple):
+class _FirstSequence(NamedTuple):
     q: Float[Tensor, "1 H T D"]
     k: Float[Tensor, "1 G S C"]
     score: Score
-    form: Form
+    form: MaskParts
     bias: Bias | None
 
 
-def _of_first_sequence(call: Call) -> _Given:
+def _first_sequence(call: Call) -> _FirstSequence:
     precise = torch.promote_types(call.q.dtype, torch.float32)
     q, k = call.q.to(precise), call.k.to(precise)
     if call.q_offsets is not None and call.k_offsets is not None:
         q, k = (x[: int(o.starts[1])].transpose(0, 1)[None] for x, o in ((q, call.q_offsets), (k, call.k_offsets)))
-    return _Given(q[:1], k[:1], call.score, call.form.of_batch(slice(0, 1)), call.bias)
+    return _FirstSequence(q[:1], k[:1], call.score, call.mask_parts.select_sequences(slice(0, 1)), call.bias)
 
 
-def _distinct(k: Float[Tensor, "H S D"], groups: int) -> Float[Tensor, "G S D"]:
-    """The heads of keys that differ: one for all (location), one a group, or one a head."""
+def _distinct_heads(k: Float[Tensor, "H S D"], groups: int) -> Float[Tensor, "G S D"]:
+    """The distinct heads of keys: one for all heads (location), one per group, or one per head."""
     for count in (1, groups):
         grouped = k.unflatten(0, (count, -1))
         if torch.equal(grouped, grouped[:, :1].expand_as(grouped)):
@@ -286,15 +291,18 @@ def _distinct(k: Float[Tensor, "H S D"], groups: int) -> Float[Tensor, "G S D"]:
     return k
 
 
-def _by_distance(bias: Bias, H: int, T: int, S: int, device: torch.device) -> Float[Tensor, "H R"]:
-    """A bias as numbers by distance, as which every relative one can be told."""
-    at = torch.zeros(1, dtype=torch.long, device=device)
-    numbers = bias(at, torch.arange(1 - S, T, device=device))[:, 0]
+def _bias_by_distance(bias: Bias, H: int, T: int, S: int, device: torch.device) -> Float[Tensor, "H R"]:
+    """A relative bias as one number per head and distance."""
+    zero = torch.zeros(1, dtype=torch.long, device=device)
+    by_distance = bias(zero, torch.arange(1 - S, T, device=device))[:, 0]
     t, s = torch.tensor([0, T // 2, T - 1], device=device), torch.arange(S, device=device)
-    if not torch.allclose(bias(t + (S - T), s), numbers[:, s - t[:, None] + T - 1]):
-        raise RegardError(f"A page cannot compute the bias {type(bias).__name__}: it is not one of distances.", INSTEAD)
-    return numbers.expand(H, -1)
+    if not torch.allclose(bias(t + (S - T), s), by_distance[:, s - t[:, None] + T - 1]):
+        raise RegardError(
+            f"A page cannot compute the bias {type(bias).__name__}: it does not depend on the distance alone.",
+            PLOT_HINT,
+        )
+    return by_distance.expand(H, -1)
 
 
-def _numbers(x: Tensor) -> Float[np.ndarray, "..."]:
+def _to_numpy(x: Tensor) -> Float[np.ndarray, "..."]:
     return x.float().contiguous().cpu().numpy()

@@ -1,37 +1,38 @@
-"""The page as a widget of a notebook, by anywidget, which is asked for when somebody looks and not before."""
+"""The page as a notebook widget (anywidget, imported on first use)."""
 
 import logging
 from functools import cache
 from typing import Any
 
 from regard.errors import RegardError
-from regard.interop.optional_packages import need
-from regard.viewer.page.text_requests import Desk
-from regard.viewer.page.text_scene import Scene, scene_of
+from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.text_scene import Scene, build_scene
 from regard.viewer.text_look import Look
 from regard.viewer.web import module
 
 _LOG = logging.getLogger("regard")
 
 
-def widget_of(look: Look) -> Any:
-    """A widget with the scene of a look. Its page can ask for other sentences, where the look knows its model.
+def make_look_widget(look: Look) -> Any:
+    """A widget with the scene of a look. If the look has its model, the page can send other sentences.
 
-    Its traits: `scene` (the header), `blobs` (bytes), `asks` (the texts that the model takes).
+    Traits: `scene` (the header), `blobs` (bytes), `asks` (names of the texts in a request).
     """
     layers = list(dict.fromkeys(one.recorded.name for one in look.maps.values()))
-    return widget_with(scene_of(look), None if look.bundle is None else Desk(look.bundle, look.name, layers))
+    return make_widget(
+        build_scene(look), None if look.pipeline is None else TextRequestHandler(look.pipeline, look.name, layers)
+    )
 
 
-def widget_with(scene: Scene, desk: Desk | None) -> Any:
-    """A widget with a scene, and with somebody who answers its page."""
-    return _kind()(desk, scene=scene.header, blobs=scene.blobs, asks=desk.fields if desk else [])
+def make_widget(scene: Scene, handler: TextRequestHandler | None) -> Any:
+    """A widget with a scene, and optionally a handler for the requests of its page."""
+    return _widget_class()(handler, scene=scene.header, blobs=scene.blobs, asks=handler.fields if handler else [])
 
 
 @cache
-def _kind() -> Any:
-    """The class, which has a parent only where anywidget is installed."""
-    anywidget, traitlets = need("anywidget", "notebook"), need("traitlets", "notebook")
+def _widget_class() -> Any:
+    """The widget class, defined on first use because its base class needs anywidget."""
+    anywidget, traitlets = require_package("anywidget", "notebook"), require_package("traitlets", "notebook")
 
     class LookWidget(anywidget.AnyWidget):
         _esm = module()
@@ -39,25 +40,23 @@ def _kind() -> Any:
         blobs = traitlets.List(traitlets.Bytes()).tag(sync=True)
         asks = traitlets.List(traitlets.Unicode()).tag(sync=True)
 
-        def __init__(self, desk: Desk | None, **traits: Any) -> None:
+        def __init__(self, handler: TextRequestHandler | None, **traits: Any) -> None:
             super().__init__(**traits)
-            self.desk = desk
-            self.on_msg(self._hear)
+            self.handler = handler
+            self.on_msg(self._on_message)
 
-        def _hear(self, _: Any, message: Any, buffers: Any) -> None:
-            """Answers a page's request, under the number that it came with."""
+        def _on_message(self, _: Any, message: Any, buffers: Any) -> None:
+            """Respond to a request of the page; the response has the number of the request."""
             match message:
-                case {"number": number, "ask": request} if self.desk is not None:
-                    self.send({"heard": number})  # so that the page knows a kernel that is at work from one that is not
+                case {"number": number, "ask": request} if self.handler is not None:
+                    self.send({"heard": number})  # lets the page distinguish a busy kernel from a dead one
                     try:
-                        told, blobs = self.desk.answer(request)
-                        self.send({"answers": number, "told": told}, blobs)
+                        header, blobs = self.handler.handle(request)
+                        self.send({"answers": number, "told": header}, blobs)
                     except RegardError as error:
                         self.send({"answers": number, "error": str(error)})
                     except Exception:
-                        _LOG.exception("The page asked for what failed.")
-                        self.send(
-                            {"answers": number, "error": "Something went wrong inside Regard. The log says what."}
-                        )
+                        _LOG.exception("A request of the page failed.")
+                        self.send({"answers": number, "error": "Internal error in Regard. See the log for details."})
 
     return LookWidget

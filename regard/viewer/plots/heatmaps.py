@@ -1,4 +1,4 @@
-"""Pictures of attention, drawn by matplotlib without its global state. Dark is much, light is little, in every one."""
+"""Heat maps of attention weights (matplotlib, without its global state). Darker is larger."""
 
 import io
 import warnings
@@ -13,29 +13,29 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-# White is nothing. One hue of falling lightness: colour-blind people and black-and-white printers see the same.
-COLOURS = LinearSegmentedColormap.from_list("regard", ["#ffffff", "#c9e1f2", "#74b3d8", "#2676b8", "#0a2f66"])
+# White is 0. A single hue with decreasing lightness works for color-blind readers and in black and white.
+COLORS = LinearSegmentedColormap.from_list("regard", ["#ffffff", "#c9e1f2", "#74b3d8", "#2676b8", "#0a2f66"])
 INK, FAINT, LINE = "#1b1f24", "#6a737d", "#d0d7de"
-# Each character is taken from the first of these fonts that is installed and has it.
+# Each character is drawn in the first installed font that has it.
 FONTS = ("DejaVu Sans", "Noto Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Arial Unicode MS")
 STYLE: Any = {
     "font.family": [font for font in FONTS if font in font_manager.get_font_names()],
-    "svg.fonttype": "none",  # text stays text: it can be searched, and any script be shown
+    "svg.fonttype": "none",  # keep text as text: searchable, and any script can be displayed
     "svg.hashsalt": "regard",
 }
-# Up to so many cells the numbers are written into them.
-READABLE = 400
-_SUM = "\nIn percent: every row sums to 100."
-SAYS = {
-    "self": "A row for each piece of the source: where in the source it looks." + _SUM,
-    "masked": "A row for each piece read so far: where among them, never ahead, it looks." + _SUM,
-    "cross": "A row for each piece of the translation: where in the source it looks." + _SUM,
-    "question": "What each token of the question attends to in the context.\nIn percent of all tokens of the text.",
+# Cells up to which the numbers are written into them.
+MAX_NUMBERED_CELLS = 400
+_UNIT = "\nIn percent: every row sums to 100."
+CAPTIONS = {
+    "self": "Self-attention: one row per token of the input." + _UNIT,
+    "masked": "Masked self-attention: one row per token; no row attends to later tokens." + _UNIT,
+    "cross": "Cross-attention: one row per predicted token, one column per source token." + _UNIT,
+    "question": "Attention from the question to the context.\nIn percent of all tokens of the text.",
 }
 
 
-class Panels(NamedTuple):
-    """The heads of one attention, and what stands along its axes."""
+class HeadPanels(NamedTuple):
+    """The weights of an attention per head, and the tokens along its axes."""
 
     name: str
     weights: Float[np.ndarray, "H T S"]
@@ -44,14 +44,19 @@ class Panels(NamedTuple):
 
 
 @rc_context(STYLE)
-def heat_map(
-    weights: Float[np.ndarray, "T S"], rows: Sequence[str], columns: Sequence[str], title: str, kind: str, form: str
+def plot_heat_map(
+    weights: Float[np.ndarray, "T S"],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    kind: str,
+    file_format: str,
 ) -> bytes:
-    """One attention as a large map, pieces along both axes, the numbers inside where they can be read."""
+    """Plot one map with tokens along both axes, and numbers in the cells of a small map."""
     T, S = weights.shape
     cell = min(0.6, 20 / max(T, S))  # inches
     size = max(3.0, min(12.0, 20 * cell))  # points
-    left, top = (0.3 + size / 100 * _longest(labels) for labels in (rows, columns))
+    left, top = (0.3 + size / 100 * _max_length(labels) for labels in (rows, columns))
     figure = _figure(max(5.2, left + S * cell + 1.0), max(3.0, top + T * cell + 1.1))
     axes = figure.subplots()
     image = _draw(axes, weights)
@@ -61,12 +66,12 @@ def heat_map(
     axes.grid(which="minor", color=LINE, linewidth=0.4)
     axes.tick_params(which="minor", length=0)
     axes.xaxis.tick_top()
-    if _longest(columns) > 2:
+    if _max_length(columns) > 2:
         for label in axes.get_xticklabels():
             label.set(rotation=45, ha="left", rotation_mode="anchor")
-    if T * S <= READABLE:
+    if T * S <= MAX_NUMBERED_CELLS:
         _write_numbers(axes, weights, size=min(9.0, 15 * cell))
-    axes.set_xlabel(SAYS[kind], fontsize=9, color=FAINT, loc="left", labelpad=10)
+    axes.set_xlabel(CAPTIONS[kind], fontsize=9, color=FAINT, loc="left", labelpad=10)
     figure.suptitle(title, fontsize=13, color=INK, x=0.02, ha="left", parse_math=False)
     bar = figure.colorbar(
         image,
@@ -79,16 +84,16 @@ def heat_map(
     )
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(labelsize=8, labelcolor=FAINT, length=0)
-    return render(figure, form)
+    return render(figure, file_format)
 
 
 @rc_context(STYLE)
-def overview(title: str, attentions: Sequence[Panels], form: str) -> bytes:
-    """A small map for each head of each attention: a row an attention, a column a head, words along the outer axes."""
+def plot_overview(title: str, attentions: Sequence[HeadPanels], file_format: str) -> bytes:
+    """Plot a small map per head: one row per attention, one column per head."""
     heads = max(len(one.weights) for one in attentions)
     side, gap = 1.9, 0.3  # inches
     labels = [piece for one in attentions for piece in (*one.rows, *one.columns)]
-    margin = 0.2 + 0.065 * _longest(labels)
+    margin = 0.2 + 0.065 * _max_length(labels)
     heights = [side * len(one.rows) / max(len(one.rows), len(one.columns)) + margin + gap for one in attentions]
     figure = _figure(max(6.0, margin + heads * (side + gap)), sum(heights) + 0.8)
     grid = figure.add_gridspec(len(attentions), heads, height_ratios=heights)
@@ -104,18 +109,18 @@ def overview(title: str, attentions: Sequence[Panels], form: str) -> bytes:
                 f"{one.name}, head {head}" if head == 0 else f"head {head}", fontsize=8, color=INK, loc="left"
             )
     figure.suptitle(title, fontsize=13, color=INK, x=0.02, ha="left", parse_math=False)
-    return render(figure, form)
+    return render(figure, file_format)
 
 
 @rc_context(STYLE)
-def beside(title: str, attentions: Sequence[Panels], form: str) -> bytes:
-    """The first head of each, side by side, a few in a row, each under its own name."""
-    wide = min(4, len(attentions))
-    tall = -(-len(attentions) // wide)
+def plot_side_by_side(title: str, attentions: Sequence[HeadPanels], file_format: str) -> bytes:
+    """Plot the first head of each attention side by side, up to four per row."""
+    columns = min(4, len(attentions))
+    rows = -(-len(attentions) // columns)
     side = 3.2  # inches
-    figure = _figure(wide * side, tall * side + 0.6)
-    for number, one in enumerate(attentions):
-        axes = figure.add_subplot(tall, wide, number + 1)
+    figure = _figure(columns * side, rows * side + 0.6)
+    for index, one in enumerate(attentions):
+        axes = figure.add_subplot(rows, columns, index + 1)
         _draw(axes, one.weights[0])
         _label(axes, one.rows, one.columns, max(1.5, min(9.0, 110 / max(len(one.rows), len(one.columns)))))
         for label in axes.get_xticklabels():
@@ -123,7 +128,7 @@ def beside(title: str, attentions: Sequence[Panels], form: str) -> bytes:
         name = one.name if len(one.name) <= 40 else one.name[:39] + "…"
         axes.set_title(name, fontsize=10, color=INK, loc="left", parse_math=False)
     figure.suptitle(title, fontsize=13, color=INK, x=0.02, ha="left", parse_math=False)
-    return render(figure, form)
+    return render(figure, file_format)
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -131,7 +136,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _draw(axes: Axes, weights: Float[np.ndarray, "T S"]) -> Any:
-    image = axes.imshow(weights, cmap=COLOURS, vmin=0.0, vmax=1.0, aspect="equal", interpolation="nearest")
+    image = axes.imshow(weights, cmap=COLORS, vmin=0.0, vmax=1.0, aspect="equal", interpolation="nearest")
     axes.tick_params(length=0, labelcolor=INK)
     for spine in axes.spines.values():
         spine.set_color(LINE)
@@ -139,34 +144,34 @@ def _draw(axes: Axes, weights: Float[np.ndarray, "T S"]) -> Any:
 
 
 def _label(axes: Axes, rows: Sequence[str], columns: Sequence[str], size: float) -> None:
-    axes.set_yticks(range(len(rows)), [_shown(one) for one in rows], fontsize=size)
-    axes.set_xticks(range(len(columns)), [_shown(one) for one in columns], fontsize=size)
+    axes.set_yticks(range(len(rows)), [_visible(one) for one in rows], fontsize=size)
+    axes.set_xticks(range(len(columns)), [_visible(one) for one in columns], fontsize=size)
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        label.set_parse_math(False)  # a $ is a dollar
+        label.set_parse_math(False)  # $ is a plain character
 
 
 def _write_numbers(axes: Axes, weights: Float[np.ndarray, "T S"], size: float) -> None:
-    """In percent, but for those that round to nothing."""
+    """Write the weights in percent; those that round to 0 are left out."""
     for (row, column), weight in np.ndenumerate(weights):
         if weight >= 0.005:
-            colour = "white" if weight > 0.55 else INK
-            axes.text(column, row, f"{100 * weight:.0f}", ha="center", va="center", fontsize=size, color=colour)
+            color = "white" if weight > 0.55 else INK
+            axes.text(column, row, f"{100 * weight:.0f}", ha="center", va="center", fontsize=size, color=color)
 
 
-def _shown(piece: str) -> str:
-    """A piece that is made of space alone would be invisible."""
-    return piece if piece.strip() else "␣"
+def _visible(token: str) -> str:
+    """The token, or a space symbol for white space."""
+    return token if token.strip() else "␣"
 
 
-def _longest(labels: Sequence[str]) -> int:
+def _max_length(labels: Sequence[str]) -> int:
     return max((len(label) for label in labels), default=0)
 
 
-def render(figure: Figure, form: str) -> bytes:
-    """The picture's file; the same figure gives the same bytes."""
+def render(figure: Figure, file_format: str) -> bytes:
+    """The figure as a file; equal figures give equal bytes."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        # A script that no font here has: it shows as boxes in a PNG, and in an SVG as the reader's own fonts have it.
+        # No installed font has the script: a PNG shows boxes, an SVG uses the fonts of its reader.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format=form, dpi=160, metadata={"Date": None} if form == "svg" else None)
+        figure.savefig(buffer, format=file_format, dpi=160, metadata={"Date": None} if file_format == "svg" else None)
     return buffer.getvalue()

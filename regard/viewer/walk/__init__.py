@@ -1,4 +1,4 @@
-"""The walk: every number between a text or an image and the model's output, step by step.
+"""The walk: every number between the input of a model and its output, step by step.
 
 The steps are those of the model's program (`regard.program`), computed in float64 and compared with the model's own
 forward.

@@ -1,4 +1,4 @@
-"""Which modules the steps of a program belong to: calls, attentions, blocks and their sublayers."""
+"""Maps the steps of a program to the calls of modules, attentions, blocks and their sublayers."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,10 +11,10 @@ from regard.viewer.walk.wording import COLLAPSED
 
 
 class ModuleCalls:
-    """The steps of a model by the paths of its modules, call by call."""
+    """The steps of a model, grouped by module path and call."""
 
     def __init__(self, model: nn.Module, nodes: Iterable[Node], counts: Mapping[str, int]) -> None:
-        """`counts`: how often each module is called."""
+        """`counts`: number of calls per module path."""
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.nodes = {node.name: node for node in nodes}
         self.consumers: dict[str, list[Node]] = defaultdict(list)
@@ -25,12 +25,12 @@ class ModuleCalls:
         for node in self.nodes.values():
             if node.op == "given" and not node.module and self.consumers[node.name]:
                 node.module = self.consumers[node.name][0].module
-        self._number_calls(counts)
+        self._index_calls(counts)
 
-    def _number_calls(self, counts: Mapping[str, int]) -> None:
-        """Modules that are called several times: their steps are as many in each call."""
+    def _index_calls(self, counts: Mapping[str, int]) -> None:
+        """Split the steps of modules that are called several times; each call has the same number of steps."""
         self.calls: dict[str, list[list[Node]]] = {}
-        self._call_numbers: dict[tuple[str, str], int] = {}
+        self._call_indices: dict[tuple[str, str], int] = {}
         inside: dict[str, list[Node]] = defaultdict(list)
         for node in self.nodes.values():
             for path in ancestors(node.module) if node.op != "given" else ():
@@ -39,14 +39,14 @@ class ModuleCalls:
             count = max(1, counts.get(path, 1))
             size = len(nodes) // count if len(nodes) % count == 0 else len(nodes)
             self.calls[path] = [nodes[start : start + size] for start in range(0, len(nodes), size)]
-            for call, some in enumerate(self.calls[path]):
-                self._call_numbers |= {(path, node.name): call for node in some}
+            for call, call_nodes in enumerate(self.calls[path]):
+                self._call_indices |= {(path, node.name): call for node in call_nodes}
 
-    def call_of(self, node: Node, path: str) -> int:
-        return self._call_numbers.get((path, node.name), 0)
+    def call_index(self, node: Node, path: str) -> int:
+        return self._call_indices.get((path, node.name), 0)
 
-    def leaving(self, nodes: Sequence[Node]) -> Node | None:
-        """Of the steps of one call of a module, the last one that others read."""
+    def output(self, nodes: Sequence[Node]) -> Node | None:
+        """The output of a module call: the last of its steps that steps outside read."""
         inside = set(map(id, nodes))
         for node in reversed(nodes):
             readers = self.consumers[node.name]
@@ -55,11 +55,11 @@ class ModuleCalls:
         return None
 
     def attention(self, path: str) -> str | None:
-        """The attention that a module is a part of."""
+        """The attention that contains a module."""
         return next((one for one in ancestors(path) if is_attention(self.modules.get(one))), None)
 
     def block(self, path: str) -> str | None:
-        """The element of a list of layers that a module is a part of."""
+        """The element of a ModuleList that contains a module."""
         for one in reversed(ancestors(path)):
             above = self.modules.get(one.rpartition(".")[0])
             if isinstance(above, nn.ModuleList) and any(True for _ in self.modules[one].children()):
@@ -67,9 +67,9 @@ class ModuleCalls:
         return None
 
     def source(self, node: Node) -> Node:
-        """What a step that only moves numbers has them from."""
-        while node.op in LAYOUT and (made := self.nodes.get(str(node.step.inputs[0]))) is not None:
-            node = made
+        """The step that computed the numbers which layout operations rearranged."""
+        while node.op in LAYOUT and (producer := self.nodes.get(str(node.step.inputs[0]))) is not None:
+            node = producer
         return node
 
     def is_score(self, path: str) -> bool:
@@ -77,7 +77,7 @@ class ModuleCalls:
         return tail == "score" and is_attention(self.modules.get(above))
 
     def sublayer(self, path: str) -> str | None:
-        """The attention or the other part of a block that a module belongs to; norms and sums have none."""
+        """The attention, or other sublayer of a block, that contains a module; None for norms and residual sums."""
         if (attention := self.attention(path)) is not None:
             return attention
         block = self.block(path)
@@ -86,8 +86,8 @@ class ModuleCalls:
         if not path.removeprefix(block):
             return block if is_recurrent(self.modules[block]) else None
         child = f"{block}.{path.removeprefix(block + '.').split('.')[0]}"
-        called = {one.__name__ for one in type(self.modules[child]).__mro__}
-        if any("Norm" in name or "Residual" in name for name in called) or isinstance(
+        class_names = {one.__name__ for one in type(self.modules[child]).__mro__}
+        if any("Norm" in name or "Residual" in name for name in class_names) or isinstance(
             self.modules[child], nn.ModuleList
         ):
             return None
@@ -95,7 +95,7 @@ class ModuleCalls:
 
 
 def ancestors(path: str) -> list[str]:
-    """A path and those above it, the longest first, without the model itself.
+    """A path and its parents, longest first, without the model itself.
 
     >>> ancestors("encoder.0.attention")
     ['encoder.0.attention', 'encoder.0', 'encoder']

@@ -1,4 +1,4 @@
-"""What the modules of a model give in its own forward, with its fast kernels: a walk is compared with that."""
+"""Module outputs of the model's own forward with its fast kernels, with which a walk is compared."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +11,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention import Recorded, record
-from regard.attention.exact import weights as exact_weights
+from regard.attention.exact_weights import compute_weights
 from regard.attention.recording import KINDS
 
 
 class ModuleOutputs:
-    """The outputs of each module and the exact weights of each attention, call by call, by the modules' paths.
+    """Outputs of every module and exact weights of every attention, by module path and call.
 
     >>> layer = nn.Sequential(nn.Identity())
     >>> ModuleOutputs(layer, [torch.ones(2)]).outputs["0"][0].tolist()
@@ -24,10 +24,10 @@ class ModuleOutputs:
     """
 
     def __init__(self, model: nn.Module, inputs: Sequence[Any], forward: Callable[..., Any] | None = None) -> None:
-        """`forward` replaces the model's own."""
+        """`forward` replaces the forward of the model."""
         self.outputs: dict[str, list[Float[np.ndarray, "..."]]] = {}
         modules = list(model.named_modules(remove_duplicate=False))
-        # Calls of a module that has several paths are not told apart.
+        # A module with several paths is left out: its calls cannot be assigned to a path.
         paths = Counter(id(module) for _, module in modules)
         hooks = [module.register_forward_hook(self._hook(path)) for path, module in modules if paths[id(module)] == 1]
         recorded: AbstractContextManager[Mapping[str, Recorded]]
@@ -41,19 +41,19 @@ class ModuleOutputs:
         self.calls = {name: one.calls for name, one in recording.items()}
 
     def _hook(self, path: str) -> Callable[..., None]:
-        def keep(module: nn.Module, given: Any, output: Any) -> None:
+        def store(module: nn.Module, inputs: Any, output: Any) -> None:
             output = output[0] if isinstance(output, tuple) else output
             if isinstance(output, Tensor):
                 self.outputs.setdefault(path, []).append(_numbers(output))
 
-        return keep
+        return store
 
     def weights(self, attention: str, call: int) -> Float[np.ndarray, "H T S"] | None:
         calls = self.calls.get(attention, ())
         if call >= len(calls):
             return None
         with torch.inference_mode():
-            return _numbers(exact_weights(calls[call])[0])
+            return _to_numpy(compute_weights(calls[call])[0])
 
 
 def _has_attention(model: nn.Module) -> bool:

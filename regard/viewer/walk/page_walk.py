@@ -1,38 +1,38 @@
-"""The walk of a look, and whether a page has one."""
+"""Builds the walk of a look, and decides whether a page includes it."""
 
 from regard.errors import RegardError
 from regard.viewer.image_look import ImageLook
 from regard.viewer.text_look import Look
 from regard.viewer.walk import limits
-from regard.viewer.walk.image_walk import ImageWalk
-from regard.viewer.walk.text_walk import TextWalk
-from regard.viewer.walk.walkthrough import Walk, bytes_inside
+from regard.viewer.walk.image_walk import ImageWalkBuilder
+from regard.viewer.walk.text_walk import TextWalkBuilder
+from regard.viewer.walk.walkthrough import Walk, inner_bytes
 
 
-def walk_of(look: Look | ImageLook) -> Walk:
-    """The walk of a look: each step from its text, or its image, to the output.
+def build_walk(look: Look | ImageLook) -> Walk:
+    """Build the walk of a look: every step from the input to the output.
 
-    >>> walk = walk_of(look(translator, "The cat sleeps."))  # doctest: +SKIP
+    >>> walk = build_walk(look(translator, "The cat sleeps."))  # doctest: +SKIP
     >>> walk.trace["decoder.0.cross.a"].shape  # the weights a = softmax(e)  # doctest: +SKIP
     (4, 5, 6)
     """
-    return ImageWalk(look).walk() if isinstance(look, ImageLook) else TextWalk(look).walk()
+    return ImageWalkBuilder(look).build() if isinstance(look, ImageLook) else TextWalkBuilder(look).build()
 
 
-def walk_for(look: Look | ImageLook, wanted: bool | None = None) -> Walk | None:
-    """A page's walk: if it is wanted, or by default if model and input are small."""
-    if wanted is not None:
-        return walk_of(look) if wanted else None
+def walk_for_page(look: Look | ImageLook, include: bool | None = None) -> Walk | None:
+    """The walk of a page, or None; by default it is included if model and input are small."""
+    if include is not None:
+        return build_walk(look) if include else None
     if isinstance(look, ImageLook):
-        model, is_short = look.run.model, look.grid[0] * look.grid[1] <= limits.FEW
-    elif look.bundle is not None:
-        model, is_short = look.bundle.model, max(map(len, look.ids)) <= limits.SHORT
+        model, is_short = look.run.model, look.grid[0] * look.grid[1] <= limits.MAX_DEFAULT_PATCHES
+    elif look.pipeline is not None:
+        model, is_short = look.pipeline.model, max(map(len, look.ids)) <= limits.MAX_DEFAULT_TOKENS
     else:
         return None
-    if not is_short or bytes_inside(model) > limits.WHOLE:
+    if not is_short or inner_bytes(model) > limits.MAX_MODEL_BYTES:
         return None
     try:
-        walk = walk_of(look)
-    except RegardError:  # an operation that programs do not have
+        walk = build_walk(look)
+    except RegardError:  # an operation without a primitive
         return None
-    return walk if walk.trace.size <= limits.SMALL else None
+    return walk if walk.trace.size <= limits.MAX_DEFAULT_BYTES else None

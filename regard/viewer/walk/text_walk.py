@@ -1,4 +1,4 @@
-"""The walk of a text, or of a sentence and its translation."""
+"""Builds the walk of a text, or of a sentence and its translation."""
 
 from typing import Any
 
@@ -7,122 +7,136 @@ import torch
 
 from regard.errors import RegardError
 from regard.evaluation.attention_measures import entropy
-from regard.evaluation.teacher_forcing import information
+from regard.evaluation.teacher_forcing import mutual_information
 from regard.layers.packed import pack
 from regard.models import Bert, Seq2Seq
 from regard.pipelines import Translator
 from regard.program import forward_program
-from regard.viewer.text_look import Look, Side
+from regard.viewer.text_look import Look, TokenAxis
 from regard.viewer.walk import limits
 from regard.viewer.walk.computation import Computation
 from regard.viewer.walk.module_outputs import ModuleOutputs
-from regard.viewer.walk.trace import Extent, Trace
-from regard.viewer.walk.walkthrough import Walk, block_of, bytes_inside, large_note
-from regard.viewer.walk.wording import PROBABILITIES, Words
+from regard.viewer.walk.trace import Trace, TraceOptions
+from regard.viewer.walk.walkthrough import Walk, block_path, inner_bytes, large_model_note
+from regard.viewer.walk.wording import PROBABILITIES, StepLabel
 
 
-class TextWalk:
-    """The walk of a text, or of a sentence and its translation."""
+class TextWalkBuilder:
+    """Builds the walk of a text, or of a sentence and its translation."""
 
     def __init__(self, look: Look) -> None:
-        if look.bundle is None:
-            raise RegardError("This look has no model: there is no walk.", "Make it with regard.look.")
-        if (longest := max(map(len, look.ids))) > limits.LONGEST:
+        if look.pipeline is None:
             raise RegardError(
-                f"The text has {longest} tokens: a walk takes at most {limits.LONGEST}.", "Shorten the text."
+                "This look has no model, which the step-by-step view needs.", "Create it with regard.look."
             )
-        self.look, self.bundle, self.model = look, look.bundle, look.bundle.model.eval()
-        given: list[Any] = [pack([ids]).to(self.bundle.device) for ids in look.ids]
+        if (length := max(map(len, look.ids))) > limits.MAX_TOKENS:
+            raise RegardError(
+                f"The text has {length} tokens; the step-by-step view supports at most {limits.MAX_TOKENS}.",
+                "Shorten the text.",
+            )
+        self.look, self.pipeline, self.model = look, look.pipeline, look.pipeline.model.eval()
+        model_inputs: list[Any] = [pack([ids]).to(self.pipeline.device) for ids in look.ids]
         if look.segments is not None:
-            given.append(torch.tensor(look.segments, device=self.bundle.device))
-        self.own = ModuleOutputs(self.model, given)
+            model_inputs.append(torch.tensor(look.segments, device=self.pipeline.device))
+        self.reference = ModuleOutputs(self.model, model_inputs)
         program = forward_program(self.model)
         # A single text is one segment.
         inputs = {name: np.array([look.segments or [0] * len(look.ids[0])]) for name in program.inputs}
         inputs |= {name: np.array([ids]) for name, ids in zip(program.inputs, look.ids)}
-        self.made = Computation(self.model, program, inputs)
+        self.computation = Computation(self.model, program, inputs)
         self.side = "target" if "target" in inputs else "text"
         self.names: dict[int, str] = {}
 
-    def walk(self) -> Walk:
-        title = self.end()
-        block = None if bytes_inside(self.model) <= limits.WHOLE else self.chosen_block()
-        extent = Extent(block=block, words=self.made.words, output=title)
-        trace = Trace(self.model, self.made.nodes, self.made.inputs, self.own, self.made.values, extent)
+    def build(self) -> Walk:
+        title = self.add_output_steps()
+        block = None if inner_bytes(self.model) <= limits.MAX_MODEL_BYTES else self.sharpest_block()
+        options = TraceOptions(block=block, labels=self.computation.labels, output=title)
+        computation = self.computation
+        trace = Trace(self.model, computation.nodes, computation.inputs, self.reference, computation.values, options)
         return Walk(trace, self.sides(), self.focus(), self.names, self.note(block))
 
-    def end(self) -> str:
-        """Add what comes after the model's forward: probabilities, or the vector of the text. Returns a title."""
-        model, made, side = self.model, self.made, self.side
+    def add_output_steps(self) -> str:
+        """Add the steps after the model's forward: probabilities or the embedding of the text. Returns their title."""
+        model, computation, side = self.model, self.computation, self.side
         head = model.config.head if isinstance(model, Bert) else "mask"
         if head == "none":
-            x, axes = made.output.name, ("channels",)
-            if side in made.output.sizes:
-                x = made.add("pooled", "mean", [x], axes, Words("mean", "Mean of all tokens", "m = Σ x / T"), dim=[1])
-            length = made.add("length", "linalg_vector_norm", [x], axes, None, ord=2, dim=[-1], keepdim=True)
-            length = made.add("clamped", "clamp_min", [length], axes, None, min=1e-12)
-            made.add("vector", "div", [x, length], axes, Words("vector", "Vector of length 1", "y = m / |m|"))
-            return "Vector of the text"
+            x, axes = computation.output.name, ("channels",)
+            if side in computation.output.sizes:
+                label = StepLabel("mean", "Mean of all tokens", "m = Σ x / T")
+                x = computation.add("pooled", "mean", [x], axes, label, dim=[1])
+            length = computation.add("length", "linalg_vector_norm", [x], axes, None, ord=2, dim=[-1], keepdim=True)
+            length = computation.add("clamped", "clamp_min", [length], axes, None, min=1e-12)
+            computation.add(
+                "vector", "div", [x, length], axes, StepLabel("vector", "L2-normalized vector", "y = m / |m|")
+            )
+            return "Embedding of the text"
         if head == "answer":
             self.names = dict(enumerate(("start", "end")))
-            for number, end in self.names.items():
-                logits = made.add(f"{end}_logits", "select", [made.output.name], (), None, dim=2, index=number)
-                words = Words(f"p_{end}", f"Probability of each token as {end} of the answer", PROBABILITIES.formula)
-                made.add(f"{end}_probabilities", "softmax", [logits], (side,), words, dim=-1)
+            for index, end in self.names.items():
+                output = computation.output.name
+                logits = computation.add(f"{end}_logits", "select", [output], (), None, dim=2, index=index)
+                label = StepLabel(
+                    f"p_{end}", f"Softmax: probability per token as {end} of the answer", PROBABILITIES.formula
+                )
+                computation.add(f"{end}_probabilities", "softmax", [logits], (side,), label, dim=-1)
             return "Start and end of the answer"
         if head == "classify":
-            columns = made.end_with_probabilities(("vocabulary",), "label")
-            self.names = {i: model.config.labels[number] for i, number in enumerate(columns) if number is not None}
+            columns = computation.add_softmax(("vocabulary",), "label")
+            self.names = {i: model.config.labels[column] for i, column in enumerate(columns) if column is not None}
             return "Label"
-        likely = made.likeliest(made.values[made.output.name])
-        columns = made.end_with_probabilities((side, "vocabulary"))
-        self.names = {i: self.token(number) for i, number in enumerate(columns) if number in likely}
+        top = computation.top_columns(computation.values[computation.output.name])
+        columns = computation.add_softmax((side, "vocabulary"))
+        self.names = {i: self.token(column) for i, column in enumerate(columns) if column in top}
         if None in columns:
             self.names[len(columns) - 1] = "all others"
         return "Token at each position" if isinstance(model, Bert) else "Next token"
 
-    def token(self, number: int) -> str:
-        tokenizer = self.bundle.tokenizers[-1]
-        return tokenizer.decode([number]).strip() or tokenizer.vocabulary[number]
+    def token(self, token_id: int) -> str:
+        tokenizer = self.pipeline.tokenizers[-1]
+        return tokenizer.decode([token_id]).strip() or tokenizer.vocabulary[token_id]
 
-    def sides(self) -> dict[str, Side]:
+    def sides(self) -> dict[str, TokenAxis]:
         """The tokens of each axis; row t of the target predicts the next token."""
-        found = {side.name: side for one in self.look.maps.values() for side in (one.queries, one.keys)}
-        if not isinstance(self.bundle, Translator):
-            return {"text": found["text"]}
-        if "target" not in found and "predicted" in found:
-            begun = [self.bundle.target_tokenizer.vocabulary[i] for i in self.bundle.special.begun([])]
-            _, tokens, words = found["predicted"]
-            inside = slice(len(begun) - 1, -1)
-            found["target"] = Side("", tokens[inside], words[inside]).framed("target", begun)
+        axes = {axis.name: axis for one in self.look.maps.values() for axis in (one.queries, one.keys)}
+        if not isinstance(self.pipeline, Translator):
+            return {"text": axes["text"]}
+        if "target" not in axes and "predicted" in axes:
+            forced = [
+                self.pipeline.target_tokenizer.vocabulary[i] for i in self.pipeline.special.make_decoder_input([])
+            ]
+            _, tokens, words = axes["predicted"]
+            inner = slice(len(forced) - 1, -1)
+            axes["target"] = TokenAxis("", tokens[inner], words[inner]).add_special_tokens("target", forced)
         sides = {}
-        for name, ids, tokenizer in zip(("source", "target"), self.look.ids, self.bundle.tokenizers):
-            plain = Side(name, [tokenizer.vocabulary[i] for i in ids], [-1] * len(ids))
-            sides[name] = found.get(name, plain)
+        for name, ids, tokenizer in zip(("source", "target"), self.look.ids, self.pipeline.tokenizers):
+            default = TokenAxis(name, [tokenizer.vocabulary[i] for i in ids], [-1] * len(ids))
+            sides[name] = axes.get(name, default)
         return sides
 
     def focus(self) -> dict[str, Any]:
-        """Where a walk begins: in the clearest attention, at the token whose weights are clearest."""
+        """The initial selection: the sharpest attention and head, and the token with the sharpest weights."""
         if not self.look.maps:
             return {"attention": None, "head": 0}
         one = self.look.alignment
-        head = max(range(one.heads), key=lambda i: information(one.of(i)))
-        weights = one.of(head)
-        clear = np.log2(np.maximum((weights > 0).sum(1), 1)) - entropy(weights)
+        head = max(range(one.heads), key=lambda i: mutual_information(one.head_weights(i)))
+        weights = one.head_weights(head)
+        sharpness = np.log2(np.maximum((weights > 0).sum(1), 1)) - entropy(weights)
         words = np.array(one.queries.words) >= 0
-        row = int(np.argmax(np.where(words | ~words.any(), clear, -1.0)))
+        row = int(np.argmax(np.where(words | ~words.any(), sharpness, -1.0)))
         focus: dict[str, Any] = {"attention": one.name, "head": head}
         if one.kind == "cross":
             return focus | {"target": row, one.keys.name: int(np.argmax(weights[row]))}
         return focus | {one.queries.name: row}
 
-    def chosen_block(self) -> str:
-        """The block of the clearest attention."""
-        return block_of(self.look.alignment.name) if self.look.maps else ""
+    def sharpest_block(self) -> str:
+        """The block of the sharpest attention."""
+        return block_path(self.look.alignment.name) if self.look.maps else ""
 
     def note(self, block: str | None) -> str | None:
         if block is None:
             return None
         if isinstance(self.model, Seq2Seq):
-            return "The model is large: the walk has its attention and its output. The states of its layers are given."
-        return large_note(block)
+            return (
+                "The model is large: only its attention and output are shown. The states of its layers are precomputed."
+            )
+        return large_model_note(block)

@@ -1,4 +1,4 @@
-"""A walk as a page has it: a trace, what it is about, and where it begins."""
+"""Walks: a trace with the tokens of its axes and the initial selection, as a page contains it."""
 
 import re
 from dataclasses import dataclass, field
@@ -6,64 +6,65 @@ from typing import Any
 
 from torch import nn
 
-from regard.viewer.text_look import Side
+from regard.viewer.text_look import TokenAxis
 from regard.viewer.walk.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """A trace, and what it is about: the tokens, those that are looked at first, and the names of the outputs."""
+    """A trace, the tokens of its axes, the initial selection and the names of the outputs."""
 
     trace: Trace
-    sides: dict[str, Side]
+    sides: dict[str, TokenAxis]
     focus: dict[str, Any]
+    """attention, head and tokens that are selected initially"""
     names: dict[int, str]
-    """of columns of the last step: the ten likeliest of each row"""
+    """names of columns of the last step: the most likely ones per row"""
     note: str | None
-    """what is given and not computed, where that is so"""
+    """which values are precomputed, if any"""
     linked: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
-    """sides that follow another: which, and the row for each of its tokens"""
+    """axes whose selection follows another axis: its name, and the row for each of its tokens"""
 
 
-def header_of(walk: Walk, blobs: list[bytes]) -> dict[str, Any]:
-    """What a scene's header says of a walk; its numbers go to the blobs."""
+def walk_header(walk: Walk, blobs: list[bytes]) -> dict[str, Any]:
+    """The header of a walk; appends its numbers to the blobs."""
     trace = walk.trace
-    places = {}
+    arrays = {}
     for name, raw in (("params", trace.params), ("outputs", trace.outputs)):
         blobs.append(raw)
-        places[name] = {"at": len(blobs) - 1, "shape": [len(raw) // 4], "type": "float32"}
+        arrays[name] = {"at": len(blobs) - 1, "shape": [len(raw) // 4], "type": "float32"}
     return {
         "sides": {
-            name: {"tokens": side.tokens, "words": side.words}
+            name: {"tokens": axis.tokens, "words": axis.words}
             | (dict(zip(("of", "rows"), walk.linked[name])) if name in walk.linked else {})
-            for name, side in walk.sides.items()
+            for name, axis in walk.sides.items()
         },
         "focus": walk.focus,
         "names": {str(column): name for column, name in walk.names.items()},
         "note": walk.note,
         "sections": trace.sections,
         "steps": trace.steps,
-        **places,
+        **arrays,
     }
 
 
-def bytes_inside(model: nn.Module) -> int:
-    """Of the parameters between embeddings and output layer, of whose rows only a few may be needed."""
+def inner_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters without embeddings and output layer, of which a walk may need a few rows only."""
     tables = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
     output = getattr(model, "output", None)
     tables |= {id(output.weight)} if isinstance(output, nn.Linear) else set()
     return sum(4 * p.numel() for p in model.parameters() if id(p) not in tables)
 
 
-def block_of(attention: str) -> str:
-    """The block of an attention, by its name.
+def block_path(attention: str) -> str:
+    """The path of the block that contains an attention.
 
-    >>> block_of("decoder.0.cross"), block_of("blocks.1.attention.3"), block_of("decoder.attention")
+    >>> block_path("decoder.0.cross"), block_path("blocks.1.attention.3"), block_path("decoder.attention")
     ('decoder.0', 'blocks.1', '')
     """
-    found = re.match(r"(.*\.\d+)\.(attention|cross)(\.\d+)?$", attention)
-    return found[1] if found else ""
+    match = re.match(r"(.*\.\d+)\.(attention|cross)(\.\d+)?$", attention)
+    return match[1] if match else ""
 
 
-def large_note(block: str) -> str:
-    return f"The model is large: the walk has the steps of {block} alone. The output of its other layers is given."
+def large_model_note(block: str) -> str:
+    return f"The model is large: only the steps of {block} are shown. The outputs of other layers are precomputed."

@@ -1,62 +1,102 @@
-"""The program of the page: JavaScript files that import one another, bundled into one ES module.
+"""Source of the page: JavaScript and CSS files, bundled into one ES module.
 
-The module depends on nothing and fetches nothing. It follows anywidget's contract, `export default { render }`, so that
-a notebook, a saved page and the live page run the same text.
+The module has no dependencies and fetches nothing. It implements anywidget's contract, `export default { render }`, so
+that a notebook, a saved page and the live page run the same code. Files import one another by relative paths, as in any
+ES module, so that editors and `tsc` understand them; `import PAGE_STYLE from "./page.css"` inlines a style sheet as a
+string.
 """
 
+import json
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from posixpath import dirname, normpath
+from posixpath import join as join_path
 
 from regard.errors import RegardError
 
-FIRST = "index"
-_IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
+ENTRY = "index.js"
+_IMPORT = re.compile(r'^import (\{[^}]*\}|\w+) from "(\.[^"]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
-_NAME = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
+_TOP_LEVEL_NAME = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
 
 
 @cache
 def module() -> str:
-    """The bundled module: every file once, after those that it imports.
+    """Return the bundled module: every file once, after the files that it imports.
 
     >>> "export default" in module(), "import {" in module()
     (True, False)
     """
-    return join({path.name.removesuffix(".js"): path.read_text("utf-8") for path in _sources()})
+    return bundle(read_sources())
 
 
-def join(sources: dict[str, str]) -> str:
-    """Bundle files, given by name: imported files come first, and the import and export keywords are removed.
+def read_sources() -> dict[str, str]:
+    """Return the text of every JavaScript and CSS file of the page, by path relative to this folder."""
+    return dict(_walk(files(__name__), ""))
 
-    All top-level names then share one scope, so each may be defined once.
 
-    >>> print(join({"index": 'import { a } from "./b.js";\\nexport default a;\\n', "b": "export const a = 1;\\n"}))
+def bundle(sources: dict[str, str]) -> str:
+    """Bundle `sources` (path to text), starting at index.js: imported files first, without import and export keywords.
+
+    All top-level names then share one scope, so each may be defined only once.
+
+    >>> index = 'import { a } from "./b.js";\\nexport default a;\\n'
+    >>> print(bundle({"index.js": index, "b.js": "export const a = 1;\\n"}))
     const a = 1;
     export default a;
     <BLANKLINE>
     """
     order: list[str] = []
-    _visit(FIRST, sources, order, ())
+    _visit(ENTRY, sources, order, ())
     owners: dict[str, str] = {}
-    for name in order:
-        for found in _NAME.findall(sources[name]):
-            if found in owners:
-                raise RegardError(f"{found} is defined in {owners[found]}.js and in {name}.js.", "Rename one.")
-            owners[found] = name
-    return "".join(_EXPORT.sub("", _IMPORT.sub("", sources[name])) for name in order)
+    parts = []
+    for path in order:
+        code = _style_constant(path, sources[path]) if path.endswith(".css") else sources[path]
+        for name in _TOP_LEVEL_NAME.findall(code):
+            if name in owners:
+                raise RegardError(f"{name} is defined in {owners[name]} and in {path}.", "Rename one of them.")
+            owners[name] = path
+        parts.append(_EXPORT.sub("", _IMPORT.sub("", code)))
+    return "".join(parts)
 
 
-def _visit(name: str, sources: dict[str, str], order: list[str], above: tuple[str, ...]) -> None:
-    if name in above:
-        raise RegardError(f"{' imports '.join((*above, name))}: a circular import.", "Remove one of them.")
-    if name not in sources:
-        raise RegardError(f"{above[-1]}.js imports {name}.js, which is missing.", "Correct the name.")
-    if name not in order:
-        for imported in _IMPORT.findall(sources[name]):
-            _visit(imported, sources, order, (*above, name))
-        order.append(name)
+def imported_paths(path: str, source: str) -> list[str]:
+    """Return the paths of the files that a file imports."""
+    found = []
+    for names, target in _IMPORT.findall(source):
+        imported = normpath(join_path(dirname(path), target))
+        if imported.endswith(".css") and names != _style_name(imported):
+            raise RegardError(f"{path} imports {imported} as {names}.", f"Import it as {_style_name(imported)}.")
+        found.append(imported)
+    return found
 
 
-def _sources() -> list:
-    return [path for path in files(__name__).iterdir() if path.name.endswith(".js")]
+def _visit(path: str, sources: dict[str, str], order: list[str], importers: tuple[str, ...]) -> None:
+    if path in importers:
+        raise RegardError(f"Circular import: {' imports '.join((*importers, path))}.", "Remove one of these imports.")
+    if path not in sources:
+        raise RegardError(f"{importers[-1]} imports {path}, which is missing.", "Fix the path of the import.")
+    if path not in order:
+        for imported in imported_paths(path, sources[path]) if path.endswith(".js") else []:
+            _visit(imported, sources, order, (*importers, path))
+        order.append(path)
+
+
+def _style_name(path: str) -> str:
+    """Return the name of the constant that holds a style sheet: `PAGE_STYLE` for core/page.css."""
+    return path.rpartition("/")[2].removesuffix(".css").upper() + "_STYLE"
+
+
+def _style_constant(path: str, text: str) -> str:
+    return f"const {_style_name(path)} = {json.dumps(text, ensure_ascii=False)};\n"
+
+
+def _walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _walk(entry, f"{prefix}{entry.name}/")
+        elif entry.name.endswith((".js", ".css")):
+            yield prefix + entry.name, entry.read_text("utf-8")

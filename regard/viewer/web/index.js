@@ -1,98 +1,100 @@
-/** The way in: anywidget's contract, and the call that a saved page makes. */
+/** Entry point: anywidget's `render`, and `openPage`, which a saved page calls. */
 
-import { hostOf, pageModel } from "./host.js";
-import { BEGINNING, State, readHash, writeHash } from "./state.js";
-import { Work } from "./work.js";
-import { change, h, uniqueId } from "./dom.js";
-import { STYLE } from "./style.js";
-import { ASK_STYLE, askForm, welcome } from "./ask.js";
-import { pictureForm } from "./imageask.js";
-import { COMPARE_STYLE, Members } from "./comparing.js";
-import { Heads } from "./heads.js";
-import { openingOf } from "./panel.js";
-import { Decoding } from "./decoding.js";
-import { Images, openingOfPicture } from "./images.js";
-import { Trying } from "./trying.js";
-import { Walk } from "./walk.js";
-import { Voice, helpDialog, icon, isDark, menu, tabList, title, topBar } from "./shell.js";
-import { download, drawn, png, svgText } from "./export.js";
+import { createHost, pageModel } from "./core/host.js";
+import { DEFAULT_VIEW, State, readHash, writeHash } from "./core/state.js";
+import { Scheduler } from "./core/scheduler.js";
+import { h, setAttributes, uniqueId } from "./core/dom.js";
+import PAGE_STYLE from "./core/page.css";
+import REQUEST_FORM_STYLE from "./core/request_form.css";
+import { requestForm, welcome } from "./core/request_form.js";
+import { imageForm } from "./images/image_form.js";
+import COMPARISON_STYLE from "./comparison/comparison.css";
+import { LookSet } from "./comparison/comparison.js";
+import { AttentionView } from "./attention/attention_view.js";
+import { initialSelection } from "./attention/panel.js";
+import { SearchView } from "./search/search_view.js";
+import { ImageView, initialImageView } from "./images/image_view.js";
+import { ExperimentView } from "./experiment/experiment_view.js";
+import { StepsView } from "./steps/steps_view.js";
+import { Announcer, helpDialog, icon, isDark, menu, tabList, title, topBar } from "./core/shell.js";
+import { download, png, renderSvg, serializeSvg } from "./core/export.js";
 
-/** @typedef {import("./host.js").Host} Host */
-/** @typedef {import("./state.js").View} View */
-/** @typedef {import("./state.js").Shown} Shown */
-/** @typedef {import("./shell.js").Shows} Shows */
-/** @typedef {import("./shell.js").Context} Context */
+/** @typedef {import("./core/host.js").Host} Host */
+/** @typedef {import("./core/state.js").View} View */
+/** @typedef {import("./core/state.js").HeadRef} HeadRef */
+/** @typedef {import("./core/shell.js").ViewComponent} ViewComponent */
+/** @typedef {import("./core/shell.js").Context} Context */
 
 /**
- * Shows a scene in an element. Gives a function that ends it.
- * @param {{model: import("./host.js").Model, el: HTMLElement}} given
+ * Renders a scene into an element. Returns a function that removes it.
+ * @param {{model: import("./core/host.js").Model, el: HTMLElement}} widget
  */
 async function render({ model, el }) {
-  el.append(h("style", {}, STYLE + ASK_STYLE + COMPARE_STYLE));
+  el.append(h("style", {}, PAGE_STYLE + REQUEST_FORM_STYLE + COMPARISON_STYLE));
   let now = null;
-  /** Shows a scene in the place of the one before. @param {() => Host} hosted @param {Record<string, string>} [texts] that were asked for */
-  const show = async (hosted, texts) => {
-    const earlier = texts && (now?.view ?? {});
+  /** Replaces the rendered scene. @param {() => Host} makeHost @param {Record<string, string>} [texts] of the request, if it is a response */
+  const show = async (makeHost, texts) => {
+    const previousView = texts && (now?.view ?? {});
     now?.end();
     now = null;
     const root = h("div", { class: "regard", "data-busy": true });
     el.append(root);
     try {
-      const host = hosted();
-      const again = (/** @type {Host} */ next, /** @type {Record<string, string>} */ written) => show(() => next, written);
-      const form = !host.ask ? null : host.scene.picture ? pictureForm(host, again) : askForm(host, texts, again);
-      now = host.scene.attentions.length || host.scene.walk ? await open(host, root, form, earlier) : welcome(host, root, form);
-      if (texts) /** @type {any} */ (form.elements.namedItem(host.asks[0])).focus({ preventScroll: true });
+      const host = makeHost();
+      const showResponse = (/** @type {Host} */ next, /** @type {Record<string, string>} */ values) => show(() => next, values);
+      const form = !host.request ? null : host.scene.picture ? imageForm(host, showResponse) : requestForm(host, texts, showResponse);
+      now = host.scene.attentions.length || host.scene.walk ? await open(host, root, form, previousView) : welcome(host, root, form);
+      if (texts) /** @type {any} */ (form.elements.namedItem(host.fields[0])).focus({ preventScroll: true });
     } catch (error) {
       root.append(h("p", { class: "failed", role: "alert" }, String(error?.message ?? error)));
       throw error;
     }
   };
-  await show(() => hostOf(model));
+  await show(() => createHost(model));
   return () => now?.end();
 }
 
 /**
- * The views, in the order of their tabs. One that a scene has nothing for is left out.
- * @type {Record<string, {name: string, fits: (scene: any) => boolean, make: (context: Context) => Shows}>}
+ * The views in the order of their tabs. A view is left out if `fits` is false for the scene.
+ * @type {Record<string, {name: string, fits: (scene: any) => boolean, make: (context: Context) => ViewComponent}>}
  */
 const VIEWS = {
-  images: { name: "Images", fits: (scene) => Boolean(scene.picture), make: (context) => new Images(context) },
-  heads: { name: "Heads", fits: (scene) => scene.attentions.length > 0, make: (context) => new Heads(context) },
-  walk: { name: "Walk", fits: (scene) => Boolean(scene.walk), make: (context) => new Walk(context) },
-  decode: { name: "Decode", fits: (scene) => scene.decode?.nodes.length > 0, make: (context) => new Decoding(context) },
-  try: {
-    name: "Try it",
+  images: { name: "Images", fits: (scene) => Boolean(scene.picture), make: (context) => new ImageView(context) },
+  attention: { name: "Attention", fits: (scene) => scene.attentions.length > 0, make: (context) => new AttentionView(context) },
+  steps: { name: "Step by step", fits: (scene) => Boolean(scene.walk), make: (context) => new StepsView(context) },
+  search: { name: "Search", fits: (scene) => scene.decode?.nodes.length > 0, make: (context) => new SearchView(context) },
+  experiment: {
+    name: "Experiment",
     fits: (scene) => scene.attentions.length > 0 && !scene.compared,
-    make: (context) => new Trying(context),
+    make: (context) => new ExperimentView(context),
   },
 };
 
 /**
- * @param {Host} host @param {HTMLElement} root @param {HTMLElement | null} form to ask for another scene
- * @param {Partial<View>} [earlier] how the scene before this one was looked at
+ * @param {Host} host @param {HTMLElement} root @param {HTMLElement | null} form that requests another scene
+ * @param {Partial<View>} [previousView] the view of the scene before this one
  */
-async function open(host, root, form, earlier) {
+async function open(host, root, form, previousView) {
   const { scene } = host;
-  const members = new Members(host);
+  const looks = new LookSet(host);
   const names = Object.keys(VIEWS).filter((name) => VIEWS[name].fits(scene));
-  /** What an address asks for, as far as this scene has it. @param {Partial<View>} view @param {Shown} shown instead */
-  const sensible = (view, shown) => ({
+  /** Replaces what the scene does not have by defaults. @param {Partial<View>} view @param {HeadRef} selected the default head */
+  const withDefaults = (view, selected) => ({
     ...view,
     view: names.includes(view.view) ? view.view : names[0],
-    shown: members.has(view.shown) ? view.shown : shown,
-    other: members.has(view.other) ? view.other : null,
+    selected: looks.has(view.selected) ? view.selected : selected,
+    other: looks.has(view.other) ? view.other : null,
   });
-  const asked = earlier ?? (host.addressed && location.hash.length > 1 ? readHash(location.hash) : openingOfPicture(scene));
-  const nothing = { shown: { attention: null, head: 0 } };
-  const opening = members.has(asked.shown) ? { shown: asked.shown } : scene.attentions.length ? await openingOf(members) : nothing;
-  const state = new State(/** @type {View} */ ({ ...BEGINNING, ...sensible({ ...opening, ...asked }, opening.shown) }));
-  const work = new Work((busy) => root.toggleAttribute("data-busy", busy));
-  const voice = new Voice();
-  const context = { host, members, attentions: members.all[0], state, work, voice };
-  /** Views are made when they are first looked at. @type {Record<string, Shows>} */
-  const made = {};
-  const current = () => made[state.view.view];
+  const requested = previousView ?? (host.ownsAddress && location.hash.length > 1 ? readHash(location.hash) : initialImageView(scene));
+  const noHead = { selected: { attention: null, head: 0 } };
+  const opening = looks.has(requested.selected) ? { selected: requested.selected } : scene.attentions.length ? await initialSelection(looks) : noHead;
+  const state = new State(/** @type {View} */ ({ ...DEFAULT_VIEW, ...withDefaults({ ...opening, ...requested }, opening.selected) }));
+  const scheduler = new Scheduler((busy) => root.toggleAttribute("data-busy", busy));
+  const announcer = new Announcer();
+  const context = { host, looks, attentions: looks.all[0], state, scheduler, announcer };
+  /** Views are created when their tab is first opened. @type {Record<string, ViewComponent>} */
+  const views = {};
+  const current = () => views[state.view.view];
   const page = h("div", { class: "page", id: uniqueId("page") }, title(scene));
   const tabs =
     names.length > 1
@@ -100,14 +102,14 @@ async function open(host, root, form, earlier) {
           state.set({ view }),
         )
       : null;
-  if (tabs) change(page, { role: "tabpanel" });
+  if (tabs) setAttributes(page, { role: "tabpanel" });
   const help = helpDialog();
   root.append(
-    topBar(scene, tabs?.element ?? null, tools(state, page, current, help, voice)),
+    topBar(scene, tabs?.element ?? null, tools(state, page, current, help, announcer)),
     form ?? "",
     page,
     help,
-    voice.element,
+    announcer.element,
   );
 
   /** @param {Set<string> | null} changed */
@@ -115,37 +117,37 @@ async function open(host, root, form, earlier) {
     const { theme, view } = state.view;
     if (theme === "auto") delete root.dataset.theme;
     else root.dataset.theme = theme;
-    if (tabs) change(page, { "aria-labelledby": tabs.mark(view) });
-    const isNew = !made[view];
-    if (isNew) page.append((made[view] = VIEWS[view].make(context)).element);
-    for (const [name, one] of Object.entries(made)) one.element.hidden = name !== view;
-    await current().update(isNew || changed?.has("view") ? null : changed);
+    if (tabs) setAttributes(page, { "aria-labelledby": tabs.mark(view) });
+    const isFirst = !views[view];
+    if (isFirst) page.append((views[view] = VIEWS[view].make(context)).element);
+    for (const [name, one] of Object.entries(views)) one.element.hidden = name !== view;
+    await current().update(isFirst || changed?.has("view") ? null : changed);
   };
   state.listen((view, changed) => {
     show(changed);
-    if (host.addressed) remember(writeHash(view));
+    if (host.ownsAddress) replaceHash(writeHash(view));
   });
   const stop = new AbortController();
   const { signal } = stop;
   window
     .matchMedia("(prefers-color-scheme: dark)")
     .addEventListener("change", () => show(new Set(["theme"])), { signal });
-  window.addEventListener("resize", () => current().lay(), { signal });
+  window.addEventListener("resize", () => current().layout(), { signal });
   root.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
     if (event.key === "?" && !target.closest("select, dialog, input, textarea")) help.showModal();
   });
-  if (host.addressed) {
-    window.addEventListener("hashchange", () => state.set(sensible(readHash(location.hash), state.view.shown)), {
+  if (host.ownsAddress) {
+    window.addEventListener("hashchange", () => state.set(withDefaults(readHash(location.hash), state.view.selected)), {
       signal,
     });
   }
   await show(null);
-  if (earlier) {
-    voice.say(scene.title);
-    if (host.addressed) {
+  if (previousView) {
+    announcer.announce(scene.title);
+    if (host.ownsAddress) {
       document.title = scene.title;
-      remember(writeHash(state.view));
+      replaceHash(writeHash(state.view));
     }
   }
   return {
@@ -154,49 +156,49 @@ async function open(host, root, form, earlier) {
     },
     end() {
       stop.abort();
-      work.close();
+      scheduler.close();
       root.remove();
     },
   };
 }
 
 /** @param {string} hash */
-function remember(hash) {
+function replaceHash(hash) {
   try {
     history.replaceState(null, "", `#${hash}`);
   } catch {
-    // A frame without an address of its own: the view lives on, without a link.
+    // A frame without an address: the view works, but has no link.
   }
 }
 
 /**
- * The buttons at the top.
- * @param {State} state @param {HTMLElement} page @param {() => Shows} current @param {HTMLDialogElement} help @param {Voice} voice
+ * The buttons of the top bar.
+ * @param {State} state @param {HTMLElement} page @param {() => ViewComponent} current @param {HTMLDialogElement} help @param {Announcer} announcer
  */
-function tools(state, page, current, help, voice) {
-  /** @param {HTMLElement} part @param {string} form */
-  const save = async (part, form) => {
+function tools(state, page, current, help, announcer) {
+  /** @param {HTMLElement} part @param {string} format */
+  const save = async (part, format) => {
     try {
-      const picture = drawn(part);
-      const blob = form === "png" ? await png(picture) : new Blob([svgText(picture)], { type: "image/svg+xml" });
-      download(blob, `${current().fileName}.${form}`);
-      voice.say(`Saved as ${form.toUpperCase()}.`);
+      const svg = renderSvg(part);
+      const blob = format === "png" ? await png(svg) : new Blob([serializeSvg(svg)], { type: "image/svg+xml" });
+      download(blob, `${current().fileName}.${format}`);
+      announcer.announce(`Saved as ${format.toUpperCase()}.`);
     } catch (error) {
-      voice.say(`It could not be saved: ${error.message}`);
+      announcer.announce(`Saving failed: ${error.message}`);
       throw error;
     }
   };
-  const numbers = () => {
-    const { fileName, numbers: text } = current();
-    if (text) download(new Blob([text], { type: "text/tab-separated-values" }), `${fileName}.tsv`);
-    voice.say(text ? "Saved as TSV." : "There are no numbers to save here.");
+  const saveNumbers = () => {
+    const { fileName, tsv } = current();
+    if (tsv) download(new Blob([tsv], { type: "text/tab-separated-values" }), `${fileName}.tsv`);
+    announcer.announce(tsv ? "Saved as TSV." : "This view has no numbers to save.");
   };
   const share = async () => {
     try {
       await navigator.clipboard.writeText(location.href);
-      voice.say("The link was copied.");
+      announcer.announce("Link copied.");
     } catch {
-      voice.say("The link could not be copied: it is the page's address.");
+      announcer.announce("The link could not be copied. Copy it from the address bar.");
     }
   };
   return [
@@ -205,29 +207,29 @@ function tools(state, page, current, help, voice) {
       {
         type: "button",
         class: "round",
-        "aria-label": "Light or dark",
-        title: "Light or dark",
+        "aria-label": "Toggle dark mode",
+        title: "Toggle dark mode",
         onclick: () => state.set({ theme: isDark(state.view.theme) ? "light" : "dark" }),
       },
       icon("M12 3a9 9 0 1 0 9 9 7 7 0 0 1-9-9Z"),
     ),
     h(
       "button",
-      { type: "button", class: "round", "aria-label": "Keys", title: "Keys", onclick: () => help.showModal() },
+      { type: "button", class: "round", "aria-label": "Keyboard shortcuts", title: "Keyboard shortcuts", onclick: () => help.showModal() },
       icon("M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 17.5v.5"),
     ),
     menu("Save", icon("M12 4v11M7 11l5 5 5-5M5 20h14"), [
-      ["Figure as PNG", () => save(current().sheet, "png")],
-      ["Figure as SVG", () => save(current().sheet, "svg")],
-      ["Whole view as PNG", () => save(page, "png")],
-      ["Whole view as SVG", () => save(page, "svg")],
-      ["Numbers as TSV", () => numbers()],
+      ["Figure as PNG", () => save(current().figureElement, "png")],
+      ["Figure as SVG", () => save(current().figureElement, "svg")],
+      ["Entire view as PNG", () => save(page, "png")],
+      ["Entire view as SVG", () => save(page, "svg")],
+      ["Numbers as TSV", () => saveNumbers()],
       ["Copy link to this view", share],
     ]),
   ];
 }
 
-/** What a saved page calls: shows the scene that stands in the document. */
+/** Called by a saved page: renders the scene that is stored in the document. */
 export function openPage() {
   const el = document.getElementById("regard");
   return pageModel().then(

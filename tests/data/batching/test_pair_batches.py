@@ -7,16 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import EOS, SOS, Batches, BpeDropout, Sequences, Tokenizer, encode_pairs, prefetch
-from regard.data.batching.pair_batches import IGNORED
+from regard.data import EOS, SOS, BpeDropout, PairBatches, Sequences, Tokenizer, encode_pairs, prefetch
+from regard.data.batching.pair_batches import IGNORE_INDEX
 from regard.errors import RegardError
 
 
 def corpus(sizes):
-    """Sides whose ids say which pair they are of: pair i has ids 10 + 2i and 11 + 2i."""
+    """Source and target whose ids identify the pair: pair i has ids 10 + 2i and 11 + 2i."""
     source = [[10 + 2 * i] * a for i, (a, _) in enumerate(sizes)]
     target = [[11 + 2 * i] * b for i, (_, b) in enumerate(sizes)]
-    return Sequences.of(source), Sequences.of(target)
+    return Sequences.from_lists(source), Sequences.from_lists(target)
 
 
 def rows(packed):
@@ -24,7 +24,7 @@ def rows(packed):
     return [row[:length].tolist() for row, length in zip(*packed.padded()) if length]
 
 
-def usual_corpus(count=500, seed=0):
+def random_corpus(count=500, seed=0):
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 40, count)
     return corpus([(int(a), int(max(1, a + rng.integers(-3, 4)))) for a in lengths])
@@ -36,7 +36,7 @@ lengths = st.lists(st.tuples(st.integers(0, 31), st.integers(0, 31)), min_size=1
 @settings(deadline=None)
 @given(lengths, st.integers(32, 200), st.booleans(), st.integers(0, 3))
 def test_every_pair_comes_once_within_the_budget(sizes, budget, constant_shapes, seed):
-    batches = Batches(*corpus(sizes), budget=budget, max_len=32, seed=seed, constant_shapes=constant_shapes)
+    batches = PairBatches(*corpus(sizes), budget=budget, max_len=32, seed=seed, constant_shapes=constant_shapes)
     seen = []
     shapes = set()
     for batch in batches.epoch(0):
@@ -52,8 +52,8 @@ def test_every_pair_comes_once_within_the_budget(sizes, budget, constant_shapes,
         assert read <= budget
         assert batch.tokens == sum(map(len, targets)) <= budget
         assert torch.equal(batch.inputs[0].ids[read:], torch.zeros_like(batch.inputs[0].ids[read:]))
-        assert (batch.targets[real:] == IGNORED).all()
-        assert (batch.targets != IGNORED).sum() == real
+        assert (batch.targets[real:] == IGNORE_INDEX).all()
+        assert (batch.targets != IGNORE_INDEX).sum() == real
         assert len(batch.targets) == len(batch.inputs[1].ids)
         if constant_shapes:
             shapes.add((len(batch.inputs[0].ids), len(batch.inputs[1].ids), len(batch.inputs[0]), len(batch.inputs[1])))
@@ -86,13 +86,13 @@ def with_dropout():
     return source, target
 
 
-@pytest.mark.parametrize("sides", [usual_corpus, with_dropout])
+@pytest.mark.parametrize("sides", [random_corpus, with_dropout])
 @pytest.mark.parametrize("constant_shapes", [False, True])
-def test_an_epoch_is_a_function_of_seed_and_number(sides, constant_shapes):
-    def made(seed):
-        return Batches(*sides(), budget=128, max_len=64, seed=seed, constant_shapes=constant_shapes)
+def test_epoch_depends_on_seed_and_number_alone(sides, constant_shapes):
+    def make_batches(seed):
+        return PairBatches(*sides(), budget=128, max_len=64, seed=seed, constant_shapes=constant_shapes)
 
-    used, fresh = made(7), made(7)
+    used, fresh = make_batches(7), make_batches(7)
     for epoch in range(2):
         for _ in used.epoch(epoch):
             pass
@@ -100,15 +100,15 @@ def test_an_epoch_is_a_function_of_seed_and_number(sides, constant_shapes):
     assert len(first) == len(again) > 3
     assert all(map(same, first, again))
     assert not all(map(same, first, used.epoch(3)))
-    assert not all(map(same, first, made(8).epoch(2)))
-    resumed = list(made(7).epoch(2, start=3))
+    assert not all(map(same, first, make_batches(8).epoch(2)))
+    resumed = list(make_batches(7).epoch(2, start=3))
     assert len(resumed) == len(first) - 3
     assert all(map(same, first[3:], resumed))
 
 
-def test_lengths_in_a_batch_are_alike_and_batches_well_filled():
-    source, target = usual_corpus(4000)
-    batches = list(Batches(source, target, budget=1024, max_len=64, seed=0).epoch(0))
+def test_batches_are_full_and_have_similar_lengths():
+    source, target = random_corpus(4000)
+    batches = list(PairBatches(source, target, budget=1024, max_len=64, seed=0).epoch(0))
     real = sum(one.offsets.total for batch in batches for one in batch.inputs)
     cells = sum(len(one) * one.max_len for batch in batches for one in batch.inputs)
     assert real / cells > 0.85
@@ -117,19 +117,19 @@ def test_lengths_in_a_batch_are_alike_and_batches_well_filled():
     assert order != sorted(order)
 
 
-def test_a_batch_of_many_short_pairs_leaves_room_for_the_tail():
-    """Mostly long pairs, so that few sequences are planned for, and then many of a single token."""
+def test_batch_of_many_short_pairs_leaves_room_for_padding():
+    """Mostly long pairs, so that the sequence count is small, and then many of a single token."""
     sides = corpus([(60, 60)] * 300 + [(0, 0)] * 700)
-    batches = list(Batches(*sides, budget=512, max_len=64, seed=0, constant_shapes=True).epoch(0))
+    batches = list(PairBatches(*sides, budget=512, max_len=64, seed=0, constant_shapes=True).epoch(0))
     assert sum(batch.sentences for batch in batches) == 1000
     assert len({len(batch.inputs[0]) for batch in batches}) == 1
 
 
-def test_pairs_lengthened_by_dropout_miss_the_epoch():
+def test_pairs_made_too_long_by_dropout_are_left_out_of_the_epoch():
     tokenizer = Tokenizer.train(["abab"] * 5, "bpe", vocab_size=60)
     source, target, too_long = encode_pairs([("abab", "abab")] * 200, tokenizer, tokenizer, max_len=3, dropout=0.5)
     epochs = [
-        sum(batch.sentences for batch in Batches(source, target, budget=8, max_len=3, seed=0).epoch(epoch))
+        sum(batch.sentences for batch in PairBatches(source, target, budget=8, max_len=3, seed=0).epoch(epoch))
         for epoch in range(5)
     ]
     assert all(0 < sentences < 200 for sentences in epochs)
@@ -137,33 +137,33 @@ def test_pairs_lengthened_by_dropout_miss_the_epoch():
     assert abs(200 - too_long - sum(epochs) / 5) < 30  # about as many are too long in every epoch
 
 
-def test_encode_pairs_counts_what_is_too_long():
+def test_encode_pairs_counts_long_pairs():
     tokenizer = Tokenizer.train(["a b c"], "word")
     pairs = [("a", "b"), ("a b c", "b"), ("a", "a b c"), ("a b", "b c")]
     source, target, too_long = encode_pairs(pairs, tokenizer, tokenizer, max_len=3)
     assert (len(source), len(target), too_long) == (2, 2, 2)
-    with pytest.raises(RegardError, match="Every one of 4 pairs is longer than 1 tokens"):
+    with pytest.raises(RegardError, match="All 4 pairs are longer than 1 tokens"):
         encode_pairs(pairs, tokenizer, tokenizer, max_len=1)
 
 
-def test_refusals():
+def test_invalid_arguments_are_errors():
     source, target = corpus([(1, 1), (2, 2)])
-    with pytest.raises(RegardError, match="may have 64 tokens, but a batch only 32"):
-        Batches(source, target, budget=32, max_len=64, seed=0)
-    with pytest.raises(ValueError, match="2 sources and 1 targets"):
-        Batches(source, Sequences.of([[1]]), budget=64, max_len=64, seed=0)
+    with pytest.raises(RegardError, match="maximum length is 64 tokens, but a batch has only 32"):
+        PairBatches(source, target, budget=32, max_len=64, seed=0)
+    with pytest.raises(ValueError, match="as many sources as targets, at least 1, got 2 and 1"):
+        PairBatches(source, Sequences.from_lists([[1]]), budget=64, max_len=64, seed=0)
 
 
-def test_batch_moves_as_a_whole():
-    [batch] = Batches(*corpus([(1, 1), (2, 2)]), budget=64, max_len=64, seed=0).epoch(0)
+def test_batch_moves_all_tensors():
+    [batch] = PairBatches(*corpus([(1, 1), (2, 2)]), budget=64, max_len=64, seed=0).epoch(0)
     assert same(batch.to("cpu", non_blocking=True), batch)
-    moved = batch.to("meta")
-    assert {one.device.type for one in (moved.inputs[0].ids, moved.inputs[1].ids, moved.targets)} == {"meta"}
-    assert (moved.sentences, moved.tokens) == (2, 5)
+    on_meta = batch.to("meta")
+    assert {one.device.type for one in (on_meta.inputs[0].ids, on_meta.inputs[1].ids, on_meta.targets)} == {"meta"}
+    assert (on_meta.sentences, on_meta.tokens) == (2, 5)
 
 
-def test_pairs_that_dropout_makes_too_long_are_counted():
-    """Short pairs stay short; long ones have 4 tokens, and 12 characters without any merge."""
+def test_pairs_made_too_long_by_dropout_are_counted():
+    """Short pairs stay short; long ones have 4 tokens, or 12 without any merge."""
     pairs = [("ab", "ab")] * 3 + [("abc abc abc", "ab")] * 4 + [("abc " * 9, "ab")] * 2
     tokenizer = Tokenizer.train([side for pair in pairs for side in pair], "bpe", vocab_size=40)
     assert len(tokenizer.encode("abc abc abc")) == 3
@@ -171,23 +171,23 @@ def test_pairs_that_dropout_makes_too_long_are_counted():
     source, target, too_long = encode_pairs(pairs, tokenizer, tokenizer, max_len=6, dropout=1.0)
     assert too_long == 2 + 4
     assert len(source) == len(target) == 7  # with less dropout another epoch might shorten them
-    epoch = Batches(source, target, budget=64, max_len=6, seed=0).epoch(0)
+    epoch = PairBatches(source, target, budget=64, max_len=6, seed=0).epoch(0)
     assert sum(batch.sentences for batch in epoch) == 3
 
 
-def test_dropout_that_makes_every_pair_too_long_is_an_error():
+def test_all_pairs_made_too_long_by_dropout_is_an_error():
     pairs = [("abc abc abc", "ab")] * 4
     tokenizer = Tokenizer.train([side for pair in pairs for side in pair], "bpe", vocab_size=40)
-    with pytest.raises(RegardError, match=r"With BPE-dropout 1.0 every one of 4 pairs is longer than 6 tokens.*Lower"):
+    with pytest.raises(RegardError, match=r"With BPE-dropout 1.0, all 4 pairs are longer than 6 tokens.*Lower"):
         encode_pairs(pairs, tokenizer, tokenizer, max_len=6, dropout=1.0)
     sides = [BpeDropout(tokenizer, list(texts), 1.0, seed=0) for texts in zip(*pairs)]
-    batches = prefetch(Batches(*sides, budget=64, max_len=6, seed=0).epoch(0))
-    with pytest.raises(RegardError, match="no batch: all 4 sequences are longer than max_len"):
+    batches = prefetch(PairBatches(*sides, budget=64, max_len=6, seed=0).epoch(0))
+    with pytest.raises(RegardError, match="All 4 sequences are longer than max_len"):
         next(batches)
 
 
-def test_prefetch_does_not_wait_for_an_item_that_never_comes():
-    """Ctrl-C ends a program whose reader is stuck, in a slow file system for instance."""
+def test_prefetch_does_not_wait_for_a_blocked_item():
+    """Ctrl-C must end a program whose reader is blocked, for instance by a slow file system."""
     never = threading.Event()
 
     def stuck():
@@ -202,7 +202,7 @@ def test_prefetch_does_not_wait_for_an_item_that_never_comes():
     never.set()
 
 
-def test_prefetch_keeps_order_and_passes_errors_on():
+def test_prefetch_keeps_order_and_raises_errors():
     assert list(prefetch(range(100), depth=3)) == list(range(100))
 
     def failing():
@@ -215,7 +215,7 @@ def test_prefetch_keeps_order_and_passes_errors_on():
         next(items)
 
 
-def test_prefetch_works_ahead_but_not_too_far():
+def test_prefetch_runs_ahead_by_its_depth():
     made = []
     items = prefetch((made.append(i) or i for i in range(100)), depth=3)
     next(items)
@@ -223,11 +223,11 @@ def test_prefetch_works_ahead_but_not_too_far():
     while len(made) < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)
-    assert len(made) == 5  # one taken, three waiting, one in hand
+    assert len(made) == 5  # one taken, three in the queue, one held by the thread
     items.close()
 
 
-def test_prefetch_stops_when_its_reader_does():
+def test_prefetch_thread_stops_with_its_consumer():
     before = threading.active_count()
     items = prefetch(iter(int, 1), depth=2)
     assert next(items) == 0
@@ -236,8 +236,8 @@ def test_prefetch_stops_when_its_reader_does():
     assert threading.active_count() == before
 
 
-def test_an_epoch_is_planned_quickly():
-    batches = Batches(*usual_corpus(20_000), budget=4096, max_len=64, seed=0)
+def test_skipped_batches_cost_little():
+    batches = PairBatches(*random_corpus(20_000), budget=4096, max_len=64, seed=0)
     start = time.perf_counter()
     next(batches.epoch(0, start=50))
     assert time.perf_counter() - start < 1  # about 0.03 s

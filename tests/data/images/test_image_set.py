@@ -6,12 +6,21 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.data import IGNORED, read_images, read_ragged
+from regard.data import IGNORE_INDEX, read_images, read_ragged_images
 from regard.errors import RegardError
 from tests.data.helpers import write
-from tests.data.pictures import SIDE, by_class, idx, picture, pictures, rows_of, sheet_of, table
+from tests.data.image_helpers import (
+    SIDE,
+    format_table,
+    make_images,
+    make_sheet,
+    to_pillow,
+    write_class_folders,
+    write_idx,
+    write_image_table,
+)
 
-PIXELS = pictures()
+PIXELS = make_images()
 LABELS = ["b", "a", "c", "a", "b", "b", "c"]
 NUMBERS = np.array([1, 0, 2, 0, 1, 1, 2])
 MASKS = np.random.default_rng(1).integers(0, 4, (7, SIDE, SIDE), np.uint8)
@@ -34,25 +43,25 @@ def check(images, pixels=PIXELS, numbers=NUMBERS, names=("a", "b", "c"), masks=N
     assert np.allclose(images.std, values.std(0))
 
 
-def test_a_folder_a_class(folder):
-    by_class("photos", PIXELS, LABELS)
+def test_one_folder_per_class(folder):
+    write_class_folders("photos", PIXELS, LABELS)
     order = np.argsort(NUMBERS, kind="stable")
     check(read_images(["photos"]), PIXELS[order], NUMBERS[order])
     check(read_images([folder / "photos"]), PIXELS[order], NUMBERS[order])
 
 
-def test_what_is_no_picture_is_left_out(folder):
-    by_class("photos", PIXELS, LABELS)
+def test_files_that_are_not_images_are_left_out(folder):
+    write_class_folders("photos", PIXELS, LABELS)
     for name in (".hidden.png", "a/.hidden.png", "a/._01.png", "readme.txt", "a/Thumbs.db", "__MACOSX/x/1.png"):
         Path("photos", name).parent.mkdir(parents=True, exist_ok=True)
         write(f"photos/{name}", "nonsense")
     Path("photos/.cache").mkdir()
-    Path("photos/a/deeper.png").mkdir()  # a folder, whatever it is called
+    Path("photos/a/deeper.png").mkdir()  # a folder despite its suffix
     assert len(read_images(["photos"])) == 7
 
 
 def test_links_are_followed(folder):
-    by_class("photos", PIXELS, LABELS)
+    write_class_folders("photos", PIXELS, LABELS)
     os.rename("photos/c", "elsewhere")
     os.symlink("../elsewhere", "photos/c")
     os.symlink("01.png", "photos/a/09.PNG")
@@ -61,37 +70,37 @@ def test_links_are_followed(folder):
     assert images.names == ("a", "b", "c")
     assert len(images) == 8
     os.symlink("nowhere.png", "photos/b/00x.png")
-    with pytest.raises(RegardError, match=r"^photos/b/00x\.png: there is no such file\. Mend the path or the link"):
+    with pytest.raises(RegardError, match=r"^photos/b/00x\.png: there is no such file\. Fix the path or the link"):
         read_images(["photos"])
     assert len(read_images(["photos"], on_bad="skip")) == 8
 
 
-def test_a_folder_of_pictures_alone(folder):
+def test_folder_of_images_without_labels(folder):
     for i in (3, 1, 2):
-        picture(PIXELS[i]).save(f"{i}.png")
-    check(read_images([folder]), PIXELS[1:4], [IGNORED] * 3, ())
-    check(read_images(["2.png", "1.png"]), PIXELS[[2, 1]], [IGNORED] * 2, ())
+        to_pillow(PIXELS[i]).save(f"{i}.png")
+    check(read_images([folder]), PIXELS[1:4], [IGNORE_INDEX] * 3, ())
+    check(read_images(["2.png", "1.png"]), PIXELS[[2, 1]], [IGNORE_INDEX] * 2, ())
 
 
-def test_a_folder_of_images_and_masks(folder):
+def test_folder_of_images_and_masks(folder):
     for kind, arrays in (("images", PIXELS), ("masks", MASKS)):
         Path("data", kind).mkdir(parents=True)
         for i, one in enumerate(arrays):
             Image.fromarray(one).save(f"data/{kind}/{i}.{'bmp' if kind == 'images' else 'png'}")
-    check(read_images(["data"]), PIXELS, [IGNORED] * 7, (), MASKS)
+    check(read_images(["data"]), PIXELS, [IGNORE_INDEX] * 7, (), MASKS)
     os.remove("data/masks/3.png")
-    with pytest.raises(RegardError, match=r"^data/images/3\.bmp has no mask in data/masks\. Name it 3\.png there\."):
+    with pytest.raises(RegardError, match=r"^data/images/3\.bmp has no mask in data/masks\. Add the mask as 3\.png\."):
         read_images(["data"])
 
 
 @pytest.mark.parametrize("name", ["index.csv", "index.tsv", "index.csv.gz", "deep/index.csv"])
-def test_a_table_of_files(folder, name):
+def test_table_of_files(folder, name):
     Path("deep").mkdir()
-    check(read_images([table(name, PIXELS, LABELS, MASKS)]), masks=MASKS)
+    check(read_images([write_image_table(name, PIXELS, LABELS, MASKS)]), masks=MASKS)
 
 
-def test_tables_in_other_words(folder):
-    table("index.csv", PIXELS, LABELS)
+def test_tables_with_other_column_names(folder):
+    write_image_table("index.csv", PIXELS, LABELS)
     text = Path("index.csv").read_text()
     for header in ("file,label", "Filename,Label ", "image,label"):
         write("other.csv", "\ufeff" + text.replace("path,label", header).replace("\n", "\r\n") + "\r\n")
@@ -99,70 +108,76 @@ def test_tables_in_other_words(folder):
     write("quoted.csv", 'more,label,path\n"a, b\n",b,"index-0.png"\n,a,index-1.png\n')
     check(read_images(["quoted.csv"]), PIXELS[:2], [1, 0], ("a", "b"))
     write("none.csv", text.replace(",label", ",other"))
-    check(read_images(["none.csv"]), PIXELS, [IGNORED] * 7, ())
+    check(read_images(["none.csv"]), PIXELS, [IGNORE_INDEX] * 7, ())
     check(read_images(["none.csv"], label="other"))
     check(read_images(["none.csv"], label="Other"))
 
 
 def test_parts_of_a_table(folder):
-    table("index.csv", PIXELS, LABELS, splits=["train", "test", "train", "test", "train", "train", "train"])
+    write_image_table("index.csv", PIXELS, LABELS, splits=["train", "test", "train", "test", "train", "train", "train"])
     check(read_images(["index.csv"]))
     check(read_images(["index.csv:test"]), PIXELS[[1, 3]], [0, 0], ("a",))
     train = [0, 2, 4, 5, 6]
     check(read_images(["index.csv:train"]), PIXELS[train], [0, 1, 0, 0, 1], ("b", "c"))
     check(read_images(["index.csv:test", "index.csv:train"]), PIXELS[[1, 3, *train]], NUMBERS[[1, 3, *train]])
-    os.rename("index.csv", "index.csv:test")  # a file of that very name
+    os.rename("index.csv", "index.csv:test")  # a file with that full name
     os.link("index.csv:test", "a:b.csv")
     check(read_images(["a:b.csv"]))
 
 
-@pytest.mark.parametrize("across", [2, 3, 7])
+@pytest.mark.parametrize("tiles_per_row", [2, 3, 7])
 @pytest.mark.parametrize("suffix", [".png", ".webp"])
-def test_sheets(folder, across, suffix):
+def test_tile_sheets(folder, tiles_per_row, suffix):
     for name, part in (("one", slice(0, 4)), ("two", slice(4, 7))):
         options = {"lossless": True} if suffix == ".webp" else {}
-        Image.fromarray(sheet_of(PIXELS[part], across)).save(name + suffix, **options)
-        Image.fromarray(sheet_of(MASKS[part], across)).save(f"{name}.mask.png")
+        Image.fromarray(make_sheet(PIXELS[part], tiles_per_row)).save(name + suffix, **options)
+        Image.fromarray(make_sheet(MASKS[part], tiles_per_row)).save(f"{name}.mask.png")
     columns = {"sheet": ["one"] * 4 + ["two"] * 3, "tile": [0, 1, 2, 3, 0, 1, 2], "kind": LABELS}
     columns["split"] = ["train"] * 4 + ["test"] * 3
-    write("index.csv", rows_of(columns))
+    write("index.csv", format_table(columns))
     check(read_images(["index.csv"], label="kind"), masks=MASKS)
     check(read_images(["index.csv:test"], label="kind"), PIXELS[4:], [0, 0, 1], ("b", "c"), MASKS[4:])
-    # Rows may come in any order, and tiles be left out, where the side is told.
+    # With a column `side`, rows may be in any order and tiles may be missing.
     columns["side"] = [SIDE] * 7
     mixed = {name: [values[i] for i in (6, 2, 5, 0)] for name, values in columns.items()}
-    order = [6, 5, 2, 0]  # those of a sheet together
-    write("index.csv", rows_of(mixed))
+    order = [6, 5, 2, 0]  # grouped by sheet
+    write("index.csv", format_table(mixed))
     check(read_images(["index.csv"], label="kind"), PIXELS[order], [1, 0, 1, 0], ("b", "c"), MASKS[order])
-    write("index.csv", rows_of(mixed | {"tile": [0, 1, 50, 3]}))
-    with pytest.raises(RegardError, match=rf"{suffix}: tile 50 of 6 x 6 pixels lies outside of it\. A column 'side'"):
+    write("index.csv", format_table(mixed | {"tile": [0, 1, 50, 3]}))
+    with pytest.raises(
+        RegardError,
+        match=rf"{suffix}: tile 50 of 6 x 6 pixels is outside of the sheet\. Fix the tile, or state the side",
+    ):
         read_images(["index.csv"])
 
 
-def test_the_side_of_tiles_must_be_known(folder):
-    Image.fromarray(sheet_of(PIXELS[:4], 2)).save("one.png")
-    Image.fromarray(sheet_of(PIXELS[:4], 2)).save("two.png")
-    for told, said in (
-        ("sheet,tile\none,0\none,1\n", r"^index\.csv does not tell how large the tiles are\. Add a column 'side'"),
-        ("sheet,tile\none,0\none,3\ntwo,0\n", r"^index\.csv does not tell how large the tiles are\."),
+def test_ambiguous_tile_sides_are_errors(folder):
+    Image.fromarray(make_sheet(PIXELS[:4], 2)).save("one.png")
+    Image.fromarray(make_sheet(PIXELS[:4], 2)).save("two.png")
+    for content, message in (
+        ("sheet,tile\none,0\none,1\n", r"^index\.csv: the size of the tiles is ambiguous\. Add a column 'side'"),
+        ("sheet,tile\none,0\none,3\ntwo,0\n", r"^index\.csv: the size of the tiles is ambiguous\."),
         (
             "sheet,tile,side\none,0,6\none,1,3\n",
-            r"^index\.csv, line 2: the tiles' sides differ, or are 0\. Give every row",
+            r"^index\.csv, line 2: the sides of the tiles differ or are 0\. Use the same",
         ),
-        ("sheet,tile,side\none,0,x\none,1,x\n", r"^index\.csv, line 2: the side is 'x'\. It must be a whole number"),
-        ("sheet,tile,side\none,0,0\none,1,0\n", r"^index\.csv, line 2: the tiles' sides differ, or are 0"),
+        (
+            "sheet,tile,side\none,0,x\none,1,x\n",
+            r"^index\.csv, line 2: the side is 'x'; expected a non-negative integer",
+        ),
+        ("sheet,tile,side\none,0,0\none,1,0\n", r"^index\.csv, line 2: the sides of the tiles differ or are 0"),
     ):
-        write("index.csv", told)
-        with pytest.raises(RegardError, match=said):
+        write("index.csv", content)
+        with pytest.raises(RegardError, match=message):
             read_images(["index.csv"])
     Image.new("L", (4, 4)).save("one.bmp")
-    with pytest.raises(RegardError, match=r"^index\.csv: the sheet one may be one\.bmp or one\.png\. Name each"):
+    with pytest.raises(RegardError, match=r"^index\.csv: the sheet one may be one\.bmp or one\.png\. Write the names"):
         read_images(["index.csv"])
     write("index.csv", "sheet,tile,side\none.png,3,6\n")
-    check(read_images(["index.csv"]), PIXELS[3:4], [IGNORED], ())
+    check(read_images(["index.csv"]), PIXELS[3:4], [IGNORE_INDEX], ())
     Image.new("L", (11, 12)).save("one.mask.png")
     with pytest.raises(
-        RegardError, match=r"^one\.mask\.png: the mask has 11 x 12 pixels, but its picture one\.png has 12"
+        RegardError, match=r"^one\.mask\.png: the mask has 11 x 12 pixels, but its image one\.png has 12"
     ):
         read_images(["index.csv"])
 
@@ -192,46 +207,46 @@ def test_parts_of_npz(folder):
 
 @pytest.mark.parametrize("packing", ["", ".gz"])
 def test_idx(folder, packing):
-    grey = pictures(grey=True)
-    images = idx("train-images-idx3-ubyte" + packing, grey[..., 0])
-    check(read_images([images]), grey, [IGNORED] * 7, ())
-    labels = idx("labels" + packing, NUMBERS.astype(np.uint8))
-    check(read_images([images, labels]), grey, NUMBERS, ("0", "1", "2"))
-    twice = np.tile(grey, (2, 1, 1, 1))
+    gray = make_images(gray=True)
+    images = write_idx("train-images-idx3-ubyte" + packing, gray[..., 0])
+    check(read_images([images]), gray, [IGNORE_INDEX] * 7, ())
+    labels = write_idx("labels" + packing, NUMBERS.astype(np.uint8))
+    check(read_images([images, labels]), gray, NUMBERS, ("0", "1", "2"))
+    twice = np.tile(gray, (2, 1, 1, 1))
     check(read_images([images, labels, images, labels]), twice, [*NUMBERS, *NUMBERS], ("0", "1", "2"))
     os.rename(labels, "train-labels-idx1-ubyte" + packing)
-    check(read_images([images]), grey, NUMBERS, ("0", "1", "2"))
-    assert read_images([images], channels=3).pixels.tolist() == grey.repeat(3, -1).tolist()
-    check(read_images([idx("colour.idx", PIXELS)]), PIXELS, [IGNORED] * 7, ())
+    check(read_images([images]), gray, NUMBERS, ("0", "1", "2"))
+    assert read_images([images], channels=3).pixels.tolist() == gray.repeat(3, -1).tolist()
+    check(read_images([write_idx("color.idx", PIXELS)]), PIXELS, [IGNORE_INDEX] * 7, ())
 
 
-def test_labels_that_are_numbers_are_in_their_order(folder):
+def test_integer_labels_are_sorted_by_value(folder):
     labels = ["10", "2", "x", "1", "2", "10", "a"]
-    images = read_images([table("index.csv", PIXELS, labels)])
+    images = read_images([write_image_table("index.csv", PIXELS, labels)])
     assert images.names == ("1", "2", "10", "a", "x")
     assert [images.names[i] for i in images.labels] == labels
 
 
-def test_numbers_of_a_model_for_the_labels(folder):
-    images = read_images([table("index.csv", PIXELS, LABELS)])
+def test_label_ids_of_a_model(folder):
+    images = read_images([write_image_table("index.csv", PIXELS, LABELS)])
     other = images.with_names(("c", "x", "b", "a"))
     assert other.labels.tolist() == [2, 3, 0, 3, 2, 2, 0]
     assert other.names == ("c", "x", "b", "a")
-    with pytest.raises(RegardError, match=r"^Some pictures have the label 'c', which .* Its labels are a, b\."):
+    with pytest.raises(RegardError, match=r"^Some images have the label 'c', which .* Its labels are a, b\."):
         images.with_names(("a", "b"))
-    unlabelled = read_images(["index-0.png"]).with_names(("a", "b"))
-    assert unlabelled.labels.tolist() == [IGNORED]
+    unlabeled = read_images(["index-0.png"]).with_names(("a", "b"))
+    assert unlabeled.labels.tolist() == [IGNORE_INDEX]
 
 
-def test_sizes(folder):
+def test_images_of_different_sizes_need_a_size(folder):
     for i, size in enumerate([(8, 6), (8, 6), (12, 16)]):
         Image.new("L", size, 50 * i).save(f"{i}.png")
     assert read_images(["0.png", "1.png"]).pixels.shape == (2, 6, 8, 1)
     with pytest.raises(RegardError) as caught:
         read_images(["0.png", "1.png", "2.png"])
     assert str(caught.value) == (
-        "Pictures differ in size: 1.png has 8 x 6 pixels, 2.png 12 x 16. "
-        "Give the size (data.size) that all of them are brought to."
+        "Images differ in size: 1.png has 8 x 6 pixels, 2.png 12 x 16. "
+        "Set the size that all images are resized to (data.size)."
     )
     images = read_images(["0.png", "1.png", "2.png"], size=5)
     assert images.pixels.shape == (3, 5, 5, 1)
@@ -239,180 +254,207 @@ def test_sizes(folder):
     assert read_images(["0.png", "2.png"], size=(4, 7), channels=3).pixels.shape == (2, 4, 7, 3)
 
 
-def test_channels_are_those_of_the_most_colourful(folder):
-    Image.new("L", (4, 4), 9).save("grey.png")
-    Image.new("RGB", (4, 4), (9, 8, 7)).save("colour.png")
-    assert read_images(["grey.png"]).pixels.shape[-1] == 1
-    both = read_images(["grey.png", "colour.png"]).pixels
+def test_channels_are_the_maximum_over_the_images(folder):
+    Image.new("L", (4, 4), 9).save("gray.png")
+    Image.new("RGB", (4, 4), (9, 8, 7)).save("color.png")
+    assert read_images(["gray.png"]).pixels.shape[-1] == 1
+    both = read_images(["gray.png", "color.png"]).pixels
     assert both[:, 0, 0].tolist() == [[9, 9, 9], [9, 8, 7]]
-    assert read_images(["grey.png", "colour.png"], channels=1).pixels[:, 0, 0].tolist() == [[9], [8]]
+    assert read_images(["gray.png", "color.png"], channels=1).pixels[:, 0, 0].tolist() == [[9], [8]]
 
 
-def test_bad_pictures_are_skipped_and_counted(folder, caplog):
-    by_class("photos", PIXELS, LABELS)
+def test_bad_images_are_skipped_and_counted(folder, caplog):
+    write_class_folders("photos", PIXELS, LABELS)
     write("photos/a/00.png", "nonsense")
-    whole = Path("photos/b/00.png").read_bytes()
-    write("photos/b/000.png", whole[: len(whole) // 2])
-    with pytest.raises(RegardError, match=r"^photos/a/00\.png: not a picture"):
+    content = Path("photos/b/00.png").read_bytes()
+    write("photos/b/000.png", content[: len(content) // 2])
+    with pytest.raises(RegardError, match=r"^photos/a/00\.png: not a readable image"):
         read_images(["photos"])
     for options in ({}, {"size": 4, "channels": 3}):
         images = read_images(["photos"], on_bad="skip", **options)
         assert len(images) == 7
         assert [one.split(":")[0] for one in images.skipped] == ["photos/a/00.png", "photos/b/000.png"]
-        assert "2 files were skipped; the first: photos/a/00.png: not a picture" in caplog.text
+        assert "2 files were skipped; the first: photos/a/00.png: not a readable image" in caplog.text
         caplog.clear()
-    with pytest.raises(RegardError, match=r"^None of the pictures can be read; the first: photos/b/000\.png"):
+    with pytest.raises(RegardError, match=r"^None of the images can be read; the first error: photos/b/000\.png"):
         read_images(["photos/b/000.png", "photos/a/00.png"], on_bad="skip")
 
 
-def test_many_pictures_keep_their_order_and_tell_how_far_they_are(folder):
-    many = pictures(count=300)
-    told = []
-    table("index.csv", many, [str(i) for i in range(300)])
-    images = read_images(["index.csv"], progress=lambda done, total: told.append((done, total)))
+def test_order_and_progress_of_many_images(folder):
+    many = make_images(count=300)
+    progress = []
+    write_image_table("index.csv", many, [str(i) for i in range(300)])
+    images = read_images(["index.csv"], progress=lambda done, total: progress.append((done, total)))
     check(images, many, range(300), tuple(map(str, range(300))))
-    assert told == [(i + 1, 300) for i in range(300)]
+    assert progress == [(i + 1, 300) for i in range(300)]
 
 
-def test_pictures_of_many_sizes(folder):
+def test_ragged_images(folder):
     sizes = [(20, 31), (16, 8), (3, 50)]
     for i, (height, width) in enumerate(sizes):
         Image.new("RGB", (width, height), (i, 10, 20)).save(f"{i}.png")
         Image.new("L", (width, height), i).save(f"{i}-mask.png")
     write("index.csv", "path,label,mask\n" + "".join(f"{i}.png,{i},{i}-mask.png\n" for i in range(3)))
-    images = read_ragged(["index.csv"], patch=8)
+    images = read_ragged_images(["index.csv"], patch=8)
     assert images.sizes.tolist() == [[16, 32], [16, 8], [8, 48]]
     assert len(images) == 3
     assert images.labels.tolist() == [0, 1, 2]
-    for i, one in enumerate(images.tensors([0, 1, 2])):
+    for i, one in enumerate(images.to_tensors([0, 1, 2])):
         assert one.shape == (3, *images.sizes[i])
         assert one.dtype == torch.float32
         assert torch.allclose(one, torch.tensor([i, 10, 20])[:, None, None] / 255)
         assert images.pixels(i).shape == (*images.sizes[i], 3)
         assert (images.mask(i) == i).all()
         assert images.mask(i).shape == tuple(images.sizes[i])
-    small = read_ragged(["index.csv"], patch=8, longest=24, cache="cache")
+    small = read_ragged_images(["index.csv"], patch=8, longest=24, cache="cache")
     assert small.sizes.tolist() == [[16, 24], [16, 8], [8, 24]]
-    with pytest.raises(RegardError, match="Sides up to 4 cannot be whole patches of 8"):
-        read_ragged(["index.csv"], patch=8, longest=4)
+    with pytest.raises(
+        RegardError, match=r"The patch size \(8\) must be at least 1 and at most the maximum side \(4\)"
+    ):
+        read_ragged_images(["index.csv"], patch=8, longest=4)
 
 
-def fill(name, content):
+def write_any(name, content):
     Path(name).parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, dict):
         np.savez(name, **content)
     elif isinstance(content, np.ndarray):
-        idx(name, content)
+        write_idx(name, content)
     else:
         write(name, content)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "read", "said"),
+    ("name", "content", "read", "message"),
     [
-        ("x", b"", "nothing", r"^There is no file or folder nothing\. Mend"),
-        ("x", b"", "nothing:train", r"^There is no file or folder nothing:train\."),
-        ("x", b"abc", "x", r"^x: not a kind of file that pictures are read from\. Give a folder, a table"),
-        ("x/readme.txt", b"", "x", r"^x: there is no picture\. Give a folder with"),
+        ("x", b"", "nothing", r"^nothing: no such file or folder\. Fix"),
+        ("x", b"", "nothing:train", r"^nothing:train: no such file or folder\."),
+        ("x", b"abc", "x", r"^x: unsupported kind of image file\. Pass a folder, a table"),
+        ("x/readme.txt", b"", "x", r"^x: no images found\. Pass a folder with"),
         (
             "x/cat/readme.txt",
             b"",
             "x",
-            r"^x/cat: the folder of the class 'cat' holds no picture\. Fill it or remove it",
+            r"^x/cat: the class folder contains no images\. Add images or remove it",
         ),
         (
             "x/train/cat/1.png",
             b"",
             "x",
-            r"^x/train: the folder .* holds only folders, such as cat\. Name the folder in",
+            r"^x/train: the class folder contains only folders, such as cat\. Pass the folder that",
         ),
-        ("x/1.png", b"", "x:part", r"^x has no part 'part'\. Tables"),
+        ("x/1.png", b"", "x:part", r"^x has no part 'part'\. Only tables"),
         ("a.csv", "", "a.csv", r"^a\.csv is empty\."),
-        ("a.csv", "path,label\n", "a.csv", r"^a\.csv names no picture\. Write a row"),
+        ("a.csv", "path,label\n", "a.csv", r"^a\.csv lists no images\. Write one row"),
         ("a.csv", "label,tile\na,1\n", "a.csv", r"^a\.csv has no column 'path'\. Its columns are label, tile\."),
         ("a.csv", "sheet,label\na,1\n", "a.csv", r"^a\.csv has no column 'tile'\."),
-        ("a.csv", "path,label\na.png\n", "a.csv", r"^a\.csv, line 2: 1 columns, where the header has 2\."),
+        ("a.csv", "path,label\na.png\n", "a.csv", r"^a\.csv, line 2: expected 2 columns as in the header, got 1\."),
         ("a.csv", "path,label\n\na.png,\n", "a.csv", r"^a\.csv, line 3: the label is empty\. Fill"),
         ("a.csv", "path,mask\na.png,\n", "a.csv", r"^a\.csv, line 2: the mask is empty\."),
-        ("a.csv", "path,split\na.png,x\nb.png,y\n", "a.csv:z", r"^a\.csv: no row's split is 'z'\. There are x, y\."),
+        (
+            "a.csv",
+            "path,split\na.png,x\nb.png,y\n",
+            "a.csv:z",
+            r"^a\.csv: no row has the split 'z'\. Its splits are x, y\.",
+        ),
         ("a.csv", "path\na.png\n", "a.csv:z", r"^a\.csv has no column 'split'\."),
         ("a.csv", "path\na.png\n", "a.csv", r"^a\.png: there is no such file\."),
-        ("a.csv", "sheet,tile\na,0\n", "a.csv", r"^a\.csv: the sheet a is not there\. Name each"),
-        ("a.csv", "sheet,tile\na,-1\n", "a.csv", r"^a\.csv, line 2: the tile is '-1'\. It must be a whole number"),
-        ("a.csv", "sheet,tile,side\nx,0,4\nx,1,5\n", "a.csv", r"^a\.csv: the sheet x is not there"),
+        ("a.csv", "sheet,tile\na,0\n", "a.csv", r"^a\.csv: the sheet a does not exist\. Fix the name"),
+        ("a.csv", "sheet,tile\na,-1\n", "a.csv", r"^a\.csv, line 2: the tile is '-1'; expected a non-negative integer"),
+        ("a.csv", "sheet,tile,side\nx,0,4\nx,1,5\n", "a.csv", r"^a\.csv: the sheet x does not exist"),
         ("a.csv", "path\n" + "x" * 200_000 + "\n", "a.csv", r"^a\.csv, line 2: not CSV \(field larger"),
-        ("a.npz", b"nonsense", "a.npz", r"^a\.npz: not arrays that can be read"),
-        ("a.npz", dict(images=np.array([None])), "a.npz", r"^a\.npz: not arrays that can be read \(Object arrays"),
-        ("a.npz", dict(z=PIXELS), "a.npz", r"^a\.npz has no array images or x\. It has z\. Those .* a\.npz:train\."),
-        ("a.npz", dict(x=PIXELS), "a.npz:t", r"^a\.npz has no array images or x of the part 't'\. It has x\.$"),
-        ("a.npz", dict(x=PIXELS[0, 0]), "a.npz", r"^a\.npz: an array of 6 x 3 does not hold pictures\. Its axes"),
-        ("a.npz", dict(x=np.zeros((2, 3, 8, 8))), "a.npz", r"^a\.npz: an array of 2 x 3 x 8 x 8 does not hold"),
-        ("a.npz", dict(x=PIXELS[:0]), "a.npz", r"^a\.npz: an array of 0 x 6 x 6 x 3 does not hold pictures"),
-        ("a.npz", dict(x=PIXELS * 1.0), "a.npz", r"^a\.npz: pictures of float64 from 0\.0 to 255\.0 cannot be told"),
-        ("a.npz", dict(x=PIXELS, y=NUMBERS[:3]), "a.npz", r"^a\.npz: 3 labels of int64 for 7 pictures\."),
-        ("a.npz", dict(x=PIXELS, y=NUMBERS * 1.5), "a.npz", r"^a\.npz: 7 labels of float64 for 7 pictures\."),
+        ("a.npz", b"nonsense", "a.npz", r"^a\.npz: not a readable \.npz file"),
+        ("a.npz", dict(images=np.array([None])), "a.npz", r"^a\.npz: not a readable \.npz file \(Object arrays"),
+        (
+            "a.npz",
+            dict(z=PIXELS),
+            "a.npz",
+            r"^a\.npz has no array images or x\. Its arrays are z\. To read .* a\.npz:train\.",
+        ),
+        ("a.npz", dict(x=PIXELS), "a.npz:t", r"^a\.npz has no array images or x of the part 't'\. Its arrays are x\.$"),
+        ("a.npz", dict(x=PIXELS[0, 0]), "a.npz", r"^a\.npz: an array of shape 6 x 3 does not hold images\. The axes"),
+        ("a.npz", dict(x=np.zeros((2, 3, 8, 8))), "a.npz", r"^a\.npz: an array of shape 2 x 3 x 8 x 8 does not hold"),
+        ("a.npz", dict(x=PIXELS[:0]), "a.npz", r"^a\.npz: an array of shape 0 x 6 x 6 x 3 does not hold images"),
+        (
+            "a.npz",
+            dict(x=PIXELS * 1.0),
+            "a.npz",
+            r"^a\.npz: unsupported images of float64 with values from 0\.0 to 255\.0",
+        ),
+        ("a.npz", dict(x=PIXELS, y=NUMBERS[:3]), "a.npz", r"^a\.npz: 3 labels of int64 for 7 images\."),
+        ("a.npz", dict(x=PIXELS, y=NUMBERS * 1.5), "a.npz", r"^a\.npz: 7 labels of float64 for 7 images\."),
         ("a.npz", dict(x=PIXELS, y=NUMBERS, names=np.array(["a"])), "a.npz", r"labels from 0 to 2, but 1 names"),
         (
             "a.npz",
             dict(x=PIXELS, masks=MASKS[:, 1:]),
             "a.npz",
-            r"^a\.npz: masks of 7 x 5 x 6 for pictures of 7 x 6 x 6",
+            r"^a\.npz: masks of shape 7 x 5 x 6 for images of shape 7 x 6 x 6",
         ),
-        ("a.npz", dict(x=PIXELS, masks=MASKS * 1.0), "a.npz", r"^a\.npz: masks of float64\. Number the classes"),
-        ("idx", NUMBERS.astype(np.uint8), "idx", r"^idx: an array of 7 does not hold pictures"),
-        ("idx", b"\0\0\x08\x03" + b"\0\0\0\x02" * 3 + b"1234567", "idx", r"^idx: its header promises 2 x 2 x 2 bytes"),
-        ("idx", b"\0\0\x08\x03" + b"\0\0\0\x02" * 3 + b"123456789", "idx", r"^idx: its header promises 2 x 2 x 2"),
-        ("idx", b"\0\0\x08\x03\0\0", "idx", r"^idx: (broken idx data|its header promises)"),
-        ("idx", b"\0\0\x0d\x03" + b"\0\0\0\x01" * 3 + b"1234", "idx", r"^idx: its numbers are not bytes\. Store"),
+        ("a.npz", dict(x=PIXELS, masks=MASKS * 1.0), "a.npz", r"^a\.npz: unsupported masks of float64\. Store classes"),
+        ("idx", NUMBERS.astype(np.uint8), "idx", r"^idx: an array of shape 7 does not hold images"),
+        (
+            "idx",
+            b"\0\0\x08\x03" + b"\0\0\0\x02" * 3 + b"1234567",
+            "idx",
+            r"^idx: its size does not match its header \(2 x 2 x 2 bytes",
+        ),
+        (
+            "idx",
+            b"\0\0\x08\x03" + b"\0\0\0\x02" * 3 + b"123456789",
+            "idx",
+            r"^idx: its size does not match its header \(2 x 2 x 2",
+        ),
+        ("idx", b"\0\0\x08\x03\0\0", "idx", r"^idx: (corrupt idx data|its size does not match)"),
+        ("idx", b"\0\0\x0d\x03" + b"\0\0\0\x01" * 3 + b"1234", "idx", r"^idx: its values are not bytes\. Store"),
     ],
 )
-def test_what_is_wrong_is_told(folder, name, content, read, said):
-    fill(name, content)
-    with pytest.raises(RegardError, match=said):
+def test_invalid_files_are_errors(folder, name, content, read, message):
+    write_any(name, content)
+    with pytest.raises(RegardError, match=message):
         read_images([read])
 
 
-def test_broken_gz_is_told(folder):
-    data = Path(idx("a.gz", PIXELS)).read_bytes()
+def test_corrupt_gzip_is_an_error(folder):
+    data = Path(write_idx("a.gz", PIXELS)).read_bytes()
     write("b", data[:-300])
     os.rename("b", "a.gz")
-    with pytest.raises(RegardError, match=r"^a\.gz: broken idx data .* Download the file again"):
+    with pytest.raises(RegardError, match=r"^a\.gz: corrupt idx data .* Download the file again"):
         read_images(["a.gz"])
 
 
-def test_no_array_of_that_name(folder):
+def test_missing_label_array_or_column_is_an_error(folder):
     np.savez("a.npz", x=PIXELS, y=NUMBERS)
-    with pytest.raises(RegardError, match=r"^a\.npz has no array breed\. It has x, y\."):
+    with pytest.raises(RegardError, match=r"^a\.npz has no array breed\. Its arrays are x, y\."):
         read_images(["a.npz"], label="breed")
-    table("a.csv", PIXELS, LABELS)
+    write_image_table("a.csv", PIXELS, LABELS)
     with pytest.raises(RegardError, match=r"^a\.csv has no column 'breed'\. Its columns are path, label\."):
         read_images(["a.csv"], label="breed")
 
 
-def test_what_does_not_go_together(folder):
-    by_class("photos", PIXELS, LABELS)
-    picture(PIXELS[0]).save("alone.png")
-    with pytest.raises(RegardError, match="Some of the pictures have labels, and others none"):
+def test_inconsistent_images_are_errors(folder):
+    write_class_folders("photos", PIXELS, LABELS)
+    to_pillow(PIXELS[0]).save("alone.png")
+    with pytest.raises(RegardError, match="Some images have labels and others do not"):
         read_images(["photos", "alone.png"])
     write("masks.csv", "path,mask\nalone.png,alone.png\n")
     Image.new("L", (SIDE, SIDE)).save("alone.png")
-    with pytest.raises(RegardError, match="Some of the pictures have masks, and others none"):
+    with pytest.raises(RegardError, match="Some images have masks and others do not"):
         read_images(["alone.png", "masks.csv"])
-    picture(PIXELS[0]).save("photos/alone.png")
-    with pytest.raises(RegardError, match=r"^photos/alone\.png lies beside the folders of the classes\. Put every"):
+    to_pillow(PIXELS[0]).save("photos/alone.png")
+    with pytest.raises(RegardError, match=r"^photos/alone\.png is next to the class folders\. Move every"):
         read_images(["photos"])
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
-        ({"size": -1}, "Pictures cannot have the size -1"),
-        ({"size": (0, 4)}, r"Pictures cannot have the size \(0, 4\)"),
-        ({"channels": 2}, "2 channels are not possible"),
-        ({"on_bad": "ignore"}, "on_bad = 'ignore' is not known"),
+        ({"size": -1}, "Invalid image size -1"),
+        ({"size": (0, 4)}, r"Invalid image size \(0, 4\)"),
+        ({"channels": 2}, r"channels must be 0, 1 or 3 \(got 2\)"),
+        ({"on_bad": "ignore"}, "on_bad must be 'stop' or 'skip'"),
     ],
 )
-def test_wrong_options(folder, options, said):
-    picture(PIXELS[0]).save("a.png")
-    with pytest.raises(RegardError, match=said):
+def test_invalid_options_are_errors(folder, options, message):
+    to_pillow(PIXELS[0]).save("a.png")
+    with pytest.raises(RegardError, match=message):
         read_images(["a.png"], **options)

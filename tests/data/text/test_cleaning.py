@@ -21,21 +21,21 @@ def test_each_reason_is_counted_once():
     ]
     kept, counts = clean(pairs, max_ratio=4.0, max_chars=50)
     assert kept == [("A cat.", "Un chat."), ("A cat.", "Une chatte."), ("Yes.", "x" * 36)]
-    assert (counts.kept, counts.empty, counts.duplicate, counts.unequal, counts.too_long) == (3, 2, 1, 1, 1)
+    assert (counts.kept, counts.empty, counts.duplicate, counts.mismatched_length, counts.too_long) == (3, 2, 1, 1, 1)
     assert counts.left_out == 5
-    assert str(counts) == "3 pairs; left out: 2 empty, 1 duplicate, 1 unequal, 1 too long"
+    assert str(counts) == "3 pairs; left out: 2 empty, 1 duplicate, 1 mismatched length, 1 too long"
     assert str(clean(kept)[1]) == "3 pairs"
 
 
-def test_short_words_may_be_long_in_translation():
+def test_short_texts_may_have_long_translations():
     pairs = [("OK", "D'accord, très bien !"), ("값", "k a p̚")]
     assert clean(pairs)[0] == pairs
 
 
 @given(pairs_of_letters, st.integers(0, 5))
-def test_the_split_shares_no_source(pairs, seed):
+def test_split_shares_no_source(pairs, seed):
     if len({source for source, _ in pairs}) < 2:
-        with pytest.raises(RegardError, match="too few to set some aside"):
+        with pytest.raises(RegardError, match="needs at least 2 different source sentences"):
             split_validation(pairs, seed)
         return
     training, validation = split_validation(pairs, seed)
@@ -47,7 +47,7 @@ def test_the_split_shares_no_source(pairs, seed):
 
 
 @pytest.mark.parametrize(("size", "expected"), [(2, 1), (300, 30), (1500, 100), (10_000, 200), (150_000, 2000)])
-def test_size_of_the_split(size, expected):
+def test_split_size(size, expected):
     pairs = [(str(i), str(i)) for i in range(size)]
     training, validation = split_validation(pairs, seed=1)
     assert (len(training), len(validation)) == (size - expected, expected)

@@ -23,37 +23,37 @@ CSV = 'A cat.,Un chat.\r\n"Two\u2028dogs.",Deux chiens\u0085 là.,CC-BY\r\n,\r\n
 JSONL = "".join(json.dumps({"source": a, "target": b, "id": 3}, ensure_ascii=False) + "\n" for a, b in PAIRS)
 
 
-@pytest.mark.parametrize("packing", ["", ".gz", ".xz", ".bz2", ".zst"])
-def test_every_format_gives_the_same_pairs(folder, packing):
-    source, target = write("a.en" + packing, column(0)), write("a.fr" + packing, column(1))
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".bz2", ".zst"])
+def test_every_format_gives_the_same_pairs(folder, suffix):
+    source, target = write("a.en" + suffix, column(0)), write("a.fr" + suffix, column(1))
     assert read_pairs([source, target]) == PAIRS
-    assert read_pairs([write("a.tsv" + packing, TSV)]) == PAIRS
-    assert read_pairs([write("a.jsonl" + packing, JSONL)]) == PAIRS
-    assert read_pairs([write("a.csv" + packing, CSV)]) == PAIRS
-    assert read_pairs([write("a.txt" + packing, TSV)]) == PAIRS
-    assert read_pairs([write("b.txt" + packing, JSONL)]) == PAIRS
+    assert read_pairs([write("a.tsv" + suffix, TSV)]) == PAIRS
+    assert read_pairs([write("a.jsonl" + suffix, JSONL)]) == PAIRS
+    assert read_pairs([write("a.csv" + suffix, CSV)]) == PAIRS
+    assert read_pairs([write("a.txt" + suffix, TSV)]) == PAIRS
+    assert read_pairs([write("b.txt" + suffix, JSONL)]) == PAIRS
     assert read_lines(source) == [one for one, _ in PAIRS]
     assert read_pairs([folder / target, folder / source]) == [(b, a) for a, b in PAIRS]
 
 
-def test_several_files_of_pairs_follow_each_other(folder):
+def test_several_files_are_concatenated(folder):
     assert read_pairs([write("a.tsv", TSV), write("b.jsonl.gz", JSONL)]) == PAIRS + PAIRS
 
 
 @pytest.mark.parametrize("content", [TSV, JSONL])
-def test_stdin(content, monkeypatch):
+def test_reading_from_stdin(content, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
     assert read_pairs(["-"]) == PAIRS
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo")))
     assert read_lines("-") == ["one", "two"]
 
 
-def test_marks_of_windows_are_removed(folder):
+def test_bom_and_carriage_returns_are_removed(folder):
     write("a.tsv", b"\xef\xbb\xbfA cat.\tUn chat.\r\nA dog.\tUn chien.")
     assert read_pairs(["a.tsv"]) == [("A cat.", "Un chat."), ("A dog.", "Un chien.")]
 
 
-def test_columns(folder):
+def test_selected_columns(folder):
     write("a.tsv", "7\tA cat.\tUn chat.\n")
     assert read_pairs(["a.tsv"], columns=("3", "2")) == [("Un chat.", "A cat.")]
     write("a.jsonl", '{"translation": {"en": "A cat.", "fr": "Un chat."}}\n{"fr": "Un chien.", "en": "A dog."}\n')
@@ -61,36 +61,42 @@ def test_columns(folder):
 
 
 @pytest.mark.parametrize("kind", ["gz", "xz", "bz2", "zst"])
-def test_damaged_archives(folder, kind):
-    data = "".join(f"line {number}\n" for number in range(20_000))
-    whole = (folder / write(f"a.{kind}", data)).read_bytes()
-    (folder / f"cut.{kind}").write_bytes(whole[: len(whole) // 2])
-    (folder / f"spoiled.{kind}").write_bytes(whole[:40] + b"\xff" * 20 + whole[60:])
-    for name in ("cut", "spoiled"):
-        with pytest.raises(RegardError, match=rf"^{name}\.{kind}: broken compressed data after line \d+ \(.+\)\. Down"):
+def test_corrupt_compressed_data_is_an_error(folder, kind):
+    text = "".join(f"line {number}\n" for number in range(20_000))
+    data = (folder / write(f"a.{kind}", text)).read_bytes()
+    (folder / f"truncated.{kind}").write_bytes(data[: len(data) // 2])
+    (folder / f"corrupt.{kind}").write_bytes(data[:40] + b"\xff" * 20 + data[60:])
+    for name in ("truncated", "corrupt"):
+        with pytest.raises(
+            RegardError, match=rf"^{name}\.{kind}: corrupt compressed data after line \d+ \(.+\)\. Down"
+        ):
             read_lines(f"{name}.{kind}")
-        with pytest.raises(RegardError, match=rf"^{name}\.{kind}: broken compressed data after line \d+ \(.+\)\. Down"):
+        with pytest.raises(
+            RegardError, match=rf"^{name}\.{kind}: corrupt compressed data after line \d+ \(.+\)\. Down"
+        ):
             read_text(f"{name}.{kind}")
 
 
-def test_compression_is_found_by_content_and_a_wrong_name_is_said(folder, caplog):
+def test_compression_is_detected_by_content_with_a_warning(folder, caplog):
     (folder / "plain.gz").write_text("A cat.\tUn chat.\n")
     (folder / "packed.tsv").write_bytes(gzip.compress(b"A cat.\tUn chat.\n"))
     (folder / "packed.xz").write_bytes(gzip.compress(b"A cat.\tUn chat.\n"))
     for name in ("plain.gz", "packed.tsv", "packed.xz"):
         assert read_pairs([name]) == [("A cat.", "Un chat.")]
     assert [record.getMessage() for record in caplog.records] == [
-        "plain.gz: not gzip data, as its name says; it is read as plain text.",
-        "packed.tsv: gzip data, though its name does not say so; it is decompressed.",
-        "packed.xz: gzip data, though its name does not say so; it is decompressed.",
+        "plain.gz: not gzip data, despite its suffix; it is read as plain text.",
+        "packed.tsv: gzip data, despite its suffix; it is decompressed.",
+        "packed.xz: gzip data, despite its suffix; it is decompressed.",
     ]
     (folder / "neither.gz").write_bytes(b"\xff\xfe\n")
-    with pytest.raises(RegardError, match=r"^neither\.gz, line 1: not UTF-8\. Nor is it gzip data, as \.gz says\."):
+    with pytest.raises(
+        RegardError, match=r"^neither\.gz, line 1: not UTF-8\. It is not gzip data either, despite \.gz\."
+    ):
         read_lines("neither.gz")
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python has it")
-def test_a_missing_package_for_zstandard_is_named(folder, monkeypatch):
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="part of Python")
+def test_error_names_the_missing_zstandard_package(folder, monkeypatch):
     (folder / "a.zst").write_bytes(b"(\xb5/\xfd and more")
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(RegardError, match=r'zstandard, .* is not installed\. .* "regard\[zstd\]"'):
@@ -108,14 +114,14 @@ def peak_memory(function):
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst", "txt"])
-def test_a_line_without_end_is_refused_in_little_memory(folder, kind):
+def test_endless_line_is_refused_without_much_memory(folder, kind):
     name = write(f"zeros.{kind}", bytes(64 << 20))
-    said, peak = peak_memory(lambda: read_pairs([name]))
-    assert said.startswith(f"{name}, line 1: longer than 1,048,576 bytes. Is it a text file")
+    message, peak = peak_memory(lambda: read_pairs([name]))
+    assert message.startswith(f"{name}, line 1: longer than 1,048,576 bytes. Is it a text file")
     assert peak < 80 << 20 if kind == "zst" else peak < 8 << 20
 
 
-def test_the_limit_of_a_line_is_exact(folder, monkeypatch):
+def test_line_limit_is_exact(folder, monkeypatch):
     monkeypatch.setattr("regard.data.text.readers.numbered_lines.__defaults__", (8,))
     assert read_lines(write("a.txt", "1234567\n12345678")) == ["1234567", "12345678"]
     with pytest.raises(RegardError, match=r"^a\.txt, line 2: longer than 8 bytes"):
@@ -123,29 +129,29 @@ def test_the_limit_of_a_line_is_exact(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("read", [read_text, read_lines], ids=lambda one: one.__name__)
-@pytest.mark.parametrize("packing", [".gz", ".xz", ".bz2", ".zst"])
-def test_a_decompression_bomb_is_refused(folder, monkeypatch, read, packing):
-    monkeypatch.setattr("regard.data.text.compression.EXPANSION_BYTES", 1 << 18)
-    name = write("bomb.txt" + packing, b"bomb bomb\n" * (1 << 17))
-    said, peak = peak_memory(lambda: read(name))
-    assert "If that is expected, decompress the file first." in said
-    assert "data expand to more than" in said
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst"])
+def test_decompression_bomb_is_refused(folder, monkeypatch, read, suffix):
+    monkeypatch.setattr("regard.data.text.compression.MAX_EXPANSION_BYTES", 1 << 18)
+    name = write("bomb.txt" + suffix, b"bomb bomb\n" * (1 << 17))
+    message, peak = peak_memory(lambda: read(name))
+    assert "If that is expected, decompress the file first." in message
+    assert "data expand to more than" in message
     assert peak < 40 << 20
-    # More than the bound, but not many times its compressed size.
+    # More than the limit, but not many times its compressed size.
     text = "".join(f"{number * 7919 % 100_003} and {number}\n" for number in range(25_000))
-    assert read_text(write("fine.txt" + packing, text)) == text
+    assert read_text(write("fine.txt" + suffix, text)) == text
 
 
-def test_a_document_may_be_one_long_line(folder):
+def test_document_may_be_one_long_line(folder):
     text = "word " * (1 << 19)
     assert read_text(write("a.txt", text)) == text
     assert read_text(write("a.txt.xz", text)) == text
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
-        ({"a.en": "1\n2\n3\n", "a.fr": "1\n2\n"}, r"^a\.en has 3 lines, but a\.fr has 2\. .*line 3 has no partner"),
+        ({"a.en": "1\n2\n3\n", "a.fr": "1\n2\n"}, r"^a\.en has 3 lines, but a\.fr has 2\. .*line 3 has no counterpart"),
         ({"a.en": "1\n", "a.fr": b"caf\xe9\n"}, r"^a\.fr, line 1: not UTF-8\. Convert it: iconv"),
         ({"a.tsv": b"a\tb\n\xff\xfe\n"}, r"^a\.tsv, line 2: not UTF-8"),
         ({"a.tsv.gz": b"a\tb\nc\td\n\xe9\tf\n"}, r"^a\.tsv\.gz, line 3: not UTF-8"),
@@ -159,22 +165,22 @@ def test_a_document_may_be_one_long_line(folder):
         ),
         (
             {"a.jsonl": '{"en": "a", "fr": "b"}'},
-            r'^a\.jsonl, line 1: no text under "source" and "target"; it has en, fr',
+            r'^a\.jsonl, line 1: expected text in the fields "source" and "target"; it has en, fr',
         ),
-        ({"a.jsonl": '{"source": "a", "target": 3}'}, r'line 1: no text under "source" and "target"'),
-        ({"a.jsonl": '["a", "b"]'}, "line 1: no text .* it is not an object"),
-        ({"a.en": "1\n", "a.fr": "2\n", "a.de": "3\n"}, r"two parallel files .*, not from 3 files like a\.en\."),
-        ({}, "not from 0 files"),
+        ({"a.jsonl": '{"source": "a", "target": 3}'}, r'line 1: expected text in the fields "source" and "target"'),
+        ({"a.jsonl": '["a", "b"]'}, "line 1: expected text .* it is not an object"),
+        ({"a.en": "1\n", "a.fr": "2\n", "a.de": "3\n"}, r"Expected two parallel files, .*, got 3 files like a\.en\."),
+        ({}, "got 0 files"),
     ],
 )
-def test_bad_input(folder, files, said):
+def test_invalid_files_are_errors(folder, files, message):
     for name, content in files.items():
         write(name, content)
-    with pytest.raises(RegardError, match=said):
+    with pytest.raises(RegardError, match=message):
         read_pairs(list(files))
 
 
-def test_a_missing_file_and_what_may_have_been_meant(folder):
+def test_missing_file_error_suggests_a_similar_name(folder):
     write("train.en.gz", "x\n")
     with pytest.raises(RegardError, match=r"^There is no file trian\.en\.gz\. Did you mean train\.en\.gz\?$"):
         read_lines("trian.en.gz")
@@ -187,17 +193,17 @@ def test_a_missing_file_and_what_may_have_been_meant(folder):
         read_lines("sub")
 
 
-def test_columns_that_are_not_there(folder):
+def test_missing_columns_are_errors(folder):
     write("a.tsv", "a\tb\n")
     with pytest.raises(RegardError, match=r"a\.tsv, line 1: only 2 columns"):
         read_pairs(["a.tsv"], columns=("1", "3"))
-    with pytest.raises(RegardError, match=r"line 1: no column 'en' in the first row \(a, b\)\. Name columns or count"):
+    with pytest.raises(RegardError, match=r"line 1: no column 'en' in the first row \(a, b\)\. Use column names"):
         read_pairs(["a.tsv"], columns=("en", "fr"))
     with pytest.raises(RegardError, match="no column '0' in the first row"):
         read_pairs(["a.tsv"], columns=("0", "1"))
-    with pytest.raises(RegardError, match="3 columns for pairs"):
+    with pytest.raises(RegardError, match=r"need two columns \(got 3\)"):
         read_pairs(["a.tsv"], columns=("1", "2", "3"))
-    with pytest.raises(RegardError, match="two parallel files have none"):
+    with pytest.raises(RegardError, match="Two parallel files have no columns"):
         read_pairs(["a.en", "a.fr"], columns=("1", "2"))
 
 
@@ -205,35 +211,35 @@ HEADERS = ["source\ttarget", "Source\tTarget", "en\tfr", "eng\tfra", "en_US\tpt-
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_a_header_is_skipped_and_said(folder, caplog, header):
+def test_header_is_skipped_and_logged(folder, caplog, header):
     assert read_pairs([write("a.tsv", f"{header}\nA cat.\tUn chat.\n")]) == [("A cat.", "Un chat.")]
-    shown = header.replace("\t", "<TAB>")
+    displayed = header.replace("\t", "<TAB>")
     assert [record.getMessage() for record in caplog.records] == [
-        f'a.tsv: first line "{shown}" is a header and is skipped.'
+        f'a.tsv: first line "{displayed}" is a header and is skipped.'
     ]
 
 
 @pytest.mark.parametrize(
     "first", ["no\tne", "word\twords", "source\tsource", "the cat\tle chat", "is\test", "en\tfr\nde\tit"]
 )
-def test_a_first_pair_is_not_taken_for_a_header(folder, caplog, first):
+def test_first_pair_is_not_mistaken_for_a_header(folder, caplog, first):
     pairs = read_pairs([write("a.tsv", f"{first}\nyes\tda\n")])
     assert pairs[0] == tuple(first.split("\n")[0].split("\t"))
     assert not caplog.records
 
 
-def test_columns_are_chosen_by_the_names_of_a_header(folder, caplog):
+def test_columns_are_selected_by_header_name(folder, caplog):
     content = "id{0}Fr{0}en\n7{0}Un chat.{0}A cat.\n"
     for name, separator in (("a.tsv", "\t"), ("a.csv", ","), ("a.txt", "\t")):
         write(name, content.format(separator))
         assert read_pairs([name], columns=("en", "fr")) == [("A cat.", "Un chat.")]
         assert read_pairs([name], columns=("3", "fr")) == [("A cat.", "Un chat.")]
     assert len(caplog.records) == 6
-    # Names that say which is which are taken without being asked for.
+    # Known names of source and target columns are detected.
     assert read_pairs([write("b.tsv", "id\ttgt\tsrc\n7\tUn chat.\tA cat.\n")]) == [("A cat.", "Un chat.")]
 
 
-def test_csv_is_quoted_as_rfc_4180_says(folder):
+def test_csv_quoting_follows_rfc_4180(folder):
     write("a.csv", 'source,target\r\n"A ""big"" cat, here","Un gros\nchat"\r\n\r\nA dog.,Un chien.\r\n')
     assert read_pairs(["a.csv"]) == [('A "big" cat, here', "Un gros\nchat"), ("", ""), ("A dog.", "Un chien.")]
     with pytest.raises(RegardError, match=r"^b\.csv, line 2: not CSV \(.+\)\. Quote fields"):

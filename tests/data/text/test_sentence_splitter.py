@@ -36,7 +36,7 @@ def test_sentences_of_unspaced_text(language):
     assert split_sentences("".join(UNSPACED[language])) == UNSPACED[language]
 
 
-def test_nothing_is_lost():
+def test_no_text_is_lost():
     for sentences in (*TEXTS.values(), *UNSPACED.values()):
         text = " ".join(sentences)
         assert "".join(split_sentences(text)).replace(" ", "") == text.replace(" ", "")
@@ -45,12 +45,12 @@ def test_nothing_is_lost():
     assert split_sentences("...") == ["..."]
 
 
-def test_a_long_text_takes_linear_time():
+def test_long_text_is_split_in_linear_time():
     text = "A sentence with e.g. some words. " * 20_000
     assert len(split_sentences(text)) == 20_000
 
 
-def test_joining():
+def test_join_sentences():
     assert join_sentences(["他走了。", "真的？", "Yes."]) == "他走了。真的？Yes."
     assert join_sentences(["One.", "", "Two."]) == "One. Two."
     assert join_sentences([]) == ""

@@ -8,7 +8,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import EOS, KINDS, PAD, SOS, SPECIALS, UNK, Tokenizer
+from regard.data import EOS, PAD, SOS, SPECIAL_TOKEN_NAMES, TOKENIZER_KINDS, UNK, Tokenizer
 from regard.errors import RegardError
 
 TEXTS = [
@@ -24,19 +24,19 @@ def trained(kind, **options):
     return Tokenizer.train(TEXTS, kind, **options)
 
 
-TOKENIZERS = {kind: trained(kind) for kind in KINDS}
+TOKENIZERS = {kind: trained(kind) for kind in TOKENIZER_KINDS}
 
 
 def normal(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).replace("▁", " ").split())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_was_seen_comes_back(kind):
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+def test_decoding_restores_training_texts(kind):
     tokenizer = TOKENIZERS[kind]
     for text in TEXTS:
         ids = tokenizer.encode(text)
-        assert min(ids) >= len(SPECIALS)
+        assert min(ids) >= len(SPECIAL_TOKEN_NAMES)
         assert tokenizer.decode(ids) == text
     assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
     assert tokenizer.decode_batch(tokenizer.encode_batch(TEXTS)) == TEXTS
@@ -47,7 +47,7 @@ def test_bytes_are_exact_for_any_text(text):
     tokenizer = TOKENIZERS["bytes"]
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
-    assert not set(ids) & set(range(len(SPECIALS)))
+    assert not set(ids) & set(range(len(SPECIAL_TOKEN_NAMES)))
 
 
 SEEN = sorted({sign for text in TEXTS for sign in text} - {" "})
@@ -55,41 +55,45 @@ SEEN = sorted({sign for text in TEXTS for sign in text} - {" "})
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
 @given(text=st.text(st.sampled_from([*SEEN, " ", "\t", "\n", "\u00a0", "\u2028", "▁"])))
-def test_any_text_of_seen_characters_comes_back(kind, text):
+def test_decoding_restores_texts_of_known_characters(kind, text):
     tokenizer = TOKENIZERS[kind]
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == normal(text)
-    assert min(ids, default=4) >= len(SPECIALS)
+    assert min(ids, default=4) >= len(SPECIAL_TOKEN_NAMES)
 
 
 @given(st.lists(st.sampled_from(sorted({word for text in TEXTS for word in text.split()}))))
-def test_space_gives_back_any_line_of_seen_words(words):
+def test_space_restores_lines_of_known_words(words):
     tokenizer = TOKENIZERS["space"]
     ids = tokenizer.encode("  ".join(words))
     assert len(ids) == len(words)
     assert tokenizer.decode(ids) == " ".join(words)
 
 
-def test_space_keeps_phonemes_as_they_are():
-    phonemes = "t͡ɕ͈ a̠ ç c̹ ə"  # the cedilla stands apart from its letter, and stays so
+def test_space_does_not_change_phonemes():
+    phonemes = "t͡ɕ͈ a̠ ç c̹ ə"  # the combining cedilla is not composed with its letter
     tokenizer = Tokenizer.train([phonemes], "space")
     assert len(tokenizer.encode(phonemes)) == 5
     assert tokenizer.decode(tokenizer.encode(phonemes)) == phonemes
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_names_of_specials_in_a_text_are_text(kind):
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+def test_names_of_special_tokens_are_encoded_as_text(kind):
     texts = ["x<pad> <unk> <sos><eos> <pad> <eos>x"] * 20
     tokenizer = Tokenizer.train(texts, kind, vocab_size=400)
     ids = tokenizer.encode(texts[0])
-    assert min(ids) >= len(SPECIALS)
+    assert min(ids) >= len(SPECIAL_TOKEN_NAMES)
     assert tokenizer.decode(ids) == texts[0]
     assert tokenizer.decode([SOS, *ids, EOS, PAD, PAD]) == texts[0]
-    assert [tokenizer.library.token_to_id(name) for name in SPECIALS] == [PAD, UNK, SOS, EOS] == [0, 1, 2, 3]
+    assert (
+        [tokenizer.backend_tokenizer.token_to_id(name) for name in SPECIAL_TOKEN_NAMES]
+        == [PAD, UNK, SOS, EOS]
+        == [0, 1, 2, 3]
+    )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_white_space_alone_is_nothing(kind):
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+def test_white_space_only_has_no_tokens(kind):
     tokenizer = TOKENIZERS[kind]
     assert tokenizer.encode("") == []
     assert tokenizer.decode([]) == ""
@@ -97,19 +101,19 @@ def test_white_space_alone_is_nothing(kind):
         assert tokenizer.encode(" \t ") == []
 
 
-def test_words_and_signs():
-    def cut(kind, text):
-        return [piece for piece, _ in TOKENIZERS[kind].pieces(text)]
+def test_words_and_punctuation():
+    def split(kind, text):
+        return [piece for piece, _ in TOKENIZERS[kind].encode_as_pieces(text)]
 
-    assert cut("word", "L'homme aime t-shirts, dit-elle !") == [
+    assert split("word", "L'homme aime t-shirts, dit-elle !") == [
         *("L'", "homme", "aime", "t", "-", "shirts", ",", "dit", "-", "elle", "!")
     ]
-    assert cut("space", "L'homme dit-elle !") == ["L'homme", "dit-elle", "!"]
+    assert split("space", "L'homme dit-elle !") == ["L'homme", "dit-elle", "!"]
     big = Tokenizer.train(["d&apos; un t-shirt."] * 9, "bpe", vocab_size=200)
-    assert [piece for piece, _ in big.pieces("d&apos; un t-shirt.")] == ["d&apos;", "un", "t-shirt", "."]
+    assert [piece for piece, _ in big.encode_as_pieces("d&apos; un t-shirt.")] == ["d&apos;", "un", "t-shirt", "."]
 
 
-def test_unknown_words_are_unk_and_left_out_of_the_text():
+def test_unknown_words_become_unk_and_are_not_decoded():
     tokenizer = TOKENIZERS["word"]
     ids = tokenizer.encode("The zebra chased the cat.")
     assert ids[1] == UNK
@@ -127,11 +131,11 @@ def test_characters_are_composed():
     assert tokenizer.encode(unicodedata.normalize("NFD", "chassé")) == tokenizer.encode("chassé")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pieces_say_where_they_stand(kind):
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+def test_pieces_have_their_positions(kind):
     tokenizer = TOKENIZERS[kind]
     text = "  The cat  chased the souris."
-    pieces = tokenizer.pieces(text)
+    pieces = tokenizer.encode_as_pieces(text)
     assert len(pieces) == len(tokenizer.encode(text))
     for piece, (start, end) in pieces:
         assert text[start:end] == piece
@@ -139,15 +143,15 @@ def test_pieces_say_where_they_stand(kind):
     assert "".join("".join(piece for piece, _ in pieces).split()) == "Thecatchasedthesouris."
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pieces_of_ids(kind):
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+def test_pieces_of_decoded_ids(kind):
     tokenizer = TOKENIZERS[kind]
     text = TEXTS[0]
     ids = tokenizer.encode(text)
-    assert tokenizer.pieces_of(ids) == tokenizer.pieces(text)
-    assert tokenizer.pieces_of([SOS, *ids, EOS]) == [
+    assert tokenizer.decode_as_pieces(ids) == tokenizer.encode_as_pieces(text)
+    assert tokenizer.decode_as_pieces([SOS, *ids, EOS]) == [
         ("", (0, 0)),
-        *tokenizer.pieces(text),
+        *tokenizer.encode_as_pieces(text),
         ("", (len(text), len(text))),
     ]
 
@@ -157,21 +161,21 @@ def test_vocabulary_is_plain_text(kind):
     tokenizer = TOKENIZERS[kind]
     words = tokenizer.vocabulary
     assert len(words) == tokenizer.vocab_size
-    assert words[:4] == list(SPECIALS)
+    assert words[:4] == list(SPECIAL_TOKEN_NAMES)
     assert not any("▁" in word or "Ġ" in word for word in words)
     if kind == "word":
         assert [words[index] for index in tokenizer.encode("L'homme , homme")] == ["L'", "homme", ",", "homme"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_file_says_its_kind_and_gives_the_same_ids(kind, tmp_path):
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+def test_loaded_file_has_its_kind_and_gives_the_same_ids(kind, tmp_path):
     tokenizer = trained(kind, lowercase=True, vocab_size=300)
     tokenizer.save(tmp_path / "tokenizer.json")
     again = Tokenizer.load(tmp_path / "tokenizer.json")
     assert again.kind == kind
     text = "The <unk> cat L'homme chassé"
     assert again.encode(text) == tokenizer.encode(text)
-    # another tool that opens the file has the same ids, and takes the special tokens for special
+    # other tools that read the file get the same ids and special tokens
     other = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert other.encode("the cat").ids == tokenizer.encode("the cat")
     assert other.decode([SOS, *tokenizer.encode("the cat"), EOS]) == "the cat"
@@ -179,39 +183,39 @@ def test_a_file_says_its_kind_and_gives_the_same_ids(kind, tmp_path):
 
 PROGRAM = """
 from pathlib import Path
-from regard.data import KINDS, Tokenizer
+from regard.data import TOKENIZER_KINDS, Tokenizer
 
 def train_all(folder):
     texts = [f"the {a}{b} {b}{a}ing {a}{a}." for a in "abcdefgh" for b in "éxyzwvut"]
-    for kind in KINDS:
+    for kind in TOKENIZER_KINDS:
         Tokenizer.train(texts, kind, vocab_size=150).save(Path(folder) / f"{kind}.json")
 """
 
 
-def test_the_same_texts_give_the_same_bytes(tmp_path):
-    """Also in another process, where hashes fall differently."""
+def test_training_is_deterministic(tmp_path):
+    """Also in another process, with another hash seed."""
     names: dict = {}
     exec(PROGRAM, names)
-    for run in ("first", "second", "elsewhere"):
+    for run in ("first", "second", "other-process"):
         (tmp_path / run).mkdir()
     names["train_all"](tmp_path / "first")
     names["train_all"](tmp_path / "second")
-    program = f"{PROGRAM}\ntrain_all({str(tmp_path / 'elsewhere')!r})"
+    program = f"{PROGRAM}\ntrain_all({str(tmp_path / 'other-process')!r})"
     subprocess.run([sys.executable, "-c", program], check=True)
-    for kind in KINDS:
-        runs = [(tmp_path / run / f"{kind}.json").read_bytes() for run in ("first", "second", "elsewhere")]
+    for kind in TOKENIZER_KINDS:
+        runs = [(tmp_path / run / f"{kind}.json").read_bytes() for run in ("first", "second", "other-process")]
         assert runs[0] == runs[1] == runs[2]
 
 
-def test_vocab_size_counts_the_specials():
+def test_vocab_size_includes_special_tokens():
     assert Tokenizer.train(["a b c d e f g"], "word", vocab_size=7).vocab_size == 7
     assert Tokenizer.train(TEXTS, "bpe", vocab_size=100).vocab_size == 100
     assert Tokenizer.train(TEXTS, "bytes", vocab_size=300).vocab_size == 300
 
 
-def test_errors(tmp_path):
+def test_invalid_files_and_kinds_are_errors(tmp_path):
     with pytest.raises(
-        RegardError, match=r"no tokeniser of kind 'morse'\. Choose one of word, space, char, bpe, bytes"
+        RegardError, match=r"Unknown tokenizer kind 'morse'\. Choose one of word, space, char, bpe, bytes"
     ):
         Tokenizer.train(TEXTS, "morse")
     with pytest.raises(RegardError, match=r"nowhere\.json: the file is missing"):
@@ -220,20 +224,20 @@ def test_errors(tmp_path):
         Tokenizer.load(tmp_path)
     for content in (b'{"version": "1.0"', b"\xff\xfe", b""):
         (tmp_path / "broken.json").write_bytes(content)
-        with pytest.raises(RegardError, match=r"broken\.json is not a tokeniser"):
+        with pytest.raises(RegardError, match=r"broken\.json is not a tokenizer file"):
             Tokenizer.load(tmp_path / "broken.json")
     TOKENIZERS["bytes"].save(tmp_path / "other.json")
     foreign = json.loads((tmp_path / "other.json").read_text())
     foreign["added_tokens"] = []
     foreign["model"]["vocab"] = {token: 999 - index for token, index in foreign["model"]["vocab"].items()}
     (tmp_path / "other.json").write_text(json.dumps(foreign))
-    with pytest.raises(RegardError, match=r"other\.json is a tokeniser of another program"):
+    with pytest.raises(RegardError, match=r"other\.json: unsupported tokenizer"):
         Tokenizer.load(tmp_path / "other.json")
 
 
-def test_words_with_line_ends():
+def test_words_with_newlines():
     text = "The cat.\n\nThe dog eats.\nDon't!\n"
-    tokenizer = Tokenizer.train([text], "word", line_ends=True)
+    tokenizer = Tokenizer.train([text], "word", keep_newlines=True)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     first, again = (tokenizer.encode(text)[i] for i in (0, 5))
     assert first == again  # the first word of a line is the same token as elsewhere
@@ -242,8 +246,8 @@ def test_words_with_line_ends():
         assert tokenizer.encode(text)[: len(tokenizer.encode(part))] == tokenizer.encode(part)
 
 
-def test_words_with_line_ends_are_opened_again(tmp_path):
-    tokenizer = Tokenizer.train(["a b\nc"], "word", line_ends=True)
+def test_words_with_newlines_are_loaded_again(tmp_path):
+    tokenizer = Tokenizer.train(["a b\nc"], "word", keep_newlines=True)
     tokenizer.save(tmp_path / "tokenizer.json")
     opened = Tokenizer.load(tmp_path / "tokenizer.json")
     assert (opened, opened.kind, opened.decode(opened.encode("a\nb"))) == (tokenizer, "word", "a\nb")

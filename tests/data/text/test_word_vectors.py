@@ -3,7 +3,7 @@ import gzip
 import numpy as np
 import pytest
 
-from regard.data import read_vectors
+from regard.data import read_word_vectors
 from regard.errors import RegardError
 
 
@@ -13,29 +13,29 @@ def test_with_and_without_header(tmp_path):
     with gzip.open(tmp_path / "word2vec.txt.gz", "wt", encoding="utf-8") as stream:
         stream.write("4 3\n" + lines + "\n")
     for name in ("glove.txt", "word2vec.txt.gz"):
-        vectors = read_vectors(tmp_path / name)
+        vectors = read_word_vectors(tmp_path / name)
         assert list(vectors) == ["cat", ". . .", "été"]
         np.testing.assert_array_equal(vectors["cat"], np.array([0.5, -1, 2], np.float32))
         assert vectors["cat"].dtype == np.float32
-        assert list(read_vectors(tmp_path / name, wanted={"été", "dog"})) == ["été"]
+        assert list(read_word_vectors(tmp_path / name, words={"été", "dog"})) == ["été"]
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        ("cat 1 2 3\ndog 1 2\n", r"v\.txt, line 2: 2 numbers after the word instead of 3\."),
-        ("2 3\ncat 1 2\n", r"v\.txt, line 2: 2 numbers after the word instead of 3\."),
-        ("cat\n", r"v\.txt, line 1: 0 numbers after the word instead of some\."),
-        ("cat 1 2\ndog 1 x\n", r"v\.txt, line 2: '1 x' are not numbers\."),
+        ("cat 1 2 3\ndog 1 2\n", r"v\.txt, line 2: expected 3 numbers after the word, got 2\."),
+        ("2 3\ncat 1 2\n", r"v\.txt, line 2: expected 3 numbers after the word, got 2\."),
+        ("cat\n", r"v\.txt, line 1: expected at least 1 numbers after the word, got 0\."),
+        ("cat 1 2\ndog 1 x\n", r"v\.txt, line 2: '1 x' is not numeric\."),
         ("", r"v\.txt is empty\."),
     ],
 )
-def test_bad_files(tmp_path, content, said):
+def test_invalid_files_are_errors(tmp_path, content, message):
     (tmp_path / "v.txt").write_text(content)
-    with pytest.raises(RegardError, match=said):
-        read_vectors(tmp_path / "v.txt")
+    with pytest.raises(RegardError, match=message):
+        read_word_vectors(tmp_path / "v.txt")
 
 
-def test_a_missing_file(tmp_path):
+def test_missing_file_is_an_error(tmp_path):
     with pytest.raises(RegardError, match="There is no file"):
-        read_vectors(tmp_path / "v.txt")
+        read_word_vectors(tmp_path / "v.txt")

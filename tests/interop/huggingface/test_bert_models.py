@@ -1,4 +1,4 @@
-"""BERT and its relatives, beside transformers with random weights."""
+"""BERT, RoBERTa, DistilBERT and ALBERT compared with transformers, with random weights."""
 
 import json
 import logging
@@ -8,16 +8,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from regard.errors import RegardError
-from regard.interop import import_folder
+from regard.interop import import_huggingface
 from regard.layers.packed import pack
-from tests.interop.comparing import (
+from tests.interop.model_comparison import (
     ROWS,
     VOCAB,
-    compare_attention,
+    assert_same_attention,
     random_model,
-    real,
+    remove_padding,
     round_trip,
-    run_theirs,
+    run_hf_model,
 )
 
 SEGMENTS = [[0, 0, 0, 1, 1, 1, 1], [0, 1, 1]]
@@ -62,8 +62,8 @@ CONFIGS = {
 CASES = [(family, i) for family, configs in CONFIGS.items() for i in range(len(configs))]
 
 
-def made(transformers, family, number, head, folder, **changes):
-    config = getattr(transformers, f"{family}Config")(**CONFIGS[family][number] | changes)
+def make_hf_model(transformers, family, index, head, folder, **changes):
+    config = getattr(transformers, f"{family}Config")(**CONFIGS[family][index] | changes)
     return random_model(getattr(transformers, f"{family}{head}"), config, folder)
 
 
@@ -71,120 +71,128 @@ def segments_of(family):
     return None if family in ("XLMRoberta", "Camembert", "DistilBert") else SEGMENTS
 
 
-def output_of(family, model):
-    return run_theirs(model, segments_of(family), pad=model.config.pad_token_id)
+def hf_output(family, model):
+    return run_hf_model(model, segments_of(family), pad=model.config.pad_token_id)
 
 
-def close(ours, theirs):
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+def assert_close(actual, expected):
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("family", "number"), CASES)
-def test_the_encoder(transformers, tmp_path, family, number):
-    theirs = made(transformers, family, number, "Model", tmp_path / "in")
-    wanted = output_of(family, theirs)
-    bundle, again = round_trip(transformers, tmp_path / "in", tmp_path / "out")
-    encoded = compare_attention(bundle.model, wanted.attentions, segments_of(family))
-    close(encoded, real(wanted.last_hidden_state))
+@pytest.mark.parametrize(("family", "index"), CASES)
+def test_encoder_matches_transformers(transformers, tmp_path, family, index):
+    hf_model = make_hf_model(transformers, family, index, "Model", tmp_path / "in")
+    expected = hf_output(family, hf_model)
+    pipeline, exported = round_trip(transformers, tmp_path / "in", tmp_path / "out")
+    encoded = assert_same_attention(pipeline.model, expected.attentions, segments_of(family))
+    assert_close(encoded, remove_padding(expected.last_hidden_state))
     if family != "DistilBert":
-        close(bundle.model.pooled(encoded, pack(ROWS)), wanted.pooler_output)
-    assert torch.equal(output_of(family, again).last_hidden_state, wanted.last_hidden_state)
+        assert_close(pipeline.model.pool(encoded, pack(ROWS)), expected.pooler_output)
+    assert torch.equal(hf_output(family, exported).last_hidden_state, expected.last_hidden_state)
 
 
 @pytest.mark.parametrize("family", ["Bert", "Roberta", "Albert"])
-def test_the_encoder_without_a_pooler(transformers, tmp_path, family):
-    theirs = made(transformers, family, 0, "Model", tmp_path)
+def test_encoder_without_pooler_matches_transformers(transformers, tmp_path, family):
+    hf_model = make_hf_model(transformers, family, 0, "Model", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file({name: one for name, one in tensors.items() if "pooler" not in name}, tmp_path / "model.safetensors")
-    bundle = import_folder(tmp_path)
-    assert bundle.model.config.pooler == "none"
-    wanted = output_of(family, theirs)
-    close(compare_attention(bundle.model, wanted.attentions, SEGMENTS), real(wanted.last_hidden_state))
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if "pooler" not in name}, tmp_path / "model.safetensors"
+    )
+    pipeline = import_huggingface(tmp_path)
+    assert pipeline.model.config.pooler == "none"
+    expected = hf_output(family, hf_model)
+    assert_close(
+        assert_same_attention(pipeline.model, expected.attentions, SEGMENTS), remove_padding(expected.last_hidden_state)
+    )
 
 
-@pytest.mark.parametrize(("family", "number"), CASES)
-def test_naming_masked_tokens(transformers, tmp_path, family, number):
-    theirs = made(transformers, family, number, "ForMaskedLM", tmp_path / "in")
-    wanted = output_of(family, theirs)
-    bundle, again = round_trip(transformers, tmp_path / "in", tmp_path / "out")
-    close(compare_attention(bundle.model, wanted.attentions, segments_of(family)), real(wanted.logits))
-    assert torch.equal(output_of(family, again).logits, wanted.logits)
+@pytest.mark.parametrize(("family", "index"), CASES)
+def test_masked_language_model_matches_transformers(transformers, tmp_path, family, index):
+    hf_model = make_hf_model(transformers, family, index, "ForMaskedLM", tmp_path / "in")
+    expected = hf_output(family, hf_model)
+    pipeline, exported = round_trip(transformers, tmp_path / "in", tmp_path / "out")
+    assert_close(
+        assert_same_attention(pipeline.model, expected.attentions, segments_of(family)), remove_padding(expected.logits)
+    )
+    assert torch.equal(hf_output(family, exported).logits, expected.logits)
 
 
-@pytest.mark.parametrize(("family", "number"), CASES)
-def test_classifying(transformers, tmp_path, family, number):
+@pytest.mark.parametrize(("family", "index"), CASES)
+def test_classifier_matches_transformers(transformers, tmp_path, family, index):
     names = {0: "bad", 1: "so so", 2: "good"}
-    theirs = made(transformers, family, number, "ForSequenceClassification", tmp_path / "in", id2label=names)
-    wanted = output_of(family, theirs)
-    bundle, again = round_trip(transformers, tmp_path / "in", tmp_path / "out")
-    assert bundle.model.config.labels == ("bad", "so so", "good")
-    close(compare_attention(bundle.model, wanted.attentions, segments_of(family)), wanted.logits)
-    assert torch.equal(output_of(family, again).logits, wanted.logits)
-    assert again.config.id2label == names
+    hf_model = make_hf_model(transformers, family, index, "ForSequenceClassification", tmp_path / "in", id2label=names)
+    expected = hf_output(family, hf_model)
+    pipeline, exported = round_trip(transformers, tmp_path / "in", tmp_path / "out")
+    assert pipeline.model.config.labels == ("bad", "so so", "good")
+    assert_close(assert_same_attention(pipeline.model, expected.attentions, segments_of(family)), expected.logits)
+    assert torch.equal(hf_output(family, exported).logits, expected.logits)
+    assert exported.config.id2label == names
 
 
-@pytest.mark.parametrize(("family", "number"), CASES)
-def test_answering(transformers, tmp_path, family, number):
-    theirs = made(transformers, family, number, "ForQuestionAnswering", tmp_path / "in")
-    wanted = output_of(family, theirs)
-    bundle, again = round_trip(transformers, tmp_path / "in", tmp_path / "out")
-    logits = compare_attention(bundle.model, wanted.attentions, segments_of(family))
-    close(logits, torch.stack([real(wanted.start_logits), real(wanted.end_logits)], dim=1))
-    assert torch.equal(output_of(family, again).end_logits, wanted.end_logits)
+@pytest.mark.parametrize(("family", "index"), CASES)
+def test_question_answering_matches_transformers(transformers, tmp_path, family, index):
+    hf_model = make_hf_model(transformers, family, index, "ForQuestionAnswering", tmp_path / "in")
+    expected = hf_output(family, hf_model)
+    pipeline, exported = round_trip(transformers, tmp_path / "in", tmp_path / "out")
+    logits = assert_same_attention(pipeline.model, expected.attentions, segments_of(family))
+    assert_close(
+        logits, torch.stack([remove_padding(expected.start_logits), remove_padding(expected.end_logits)], dim=1)
+    )
+    assert torch.equal(hf_output(family, exported).end_logits, expected.end_logits)
 
 
 @pytest.mark.parametrize("family", ["Bert", "Albert"])
-def test_of_pre_training_the_masked_half(transformers, tmp_path, caplog, family):
-    theirs = made(transformers, family, 0, "ForPreTraining", tmp_path)
+def test_pretraining_class_is_imported_as_masked_language_model(transformers, tmp_path, caplog, family):
+    hf_model = make_hf_model(transformers, family, 0, "ForPreTraining", tmp_path)
     with caplog.at_level(logging.WARNING, "regard"):
-        bundle = import_folder(tmp_path)
-    assert "pooler" in caplog.text  # what is left out is said
-    segments = torch.tensor([one for row in SEGMENTS for one in row])
-    close(bundle.model(pack(ROWS), segments), real(output_of(family, theirs).prediction_logits))
+        pipeline = import_huggingface(tmp_path)
+    assert "pooler" in caplog.text  # a warning lists the tensors that are left out
+    segments = torch.tensor([segment for row in SEGMENTS for segment in row])
+    assert_close(pipeline.model(pack(ROWS), segments), remove_padding(hf_output(family, hf_model).prediction_logits))
 
 
-def test_labels_without_names(transformers, tmp_path):
-    made(transformers, "Bert", 0, "ForSequenceClassification", tmp_path)
-    assert import_folder(tmp_path).model.config.labels == ("LABEL_0", "LABEL_1")
+def test_labels_without_names_get_default_names(transformers, tmp_path):
+    make_hf_model(transformers, "Bert", 0, "ForSequenceClassification", tmp_path)
+    assert import_huggingface(tmp_path).model.config.labels == ("LABEL_0", "LABEL_1")
 
 
-def renamed(folder, rename):
+def rename_tensors(folder, rename):
     tensors = load_file(folder / "model.safetensors")
     save_file({rename(name): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
     return tensors
 
 
-def test_names_of_the_first_years(transformers, tmp_path):
-    """gamma and beta, a decoder beside the embedding that it is, and numbers of positions."""
-    theirs = made(transformers, "Bert", 0, "ForMaskedLM", tmp_path)
-    tensors = renamed(
+def test_tensor_names_of_early_files_are_read(transformers, tmp_path):
+    """gamma and beta, a copy of the embedding as decoder, and position indices."""
+    hf_model = make_hf_model(transformers, "Bert", 0, "ForMaskedLM", tmp_path)
+    tensors = rename_tensors(
         tmp_path, lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("Norm.bias", "Norm.beta")
     )
-    old = load_file(tmp_path / "model.safetensors") | {
+    early = load_file(tmp_path / "model.safetensors") | {
         "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"].clone(),
         "cls.predictions.decoder.bias": tensors["cls.predictions.bias"].clone(),
         "bert.embeddings.position_ids": torch.arange(13)[None],
     }
-    assert "bert.embeddings.LayerNorm.gamma" in old
-    save_file(old, tmp_path / "model.safetensors")
-    close(import_folder(tmp_path).model(pack(ROWS)), real(run_theirs(theirs).logits))
+    assert "bert.embeddings.LayerNorm.gamma" in early
+    save_file(early, tmp_path / "model.safetensors")
+    assert_close(import_huggingface(tmp_path).model(pack(ROWS)), remove_padding(run_hf_model(hf_model).logits))
 
 
-def test_a_decoder_that_is_not_the_embedding_is_refused(transformers, tmp_path):
-    made(transformers, "Bert", 0, "ForMaskedLM", tmp_path)
+def test_untied_decoder_is_an_error(transformers, tmp_path):
+    make_hf_model(transformers, "Bert", 0, "ForMaskedLM", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(RegardError, match=r"copy of: cls.predictions.decoder.weight"):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
 
 
 @pytest.mark.parametrize("head", ["Model", "ForQuestionAnswering"])
-def test_with_the_prefix_and_without(transformers, tmp_path, head):
-    made(transformers, "Bert", 0, head, tmp_path)
-    before = dict(import_folder(tmp_path).model.named_parameters())
-    renamed(tmp_path, lambda name: name.removeprefix("bert.") if head != "Model" else f"bert.{name}")
-    after = dict(import_folder(tmp_path).model.named_parameters())
+def test_name_prefix_is_optional(transformers, tmp_path, head):
+    make_hf_model(transformers, "Bert", 0, head, tmp_path)
+    before = dict(import_huggingface(tmp_path).model.named_parameters())
+    rename_tensors(tmp_path, lambda name: name.removeprefix("bert.") if head != "Model" else f"bert.{name}")
+    after = dict(import_huggingface(tmp_path).model.named_parameters())
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -207,20 +215,20 @@ def test_with_the_prefix_and_without(transformers, tmp_path, head):
         ("Albert", "inner_group_num", 2),
     ],
 )
-def test_what_changes_the_computation_is_refused_by_its_key(transformers, tmp_path, family, key, value):
-    made(transformers, family, 0, "ForMaskedLM", tmp_path)
+def test_unsupported_settings_are_an_error_that_names_the_key(transformers, tmp_path, family, key, value):
+    make_hf_model(transformers, family, 0, "ForMaskedLM", tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(RegardError, match=key):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [("id2label", {"1": "a", "2": "b"}), ("problem_type", "multi_label_classification")]
 )
-def test_labels_must_be_numbered_and_of_one_text_one(transformers, tmp_path, key, value):
-    made(transformers, "Bert", 0, "ForSequenceClassification", tmp_path)
+def test_multi_label_and_unnumbered_labels_are_an_error(transformers, tmp_path, key, value):
+    make_hf_model(transformers, "Bert", 0, "ForSequenceClassification", tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(RegardError, match=key):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)

@@ -1,4 +1,4 @@
-"""BART, Marian, T5 and their relatives, beside transformers with random weights: logits, maps, ids, round trips."""
+"""BART, Marian, T5 and similar models compared with transformers, with random weights."""
 
 import json
 from pathlib import Path
@@ -12,14 +12,14 @@ from tokenizers import models, pre_tokenizers, processors
 
 from regard.attention import record
 from regard.data import Tokenizer
-from regard.data.text.special_tokens import Special
+from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig, decode_batch
 from regard.errors import RegardError
-from regard.interop import export_folder, import_folder
+from regard.interop import export_huggingface, import_huggingface
 from regard.layers.packed import pack
 from regard.models.transformer import Transformer, TransformerConfig, t5_small
 from regard.pipelines import Translator
-from tests.interop.comparing import same_tensors
+from tests.interop.model_comparison import assert_same_tensors
 
 VOCAB = 50
 BART: dict[str, Any] = dict(
@@ -28,7 +28,7 @@ BART: dict[str, Any] = dict(
 )
 THREE_HEADS = dict(d_model=33, encoder_attention_heads=3, decoder_attention_heads=3)
 MARIAN = BART | dict(pad_token_id=49, eos_token_id=0, decoder_start_token_id=49, forced_eos_token_id=0)
-TWO = dict(share_encoder_decoder_embeddings=False)
+SEPARATE = dict(share_encoder_decoder_embeddings=False)
 T5: dict[str, Any] = dict(
     vocab_size=VOCAB, d_model=24, d_kv=5, d_ff=37, num_layers=2, num_decoder_layers=3, num_heads=3
 )
@@ -39,8 +39,8 @@ CASES = {
     "marian": ("Marian", MARIAN | dict(scale_embedding=True, activation_function="swish")),
     "marian odd": ("Marian", MARIAN | THREE_HEADS),
     "marian untied": ("Marian", MARIAN | dict(tie_word_embeddings=False, scale_embedding=True)),
-    "marian two": ("Marian", MARIAN | TWO | dict(decoder_vocab_size=57)),
-    "marian two untied": ("Marian", MARIAN | TWO | dict(decoder_vocab_size=53, tie_word_embeddings=False)),
+    "marian two": ("Marian", MARIAN | SEPARATE | dict(decoder_vocab_size=57)),
+    "marian two untied": ("Marian", MARIAN | SEPARATE | dict(decoder_vocab_size=53, tie_word_embeddings=False)),
     "t5": ("T5", T5),
     "t5 wide": (
         "T5",
@@ -59,8 +59,8 @@ def class_of(family: str) -> str:
     return "MarianMTModel" if family == "Marian" else f"{family}ForConditionalGeneration"
 
 
-def made(transformers: Any, case: str, folder: Path, **changes) -> Any:
-    """A model of random weights, in which no parameter is 0 or 1, and its folder."""
+def make_hf_model(transformers: Any, case: str, folder: Path, **changes) -> Any:
+    """A model of transformers in which no parameter is 0 or 1, saved to a folder with a tokenizer."""
     family, sizes = CASES[case]
     torch.manual_seed(len(case))
     model = getattr(transformers, class_of(family))(getattr(transformers, f"{family}Config")(**sizes | changes))
@@ -71,11 +71,11 @@ def made(transformers: Any, case: str, folder: Path, **changes) -> Any:
         if family == "T5":
             if case == "t5 1.1":
                 model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-            model.lm_head.weight[model.config.eos_token_id] *= 9  # or texts would never end
+            model.lm_head.weight[model.config.eos_token_id] *= 9  # so that texts end
         else:
             model.final_logits_bias.normal_()
             model.final_logits_bias[0, model.config.eos_token_id] += 8
-        if case in ("bart untied", "marian untied"):  # in which older versions tie these, whatever is said
+        if case in ("bart untied", "marian untied"):  # older versions tie these regardless of the config
             for side in (model.model.encoder, model.model.decoder):
                 side.embed_tokens.weight.copy_(model.model.shared.weight)
     if case == "bart forced":
@@ -87,7 +87,7 @@ def made(transformers: Any, case: str, folder: Path, **changes) -> Any:
 
 
 def write_tokenizer(folder: Path, config: Any) -> None:
-    """Words w0, w1, …; the end stands after each text, in BART the beginning before it."""
+    """Writes a tokenizer of the words w0, w1, …; it adds the eos token after each text and, for BART, bos before it."""
     library = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w4"))
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     begin = f"w{config.bos_token_id} " if config.model_type == "bart" else ""
@@ -99,7 +99,7 @@ def write_tokenizer(folder: Path, config: Any) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "w4"}))
 
 
-def padded(rows: list[list[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_rows(rows: list[list[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
@@ -107,124 +107,130 @@ def padded(rows: list[list[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 @torch.no_grad()
-def compare(ours: Transformer, special: Special, theirs: Any) -> None:
-    """Logits and every attention map, for two pairs of different lengths."""
+def assert_same_logits_and_attention(model: Transformer, special: SpecialTokens, hf_model: Any) -> None:
+    """Compares logits and all attention weights for two pairs of different lengths."""
     targets = [[special.sos, 5, 6, 31, 9, 12], [special.sos, 44, 13]]
-    ids, mask = padded(SOURCES, special.pad)
-    target_ids, target_mask = padded(targets, special.pad)
-    given = dict(input_ids=ids, attention_mask=mask)
-    given |= dict(decoder_input_ids=target_ids, decoder_attention_mask=target_mask)
-    wanted = theirs(**given, output_attentions=True)
-    with record(ours) as recording:
-        logits = ours(pack(SOURCES), pack(targets))
-    torch.testing.assert_close(logits, wanted.logits[target_mask.bool()], atol=1e-4, rtol=1e-5)
-    maps = {f"encoder.{i}.attention": (SOURCES, SOURCES, one) for i, one in enumerate(wanted.encoder_attentions)}
-    maps |= {f"decoder.{i}.attention": (targets, targets, one) for i, one in enumerate(wanted.decoder_attentions)}
-    maps |= {f"decoder.{i}.cross": (targets, SOURCES, one) for i, one in enumerate(wanted.cross_attentions)}
+    ids, mask = pad_rows(SOURCES, special.pad)
+    target_ids, target_mask = pad_rows(targets, special.pad)
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    inputs |= dict(decoder_input_ids=target_ids, decoder_attention_mask=target_mask)
+    expected = hf_model(**inputs, output_attentions=True)
+    with record(model) as recording:
+        logits = model(pack(SOURCES), pack(targets))
+    torch.testing.assert_close(logits, expected.logits[target_mask.bool()], atol=1e-4, rtol=1e-5)
+    maps = {
+        f"encoder.{i}.attention": (SOURCES, SOURCES, weights) for i, weights in enumerate(expected.encoder_attentions)
+    }
+    maps |= {
+        f"decoder.{i}.attention": (targets, targets, weights) for i, weights in enumerate(expected.decoder_attentions)
+    }
+    maps |= {f"decoder.{i}.cross": (targets, SOURCES, weights) for i, weights in enumerate(expected.cross_attentions)}
     assert maps.keys() == recording.keys()
-    for name, (queries, keys, other) in maps.items():
-        own = recording[name].weights()
+    for name, (queries, keys, expected_weights) in maps.items():
+        weights = recording[name].weights()
         for b, (T, S) in enumerate(zip(map(len, queries), map(len, keys))):
-            torch.testing.assert_close(own[b, :, :T, :S], other[b, :, :T, :S], atol=1e-4, rtol=0)
+            torch.testing.assert_close(weights[b, :, :T, :S], expected_weights[b, :, :T, :S], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_maps_and_the_round_trip(transformers, case, tmp_path):
-    theirs = made(transformers, case, tmp_path / "in")
-    bundle = import_folder(tmp_path / "in")
-    compare(bundle.model, bundle.special, theirs)
-    again = exported(transformers, bundle, tmp_path / "out")
-    assert type(again) is type(theirs)
-    same_tensors(tmp_path / "in", tmp_path / "out")
-    compare(bundle.model, bundle.special, again)
+def test_logits_attention_and_round_trip_match_transformers(transformers, case, tmp_path):
+    hf_model = make_hf_model(transformers, case, tmp_path / "in")
+    pipeline = import_huggingface(tmp_path / "in")
+    assert_same_logits_and_attention(pipeline.model, pipeline.special, hf_model)
+    exported = export_and_load(transformers, pipeline, tmp_path / "out")
+    assert type(exported) is type(hf_model)
+    assert_same_tensors(tmp_path / "in", tmp_path / "out")
+    assert_same_logits_and_attention(pipeline.model, pipeline.special, exported)
 
 
-def exported(transformers: Any, bundle: Translator, folder: Path) -> Any:
-    """What transformers makes of an export, without a word of complaint."""
-    name = export_folder(bundle, folder)
-    model, told = getattr(transformers, name).from_pretrained(
+def export_and_load(transformers: Any, pipeline: Translator, folder: Path) -> Any:
+    """Exports a model and loads it in transformers, without missing or unexpected tensors."""
+    name = export_huggingface(pipeline, folder)
+    model, report = getattr(transformers, name).from_pretrained(
         folder, output_loading_info=True, attn_implementation="eager"
     )
-    assert not any(told.values()), told
+    assert not any(report.values()), report
     return model.eval()
 
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_generation_gives_the_same_ids(transformers, case, tmp_path):
-    theirs = made(transformers, case, tmp_path)
-    bundle = import_folder(tmp_path)
-    special = bundle.special
+def test_generation_matches_transformers(transformers, case, tmp_path):
+    hf_model = make_hf_model(transformers, case, tmp_path)
+    pipeline = import_huggingface(tmp_path)
+    special = pipeline.special
     sources = [torch.randint(4, 49, (1 + i % 9,)).tolist() for i in range(12)]
-    ids, mask = padded(sources, special.pad)
-    never = [[token] for token in {special.pad, special.sos} - {special.eos}] or None  # as ours
-    common = dict(input_ids=ids, attention_mask=mask, min_new_tokens=4, max_new_tokens=20, bad_words_ids=never)
+    ids, mask = pad_rows(sources, special.pad)
+    excluded = [[token] for token in {special.pad, special.sos} - {special.eos}] or None  # as in Regard
+    common = dict(input_ids=ids, attention_mask=mask, min_new_tokens=4, max_new_tokens=20, bad_words_ids=excluded)
     common |= dict(decoder_start_token_id=special.sos, forced_eos_token_id=None)
-    common |= dict(use_cache="t5" not in case)  # where theirs fails if the stacks differ in depth
+    common |= dict(use_cache="t5" not in case)  # transformers fails if the stacks differ in depth
     prefixes = None if special.forced is None else [[special.forced]] * len(sources)
-    # What is forced upon a text has its price in ours and none in theirs: at 0 all hypotheses pay the same.
+    # Regard scores forced tokens, transformers does not: without length penalty the ranking is the same.
     penalty = 1.0 if special.forced is None else 0.0
     for method, options in (
         ("greedy", dict(num_beams=1)),
         ("beam", dict(num_beams=4, early_stopping=True, length_penalty=penalty)),
     ):
-        wanted = theirs.generate(**common, **options)[:, 1:].tolist()
+        expected = hf_model.generate(**common, **options)[:, 1:].tolist()
         config = DecodeConfig(method, beam=4, min_len=4, max_len=20, length_penalty=penalty)
-        found = decode_batch(bundle.model, pack(sources), config, special=special, prefixes=prefixes)
+        decoded = decode_batch(pipeline.model, pack(sources), config, special=special, prefixes=prefixes)
         compared = set()
-        for row, (best, *_) in zip(wanted, found):
-            if special.eos in row:  # by itself, not by force
+        for row, (best, *_) in zip(expected, decoded):
+            if special.eos in row:  # ended before the maximum length
                 assert best.ids == row[: row.index(special.eos)]
                 compared.add(tuple(best.ids))
         assert len(compared) > 1
 
 
-def test_special_ids(transformers, tmp_path):
-    made(transformers, "bart forced", tmp_path / "bart")
-    bart = import_folder(tmp_path / "bart")
-    assert bart.special == Special(pad=1, unk=4, sos=2, eos=2, begin=0, end=2, forced=0)
-    assert bart.source_ids("w5 w6") == [0, 5, 6, 2]
+def test_special_ids_are_read(transformers, tmp_path):
+    make_hf_model(transformers, "bart forced", tmp_path / "bart")
+    bart = import_huggingface(tmp_path / "bart")
+    assert bart.special == SpecialTokens(pad=1, unk=4, sos=2, eos=2, begin=0, end=2, forced=0)
+    assert bart.encode_source("w5 w6") == [0, 5, 6, 2]
     assert bart.teacher_forced([([5], [7])])[1].ids.tolist() == [2, 0, 7]
     assert bart.translate(["w5 w6"])[0][0].hypothesis.ids[0] == 0
-    made(transformers, "bart", tmp_path / "first")
-    assert import_folder(tmp_path / "first").special.forced is None
-    change(tmp_path / "first", force_bos_token_to_be_generated=True)
-    assert import_folder(tmp_path / "first").special.forced == 0
-    made(transformers, "marian", tmp_path / "marian")
-    assert import_folder(tmp_path / "marian").special == Special(pad=49, unk=4, sos=49, eos=0, end=0)
-    made(transformers, "t5", tmp_path / "t5")  # whose config does not say where it starts
-    assert import_folder(tmp_path / "t5").special == Special(pad=0, unk=4, sos=0, eos=1, end=1)
+    make_hf_model(transformers, "bart", tmp_path / "first")
+    assert import_huggingface(tmp_path / "first").special.forced is None
+    edit_config(tmp_path / "first", force_bos_token_to_be_generated=True)
+    assert import_huggingface(tmp_path / "first").special.forced == 0
+    make_hf_model(transformers, "marian", tmp_path / "marian")
+    assert import_huggingface(tmp_path / "marian").special == SpecialTokens(pad=49, unk=4, sos=49, eos=0, end=0)
+    make_hf_model(transformers, "t5", tmp_path / "t5")  # its config has no decoder_start_token_id
+    assert import_huggingface(tmp_path / "t5").special == SpecialTokens(pad=0, unk=4, sos=0, eos=1, end=1)
 
 
-def test_bart_without_its_output_layer(transformers, tmp_path):
-    """As the first files of BART are: another class, shorter names, no bias; copies of the embedding beside it."""
-    theirs = made(transformers, "bart", tmp_path)
-    bare = {name.removeprefix("model."): tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
-    del bare["final_logits_bias"]
-    bare |= {f"{side}.embed_tokens.weight": bare["shared.weight"].clone() for side in ("encoder", "decoder")}
-    save_file(bare, tmp_path / "model.safetensors")
-    change(tmp_path, architectures=["BartModel"])
-    bundle = import_folder(tmp_path)
-    theirs.final_logits_bias.zero_()
-    compare(bundle.model, bundle.special, theirs)
+def test_bart_without_output_layer_is_read(transformers, tmp_path):
+    """Early files of BART: another class, shorter names, no bias, copies of the embedding."""
+    hf_model = make_hf_model(transformers, "bart", tmp_path)
+    tensors = {
+        name.removeprefix("model."): tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
+    del tensors["final_logits_bias"]
+    tensors |= {f"{side}.embed_tokens.weight": tensors["shared.weight"].clone() for side in ("encoder", "decoder")}
+    save_file(tensors, tmp_path / "model.safetensors")
+    edit_config(tmp_path, architectures=["BartModel"])
+    pipeline = import_huggingface(tmp_path)
+    hf_model.final_logits_bias.zero_()
+    assert_same_logits_and_attention(pipeline.model, pipeline.special, hf_model)
 
 
-def test_the_first_t5_says_less(transformers, tmp_path):
-    """No distance, no new names of the activation; copies of the embedding; a bias that nothing reads."""
-    theirs = made(transformers, "t5", tmp_path)
+def test_early_t5_files_are_read(transformers, tmp_path):
+    """Without the newer keys, with copies of the embedding and an unused bias."""
+    hf_model = make_hf_model(transformers, "t5", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     for copy in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head"):
         tensors[f"{copy}.weight"] = tensors["shared.weight"].clone()
     tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.ones(32, 3)
     save_file(tensors, tmp_path / "model.safetensors")
-    unsaid = ("dense_act_fn", "is_gated_act", "relative_attention_max_distance", "scale_decoder_outputs")
-    change(tmp_path, **dict.fromkeys((*unsaid, "tie_word_embeddings"), None))
-    bundle = import_folder(tmp_path)
-    assert bundle.model.config.tied
-    compare(bundle.model, bundle.special, theirs)
+    newer_keys = ("dense_act_fn", "is_gated_act", "relative_attention_max_distance", "scale_decoder_outputs")
+    edit_config(tmp_path, **dict.fromkeys((*newer_keys, "tie_word_embeddings"), None))
+    pipeline = import_huggingface(tmp_path)
+    assert pipeline.model.config.tied
+    assert_same_logits_and_attention(pipeline.model, pipeline.special, hf_model)
 
 
-def change(folder: Path, **values) -> None:
+def edit_config(folder: Path, **values) -> None:
     path = folder / "config.json"
     table = {key: value for key, value in (json.loads(path.read_text()) | values).items() if value is not None}
     path.write_text(json.dumps(table))
@@ -247,38 +253,38 @@ def change(folder: Path, **values) -> None:
         ("t5 1.1", "dense_act_fn", "gelu"),
     ],
 )
-def test_what_changes_the_computation_is_refused_by_its_key(transformers, tmp_path, case, key, value):
-    made(transformers, case, tmp_path)
+def test_unsupported_settings_are_an_error_that_names_the_key(transformers, tmp_path, case, key, value):
+    make_hf_model(transformers, case, tmp_path)
     if key == "feed_forward_proj":
-        change(tmp_path, dense_act_fn=None)
-    change(tmp_path, **{key: value})
+        edit_config(tmp_path, dense_act_fn=None)
+    edit_config(tmp_path, **{key: value})
     with pytest.raises(RegardError, match=f"config.json: {key} (=|must be)"):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
 
 
-def test_tensors_that_do_not_belong_are_named(transformers, tmp_path):
-    made(transformers, "marian", tmp_path)
+def test_wrong_tensors_are_named(transformers, tmp_path):
+    make_hf_model(transformers, "marian", tmp_path)
     path = tmp_path / "model.safetensors"
-    good = load_file(path)
-    for tensors, told in (
-        (good | {"model.encoder.layer_norm.weight": torch.ones(24)}, "unknown: model.encoder.layer_norm.weight"),
-        (good | {"model.encoder.embed_positions.weight": torch.ones(40, 24)}, "holds no sinusoids"),
-        (good | {"model.encoder.embed_tokens.weight": torch.ones(50, 24)}, "tie_word_embeddings"),
-        (good | {"model.shared.weight": torch.ones(50, 23)}, r"another shape: model.shared.weight \(50, 23\)"),
-        ({key: good[key] for key in good if "decoder.layers.2.fc1.bias" not in key}, "missing: .*2.fc1.bias"),
+    original = load_file(path)
+    for tensors, message in (
+        (original | {"model.encoder.layer_norm.weight": torch.ones(24)}, "unknown: model.encoder.layer_norm.weight"),
+        (original | {"model.encoder.embed_positions.weight": torch.ones(40, 24)}, "does not hold sinusoids"),
+        (original | {"model.encoder.embed_tokens.weight": torch.ones(50, 24)}, "tie_word_embeddings"),
+        (original | {"model.shared.weight": torch.ones(50, 23)}, r"wrong shape: model.shared.weight \(50, 23\)"),
+        ({key: original[key] for key in original if "decoder.layers.2.fc1.bias" not in key}, "missing: .*2.fc1.bias"),
     ):
         save_file(tensors, path)
-        with pytest.raises(RegardError, match=told):
-            import_folder(tmp_path)
+        with pytest.raises(RegardError, match=message):
+            import_huggingface(tmp_path)
 
 
-# -- models of ours, out ---------------------------------------------------------------------------------------------
+# -- export of models of Regard ---------------------------------------------------------------------------------------
 
 SIZES: dict[str, Any] = dict(
     **dict(width=24, heads=4, feedforward=37, encoder_layers=2, decoder_layers=3, dropout=0.0, max_len=20),
     **dict(source_vocab=VOCAB, target_vocab=VOCAB, shared_vocab=True),
 )
-FITTING = [
+SUPPORTED = [
     ("MarianMTModel", dict(norm="post")),
     ("MarianMTModel", dict(norm="post", width=33, heads=3, activation="gelu", bias=False, tied=False)),
     ("MarianMTModel", dict(norm="post", shared_vocab=False, target_vocab=57, embedding_scale=False)),
@@ -298,7 +304,7 @@ FITTING = [
 ]
 
 
-def ours(**choices) -> Translator:
+def make_translator(**choices) -> Translator:
     torch.manual_seed(5)
     model = Transformer(TransformerConfig(**(SIZES | choices))).eval()
     with torch.no_grad():
@@ -309,26 +315,26 @@ def ours(**choices) -> Translator:
     return Translator(model, tokenizer, tokenizer)
 
 
-@pytest.mark.parametrize(("name", "choices"), FITTING)
-def test_a_model_of_ours_becomes_the_class_that_computes_the_same(transformers, tmp_path, name, choices):
-    bundle = ours(**choices)
-    theirs = exported(transformers, bundle, tmp_path)
-    assert type(theirs).__name__ == name
-    compare(bundle.model, bundle.special, theirs)
-    back = import_folder(tmp_path)
-    assert back.special == bundle.special
-    logits = [one.model(pack(SOURCES), pack(SOURCES)) for one in (bundle, back)]
+@pytest.mark.parametrize(("name", "choices"), SUPPORTED)
+def test_exported_model_gives_the_same_output_in_transformers(transformers, tmp_path, name, choices):
+    pipeline = make_translator(**choices)
+    hf_model = export_and_load(transformers, pipeline, tmp_path)
+    assert type(hf_model).__name__ == name
+    assert_same_logits_and_attention(pipeline.model, pipeline.special, hf_model)
+    back = import_huggingface(tmp_path)
+    assert back.special == pipeline.special
+    logits = [each.model(pack(SOURCES), pack(SOURCES)) for each in (pipeline, back)]
     torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
 
 
-def test_languages_go_with_the_tokenizer(transformers, tmp_path):
-    bundle = ours(**FITTING[0][1])
-    bundle.languages = ("en", "fr")
-    export_folder(bundle, tmp_path)
+def test_languages_are_exported_and_imported(transformers, tmp_path):
+    pipeline = make_translator(**SUPPORTED[0][1])
+    pipeline.languages = ("en", "fr")
+    export_huggingface(pipeline, tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert (settings["source_lang"], settings["target_lang"]) == ("en", "fr")
     assert transformers.AutoTokenizer.from_pretrained(tmp_path)("w1 w2")["input_ids"]
-    assert import_folder(tmp_path).languages == ("en", "fr")
+    assert import_huggingface(tmp_path).languages == ("en", "fr")
 
 
 @pytest.mark.parametrize(
@@ -350,19 +356,19 @@ def test_languages_go_with_the_tokenizer(transformers, tmp_path):
         (vars(t5_small(**SIZES, encoder_score="scaled_dot")), "encoder_score = 'scaled_dot'"),
     ],
 )
-def test_where_no_class_fits_the_field_is_named_and_nothing_written(tmp_path, choices, field):
+def test_unsupported_fields_are_named_and_nothing_is_written(tmp_path, choices, field):
     with pytest.raises(RegardError, match=field):
-        export_folder(ours(**choices), tmp_path / "out")
+        export_huggingface(make_translator(**choices), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_trained_model_translates_there_as_here(transformers, transformer, tmp_path):
-    theirs = exported(transformers, transformer, tmp_path)
+def test_trained_model_translates_identically_in_transformers(transformers, transformer, tmp_path):
+    hf_model = export_and_load(transformers, transformer, tmp_path)
     lines = ["one two three", "nine four", "ten six five eight", "seven"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    given = tokenizer(lines, return_tensors="pt", padding=True)
-    assert given["input_ids"][3].tolist()[:2] == transformer.source_ids("seven")
-    written = theirs.generate(**given, max_length=16, forced_eos_token_id=None)
-    found = [best.text for best, *_ in transformer.translate(lines)]
-    assert tokenizer.batch_decode(written, skip_special_tokens=True) == found
-    assert len(set(found)) == 4
+    inputs = tokenizer(lines, return_tensors="pt", padding=True)
+    assert inputs["input_ids"][3].tolist()[:2] == transformer.encode_source("seven")
+    generated = hf_model.generate(**inputs, max_length=16, forced_eos_token_id=None)
+    expected = [best.text for best, *_ in transformer.translate(lines)]
+    assert tokenizer.batch_decode(generated, skip_special_tokens=True) == expected
+    assert len(set(expected)) == 4

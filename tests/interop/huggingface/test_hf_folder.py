@@ -1,4 +1,4 @@
-"""Folders of Hugging Face: what is in them, in whatever state, and what is written."""
+"""Import and export of Hugging Face folders: weight files, damaged folders, export of models trained here."""
 
 import dataclasses
 import json
@@ -9,17 +9,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from regard.data.text.special_tokens import Special
+from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.interop import export_folder, import_folder
+from regard.interop import export_huggingface, import_huggingface
 from regard.layers.packed import pack
 from regard.models.bert import Bert, BertConfig
 from regard.models.gpt import GPT, GPTConfig
-from regard.pipelines import LanguageModel, TextEncoder, load, save
-from tests.interop.comparing import (
+from regard.pipelines import TextEncoder, TextGenerator, load, save
+from tests.interop.model_comparison import (
     VOCAB,
+    assert_same_weights,
+    edit_config,
     random_model,
+    weights_of,
     write_tokenizer,
 )
 
@@ -28,7 +31,7 @@ TEXTS = ["one two three", "three one", "two two one three two"]
 
 @pytest.fixture
 def folder(transformers, tmp_path):
-    """A small BertModel."""
+    """The folder of a small BertModel."""
     config = transformers.BertConfig(
         **dict(vocab_size=VOCAB, hidden_size=24, num_attention_heads=2, num_hidden_layers=2, intermediate_size=30),
         max_position_embeddings=12,
@@ -37,71 +40,57 @@ def folder(transformers, tmp_path):
     return tmp_path / "in"
 
 
-def weights_of(bundle):
-    return {name: parameter.detach() for name, parameter in bundle.model.named_parameters()}
+# -- weight files -----------------------------------------------------------------------------------------------------
 
 
-def same(one, other):
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def edited(folder, **values):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-# -- files of weights ------------------------------------------------------------------------------------------------
-
-
-def in_parts(folder, stem, ending, write):
-    """The weights in two files, with an index."""
+def split_weights(folder, stem, ending, write):
+    """Splits the weights into two files with an index."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    places = {}
-    for number, names in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2]), 1):
-        part = f"{stem}-{number:05}-of-00002.{ending}"
+    shards = {}
+    for index, names in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2]), 1):
+        part = f"{stem}-{index:05}-of-00002.{ending}"
         write({name: tensors[name] for name in names}, folder / part)
-        places |= dict.fromkeys(names, part)
-    (folder / f"{stem}.{ending}.index.json").write_text(json.dumps({"weight_map": places}))
-    return places
+        shards |= dict.fromkeys(names, part)
+    (folder / f"{stem}.{ending}.index.json").write_text(json.dumps({"weight_map": shards}))
+    return shards
 
 
 @pytest.mark.parametrize(
     ("stem", "ending", "write"), [("model", "safetensors", save_file), ("pytorch_model", "bin", torch.save)]
 )
-def test_weights_in_several_files(folder, stem, ending, write):
-    whole = weights_of(import_folder(folder))
-    places = in_parts(folder, stem, ending, write)
-    same(weights_of(import_folder(folder)), whole)
-    (folder / next(iter(places.values()))).unlink()
+def test_sharded_weights_are_read(folder, stem, ending, write):
+    expected = weights_of(import_huggingface(folder))
+    shards = split_weights(folder, stem, ending, write)
+    assert_same_weights(weights_of(import_huggingface(folder)), expected)
+    (folder / next(iter(shards.values()))).unlink()
     with pytest.raises(RegardError, match=f"-of-00002.{ending}: the file is missing"):
-        import_folder(folder)
+        import_huggingface(folder)
 
 
-def test_an_index_that_is_wrong(folder):
-    places = in_parts(folder, "model", "safetensors", save_file)
+def test_wrong_weight_index_is_an_error(folder):
+    shards = split_weights(folder, "model", "safetensors", save_file)
     index = folder / "model.safetensors.index.json"
-    name, part = next(iter(places.items()))
-    other = next(one for one in places.values() if one != part)
-    index.write_text(json.dumps({"weight_map": places | {name: other}}))
-    with pytest.raises(RegardError, match=f"{other}: there is no {name}"):
-        import_folder(folder)
-    for wrong in ({}, {"weight_map": {name: "../model.safetensors"}}, {"weight_map": [name]}):
-        index.write_text(json.dumps(wrong))
-        with pytest.raises(RegardError, match="not an index of weights"):
-            import_folder(folder)
+    name, part = next(iter(shards.items()))
+    other = next(shard for shard in shards.values() if shard != part)
+    index.write_text(json.dumps({"weight_map": shards | {name: other}}))
+    with pytest.raises(RegardError, match=f"{other}: missing tensors: {name}"):
+        import_huggingface(folder)
+    for invalid in ({}, {"weight_map": {name: "../model.safetensors"}}, {"weight_map": [name]}):
+        index.write_text(json.dumps(invalid))
+        with pytest.raises(RegardError, match="not a valid weight index"):
+            import_huggingface(folder)
 
 
-def test_weights_in_a_pickle(folder):
-    whole = weights_of(import_folder(folder))
+def test_pickled_weights_are_read(folder):
+    expected = weights_of(import_huggingface(folder))
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    same(weights_of(import_folder(folder)), whole)
+    assert_same_weights(weights_of(import_huggingface(folder)), expected)
 
 
-class Malice:
-    """Unpickled without care, it makes a file."""
+class MaliciousObject:
+    """Creates a folder if it is unpickled without restrictions."""
 
     def __init__(self, path):
         self.path = path
@@ -110,91 +99,91 @@ class Malice:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("write", [torch.save, lambda what, path: path.write_bytes(pickle.dumps(what, protocol=2))])
-def test_a_pickle_that_would_run_something(folder, tmp_path, write):
-    made = tmp_path / "made"
+@pytest.mark.parametrize("write", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value, protocol=2))])
+def test_malicious_pickle_is_refused_and_not_executed(folder, tmp_path, write):
+    created = tmp_path / "created"
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    write(tensors | {"more": Malice(made)}, folder / "pytorch_model.bin")
-    with pytest.raises(RegardError, match=r"pytorch_model.bin: a pickle that holds more than tensors"):
-        import_folder(folder)
-    assert not made.exists()
+    write(tensors | {"more": MaliciousObject(created)}, folder / "pytorch_model.bin")
+    with pytest.raises(RegardError, match=r"pytorch_model.bin: the pickle holds more than tensors"):
+        import_huggingface(folder)
+    assert not created.exists()
 
 
-def test_a_pickle_of_something_else(folder):
+def test_pickle_without_a_tensor_dictionary_is_an_error(folder):
     (folder / "model.safetensors").unlink()
     torch.save([torch.zeros(2)], folder / "pytorch_model.bin")
-    with pytest.raises(RegardError, match="something else than tensors by name"):
-        import_folder(folder)
+    with pytest.raises(RegardError, match="expected a dictionary of tensors by name"):
+        import_huggingface(folder)
     torch.save({"a": torch.zeros(2)}, folder / "pytorch_model.bin")
     content = (folder / "pytorch_model.bin").read_bytes()
     (folder / "pytorch_model.bin").write_bytes(content[: len(content) // 2])
-    with pytest.raises(RegardError, match=r"pytorch_model.bin: damaged"):
-        import_folder(folder)
+    with pytest.raises(RegardError, match=r"pytorch_model.bin: the file is damaged"):
+        import_huggingface(folder)
 
 
-@pytest.mark.parametrize("part", [0.0, 0.001, 0.5, 0.999])
-def test_truncated_safetensors(folder, part):
+@pytest.mark.parametrize("fraction", [0.0, 0.001, 0.5, 0.999])
+def test_truncated_safetensors_are_an_error(folder, fraction):
     path = folder / "model.safetensors"
     content = path.read_bytes()
-    path.write_bytes(content[: int(part * len(content))])
-    with pytest.raises(RegardError, match=r"model.safetensors: damaged"):
-        import_folder(folder)
+    path.write_bytes(content[: int(fraction * len(content))])
+    with pytest.raises(RegardError, match=r"model.safetensors: the file is damaged"):
+        import_huggingface(folder)
 
 
-def test_no_weights(folder):
+def test_missing_weights_are_an_error(folder):
     (folder / "model.safetensors").unlink()
     with pytest.raises(RegardError, match="the weights are missing"):
-        import_folder(folder)
+        import_huggingface(folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_precisions_become_float32(folder, dtype):
+def test_other_dtypes_become_float32(folder, dtype):
     tensors = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors")
-    found = weights_of(import_folder(folder))["embedding.tokens.weight"]
-    assert found.dtype == torch.float32
-    assert torch.equal(found, tensors["embeddings.word_embeddings.weight"].float())
+    weight = weights_of(import_huggingface(folder))["embedding.tokens.weight"]
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, tensors["embeddings.word_embeddings.weight"].float())
 
 
-def changed(folder, **changes):
-    """The weights with some replaced, added, or taken away (None)."""
+def edit_tensors(folder, **changes):
+    """Replaces, adds or removes (None) tensors of the weight file."""
     tensors = load_file(folder / "model.safetensors")
     tensors |= {name.replace("__", "."): tensor for name, tensor in changes.items()}
-    save_file({name: one for name, one in tensors.items() if one is not None}, folder / "model.safetensors")
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
 
 
-def test_all_that_is_wrong_is_listed(folder):
-    changed(folder, pooler__dense__bias=None, embeddings__LayerNorm__bias=None, strange=torch.ones(1))
+def test_missing_and_unknown_tensors_are_listed(folder):
+    edit_tensors(folder, pooler__dense__bias=None, embeddings__LayerNorm__bias=None, strange=torch.ones(1))
     with pytest.raises(
         RegardError, match=r"\(missing: embeddings.LayerNorm.bias, pooler.dense.bias; unknown: strange\)"
     ):
-        import_folder(folder)
+        import_huggingface(folder)
 
 
-def test_shapes_are_listed_by_their_names(folder):
-    changed(
+def test_tensors_of_the_wrong_shape_are_listed(folder):
+    edit_tensors(
         folder,
         pooler__dense__weight=torch.zeros(24, 23),
         encoder__layer__0__attention__self__key__weight=torch.zeros(24, 25),
     )
     with pytest.raises(RegardError) as caught:
-        import_folder(folder)
+        import_huggingface(folder)
     assert "encoder.layer.0.attention.self.key.weight (24, 25)" in str(caught.value)
     assert "pooler.dense.weight (24, 23)" in str(caught.value)
 
 
-def test_whole_numbers_are_no_weights(folder):
-    changed(folder, pooler__dense__weight=torch.zeros(24, 24, dtype=torch.int8))
-    with pytest.raises(RegardError, match=r"not of floating point: pooler.dense.weight"):
-        import_folder(folder)
+def test_integer_tensors_are_an_error(folder):
+    edit_tensors(folder, pooler__dense__weight=torch.zeros(24, 24, dtype=torch.int8))
+    with pytest.raises(RegardError, match=r"not floating point: pooler.dense.weight"):
+        import_huggingface(folder)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
-        ("hidden_size", 48, r"of another shape: embeddings.word_embeddings.weight \(47, 24\)"),
-        ("hidden_size", 10**9, r"of another shape: embeddings.word_embeddings.weight \(47, 24\)"),
+        ("hidden_size", 48, r"wrong shape: embeddings.word_embeddings.weight \(47, 24\)"),
+        ("hidden_size", 10**9, r"wrong shape: embeddings.word_embeddings.weight \(47, 24\)"),
         ("vocab_size", 10**12, "config.json: vocab_size must be at most 1,000,000,000"),
         ("intermediate_size", 31, "intermediate.dense.weight"),
         ("max_position_embeddings", 11, "position_embeddings.weight"),
@@ -203,79 +192,79 @@ def test_whole_numbers_are_no_weights(folder):
         ("num_attention_heads", 7, "it must be a multiple of model.heads"),
     ],
 )
-def test_a_config_that_lies(folder, key, value, said):
-    edited(folder, **{key: value})
-    with pytest.raises(RegardError, match=said):
-        import_folder(folder)
+def test_config_that_contradicts_the_tensors_is_an_error(folder, key, value, message):
+    edit_config(folder, **{key: value})
+    with pytest.raises(RegardError, match=message):
+        import_huggingface(folder)
 
 
-# -- other files -----------------------------------------------------------------------------------------------------
+# -- other files ------------------------------------------------------------------------------------------------------
 
 
-def test_folders_that_are_none(folder, tmp_path):
-    with pytest.raises(RegardError, match="there is no such folder"):
-        import_folder(tmp_path / "nowhere")
-    with pytest.raises(RegardError, match="there is no such file"):
-        import_folder(tmp_path)
+def test_missing_or_invalid_config_is_an_error(folder, tmp_path):
+    with pytest.raises(RegardError, match="the folder does not exist"):
+        import_huggingface(tmp_path / "missing")
+    with pytest.raises(RegardError, match="the file does not exist"):
+        import_huggingface(tmp_path)
     (folder / "config.json").write_text("{")
     with pytest.raises(RegardError, match="not JSON"):
-        import_folder(folder)
+        import_huggingface(folder)
     (folder / "config.json").write_text("[1]")
     with pytest.raises(RegardError, match="not a JSON object"):
-        import_folder(folder)
+        import_huggingface(folder)
 
 
-@pytest.mark.parametrize("stated", [None, [], "BertModel", ["BertModel", "GPT2Model"], ["MambaForCausalLM"]])
-def test_classes_that_are_not_known(folder, stated):
-    edited(folder, architectures=stated)
-    with pytest.raises(RegardError, match=r"names no class|is not known") as caught:
-        import_folder(folder)
+@pytest.mark.parametrize("architectures", [None, [], "BertModel", ["BertModel", "GPT2Model"], ["MambaForCausalLM"]])
+def test_unsupported_classes_are_an_error(folder, architectures):
+    edit_config(folder, architectures=architectures)
+    with pytest.raises(RegardError, match=r"expected a list of one class|unsupported class") as caught:
+        import_huggingface(folder)
     assert "LlamaForCausalLM" in str(caught.value)
 
 
-def test_a_folder_of_our_own(folder, tmp_path):
-    save(tmp_path / "own", import_folder(folder))
+def test_model_folder_of_regard_is_not_imported(folder, tmp_path):
+    save(tmp_path / "own", import_huggingface(folder))
     with pytest.raises(RegardError, match="already a model folder of Regard"):
-        import_folder(tmp_path / "own")
+        import_huggingface(tmp_path / "own")
 
 
-def test_a_folder_without_a_tokenizer(folder):
-    own = import_folder(folder).tokenizer
+def test_missing_tokenizer_can_be_passed(folder):
+    tokenizer = import_huggingface(folder).tokenizer
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(RegardError, match="there is no tokeniser"):
-        import_folder(folder)
-    bundle = import_folder(folder, tokenizer=own)
-    assert bundle.special == Special(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
-    assert bundle.tokenizer is own
+    with pytest.raises(RegardError, match="the tokenizer is missing"):
+        import_huggingface(folder)
+    pipeline = import_huggingface(folder, tokenizer=tokenizer)
+    assert pipeline.special == SpecialTokens(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
+    assert pipeline.tokenizer is tokenizer
 
 
-def test_a_tokenizer_that_does_not_fit(folder):
+def test_tokenizer_larger_than_the_vocabulary_is_an_error(folder):
     write_tokenizer(folder, vocab=VOCAB + 1)
-    with pytest.raises(RegardError, match="a tokeniser of 48 entries, but the model knows 47"):
-        import_folder(folder)
+    with pytest.raises(RegardError, match="the tokenizer has 48 entries, but the model has a vocabulary of 47"):
+        import_huggingface(folder)
     table = json.loads((folder / "tokenizer.json").read_text())
-    table["model"]["vocab"] = {"[UNK]": 1, "w47": 47}  # few entries, but one of them beyond
+    table["model"]["vocab"] = {"[UNK]": 1, "w47": 47}  # few entries, but one outside of the vocabulary
     (folder / "tokenizer.json").write_text(json.dumps(table))
-    with pytest.raises(RegardError, match="a tokeniser of 48 entries, but the model knows 47"):
-        import_folder(folder)
-    write_tokenizer(folder, vocab=VOCAB - 1)  # which is common: embeddings are rounded up
-    assert import_folder(folder).tokenizer.vocab_size == 46
+    with pytest.raises(RegardError, match="the tokenizer has 48 entries, but the model has a vocabulary of 47"):
+        import_huggingface(folder)
+    write_tokenizer(folder, vocab=VOCAB - 1)  # common: embeddings are padded
+    assert import_huggingface(folder).tokenizer.vocab_size == 46
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(RegardError, match="is not a tokeniser"):
-        import_folder(folder)
+    with pytest.raises(RegardError, match="is not a tokenizer file"):
+        import_huggingface(folder)
 
 
-def test_a_tokenizer_in_another_file(folder):
+def test_vocab_txt_is_read(folder):
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "dog", "##s"]
     (folder / "vocab.txt").write_text("\n".join(names) + "\n")
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
-    encoder = import_folder(folder)
-    assert encoder.special == Special(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
-    assert encoder.text_ids("Cat, dogs") == [2, 5, 1, 6, 7, 3]
+    encoder = import_huggingface(folder)
+    assert encoder.special == SpecialTokens(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
+    assert encoder.encode_text("Cat, dogs") == [2, 5, 1, 6, 7, 3]
 
 
-def test_texts_are_neither_cut_nor_filled_up(folder):
+def test_truncation_and_padding_of_the_tokenizer_are_disabled(folder):
     path = folder / "tokenizer.json"
     table = json.loads(path.read_text())
     table["truncation"] = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
@@ -284,47 +273,47 @@ def test_texts_are_neither_cut_nor_filled_up(folder):
         **{"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
     }
     path.write_text(json.dumps(table))
-    encoder = import_folder(folder)
-    assert encoder.text_ids("w5 w6 w7 w8") == [2, 5, 6, 7, 8, 3]
+    encoder = import_huggingface(folder)
+    assert encoder.encode_text("w5 w6 w7 w8") == [2, 5, 6, 7, 8, 3]
     assert encoder.tokenizer.encode_batch(["w5", "w5 w6 w7 w8"]) == [[5], [5, 6, 7, 8]]
 
 
-def test_special_ids_of_an_encoder(folder):
-    assert import_folder(folder).special == Special(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
-    # A tokeniser that frames nothing: the files say what begins a text and what ends it.
-    write_tokenizer(folder, framed=False)
+def test_special_ids_of_an_encoder_are_read(folder):
+    assert import_huggingface(folder).special == SpecialTokens(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
+    # A tokenizer that adds no special tokens: special_tokens_map.json defines them.
+    write_tokenizer(folder, add_special_tokens=False)
     (folder / "special_tokens_map.json").write_text(json.dumps({"cls_token": "w7", "sep_token": {"content": "w8"}}))
-    assert import_folder(folder).special == Special(pad=0, unk=1, sos=7, eos=8, mask=4, begin=7, end=8)
+    assert import_huggingface(folder).special == SpecialTokens(pad=0, unk=1, sos=7, eos=8, mask=4, begin=7, end=8)
 
 
-def test_saved_as_our_own_folder(folder, tmp_path):
-    """Even where its special ids are those of models trained here: the tokeniser is another program's."""
-    encoder = import_folder(folder)
+def test_imported_model_is_saved_and_loaded(folder, tmp_path):
+    """Also if its special ids equal those of models trained with Regard: the tokenizer is an imported one."""
+    encoder = import_huggingface(folder)
     save(tmp_path / "own", encoder)
-    again = load(tmp_path / "own", "cpu")
-    assert again.special == encoder.special
-    assert again.text_ids("w5 w9") == encoder.text_ids("w5 w9")
-    same(weights_of(again), weights_of(encoder))
+    loaded = load(tmp_path / "own", "cpu")
+    assert loaded.special == encoder.special
+    assert loaded.encode_text("w5 w9") == encoder.encode_text("w5 w9")
+    assert_same_weights(weights_of(loaded), weights_of(encoder))
 
 
-# -- models of ours --------------------------------------------------------------------------------------------------
+# -- export of models of Regard ---------------------------------------------------------------------------------------
 
 
-def own_encoder(**changes):
+def make_encoder(**changes):
     torch.manual_seed(5)
     tokenizer = Tokenizer.train(TEXTS, "word", mask=True)
     config = BertConfig(width=24, heads=3, layers=2, feedforward=40, max_len=12, vocab=tokenizer.vocab_size)
     return TextEncoder(Bert(dataclasses.replace(config, **changes)).eval(), tokenizer)
 
 
-def own_writer(**changes):
+def make_language_model(**changes):
     torch.manual_seed(5)
     tokenizer = Tokenizer.train(TEXTS, "word")
     config = GPTConfig(
         **dict(width=24, heads=4, layers=2, feedforward=40, max_len=12, vocab=tokenizer.vocab_size),
         **dict(activation="swiglu", qk_norm=False),
     )
-    return LanguageModel(GPT(dataclasses.replace(config, **changes)).eval(), tokenizer)
+    return TextGenerator(GPT(dataclasses.replace(config, **changes)).eval(), tokenizer)
 
 
 ENCODERS = [
@@ -341,7 +330,7 @@ ENCODERS = [
     ("AlbertForMaskedLM", {"embedding_width": 10, "groups": 1}),
     ("AlbertForQuestionAnswering", {"embedding_width": 10, "head": "answer"}),
 ]
-WRITERS = [
+LANGUAGE_MODELS = [
     ("LlamaForCausalLM", {}),
     ("LlamaForCausalLM", {"bias": "all", "kv_heads": 2, "rotary_base": 700.0, "tied": False}),
     ("Qwen2ForCausalLM", {"bias": "qkv"}),
@@ -353,98 +342,102 @@ WRITERS = [
 ]
 
 
-def output_of(found):
-    """What a model of theirs says of one text, as ours says it."""
-    if "start_logits" in found:
-        return torch.stack([found.start_logits[0], found.end_logits[0]], dim=1)
-    if "last_hidden_state" in found:
-        return found.last_hidden_state[0]
-    return found.logits if found.logits.dim() == 2 else found.logits[0]
+def unbatch(output):
+    """The output of transformers for one text, in the shape of Regard's."""
+    if "start_logits" in output:
+        return torch.stack([output.start_logits[0], output.end_logits[0]], dim=1)
+    if "last_hidden_state" in output:
+        return output.last_hidden_state[0]
+    return output.logits if output.logits.dim() == 2 else output.logits[0]
 
 
 @pytest.mark.parametrize(
     ("name", "make", "changes"),
-    [(name, own_encoder, changes) for name, changes in ENCODERS]
-    + [(name, own_writer, changes) for name, changes in WRITERS],
+    [(name, make_encoder, changes) for name, changes in ENCODERS]
+    + [(name, make_language_model, changes) for name, changes in LANGUAGE_MODELS],
 )
-def test_models_of_ours(transformers, tmp_path, name, make, changes):
-    bundle = make(**changes)
-    assert export_folder(bundle, tmp_path / "out") == name
-    theirs, report = getattr(transformers, name).from_pretrained(tmp_path / "out", output_loading_info=True)
+def test_exported_model_gives_the_same_output_in_transformers(transformers, tmp_path, name, make, changes):
+    pipeline = make(**changes)
+    assert export_huggingface(pipeline, tmp_path / "out") == name
+    hf_model, report = getattr(transformers, name).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values()), report
-    # AutoTokenizer makes a Qwen2 tokeniser of its own out of any folder of that family.
-    opener = transformers.PreTrainedTokenizerFast if "Qwen2" in name else transformers.AutoTokenizer
-    tokenizer = opener.from_pretrained(tmp_path / "out")
-    ids = bundle.special.framed(bundle.tokenizer.encode(TEXTS[2]))
-    given = tokenizer(TEXTS[2], return_tensors="pt")
-    assert given["input_ids"].tolist() == [ids]
+    # AutoTokenizer replaces the tokenizer of every Qwen2 folder.
+    tokenizer_class = transformers.PreTrainedTokenizerFast if "Qwen2" in name else transformers.AutoTokenizer
+    tokenizer = tokenizer_class.from_pretrained(tmp_path / "out")
+    ids = pipeline.special.add_special_tokens(pipeline.tokenizer.encode(TEXTS[2]))
+    inputs = tokenizer(TEXTS[2], return_tensors="pt")
+    assert inputs["input_ids"].tolist() == [ids]
     with torch.no_grad():
-        found = output_of(theirs.eval()(**given))
-        torch.testing.assert_close(bundle.model(pack([ids])), found, atol=1e-4, rtol=0)
-    again = import_folder(tmp_path / "out")
-    same(weights_of(again), weights_of(bundle))
-    assert again.special == bundle.special
-    assert again.model.config.labels == bundle.model.config.labels if make is own_encoder else True
+        expected = unbatch(hf_model.eval()(**inputs))
+        torch.testing.assert_close(pipeline.model(pack([ids])), expected, atol=1e-4, rtol=0)
+    imported = import_huggingface(tmp_path / "out")
+    assert_same_weights(weights_of(imported), weights_of(pipeline))
+    assert imported.special == pipeline.special
+    assert imported.model.config.labels == pipeline.model.config.labels if make is make_encoder else True
 
 
-def test_two_texts_and_special_names_in_them(transformers, tmp_path):
-    bundle = own_encoder()
-    export_folder(bundle, tmp_path / "out")
+def test_exported_tokenizer_encodes_pairs_and_special_names(transformers, tmp_path):
+    pipeline = make_encoder()
+    export_huggingface(pipeline, tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("one", "two three").data == {
-        "input_ids": [2, *bundle.tokenizer.encode("one"), 3, *bundle.tokenizer.encode("two three"), 3],
+        "input_ids": [2, *pipeline.tokenizer.encode("one"), 3, *pipeline.tokenizer.encode("two three"), 3],
         "token_type_ids": [0, 0, 0, 1, 1, 1],
         "attention_mask": [1] * 6,
     }
-    # What is hidden can be marked in a text there; where nothing is to be hidden, names of special tokens are text.
-    assert tokenizer("one <mask>")["input_ids"] == [2, *bundle.tokenizer.encode("one"), 4, 3]
+    # <mask> in a text is a mask for masked language models; other models encode special names as text.
+    assert tokenizer("one <mask>")["input_ids"] == [2, *pipeline.tokenizer.encode("one"), 4, 3]
     assert (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id) == (0, 1, 4)
     assert tokenizer.model_max_length == 12
-    export_folder(own_writer(), tmp_path / "writer")
-    writer = transformers.AutoTokenizer.from_pretrained(tmp_path / "writer")
-    assert writer("<eos>")["input_ids"] == own_writer().prompt_ids("<eos>") != [2, 3]
+    export_huggingface(make_language_model(), tmp_path / "gpt")
+    gpt_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "gpt")
+    assert gpt_tokenizer("<eos>")["input_ids"] == make_language_model().encode_prompt("<eos>") != [2, 3]
 
 
 @pytest.mark.parametrize(
-    ("make", "changes", "said"),
+    ("make", "changes", "message"),
     [
-        (own_writer, {"activation": "relu2"}, r"LlamaForCausalLM, differs in activation = 'relu2' \(there: 'swiglu'\)"),
-        (own_writer, {"score": "cosine"}, "score = 'cosine'"),
-        (own_writer, {"positions": "none"}, "positions = 'none'"),
-        (own_writer, {"bias": "qkv", "qk_norm": True}, "qk_norm = True|bias = 'qkv'"),
-        (own_writer, {"width": 25, "head_width": 6}, "heads"),
-        (own_encoder, {"score": "general"}, "score = 'general'"),
-        (own_encoder, {"norm": "pre"}, "norm = 'pre'"),
-        (own_encoder, {"qk_norm": True}, "qk_norm = True"),
-        (own_encoder, {"positions": "rotary"}, "positions = 'rotary'"),
-        (own_encoder, {"groups": 1}, "groups = 1|embedding_width = 0"),
-        (own_encoder, {"segments": 0, "norm_eps": 1e-5}, "norm_eps = 1e-05|segments = 0"),
-        (own_encoder, {"head": "none"}, "pooler = 'none'"),
-        (own_encoder, {"position_offset": 2}, "position_offset = 2 is not one more than that id, 0"),
-        (own_encoder, {"position_offset": 1, "activation": "relu"}, "position_offset = 1|activation = 'relu'"),
+        (
+            make_language_model,
+            {"activation": "relu2"},
+            r"LlamaForCausalLM, does not support activation = 'relu2' \(supported: 'swiglu'\)",
+        ),
+        (make_language_model, {"score": "cosine"}, "score = 'cosine'"),
+        (make_language_model, {"positions": "none"}, "positions = 'none'"),
+        (make_language_model, {"bias": "qkv", "qk_norm": True}, "qk_norm = True|bias = 'qkv'"),
+        (make_language_model, {"width": 25, "head_width": 6}, "heads"),
+        (make_encoder, {"score": "general"}, "score = 'general'"),
+        (make_encoder, {"norm": "pre"}, "norm = 'pre'"),
+        (make_encoder, {"qk_norm": True}, "qk_norm = True"),
+        (make_encoder, {"positions": "rotary"}, "positions = 'rotary'"),
+        (make_encoder, {"groups": 1}, "groups = 1|embedding_width = 0"),
+        (make_encoder, {"segments": 0, "norm_eps": 1e-5}, "norm_eps = 1e-05|segments = 0"),
+        (make_encoder, {"head": "none"}, "pooler = 'none'"),
+        (make_encoder, {"position_offset": 2}, r"position_offset = 2 must be one more than the padding id \(0\)"),
+        (make_encoder, {"position_offset": 1, "activation": "relu"}, "position_offset = 1|activation = 'relu'"),
     ],
 )
-def test_what_no_class_computes_is_named_and_nothing_is_written(tmp_path, make, changes, said):
-    with pytest.raises(RegardError, match=said):
-        export_folder(make(**changes), tmp_path / "out")
+def test_unsupported_fields_are_named_and_nothing_is_written(tmp_path, make, changes, message):
+    with pytest.raises(RegardError, match=message):
+        export_huggingface(make(**changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_translators_have_no_class_yet_but_say_so(seq2seq, tmp_path):
-    with pytest.raises(RegardError, match="No class of transformers is a seq2seq"):
-        export_folder(seq2seq, tmp_path / "out")
+def test_family_without_a_class_is_an_error(seq2seq, tmp_path):
+    with pytest.raises(RegardError, match="transformers has no class for models of the family seq2seq"):
+        export_huggingface(seq2seq, tmp_path / "out")
 
 
-def test_a_pooler_that_no_output_passes_through_is_left_out(tmp_path, caplog):
-    """As after fine-tuning from a model that had one, and labels."""
-    bundle = own_encoder(head="answer", pooler="tanh", labels=("a", "b", "c"))
-    assert export_folder(bundle, tmp_path / "out") == "BertForQuestionAnswering"
+def test_unused_pooler_is_left_out(tmp_path, caplog):
+    """As after fine-tuning from a model with a pooler and labels."""
+    pipeline = make_encoder(head="answer", pooler="tanh", labels=("a", "b", "c"))
+    assert export_huggingface(pipeline, tmp_path / "out") == "BertForQuestionAnswering"
     assert "pooler.weight" in caplog.text
     assert "bert.pooler.dense.weight" not in load_file(tmp_path / "out" / "model.safetensors")
 
 
-def test_a_model_is_not_written_over_another(folder):
+def test_existing_model_is_not_overwritten(folder):
     before = (folder / "model.safetensors").read_bytes()
-    with pytest.raises(RegardError, match="there is a model already"):
-        export_folder(own_encoder(), folder)
+    with pytest.raises(RegardError, match="already contains a model"):
+        export_huggingface(make_encoder(), folder)
     assert (folder / "model.safetensors").read_bytes() == before

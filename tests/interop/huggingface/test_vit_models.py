@@ -1,6 +1,5 @@
-"""ViT and DeiT beside transformers with random weights."""
+"""ViT and DeiT compared with transformers, with random weights."""
 
-import json
 import logging
 
 import numpy as np
@@ -11,163 +10,166 @@ from safetensors.torch import load_file, save_file
 
 from regard.cli import main
 from regard.errors import RegardError
-from regard.interop import export_folder, import_folder
+from regard.interop import export_huggingface, import_huggingface
 from regard.models.vit import ViT, ViTConfig
 from regard.pipelines import ImageModel, load
-from tests.interop.comparing import round_trip, same_tensors
-from tests.interop.comparing_images import (
+from tests.interop.image_model_comparison import (
     CONFIGS,
     MEAN,
     NAMES,
     STD,
-    close,
-    compare,
-    images_of,
-    made,
-    run_theirs,
-    same,
+    assert_close,
+    assert_same_attention,
+    make_hf_model,
+    random_images,
+    run_hf_model,
+    write_preprocessor,
+)
+from tests.interop.model_comparison import (
+    assert_same_tensors,
+    assert_same_weights,
+    edit_config,
+    round_trip,
     weights_of,
-    write_pictures,
 )
 
 CASES = [(family, i) for family in ("ViT", "DeiT") for i in range(len(CONFIGS))]
 
 
-def edited(folder, **values):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+def edit_tensors(folder, edit):
+    tensors = edit(load_file(folder / "model.safetensors"))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
 
 
-def changed(folder, change):
-    tensors = change(load_file(folder / "model.safetensors"))
-    save_file({name: one.contiguous() for name, one in tensors.items()}, folder / "model.safetensors")
+# -- transformers -----------------------------------------------------------------------------------------------------
 
 
-# -- transformers ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("family", "number"), CASES)
-def test_the_encoder(transformers, tmp_path, family, number):
-    theirs = made(transformers, f"{family}Model", number, tmp_path / "in")
-    images = images_of(theirs)
-    wanted = run_theirs(theirs, images)
-    bundle, again = round_trip(transformers, tmp_path / "in", tmp_path / "out")
-    encoded, pooled = compare(bundle.model, images, wanted)
-    close(encoded, wanted.last_hidden_state)
-    close(pooled, wanted.pooler_output)
-    assert torch.equal(run_theirs(again, images).last_hidden_state, wanted.last_hidden_state)
+@pytest.mark.parametrize(("family", "index"), CASES)
+def test_encoder_matches_transformers(transformers, tmp_path, family, index):
+    hf_model = make_hf_model(transformers, f"{family}Model", index, tmp_path / "in")
+    images = random_images(hf_model)
+    expected = run_hf_model(hf_model, images)
+    pipeline, exported = round_trip(transformers, tmp_path / "in", tmp_path / "out")
+    encoded, pooled = assert_same_attention(pipeline.model, images, expected)
+    assert_close(encoded, expected.last_hidden_state)
+    assert_close(pooled, expected.pooler_output)
+    assert torch.equal(run_hf_model(exported, images).last_hidden_state, expected.last_hidden_state)
 
 
 @pytest.mark.parametrize("family", ["ViT", "DeiT"])
-def test_the_encoder_without_a_pooler(transformers, tmp_path, caplog, family):
-    theirs = made(transformers, f"{family}Model", 0, tmp_path / "in")
-    changed(tmp_path / "in", lambda tensors: {name: one for name, one in tensors.items() if "pooler" not in name})
-    bundle = import_folder(tmp_path / "in")
-    images = images_of(theirs)
-    wanted = run_theirs(theirs, images)
-    encoded, pooled = compare(bundle.model, images, wanted)
-    close(encoded, wanted.last_hidden_state)
-    close(pooled, wanted.last_hidden_state[:, 0])
+def test_encoder_without_pooler_matches_transformers(transformers, tmp_path, caplog, family):
+    hf_model = make_hf_model(transformers, f"{family}Model", 0, tmp_path / "in")
+    edit_tensors(
+        tmp_path / "in", lambda tensors: {name: tensor for name, tensor in tensors.items() if "pooler" not in name}
+    )
+    pipeline = import_huggingface(tmp_path / "in")
+    images = random_images(hf_model)
+    expected = run_hf_model(hf_model, images)
+    encoded, pooled = assert_same_attention(pipeline.model, images, expected)
+    assert_close(encoded, expected.last_hidden_state)
+    assert_close(pooled, expected.last_hidden_state[:, 0])
     with caplog.at_level(logging.WARNING, "regard"):
-        name = export_folder(bundle, tmp_path / "out")
+        name = export_huggingface(pipeline, tmp_path / "out")
     assert f"{name}.from_pretrained(…, add_pooling_layer=False)" in caplog.text
-    same_tensors(tmp_path / "in", tmp_path / "out")
+    assert_same_tensors(tmp_path / "in", tmp_path / "out")
     _, report = getattr(transformers, name).from_pretrained(
         tmp_path / "out", add_pooling_layer=False, output_loading_info=True
     )
     assert not any(report.values()), report
 
 
-@pytest.mark.parametrize("number", range(len(CONFIGS)))
+@pytest.mark.parametrize("index", range(len(CONFIGS)))
 @pytest.mark.parametrize(
     "name",
     ["ViTForImageClassification", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"],
 )
-def test_classifying(transformers, tmp_path, name, number):
-    theirs = made(transformers, name, number, tmp_path / "in", id2label=NAMES)
-    images = images_of(theirs)
-    wanted = run_theirs(theirs, images)
-    bundle, again = round_trip(transformers, tmp_path / "in", tmp_path / "out")
-    assert isinstance(bundle, ImageModel)
-    assert bundle.labels == ("cat", "dog", "owl")
-    close(compare(bundle.model, images, wanted)[1], wanted.logits)
-    assert torch.equal(run_theirs(again, images).logits, wanted.logits)
-    assert again.config.id2label == NAMES
+def test_classifier_matches_transformers(transformers, tmp_path, name, index):
+    hf_model = make_hf_model(transformers, name, index, tmp_path / "in", id2label=NAMES)
+    images = random_images(hf_model)
+    expected = run_hf_model(hf_model, images)
+    pipeline, exported = round_trip(transformers, tmp_path / "in", tmp_path / "out")
+    assert isinstance(pipeline, ImageModel)
+    assert pipeline.labels == ("cat", "dog", "owl")
+    assert_close(assert_same_attention(pipeline.model, images, expected)[1], expected.logits)
+    assert torch.equal(run_hf_model(exported, images).logits, expected.logits)
+    assert exported.config.id2label == NAMES
 
 
 @pytest.mark.parametrize(
     "name", ["ViTModel", "ViTForImageClassification", "DeiTModel", "DeiTForImageClassificationWithTeacher"]
 )
-def test_both_generations_of_names(transformers, tmp_path, name):
-    theirs = made(transformers, name, 0, tmp_path)
-    older = import_folder(tmp_path)
+def test_old_and_new_tensor_names_are_read(transformers, tmp_path, name):
+    hf_model = make_hf_model(transformers, name, 0, tmp_path)
+    old = import_huggingface(tmp_path)
     assert any("encoder.layer.0.attention.attention.query" in key for key in load_file(tmp_path / "model.safetensors"))
-    theirs.save_pretrained(tmp_path, save_original_format=False)
+    hf_model.save_pretrained(tmp_path, save_original_format=False)
     assert any("layers.0.attention.q_proj" in key for key in load_file(tmp_path / "model.safetensors"))
-    newer = import_folder(tmp_path)
-    same(weights_of(older), weights_of(newer))
-    assert older.model.config == newer.model.config
+    new = import_huggingface(tmp_path)
+    assert_same_weights(weights_of(old), weights_of(new))
+    assert old.model.config == new.model.config
 
 
 @pytest.mark.parametrize("name", ["ViTModel", "DeiTForImageClassification"])
-def test_with_the_prefix_and_without(transformers, tmp_path, name):
-    made(transformers, name, 0, tmp_path)
-    before = weights_of(import_folder(tmp_path))
+def test_name_prefix_is_optional(transformers, tmp_path, name):
+    make_hf_model(transformers, name, 0, tmp_path)
+    expected = weights_of(import_huggingface(tmp_path))
     prefix = name[:-5].lower() + "." if name == "ViTModel" else "deit."
     if name == "ViTModel":
-        changed(tmp_path, lambda tensors: {prefix + key: one for key, one in tensors.items()})
+        edit_tensors(tmp_path, lambda tensors: {prefix + key: tensor for key, tensor in tensors.items()})
     else:
-        changed(tmp_path, lambda tensors: {key.removeprefix(prefix): one for key, one in tensors.items()})
-    same(weights_of(import_folder(tmp_path)), before)
+        edit_tensors(tmp_path, lambda tensors: {key.removeprefix(prefix): tensor for key, tensor in tensors.items()})
+    assert_same_weights(weights_of(import_huggingface(tmp_path)), expected)
 
 
 @pytest.mark.parametrize("size", [(20, 20), (10, 25), (5, 35)])
 @pytest.mark.parametrize("name", ["ViTForImageClassification", "DeiTForImageClassificationWithTeacher"])
-def test_other_image_sizes(transformers, tmp_path, name, size):
-    theirs = made(transformers, name, 2, tmp_path)
-    images = images_of(theirs, size)
-    wanted = run_theirs(theirs, images, interpolate_pos_encoding=True)
-    close(compare(import_folder(tmp_path).model, images, wanted)[1], wanted.logits)
+def test_other_image_sizes_match_transformers(transformers, tmp_path, name, size):
+    hf_model = make_hf_model(transformers, name, 2, tmp_path)
+    images = random_images(hf_model, size)
+    expected = run_hf_model(hf_model, images, interpolate_pos_encoding=True)
+    assert_close(assert_same_attention(import_huggingface(tmp_path).model, images, expected)[1], expected.logits)
 
 
-def test_labels_without_names(transformers, tmp_path):
-    made(transformers, "ViTForImageClassification", 0, tmp_path, num_labels=2)
-    assert import_folder(tmp_path).labels == ("LABEL_0", "LABEL_1")
+def test_labels_without_names_get_default_names(transformers, tmp_path):
+    make_hf_model(transformers, "ViTForImageClassification", 0, tmp_path, num_labels=2)
+    assert import_huggingface(tmp_path).labels == ("LABEL_0", "LABEL_1")
 
 
-def test_what_belongs_to_another_class_is_left_out_and_said(transformers, tmp_path, caplog):
-    theirs = made(transformers, "ViTForImageClassification", 0, tmp_path)
-    whole = run_theirs(theirs, images_of(theirs)).logits
-    changed(tmp_path, lambda tensors: tensors | {"vit.pooler.dense.weight": torch.ones(30, 30)})
+def test_tensors_of_another_class_are_left_out_with_a_warning(transformers, tmp_path, caplog):
+    hf_model = make_hf_model(transformers, "ViTForImageClassification", 0, tmp_path)
+    expected = run_hf_model(hf_model, random_images(hf_model)).logits
+    edit_tensors(tmp_path, lambda tensors: tensors | {"vit.pooler.dense.weight": torch.ones(30, 30)})
     with caplog.at_level(logging.WARNING, "regard"):
-        bundle = import_folder(tmp_path)
-    assert "no use for it: vit.pooler.dense.weight" in caplog.text
-    close(bundle.model(images_of(theirs)), whole)
+        pipeline = import_huggingface(tmp_path)
+    assert "unused by a model of this class: vit.pooler.dense.weight" in caplog.text
+    assert_close(pipeline.model(random_images(hf_model)), expected)
 
 
-def test_tensors_that_do_not_fit_are_named(transformers, tmp_path):
-    made(transformers, "DeiTForImageClassificationWithTeacher", 0, tmp_path)
+def test_missing_unknown_and_misshapen_tensors_are_named(transformers, tmp_path):
+    make_hf_model(transformers, "DeiTForImageClassificationWithTeacher", 0, tmp_path)
 
-    def wrong(tensors):
+    def spoil(tensors):
         del tensors["deit.embeddings.distillation_token"], tensors["deit.encoder.layer.1.output.dense.bias"]
         return tensors | {"deit.relative": torch.ones(3)}
 
-    good = load_file(tmp_path / "model.safetensors")
-    changed(tmp_path, wrong)
+    original = load_file(tmp_path / "model.safetensors")
+    edit_tensors(tmp_path, spoil)
     with pytest.raises(RegardError) as caught:
-        import_folder(tmp_path)
-    said = "missing: deit.embeddings.distillation_token, deit.encoder.layer.1.output.dense.bias; unknown: deit.relative"
-    assert said in str(caught.value)
+        import_huggingface(tmp_path)
+    message = (
+        "missing: deit.embeddings.distillation_token, deit.encoder.layer.1.output.dense.bias; unknown: deit.relative"
+    )
+    assert message in str(caught.value)
     misshapen = {"deit.embeddings.position_embeddings": torch.ones(2, 8, 30), "cls_classifier.bias": torch.ones(3)}
-    save_file(good | misshapen, tmp_path / "model.safetensors")
+    save_file(original | misshapen, tmp_path / "model.safetensors")
     with pytest.raises(RegardError) as caught:
-        import_folder(tmp_path)
-    said = "of another shape: deit.embeddings.position_embeddings (2, 8, 30), cls_classifier.bias (3,)"
-    assert said in str(caught.value)
+        import_huggingface(tmp_path)
+    message = "wrong shape: deit.embeddings.position_embeddings (2, 8, 30), cls_classifier.bias (3,)"
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("hidden_size", 35, "pooler_output_size = 30"),
         ("num_hidden_layers", 3, "missing: .*layer.2"),
@@ -192,41 +194,41 @@ def test_tensors_that_do_not_fit_are_named(transformers, tmp_path):
         ("auto_map", {"AutoModel": "own.Model"}, "auto_map"),
     ],
 )
-def test_a_config_that_lies_or_asks_for_what_is_not_there(transformers, tmp_path, key, value, said):
-    made(transformers, "ViTModel", 0, tmp_path)
-    edited(tmp_path, **{key: value})
-    with pytest.raises(RegardError, match=said):
-        import_folder(tmp_path)
+def test_wrong_or_unsupported_settings_are_an_error(transformers, tmp_path, key, value, message):
+    make_hf_model(transformers, "ViTModel", 0, tmp_path)
+    edit_config(tmp_path, **{key: value})
+    with pytest.raises(RegardError, match=message):
+        import_huggingface(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [("id2label", {"1": "a", "2": "b"}), ("problem_type", "multi_label_classification")]
 )
-def test_labels_must_be_numbered_and_of_one_image_one(transformers, tmp_path, key, value):
-    made(transformers, "ViTForImageClassification", 0, tmp_path)
-    edited(tmp_path, **{key: value})
+def test_multi_label_and_unnumbered_labels_are_an_error(transformers, tmp_path, key, value):
+    make_hf_model(transformers, "ViTForImageClassification", 0, tmp_path)
+    edit_config(tmp_path, **{key: value})
     with pytest.raises(RegardError, match=key):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
 
 
-# -- pixels ------------------------------------------------------------------------------------------------------------
+# -- pixels -----------------------------------------------------------------------------------------------------------
 
 
-def test_how_pixels_are_normalised(transformers, tmp_path, caplog):
-    made(transformers, "ViTForImageClassification", 0, tmp_path)
-    config = import_folder(tmp_path).model.config
+def test_pixel_normalization_is_read(transformers, tmp_path, caplog):
+    make_hf_model(transformers, "ViTForImageClassification", 0, tmp_path)
+    config = import_huggingface(tmp_path).model.config
     assert (config.mean, config.std) == (tuple(MEAN), tuple(STD))
-    write_pictures(tmp_path, do_normalize=False)
-    config = import_folder(tmp_path).model.config
+    write_preprocessor(tmp_path, do_normalize=False)
+    config = import_huggingface(tmp_path).model.config
     assert (config.mean, config.std) == ((0.0,), (1.0,))
-    write_pictures(tmp_path, image_mean=0.4, image_std=0.3)
-    assert import_folder(tmp_path).model.config.mean == (0.4,)
+    write_preprocessor(tmp_path, image_mean=0.4, image_std=0.3)
+    assert import_huggingface(tmp_path).model.config.mean == (0.4,)
     assert caplog.text == ""
     (tmp_path / "preprocessor_config.json").unlink()
     with caplog.at_level(logging.WARNING, "regard"):
-        config = import_folder(tmp_path).model.config
+        config = import_huggingface(tmp_path).model.config
     assert (config.mean, config.std) == ((0.5,), (0.5,))
-    assert "preprocessor_config.json: there is no such file" in caplog.text
+    assert "preprocessor_config.json: the file is missing" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -239,31 +241,31 @@ def test_how_pixels_are_normalised(transformers, tmp_path, caplog):
         ("do_normalize", "yes"),
     ],
 )
-def test_pixels_in_another_way_are_refused(transformers, tmp_path, key, value):
-    made(transformers, "ViTForImageClassification", 0, tmp_path)
-    write_pictures(tmp_path, **{key: value})
+def test_unsupported_pixel_normalization_is_an_error(transformers, tmp_path, key, value):
+    make_hf_model(transformers, "ViTForImageClassification", 0, tmp_path)
+    write_preprocessor(tmp_path, **{key: value})
     with pytest.raises(RegardError, match=f"preprocessor_config.json: {key}"):
-        import_folder(tmp_path)
-    write_pictures(tmp_path, image_std=[0.0, 1.0, 1.0])
+        import_huggingface(tmp_path)
+    write_preprocessor(tmp_path, image_std=[0.0, 1.0, 1.0])
     with pytest.raises(RegardError, match="std"):
-        import_folder(tmp_path)
+        import_huggingface(tmp_path)
 
 
-def test_their_processor_makes_the_same_pixels(transformers, tmp_path):
-    bundle = own(mean=(0.4,), std=(0.2, 0.3, 0.25))
-    export_folder(bundle, tmp_path)
+def test_image_processor_of_transformers_gives_the_same_pixels(transformers, tmp_path):
+    pipeline = make_image_model(mean=(0.4,), std=(0.2, 0.3, 0.25))
+    export_huggingface(pipeline, tmp_path)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8))
     processor = transformers.ViTImageProcessorPil.from_pretrained(tmp_path)
-    theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
+    hf_model = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
     with torch.no_grad():
-        shares = theirs(processor(image, return_tensors="pt")["pixel_values"]).logits.softmax(-1)[0]
-    assert list(bundle.classify([image])[0].probabilities.values()) == pytest.approx(shares.tolist(), abs=1e-5)
+        probabilities = hf_model(processor(image, return_tensors="pt")["pixel_values"]).logits.softmax(-1)[0]
+    assert list(pipeline.classify([image])[0].probabilities.values()) == pytest.approx(probabilities.tolist(), abs=1e-5)
 
 
-# -- models of our own -------------------------------------------------------------------------------------------------
+# -- export of models of Regard ---------------------------------------------------------------------------------------
 
 
-def own(**changes):
+def make_image_model(**changes):
     torch.manual_seed(0)
     sizes = dict(width=16, heads=2, layers=2, feedforward=20, patch=4, image_height=12, image_width=16)
     config = ViTConfig(**(dict(labels=("cat", "dog"), drop_path=0.3, decoder_width=32) | sizes | changes))
@@ -285,19 +287,19 @@ def own(**changes):
         ("DeiTForImageClassificationWithTeacher", dict(distilled=True)),
     ],
 )
-def test_a_model_of_our_own_goes_out(transformers, tmp_path, name, changes):
-    bundle = own(mean=(0.3,), std=(0.25,), **changes)
-    assert export_folder(bundle, tmp_path) == name
-    images = torch.rand(3, bundle.model.config.channels, 12, 16)
-    theirs = getattr(transformers, name).from_pretrained(tmp_path).eval()
+def test_exported_model_gives_the_same_output_in_transformers(transformers, tmp_path, name, changes):
+    pipeline = make_image_model(mean=(0.3,), std=(0.25,), **changes)
+    assert export_huggingface(pipeline, tmp_path) == name
+    images = torch.rand(3, pipeline.model.config.channels, 12, 16)
+    hf_model = getattr(transformers, name).from_pretrained(tmp_path).eval()
     with torch.no_grad():
-        wanted = theirs((images - 0.3) / 0.25)
-        close(bundle.model(images), wanted.pooler_output if name == "ViTModel" else wanted.logits)
-        close(import_folder(tmp_path).model(images), bundle.model(images))
+        expected = hf_model((images - 0.3) / 0.25)
+        assert_close(pipeline.model(images), expected.pooler_output if name == "ViTModel" else expected.logits)
+        assert_close(import_huggingface(tmp_path).model(images), pipeline.model(images))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (dict(pooling="mean"), "pooling = 'mean'"),
         (dict(pooling="query"), "pooling = 'query'"),
@@ -319,22 +321,22 @@ def test_a_model_of_our_own_goes_out(transformers, tmp_path, name, changes):
         (dict(head="pixels"), "head = 'pixels'"),
     ],
 )
-def test_what_no_class_computes_stays_here(tmp_path, changes, said):
+def test_unsupported_fields_are_named_and_nothing_is_written(tmp_path, changes, message):
     with pytest.raises(RegardError, match="No class of transformers computes what this model does") as caught:
-        export_folder(own(**changes), tmp_path / "out")
-    assert said in str(caught.value)
+        export_huggingface(make_image_model(**changes), tmp_path / "out")
+    assert message in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_commands(tmp_path, capsys):
-    bundle, image = own(), np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
-    bundle.save(tmp_path / "model")
+def test_export_and_import_commands(tmp_path, capsys):
+    pipeline, image = make_image_model(), np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
+    pipeline.save(tmp_path / "model")
     assert main(["export", str(tmp_path / "model"), "--to", "huggingface", "--out", str(tmp_path / "hf")]) == 0
-    assert "opens in transformers as ViTForImageClassification" in capsys.readouterr().err
+    assert "a folder for transformers (ViTForImageClassification)" in capsys.readouterr().err
     assert main(["import", str(tmp_path / "hf"), "--out", str(tmp_path / "back")]) == 0
-    assert "A model of images of" in capsys.readouterr().err
+    assert "Imported an image model with" in capsys.readouterr().err
     back = load(tmp_path / "back", "cpu")
-    same(weights_of(back), weights_of(bundle))
-    [ours], [before] = back.classify([image]), bundle.classify([image])
-    assert ours.probabilities == pytest.approx(before.probabilities, abs=1e-6)
+    assert_same_weights(weights_of(back), weights_of(pipeline))
+    [actual], [expected] = back.classify([image]), pipeline.classify([image])
+    assert actual.probabilities == pytest.approx(expected.probabilities, abs=1e-6)
     assert back.training == {"imported": {"class": "ViTForImageClassification", "folder": "hf"}}

@@ -1,4 +1,4 @@
-"""Optimizers and schedules."""
+"""Optimizers, weight decay, gradient scaling and schedules."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from regard.attention import SCORES
 from regard.errors import RegardError
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, ViTConfig, make_model
 from regard.training.checkpoint import gather_state, restore_state
-from regard.training.optim.optimizers import decayed_parameters, make_optimizer, scale_gradients, set_rate
+from regard.training.optim.optimizers import decayed_parameters, make_optimizer, scale_gradients, set_learning_rate
 from regard.training.optim.schedules import Schedule
 
 
@@ -37,25 +37,25 @@ from regard.training.optim.schedules import Schedule
         ("constant", 20, 1.0),
     ],
 )
-def test_schedules(name, step, expected):
+def test_learning_rates_of_schedules(name, step, expected):
     assert Schedule(name, 1.0, warmup=5, steps=25).rate(step) == pytest.approx(expected, abs=1e-12)
 
 
-def test_inverse_root_is_the_published_rule():
+def test_inverse_root_is_the_schedule_of_vaswani_et_al():
     width, warmup = 512, 4000
-    ours = Schedule("inverse_root", (width * warmup) ** -0.5, warmup, 100_000).rate
-    for number in (1, 100, 4000, 4001, 50_000):  # the paper counts its steps from 1
-        published = width**-0.5 * min(number**-0.5, number * warmup**-1.5)
-        assert ours(number - 1) == pytest.approx(published, rel=1e-9)
+    rate = Schedule("inverse_root", (width * warmup) ** -0.5, warmup, 100_000).rate
+    for step in (1, 100, 4000, 4001, 50_000):  # the paper counts steps from 1
+        published = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
+        assert rate(step - 1) == pytest.approx(published, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["cosine", "linear", "inverse_root", "constant"])
-def test_no_warm_up(name):
+def test_schedule_without_warm_up_starts_at_the_peak(name):
     assert Schedule(name, 0.5, warmup=0, steps=10).rate(0) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
-def test_decay_is_on_matrices_alone(name):
+def test_weight_decay_only_applies_to_matrices(name):
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
     optimizer = make_optimizer(name, model, 0.1, 0.98, weight_decay=0.5)
     decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
@@ -66,7 +66,7 @@ def test_decay_is_on_matrices_alone(name):
     optimizer.step()
     for key, p in model.named_parameters():
         assert torch.equal(p, before[key]) == (key != "0.weight")
-    # decoupled decay, momentum's first step, and Adam's first step of the size of the rate
+    # decoupled weight decay, the first step of momentum, and the first step of Adam, which has the size of the rate
     shrunk = {"adamw": before["0.weight"] * 0.95, "sgd": before["0.weight"] * 0.95}
     expected = shrunk.get(name, before["0.weight"] - 0.1 * before["0.weight"].sign())
     torch.testing.assert_close(model[0].weight.detach(), expected)
@@ -75,7 +75,7 @@ def test_decay_is_on_matrices_alone(name):
 SMALL = {"width": 8, "heads": 2, "feedforward": 8}
 TEXT = {"source_vocab": 9, "target_vocab": 9}
 IMAGE = {**SMALL, "layers": 1, "image_height": 8, "image_width": 8, "patch": 4, "labels": ("a", "b")}
-# Each model with the parameters of at least two axes that do not decay: no weights of a map, and no embeddings.
+# Each model with its parameters of two or more dimensions that have no weight decay.
 MODELS = {
     "transformer": (TransformerConfig(**SMALL, **TEXT, encoder_layers=1, decoder_layers=1, qk_norm=True), set()),
     "transformer-untied": (TransformerConfig(**SMALL, **TEXT, tied=False, positions="learned"), set()),
@@ -99,35 +99,35 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_decays_in_every_family(name):
-    """Weights of linear maps, convolutions, cells, scores, and embeddings; nothing else, whatever its shape."""
-    config, kept = MODELS[name]
+def test_decayed_parameters_of_every_family(name):
+    """Weights of linear layers, convolutions, recurrent cells, scores and embeddings; nothing else."""
+    config, not_decayed = MODELS[name]
     model = make_model(config)
     named = dict(model.named_parameters())
     decayed = decayed_parameters(model)
-    assert {key for key, p in named.items() if p.dim() >= 2} - decayed.keys() == kept
+    assert {key for key, p in named.items() if p.dim() >= 2} - decayed.keys() == not_decayed
     assert all(named[key].dim() >= 2 for key in decayed)
     assert all(key.rpartition(".")[2].startswith("weight") for key in decayed)
     for optimizer in ("adamw", "muon"):
         groups = make_optimizer(optimizer, model, 0.1, 0.98, weight_decay=0.5).param_groups
-        found = [id(p) for group in groups if group["weight_decay"] for p in group["params"]]
-        assert sorted(found) == sorted(id(p) for p in decayed.values())  # a tied weight once
+        decayed_ids = [id(p) for group in groups if group["weight_decay"] for p in group["params"]]
+        assert sorted(decayed_ids) == sorted(id(p) for p in decayed.values())  # tied weights appear once
         assert sum(len(group["params"]) for group in groups) == len(named)
 
 
 @pytest.mark.parametrize("family", ["gpt", "seq2seq", "vit"])
 @pytest.mark.parametrize("score", SCORES)
-def test_matrices_of_scores_decay_and_a_learned_scale_does_not(family, score):
+def test_score_matrices_decay_and_learned_scales_do_not(family, score):
     config, _ = MODELS[family]
     model = make_model(dataclasses.replace(config, score=score))
-    own = {name for name, _ in model.named_parameters() if ".score." in name}
-    decayed = own & decayed_parameters(model).keys()
-    assert decayed == ({name for name in own if not name.endswith("log_scale")})
-    assert bool(own) == (score not in ("dot", "scaled_dot"))
+    score_names = {name for name, _ in model.named_parameters() if ".score." in name}
+    decayed = score_names & decayed_parameters(model).keys()
+    assert decayed == ({name for name in score_names if not name.endswith("log_scale")})
+    assert bool(score_names) == (score not in ("dot", "scaled_dot"))
     assert bool(decayed) == (score in ("general", "concat", "location"))
 
 
-def test_without_a_gradient_a_learned_scale_stays():
+def test_learned_scale_without_gradient_is_constant():
     model = make_model(GPTConfig(**SMALL, layers=1, vocab=9, score="cosine"))
     scale = next(p for name, p in model.named_parameters() if name.endswith("log_scale"))
     before = scale.detach().clone()
@@ -139,8 +139,8 @@ def test_without_a_gradient_a_learned_scale_stays():
     assert torch.equal(scale, before)
 
 
-def test_the_state_of_other_groups_is_refused():
-    """A run of a version that grouped weights otherwise cannot be resumed, and says so."""
+def test_optimizer_state_of_other_groups_is_an_error():
+    """A version that groups parameters differently cannot resume the run."""
     model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 4))
     optimizer = make_optimizer("adam", model, 0.1, 0.98, 0.0)
     for p in model.parameters():
@@ -149,18 +149,18 @@ def test_the_state_of_other_groups_is_refused():
     tensors = gather_state(model, optimizer, None)
     restore_state(tensors, model, optimizer, None, RegardError)
     swapped = {name.replace("optimizer.0.", "optimizer.9."): tensor for name, tensor in tensors.items()}
-    with pytest.raises(RegardError, match="optimizer's 9"):
+    with pytest.raises(RegardError, match="optimizer state 9"):
         restore_state(swapped, model, optimizer, None, RegardError)
     tensors["optimizer.0.exp_avg"] = tensors["optimizer.1.exp_avg"]
-    with pytest.raises(RegardError, match=r"optimizer's 0.exp_avg does not fit"):
+    with pytest.raises(RegardError, match=r"optimizer state 0.exp_avg does not match"):
         restore_state(tensors, model, optimizer, None, RegardError)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon", "sgd"])
-def test_set_rate(name):
+def test_set_learning_rate_changes_all_groups(name):
     model = nn.ModuleList([nn.Linear(1, 1)])
     optimizer = make_optimizer(name, model, 0.1, 0.98, 0.0)
-    set_rate(optimizer, 0.0)
+    set_learning_rate(optimizer, 0.0)
     before = model[0].weight.clone()
     model[0](torch.ones(1, 1)).sum().backward()
     optimizer.step()
@@ -168,8 +168,8 @@ def test_set_rate(name):
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
-def test_muon_turns_the_matrices_of_layers(shape):
-    """The first change is U V' of the gradient's decomposition, of AdamW's size; the embedding has AdamW's change."""
+def test_muon_orthogonalizes_the_updates_of_layer_matrices(shape):
+    """The first update is U Vᵀ of the SVD of the gradient, scaled to the size of AdamW; embeddings use AdamW itself."""
     torch.manual_seed(0)
     model = nn.ModuleDict(
         {"embedding": nn.Embedding(5, 8), "layers": nn.ModuleList([nn.Linear(*shape), nn.Linear(*shape)])}
@@ -189,15 +189,15 @@ def test_muon_turns_the_matrices_of_layers(shape):
             torch.testing.assert_close(change, grads[name].sign(), atol=1e-4, rtol=0)
             continue
         u, _, v = torch.linalg.svd(grads[name], full_matrices=False)
-        turned = change / (0.2 * max(p.shape) ** 0.5)
-        values = (u.mT @ turned @ v.mT).diagonal()
+        direction = change / (0.2 * max(p.shape) ** 0.5)
+        values = (u.mT @ direction @ v.mT).diagonal()
         assert values.min() > 0.65
         assert values.max() < 1.25
-        torch.testing.assert_close(u @ torch.diag(values) @ v, turned, atol=1e-4, rtol=0)
+        torch.testing.assert_close(u @ torch.diag(values) @ v, direction, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(("clip", "count"), [(0.0, 7), (1.0, 7), (1e6, 7), (1.0, 0)])
-def test_gradients_are_those_of_the_mean_and_clipped_as_torch_clips(clip, count):
+def test_scaled_gradients_match_torch_clip_grad_norm(clip, count):
     torch.manual_seed(0)
     sums = [torch.randn(3, 5), torch.randn(4)]
     parameters = [nn.Parameter(torch.zeros_like(x)) for x in sums]

@@ -1,4 +1,4 @@
-"""The arrangement with the C library."""
+"""Allocator settings of glibc."""
 
 import platform
 import subprocess
@@ -10,10 +10,10 @@ from regard.training.runtime.allocator import keep_freed_memory
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only the GNU C library has these settings")
-def test_a_block_that_was_freed_is_used_again():
-    """Without it every large block is mapped afresh, page fault by page fault.
+def test_freed_blocks_are_reused():
+    """By default every large block is mapped anew, with a page fault per page.
 
-    Blocks of 48 MB: up to 32 MiB glibc learns by itself. The heap may grow once or twice before it settles.
+    The blocks have 48 MB, because glibc adapts to blocks of up to 32 MiB by itself. The heap may grow at first.
     """
     script = """
 import resource, sys, torch
@@ -25,11 +25,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     run = [sys.executable, "-c", script]
     kept, fresh = (
-        int(subprocess.run([*run, way], capture_output=True, check=True).stdout) for way in ("kept", "fresh")
+        int(subprocess.run([*run, mode], capture_output=True, check=True).stdout) for mode in ("kept", "fresh")
     )
     assert kept < fresh / 4
 
 
-def test_elsewhere_it_does_nothing(monkeypatch):
+def test_without_glibc_nothing_is_done(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert keep_freed_memory() is False

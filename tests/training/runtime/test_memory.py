@@ -1,4 +1,4 @@
-"""Sizes that do not fit the machine or each other are refused before anything is written."""
+"""Checks of model sizes and memory before anything is written."""
 
 import pytest
 import torch
@@ -22,25 +22,25 @@ CONFIGS = [
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
-def test_parameters_are_counted_without_being_made(config):
+def test_parameters_are_counted_without_allocating_them(config):
     parameters = list(make_model(config).parameters())
-    assert count_parameters(config) == (len(parameters), sum(one.numel() for one in parameters))
+    assert count_parameters(config) == (len(parameters), sum(p.numel() for p in parameters))
 
 
-def test_a_model_that_no_machine_holds():
+def test_model_larger_than_memory_is_an_error():
     with pytest.raises(
-        RegardError, match=r"A model of [\d,]{20,} parameters takes [\d,]{12,} GB to train .* has \d+ GB"
+        RegardError, match=r"A model of [\d,]{20,} parameters needs [\d,]{12,} GB to train .* has \d+ GB"
     ):
         check_memory(GPTConfig(width=10**9, vocab=9), torch.device("cpu"))
 
 
-def test_a_tensor_beyond_64_bits():
+def test_tensor_size_beyond_64_bits_is_an_error():
     with pytest.raises(RegardError, match="too large to be built"):
         check_memory(GPTConfig(width=10**9, heads=10**6, head_width=10**6, vocab=9), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["--model.width", "1000000000"], "GB to train"),
         (["--model.width", "102"], "it must be a multiple of model.heads"),
@@ -52,9 +52,9 @@ def test_a_tensor_beyond_64_bits():
     ],
     ids=str,
 )
-def test_nothing_is_written(tmp_path, capsys, options, says):
+def test_invalid_sizes_are_errors_before_anything_is_written(tmp_path, capsys, options, message):
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("".join(f"word {i}\tmot {i}\n" for i in range(50)), encoding="utf-8")
     assert main(["train", "--data", str(pairs), "--out", str(tmp_path / "out"), *options]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]

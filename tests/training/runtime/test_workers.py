@@ -1,4 +1,4 @@
-"""Several processes that train one model; and the command line, interrupted and fed through a pipe."""
+"""Training with several worker processes, and the train command with Ctrl-C and standard input."""
 
 import os
 import signal
@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from benchmarks import kill_test
 from regard.cli import main
 from regard.errors import RegardError
-from regard.training import train, trainer
+from regard.training import run_recipe, trainer
 from regard.training.runtime import workers
 from regard.training.trainer import METRICS, STATE
-from tests.training.helpers import same_bits, small, small_dataset, weights_of
+from tests.training.helpers import bit_equal, saved_tensors, small_dataset, small_recipe
 
-# As `regard`, on one thread.
+# The `regard` command on one core.
 PROGRAM = "import os, sys; os.sched_getaffinity = lambda _: {0}; from regard.cli import main; sys.exit(main())"
 SIZES = """
 [data]
@@ -44,33 +44,33 @@ device = "cpu"
 
 
 def run(recipe, out):
-    return train(recipe, out, dataset=small_dataset(), quiet=True)
+    return run_recipe(recipe, out, dataset=small_dataset(), quiet=True)
 
 
-def test_two_workers_compute_what_one_does_and_resume_exactly(tmp_path, monkeypatch):
+def test_two_workers_match_one_and_resume_exactly(tmp_path, monkeypatch):
     change = {"model": {"dropout": 0.0}, "train": {"steps": 6, "validate_every": 3, "save_every": 2, "clip": 0.0}}
     alone = {"train": change["train"] | {"batch_tokens": 128, "accumulate": 2, "optimizer": "sgd", "lr": 0.1}}
     both = {"train": alone["train"] | {"batch_tokens": 256, "accumulate": 1, "workers": 2}}
-    run(small(**(change | alone)), tmp_path / "one")
-    run(small(**(change | both)), tmp_path / "two")
-    one, two = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
+    run(small_recipe(**(change | alone)), tmp_path / "one")
+    run(small_recipe(**(change | both)), tmp_path / "two")
+    one, two = saved_tensors(tmp_path / "one"), saved_tensors(tmp_path / "two")
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-6)
 
-    set_rate, calls = trainer.set_rate, []
+    set_learning_rate, calls = trainer.set_learning_rate, []
 
     def fail_at_step_3(*arguments):
         calls.append(None)
         if len(calls) == 4:
             raise ConnectionError
-        set_rate(*arguments)
+        set_learning_rate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_rate", fail_at_step_3)
+        patch.setattr(trainer, "set_learning_rate", fail_at_step_3)
         with pytest.raises(ConnectionError):
-            run(small(**(change | both)), tmp_path / "again")
-    run(small(**(change | both)), tmp_path / "again")
-    assert same_bits(weights_of(tmp_path / "again"), two)
+            run(small_recipe(**(change | both)), tmp_path / "again")
+    run(small_recipe(**(change | both)), tmp_path / "again")
+    assert bit_equal(saved_tensors(tmp_path / "again"), two)
 
 
 COUNTING = """
@@ -91,11 +91,11 @@ count(TASKS["translate"], "encode")
 """
 
 
-def test_data_are_encoded_and_from_is_loaded_once_for_all_workers(tmp_path, monkeypatch):
-    """Calls are counted in both processes: the second one reports through a file that it inherits by name."""
+def test_data_and_origin_are_loaded_once_for_all_workers(tmp_path, monkeypatch):
+    """Both processes append their calls to one log file."""
     log = tmp_path / "calls.txt"
     counting = COUNTING.replace("os.write({fd}, ", f"os.write(os.open({str(log)!r}, os.O_WRONLY | os.O_APPEND), ")
-    run(small(train={"steps": 2}), tmp_path / "first")
+    run(small_recipe(train={"steps": 2}), tmp_path / "first")
     log.touch()
     program = counting + "\nfrom regard.cli import main; import sys; from regard.training import workers\n"
     program += f"workers._PROGRAM = {counting!r} + workers._PROGRAM\nsys.exit(main())"
@@ -104,11 +104,11 @@ def test_data_are_encoded_and_from_is_loaded_once_for_all_workers(tmp_path, monk
     arguments = ["train", str(recipe), "--from", str(tmp_path / "first"), "--out", str(tmp_path / "out"), "--quiet"]
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    # The finished model is loaded once more, to be returned.
+    # The second load returns the finished model.
     assert log.read_text(encoding="utf-8").split() == ["read", "load", "encode", "load"]
 
 
-def test_the_death_of_a_worker_is_reported(tmp_path, monkeypatch):
+def test_dead_worker_is_an_error(tmp_path, monkeypatch):
     sum_over_workers = workers.Workers.sum
 
     def kill_first(self, tensors):
@@ -118,8 +118,8 @@ def test_the_death_of_a_worker_is_reported(tmp_path, monkeypatch):
         sum_over_workers(self, tensors)
 
     monkeypatch.setattr(workers.Workers, "sum", kill_first)
-    with pytest.raises(RegardError, match=r"A worker process has died .* same command resumes"):
-        run(small(train={"workers": 2}), tmp_path)
+    with pytest.raises(RegardError, match=r"A worker process died .* same command to resume"):
+        run(small_recipe(train={"workers": 2}), tmp_path)
     assert (tmp_path / STATE).exists()
 
 
@@ -132,21 +132,21 @@ STARTED = "import os, pickle, sys; pickle.load(sys.stdin.buffer); os.write(1, b'
 
 
 @pytest.mark.parametrize(
-    ("member", "how"),
+    ("program", "status"),
     [
         ("raise SystemExit(3)", "status 3"),
         ("import os; os.kill(os.getpid(), 9)", "signal 9"),
-        (STARTED + "os.kill(os.getpid(), 9)", "signal 9"),  # before it has joined the process group
+        (STARTED + "os.kill(os.getpid(), 9)", "signal 9"),  # before joining the process group
         (STARTED + "import time; time.sleep(0.5); os._exit(4)", "status 4"),
     ],
 )
-def test_a_worker_that_ends_while_starting_is_reported(monkeypatch, member, how):
-    monkeypatch.setattr(workers, "_PROGRAM", member)
-    with pytest.raises(RegardError, match=rf"A worker process ended while starting \({how}\).*--train.workers 1"):
+def test_worker_that_ends_during_startup_is_an_error(monkeypatch, program, status):
+    monkeypatch.setattr(workers, "_PROGRAM", program)
+    with pytest.raises(RegardError, match=rf"A worker process ended during startup \({status}\).*--train.workers 1"):
         start_and_connect(3)
 
 
-def test_workers_that_cannot_connect_are_reported(monkeypatch):
+def test_workers_that_cannot_connect_are_an_error(monkeypatch):
     def fail(*_):
         raise RuntimeError("[enforce fail] Unable to find address for: lo\nand more")
 
@@ -156,16 +156,16 @@ def test_workers_that_cannot_connect_are_reported(monkeypatch):
         start_and_connect(2)
 
 
-def test_without_loopback_one_worker_trains(monkeypatch, capsys):
+def test_without_loopback_one_worker_is_used(monkeypatch, capsys):
     assert workers.usable_workers(4) == 4
     monkeypatch.setattr(workers, "has_loopback", lambda: False)
     assert workers.usable_workers(4) == workers.usable_workers(1) == 1
-    assert capsys.readouterr().err == "regard: no loopback network interface, so training runs on 1 worker.\n"
-    with pytest.raises(RegardError, match="No loopback network interface: 2 workers cannot connect"):
-        start_and_connect(2)  # as a resumed run would, whose number of workers must not change
+    assert capsys.readouterr().err == "regard: no loopback network interface; training with 1 worker.\n"
+    with pytest.raises(RegardError, match="There is no loopback network interface, so 2 workers cannot connect"):
+        start_and_connect(2)  # as in a resumed run, which keeps its number of workers
 
 
-def test_loopback_is_there_when_a_connection_succeeds(monkeypatch):
+def test_has_loopback_tries_a_connection(monkeypatch):
     def unreachable(*_, **__):
         raise OSError(101, "Network is unreachable")
 
@@ -177,30 +177,30 @@ def test_loopback_is_there_when_a_connection_succeeds(monkeypatch):
     assert workers.has_loopback()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("member", ["import time; time.sleep(60)", STARTED + "import time; time.sleep(60)"])
-def test_ctrl_c_while_workers_start_leaves_none_behind(member):
-    """While the leader waits for their first sign, and while it waits for them to join."""
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("worker", ["import time; time.sleep(60)", STARTED + "import time; time.sleep(60)"])
+def test_ctrl_c_during_startup_ends_all_workers(worker):
+    """While rank 0 waits for their first reply, and while it waits for them to join the process group."""
     program = (
-        f"from regard.training import workers; workers._PROGRAM = {member!r}; print('ready', flush=True)\n"
+        f"from regard.training import workers; workers._PROGRAM = {worker!r}; print('ready', flush=True)\n"
         "with workers.start_workers(3) as started: started.connect({})"
     )
-    leader = subprocess.Popen(
+    rank_0 = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert leader.stdout.readline() == "ready\n"
+    assert rank_0.stdout.readline() == "ready\n"
     deadline = time.monotonic() + 60
-    while len(members := kill_test.members_of(leader.pid)) < 2 and time.monotonic() < deadline:
+    while len(processes := kill_test.child_processes(rank_0.pid)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.5)
-    leader.send_signal(signal.SIGINT)
-    _, errors = leader.communicate(timeout=60)
+    rank_0.send_signal(signal.SIGINT)
+    _, errors = rank_0.communicate(timeout=60)
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
-    assert len(members) == 2
-    assert kill_test.left_alive(members, patience=10) == 0
+    assert len(processes) == 2
+    assert kill_test.count_survivors(processes, timeout=10) == 0
 
 
-def test_a_worker_without_a_leader_ends_silently():
+def test_worker_without_rank_0_ends_silently():
     worker = subprocess.run([sys.executable, "-c", workers._PROGRAM], input=b"", capture_output=True)
     assert worker.returncode == 1
     assert worker.stderr == b""
@@ -216,28 +216,31 @@ def wait_for_metrics(out: Path) -> None:
         time.sleep(0.01)
 
 
-def test_ctrl_c_at_the_command_line(tmp_path, capsys):
-    """It saves, says so in a sentence, exits with 130, and resumes to the weights of a run without it."""
+def test_ctrl_c_on_the_command_line_saves_and_resumes(tmp_path, capsys):
+    """The run is saved, the exit code is 130, and the resumed run has the weights of an uninterrupted one."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(SIZES + "workers = 1\nsteps = 150\nvalidate_every = 1000\nema = 0.9\n", encoding="utf-8")
     process = subprocess.Popen(
-        command("train", recipe, "--out", tmp_path / "cut"), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command("train", recipe, "--out", tmp_path / "interrupted"),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    wait_for_metrics(tmp_path / "cut")
+    wait_for_metrics(tmp_path / "interrupted")
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert out == ""
     assert errors.splitlines()[-1].startswith("regard: Interrupted; everything up to step ")
     assert "Traceback" not in errors
-    for name in ("cut", "whole"):
+    for name in ("interrupted", "uninterrupted"):
         assert main(["train", str(recipe), "--out", str(tmp_path / name)]) == 0
     assert "Try: regard translate" in capsys.readouterr().err
-    assert same_bits(weights_of(tmp_path / "cut"), weights_of(tmp_path / "whole"))
+    assert bit_equal(saved_tensors(tmp_path / "interrupted"), saved_tensors(tmp_path / "uninterrupted"))
 
 
-def test_workers_of_a_run_fed_through_a_pipe(tmp_path):
-    """The other workers receive the encoded data, not the standard input."""
+def test_two_workers_train_on_standard_input(tmp_path):
+    """The other workers receive the encoded data from rank 0."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(SIZES + "workers = 2\nsteps = 3\nvalidate_every = 3\n", encoding="utf-8")
     lines = "".join(f"{source}\t{target}\n" for source, target in small_dataset().training)
@@ -253,20 +256,20 @@ def test_workers_of_a_run_fed_through_a_pipe(tmp_path):
     assert load_file(tmp_path / "out" / "model.safetensors")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_members_end_with_their_leader(tmp_path):
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_end_with_rank_0(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(SIZES + "workers = 3\nsteps = 100000\n", encoding="utf-8")
-    leader = subprocess.Popen(command("train", recipe, "--out", tmp_path / "out"), stderr=subprocess.DEVNULL)
+    rank_0 = subprocess.Popen(command("train", recipe, "--out", tmp_path / "out"), stderr=subprocess.DEVNULL)
     wait_for_metrics(tmp_path / "out")
-    members = kill_test.members_of(leader.pid)
-    leader.kill()
-    leader.wait()
-    assert len(members) == 2
-    assert kill_test.left_alive(members, patience=10) == 0
+    processes = kill_test.child_processes(rank_0.pid)
+    rank_0.kill()
+    rank_0.wait()
+    assert len(processes) == 2
+    assert kill_test.count_survivors(processes, timeout=10) == 0
 
 
-def test_an_error_that_every_member_meets_is_told_once(tmp_path):
+def test_error_of_all_workers_is_printed_once(tmp_path):
     (tmp_path / "vectors.txt").write_text("the 1 2 3\n", encoding="utf-8")
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(SIZES + f'workers = 2\nsource_vectors = "{tmp_path}/vectors.txt"\n', encoding="utf-8")
@@ -275,4 +278,4 @@ def test_an_error_that_every_member_meets_is_told_once(tmp_path):
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert done.stderr.count("its vectors are 3 wide") == 1
+    assert done.stderr.count("the vectors have width 3") == 1

@@ -1,19 +1,19 @@
-"""Learning labels: of texts and of twos of them; from scratch and from models that know the language already."""
+"""The task `classify`: texts and pairs of texts, from scratch and by fine-tuning."""
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard.data.text.labeled_texts import Labelled
-from regard.data.text.special_tokens import READING
+from regard.data.text.labeled_texts import LabeledText
+from regard.data.text.special_tokens import ENCODER_TOKENS
 from regard.models import Bert, make_model
-from regard.pipelines import Classified, TextEncoder, fill_weights, load
-from regard.training import DataConfig, TrainConfig, recipe_from, train
+from regard.pipelines import Classification, TextEncoder, load, load_weights
+from regard.training import DataConfig, TrainConfig, recipe_from_dict, run_recipe
 from regard.training.datasets import Dataset
-from regard.training.fine_tuning import HEADS
+from regard.training.fine_tuning import HEAD_PARAMETERS
 from regard.training.tasks import TASKS
-from regard.training.tasks.task import Shape
-from regard.viewer import look, walk_of
+from regard.training.tasks.task import BatchShape
+from regard.viewer import build_walk, look
 from tests.training.toy_tasks import ANIMALS, sentences, toy, write_text
 
 CLASSIFY = TASKS["classify"]
@@ -23,104 +23,103 @@ STILL = {"train": {"lr": 1e-30, "steps": 1, "validate_every": 1}}
 
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory):
-    """A folder of a model that was trained to name hidden tokens."""
+    """The model folder of a masked language model."""
     folder = tmp_path_factory.mktemp("mask")
-    train(toy("mask", folder), folder / "out", quiet=True)
+    run_recipe(toy("mask", folder), folder / "out", quiet=True)
     return folder / "out"
 
 
-def test_a_rule_is_learned(tmp_path):
+def test_classification_rule_is_learned(tmp_path):
     recipe = toy("classify", tmp_path, train=LEARN | {"validate_by": "accuracy"})
-    model = train(recipe, tmp_path / "out", quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
     assert model.model.config.labels == ("birds", "others")
     assert model.training["validation"]["accuracy"] == 100
     texts = sentences(50, seed=9)
-    wanted = ["birds" if "hen" in text or "owl" in text else "others" for text in texts]
-    assert [one.label for one in model.classify(texts)] == wanted
-    assert len(set(wanted)) == 2
+    expected = ["birds" if "hen" in text or "owl" in text else "others" for text in texts]
+    assert [prediction.label for prediction in model.classify(texts)] == expected
+    assert len(set(expected)) == 2
 
 
-def test_a_learned_query_finds_what_the_label_depends_on(tmp_path):
+def test_query_pooling_learns_and_is_shown(tmp_path):
     recipe = toy("classify", tmp_path, model={"pooling": "query"}, train=LEARN | {"validate_by": "accuracy"})
-    model = train(recipe, tmp_path / "out", quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
     assert model.training["validation"]["accuracy"] == 100
     assert (model.model.config.pooling, model.model.config.pooler) == ("query", "none")
     opened = load(tmp_path / "out", "cpu")
     assert opened.classify("the hen") == model.classify("the hen")
     assert opened.embed(["the hen", "the cat"]).shape == (2, opened.model.config.width)
     seen = look(opened, "the hen")
-    shown = seen.maps["query_pool.attention"]
-    assert (shown.kind, shown.rows, shown.columns) == ("cross", ["query"], ["<sos>", "the", "hen", "<eos>"])
-    assert shown.of().sum() == pytest.approx(1)
-    assert seen.alignment is shown
+    attention = seen.maps["query_pool.attention"]
+    assert (attention.kind, attention.rows, attention.columns) == ("cross", ["query"], ["<sos>", "the", "hen", "<eos>"])
+    assert attention.head_weights().sum() == pytest.approx(1)
+    assert seen.alignment is attention
     for name in ("page.html", "map.png"):
         seen.save(tmp_path / name)
-    assert max(step["differs"] or 0.0 for step in walk_of(seen).trace.steps) < 1e-5
+    assert max(step["differs"] or 0.0 for step in build_walk(seen).trace.steps) < 1e-5
 
 
-def test_an_encoder_becomes_a_classifier_with_a_query(tmp_path, masked):
+def test_fine_tuning_with_query_pooling(tmp_path, masked):
     recipe = toy("classify", tmp_path, model={"pooling": "query"}, **STILL)
-    model = train(recipe, tmp_path / "out", start_from=masked, quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", start_from=masked, quiet=True)
     assert model.model.query_pool is not None
-    # A classifier that is fine-tuned keeps its query, whatever the recipe's default.
-    again = train(toy("classify", tmp_path, **STILL), tmp_path / "again", start_from=tmp_path / "out", quiet=True)
+    # A fine-tuned classifier keeps its query pooling, even if the recipe has another pooling.
+    again = run_recipe(toy("classify", tmp_path, **STILL), tmp_path / "again", start_from=tmp_path / "out", quiet=True)
     assert again.model.config.pooling == "query"
     torch.testing.assert_close(again.model.query_pool.question, model.model.query_pool.question)
-    masks = train(toy("mask", tmp_path, **STILL), tmp_path / "masks", start_from=tmp_path / "out", quiet=True)
+    masks = run_recipe(toy("mask", tmp_path, **STILL), tmp_path / "masks", start_from=tmp_path / "out", quiet=True)
     assert masks.model.config.pooling == "first"
 
 
-def test_two_texts_are_told_apart(tmp_path):
-    """In which of them the bird is: no bag of words knows it."""
+def test_order_of_two_texts_is_learned(tmp_path):
+    """The label is which of the texts has the bird, so a bag of words is not enough."""
     birds, others = ("hen", "owl"), ("cat", "dog", "cow", "fox")
     lines = [line for a in birds for b in others for line in (f"the {a}\tthe {b}\tfirst", f"the {b}\tthe {a}\tsecond")]
     named = write_text(tmp_path / "validation.tsv", lines)
     recipe = toy("classify", tmp_path, data={"validation": [named]}, model={"dropout": 0.0}, train=LEARN)
-    write_text(tmp_path / "labelled.tsv", lines * 8)
-    model = train(recipe, tmp_path / "out", quiet=True)
+    write_text(tmp_path / "labeled.tsv", lines * 8)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
     assert model.training["validation"]["accuracy"] == 100
-    assert [one.label for one in model.classify([("the owl", "the fox"), ("the fox", "the owl")])] == [
+    assert [prediction.label for prediction in model.classify([("the owl", "the fox"), ("the fox", "the owl")])] == [
         "first",
         "second",
     ]
 
 
-def test_accuracy_is_the_share_of_right_labels(tmp_path):
+def test_accuracy_is_the_share_of_correct_labels(tmp_path):
     named = write_text(tmp_path / "validation.tsv", ["the hen\tbirds", "the cat\tothers", "the dog\tbirds", "a\tbirds"])
     recipe = toy("classify", tmp_path, data={"validation": [named]})
-    model = train(recipe, tmp_path / "out", quiet=True)
-    labels = [one.label for one in model.classify(["the hen", "the cat", "the dog", "a"])]
-    right = sum(one == other for one, other in zip(labels, ["birds", "others", "birds", "birds"]))
-    assert model.training["validation"]["accuracy"] == 25 * right
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
+    labels = [prediction.label for prediction in model.classify(["the hen", "the cat", "the dog", "a"])]
+    correct = sum(one == other for one, other in zip(labels, ["birds", "others", "birds", "birds"]))
+    assert model.training["validation"]["accuracy"] == 25 * correct
 
 
-def test_what_is_judged_is_what_is_learned_from():
-    """Both texts where there are two, and long ones cut short."""
+def test_validation_classifies_both_texts_and_truncates():
     dataset = Dataset(
-        [], [Labelled(("a", "b"), "yes"), Labelled(("c",), "no"), Labelled(("d",), "yes")], "labelled texts"
+        [], [LabeledText(("a", "b"), "yes"), LabeledText(("c",), "no"), LabeledText(("d",), "yes")], "labeled texts"
     )
 
-    class Agrees:
+    class AlwaysYes:
         def classify(self, texts, truncate):
             assert truncate
             assert texts == [("a", "b"), ("c",), ("d",)]
-            return [Classified("yes", 1.0, {"yes": 1.0, "no": 0.0})] * 3
+            return [Classification("yes", 1.0, {"yes": 1.0, "no": 0.0})] * 3
 
-    assert CLASSIFY.validation_scores(Agrees(), dataset) == {"accuracy": pytest.approx(200 / 3)}
+    assert CLASSIFY.validation_scores(AlwaysYes(), dataset) == {"accuracy": pytest.approx(200 / 3)}
 
 
-def test_smoothing_is_for_training_alone(tmp_path):
+def test_label_smoothing_only_applies_in_training(tmp_path):
     recipe = toy("classify", tmp_path, model={"dropout": 0.0})
     dataset = CLASSIFY.read(recipe.data)
     tokenizers = CLASSIFY.make_tokenizers(dataset, recipe.tokenizer)
     config = CLASSIFY.complete_config(recipe.model, dataset, tokenizers)
-    encoded = CLASSIFY.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, True))
+    encoded = CLASSIFY.encode(dataset, tokenizers, ENCODER_TOKENS, recipe, config, BatchShape(256, 1, True))
     batch = next(encoded.batches.epoch(0))
     torch.manual_seed(0)
     model = make_model(config)
     log_p = model(*batch.inputs)[: batch.sentences].log_softmax(-1)
-    wanted = batch.targets[: batch.sentences]
-    nll = -log_p.gather(1, wanted[:, None]).sum()
+    targets = batch.targets[: batch.sentences]
+    nll = -log_p.gather(1, targets[:, None]).sum()
     trained = CLASSIFY.loss(model, model.features, batch, TrainConfig(label_smoothing=0.2))
     torch.testing.assert_close(trained.loss, 0.8 * nll - 0.2 * log_p.mean(1).sum())
     with torch.no_grad():
@@ -129,16 +128,16 @@ def test_smoothing_is_for_training_alone(tmp_path):
     assert validated.tokens == batch.sentences
 
 
-# From a trained model
+# Fine-tuning
 
 
 def encoder_weights(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in weights.items() if not name.startswith(HEADS)}
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(HEAD_PARAMETERS)}
 
 
-def test_the_encoder_of_a_mask_model_is_taken_over(masked, tmp_path):
+def test_fine_tuning_keeps_the_encoder_of_a_masked_language_model(masked, tmp_path):
     before = encoder_weights(load_file(masked / "model.safetensors"))
-    model = train(toy("classify", tmp_path, **STILL), tmp_path / "out", start_from=masked, quiet=True)
+    model = run_recipe(toy("classify", tmp_path, **STILL), tmp_path / "out", start_from=masked, quiet=True)
     after = encoder_weights(load_file(tmp_path / "out" / "model.safetensors"))
     assert "embedding.tokens.weight" in before
     assert before.keys() == after.keys()
@@ -148,94 +147,97 @@ def test_the_encoder_of_a_mask_model_is_taken_over(masked, tmp_path):
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (masked / "tokenizer.json").read_bytes()
 
 
-def test_weights_that_fit_are_filled_in_and_no_others(masked):
+def test_fill_weights_leaves_heads_at_their_initial_values(masked):
     origin = load(masked, "cpu").model
-    config = CLASSIFY.complete_config(origin.config, CLASSIFY.read(labelled(masked)), load(masked, "cpu").tokenizers)
+    config = CLASSIFY.complete_config(
+        origin.config, CLASSIFY.read(labeled_data(masked)), load(masked, "cpu").tokenizers
+    )
     torch.manual_seed(5)
     model = make_model(config)
-    fresh = {name: p.detach().clone() for name, p in model.named_parameters()}
-    given = dict(origin.named_parameters())
-    fill_weights(model, given, masked, may_differ=HEADS)
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    weights = dict(origin.named_parameters())
+    load_weights(model, weights, masked, allow_mismatch=HEAD_PARAMETERS)
     for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, fresh[name] if name.startswith(HEADS) else given[name]), name
-    assert {name.split(".")[0] for name in given.keys() ^ fresh.keys()} == {"mask_head", "output", "pooler"}
+        assert torch.equal(parameter, initial[name] if name.startswith(HEAD_PARAMETERS) else weights[name]), name
+    assert {name.split(".")[0] for name in weights.keys() ^ initial.keys()} == {"mask_head", "output", "pooler"}
 
 
-def labelled(folder) -> DataConfig:
+def labeled_data(folder) -> DataConfig:
     return DataConfig((write_text(folder.parent / "few.tsv", [f"{a}\t{a[0]}" for a in ANIMALS * 3]),))
 
 
 @pytest.mark.parametrize("pooler", ["tanh", "relu"])
-def test_the_pooler_of_a_bare_model_is_taken_over(masked, tmp_path, pooler):
-    """As imported models are: an encoder, a pooler, and no head."""
+def test_fine_tuning_keeps_the_pooler_of_a_model_without_head(masked, tmp_path, pooler):
+    """Imported models have an encoder and a pooler, but no head."""
     origin = load(masked, "cpu")
     config = type(origin.model.config)(**(vars(origin.model.config) | {"head": "none", "pooler": pooler}))
     torch.manual_seed(7)
     bare = TextEncoder(Bert(config), origin.tokenizer)
     bare.save(tmp_path / "bare")
-    model = train(toy("classify", tmp_path, **STILL), tmp_path / "out", start_from=tmp_path / "bare", quiet=True).model
+    model = run_recipe(
+        toy("classify", tmp_path, **STILL), tmp_path / "out", start_from=tmp_path / "bare", quiet=True
+    ).model
     assert model.config.pooler == pooler
     assert torch.equal(model.pooler.weight, bare.model.pooler.weight)
     assert torch.equal(model.blocks[0].attention.out.weight, bare.model.blocks[0].attention.out.weight)
     assert model.output.weight.shape == (2, 16)
 
 
-def test_other_labels_than_before(masked, tmp_path):
-    first = train(toy("classify", tmp_path), tmp_path / "first", start_from=masked, quiet=True)
+def test_fine_tuning_with_other_labels(masked, tmp_path):
+    first = run_recipe(toy("classify", tmp_path), tmp_path / "first", start_from=masked, quiet=True)
     recipe = toy("classify", tmp_path, **STILL)
-    write_text(tmp_path / "labelled.tsv", [f"{text}\t{text.split()[1]}" for text in sentences(100)])
-    other = train(recipe, tmp_path / "other", start_from=tmp_path / "first", quiet=True)
+    write_text(tmp_path / "labeled.tsv", [f"{text}\t{text.split()[1]}" for text in sentences(100)])
+    other = run_recipe(recipe, tmp_path / "other", start_from=tmp_path / "first", quiet=True)
     assert other.model.config.labels == tuple(sorted(ANIMALS))
     assert other.model.output.weight.shape == (8, 16)
     assert torch.equal(other.model.pooler.weight, first.model.pooler.weight)
 
 
-def test_what_was_learned_before_helps(tmp_path):
-    """A model that knows the rule already, trained on for as good as nothing, still knows it."""
-    train(toy("classify", tmp_path, train=LEARN), tmp_path / "first", quiet=True)
+def test_fine_tuning_preserves_accuracy(tmp_path):
+    """After one step with a small learning rate, the model still has its accuracy."""
+    run_recipe(toy("classify", tmp_path, train=LEARN), tmp_path / "first", quiet=True)
     recipe = toy("classify", tmp_path, train={"steps": 1, "validate_every": 1, "lr": 1e-6})
-    model = train(recipe, tmp_path / "second", start_from=tmp_path / "first", quiet=True)
+    model = run_recipe(recipe, tmp_path / "second", start_from=tmp_path / "first", quiet=True)
     assert model.training["validation"]["accuracy"] == 100
 
 
-# What is set aside
+# The validation split
 
 
-def test_the_texts_of_a_rare_label_are_learned_from(tmp_path):
-    """Whichever texts are set aside, no label is of them alone."""
+def test_rare_labels_are_in_the_training_split(tmp_path):
+    """Whichever texts are in the validation split, every label is in the training split."""
     for rare in range(100):
         lines = [f"text {i}\t{'rare' if i == rare else 'often' if i % 2 else 'also'}" for i in range(100)]
-        dataset = CLASSIFY.read(DataConfig((write_text(tmp_path / "labelled.tsv", lines),)))
-        assert {one.label for one in dataset.training} == {"rare", "often", "also"}
+        dataset = CLASSIFY.read(DataConfig((write_text(tmp_path / "labeled.tsv", lines),)))
+        assert {example.label for example in dataset.training} == {"rare", "often", "also"}
         assert len(dataset.training) + len(dataset.validation) == 100
         assert 9 <= len(dataset.validation) <= 10
 
 
-def test_a_text_with_two_labels_goes_one_way(tmp_path):
+def test_text_with_two_labels_is_in_one_split(tmp_path):
     lines = [f"text {i // 2}\t{i % 2}" for i in range(200)]
-    dataset = CLASSIFY.read(DataConfig((write_text(tmp_path / "labelled.tsv", lines),)))
-    assert not {one.texts for one in dataset.training} & {one.texts for one in dataset.validation}
+    dataset = CLASSIFY.read(DataConfig((write_text(tmp_path / "labeled.tsv", lines),)))
+    assert not {example.texts for example in dataset.training} & {example.texts for example in dataset.validation}
 
 
-def test_texts_without_words(tmp_path):
-    """Labels of nothing: they can be learned from, for what it is worth."""
+def test_texts_without_words_can_be_trained_on(tmp_path):
     recipe = toy("classify", tmp_path)
-    write_text(tmp_path / "labelled.tsv", ["\ta", " \tb", "\ta", "  \tb", "   \tb"])
+    write_text(tmp_path / "labeled.tsv", ["\ta", " \tb", "\ta", "  \tb", "   \tb"])
     dataset = CLASSIFY.read(recipe.data)
     assert CLASSIFY.suggest_recipe(dataset, False).train.steps >= 200
-    named = str(tmp_path / "labelled.tsv")
-    model = train(recipe_from({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
+    named = str(tmp_path / "labeled.tsv")
+    model = run_recipe(recipe_from_dict({"data": {"validation": [named]}}, recipe), tmp_path / "out", quiet=True)
     assert model.classify([""])[0].label in ("a", "b")
 
 
-def test_long_texts_are_cut_and_counted(tmp_path):
+def test_long_texts_are_truncated_and_counted(tmp_path):
     recipe = toy("classify", tmp_path)
     lines = ["owl " * 40 + "\tbirds", "cat\tothers"]
-    write_text(tmp_path / "labelled.tsv", lines * 10)
-    data = recipe_from({"data": {"validation": [str(tmp_path / "labelled.tsv")]}}, recipe).data
+    write_text(tmp_path / "labeled.tsv", lines * 10)
+    data = recipe_from_dict({"data": {"validation": [str(tmp_path / "labeled.tsv")]}}, recipe).data
     dataset = CLASSIFY.read(data)
     tokenizers = CLASSIFY.make_tokenizers(dataset, recipe.tokenizer)
     config = CLASSIFY.complete_config(recipe.model, dataset, tokenizers)
-    encoded = CLASSIFY.encode(dataset, tokenizers, READING, recipe, config, Shape(256, 1, False))
-    assert encoded.note == "labels: birds, others; 20 texts are cut to fit"
+    encoded = CLASSIFY.encode(dataset, tokenizers, ENCODER_TOKENS, recipe, config, BatchShape(256, 1, False))
+    assert encoded.note == "labels: birds, others; truncated: 20 texts"
     assert max(batch.inputs[0].max_len for batch in encoded.validation) == 32

@@ -1,4 +1,4 @@
-"""Learning from pictures: labels, masks, hidden patches. What holds for the tasks of texts holds here too."""
+"""The image tasks: classification, segmentation and masked autoencoding."""
 
 import contextlib
 import dataclasses
@@ -13,22 +13,22 @@ from PIL import Image
 
 from regard.data import AugmentConfig, read_images
 from regard.errors import RegardError
-from regard.evaluation.text_metrics import intersection_over_union, label_counts
+from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.models import ViTConfig, make_model
 from regard.pipelines import ImageModel, load
-from regard.training import DataConfig, TrainConfig, recipe_from, train, trainer
-from regard.training.fine_tuning import HEADS
-from regard.training.recipe import recipe_table
+from regard.training import DataConfig, TrainConfig, recipe_from_dict, run_recipe, run_setup, trainer
+from regard.training.fine_tuning import HEAD_PARAMETERS
+from regard.training.recipe import recipe_to_dict
 from regard.training.run_log import read_metrics
 from regard.training.runtime import workers
 from regard.training.tasks import TASKS
-from regard.training.tasks.image_tasks import patch_for, split_by_label
-from regard.training.tasks.task import Shape, evaluate_loss
+from regard.training.tasks.image_tasks import split_by_label, suggest_patch
+from regard.training.tasks.task import BatchShape, evaluate_loss
 from regard.training.trainer import METRICS
-from tests.training.helpers import cut_off_and_go_on, run_again, said, same_bits, weights_of
-from tests.training.toy_images import MEASURES, NAMES, draw, outputs, toy, write
+from tests.training.helpers import bit_equal, error_message, interrupt_and_resume, repeat_run, saved_tensors
+from tests.training.toy_images import EXTRA_METRICS, NAMES, draw, outputs, toy, write
 
-every_task = pytest.mark.parametrize("task", MEASURES)
+every_task = pytest.mark.parametrize("task", EXTRA_METRICS)
 PLAIN = {"augment": {key: value for key, value in vars(AugmentConfig()).items() if key != "padding"}}
 STILL = {"train": {"lr": 1e-30, "steps": 1, "validate_every": 1}} | PLAIN
 
@@ -37,89 +37,89 @@ STILL = {"train": {"lr": 1e-30, "steps": 1, "validate_every": 1}} | PLAIN
 def runs(tmp_path_factory) -> dict[str, Path]:
     """A finished run of each task. Tests read them."""
     folders = {}
-    for task in MEASURES:
+    for task in EXTRA_METRICS:
         folder = tmp_path_factory.mktemp(task)
-        train(toy(task, folder), folder / "out", quiet=True)
+        run_recipe(toy(task, folder), folder / "out", quiet=True)
         folders[task] = folder / "out"
     return folders
 
 
-# As every task
+# Shared by all tasks
 
 
 @every_task
-def test_the_same_seed_gives_the_same_bits(runs, tmp_path, task):
-    run_again(runs, task, tmp_path / "out")
-    assert same_bits(weights_of(tmp_path / "out"), weights_of(runs[task]))
+def test_same_seed_gives_bit_identical_results(runs, tmp_path, task):
+    repeat_run(runs, task, tmp_path / "out")
+    assert bit_equal(saved_tensors(tmp_path / "out"), saved_tensors(runs[task]))
     for name in ("config.json", "training.json"):
         assert (tmp_path / "out" / name).read_bytes() == (runs[task] / name).read_bytes()
     assert not (runs[task] / "tokenizer.json").exists()
-    run_again(runs, task, tmp_path / "other", train={"seed": 2})
-    assert not same_bits(weights_of(tmp_path / "other"), weights_of(runs[task]))
+    repeat_run(runs, task, tmp_path / "other", train={"seed": 2})
+    assert not bit_equal(saved_tensors(tmp_path / "other"), saved_tensors(runs[task]))
 
 
 @every_task
-def test_a_run_that_was_cut_off_goes_on_exactly(runs, tmp_path, monkeypatch, task):
-    cut_off_and_go_on(monkeypatch, lambda: run_again(runs, task, tmp_path))
-    assert same_bits(weights_of(tmp_path), weights_of(runs[task]))
+def test_resumed_run_has_the_same_weights(runs, tmp_path, monkeypatch, task):
+    interrupt_and_resume(monkeypatch, lambda: repeat_run(runs, task, tmp_path))
+    assert bit_equal(saved_tensors(tmp_path), saved_tensors(runs[task]))
     steps = [[(line["step"], line["kind"]) for line in read_metrics(out / METRICS)] for out in (tmp_path, runs[task])]
     assert steps[0] == steps[1]
 
 
 @every_task
-def test_what_is_saved_is_what_was_measured(runs, task):
-    bundle = load(runs[task], "cpu")
-    assert type(bundle) is ImageModel
+def test_saved_model_has_the_logged_validation_scores(runs, task):
+    pipeline = load(runs[task], "cpu")
+    assert type(pipeline) is ImageModel
     lines = read_metrics(runs[task] / METRICS)
     validated = [line for line in lines if line["kind"] == "validation"]
     assert [line["step"] for line in validated] == [6, 12]
-    assert bundle.training["validation"].keys() == {"nll", *MEASURES[task]}
-    assert validated[1]["nll"] < validated[0]["nll"]  # it learns
+    assert pipeline.training["validation"].keys() == {"nll", *EXTRA_METRICS[task]}
+    assert validated[1]["nll"] < validated[0]["nll"]
     assert all(line["pictures_per_second"] > 0 for line in lines if line["kind"] == "train")
-    [line] = [line for line in validated if line["step"] == bundle.training["step"]]
-    assert {name: line[name] for name in bundle.training["validation"]} == bundle.training["validation"]
-    recipe = recipe_from(bundle.training["recipe"])
+    [line] = [line for line in validated if line["step"] == pipeline.training["step"]]
+    assert {name: line[name] for name in pipeline.training["validation"]} == pipeline.training["validation"]
+    recipe = recipe_from_dict(pipeline.training["recipe"])
     dataset = TASKS[task].read(recipe.data)
-    shape = Shape(0, recipe.train.seed, constant=True, images=7)
-    encoded = TASKS[task].encode(dataset, (), bundle.special, recipe, bundle.model.config, shape)
-    again = evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)
-    again |= TASKS[task].validation_scores(bundle, dataset)
-    if task != "mask-images":  # in other batches other patches are hidden
-        assert again == pytest.approx(bundle.training["validation"], rel=1e-5)
+    shape = BatchShape(0, recipe.train.seed, constant=True, images=7)
+    encoded = TASKS[task].encode(dataset, (), pipeline.special, recipe, pipeline.model.config, shape)
+    again = evaluate_loss(TASKS[task], pipeline.model, encoded.validation, contextlib.nullcontext)
+    again |= TASKS[task].validation_scores(pipeline, dataset)
+    if task != "mask-images":  # other batches mask other patches
+        assert again == pytest.approx(pipeline.training["validation"], rel=1e-5)
 
 
 @every_task
-def test_what_is_loaded_says_what_was_saved(runs, tmp_path, task):
-    bundle = load(runs[task], "cpu")
-    bundle.save(tmp_path / "copy")
+def test_loaded_pipeline_gives_the_same_outputs(runs, tmp_path, task):
+    pipeline = load(runs[task], "cpu")
+    pipeline.save(tmp_path / "copy")
     copy = load(tmp_path / "copy", "cpu")
-    assert (copy.training, copy.model.config) == (bundle.training, bundle.model.config)
-    assert outputs(task, copy) == outputs(task, bundle)
+    assert (copy.training, copy.model.config) == (pipeline.training, pipeline.model.config)
+    assert outputs(task, copy) == outputs(task, pipeline)
 
 
 @every_task
 @pytest.mark.parametrize("fine_tune", [False, True])
-def test_a_suggested_recipe_can_be_trained(runs, tmp_path, task, fine_tune):
-    data = recipe_from(load(runs[task], "cpu").training["recipe"]).data
+def test_suggested_recipe_can_be_trained(runs, tmp_path, task, fine_tune):
+    data = recipe_from_dict(load(runs[task], "cpu").training["recipe"]).data
     dataset = TASKS[task].read(data)
     suggested = dataclasses.replace(TASKS[task].suggest_recipe(dataset, fine_tune), data=data)
     assert suggested.task == task
-    assert recipe_from(recipe_table(suggested)) == suggested
+    assert recipe_from_dict(recipe_to_dict(suggested)) == suggested
     assert suggested.train.validate_by in ("loss", *TASKS[task].metrics)
     assert 0 < suggested.train.warmup < suggested.train.steps
-    assert suggested.model.mean == tuple(round(one, 4) for one in dataset.training.images.mean)
-    short = recipe_from({"train": {"steps": 1, "batch_images": 8, "workers": 1, "device": "cpu"}}, suggested)
-    bundle = train(short, tmp_path / "out", start_from=runs[task] if fine_tune else None, quiet=True)
-    assert bundle.model.config.width == (16 if fine_tune else suggested.model.width)
-    assert bundle.model.config.mean == ((0.5,) if fine_tune else suggested.model.mean)
+    assert suggested.model.mean == tuple(round(value, 4) for value in dataset.training.images.mean)
+    short = recipe_from_dict({"train": {"steps": 1, "batch_images": 8, "workers": 1, "device": "cpu"}}, suggested)
+    pipeline = run_recipe(short, tmp_path / "out", start_from=runs[task] if fine_tune else None, quiet=True)
+    assert pipeline.model.config.width == (16 if fine_tune else suggested.model.width)
+    assert pipeline.model.config.mean == ((0.5,) if fine_tune else suggested.model.mean)
 
 
-def test_two_workers_compute_what_one_would(runs, tmp_path):
+def test_two_workers_give_the_same_weights_as_one(runs, tmp_path):
     still = {"model": {"dropout": 0.0, "drop_path": 0.0}} | PLAIN
     common = {"steps": 6, "validate_every": 3, "clip": 0.0, "optimizer": "sgd", "lr": 0.1}
-    run_again(runs, "classify-images", tmp_path / "one", train=common | {"batch_images": 8, "accumulate": 2}, **still)
-    run_again(runs, "classify-images", tmp_path / "two", train=common | {"workers": 2}, **still)
-    one, two = (weights_of(tmp_path / out) for out in ("one", "two"))
+    repeat_run(runs, "classify-images", tmp_path / "one", train=common | {"batch_images": 8, "accumulate": 2}, **still)
+    repeat_run(runs, "classify-images", tmp_path / "two", train=common | {"workers": 2}, **still)
+    one, two = (saved_tensors(tmp_path / out) for out in ("one", "two"))
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-6)
 
@@ -139,12 +139,12 @@ def test_workers_map_cached_images_instead_of_receiving_them(tmp_path, cache):
     assert isinstance(received.training.images.pixels, np.memmap) == cache
 
 
-# What is learned
+# Losses and learning
 
 
-def test_labels_are_learned(tmp_path):
+def test_classification_is_learned(tmp_path):
     changes = {"steps": 60, "lr": 1e-2, "validate_every": 60, "validate_by": "accuracy"}
-    model = train(
+    model = run_recipe(
         toy("classify-images", tmp_path, train=changes, augment={"mixup": 0.0, "cutmix": 0.0}),
         tmp_path / "out",
         quiet=True,
@@ -152,37 +152,39 @@ def test_labels_are_learned(tmp_path):
     assert model.labels == NAMES
     assert model.training["validation"]["accuracy"] == 100
     pixels, labels, _ = draw(30, seed=5)
-    assert [one.label for one in model.classify(list(pixels))] == [NAMES[label] for label in labels]
+    assert [prediction.label for prediction in model.classify(list(pixels))] == [NAMES[label] for label in labels]
 
 
 @pytest.mark.parametrize("segmenter", ["linear", "queries"])
-def test_masks_are_learned(tmp_path, segmenter):
+def test_segmentation_is_learned(tmp_path, segmenter):
     changes = {"steps": 60, "lr": 1e-2, "validate_every": 60, "validate_by": "iou"}
     recipe = toy("segment", tmp_path, model={"segmenter": segmenter, "segmenter_layers": 1}, train=changes, **PLAIN)
-    model = train(recipe, tmp_path / "out", quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
     assert model.labels == ("3", "7")
-    pixels, _, masks = draw(20, seed=1)  # what was validated with
-    wanted = np.select([masks == 3, masks == 7], [0, 1], -1)
-    counts = label_counts(np.stack(model.segment(list(pixels))), wanted, 2)
+    pixels, _, masks = draw(20, seed=1)  # the validation images
+    targets = np.select([masks == 3, masks == 7], [0, 1], -1)
+    counts = confusion_counts(np.stack(model.segment(list(pixels))), targets, 2)
     assert counts.sum() == 20 * (144 - 1)
     assert model.training["validation"]["iou"] == pytest.approx(100 * intersection_over_union(counts).mean())
     assert model.training["validation"]["iou"] > 80
     assert model.training["validation"]["pixel_accuracy"] == pytest.approx(100 * np.trace(counts) / counts.sum())
 
 
-def test_hidden_patches_are_learned(tmp_path):
+def test_masked_patches_are_learned(tmp_path):
     changes = {"steps": 60, "lr": 1e-2, "validate_every": 60}
-    model = train(toy("mask-images", tmp_path, train=changes, model=QUIET, **PLAIN), tmp_path / "out", quiet=True)
-    assert model.training["validation"]["nll"] < 0.95  # 1: nothing but each patch's mean is known
+    model = run_recipe(
+        toy("mask-images", tmp_path, train=changes, model=NO_DROPOUT, **PLAIN), tmp_path / "out", quiet=True
+    )
+    assert model.training["validation"]["nll"] < 0.95  # 1.0 for predicting the mean of each patch
     assert model.model.config.head == "pixels"
 
 
 def loss_of(task, recipe):
-    """A fresh model, a batch, and the loss of that under a config."""
+    """A new model, a batch, and a function for its loss with changed training settings."""
     dataset = TASKS[task].read(recipe.data)
     config = TASKS[task].complete_config(recipe.model, dataset, ())
     encoded = TASKS[task].encode(
-        dataset, (), trainer.pipeline_kind(config).special, recipe, config, Shape(0, 1, True, 16)
+        dataset, (), run_setup.pipeline_kind(config).special, recipe, config, BatchShape(0, 1, True, 16)
     )
     batch = next(encoded.batches.epoch(0))
     torch.manual_seed(0)
@@ -190,11 +192,11 @@ def loss_of(task, recipe):
     return model, batch, lambda **changes: TASKS[task].loss(model, model.features, batch, TrainConfig(**changes))
 
 
-QUIET = {"dropout": 0.0, "drop_path": 0.0}
+NO_DROPOUT = {"dropout": 0.0, "drop_path": 0.0}
 
 
-def test_the_loss_of_labels(tmp_path):
-    model, batch, loss = loss_of("classify-images", toy("classify-images", tmp_path, model=QUIET, **PLAIN))
+def test_classification_loss_matches_its_definition(tmp_path):
+    model, batch, loss = loss_of("classify-images", toy("classify-images", tmp_path, model=NO_DROPOUT, **PLAIN))
     assert batch.inputs[0].dtype == torch.uint8
     log_p = model(batch.pixels.permute(0, 3, 1, 2) / 255).log_softmax(-1)
     nll = -log_p.gather(1, batch.targets[:, None]).sum()
@@ -206,20 +208,22 @@ def test_the_loss_of_labels(tmp_path):
         torch.testing.assert_close(loss(label_smoothing=0.2).loss, nll.detach())
 
 
-def test_mixed_pictures_have_mixed_labels(tmp_path):
-    recipe = toy("classify-images", tmp_path, model=QUIET, **PLAIN | {"augment": PLAIN["augment"] | {"mixup": 1.0}})
+def test_mixed_images_have_mixed_labels(tmp_path):
+    recipe = toy(
+        "classify-images", tmp_path, model=NO_DROPOUT, **PLAIN | {"augment": PLAIN["augment"] | {"mixup": 1.0}}
+    )
     model, batch, loss = loss_of("classify-images", recipe)
     torch.manual_seed(3)
     found = loss(label_smoothing=0.1)
     torch.manual_seed(3)
-    pixels, targets, _ = TASKS["classify-images"].changed(batch, model.config)
+    pixels, targets, _ = TASKS["classify-images"].augment_batch(batch, model.config)
     assert (targets.max(1).values < 0.95).sum() > 3
     log_p = model(pixels).log_softmax(-1)
     torch.testing.assert_close(found.loss, -((0.9 * targets + 0.1 / 3) * log_p).sum())
 
 
-def test_the_loss_of_masks(tmp_path):
-    model, batch, loss = loss_of("segment", toy("segment", tmp_path, model=QUIET, **PLAIN))
+def test_segmentation_loss_matches_its_definition(tmp_path):
+    model, batch, loss = loss_of("segment", toy("segment", tmp_path, model=NO_DROPOUT, **PLAIN))
     logits = model(batch.pixels.permute(0, 3, 1, 2) / 255)
     targets = batch.targets.long()
     assert set(targets.unique().tolist()) == {-1, 0, 1}
@@ -236,77 +240,81 @@ def test_the_loss_of_masks(tmp_path):
     assert found.tokens == 16
 
 
-def test_the_loss_of_hidden_patches(tmp_path):
-    model, batch, loss = loss_of("mask-images", toy("mask-images", tmp_path, model=QUIET, **PLAIN))
+def test_masked_patch_loss_is_random_in_training_and_fixed_in_validation(tmp_path):
+    model, batch, loss = loss_of("mask-images", toy("mask-images", tmp_path, model=NO_DROPOUT, **PLAIN))
     torch.manual_seed(4)
     found = loss()
     torch.manual_seed(4)
     torch.testing.assert_close(found.loss, 16 * model.masked_loss(batch.pixels.permute(0, 3, 1, 2) / 255, 0.75))
-    assert loss().loss != found.loss  # others are hidden each time
+    assert loss().loss != found.loss  # other patches are masked each time
     with torch.no_grad():
         state = torch.get_rng_state()
-        assert loss().loss == loss().loss  # but not in validation
+        assert loss().loss == loss().loss  # the same patches in validation
         assert torch.equal(state, torch.get_rng_state())
 
 
 @every_task
-def test_pictures_are_changed_for_training_alone(tmp_path, task):
+def test_only_training_images_are_augmented(tmp_path, task):
     recipe = toy(task, tmp_path)
     dataset = TASKS[task].read(recipe.data)
     config = TASKS[task].complete_config(recipe.model, dataset, ())
     encoded = TASKS[task].encode(
-        dataset, (), trainer.pipeline_kind(config).special, recipe, config, Shape(0, 1, True, 16)
+        dataset, (), run_setup.pipeline_kind(config).special, recipe, config, BatchShape(0, 1, True, 16)
     )
-    for batch, changed in ((next(encoded.batches.epoch(0)), True), (next(iter(encoded.validation)), False)):
-        pixels = TASKS[task].changed(batch, config).pixels
-        assert torch.equal(pixels, batch.pixels.permute(0, 3, 1, 2) / 255) != changed
+    for batch, is_augmented in ((next(encoded.batches.epoch(0)), True), (next(iter(encoded.validation)), False)):
+        pixels = TASKS[task].augment_batch(batch, config).pixels
+        assert torch.equal(pixels, batch.pixels.permute(0, 3, 1, 2) / 255) != is_augmented
     shapes = [(batch.pixels.shape, batch.targets.shape) for epoch in range(2) for batch in encoded.batches.epoch(epoch)]
     assert len(set(shapes)) == 1
     assert len(shapes) == 2 * (100 // 16)
     assert sum(len(batch.pixels) for batch in encoded.validation) == 20
 
 
-def test_the_last_model_is_kept_however_it_does(tmp_path, monkeypatch):
+def test_validate_by_last_saves_the_last_model(tmp_path, monkeypatch):
     losses = iter([1.0, 2.0, 3.0, 4.0])
     monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(losses)})
-    for kept, out in (("last", 12), ("loss", 6)):
-        recipe = toy("mask-images", tmp_path, train={"validate_by": kept})
-        assert train(recipe, tmp_path / kept, quiet=True).training["step"] == out
+    for metric, step in (("last", 12), ("loss", 6)):
+        recipe = toy("mask-images", tmp_path, train={"validate_by": metric})
+        assert run_recipe(recipe, tmp_path / metric, quiet=True).training["step"] == step
 
 
-# From a trained model
+# Fine-tuning
 
 
 def encoder_weights(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: one for name, one in load(folder, "cpu").model.named_parameters() if not name.startswith(HEADS)}
+    return {
+        name: tensor
+        for name, tensor in load(folder, "cpu").model.named_parameters()
+        if not name.startswith(HEAD_PARAMETERS)
+    }
 
 
 @pytest.mark.parametrize("task", ["classify-images", "segment"])
-@pytest.mark.parametrize("origin", MEASURES)
-def test_the_encoder_is_taken_over(runs, tmp_path, origin, task):
-    """Of any task for any other; a head that fits too."""
+@pytest.mark.parametrize("origin", EXTRA_METRICS)
+def test_fine_tuning_keeps_the_encoder_weights(runs, tmp_path, origin, task):
+    """From any task to any other; the head is kept if it fits."""
     recipe = toy(task, tmp_path, model={"segmenter": "queries", "drop_path": 0.4}, **STILL)
-    model = train(recipe, tmp_path / "out", start_from=runs[origin], quiet=True).model
+    model = run_recipe(recipe, tmp_path / "out", start_from=runs[origin], quiet=True).model
     before, after = encoder_weights(runs[origin]), encoder_weights(tmp_path / "out")
     assert "blocks.1.attention.out.weight" in before
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert model.config.drop_path == 0.4  # which no weight depends on
+    assert model.config.drop_path == 0.4  # does not affect the weights
     assert model.config.width == 16
-    same = origin == task
+    is_same_task = origin == task
     if task == "segment":
-        assert model.config.segmenter == ("linear" if same else "queries")
-    if same:
+        assert model.config.segmenter == ("linear" if is_same_task else "queries")
+    if is_same_task:
         assert torch.equal(model.output.weight, load(runs[origin], "cpu").model.output.weight)
 
 
-def test_learned_positions_are_taken_over_to_another_size(tmp_path):
-    small = {"model": {"positions": "learned", "pooling": "class"}}
-    recipe = toy("classify-images", tmp_path, **STILL, **small)
-    first = train(recipe, tmp_path / "first", quiet=True).model
+def test_learned_positions_are_interpolated_to_another_image_size(tmp_path):
+    learned = {"model": {"positions": "learned", "pooling": "class"}}
+    recipe = toy("classify-images", tmp_path, **STILL, **learned)
+    first = run_recipe(recipe, tmp_path / "first", quiet=True).model
     write(tmp_path / "train.npz", 40, side=20)
     write(tmp_path / "validation.npz", 10, side=20)
-    second = train(recipe, tmp_path / "second", start_from=tmp_path / "first", quiet=True).model
+    second = run_recipe(recipe, tmp_path / "second", start_from=tmp_path / "first", quiet=True).model
     assert (second.config.image_height, second.config.image_width, second.config.grid) == (20, 20, (5, 5))
     table = first.embedding.learned.weight
     grid = table[1:].T.reshape(1, 16, 3, 3)
@@ -318,160 +326,165 @@ def test_learned_positions_are_taken_over_to_another_size(tmp_path):
         torch.testing.assert_close(second.encode(pixels), first.encode(pixels))
 
 
-def test_other_labels_than_before(runs, tmp_path):
+def test_fine_tuning_with_other_labels(runs, tmp_path):
     recipe = toy("classify-images", tmp_path, **STILL)
     labels = draw(100)[1]
     for name, count, seed in (("train", 100, 0), ("validation", 20, 1)):
         labels = draw(count, seed)[1] % 2
         write(tmp_path / f"{name}.npz", count, seed, labels=labels, names=np.array(["even", "odd"]))
-    model = train(recipe, tmp_path / "out", start_from=runs["classify-images"], quiet=True)
+    model = run_recipe(recipe, tmp_path / "out", start_from=runs["classify-images"], quiet=True)
     assert model.labels == ("even", "odd")
     assert model.model.output.weight.shape == (2, 16)
 
 
-def test_grey_pictures_to_a_model_of_colours_and_the_reverse(runs, tmp_path):
+def test_gray_images_with_a_color_model_and_the_reverse(runs, tmp_path):
     recipe = toy("classify-images", tmp_path, **STILL)
     for name, count, seed in (("train", 100, 0), ("validation", 20, 1)):
-        grey = draw(count, seed)[0].mean(-1).astype(np.uint8)
-        write(tmp_path / f"{name}.npz", count, seed, images=grey)
-    model = train(recipe, tmp_path / "out", start_from=runs["classify-images"], quiet=True)
+        gray = draw(count, seed)[0].mean(-1).astype(np.uint8)
+        write(tmp_path / f"{name}.npz", count, seed, images=gray)
+    model = run_recipe(recipe, tmp_path / "out", start_from=runs["classify-images"], quiet=True)
     assert model.model.config.channels == 3
-    alone = train(recipe_from({"model": {"channels": 1}}, recipe), tmp_path / "grey", quiet=True)
+    alone = run_recipe(recipe_from_dict({"model": {"channels": 1}}, recipe), tmp_path / "gray", quiet=True)
     assert alone.model.config.channels == 1
-    colours = toy("classify-images", tmp_path, **STILL)
-    assert said(colours, tmp_path / "no", start_from=tmp_path / "grey") == (
-        "The pictures have colours, and the model takes grey ones. Set data.channels to 1 to have them grey."
+    color = toy("classify-images", tmp_path, **STILL)
+    assert error_message(color, tmp_path / "no", start_from=tmp_path / "gray") == (
+        "The images are in color, but the model expects gray images. Set data.channels to 1 to convert them."
     )
-    as_grey = recipe_from({"data": {"channels": 1}}, colours)
-    assert train(as_grey, tmp_path / "yes", start_from=tmp_path / "grey", quiet=True).model.config.channels == 1
+    as_gray = recipe_from_dict({"data": {"channels": 1}}, color)
+    assert run_recipe(as_gray, tmp_path / "yes", start_from=tmp_path / "gray", quiet=True).model.config.channels == 1
 
 
-# What files there are
+# Files and splits
 
 
-def test_a_folder_of_photographs(tmp_path):
+def test_folder_of_images_is_cached_next_to_the_model(tmp_path):
     pixels, labels, _ = draw(60)
-    for number, (picture, label) in enumerate(zip(pixels, labels)):
+    for index, (image, label) in enumerate(zip(pixels, labels)):
         (tmp_path / "photos" / NAMES[label]).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).resize((30, 20 + number % 3)).save(
-            tmp_path / "photos" / NAMES[label] / f"{number}.png"
-        )
+        Image.fromarray(image).resize((30, 20 + index % 3)).save(tmp_path / "photos" / NAMES[label] / f"{index}.png")
     recipe = toy("classify-images", tmp_path)
     recipe = dataclasses.replace(recipe, data=DataConfig((str(tmp_path / "photos"),), size=12))
-    model = train(recipe, tmp_path / "models" / "photos", quiet=True)
+    model = run_recipe(recipe, tmp_path / "models" / "photos", quiet=True)
     assert sorted(model.labels) == sorted(NAMES)
     assert model.training["data"]["training"]["pictures"] + model.training["data"]["validation"]["pictures"] == 60
-    # Decoded once, beside the model, where the next run finds them.
+    # Decoded images are cached next to the model folder, and reused by the next run.
     cached = list((tmp_path / "models" / "regard-cache").iterdir())
     assert len(cached) == 1
     stamp = cached[0].stat().st_mtime_ns
-    train(recipe, tmp_path / "models" / "others", quiet=True)
-    assert [one.stat().st_mtime_ns for one in (tmp_path / "models" / "regard-cache").iterdir()] == [stamp]
+    run_recipe(recipe, tmp_path / "models" / "others", quiet=True)
+    assert [path.stat().st_mtime_ns for path in (tmp_path / "models" / "regard-cache").iterdir()] == [stamp]
 
 
-def test_a_tenth_of_each_label_is_set_aside():
+def test_a_tenth_of_each_label_is_in_the_validation_split():
     labels = np.repeat(np.arange(5), [100, 50, 7, 4, 1])
     training, validation = split_by_label(labels)
     assert np.bincount(labels[validation], minlength=5).tolist() == [10, 5, 1, 0, 0]
     assert sorted([*training, *validation]) == list(range(len(labels)))
     many = np.arange(100_000) % 10
     assert len(split_by_label(many)[1]) == 2000
-    assert [len(rows) for rows in split_by_label(np.full(30, -1))] == [27, 3]  # pictures without labels
+    assert [len(rows) for rows in split_by_label(np.full(30, -1))] == [27, 3]  # images without labels
 
 
-def test_sides_of_patches():
-    assert patch_for(224, 160) == 16
-    assert patch_for(64, 48) == 4
-    assert patch_for(33, 33) == 3
-    assert patch_for(9, 9) == 1
-    with pytest.raises(RegardError, match=r"29×31 pixels cannot be cut .* --data.size 24"):
-        patch_for(29, 31)
+def test_suggested_patch_sizes():
+    assert suggest_patch(224, 160) == 16
+    assert suggest_patch(64, 48) == 4
+    assert suggest_patch(33, 33) == 3
+    assert suggest_patch(9, 9) == 1
+    with pytest.raises(RegardError, match=r"29×31 pixels cannot be divided .* --data.size 24"):
+        suggest_patch(29, 31)
 
 
-# What is wrong
+# Error messages
 
 
 @pytest.mark.parametrize(
-    ("task", "arrays", "says"),
+    ("task", "arrays", "message"),
     [
         (
             "classify-images",
             {"labels": np.zeros(100, np.int64)},
-            "Every picture has the label 'first': there is nothing",
+            "All images have the label 'first'; classification needs",
         ),
-        ("segment", {"masks": np.full((100, 12, 12), 4, np.uint8)}, "Every pixel of the masks has the same number"),
+        ("segment", {"masks": np.full((100, 12, 12), 4, np.uint8)}, "All pixels of the masks have the same label"),
     ],
 )
-def test_nothing_to_tell_apart(tmp_path, task, arrays, says):
+def test_single_label_is_an_error(tmp_path, task, arrays, message):
     recipe = toy(task, tmp_path)
     write(tmp_path / "train.npz", 100, **arrays)
-    assert said(recipe, tmp_path / "out").startswith(says)
+    assert error_message(recipe, tmp_path / "out").startswith(message)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("task", "lacks"), [("classify-images", "labels"), ("segment", "masks")])
+@pytest.mark.parametrize(("task", "annotation"), [("classify-images", "labels"), ("segment", "masks")])
 @pytest.mark.parametrize("side", ["train", "validation"])
-def test_pictures_alone(tmp_path, task, lacks, side):
+def test_images_without_annotations_are_an_error(tmp_path, task, annotation, side):
     recipe = toy(task, tmp_path)
     np.savez(tmp_path / f"{side}.npz", images=draw(20)[0])
-    assert said(recipe, tmp_path / "out").startswith(f"The pictures have no {lacks}.")
+    assert error_message(recipe, tmp_path / "out").startswith(f"The images have no {annotation}.")
 
 
-def test_labels_of_validation_that_are_not_learned(tmp_path):
+def test_validation_label_missing_from_training_is_an_error(tmp_path):
     recipe = toy("classify-images", tmp_path)
     write(tmp_path / "validation.npz", 20, names=np.array(["first", "second", "fourth"]))
-    assert said(recipe, tmp_path / "out").startswith("Some pictures have the label 'fourth', which the model does not")
+    assert error_message(recipe, tmp_path / "out").startswith(
+        "Some images have the label 'fourth', which the model does not"
+    )
     recipe = toy("segment", tmp_path)
     write(tmp_path / "validation.npz", 20, masks=np.full((20, 12, 12), 9, np.uint8))
-    assert said(recipe, tmp_path / "out").startswith("Some masks to validate with hold the number 9, and none to learn")
+    assert error_message(recipe, tmp_path / "out").startswith(
+        "Label 9 occurs in the validation masks but not in the training masks"
+    )
 
 
-def test_too_few_to_set_some_aside(tmp_path):
+def test_too_few_images_for_a_validation_split_is_an_error(tmp_path):
     write(tmp_path / "train.npz", 3)
     recipe = toy("mask-images", tmp_path, data={"validation": []})
     write(tmp_path / "train.npz", 3)
-    assert said(recipe, tmp_path / "out").startswith("There are too few pictures to set some aside for validation.")
+    assert error_message(recipe, tmp_path / "out").startswith("Too few images for a validation split.")
 
 
 @pytest.mark.parametrize(
-    ("task", "sections", "says"),
+    ("task", "sections", "message"),
     [
-        ("classify-images", {"train": {"r_drop": 1.0}}, "train.r_drop is for texts, and these are pictures."),
+        ("classify-images", {"train": {"r_drop": 1.0}}, "train.r_drop is only supported for text, not for images."),
         (
             "classify-images",
             {"train": {"validate_by": "iou"}},
-            "train.validate_by = 'iou' does not fit the task classify-images.",
+            "train.validate_by = 'iou' is not a metric of the task classify-images.",
         ),
         ("classify-images", {"model": {"patch": 5}}, "An image of 12×12 pixels does not divide into patches of 5×5."),
-        ("classify-images", {"augment": {"crop": 12}}, "crop = 12 moves whole pictures away."),
-        ("segment", {"augment": {"mixup": 0.5}}, "Mixup blends labels, and masks have none to blend."),
-        ("mask-images", {"augment": {"cutmix": 0.5}}, "Cutmix mixes labels or masks, and there are none."),
+        (
+            "classify-images",
+            {"augment": {"crop": 12}},
+            "augment.crop is 12; it must be smaller than the image (12 x 12 pixels).",
+        ),
+        ("segment", {"augment": {"mixup": 0.5}}, "augment.mixup needs labels; masks cannot be blended."),
+        ("mask-images", {"augment": {"cutmix": 0.5}}, "augment.cutmix needs labels or masks."),
     ],
 )
-def test_what_cannot_be_is_said_before_the_first_step(tmp_path, task, sections, says):
+def test_invalid_settings_are_errors_before_the_first_step(tmp_path, task, sections, message):
     recipe = toy(task, tmp_path)
-    assert said(recipe_from(sections, recipe), tmp_path / "out").startswith(says)
-    train(recipe, tmp_path / "out", quiet=True)  # and the folder is free for a better recipe
+    assert error_message(recipe_from_dict(sections, recipe), tmp_path / "out").startswith(message)
+    run_recipe(recipe, tmp_path / "out", quiet=True)  # the error left nothing in the folder
 
 
-def test_a_recipe_names_what_is_done_to_pictures():
-    recipe = recipe_from({"task": "classify-images", "augment": {"flip": 1, "padding": "zero"}})
+def test_augmentation_settings_are_checked():
+    recipe = recipe_from_dict({"task": "classify-images", "augment": {"flip": 1, "padding": "zero"}})
     assert recipe.augment == AugmentConfig(flip=1.0, padding="zero")
     assert recipe.model == ViTConfig()
-    for table, says in (
+    for table, message in (
         ({"augment": {"flop": 1}}, "unknown key augment.flop. Did you mean augment.flip?"),
         ({"augment": {"padding": "grey"}}, "augment.padding must be one of reflect, zero (got 'grey')."),
         ({"augment": {"flip": 2.0}}, "augment.flip must be between 0 and 1 (got 2.0)."),
         ({"task": "segment", "model": {"image_height": 3}}, "unknown key model.image_height."),
     ):
         with pytest.raises(RegardError) as caught:
-            recipe_from(table)
-        assert says in str(caught.value)
+            recipe_from_dict(table)
+        assert message in str(caught.value)
 
 
-def test_pictures_are_read_in_the_order_of_the_file(tmp_path):
-    """Rows of the validation set are those of the files."""
+def test_validation_images_keep_the_order_of_the_file(tmp_path):
     recipe = toy("classify-images", tmp_path)
     dataset = TASKS["classify-images"].read(recipe.data)
     assert dataset.validation.images.labels.tolist() == read_images(recipe.data.validation).labels.tolist()
-    assert dataset.describe() == "100 pictures of 12×12 colour pixels for training, 20 for validation"
+    assert dataset.describe() == "100 images of 12×12 pixels in color for training, 20 for validation"

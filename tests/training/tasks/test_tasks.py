@@ -1,6 +1,6 @@
-"""What holds for every task: it trains from files, goes on exactly, keeps what it measured; and what is said when not.
+"""All text tasks except translation: training from files, resuming, validation scores and error messages.
 
-Translation, which the loop's own tests use, is not here, and pictures have a file of their own.
+Translation is covered by test_trainer.py, image tasks by test_task_images.py.
 """
 
 import contextlib
@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.data.text.special_tokens import Special
+from regard.data.text.special_tokens import SpecialTokens
 from regard.pipelines import load, save
-from regard.training import recipe_from, train
-from regard.training.recipe import recipe_table
+from regard.training import recipe_from_dict, run_recipe
+from regard.training.recipe import recipe_to_dict
 from regard.training.run_log import read_metrics
 from regard.training.tasks import TASKS
-from regard.training.tasks.task import Shape, evaluate_loss
+from regard.training.tasks.task import BatchShape, evaluate_loss
 from regard.training.trainer import METRICS
-from tests.training.helpers import cut_off_and_go_on, run_again, said, same_bits, weights_of
+from tests.training.helpers import bit_equal, error_message, interrupt_and_resume, repeat_run, saved_tensors
 from tests.training.toy_tasks import KINDS, outputs, sentences, toy, write_squad, write_text
 
-PICTURES = {"classify-images", "segment", "mask-images"}
+IMAGE_TASKS = {"classify-images", "segment", "mask-images"}
 every_task = pytest.mark.parametrize("task", KINDS)
 
 
@@ -31,133 +31,137 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     folders = {}
     for task in KINDS:
         folder = tmp_path_factory.mktemp(task)
-        train(toy(task, folder), folder / "out", quiet=True)
+        run_recipe(toy(task, folder), folder / "out", quiet=True)
         folders[task] = folder / "out"
     return folders
 
 
-def test_every_task_is_here():
-    assert {"translate", *KINDS, *PICTURES} == set(TASKS)
+def test_every_task_has_tests():
+    assert {"translate", *KINDS, *IMAGE_TASKS} == set(TASKS)
 
 
 @every_task
-def test_the_same_seed_gives_the_same_bits(runs, tmp_path, task):
-    run_again(runs, task, tmp_path)
-    assert same_bits(weights_of(tmp_path), weights_of(runs[task]))
+def test_same_seed_gives_bit_identical_results(runs, tmp_path, task):
+    repeat_run(runs, task, tmp_path)
+    assert bit_equal(saved_tensors(tmp_path), saved_tensors(runs[task]))
     for name in ("config.json", "tokenizer.json", "training.json"):
         assert (tmp_path / name).read_bytes() == (runs[task] / name).read_bytes()
 
 
 @every_task
-def test_a_run_that_was_cut_off_goes_on_exactly(runs, tmp_path, monkeypatch, task):
-    cut_off_and_go_on(monkeypatch, lambda: run_again(runs, task, tmp_path))
-    assert same_bits(weights_of(tmp_path), weights_of(runs[task]))
+def test_resumed_run_has_the_same_weights(runs, tmp_path, monkeypatch, task):
+    interrupt_and_resume(monkeypatch, lambda: repeat_run(runs, task, tmp_path))
+    assert bit_equal(saved_tensors(tmp_path), saved_tensors(runs[task]))
     steps = [[(line["step"], line["kind"]) for line in read_metrics(out / METRICS)] for out in (tmp_path, runs[task])]
     assert steps[0] == steps[1]
 
 
 @every_task
-def test_what_is_saved_is_what_was_measured(runs, task):
-    kind, measures = KINDS[task]
-    bundle = load(runs[task], "cpu")
-    assert type(bundle) is kind
+def test_saved_model_has_the_logged_validation_scores(runs, task):
+    kind, metrics = KINDS[task]
+    pipeline = load(runs[task], "cpu")
+    assert type(pipeline) is kind
     validated = [line for line in read_metrics(runs[task] / METRICS) if line["kind"] == "validation"]
     assert [line["step"] for line in validated] == [6, 12]
-    assert bundle.training["validation"].keys() == {"nll", "perplexity", *measures}
-    [line] = [line for line in validated if line["step"] == bundle.training["step"]]
-    assert {name: line[name] for name in bundle.training["validation"]} == bundle.training["validation"]
+    assert pipeline.training["validation"].keys() == {"nll", "perplexity", *metrics}
+    [line] = [line for line in validated if line["step"] == pipeline.training["step"]]
+    assert {name: line[name] for name in pipeline.training["validation"]} == pipeline.training["validation"]
     trained = [line["nll"] for line in read_metrics(runs[task] / METRICS) if line["kind"] == "train"]
-    assert trained[-1] < trained[0]  # it learns
-    # and once more, by the model that was saved
-    recipe = recipe_from(bundle.training["recipe"])
+    assert trained[-1] < trained[0]
+    # and again with the saved model
+    recipe = recipe_from_dict(pipeline.training["recipe"])
     dataset = TASKS[task].read(recipe.data)
-    shape = Shape(recipe.train.batch_tokens, recipe.train.seed, constant=False)
-    encoded = TASKS[task].encode(dataset, bundle.tokenizers, bundle.special, recipe, bundle.model.config, shape)
-    again = evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)
-    again |= TASKS[task].validation_scores(bundle, dataset)
-    assert again == pytest.approx(bundle.training["validation"], rel=1e-6)
+    shape = BatchShape(recipe.train.batch_tokens, recipe.train.seed, constant=False)
+    encoded = TASKS[task].encode(dataset, pipeline.tokenizers, pipeline.special, recipe, pipeline.model.config, shape)
+    again = evaluate_loss(TASKS[task], pipeline.model, encoded.validation, contextlib.nullcontext)
+    again |= TASKS[task].validation_scores(pipeline, dataset)
+    assert again == pytest.approx(pipeline.training["validation"], rel=1e-6)
 
 
 @every_task
-def test_what_is_loaded_says_what_was_saved(runs, tmp_path, task):
-    bundle = load(runs[task], "cpu")
-    bundle.save(tmp_path / "copy")
+def test_loaded_pipeline_gives_the_same_outputs(runs, tmp_path, task):
+    pipeline = load(runs[task], "cpu")
+    pipeline.save(tmp_path / "copy")
     copy = load(tmp_path / "copy", "cpu")
-    assert copy.training == bundle.training
-    assert copy.special == bundle.special
-    assert outputs(task, copy) == outputs(task, bundle)
-    for one, other in zip(copy.tokenizers, bundle.tokenizers):
+    assert copy.training == pipeline.training
+    assert copy.special == pipeline.special
+    assert outputs(task, copy) == outputs(task, pipeline)
+    for one, other in zip(copy.tokenizers, pipeline.tokenizers):
         assert one == other
 
 
-@pytest.mark.parametrize("task", [task for task in KINDS if task != "mask"])  # where other tokens would be hidden
-def test_batches_of_constant_shape_have_the_same_loss(runs, task):
-    """As a GPU is given them: filled up with texts that do not count."""
-    bundle = load(runs[task], "cpu")
-    recipe = recipe_from(bundle.training["recipe"])
+@pytest.mark.parametrize("task", [task for task in KINDS if task != "mask"])  # where other tokens would be masked
+def test_constant_shapes_give_the_same_loss(runs, task):
+    """Constant shapes, as used on a GPU, are padded with texts that do not count."""
+    pipeline = load(runs[task], "cpu")
+    recipe = recipe_from_dict(pipeline.training["recipe"])
     dataset = TASKS[task].read(recipe.data)
-    found = []
+    losses = []
     for constant in (False, True):
-        shape = Shape(recipe.train.batch_tokens, recipe.train.seed, constant)
-        encoded = TASKS[task].encode(dataset, bundle.tokenizers, bundle.special, recipe, bundle.model.config, shape)
-        found.append(evaluate_loss(TASKS[task], bundle.model, encoded.validation, contextlib.nullcontext)["nll"])
-        bundle.model.zero_grad()
+        shape = BatchShape(recipe.train.batch_tokens, recipe.train.seed, constant)
+        encoded = TASKS[task].encode(
+            dataset, pipeline.tokenizers, pipeline.special, recipe, pipeline.model.config, shape
+        )
+        losses.append(evaluate_loss(TASKS[task], pipeline.model, encoded.validation, contextlib.nullcontext)["nll"])
+        pipeline.model.zero_grad()
         batch = next(encoded.batches.epoch(0))
-        TASKS[task].loss(bundle.model, bundle.model.features, batch, recipe.train).loss.backward()
-        assert all(p.grad is None or p.grad.isfinite().all() for p in bundle.model.parameters())
-    assert found[0] == pytest.approx(found[1], rel=1e-5)
+        TASKS[task].loss(pipeline.model, pipeline.model.features, batch, recipe.train).loss.backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in pipeline.model.parameters())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 @every_task
-def test_a_suggested_recipe_can_be_trained(runs, tmp_path, task):
+def test_suggested_recipe_can_be_trained(runs, tmp_path, task):
     for fine_tune in (False, True):
-        recipe = recipe_from(load(runs[task], "cpu").training["recipe"])
+        recipe = recipe_from_dict(load(runs[task], "cpu").training["recipe"])
         dataset = TASKS[task].read(recipe.data)
         suggested = dataclasses.replace(TASKS[task].suggest_recipe(dataset, fine_tune), data=recipe.data)
         assert suggested.task == task
-        assert recipe_from(recipe_table(suggested)) == suggested
+        assert recipe_from_dict(recipe_to_dict(suggested)) == suggested
         assert suggested.train.validate_by in ("loss", *TASKS[task].metrics)
         assert 0 < suggested.train.warmup < suggested.train.steps
-        short = recipe_from({"train": {"steps": 1, "batch_tokens": 512, "workers": 1, "device": "cpu"}}, suggested)
-        bundle = train(short, tmp_path / str(fine_tune), start_from=runs[task] if fine_tune else None, quiet=True)
-        assert bundle.model.config.width == (16 if fine_tune else suggested.model.width)
+        short = recipe_from_dict({"train": {"steps": 1, "batch_tokens": 512, "workers": 1, "device": "cpu"}}, suggested)
+        pipeline = run_recipe(
+            short, tmp_path / str(fine_tune), start_from=runs[task] if fine_tune else None, quiet=True
+        )
+        assert pipeline.model.config.width == (16 if fine_tune else suggested.model.width)
 
 
-def test_two_workers_compute_what_one_would(runs, tmp_path):
+def test_two_workers_give_the_same_weights_as_one(runs, tmp_path):
     common = {"steps": 6, "validate_every": 3, "clip": 0.0, "optimizer": "sgd", "lr": 0.1}
     still = {"model": {"dropout": 0.0}}
     alone = common | {"batch_tokens": 128, "accumulate": 2}
-    run_again(runs, "mask", tmp_path / "one", train=alone, **still)
+    repeat_run(runs, "mask", tmp_path / "one", train=alone, **still)
     for out in ("two", "again"):
-        run_again(runs, "mask", tmp_path / out, train=common | {"workers": 2}, **still)
-    one, two, again = (weights_of(tmp_path / out) for out in ("one", "two", "again"))
-    assert same_bits(two, again)
+        repeat_run(runs, "mask", tmp_path / out, train=common | {"workers": 2}, **still)
+    one, two, again = (saved_tensors(tmp_path / out) for out in ("one", "two", "again"))
+    assert bit_equal(two, again)
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-6)
 
 
-# What is wrong with the data
+# Error messages
 
 
 @every_task
-def test_an_empty_file(tmp_path, task):
+def test_empty_file_is_an_error(tmp_path, task):
     recipe = toy(task, tmp_path)
     for file in recipe.data.files:
         Path(file).write_bytes(b"")
-    assert said(recipe, tmp_path / "out") == f"{recipe.data.files[0]} is empty."
+    assert error_message(recipe, tmp_path / "out") == f"{recipe.data.files[0]} is empty."
     assert not (tmp_path / "out").exists()
 
 
 @every_task
-def test_a_file_of_empty_lines(tmp_path, task):
+def test_file_of_empty_lines_is_an_error(tmp_path, task):
     recipe = toy(task, tmp_path)
     for file in recipe.data.files:
         Path(file).write_bytes(b"\n \n")
     first = recipe.data.files[0]
-    assert said(recipe, tmp_path / "out").startswith(
+    assert error_message(recipe, tmp_path / "out").startswith(
         {
-            "language": f"{first}: there is no text to learn from.",
-            "mask": f"{first}: there is no text to learn from.",
+            "language": f"{first}: there is no text.",
+            "mask": f"{first}: there is no text.",
             "classify": f"{first}: there is no text.",
             "answer": f"{first}, line 3: not JSON",
             "text2text": f"{first}: no pair is left after cleaning.",
@@ -166,16 +170,16 @@ def test_a_file_of_empty_lines(tmp_path, task):
 
 
 @every_task
-def test_an_empty_file_to_validate_with(tmp_path, task):
+def test_empty_validation_file_is_an_error(tmp_path, task):
     recipe = toy(task, tmp_path)
     (tmp_path / "empty.tsv").write_bytes(b"")
     names = (str(tmp_path / "empty.tsv"),) * len(recipe.data.files)
-    recipe = recipe_from({"data": {"validation": names}}, recipe)
-    assert said(recipe, tmp_path / "out") == f"{tmp_path / 'empty.tsv'} is empty."
+    recipe = recipe_from_dict({"data": {"validation": names}}, recipe)
+    assert error_message(recipe, tmp_path / "out") == f"{tmp_path / 'empty.tsv'} is empty."
 
 
 @pytest.mark.parametrize(
-    ("task", "measure", "known"),
+    ("task", "metric", "choices"),
     [
         ("language", "accuracy", "loss, last"),
         ("mask", "bleu", "loss, last"),
@@ -184,10 +188,10 @@ def test_an_empty_file_to_validate_with(tmp_path, task):
         ("text2text", "f1", "loss, bleu, chrf, exact_match, last"),
     ],
 )
-def test_a_measure_of_another_task(tmp_path, task, measure, known):
-    recipe = toy(task, tmp_path, train={"validate_by": measure})
-    assert said(recipe, tmp_path / "out") == (
-        f"train.validate_by = '{measure}' does not fit the task {task}. Choose train.validate_by from: {known}."
+def test_metric_of_another_task_is_an_error(tmp_path, task, metric, choices):
+    recipe = toy(task, tmp_path, train={"validate_by": metric})
+    assert error_message(recipe, tmp_path / "out") == (
+        f"train.validate_by = '{metric}' is not a metric of the task {task}. Choose train.validate_by from: {choices}."
     )
 
 
@@ -201,83 +205,96 @@ def test_a_measure_of_another_task(tmp_path, task, measure, known):
         ("text2text", "classify", "bert", "transformer"),
     ],
 )
-def test_going_on_from_another_family(runs, tmp_path, task, origin, family, families):
-    assert said(toy(task, tmp_path), tmp_path / "out", start_from=runs[origin]) == (
-        f"{runs[origin]} holds a {family}, which cannot be trained to {task}. Name a folder of: {families}."
+def test_fine_tuning_another_family_is_an_error(runs, tmp_path, task, origin, family, families):
+    assert error_message(toy(task, tmp_path), tmp_path / "out", start_from=runs[origin]) == (
+        f"{runs[origin]} holds a model of the family {family}, which does not support the task {task}. "
+        f"Pass a model of the family {families}."
     )
     assert not (tmp_path / "out").exists()
 
 
-def test_one_label_only(tmp_path):
+def test_single_label_is_an_error(tmp_path):
     recipe = toy("classify", tmp_path)
-    write_text(tmp_path / "labelled.tsv", [f"{text}\tsame" for text in sentences(50)])
-    assert said(recipe, tmp_path / "out").startswith("Every text has the label 'same': there is nothing to tell apart.")
-
-
-def test_a_label_of_validation_that_is_not_learned(tmp_path):
-    named = write_text(tmp_path / "validation.tsv", ["the cat sees the dog\tothers", "a whale\tfishes"])
-    recipe = toy("classify", tmp_path, data={"validation": [named]})
-    assert said(recipe, tmp_path / "out").startswith(
-        "The text 'a whale' has the label 'fishes', which the model does not know. Its labels are birds, others."
+    write_text(tmp_path / "labeled.tsv", [f"{text}\tsame" for text in sentences(50)])
+    assert error_message(recipe, tmp_path / "out").startswith(
+        "Every text has the label 'same'; classification needs at least two labels."
     )
 
 
-def test_an_imported_model_that_cannot_hide_a_token(runs, tmp_path):
+def test_validation_label_missing_from_training_is_an_error(tmp_path):
+    named = write_text(tmp_path / "validation.tsv", ["the cat sees the dog\tothers", "a whale\tfishes"])
+    recipe = toy("classify", tmp_path, data={"validation": [named]})
+    assert error_message(recipe, tmp_path / "out").startswith(
+        "The text 'a whale' has the label 'fishes', which the model does not have. Its labels are birds, others."
+    )
+
+
+def test_imported_model_without_a_mask_token_is_an_error(runs, tmp_path):
     encoder = load(runs["mask"], "cpu")
-    save(tmp_path / "imported", dataclasses.replace(encoder, special=Special(begin=2, end=3)))
-    assert said(toy("mask", tmp_path), tmp_path / "out", start_from=tmp_path / "imported").startswith(
-        "The model has no id that hides a token."
+    save(tmp_path / "imported", dataclasses.replace(encoder, special=SpecialTokens(begin=2, end=3)))
+    assert error_message(toy("mask", tmp_path), tmp_path / "out", start_from=tmp_path / "imported").startswith(
+        "The model has no mask token."
     )
 
 
 @pytest.mark.parametrize("kind", ["space", "bpe"])
-def test_a_tokenizer_that_loses_line_ends_cannot_learn_a_language(tmp_path, kind):
+def test_tokenizer_without_line_breaks_is_an_error(tmp_path, kind):
     recipe = toy("language", tmp_path, tokenizer={"kind": kind})
-    assert said(recipe, tmp_path / "out") == (
-        f"A tokenizer of kind {kind} does not keep the line ends of a text. "
-        "Set tokenizer.kind to char, word, or bytes, which are subwords too."
+    assert error_message(recipe, tmp_path / "out") == (
+        f"tokenizer.kind = '{kind}' does not preserve line breaks. "
+        "Set tokenizer.kind to char, word or bytes (subwords)."
     )
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
-        ({"prefixes": ["a: "]}, "data.prefixes has 1 entries for 2 files."),
-        ({"weights": [1.0, 2.0, 3.0]}, "data.weights has 3 entries for 2 files."),
-        ({"validation": ["same.tsv"]}, "data.validation has 1 entries for 2 files."),
+        ({"prefixes": ["a: "]}, "data.prefixes must have one entry per file of data.files: expected 2, got 1."),
+        ({"weights": [1.0, 2.0, 3.0]}, "data.weights must have one entry per file of data.files: expected 2, got 3."),
+        (
+            {"validation": ["same.tsv"]},
+            "data.validation must have one entry per file of data.files: expected 2, got 1.",
+        ),
     ],
     ids=str,
 )
-def test_what_does_not_fit_the_files_of_several_tasks(tmp_path, data, says):
-    assert said(toy("text2text", tmp_path, data=data), tmp_path / "out").startswith(says)
+def test_wrong_number_of_entries_per_file_is_an_error(tmp_path, data, message):
+    assert error_message(toy("text2text", tmp_path, data=data), tmp_path / "out").startswith(message)
 
 
-def test_pairs_to_validate_with_that_are_all_empty(tmp_path):
+def test_empty_validation_pairs_are_an_error(tmp_path):
     named = write_text(tmp_path / "validation.tsv", ["the cat\t ", " \tTHE CAT"])
     recipe = toy("text2text", tmp_path, data={"validation": [named, named]})
-    assert said(recipe, tmp_path / "out") == f"{named}: every pair has an empty side. Give other pairs."
+    assert (
+        error_message(recipe, tmp_path / "out")
+        == f"{named}: every pair has an empty side. Pass other validation files."
+    )
 
 
 @pytest.mark.parametrize(
-    ("task", "write", "says"),
+    ("task", "write", "message"),
     [
-        ("language", lambda path: write_text(path, ["too short"]), "The text has 11 tokens, too few for a piece of 32"),
-        ("mask", lambda path: write_text(path, ["one line"]), "There are too few texts to set some aside"),
+        ("language", lambda path: write_text(path, ["too short"]), "The text has 11 tokens; a window of 32"),
+        ("mask", lambda path: write_text(path, ["one line"]), "Too few texts for a validation split."),
         (
             "classify",
             lambda path: write_text(path, ["a\tb", "c\td"]),
-            "There are too few labelled texts to set some aside",
+            "Too few labeled texts for a validation split.",
         ),
-        ("classify", lambda path: write_text(path, ["a b"]), "labelled.tsv, line 1: no tab."),
-        ("answer", lambda path: write_squad(path, [("who", "the cat", "cat")]), "There are too few questions to set"),
+        ("classify", lambda path: write_text(path, ["a b"]), "labeled.tsv, line 1: no tab."),
+        (
+            "answer",
+            lambda path: write_squad(path, [("who", "the cat", "cat")]),
+            "Too few questions for a validation split.",
+        ),
     ],
 )
-def test_too_little_to_learn_from(tmp_path, task, write, says):
+def test_too_little_data_is_an_error(tmp_path, task, write, message):
     recipe = toy(task, tmp_path)
     write(Path(recipe.data.files[0]))
-    assert says in said(recipe, tmp_path / "out")
+    assert message in error_message(recipe, tmp_path / "out")
 
 
-def test_pieces_longer_than_a_batch(tmp_path):
+def test_max_len_larger_than_a_batch_is_an_error(tmp_path):
     recipe = toy("language", tmp_path, model={"max_len": 300})
-    assert said(recipe, tmp_path / "out").startswith("A piece of text has 300 tokens, but a batch only 256.")
+    assert error_message(recipe, tmp_path / "out").startswith("A window has 300 tokens, but a batch has only 256.")

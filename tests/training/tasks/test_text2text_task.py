@@ -1,4 +1,4 @@
-"""Several tasks in one model: prefixes that tell them apart, weights that mix them."""
+"""The task `text2text`: several tasks in one model, with prefixes and sampling weights."""
 
 from collections import Counter
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.training import DataConfig, train
+from regard.training import DataConfig, run_recipe
 from regard.training.tasks import TASKS
 from tests.training.toy_tasks import toy, write_text
 
@@ -19,26 +19,26 @@ GREEDY = DecodeConfig(method="greedy")
 
 
 def numbers(words: dict[str, str]) -> list[str]:
-    """ "one two" and its translation by the words, for every two numbers."""
+    """All pairs of numbers and their translation: "one two", tab, "un deux"."""
     return [f"{a} {b}\t{words[a]} {words[b]}" for a in NUMBERS for b in NUMBERS]
 
 
-def test_two_tasks_are_told_apart_by_their_prefix(tmp_path):
+def test_prefixes_select_the_task(tmp_path):
     files = [write_text(tmp_path / "fr.tsv", numbers(FRENCH)), write_text(tmp_path / "digits.tsv", numbers(DIGITS))]
     data = {"files": files, "validation": files, "prefixes": ["French: ", "digits: "], "weights": []}
     learn = {"steps": 120, "lr": 1e-2, "warmup": 10, "batch_tokens": 512, "validate_every": 120, "save_every": 120}
     sizes = {"dropout": 0.0, "width": 32, "positions": "rotary", "qk_norm": True}
     recipe = toy("text2text", tmp_path, data=data, tokenizer={"kind": "word"}, model=sizes, train=learn)
-    model = train(recipe, tmp_path / "out", quiet=True)
-    asked = [f"{task}: {a} {b}" for a in NUMBERS for b in NUMBERS for task in ("French", "digits")]
-    found = [one[0].text for one in model.translate(asked, GREEDY)]
-    wanted = [f"{words[a]} {words[b]}" for a in NUMBERS for b in NUMBERS for words in (FRENCH, DIGITS)]
-    assert sum(one == other for one, other in zip(found, wanted)) > 0.9 * len(wanted)
+    model = run_recipe(recipe, tmp_path / "out", quiet=True)
+    sources = [f"{task}: {a} {b}" for a in NUMBERS for b in NUMBERS for task in ("French", "digits")]
+    outputs = [best[0].text for best in model.translate(sources, GREEDY)]
+    expected = [f"{words[a]} {words[b]}" for a in NUMBERS for b in NUMBERS for words in (FRENCH, DIGITS)]
+    assert sum(one == other for one, other in zip(outputs, expected)) > 0.9 * len(expected)
     assert model.training["validation"]["exact_match"] > 90
 
 
 def read(folder: Path, counts: tuple[int, ...], **options):
-    """Files of so many different pairs, the first's with "a", the next with "b", and so on."""
+    """Files with `counts` different pairs; those of the first file contain "a", of the second "b", and so on."""
     files = tuple(
         write_text(folder / f"{letter}.tsv", [f"{letter} {i}\t{i} {letter}" for i in range(count)])
         for letter, count in zip("abc", counts)
@@ -49,20 +49,20 @@ def read(folder: Path, counts: tuple[int, ...], **options):
 @pytest.mark.parametrize(
     ("weights", "times"), [((), (1, 1)), ((1.0, 1.0), (1, 1)), ((1.0, 0.5), (2, 1)), ((0.2, 0.7), (1, 3.5))]
 )
-def test_weights_say_how_often_the_pairs_of_a_file_are_seen(tmp_path, weights, times):
+def test_weights_set_how_often_pairs_are_repeated(tmp_path, weights, times):
     dataset = read(tmp_path, (100, 50), weights=weights)
-    seen = Counter(dataset.training)
-    for letter, count, often in (("a", 90, times[0]), ("b", 45, times[1])):
-        own = {pair: n for pair, n in seen.items() if pair[0].startswith(letter)}
-        assert abs(sum(own.values()) - count * often) <= 0.5
-        assert max(own.values()) - min(own.values()) <= 1
+    repeats = Counter(dataset.training)
+    for letter, count, weight in (("a", 90, times[0]), ("b", 45, times[1])):
+        of_file = {pair: n for pair, n in repeats.items() if pair[0].startswith(letter)}
+        assert abs(sum(of_file.values()) - count * weight) <= 0.5
+        assert max(of_file.values()) - min(of_file.values()) <= 1
     assert dataset.training == read(tmp_path, (100, 50), weights=weights).training
-    # what is set aside is seen once, whatever the weight
+    # validation pairs are not repeated
     assert Counter(source[0] for source, _ in dataset.validation) == {"a": 10, "b": 5}
     assert not {*dataset.training} & {*dataset.validation}
 
 
-def test_prefixes_begin_the_sources_and_nothing_else(tmp_path):
+def test_prefixes_are_added_to_sources_only(tmp_path):
     dataset = read(tmp_path, (60, 60), prefixes=("to b: ", ""))
     for source, target in [*dataset.training, *dataset.validation]:
         letter = target[-1]
@@ -70,39 +70,39 @@ def test_prefixes_begin_the_sources_and_nothing_else(tmp_path):
     assert dataset.fingerprints != read(tmp_path, (60, 60)).fingerprints
 
 
-def test_validation_files_belong_to_the_files(tmp_path):
+def test_validation_files_get_the_prefix_of_their_file(tmp_path):
     named = tuple(write_text(tmp_path / f"{name}.tsv", [f"{name}\t{name}", "\tempty"] * 3) for name in "xy")
     dataset = read(tmp_path, (5, 5), prefixes=("1: ", "2: "), validation=named)
     assert sorted(dataset.validation) == [("1: x", "x")] * 3 + [("2: y", "y")] * 3
     assert len(dataset.training) == 10
 
 
-def test_every_task_is_among_the_first_that_are_judged(tmp_path):
-    """BLEU is measured on the first of them."""
+def test_validation_examples_are_shuffled_across_tasks(tmp_path):
+    """BLEU is computed on the first examples, which must be from all tasks."""
     named = tuple(write_text(tmp_path / f"{name}.tsv", [f"{name} {i}\t{i}" for i in range(60)]) for name in "xy")
     dataset = read(tmp_path, (5, 5), validation=named)
     assert 20 < sum(source.startswith("x") for source, _ in dataset.validation[:60]) < 40
 
 
-def test_what_was_left_out_is_counted_over_all_files(tmp_path):
+def test_dropped_pairs_are_counted_over_all_files(tmp_path):
     files = (
         write_text(tmp_path / "a.tsv", ["one\tun", "one\tun", "two\tdeux", "\t"]),
         write_text(tmp_path / "b.tsv", ["three\ttrois", "x\t" + "y" * 100, "four\tquatre"]),
     )
     dataset = TEXT2TEXT.read(DataConfig(files))
-    assert dataset.left_out == "1 empty, 1 duplicate, 1 unequal"
+    assert dataset.dropped == "1 empty, 1 duplicate, 1 mismatched length"
     assert len(dataset.training) == len(dataset.validation) == 2
 
 
-def test_two_parallel_files_are_two_tasks_and_not_one(tmp_path):
-    """Each file of a text2text run holds pairs; sides in two files are for translation."""
+def test_parallel_files_are_an_error(tmp_path):
+    """Each file holds the pairs of one task; parallel files are for the task translate."""
     for name in ("source", "target"):
         write_text(tmp_path / name, ["one", "two"])
     with pytest.raises(RegardError, match="source, line 1: no tab"):
         TEXT2TEXT.read(DataConfig((str(tmp_path / "source"), str(tmp_path / "target"))))
 
 
-def test_the_suggested_model_has_t5s_form(tmp_path):
+def test_suggested_model_is_t5_like(tmp_path):
     model = TEXT2TEXT.suggest_recipe(read(tmp_path, (50, 50)), False).model
     assert model.positions == "relative"
     assert model.norm_kind == "rms"

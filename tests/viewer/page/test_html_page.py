@@ -1,4 +1,4 @@
-"""The saved page: one file that holds everything, asks for nothing, and takes whatever it is given as text."""
+"""Saved pages: self-contained, without requests, and with all texts escaped."""
 
 import base64
 import hashlib
@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from regard.attention import Recorded, ScaledDot
-from regard.attention.kernels import Call
-from regard.attention.masks import FREE
+from regard.attention.backends.call import Call
+from regard.attention.masks import NO_MASK
 from regard.errors import RegardError
 from regard.viewer import AttentionMap, Look, look, web
 from regard.viewer.page import html_page
-from regard.viewer.page.text_scene import Scene, scene_of
-from regard.viewer.text_look import Side
+from regard.viewer.page.text_scene import Scene, build_scene
+from regard.viewer.text_look import TokenAxis
 
 MODULE = 'function openPage() { document.title = "é"; }\nexport default { render: openPage };\n'
 HOSTILE = [
@@ -29,7 +29,7 @@ HOSTILE = [
     "line\u2028and\u2029paragraph",
     "\u202eright to left\u200f\u2066",
     "nul \0 and \r\n bell \x07",
-    "half of a character \ud800",
+    "unpaired surrogate \ud800",
     "]]>",
     "\\u003cb>",
     "🐈‍⬛ שלום",
@@ -38,12 +38,12 @@ HOSTILE = [
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
-    """What stands in for the module, which has tests of its own."""
+    """Replace the JavaScript module, which has its own tests."""
     monkeypatch.setattr(html_page, "module", lambda: MODULE)
 
 
 class Elements(HTMLParser):
-    """Every element with its attributes and the text right inside it."""
+    """Every element with its attributes and its direct text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -73,21 +73,21 @@ class Elements(HTMLParser):
 
 
 def scene_with(texts: list[str]) -> Scene:
-    """A scene whose every string is one of these."""
+    """A scene in which every string is one of these texts."""
     q = torch.randn(1, 1, len(texts), 4)
-    side = Side(texts[0], texts, [0] * len(texts))
-    recorded = Recorded(texts[1], "self", calls=[Call(q, q, q, ScaledDot(), FREE)])
+    side = TokenAxis(texts[0], texts, [0] * len(texts))
+    recorded = Recorded(texts[1], "self", calls=[Call(q, q, q, ScaledDot(), NO_MASK)])
     shown = AttentionMap(texts[1], "self", side, side, recorded)
     whole = " ".join(texts)
-    return scene_of(Look(whole, texts[2], texts, texts, {texts[1]: shown}, family=texts[3], name=texts[4]))
+    return build_scene(Look(whole, texts[2], texts, texts, {texts[1]: shown}, family=texts[3], name=texts[4]))
 
 
-def test_everything_is_inside(transformer, tmp_path):
+def test_page_contains_header_blobs_and_module(transformer, tmp_path):
     seen = look(transformer, "one two three", "trois deux un")
     seen.save(tmp_path / "page.html", "decoder.0.cross", 1)
-    made = scene_of(seen, "decoder.0.cross", 1)
+    made = build_scene(seen, "decoder.0.cross", 1)
     content = (tmp_path / "page.html").read_bytes()
-    assert content == html_page.page(made)
+    assert content == html_page.render_page(made)
     elements = Elements(content.decode())
     header, *blobs, (module, script) = elements.named("script")
     assert header[0] == {"type": "application/json", "id": "scene"}
@@ -101,8 +101,8 @@ def test_everything_is_inside(transformer, tmp_path):
     assert elements.named("main")[0][0] == {"id": "regard"}
 
 
-def test_nothing_is_fetched_and_only_its_own_script_runs(transformer):
-    text = html_page.page(scene_of(look(transformer, "one", "un"))).decode()
+def test_page_fetches_nothing_and_runs_only_its_own_script(transformer):
+    text = html_page.render_page(build_scene(look(transformer, "one", "un"))).decode()
     elements = Elements(text)
     named = {name for _, attributes, _ in elements.found for name in attributes}
     assert not named & {"src", "href", "style", "srcset"}
@@ -113,13 +113,13 @@ def test_nothing_is_fetched_and_only_its_own_script_runs(transformer):
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert rules["script-src"] == f"'sha256-{digest}' 'wasm-unsafe-eval'"
     assert [rules[one] for one in ("default-src", "connect-src", "base-uri", "form-action")] == ["'none'"] * 4
-    # The policy must stand before whatever it is to hold for.
+    # The policy must precede what it applies to.
     assert text.index("Content-Security-Policy") < text.index("<title>") < text.index("<script")
 
 
-def test_hostile_texts_stay_texts():
+def test_hostile_texts_are_escaped():
     made = scene_with(HOSTILE)
-    content = html_page.page(made)
+    content = html_page.render_page(made)
     elements = Elements(content.decode())
     count = {
         "html": 1,
@@ -133,92 +133,94 @@ def test_hostile_texts_stay_texts():
     }
     tags = [tag for tag, _, _ in elements.found]
     assert {tag: tags.count(tag) for tag in tags} == count
-    told = elements.named("script")[0][1]
-    assert json.loads(told) == made.header
-    assert json.loads(told)["sides"][HOSTILE[0]]["tokens"] == HOSTILE
-    assert told.isascii()
-    assert told.isprintable()
-    assert not re.search("[<>&]", told)
+    header_text = elements.named("script")[0][1]
+    assert json.loads(header_text) == made.header
+    assert json.loads(header_text)["sides"][HOSTILE[0]]["tokens"] == HOSTILE
+    assert header_text.isascii()
+    assert header_text.isprintable()
+    assert not re.search("[<>&]", header_text)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_any_text_can_be_the_title(text):
-    """Control characters and halves of characters, which no HTML can hold, become spaces."""
+def test_any_text_is_a_valid_title(text):
+    """Control characters and unpaired surrogates, invalid in HTML, become spaces."""
     made = scene_with(HOSTILE)
     made.header["title"] = text
-    (title,) = (text for _, text in Elements(html_page.page(made).decode()).named("title"))
+    (title,) = (text for _, text in Elements(html_page.render_page(made).decode()).named("title"))
     assert len(title) == len(text)
-    assert all(shown in (sign, " ") for shown, sign in zip(title, text))
-    assert title.isprintable() or any(sign in title for sign in "\u202e\u200f\u2066\u200d")
+    assert all(shown in (char, " ") for shown, char in zip(title, text))
+    assert title.isprintable() or any(char in title for char in "\u202e\u200f\u2066\u200d")
 
 
 @pytest.mark.parametrize("unfit", ["</script>", "</SCRIPT", "<!-- x", "a\r\nb", "\0"])
-def test_a_module_that_would_leave_its_element_is_refused(monkeypatch, unfit):
+def test_module_that_would_end_its_element_is_refused(monkeypatch, unfit):
     monkeypatch.setattr(html_page, "module", lambda: f"/* {unfit} */")
     with pytest.raises(ValueError, match="script element"):
-        html_page.page(scene_with(HOSTILE))
+        html_page.render_page(scene_with(HOSTILE))
 
 
 def big_look(layers: int, heads: int, width: int, length: int) -> Look:
-    """As of an encoder and a decoder with so many layers each, on a pair of so many tokens each."""
+    """A look at an encoder-decoder: layers per stack, tokens per text."""
     drawn = torch.randn(2, 1, heads, length, width // heads)
     tokens = [f"token{i}" for i in range(length)]
-    side, maps = Side("source", tokens, list(range(length))), {}
+    side, maps = TokenAxis("source", tokens, list(range(length))), {}
     names = [f"encoder.{i}.attention" for i in range(layers)]
     names += [f"decoder.{i}.{part}" for i in range(layers) for part in ("attention", "cross")]
     for number, name in enumerate(names):
         q, k = drawn.roll(number, dims=-1)
-        recorded = Recorded(name, "self", calls=[Call(q, k, k, ScaledDot(), FREE)])
+        recorded = Recorded(name, "self", calls=[Call(q, k, k, ScaledDot(), NO_MASK)])
         maps[name] = AttentionMap(name, "self", side, side, recorded)
     text = " ".join(tokens)
     return Look(text, text, tokens, tokens, maps)
 
 
-def test_the_module_itself_fits_into_a_page(monkeypatch, transformer):
+def test_real_module_fits_into_a_page(monkeypatch, transformer):
     monkeypatch.setattr(html_page, "module", web.module)
-    elements = Elements(html_page.page(scene_of(look(transformer, "one", "un"))).decode())
+    elements = Elements(html_page.render_page(build_scene(look(transformer, "one", "un"))).decode())
     script = elements.named("script")[-1][1]
     assert script == f"{web.module()}\nopenPage();\n"
     assert "function openPage()" in script
 
 
-def test_a_page_for_all_heads_of_a_base_model_on_512_tokens_is_under_30_megabytes():
-    made = scene_of(big_look(layers=6, heads=8, width=512, length=512), "decoder.0.cross")
+def test_page_of_a_base_model_on_512_tokens_is_under_30_megabytes():
+    made = build_scene(big_look(layers=6, heads=8, width=512, length=512), "decoder.0.cross")
     assert len(made.header["attentions"]) == 18
     assert {one["q"]["type"] for one in made.header["attentions"]} == {"uint16"}
-    assert len(html_page.page(made)) < 26e6  # which leaves 4 for the module
+    assert len(html_page.render_page(made)) < 26e6  # leaves 4 MB for the module
 
 
-def test_pages_grow_with_the_length_and_not_with_its_square():
-    sizes = [sum(map(len, scene_of(big_look(1, 2, 32, length), "encoder.0.attention").blobs)) for length in (500, 1000)]
+def test_page_size_grows_linearly_with_the_length():
+    sizes = [
+        sum(map(len, build_scene(big_look(1, 2, 32, length), "encoder.0.attention").blobs)) for length in (500, 1000)
+    ]
     assert sizes[1] == 2 * sizes[0]
 
 
-def test_pages_that_no_browser_would_open(monkeypatch, transformer, tmp_path):
+def test_too_large_pages_raise_an_error(monkeypatch, transformer, tmp_path):
     seen = look(transformer, "one two three", "trois deux un")
-    monkeypatch.setattr(html_page, "MOST", 1000)
-    with pytest.raises(RegardError, match=r"more than browsers like to open\. Look at fewer attentions"):
+    monkeypatch.setattr(html_page, "MAX_BYTES", 1000)
+    with pytest.raises(RegardError, match=r"more than most browsers can open\. Select fewer attentions"):
         seen.save(tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 
 
-def test_what_the_page_opens_with_must_be_there(transformer, tmp_path):
+def test_initial_view_is_checked_and_saved(transformer, tmp_path):
     seen = look(transformer, "one", "un")
     for choice, message in [(("decoder.9.cross",), "no attention 'decoder.9.cross'"), ((None, 7), "has no head 7")]:
         with pytest.raises(RegardError, match=message):
             seen.save(tmp_path / "page.html", *choice)
     seen.save(tmp_path / "page.HTML", "all")
-    told = Elements((tmp_path / "page.HTML").read_text(encoding="utf-8")).named("script")[0][1]
-    assert json.loads(told)["opens"] == {"attention": None, "head": None, "all": True}
+    header_text = Elements((tmp_path / "page.HTML").read_text(encoding="utf-8")).named("script")[0][1]
+    assert json.loads(header_text)["opens"] == {"attention": None, "head": None, "all": True}
 
 
-def test_the_same_look_gives_the_same_page(transformer):
-    first, second = (html_page.page(scene_of(look(transformer, "one two", "deux un"))) for _ in range(2))
+def test_equal_looks_give_equal_pages(transformer):
+    first, second = (html_page.render_page(build_scene(look(transformer, "one two", "deux un"))) for _ in range(2))
     assert first == second
 
 
 @pytest.mark.parametrize("text", ['const a = "</Script>";', "// <!--"])
-def test_a_module_that_would_end_its_script_element_is_refused(monkeypatch, text):
+def test_module_with_a_closing_tag_is_refused(monkeypatch, text):
     monkeypatch.setattr(html_page, "module", lambda: text)
-    with pytest.raises(ValueError, match="end the script element"):
-        html_page.page(Scene({"title": ""}, []))
+    with pytest.raises(ValueError, match="end its script element"):
+        html_page.render_page(Scene({"title": ""}, []))

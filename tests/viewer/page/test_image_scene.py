@@ -1,4 +1,4 @@
-"""What a page is given of a picture, and what it computes of it: weights over patches, rollout."""
+"""Scenes of images, and what the page computes from them: weights over patches, rollout."""
 
 import json
 
@@ -8,12 +8,12 @@ import torch
 
 import regard
 from regard.errors import RegardError
-from regard.viewer import roll_out
-from regard.viewer.page.image_scene import LIKELIEST, scene_of_picture
+from regard.viewer import attention_rollout
+from regard.viewer.page.image_scene import MAX_LABEL_ROLLOUTS, build_image_scene
 from regard.viewer.page.text_scene import Scene
-from regard.viewer.plots.mask_overlays import label_colours
+from regard.viewer.plots.mask_overlays import label_colors
+from tests.viewer.helpers import numbers, weights
 from tests.viewer.image_helpers import KINDS, LABELS, images, model_of, photo
-from tests.viewer.page.test_text_scene import numbers, weights
 from tests.viewer.web.test_web import OPEN, SHOW, carried, node
 
 SEGMENTERS = {"linear": dict(head="segment"), "queries": dict(head="segment", segmenter="queries")}
@@ -25,17 +25,17 @@ def look(form="class", **changes):
     return regard.look(model_of(kind, **own, **changes), images()[0])
 
 
-def whole(scene: Scene, blob: dict) -> np.ndarray:
+def raw_array(scene: Scene, blob: dict) -> np.ndarray:
     return np.frombuffer(scene.blobs[blob["at"]], blob["type"]).reshape(blob["shape"])
 
 
-# What is carried
+# Contents
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_attention_is_carried_with_where_its_patches_begin(form):
+def test_scene_contains_every_attention_and_its_first_patch(form):
     seen = look(form)
-    scene = scene_of_picture(seen)
+    scene = build_image_scene(seen)
     header, picture = scene.header, scene.header["picture"]
     assert [one["name"] for one in header["attentions"]] == list(seen.maps)
     for one in header["attentions"]:
@@ -48,16 +48,16 @@ def test_every_attention_is_carried_with_where_its_patches_begin(form):
         asks = picture["speaks"][one["name"]]
         rows = shown.weights[:, shown.rows.index("0,0") :].mean(1) if asks is None else shown.weights[:, asks]
         first = picture["first"][one["columns"]]
-        np.testing.assert_allclose(rows[:, first:].reshape(-1, 2, 3), seen.over_patches(one["name"]))
-    np.testing.assert_array_equal(whole(scene, picture["pixels"]), seen.pixels)
+        np.testing.assert_allclose(rows[:, first:].reshape(-1, 2, 3), seen.patch_weights(one["name"]))
+    np.testing.assert_array_equal(raw_array(scene, picture["pixels"]), seen.pixels)
     assert (picture["grid"], picture["patch"]) == ([2, 3], 4)
     json.dumps(header, allow_nan=False)
 
 
 @pytest.mark.parametrize("form", KINDS)
-def test_the_likeliest_labels_come_with_what_speaks_for_them(form):
+def test_scene_contains_the_rollout_of_the_most_likely_labels(form):
     seen = look(form)
-    scene = scene_of_picture(seen)
+    scene = build_image_scene(seen)
     labels = scene.header["picture"]["labels"]
     assert [one["name"] for one in labels] == sorted(LABELS, key=lambda name: -seen.probabilities[name])
     for one in labels:
@@ -67,53 +67,53 @@ def test_the_likeliest_labels_come_with_what_speaks_for_them(form):
     assert scene.header["picture"]["answer"] == f"{seen.label}, {share:.1f} %"
 
 
-def test_of_many_labels_the_likeliest_and_the_one_that_is_asked_for():
+def test_scene_of_many_labels_contains_the_most_likely_and_the_selected_one():
     names = tuple(f"label {i}" for i in range(12))
     seen = regard.look(model_of(labels=names), images()[0])
     best = sorted(names, key=lambda name: -seen.probabilities[name])
-    told = scene_of_picture(seen, label=best[9]).header
-    assert [one["name"] for one in told["picture"]["labels"]] == [*best[:LIKELIEST], best[9]]
+    told = build_image_scene(seen, label=best[9]).header
+    assert [one["name"] for one in told["picture"]["labels"]] == [*best[:MAX_LABEL_ROLLOUTS], best[9]]
     assert (told["opens"]["over"], told["opens"]["label"]) == ("rollout", names.index(best[9]))
 
 
 @pytest.mark.parametrize("form", SEGMENTERS)
-def test_a_segmenter_comes_with_its_mask_and_the_labels_colours(form):
+def test_scene_of_a_segmenter_contains_mask_and_colors(form):
     seen = look(form)
-    scene = scene_of_picture(seen)
+    scene = build_image_scene(seen)
     mask = scene.header["picture"]["mask"]
-    np.testing.assert_array_equal(whole(scene, mask), seen.run.output[0].argmax(0))
-    assert mask["colours"] == label_colours(3).tolist()
+    np.testing.assert_array_equal(raw_array(scene, mask), seen.run.output[0].argmax(0))
+    assert mask["colours"] == label_colors(3).tolist()
     assert scene.header["picture"]["labels"] == [{"number": i, "name": name} for i, name in enumerate(LABELS)]
     assert scene.header["opens"]["over"] == "mask"
-    assert scene_of_picture(look()).header["picture"]["mask"] is None
+    assert build_image_scene(look()).header["picture"]["mask"] is None
 
 
-def test_more_labels_than_a_byte_has_numbers():
+def test_mask_of_more_than_256_labels_is_uint16():
     labels = tuple(f"l{i}" for i in range(300))
     seen = regard.look(model_of("mean", head="segment", labels=labels), images()[0])
-    scene = scene_of_picture(seen)
+    scene = build_image_scene(seen)
     mask = scene.header["picture"]["mask"]
     assert mask["type"] == "uint16"
-    np.testing.assert_array_equal(whole(scene, mask), seen.run.output[0].argmax(0))
+    np.testing.assert_array_equal(raw_array(scene, mask), seen.run.output[0].argmax(0))
 
 
-def test_names_come_from_the_file_and_from_whoever_looks(tmp_path):
+def test_names_of_image_and_model(tmp_path):
     seen = regard.look(model_of(), photo(tmp_path / "cat.png"), name="pets")
-    header = scene_of_picture(seen, pictures=["cat.png", "dog.png"]).header
+    header = build_image_scene(seen, images=["cat.png", "dog.png"]).header
     assert header["texts"] == {"source": "cat.png", "target": ""}
     assert header["model"]["name"] == "pets"
     assert header["title"] == seen.title
     assert header["pictures"] == ["cat.png", "dog.png"]
 
 
-# What it opens with
+# The initial view
 
 
 def opens(form="class", **choices):
-    return scene_of_picture(look(form), **choices).header["opens"]
+    return build_image_scene(look(form), **choices).header["opens"]
 
 
-def test_choices_say_what_the_page_opens_with():
+def test_arguments_select_the_initial_view():
     last = {"attention": "blocks.2.attention", "head": None, "all": False, "over": "attention", "token": None}
     assert opens() == last | {"label": None}
     assert opens("distilled", attention="blocks.0.attention", head=1, patch=(1, 2)) == last | {
@@ -138,87 +138,90 @@ def test_choices_say_what_the_page_opens_with():
     ("form", "choices", "message"),
     [
         ("class", dict(attention="nowhere"), "no attention 'nowhere'"),
-        ("class", dict(head=2), "has no head 2. There are 2"),
+        ("class", dict(head=2), "has no head 2. Choose a head from 0 to 1"),
         ("class", dict(patch=(2, 0)), "no patch in row 2"),
-        ("class", dict(label="cow"), "does not know the label 'cow'"),
-        ("class", dict(label="cat", head=1), "Rollout goes through all"),
-        ("class", dict(rollout=True, attention="blocks.0.attention"), "Rollout goes through all"),
-        ("class", dict(label="cat", patch=(0, 0)), "Either a patch asks, or a label"),
-        ("query", dict(attention="pooler.attention", patch=(0, 0)), "no patch asks"),
-        ("queries", dict(attention="blocks.0.attention", label="cat"), "no label asks"),
+        ("class", dict(label="cow"), "has no label 'cow'"),
+        ("class", dict(label="cat", head=1), "Rollout combines all"),
+        ("class", dict(rollout=True, attention="blocks.0.attention"), "Rollout combines all"),
+        ("class", dict(label="cat", patch=(0, 0)), "A patch and a label cannot be combined"),
+        ("query", dict(attention="pooler.attention", patch=(0, 0)), "has no patches as queries"),
+        ("queries", dict(attention="blocks.0.attention", label="cat"), "has no labels as queries"),
     ],
 )
-def test_what_cannot_be_opened_with(form, choices, message):
+def test_invalid_initial_views_raise_errors(form, choices, message):
     with pytest.raises(RegardError, match=message):
         opens(form, **choices)
 
 
-def test_a_page_is_saved_as_the_other_pictures_are(tmp_path):
+def test_save_writes_a_page(tmp_path):
     seen = look()
     seen.save(tmp_path / "page.html", label="dog")
     text = (tmp_path / "page.html").read_text()
-    assert f'id="blob-{len(scene_of_picture(seen).blobs) - 1}"' in text
+    assert f'id="blob-{len(build_image_scene(seen).blobs) - 1}"' in text
     assert '"over":"rollout"' in text
-    with pytest.raises(RegardError, match=r"pages are .html, pictures are .png or .svg"):
+    with pytest.raises(RegardError, match=r"pages are .html, plots are .png or .svg"):
         seen.save(tmp_path / "page.htm")
 
 
-# What the page computes of it
+# What the page computes
 
-LOOKS = 'import { Attentions } from "./maps.js";\nimport { PictureLooks } from "./imagelooks.js";'
+LOOKS = 'import { Attentions } from "./weights/maps.js";\nimport { ImageAttention } from "./images/image_attention.js";'
 BEGIN = (
     OPEN
     + """
-const looks = new PictureLooks(attentions);
-const all = (asker) => { for (const _ of looks.prepare(looks.throughOf(asker))); return [...looks.rollout(asker)]; };
+const looks = new ImageAttention(attentions);
+const all = (asker) => {
+  for (const _ of looks.prepare(looks.rolloutLayers(asker)));
+  return [...looks.rollout(asker)];
+};
 """
 )
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_weights_over_patches_are_those_of_the_look(form):
+def test_page_computes_the_weights_over_patches_of_the_look(form):
     seen = look(form)
     program = """
-    const first = (name) => looks.firstOf(name, "rows");
+    const first = (name) => looks.firstPatch(name, "rows");
     const over = (name, head, token) => [...looks.overPatches(name, looks.weights({ attention: name, head }, token))];
     const told = given.header.attentions.map(({ name }) => ({
       whole: [over(name, 0, null), over(name, 1, null)],
       mean: over(name, "mean", null),
-      patch: first(name) === null ? null : [over(name, 0, looks.tokenOf(name, 4)), over(name, 1, first(name) + 4)],
+      patch: first(name) === null ? null : [over(name, 0, looks.rowOfPatch(name, 4)), over(name, 1, first(name) + 4)],
     }));
     """
-    told = node(LOOKS, BEGIN + program + SHOW.format("told"), carried(scene_of_picture(seen)))
+    told = node(LOOKS, BEGIN + program + SHOW.format("told"), carried(build_image_scene(seen)))
     for name, one in zip(seen.maps, told, strict=True):
-        np.testing.assert_allclose(one["whole"], seen.over_patches(name).reshape(2, -1), atol=1e-6)
-        np.testing.assert_allclose(one["mean"], seen.over_patches(name).mean(0).flatten(), atol=1e-6)
+        np.testing.assert_allclose(one["whole"], seen.patch_weights(name).reshape(2, -1), atol=1e-6)
+        np.testing.assert_allclose(one["mean"], seen.patch_weights(name).mean(0).flatten(), atol=1e-6)
         if one["patch"] is not None:
-            np.testing.assert_allclose(one["patch"], seen.over_patches(name, (1, 1)).reshape(2, -1), atol=1e-6)
+            np.testing.assert_allclose(one["patch"], seen.patch_weights(name, (1, 1)).reshape(2, -1), atol=1e-6)
         assert (one["patch"] is None) == (name == "pooler.attention")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rollout_is_that_of_the_model(form):
+def test_page_computes_the_rollout_of_the_model(form):
     seen = look(form)
-    found = roll_out(seen.run.model, images())
+    found = attention_rollout(seen.run.model, images())
     labels = range(len(LABELS)) if form == "queries" else []
     program = "const told = { whole: all(null), tokens: given.tokens.map((token) => all({ token })), "
     program += "labels: given.labels.map((label) => all({ label })) };"
-    given = carried(scene_of_picture(seen)) | {"tokens": list(range(found.matrix.shape[1])), "labels": list(labels)}
+    given = carried(build_image_scene(seen)) | {"tokens": list(range(found.matrix.shape[1])), "labels": list(labels)}
     told = node(LOOKS, BEGIN + program + SHOW.format("told"), given)
-    np.testing.assert_allclose(told["whole"], found.whole[0], atol=1e-6)
+    np.testing.assert_allclose(told["whole"], found.pooled[0], atol=1e-6)
     np.testing.assert_allclose(told["tokens"], found.matrix[0], atol=1e-6)
     if form == "queries":
         np.testing.assert_allclose(told["labels"], found.queries[0], atol=1e-6)
     assert sum(told["whole"]) == pytest.approx(1)
 
 
-def test_a_picture_of_very_many_patches_is_not_multiplied():
+def test_page_computes_no_rollout_of_very_many_patches():
     model = model_of("mean", width=8, layers=1)
     seen = regard.look(model, torch.rand(3, 152, 160))  # 38 × 40 patches
-    program = "const told = [looks.canRoll, looks.isSampled(SHOWN), looks.weights(SHOWN, null).length];".replace(
+    program = "const told = [looks.fitsRollout, looks.isSampled(SHOWN), looks.weights(SHOWN, null).length];".replace(
         "SHOWN", '{ attention: "blocks.0.attention", head: 0 }'
     )
-    given = carried(scene_of_picture(seen))
+    given = carried(build_image_scene(seen))
     for one in given["header"]["picture"]["labels"]:
         one["rollout"] = None
     assert node(LOOKS, BEGIN + program + SHOW.format("told"), given) == [False, True, 1521]

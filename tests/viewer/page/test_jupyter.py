@@ -1,4 +1,4 @@
-"""A real notebook: JupyterLab with a kernel of its own, opened in a real browser."""
+"""Display in a notebook: JupyterLab with its own kernel, in a browser."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ import pytest
 
 from tests.viewer.browser import missing
 
-# Nothing of the user's own, nothing of the network; regard is imported while the page is still being loaded.
+# No user settings, no network; regard is imported while the page loads.
 CONFIG = """
 c.LabApp.news_url = None
 c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
@@ -33,8 +33,8 @@ CELLS = [
     'model = regard.load({folder!r}, "cpu")\nregard.look(model, "one two three", "trois deux un", name="numbers")',
     'regard.compare(*(regard.look(model, text) for text in ("one two", "two one", "three one")))',
 ]
-# The ten seconds after which the page gives a kernel up are less here.
-IMPATIENT = "window.setTimeout = (real => (f, t, ...more) => real(f, t === 10000 ? 3000 : t, ...more))(setTimeout)"
+# Shorten the ten seconds after which the page reports a dead kernel.
+SHORT_TIMEOUT = "window.setTimeout = (real => (f, t, ...more) => real(f, t === 10000 ? 3000 : t, ...more))(setTimeout)"
 
 
 class Lab(NamedTuple):
@@ -52,7 +52,7 @@ class Lab(NamedTuple):
 
 
 def _wait_for(lab: Lab) -> None:
-    """It says its address before it listens there."""
+    """Wait until the server responds: it prints its address earlier."""
     until = time.monotonic() + 20
     while True:
         try:
@@ -66,15 +66,15 @@ def _wait_for(lab: Lab) -> None:
 
 @pytest.fixture
 def lab(tmp_path: Path, transformer_folder: Path) -> Iterator[Lab]:
-    """JupyterLab with one notebook, on this machine alone."""
+    """JupyterLab with one notebook on the loopback address."""
     if importlib.util.find_spec("jupyterlab") is None:
-        missing("There is no JupyterLab here: pip install -r requirements-dev.txt.")
-    places = {name: tmp_path / name.lower() for name in FOLDERS}
-    startup = places["IPYTHONDIR"] / "profile_default" / "startup"
+        missing("JupyterLab is missing: pip install -r requirements-dev.txt.")
+    folders = {name: tmp_path / name.lower() for name in FOLDERS}
+    startup = folders["IPYTHONDIR"] / "profile_default" / "startup"
     startup.mkdir(parents=True)
     (startup / "first.py").write_text("import regard, regard.viewer.page.widget\n")
-    places["JUPYTER_CONFIG_DIR"].mkdir()
-    (places["JUPYTER_CONFIG_DIR"] / "jupyter_lab_config.py").write_text(CONFIG)
+    folders["JUPYTER_CONFIG_DIR"].mkdir()
+    (folders["JUPYTER_CONFIG_DIR"] / "jupyter_lab_config.py").write_text(CONFIG)
     work = tmp_path / "work"
     work.mkdir()
     cells = [
@@ -87,7 +87,7 @@ def lab(tmp_path: Path, transformer_folder: Path) -> Iterator[Lab]:
     (work / "look.ipynb").write_text(json.dumps(notebook))
     token = secrets.token_urlsafe(16)
     options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0", f"--IdentityProvider.token={token}"]
-    environment = os.environ | {name: str(place) for name, place in places.items()} | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {name: str(folder) for name, folder in folders.items()} | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "jupyterlab", *options, f"--ServerApp.root_dir={work}"],
         env=environment,
@@ -95,13 +95,13 @@ def lab(tmp_path: Path, transformer_folder: Path) -> Iterator[Lab]:
         text=True,
     )
     try:
-        said = []
+        output_lines = []
         for line in process.stderr:
-            said.append(line)
+            output_lines.append(line)
             if found := re.search(r"http://127\.0\.0\.1:\d+/", line):
                 break
         else:
-            pytest.fail("JupyterLab did not begin: " + "".join(said))
+            pytest.fail("JupyterLab did not start: " + "".join(output_lines))
         threading.Thread(target=process.stderr.read, daemon=True).start()
         made = Lab(found[0], token)
         _wait_for(made)
@@ -116,28 +116,28 @@ def lab(tmp_path: Path, transformer_folder: Path) -> Iterator[Lab]:
         process.wait(20)
 
 
-def test_a_look_and_a_comparison_in_a_notebook(browser, lab):
+def test_look_and_comparison_in_a_notebook(browser, lab):
     context = browser.new_context(viewport={"width": 1100, "height": 1000})
     context.set_default_timeout(40_000)
-    asked, errors = [], []
+    requested_urls, errors = [], []
     page = context.new_page()
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requested_urls.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.add_init_script(IMPATIENT)
+    page.add_init_script(SHORT_TIMEOUT)
     page.goto(f"{lab.address}doc/tree/look.ipynb?token={lab.token}")
     page.locator(".jp-Cell .cm-content").first.click()
     page.keyboard.press("Shift+Enter")
     seen = page.locator(".jp-Cell").nth(0).locator(".regard:not([data-busy])")
     seen.wait_for()
     assert seen.locator("h1 .source").text_content() == "one two three"
-    # Pointed at and keyed: keys are the figure's while it has the focus, and not the notebook's.
+    # Pointer and keyboard: a focused figure handles the keys, not the notebook.
     seen.locator("rect.square").first.hover()
     assert seen.locator(".reading .subject").first.text_content() == "trois"
     seen.locator(".figure").first.focus()
     page.keyboard.press("n")
     assert seen.locator("td[data-row]").count() > 4
     assert page.locator(".jp-Cell").count() == 2
-    # Another sentence is asked of the kernel.
+    # Another sentence is sent to the kernel.
     seen.get_by_role("textbox", name="Sentence").fill("four five")
     page.keyboard.press("Enter")
     seen.locator("h1 .source:text-is('four five')").wait_for()
@@ -149,17 +149,17 @@ def test_a_look_and_a_comparison_in_a_notebook(browser, lab):
     page.locator(".jp-Cell .cm-content").nth(1).click()
     page.keyboard.press("Shift+Enter")
     compared = page.locator(".jp-Cell").nth(1).locator(".regard:not([data-busy])")
-    compared.get_by_role("slider", name="Look").press("Home")
-    assert compared.get_by_role("slider", name="Look").get_attribute("aria-valuetext") == "one two"
+    compared.get_by_role("slider", name="Compared item").press("Home")
+    assert compared.get_by_role("slider", name="Compared item").get_attribute("aria-valuetext") == "one two"
     # A kernel that has stopped.
     for kernel in lab.request("GET", "kernels"):
         lab.request("DELETE", f"kernels/{kernel['id']}")
     seen.get_by_role("textbox", name="Sentence").fill("one")
-    seen.get_by_role("button", name="Look").click()
+    seen.get_by_role("button", name="Run").click()
     seen.locator("form[data-failed]").wait_for()
-    assert "run this cell again" in seen.locator(".asked").text_content()
+    assert "run this cell again" in seen.locator(".request-status").text_content()
     assert errors == []
-    assert {urlsplit(url).netloc for url in asked if not url.startswith(("data:", "blob:"))} == {
+    assert {urlsplit(url).netloc for url in requested_urls if not url.startswith(("data:", "blob:"))} == {
         urlsplit(lab.address).netloc
     }
     context.close()

@@ -1,4 +1,4 @@
-"""The live page's server: what it gives to its own page, and what it refuses to everybody else."""
+"""The server of the live page: responses to its own page, and refused requests."""
 
 import http.client
 import json
@@ -20,16 +20,18 @@ from regard.models import Bert, BertConfig
 from regard.pipelines import TextEncoder, Translator
 from regard.viewer import look
 from regard.viewer.page import text_requests
-from regard.viewer.page.live_server import KEPT, MAX_INT, Live
-from regard.viewer.page.text_requests import Answer, Desk
-from regard.viewer.page.text_scene import scene_of
+from regard.viewer.page.live_server import KEPT_RESPONSES, MAX_REQUEST_BYTES, LiveServer
+from regard.viewer.page.text_requests import Response, TextRequestHandler
+from regard.viewer.page.text_scene import build_scene
 
 ASK = {"look": {"source": "one two three", "target": "trois deux un"}}
 
 
 @pytest.fixture
 def live(transformer):
-    server = Live(Desk(transformer, "numbers"), scene_of(look(transformer, "one two", "deux un")))
+    server = LiveServer(
+        TextRequestHandler(transformer, "numbers"), build_scene(look(transformer, "one two", "deux un"))
+    )
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
@@ -38,15 +40,15 @@ def live(transformer):
     server.server_close()
 
 
-def send(live, method="GET", place="", body=None, token=None, path=None, **headers):
-    """The status, the headers and the content of an answer. Headers with None are left out."""
+def send(live, method="GET", endpoint="", body=None, token=None, path=None, **headers):
+    """Status, headers and content of the response. Headers with None are left out."""
     sent = {"Host": f"127.0.0.1:{live.server_port}"}
     if body is not None:
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
         sent |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
     sent |= {name.replace("_", "-"): value for name, value in headers.items()}
     connection = http.client.HTTPConnection("127.0.0.1", live.server_port, timeout=10)
-    path = path if path is not None else f"/{live.token if token is None else token}/{place}"
+    path = path if path is not None else f"/{live.token if token is None else token}/{endpoint}"
     connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
     for name, value in sent.items():
         if value is not None:
@@ -59,25 +61,25 @@ def send(live, method="GET", place="", body=None, token=None, path=None, **heade
 
 
 def refused(*arguments, status, **options) -> str:
-    """The sentence of an error, which says two things and is all that there is."""
+    """The error message of a refused request: problem and hint, and nothing else."""
     got, headers, content = send(*arguments, **options)
     assert got == status
     assert headers["content-type"] == "application/json"
-    told = json.loads(content)
-    assert list(told) == ["error"]
-    assert re.fullmatch(r"\w[^\n]+\. [A-Z][^\n]+\.", told["error"]), told["error"]
-    return told["error"]
+    header = json.loads(content)
+    assert list(header) == ["error"]
+    assert re.fullmatch(r"\w[^\n]+\. [A-Z][^\n]+\.", header["error"]), header["error"]
+    return header["error"]
 
 
-def blobs_of(live, told):
-    count = 1 + max(one[part]["at"] for one in told["scene"]["attentions"] for part in ("q", "k"))
-    return [send(live, place=f"blob/{told['blobs'] + n}")[2] for n in range(count)]
+def blobs_of(live, header):
+    count = 1 + max(one[part]["at"] for one in header["scene"]["attentions"] for part in ("q", "k"))
+    return [send(live, endpoint=f"blob/{header['blobs'] + n}")[2] for n in range(count)]
 
 
-# What its own page is given
+# Responses to its own page
 
 
-def test_the_page_and_its_scene(live, transformer):
+def test_page_and_scene(live, transformer):
     status, headers, content = send(live)
     assert status == 200
     assert headers["content-type"] == "text/html; charset=utf-8"
@@ -86,22 +88,22 @@ def test_the_page_and_its_scene(live, transformer):
     assert "connect-src 'self'" in policy
     assert b"<title>one two  \xe2\x86\x92  deux un</title>" in content
     assert b'id="scene"' not in content
-    made = scene_of(look(transformer, "one two", "deux un"))
-    told = json.loads(send(live, place="scene")[2])
-    assert told["scene"] == json.loads(json.dumps(made.header))
-    assert told["asks"] == ["source", "target"]
-    assert [send(live, place=f"blob/{told['blobs'] + n}")[2] for n in range(len(made.blobs))] == made.blobs
+    made = build_scene(look(transformer, "one two", "deux un"))
+    header = json.loads(send(live, endpoint="scene")[2])
+    assert header["scene"] == json.loads(json.dumps(made.header))
+    assert header["asks"] == ["source", "target"]
+    assert [send(live, endpoint=f"blob/{header['blobs'] + n}")[2] for n in range(len(made.blobs))] == made.blobs
 
 
-def test_an_answer_has_the_weights_of_a_look(live, transformer):
+def test_response_has_the_weights_of_a_look(live, transformer):
     status, _, content = send(live, "POST", "ask", ASK)
     assert status == 200
-    told = json.loads(content)
-    blobs = blobs_of(live, told)
+    header = json.loads(content)
+    blobs = blobs_of(live, header)
     seen = look(transformer, "one two three", "trois deux un")
-    assert told["scene"]["texts"] == {"source": "one two three", "target": "trois deux un"}
-    assert told["scene"]["model"]["name"] == "numbers"
-    for one in told["scene"]["attentions"]:
+    assert header["scene"]["texts"] == {"source": "one two three", "target": "trois deux un"}
+    assert header["scene"]["model"]["name"] == "numbers"
+    for one in header["scene"]["attentions"]:
         q, k = (np.frombuffer(blobs[one[part]["at"]], "<f4").reshape(one[part]["shape"]) for part in ("q", "k"))
         scores = one["score"]["scale"] * np.einsum("thd,shd->hts", q, k)
         if one["kind"] == "masked":
@@ -109,47 +111,47 @@ def test_an_answer_has_the_weights_of_a_look(live, transformer):
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         np.testing.assert_allclose(weights, seen.maps[one["name"]].weights, atol=1e-5)
-    # Whoever loads the page again sees what was asked for last.
-    assert json.loads(send(live, place="scene")[2])["scene"] == told["scene"]
+    # A reloaded page shows the newest scene.
+    assert json.loads(send(live, endpoint="scene")[2])["scene"] == header["scene"]
 
 
 def test_without_a_target_the_model_translates(live, transformer):
     for target in ({}, {"target": "  "}):
-        told = json.loads(send(live, "POST", "ask", {"look": {"source": "one two three"} | target})[2])
-        assert told["scene"]["texts"]["target"] == transformer("one two three")
+        header = json.loads(send(live, "POST", "ask", {"look": {"source": "one two three"} | target})[2])
+        assert header["scene"]["texts"]["target"] == transformer("one two three")
 
 
-def test_pages_do_not_take_one_anothers_numbers(live):
+def test_blobs_of_several_pages_are_kept_apart(live):
     first = json.loads(send(live, "POST", "ask", ASK)[2])
     before = blobs_of(live, first)
     second = json.loads(send(live, "POST", "ask", {"look": {"source": "four five six seven"}})[2])
     assert blobs_of(live, first) == before != blobs_of(live, second)
-    for _ in range(KEPT):
-        send(live, place="scene")
-    assert "no longer kept" in refused(live, place=f"blob/{first['blobs']}", status=404)
+    for _ in range(KEPT_RESPONSES):
+        send(live, endpoint="scene")
+    assert "no longer available" in refused(live, endpoint=f"blob/{first['blobs']}", status=404)
 
 
-def test_a_page_without_a_sentence_has_a_scene_without_attentions(transformer):
-    with Live(Desk(transformer, "numbers")) as server:
-        told = server.publish(server.newest)
-    assert told["scene"]["attentions"] == []
-    assert told["scene"]["model"]["family"] == "transformer"
-    assert set(told["scene"]) <= set(scene_of(look(transformer, "one", "un")).header)
+def test_initial_scene_has_no_attentions(transformer):
+    with LiveServer(TextRequestHandler(transformer, "numbers")) as server:
+        header = server.publish(server.newest)
+    assert header["scene"]["attentions"] == []
+    assert header["scene"]["model"]["family"] == "transformer"
+    assert set(header["scene"]) <= set(build_scene(look(transformer, "one", "un")).header)
 
 
-def test_more_can_be_asked(live, monkeypatch):
-    def count(desk, wanted):
-        assert desk.lock.locked()
-        return Answer({"count": len(wanted)}, [b"1", b"2"])
+def test_registered_requests_are_handled(live, monkeypatch):
+    def count(handler, arguments):
+        assert handler.lock.locked()
+        return Response({"count": len(arguments)}, [b"1", b"2"])
 
     monkeypatch.setitem(text_requests.REQUESTS, "count", count)
-    told = json.loads(send(live, "POST", "ask", {"count": [3, 4, 5]})[2])
-    assert told["count"] == 3
-    assert send(live, place=f"blob/{told['blobs'] + 1}")[2] == b"2"
-    assert json.loads(send(live, place="scene")[2])["scene"]["title"] == "one two  →  deux un"
+    header = json.loads(send(live, "POST", "ask", {"count": [3, 4, 5]})[2])
+    assert header["count"] == 3
+    assert send(live, endpoint=f"blob/{header['blobs'] + 1}")[2] == b"2"
+    assert json.loads(send(live, endpoint="scene")[2])["scene"]["title"] == "one two  →  deux un"
 
 
-def test_one_connection_can_ask_again(live):
+def test_connection_is_kept_alive(live):
     connection = http.client.HTTPConnection("127.0.0.1", live.server_port, timeout=10)
     for _ in range(2):
         connection.request("POST", f"/{live.token}/ask", json.dumps(ASK), {"Content-Type": "application/json"})
@@ -157,50 +159,50 @@ def test_one_connection_can_ask_again(live):
     connection.close()
 
 
-# What it refuses
+# Refused requests
 
 
-def test_only_this_machine_reaches_it(live):
+def test_server_listens_on_loopback_with_a_long_token(live):
     assert live.socket.getsockname()[0] == "127.0.0.1"
     assert live.address == f"http://127.0.0.1:{live.server_port}/{live.token}/"
     assert len(live.token) >= 32
 
 
-def test_every_server_has_a_token_of_its_own(live, transformer):
-    with Live(Desk(transformer)) as other:
+def test_servers_have_different_tokens(live, transformer):
+    with LiveServer(TextRequestHandler(transformer)) as other:
         assert other.token != live.token
 
 
-PLACES = [("GET", "", None), ("GET", "scene", None), ("GET", "blob/0", None), ("POST", "ask", ASK)]
+ENDPOINTS = [("GET", "", None), ("GET", "scene", None), ("GET", "blob/0", None), ("POST", "ask", ASK)]
 
 
-@pytest.mark.parametrize(("method", "place", "body"), PLACES)
+@pytest.mark.parametrize(("method", "endpoint", "body"), ENDPOINTS)
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "", None])
-def test_another_host_is_refused(live, method, place, body, host):
+def test_wrong_host_header_is_refused(live, method, endpoint, body, host):
     host = host and host.format(port=live.server_port)
-    assert "its own address" in refused(live, method, place, body, Host=host, status=403)
+    assert "Host header" in refused(live, method, endpoint, body, Host=host, status=403)
 
 
-def test_localhost_is_this_machine(live):
+def test_localhost_is_accepted(live):
     assert send(live, Host=f"localhost:{live.server_port}")[0] == 200
 
 
-def test_two_hosts_are_none(live):
+def test_two_host_headers_are_refused(live):
     request = f"GET /{live.token}/ HTTP/1.1\r\nHost: 127.0.0.1:{live.server_port}\r\nHost: evil.example\r\n\r\n"
     with socket.create_connection(("127.0.0.1", live.server_port), timeout=10) as connection:
         connection.sendall(request.encode())
         assert b" 403 " in connection.recv(100)
 
 
-@pytest.mark.parametrize(("method", "place", "body"), PLACES)
+@pytest.mark.parametrize(("method", "endpoint", "body"), ENDPOINTS)
 @pytest.mark.parametrize("token", ["", "wrong", "é", "{short}", "{long}"])
-def test_no_token_no_answer(live, method, place, body, token):
+def test_wrong_token_is_refused(live, method, endpoint, body, token):
     token = {"{short}": live.token[:-1], "{long}": live.token + "x", "é": "%C3%A9"}.get(token, token)
-    assert "token" in refused(live, method, place, body, token=token, status=403)
+    assert "token" in refused(live, method, endpoint, body, token=token, status=403)
 
 
 @pytest.mark.parametrize("path", ["/", "/scene", "/favicon.ico", "*", "http://127.0.0.1/{token}/", "/{token}"])
-def test_no_token_elsewhere(live, path):
+def test_paths_without_token_are_refused(live, path):
     assert "token" in refused(live, path=path.format(token=live.token), status=403)
 
 
@@ -216,21 +218,21 @@ CROSS = [
 
 
 @pytest.mark.parametrize("headers", CROSS)
-@pytest.mark.parametrize(("method", "place", "body"), PLACES[1:])
-def test_other_pages_are_refused(live, method, place, body, headers):
+@pytest.mark.parametrize(("method", "endpoint", "body"), ENDPOINTS[1:])
+def test_cross_origin_requests_are_refused(live, method, endpoint, body, headers):
     headers = {name: value.format(port=live.server_port) for name, value in headers.items()}
-    assert "Another page" in refused(live, method, place, body, **headers, status=403)
+    assert "Another page" in refused(live, method, endpoint, body, **headers, status=403)
 
 
-def test_its_own_page_is_not(live):
+def test_same_origin_requests_are_accepted(live):
     own = {"Origin": f"http://127.0.0.1:{live.server_port}", "Sec_Fetch_Site": "same-origin"}
     assert send(live, "POST", "ask", ASK, **own)[0] == 200
-    # A link on another page may lead here, if somebody wrote the whole address there.
+    # A link with the full address on another page may lead here.
     assert send(live, Sec_Fetch_Site="cross-site")[0] == 200
 
 
-def test_no_other_page_may_read_or_frame_it(live):
-    for options in (PLACES[0], PLACES[1], PLACES[3], ("OPTIONS", "ask", None), ("GET", "nothing", None)):
+def test_security_headers_of_every_response(live):
+    for options in (ENDPOINTS[0], ENDPOINTS[1], ENDPOINTS[3], ("OPTIONS", "ask", None), ("GET", "nothing", None)):
         _, headers, _ = send(live, *options, Origin=f"http://127.0.0.1:{live.server_port}")
         assert not [name for name in headers if name.startswith("access-control")]
         assert headers["content-security-policy"] == "frame-ancestors 'none'"
@@ -246,94 +248,94 @@ def test_other_methods_are_refused(live, method):
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None])
-def test_a_form_of_another_page_is_no_request(live, kind):
+def test_content_types_other_than_json_are_refused(live, kind):
     assert "JSON" in refused(live, "POST", "ask", ASK, Content_Type=kind, status=415)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"look": NaN', b"[" * 100_000])
-def test_what_is_not_json(live, body):
-    assert "not JSON" in refused(live, "POST", "ask", body, status=400)
+def test_invalid_json_is_refused(live, body):
+    assert "not valid JSON" in refused(live, "POST", "ask", body, status=400)
 
 
-def test_a_body_that_is_too_large_is_not_read(live):
-    assert "1 MB" in refused(live, "POST", "ask", ASK, Content_Length=str(MAX_INT + 1), status=413)
+def test_too_large_body_is_refused(live):
+    assert "1 MB" in refused(live, "POST", "ask", ASK, Content_Length=str(MAX_REQUEST_BYTES + 1), status=413)
 
 
 @pytest.mark.parametrize("length", [None, "-1", "ten", "1" * 30])
-def test_a_body_says_how_long_it_is(live, length):
-    assert "how long" in refused(live, "POST", "ask", ASK, Content_Length=length, status=411)
+def test_missing_or_invalid_content_length_is_refused(live, length):
+    assert "Content-Length" in refused(live, "POST", "ask", ASK, Content_Length=length, status=411)
 
 
-def test_chunks_are_refused(live):
-    assert "how long" in refused(live, "POST", "ask", ASK, Transfer_Encoding="chunked", status=411)
+def test_chunked_encoding_is_refused(live):
+    assert "Content-Length" in refused(live, "POST", "ask", ASK, Transfer_Encoding="chunked", status=411)
 
 
 @pytest.mark.parametrize(
-    "place",
+    "endpoint",
     [
         *("../../etc/passwd", "blob/../../../etc/passwd", "blob/-1", "blob/0x1", "blob/", "blob/%31", "blob/١"),
         *("blob/999999", "blob/" + "9" * 5000, "scene/", "Scene", "//etc/passwd", "web/index.js", "ask"),
     ],
 )
-def test_there_are_no_files(live, place):
-    request = f"GET /{live.token}/{place} HTTP/1.1\r\nHost: 127.0.0.1:{live.server_port}\r\n\r\n"
+def test_unknown_paths_are_not_found(live, endpoint):
+    request = f"GET /{live.token}/{endpoint} HTTP/1.1\r\nHost: 127.0.0.1:{live.server_port}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", live.server_port), timeout=10) as connection:
         connection.sendall(request.encode())
         assert connection.recv(1000).split()[1] == b"404"
 
 
 @pytest.mark.parametrize(
-    ("request_", "says"),
+    ("request_", "message"),
     [
-        ([], "nothing that a page can ask. It can ask for: look"),
-        ({}, "nothing that a page can ask"),
-        ({"fetch": {}}, "nothing that a page can ask"),
-        (ASK | {"more": 1}, "nothing that a page can ask"),
-        ({"look": "one"}, "nothing to look at"),
-        ({"look": {"target": "un"}}, "nothing to look at"),
-        ({"look": {"source": "one", "layers": "*"}}, "nothing to look at"),
-        ({"look": {"source": 1}}, "source is no text"),
-        ({"look": {"source": "one", "target": None}}, "target is no text"),
-        ({"look": {"source": "one \ud800"}}, "source is no text"),
+        ([], "Invalid request. Supported requests: look"),
+        ({}, "Invalid request."),
+        ({"fetch": {}}, "Invalid request."),
+        (ASK | {"more": 1}, "Invalid request."),
+        ({"look": "one"}, "Invalid request to look"),
+        ({"look": {"target": "un"}}, "Invalid request to look"),
+        ({"look": {"source": "one", "layers": "*"}}, "Invalid request to look"),
+        ({"look": {"source": 1}}, "source is not valid text"),
+        ({"look": {"source": "one", "target": None}}, "target is not valid text"),
+        ({"look": {"source": "one \ud800"}}, "source is not valid text"),
         ({"look": {"source": "  "}}, "The text is empty"),
         ({"look": {"source": "one " * 99}}, "the source"),
     ],
 )
-def test_what_makes_no_sense_is_said(live, request_, says, monkeypatch):
+def test_invalid_requests_have_an_error_message(live, request_, message, monkeypatch):
     monkeypatch.setattr(Translator, "length_limit", 16)  # as with learned positions
-    assert says in refused(live, "POST", "ask", request_, status=422)
+    assert message in refused(live, "POST", "ask", request_, status=422)
     assert send(live, "POST", "ask", ASK)[0] == 200
 
 
-def test_what_breaks_is_told_to_the_terminal_alone(live, monkeypatch, caplog):
-    def broken(desk, wanted):
+def test_internal_errors_are_logged_but_not_sent(live, monkeypatch, caplog):
+    def broken(handler, arguments):
         raise KeyError("a secret")
 
     monkeypatch.setitem(text_requests.REQUESTS, "look", broken)
-    assert "inside Regard" in refused(live, "POST", "ask", ASK, status=500)
+    assert "Internal error" in refused(live, "POST", "ask", ASK, status=500)
     assert "a secret" in caplog.text
-    assert not live.desk.lock.locked()
+    assert not live.handler.lock.locked()
 
 
-def test_language_models_have_no_target(transformer):
-    class Reader(Desk):
+def test_unknown_fields_are_refused(transformer):
+    class SourceOnly(TextRequestHandler):
         fields = ("source",)
 
-    with pytest.raises(RegardError, match=r"nothing to look at\. Give a text as source\."):
-        Reader(transformer).answer(ASK)
+    with pytest.raises(RegardError, match=r"Invalid request to look\. Expected the texts: source\."):
+        SourceOnly(transformer).handle(ASK)
 
 
-def test_a_port_that_is_taken(live):
-    with pytest.raises(RegardError, match=rf"port {live.server_port} cannot be had: .+ Choose another"):
-        Live(live.desk, port=live.server_port)
-    with pytest.raises(RegardError, match="port 65536 cannot be had"):
-        Live(live.desk, port=65536)
+def test_unavailable_port_raises_an_error(live):
+    with pytest.raises(RegardError, match=rf"port {live.server_port} is not available: .+ Choose another"):
+        LiveServer(live.handler, port=live.server_port)
+    with pytest.raises(RegardError, match="port 65536 is not available"):
+        LiveServer(live.handler, port=65536)
 
 
 # The command
 
 
-def test_the_command_serves_until_ctrl_c(transformer_folder, tmp_path):
+def test_command_serves_until_ctrl_c(transformer_folder, tmp_path):
     program = "import sys; from regard.cli import main; sys.exit(main(sys.argv[1:]))"
     arguments = ["look", str(transformer_folder), "one two", "--live", "--no-browser", "--device", "cpu"]
     with subprocess.Popen(
@@ -342,39 +344,39 @@ def test_the_command_serves_until_ctrl_c(transformer_folder, tmp_path):
         stdout=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        # A shell that runs in the background has its children ignore Ctrl-C.
+        # Children of a background shell ignore Ctrl-C by default.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
-        said, how = (process.stderr.readline() for _ in range(2))
-        port, token = re.fullmatch(r"The page is at http://127\.0\.0\.1:(\d+)/([\w-]{32})/\n", said).groups()
+        address_line, hint_line = (process.stderr.readline() for _ in range(2))
+        port, token = re.fullmatch(r"Live page: http://127\.0\.0\.1:(\d+)/([\w-]{32})/\n", address_line).groups()
         connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)
         connection.request("GET", f"/{token}/scene")
-        told = json.loads(connection.getresponse().read())
+        header = json.loads(connection.getresponse().read())
         process.send_signal(signal.SIGINT)
         out, rest = process.communicate(timeout=20)
         connection.close()
-    assert told["scene"]["texts"]["source"] == "one two"
+    assert header["scene"]["texts"]["source"] == "one two"
     assert process.returncode == 0
-    assert (out, how, rest) == ("", "Ctrl-C closes it.\n", "The page is closed.\n")
+    assert (out, hint_line, rest) == ("", "Stop with Ctrl-C.\n", "Live page stopped.\n")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
 def opened(monkeypatch):
-    """The addresses that a browser was opened with; the server closes at once."""
+    """Addresses opened in a browser; the server closes immediately."""
     found = []
     monkeypatch.setattr(command.webbrowser, "open", found.append)
 
     def closed(self, poll_interval=0.5):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Live, "serve_forever", closed)
+    monkeypatch.setattr(LiveServer, "serve_forever", closed)
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     return found
 
 
-def test_a_browser_opens_where_there_is_a_screen(opened, monkeypatch, capsys, transformer_folder):
+def test_browser_opens_if_there_is_a_display(opened, monkeypatch, capsys, transformer_folder):
     at = ["look", str(transformer_folder), "--live", "--device", "cpu"]
     monkeypatch.setattr(command.sys, "platform", "linux")
     assert main(at) == 0
@@ -389,31 +391,31 @@ def test_a_browser_opens_where_there_is_a_screen(opened, monkeypatch, capsys, tr
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
-        (["one", "--live", "--out", "x.html"], "not written to a file"),
-        (["one", "--port", "8000"], "Only a live page has a port"),
-        (["one", "--no-browser"], "Only a live page has a port"),
-        ([], "There is no text to look at"),
-        (["--live", "--target", "un"], "There is no text to look at"),
+        (["one", "--live", "--out", "x.html"], "--live and --out cannot be combined"),
+        (["one", "--port", "8000"], "--port and --no-browser require --live"),
+        (["one", "--no-browser"], "--port and --no-browser require --live"),
+        ([], "The input text is missing"),
+        (["--live", "--target", "un"], "The input text is missing"),
         (["one", "--live", "--attention", "decoder.9.cross"], "no attention 'decoder.9.cross'"),
-        (["--live", "--port", "70000"], "port 70000 cannot be had"),
+        (["--live", "--port", "70000"], "port 70000 is not available"),
     ],
 )
-def test_options_that_make_no_sense(opened, capsys, transformer_folder, options, says):
+def test_invalid_options_raise_errors(opened, capsys, transformer_folder, options, message):
     assert main(["look", str(transformer_folder), "--device", "cpu", *options]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_model_without_attention_has_a_live_page(blind):
-    assert Desk(blind).see({"source": "one two"}).header["walk"] is not None
+def test_live_page_of_a_model_without_attention_has_a_walk(blind):
+    assert TextRequestHandler(blind).look({"source": "one two"}).header["walk"] is not None
 
 
-def test_a_model_that_answers_asks_for_a_context():
+def test_question_answering_model_has_a_context_field():
     tokenizer = Tokenizer.train(["who sat the cat sat there"], "word")
     sizes = dict(width=8, heads=2, layers=1, feedforward=16, vocab=tokenizer.vocab_size)
-    desk = Desk(TextEncoder(Bert(BertConfig(**sizes, head="answer")).eval(), tokenizer))
-    assert desk.fields == ["source", "context"]
-    (side,) = desk.see({"source": "who sat", "context": "the cat sat there"}).header["sides"].values()
+    handler = TextRequestHandler(TextEncoder(Bert(BertConfig(**sizes, head="answer")).eval(), tokenizer))
+    assert handler.fields == ["source", "context"]
+    (side,) = handler.look({"source": "who sat", "context": "the cat sat there"}).header["sides"].values()
     assert side["tokens"][1:3] == ["who", "sat"]
     assert side["tokens"][-5:-1] == ["the", "cat", "sat", "there"]

@@ -1,7 +1,6 @@
-"""The scene: a plain twin, which knows its format and nothing else, finds the very weights that were recorded."""
+"""Scenes: a NumPy reference computes the recorded weights from q and k."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -9,92 +8,39 @@ import torch
 from torch import nn
 
 from regard.attention import Dot, Mask, Offsets, Recorded, ScaledDot, Score, causal, padding, window
-from regard.attention.kernels import Call
-from regard.attention.masks import Form
+from regard.attention.backends.call import Call
+from regard.attention.masks import MaskParts
 from regard.attention.scores import DotLike
 from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.layers.positions import RelativeBias
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.transformer import t5_small
-from regard.pipelines import LanguageModel, TextEncoder, Translator
+from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.version import __version__
 from regard.viewer import AttentionMap, Look, look
 from regard.viewer.page import text_scene
-from regard.viewer.page.text_scene import Scene, scene_of
-from regard.viewer.text_look import Side, _side
+from regard.viewer.page.text_scene import Scene, build_scene
+from regard.viewer.text_look import TokenAxis, _token_axis
 from tests.attention.helpers import SCORE_NAMES, Slope, masks, scores
+from tests.viewer.helpers import weights
 
 SOURCE, TARGET = "one two three four", "quatre trois deux"
 WORDS = [*SOURCE.split(), *TARGET.split()]
 
 
-# The twin: what whoever draws a scene has to do
-
-
-def numbers(seen: Scene, blob: dict) -> np.ndarray:
-    raw, shape = seen.blobs[blob["at"]], blob["shape"]
-    if blob["type"] == "float32":
-        return np.frombuffer(raw, "<f4").reshape(shape).astype(float)
-    assert blob["type"] == "uint16"
-    channels = math.prod(shape[1:])
-    low, step = np.frombuffer(raw, "<f4", 2 * channels).reshape(2, channels).astype(float)
-    return (low + step * np.frombuffer(raw, "<u2", offset=8 * channels).reshape(-1, channels)).reshape(shape)
-
-
-def may_look(mask: dict | None, p: int, s: int) -> bool:
-    match mask:
-        case None:
-            return True
-        case {"op": "causal"}:
-            return s <= p
-        case {"op": "window", "size": n}:
-            return p - n < s <= p
-        case {"op": "lengths", "length": n}:
-            return s < n
-        case {"op": "and", "parts": parts}:
-            return all(may_look(part, p, s) for part in parts)
-        case {"op": "or", "parts": parts}:
-            return any(may_look(part, p, s) for part in parts)
-        case {"op": "not", "part": part}:
-            return not may_look(part, p, s)
-    raise AssertionError(mask)
-
-
-def weights(seen: Scene, name: str) -> np.ndarray:
-    (one,) = (one for one in seen.header["attentions"] if one["name"] == name)
-    q, k = numbers(seen, one["q"]), numbers(seen, one["k"])
-    (T, H, _), (S, G, _) = q.shape, k.shape
-    assert one["heads"] == H
-    assert [len(seen.header["sides"][one[axis]]["tokens"]) for axis in ("rows", "columns")] == [T, S]
-    found = np.zeros((H, T, S))
-    for h in range(H):
-        keys = k[:, h * G // H]
-        if one["score"]["form"] == "dot":
-            raw = q[:, h] @ keys.T
-        else:
-            raw = np.tanh(q[:, None, h] + keys) @ numbers(seen, one["w"])[h]
-        raw = raw * one["score"]["scale"]
-        for t in range(T):
-            if one["bias"] is not None:
-                raw[t] += numbers(seen, one["bias"])[h, T - 1 - t :][:S]
-            open_ = np.array([may_look(one["mask"], t + S - T, s) for s in range(S)])
-            if open_.any():
-                e = np.exp(raw[t, open_] - raw[t, open_].max())
-                found[h, t, open_] = e / e.sum()
-    return found
-
-
-def look_of(*calls: Call, kind: str = "self", name: str = "blocks.0.attention") -> Look:
-    """A look at given calls of one attention."""
+def make_look(*calls: Call, kind: str = "self", name: str = "blocks.0.attention") -> Look:
+    """A look with recorded calls of one attention."""
     recorded = Recorded(name, kind, calls=list(calls))
     T, S = recorded.weights().shape[2:]
-    sides = (Side(name, [f"{name}{i}" for i in range(n)], list(range(n))) for name, n in (("rows", T), ("columns", S)))
-    return Look("text", "", [], [], {name: AttentionMap(name, kind, *sides, recorded)})
+    axes = (
+        TokenAxis(name, [f"{name}{i}" for i in range(n)], list(range(n))) for name, n in (("rows", T), ("columns", S))
+    )
+    return Look("text", "", [], [], {name: AttentionMap(name, kind, *axes, recorded)})
 
 
 def compare(seen: Look, made: Scene | None = None, tolerance: float = 1e-6) -> None:
-    made = made or scene_of(seen)
+    made = made or build_scene(seen)
     assert [one["name"] for one in made.header["attentions"]] == list(seen.maps)
     for name, one in seen.maps.items():
         assert len(np.unique(one.weights)) > 1
@@ -105,9 +51,9 @@ def random(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def call_of(score: Score, mask: Mask | None = None, bias=None, *, H=4, G=4, T=5, S=7, D=6, C=6, B=1) -> Call:
+def make_call(score: Score, mask: Mask | None = None, bias=None, *, H=4, G=4, T=5, S=7, D=6, C=6, B=1) -> Call:
     q, k = random(B, H, T, D, seed=1), random(B, G, S, C, seed=2)
-    return Call(q, k, k, score, Form.of(mask), bias)
+    return Call(q, k, k, score, MaskParts.from_mask(mask), bias)
 
 
 # Scores, masks, bias
@@ -115,84 +61,95 @@ def call_of(score: Score, mask: Mask | None = None, bias=None, *, H=4, G=4, T=5,
 
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("name", SCORE_NAMES)
-def test_every_score_with_heads_that_share_keys(name, groups):
+def test_every_score_with_grouped_keys(name, groups):
     torch.manual_seed(0)
-    call = call_of(scores(6, 6, 7, 4)[name], G=groups)
-    seen = look_of(call)
+    call = make_call(scores(6, 6, 7, 4)[name], G=groups)
+    seen = make_look(call)
     compare(seen)
-    (one,) = scene_of(seen).header["attentions"]
+    (one,) = build_scene(seen).header["attentions"]
     assert one["score"]["called"] == name.partition("-")[0]
     assert (one["w"] is not None) == name.startswith("concat")
 
 
 @pytest.mark.parametrize("name", ["general", "concat", "concat-heads", "location"])
-def test_queries_and_keys_of_two_widths(name):
+def test_queries_and_keys_of_different_widths(name):
     torch.manual_seed(0)
-    compare(look_of(call_of(scores(6, 8, 7, 4)[name], D=6, C=8)))
+    compare(make_look(make_call(scores(6, 8, 7, 4)[name], D=6, C=8)))
 
 
-def test_keys_are_carried_once_for_all_heads_that_share_them():
+def test_shared_keys_are_stored_once():
     torch.manual_seed(0)
 
     def heads_of_keys(score: str, groups: int) -> int:
-        made = scene_of(look_of(call_of(scores(6, 6, 7, 4)[score], G=groups)))
+        made = build_scene(make_look(make_call(scores(6, 6, 7, 4)[score], G=groups)))
         return made.header["attentions"][0]["k"]["shape"][1]
 
     assert [heads_of_keys("scaled_dot", groups) for groups in (4, 2, 1)] == [4, 2, 1]
     assert [heads_of_keys("general-heads", groups) for groups in (4, 2, 1)] == [4, 2, 1]
-    assert heads_of_keys("concat-heads", 2) == 4  # each head has its own matrix for them
+    assert heads_of_keys("concat-heads", 2) == 4  # one key matrix per head
     assert heads_of_keys("location", 4) == 1
 
 
 @pytest.mark.parametrize("T", [7, 5, 9])
 @pytest.mark.parametrize("name", sorted(masks(torch.tensor([1]))))
 def test_every_mask(name, T):
-    """Also where queries stand before the first key, or may look at nothing."""
+    """Includes queries before the first key and fully masked queries."""
     mask = masks(torch.tensor([4, 6]))[name]
-    compare(look_of(call_of(ScaledDot(), mask, T=T, B=2)))
+    compare(make_look(make_call(ScaledDot(), mask, T=T, B=2)))
 
 
-def test_a_query_that_may_look_at_nothing_has_zeros():
-    made = scene_of(look_of(call_of(Dot(), causal() & window(3) & padding(torch.tensor([2])), T=7)))
+def test_fully_masked_query_has_zeros():
+    made = build_scene(make_look(make_call(Dot(), causal() & window(3) & padding(torch.tensor([2])), T=7)))
     assert weights(made, "blocks.0.attention")[:, 4:].sum() == 0
 
 
 @pytest.mark.parametrize("T", [7, 5, 9])
-@pytest.mark.parametrize("bias", [RelativeBias(4, both=True), RelativeBias(4, both=False, distance=4), Slope(4)])
-def test_a_bias_by_distance(bias, T):
-    seen = look_of(call_of(Dot(), bias=bias, T=T))
+@pytest.mark.parametrize(
+    "bias", [RelativeBias(4, bidirectional=True), RelativeBias(4, bidirectional=False, distance=4), Slope(4)]
+)
+def test_relative_bias(bias, T):
+    seen = make_look(make_call(Dot(), bias=bias, T=T))
     compare(seen)
-    with_bias, without = (scene_of(one) for one in (seen, look_of(call_of(Dot(), T=T))))
+    with_bias, without = (build_scene(one) for one in (seen, make_look(make_call(Dot(), T=T))))
     assert np.abs(weights(with_bias, "blocks.0.attention") - weights(without, "blocks.0.attention")).max() > 0.01
 
 
-def test_packed_sequences_are_shown_by_the_first():
-    offsets = Offsets.of(torch.tensor([0, 5, 12]))
+def test_scene_of_packed_sequences_contains_the_first():
+    offsets = Offsets.from_starts(torch.tensor([0, 5, 12]))
     q = random(12, 4, 6, seed=1)
-    packed = Call(q, q[:, :2], q[:, :2], ScaledDot(), Form.of(causal()), RelativeBias(4, both=False), offsets, offsets)
+    packed = Call(
+        q,
+        q[:, :2],
+        q[:, :2],
+        ScaledDot(),
+        MaskParts.from_mask(causal()),
+        RelativeBias(4, bidirectional=False),
+        offsets,
+        offsets,
+    )
     alone = packed._replace(
         q=q[:5].transpose(0, 1)[None], k=q[:5, :2].transpose(0, 1)[None], q_offsets=None, k_offsets=None
     )
-    made = scene_of(look_of(alone)).blobs
-    whole = look_of(packed)
-    sides = (Side(name, list("abcde"), [0] * 5) for name in ("rows", "columns"))
+    made = build_scene(make_look(alone)).blobs
+    whole = make_look(packed)
+    sides = (TokenAxis(name, list("abcde"), [0] * 5) for name in ("rows", "columns"))
     shown = AttentionMap("blocks.0.attention", "self", *sides, whole.maps["blocks.0.attention"].recorded)
-    assert scene_of(dataclasses.replace(whole, maps={shown.name: shown})).blobs == made
+    assert build_scene(dataclasses.replace(whole, maps={shown.name: shown})).blobs == made
 
 
 # Models
 
 
-def translator_of(config: TransformerConfig | Seq2SeqConfig) -> Translator:
+def make_translator(config: TransformerConfig | Seq2SeqConfig) -> Translator:
     torch.manual_seed(0)
     tokenizer = Tokenizer.train([" ".join(WORDS)], "word")
     size = tokenizer.vocab_size
     model = make_model(dataclasses.replace(config, source_vocab=size, target_vocab=size, dropout=0.0))
-    return Translator(opinionated(model), tokenizer, tokenizer)
+    return Translator(amplify_weights(model), tokenizer, tokenizer)
 
 
-def opinionated(model: nn.Module) -> nn.Module:
-    """Fresh weights look everywhere alike; these do not."""
+def amplify_weights(model: nn.Module) -> nn.Module:
+    """Amplify weights: freshly initialized models attend almost uniformly."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and "score" not in name:
@@ -207,68 +164,68 @@ SMALL = dict(width=16, heads=4, feedforward=16, encoder_layers=1, decoder_layers
 @pytest.mark.parametrize("kv_heads", [0, 2])
 def test_transformers(score, kv_heads):
     chosen = dict(encoder_score=score, decoder_score=score, cross_score=score)
-    translator = translator_of(TransformerConfig(**SMALL, **chosen, kv_heads=kv_heads, positions="rotary"))
+    translator = make_translator(TransformerConfig(**SMALL, **chosen, kv_heads=kv_heads, positions="rotary"))
     seen = look(translator, SOURCE, TARGET)
-    made = scene_of(seen)
+    made = build_scene(seen)
     compare(seen, made)
     assert made.header["model"] == {"family": "transformer", "name": "", "regard": __version__}
     assert {one["score"]["called"] for one in made.header["attentions"]} == {score}
 
 
-def test_the_form_of_t5():
-    seen = look(translator_of(t5_small(**SMALL, head_width=8)), SOURCE, TARGET)
-    made = scene_of(seen)
+def test_t5_has_a_bias_in_self_attention():
+    seen = look(make_translator(t5_small(**SMALL, head_width=8)), SOURCE, TARGET)
+    made = build_scene(seen)
     compare(seen, made)
     assert [one["bias"] is not None for one in made.header["attentions"]] == [True, True, False, True, False]
 
 
 @pytest.mark.parametrize("score", ["dot", "scaled_dot", "cosine", "general", "concat", "location"])
-@pytest.mark.parametrize("place", ["luong", "bahdanau"])
-def test_recurrent_models(place, score):
-    """Before the cell there is a call for each step; they are one attention."""
-    seen = look(translator_of(Seq2SeqConfig(width=16, attention=place, score=score)), SOURCE, TARGET)
-    assert len(seen.maps["decoder.attention"].recorded.calls) == (1 if place == "luong" else 4)
+@pytest.mark.parametrize("kind", ["luong", "bahdanau"])
+def test_recurrent_models(kind, score):
+    """Bahdanau attention is called once per step; the calls are one attention."""
+    seen = look(make_translator(Seq2SeqConfig(width=16, attention=kind, score=score)), SOURCE, TARGET)
+    assert len(seen.maps["decoder.attention"].recorded.calls) == (1 if kind == "luong" else 4)
     compare(seen)
 
 
-def reader_of(family: str) -> LanguageModel | TextEncoder:
+def make_text_pipeline(family: str) -> TextGenerator | TextEncoder:
     torch.manual_seed(0)
     tokenizer = Tokenizer.train([" ".join(WORDS)], "word", mask=family == "bert")
     sizes = dict(width=16, heads=4, feedforward=16, dropout=0.0, vocab=tokenizer.vocab_size)
     if family == "gpt":
-        return LanguageModel(opinionated(make_model(GPTConfig(**sizes, layers=2, kv_heads=2))), tokenizer)
-    return TextEncoder(opinionated(make_model(BertConfig(**sizes, layers=4, groups=2))), tokenizer)
+        return TextGenerator(amplify_weights(make_model(GPTConfig(**sizes, layers=2, kv_heads=2))), tokenizer)
+    return TextEncoder(amplify_weights(make_model(BertConfig(**sizes, layers=4, groups=2))), tokenizer)
 
 
 def test_language_models():
-    seen = look(reader_of("gpt"), SOURCE)
-    made = scene_of(seen)
+    seen = look(make_text_pipeline("gpt"), SOURCE)
+    made = build_scene(seen)
     compare(seen, made)
     assert [one["mask"] for one in made.header["attentions"]] == [{"op": "causal"}] * 2
     assert [one["k"]["shape"] for one in made.header["attentions"]] == [[5, 2, 4]] * 2
 
 
-def test_layers_that_share_their_weights_are_shown_one_by_one():
-    seen = look(reader_of("bert"), SOURCE)
-    made = scene_of(seen)
+def test_layers_with_shared_weights_are_separate_attentions():
+    seen = look(make_text_pipeline("bert"), SOURCE)
+    made = build_scene(seen)
     compare(seen, made)
     names = [f"blocks.{group}.attention.{number}" for group in (0, 1) for number in (0, 1)]
     assert [(one["name"], one["layer"]) for one in made.header["attentions"]] == list(zip(names, range(4)))
 
 
-# Sixteen bits
+# Quantization
 
 
 @pytest.mark.parametrize("score", ["scaled_dot", "concat"])
-def test_large_scenes_have_sixteen_bits_a_number(monkeypatch, score):
+def test_large_scenes_are_quantized_to_uint16(monkeypatch, score):
     chosen = dict(encoder_score=score, decoder_score=score, cross_score=score)
-    seen = look(translator_of(TransformerConfig(**SMALL, **chosen, positions="relative")), SOURCE, TARGET)
-    exact = scene_of(seen)
+    seen = look(make_translator(TransformerConfig(**SMALL, **chosen, positions="relative")), SOURCE, TARGET)
+    exact = build_scene(seen)
     size = sum(len(exact.blobs[one[x]["at"]]) for one in exact.header["attentions"] for x in "qk")
-    monkeypatch.setattr(text_scene, "EXACT", size)
-    assert scene_of(seen).blobs == exact.blobs
-    monkeypatch.setattr(text_scene, "EXACT", size - 1)
-    made = scene_of(seen)
+    monkeypatch.setattr(text_scene, "MAX_EXACT_BYTES", size)
+    assert build_scene(seen).blobs == exact.blobs
+    monkeypatch.setattr(text_scene, "MAX_EXACT_BYTES", size - 1)
+    made = build_scene(seen)
     compare(seen, made, tolerance=1e-3)
     types = {x: {one[x]["type"] for one in made.header["attentions"] if one[x]} for x in ("q", "k", "w", "bias")}
     assert types == {
@@ -281,26 +238,26 @@ def test_large_scenes_have_sixteen_bits_a_number(monkeypatch, score):
         compare(seen, made, tolerance=1e-7)
 
 
-def test_sixteen_bits_where_keys_lie_far_from_zero(monkeypatch):
-    """As they do in models whose keys have a bias; half floats would be wrong by a twentieth and more."""
-    monkeypatch.setattr(text_scene, "EXACT", 0)
-    call = call_of(ScaledDot(), T=64, S=64, D=16, C=16)
+def test_quantization_of_keys_far_from_zero(monkeypatch):
+    """As in models whose keys have a bias; float16 would be wrong by more than 0.05."""
+    monkeypatch.setattr(text_scene, "MAX_EXACT_BYTES", 0)
+    call = make_call(ScaledDot(), T=64, S=64, D=16, C=16)
     k = call.k + 500 * random(1, 4, 1, 16, seed=3)
-    seen = look_of(call._replace(k=k))
+    seen = make_look(call._replace(k=k))
     compare(seen, tolerance=2e-3)
-    halved = look_of(call._replace(q=call.q.half().float(), k=k.half().float()))
+    halved = make_look(call._replace(q=call.q.half().float(), k=k.half().float()))
     name = "blocks.0.attention"
     assert np.abs(halved.maps[name].weights - seen.maps[name].weights).max() > 0.05
 
 
-def test_channels_that_never_change_in_sixteen_bits(monkeypatch):
-    monkeypatch.setattr(text_scene, "EXACT", 0)
-    call = call_of(Dot())
+def test_quantization_of_constant_channels(monkeypatch):
+    monkeypatch.setattr(text_scene, "MAX_EXACT_BYTES", 0)
+    call = make_call(Dot())
     call.q[..., 0], call.k[..., 1:3] = 0.25, 0.0
-    compare(look_of(call), tolerance=1e-3)
+    compare(make_look(call), tolerance=1e-3)
 
 
-# What a page cannot compute
+# Unsupported attention
 
 
 class Distance(Score):
@@ -326,34 +283,34 @@ class Absolute(nn.Module):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (call_of(Distance()), "score Distance"),
-        (call_of(Dot(), Even()), "mask Even"),
-        (call_of(Dot(), bias=Absolute()), "bias Absolute"),
+        (make_call(Distance()), "score Distance"),
+        (make_call(Dot(), Even()), "mask Even"),
+        (make_call(Dot(), bias=Absolute()), "bias Absolute"),
     ],
 )
-def test_what_a_page_cannot_compute(call, message):
-    with pytest.raises(RegardError, match=f"cannot compute the {message}.*Save a picture"):
-        scene_of(look_of(call))
+def test_unsupported_scores_masks_and_biases_raise_errors(call, message):
+    with pytest.raises(RegardError, match=f"cannot compute the {message}.*Save a plot"):
+        build_scene(make_look(call))
 
 
-def test_a_score_of_ones_own_that_is_a_dot_product():
-    seen = look_of(call_of(Doubled()))
+def test_custom_dot_product_score():
+    seen = make_look(make_call(Doubled()))
     compare(seen)
-    assert scene_of(seen).header["attentions"][0]["score"] == {"called": "Doubled", "form": "dot", "scale": 1.0}
+    assert build_scene(seen).header["attentions"][0]["score"] == {"called": "Doubled", "form": "dot", "scale": 1.0}
 
 
-def test_steps_whose_keys_grow_are_not_one_attention():
-    steps = [call_of(Dot(), causal(), T=1, S=n) for n in (1, 2, 3)]
+def test_calls_with_growing_keys_raise_an_error():
+    steps = [make_call(Dot(), causal(), T=1, S=n) for n in (1, 2, 3)]
     with pytest.raises(RegardError, match="called several times"):
-        scene_of(look_of(*steps))
+        build_scene(make_look(*steps))
 
 
 # The header
 
 
-def test_sides_words_and_what_opens(transformer):
+def test_axes_words_and_initial_view(transformer):
     seen = look(transformer, "one two three", "trois deux", name="numbers")
-    header = scene_of(seen, "decoder.0.cross", 1).header
+    header = build_scene(seen, "decoder.0.cross", 1).header
     sides = {name: (side["called"], side["tokens"], side["words"]) for name, side in header["sides"].items()}
     assert sides == {
         "source": ("Source", ["one", "two", "three", "<eos>"], [0, 1, 2, -1]),
@@ -375,13 +332,13 @@ def test_sides_words_and_what_opens(transformer):
     assert header["model"]["name"] == "numbers"
     assert header["links"] is None
     assert header["opens"] == {"attention": "decoder.0.cross", "head": 1, "all": False}
-    assert scene_of(seen, head=1).header["opens"] == {"attention": seen.alignment.name, "head": 1, "all": False}
-    assert scene_of(seen, overview=True).header["opens"] == {"attention": None, "head": None, "all": True}
-    assert scene_of(seen).header["opens"] is None
+    assert build_scene(seen, head=1).header["opens"] == {"attention": seen.alignment.name, "head": 1, "all": False}
+    assert build_scene(seen, overview=True).header["opens"] == {"attention": None, "head": None, "all": True}
+    assert build_scene(seen).header["opens"] is None
 
 
-def test_a_text_that_is_read_has_one_side():
-    header = scene_of(look(reader_of("bert"), "one two three")).header
+def test_single_text_has_one_axis():
+    header = build_scene(look(make_text_pipeline("bert"), "one two three")).header
     assert header["sides"]["text"] == {
         "called": "Text",
         "tokens": ["<sos>", "one", "two", "three", "<eos>"],
@@ -394,13 +351,13 @@ def test_a_text_that_is_read_has_one_side():
 
 
 @pytest.mark.parametrize("kind", ["bpe", "char", "bytes", "space", "word"])
-def test_pieces_know_their_words(kind):
+def test_word_indices_of_pieces(kind):
     text = "l'homme  mange, oui"
     tokenizer = Tokenizer.train([text, "non"], kind, vocab_size=300 if kind == "bytes" else 30)
-    translator = translator_of(TransformerConfig(**SMALL))
+    translator = make_translator(TransformerConfig(**SMALL))
     size = tokenizer.vocab_size
     model = make_model(dataclasses.replace(translator.model.config, source_vocab=size, target_vocab=size))
-    side = scene_of(look(Translator(model, tokenizer, tokenizer), text, "non")).header["sides"]["source"]
+    side = build_scene(look(Translator(model, tokenizer, tokenizer), text, "non")).header["sides"]["source"]
     for number, word in enumerate(text.split()):
         own = [token for token, its in zip(side["tokens"], side["words"]) if its == number]
         assert "".join(own) == word
@@ -409,78 +366,78 @@ def test_pieces_know_their_words(kind):
         assert [side["words"][i] for i, token in enumerate(side["tokens"]) if token == " "] == [-1, -1]
 
 
-def test_ids_that_the_tokeniser_would_not_choose_have_words_too():
-    """Of a translation that holds <unk>, or is spelt by other pieces."""
+def test_word_indices_of_ids_that_the_tokenizer_would_not_choose():
+    """A translation may contain <unk>, or other pieces than the tokenizer would choose."""
     tokenizer = Tokenizer.train(["ab ab", "a b"], "bpe", vocab_size=30)
-    letters = [tokenizer.library.token_to_id(piece) for piece in ("▁", "a", "b")]
-    side = _side(tokenizer, "ab ab", [*letters, 1, *tokenizer.encode("ab")], str.split)
+    letters = [tokenizer.backend_tokenizer.token_to_id(piece) for piece in ("▁", "a", "b")]
+    side = _token_axis(tokenizer, "ab ab", [*letters, 1, *tokenizer.encode("ab")], str.split)
     assert side.tokens[3:] == ["<unk>", "ab"]
     assert side.words[-1] == max(side.words) == 1
     assert tokenizer.encode("ab ab") != letters
 
 
-def test_a_text_that_lost_its_beginning_keeps_its_pieces():
-    writer = reader_of("gpt")
-    writer.model.config = dataclasses.replace(writer.model.config, max_len=4)
-    seen = look(writer, "one zebra three four zoo", truncate=True)
+def test_text_truncated_at_its_beginning_keeps_its_pieces():
+    language_model = make_text_pipeline("gpt")
+    language_model.model.config = dataclasses.replace(language_model.model.config, max_len=4)
+    seen = look(language_model, "one zebra three four zoo", truncate=True)
     assert seen.source_pieces[1:] == ["three", "four", "zoo"]
-    assert scene_of(seen).header["sides"]["text"]["words"] == [-1, 2, 3, 4]
+    assert build_scene(seen).header["sides"]["text"]["words"] == [-1, 2, 3, 4]
 
 
-def test_the_direction_is_that_of_the_first_letter(transformer):
-    sides = scene_of(look(transformer, "123 «שלום» one", "one")).header["sides"]
+def test_direction_is_that_of_the_first_letter(transformer):
+    sides = build_scene(look(transformer, "123 «שלום» one", "one")).header["sides"]
     assert (sides["source"]["direction"], sides["target"]["direction"]) == ("rtl", "ltr")
-    assert scene_of(look(transformer, "12 ؟ 34", "مرحبا one")).header["sides"]["predicted"]["direction"] == "rtl"
+    assert build_scene(look(transformer, "12 ؟ 34", "مرحبا one")).header["sides"]["predicted"]["direction"] == "rtl"
 
 
 def test_gold_links(transformer):
     seen = look(transformer, "one two", "deux un", gold=[(1, 0), (0, 1), (1, 0)])
-    assert scene_of(seen).header["links"] == [[1, 0], [0, 1]]  # of target and source
+    assert build_scene(seen).header["links"] == [[1, 0], [0, 1]]  # (target, source)
     for gold, target, message in [
-        ([(0, 2)], "deux un", "0-2 leads nowhere. The source has 2 words and the target 2"),
-        ([(-1, 0)], "deux un", "-1-0 leads nowhere"),
-        ([(0, 0)], None, "there is no target"),
+        ([(0, 2)], "deux un", "0-2 is out of range. The source has 2 words and the target 2"),
+        ([(-1, 0)], "deux un", "-1-0 is out of range"),
+        ([(0, 0)], None, "Gold links need a target"),
     ]:
         with pytest.raises(RegardError, match=message):
             look(transformer, "one two", target, gold=gold)
 
 
-def test_words_as_somebody_else_counts_them(transformer):
-    header = scene_of(look(transformer, "one-two", "un", words=lambda text: text.split("-"))).header
+def test_custom_word_splitter(transformer):
+    header = build_scene(look(transformer, "one-two", "un", words=lambda text: text.split("-"))).header
     assert header["sides"]["source"]["words"] == [0, -1, 1, -1]
 
 
-def test_some_layers_only(transformer):
+def test_selected_layers_only(transformer):
     seen = look(transformer, "one two", "un", layers="decoder.*.cross")
     assert list(seen.maps) == ["decoder.0.cross", "decoder.1.cross"]
-    assert set(scene_of(seen).header["sides"]) == {"predicted", "source"}
+    assert set(build_scene(seen).header["sides"]) == {"predicted", "source"}
     compare(seen)
-    assert list(look(reader_of("gpt"), "one", layers="blocks.1.*").maps) == ["blocks.1.attention"]
-    with pytest.raises(RegardError, match="no attention that matches encoder"):
+    assert list(look(make_text_pipeline("gpt"), "one", layers="blocks.1.*").maps) == ["blocks.1.attention"]
+    with pytest.raises(RegardError, match="No attention module of the model matches encoder"):
         look(transformer, "one", "un", layers="encoder.9")
 
 
-def test_long_titles_are_cut(transformer):
-    title = scene_of(look(transformer, "one " * 15 * 3, "un " * 15, truncate=True)).header["title"]
+def test_long_titles_are_truncated(transformer):
+    title = build_scene(look(transformer, "one " * 15 * 3, "un " * 15, truncate=True)).header["title"]
     assert len(title) == 100
     assert title.endswith("…")
 
 
-def test_of_a_long_text_a_sample_of_rows_says_what_is_clearest(monkeypatch, transformer):
-    monkeypatch.setattr("regard.viewer.text_look.SAMPLE", 3)
-    asked = []
+def test_sharpness_of_a_long_text_uses_a_sample_of_rows(monkeypatch, transformer):
+    monkeypatch.setattr("regard.viewer.text_look.SAMPLE_ROWS", 3)
+    sampled_queries = []
     original = Recorded.weights
 
     def weights_of(self, heads=None, queries=None):
-        asked.append(queries)
+        sampled_queries.append(queries)
         return original(self, heads, queries)
 
     monkeypatch.setattr(Recorded, "weights", weights_of)
-    scene_of(look(transformer, SOURCE, "quatre trois deux un"), head=0, walk=False)
-    assert asked == [[0, 2, 4]] * 2  # of the two cross-attentions, and no others
+    build_scene(look(transformer, SOURCE, "quatre trois deux un"), head=0, walk=False)
+    assert sampled_queries == [[0, 2, 4]] * 2  # only for the two cross-attentions
 
 
-def test_a_scene_of_a_half_precision_model():
-    """On a GPU under autocast q and k are bfloat16; weights are computed in float32, here as there."""
-    call = call_of(ScaledDot(), causal(), T=7)
-    compare(look_of(call._replace(q=call.q.bfloat16(), k=call.k.bfloat16())))
+def test_scene_of_a_bfloat16_model():
+    """Under autocast q and k are bfloat16; weights are computed in float32 in the model and in the page."""
+    call = make_call(ScaledDot(), causal(), T=7)
+    compare(make_look(call._replace(q=call.q.bfloat16(), k=call.k.bfloat16())))

@@ -1,4 +1,4 @@
-"""The walk of an image: its numbers are those of the model, and a page that computes them again finds the same."""
+"""Walks of images agree with the model, and the page computes the same numbers."""
 
 import importlib
 
@@ -9,44 +9,44 @@ import torch
 from regard.attention import record
 from regard.errors import RegardError
 from regard.models import ViT
-from regard.viewer import walk_of
-from regard.viewer.page.image_scene import scene_of_picture
+from regard.viewer import build_walk
+from regard.viewer.page.image_scene import build_image_scene
 from regard.viewer.walk import limits
 from regard.viewer.walk.trace import Trace, difference
-from tests.viewer.browser import AXE, QUIET, hash_of, missing, said
+from tests.viewer.browser import AXE, QUIET, hash_of, missing
 from tests.viewer.image_helpers import LABELS
-from tests.viewer.image_models import FORMS, looked, looked_at, model_of
+from tests.viewer.image_models import FORMS, cached_look, make_look, model_of
 from tests.viewer.walk.test_text_walk import Distance, check_expressions, in_node, shown
 
 
-def apart(trace: Trace, model: ViT, picture: torch.Tensor) -> float:
-    """How far a walk is from the model: from its output, and from the weights of its attentions."""
+def max_difference(trace: Trace, model: ViT, image: torch.Tensor) -> float:
+    """The largest difference of a walk from the output and the attention weights of the model."""
     with torch.inference_mode(), record(model) as recording:
-        own = (model.encode if model.config.head == "pixels" else model)(picture[None]).double()[0].numpy()
+        own = (model.encode if model.config.head == "pixels" else model)(image[None]).double()[0].numpy()
     last = trace[shown(trace)[-1]["id"]]
     match model.config.head:
         case "segment":
-            middles = slice(2, None, 4)  # the pixel below and right of the middle of each patch
-            worst = difference(trace["output.l"], own[:, middles, middles].reshape(len(LABELS), -1).T)
+            centers = slice(2, None, 4)  # the pixel below and to the right of the center of each patch
+            worst = difference(trace["output.l"], own[:, centers, centers].reshape(len(LABELS), -1).T)
         case "classify":
             worst = difference(trace["output.l_mean" if model.config.distilled else "output.l"], own)
         case _:
             worst = difference(last, own)
     for name, one in recording.items():
-        if one.calls:  # the last block of the forward has the class token alone
+        if one.calls:  # the last block of the forward computes the class token only
             found = one.weights()[0].numpy()
             worst = max(worst, difference(trace[f"{name}.a"][:, : found.shape[1]], found))
     return worst
 
 
-# Also on another grid than the model was made for.
+# Includes grids other than that of the config.
 @pytest.mark.parametrize(
     ("form", "size"), [*((form, (8, 12)) for form in FORMS), *((form, (12, 8)) for form in ("class", "stem", "rotary"))]
 )
-def test_a_walk_agrees_with_the_model(form, size):
-    seen = looked(form, *size)
-    made = walk_of(seen)
-    assert apart(made.trace, seen.run.model, seen.run.images[0]) < 1e-5
+def test_walk_agrees_with_the_model(form, size):
+    seen = cached_look(form, *size)
+    made = build_walk(seen)
+    assert max_difference(made.trace, seen.run.model, seen.run.images[0]) < 1e-5
     compared = [step["differs"] for step in made.trace.steps if step["differs"] is not None]
     assert len(compared) > 10
     assert max(compared) < 1e-5
@@ -62,23 +62,23 @@ def test_a_walk_agrees_with_the_model(form, size):
 
 
 @pytest.mark.parametrize("form", ["class", "query", "stem", "queries", "distilled"])
-def test_every_parameter_takes_part(form):
-    """If a weight of the model changes, the walk of the old one no longer agrees."""
-    seen = looked_at(model_of(form))
-    model, picture = seen.run.model, seen.run.images[0]
-    trace = walk_of(looked(form)).trace
+def test_walk_depends_on_every_parameter(form):
+    """A walk of the old weights no longer agrees after any parameter has changed."""
+    seen = make_look(model_of(form))
+    model, image = seen.run.model, seen.run.images[0]
+    trace = build_walk(cached_look(form)).trace
     for name, parameter in model.named_parameters():
         before = parameter.detach().clone()
         with torch.no_grad():
             parameter += 0.05 * torch.randn_like(parameter)
-            assert apart(trace, model, picture) > 1e-5, name
+            assert max_difference(trace, model, image) > 1e-5, name
             parameter.copy_(before)
-    assert apart(trace, model, picture) < 1e-5
+    assert max_difference(trace, model, image) < 1e-5
 
 
-def test_the_way_from_pixels_to_tokens():
-    seen = looked("distilled")
-    made = walk_of(seen)
+def test_steps_from_pixels_to_tokens():
+    seen = cached_look("distilled")
+    made = build_walk(seen)
     trace, model = made.trace, seen.run.model
     steps = {step["id"]: step for step in shown(trace)}
     names = ["image", "normalized", "pixels", "token", "with_position", "prefix", "tokens"]
@@ -86,29 +86,29 @@ def test_the_way_from_pixels_to_tokens():
     image = seen.run.images[0].numpy()
     np.testing.assert_allclose(trace["embedding.image"], image, atol=1e-7)
     np.testing.assert_allclose(trace["embedding.pixels"][4], (image[:, 4:, 4:8].flatten() - 0.5) / 0.5, atol=1e-6)
-    assert steps["embedding.token"]["where"] == "regard/layers/patches.py · Patches.forward"
+    assert steps["embedding.token"]["where"] == "regard/layers/patches.py · PatchEmbedding.forward"
     assert [one["name"] for one in steps["embedding.token"]["inputs"][1:]] == [
         f"embedding.patches.project.{one}" for one in ("weight", "bias")
     ]
     assert trace["embedding.tokens"].shape == (4 + 6, model.config.width)
     assert made.sides["pixels"].tokens[17] == "green 0,1"
-    # A patch, its pixels and its token are followed together.
+    # The selection of a patch selects its pixels and its token.
     assert made.linked["patches"] == ("picture", [0, 0, 0, 0, 0, 1, 2, 3, 4, 5])
     assert made.sides["picture"].tokens[4:6] == ["patch 0,0", "patch 0,1"]
 
 
-def test_cells_of_a_stem_are_followed_along_with_their_patch():
-    made = walk_of(looked("stem"))
+def test_cells_of_a_stem_follow_the_selected_patch():
+    made = build_walk(cached_look("stem"))
     assert {name for name in made.sides if name.startswith("cells")} == {"cells 8×12", "cells 4×6"}
     of, rows = made.linked["cells 4×6"]
     assert of == "picture"
-    assert made.sides["cells 4×6"].tokens[rows[4]] == "cell 3,3"  # in the middle of patch 1,1
+    assert made.sides["cells 4×6"].tokens[rows[4]] == "cell 3,3"  # at the center of patch 1,1
 
 
-def test_it_begins_at_the_patch_with_the_largest_weight():
-    seen = looked("class")
-    focus = walk_of(seen).focus
-    over = seen.over_patches("blocks.1.attention")[focus["head"]]
+def test_initial_selection_is_the_patch_with_the_largest_weight():
+    seen = cached_look("class")
+    focus = build_walk(seen).focus
+    over = seen.patch_weights("blocks.1.attention")[focus["head"]]
     assert focus["attention"] == "blocks.1.attention"
     assert over.flatten()[focus["picture"] - 1] == over.max()
 
@@ -117,12 +117,12 @@ def test_it_begins_at_the_patch_with_the_largest_weight():
 
 
 @pytest.mark.parametrize("form", ["class", "query", "queries"])
-def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
-    seen = looked(form)
-    whole = walk_of(seen).trace
-    monkeypatch.setattr(limits, "WHOLE", 0)
-    made = walk_of(seen)
-    assert made.note.startswith("The model is large: the walk has the steps of blocks.1 alone")
+def test_walk_of_a_large_model_contains_one_layer(monkeypatch, form):
+    seen = cached_look(form)
+    whole = build_walk(seen).trace
+    monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 0)
+    made = build_walk(seen)
+    assert made.note.startswith("The model is large: only the steps of blocks.1 are shown")
     assert len(made.trace.params) < len(whole.params)
     assert "blocks.1.attention.a" in made.trace
     assert "blocks.0.attention.a" not in made.trace
@@ -131,111 +131,111 @@ def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
 
 
 @pytest.mark.parametrize("form", ["class", "convolution", "stem"])
-def test_patch_embeddings_of_large_images_are_given(monkeypatch, form):
-    seen = looked(form)
-    whole = walk_of(seen).trace
-    monkeypatch.setattr(limits, "PIXELS", 0)
-    some = walk_of(seen).trace
+def test_patch_embeddings_of_large_images_are_precomputed(monkeypatch, form):
+    seen = cached_look(form)
+    whole = build_walk(seen).trace
+    monkeypatch.setattr(limits, "MAX_PIXEL_BYTES", 0)
+    some = build_walk(seen).trace
     assert "embedding.image" not in some
-    assert "too large to be carried" in shown(some)[0]["title"]
+    assert "too large to include" in shown(some)[0]["title"]
     assert len(some.params) + len(some.outputs) < len(whole.params) + len(whole.outputs)
     np.testing.assert_allclose(some["output.p"], whole["output.p"], atol=1e-6)
 
 
-def test_images_that_are_too_large(monkeypatch):
-    monkeypatch.setattr(limits, "LONGEST", 6)
-    with pytest.raises(RegardError, match="7 tokens: a walk takes at most 6"):
-        walk_of(looked("class"))
+def test_too_large_images_raise_an_error(monkeypatch):
+    monkeypatch.setattr(limits, "MAX_TOKENS", 6)
+    with pytest.raises(RegardError, match="7 tokens; the step-by-step view supports at most 6"):
+        build_walk(cached_look("class"))
 
 
-def test_pages_of_small_models_have_a_walk(monkeypatch):
-    seen = looked("query")
-    header = scene_of_picture(seen).header["walk"]
-    assert [one["id"] for one in header["steps"]] == [one["id"] for one in walk_of(seen).trace.steps]
+def test_scenes_of_small_models_contain_a_walk(monkeypatch):
+    seen = cached_look("query")
+    header = build_image_scene(seen).header["walk"]
+    assert [one["id"] for one in header["steps"]] == [one["id"] for one in build_walk(seen).trace.steps]
     assert header["sides"]["label"] == {"tokens": ["query"], "words": [-1], "of": "picture", "rows": [0] * 7}
     assert "of" not in header["sides"]["picture"]
-    assert scene_of_picture(seen, walk=False).header["walk"] is None
-    for name in ("FEW", "SMALL", "WHOLE"):
+    assert build_image_scene(seen, walk=False).header["walk"] is None
+    for name in ("MAX_DEFAULT_PATCHES", "MAX_DEFAULT_BYTES", "MAX_MODEL_BYTES"):
         with monkeypatch.context() as changed:
             changed.setattr(limits, name, 4)
-            assert scene_of_picture(seen).header["walk"] is None
-            assert scene_of_picture(seen, walk=True).header["walk"] is not None
+            assert build_image_scene(seen).header["walk"] is None
+            assert build_image_scene(seen, walk=True).header["walk"] is not None
 
 
-def test_a_score_that_no_table_has():
+def test_custom_score_without_labels():
     model = model_of("class")
     model.blocks[0].attention.score = Distance()
-    seen = looked_at(model)
-    assert apart(walk_of(seen).trace, model, seen.run.images[0]) < 1e-5
+    seen = make_look(model)
+    assert max_difference(build_walk(seen).trace, model, seen.run.images[0]) < 1e-5
 
 
 # In the page
 
 
-def test_the_page_finds_the_same_numbers(tmp_path):
-    for form, one in in_node(tmp_path, {form: walk_of(looked(form)).trace for form in FORMS}).items():
+def test_page_computes_the_same_numbers(tmp_path):
+    for form, one in in_node(tmp_path, {form: build_walk(cached_look(form)).trace for form in FORMS}).items():
         assert one["worst"] < 1e-5, form
         check_expressions(form, one["made"])
 
 
-DONE = ".walk .verdict[data-agrees]"
+DONE = ".steps-view .verdict[data-agrees]"
 
 
-def test_it_is_walked_through_in_a_browser(opened):
-    seen = looked("class")
-    scene = scene_of_picture(seen)
-    page = opened(scene, "#view=walk&at=blocks.0.attention:1")
+def test_walk_in_a_browser(opened):
+    seen = cached_look("class")
+    scene = build_image_scene(seen)
+    page = opened(scene, "#view=steps&at=blocks.0.attention:1")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
     steps = [step for step in scene.header["walk"]["steps"] if step["title"] and step["op"] != "given"]
     assert f"All {len(steps)} steps" in page.locator(".verdict").text_content()
-    # A patch is chosen on the picture, with the pointer or with keys.
-    assert page.locator(".picture-of [role=radio]").count() == 6
+    # A patch is selected on the image by pointer or keys.
+    assert page.locator(".small-image [role=radio]").count() == 6
     page.get_by_role("radio", name="patch 0,1").click()
     assert hash_of(page)["pin"] == "2,2"
-    pixels = page.locator(".step", has_text="Pixels of each patch")
-    assert pixels.locator(".of").text_content().startswith("\u2068patch 0,1\u2069")
+    pixels = page.locator(".step", has_text="Pixels per patch")
+    assert pixels.locator(".value-subject").text_content().startswith("\u2068patch 0,1\u2069")
     wanted = (seen.run.images[0, 0, 0, 4].item() - 0.5) / 0.5
     assert float(pixels.locator(".cell .number").first.text_content().replace("−", "-")) == pytest.approx(
         wanted, abs=6e-4
     )
     page.get_by_role("radio", name="patch 0,1").focus()
     page.keyboard.press("ArrowDown")
-    assert said(page) == "Following patch 1,1."
+    assert announced(page) == "Selected patch 1,1."
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "patch 1,2"
     weights = page.locator(".step[data-op=softmax]").first
-    assert weights.locator(".picture-of canvas").count() == 2
-    shown = [float(one) for one in weights.locator(".bar-of .number").all_text_contents()]
+    assert weights.locator(".small-image canvas").count() == 2
+    shown = [float(one) for one in weights.locator(".bar-button .number").all_text_contents()]
     assert sorted(shown) == pytest.approx(np.sort(seen.maps["blocks.0.attention"].weights[1, 6]), abs=6e-4)
     page.get_by_role("tab", name="Images").click()
     page.wait_for_selector(QUIET)
-    assert page.locator(".images .reading h2").text_content() == "patch 1,2 looks atpinned"
+    assert page.locator(".images .reading h2").text_content() == "patch 1,2 attends topinned"
 
 
 @pytest.mark.parametrize("form", ["stem", "query", "queries", "distilled"])
 def test_every_section_opens(opened, form):
-    scene = scene_of_picture(looked(form))
-    page = opened(scene, "#view=walk")
+    scene = build_image_scene(cached_look(form))
+    page = opened(scene, "#view=steps")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
-    page.evaluate("for (const one of document.querySelectorAll('.stations details')) one.open = true")
+    page.evaluate("for (const one of document.querySelectorAll('.sections details')) one.open = true")
     count = sum(bool(step["title"]) for step in scene.header["walk"]["steps"])
-    page.wait_for_function("count => document.querySelectorAll('.walk .step').length === count", arg=count)
+    page.wait_for_function("count => document.querySelectorAll('.steps-view .step').length === count", arg=count)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_in_the_walk(opened, scheme):
+def test_axe_reports_no_violations_in_the_walk(opened, scheme):
     if not AXE.exists():
         missing("There is no axe-core here: npm install.")
-    page = opened(scene_of_picture(looked("queries")), "#view=walk", color_scheme=scheme)
+    page = opened(build_image_scene(cached_look("queries")), "#view=steps", color_scheme=scheme)
     page.wait_for_selector(DONE)
     page.evaluate(AXE.read_text())
     found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
     assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
 
 
-def test_small_screens_scroll_only_down(opened):
-    page = opened(scene_of_picture(looked("class")), "#view=walk", viewport={"width": 390, "height": 700})
+def test_small_screens_need_no_horizontal_scrolling(opened):
+    page = opened(build_image_scene(cached_look("class")), "#view=steps", viewport={"width": 390, "height": 700})
     page.wait_for_selector(DONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -1,10 +1,9 @@
-"""The walk: its numbers are those of the model, and a page that computes them again finds the same."""
+"""Walks agree with the model, and the page computes the same numbers."""
 
 import dataclasses
 import importlib
 import json
 import math
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -21,40 +20,38 @@ from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig
 from regard.pipelines import Translator, save
 from regard.program.numpy_interpreter import OPERATIONS
-from regard.viewer import Walk, look, walk_of, web
-from regard.viewer.page.text_scene import scene_of
+from regard.viewer import Walk, build_walk, look
+from regard.viewer.page.text_scene import build_scene
 from regard.viewer.text_look import Look
 from regard.viewer.walk import limits
 from regard.viewer.walk.trace import Trace, difference, location
 from tests.viewer import text_models
-from tests.viewer.browser import node_program
-from tests.viewer.text_models import FORMS, SOURCE, TARGET, bundle_of, looked, looked_at, walked
-
-WEB = Path(web.__file__).parent
+from tests.viewer.browser import bundle_script, node_program
+from tests.viewer.text_models import FORMS, SOURCE, TARGET, cached_look, cached_walk, make_look, make_pipeline
 
 
 def shown(trace: Trace) -> list[dict]:
     return [step for step in trace.steps if step["title"]]
 
 
-def outputs(bundle, ids) -> np.ndarray:
+def outputs(pipeline, ids) -> np.ndarray:
     """The model's output."""
     with torch.inference_mode():
-        return bundle.model(*(pack([one]) for one in ids)).double().numpy()
+        return pipeline.model(*(pack([one]) for one in ids)).double().numpy()
 
 
-def apart(trace: Trace, bundle, ids) -> float:
-    """How far a walk is from the model: from its output, and from the weights of its attentions."""
-    own = outputs(bundle, ids)
-    if getattr(bundle.model.config, "head", "mask") == "none":
+def max_difference(trace: Trace, pipeline, ids) -> float:
+    """The largest difference of a walk from the output and the attention weights of the model."""
+    own = outputs(pipeline, ids)
+    if getattr(pipeline.model.config, "head", "mask") == "none":
         found = trace[[step["id"] for step in shown(trace) if step["output"]["axes"] == ["text", "channels"]][-1]]
     else:
         found = trace["output.l"]
     worst = difference(found, own.reshape(found.shape))
     if not any(step["op"] == "softmax" for step in trace.steps[:-1]):
         return worst
-    with torch.inference_mode(), record(bundle.model) as recording:
-        bundle.model(*(pack([one]) for one in ids))
+    with torch.inference_mode(), record(pipeline.model) as recording:
+        pipeline.model(*(pack([one]) for one in ids))
     for name, recorded in recording.items():
         steps = [step["id"] for step in shown(trace) if step["op"] == "softmax" and step["id"].startswith(f"{name}.")]
         assert len(steps) == len(recorded.calls)
@@ -65,9 +62,9 @@ def apart(trace: Trace, bundle, ids) -> float:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_walk_agrees_with_the_model(form):
-    seen, trace = looked(form), walked(form).trace
-    assert apart(trace, seen.bundle, seen.ids) < 1e-5
+def test_walk_agrees_with_the_model(form):
+    seen, trace = cached_look(form), cached_walk(form).trace
+    assert max_difference(trace, seen.pipeline, seen.ids) < 1e-5
     compared = [step["differs"] for step in trace.steps if step["differs"] is not None]
     assert len(compared) > 10
     assert max(compared) < 1e-5
@@ -75,20 +72,20 @@ def test_a_walk_agrees_with_the_model(form):
 
 
 @pytest.mark.parametrize("form", ["transformer", "luong", "bahdanau", "gpt", "bert"])
-def test_every_parameter_takes_part(form):
-    """If a weight of the model changes, the walk of the old one no longer agrees."""
-    seen, trace = looked_at(bundle_of(form)), walked(form).trace
-    for name, parameter in seen.bundle.model.named_parameters():
+def test_walk_depends_on_every_parameter(form):
+    """A walk of the old weights no longer agrees after any parameter has changed."""
+    seen, trace = make_look(make_pipeline(form)), cached_walk(form).trace
+    for name, parameter in seen.pipeline.model.named_parameters():
         before = parameter.detach().clone()
         with torch.no_grad():
             parameter += 0.01 * torch.randn_like(parameter)
-            assert apart(trace, seen.bundle, seen.ids) > 1e-5, name
+            assert max_difference(trace, seen.pipeline, seen.ids) > 1e-5, name
             parameter.copy_(before)
-    assert apart(trace, seen.bundle, seen.ids) < 1e-5
+    assert max_difference(trace, seen.pipeline, seen.ids) < 1e-5
 
 
 def test_names_formulas_and_axes_of_an_attention():
-    trace = walked("rotary, grouped").trace
+    trace = cached_walk("rotary, grouped").trace
     steps = {step["id"]: step for step in shown(trace)}
     q = steps["decoder.0.attention.q"]
     assert (q["title"], q["formula"]) == ("Queries", "q = x W_q + b_q")
@@ -109,15 +106,15 @@ def test_names_formulas_and_axes_of_an_attention():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_step_of_our_own_layers_is_without_a_title(form):
-    """Defaults are for layers that the tables do not have."""
-    titles = {step["title"] for step in shown(walked(form).trace)}
+def test_every_step_of_built_in_layers_has_a_title(form):
+    """Default titles are for custom layers."""
+    titles = {step["title"] for step in shown(cached_walk(form).trace)}
     assert not titles & {"Add", "Multiply", "Divide", "Matrix product", "Linear layer", "Concatenate", "Stack", "Mask"}
 
 
 @pytest.mark.parametrize("form", FORMS[::3])
-def test_every_place_that_is_named_exists(form):
-    for where in {step["where"] for step in shown(walked(form).trace)}:
+def test_source_locations_exist(form):
+    for where in {step["where"] for step in shown(cached_walk(form).trace)}:
         file, name = where.split(" · ")
         found = importlib.import_module(file.removesuffix(".py").replace("/", "."))
         for part in name.split("."):
@@ -127,7 +124,7 @@ def test_every_place_that_is_named_exists(form):
 
 
 def test_sections_of_a_transformer():
-    sections = walked("transformer").trace.sections
+    sections = cached_walk("transformer").trace.sections
     assert [one["title"] for one in sections[:4]] == [
         "Source embedding",
         "Encoder, layer 0: self-attention",
@@ -139,8 +136,8 @@ def test_sections_of_a_transformer():
     assert sections[-1]["title"] == "Next token"
 
 
-def test_layers_that_share_weights_are_layers_of_their_own():
-    sections = walked("albert").trace.sections
+def test_layers_with_shared_weights_are_separate_layers():
+    sections = cached_walk("albert").trace.sections
     assert [one["attention"] for one in sections if "attention" in one] == [
         f"blocks.{group}.attention.{call}" for group in (0, 1) for call in (0, 1)
     ]
@@ -148,52 +145,52 @@ def test_layers_that_share_weights_are_layers_of_their_own():
 
 
 def test_steps_of_recurrent_models():
-    trace = walked("bahdanau gru of two layers").trace
+    trace = cached_walk("bahdanau gru of two layers").trace
     for name in ("decoder.attention.1.e", "decoder.attention.1.a", "decoder.attention.1.c", "decoder.attentional"):
         assert name in trace
     tokens = {(one["side"], one["token"]) for one in trace.sections if "token" in one}
     assert tokens == {("source", t) for t in range(5)} | {("target", t) for t in range(4)}
     gates = [step for step in shown(trace) if step["id"].startswith("encoder.layers.0.backward_layer.2.")]
     assert [step["id"].rpartition(".")[2] for step in gates] == ["w", "r", "n", "z", "h"]
-    # Both directions are followed at the same token.
+    # Both directions have their state at the same token.
     states = trace["encoder.layers.0.h"]
     np.testing.assert_allclose(trace["encoder.layers.0.forward_layer.2.h"], states[2, :8])
     np.testing.assert_allclose(trace["encoder.layers.0.backward_layer.2.h"], states[2, 8:])
 
 
-def test_a_recurrent_model_without_attention(monkeypatch):
+def test_recurrent_model_without_attention(monkeypatch):
     monkeypatch.setitem(text_models.TRANSLATORS, "none", Seq2SeqConfig(width=8, attention="none"))
-    bundle = bundle_of("none")
-    ids = bundle.teacher_forced([(bundle.source_ids(SOURCE), bundle.target_ids(TARGET))])
-    seen = Look(SOURCE, TARGET, [], [], {}, bundle=bundle, ids=tuple(one.ids.tolist() for one in ids))
-    made = walk_of(seen)
-    assert apart(made.trace, bundle, seen.ids) < 1e-5
+    pipeline = make_pipeline("none")
+    ids = pipeline.teacher_forced([(pipeline.encode_source(SOURCE), pipeline.encode_target(TARGET))])
+    seen = Look(SOURCE, TARGET, [], [], {}, pipeline=pipeline, ids=tuple(one.ids.tolist() for one in ids))
+    made = build_walk(seen)
+    assert max_difference(made.trace, pipeline, seen.ids) < 1e-5
     assert made.focus["attention"] is None
     assert made.sides["source"].tokens == [*SOURCE.split(), "<eos>"]
 
 
-def test_it_begins_at_the_token_with_the_clearest_weights():
-    seen = looked("transformer")
-    focus = walked("transformer").focus
-    weights = seen.maps[focus["attention"]].of(focus["head"])
+def test_initial_selection_is_the_token_with_the_sharpest_weights():
+    seen = cached_look("transformer")
+    focus = cached_walk("transformer").focus
+    weights = seen.maps[focus["attention"]].head_weights(focus["head"])
     assert focus["attention"] == seen.alignment.name
     assert weights[focus["target"]].argmax() == focus["source"]
     assert weights[focus["target"]].max() == pytest.approx(weights[:3].max(), abs=0.3)
-    assert set(walked("bert").focus) == {"attention", "head", "text"}
+    assert set(cached_walk("bert").focus) == {"attention", "head", "text"}
 
 
-def test_the_likeliest_tokens_have_names():
-    vocabulary = looked("gpt").bundle.tokenizer.vocabulary
-    best = np.argsort(-walked("gpt").trace["output.p"], axis=-1)[:, :10]
-    assert {walked("gpt").names[i] for i in best.flatten().tolist()} <= set(vocabulary)
-    assert walked("classify").names == {0: "good", 1: "bad"}
+def test_most_likely_tokens_have_names():
+    vocabulary = cached_look("gpt").pipeline.tokenizer.vocabulary
+    best = np.argsort(-cached_walk("gpt").trace["output.p"], axis=-1)[:, :10]
+    assert {cached_walk("gpt").names[i] for i in best.flatten().tolist()} <= set(vocabulary)
+    assert cached_walk("classify").names == {0: "good", 1: "bad"}
 
 
-# Scores and layers that no table knows
+# Custom scores and layers
 
 
 class Distance(Score):
-    """A score of a user: minus the squared distance, times a learned factor."""
+    """A custom score: the negative squared distance times a learned factor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +201,7 @@ class Distance(Score):
 
 
 class Gate(nn.Module):
-    """A layer of a user: x · sigmoid(W x)."""
+    """A custom layer: x · sigmoid(W x)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -226,33 +223,33 @@ class GatedFeedForward(nn.Module):
 @pytest.mark.parametrize(
     "score", [Concat(4, 4, hidden=6, joint=True), Concat(4, 4, hidden=6, heads=4), Cosine(3.0), Distance()]
 )
-def test_scores_in_other_forms(score):
-    bundle = bundle_of("general, grouped concat")
-    for block in bundle.model.decoder:
+def test_custom_and_configured_scores(score):
+    pipeline = make_pipeline("general, grouped concat")
+    for block in pipeline.model.decoder:
         block.cross.score = score
-    seen = looked_at(bundle)
-    trace = walk_of(seen).trace
-    assert apart(trace, bundle, seen.ids) < 1e-5
+    seen = make_look(pipeline)
+    trace = build_walk(seen).trace
+    assert max_difference(trace, pipeline, seen.ids) < 1e-5
     steps = {step["id"]: step for step in shown(trace)}
     assert steps["decoder.0.cross.e"]["output"]["axes"] == ["heads", "target", "source"]
 
 
-def test_a_new_layer_and_a_new_score_appear_in_the_walk():
-    bundle = bundle_of("transformer")
-    for block in bundle.model.decoder:
+def test_custom_layer_and_score_appear_in_the_walk():
+    pipeline = make_pipeline("transformer")
+    for block in pipeline.model.decoder:
         block.cross.score = Distance()
         block.feedforward = GatedFeedForward(block.feedforward, 16)
-    opinionated_gate = bundle.model.decoder[0].feedforward.gate
-    seen = looked_at(bundle)
-    trace = walk_of(seen).trace
-    assert apart(trace, bundle, seen.ids) < 1e-5
+    gate_module = pipeline.model.decoder[0].feedforward.gate
+    seen = make_look(pipeline)
+    trace = build_walk(seen).trace
+    assert max_difference(trace, pipeline, seen.ids) < 1e-5
     steps = {step["id"]: step for step in shown(trace)}
     gate = [name for name in steps if name.startswith("decoder.0.feedforward.gate")]
     assert gate == [f"decoder.0.feedforward.gate.{name}" for name in ("map", "sigmoid", "mul")]
     assert [steps[name]["title"] for name in gate] == ["Linear layer", "sigmoid", "Multiply"]
     x, product = trace["decoder.0.feedforward.inner.f"], trace["decoder.0.feedforward.gate.mul"]
     with torch.no_grad():
-        np.testing.assert_allclose(product, opinionated_gate(torch.from_numpy(x).float()).numpy(), atol=1e-5)
+        np.testing.assert_allclose(product, gate_module(torch.from_numpy(x).float()).numpy(), atol=1e-5)
     score = [name.rpartition(".")[2] for name in steps if name.startswith("decoder.0.cross.")]
     assert score[:3] == ["q", "k", "v"]
     assert score[-4:] == ["e", "a", "z", "o"]
@@ -261,20 +258,20 @@ def test_a_new_layer_and_a_new_score_appear_in_the_walk():
     assert "Decoder, layer 0: feed-forward" in titles
     names = {one["name"] for step in trace.steps for one in step["inputs"] if isinstance(one, dict)}
     assert {"decoder.0.cross.score.factor", "decoder.0.feedforward.gate.map.weight"} <= names
-    # A program is captured again after a module was replaced.
-    bundle.model.decoder[0].cross.score = Cosine(2.0)
-    assert apart(walk_of(looked_at(bundle)).trace, bundle, seen.ids) < 1e-5
+    # The program is captured again after a module has been replaced.
+    pipeline.model.decoder[0].cross.score = Cosine(2.0)
+    assert max_difference(build_walk(make_look(pipeline)).trace, pipeline, seen.ids) < 1e-5
 
 
 # Large models
 
 
 @pytest.mark.parametrize("form", ["transformer", "luong", "bahdanau", "gpt", "albert"])
-def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
-    seen, whole = looked(form), walked(form)
-    monkeypatch.setattr(limits, "WHOLE", 0)
-    monkeypatch.setattr(limits, "WHOLE_OUTPUT", 0)
-    some = walk_of(seen)
+def test_walk_of_a_large_model_contains_one_layer(monkeypatch, form):
+    seen, whole = cached_look(form), cached_walk(form)
+    monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 0)
+    monkeypatch.setattr(limits, "MAX_OUTPUT_BYTES", 0)
+    some = build_walk(seen)
     assert whole.note is None
     assert some.note.startswith("The model is large")
     assert len(some.trace.params) < len(whole.trace.params) * 0.8
@@ -285,74 +282,74 @@ def test_one_layer_of_a_large_model_is_carried(monkeypatch, form):
         layers = {one["attention"] for one in some.trace.sections if one["part"] == "attention"}
         assert some.focus["attention"] in layers
         assert len(layers) < len(seen.maps)
-    columns = _columns(some, seen.bundle)
+    columns = _columns(some, seen.pipeline)
     np.testing.assert_allclose(
         some.trace["output.p"][:, : len(columns)], whole.trace["output.p"][:, columns], atol=1e-12
     )
 
 
-def _columns(some: Walk, bundle) -> list[int]:
-    tokenizer = bundle.target_tokenizer if isinstance(bundle, Translator) else bundle.tokenizer
+def _columns(some: Walk, pipeline) -> list[int]:
+    tokenizer = pipeline.target_tokenizer if isinstance(pipeline, Translator) else pipeline.tokenizer
     return [tokenizer.vocabulary.index(name) for name in some.names.values() if name != "all others"]
 
 
-def test_what_has_no_walk():
+def test_look_without_a_model_raises_an_error():
     with pytest.raises(RegardError, match="has no model"):
-        walk_of(dataclasses.replace(looked("bert"), bundle=None))
+        build_walk(dataclasses.replace(cached_look("bert"), pipeline=None))
 
 
-def test_texts_that_are_too_long(monkeypatch):
-    monkeypatch.setattr(limits, "LONGEST", 4)
-    with pytest.raises(RegardError, match="5 tokens: a walk takes at most 4"):
-        walk_of(looked("transformer"))
+def test_too_long_texts_raise_an_error(monkeypatch):
+    monkeypatch.setattr(limits, "MAX_TOKENS", 4)
+    with pytest.raises(RegardError, match="5 tokens; the step-by-step view supports at most 4"):
+        build_walk(cached_look("transformer"))
 
 
 # Scenes
 
 
-def test_scenes_of_small_models_have_a_walk(monkeypatch):
-    seen = looked("transformer")
-    made = scene_of(seen)
+def test_scenes_of_small_models_contain_a_walk(monkeypatch):
+    seen = cached_look("transformer")
+    made = build_scene(seen)
     header = made.header["walk"]
-    assert [one["id"] for one in header["steps"]] == [one["id"] for one in walked("transformer").trace.steps]
+    assert [one["id"] for one in header["steps"]] == [one["id"] for one in cached_walk("transformer").trace.steps]
     assert len(made.blobs[header["params"]["at"]]) == 4 * header["params"]["shape"][0]
     assert header["sides"]["target"]["tokens"] == ["<sos>", "quatre", "trois", "deux"]
     assert header["sides"]["source"]["tokens"] == [*SOURCE.split(), "<eos>"]
     json.dumps(header, allow_nan=False)
-    assert scene_of(seen, walk=False).header["walk"] is None
-    monkeypatch.setattr(limits, "SHORT", 4)
-    assert scene_of(seen).header["walk"] is None
-    assert scene_of(seen, walk=True).header["walk"] is not None
+    assert build_scene(seen, walk=False).header["walk"] is None
+    monkeypatch.setattr(limits, "MAX_DEFAULT_TOKENS", 4)
+    assert build_scene(seen).header["walk"] is None
+    assert build_scene(seen, walk=True).header["walk"] is not None
 
 
-def test_large_walks_are_made_on_request_alone(monkeypatch):
-    seen = looked("gpt")
-    monkeypatch.setattr(limits, "SMALL", 1000)
-    assert scene_of(seen).header["walk"] is None
-    assert scene_of(seen, walk=True).header["walk"] is not None
-    monkeypatch.setattr(limits, "WHOLE", 100)
-    assert scene_of(seen).header["walk"] is None
+def test_large_walks_are_built_on_request_only(monkeypatch):
+    seen = cached_look("gpt")
+    monkeypatch.setattr(limits, "MAX_DEFAULT_BYTES", 1000)
+    assert build_scene(seen).header["walk"] is None
+    assert build_scene(seen, walk=True).header["walk"] is not None
+    monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 100)
+    assert build_scene(seen).header["walk"] is None
 
 
-def test_the_command_line_asks_for_a_walk(monkeypatch, tmp_path, capsys):
-    save(tmp_path / "model", bundle_of("gpt"))
-    monkeypatch.setattr(limits, "SHORT", 1)
+def test_walk_option_of_the_command_line(monkeypatch, tmp_path, capsys):
+    save(tmp_path / "model", make_pipeline("gpt"))
+    monkeypatch.setattr(limits, "MAX_DEFAULT_TOKENS", 1)
     for options, has in (([], False), (["--walk"], True)):
         page = tmp_path / f"{has}.html"
         assert run([str(tmp_path / "model"), SOURCE, "--out", str(page), *options]) == 0
-        assert ("Attention weights" in page.read_text()) == has
+        assert ("Softmax: attention weights" in page.read_text()) == has
 
 
-def test_looks_at_some_attentions_walk_through_all():
-    bundle = looked("transformer").bundle
-    made = walk_of(look(bundle, SOURCE, TARGET, layers="*.cross"))
+def test_walk_of_a_look_at_some_attentions_contains_all():
+    pipeline = cached_look("transformer").pipeline
+    made = build_walk(look(pipeline, SOURCE, TARGET, layers="*.cross"))
     assert made.sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
     assert "encoder.0.attention.a" in made.trace
-    encoder = look(bundle, SOURCE, TARGET, layers="encoder.*")
-    assert walk_of(encoder).sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
+    encoder = look(pipeline, SOURCE, TARGET, layers="encoder.*")
+    assert build_walk(encoder).sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
 
 
-def test_locations_follow_the_code():
+def test_location_of_functions():
     assert location(Trace.__getitem__) == "regard/viewer/walk/trace.py · Trace.__getitem__"
     assert location(json.dumps) == "__init__.py · dumps"
 
@@ -367,7 +364,8 @@ def test_differences():
 
 SCRIPT = """
 import { readFileSync } from "node:fs";
-import { Trace, erf } from "FOLDER/program.mjs";
+import { erf } from "./steps/operations.js";
+import { Trace } from "./steps/trace.js";
 const numbers = (file) => {
   const bytes = readFileSync(file);
   return new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));
@@ -378,7 +376,7 @@ for (const name of JSON.parse(process.argv[2])) {
   const checks = walk.steps.map((_, n) => trace.check(n));
   const made = walk.steps.flatMap((step, n) => {
     const { data } = trace.value(n);
-    return step.title ? [[step.id, step.op, trace.made(n, data.length - 1), data[data.length - 1]]] : [];
+    return step.title ? [[step.id, step.op, trace.derivation(n, data.length - 1), data[data.length - 1]]] : [];
   });
   const erfs = [0.1, -0.7, 2.4, 2.6, -3.5, 7].map(erf);
   console.log(JSON.stringify({ name, worst: Math.max(...checks), steps: checks.length, made, erfs }));
@@ -388,20 +386,19 @@ for (const name of JSON.parse(process.argv[2])) {
 
 def in_node(folder: Path, traces: dict[str, Trace]) -> dict[str, dict]:
     """What a page finds of each trace, in one run of node."""
-    shutil.copy(WEB / "program.js", folder / "program.mjs")
     for number, trace in enumerate(traces.values()):
         (folder / f"{number}.json").write_text(json.dumps({"steps": trace.steps}))
         (folder / f"{number}.params").write_bytes(trace.params)
         (folder / f"{number}.outputs").write_bytes(trace.outputs)
-    (folder / "run.mjs").write_text(SCRIPT.replace("FOLDER", folder.as_posix()))
+    (folder / "run.mjs").write_text(bundle_script(SCRIPT.replace("FOLDER", folder.as_posix())))
     command = [node_program(), folder / "run.mjs", json.dumps([str(number) for number in range(len(traces))])]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return dict(zip(traces, map(json.loads, ran.stdout.splitlines()), strict=True))
 
 
-def test_the_page_finds_the_same_numbers(tmp_path):
-    found = in_node(tmp_path, {form: walked(form).trace for form in FORMS})
+def test_page_computes_the_same_numbers(tmp_path):
+    found = in_node(tmp_path, {form: cached_walk(form).trace for form in FORMS})
     for form, one in found.items():
         assert one["worst"] < 1e-5, form
     erfs = [math.erf(x) for x in (0.1, -0.7, 2.4, 2.6, -3.5, 7)]
@@ -410,8 +407,8 @@ def test_the_page_finds_the_same_numbers(tmp_path):
         check_expressions(form, one["made"])
 
 
-def test_a_parameter_that_was_changed_on_the_way_is_noticed(tmp_path):
-    trace = walk_of(looked("bert")).trace
+def test_page_detects_a_changed_parameter(tmp_path):
+    trace = build_walk(cached_look("bert")).trace
     raw = bytearray(trace.params)
     raw[2000:2004] = np.float32(4.0).tobytes()
     trace._params._raw = [bytes(raw)]
@@ -419,11 +416,11 @@ def test_a_parameter_that_was_changed_on_the_way_is_noticed(tmp_path):
 
 
 def check_expressions(form: str, made: list) -> None:
-    """The expression that a page writes for a number comes to that number."""
+    """The expression that the page shows for a number evaluates to that number."""
     for name, op, expression, number in made:
         if expression is not None and number is not None and abs(number) < 1e38:
-            # Its numbers are rounded to three digits after the point.
-            assert evaluated(expression) == pytest.approx(number, abs=0.1, rel=0.1), (
+            # Its numbers are rounded to three decimals.
+            assert evaluate_expression(expression) == pytest.approx(number, abs=0.1, rel=0.1), (
                 form,
                 name,
                 op,
@@ -432,7 +429,7 @@ def check_expressions(form: str, made: list) -> None:
             )
 
 
-def evaluated(made: dict) -> float:
+def evaluate_expression(made: dict) -> float:
     text = made["before"] + made["sign"].join(made["pieces"]) + made["after"]
     replaced = {"−∞": "-inf", "∞": "inf", "−": "-", "·": "*", "√": "sqrt", "σ": "sigmoid", "²": "**2", "^": "**"}
     for sign, python in replaced.items():

@@ -1,32 +1,41 @@
-"""The saved page in a real browser, opened from a file, with the network cut: what is seen."""
+"""The saved page in a browser, opened from a file without network access: figures and selection."""
 
 import numpy as np
 import pytest
 
 from tests.viewer import scenes
-from tests.viewer.browser import CROSS, LINKS, QUIET, hash_of, point_at, said, square, wait_said, weight_said
-from tests.viewer.page.test_text_scene import weights
+from tests.viewer.browser import (
+    CROSS,
+    LINKS,
+    QUIET,
+    announced_weight,
+    hash_of,
+    point_at,
+    square,
+    wait_for_announcement,
+)
+from tests.viewer.helpers import weights
 
 
-def test_it_opens_from_a_file_with_the_head_that_tells_most(opened, small):
+def test_saved_page_opens_with_the_most_informative_head(opened, small):
     page = opened(small)
     assert page.locator("h1 .source").text_content() == " ".join(scenes.SOURCE)
     assert page.locator("h1 .target").text_content() == " ".join(scenes.TARGET)
     attention, head = page.locator(".panel select.attention"), page.locator(".panel select.head")
-    from regard.evaluation.teacher_forcing import information
+    from regard.evaluation.teacher_forcing import mutual_information
 
-    told = {
-        (name, h): information(one)
+    information_of = {
+        (name, h): mutual_information(one)
         for name in ("decoder.0.cross", "decoder.1.cross")
         for h, one in enumerate(weights(small, name))
     }
-    assert (attention.first.input_value(), int(head.first.input_value())) == max(told, key=told.get)
+    assert (attention.first.input_value(), int(head.first.input_value())) == max(information_of, key=information_of.get)
     assert page.locator(".panel").first.locator("rect.square").count() == 14 * 10
-    # Each layer and head has its small map, and so has each mean.
+    # Each layer and head has a thumbnail, and so has each mean.
     assert page.locator(".thumb[data-drawn]").count() == 3 * 2 * 5
 
 
-def test_the_pages_own_policy_lets_nothing_else_run(opened, small):
+def test_content_security_policy_blocks_other_scripts(opened, small):
     page = opened(small)
     page.evaluate("""() => {
       window.ran = false;
@@ -37,46 +46,48 @@ def test_the_pages_own_policy_lets_nothing_else_run(opened, small):
     assert page.evaluate("window.ran") is False
     page.evaluate("fetch('https://example.org/').catch(() => 0)")
     page.wait_for_timeout(50)
-    assert len(opened.complaints) >= 2  # both were refused
-    assert all("Content Security Policy" in one or "Failed to" in one for one in opened.complaints)
-    opened.complaints.clear()
+    assert len(opened.console_messages) >= 2  # both were refused
+    assert all("Content Security Policy" in one or "Failed to" in one for one in opened.console_messages)
+    opened.console_messages.clear()
 
 
-def test_a_cell_is_read_when_it_is_pointed_at(opened, small):
+def test_pointing_at_a_cell_shows_and_announces_its_weight(opened, small):
     page = opened(small, CROSS)
-    wanted = weights(small, "decoder.1.cross")[2]
+    expected = weights(small, "decoder.1.cross")[2]
     point_at(page, square(page, 7, 4, 10))
-    wait_said(page, "souris")
-    assert said(page).startswith("souris looks at mouse: ")
-    assert said(page).endswith("Row 8 of 14, column 5 of 10.")
-    assert weight_said(page) == pytest.approx(wanted[7, 4], rel=1e-5)
-    assert page.locator(".reading output").text_content() == f"{wanted[7, 4]:#.6g}"
+    wait_for_announcement(page, "souris")
+    assert announced(page).startswith("souris attends to mouse: ")
+    assert announced(page).endswith("Row 8 of 14, column 5 of 10.")
+    assert announced_weight(page) == pytest.approx(expected[7, 4], rel=1e-5)
+    assert page.locator(".reading output").text_content() == f"{expected[7, 4]:#.6g}"
     ranks = page.locator(".ranks li .weight").all_text_contents()
-    assert [float(one) for one in ranks] == pytest.approx(np.sort(wanted[7])[::-1][: len(ranks)], abs=6e-5)
-    # The colours are those of the weights.
+    assert [float(one) for one in ranks] == pytest.approx(np.sort(expected[7])[::-1][: len(ranks)], abs=6e-5)
+    # The labels of the cell are highlighted.
     assert page.locator("text.label.on").all_text_contents() == ["souris", "mouse"]
     page.mouse.move(5, 5)
-    assert page.locator(".reading h2").text_content() == "Strongest"
+    assert page.locator(".reading h2").text_content() == "Largest weights"
 
 
-def test_arrow_keys_go_from_cell_to_cell(opened, small):
+def test_arrow_keys_move_between_cells(opened, small):
     page = opened(small, CROSS)
-    wanted = weights(small, "decoder.1.cross")[2]
+    expected = weights(small, "decoder.1.cross")[2]
     page.locator(".figure").focus()
-    page.keyboard.press("ArrowDown")  # the first key shows where one is: at the greatest of the first row
-    assert f"column {wanted[0].argmax() + 1} of 10" in said(page)
+    page.keyboard.press(
+        "ArrowDown"
+    )  # the first key press shows the current position: the largest weight of the first row
+    assert f"column {expected[0].argmax() + 1} of 10" in announced(page)
     for key in ("ArrowDown", "ArrowDown", "Home", "ArrowRight"):
         page.keyboard.press(key)
-    assert said(page).endswith("Row 3 of 14, column 2 of 10.")
-    assert weight_said(page) == pytest.approx(wanted[2, 1], rel=1e-5)
+    assert announced(page).endswith("Row 3 of 14, column 2 of 10.")
+    assert announced_weight(page) == pytest.approx(expected[2, 1], rel=1e-5)
     page.keyboard.press("End")
-    assert "column 10 of 10" in said(page)
+    assert "column 10 of 10" in announced(page)
     page.keyboard.press("g")
-    assert weight_said(page) == pytest.approx(wanted[2].max(), rel=1e-5)
+    assert announced_weight(page) == pytest.approx(expected[2].max(), rel=1e-5)
     page.keyboard.press("Shift+ArrowDown")
-    assert "Row 13 of 14" in said(page)
+    assert "Row 13 of 14" in announced(page)
     page.keyboard.press("Enter")
-    assert said(page).startswith("Pinned: .")
+    assert announced(page).startswith("Pinned: .")
     assert hash_of(page)["pin"].startswith("12,")
     page.keyboard.press("Escape")
     assert "pin" not in hash_of(page)
@@ -86,8 +97,8 @@ def test_arrow_keys_go_from_cell_to_cell(opened, small):
     assert hash_of(page)["at"] == "decoder.0.cross:3"
 
 
-def test_everything_is_reached_by_the_keyboard(opened, small):
-    """From the top, Tab alone comes by every control; nothing holds it."""
+def test_all_controls_are_reachable_with_tab(opened, small):
+    """Tab alone reaches every control, and nothing traps the focus."""
     page = opened(small)
     seen = []
     for _ in range(40):
@@ -101,13 +112,16 @@ def test_everything_is_reached_by_the_keyboard(opened, small):
         )
         if seen[-1] is None:
             break
-    for name in ("Light or dark", "Keys", "Save", "Map", "Join words", "Compare", "Attention", "Head", "Next head",
-                 "Scale", "Colours", "Heat map of Cross-attention", "Cross-attention"):  # fmt: skip
+    controls = (
+        *("Toggle dark mode", "Keyboard shortcuts", "Save", "Map", "Merge word pieces", "Compare", "Attention", "Head"),
+        *("Next head", "Scale", "Colors", "Heat map of Cross-attention", "Cross-attention"),
+    )
+    for name in controls:
         assert name in seen
     assert seen[-1] is None
 
 
-def test_tabs_by_the_keyboard(opened, small):
+def test_arrow_keys_move_between_tabs(opened, small):
     page = opened(small, CROSS)
     tabs = page.get_by_role("tablist", name="Show as").get_by_role("tab")
     page.get_by_role("tab", name="Map").focus()
@@ -117,31 +131,31 @@ def test_tabs_by_the_keyboard(opened, small):
         assert hash_of(page)["as"] == form
         assert page.evaluate("document.activeElement.dataset.value") == form
         assert [tab.get_attribute("aria-selected") for tab in tabs.all()].count("true") == 1
-        kind = {"text": "prose", "map": "heat"}.get(form, form)
+        kind = {"text": "shaded-text", "map": "heat"}.get(form, form)
         assert page.locator(f".figure.{kind}").count() == 1
     panel = page.get_by_role("tabpanel", name="Table")
     assert panel.get_attribute("aria-labelledby") == page.get_by_role("tab", name="Table").get_attribute("id")
 
 
-def test_the_table_has_the_exact_numbers(opened, small):
+def test_table_has_exact_weights(opened, small):
     page = opened(small, CROSS + "&as=table")
-    wanted = weights(small, "decoder.1.cross")[2]
+    expected = weights(small, "decoder.1.cross")[2]
     cells = page.locator("tbody td").all_text_contents()
-    np.testing.assert_allclose(np.reshape([float(one) for one in cells], (14, 10)), wanted, rtol=2e-4, atol=1e-9)
+    np.testing.assert_allclose(np.reshape([float(one) for one in cells], (14, 10)), expected, rtol=2e-4, atol=1e-9)
     assert page.locator("tbody th").all_text_contents() == [*scenes.TARGET, "<eos>"]
     assert page.locator("thead th").all_text_contents() == [*scenes.SOURCE, "<eos>"]
 
 
-def test_a_long_table_is_turned(opened):
+def test_long_table_has_pages(opened):
     page = opened(scenes.translation([f"s{i}" for i in range(99)], [f"t{i}" for i in range(59)], 1, 1), "#as=table")
     assert page.locator("tbody tr").count() == 40
-    page.get_by_role("button", name="Later columns").click()
-    page.get_by_role("button", name="Later rows").click()
+    page.get_by_role("button", name="Next columns").click()
+    page.get_by_role("button", name="Next rows").click()
     assert page.locator("tbody th").all_text_contents()[-1] == "<eos>"
     assert page.locator("thead th").first.text_content() == "s24"
 
 
-def test_a_pin_stays_and_a_second_click_lets_it_go(opened, small):
+def test_pin_stays_until_the_second_click(opened, small):
     page = opened(small, CROSS)
     square(page, 1, 1, 10).click()
     assert hash_of(page)["pin"] == "1,1"
@@ -150,39 +164,39 @@ def test_a_pin_stays_and_a_second_click_lets_it_go(opened, small):
     assert page.locator(".reading .subject").text_content() == "chat"
     page.get_by_role("button", name="Next head").click()
     assert page.locator(".reading output").text_content() == f"{weights(small, 'decoder.1.cross')[3][1, 1]:#.6g}"
-    # The same token is pinned when its word is joined: chas, sé and what follows are one place fewer.
-    page.get_by_role("button", name="Join words").click()
+    # The same token stays pinned when word pieces are merged: chas and sé become one position.
+    page.get_by_role("button", name="Merge word pieces").click()
     assert page.locator(".reading .subject").text_content() == "chat"
-    page.get_by_role("button", name="Join words").click()
+    page.get_by_role("button", name="Merge word pieces").click()
     square(page, 1, 1, 10).click()
     assert "pin" not in hash_of(page)
 
 
-def test_two_heads_side_by_side(opened, small):
+def test_two_heads_are_compared_side_by_side(opened, small):
     page = opened(small, CROSS)
     page.get_by_role("button", name="Compare").click()
     assert page.locator(".panel:visible").count() == 2
     assert hash_of(page)["with"] == "decoder.1.cross:3"
-    # What is pointed at in one is marked and read in both.
+    # The cell under the pointer is highlighted and read in both figures.
     point_at(page, square(page, 7, 4, 10, figure=1))
     assert page.locator("text.label.on").all_text_contents() == ["souris", "mouse"] * 2
     both = [float(one) for one in page.locator(".reading output").all_text_contents()]
     assert both == pytest.approx([weights(small, "decoder.1.cross")[h][7, 4] for h in (2, 3)], rel=1e-5)
-    wait_said(page, "B: ")
+    wait_for_announcement(page, "B: ")
     page.wait_for_selector(QUIET)
     from regard.evaluation.attention_measures import agreement
 
     a, b = weights(small, "decoder.1.cross")[2:4]
-    common = page.locator(".measure", has_text="In common").locator(".value").text_content()
+    common = page.locator(".measure", has_text="Overlap").locator(".value").text_content()
     assert float(common) == pytest.approx(agreement(a, b), abs=0.006)
-    # The overview changes the one that was touched last.
-    page.locator('.thumb[data-shown="decoder.0.cross:1"]').click()
+    # The overview controls the figure that was used last.
+    page.locator('.thumb[data-head="decoder.0.cross:1"]').click()
     assert hash_of(page)["with"] == "decoder.0.cross:1"
     square(page, 0, 0, 10).click()
-    page.locator('.thumb[data-shown="decoder.0.cross:0"]').click()
+    page.locator('.thumb[data-head="decoder.0.cross:0"]').click()
     assert hash_of(page)["at"] == "decoder.0.cross:0"
-    # Maps of other axes share no cells.
-    page.locator('.thumb[data-shown="encoder.0.attention:0"]').click(modifiers=["Shift"])
+    # Maps with different axes share no cells.
+    page.locator('.thumb[data-head="encoder.0.attention:0"]').click(modifiers=["Shift"])
     assert hash_of(page)["with"] == "encoder.0.attention:0"
     point_at(page, square(page, 3, 2, 10))
     assert page.locator(".panel").nth(1).locator("text.label.on").count() == 0
@@ -191,28 +205,28 @@ def test_two_heads_side_by_side(opened, small):
     assert "with" not in hash_of(page)
 
 
-def test_the_overview_shows_what_is_chosen(opened, small):
+def test_overview_selects_heads(opened, small):
     page = opened(small, CROSS)
-    thumb = page.locator('.thumb[data-shown="encoder.1.attention:0"]')
+    thumb = page.locator('.thumb[data-head="encoder.1.attention:0"]')
     thumb.click()
     assert page.locator(".panel select.attention").first.input_value() == "encoder.1.attention"
     assert thumb.get_attribute("aria-selected") == "true"
     thumb.focus()
     page.keyboard.press("ArrowRight")
     assert hash_of(page)["at"] == "encoder.1.attention:1"
-    page.keyboard.press("ArrowDown")  # from the last row of a group to the first of the next
+    page.keyboard.press("ArrowDown")  # from the last row of a group to the first of the next one
     assert hash_of(page)["at"] == "decoder.0.attention:1"
     page.keyboard.press("Home")
     assert hash_of(page)["at"] == "decoder.0.attention:mean"
-    wanted = weights(small, "decoder.0.attention").mean(0)
+    expected = weights(small, "decoder.0.attention").mean(0)
     page.wait_for_selector(QUIET)
     page.locator(".figure").focus()
     page.keyboard.press("ArrowUp")
-    assert weight_said(page) == pytest.approx(wanted[0].max(), rel=1e-5)
-    # A small map is the map, made smaller: its pixels are the colours of its weights.
+    assert announced_weight(page) == pytest.approx(expected[0].max(), rel=1e-5)
+    # A thumbnail has the colors of the map's weights.
     pixels = page.evaluate(
         """name => {
-          const canvas = document.querySelector(`.thumb[data-shown="${name}"] canvas`);
+          const canvas = document.querySelector(`.thumb[data-head="${name}"] canvas`);
           return [canvas.width, canvas.height, [...canvas.getContext("2d").getImageData(0, 0, 14, 14).data]];
         }""",
         "decoder.0.attention:1",
@@ -220,25 +234,25 @@ def test_the_overview_shows_what_is_chosen(opened, small):
     assert pixels[:2] == [14, 14]
     light = np.reshape(pixels[2], (14, 14, 4))[..., :3].sum(-1)
     order = np.argsort(weights(small, "decoder.0.attention")[1].ravel())
-    assert np.all(np.diff(light.ravel()[order]) <= 3)  # more weight is never lighter, but for rounding
+    assert np.all(np.diff(light.ravel()[order]) <= 3)  # a larger weight is never lighter, up to rounding
 
 
-def test_where_one_may_not_look_there_is_nothing(opened, small):
+def test_masked_cells_are_blank(opened, small):
     page = opened(small, "#at=decoder.0.attention:0")
     assert page.locator("rect.square").count() == 14 * 15 / 2
 
 
-def test_words_are_joined_on_request(opened, small):
+def test_word_pieces_are_merged(opened, small):
     page = opened(small, CROSS)
-    page.get_by_role("button", name="Join words").click()
+    page.get_by_role("button", name="Merge word pieces").click()
     labels = page.locator(".axes text.label").all_text_contents()
     assert labels[4] == "chassé"
     assert page.locator("rect.square").count() == 13 * 10
     point_at(page, square(page, 4, 2, 10))
-    wait_said(page, "chassé")
-    wanted = weights(small, "decoder.1.cross")[2][4:6, 2].mean()
-    assert weight_said(page) == pytest.approx(wanted, rel=1e-5)
-    # Now words can be held against the gold links.
+    wait_for_announcement(page, "chassé")
+    expected = weights(small, "decoder.1.cross")[2][4:6, 2].mean()
+    assert announced_weight(page) == pytest.approx(expected, rel=1e-5)
+    # Words can be compared with the gold links.
     page.wait_for_selector(QUIET)
     assert page.locator(".measure", has_text="Alignment error").count() == 1
 
@@ -249,24 +263,24 @@ def test_gold_links_are_marked(opened, small):
     assert page.locator("circle.gold").count() == len(cells) + 1  # the word in two pieces has two cells
 
 
-def test_lines_show_what_a_token_looks_at(opened, small):
+def test_lines_show_the_weights_of_a_token(opened, small):
     page = opened(small, CROSS + "&as=lines")
-    wanted = weights(small, "decoder.1.cross")[2]
-    assert page.locator("path.thread").count() == (wanted >= 1.2 / 10).sum()
+    expected = weights(small, "decoder.1.cross")[2]
+    assert page.locator("path.thread").count() == (expected >= 1.2 / 10).sum()
     point_at(page, page.locator(".tokens text.label").nth(7))
-    assert page.locator("path.strand").count() == (wanted[7] >= 0.004).sum()
-    wait_said(page, "souris")
+    assert page.locator("path.strand").count() == (expected[7] >= 0.004).sum()
+    wait_for_announcement(page, "souris")
     assert page.locator(".reading .subject").text_content() == "souris"
-    # A token on the right shows who looks at it.
+    # A key token shows the queries that attend to it.
     point_at(page, page.locator(".tokens text.label").nth(14 + 4))
-    assert page.locator(".reading h2").text_content() == "who looks at mouse"
-    assert page.locator("path.strand").count() == (wanted[:, 4] >= 0.004).sum()
+    assert page.locator(".reading h2").text_content() == "What attends to mouse"
+    assert page.locator("path.strand").count() == (expected[:, 4] >= 0.004).sum()
     page.locator(".figure").focus()
     page.keyboard.press("ArrowDown")
     assert page.locator(".tokens text.on").count() == 2
 
 
-def test_lines_of_a_long_text_leave_the_window_in_sight(opened):
+def test_lines_of_a_long_text_end_at_the_edge_of_the_window(opened):
     scene = scenes.translation([f"s{i}" for i in range(150)], [f"t{i}" for i in range(150)], 1, 2)
     page = opened(scene, "#at=decoder.0.cross:0&as=lines&pin=75,75")
     labels = page.locator(".tokens text.label").all_text_contents()
@@ -277,34 +291,34 @@ def test_lines_of_a_long_text_leave_the_window_in_sight(opened):
     outside = page.locator("text.outside").all_text_contents()
     before, after = row[: shown[0]].sum(), row[shown[-1] + 1 :].sum()
     assert outside == [name for name, part in (("… before", before), ("… after", after)) if part >= 0.004]
-    assert outside  # else the test says nothing
+    assert outside  # otherwise the test checks nothing
     page.locator(".figure").focus()
     for _ in range(4):
         page.keyboard.press("Shift+ArrowDown")
     assert "t115" in page.locator(".tokens text.on").all_text_contents()
 
 
-def test_the_text_is_shaded(opened, small):
+def test_text_is_shaded_by_weight(opened, small):
     page = opened(small, CROSS + "&as=text")
-    wanted = weights(small, "decoder.1.cross")[2][7]
+    expected = weights(small, "decoder.1.cross")[2][7]
     page.locator('.token[data-row="7"]').hover()
     shades = page.locator(".token[data-column]").evaluate_all(
         "all => all.map(one => one.style.background.match(/\\d+/g).slice(0, 3).reduce((sum, x) => sum + Number(x), 0))"
     )
-    assert np.all(np.diff(np.array(shades)[np.argsort(wanted)]) <= 3)
-    assert shades[wanted.argmax()] < 500
+    assert np.all(np.diff(np.array(shades)[np.argsort(expected)]) <= 3)
+    assert shades[expected.argmax()] < 500
     assert page.locator(".words").first.inner_text().split() == [
         *(["Le", "chat", "a", "pour", "chassé", "la", "souris", "à", "travers", "le", "jardin", "."]),
         "<eos>",
     ]
 
 
-def test_from_right_to_left(opened):
+def test_right_to_left_text(opened):
     target = ["قرأ", "الأطفال", "كتابا", "قديما"]
     scene = scenes.translation(["The", "children", "read", "an", "old", "book"], target, 1, 1)
     page = opened(scene, "#at=decoder.0.attention:0")
     box = [square.bounding_box()["x"] for square in page.locator("rect.square").all()]
-    # The first token stands at the right, and looks at itself alone; the last row reaches to the left.
+    # The first token is at the right and attends to itself alone; the last row reaches to the left.
     assert box[0] == max(box)
     assert box[-1] == min(box)
     labels = page.locator(".axes text.label")
@@ -313,10 +327,10 @@ def test_from_right_to_left(opened):
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("End")
-    page.keyboard.press("ArrowRight")  # on a map the key goes where it points: to an earlier token
-    assert "column 4 of 5" in said(page)
+    page.keyboard.press("ArrowRight")  # on a map the key moves to the right: to an earlier token
+    assert "column 4 of 5" in announced(page)
     point_at(page, page.locator("rect.square").nth(1))
-    wait_said(page, "Row 2 of 5, column 1 of 5")
+    wait_for_announcement(page, "Row 2 of 5, column 1 of 5")
     page.goto(page.url.split("#")[0] + "#at=decoder.0.cross:0&as=text")
     page.reload()
     assert page.locator(".words").first.get_attribute("dir") == "rtl"

@@ -1,4 +1,4 @@
-"""Looks beside one another in a real browser: sentences, models and steps, chosen, slid through and subtracted."""
+"""Comparison of sentences, models and training steps in a browser: selection, slider and difference."""
 
 import copy
 import dataclasses
@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from regard.viewer import compare, look
-from regard.viewer.comparison import ComparingDesk
-from regard.viewer.page.live_server import Live
-from tests.viewer.browser import AXE, QUIET, hash_of, missing, point_at, said, wait_said
+from regard.viewer.comparison import ComparisonRequestHandler
+from regard.viewer.page.live_server import LiveServer
+from tests.viewer.browser import AXE, QUIET, hash_of, missing, point_at, wait_for_announcement
 
 SOURCE, TARGET = "one two three", "trois deux un"
 CROSS, STEPS = "decoder.1.cross", (0, 500, 1000, 1500)
@@ -21,7 +21,7 @@ CROSS, STEPS = "decoder.1.cross", (0, 500, 1000, 1500)
 
 @pytest.fixture(scope="module")
 def run(transformer):
-    """Models that look ever more sharply, as if they were learning it; the last is the model itself."""
+    """Models with increasingly sharp attention, as in training; the last one is the model itself."""
     models = []
     for step in STEPS:
         model = copy.deepcopy(transformer.model)
@@ -47,9 +47,9 @@ def table(page, figure=0):
     return np.array([[float(x.replace("−", "-")) for x in row.locator("td").all_text_contents()] for row in rows])
 
 
-def test_a_slider_goes_through_the_steps(opened, steps):
+def test_slider_selects_training_steps(opened, steps):
     page = opened(steps.scene(), f"#at=3/{CROSS}:1&as=table")
-    slider = page.get_by_role("slider", name="Look")
+    slider = page.get_by_role("slider", name="Compared item")
     assert slider.get_attribute("aria-valuetext") == "step 1500"
     assert page.locator(".chooser output").first.text_content() == "step 1500"
     np.testing.assert_allclose(table(page), weights_of(steps.looks[3]), rtol=1e-3, atol=1e-6)
@@ -63,11 +63,11 @@ def test_a_slider_goes_through_the_steps(opened, steps):
         )
         np.testing.assert_allclose(table(page), weights_of(steps.looks[number]), rtol=1e-3, atol=1e-6)
         assert hash_of(page)["at"] == (f"{number}/" if number else "") + f"{CROSS}:1"
-    wait_said(page, "step 500: Cross-attention, layer 1, head 1")
-    # The small maps are those of the step, and so is what they choose.
-    page.locator(f"[data-shown='{CROSS}:0']").click()
+    wait_for_announcement(page, "step 500: Cross-attention, layer 1, head 1")
+    # The thumbnails are those of the step, and so is a head that is selected there.
+    page.locator(f"[data-head='{CROSS}:0']").click()
     assert hash_of(page)["at"] == f"1/{CROSS}:0"
-    # On the figure, two keys do the same.
+    # Two keys do the same on the figure.
     page.locator(".figure .scroll").focus()
     page.keyboard.press(".")
     assert hash_of(page)["at"] == f"2/{CROSS}:0"
@@ -77,20 +77,20 @@ def test_a_slider_goes_through_the_steps(opened, steps):
     assert hash_of(page)["at"] == f"3/{CROSS}:0"
 
 
-def test_steps_go_by_themselves(opened, steps):
+def test_play_button_goes_through_the_steps(opened, steps):
     page = opened(steps.scene(), before="window.setInterval = (real => (f, t) => real(f, t / 10))(window.setInterval)")
     page.locator(".chooser output").first.evaluate("""one => {
         window.went = [];
         new MutationObserver(() => went.push(one.textContent)).observe(one, {childList: true});
     }""")
-    play = page.get_by_role("button", name="Go through them")
+    play = page.get_by_role("button", name="Play")
     play.click()
     assert play.get_attribute("aria-pressed") == "true"
-    page.wait_for_selector("[aria-label='Go through them'][aria-pressed=false]")
+    page.wait_for_selector("[aria-label='Play'][aria-pressed=false]")
     assert list(dict.fromkeys(page.evaluate("went"))) == list(steps.labels)
 
 
-def test_two_are_side_by_side_with_their_difference(opened, steps):
+def test_two_looks_are_shown_with_their_difference(opened, steps):
     both = compare(steps.looks[0], steps.looks[3], labels=["before", "after"])
     page = opened(both.scene())
     assert page.locator(".panel:visible").count() == 2
@@ -104,13 +104,13 @@ def test_two_are_side_by_side_with_their_difference(opened, steps):
     place = page.locator(".difference rect.square").nth(int(strongest[0]) * difference.shape[1] + int(strongest[1]))
     place.scroll_into_view_if_needed()
     point_at(page, place)
-    wait_said(page, "A minus B: ")
-    found = re.search(r"A minus B: ([−+])([\d.]+)\.", said(page))
+    wait_for_announcement(page, "A minus B: ")
+    found = re.search(r"A minus B: ([−+])([\d.]+)\.", announced(page))
     assert float(f"{found[1]}{found[2]}".replace("−", "-")) == pytest.approx(difference[strongest], rel=1e-4)
-    assert page.locator(".apart output").text_content().startswith("−" if difference[strongest] < 0 else "+")
-    # Both figures mark the same cell.
+    assert page.locator(".difference-value output").text_content().startswith("−" if difference[strongest] < 0 else "+")
+    # All figures highlight the same cell.
     assert page.locator(".panel .ring.cursor").count() == 3
-    # As a table it is numbers, as lines it is not there.
+    # There is a difference table, but no difference as lines.
     page.locator(".difference .figure").focus()
     page.keyboard.press("n")
     page.wait_for_selector(".difference table")
@@ -124,7 +124,7 @@ def test_two_are_side_by_side_with_their_difference(opened, steps):
     assert "minus" not in hash_of(page)
 
 
-def test_differences_have_two_colours(opened, steps):
+def test_differences_have_two_colors(opened, steps):
     page = opened(compare(steps.looks[0], steps.looks[3]).scene(), f"#at={CROSS}:1&with=1/{CROSS}:1&minus=1")
     page.wait_for_selector(".difference rect.square")
     difference = compare(steps.looks[0], steps.looks[3]).difference(CROSS, 1).ravel()
@@ -135,46 +135,46 @@ def test_differences_have_two_colours(opened, steps):
             assert (blue > red) == (number > 0)
 
 
-def test_other_sentences_have_no_difference(opened, transformer):
+def test_different_sentences_have_no_difference(opened, transformer):
     both = compare(look(transformer, "one two", "deux un"), look(transformer, "two one three", "trois un deux"))
     page = opened(both.scene())
     assert page.locator("h1").text_content() == "one two | two one three"
-    assert page.locator(".panel .wrote").all_text_contents() == ["deux un", "trois un deux"]
+    assert page.locator(".panel .own-texts").all_text_contents() == ["deux un", "trois un deux"]
     assert not page.get_by_role("button", name="Difference").is_visible()
-    # Each of the figures can show either.
+    # Each figure can show either sentence.
     page.locator("select.member").nth(1).select_option("0")
     assert page.get_by_role("button", name="Difference").is_visible()
-    assert page.locator(".panel .wrote").all_text_contents() == ["deux un", "deux un"]
+    assert page.locator(".panel .own-texts").all_text_contents() == ["deux un", "deux un"]
 
 
-def test_models_that_differ_show_what_is_alike(opened, transformer, seq2seq):
+def test_different_models_show_corresponding_heads(opened, transformer, seq2seq):
     both = compare(look(transformer, SOURCE, TARGET, name="t"), look(seq2seq, SOURCE, TARGET, name="<img src=x>"))
     page = opened(both.scene(), f"#at={CROSS}:1&as=table")
     page.get_by_role("button", name="Compare").click()
-    # The recurrent model has one attention: it is the one beside any other that looks at the source.
+    # The recurrent model has one attention, which corresponds to any cross-attention.
     assert hash_of(page)["with"] == "1/decoder.attention:0"
     np.testing.assert_allclose(table(page, 1), both.looks[1].maps["decoder.attention"].weights[0], rtol=1e-3, atol=1e-6)
     page.locator("select.member").first.select_option("1")
     assert hash_of(page)["at"] == "1/decoder.attention:0"
     assert page.locator("select.member").first.evaluate("one => one.selectedOptions[0].textContent") == "<img src=x>"
     assert page.locator("img").count() == 0
-    # Small maps are those of the model in the figure that was used last.
-    page.locator(".panel .place").nth(0).click(position={"x": 5, "y": 5})
+    # The thumbnails are those of the model in the figure that was used last.
+    page.locator(".panel .figure-container").nth(0).click(position={"x": 5, "y": 5})
     assert page.locator(".overview:visible").count() == 0
     page.locator("select.member").first.select_option("0")
     assert page.locator(".overview .thumb").count() > 4
 
 
-def test_an_address_of_a_look_that_is_not_there(opened, steps):
+def test_address_of_a_missing_look_is_ignored(opened, steps):
     page = opened(steps.scene(), f"#at=9/{CROSS}:1&with=7/{CROSS}:0")
     assert page.locator(".panel:visible").count() == 1
     assert page.locator(".chooser output").first.text_content() == "step 1500"
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_no_violations(opened, steps, theme):
+def test_axe_finds_no_violations(opened, steps, theme):
     if not AXE.exists():
-        missing("There is no axe-core here: npm install.")
+        missing("axe-core is not installed: run npm install.")
     page = opened(steps.scene(), f"#at={CROSS}:1&with=3/{CROSS}:1&minus=1&theme={theme}")
     page.wait_for_selector(".difference rect.square")
     page.evaluate(AXE.read_text(encoding="utf-8"))
@@ -185,13 +185,13 @@ def test_no_violations(opened, steps, theme):
     )
 
 
-def test_narrow_windows_do_not_scroll_sideways(opened, steps):
+def test_narrow_window_does_not_scroll_sideways(opened, steps):
     page = opened(steps.scene(), f"#at={CROSS}:1&with=3/{CROSS}:1&minus=1", viewport={"width": 390, "height": 844})
     page.wait_for_selector(".difference rect.square")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_the_figure_is_saved_with_its_difference(opened, steps):
+def test_saved_figure_contains_the_difference(opened, steps):
     page = opened(compare(steps.looks[0], steps.looks[3]).scene(), f"#at={CROSS}:1&with=1/{CROSS}:1&minus=1")
     page.wait_for_selector(".difference rect.square")
     page.get_by_text("Save", exact=True).click()
@@ -203,10 +203,12 @@ def test_the_figure_is_saved_with_its_difference(opened, steps):
     assert "step 1500" in text
 
 
-def test_a_live_page_asks_every_model(browser, run, transformer):
+def test_live_page_runs_every_model(browser, run, transformer):
     models = [lambda model=model: model for model in run[::3]]
-    desk = ComparingDesk(transformer, "numbers", models=models, labels=["step 0", "step 1500"], last_leads=True)
-    live = Live(desk, desk.see({"source": SOURCE}))
+    handler = ComparisonRequestHandler(
+        transformer, "numbers", models=models, labels=["step 0", "step 1500"], share_last_translation=True
+    )
+    live = LiveServer(handler, handler.look({"source": SOURCE}))
     thread = Thread(target=live.serve_forever, args=(0.01,))
     thread.start()
     context = browser.new_context()
@@ -222,7 +224,7 @@ def test_a_live_page_asks_every_model(browser, run, transformer):
         assert page.locator("h1 .target").text_content() == look(transformer, "four five six").translation
         assert page.locator("select.member").count() == 2
         assert page.locator(".panel:visible").count() == 2
-        assert page.get_by_role("tab", name="Try it").count() == 0
+        assert page.get_by_role("tab", name="Experiment").count() == 0
     finally:
         context.close()
         live.shutdown()
@@ -230,9 +232,9 @@ def test_a_live_page_asks_every_model(browser, run, transformer):
         live.server_close()
 
 
-def test_a_live_page_of_two_sentences_has_two_fields(browser, transformer):
-    desk = compare(look(transformer, "one two"), look(transformer, "two one")).desk
-    live = Live(desk, desk.see({"source": "one two", "beside": "two one"}))
+def test_live_page_of_two_sentences_has_two_fields(browser, transformer):
+    handler = compare(look(transformer, "one two"), look(transformer, "two one")).handler
+    live = LiveServer(handler, handler.look({"source": "one two", "beside": "two one"}))
     thread = Thread(target=live.serve_forever, args=(0.01,))
     thread.start()
     context = browser.new_context()

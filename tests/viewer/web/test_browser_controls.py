@@ -1,4 +1,4 @@
-"""The saved page in a real browser: what it does with what it is given, what it saves, how fast, and for whom."""
+"""The saved page in a browser: links, hostile input, export, speed, accessibility and embedding."""
 
 import base64
 import io
@@ -13,41 +13,51 @@ import pytest
 from PIL import Image
 
 from regard.viewer import web
-from regard.viewer.page.html_page import page as html
+from regard.viewer.page.html_page import render_page as html
 from regard.viewer.page.text_scene import Scene
 from tests.viewer import scenes
-from tests.viewer.browser import AXE, CROSS, QUIET, hash_of, missing, point_at, said, square, wait_said, weight_said
-from tests.viewer.page.test_text_scene import numbers, weights
+from tests.viewer.browser import (
+    AXE,
+    CROSS,
+    QUIET,
+    announced_weight,
+    hash_of,
+    missing,
+    point_at,
+    square,
+    wait_for_announcement,
+)
+from tests.viewer.helpers import numbers, weights
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-# What it does with what it is given
+# Addresses, themes and hostile input
 
 
-def test_a_link_restores_the_view(opened, small):
+def test_link_restores_the_view(opened, small):
     page = opened(small, CROSS + "&theme=dark")
     page.get_by_role("button", name="Compare").click()
     square(page, 2, 1, 10).click()
     page.keyboard.press("+")
-    page.locator("select[aria-label=Colours]").select_option("iris")
+    page.locator("select[aria-label=Colors]").select_option("iris")
     page.locator("select[aria-label=Scale]").select_option("log")
     page.mouse.move(5, 5)
     fragment = page.evaluate("location.hash")
     assert fragment.count("=") == 8
     page.wait_for_selector(QUIET)
     again = opened(small, fragment)
-    for name in ("at", "with", "pin", "zoom", "colours", "scale", "theme"):
+    for name in ("at", "with", "pin", "zoom", "colors", "scale", "theme"):
         assert name in hash_of(page)
-    # Where the focus is no link can say.
+    # A link does not include the focus.
     for one in (page, again):
         one.evaluate("document.activeElement.blur()")
         one.locator(".panel").evaluate_all("all => all.forEach(one => one.removeAttribute('data-active'))")
-    pictures = [Image.open(io.BytesIO(one.locator(".sheet-of-paper").screenshot())) for one in (page, again)]
+    pictures = [Image.open(io.BytesIO(one.locator(".card").screenshot())) for one in (page, again)]
     assert pictures[0].size == pictures[1].size
     difference = np.abs(np.subtract(*(np.asarray(one.convert("RGB"), float) for one in pictures))).max(-1)
-    assert (difference > 40).sum() < 20  # a rounded corner may be smoothed otherwise
-    # Going back in the address changes the view.
+    assert (difference > 40).sum() < 20  # rounded corners may be antialiased differently
+    # A changed address changes the view.
     again.evaluate("location.hash = '#at=encoder.0.attention:1&as=lines'")
     again.wait_for_selector(".figure.lines")
     assert again.locator(".panel:visible").count() == 1
@@ -62,7 +72,7 @@ def test_a_link_restores_the_view(opened, small):
         "#at=decoder.1.cross:mean&pin=999,999&zoom=900-999-0-5",
     ],
 )
-def test_an_address_that_makes_no_sense_is_survived(opened, small, fragment):
+def test_invalid_address_is_ignored(opened, small, fragment):
     page = opened(small, fragment)
     assert page.locator("rect.square").count() == 14 * 10
     assert page.locator(".panel:visible").count() == 1
@@ -79,13 +89,13 @@ def test_dark_and_light(opened, small):
     page.wait_for_function(
         "fill => document.querySelectorAll('rect.square')[9].getAttribute('fill') !== fill", arg=fills
     )
-    page.get_by_role("button", name="Light or dark").click()
+    page.get_by_role("button", name="Toggle dark mode").click()
     assert page.evaluate(ground) == light
     assert hash_of(page)["theme"] == "light"
     assert square(page, 0, 9, 10).get_attribute("fill") == fills
 
 
-def test_who_wants_no_motion_gets_none(opened, small):
+def test_reduced_motion_disables_transitions(opened, small):
     moving = "Array.from(document.querySelectorAll('.regard *'), x => getComputedStyle(x).transitionDuration)"
     assert "0.15s" in opened(small).evaluate(moving)
     assert set(opened(small, reduced_motion="reduce").evaluate(moving)) == {"0s"}
@@ -107,7 +117,7 @@ HOSTILE = [
 ]
 
 
-def test_tokens_are_text_whatever_they_hold(opened):
+def test_tokens_are_never_markup(opened):
     scene = scenes.translation(HOSTILE, HOSTILE[::-1], 1, 2)
     scene.header["title"] = "<b>title</b>"
     scene.header["model"]["name"] = "<i>model</i>"
@@ -121,17 +131,17 @@ def test_tokens_are_text_whatever_they_hold(opened):
     assert page.locator("thead th").all_text_contents()[:4] == HOSTILE[:4]
     assert page.locator("thead th").all_text_contents()[6] == "U+202Eevil"
     assert page.title() == "<b>title</b>"
-    # Even a picture of them is well-formed.
+    # An exported image of them is well-formed.
     page.get_by_role("tab", name="Map").click()
-    assert ElementTree.fromstring(saved(page, "Whole view as SVG").read_bytes()).tag == f"{SVG}svg"
-    assert Image.open(saved(page, "Whole view as PNG")).size[0] > 1000
+    assert ElementTree.fromstring(saved(page, "Entire view as SVG").read_bytes()).tag == f"{SVG}svg"
+    assert Image.open(saved(page, "Entire view as PNG")).size[0] > 1000
 
 
-# What it saves
+# Export
 
 
 def saved(page: Any, name: str) -> Path:
-    page.locator("summary").click()
+    page.locator(".menu summary").click()
     with page.expect_download() as download:
         page.get_by_role("button", name=name).click()
     return Path(download.value.path())
@@ -148,18 +158,18 @@ def saved(page: Any, name: str) -> Path:
         ("leftward", "dark"),
     ],
 )
-def test_a_picture_is_what_is_on_the_screen(opened, small, form, scheme):
-    if form in ("pixels", "leftward"):  # so many cells that they are pixels of a canvas
+def test_saved_png_is_what_is_on_the_screen(opened, small, form, scheme):
+    if form in ("pixels", "leftward"):  # large maps are drawn on a canvas
         word = {"pixels": "t", "leftward": "ש"}[form]
         scene = scenes.translation([f"s{i}" for i in range(99)], [f"{word}{i}" for i in range(99)], 1, 1)
         page = opened(scene, "#at=decoder.0.attention:0&pin=40,20", color_scheme=scheme)
         assert page.locator("canvas.cells").first.is_visible()
     else:
         page = opened(small, f"{CROSS}&as={form}&pin=7,4", color_scheme=scheme)
-    # Controls are left out of pictures.
+    # Controls are not exported.
     hide = ".steps, .pickers, .zoomer { visibility: hidden } .regard select { background: none !important }"
     page.add_style_tag(content=hide)
-    sheet = page.locator(".sheet-of-paper")
+    sheet = page.locator(".card")
     screen = Image.open(io.BytesIO(sheet.screenshot())).convert("RGB")
     picture = Image.open(saved(page, "Figure as PNG")).convert("RGB")
     box = sheet.bounding_box()
@@ -167,12 +177,12 @@ def test_a_picture_is_what_is_on_the_screen(opened, small, form, scheme):
     half = picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.BOX)
     cut = half.crop((24, 24, 24 + screen.width, 24 + screen.height))
     difference = np.abs(np.asarray(cut, float) - np.asarray(screen, float)).mean(-1)[4:-4, 4:-4]
-    # Letters may lie a fraction of a pixel aside; nothing else may differ.
+    # Glyphs may be shifted by a fraction of a pixel; nothing else may differ.
     assert difference.mean() < 2.5
     assert (difference > 60).mean() < 0.02
 
 
-def test_an_svg_has_all_texts_and_colours(opened, small):
+def test_saved_svg_has_all_texts_and_colors(opened, small):
     page = opened(small, CROSS)
     root = ElementTree.fromstring(saved(page, "Figure as SVG").read_bytes())
     texts = {text.text for text in root.iter(f"{SVG}text")}
@@ -193,7 +203,7 @@ def test_numbers_are_saved_to_nine_digits(opened, small):
     np.testing.assert_allclose(numbers, weights(small, "decoder.1.cross")[2], rtol=1e-6)
 
 
-# What it is fast enough for
+# Speed
 
 
 def took(page: Any, name: str = "regard-show") -> float:
@@ -201,7 +211,7 @@ def took(page: Any, name: str = "regard-show") -> float:
 
 
 def until_painted(page: Any, action: str) -> float:
-    """Milliseconds from an action to the frame after it."""
+    """Milliseconds from an action to the next frame."""
     return page.evaluate(
         f"""() => new Promise(done => {{
           const begin = performance.now();
@@ -217,7 +227,7 @@ def large() -> Scene:
     return scenes.translation(*tokens, layers=6, heads=8, width=64, exact=False)
 
 
-def test_a_pair_of_512_tokens(opened, large, record_property):
+def test_text_of_512_tokens_is_responsive(opened, large, record_property):
     assert len(html(large)) < 30e6
     page = opened(large, wait=".figure svg, .figure canvas")
     first = page.evaluate("performance.getEntriesByName('regard-show')[0]").get("startTime") + took(page)
@@ -229,37 +239,37 @@ def test_a_pair_of_512_tokens(opened, large, record_property):
     print(f"512 tokens: first view {first:.0f} ms, another head {np.median(times):.0f} ms")
     assert first < 3000  # 1000 on an idle machine
     assert np.median(times) < 400  # 100
-    # A point of the map is where it should be.
+    # A point of the map shows the weight at its position.
     name, head = page.locator(".panel select").evaluate_all("all => all.slice(0, 2).map(one => one.value)")
     (one,) = (one for one in large.header["attentions"] if one["name"] == name)
     scores = numbers(large, one["q"])[:, int(head)] @ numbers(large, one["k"])[:, int(head)].T / 8
-    wanted = np.exp(scores - scores.max(1, keepdims=True))
-    wanted /= wanted.sum(1, keepdims=True)
+    expected = np.exp(scores - scores.max(1, keepdims=True))
+    expected /= expected.sum(1, keepdims=True)
     box = page.locator("canvas.cells").first.bounding_box()
     page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
-    wait_said(page, "Row ")
-    row, column = (int(n) - 1 for n in re.search(r"Row (\d+) of 512, column (\d+)", said(page)).groups())
-    near = wanted[max(0, row - 8) : row + 9, max(0, column - 8) : column + 9]
+    wait_for_announcement(page, "Row ")
+    row, column = (int(n) - 1 for n in re.search(r"Row (\d+) of 512, column (\d+)", announced(page)).groups())
+    near = expected[max(0, row - 8) : row + 9, max(0, column - 8) : column + 9]
     assert abs(row - 256) < 8
-    assert weight_said(page) == pytest.approx(wanted[row, column], abs=1e-3)
-    assert wanted[row, column] >= np.median(near)
-    # And every block shows its greatest.
+    assert announced_weight(page) == pytest.approx(expected[row, column], abs=1e-3)
+    assert expected[row, column] >= np.median(near)
+    # Every block shows its maximum.
     url = page.locator("canvas.cells").first.evaluate("canvas => canvas.toDataURL()")
     picture = Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))).convert("RGB")
     light = np.asarray(picture, int).sum(-1)
     size = int(np.ceil(512 / len(light)))
-    pad = np.pad(wanted, (0, -512 % size))
+    pad = np.pad(expected, (0, -512 % size))
     blocks = pad.reshape(len(pad) // size, size, -1, size).max((1, 3))
     assert blocks.shape == light.shape
     assert np.all(np.diff(light.ravel()[np.argsort(blocks.ravel())]) <= 9)
 
 
-def test_a_map_of_16384_tokens(opened, record_property):
+def test_map_of_16384_tokens_is_responsive(opened, record_property):
     scene = scenes.long(16384)
     page = opened(scene, wait=".figure svg, .figure canvas")
     first = page.evaluate("performance.getEntriesByName('regard-show')[0]").get("startTime") + took(page)
     zooms = []
-    for _ in range(4):  # while the whole map is still being computed
+    for _ in range(4):  # while the entire map is still being computed
         zooms.append(until_painted(page, "document.querySelector('[aria-label=\"Zoom in\"]').click()"))
     busy = until_painted(page, "0")
     print(f"16384 tokens: first view {first:.0f} ms, zoom {np.median(zooms):.0f} ms, frame while busy {busy:.0f} ms")
@@ -268,31 +278,31 @@ def test_a_map_of_16384_tokens(opened, record_property):
     assert first < 6000  # 2000 on an idle machine
     assert np.median(zooms) < 400  # 100
     page.wait_for_selector(QUIET, timeout=60000)
-    assert "% of the rows" not in page.locator(".progress").first.text_content()
-    assert "greatest of" in page.locator(".progress").first.text_content()
-    # At the end of the zoom there are single cells, and their numbers are exact.
+    assert "% of rows" not in page.locator(".progress").first.text_content()
+    assert "largest of" in page.locator(".progress").first.text_content()
+    # After zooming in, single cells are visible, with exact weights.
     zoom = [int(n) for n in hash_of(page)["zoom"].split("-")]
     assert zoom[1] - zoom[0] == 1024
     page.locator(".figure").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("g")
-    row, column = (int(n) - 1 for n in re.search(r"Row (\d+) of 16384, column (\d+)", said(page)).groups())
+    row, column = (int(n) - 1 for n in re.search(r"Row (\d+) of 16384, column (\d+)", announced(page)).groups())
     q, k = (np.frombuffer(scene.blobs[i], "<u2", offset=8 * 64).reshape(-1, 64) for i in (0, 1))
     (low_q, step_q), (low_k, step_k) = (np.frombuffer(scene.blobs[i], "<f4", 128).reshape(2, 64) for i in (0, 1))
     scores = (low_k + step_k * k.astype(float))[: row + 1] @ (low_q + step_q * q[row].astype(float)) / 8
     exact = np.exp(scores - scores.max())
     assert column == exact.argmax()
-    assert weight_said(page) == pytest.approx(exact.max() / exact.sum(), abs=1e-3)
+    assert announced_weight(page) == pytest.approx(exact.max() / exact.sum(), abs=1e-3)
 
 
-def test_without_webassembly_it_is_slower_and_the_same(opened, small):
+def test_page_without_webassembly_has_the_same_colors(opened, small):
     page = opened(small, CROSS, before="delete globalThis.WebAssembly")
     other = opened(small, CROSS)
     fills = "all => all.map(one => one.getAttribute('fill'))"
     assert page.locator("rect.square").evaluate_all(fills) == other.locator("rect.square").evaluate_all(fills)
 
 
-def test_zooming_with_pointer_and_wheel(opened):
+def test_zoom_with_pointer_and_wheel(opened):
     scene = scenes.translation([f"s{i}" for i in range(99)], [f"t{i}" for i in range(99)], 1, 1)
     page = opened(scene, "#at=decoder.0.cross:0")
     box = page.locator("canvas.cells").first.bounding_box()
@@ -315,24 +325,24 @@ def test_zooming_with_pointer_and_wheel(opened):
     assert "zoom" not in hash_of(page)
 
 
-# Who can use it
+# Accessibility
 
 
 @pytest.mark.parametrize(("width", "form"), [(390, "map"), (390, "lines"), (390, "text"), (390, "table"), (800, "map")])
-def test_nothing_is_cut_off_in_a_narrow_window(opened, small, width, form):
+def test_narrow_window_does_not_scroll_sideways(opened, small, width, form):
     page = opened(small, f"{CROSS}&as={form}", viewport={"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_axe_finds_nothing(opened, small):
+def test_axe_finds_no_violations(opened, small):
     if not AXE.exists():
-        missing("There is no axe-core here: npm install.")
+        missing("axe-core is not installed: run npm install.")
     page = opened(small, f"{CROSS}&pin=7,4", color_scheme="light", reduced_motion="reduce")
     page.evaluate(AXE.read_text("utf-8"))
 
     def look(what: str) -> None:
         found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
-        assert len(found["passes"]) > 15  # it did look
+        assert len(found["passes"]) > 15  # axe did run
         assert [(one["id"], one["nodes"][0]["html"]) for one in found["violations"]] == [], what
 
     for form in ("Lines", "Map", "Text", "Table"):
@@ -342,17 +352,17 @@ def test_axe_finds_nothing(opened, small):
     page.get_by_role("button", name="Compare").click()
     page.emulate_media(color_scheme="dark")
     look("dark, two maps")
-    page.get_by_role("button", name="Keys").click()
+    page.get_by_role("button", name="Keyboard shortcuts").click()
     look("keys")
     page.keyboard.press("Escape")
     assert page.locator("dialog").is_visible() is False
 
 
-# Where else it runs
+# Embedding
 
 
-def test_a_notebook_gives_blobs_and_keeps_its_address(browser, small):
-    """anywidget's contract: render({ model, el }), blobs as DataViews, a function that ends it."""
+def test_notebook_passes_blobs_and_keeps_its_address(browser, small):
+    """anywidget's contract: render({ model, el }), blobs as DataViews, a function that removes the widget."""
     page = browser.new_page()
     page.set_content("<div id='cell'></div>")
     page.add_script_tag(type="module", content=f"{web.module()}\nwindow.widget = {{ render }};")
@@ -362,7 +372,7 @@ def test_a_notebook_gives_blobs_and_keeps_its_address(browser, small):
         """async ({ header, blobs }) => {
           const views = blobs.map((text) => {
             const bytes = Uint8Array.from(atob("AA" + "==") + atob(text), (letter) => letter.charCodeAt(0));
-            return new DataView(bytes.buffer, 1);  // as a notebook may: somewhere in a larger buffer
+            return new DataView(bytes.buffer, 1);  // possibly inside a larger buffer, as in a notebook
           });
           const model = { get: (name) => ({ scene: header, blobs: views })[name] };
           window.end = await widget.render({ model, el: document.getElementById("cell") });
@@ -378,8 +388,8 @@ def test_a_notebook_gives_blobs_and_keeps_its_address(browser, small):
     page.close()
 
 
-def test_a_newer_page_says_so(opened, small):
+def test_page_of_a_newer_format_is_refused(opened, small):
     page = opened(Scene(small.header | {"format": 2}, small.blobs), wait=".failed")
-    assert "newer Regard" in page.get_by_role("alert").text_content()
-    assert len(opened.complaints) == 1
-    opened.complaints.clear()
+    assert "newer version of Regard" in page.get_by_role("alert").text_content()
+    assert len(opened.console_messages) == 1
+    opened.console_messages.clear()

@@ -1,4 +1,4 @@
-"""*Try it* in a real browser: the saved page computes weights anew, the live page asks the model."""
+"""The experiment view in a browser: a saved page recomputes weights, the live page sends requests to the model."""
 
 import copy
 import csv
@@ -14,21 +14,30 @@ import pytest
 import torch
 
 from regard.pipelines import Translator
-from regard.viewer import HeadOff, LayerOff, MaskOff, PositionsOff, RowSet, ScaleOff, look, try_it
-from regard.viewer.page.live_server import Live
-from regard.viewer.page.text_requests import Desk
-from regard.viewer.page.text_scene import Scene, scene_of
+from regard.viewer import (
+    AblateHead,
+    AblateLayer,
+    RemoveMask,
+    RemovePositions,
+    RemoveScale,
+    SetAttentionRow,
+    look,
+    run_experiment,
+)
+from regard.viewer.page.live_server import LiveServer
+from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.text_scene import Scene, build_scene
 from tests.viewer import scenes
-from tests.viewer.browser import AXE, QUIET, missing, said, wait_said
-from tests.viewer.page.test_text_scene import weights
+from tests.viewer.browser import AXE, QUIET, missing, wait_for_announcement
+from tests.viewer.helpers import weights
 
-MASKED = "#view=try&at=decoder.0.attention:1"
-CROSS = "#view=try&at=decoder.1.cross:2"
-SETTLED = ".trying:not([data-asking])"
+MASKED = "#view=experiment&at=decoder.0.attention:1"
+CROSS = "#view=experiment&at=decoder.1.cross:2"
+SETTLED = ".experiment:not([data-requesting])"
 
 
 def shown(page: Any, tmp_path: Any) -> np.ndarray:
-    """The map after the changes, as the page saves it."""
+    """The map after the interventions, as saved by the page."""
     page.locator("summary", has_text="Save").click()
     with page.expect_download() as saved:
         page.get_by_role("button", name="Numbers as TSV").click()
@@ -38,7 +47,7 @@ def shown(page: Any, tmp_path: Any) -> np.ndarray:
 
 
 def changed(scene: Scene, name: str, **parts: Any) -> np.ndarray:
-    """The weights of a scene whose header says something else of an attention."""
+    """The weights of a scene after replacing some keys of an attention's header."""
     header = copy.deepcopy(scene.header)
     for one in header["attentions"]:
         if one["name"] == name:
@@ -54,45 +63,45 @@ def small() -> Scene:
 # The saved page
 
 
-def test_without_the_mask_every_token_is_seen(opened, small, tmp_path):
+def test_disabled_mask_exposes_all_tokens(opened, small, tmp_path):
     page = opened(small, MASKED)
     np.testing.assert_allclose(shown(page, tmp_path), weights(small, "decoder.0.attention")[1], atol=1e-6)
-    assert "Nothing is changed yet" in page.locator(".most").text_content()
+    assert "No changes yet" in page.locator(".largest-changes").text_content()
     mask = page.get_by_role("button", name="Mask")
     assert mask.get_attribute("aria-pressed") == "true"
     mask.click()
     assert mask.get_attribute("aria-pressed") == "false"
-    wanted = changed(small, "decoder.0.attention", mask=None)[1]
-    np.testing.assert_allclose(shown(page, tmp_path), wanted, atol=1e-6)
-    # Both maps are there, with all their cells.
-    assert [page.locator(".trying .panel").nth(i).locator("rect.square").count() for i in (0, 1)] == [105, 196]
-    first = page.locator(".most li .weight").first.text_content()
+    expected = changed(small, "decoder.0.attention", mask=None)[1]
+    np.testing.assert_allclose(shown(page, tmp_path), expected, atol=1e-6)
+    # Both maps are complete.
+    assert [page.locator(".experiment .panel").nth(i).locator("rect.square").count() for i in (0, 1)] == [105, 196]
+    first = page.locator(".largest-changes li .weight").first.text_content()
     was, now = (float(number) for number in first.split(" → "))
-    assert abs(now - was) == pytest.approx(np.abs(wanted - weights(small, "decoder.0.attention")[1]).max(), abs=0.01)
+    assert abs(now - was) == pytest.approx(np.abs(expected - weights(small, "decoder.0.attention")[1]).max(), abs=0.01)
     mask.click()
     np.testing.assert_allclose(shown(page, tmp_path), weights(small, "decoder.0.attention")[1], atol=1e-6)
 
 
-def test_without_the_scale_heads_are_sharper(opened, small, tmp_path):
+def test_disabled_scale_sharpens_heads(opened, small, tmp_path):
     page = opened(small, CROSS)
     assert page.get_by_role("button", name="Mask").is_disabled()
     page.get_by_role("button", name="Scaling").click()
     score = {"called": "scaled_dot", "form": "dot", "scale": 1.0}
-    wanted = changed(small, "decoder.1.cross", score=score)[2]
-    np.testing.assert_allclose(shown(page, tmp_path), wanted, atol=1e-5)
-    assert wanted.max() > weights(small, "decoder.1.cross")[2].max()
+    expected = changed(small, "decoder.1.cross", score=score)[2]
+    np.testing.assert_allclose(shown(page, tmp_path), expected, atol=1e-5)
+    assert expected.max() > weights(small, "decoder.1.cross")[2].max()
 
 
-def test_a_row_of_ones_own(opened, small, tmp_path):
+def test_attention_row_is_edited_and_reset(opened, small, tmp_path):
     page = opened(small, CROSS)
     before = weights(small, "decoder.1.cross")[2]
-    page.get_by_role("combobox", name="Token that looks").select_option(label="souris")
-    page.get_by_role("combobox", name="Look only at").select_option(label="garden")
+    page.get_by_role("combobox", name="Query token").select_option(label="souris")
+    page.get_by_role("combobox", name="Attend only to").select_option(label="garden")
     after = shown(page, tmp_path)
     assert after[7].tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 0, 0]
     np.testing.assert_allclose(np.delete(after, 7, 0), np.delete(before, 7, 0), atol=1e-6)
-    # A slider: the others keep their shares of what is left.
-    page.get_by_role("button", name="As it was", exact=True).click()
+    # With a slider, the other weights keep their proportions.
+    page.get_by_role("button", name="Reset row").click()
     np.testing.assert_allclose(shown(page, tmp_path), before, atol=1e-6)
     slider = page.get_by_role("slider", name="garden")
     slider.focus()
@@ -104,75 +113,75 @@ def test_a_row_of_ones_own(opened, small, tmp_path):
     shares = before[7, others] / before[7, others].sum()
     np.testing.assert_allclose(after[7, others] / after[7, others].sum(), shares, atol=1e-5)
     assert after[7, 7] > before[7, 7]
-    page.get_by_role("button", name="Evenly").click()
+    page.get_by_role("button", name="Uniform").click()
     np.testing.assert_allclose(shown(page, tmp_path)[7], 0.1, atol=1e-6)
-    page.get_by_role("button", name="All as it was").click()
-    assert said(page) == "Everything is as it was."
+    page.get_by_role("button", name="Reset all").click()
+    assert announced(page) == "All changes reset."
     np.testing.assert_allclose(shown(page, tmp_path), before, atol=1e-6)
 
 
-def test_evenly_means_what_may_be_seen(opened, small, tmp_path):
+def test_uniform_row_respects_the_mask(opened, small, tmp_path):
     page = opened(small, MASKED)
-    page.get_by_role("combobox", name="Token that looks").select_option(label="a")
-    page.get_by_role("button", name="Evenly").click()
+    page.get_by_role("combobox", name="Query token").select_option(label="a")
+    page.get_by_role("button", name="Uniform").click()
     np.testing.assert_allclose(shown(page, tmp_path)[3], [0.25] * 4 + [0] * 10, atol=1e-6)
 
 
-def test_keys_choose_the_row_and_read_both_weights(opened, small):
+def test_keys_select_the_row_and_announce_both_weights(opened, small):
     page = opened(small, CROSS)
     page.get_by_role("button", name="Scaling").click()
-    page.locator(".trying .figure").nth(1).focus()
-    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):  # the first key shows where one is
+    page.locator(".experiment .figure").nth(1).focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):  # the first key press shows the current position
         page.keyboard.press(key)
-    wait_said(page, "Row 3 of 14, column 2")
+    wait_for_announcement(page, "Row 3 of 14, column 2")
     score = {"called": "scaled_dot", "form": "dot", "scale": 1.0}
     before, after = weights(small, "decoder.1.cross")[2], changed(small, "decoder.1.cross", score=score)[2]
-    told = re.search(
-        r"^a looks at cat: ([\d.e-]+) before, ([\d.e-]+) after\. Row 3 of 14, column 2 of 10\.", said(page)
+    response = re.search(
+        r"^a attends to cat: ([\d.e-]+) before, ([\d.e-]+) after\. Row 3 of 14, column 2 of 10\.", announced(page)
     )
-    assert [float(one) for one in told.groups()] == pytest.approx([before[2, 1], after[2, 1]], rel=1e-4)
+    assert [float(one) for one in response.groups()] == pytest.approx([before[2, 1], after[2, 1]], rel=1e-4)
     page.keyboard.press("Enter")
-    assert page.get_by_role("combobox", name="Token that looks").input_value() == "2"
-    assert said(page) == "The row of a can be changed."
+    assert page.get_by_role("combobox", name="Query token").input_value() == "2"
+    assert announced(page) == "The row of a can be edited."
 
 
-def test_a_saved_page_says_how_to_open_the_live_one(opened, small):
+def test_saved_page_refers_to_the_live_page(opened, small):
     page = opened(small, CROSS)
-    assert "regard look MODEL --live" in page.locator(".changes .note").text_content()
+    assert "regard look MODEL --live" in page.locator(".interventions .note").text_content()
     assert page.get_by_role("button", name="This head").count() == 0
     assert page.get_by_role("textbox").count() == 0
-    assert page.get_by_role("tab", name="Try it").get_attribute("aria-selected") == "true"
+    assert page.get_by_role("tab", name="Experiment").get_attribute("aria-selected") == "true"
 
 
-def test_tokens_are_text_here_too(opened):
+def test_tokens_are_never_markup(opened):
     hostile = '"><img src=x onerror=alert(1)>'
     page = opened(scenes.translation([hostile, "cat"], ["chat", hostile]), CROSS)
     assert page.locator("img").count() == 0
-    assert hostile in page.get_by_role("combobox", name="Look only at").text_content()
+    assert hostile in page.get_by_role("combobox", name="Attend only to").text_content()
 
 
-def test_a_long_text_has_lists_of_a_length(opened):
-    page = opened(scenes.long(3000), "#view=try")
-    assert page.get_by_role("combobox", name="Token that looks").locator("option").count() == 1001
+def test_lists_of_a_long_text_are_limited(opened):
+    page = opened(scenes.long(3000), "#view=experiment")
+    assert page.get_by_role("combobox", name="Query token").locator("option").count() == 1001
     assert page.get_by_role("slider").count() == 0
     page.get_by_role("button", name="Mask").click()
-    assert "too many to compare" in page.locator(".most").text_content()
+    assert "Too many weights to compare" in page.locator(".largest-changes").text_content()
 
 
 @pytest.mark.parametrize("width", [390, 800])
-def test_nothing_is_cut_off_in_a_narrow_window(opened, small, width):
+def test_narrow_window_does_not_scroll_sideways(opened, small, width):
     page = opened(small, MASKED, viewport={"width": width, "height": 800})
     page.get_by_role("button", name="Mask").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_in_it(opened, small, scheme):
+def test_axe_finds_no_violations_in_the_saved_page(opened, small, scheme):
     if not AXE.exists():
-        missing("There is no axe-core here: npm install.")
+        missing("axe-core is not installed: run npm install.")
     page = opened(small, MASKED, color_scheme=scheme)
     page.get_by_role("button", name="Mask").click()
-    page.get_by_role("combobox", name="Look only at").select_option(index=3)
+    page.get_by_role("combobox", name="Attend only to").select_option(index=3)
     page.evaluate(AXE.read_text("utf-8"))
     found = page.evaluate("axe.run(document)")
     assert [f"{one['id']}: {one['nodes'][0]['html']}" for one in found["violations"]] == []
@@ -183,10 +192,10 @@ def test_axe_finds_nothing_in_it(opened, small, scheme):
 
 @pytest.fixture
 def live(browser, transformer) -> Iterator[Any]:
-    """A live page of a model that says numbers backwards; no page may complain."""
+    """A live page of a model that reverses number words; no page may log an error."""
     complaints: list[str] = []
-    scene = scene_of(look(transformer, "one two three"), walk=False)
-    server = Live(Desk(transformer), scene)
+    scene = build_scene(look(transformer, "one two three"), walk=False)
+    server = LiveServer(TextRequestHandler(transformer), scene)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     context = browser.new_context(viewport={"width": 1360, "height": 900})
@@ -194,8 +203,8 @@ def live(browser, transformer) -> Iterator[Any]:
     page = context.new_page()
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(f"{server.address}#view=try&at=decoder.1.cross:1")
-    page.wait_for_selector(".trying .figure svg")
+    page.goto(f"{server.address}#view=experiment&at=decoder.1.cross:1")
+    page.wait_for_selector(".experiment .figure svg")
     yield page
     context.close()
     server.shutdown()
@@ -204,18 +213,18 @@ def live(browser, transformer) -> Iterator[Any]:
     assert [one for one in complaints if "422" not in one] == []
 
 
-def asked(page: Any, act: Any) -> dict[str, Any]:
-    """What the model answers to what `act` does, once the page shows it."""
-    page.wait_for_selector(QUIET)  # nothing is drawn anew between the press and the release of a button
-    with page.expect_response(lambda response: response.url.endswith("/ask")) as answer:
+def request(page: Any, act: Any) -> dict[str, Any]:
+    """The model's response to the request that `act` triggers, after the page shows it."""
+    page.wait_for_selector(QUIET)  # nothing is redrawn between mouse down and mouse up
+    with page.expect_response(lambda reply: reply.url.endswith("/ask")) as answer:
         act()
-    told = answer.value.json()
+    response = answer.value.json()
     page.wait_for_selector(SETTLED)
-    return told
+    return response
 
 
 def outcomes(page: Any) -> list[str]:
-    return page.locator(".outcome .said").all_text_contents()
+    return page.locator(".outcome .output-text").all_text_contents()
 
 
 def steps(page: Any, number: int) -> list[tuple[str, float]]:
@@ -225,98 +234,100 @@ def steps(page: Any, number: int) -> list[tuple[str, float]]:
 
 
 @torch.no_grad()
-def test_a_head_that_is_off_changes_the_output_as_zeroing_it_in_pytorch_does(live, transformer):
-    told = asked(live, lambda: live.get_by_role("button", name="This head").click())
+def test_disabled_head_changes_the_output_as_zeroing_it_in_pytorch(live, transformer):
+    response = request(live, lambda: live.get_by_role("button", name="This head").click())
     twin = copy.deepcopy(transformer)
     cross = twin.model.decoder[1].cross
-    cross.out.weight[:, cross.head_width :] = 0  # of head 1, which is the last
+    cross.out.weight[:, cross.head_width :] = 0  # head 1 is the last one
     before, after = transformer("one two three"), twin("one two three")
-    assert outcomes(live) == [before, after] == [told["before"]["text"], told["after"]["text"]]
+    assert outcomes(live) == [before, after] == [response["before"]["text"], response["after"]["text"]]
     for number, (translator, text) in enumerate(((transformer, before), (twin, after))):
-        pair = translator.source_ids("one two three"), translator.target_ids(text)
+        pair = translator.encode_source("one two three"), translator.encode_target(text)
         shares = translator.model(*translator.teacher_forced([pair])).softmax(-1)
-        wanted = [float(row[token]) for row, token in zip(shares, [*pair[1], translator.special.eos])]
-        answered = told["after" if number else "before"]["steps"]
-        assert [one["probability"] for one in answered] == pytest.approx(wanted, abs=1e-6)
-        assert [share for _, share in steps(live, number)] == pytest.approx(wanted, abs=0.006)
+        expected = [float(row[token]) for row, token in zip(shares, [*pair[1], translator.special.eos])]
+        answered = response["after" if number else "before"]["steps"]
+        assert [one["probability"] for one in answered] == pytest.approx(expected, abs=1e-6)
+        assert [share for _, share in steps(live, number)] == pytest.approx(expected, abs=0.006)
 
 
-def test_every_switch_asks_for_what_it_says(live, transformer):
+def test_every_switch_requests_its_intervention(live, transformer):
     head = ("decoder.1.cross", 1)
     switches = [
-        ("Mask", MaskOff()),
-        ("Scaling", ScaleOff()),
-        ("Positions", PositionsOff()),
-        ("This head", HeadOff(*head)),
-        ("This attention", LayerOff("decoder.1.cross")),
-        ("The feed-forward", LayerOff("decoder.1.feedforward")),
+        ("Mask", RemoveMask()),
+        ("Scaling", RemoveScale()),
+        ("Positional encoding", RemovePositions()),
+        ("This head", AblateHead(*head)),
+        ("This attention", AblateLayer("decoder.1.cross")),
+        ("Feed-forward network", AblateLayer("decoder.1.feedforward")),
     ]
     for name, change in switches:
         button = live.get_by_role("button", name=name)
-        told = asked(live, button.click)
-        wanted = try_it(transformer, "one two three", [change])
-        assert told["after"]["text"] == wanted.after.text
-        assert told["after"]["logprob"] == pytest.approx(wanted.after.logprob, abs=1e-5)
+        response = request(live, button.click)
+        expected = run_experiment(transformer, "one two three", [change])
+        assert response["after"]["text"] == expected.after.text
+        assert response["after"]["logprob"] == pytest.approx(expected.after.logprob, abs=1e-5)
         assert button.get_attribute("aria-pressed") == "false"
         button.click()
         live.wait_for_selector(".outcomes[hidden]", state="attached")
 
 
-def test_heads_that_are_off_elsewhere_are_listed(live, transformer):
-    asked(live, lambda: live.get_by_role("button", name="This head").click())
-    asked(live, lambda: live.get_by_role("combobox", name="Head").select_option("0"))
-    told = asked(live, lambda: live.get_by_role("button", name="This head").click())
-    off = [HeadOff("decoder.1.cross", 0), HeadOff("decoder.1.cross", 1)]
-    assert told["after"]["logprob"] == pytest.approx(try_it(transformer, "one two three", off).after.logprob, abs=1e-5)
-    other = live.get_by_role("button", name="decoder.1.cross, head 1 is off: switch it on")
-    told = asked(live, other.click)
-    assert told["after"]["logprob"] == pytest.approx(
-        try_it(transformer, "one two three", off[:1]).after.logprob, abs=1e-5
+def test_disabled_heads_of_other_layers_are_listed(live, transformer):
+    request(live, lambda: live.get_by_role("button", name="This head").click())
+    request(live, lambda: live.get_by_role("combobox", name="Head").select_option("0"))
+    response = request(live, lambda: live.get_by_role("button", name="This head").click())
+    off = [AblateHead("decoder.1.cross", 0), AblateHead("decoder.1.cross", 1)]
+    assert response["after"]["logprob"] == pytest.approx(
+        run_experiment(transformer, "one two three", off).after.logprob, abs=1e-5
+    )
+    other = live.get_by_role("button", name="Enable decoder.1.cross, head 1")
+    response = request(live, other.click)
+    assert response["after"]["logprob"] == pytest.approx(
+        run_experiment(transformer, "one two three", off[:1]).after.logprob, abs=1e-5
     )
     other.wait_for(state="detached")
 
 
-def test_a_row_a_prefix_and_another_sentence(live, transformer):
+def test_edited_row_prefix_and_another_sentence(live, transformer):
     columns = len(look(transformer, "one two three").maps["decoder.1.cross"].columns)
-    told = asked(live, lambda: live.get_by_role("combobox", name="Look only at").select_option(label="one"))
-    row = RowSet("decoder.1.cross", 1, 0, (1, *[0] * (columns - 1)))
-    wanted = try_it(transformer, "one two three", [row])
-    assert told["after"]["text"] == wanted.after.text
-    assert told["after"]["map"]["weights"][0] == list(row.weights)
+    response = request(live, lambda: live.get_by_role("combobox", name="Attend only to").select_option(label="one"))
+    row = SetAttentionRow("decoder.1.cross", 1, 0, (1, *[0] * (columns - 1)))
+    expected = run_experiment(transformer, "one two three", [row])
+    assert response["after"]["text"] == expected.after.text
+    assert response["after"]["map"]["weights"][0] == list(row.weights)
     keep = live.get_by_role("button", name="Keep the translation")
-    told = asked(live, keep.click)
-    kept = try_it(transformer, "one two three", [row], target=wanted.before.text)
-    assert outcomes(live) == [wanted.before.text] * 2
-    assert told["after"]["logprob"] == pytest.approx(kept.after.logprob, abs=1e-5)
-    live.get_by_role("button", name="All as it was").click()
-    prefix = live.get_by_role("textbox", name="The output begins with")
+    response = request(live, keep.click)
+    kept = run_experiment(transformer, "one two three", [row], target=expected.before.text)
+    assert outcomes(live) == [expected.before.text] * 2
+    assert response["after"]["logprob"] == pytest.approx(kept.after.logprob, abs=1e-5)
+    live.get_by_role("button", name="Reset all").click()
+    prefix = live.get_by_role("textbox", name="Output prefix")
     prefix.fill("dix")
-    asked(live, lambda: prefix.press("Enter"))
-    assert outcomes(live)[1] == try_it(transformer, "one two three", prefix="dix").after.text
-    live.get_by_role("button", name="All as it was").click()
-    sentence = live.locator(".changes").get_by_role("textbox", name="Sentence")
+    request(live, lambda: prefix.press("Enter"))
+    assert outcomes(live)[1] == run_experiment(transformer, "one two three", prefix="dix").after.text
+    live.get_by_role("button", name="Reset all").click()
+    sentence = live.locator(".interventions").get_by_role("textbox", name="Sentence")
     assert sentence.input_value() == "one two three"
     sentence.fill("four five")
-    asked(live, lambda: sentence.press("Enter"))
+    request(live, lambda: sentence.press("Enter"))
     assert outcomes(live)[1] == transformer("four five")
-    wait_said(live, "Before: ")
+    wait_for_announcement(live, "Before: ")
 
 
-def test_what_cannot_be_is_said(live, monkeypatch):
+def test_errors_of_the_model_are_shown(live, monkeypatch):
     monkeypatch.setattr(Translator, "length_limit", 16)  # as with learned positions
-    sentence = live.locator(".changes").get_by_role("textbox", name="Sentence")
+    sentence = live.locator(".interventions").get_by_role("textbox", name="Sentence")
     sentence.fill("one " * 99)
-    asked(live, lambda: sentence.press("Enter"))
-    assert "tokens, and the model takes at most" in live.get_by_role("alert").text_content()
-    live.get_by_role("button", name="All as it was").click()
+    request(live, lambda: sentence.press("Enter"))
+    assert "tokens; the model supports at most" in live.get_by_role("alert").text_content()
+    live.get_by_role("button", name="Reset all").click()
     assert not live.get_by_role("alert").is_visible()
 
 
-def test_axe_finds_nothing_in_the_live_one(live):
+def test_axe_finds_no_violations_in_the_live_page(live):
     if not AXE.exists():
-        missing("There is no axe-core here: npm install.")
-    asked(live, lambda: live.get_by_role("button", name="This head").click())
+        missing("axe-core is not installed: run npm install.")
+    request(live, lambda: live.get_by_role("button", name="This head").click())
     live.evaluate(AXE.read_text("utf-8"))
-    found = live.evaluate("axe.run(document.querySelector('.trying'))")
+    found = live.evaluate("axe.run(document.querySelector('.experiment'))")
     assert [f"{one['id']}: {one['nodes'][0]['html']}" for one in found["violations"]] == []
     assert json.dumps(found["passes"]).count('"id"') > 5

@@ -1,4 +1,4 @@
-"""The live page and the widget in a real browser: the same module as in a saved page, with a model to ask."""
+"""The live page and the widget in a browser: the module of a saved page, with a model that answers requests."""
 
 import base64
 import shutil
@@ -12,22 +12,24 @@ import pytest
 
 from regard.pipelines import Translator
 from regard.viewer import look
-from regard.viewer.page.live_server import Live
-from regard.viewer.page.text_requests import Desk
-from regard.viewer.page.text_scene import scene_of
-from tests.viewer.browser import AXE, FLAGS, QUIET, hash_of, missing, wait_said
+from regard.viewer.page.live_server import LiveServer
+from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.text_scene import build_scene
+from tests.viewer.browser import AXE, FLAGS, QUIET, hash_of, missing, wait_for_announcement
 
 CROSS = "#at=decoder.1.cross:1&as=table"
 REFUSED = "Failed to load resource: the server responded with a status of"
 
 
 @pytest.fixture
-def served(transformer) -> Iterator[Callable[..., Live]]:
-    """Serves looks; closes them in the end."""
+def served(transformer) -> Iterator[Callable[..., LiveServer]]:
+    """Serves looks, and closes the servers at the end."""
     running = []
 
-    def serve(*texts: str) -> Live:
-        live = Live(Desk(transformer, "numbers"), scene_of(look(transformer, *texts)) if texts else None)
+    def serve(*texts: str) -> LiveServer:
+        live = LiveServer(
+            TextRequestHandler(transformer, "numbers"), build_scene(look(transformer, *texts)) if texts else None
+        )
         thread = Thread(target=live.serve_forever, args=(0.01,))
         thread.start()
         running.append((live, thread))
@@ -42,7 +44,7 @@ def served(transformer) -> Iterator[Callable[..., Live]]:
 
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens addresses. In the end no page may have complained, or asked any server but its own."""
+    """Opens addresses. At the end, no page may have logged anything or contacted any server but its own."""
     complaints: list[str] = []
     asked: list[str] = []
     allowed = set()
@@ -60,7 +62,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
         page.goto(address + fragment)
         return page
 
-    open_page.complaints = complaints  # type: ignore[attr-defined]
+    open_page.console_messages = complaints  # type: ignore[attr-defined]
     open_page.asked = asked  # type: ignore[attr-defined]
     yield open_page
     for context in contexts:
@@ -69,7 +71,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     assert {urlsplit(url).netloc for url in asked if not url.startswith(("data:", "blob:"))} <= allowed
 
 
-def ask(page: Any, source: str, target: str | None = None) -> None:
+def submit(page: Any, source: str, target: str | None = None) -> None:
     page.get_by_role("textbox", name="Sentence").fill(source)
     if target is not None:
         page.get_by_role("textbox", name="Translation").fill(target)
@@ -77,7 +79,7 @@ def ask(page: Any, source: str, target: str | None = None) -> None:
 
 
 def table(page: Any) -> np.ndarray:
-    """The weights that a page shows as a table."""
+    """The weights of a table on the page."""
     rows = page.locator("tbody tr").all()
     return np.array([[float(cell) for cell in row.locator("td").all_text_contents()] for row in rows])
 
@@ -85,7 +87,7 @@ def table(page: Any) -> np.ndarray:
 # The live page
 
 
-def test_the_sentence_is_changed_and_the_page_shows_it(opened, served, transformer):
+def test_new_sentence_replaces_the_scene(opened, served, transformer):
     page = opened(served("one two three", "trois deux un").address, CROSS)
     page.wait_for_selector(QUIET)
     assert page.locator("h1 .source").text_content() == "one two three"
@@ -93,35 +95,35 @@ def test_the_sentence_is_changed_and_the_page_shows_it(opened, served, transform
     first = look(transformer, "one two three", "trois deux un").maps["decoder.1.cross"].weights[1]
     np.testing.assert_allclose(table(page), first, rtol=1e-3, atol=1e-6)
 
-    ask(page, "four five six seven")
+    submit(page, "four five six seven")
     page.wait_for_selector("h1 .source:text-is('four five six seven')")
     page.wait_for_selector(QUIET)
     seen = look(transformer, "four five six seven")
     assert page.locator("h1 .target").text_content() == seen.translation
     np.testing.assert_allclose(table(page), seen.maps["decoder.1.cross"].weights[1], rtol=1e-3, atol=1e-6)
     assert page.locator(".regard").count() == 1
-    # The same head is shown in the same way, the field has the focus, and a screen reader hears of it.
+    # The same head is shown in the same form, the field keeps the focus, and screen readers are informed.
     assert hash_of(page)["at"] == "decoder.1.cross:1"
     assert page.evaluate("document.activeElement.name") == "source"
     assert page.title() == seen.title.replace("  ", " ")
-    wait_said(page, "four five six seven")
+    wait_for_announcement(page, "four five six seven")
 
-    ask(page, "one two", "deux deux un")
+    submit(page, "one two", "deux deux un")
     page.wait_for_selector("h1 .target:text-is('deux deux un')")
     page.wait_for_selector(QUIET)
     assert page.get_by_role("textbox", name="Translation").input_value() == "deux deux un"
-    # Loaded again, the page shows what was asked for last.
+    # After reloading, the page shows the latest request.
     page.reload()
     page.wait_for_selector("h1 .target:text-is('deux deux un')")
     assert sum(url.endswith("/ask") for url in opened.asked) == 2
 
 
-def test_a_page_without_a_sentence_waits_for_one(opened, served):
+def test_page_without_a_sentence_shows_a_form(opened, served):
     page = opened(served().address)
     page.wait_for_selector(QUIET)
-    assert page.locator("h1").text_content() == "Write a sentence, and see what the model regards in it."
-    page.get_by_role("textbox", name="Sentence").fill("one two three?")  # ? is no key here
-    page.get_by_role("button", name="Look").click()
+    assert page.locator("h1").text_content() == "Enter a sentence to see what the model attends to."
+    page.get_by_role("textbox", name="Sentence").fill("one two three?")  # ? is not a shortcut in a text field
+    page.get_by_role("button", name="Run").click()
     page.wait_for_selector("h1 .source:text-is('one two three?')")
     page.wait_for_selector(QUIET)
     assert page.locator(".panel").count() > 0
@@ -129,39 +131,39 @@ def test_a_page_without_a_sentence_waits_for_one(opened, served):
     assert page.locator("dialog[open]").count() == 0
 
 
-def test_what_cannot_be_looked_at_is_said_beside_the_field(opened, served, monkeypatch):
+def test_errors_are_shown_next_to_the_field(opened, served, monkeypatch):
     monkeypatch.setattr(Translator, "length_limit", 16)  # as with learned positions
     page = opened(served("one two", "deux un").address)
     page.wait_for_selector(QUIET)
-    ask(page, "one " * 40)
+    submit(page, "one " * 40)
     page.wait_for_selector("form[data-failed]")
-    assert "the model takes at most 15" in page.locator(".asked").text_content()
+    assert "the model supports at most 15" in page.locator(".request-status").text_content()
     assert page.locator("h1 .source").text_content() == "one two"
-    assert [one.startswith(REFUSED) for one in opened.complaints] == [True]
-    ask(page, "one")
+    assert [one.startswith(REFUSED) for one in opened.console_messages] == [True]
+    submit(page, "one")
     page.wait_for_selector("h1 .source:text-is('one')")
     page.wait_for_selector(QUIET)
 
-    page.route("**/ask", lambda route: route.abort())  # as if it had been closed
-    ask(page, "two")
+    page.route("**/ask", lambda route: route.abort())  # as if the server had been stopped
+    submit(page, "two")
     page.wait_for_selector("form[data-failed]")
-    assert page.locator(".asked").text_content().startswith("Regard does not answer any more.")
-    opened.complaints.clear()
+    assert page.locator(".request-status").text_content().startswith("The Regard server does not respond.")
+    opened.console_messages.clear()
 
 
-def test_tokens_are_text_here_too(opened, served):
+def test_live_page_shows_tokens_as_text(opened, served):
     page = opened(served("one two", "deux un").address)
     page.wait_for_selector(QUIET)
     hostile = "<img src=x onerror=alert(1)>"
-    ask(page, "one", hostile)
+    submit(page, "one", hostile)
     page.wait_for_selector("h1 .target:has-text('onerror')")
     page.wait_for_selector(QUIET)
     assert page.locator("h1 .target").text_content() == hostile
     assert page.locator("#regard img").count() == 0
 
 
-def test_other_pages_of_the_browser_get_nothing(opened, served, browser):
-    """Even with the whole address: a page of another origin can neither read nor ask."""
+def test_pages_of_other_origins_are_refused(opened, served, browser):
+    """A page of another origin can neither read nor send requests, even if it knows the address."""
     live, other = served("one two", "deux un"), served("three", "trois")
     before = live.newest
     page = browser.new_page()
@@ -205,8 +207,8 @@ def test_other_pages_of_the_browser_get_nothing(opened, served, browser):
     page.context.close()
 
 
-def test_a_name_that_is_made_to_lead_here_is_refused(served, browser):
-    """DNS rebinding: the browser believes that the page is evil.example's, and so does the server."""
+def test_dns_rebinding_is_refused(served, browser):
+    """DNS rebinding: evil.example resolves to this machine."""
     live = served("one two", "deux un")
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     rule = "--host-resolver-rules=MAP evil.example 127.0.0.1"
@@ -220,9 +222,9 @@ def test_a_name_that_is_made_to_lead_here_is_refused(served, browser):
 
 @pytest.mark.parametrize("texts", [(), ("one two three", "trois deux un")])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(opened, served, texts, scheme):
+def test_axe_finds_no_violations(opened, served, texts, scheme):
     if not AXE.exists():
-        missing("There is no axe-core here: npm install.")
+        missing("axe-core is not installed: run npm install.")
     page = opened(served(*texts).address)
     page.emulate_media(color_scheme=scheme)
     page.wait_for_selector(QUIET)
@@ -230,11 +232,11 @@ def test_axe_finds_nothing(opened, served, texts, scheme):
     assert page.evaluate("axe.run(document)")["violations"] == []
 
 
-# The widget, in a page that keeps anywidget's contract: a model with get, on, off and send, bytes as DataViews
+# The widget, in a page that implements anywidget's contract: a model with get, on, off and send, bytes as DataViews
 
 
 NOTEBOOK = """async ([source, traits, blobs]) => {
-  // Buffers come as views into one message, wherever they happen to begin.
+  // Buffers are views into one message, at arbitrary offsets.
   const viewsOf = (texts) => {
     const parts = texts.map((text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0)));
     const whole = new Uint8Array(3 + parts.reduce((sum, part) => sum + part.length, 0));
@@ -256,8 +258,8 @@ NOTEBOOK = """async ([source, traits, blobs]) => {
       if (window.silent === true) return;
       return window.kernel(content).then((sent) => {
         window.heard = window.silent && sent.length;
-        for (const [told, buffers] of window.silent ? sent.slice(0, 1) : sent) {
-          for (const listener of [...listeners]) listener(told, viewsOf(buffers));
+        for (const [message, buffers] of window.silent ? sent.slice(0, 1) : sent) {
+          for (const listener of [...listeners]) listener(message, viewsOf(buffers));
         }
       });
     },
@@ -277,7 +279,7 @@ NOTEBOOK = """async ([source, traits, blobs]) => {
 
 @pytest.fixture
 def notebook(opened) -> Callable[..., Any]:
-    """Shows the widget of a look, twice, in one page."""
+    """Renders the widget of a look twice in one page."""
 
     def show(seen: Any) -> Any:
         widget = seen.widget()
@@ -287,7 +289,7 @@ def notebook(opened) -> Callable[..., Any]:
         def kernel(content: Any) -> Any:
             sent.clear()
             widget._handle_custom_msg(content, [])
-            return [(told, [base64.b64encode(one).decode() for one in buffers]) for told, buffers in sent]
+            return [(message, [base64.b64encode(one).decode() for one in buffers]) for message, buffers in sent]
 
         page = opened("about:blank")
         page.set_content('<!doctype html><html lang="en"><title>Notebook</title><body></body></html>')
@@ -301,7 +303,7 @@ def notebook(opened) -> Callable[..., Any]:
     return show
 
 
-def test_the_widget_shows_the_look_and_asks_the_kernel(notebook, transformer):
+def test_widget_shows_the_look_and_requests_another(notebook, transformer):
     seen = look(transformer, "one two three", "trois deux un")
     page = notebook(seen)
     one, two = page.locator("#one"), page.locator("#two")
@@ -314,56 +316,56 @@ def test_the_widget_shows_the_look_and_asks_the_kernel(notebook, transformer):
         np.testing.assert_allclose(table(place), seen.maps["decoder.0.cross"].weights[0], rtol=1e-3, atol=1e-6)
 
     one.get_by_role("textbox", name="Sentence").fill("four five six")
-    one.get_by_role("button", name="Look").click()
+    one.get_by_role("button", name="Run").click()
     page.wait_for_selector("#one h1 .source:text-is('four five six')")
     page.wait_for_selector(f"#one {QUIET}")
     after = look(transformer, "four five six")
     assert one.locator("h1 .target").text_content() == after.translation
-    # As it was looked at before; the other view shows what it showed, and the notebook's address is not touched.
+    # The same figure as before; the other widget is unchanged, and the notebook's address is not touched.
     np.testing.assert_allclose(table(one), after.maps["decoder.0.cross"].weights[0], rtol=1e-3, atol=1e-6)
     assert two.locator("h1 .source").text_content() == "one two three"
     assert page.evaluate("location.href") == "about:blank"
 
     one.get_by_role("textbox", name="Sentence").fill(" ")
-    one.get_by_role("button", name="Look").click()
+    one.get_by_role("button", name="Run").click()
     page.wait_for_selector("#one form[data-failed]")
-    assert one.locator(".asked").text_content().startswith("The text is empty")
-    # Nothing stays behind.
+    assert one.locator(".request-status").text_content().startswith("The text is empty")
+    # Everything is cleaned up.
     assert page.evaluate("window.listeners.size") == 0
     page.evaluate("window.ends.forEach((end) => end())")
     assert page.locator(".regard").count() == 0
 
 
-def test_a_kernel_that_does_not_answer(notebook, transformer):
-    """After a while the page says what to do; a kernel that has heard may take as long as it needs."""
+def test_unresponsive_kernel_is_reported(notebook, transformer):
+    """After a timeout the page says what to do; a kernel that has acknowledged the request has no time limit."""
     page = notebook(look(transformer, "one two", "deux un"))
     one = page.locator("#one")
     page.clock.install()
 
-    def ask_in_vain() -> None:
+    def request_without_response() -> None:
         one.get_by_role("textbox", name="Sentence").fill("four")
-        one.get_by_role("button", name="Look").click()
-        page.wait_for_selector("#one .asked:text('Looking')")
+        one.get_by_role("button", name="Run").click()
+        page.wait_for_selector("#one .request-status:text('Running')")
 
     page.evaluate("window.silent = true")
-    ask_in_vain()
+    request_without_response()
     page.clock.fast_forward(9_000)
-    assert one.locator(".asked").text_content() == "Looking …"
+    assert one.locator(".request-status").text_content() == "Running …"
     page.clock.fast_forward(1_500)
     page.wait_for_selector("#one form[data-failed]")
-    assert "run this cell again" in one.locator(".asked").text_content()
+    assert "run this cell again" in one.locator(".request-status").text_content()
     assert page.evaluate("window.listeners.size") == 0
 
-    page.evaluate("window.silent = 'after it has heard'")
-    ask_in_vain()
+    page.evaluate("window.silent = 'after acknowledging'")
+    request_without_response()
     page.wait_for_function("() => window.heard")
     page.clock.fast_forward(60_000)
-    assert one.locator(".asked").text_content() == "Looking …"
+    assert one.locator(".request-status").text_content() == "Running …"
 
     page.evaluate("window.silent = 'dead'")
-    page.locator("#two").get_by_role("button", name="Look").click()
+    page.locator("#two").get_by_role("button", name="Run").click()
     page.wait_for_selector("#two form[data-failed]")
-    assert "does not answer" in page.locator("#two .asked").text_content()
+    assert "does not respond" in page.locator("#two .request-status").text_content()
 
 
 def test_every_view_fits_into_a_narrow_cell_of_a_wide_window(notebook, transformer):
@@ -372,12 +374,12 @@ def test_every_view_fits_into_a_narrow_cell_of_a_wide_window(notebook, transform
     for width, count in ((1280, 2), (520, 1)):
         page.evaluate("width => (document.getElementById('one').style.width = `${width}px`)", width)
         for view, columns in (
-            ("Heads", ".columns"),
-            ("Walk", ".side-of"),
-            ("Decode", ".decode-columns"),
-            ("Try it", ".trying"),
+            ("Attention", ".columns"),
+            ("Step by step", ".token-side"),
+            ("Search", ".search-columns"),
+            ("Experiment", ".experiment"),
         ):
-            one.get_by_role("tab", name=view, exact=True).click()
+            one.get_by_role("tablist", name="View").get_by_role("tab", name=view, exact=True).click()
             page.wait_for_selector(f"#one {columns}:visible")
             page.wait_for_selector(f"#one {QUIET}")
             tracks = one.locator(columns).first.evaluate("one => getComputedStyle(one).gridTemplateColumns")

@@ -1,88 +1,88 @@
-"""The walk in a real browser: every number is computed again, and each shows how it is made."""
+"""The step-by-step view in a browser: every number is recomputed and has a derivation."""
 
 import copy
 import re
 
 import pytest
 
-from regard.viewer.page.text_scene import Scene, scene_of
-from tests.viewer.browser import AXE, hash_of, missing, said
-from tests.viewer.text_models import looked
+from regard.viewer.page.text_scene import Scene, build_scene
+from tests.viewer.browser import AXE, hash_of, missing
+from tests.viewer.text_models import cached_look
 
-DONE = ".walk .verdict[data-agrees]"
+DONE = ".steps-view .verdict[data-agrees]"
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 def scene_for(form: str) -> Scene:
-    return scene_of(looked(form), walk=True)
+    return build_scene(cached_look(form), walk=True)
 
 
-def test_it_opens_at_the_clearest_token_and_all_steps_agree(opened):
+def test_steps_view_opens_at_the_clearest_token_and_all_steps_agree(opened):
     scene = scene_for("rotary, grouped")
     page = opened(scene)
-    page.get_by_role("tab", name="Walk").click()
+    page.get_by_role("tab", name="Step by step").click()
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
     steps = [step for step in scene.header["walk"]["steps"] if step["title"]]
     assert f"All {len(steps)} steps" in page.locator(".verdict").text_content()
-    assert page.locator(".stations .mark-of[data-agrees=no]").count() == 0
+    assert page.locator(".sections .section-mark[data-agrees=no]").count() == 0
     focus = scene.header["walk"]["focus"]
     for side in ("source", "target"):
         chosen = page.locator(f"[data-side={side}][aria-checked=true]")
         assert chosen.count() == 1
         assert chosen.get_attribute("data-token") == str(focus[side])
-    card = page.locator(".stations li[data-part=attention] details[open] .step[data-op=softmax]")
+    card = page.locator(".sections li[data-part=attention] details[open] .step[data-op=softmax]")
     assert card.locator(".formula").text_content() == "aₜₛ = exp(eₜₛ) / Σᵢ exp(eₜᵢ)"
     assert card.locator("footer code").first.text_content() == "regard/layers/multihead.py · MultiHead.forward"
-    assert sum(float(text) for text in card.locator(".bar-of .number").all_text_contents()) == pytest.approx(
+    assert sum(float(text) for text in card.locator(".bar-button .number").all_text_contents()) == pytest.approx(
         1, abs=0.01
     )
 
 
-def test_a_number_that_was_changed_on_the_way_is_found(opened):
+def test_corrupted_parameter_is_detected(opened):
     scene = scene_for("transformer")
     at = scene.header["walk"]["params"]["at"]
     spoilt = bytearray(scene.blobs[at])
     spoilt[2000:2004] = b"\x00\x00\x80\x40"  # 4.0
     blobs = [*scene.blobs[:at], bytes(spoilt), *scene.blobs[at + 1 :]]
     page = opened(Scene(scene.header, blobs))
-    page.get_by_role("tab", name="Walk").click()
+    page.get_by_role("tab", name="Step by step").click()
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "no"
-    assert page.locator(".stations .mark-of[data-agrees=no]").count() > 0
+    assert page.locator(".sections .section-mark[data-agrees=no]").count() > 0
 
 
-def test_tokens_layers_and_heads_are_chosen_with_keys(opened):
-    page = opened(scene_for("transformer"), "#view=walk&at=decoder.0.cross:1&pin=1,2")
+def test_tokens_layers_and_heads_are_selected_with_keys(opened):
+    page = opened(scene_for("transformer"), "#view=steps&at=decoder.0.cross:1&pin=1,2")
     page.wait_for_selector(DONE)
     token = page.locator("[data-side=target][aria-checked=true]")
     assert token.get_attribute("data-token") == "1"
     assert page.locator("[data-side=source][aria-checked=true]").get_attribute("data-token") == "2"
-    before = page.locator(".step[data-op=softmax] .of").first.text_content()
+    before = page.locator(".step[data-op=softmax] .value-subject").first.text_content()
     token.focus()
     page.keyboard.press("ArrowRight")
     assert page.locator("[data-side=target][aria-checked=true]").get_attribute("data-token") == "2"
-    assert "trois" in said(page)
+    assert "trois" in announced(page)
     assert hash_of(page)["pin"] == "2,2"
-    assert page.locator(".step[data-op=softmax] .of").first.text_content() != before
+    assert page.locator(".step[data-op=softmax] .value-subject").first.text_content() != before
     page.keyboard.press("]")
     assert hash_of(page)["at"] == "decoder.0.cross:2"
-    assert "Head 2" in said(page)
+    assert "Head 2" in announced(page)
     page.keyboard.press("}")
     assert hash_of(page)["at"] == "decoder.1.attention:2"
     page.get_by_label("Attention").select_option("encoder.0.attention")
-    assert page.locator(".stations li", has_text="Encoder, layer 0: self-attention").locator(".step").count() > 8
+    assert page.locator(".sections li", has_text="Encoder, layer 0: self-attention").locator(".step").count() > 8
 
 
-def test_a_number_says_how_it_is_made(opened):
-    page = opened(scene_for("transformer"), "#view=walk&at=decoder.0.cross:0")
+def test_number_shows_its_derivation(opened):
+    page = opened(scene_for("transformer"), "#view=steps&at=decoder.0.cross:0")
     page.wait_for_selector(DONE)
-    card = page.locator(".stations details[open] .step", has_text="q = x W_q")
+    card = page.locator(".sections details[open] .step", has_text="q = x W_q")
     assert card.locator(".cell").count() == 8
     card.get_by_role("button", name="… 8 more").click()
     assert card.locator(".cell").count() == 16
     card.locator(".cell").nth(3).click()
-    making = card.locator(".making")
+    making = card.locator(".derivation")
     assert making.text_content().startswith("q[3] = ")
     making.get_by_role("button", name="… 12 more").click()
     text = making.text_content().replace("−", "-").replace("·", "*")
@@ -99,51 +99,53 @@ def test_a_number_says_how_it_is_made(opened):
 @pytest.mark.parametrize("form", ["bahdanau lstm of two layers", "luong lstm of two layers", "T5", "albert", "answer"])
 def test_every_section_of_every_family_opens(opened, form):
     scene = scene_for(form)
-    page = opened(scene, "#view=walk")
+    page = opened(scene, "#view=steps")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
-    page.evaluate("for (const one of document.querySelectorAll('.stations li:not([hidden]) details')) one.open = true")
+    page.evaluate("for (const one of document.querySelectorAll('.sections li:not([hidden]) details')) one.open = true")
     sections = scene.header["walk"]["sections"]
     mine = {n for n, one in enumerate(sections) if "token" not in one}
     page.wait_for_function(
-        "count => document.querySelectorAll('.walk .step').length >= count",
+        "count => document.querySelectorAll('.steps-view .step').length >= count",
         arg=sum(step["section"] in mine for step in scene.header["walk"]["steps"]),
     )
-    # Of a recurrent model, only the steps of the tokens that are followed.
-    hidden = page.locator(".stations > li[hidden]").count()
+    # Of a recurrent model, only the steps of the selected tokens.
+    hidden = page.locator(".sections > li[hidden]").count()
     assert (hidden > 0) == any("token" in one for one in sections)
 
 
 def test_texts_are_never_markup(opened):
-    scene = copy.deepcopy(scene_of(looked("transformer"), walk=True))
+    scene = copy.deepcopy(build_scene(cached_look("transformer"), walk=True))
     walk = scene.header["walk"]
     walk["sides"]["source"]["tokens"][1] = walk["note"] = walk["names"]["5"] = HOSTILE
     first = next(step for step in walk["steps"] if step["title"])
     walk["sections"][0]["title"] = first["formula"] = first["where"] = HOSTILE
-    page = opened(scene, "#view=walk")
+    page = opened(scene, "#view=steps")
     page.wait_for_selector(DONE)
     assert page.locator("img").count() == 0
     assert page.locator("[data-side=source]").nth(1).text_content() == HOSTILE
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_in_the_walk(opened, scheme):
+def test_axe_finds_no_violations(opened, scheme):
     if not AXE.exists():
-        missing("There is no axe-core here: npm install.")
-    page = opened(scene_for("transformer"), "#view=walk", color_scheme=scheme)
+        missing("axe-core is not installed: run npm install.")
+    page = opened(scene_for("transformer"), "#view=steps", color_scheme=scheme)
     page.wait_for_selector(DONE)
     page.evaluate(AXE.read_text())
     found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
     assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
 
 
-def test_small_screens_scroll_only_down(opened):
-    page = opened(scene_for("transformer"), "#view=walk", viewport={"width": 380, "height": 700})
+def test_small_screen_scrolls_only_vertically(opened):
+    page = opened(scene_for("transformer"), "#view=steps", viewport={"width": 380, "height": 700})
     page.wait_for_selector(DONE)
-    right = "Math.max(...[...document.querySelectorAll('.walk *')].map((one) => one.getBoundingClientRect().right))"
+    right = (
+        "Math.max(...[...document.querySelectorAll('.steps-view *')].map((one) => one.getBoundingClientRect().right))"
+    )
     assert page.evaluate(right) <= 380
 
 
-def test_pages_without_a_walk_have_no_tab_for_it(opened):
-    page = opened(scene_of(looked("transformer"), walk=False), "#view=walk")
-    assert page.get_by_role("tab", name="Walk").count() == 0
+def test_page_without_a_walk_has_no_steps_tab(opened):
+    page = opened(build_scene(cached_look("transformer"), walk=False), "#view=steps")
+    assert page.get_by_role("tab", name="Step by step").count() == 0

@@ -1,21 +1,18 @@
 """The page's interpreter of programs agrees with NumPy's, operation by operation, on random inputs."""
 
 import json
-import shutil
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from regard.program.numpy_interpreter import OPERATIONS
-from regard.viewer import web
-from tests.viewer.browser import node_program
+from tests.viewer.browser import bundle_script, node_program
 
 ROUNDS = 12
 SCRIPT = """
 import { readFileSync } from "node:fs";
-import { execute } from "FOLDER/program.mjs";
+import { execute } from "./steps/operations.js";
 const tensor = (one) => one && { data: Float64Array.from(one.data), shape: one.shape };
 const cases = JSON.parse(readFileSync("FOLDER/cases.json", "utf-8"));
 console.log(JSON.stringify(cases.map(({ op, inputs, options }) => {
@@ -251,10 +248,9 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict[str, list]:
-    """Cases of every operation with NumPy's results and the page's, in one run of node."""
+    """Cases of every operation with the results of NumPy and of the page, from one run of node."""
     folder = tmp_path_factory.mktemp("program")
-    shutil.copy(Path(web.__file__).parent / "program.js", folder / "program.mjs")
-    (folder / "run.mjs").write_text(SCRIPT.replace("FOLDER", folder.as_posix()))
+    (folder / "run.mjs").write_text(bundle_script(SCRIPT.replace("FOLDER", folder.as_posix())))
     made = [(op, *make(Random(seed))) for op, make in CASES.items() for seed in range(ROUNDS)]
     cases = [{"op": op, "inputs": [_plain(x) for x in inputs], "options": options} for op, inputs, options in made]
     (folder / "cases.json").write_text(json.dumps(cases))
@@ -270,12 +266,12 @@ def _plain(x: np.ndarray | None) -> dict | None:
     return None if x is None else {"data": np.asarray(x, float).flatten().tolist(), "shape": list(x.shape)}
 
 
-def test_there_is_a_case_for_every_operation():
+def test_every_operation_has_a_case():
     assert set(CASES) == set(OPERATIONS)
 
 
 @pytest.mark.parametrize("op", CASES)
-def test_the_page_computes_what_numpy_computes(results, op):
-    for wanted, found, inputs, options in results[op]:
-        assert found["shape"] == list(wanted.shape), ([x.shape for x in inputs if x is not None], options)
-        np.testing.assert_allclose(found["data"], wanted.flatten(), rtol=1e-12, atol=1e-12)
+def test_page_agrees_with_numpy(results, op):
+    for expected, found, inputs, options in results[op]:
+        assert found["shape"] == list(expected.shape), ([x.shape for x in inputs if x is not None], options)
+        np.testing.assert_allclose(found["data"], expected.flatten(), rtol=1e-12, atol=1e-12)

@@ -1,4 +1,4 @@
-"""The page's module: how it is joined; and, under node, that its numbers are those of NumPy."""
+"""The page's JavaScript module: bundling and, under node, agreement with NumPy."""
 
 import base64
 import json
@@ -11,38 +11,51 @@ import pytest
 from regard.errors import RegardError
 from regard.evaluation import attention_measures
 from regard.viewer import web
-from regard.viewer.page.text_scene import Scene, narrow
+from regard.viewer.page.text_scene import Scene, quantize_uint16
 from tests.viewer import scenes
 from tests.viewer.browser import node_program
-from tests.viewer.page.test_text_scene import weights
+from tests.viewer.helpers import weights
 
-SOURCES = {path.name.removesuffix(".js"): path.read_text("utf-8") for path in web._sources()}
-
-
-# How it is joined
+SOURCES = web.read_sources()
 
 
-def test_the_module_is_one_text_that_asks_for_nothing():
+# Bundling
+
+
+def test_module_contains_every_file_and_no_imports():
     text = web.module()
     assert text.count("export ") == text.count("export default") == 1
     assert "import {" not in text
     assert "export default { render };" in text
     assert "function openPage()" in text
-    # A file stands after those that it imports.
-    marks = {name: text.find(source.split("*/", 1)[0].strip()) for name, source in SOURCES.items()}
-    assert {"index", "heads", "maths", "kernel", "style"} <= {name for name, mark in marks.items() if mark >= 0}
-    for name, source in SOURCES.items():
-        for imported in web._IMPORT.findall(source):
-            assert marks[imported] < marks[name] or marks[name] < 0
+
+    def start_of(path: str) -> int:
+        source = SOURCES[path]
+        return text.find(json.dumps(source) if path.endswith(".css") else source.split("*/", 1)[0].strip())
+
+    # Every file is there, after the files that it imports.
+    starts = {path: start_of(path) for path in SOURCES}
+    assert min(starts.values()) >= 0, [path for path, start in starts.items() if start < 0]
+    for path, source in SOURCES.items():
+        for imported in web.imported_paths(path, source):
+            assert starts[imported] < starts[path]
 
 
-def test_nothing_in_the_module_reads_a_text_as_markup_or_as_a_program():
-    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser"):
-        assert way not in web.module()
+def test_module_never_parses_text_as_markup_or_code():
+    for sink in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "DOMParser",
+    ):
+        assert sink not in web.module()
 
 
-def test_nothing_in_the_module_names_another_place():
-    addresses = {"http://www.w3.org/2000/svg"}  # the name of a language: nobody goes there
+def test_module_contains_no_addresses():
+    addresses = {"http://www.w3.org/2000/svg"}  # an XML namespace, which is never fetched
     found = {part.split('"')[0] for part in web.module().split("http")[1:]}
     assert {f"http{one}" for one in found} == addresses
 
@@ -50,35 +63,34 @@ def test_nothing_in_the_module_names_another_place():
 @pytest.mark.parametrize(
     ("sources", "message"),
     [
-        ({"index": 'import { a } from "./b.js";\n'}, "imports b.js, which is missing"),
-        ({"index": 'import { a } from "./b.js";\n', "b": 'import { c } from "./index.js";\n'}, "a circular import"),
+        ({"index.js": 'import { a } from "./b.js";\n'}, "imports b.js, which is missing"),
+        ({"index.js": 'import { a } from "./b.js";\n', "b.js": 'import { c } from "./index.js";\n'}, "Circular import"),
         (
-            {"index": 'import { a } from "./b.js";\nconst a = 1;\n', "b": "export const a = 1;\n"},
+            {"index.js": 'import { a } from "./b.js";\nconst a = 1;\n', "b.js": "export const a = 1;\n"},
             "a is defined in b.js",
         ),
     ],
 )
-def test_what_cannot_be_joined_is_refused(sources, message):
+def test_invalid_sources_raise_an_error(sources, message):
     with pytest.raises(RegardError, match=message):
-        web.join(sources)
+        web.bundle(sources)
 
 
-def test_a_file_that_two_import_is_there_once():
+def test_file_imported_twice_is_bundled_once():
     sources = {
-        "index": 'import { b } from "./b.js";\nimport { c } from "./c.js";\nexport default b + c;\n',
-        "b": 'import { c } from "./c.js";\nexport const b = c;\n',
-        "c": "export const c = 1;\n",
+        "index.js": 'import { b } from "./b.js";\nimport { c } from "./c.js";\nexport default b + c;\n',
+        "b.js": 'import { c } from "./c.js";\nexport const b = c;\n',
+        "c.js": "export const c = 1;\n",
     }
-    assert web.join(sources) == "const c = 1;\nconst b = c;\nexport default b + c;\n"
+    assert web.bundle(sources) == "const c = 1;\nconst b = c;\nexport default b + c;\n"
 
 
-# What it computes
+# Attention weights and measures
 
 
 def node(imports: str, program: str, given: Any = None) -> Any:
-    """What a program makes of `given`, with names imported from the module's files."""
-    told = json.dumps(given)
-    text = web.join(SOURCES | {"index": f"{imports}\nconst given = {told};\n{program}\n"})
+    """Run a program under node with imports from the page's sources; return the JSON that it prints."""
+    text = web.bundle(SOURCES | {"index.js": f"{imports}\nconst given = {json.dumps(given)};\n{program}\n"})
     command = [node_program(), "--input-type=module", "-"]
     ran = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
@@ -87,12 +99,14 @@ def node(imports: str, program: str, given: Any = None) -> Any:
 
 SHOW = "console.log(JSON.stringify({}));"
 HEADS = (
-    'import { headOf, rawOf, weightsInto } from "./maths.js";\nimport { Kernel } from "./kernel.js";\n'
-    'import { Attentions, Picture, Weights, agreementOf, meanEntropy } from "./maps.js";'
+    'import { computeWeights, extractHead, readBlob } from "./weights/maths.js";\n'
+    'import { Kernel } from "./weights/kernel.js";\n'
+    'import { AttentionMap, Attentions } from "./weights/maps.js";\nimport { Raster } from "./weights/raster.js";\n'
+    'import { meanEntropy, meanOverlap } from "./weights/measures.js";'
 )
 OPEN = """
 const blobs = given.blobs.map((text) => new Uint8Array(Buffer.from(text, "base64")).buffer);
-const attentions = new Attentions({ scene: given.header, blob: async (n) => blobs[n], addressed: false });
+const attentions = new Attentions({ scene: given.header, blob: async (n) => blobs[n], ownsAddress: false });
 for (const one of given.header.attentions) await attentions.load(one.name);
 """
 
@@ -102,7 +116,7 @@ def carried(seen: Scene) -> dict[str, Any]:
 
 
 def odd_scene(rng: np.random.Generator, *, exact: bool = True) -> Scene:
-    """Every form of mask, a bias, grouped keys, concat, at lengths that no block divides."""
+    """A scene with every kind of mask, a bias, grouped keys and concat, at lengths that are no multiple of a block."""
     T, S, H, D = 11, 13, 4, 10
     sides = [scenes.side("target", [f"t{i}" for i in range(T)]), scenes.side("source", [f"s{i}" for i in range(S)])]
     masks = {
@@ -141,8 +155,8 @@ def odd(request) -> Scene:
     return odd_scene(np.random.default_rng(5), exact=request.param == "float32")
 
 
-def test_weights_are_those_of_the_definition(odd):
-    """For every mask, bias and score, with the twin of test_scene.py, which is NumPy in double precision."""
+def test_weights_agree_with_the_numpy_reference(odd):
+    """For every mask, bias and score, in double precision."""
     names = [one["name"] for one in odd.header["attentions"]]
     program = """
     const found = {};
@@ -150,33 +164,35 @@ def test_weights_are_those_of_the_definition(odd):
       found[name] = [];
       for (let head = 0; head < heads; head++) {
         const map = attentions.map({ attention: name, head }, false);
-        for (let t = 0; t < map.rows; t++) found[name].push([...map.exact(t)]);
+        for (let t = 0; t < map.rows; t++) found[name].push([...map.exactRow(t)]);
       }
     }"""
     found = node(HEADS, OPEN + program + SHOW.format("found"), carried(odd))
     for name in names:
-        wanted = weights(odd, name)
-        # Numbers in sixteen bits are rounded to float32 once they are spread out.
+        expected = weights(odd, name)
+        # Quantized numbers are rounded to float32 when they are decoded.
         atol = 1e-4 if name.startswith("far") else 1e-6
-        np.testing.assert_allclose(np.reshape(found[name], wanted.shape), wanted, atol=atol, err_msg=name)
+        np.testing.assert_allclose(np.reshape(found[name], expected.shape), expected, atol=atol, err_msg=name)
     assert not np.any(found["nothing"])
 
 
-def test_the_fast_kernel_and_its_plain_twin_agree(odd):
-    """Whole rows and parts of rows, once a row is known, in any order."""
+def test_fast_kernel_agrees_with_the_plain_one(odd):
+    """Full rows and parts of rows, before and after their sums are known, in any order."""
     program = """
     const [fast, plain] = [new Kernel(), new Kernel(false)];
     let worst = 0;
     for (const one of given.header.attentions) {
       const raw = {};
-      for (const part of ["q", "k", "w", "bias"]) raw[part] = one[part] ? rawOf(blobs[one[part].at], one[part]) : null;
+      for (const part of ["q", "k", "w", "bias"]) {
+        raw[part] = one[part] ? readBlob(blobs[one[part].at], one[part]) : null;
+      }
       for (let head = 0; head < one.heads; head++) {
-        const made = headOf(one, raw, head);
+        const made = extractHead(one, raw, head);
         const parts = [[[3, 1, 10, 0, 7, 2], 0, 13], [[1, 3], 4, 9], [[0, 5, 10], 12, 13], [[9], 0, 1]];
         for (const [rows, from, to] of parts) {
           const out = [fast, plain].map((kernel) => {
             const numbers = new Float32Array(rows.length * (to - from)).fill(7);
-            kernel.rowsInto(made, rows, from, to, numbers);
+            kernel.computeRows(made, rows, from, to, numbers);
             return numbers;
           });
           out[0].forEach((weight, i) => (worst = Math.max(worst, Math.abs(weight - out[1][i]))));
@@ -190,8 +206,8 @@ def test_the_fast_kernel_and_its_plain_twin_agree(odd):
     assert found["worst"] < 2e-5
 
 
-def test_the_kernel_makes_room():
-    """Heads of other lengths and many heads: what was put away is computed anew, and right."""
+def test_kernel_recomputes_evicted_heads():
+    """Many heads of different lengths exceed the kernel's memory."""
     program = """
     const kernel = new Kernel(true, 20000);
     const heads = [];
@@ -204,8 +220,8 @@ def test_the_kernel_makes_room():
     let worst = 0;
     for (const head of [...heads, heads[0], heads[17], heads[0]]) {
       const out = new Float32Array(2 * head.S);
-      kernel.rowsInto(head, [1, 8], 0, head.S, out);
-      const exact = weightsInto(head, 8, new Float64Array(head.S));
+      kernel.computeRows(head, [1, 8], 0, head.S, out);
+      const exact = computeWeights(head, 8, new Float64Array(head.S));
       for (let s = 0; s < head.S; s++) worst = Math.max(worst, Math.abs(exact[s] - out[head.S + s]));
     }
     console.log(JSON.stringify({ worst, generations: kernel.generation }));"""
@@ -214,34 +230,34 @@ def test_the_kernel_makes_room():
     assert found["generations"] > 1
 
 
-LONG = 'if (given.long) Object.defineProperty(Weights.prototype, "whole", { get: () => false });\n'
+LONG = 'if (given.long) Object.defineProperty(AttentionMap.prototype, "isMaterialized", { get: () => false });\n'
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_means_of_heads_and_joined_words(long):
-    """Also the way long texts go, where no map is ever whole."""
+def test_means_of_heads_and_merged_word_pieces(long):
+    """Also for long texts, whose maps are computed row by row."""
     seen = scenes.small()
     program = """
     const rows = (map, list, from, to) => {
       const out = new Float32Array(list.length * (to - from));
-      map.rowsInto(list, from, to, out);
+      map.readRows(list, from, to, out);
       return [...out];
     };
     const found = {};
-    const show = (map) => Array.from({ length: map.rows }, (_, t) => [...map.exact(t)]);
+    const show = (map) => Array.from({ length: map.rows }, (_, t) => [...map.exactRow(t)]);
     found.mean = show(attentions.map({ attention: "decoder.1.cross", head: "mean" }, false));
     const words = attentions.map({ attention: "decoder.1.cross", head: 2 }, true);
     found.words = show(words);
-    found.picture = rows(words, [...Array(words.rows).keys()], 0, words.columns);
+    found.cells = rows(words, [...Array(words.rows).keys()], 0, words.columns);
     found.part = rows(words, [4, 2], 3, 7);
     found.labels = attentions.axesOf("decoder.1.cross", true).rows.labels;"""
     found = node(HEADS, LONG + OPEN + program + SHOW.format("found"), carried(seen) | {"long": long})
-    wanted = weights(seen, "decoder.1.cross")
-    np.testing.assert_allclose(found["mean"], wanted.mean(0), atol=1e-6)
+    expected = weights(seen, "decoder.1.cross")
+    np.testing.assert_allclose(found["mean"], expected.mean(0), atol=1e-6)
     pieces = np.array([0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9, 10, 11, 12])  # chas and sé are one word
-    joined = np.stack([wanted[2][pieces == word].mean(0) for word in range(13)])
+    joined = np.stack([expected[2][pieces == word].mean(0) for word in range(13)])
     np.testing.assert_allclose(found["words"], joined, atol=1e-6)
-    np.testing.assert_allclose(np.reshape(found["picture"], joined.shape), joined, atol=1e-5)
+    np.testing.assert_allclose(np.reshape(found["cells"], joined.shape), joined, atol=1e-5)
     np.testing.assert_allclose(np.reshape(found["part"], (2, 4)), joined[[4, 2], 3:7], atol=1e-5)
     assert found["labels"][4] == "chassé"
 
@@ -250,51 +266,54 @@ def test_columns_of_a_word_are_summed():
     words = [0, 1, 1, 1, 2, 3, 3, 4, 5]
     seen = scenes.translation(scenes.SOURCE, scenes.TARGET, source_words=words)
     program = "const map = attentions.map({ attention: 'decoder.0.cross', head: 1 }, true);"
-    show = SHOW.format("Array.from({ length: map.rows }, (_, t) => [...map.exact(t)])")
+    show = SHOW.format("Array.from({ length: map.rows }, (_, t) => [...map.exactRow(t)])")
     found = np.array(node(HEADS, OPEN + program + show, carried(seen)))
-    wanted = weights(seen, "decoder.0.cross")[1]
+    expected = weights(seen, "decoder.0.cross")[1]
     columns = np.array([*words, 6])
-    np.testing.assert_allclose(found, np.stack([wanted[:, columns == word].sum(1) for word in range(7)], 1), atol=1e-6)
+    np.testing.assert_allclose(
+        found, np.stack([expected[:, columns == word].sum(1) for word in range(7)], 1), atol=1e-6
+    )
     np.testing.assert_allclose(found.sum(1), 1)
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_measures_are_those_of_python(long):
+def test_measures_agree_with_python(long):
     seen = odd_scene(np.random.default_rng(2))
     program = """
     const found = {};
     for (const { name } of given.header.attentions) {
       const maps = [0, 1].map((head) => attentions.map({ attention: name, head }, false));
-      found[name] = [...maps.map(meanEntropy), agreementOf(maps[0], maps[1])];
+      found[name] = [...maps.map(meanEntropy), meanOverlap(maps[0], maps[1])];
     }"""
     found = node(HEADS, LONG + OPEN + program + SHOW.format("found"), carried(seen) | {"long": long})
     for name, numbers in found.items():
-        wanted = weights(seen, name)[:2]
-        expected = [*attention_measures.mean_entropy(wanted), attention_measures.agreement(wanted[0], wanted[1])]
+        maps = weights(seen, name)[:2]
+        expected = [*attention_measures.mean_entropy(maps), attention_measures.agreement(maps[0], maps[1])]
         np.testing.assert_allclose(numbers, expected, atol=1e-4, err_msg=name)
 
 
-def test_pictures_show_the_greatest_of_each_block():
-    """Step by step they only grow, each block is seen early, and in the end every one is the greatest of its cells."""
+def test_raster_shows_the_maximum_of_each_block():
+    """Values only grow, every block is covered early, and in the end each is the maximum of its cells."""
     seen = scenes.long(300, width=16)
     program = """
     const map = attentions.map({ attention: "blocks.0.attention", head: 0 }, false);
-    Object.defineProperty(map, "whole", { value: false });
-    const picture = new Picture(map, { rows: [37, 300], columns: [10, 211] }, 20, 30);
+    Object.defineProperty(map, "isMaterialized", { value: false });
+    const raster = new Raster(map, { rows: [37, 300], columns: [10, 211] }, 20, 30);
     const before = [];
-    while (!picture.begun) { picture.step(7); }
-    before.push(...picture.values);
-    const early = picture.share;
-    while (picture.step(7));
-    const near = new Picture(map, { rows: [100, 140], columns: [90, 130] }, 40, 40, picture);
+    while (!raster.isCovered) { raster.step(7); }
+    before.push(...raster.values);
+    const early = raster.completedFraction;
+    while (raster.step(7));
+    const near = new Raster(map, { rows: [100, 140], columns: [90, 130] }, 40, 40, raster);
     const seeded = [...near.values];
     while (near.step(3));
-    console.log(JSON.stringify({ before, early, share: picture.share, values: [...picture.values], block: picture.block,
-      size: [picture.height, picture.width], near: [...near.values], seeded,
-      greatest: map.greatest([100, 140], [90, 130]) }));"""
+    console.log(JSON.stringify({ before, early, share: raster.completedFraction,
+      values: [...raster.values], block: raster.block,
+      size: [raster.height, raster.width], near: [...near.values], seeded,
+      greatest: map.argmaxIn([100, 140], [90, 130]) }));"""
     found = node(HEADS, OPEN + program, carried(seen))
-    wanted = weights(seen, "blocks.0.attention")[0]
-    part = wanted[37:300, 10:211]
+    expected = weights(seen, "blocks.0.attention")[0]
+    part = expected[37:300, 10:211]
     assert found["block"] == {"rows": 14, "columns": 7}
     assert found["size"] == [19, 29]
     blocks = np.array([[part[y : y + 14, x : x + 7].max() for x in range(0, 201, 7)] for y in range(0, 263, 14)])
@@ -302,108 +321,108 @@ def test_pictures_show_the_greatest_of_each_block():
     assert found["early"] < 0.12
     assert found["share"] == 1
     assert np.all(np.array(found["before"]) <= np.array(found["values"]) + 1e-7)
-    np.testing.assert_allclose(np.reshape(found["near"], (40, 40)), wanted[100:140, 90:130], atol=1e-5)
-    # Before its own numbers are there, a part shows those of the picture around it.
+    np.testing.assert_allclose(np.reshape(found["near"], (40, 40)), expected[100:140, 90:130], atol=1e-5)
+    # Before it is computed, a part shows the values of the surrounding raster.
     first = (100 - 37) // 14, (90 - 10) // 7
     assert found["seeded"][0] == pytest.approx(blocks[first], abs=1e-5)
     row, column = found["greatest"]
-    assert wanted[row, column] == pytest.approx(wanted[100:140, 90:130].max(), abs=1e-6)
+    assert expected[row, column] == pytest.approx(expected[100:140, 90:130].max(), abs=1e-6)
 
 
-def test_numbers_in_sixteen_bits_are_spread_out_as_they_were_put_together():
+def test_quantized_numbers_are_decoded():
     x = np.random.default_rng(0).normal(3, 2, (6, 3, 5)).astype(np.float32)
-    x[:, 1, 2] = -7.25  # a channel that never changes
+    x[:, 1, 2] = -7.25  # a constant channel
     program = """
     const buffer = new Uint8Array(Buffer.from(given, "base64")).buffer;
-    const raw = rawOf(buffer, { type: "uint16", shape: [6, 3, 5] });"""
-    show = SHOW.format("[0, 1, 2].map((head) => [...taken(raw, 6, 3, 5, head)])")
-    given = base64.b64encode(narrow(x)).decode()
-    found = node('import { rawOf, taken } from "./maths.js";', program + show, given)
+    const raw = readBlob(buffer, { type: "uint16", shape: [6, 3, 5] });"""
+    show = SHOW.format("[0, 1, 2].map((head) => [...decodeHead(raw, 6, 3, 5, head)])")
+    given = base64.b64encode(quantize_uint16(x)).decode()
+    found = node('import { readBlob, decodeHead } from "./weights/maths.js";', program + show, given)
     np.testing.assert_allclose(np.reshape(found, (3, 6, 5)).swapaxes(0, 1), x, atol=1e-4)
     assert np.all(np.reshape(found, (3, 6, 5))[1, :, 2] == -7.25)
 
 
-def test_unknown_numbers_and_masks_are_refused():
+def test_unknown_number_types_and_masks_raise_an_error():
     program = """
     const failures = [];
-    const read = () => rawOf(new ArrayBuffer(4), { type: "float8", shape: [1] });
-    for (const act of [read, () => mayLook({ op: "moon" }, 0, 0)]) {
+    const read = () => readBlob(new ArrayBuffer(4), { type: "float8", shape: [1] });
+    for (const act of [read, () => mayAttend({ op: "moon" }, 0, 0)]) {
       try { act(); } catch (error) { failures.push(error.message); }
     }"""
-    found = node('import { mayLook, rawOf } from "./maths.js";', program + SHOW.format("failures"))
-    assert found == ["Numbers of type float8 are not known.", "A mask called moon is not known."]
+    found = node('import { mayAttend, readBlob } from "./weights/maths.js";', program + SHOW.format("failures"))
+    assert found == ["Unknown number type: float8.", "Unknown mask operation: moon."]
 
 
-# What it shows
+# Colors, addresses and tokens
 
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("name", ["blue", "iris"])
-def test_colours_have_one_order_for_every_eye(name, dark):
-    """Lightness alone tells more from less, all the way; the number on a colour can be read."""
+def test_lightness_of_colors_is_monotonic(name, dark):
+    """Lightness alone shows the order of weights; text on every color has enough contrast."""
     program = """
-    const colours = ramp(given.name, given.dark);
-    const lights = Array.from({ length: 256 }, (_, i) => luminance(...colours.subarray(3 * i, 3 * i + 3)));
-    const painter = painterOf(given.name, "linear", given.dark);
-    const light = lights.map((_, i) => painter.wantsLight(i / 255));
+    const colors = colorRamp(given.name, given.dark);
+    const lights = Array.from({ length: 256 }, (_, i) => luminance(...colors.subarray(3 * i, 3 * i + 3)));
+    const colormap = createColormap(given.name, "linear", given.dark);
+    const light = lights.map((_, i) => colormap.needsLightText(i / 255));
     console.log(JSON.stringify({ lights, light }));"""
-    imports = 'import { luminance, painterOf, ramp } from "./colours.js";'
+    imports = 'import { luminance, createColormap, colorRamp } from "./core/colors.js";'
     found = node(imports, program, {"name": name, "dark": dark})
     lights = np.array(found["lights"])
-    steps = np.diff(lights[::8] ** (1 / 3))  # roughly as eyes see it
+    steps = np.diff(lights[::8] ** (1 / 3))  # approximately perceptual lightness
     assert np.all(steps > 0.005) if dark else np.all(steps < -0.005)
     contrast = np.where(found["light"], 1.05 / (lights + 0.05), (lights + 0.05) / 0.05)
     assert contrast.min() > 4.5
 
 
-def test_scales_and_their_legend():
+def test_scales_map_ticks_to_the_unit_interval():
     program = """
     const scales = ["linear", "root", "log"];
-    console.log(JSON.stringify(scales.map((scale) => [ticksOf(scale).map((tick) => shareOf(scale, tick)),
-      [0, 1, 2, NaN, -1].map((weight) => shareOf(scale, weight))])));"""
-    for ticks, ends in node('import { shareOf, ticksOf } from "./colours.js";', program):
+    console.log(JSON.stringify(scales.map((scale) => [legendTicks(scale).map((tick) => scaleToUnit(scale, tick)),
+      [0, 1, 2, NaN, -1].map((weight) => scaleToUnit(scale, weight))])));"""
+    for ticks, ends in node('import { scaleToUnit, legendTicks } from "./core/colors.js";', program):
         assert ticks[0] == 0
         assert ticks[-1] == 1
         assert ticks == sorted(ticks)
         assert ends == [0, 1, 1, 0, 0]
 
 
-def test_an_address_holds_the_view():
+def test_address_restores_the_view():
     view = {
-        "view": "walk",
-        "shown": {"attention": "decoder.1.cross", "head": 3},
+        "view": "steps",
+        "selected": {"attention": "decoder.1.cross", "head": 3},
         "other": {"attention": "a:b & c", "head": "mean"},
         "form": "lines",
         "words": True,
         "pin": [4, 17],
         "zoom": {"rows": [3, 9], "columns": [0, 40]},
         "scale": "log",
-        "colours": "iris",
+        "colors": "iris",
         "theme": "dark",
     }
-    imports = 'import { readHash, writeHash } from "./state.js";'
+    imports = 'import { readHash, writeHash } from "./core/state.js";'
     hash_, back = node(imports, SHOW.format("[writeHash(given), readHash('#' + writeHash(given))]"), view)
-    assert back | view == back  # other views keep things of their own there
+    assert back | view == back  # the address has further keys
     assert "#" not in hash_
     nothing = node(
         imports, SHOW.format("given.map(readHash)"), ["", "#%%%&at=&zoom=9-3-0-0&pin=-1,x&as=moon&theme=<b>"]
     )
     empty = dict.fromkeys(("other", "pin", "zoom", "scale"))
     for one in nothing:
-        assert one == one | empty | {"view": "heads", "words": False, "colours": "blue", "theme": "auto"}
+        assert one == one | empty | {"view": "attention", "words": False, "colors": "blue", "theme": "auto"}
 
 
-def test_tokens_can_be_seen_whole():
+def test_invisible_characters_of_tokens_are_made_visible():
     tokens = ["the", " the", "", " ", "\n", "a\tb", "\u202ekcab", "\u200b", "\ud800", "<b>", "▁x", "\x07", "  "]
-    found = node('import { visible } from "./tokens.js";', SHOW.format("given.map(visible)"), tokens)
+    found = node('import { makeVisible } from "./core/tokens.js";', SHOW.format("given.map(makeVisible)"), tokens)
     assert found == [
         *("the", "the", "∅", "␣", "⏎", "a⇥b", "U+202Ekcab", "U+200B", "U+D800", "<b>", "▁x", "U+0007", "␣␣"),
     ]
 
 
-def test_alignment_error_and_ranks():
+def test_alignment_error_rate_and_ranks():
     program = """
-    const error = alignmentError([[0, 0], [1, 1]], [[0, 0], [1, 2]]);
-    console.log(JSON.stringify([error, alignmentError([], []), greatestOf([0.1, 0.5, 0.5, 0.2, 0.9], 3), greatestIn([1, 3, 2], 0, 2)]));"""  # noqa: E501
-    imports = 'import { alignmentError, greatestIn, greatestOf } from "./maths.js";'
+    const error = alignmentErrorRate([[0, 0], [1, 1]], [[0, 0], [1, 2]]);
+    console.log(JSON.stringify([error, alignmentErrorRate([], []), topK([0.1, 0.5, 0.5, 0.2, 0.9], 3), argmax([1, 3, 2], 0, 2)]));"""  # noqa: E501
+    imports = 'import { alignmentErrorRate, argmax, topK } from "./weights/maths.js";'
     assert node(imports, program) == [0.5, 0, [4, 1, 2], 1]

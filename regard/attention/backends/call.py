@@ -1,0 +1,52 @@
+"""One call of `attend` as backends receive it."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.attention.bias import Bias
+from regard.attention.masks import MaskParts
+from regard.attention.offsets import Offsets
+from regard.attention.scores import Score
+
+
+class Call(NamedTuple):
+    """Inputs of a backend: (B, H, T, D) tensors, or packed (N, H, D) tensors with offsets.
+
+    k and v may have fewer heads than q, a divisor of H.
+    """
+
+    q: Float[Tensor, "..."]
+    k: Float[Tensor, "..."]
+    v: Float[Tensor, "..."]
+    score: Score
+    mask_parts: MaskParts  # the mask as conjuncts
+    bias: Bias | None = None
+    q_offsets: Offsets | None = None
+    k_offsets: Offsets | None = None
+    # Padded from packed sequences: keys may be padding, so Score.fold needs their positions.
+    is_padded: bool = False
+
+    def fold(self, k: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], float]:
+        """Queries and keys folded by the score, in the dtype of the values (autocast may return another), and the
+        scale."""
+        positions = torch.arange(k.shape[-2], device=k.device) if self.is_padded else None
+        q, k, scale = self.score.fold(self.q, k, positions)
+        dtype = self.v.dtype
+        if q.dtype != dtype or k.dtype != dtype:
+            q, k = q.to(dtype), k.to(dtype)
+        return q, k, scale
+
+
+def disable_compile(run: Callable[[Call], Tensor]) -> Callable[[Call], Tensor]:
+    """`torch.compiler.disable`, applied only while compiling: importing the compiler takes a second or more."""
+
+    @functools.wraps(run)
+    def wrapper(call: Call) -> Tensor:
+        return torch.compiler.disable(run)(call) if torch.compiler.is_compiling() else run(call)
+
+    return wrapper

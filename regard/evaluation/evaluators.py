@@ -1,0 +1,329 @@
+"""`evaluate`: every metric that a model and its test data allow."""
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.images.annotations import NO_LABEL, check_annotations
+from regard.data.images.image_files import LABEL_COLUMN
+from regard.data.images.image_set import ImageSet, RaggedImages, read_images, read_ragged_images
+from regard.data.phrasebook import PHRASEBOOK, phrasebook_pairs, split_words
+from regard.data.text.documents import read_documents
+from regard.data.text.labeled_texts import label_ids, read_labeled_texts
+from regard.data.text.questions import read_squad
+from regard.data.text.readers import read_pairs
+from regard.decode import DecodeConfig
+from regard.errors import RegardError
+from regard.evaluation.alignment import (
+    Link,
+    WordSplitter,
+    align,
+    alignment_error_rate,
+    best_layer,
+    read_links,
+    sharpest_layer,
+)
+from regard.evaluation.label_metrics import class_scores, label_scores, mask_scores
+from regard.evaluation.teacher_forcing import attention_names
+from regard.evaluation.text_metrics import confusion_counts, squad_scores, text_scores
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
+from regard.progress import show_progress
+
+logger = logging.getLogger(__name__)
+
+BleuTokenizer = Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"]
+# Sentence pairs of the phrasebook: in its test split, and to select the alignment layer.
+TEST_PAIRS, VALIDATION_PAIRS = 1000, 500
+# Examples evaluated between two progress updates.
+CHUNK = 512
+
+
+def evaluate(
+    model: str | Path | Translator | TextGenerator | TextEncoder | ImageModel,
+    data: str | Path | Sequence[str | Path],
+    *,
+    columns: Sequence[str] = (),
+    decode: DecodeConfig | None = None,
+    bleu_tokenizer: BleuTokenizer = "auto",
+    alignments: str | Path | None = None,
+    layer: str | None = None,
+    language: Literal["en", "de", "fr"] = "en",
+    allow_empty: bool = False,
+    label: str = LABEL_COLUMN,
+    truncate: bool = False,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Evaluate a model (or a model folder) on test data, and return every metric that applies, by name.
+
+    - A translator: BLEU (sacreBLEU, with `bleu_tokenizer`), chrF, exact match, word error rate, loss and perplexity of
+      the references; with gold word `alignments` (Pharaoh format) the alignment error rate of a cross-attention
+      `layer`, by default the sharpest. `decode` configures the search.
+    - A language model: loss, perplexity per word and bits per byte of plain text.
+    - A text classifier: accuracy, F1, calibration error; `columns` name text and label.
+    - A question-answering model: exact match and F1 on a file in SQuAD's format, normalized for `language`;
+      `allow_empty` permits empty answers.
+    - An image model: accuracy, or intersection over union of masks; `label` is the column or array of the labels.
+
+    `truncate` cuts texts to the trained length. Without `quiet`, progress is shown on standard error.
+
+    >>> evaluate("model", "test.tsv")["bleu"]  # doctest: +SKIP
+    42.7
+    """
+    if isinstance(model, str | Path):
+        model = load(model)
+    files = [str(data)] if isinstance(data, str | Path) else [str(file) for file in data]
+    match model:
+        case Translator():
+            metrics = _evaluate_translator(
+                model, files, columns, decode or DecodeConfig(), bleu_tokenizer, alignments, layer, truncate, quiet
+            )
+        case TextGenerator():
+            metrics = _evaluate_language_model(model, files, quiet)
+        case TextEncoder() if model.model.config.head == "classify":
+            metrics = _evaluate_text_classifier(model, files, columns, truncate, quiet)
+        case TextEncoder() if model.model.config.head == "answer":
+            metrics = _evaluate_answers(model, files, language, allow_empty, quiet)
+        case ImageModel() if model.model.config.head in ("classify", "segment"):
+            metrics = _evaluate_image_model(model, files, label, quiet)
+        case TextEncoder() | ImageModel():
+            raise RegardError(
+                f"A model with the head {model.model.config.head} has no evaluation metric.",
+                "Fine-tune it for a task first: regard train --from MODEL …",
+            )
+        case _:
+            raise RegardError(f"A {type(model).__name__} cannot be evaluated.", "Pass what regard.load returns.")
+    return {"data": files} | metrics
+
+
+class Examples(NamedTuple):
+    """Sentence pairs; their gold alignments, if known, and the function that splits the aligned words."""
+
+    pairs: list[tuple[str, str]]
+    gold: list[list[Link]] | None = None
+    words: WordSplitter = str.split
+
+
+def read_examples(files: Sequence[str], columns: Sequence[str] = ()) -> Examples:
+    """Sentence pairs from files, or the phrasebook's test split with its gold alignments."""
+    if tuple(files) == (PHRASEBOOK,):
+        return phrasebook_examples("test", TEST_PAIRS)
+    return Examples(read_pairs(files, columns))
+
+
+def phrasebook_examples(split: Literal["val", "test"], size: int) -> Examples:
+    """Pairs of the phrasebook with their gold alignments."""
+    pairs = phrasebook_pairs(split, size)
+    return Examples(
+        [(pair.source, pair.target) for pair in pairs], [list(pair.alignment) for pair in pairs], split_words
+    )
+
+
+def _evaluate_translator(
+    translator: Translator,
+    files: Sequence[str],
+    columns: Sequence[str],
+    decode: DecodeConfig,
+    bleu_tokenizer: BleuTokenizer,
+    alignments: str | Path | None,
+    layer: str | None,
+    truncate: bool,
+    quiet: bool,
+) -> dict[str, Any]:
+    text_scores([], [], bleu_tokenizer)  # an unavailable tokenizer is an error now, not after minutes of translating
+    examples = _read_test_pairs(files, columns, alignments)
+    sources, references = [source for source, _ in examples.pairs], [target for _, target in examples.pairs]
+    start = time.perf_counter()
+    with show_progress("translating", silent=quiet) as on_progress:
+        translations = translator.translate(sources, decode, truncate=truncate, progress=on_progress)
+    seconds = time.perf_counter() - start
+    scores = text_scores([nbest[0].text for nbest in translations], references, bleu_tokenizer)
+    metrics = {"sentences": len(examples.pairs)} | dataclasses.asdict(scores)
+    metrics["sentences_per_second"] = len(sources) / seconds
+    if not translator.ensemble_members:
+        metrics |= _reference_loss(translator, examples, truncate, quiet)
+    if examples.gold is not None and attention_names(translator, "cross"):
+        layer = _alignment_layer(translator, examples, files, alignments, layer, truncate)
+        links = align(translator, examples.pairs, layer, words=examples.words, truncate=truncate)
+        metrics |= {
+            "alignment_error_rate": 100 * alignment_error_rate(links, examples.gold),
+            "alignment_layer": layer,
+        }
+    return metrics
+
+
+def _read_test_pairs(files: Sequence[str], columns: Sequence[str], alignments: str | Path | None) -> Examples:
+    """Pairs that are not empty, with their gold alignments."""
+    examples, name = read_examples(files, columns), " ".join(files)
+    if alignments is not None:
+        examples = Examples(examples.pairs, read_links(alignments))
+    gold = examples.gold
+    if gold is not None and len(gold) != len(examples.pairs):
+        raise RegardError(
+            f"{alignments} has {len(gold)} lines, but {name} has {len(examples.pairs)} pairs.",
+            "Provide one line of links per pair.",
+        )
+    rows = [i for i, pair in enumerate(examples.pairs) if any(text.strip() for text in pair)]
+    if not rows:
+        raise RegardError(f"{name}: every pair is empty.", "Provide at least one sentence pair.")
+    if len(rows) < len(examples.pairs):
+        logger.warning("Skipped empty pairs: %d.", len(examples.pairs) - len(rows))
+    return Examples(
+        [examples.pairs[i] for i in rows], None if gold is None else [gold[i] for i in rows], examples.words
+    )
+
+
+def _reference_loss(translator: Translator, examples: Examples, truncate: bool, quiet: bool) -> dict[str, Any]:
+    pairs = [pair for pair in examples.pairs if pair[0].strip()]
+    with show_progress("scoring", silent=quiet) as on_progress:
+        scores = translator.score(pairs, truncate=truncate, progress=on_progress)
+    if not scores:
+        return {}
+    loss = -sum(score.logprob for score in scores) / sum(score.tokens for score in scores)
+    return {"loss": loss, "perplexity": math.exp(loss)}
+
+
+def _alignment_layer(
+    translator: Translator,
+    examples: Examples,
+    files: Sequence[str],
+    alignments: str | Path | None,
+    layer: str | None,
+    truncate: bool,
+) -> str:
+    """The cross-attention to evaluate: as given, or the best on the phrasebook's validation split, or the sharpest."""
+    names = attention_names(translator, "cross")
+    if layer is not None:
+        if layer not in names:
+            raise RegardError(f"The model has no cross-attention {layer!r}.", f"Choose from: {', '.join(names)}.")
+        return layer
+    if tuple(files) == (PHRASEBOOK,) and alignments is None:
+        validation = phrasebook_examples("val", VALIDATION_PAIRS)
+        return best_layer(translator, validation.pairs, validation.gold or [], words=validation.words)
+    return sharpest_layer(translator, examples.pairs, truncate=truncate)
+
+
+def _evaluate_language_model(model: TextGenerator, files: Sequence[str], quiet: bool) -> dict[str, Any]:
+    with show_progress("evaluating", silent=quiet) as on_progress:
+        loss = model.evaluate(read_documents(files), progress=on_progress)
+    return {
+        "tokens": loss.tokens,
+        "words": loss.words,
+        "bytes": loss.bytes,
+        "loss": loss.loss,
+        "perplexity": math.exp(min(50.0, loss.loss)),
+        "word_perplexity": loss.word_perplexity,
+        "bits_per_byte": loss.bits_per_byte,
+    }
+
+
+def _evaluate_text_classifier(
+    encoder: TextEncoder, files: Sequence[str], columns: Sequence[str], truncate: bool, quiet: bool
+) -> dict[str, Any]:
+    names, examples = encoder.model.config.labels, read_labeled_texts(files, columns)
+    targets = np.array(label_ids(examples, names))  # an error for labels that the model does not have
+    probabilities = []
+    with show_progress("classifying", silent=quiet) as on_progress:
+        for rows in _chunks(len(examples), on_progress):
+            for result in encoder.classify([examples[i].texts for i in rows], truncate=truncate):
+                probabilities.append([result.probabilities[name] for name in names])
+    return {"texts": len(examples)} | _classification_metrics(np.array(probabilities), targets, names)
+
+
+def _evaluate_answers(
+    encoder: TextEncoder, files: Sequence[str], language: str, allow_empty: bool, quiet: bool
+) -> dict[str, Any]:
+    questions = [question for file in files for question in read_squad(file)]
+    questions = [dataclasses.replace(question, id=str(i)) for i, question in enumerate(questions)]  # ids may repeat
+    unanswerable = sum(not question.answers for question in questions)
+    if unanswerable and not allow_empty:
+        logger.warning("Questions without an answer: %d. Empty answers are off (--empty, allow_empty).", unanswerable)
+    answers: dict[str, str] = {}
+    with show_progress("answering", silent=quiet) as on_progress:
+        for rows in _chunks(len(questions), on_progress):
+            chunk = [questions[i] for i in rows]
+            found = encoder.answer(chunk, empty=allow_empty)
+            answers |= {question.id: answer for question, answer in zip(chunk, found)}
+    exact, f1 = squad_scores(answers, questions, language)
+    return {"questions": len(questions), "without_answer": unanswerable, "exact_match": exact, "f1": f1}
+
+
+def _evaluate_image_model(model: ImageModel, files: Sequence[str], label: str, quiet: bool) -> dict[str, Any]:
+    config = model.model.config
+    common: dict[str, Any] = {"channels": config.channels, "label": label}
+    with show_progress("reading", silent=quiet) as on_progress:
+        images: ImageSet | RaggedImages
+        if config.longest_side:
+            images = read_ragged_images(
+                files, patch=config.patch, longest=config.longest_side, progress=on_progress, **common
+            )
+        else:
+            images = read_images(files, size=model.size, progress=on_progress, **common)
+    check_annotations(images, "labels" if config.head == "classify" else "masks")
+    start = time.perf_counter()
+    if config.head == "classify":
+        targets = images.with_names(model.labels).labels
+        with show_progress("classifying", silent=quiet) as on_progress:
+            chunks = [model.probabilities(images.select(rows)) for rows in _chunks(len(images), on_progress)]
+        metrics = _classification_metrics(np.concatenate(chunks), targets, model.labels)
+    else:
+        metrics = _segmentation_metrics(model, images, quiet)
+    rate = len(images) / (time.perf_counter() - start)
+    return {"images": len(images)} | metrics | {"images_per_second": rate}
+
+
+def _classification_metrics(
+    probabilities: Float[np.ndarray, "M V"], targets: Int[np.ndarray, "M"], names: Sequence[str]
+) -> dict[str, Any]:
+    scores = label_scores(probabilities, targets)
+    classes = class_scores(scores.counts)
+    return {
+        "accuracy": scores.accuracy,
+        **({"top_5": scores.top_5} if len(names) > 5 else {}),
+        "macro_f1": float(np.mean([one.f1 for one in classes])),
+        "calibration_error": scores.calibration_error,
+        "cross_entropy": scores.loss,
+        "per_class": {name: dataclasses.asdict(one) for name, one in zip(names, classes)},
+        "labels": list(names),
+        "confusion": scores.counts.tolist(),
+    }
+
+
+def _segmentation_metrics(model: ImageModel, images: ImageSet | RaggedImages, quiet: bool) -> dict[str, Any]:
+    class_of = np.full(256, IGNORE_INDEX, np.int64)  # class index by mask value
+    class_of[list(model.mask_values)] = np.arange(len(model.labels))
+    for value in images.mask_values:
+        if value != NO_LABEL and class_of[value] == IGNORE_INDEX:
+            known = ", ".join(map(str, model.mask_values[:10])) + (", …" if len(model.labels) > 10 else "")
+            raise RegardError(
+                f"The masks contain the value {value}, which is not a class of the model.",
+                f"Its classes are {known}; {NO_LABEL} means unlabeled.",
+            )
+    counts = np.zeros((len(model.labels), len(model.labels)), np.int64)
+    with show_progress("segmenting", silent=quiet) as on_progress:
+        for rows in _chunks(len(images), on_progress):
+            for predicted, row in zip(model.segment(list(images.select(rows))), rows.tolist()):
+                counts += confusion_counts(predicted, class_of[images.mask(row)], len(model.labels))
+    scores = mask_scores(counts)
+    iou = {label: float(value) for label, value in zip(model.labels, scores.iou) if not np.isnan(value)}
+    return {
+        "mean_iou": scores.mean_iou,
+        "iou": iou,
+        "pixel_accuracy": scores.pixel_accuracy,
+        "labels": list(model.labels),
+        "confusion": counts.tolist(),
+    }
+
+
+def _chunks(count: int, on_progress: Callable[[int, int | None], None]) -> Iterator[Int[np.ndarray, "B"]]:
+    """Row indices in chunks, with a progress update after each."""
+    for start in range(0, count, CHUNK):
+        yield np.arange(start, min(start + CHUNK, count))
+        on_progress(min(start + CHUNK, count), count)

@@ -1,0 +1,98 @@
+"""Availability of Triton, and helpers for operators whose kernels are written in it.
+
+Kernels run on a CUDA device or, for tests without one, in Triton's interpreter (`TRITON_INTERPRET=1`).
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+# Constants, so that torch.compile can trace the functions below. Triton is not installed with CPU and macOS builds.
+_AVAILABLE = importlib.util.find_spec("triton") is not None
+_INTERPRETED = _AVAILABLE and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def triton_available() -> bool:
+    """Whether Triton is installed."""
+    return _AVAILABLE
+
+
+def is_interpreted() -> bool:
+    """Whether Triton runs kernels in its interpreter, on the CPU."""
+    return _INTERPRETED
+
+
+def contiguous_rows(x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
+    """x with a contiguous last axis; copied only if necessary.
+
+    >>> contiguous_rows(torch.zeros(2, 3).T).stride()
+    (2, 1)
+    """
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def next_power_of_two(n: int, minimum: int = 1) -> int:
+    """The smallest power of two that is at least n and `minimum`, as tile sizes must be.
+
+    >>> next_power_of_two(33), next_power_of_two(3, minimum=16)
+    (64, 16)
+    """
+    return max(minimum, 1 << (n - 1).bit_length())
+
+
+class Operator:
+    """A custom operator for torch.compile that is called as a plain function in eager mode.
+
+    Going through torch's dispatcher costs about 50 µs of CPU time per call with gradients, which is longer than a
+    small kernel runs.
+
+    >>> @operator("regard::double_example")
+    ... def double(x: Tensor) -> Tensor:
+    ...     return 2 * x
+    >>> double.register_fake(torch.empty_like)
+    >>> double(torch.ones(2))
+    tensor([2., 2.])
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.operator = torch.library.custom_op(name, function, mutates_args=())
+        self.eager = function
+
+    def register_fake(self, function: Callable[..., Any]) -> None:
+        """Register the function that returns uninitialized outputs of the right shape, dtype and strides."""
+        self.operator.register_fake(function)
+
+    def register_autograd(self, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:
+        """Register the backward pass, as `torch.library.register_autograd` does."""
+        self.operator.register_autograd(backward, setup_context=setup_context)
+        forward = self.eager
+
+        class Differentiable(torch.autograd.Function):
+            @staticmethod
+            def forward(*inputs):  # type: ignore[override]
+                return forward(*inputs)
+
+            @staticmethod
+            def setup_context(ctx, inputs, output):
+                setup_context(ctx, inputs, output)
+
+            @staticmethod
+            def backward(ctx, *grads):
+                return backward(ctx, *grads)
+
+        self.eager = Differentiable.apply
+
+    def __call__(self, *inputs: Any) -> Any:
+        # Tensor subclasses (fake, functional) go through the dispatcher.
+        is_eager = type(inputs[0]) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+        return (self.eager if is_eager else self.operator)(*inputs)
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
+    """Decorator that makes an `Operator` of a function; its annotations define the operator's schema."""
+    return lambda function: Operator(name, function)

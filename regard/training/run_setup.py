@@ -1,0 +1,169 @@
+"""Setup of a training run: checks of the recipe, provenance, machine settings, encoded data and initial model."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.data import Batch
+from regard.errors import RegardError
+from regard.models import ModelConfig, ViTConfig, make_model
+from regard.pipelines import Translator, find_device, load_weights, make_pipeline, pipeline_kind, read_tokenizers
+from regard.training.datasets import Dataset
+from regard.training.fine_tuning import HEAD_PARAMETERS, initial_weights
+from regard.training.optim.schedules import parse_duration
+from regard.training.pretrained_embeddings import VectorCoverage, init_embeddings
+from regard.training.recipe import Recipe, recipe_to_dict
+from regard.training.run_folder import lock_folder
+from regard.training.runtime.allocator import keep_freed_memory
+from regard.training.runtime.workers import usable_workers
+from regard.training.state import TrainState
+from regard.training.tasks import TASKS
+from regard.training.tasks.task import BatchShape, BatchSource, Task
+from regard.version import __version__
+
+# With a smaller share of the batch, a worker spends more time on exchanging gradients than it saves.
+MAX_WORKERS, MIN_WORKER_TOKENS, MIN_WORKER_IMAGES = 16, 512, 8
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything that an update of the weights needs; rank 0 sends it to the other workers."""
+
+    recipe: Recipe
+    out: Path
+    provenance: dict[str, Any]
+    model: ModelConfig
+    batches: BatchSource
+
+
+@dataclass(frozen=True)
+class Rank0Resources:
+    """What only rank 0 needs: the validation split, the pipeline to validate and save, and notes for the plan."""
+
+    dataset: Dataset[Any]
+    batches: Iterable[Batch]
+    pipeline: Any
+    note: str
+    is_fine_tuned: bool
+    vectors: list[VectorCoverage]
+
+
+def check_task_settings(recipe: Recipe, task: Task) -> None:
+    """Raise an error for training settings that contradict each other or the task."""
+    config = recipe.train
+    if config.validate_by not in ("loss", "last", *task.metrics):
+        raise RegardError(
+            f"train.validate_by = {config.validate_by!r} is not a metric of the task {recipe.task}.",
+            f"Choose train.validate_by from: {', '.join(('loss', *task.metrics, 'last'))}.",
+        )
+    if config.time and config.schedule != "wsd":
+        raise RegardError(
+            f"train.time needs the schedule wsd, whose decay can start at any step (got {config.schedule}).",
+            "Set train.schedule to wsd, or remove train.time.",
+        )
+
+
+def make_provenance(recipe: Recipe, dataset: Dataset[Any], start_from: str | Path | None) -> dict[str, Any]:
+    """The origin of a model, as stored in training.json: recipe, data fingerprints, parent model and versions."""
+    return {
+        "recipe": recipe_to_dict(recipe),
+        "data": dataset.fingerprints,
+        "start_from": str(start_from) if start_from is not None else None,
+        "versions": {"regard": __version__, "torch": torch.__version__},
+    }
+
+
+def is_extended(recipe: Recipe, state: TrainState) -> bool:
+    """Whether the recipe allows more steps, or more time, than the run that wrote this state."""
+    before = state.provenance["recipe"]["train"]
+    more_time = bool(before["time"]) and parse_duration(recipe.train.time) > parse_duration(before["time"])
+    return recipe.train.steps > before["steps"] or more_time
+
+
+@contextlib.contextmanager
+def open_run_folder(out: Path, dry_run: bool) -> Iterator[Path]:
+    """Lock and yield the output folder; a dry run gets a temporary folder."""
+    if dry_run:
+        with tempfile.TemporaryDirectory(prefix="regard-") as folder:
+            yield Path(folder)
+    else:
+        with lock_folder(out):
+            yield out
+
+
+@contextlib.contextmanager
+def configured_machine(recipe: Recipe, state: TrainState | None) -> Iterator[int]:
+    """Set threads and memory to the fastest settings measured (benchmarks/README.md), and yield the number of workers.
+
+    A resumed run keeps its number of workers, because that number decides which examples form an update.
+    """
+    config = recipe.train
+    device, threads = find_device(config.device), torch.get_num_threads()
+    size = 1
+    if device.type == "cpu":
+        keep_freed_memory()
+        size = usable_workers(config.workers or _suggest_workers(recipe)) if state is None else state.workers
+        torch.set_num_threads(1)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+        if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+    try:
+        yield size
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _suggest_workers(recipe: Recipe) -> int:
+    """One worker per core, as long as each gets a large enough share of the batch and can hold the longest example."""
+    config = recipe.train
+    if pipeline_kind(recipe.model).tokenizer_count:
+        shares = config.batch_tokens // max(MIN_WORKER_TOKENS, recipe.model.max_len)
+    elif isinstance(recipe.model, ViTConfig) and recipe.data.longest:
+        max_tokens = recipe.model.prefix + (recipe.data.longest // recipe.model.patch) ** 2
+        shares = config.batch_tokens // max(MIN_WORKER_TOKENS, max_tokens)
+    else:
+        shares = config.batch_images // MIN_WORKER_IMAGES
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, MAX_WORKERS, shares))
+
+
+def prepare_run(
+    recipe: Recipe, out: Path, dataset: Dataset[Any], origin: Any, provenance: dict[str, Any], workers: int
+) -> tuple[RunSpec, Rank0Resources]:
+    """Encode the data and build the model; its initial weights are those of the pipeline `origin`, if there is one."""
+    config, task, family = recipe.train, TASKS[recipe.task], pipeline_kind(recipe.model)
+    special = family.special if origin is None else origin.special
+    tokenizers = read_tokenizers(out, foreign=special != family.special) if family.tokenizer_count else ()
+    model_config = task.complete_config(recipe.model, dataset, tokenizers)
+    shape = BatchShape(
+        config.batch_tokens // workers,
+        config.seed,
+        # CUDA graphs need constant shapes; on a CPU the padding would only cost time.
+        constant=find_device(config.device).type == "cuda",
+        images=max(1, config.batch_images // workers),
+    )
+    batches, validation, note = task.encode(dataset, tokenizers, special, recipe, model_config, shape)
+    spec = RunSpec(recipe, out, provenance, model_config, batches)
+    model = build_model(spec)
+    if origin is not None:
+        weights = initial_weights(model, origin.model)
+        load_weights(model, weights, provenance["start_from"], allow_mismatch=HEAD_PARAMETERS)
+    vectors = init_embeddings(model, config, *tokenizers) if tokenizers else []
+    pipeline = make_pipeline(model, tokenizers, dict(provenance), special)
+    if isinstance(origin, Translator) and not recipe.data.languages:
+        pipeline.languages = origin.languages
+    return spec, Rank0Resources(dataset, validation, pipeline, note, origin is not None, vectors)
+
+
+def build_model(spec: RunSpec) -> Any:
+    """The model with its random initial weights, which depend on the seed alone."""
+    torch.manual_seed(spec.recipe.train.seed)
+    return make_model(spec.model)

@@ -1,0 +1,324 @@
+/** Lines between query tokens and key tokens; width and opacity show the weight. */
+
+import { argmax } from "../weights/maths.js";
+import { h, s, setAttributes, setChildren } from "../core/dom.js";
+import { label, textWidth } from "./svg_text.js";
+import { formatShort, truncate } from "../core/tokens.js";
+
+/** @typedef {import("./figure_data.js").FigureData} FigureData */
+/** @typedef {import("./figure_data.js").Cell} Cell */
+
+/** Maximum number of tokens per side; of a longer text, those around the selected token. */
+export const MAX_TOKENS_PER_SIDE = 40;
+/** Maximum number of lines while no token is selected: the strongest ones. */
+const MAX_LINES = 900;
+const MAX_TOKEN_LENGTH = 24;
+
+/**
+ * Returns at most `maxLength` elements of a range, around a center.
+ * @param {[number, number]} range @param {number} center @param {number} maxLength @returns {[number, number]}
+ */
+export function windowAround([from, to], center, maxLength) {
+  if (to - from <= maxLength) return [from, to];
+  const begin = Math.max(from, Math.min(to - maxLength, Math.round(center - maxLength / 2)));
+  return [begin, begin + maxLength];
+}
+
+export class Lines {
+  /** @param {import("./figure_data.js").FigureHandlers} handlers */
+  constructor(handlers) {
+    this.handlers = handlers;
+    this.svg = s("svg", { "aria-hidden": "true" });
+    this.element = h(
+      "div",
+      {
+        class: "figure lines",
+        tabindex: 0,
+        role: "application",
+        "aria-roledescription": "lines between tokens",
+        onpointermove: (event) => handlers.point(this.cellAt(event)),
+        onpointerleave: () => handlers.point(null),
+        onclick: (event) => {
+          const cell = this.cellAt(event);
+          if (cell) handlers.pin(cell);
+        },
+      },
+      this.svg,
+    );
+    this.cursor = null;
+    this.pin = null;
+  }
+
+  /** @param {FigureData} figureData */
+  show(figureData) {
+    this.figureData = figureData;
+    this.layout();
+  }
+
+  /** The visible tokens of both sides. */
+  window() {
+    const { map, zoom } = this.figureData;
+    const all = zoom ?? { rows: [0, map.rows], columns: [0, map.columns] };
+    const at = this.cursor ?? this.pin;
+    const row = at?.row ?? all.rows[0];
+    const rows = windowAround(all.rows, row, MAX_TOKENS_PER_SIDE);
+    // Of a long text, start at the query's largest weight.
+    const column = at ? (at.column ?? argmax(map.exactRow(row))) : all.columns[0];
+    return { rows, columns: windowAround(all.columns, column, MAX_TOKENS_PER_SIDE) };
+  }
+
+  layout() {
+    if (!this.figureData || !this.element.isConnected || !this.element.clientWidth) return;
+    const { rows, columns, name } = this.figureData;
+    const range = this.window();
+    const [rowCount, keyCount] = [range.rows[1] - range.rows[0], range.columns[1] - range.columns[0]];
+    const availableWidth = Math.max(240, this.element.clientWidth);
+    const more = Math.max(rowCount, keyCount);
+    const step = Math.max(19, Math.min(42, Math.floor((0.62 * window.innerHeight) / more)));
+    const size = Math.max(12, Math.min(17, Math.floor(step * 0.55)));
+    const font = `${size}px ${getComputedStyle(this.element).fontFamily}`;
+    /** @param {string[]} labels */
+    const widestLabel = (labels) => Math.max(...labels.map((text) => textWidth(truncate(text, MAX_TOKEN_LENGTH), font)));
+    const left = Math.min(0.36 * availableWidth, widestLabel(rows.labels.slice(...range.rows)) + 18);
+    const right = Math.min(0.36 * availableWidth, widestLabel(columns.labels.slice(...range.columns)) + 18);
+    const numbers = 58;
+    const width = Math.min(availableWidth, Math.max(left + right + numbers + 180, Math.min(availableWidth, 860)));
+    const head = 44;
+    const height = head + more * step + 34;
+    const spreads = [rowCount, keyCount].map((count) => Math.min(1.5 * step, (more * step) / count));
+    this.geometry = {
+      range,
+      step,
+      size,
+      left,
+      right: width - right - numbers,
+      width,
+      height,
+      head,
+      numbers,
+      rowStep: spreads[0],
+      columnStep: spreads[1],
+      rowTop: head + (more * step - spreads[0] * rowCount) / 2,
+      columnTop: head + (more * step - spreads[1] * keyCount) / 2,
+    };
+    setAttributes(this.element, {
+      "aria-label":
+        `Lines of ${name}: ${rowCount} query tokens, ${keyCount} key tokens. ` +
+        "Up and down move between query tokens, left and right between key tokens, Enter pins.",
+    });
+    setAttributes(this.svg, { width, height, viewBox: `0 0 ${width} ${height}` });
+    this.allLines = s("g", { class: "all-lines" });
+    this.focus = s("g", { class: "focus" });
+    setChildren(this.svg, this.headings(), this.allLines, this.focus, this.tokens());
+    this.drawAllLines();
+    this.mark(this.cursor, this.pin);
+  }
+
+  headings() {
+    const { left, right, head } = this.geometry;
+    const { rows, columns } = this.figureData;
+    return s(
+      "g",
+      { class: "headings" },
+      label(rows.title, false, "right", { x: left - 12, y: head - 22, class: "heading", "font-size": "12px" }),
+      label(columns.title, false, "left", { x: right + 12, y: head - 22, class: "heading", "font-size": "12px" }),
+    );
+  }
+
+  tokens() {
+    const g = this.geometry;
+    const { rows, columns } = this.figureData;
+    const group = s("g", { class: "tokens" });
+    this.rowTexts = new Map();
+    this.columnTexts = new Map();
+    for (let t = g.range.rows[0]; t < g.range.rows[1]; t++) {
+      const text = label(truncate(rows.labels[t], MAX_TOKEN_LENGTH), rows.rtl, "right", {
+        x: g.left - 12,
+        y: this.rowY(t),
+        dy: "0.35em",
+        class: "label",
+        "font-size": `${g.size}px`,
+      });
+      this.rowTexts.set(t, text);
+      group.append(text);
+    }
+    for (let c = g.range.columns[0]; c < g.range.columns[1]; c++) {
+      const text = label(truncate(columns.labels[c], MAX_TOKEN_LENGTH), columns.rtl, "left", {
+        x: g.right + 12,
+        y: this.columnY(c),
+        dy: "0.35em",
+        class: "label",
+        "font-size": `${g.size}px`,
+      });
+      this.columnTexts.set(c, text);
+      group.append(text);
+    }
+    return group;
+  }
+
+  /** @param {number} row */
+  rowY(row) {
+    const g = this.geometry;
+    return g.rowTop + (row - g.range.rows[0] + 0.5) * g.rowStep;
+  }
+
+  /** @param {number} column */
+  columnY(column) {
+    const g = this.geometry;
+    return g.columnTop + (column - g.range.columns[0] + 0.5) * g.columnStep;
+  }
+
+  /** @param {number} from @param {number} to @param {number} weight @param {string} kind */
+  line(from, to, weight, kind) {
+    const g = this.geometry;
+    const middle = (g.left + g.right) / 2;
+    return s("path", {
+      class: kind,
+      d: `M${g.left} ${from}C${middle} ${from} ${middle} ${to} ${g.right} ${to}`,
+      "stroke-width": (0.6 + weight * Math.min(11, g.step * 0.36)).toFixed(2),
+      "stroke-opacity": (kind === "thread" ? 0.1 + 0.62 * weight : 0.22 + 0.7 * weight).toFixed(3),
+    });
+  }
+
+  /** Draws the strongest lines of all tokens. */
+  drawAllLines() {
+    const { range } = this.geometry;
+    const columnCount = range.columns[1] - range.columns[0];
+    const list = Array.from({ length: range.rows[1] - range.rows[0] }, (_, i) => range.rows[0] + i);
+    const cells = new Float32Array(list.length * columnCount);
+    this.figureData.map.readRows(list, range.columns[0], range.columns[1], cells);
+    const minimum = Math.max(0.03, 1.2 / this.figureData.map.columns);
+    const strongest = Array.from(cells.keys())
+      .filter((i) => cells[i] >= minimum)
+      .sort((a, b) => cells[b] - cells[a])
+      .slice(0, MAX_LINES)
+      .reverse();
+    for (const i of strongest) {
+      const [row, column] = [list[Math.floor(i / columnCount)], range.columns[0] + (i % columnCount)];
+      this.allLines.append(this.line(this.rowY(row), this.columnY(column), cells[i], "thread"));
+    }
+  }
+
+  /** @param {Cell | null} cursor @param {Cell | null} pin */
+  mark(cursor, pin) {
+    [this.cursor, this.pin] = [cursor, pin];
+    const g = this.geometry;
+    if (!g || !this.focus) return;
+    const at = cursor ?? pin;
+    if (at && !this.isVisible(at)) {
+      this.layout();
+      return;
+    }
+    this.svg.classList.toggle("chosen", at !== null && at !== undefined);
+    setChildren(this.focus);
+    for (const texts of [this.rowTexts, this.columnTexts]) {
+      for (const text of texts.values()) text.classList.remove("on", "dim");
+    }
+    if (!at) return;
+    if (at.row !== null) this.markRow(at);
+    else if (at.column !== null) this.markColumn(at.column);
+  }
+
+  /** Whether the token of a cell is visible. @param {Cell} at */
+  isVisible(at) {
+    const { rows } = this.geometry.range;
+    return at.row === null || (at.row >= rows[0] && at.row < rows[1]) || !this.inZoom(at);
+  }
+
+  /** Whether a cell is in the visible part of the map. @param {Cell} at */
+  inZoom(at) {
+    const { zoom, map } = this.figureData;
+    const [from, to] = zoom?.rows ?? [0, map.rows];
+    return at.row >= from && at.row < to;
+  }
+
+  /** @param {Cell} at */
+  markRow(at) {
+    const g = this.geometry;
+    if (at.row < g.range.rows[0] || at.row >= g.range.rows[1]) return;
+    const row = this.figureData.map.exactRow(at.row);
+    this.rowTexts.get(at.row).classList.add("on");
+    const outside = { before: 0, after: 0 };
+    for (let c = 0; c < row.length; c++) {
+      if (c < g.range.columns[0]) outside.before += row[c];
+      else if (c >= g.range.columns[1]) outside.after += row[c];
+      else {
+        const text = this.columnTexts.get(c);
+        text.classList.toggle("dim", row[c] < 0.02 && c !== at.column);
+        if (row[c] >= 0.004) this.focus.append(this.line(this.rowY(at.row), this.columnY(c), row[c], "strand"));
+        if (row[c] >= 0.02 || c === at.column) this.number(row[c], this.columnY(c), c === at.column);
+        if (c === at.column) text.classList.add("on");
+      }
+    }
+    this.markOutside(at.row, outside);
+  }
+
+  /** @param {number} weight @param {number} y @param {boolean} on */
+  number(weight, y, on) {
+    const { width } = this.geometry;
+    this.focus.append(
+      label(formatShort(weight), false, "right", {
+        x: width - 2,
+        y,
+        dy: "0.35em",
+        class: on ? "weight on" : "weight",
+        "font-size": "13px",
+      }),
+    );
+  }
+
+  /**
+   * Lines to tokens outside the visible range end at its edge.
+   * @param {number} row @param {{before: number, after: number}} outside
+   */
+  markOutside(row, outside) {
+    const g = this.geometry;
+    const edges = { before: g.head - 6, after: g.height - 20 };
+    for (const side of ["before", "after"]) {
+      if (outside[side] < 0.004) continue;
+      this.focus.append(
+        this.line(this.rowY(row), edges[side], outside[side], "strand"),
+        label(side === "before" ? "… before" : "… after", false, "left", {
+          x: g.right + 12,
+          y: edges[side],
+          dy: "0.35em",
+          class: "label outside",
+          "font-size": "13px",
+        }),
+      );
+      this.number(outside[side], edges[side], false);
+    }
+  }
+
+  /** Highlights all tokens that attend to one token. @param {number} column */
+  markColumn(column) {
+    const g = this.geometry;
+    if (column < g.range.columns[0] || column >= g.range.columns[1]) return;
+    this.columnTexts.get(column).classList.add("on");
+    const list = Array.from({ length: g.range.rows[1] - g.range.rows[0] }, (_, i) => g.range.rows[0] + i);
+    const weights = new Float32Array(list.length);
+    this.figureData.map.readRows(list, column, column + 1, weights);
+    list.forEach((row, i) => {
+      this.rowTexts.get(row).classList.toggle("dim", weights[i] < 0.02);
+      if (weights[i] >= 0.004) this.focus.append(this.line(this.rowY(row), this.columnY(column), weights[i], "strand"));
+    });
+  }
+
+  /**
+   * The token nearest to the pointer: a query token on the left, a key token on the right.
+   * @param {MouseEvent} event @returns {Cell | null}
+   */
+  cellAt(event) {
+    const g = this.geometry;
+    if (!g) return null;
+    const box = this.svg.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    if (x < 0 || x > g.width) return null;
+    if (x < (g.left + g.right) / 2) {
+      const row = g.range.rows[0] + Math.floor((y - g.rowTop) / g.rowStep);
+      return row >= g.range.rows[0] && row < g.range.rows[1] ? { row, column: null } : null;
+    }
+    const column = g.range.columns[0] + Math.floor((y - g.columnTop) / g.columnStep);
+    return column >= g.range.columns[0] && column < g.range.columns[1] ? { row: null, column } : null;
+  }
+}

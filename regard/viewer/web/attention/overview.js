@@ -1,0 +1,239 @@
+/** Overview of all layers and heads, with a thumbnail of each map. */
+
+import { fullRange } from "../weights/maps.js";
+import { Raster } from "../weights/raster.js";
+import { h, setAttributes, uniqueId } from "../core/dom.js";
+import { createThumbnail, headKey, thumbnailByKey } from "./thumbnails.js";
+
+/** @typedef {import("../core/state.js").HeadRef} HeadRef */
+/** @typedef {{values: Float32Array, width: number, height: number}} RasterData */
+
+/** Maximum width of a thumbnail in pixels. */
+const MAX_THUMBNAIL_SIZE = 80;
+/** Priority of drawing thumbnails, after the main figure. */
+const THUMBNAIL_PRIORITY = 10;
+
+/**
+ * The label of a kind of attention, given the kinds of the same model.
+ * @param {string} kind @param {Set<string>} kinds
+ */
+export function kindLabel(kind, kinds) {
+  if (kind === "cross") return "Cross-attention";
+  if (kind === "masked") return kinds.size > 1 ? "Decoder self-attention" : "Masked self-attention";
+  return kinds.size > 1 ? "Encoder self-attention" : "Self-attention";
+}
+
+/** @param {any[]} attentions @returns {Set<string>} */
+export function kindsOf(attentions) {
+  return new Set(attentions.map((one) => one.kind));
+}
+
+/** The full label of a head. @param {any[]} attentions @param {HeadRef} ref */
+export function headLabel(attentions, ref) {
+  const attention = attentions.find((one) => one.name === ref.attention);
+  const isAmbiguous = attentions.filter((one) => one.kind === attention.kind && one.layer === attention.layer).length > 1;
+  const layer = attention.layer === null || isAmbiguous ? attention.name : `layer ${attention.layer}`;
+  const head =
+    ref.head === "mean" ? "mean of all heads" : attention.heads > 1 ? `head ${ref.head}` : "single head";
+  return `${kindLabel(attention.kind, kindsOf(attentions))}, ${layer}, ${head}`;
+}
+
+export class Overview {
+  /**
+   * @param {import("../weights/maps.js").Attentions} attentions @param {import("../core/scheduler.js").Scheduler} scheduler
+   * @param {(ref: HeadRef, second: boolean) => void} onSelect
+   */
+  constructor(attentions, scheduler, onSelect) {
+    this.attentions = attentions;
+    this.scheduler = scheduler;
+    this.job = uniqueId("overview");
+    /** Incremented when drawing starts, to discard drawing that was started before. */
+    this.generation = 0;
+    this.onSelect = onSelect;
+    /** @type {Map<string, {ref: HeadRef, element: HTMLElement, canvas: HTMLCanvasElement, raster: RasterData | null}>} */
+    this.cells = new Map();
+    /** @type {any[]} */
+    this.finished = [];
+    /** Called after some thumbnails were painted. */
+    this.onPainted = () => {};
+    const list = attentions.scene.attentions;
+    this.element = h(
+      "nav",
+      { class: "overview", "aria-label": "All layers and heads" },
+      [...kindsOf(list)].map((kind) => this.group(kind, list)),
+    );
+  }
+
+  /** @param {string} kind @param {any[]} list */
+  group(kind, list) {
+    const layers = list.filter((one) => one.kind === kind);
+    const heads = Math.max(...layers.map((one) => one.heads));
+    const name = kindLabel(kind, kindsOf(list));
+    /** @type {(number | "mean")[]} */
+    const columns = heads > 1 ? ["mean", ...Array(heads).keys()] : [0];
+    const grid = h(
+      "div",
+      {
+        class: "grid",
+        role: "grid",
+        "aria-label": `${name}: one row per layer, one column per head`,
+        onkeydown: (event) => this.key(event),
+      },
+      h(
+        "div",
+        { role: "row", class: "line head-row" },
+        h("span", { role: "columnheader", class: "corner" }, h("span", { class: "visually-hidden" }, "layer")),
+        columns.map((head) =>
+          h(
+            "span",
+            { role: "columnheader", class: head === "mean" ? "mean" : "" },
+            heads > 1 ? String(head) : h("span", { class: "visually-hidden" }, "head 0"),
+          ),
+        ),
+      ),
+      layers.map((one) =>
+        h(
+          "div",
+          { role: "row", class: "line" },
+          h("span", { role: "rowheader", class: "layer", title: one.name }, this.rowLabel(one, layers)),
+          columns
+            .filter((head) => (head === "mean" ? one.heads > 1 : head < one.heads))
+            .map((head) => this.cell(one, head)),
+        ),
+      ),
+    );
+    grid.style.setProperty("--heads", String(heads > 1 ? heads + 1 : 1));
+    const size =
+      heads > 1 || layers.length > 1
+        ? `${layers.length} ${layers.length > 1 ? "layers" : "layer"} × ${heads} ${heads > 1 ? "heads" : "head"}`
+        : null;
+    return h("section", { class: "group" }, h("h2", {}, name, size ? h("span", { class: "size" }, size) : null), grid);
+  }
+
+  /** @param {any} one @param {any[]} layers */
+  rowLabel(one, layers) {
+    const isAmbiguous = layers.filter((other) => other.layer === one.layer).length > 1;
+    return one.layer === null || isAmbiguous ? one.name : String(one.layer);
+  }
+
+  /** @param {any} attention @param {number | "mean"} head */
+  cell(attention, head) {
+    const ref = { attention: attention.name, head };
+    const name = headLabel(this.attentions.scene.attentions, ref);
+    const thumbnail = createThumbnail(ref, name, (event) => this.onSelect(ref, event.shiftKey));
+    this.cells.set(headKey(ref), { ...thumbnail, raster: null });
+    return thumbnail.element;
+  }
+
+  /** Arrow keys move between thumbnails and select them. @param {KeyboardEvent} event */
+  key(event) {
+    const target = /** @type {HTMLElement} */ (event.target);
+    const ref = this.cells.get(target.dataset.head)?.ref;
+    if (!ref || event.altKey || event.metaKey || event.ctrlKey) return;
+    const next = thumbnailByKey(this.element, event);
+    const second = event.shiftKey && (event.key === "Enter" || event.key === " ");
+    if (next) this.onSelect(this.cells.get(next.dataset.head).ref, second);
+  }
+
+  /** Highlights the selected heads. @param {HeadRef | null} first @param {HeadRef | null} second */
+  mark(first, second) {
+    for (const [key, cell] of this.cells) {
+      const [one, two] = [first, second].map((ref) => ref !== null && key === headKey(ref));
+      setAttributes(cell.element, {
+        "aria-selected": String(one || two),
+        tabindex: one || (first === null && two) ? 0 : -1,
+        "data-mark": one && two ? "both" : one ? "first" : two ? "second" : null,
+      });
+    }
+  }
+
+  /**
+   * Draws all thumbnails in slices, those of the selected attention first.
+   * @param {any} colormap @param {HeadRef} first
+   */
+  draw(colormap, first) {
+    this.colormap = colormap;
+    const waiting = [];
+    for (const cell of this.cells.values()) {
+      if (cell.raster) this.paint(cell);
+      else waiting.push(cell);
+    }
+    waiting.sort(
+      (a, b) => Number(b.ref.attention === first.attention) - Number(a.ref.attention === first.attention),
+    );
+    this.waiting = waiting;
+    if (waiting.length && !this.drawing) {
+      const side = waiting[0].element.clientWidth || 40;
+      this.resolution = Math.min(MAX_THUMBNAIL_SIZE, Math.round(side * (window.devicePixelRatio || 1)));
+      this.drawing = true;
+      this.generation += 1;
+      this.next();
+    }
+  }
+
+  /** Stops drawing. */
+  pause() {
+    this.scheduler.cancel(this.job);
+    this.drawing = false;
+    this.generation += 1;
+  }
+
+  async next() {
+    const { generation } = this;
+    const cell = this.waiting.shift();
+    if (!cell) {
+      this.drawing = false;
+      return;
+    }
+    await this.attentions.load(cell.ref.attention);
+    if (generation !== this.generation) return;
+    /** @type {Raster | null} */
+    let raster = null;
+    this.scheduler.add(this.job, THUMBNAIL_PRIORITY, () => {
+      if (!raster) {
+        const map = this.attentions.map(cell.ref, false);
+        raster = new Raster(map, fullRange(map), this.resolution, this.resolution);
+      }
+      // For a thumbnail of a large map, one row per pixel is enough.
+      const more = raster.step() && (raster.map.isMaterialized || !raster.isCovered);
+      if (!more) {
+        // Keep the values only: the raster would keep its map in memory.
+        cell.raster = { values: raster.values, width: raster.width, height: raster.height };
+        this.paintSoon(cell);
+        this.next();
+      }
+      return more;
+    });
+  }
+
+  /** Paints finished thumbnails at most every 120 ms, because each change costs a frame. @param {any} cell */
+  paintSoon(cell) {
+    this.finished.push(cell);
+    if (this.finished.length > 1) return;
+    setTimeout(() => {
+      for (const one of this.finished) this.paint(one);
+      this.finished = [];
+      this.onPainted();
+    }, 120);
+  }
+
+  /** @param {{canvas: HTMLCanvasElement, raster: RasterData, element: HTMLElement, ref: HeadRef}} cell */
+  paint({ canvas, element, ref }) {
+    this.paintInto(canvas, ref);
+    element.dataset.drawn = "";
+  }
+
+  /** Paints the thumbnail of a head, if it is computed. @param {HTMLCanvasElement} canvas @param {HeadRef} ref */
+  paintInto(canvas, ref) {
+    const raster = this.cells.get(headKey(ref))?.raster;
+    if (!raster) return;
+    canvas.width = raster.width;
+    canvas.height = raster.height;
+    const context = canvas.getContext("2d");
+    const image = context.createImageData(raster.width, raster.height);
+    this.colormap.paint(raster.values, image.data);
+    context.putImageData(image, 0, 0);
+    const { rtl } = this.attentions.axesOf(ref.attention, false).columns;
+    canvas.style.transform = rtl ? "scaleX(-1)" : "none";
+  }
+}

@@ -1,0 +1,271 @@
+/** One figure of the attention view with its selection of a head, and the head that is selected at first. */
+
+import { mayAttend, mutualInformation } from "../weights/maths.js";
+import { h, setChildren } from "../core/dom.js";
+import { HeatMap } from "./heatmap.js";
+import { Lines } from "./lines.js";
+import { ShadedText } from "./shaded_text.js";
+import { Table } from "./table.js";
+import { headLabel, kindLabel, kindsOf } from "./overview.js";
+import { LookChooser } from "../comparison/comparison.js";
+import { icon } from "../core/shell.js";
+
+/** @typedef {import("../core/state.js").HeadRef} HeadRef */
+/** @typedef {import("../core/state.js").View} View */
+/** @typedef {import("./figure_data.js").Cell} Cell */
+/** @typedef {import("./figure_data.js").FigureData} FigureData */
+
+/** Up to this number of cells, all heads are evaluated to find the most informative one. */
+const MAX_SEARCHED_CELLS = 3 * 2 ** 20;
+
+/**
+ * Selects the initial head: the one whose rows are most informative about their positions, of cross-attention if there is
+ * any. For long texts, where this would take too long, a head of a later layer.
+ * @param {import("../weights/maps.js").Attentions} attentions @returns {Promise<HeadRef>}
+ */
+async function mostInformativeHead(attentions) {
+  const list = attentions.scene.attentions;
+  const { opens } = attentions.scene;
+  if (opens?.attention) {
+    const requested = { attention: opens.attention, head: opens.head ?? "mean" };
+    return attentions.has(requested) ? requested : { ...requested, head: 0 };
+  }
+  const cross = list.filter((one) => one.kind === "cross");
+  const candidates = cross.length ? cross : list;
+  const cells = candidates.reduce((sum, { q, k, heads }) => sum + heads * q.shape[0] * k.shape[0], 0);
+  if (cells > MAX_SEARCHED_CELLS) return { attention: candidates[Math.floor((2 * candidates.length) / 3)].name, head: 0 };
+  let best = { information: -1, selected: { attention: candidates[0].name, head: 0 } };
+  for (const { name, heads } of candidates) {
+    await attentions.load(name);
+    for (let head = 0; head < heads; head++) {
+      const map = attentions.map({ attention: name, head }, false);
+      const information = mutualInformation(map.allCells(), map.rows, map.columns);
+      if (information > best.information) best = { information, selected: { attention: name, head } };
+    }
+  }
+  return best.selected;
+}
+
+/**
+ * Selects the initial head of the last look; with two looks, of both.
+ * @param {import("../comparison/comparison.js").LookSet} looks @returns {Promise<{selected: HeadRef, other?: HeadRef}>}
+ */
+export async function initialSelection(looks) {
+  const last = looks.length - 1;
+  const selected = await mostInformativeHead(looks.all[last]);
+  if (last === 0) return { selected };
+  const lastRef = { ...selected, look: last };
+  return last === 1 ? { selected: looks.correspondingHead(lastRef, 0), other: lastRef } : { selected: lastRef };
+}
+
+/** Describes an attention in a sentence. @param {import("../weights/maps.js").Attentions} attentions @param {any} attention */
+function describeAttention(attentions, attention) {
+  const keys = attentions.axesOf(attention.name, false).columns.title.toLowerCase();
+  if (attention.rows === "query") return `A learned query attends to the ${keys}; the label is predicted from the result.`;
+  if (attention.kind === "cross") return `To predict each token, the decoder attends to the ${keys}.`;
+  if (attention.kind === "masked") return `Each token attends to itself and the preceding tokens of the ${keys}.`;
+  return `Each token attends to all tokens of the ${keys}.`;
+}
+
+/**
+ * Returns a predicate for cells that are gold links, or null if there are no gold links.
+ * @param {import("../weights/maps.js").Attentions} attentions @param {any} attention @param {any} rows @param {any} columns
+ */
+function goldLinkTest(attentions, attention, rows, columns) {
+  if (!attentions.scene.links || attention.kind !== "cross") return null;
+  const links = new Set(attentions.scene.links.map(String));
+  return (/** @type {number} */ row, /** @type {number} */ column) =>
+    links.has(`${rows.wordAt(row)},${columns.wordAt(column)}`);
+}
+
+/** One of the two figures with its selection of attention and head. */
+export class Panel {
+  /** @param {import("./attention_view.js").AttentionView} parent @param {number} index */
+  constructor(parent, index) {
+    this.parent = parent;
+    this.index = index;
+    const { looks } = parent;
+    /** The look whose attentions are listed. @type {import("../weights/maps.js").Attentions | null} */
+    this.listed = null;
+    this.attention = h("select", {
+      class: "attention",
+      "aria-label": "Attention",
+      onchange: () => this.choose({ attention: this.attention.value }),
+    });
+    this.chooser = looks.length > 1 ? new LookChooser(looks.labels, "Compared item", (look) => this.selectLook(look)) : null;
+    this.ownTexts = h("p", { class: "own-texts" });
+    this.head = h("select", {
+      class: "head",
+      "aria-label": "Head",
+      onchange: () => this.choose({ head: this.head.value === "mean" ? "mean" : Number(this.head.value) }),
+    });
+    this.previous = h(
+      "button",
+      { type: "button", class: "round", "aria-label": "Previous head", onclick: () => parent.step(index, 0, -1) },
+      icon("M14 6l-6 6 6 6"),
+    );
+    this.next = h(
+      "button",
+      { type: "button", class: "round", "aria-label": "Next head", onclick: () => parent.step(index, 0, 1) },
+      icon("M10 6l6 6-6 6"),
+    );
+    this.container = h("div", { class: "figure-container" });
+    this.description = h("p", { class: "description" });
+    this.element = h(
+      "article",
+      {
+        class: "panel",
+        "data-mark": index ? "second" : "first",
+        onfocusin: () => parent.activate(index),
+        onpointerdown: () => parent.activate(index),
+      },
+      h(
+        "header",
+        {},
+        h("span", { class: "mark", "aria-hidden": "true" }, "AB"[index]),
+        h("h2", {}, this.attention, this.head),
+        h("span", { class: "steps", "data-export": "no" }, this.previous, this.next),
+      ),
+      this.chooser?.element,
+      this.ownTexts,
+      this.description,
+      this.container,
+    );
+    /** @type {Record<string, any>} */
+    this.figures = {};
+    /** @type {FigureData | null} */
+    this.figureData = null;
+    new ResizeObserver(() => this.figure?.layout()).observe(this.container);
+  }
+
+  /** @param {any} one @param {any[]} list @param {Set<string>} kinds */
+  attentionLabel(one, list, kinds) {
+    const isAmbiguous = list.filter((other) => other.kind === one.kind && other.layer === one.layer).length > 1;
+    const name = kindLabel(one.kind, kinds);
+    return one.layer === null || isAmbiguous ? `${name}, ${one.name}` : `${name}, layer ${one.layer}`;
+  }
+
+  /** The attentions of the look on display. */
+  get attentions() {
+    return this.parent.looks.attentionsOf(this.selected);
+  }
+
+  /** Lists the attentions of the look, if it has changed. */
+  listAttentions() {
+    const { attentions } = this;
+    if (this.listed === attentions) return;
+    this.listed = attentions;
+    const list = attentions.scene.attentions;
+    const kinds = kindsOf(list);
+    setChildren(
+      this.attention,
+      [...kinds].map((kind) =>
+        h(
+          "optgroup",
+          { label: kindLabel(kind, kinds) },
+          list
+            .filter((one) => one.kind === kind)
+            .map((one) => h("option", { value: one.name }, this.attentionLabel(one, list, kinds))),
+        ),
+      ),
+    );
+    // Texts of this look that the page's title does not show.
+    const { texts } = attentions.scene;
+    const common = this.parent.scene.texts;
+    const own = ["source", "target"].filter((side) => texts[side] !== common[side]).map((side) => texts[side].trim());
+    const label = this.parent.looks.labelOf(this.selected);
+    this.ownTexts.textContent = own.filter((text) => text && text !== label).join("  →  ");
+  }
+
+  /** Shows the same head of another look. @param {number} look index of the look */
+  selectLook(look) {
+    const next = this.parent.looks.correspondingHead(this.selected, look);
+    this.parent.state.set(this.index ? { other: next } : { selected: next });
+  }
+
+  /** @param {Partial<HeadRef>} part */
+  choose(part) {
+    const now = this.selected;
+    const { heads } = this.attentions.byName.get(part.attention ?? now.attention);
+    const next = { ...now, ...part };
+    if (next.head === "mean" ? heads === 1 : next.head >= heads) next.head = heads - 1;
+    this.parent.state.set(this.index ? { other: next } : { selected: next });
+  }
+
+  /** @returns {HeadRef} */
+  get selected() {
+    return this.index ? this.parent.state.view.other : this.parent.state.view.selected;
+  }
+
+  get figure() {
+    return this.figures[this.parent.state.view.form];
+  }
+
+  /** Event handlers of the figures. */
+  get handlers() {
+    const { parent, index } = this;
+    return {
+      point: (/** @type {Cell | null} */ cell) => parent.point(index, cell),
+      pin: (/** @type {Cell} */ cell) => parent.pin(index, cell),
+      zoom: (/** @type {any} */ zoom) => parent.zoom(index, zoom),
+    };
+  }
+
+  /** @param {string} form */
+  createFigure(form) {
+    const { parent, index, handlers } = this;
+    if (form === "map") return new HeatMap(parent.scheduler, `map ${index}`, handlers);
+    if (form === "lines") return new Lines(handlers);
+    return form === "text" ? new ShadedText(handlers) : new Table(handlers);
+  }
+
+  /** Pauses drawing while the figure is not visible. */
+  pause() {
+    this.figures.map?.pause();
+  }
+
+  /** Draws the figure of a loaded attention. @param {View} view */
+  show(view) {
+    const { attentions, selected } = this;
+    const attention = attentions.byName.get(selected.attention);
+    this.listAttentions();
+    this.chooser?.mark(selected.look ?? 0);
+    this.attention.value = selected.attention;
+    setChildren(
+      this.head,
+      attention.heads > 1 ? h("option", { value: "mean" }, `mean of ${attention.heads} heads`) : null,
+      Array.from({ length: attention.heads }, (_, i) =>
+        h("option", { value: i }, attention.heads > 1 ? `head ${i}` : "single head"),
+      ),
+    );
+    this.head.value = String(selected.head);
+    this.previous.hidden = this.next.hidden = attention.heads === 1;
+    setChildren(this.description, describeAttention(attentions, attention));
+    const { rows, columns } = attentions.axesOf(selected.attention, view.words);
+    const map = attentions.map(selected, view.words);
+    const [T, S] = [attention.q.shape[0], attention.k.shape[0]];
+    const gold = goldLinkTest(attentions, attention, rows, columns);
+    const label = this.parent.looks.labelOf(selected);
+    const isMasked =
+      view.words || !attention.mask
+        ? null
+        : (/** @type {number} */ t, /** @type {number} */ c) => !mayAttend(attention.mask, t + S - T, c);
+    this.figureData = {
+      map,
+      rows,
+      columns,
+      zoom: this.parent.zoomOf(this.index, map),
+      colormap: this.parent.colormap(),
+      name: (label ? `${label}: ` : "") + headLabel(attentions.scene.attentions, selected),
+      gold,
+      isMasked,
+      rounded: attention.q.type !== "float32",
+    };
+    if (view.form !== "map") this.pause();
+    const figure = (this.figures[view.form] ??= this.createFigure(view.form));
+    if (this.container.firstChild !== figure.element) setChildren(this.container, figure.element);
+    const { cursor, pin } = this.parent.highlightsOf(this.index);
+    [figure.cursor, figure.pin] = [cursor, pin];
+    figure.show(this.figureData);
+  }
+}

@@ -1,0 +1,83 @@
+/** MaskParts for the model's input, where there is a model to send requests to. */
+
+import { hostForResponse } from "./host.js";
+import { h, setAttributes, uniqueId } from "./dom.js";
+import { topBar } from "./shell.js";
+
+/** @typedef {import("./host.js").Host} Host */
+
+const FIELD_NAMES = { source: "Sentence", target: "Translation", beside: "Other sentence", context: "Context" };
+const FIELD_HINTS = { source: "A sentence to inspect", target: "Translation (default: the model’s output)", context: "The passage that the question is about", beside: "A sentence to compare with" };
+
+/**
+ * Fields for the texts that the model takes, and a submit button. The response replaces the scene.
+ * @param {Host} host @param {Record<string, string> | undefined} texts contents of the fields; by default the scene's texts
+ * @param {(host: Host, texts: Record<string, string>) => Promise<void>} show
+ */
+export function requestForm(host, texts = requestTexts(host.scene), show) {
+  const status = h("p", { class: "request-status", id: uniqueId("status"), role: "status" });
+  const fields = host.fields.map((name) =>
+    h("textarea", {
+      name,
+      rows: 1,
+      dir: "auto",
+      spellcheck: "false",
+      "aria-label": FIELD_NAMES[name],
+      "aria-describedby": status.id,
+      placeholder: FIELD_HINTS[name],
+      onkeydown: (event) => {
+        if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+        event.preventDefault();
+        form.requestSubmit();
+      },
+    }),
+  );
+  for (const field of fields) field.value = texts[field.name] ?? "";
+  const button = h("button", { type: "submit" }, "Run");
+
+  const submit = async () => {
+    const values = Object.fromEntries(fields.map((field) => [field.name, field.value]));
+    if (button.disabled) return;
+    setAttributes(button, { disabled: true });
+    status.textContent = "Running …";
+    delete form.dataset.failed;
+    try {
+      const inputs = Object.fromEntries(Object.entries(values).filter(([name, text]) => name === "source" || text.trim()));
+      await show(hostForResponse(host, await host.request({ look: inputs })), values);
+    } catch (error) {
+      form.dataset.failed = "";
+      status.textContent = error.message;
+    } finally {
+      setAttributes(button, { disabled: false });
+    }
+  };
+  const form = h(
+    "form",
+    {
+      class: "request-form",
+      "data-export": "no",
+      "aria-label": "Model input",
+      onsubmit: (event) => {
+        event.preventDefault();
+        submit();
+      },
+    },
+    fields,
+    button,
+    status,
+  );
+  return form;
+}
+
+/** Returns the texts of the request that a scene answers. @param {any} scene @returns {Record<string, string>} */
+function requestTexts(scene) {
+  const [first, second] = (scene.compared ?? [scene]).map((one) => one.texts.source);
+  return { source: first, beside: second ?? "" };
+}
+
+/** The page before the first request. @param {Host} host @param {HTMLElement} root @param {HTMLElement} form */
+export function welcome(host, root, form) {
+  root.append(topBar(host.scene, null, []), form, h("h1", { class: "welcome" }, "Enter a sentence to see what the model attends to."));
+  root.removeAttribute("data-busy");
+  return { view: {}, end: () => root.remove() };
+}

@@ -1,0 +1,279 @@
+/** Page layout around the views: header, tabs, theme, keyboard help, announcements to screen readers. */
+
+import { h, s, setAttributes, uniqueId } from "./dom.js";
+
+/**
+ * The arguments of a view.
+ * @typedef {{host: import("./host.js").Host, attentions: import("../weights/maps.js").Attentions,
+ *   looks: import("../comparison/comparison.js").LookSet, state: import("./state.js").State, scheduler: import("./scheduler.js").Scheduler, announcer: Announcer}} Context
+ * A view: `element` is all of it, `figureElement` the figure that can be saved on its own; `update` receives the state keys that
+ * changed (null: all, the view has just been opened); `layout` is called when the window is resized. `tsv`, if defined,
+ * is a table of tab-separated values.
+ * @typedef {{element: HTMLElement, figureElement: HTMLElement, fileName: string, tsv?: string,
+ *   update: (changed: Set<string> | null) => Promise<void> | void, layout: () => void}} ViewComponent
+ */
+
+/** An icon of 24 by 24 units. @param {...string} paths */
+export function icon(...paths) {
+  return s(
+    "svg",
+    { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" },
+    paths.map((d) => s("path", { d })),
+  );
+}
+
+/**
+ * A tab list; arrow keys move between tabs.
+ * @param {string} name @param {Record<string, string>} options @param {string} controls the panel's id @param {(value: string) => void} onSelect
+ */
+export function tabList(name, options, controls, onSelect) {
+  const values = Object.keys(options);
+  const tabs = values.map((value) =>
+    h(
+      "button",
+      {
+        type: "button",
+        role: "tab",
+        id: uniqueId("tab"),
+        "aria-controls": controls,
+        "data-value": value,
+        onclick: () => onSelect(value),
+      },
+      options[value],
+    ),
+  );
+  const element = h(
+    "div",
+    {
+      role: "tablist",
+      class: "tabs",
+      "aria-label": name,
+      onkeydown: (event) => {
+        const now = tabs.indexOf(/** @type {any} */ (event.target));
+        const moves = {
+          ArrowRight: now + 1,
+          ArrowDown: now + 1,
+          ArrowLeft: now - 1,
+          ArrowUp: now - 1,
+          Home: 0,
+          End: -1,
+        };
+        if (!(event.key in moves)) return;
+        event.preventDefault();
+        event.stopPropagation();
+        const next = tabs.at(moves[event.key] % tabs.length);
+        next.focus();
+        onSelect(next.dataset.value);
+      },
+    },
+    tabs,
+  );
+  return {
+    element,
+    /** @param {string} value */
+    mark(value) {
+      for (const tab of tabs) {
+        const on = tab.dataset.value === value;
+        setAttributes(tab, { "aria-selected": String(on), tabindex: on ? 0 : -1 });
+      }
+      return tabs[values.indexOf(value)].id;
+    },
+  };
+}
+
+/** An on/off button. @param {string} name @param {(on: boolean) => void} onSelect */
+export function toggle(name, onSelect) {
+  const button = h(
+    "button",
+    {
+      type: "button",
+      class: "toggle",
+      "aria-pressed": "false",
+      onclick: () => onSelect(button.getAttribute("aria-pressed") !== "true"),
+    },
+    h("span", { class: "knob", "aria-hidden": "true" }),
+    name,
+  );
+  return button;
+}
+
+/** A drop-down menu. @param {string} name @param {any} iconElement @param {[string, () => void][]} actions */
+export function menu(name, iconElement, actions) {
+  const details = h(
+    "details",
+    {
+      class: "menu",
+      onkeydown: (event) => {
+        if (event.key !== "Escape" || !details.open) return;
+        event.stopPropagation();
+        details.open = false;
+        details.querySelector("summary").focus();
+      },
+      onfocusout: (event) => {
+        if (!details.contains(event.relatedTarget)) details.open = false;
+      },
+    },
+    h("summary", {}, iconElement, name),
+    h(
+      "div",
+      { class: "menu-items" },
+      actions.map(([text, action]) =>
+        h(
+          "button",
+          {
+            type: "button",
+            onclick: () => {
+              details.open = false;
+              action();
+            },
+          },
+          text,
+        ),
+      ),
+    ),
+  );
+  return details;
+}
+
+const KEYS = [
+  ["Tab", "next part of the page"],
+  ["↑ ↓", "previous or next query token"],
+  ["← →", "previous or next key token"],
+  ["Shift ↑ ↓ ← →", "ten tokens at a time"],
+  ["Home End", "first or last token of the row"],
+  ["G", "largest weight of the row"],
+  ["Enter", "pin or unpin the cell"],
+  ["Esc", "unpin; then reset the zoom"],
+  ["+ − 0", "zoom in, zoom out, show all"],
+  ["[ ]", "previous or next head"],
+  ["{ }", "previous or next layer"],
+  ["L M T N", "lines, map, text, table"],
+  ["W", "merge word pieces"],
+  ["C", "compare with another head"],
+  ["D", "difference of two heads"],
+  [", .", "previous or next item, where several are compared"],
+  ["?", "this list"],
+];
+
+/** The list of keyboard shortcuts. */
+export function helpDialog() {
+  const id = uniqueId("help");
+  return h(
+    "dialog",
+    { class: "help", "aria-labelledby": id },
+    h("h2", { id }, "Keyboard shortcuts"),
+    h(
+      "dl",
+      {},
+      KEYS.map(([keys, description]) =>
+        h(
+          "div",
+          {},
+          h(
+            "dt",
+            {},
+            keys.split(" ").map((key) => h("kbd", {}, key)),
+          ),
+          h("dd", {}, description),
+        ),
+      ),
+    ),
+    h(
+      "p",
+      {},
+      "Letter keys work while a figure has the focus. On a map, drag over an area to zoom into it; double-click or pinch also " +
+        "zooms, and Shift-click on a thumbnail compares. In a search tree, arrow keys follow the edges, Home and End go to the " +
+        "first and last token, B to the best hypothesis, N to the table. On an image, arrow keys move between patches, Enter pins " +
+        "the query patch, F follows the pointer; P, A, R and M show the pixels, attention, rollout and segmentation mask.",
+    ),
+    h(
+      "button",
+      { type: "button", class: "small", onclick: (event) => event.target.closest("dialog").close() },
+      "Close",
+    ),
+  );
+}
+
+/** Announces messages to screen readers. */
+export class Announcer {
+  constructor() {
+    this.element = h("div", { class: "visually-hidden live", role: "status", "aria-live": "polite", "aria-atomic": "true" });
+    this.timer = 0;
+  }
+
+  /** @param {string} text @param {number} [wait] delay in milliseconds; a later message replaces a waiting one */
+  announce(text, wait = 0) {
+    clearTimeout(this.timer);
+    const show = () => (this.element.textContent = text);
+    if (wait) this.timer = window.setTimeout(show, wait);
+    else show();
+  }
+}
+
+/** The title: input and output of the model. @param {any} scene */
+export function title(scene) {
+  const { source } = scene.texts;
+  const target = scene.texts.target || scene.picture?.answer;
+  const sides = scene.sides;
+  const long = Math.max(source.length, target?.length ?? 0) > 150;
+  /** @param {string} text @param {string} kind @param {string | undefined} direction */
+  const line = (text, kind, direction) =>
+    text
+      ? h(
+          "span",
+          { class: `line ${kind}`, dir: direction ?? "auto", title: long ? text.slice(0, 2000) : null },
+          text.slice(0, 600),
+        )
+      : null;
+  const mixed = target && sides.source?.direction !== sides.target?.direction;
+  return h(
+    "div",
+    {
+      class: [
+        "texts",
+        long && "long",
+        Math.max(source.length, target?.length ?? 0) > 400 && "very-long",
+        mixed && "mixed",
+      ]
+        .filter(Boolean)
+        .join(" "),
+    },
+    h(
+      "h1",
+      {},
+      line(source, "source", sides.source?.direction) ?? scene.title,
+      line(target, "target", sides.target?.direction),
+    ),
+  );
+}
+
+/**
+ * The top bar.
+ * @param {any} scene @param {any} tabs of the views, if there are several @param {any[]} tools
+ */
+export function topBar(scene, tabs, tools) {
+  const model = [scene.model?.name, scene.model?.family].filter(Boolean);
+  return h(
+    "header",
+    { class: "top" },
+    h(
+      "div",
+      { class: "brand" },
+      s(
+        "svg",
+        { class: "eye", viewBox: "0 0 32 20", "aria-hidden": "true" },
+        s("path", { d: "M1 10C6 3 11 1 16 1s10 2 15 9c-5 7-10 9-15 9S6 17 1 10Z" }),
+        s("circle", { cx: 16, cy: 10, r: 4.5 }),
+      ),
+      h("span", { class: "name" }, "Regard"),
+    ),
+    h("p", { class: "model" }, [...new Set(model)].join(" · ")),
+    tabs,
+    h("div", { class: "tools", "data-export": "no" }, tools),
+  );
+}
+
+/** Whether the page is in dark mode. @param {string} theme */
+export function isDark(theme) {
+  return theme === "dark" || (theme !== "light" && window.matchMedia("(prefers-color-scheme: dark)").matches);
+}

@@ -1,0 +1,527 @@
+/**
+ * The experiment view: interventions on the model, with maps and output before and after.
+ *
+ * Weights without the mask, without the scale or with an edited row are computed in the page from q and k. The output, and
+ * all other interventions, need a model to send requests to.
+ */
+
+import { argmax, mayAttend } from "../weights/maths.js";
+import { createColormap } from "../core/colors.js";
+import { h, setAttributes, setChildren, tokenText, uniqueId } from "../core/dom.js";
+import { Axis, formatShort, formatWeight } from "../core/tokens.js";
+import { HeatMap } from "../attention/heatmap.js";
+import { describeCell } from "../attention/figure_data.js";
+import { headLabel, kindLabel, kindsOf } from "../attention/overview.js";
+import { toTsv } from "../attention/table.js";
+import { isDark, toggle } from "../core/shell.js";
+import { FixedMap, InterventionMap } from "./intervention_maps.js";
+import { largestChanges } from "./largest_changes.js";
+import { outcomeElements } from "./outcomes.js";
+import EXPERIMENT_STYLE from "./experiment.css";
+
+/** @typedef {import("../attention/figure_data.js").FigureData} FigureData */
+/** @typedef {import("../attention/figure_data.js").Cell} Cell */
+/** @typedef {import("./intervention_maps.js").EditedRow} EditedRow */
+/** @typedef {import("./outcomes.js").Outcome} Outcome */
+
+/** Maximum number of tokens with a slider each. */
+const MAX_SLIDERS = 48;
+/** Maximum number of cells of a map in a request. */
+const MAX_REQUESTED_CELLS = 65536;
+/** Maximum number of tokens in a select element. */
+const MAX_LISTED_TOKENS = 1000;
+/** Delay in milliseconds between the last movement of a slider and the request. */
+const SLIDER_DELAY = 250;
+/** Above this number of columns, weights are too small to be visible on a linear scale. */
+const MAX_LINEAR_SCALE_COLUMNS = 128;
+
+/** Lists the tokens of an axis as options; -1 selects none. @param {HTMLSelectElement} select @param {Axis} axis @param {number} selected */
+function listTokens(select, axis, selected) {
+  const indices = Array.from({ length: Math.min(MAX_LISTED_TOKENS, axis.length) }, (_, i) => i);
+  if (selected >= MAX_LISTED_TOKENS) indices.push(selected);
+  const key = `${axis.name} ${indices.at(-1)}`;
+  if (select.dataset.of !== key) setChildren(select, h("option", { value: -1, hidden: true }, "…"), indices.map((i) => h("option", { value: i }, axis.labels[i])));
+  select.dataset.of = key;
+  select.value = String(selected);
+}
+
+export class ExperimentView {
+  /** @param {import("../core/shell.js").Context} context */
+  constructor({ host, attentions, state, scheduler, announcer }) {
+    this.host = host;
+    this.attentions = attentions;
+    this.scene = attentions.scene;
+    this.state = state;
+    this.scheduler = scheduler;
+    this.announcer = announcer;
+    this.hasModel = typeof this.host.request === "function";
+    /** Disabled components. */
+    this.disabled = { mask: false, scale: false, positions: false, heads: new Set(), layers: new Set() };
+    /** @type {EditedRow | null} */
+    this.editedRow = null;
+    this.row = 0;
+    this.texts = { instead: this.scene.texts.source, prefix: "" };
+    this.keepsTarget = false;
+    /** The response of the model to the latest request. @type {{before: Outcome, after: Outcome} | null} */
+    this.response = null;
+    this.requestId = 0;
+    /** @type {Cell | null} */
+    this.cursor = null;
+    const handlers = (/** @type {number} */ number) => ({
+      point: (/** @type {Cell | null} */ cell) => this.point(cell, number),
+      pin: (/** @type {Cell} */ cell) => this.chooseRow(cell.row),
+      zoom: () => {},
+    });
+    this.figures = [new HeatMap(scheduler, "before", handlers(0)), new HeatMap(scheduler, "after", handlers(1))];
+    /** @type {FigureData[]} */
+    this.figureInputs = [];
+    this.createControls();
+    this.outcomes = ["Before", "After"].map((name) => h("section", { class: "outcome", "aria-label": `Output ${name.toLowerCase()}` }));
+    this.output = h("div", { class: "outcomes", hidden: true }, this.outcomes);
+    this.errorElement = h("p", { class: "request-error", role: "alert", hidden: true });
+    this.titles = [h("h2", {}, "Before"), h("h2", {}, "After")];
+    this.panels = this.figures.map((figure, i) =>
+      h("article", { class: "panel", "data-mark": i ? "second" : "first", onkeydown: (event) => this.key(event, i) }, this.titles[i], figure.element),
+    );
+    this.changesElement = h("div", { class: "largest-changes" });
+    this.figureElement = h("div", { class: "card" }, this.output, h("div", { class: "panels two" }, this.panels));
+    this.element = h("div", { class: "experiment" }, h("style", {}, EXPERIMENT_STYLE), this.controls, h("div", { class: "results" }, this.errorElement, this.figureElement, this.changesElement));
+    for (const panel of this.panels) new ResizeObserver(() => this.layout()).observe(panel);
+  }
+
+  // Controls
+
+  createControls() {
+    const list = this.scene.attentions;
+    const kinds = kindsOf(list);
+    this.attention = h(
+      "select",
+      { "aria-label": "Attention", onchange: () => this.choose({ attention: this.attention.value, head: 0 }) },
+      [...kinds].map((kind) =>
+        h("optgroup", { label: kindLabel(kind, kinds) }, list.filter((one) => one.kind === kind).map((one) => h("option", { value: one.name }, one.name))),
+      ),
+    );
+    this.head = h("select", { "aria-label": "Head", onchange: () => this.choose({ attention: this.selected.attention, head: Number(this.head.value) }) });
+    this.mask = toggle("Mask", (on) => this.setDisabled("mask", !on));
+    this.scale = toggle("Scaling by 1 ⁄ √d", (on) => this.setDisabled("scale", !on));
+    this.positions = toggle("Positional encoding", (on) => this.setDisabled("positions", !on));
+    this.headToggle = toggle("This head", (on) => this.setInSet(this.disabled.heads, `${this.selected.attention}:${this.selected.head}`, !on));
+    this.layerToggle = toggle("This attention", (on) => this.setInSet(this.disabled.layers, this.selected.attention, !on));
+    this.feedForwardToggle = toggle("Feed-forward network after it", (on) => this.setInSet(this.disabled.layers, this.feedForward, !on));
+    this.others = h("ul", { class: "others", "aria-label": "Also disabled" });
+    this.keepToggle = toggle("Keep the translation (teacher forcing)", (on) => {
+      this.keepsTarget = on;
+      this.refresh();
+    });
+    this.rowChoice = h("select", { "aria-label": "Query token", onchange: () => this.chooseRow(Number(this.rowChoice.value)) });
+    this.onlyKey = h("select", { "aria-label": "Attend only to", onchange: () => this.attendOnlyTo(Number(this.onlyKey.value)) });
+    this.sliders = h("div", { class: "sliders" });
+    this.sum = h("p", { class: "sum" });
+    /** @param {string} text @param {() => void} action */
+    const button = (text, action) => h("button", { type: "button", class: "small", onclick: action }, text);
+    this.resetRowButton = button("Reset row", () => this.setRow(null));
+    const heading = (/** @type {string} */ text) => {
+      const id = uniqueId("group");
+      return { id, element: h("h2", { id }, text) };
+    };
+    /** @param {string} text @param {...any} children */
+    const group = (text, ...children) => {
+      const { id, element } = heading(text);
+      return h("section", { class: "group", "aria-labelledby": id }, element, children);
+    };
+    const where = h("div", { class: "head-choice" }, this.attention, this.head);
+    const parts = [this.mask, this.scale, ...(this.hasModel ? [this.positions, this.headToggle, this.layerToggle, this.feedForwardToggle] : [])];
+    const row = group(
+      "Edit attention row",
+      h("p", { class: "which" }, this.rowChoice, h("span", {}, " attends only to "), this.onlyKey),
+      this.sliders,
+      this.sum,
+      h("p", { class: "buttons" }, button("Uniform", () => this.setUniform()), this.resetRowButton),
+    );
+    this.resetAllButton = button("Reset all", () => this.reset());
+    this.controls = h(
+      "aside",
+      { class: "interventions", "aria-label": "Interventions", "data-export": "no" },
+      group("Attention head", where),
+      group("Components", h("div", { class: "switches" }, parts), this.others),
+      row,
+      this.hasModel && !this.scene.picture ? group("Text", this.textField("instead", "Sentence"), this.generatesText ? this.textField("prefix", "Output prefix") : null, this.scene.texts.target ? h("div", { class: "switches" }, this.keepToggle) : null) : null,
+      h("p", { class: "buttons" }, this.resetAllButton),
+      this.hasModel ? null : this.note(),
+    );
+  }
+
+  /** Whether the model generates text, which can have a prefix. */
+  get generatesText() {
+    return this.scene.texts.target || this.scene.attentions.some((one) => one.kind === "masked");
+  }
+
+  /** @param {"instead" | "prefix"} name @param {string} text */
+  textField(name, text) {
+    const field = h("textarea", { rows: name === "instead" ? 2 : 1, onchange: () => this.setText(name, field.value) });
+    field.value = this.texts[name];
+    field.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey) return;
+      event.preventDefault();
+      this.setText(name, field.value);
+    });
+    this[`${name}Field`] = field;
+    return h("label", { class: "text" }, h("span", {}, text), field);
+  }
+
+  note() {
+    return h(
+      "p",
+      { class: "note", role: "note" },
+      h("strong", {}, "A saved page contains the attention weights, not the model. "),
+      "To see the effect on the output, and to disable heads, layers and positions, open the live page: ",
+      h("code", {}, this.scene.picture ? "regard look MODEL IMAGE --live" : "regard look MODEL --live"),
+      ".",
+    );
+  }
+
+  /** The selected head; the mean of heads cannot be modified. @returns {{attention: string, head: number}} */
+  get selected() {
+    const { attention, head } = this.state.view.selected;
+    return { attention, head: head === "mean" ? 0 : head };
+  }
+
+  get one() {
+    return this.attentions.byName.get(this.selected.attention);
+  }
+
+  /** The name of the feed-forward network after the attention, in numbered blocks; otherwise null. */
+  get feedForward() {
+    const found = /^(.*\.\d+)\.(?:attention|cross)$/.exec(this.selected.attention);
+    return found ? `${found[1]}.feedforward` : null;
+  }
+
+  /** @param {{attention: string, head: number}} selected */
+  choose(selected) {
+    this.state.set({ selected });
+  }
+
+  /** @param {"mask" | "scale" | "positions"} what @param {boolean} off */
+  setDisabled(what, off) {
+    this.disabled[what] = off;
+    this.refresh();
+  }
+
+  /** @param {Set<string>} set @param {string} name @param {boolean} off */
+  setInSet(set, name, off) {
+    if (off) set.add(name);
+    else set.delete(name);
+    this.refresh();
+  }
+
+  /** @param {"instead" | "prefix"} name @param {string} text */
+  setText(name, text) {
+    if (this.texts[name] === text) return;
+    this.texts[name] = text;
+    // A row belongs to tokens that are now replaced.
+    this.editedRow = null;
+    this.refresh();
+  }
+
+  reset() {
+    this.disabled = { mask: false, scale: false, positions: false, heads: new Set(), layers: new Set() };
+    this.editedRow = null;
+    this.texts = { instead: this.scene.texts.source, prefix: "" };
+    this.keepsTarget = false;
+    for (const name of /** @type {const} */ (["instead", "prefix"])) if (this[`${name}Field`]) this[`${name}Field`].value = this.texts[name];
+    this.refresh();
+    this.announcer.announce("All changes reset.");
+  }
+
+  /** @param {number | null} row */
+  chooseRow(row) {
+    // After an intervention there may be more rows than the scene has.
+    if (row === null || row === this.row || row >= this.axes.rows.length) return;
+    this.row = row;
+    this.editedRow = null;
+    this.refresh();
+  }
+
+  /** @param {number[] | null} weights not necessarily normalized @param {number} [wait] */
+  setRow(weights, wait = 0) {
+    const total = weights?.reduce((sum, weight) => sum + weight, 0) ?? 0;
+    this.editedRow = total > 0 ? { ...this.selected, row: this.row, weights: weights.map((weight) => weight / total) } : null;
+    this.refresh(wait);
+  }
+
+  /** @param {number} column */
+  attendOnlyTo(column) {
+    this.setRow(this.axes.columns.labels.map((_, s) => (s === column ? 1 : 0)));
+  }
+
+  setUniform() {
+    const { mask, q, k } = this.one;
+    const at = this.row + k.shape[0] - q.shape[0];
+    this.setRow(this.axes.columns.labels.map((_, s) => (this.disabled.mask || mayAttend(mask, at, s) ? 1 : 0)));
+  }
+
+  /** The axes of the scene's map. */
+  get axes() {
+    return this.attentions.axesOf(this.selected.attention, false);
+  }
+
+  // Results
+
+  /** The request to the model, or null if nothing is changed. */
+  get request() {
+    const { mask, scale, positions, heads, layers } = this.disabled;
+    const list = this.scene.attentions;
+    const changes = [
+      mask && list.some((one) => one.mask) ? { change: "mask" } : null,
+      scale && list.some((one) => one.score.called === "scaled_dot") ? { change: "scale" } : null,
+      positions ? { change: "positions" } : null,
+      ...[...heads].map((name) => ({ change: "head", attention: name.slice(0, name.lastIndexOf(":")), head: Number(name.slice(name.lastIndexOf(":") + 1)) })),
+      ...[...layers].map((layer) => ({ change: "layer", layer })),
+      this.editedRow ? { change: "row", ...this.editedRow } : null,
+    ].filter((one) => one !== null);
+    const { source } = this.scene.texts;
+    const instead = this.texts.instead.trim() && this.texts.instead !== source ? this.texts.instead : null;
+    if (!changes.length && !instead && !this.texts.prefix) return null;
+    const { rows, columns } = this.axes;
+    const requested = rows.length * columns.length <= MAX_REQUESTED_CELLS ? this.selected : null;
+    const target = this.keepsTarget ? this.scene.texts.target : null;
+    return { source, target, changes, instead, prefix: (!this.keepsTarget && this.texts.prefix) || null, shown: requested };
+  }
+
+  /** Shows what can be computed in the page, and requests the rest. @param {number} [wait] delay in milliseconds */
+  async refresh(wait = 0) {
+    this.response = null;
+    setAttributes(this.errorElement, { hidden: true });
+    this.show();
+    if (!this.hasModel) return;
+    const { request } = this;
+    const id = (this.requestId += 1);
+    this.element.toggleAttribute("data-requesting", request !== null);
+    if (!request) return;
+    if (wait) await new Promise((done) => setTimeout(done, wait));
+    if (id !== this.requestId) return;
+    try {
+      const { body } = await this.host.request({ try: request });
+      if (id !== this.requestId) return;
+      this.response = body;
+    } catch (error) {
+      if (id !== this.requestId) return;
+      setChildren(this.errorElement, String(error?.message ?? error));
+      setAttributes(this.errorElement, { hidden: false });
+    }
+    this.element.toggleAttribute("data-requesting", false);
+    this.show();
+    if (this.response) this.announcer.announce(this.summary(this.response));
+  }
+
+  /** @param {{before: Outcome, after: Outcome}} response */
+  summary({ before, after }) {
+    if (before.text !== after.text) return `Before: ${before.text || "no output"}. After: ${after.text || "no output"}.`;
+    return after.text ? `The output is unchanged: ${after.text}.` : "This model has no output text, only maps.";
+  }
+
+  /** @param {Set<string> | null} changed */
+  async update(changed) {
+    const { attention } = this.selected;
+    await this.attentions.load(attention);
+    if (attention !== this.selected.attention) return;
+    if (changed === null || changed.has("selected")) {
+      this.editedRow = null;
+      const { pin } = this.state.view;
+      const { rows } = this.attentions.axesOf(attention, false);
+      this.row = Math.min(rows.length - 1, changed === null && pin ? pin[0] : this.row);
+      this.cursor = null;
+      // The page's busy state does not include requests to the model.
+      this.scheduler.add("experiment", 1, () => false);
+      await this.refresh();
+    } else if (["theme", "colors", "scale"].some((key) => changed.has(key))) this.show();
+  }
+
+  layout() {
+    for (const figure of this.figures) figure.layout();
+  }
+
+  /** @param {any} given @param {string} name @returns {Axis} */
+  axisOf(given, name) {
+    const known = this.scene.sides[this.one[name]];
+    return new Axis(this.one[name], { ...known, tokens: given, words: given.map((/** @type {any} */ _, /** @type {number} */ i) => i) }, false);
+  }
+
+  /** Draws the current state. */
+  show() {
+    const { attention, head } = this.selected;
+    const { attentions, one } = this;
+    if (!attentions.isLoaded(attention)) return;
+    const { colors, scale, theme } = this.state.view;
+    const { axes } = this;
+    const colormap = createColormap(colors, scale ?? (this.scene.picture ? "log" : axes.columns.length > MAX_LINEAR_SCALE_COLUMNS ? "root" : "linear"), isDark(theme));
+    const [T, S] = [one.q.shape[0], one.k.shape[0]];
+    const plain = attentions.map({ attention, head }, false);
+    const name = headLabel(this.scene.attentions, { attention, head });
+    const isMasked = one.mask ? (/** @type {number} */ t, /** @type {number} */ s) => !mayAttend(one.mask, t + S - T, s) : null;
+    const common = { ...axes, zoom: null, colormap, gold: null };
+    const [beforeData, afterData] = this.response ? [this.response.before.map, this.response.after.map] : [null, null];
+    /** @param {any} data */
+    const figureDataOf = (data) => ({ ...common, map: new FixedMap(data.weights), rows: this.axisOf(data.rows, "rows"), columns: this.axisOf(data.columns, "columns") });
+    this.figureInputs = [
+      { ...(beforeData ? figureDataOf(beforeData) : { ...common, map: plain }), name: `${name}, before`, isMasked },
+      { ...(afterData ? figureDataOf(afterData) : { ...common, map: this.localMap(plain) }), name: `${name}, after`, isMasked: this.disabled.mask ? null : isMasked },
+    ];
+    this.figures.forEach((figure, i) => {
+      figure.show(this.figureInputs[i]);
+      figure.mark(this.cursor, this.highlightedRow(i));
+    });
+    this.showControls(axes);
+    this.showOutput();
+    setChildren(this.changesElement, largestChanges(this.figureInputs[0], this.figureInputs[1]));
+    performance.mark("regard-tried");
+  }
+
+  /** The map after interventions that need no model. @param {any} plain */
+  localMap(plain) {
+    const mask = this.disabled.mask && this.one.mask;
+    const scale = this.disabled.scale && this.one.score.called === "scaled_dot";
+    if (!mask && !scale && !this.editedRow) return plain;
+    const head = { ...plain.head, ...(mask ? { mask: null } : {}), ...(scale ? { scale: 1 } : {}) };
+    return new InterventionMap(head, this.attentions.kernel, this.editedRow);
+  }
+
+  /** The highlighted row. @param {number} number @returns {Cell | null} */
+  highlightedRow(number) {
+    const { map } = this.figureInputs[number];
+    return this.row < map.rows ? { row: this.row, column: null } : null;
+  }
+
+  /** @param {{rows: Axis, columns: Axis}} axes */
+  showControls({ rows, columns }) {
+    const { attention, head } = this.selected;
+    const { one } = this;
+    this.attention.value = attention;
+    setChildren(this.head, Array.from({ length: one.heads }, (_, i) => h("option", { value: i }, one.heads > 1 ? `head ${i}` : "single head")));
+    this.head.value = String(head);
+    /** @param {HTMLButtonElement} button @param {boolean} off @param {boolean} [possible] */
+    const set = (button, off, possible = true) => setAttributes(button, { "aria-pressed": String(possible && !off), disabled: !possible });
+    set(this.mask, this.disabled.mask, this.hasModel ? this.scene.attentions.some((other) => other.mask) : Boolean(one.mask));
+    set(this.scale, this.disabled.scale, this.hasModel ? this.scene.attentions.some((other) => other.score.called === "scaled_dot") : one.score.called === "scaled_dot");
+    set(this.positions, this.disabled.positions);
+    set(this.headToggle, this.disabled.heads.has(`${attention}:${head}`));
+    set(this.layerToggle, this.disabled.layers.has(attention));
+    set(this.feedForwardToggle, this.disabled.layers.has(this.feedForward), this.feedForward !== null);
+    const here = new Set([`${attention}:${head}`, attention, this.feedForward]);
+    const elsewhere = [...this.disabled.heads, ...this.disabled.layers].filter((name) => !here.has(name));
+    setChildren(
+      this.others,
+      elsewhere.map((name) => {
+        const set = this.disabled.heads.has(name) ? this.disabled.heads : this.disabled.layers;
+        const label = set === this.disabled.heads ? name.replace(/:(\d+)$/, ", head $1") : name;
+        return h("li", {}, h("button", { type: "button", class: "small", onclick: () => this.setInSet(set, name, false), "aria-label": `Enable ${label}` }, `${label} disabled ×`));
+      }),
+    );
+    setAttributes(this.keepToggle, { "aria-pressed": String(this.keepsTarget) });
+    listTokens(this.rowChoice, rows, this.row);
+    this.showSliders(columns);
+  }
+
+  /** @param {Axis} columns */
+  showSliders(columns) {
+    const weights = this.editedRow?.weights ?? [...this.localMap(this.attentions.map(this.selected, false)).exactRow(this.row)];
+    const only = this.editedRow?.weights.findIndex((weight) => weight === 1) ?? -1;
+    listTokens(this.onlyKey, columns, only);
+    setAttributes(this.resetRowButton, { disabled: !this.editedRow });
+    this.sum.textContent = this.editedRow ? "Edited weights (sum to 1)." : "Original weights. Move a slider; the others are rescaled to sum to 1.";
+    const isLong = columns.length > MAX_SLIDERS;
+    if (isLong) this.sum.textContent = `Too many tokens (${columns.length}) for sliders: select one above.`;
+    if (!isLong && this.sliders.childElementCount === columns.length && this.sliders.dataset.of === this.selected.attention) {
+      // Keep the elements, because one of them is being dragged.
+      [...this.sliders.children].forEach((label, s) => this.setSlider(label, weights[s]));
+      return;
+    }
+    this.sliders.dataset.of = this.selected.attention;
+    setChildren(
+      this.sliders,
+      isLong
+        ? null
+        : columns.labels.map((text, s) => {
+            const input = h("input", { type: "range", min: 0, max: 1, step: 0.01, oninput: () => this.setWeight(s, Number(input.value)) });
+            const label = h("label", {}, tokenText(text, columns.rtl, { class: "name" }), input, h("output", { "aria-live": "off" }));
+            this.setSlider(label, weights[s]);
+            return label;
+          }),
+    );
+  }
+
+  /** @param {Element} label @param {number} weight */
+  setSlider(label, weight) {
+    const input = label.querySelector("input");
+    if (Math.abs(Number(input.value) - weight) > 0.005) input.value = String(weight);
+    setAttributes(input, { "aria-valuetext": formatShort(weight) });
+    label.querySelector("output").textContent = formatShort(weight);
+  }
+
+  /** Sets one weight and rescales the others. @param {number} column @param {number} weight */
+  setWeight(column, weight) {
+    const now = this.editedRow?.weights ?? [...this.localMap(this.attentions.map(this.selected, false)).exactRow(this.row)];
+    const rest = now.reduce((sum, other, s) => (s === column ? sum : sum + other), 0);
+    const share = (/** @type {number} */ other) => (rest > 0 ? ((1 - weight) * other) / rest : (1 - weight) / (now.length - 1));
+    this.setRow(now.map((other, s) => (s === column ? weight : share(other))), SLIDER_DELAY);
+  }
+
+  showOutput() {
+    const { response } = this;
+    setAttributes(this.output, { hidden: !response || (!response.before.text && !response.before.steps.length) });
+    if (!response) return;
+    setChildren(this.outcomes[0], outcomeElements(response.before, null));
+    setChildren(this.outcomes[1], outcomeElements(response.after, response.before));
+  }
+
+  // Pointer and keys
+
+  /** @param {Cell | null} cell @param {number} number */
+  point(cell, number) {
+    if (JSON.stringify(cell) === JSON.stringify(this.cursor)) return;
+    this.cursor = cell;
+    this.figures.forEach((figure, i) => {
+      const { map } = this.figureInputs[i];
+      const there = cell && (cell.row ?? 0) < map.rows && (cell.column ?? 0) < map.columns;
+      figure.mark(there ? cell : null, this.highlightedRow(i));
+    });
+    if (cell && cell.row !== null) this.announcer.announce(this.describe(cell, number), 200);
+  }
+
+  /** Describes a cell before and after, for screen readers. @param {Cell} cell @param {number} number */
+  describe(cell, number) {
+    const figureData = this.figureInputs[number];
+    const full = { row: cell.row, column: cell.column ?? argmax(figureData.map.exactRow(cell.row)) };
+    const weights = this.figureInputs.map(({ map }) => (full.row < map.rows && full.column < map.columns ? formatWeight(map.exactRow(full.row)[full.column]) : "none"));
+    return describeCell(figureData, full, `${weights[0]} before, ${weights[1]} after`);
+  }
+
+  /** @param {KeyboardEvent} event @param {number} number */
+  key(event, number) {
+    const { map } = this.figureInputs[number];
+    const at = { row: this.cursor?.row ?? this.row, column: this.cursor?.column ?? 0 };
+    const across = this.figureInputs[number].columns.rtl ? -1 : 1;
+    const far = event.shiftKey ? 10 : 1;
+    const moves = { ArrowUp: [-far, 0], ArrowDown: [far, 0], ArrowLeft: [0, -far * across], ArrowRight: [0, far * across], Home: [0, -Infinity], End: [0, Infinity] };
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key in moves) {
+      const [rows, columns] = this.cursor ? moves[event.key] : [0, 0];
+      const within = (/** @type {number} */ place, /** @type {number} */ count) => Math.max(0, Math.min(count - 1, place));
+      this.point({ row: within(at.row + rows, map.rows), column: within(at.column + columns, map.columns) }, number);
+    } else if (event.key === "Enter" || event.key === " ") {
+      this.chooseRow(at.row);
+      this.announcer.announce(`The row of ${this.axes.rows.labels[this.row]} can be edited.`);
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  get fileName() {
+    return `regard-experiment-${this.selected.attention}.${this.selected.head}`.replace(/[^\w.-]+/g, "_");
+  }
+
+  /** All weights after the interventions, as TSV. */
+  get tsv() {
+    return toTsv(this.figureInputs[1]);
+  }
+}

@@ -1,0 +1,484 @@
+/** The step-by-step view: from the input to the output of the model, with the numbers of one token. */
+
+import { Trace } from "./trace.js";
+import { formatNumber } from "./operations.js";
+import { derivationElement } from "./derivation.js";
+import { displayedRow } from "./displayed_row.js";
+import { patchOverlay, placePatchButtons } from "../images/patch_picker.js";
+import { h, picker, setAttributes, setChildren, tokenText } from "../core/dom.js";
+import { bidiIsolate, formatWeight, makeVisible } from "../core/tokens.js";
+import STEPS_STYLE from "./steps.css";
+
+/** @typedef {import("./trace.js").Step} Step */
+/** @typedef {{title: string, part: string, side?: string, token?: number, layer?: number, attention?: string, heads?: number, keys?: string}} Section */
+/** @typedef {import("./displayed_row.js").Row} Row */
+
+/** Number of values that are visible before "more" is pressed. */
+const INITIAL_CELLS = 8;
+/** Number of steps that are computed before the page responds again. */
+const STEPS_PER_SLICE = 8;
+/** Tolerance of the comparison with recorded values. */
+const TOLERANCE = 1e-5;
+
+/** Formats a difference. @param {number} x */
+const formatGap = (x) => (x === 0 ? "0" : x.toExponential(0));
+
+export class StepsView {
+  /** @param {import("../core/shell.js").Context} context */
+  constructor({ host, attentions, state, scheduler, announcer }) {
+    this.host = host;
+    this.attentions = attentions;
+    this.state = state;
+    this.scheduler = scheduler;
+    this.announcer = announcer;
+    this.walk = host.scene.walk;
+    /** @type {Section[]} */
+    this.sections = this.walk.sections;
+    /** @type {number[][]} the steps of each section */
+    this.stepsOf = this.sections.map(() => []);
+    // Steps without a section are computed, but not shown.
+    this.walk.steps.forEach((/** @type {Step} */ step, /** @type {number} */ n) => this.stepsOf[step.section]?.push(n));
+    const { focus, sides } = this.walk;
+    /** The selected token of each side. @type {Record<string, number>} */
+    this.tokens = Object.fromEntries(Object.keys(sides).map((name) => [name, focus[name] ?? 0]));
+    /** Indices of the open sections. @type {Set<number>} */
+    this.openSections = new Set();
+    /** Indices of the steps that show all numbers. @type {Set<number>} */
+    this.expandedSteps = new Set();
+    /** For each step, the number whose derivation is shown. @type {Map<number, number>} */
+    this.selectedNumber = new Map();
+    /** @type {Trace | null} */
+    this.trace = null;
+    this.checkedCount = 0;
+    this.verdict = h("p", { class: "verdict" });
+    this.chips = h("div", { class: "sides" });
+    this.choice = h("div", { class: "choice" });
+    this.list = h("ol", { class: "sections" });
+    this.element = h(
+      "div",
+      { class: "steps-view", onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) },
+      h("style", {}, STEPS_STYLE),
+      h("section", { class: "selection-bar", "aria-label": "Selected tokens and heads", "data-export": "no" }, this.chips, this.choice),
+      this.verdict,
+      this.walk.note ? h("p", { class: "note" }, this.walk.note) : null,
+      this.list,
+    );
+    this.createSelection();
+    this.createSections();
+  }
+
+  get figureElement() {
+    return this.sectionElements.find((one, n) => one && this.openSections.has(n))?.details ?? this.list;
+  }
+
+  get fileName() {
+    return "regard-steps";
+  }
+
+  /** The numbers of the open sections as tab-separated values. */
+  get tsv() {
+    if (!this.trace) return "";
+    const lines = [["step", "formula", "of", "numbers"].join("\t")];
+    for (const n of this.openSections) {
+      for (const step of this.stepsOf[n]) {
+        const row = displayedRow(this, step);
+        const { data } = this.trace.value(step);
+        lines.push([this.walk.steps[step].id, this.walk.steps[step].formula, row.subject, ...row.indices.map((at) => data[at])].join("\t"));
+      }
+    }
+    return lines.join("\n");
+  }
+
+  layout() {}
+
+  // Selection of tokens and heads
+
+  createSelection() {
+    const titles = this.sections.filter((one) => one.attention);
+    const named = Object.fromEntries(titles.map((one) => [one.attention, one.title.replace(": one step", "")]));
+    this.attention = picker("Attention", named, (attention) => this.goTo(attention));
+    this.head = picker("Head", {}, (head) => this.state.set({ selected: { ...this.state.view.selected, head: Number(head) } }));
+    this.headLabel = h("label", {}, "Head ", this.head);
+    const several = Object.keys(named).length > 1;
+    setChildren(this.choice, several ? h("label", {}, "Attention ", this.attention) : null, this.headLabel);
+    // Sides that are derived from another one have no selection.
+    const selectable = Object.entries(this.walk.sides).filter(([, side]) => !side.of);
+    setChildren(
+      this.chips,
+      selectable.map(([name, side]) => {
+        const known = this.host.scene.sides[name];
+        const title = known?.called ?? name.charAt(0).toUpperCase() + name.slice(1);
+        const buttons = side.tokens.map((/** @type {string} */ token, /** @type {number} */ t) =>
+          h(
+            "button",
+            { type: "button", role: "radio", class: "chip-token", "data-side": name, "data-token": t, onclick: () => this.selectToken(name, t) },
+            tokenText(makeVisible(token), known?.direction === "rtl"),
+          ),
+        );
+        const group = h(
+          "div",
+          {
+            class: "token-list",
+            role: "radiogroup",
+            "aria-label": `${title}: selected token`,
+            dir: known?.direction ?? "auto",
+            onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveFocus(event, buttons),
+          },
+          buttons,
+        );
+        const choice = this.host.scene.picture ? placePatchButtons(this.host, name, group, buttons) : group;
+        return h("div", { class: "token-side" }, h("p", { class: "side-name", "aria-hidden": "true" }, title), choice);
+      }),
+    );
+  }
+
+  /** The selected token of a side: of a derived side, the one that corresponds to the other's. @param {string} side */
+  selectedToken(side) {
+    const { of: base, rows } = this.walk.sides[side];
+    return base ? (rows[this.tokens[base]] ?? 0) : this.tokens[side];
+  }
+
+  /** Arrow keys move between the buttons of a group and select them. @param {KeyboardEvent} event @param {HTMLElement[]} buttons */
+  moveFocus(event, buttons) {
+    const now = buttons.indexOf(/** @type {any} */ (event.target));
+    const moves = { ArrowRight: now + 1, ArrowDown: now + 1, ArrowLeft: now - 1, ArrowUp: now - 1, Home: 0, End: buttons.length - 1 };
+    if (now < 0 || !(event.key in moves)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const next = buttons[(moves[event.key] + buttons.length) % buttons.length];
+    next.focus();
+    next.click();
+  }
+
+  /** Selects a token of a side. @param {string} side @param {number} token */
+  selectToken(side, token) {
+    this.tokens[side] = token;
+    const { rows, columns } = this.axesOf(this.selected.attention);
+    if (rows === columns && rows === side) this.state.set({ pin: [token, token] });
+    else if (rows === side || columns === side) this.state.set({ pin: [this.tokens[rows], this.tokens[columns]] });
+    this.redraw();
+    this.announcer.announce(`Selected ${bidiIsolate(makeVisible(this.walk.sides[side].tokens[token]))}.`);
+  }
+
+  /** The sides of an attention. @param {string} name @returns {{rows: string, columns: string}} */
+  axesOf(name) {
+    const section = this.sections.find((one) => one.attention === name);
+    // A learned query is not a token that can be selected.
+    const known = (/** @type {string | undefined} */ side) => side !== undefined && side in this.walk.sides;
+    const rows = known(section?.side) ? section.side : Object.keys(this.walk.sides)[0];
+    return { rows, columns: known(section?.keys) ? section.keys : rows };
+  }
+
+  /** The selected attention and head, shared with the other views. */
+  get selected() {
+    const { selected } = this.state.view;
+    const known = this.sections.some((one) => one.attention === selected.attention);
+    const attention = known ? selected.attention : this.walk.focus.attention;
+    const heads = this.sections.find((one) => one.attention === attention)?.heads ?? 1;
+    const head = selected.head === "mean" ? this.walk.focus.head : selected.head;
+    return { attention, head: Math.min(head, heads - 1), heads };
+  }
+
+  /** Opens the section of an attention. @param {string} attention */
+  goTo(attention) {
+    this.state.set({ selected: { attention, head: this.selected.head } });
+  }
+
+  /** @param {KeyboardEvent} event */
+  key(event) {
+    const target = /** @type {HTMLElement} */ (event.target);
+    if (target.closest("select, input") || event.ctrlKey || event.metaKey || event.altKey) return;
+    const { attention, head, heads } = this.selected;
+    if (event.key === "[" || event.key === "]") {
+      const next = (head + (event.key === "]" ? 1 : heads - 1)) % heads;
+      this.state.set({ selected: { attention, head: next } });
+      this.announcer.announce(`Head ${next}.`);
+    } else if (event.key === "{" || event.key === "}") {
+      const names = [...new Set(this.sections.filter((one) => one.attention).map((one) => one.attention))];
+      const next = names[(names.indexOf(attention) + (event.key === "}" ? 1 : names.length - 1)) % names.length];
+      this.goTo(next);
+      this.announcer.announce(this.sections.find((one) => one.attention === next).title);
+    } else return;
+    event.preventDefault();
+  }
+
+  // Sections
+
+  createSections() {
+    /** @type {{item: HTMLElement, details: HTMLDetailsElement, mark: HTMLElement, body: HTMLElement, drawn: boolean}[]} */
+    this.sectionElements = this.sections.map((section, n) => {
+      const mark = h("span", { class: "section-mark" });
+      const body = h("div", { class: "cards" });
+      const count = this.stepsOf[n].length;
+      const details = h(
+        "details",
+        { ontoggle: () => this.toggled(n) },
+        h("summary", {}, h("h2", {}, section.title), h("span", { class: "count" }, count === 1 ? "1 step" : `${count} steps`), mark),
+        body,
+      );
+      const item = h("li", { "data-part": section.part }, details);
+      return { item, details, mark, body, drawn: false };
+    });
+    setChildren(this.list, this.sectionElements.map((one) => one.item));
+  }
+
+  /** @param {number} n */
+  toggled(n) {
+    const { details } = this.sectionElements[n];
+    if (details.open) this.openSections.add(n);
+    else this.openSections.delete(n);
+    if (details.open) this.draw(n);
+  }
+
+  /** Whether a section is about the selected tokens. @param {Section} section */
+  isRelevant(section) {
+    return section.token === undefined || this.tokens[section.side] === section.token;
+  }
+
+  /** @param {Set<string> | null} changed */
+  async update(changed) {
+    if (!this.trace) {
+      const [params, outputs] = await Promise.all([this.host.blob(this.walk.params.at), this.host.blob(this.walk.outputs.at)]);
+      this.trace = new Trace(this.walk, new Float32Array(params), new Float32Array(outputs));
+      this.scheduler.add("steps", 5, () => this.checkSome());
+    }
+    const { pin } = this.state.view;
+    const { attention } = this.selected;
+    if (pin && (changed === null || changed.has("pin"))) {
+      const { rows, columns } = this.axesOf(attention);
+      const fits = (/** @type {string} */ side, /** @type {number} */ token) => token < this.walk.sides[side].tokens.length;
+      if (fits(columns, pin[1]) && columns !== rows) this.tokens[columns] = pin[1];
+      if (fits(rows, pin[0])) this.tokens[rows] = pin[0];
+    }
+    if (changed === null || changed.has("selected") || changed.has("pin")) this.redraw(changed === null || changed.has("selected"));
+  }
+
+  /** Redraws after a change of the selection. @param {boolean} [opensSection] whether to open the section of the selected attention */
+  redraw(opensSection = false) {
+    const { attention, head, heads } = this.selected;
+    this.attention.value = attention;
+    setChildren(this.head, Array.from({ length: heads }, (_, i) => h("option", { value: i }, String(i))));
+    this.head.value = String(head);
+    this.headLabel.hidden = heads === 1;
+    for (const button of this.chips.querySelectorAll("button")) {
+      const on = this.tokens[button.dataset.side] === Number(button.dataset.token);
+      setAttributes(button, { "aria-checked": String(on), tabindex: on ? 0 : -1 });
+    }
+    this.sections.forEach((section, n) => {
+      const { item, details } = this.sectionElements[n];
+      const isRelevant = this.isRelevant(section);
+      item.hidden = !isRelevant;
+      if (opensSection && isRelevant && section.attention === attention) details.open = true;
+      if (details.open && isRelevant) {
+        this.openSections.add(n);
+        this.draw(n);
+      }
+    });
+    // Initially the first and the last section are open too.
+    if (!this.isInitialized) for (const n of [0, this.sections.length - 1]) this.sectionElements[n].details.open = true;
+    if (opensSection) {
+      const position = this.sections.findIndex((section) => this.isRelevant(section) && section.attention === attention);
+      if (position >= 0 && this.isInitialized) this.sectionElements[position].item.scrollIntoView({ block: "start" });
+      this.isInitialized = true;
+    }
+    this.showVerdict();
+  }
+
+  /** Draws the steps of a section. @param {number} n */
+  draw(n) {
+    if (!this.trace) return;
+    setChildren(this.sectionElements[n].body, this.stepsOf[n].map((step) => this.card(step)));
+  }
+
+  // Comparison with recorded values
+
+  checkSome() {
+    const { steps } = this.walk;
+    for (let i = 0; i < STEPS_PER_SLICE && this.checkedCount < steps.length; i++, this.checkedCount++) this.trace.check(this.checkedCount);
+    if (this.checkedCount < steps.length) return true;
+    this.sections.forEach((_, n) => {
+      const worst = Math.max(0, ...this.stepsOf[n].map((step) => this.trace.check(step)));
+      setAttributes(this.sectionElements[n].mark, { "data-agrees": worst <= TOLERANCE ? "yes" : "no" });
+      setChildren(this.sectionElements[n].mark, worst <= TOLERANCE ? "✓" : "≠", h("span", { class: "visually-hidden" }, worst <= TOLERANCE ? " agrees" : " does not agree"));
+    });
+    this.showVerdict();
+    return false;
+  }
+
+  /** Shows the result of the comparison over all steps. */
+  showVerdict() {
+    const { steps } = this.walk;
+    if (this.checkedCount < steps.length) {
+      setChildren(this.verdict, "Recomputing every step …");
+      return;
+    }
+    const worst = Math.max(...steps.map((_, n) => this.trace.check(n)));
+    const modelGap = Math.max(...steps.map((/** @type {Step} */ step) => step.differs ?? 0));
+    const computed = steps.filter((/** @type {Step} */ step) => step.title && step.op !== "given").length;
+    setAttributes(this.verdict, { "data-agrees": worst <= TOLERANCE ? "yes" : "no" });
+    setChildren(
+      this.verdict,
+      h("strong", {}, worst <= TOLERANCE ? `✓ All ${computed} steps, recomputed in this page, agree` : "≠ Some steps do not agree"),
+      ` with the recorded values to within ${formatGap(worst)}; the recorded values agree with the model's to within ${formatGap(modelGap)}.`,
+    );
+  }
+
+  // Steps
+
+  /** @param {number} n */
+  card(n) {
+    const step = this.walk.steps[n];
+    const row = displayedRow(this, n);
+    const body = h("div", { class: "values-panel" });
+    const show = () => {
+      const { indices, display } = row;
+      const selectedNumber = Math.min(this.selectedNumber.get(n) ?? row.first, indices.length - 1);
+      setChildren(body, this.overlay(n), display === "bars" ? this.bars(n, row, selectedNumber, show) : this.cells(n, row, selectedNumber, show), derivationElement(this.trace, n, row, selectedNumber));
+    };
+    show();
+    const gap = this.trace.check(n);
+    const given = step.op === "given";
+    const check = given
+      ? h("span", { class: "check", "data-agrees": "given" }, "input")
+      : h(
+          "span",
+          { class: "check", "data-agrees": gap <= TOLERANCE ? "yes" : "no", title: "Largest difference between the value computed in this page and the recorded one" },
+          gap <= TOLERANCE ? "✓ " : "≠ ",
+          h("span", { class: "visually-hidden" }, gap <= TOLERANCE ? "agrees, largest difference " : "does not agree, largest difference "),
+          formatGap(gap),
+        );
+    return h(
+      "article",
+      { class: "step", "data-op": step.op, id: `step-${step.id}` },
+      h("header", {}, h("h3", {}, step.title), check),
+      h("p", { class: "formula" }, step.formula),
+      body,
+      h(
+        "footer",
+        {},
+        h("code", {}, step.where),
+        this.trace.paramsOf(n).map(({ sign, name, shape }) => h("span", { class: "param" }, h("i", {}, sign), ` ${shape.join("×")} `, h("code", {}, name))),
+        step.differs === null ? null : h("span", { class: "own" }, step.differs === 0 ? "identical to the model's values" : `within ${formatGap(step.differs)} of the model's values`),
+      ),
+    );
+  }
+
+  /** Weights over patches as an overlay, or null if there are none. @param {number} n */
+  overlay(n) {
+    const { op, output } = this.walk.steps[n];
+    const side = output.axes[output.axes.length - 1];
+    if (op !== "softmax" || !(side in (this.host.scene.picture?.first ?? {}))) return null;
+    const width = output.shape[output.shape.length - 1];
+    const start = Math.floor(displayedRow(this, n).indices[0] / width) * width;
+    return patchOverlay(this.host, side, this.trace.value(n).data.subarray(start, start + width));
+  }
+
+  /** A row of numbers; selecting one shows its derivation. @param {number} n @param {Row} row @param {number} selectedNumber @param {() => void} show */
+  cells(n, { subject, indices, names, total }, selectedNumber, show) {
+    const { data } = this.trace.value(n);
+    const all = this.expandedSteps.has(n);
+    const count = all ? indices.length : Math.min(indices.length, Math.max(INITIAL_CELLS, names && indices.length <= 16 ? indices.length : 0));
+    const maximum = indices.reduce((largest, at) => (Number.isFinite(data[at]) ? Math.max(largest, Math.abs(data[at])) : largest), 1e-12);
+    const hasDerivation = this.trace.derivation(n, indices[0]) !== null;
+    const cells = indices.slice(0, count).map((at, i) => {
+      const value = data[at];
+      const on = i === selectedNumber;
+      const content = [names ? [h("span", { class: "name" }, h("bdi", {}, names[i])), " "] : null, h("span", { class: "number" }, formatNumber(value))];
+      const share = Number.isFinite(value) ? Math.round((34 * Math.abs(value)) / maximum) : 0;
+      const style = `--share: ${share}%`;
+      const sign = value < 0 ? "minus" : "plus";
+      if (!hasDerivation) return h("span", { class: "cell", style, "data-sign": sign }, content);
+      return h(
+        "button",
+        {
+          type: "button",
+          class: "cell",
+          style,
+          "data-sign": sign,
+          "aria-pressed": String(on),
+          tabindex: on || (i === 0 && selectedNumber >= count) ? 0 : -1,
+          title: names ? null : `channel ${i}`,
+          "aria-label": names ? null : `channel ${i}: ${formatNumber(value)}`,
+          onclick: () => this.point(n, i, show),
+        },
+        content,
+      );
+    });
+    const rest = indices.length - count;
+    const more =
+      rest > 0 || (all && indices.length > INITIAL_CELLS)
+        ? h(
+            "button",
+            {
+              type: "button",
+              class: "more",
+              "aria-expanded": String(all),
+              onclick: () => {
+                if (all) this.expandedSteps.delete(n);
+                else this.expandedSteps.add(n);
+                show();
+              },
+            },
+            all ? "show fewer" : `… ${rest} more`,
+          )
+        : null;
+    const width = total > 1 && !names ? h("span", { class: "width" }, ` ${total} channels`) : null;
+    return [
+      subject ? h("p", { class: "value-subject" }, subject, width) : null,
+      h(
+        "div",
+        { class: "value-row", role: "group", "aria-label": subject ? `Values of ${subject}` : "Values", onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveSelection(event, n, count, show) },
+        cells,
+        more,
+      ),
+    ];
+  }
+
+  /** Weights and probabilities as bars. @param {number} n @param {Row} row @param {number} selectedNumber @param {() => void} show */
+  bars(n, { subject, indices, names }, selectedNumber, show) {
+    const { data } = this.trace.value(n);
+    return [
+      subject ? h("p", { class: "value-subject" }, subject) : null,
+      h(
+        "div",
+        { class: "bar-list", role: "group", "aria-label": `Weights of ${subject}`, onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveSelection(event, n, indices.length, show) },
+        indices.map((at, i) =>
+          h(
+            "button",
+            {
+              type: "button",
+              class: "bar-button",
+              "aria-pressed": String(i === selectedNumber),
+              tabindex: i === selectedNumber ? 0 : -1,
+              title: formatWeight(data[at]),
+              onclick: () => this.point(n, i, show),
+            },
+            h("span", { class: "name" }, h("bdi", {}, names?.[i] ?? String(i))),
+            " ",
+            h("span", { class: "track" }, h("span", { class: "bar", style: `width: ${(100 * data[at]).toFixed(2)}%` })),
+            h("span", { class: "number" }, data[at] > 0 && data[at] < 0.0005 ? data[at].toExponential(0) : data[at].toFixed(3)),
+          ),
+        ),
+      ),
+    ];
+  }
+
+  /** @param {number} n @param {number} i @param {() => void} show */
+  point(n, i, show) {
+    this.selectedNumber.set(n, i);
+    const inside = document.activeElement;
+    const parent = inside?.closest?.(".values-panel");
+    show();
+    /** @type {HTMLElement | null | undefined} */ (parent?.querySelector('[aria-pressed="true"]'))?.focus();
+  }
+
+  /** @param {KeyboardEvent} event @param {number} n @param {number} count @param {() => void} show */
+  moveSelection(event, n, count, show) {
+    const moves = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const now = Math.min(this.selectedNumber.get(n) ?? displayedRow(this, n).first, count - 1);
+    this.point(n, (now + moves[event.key] + count) % count, show);
+  }
+}

@@ -1,0 +1,79 @@
+"""Custom operators: a dispatcher operator for torch.compile and fake tensors, a plain function in eager mode."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regard.kernels.triton_support import Operator, operator
+
+
+class RecordedOperators(TorchDispatchMode):
+    """Records the names of the operators that are dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(scope="module")
+def scale() -> Operator:
+    @operator("regard::scale_test")
+    def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x * factor
+
+    @operator("regard::scale_backward_test")
+    def backward(grad: torch.Tensor, factor: float) -> torch.Tensor:
+        return grad * factor
+
+    def setup_context(ctx, inputs, output):
+        _, ctx.factor = inputs
+
+    scale.register_fake(lambda x, factor: torch.empty_like(x))
+    backward.register_fake(lambda grad, factor: torch.empty_like(grad))
+    scale.register_autograd(lambda ctx, grad: (backward(grad, ctx.factor), None), setup_context=setup_context)
+    return scale
+
+
+def output_and_gradient(function, x):
+    out = function(x, 3.0)
+    return out, *torch.autograd.grad(out, x, torch.ones_like(out))
+
+
+def test_eager_calls_bypass_the_dispatcher(scale):
+    x = torch.arange(4.0, requires_grad=True)
+    with RecordedOperators() as recorded:
+        out, grad = output_and_gradient(scale, x)
+    assert out.tolist() == [0, 3, 6, 9]
+    assert grad.tolist() == [3, 3, 3, 3]
+    assert not [name for name in recorded.names if name.startswith("regard")]
+
+
+def test_fake_tensors_use_the_dispatcher(scale):
+    with FakeTensorMode(), RecordedOperators() as recorded:
+        out, grad = output_and_gradient(scale, torch.empty(4, requires_grad=True))
+    assert out.shape == grad.shape == (4,)
+    names = [name for name in recorded.names if name.startswith("regard")]
+    assert names == ["regard::scale_test", "regard::scale_backward_test"]
+
+
+def test_compiled_graph_has_one_operator(scale):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    x = torch.arange(4.0, requires_grad=True)
+    torch._dynamo.reset()
+    out, grad = output_and_gradient(torch.compile(scale, backend=backend, fullgraph=True), x)
+    assert graphs == [["regard.scale_test.default"]]
+    assert (out.tolist(), grad.tolist()) == ([0, 3, 6, 9], [3, 3, 3, 3])
+
+
+def test_opcheck(scale):
+    torch.library.opcheck(scale.operator, (torch.randn(3, requires_grad=True), 2.0))
