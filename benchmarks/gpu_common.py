@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.data import Batch, PairBatches, Sequences
+from regard.data import PairBatches
+from regard.data.batching.pair_batches import Batch
+from regard.data.batching.sequences import Sequences
 
 # Typical of translated news: the mean is 28, half of the sentences have 17 to 34 tokens, one in fifty more than 75.
 MEAN, SIGMA = 28, 0.55

@@ -37,12 +37,12 @@ def train_model(run: Run, file: Path, out: Path, label: str = "label") -> tuple[
     data |= {"cache": str(out.parent / "cache")}
     recipe = recipe_from_dict(run.recipe | {"data": run.recipe.get("data", {}) | data})
     bundle = run_recipe(recipe, out, start_from=run.start_from)
-    speeds = [line["pictures_per_second"] for line in read_metrics(out / METRICS) if "pictures_per_second" in line]
+    speeds = [line["images_per_second"] for line in read_metrics(out / METRICS) if "images_per_second" in line]
     return bundle, {
         "seconds": round(time.monotonic() - start, 1),
         "step": bundle.training["step"],
         "parameters": sum(p.numel() for p in bundle.model.parameters()),
-        "pictures_per_second": int(np.median(speeds)),
+        "images_per_second": int(np.median(speeds)),
         "validation": {name: round(value, 4) for name, value in bundle.training["validation"].items()},
     }
 

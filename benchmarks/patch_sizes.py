@@ -33,9 +33,9 @@ def measure(data: Path, out: Path, tasks: list[str], patch_sizes: list[int]) -> 
                 result = one_run(read_run(f"{RUNS[task]} model.patch={patch}"), data, out / f"{task}-{patch}")
                 tokens = ({"classify": 32, "segment": 80}[task] // patch) ** 2
                 row = {"task": task, "patch": patch, "tokens": tokens, "quality": result[QUALITY[task][0]]}
-                row |= {"seconds": result["seconds"], "pictures_per_second": result["pictures_per_second"]}
+                row |= {"seconds": result["seconds"], "images_per_second": result["images_per_second"]}
                 file.write(json.dumps(row) + "\n")
-                values = f"{row['pictures_per_second']:,} | {row['seconds']:.0f} | {row['quality']:.1f}"
+                values = f"{row['images_per_second']:,} | {row['seconds']:.0f} | {row['quality']:.1f}"
                 print(f"| {task} | {patch} | {tokens} | {values} |", flush=True)
 
 
@@ -48,7 +48,7 @@ def plot(out: Path, file: Path) -> None:
     figure, axes = plt.subplots(1, len(tasks), figsize=(4.5 * len(tasks), 3.2), layout="constrained", squeeze=False)
     for ax, task in zip(axes[0], tasks):
         label, task_rows = QUALITY[task][1], [row for row in rows if row["task"] == task]
-        speeds, qualities = [row["pictures_per_second"] for row in task_rows], [row["quality"] for row in task_rows]
+        speeds, qualities = [row["images_per_second"] for row in task_rows], [row["quality"] for row in task_rows]
         ax.plot(speeds, qualities, marker="o", color="#0072b2")
         for row, x, y in zip(task_rows, speeds, qualities):
             # The curve falls at its end: the label is to the right of the last point, above the others.

@@ -29,7 +29,7 @@ import training_peers as peers
 from gpu_common import matrix_ceiling, override, sentence_lengths, sentence_pairs, table
 
 from regard.attention import use
-from regard.data import Batch
+from regard.data.batching.pair_batches import Batch
 from regard.data.batching.token_streams import TokenStreamBatches
 from regard.kernels import add_norm_cuda, cross_entropy_cuda, linear_relu_cuda
 from regard.layers.embeddings import Embedding

@@ -8,6 +8,7 @@ from regard.version import __version__ as __version__
 if TYPE_CHECKING:
     from regard.decode import DecodeConfig as DecodeConfig
     from regard.errors import RegardError as RegardError
+    from regard.evaluation import evaluate as evaluate
     from regard.pipelines import Translator as Translator
     from regard.pipelines import load as load
     from regard.pipelines import save as save
@@ -23,6 +24,7 @@ _PUBLIC = {
     "RegardError": "regard.errors",
     "Translator": "regard.pipelines",
     "compare": "regard.viewer",
+    "evaluate": "regard.evaluation",
     "load": "regard.pipelines",
     "look": "regard.viewer",
     "save": "regard.pipelines",

@@ -176,7 +176,7 @@ def _split_annotation(annotation: Any) -> tuple[Range | OneOf | None, Any]:
 def _integer(value: Any, limits: Any, name: str, hint: str) -> int:
     limits = limits or Range()
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _invalid(name, "a whole number", value, hint)
+        raise _invalid(name, "an integer", value, hint)
     if value not in limits:
         raise _invalid(name, str(limits), value, limits.hint or hint)
     if limits.high is None and value > MAX_INT:

@@ -1,4 +1,4 @@
-"""Small trained models that tests of the upper rooms share. Their language: numbers in words, said backwards."""
+"""Small trained models that many tests share. They translate number words into French, in reverse order."""
 
 import dataclasses
 import os
@@ -21,21 +21,21 @@ FRENCH = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf"
 Pairs = list[tuple[str, str]]
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Tests run side by side, one on each core: more threads, in them or in programs that they start, would only wait.
+    # One test per core runs at a time: more threads, also in subprocesses, would only compete.
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
 
-# A program of its own, which needs Triton.
+# A script that needs Triton.
 collect_ignore = ["kernels/compiled_kernels.py"]
 
-# The rooms in whose tests the shapes of signatures are checked: elsewhere that would only be slow.
-SHAPED = ("attention", "kernels", "layers", "models")
+# Packages in whose tests the shapes in signatures are checked; elsewhere that is too slow.
+SHAPE_CHECKED = ("attention", "kernels", "layers", "models")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    room = item.path.relative_to(item.config.rootpath).parts[1]  # of tests/ROOM/… or, for an example, regard/ROOM/…
-    jaxtyping.config.update("jaxtyping_disable", room not in SHAPED)
+    package = item.path.relative_to(item.config.rootpath).parts[1]  # of tests/PACKAGE/… or regard/PACKAGE/…
+    jaxtyping.config.update("jaxtyping_disable", package not in SHAPE_CHECKED)
     try:
         return (yield)
     finally:
@@ -43,14 +43,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def number_pairs(count: int, seed: int) -> Pairs:
-    """ "one two" and "deux un", and so on."""
+    """Pairs such as "one two" and "deux un"."""
     draw = random.Random(seed)
     rows = [draw.sample(range(10), draw.randint(2, 6)) for _ in range(count)]
     return [(" ".join(ENGLISH[i] for i in row), " ".join(FRENCH[i] for i in reversed(row))) for row in rows]
 
 
 def number_links(pairs: Pairs) -> list[list[tuple[int, int]]]:
-    """Which word is which: the last is the first."""
+    """Gold alignments: the last word corresponds to the first."""
     sizes = [len(source.split()) for source, _ in pairs]
     return [[(size - 1 - i, i) for i in range(size)] for size in sizes]
 
@@ -67,9 +67,9 @@ def train_numbers(config: ModelConfig, steps: int = 120, seed: int = 0) -> Trans
         optimizer.param_groups[0]["lr"] = 0.01 * (1 - step / steps)
         chosen = pairs[32 * step :][:32]
         batch = [(translator.encode_source(source), translator.encode_target(target)) for source, target in chosen]
-        wanted = torch.tensor([token for _, target in batch for token in [*target, EOS]])
+        targets = torch.tensor([token for _, target in batch for token in [*target, EOS]])
         logits = translator.model(*translator.teacher_forced(batch))
-        loss = torch.nn.functional.cross_entropy(logits, wanted)
+        loss = torch.nn.functional.cross_entropy(logits, targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -79,7 +79,7 @@ def train_numbers(config: ModelConfig, steps: int = 120, seed: int = 0) -> Trans
 
 @pytest.fixture(scope="session")
 def seq2seq_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recurrent model that knows the language."""
+    """A recurrent model, trained to convergence."""
     folder = tmp_path_factory.mktemp("models") / "seq2seq"
     save(folder, train_numbers(Seq2SeqConfig(width=32)))
     return folder
@@ -87,7 +87,7 @@ def seq2seq_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def transformer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Transformer that has begun to learn it."""
+    """A Transformer after a short training."""
     folder = tmp_path_factory.mktemp("models") / "transformer"
     config = TransformerConfig(width=32, heads=2, feedforward=64, encoder_layers=1, decoder_layers=2)
     save(folder, train_numbers(config, steps=60))
@@ -96,7 +96,7 @@ def transformer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def learned_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Transformer with learned positions: it cannot read more than 16 tokens."""
+    """A Transformer with learned positions, limited to 16 tokens."""
     folder = tmp_path_factory.mktemp("models") / "learned"
     config = TransformerConfig(width=16, heads=2, feedforward=32, encoder_layers=1, decoder_layers=1)
     save(folder, train_numbers(dataclasses.replace(config, positions="learned"), steps=1))

@@ -16,6 +16,7 @@ from regard.attention.scores import (
     ScaledDot,
     Score,
     make_score,
+    register_score,
 )
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "make_score",
     "padding",
     "record",
+    "register_score",
     "use",
     "weights",
     "window",

@@ -11,8 +11,8 @@ from regard.attention import SCORES, Mask, Score, attend, causal, explain, make_
 from regard.bench.bench_report import BenchReport
 from regard.bench.measurement import Ceilings, Implementation, Measurement, Work, compare, measure_ceilings
 from regard.bench.peers import peer_attentions
+from regard.devices import Device, find_device
 from regard.errors import RegardError
-from regard.pipelines import Device, find_device
 
 MASKS = ("none", "causal", "padding", "causal+padding")
 PASSES = ("forward", "forward+backward")

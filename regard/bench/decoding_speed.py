@@ -20,9 +20,10 @@ from regard.bench.measurement import Implementation, Measurement, Work, compare,
 from regard.bench.peers import is_installed
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
+from regard.devices import Device, find_device
 from regard.interop import export_ctranslate2
 from regard.models import TransformerConfig, make_model
-from regard.pipelines import Device, Translator, find_device
+from regard.pipelines import Translator
 
 
 @dataclass(frozen=True)

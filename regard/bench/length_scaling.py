@@ -19,7 +19,7 @@ from regard.bench.measurement import (
     measure_ceilings,
 )
 from regard.bench.peers import Attention, compiled_formula, formula
-from regard.pipelines import Device, find_device
+from regard.devices import Device, find_device
 
 LENGTHS = {
     "cpu": (128, 256, 512, 1024, 2048),

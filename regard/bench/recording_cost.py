@@ -11,9 +11,9 @@ from regard.bench.attention_speed import DTYPES, check_lengths
 from regard.bench.bench_report import BenchReport
 from regard.bench.measurement import Implementation, Measurement, Work, compare, measure_ceilings
 from regard.bench.peers import is_installed
+from regard.devices import Device, find_device
 from regard.layers.packed import pack
 from regard.models.gpt import GPT, gpt2
-from regard.pipelines import Device, find_device
 
 
 @dataclass(frozen=True)

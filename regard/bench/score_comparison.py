@@ -12,11 +12,11 @@ from typing import Any, Literal, get_args
 
 from regard.attention.scores import SCORES
 from regard.data.phrasebook import PHRASEBOOK
+from regard.devices import Device
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import METRIC_NAMES
 from regard.files import write_atomically
 from regard.models import ModelConfig, Seq2SeqConfig
-from regard.pipelines import Device
 from regard.training import DataConfig, Dataset, Recipe, read_dataset, run_recipe, suggest_recipe
 from regard.training.run_folder import METRICS
 from regard.training.run_log import read_metrics

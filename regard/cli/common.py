@@ -18,9 +18,10 @@ import tyro
 from regard.data import Tokenizer
 from regard.data.text.compression import STDIN
 from regard.data.text.readers import numbered_lines
+from regard.devices import Device
 from regard.errors import RegardError
 from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
-from regard.pipelines import Device, ImageModel, TextEncoder, TextGenerator, Translator, load
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
 from regard.progress import OnProgress, progress_bar, show_progress
 
 TEST_SIZE = 1000

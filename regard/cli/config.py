@@ -13,6 +13,7 @@ from regard.cli.train_options import as_toml
 from regard.config_reader import read_json
 from regard.models import family_name
 from regard.pipelines import read_config
+from regard.pipelines.migration import migrate_recipe
 from regard.training.recipe import DERIVED, Recipe, recipe_to_dict
 
 
@@ -44,7 +45,7 @@ def run(argv: list[str]) -> int:
 def _read_recipe(model: Path) -> dict[str, Any]:
     """The recipe that a model was trained with; empty if there is none."""
     path = model / "training.json"
-    return read_json(path).get("recipe", {}) if path.exists() else {}
+    return migrate_recipe(read_json(path).get("recipe", {})) if path.exists() else {}
 
 
 def recipe_toml(recipe: Recipe) -> str:

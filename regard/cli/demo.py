@@ -13,12 +13,13 @@ from rich.table import Table
 
 from regard.cli.common import Quiet, parse, print_note
 from regard.decode import DecodeConfig
-from regard.evaluation import text_scores
+from regard.evaluation import align, alignment_error_rate, text_scores
+from regard.evaluation.alignment import best_layer
 from regard.evaluation.evaluators import phrasebook_examples
 from regard.models import TransformerConfig
 from regard.pipelines import Translator
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_dataset, run_recipe
-from regard.viewer import align, alignment_error_rate, best_layer, look
+from regard.viewer import look
 
 SENTENCE = "The cat chased the mouse."
 EXAMPLES = (

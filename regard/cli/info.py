@@ -10,10 +10,10 @@ import torch
 from regard.attention import explain
 from regard.cli.common import DeviceOption, Model, parse
 from regard.data.text.special_tokens import EOS
+from regard.evaluation import attention_names
 from regard.layers.packed import pack
 from regard.models import family_name
 from regard.pipelines import ImageModel, Pipeline, Translator, load
-from regard.viewer import attention_names
 
 
 @dataclass(frozen=True)

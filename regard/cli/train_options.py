@@ -39,7 +39,7 @@ CHOSEN: dict[str, set[str]] = {
         *("steps", "batch_tokens", "batch_images", "optimizer", "lr", "schedule", "warmup", "weight_decay"),
         *("label_smoothing", "ema", "validate_every", "validate_by", "patience", "save_every"),
     },
-    "augment": {"flip", "crop", "zoom", "colour", "random_ops", "cutout"},
+    "augment": {"flip", "crop", "zoom", "color", "random_ops", "cutout"},
 }
 # Placeholders of values in the help, where the type alone is not informative.
 METAVARS = {
@@ -356,7 +356,7 @@ def _value(name: str, words: Any, kind: Any) -> Any:
         try:
             return kind(words)
         except ValueError:
-            expected = "a whole number" if kind is int else "a number"
+            expected = "an integer" if kind is int else "a number"
             raise RegardError(f"{name} must be {expected} (got {words!r}).") from None
     return words
 

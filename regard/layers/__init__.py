@@ -1,1 +1,25 @@
+"""Layers: modules with parameters from which the models are built."""
 
+from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
+from regard.layers.embeddings import Embedding
+from regard.layers.feedforward import FeedForward
+from regard.layers.multihead import MultiHead
+from regard.layers.norms import RMSNorm, make_norm
+from regard.layers.packed import Packed, Padded, pack
+from regard.layers.recurrent import Recurrent, TimeMajorLayout
+
+__all__ = [
+    "BlockConfig",
+    "DecoderBlock",
+    "Embedding",
+    "EncoderBlock",
+    "FeedForward",
+    "MultiHead",
+    "Packed",
+    "Padded",
+    "RMSNorm",
+    "Recurrent",
+    "TimeMajorLayout",
+    "make_norm",
+    "pack",
+]

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from regard.config_reader import fill_config, json_bytes, read_json
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, ENCODER_TOKENS, SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
+from regard.devices import Device, find_device
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.models import FAMILIES, family_name, make_model
@@ -41,7 +42,6 @@ _TOKENIZER_FILES = ("tokenizer.json", "target_tokenizer.json")
 _FINGERPRINTS = "tokenizer_sha256"
 _FIX = "Fix the file, or restore it from a good copy."
 _fill = partial(fill_config, hint="Upgrade regard, or fix the file.")
-Device = Literal["auto", "cpu", "cuda", "mps"]
 P = TypeVar("P", Translator, TextGenerator, TextEncoder, ImageModel)
 
 
@@ -82,21 +82,6 @@ def pipeline_kind(config: Any) -> PipelineKind:
     'TextGenerator'
     """
     return PIPELINES[FAMILIES[family_name(config)].pipeline]
-
-
-def find_device(name: Device) -> torch.device:
-    """The device of this name; "auto" selects CUDA, MPS or CPU, in this order.
-
-    >>> find_device("cpu").type
-    'cpu'
-    """
-    check_value(Device, name, "device")
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))
-    if not available[name]:
-        raise RegardError(f"Device {name} is not available on this machine.", "Use device auto or cpu.")
-    return torch.device(name)
 
 
 def save(path: str | Path, pipeline: Pipeline) -> None:

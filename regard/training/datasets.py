@@ -8,8 +8,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from jaxtyping import Int
 
-from regard.data import CleaningCounts, ImageSet, RaggedImages, clean, read_pairs, split_validation
+from regard.data import ImageSet, RaggedImages, clean, read_pairs, split_validation
 from regard.data.phrasebook import PHRASEBOOK, phrasebook_pairs
+from regard.data.text.cleaning import CleaningCounts
 from regard.errors import RegardError
 from regard.training.recipe import DataConfig
 
@@ -17,8 +18,6 @@ Example = TypeVar("Example")
 Split = TypeVar("Split", bound=Sized)
 Pairs = list[tuple[str, str]]
 Images = ImageSet | RaggedImages
-# Units in the keys of training.json and metrics.jsonl, where they differ from the unit in messages.
-STORED_UNITS = {"image": "picture", "images": "pictures", "labeled texts": "labelled texts"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Dataset(Generic[Split]):
     def fingerprints(self) -> dict[str, Any]:
         """Size and SHA-256 of both splits, as stored in training.json."""
         return {
-            name: {stored_unit(self.unit): len(split), "sha256": digest(split)}
+            name: {self.unit: len(split), "sha256": digest(split)}
             for name, split in (("training", self.training), ("validation", self.validation))
         }
 
@@ -102,15 +101,6 @@ def count_units(count: int, unit: str) -> str:
     ('1,200 images', '1 image')
     """
     return f"{count:,} {unit.removesuffix('s') if count == 1 else unit}"
-
-
-def stored_unit(unit: str) -> str:
-    """The unit as it is written in file keys of training.json and metrics.jsonl.
-
-    >>> stored_unit("images"), stored_unit("pairs")
-    ('pictures', 'pairs')
-    """
-    return STORED_UNITS.get(unit, unit)
 
 
 def digest(split: Any) -> str:

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
-from regard.data import Batch
+from regard.attention import SCORES
+from regard.data.batching.pair_batches import Batch
+from regard.devices import find_device
 from regard.errors import RegardError
 from regard.models import ModelConfig, ViTConfig, make_model
-from regard.pipelines import Translator, find_device, load_weights, make_pipeline, pipeline_kind, read_tokenizers
+from regard.pipelines import Translator, load_weights, make_pipeline, pipeline_kind, read_tokenizers
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEAD_PARAMETERS, initial_weights
 from regard.training.optim.schedules import parse_duration
@@ -109,6 +111,8 @@ def configured_machine(recipe: Recipe, state: TrainState | None) -> Iterator[int
     if device.type == "cpu":
         keep_freed_memory()
         size = usable_workers(config.workers or _suggest_workers(recipe)) if state is None else state.workers
+        if not _is_built_in(recipe):
+            size = 1
         torch.set_num_threads(1)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -119,6 +123,13 @@ def configured_machine(recipe: Recipe, state: TrainState | None) -> Iterator[int
         yield size
     finally:
         torch.set_num_threads(threads)
+
+
+def _is_built_in(recipe: Recipe) -> bool:
+    """Whether task, model and scores are part of Regard; worker processes cannot import those of a user's script."""
+    scores = [value for name, value in vars(recipe.model).items() if name == "score" or name.endswith("_score")]
+    classes = [type(TASKS[recipe.task]), type(recipe.model), *(SCORES[score] for score in scores)]
+    return all(one.__module__.startswith("regard.") for one in classes)
 
 
 def _suggest_workers(recipe: Recipe) -> int:

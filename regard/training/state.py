@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from regard.errors import RegardError
+from regard.pipelines.migration import migrate_provenance
 
 
 @dataclass
@@ -52,5 +53,5 @@ class TrainState:
                 "The training state was written by a different version of Regard.",
                 "Resume it with that version, or choose another --out.",
             )
-        state = TrainState(**table)
+        state = TrainState(**table | {"provenance": migrate_provenance(table["provenance"])})
         return dataclasses.replace(state, best=None if state.best is None else (state.best[0], state.best[1]))

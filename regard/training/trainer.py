@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data import Batch, prefetch
+from regard.data.batching.pair_batches import Batch, prefetch
+from regard.devices import find_device
 from regard.errors import Interrupted, RegardError
-from regard.pipelines import find_device, load, save, write_tokenizers
+from regard.pipelines import load, save, write_tokenizers
 from regard.training.checkpoint import Checkpoint, gather_state, restore_state, save_step_folder, unique_parameters
-from regard.training.datasets import Dataset, count_units, stored_unit
+from regard.training.datasets import Dataset, count_units
 from regard.training.fine_tuning import fine_tuning_recipe
 from regard.training.losses import LossParts
 from regard.training.optim.optimizers import make_optimizer, scale_gradients, set_learning_rate, update_ema
@@ -287,7 +288,7 @@ class Trainer:
         tokens = max(1.0, tokens)
         seconds = time.monotonic() - self.timed_from
         processed = sum(float(parts.tokens) for parts in self.unlogged[self.restored_updates :])
-        speed = {f"{stored_unit(self.task.unit)}s_per_second": round(processed / seconds)}
+        speed = {f"{self.task.unit}s_per_second": round(processed / seconds)}
         rate = self.schedule.rate(self.state.step - 1, self.state.decay_start)
         self.run_log.add(self.state.step, "train", loss=loss / tokens, nll=nll / tokens, lr=rate, **speed)
         self.unlogged, self.restored_updates, self.timed_from = [], 0, time.monotonic()

@@ -12,7 +12,8 @@ import pytest
 from matplotlib.image import imread
 
 from regard.cli import main
-from regard.viewer import align, alignment_error_rate, sharpest_layer
+from regard.evaluation import align, alignment_error_rate
+from regard.evaluation.alignment import sharpest_layer
 from tests.conftest import number_links, number_pairs
 
 

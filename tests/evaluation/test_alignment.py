@@ -10,20 +10,12 @@ from regard.data import Tokenizer
 from regard.data.phrasebook import phrasebook_pairs, split_words
 from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
-from regard.evaluation.alignment import _links, _pieces_in_words
+from regard.evaluation import align, alignment_error_rate, attention_names, format_links
+from regard.evaluation.alignment import _links, _pieces_in_words, best_layer, read_links, sharpest_layer
 from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig, TransformerConfig, make_model
 from regard.pipelines import Translator
-from regard.viewer import (
-    align,
-    alignment_error_rate,
-    attention_names,
-    best_layer,
-    format_links,
-    look,
-    read_links,
-    sharpest_layer,
-)
+from regard.viewer import look
 from tests.conftest import number_links, number_pairs
 
 

@@ -13,13 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import regard
-from regard.data import EOS, SOS, Tokenizer
+from regard.data import Tokenizer
+from regard.data.text.special_tokens import EOS, SOS
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.decode import DecodeConfig
+from regard.devices import find_device
 from regard.errors import RegardError
 from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig, TransformerConfig, make_model
-from regard.pipelines import FORMAT, Translator, find_device, load, make_pipeline, save
+from regard.pipelines import FORMAT, Translator, load, make_pipeline, save
 
 TEXTS = ["one two three four five", "six seven eight nine ten"]
 SMALL: dict = {

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.data import PairBatches, Sequences
+from regard.data import PairBatches
 from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.batching.sequences import Sequences
 from regard.kernels import cross_entropy_cuda
 from regard.kernels.triton_support import is_interpreted
 from regard.models import TransformerConfig, make_model

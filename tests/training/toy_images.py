@@ -44,7 +44,7 @@ EXTRA_METRICS: dict[str, set[str]] = {
 # All augmentations that the task supports.
 STOCHASTIC: dict[str, dict[str, Any]] = {
     "classify-images": {"flip": 0.5, "crop": 1, "random_ops": 1, "cutout": 2, "mixup": 0.5, "cutmix": 1.0},
-    "segment": {"flip": 0.5, "crop": 1, "zoom": 0.7, "colour": 0.2, "cutmix": 1.0},
+    "segment": {"flip": 0.5, "crop": 1, "zoom": 0.7, "color": 0.2, "cutmix": 1.0},
     "mask-images": {"flip": 0.5, "zoom": 0.7},
 }
 
@@ -112,7 +112,7 @@ def toy_ragged(task: Any, folder: Path, **sections: dict[str, Any]) -> Recipe:
     files = (write_ragged(folder, 60),), (write_ragged(folder, 15, seed=1),)
     data = DataConfig(*files, longest=LONGEST, patch=4, cache=str(folder / "cache"))
     settings = dataclasses.replace(TRAIN, batch_tokens=128)
-    augmentation = {"flip": 0.5, "crop": 1, "colour": 0.2, "zoom": 0.8, "cutout": 2}
+    augmentation = {"flip": 0.5, "crop": 1, "color": 0.2, "zoom": 0.8, "cutout": 2}
     if task == "segment":
         del augmentation["cutout"]
     return recipe_from_dict({"augment": augmentation} | sections, Recipe(task, data, model=VIT, train=settings))

@@ -10,9 +10,10 @@ from regard.attention import record
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
+from regard.evaluation import attention_names
 from regard.models import GPT, GPTConfig
 from regard.pipelines import TextGenerator
-from regard.viewer import attention_names, look, record_search, search_tree
+from regard.viewer import look, record_search, search_tree
 from regard.viewer.page.text_scene import build_scene
 
 SENTENCE = "one two three"

@@ -16,11 +16,12 @@ from regard.data import Tokenizer
 from regard.data.text.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
+from regard.evaluation import attention_names
 from regard.evaluation.teacher_forcing import mutual_information
 from regard.models import Bert, BertConfig, Seq2SeqConfig
 from regard.pipelines import TextEncoder
 from regard.pipelines.pipeline import TextPipeline
-from regard.viewer import attention_names, look
+from regard.viewer import look
 from regard.viewer.page.text_scene import build_scene
 from tests.conftest import train_numbers
 

@@ -9,7 +9,8 @@ from regard.data import Tokenizer
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.transformer import t5_small
 from regard.pipelines import TextEncoder, TextGenerator, Translator
-from regard.viewer import Walk, build_walk, look
+from regard.viewer import build_walk, look
+from regard.viewer.walk.walkthrough import Walk
 
 SOURCE, TARGET = "one two three four", "quatre trois deux"
 WORDS = [*SOURCE.split(), *TARGET.split()]

@@ -7,9 +7,9 @@ from typing import Any
 
 from regard.cli.common import check_utf8
 from regard.errors import RegardError
+from regard.evaluation.teacher_forcing import require_attention
 from regard.pipelines import ImageModel, Translator, load
 from regard.training import list_step_folders
-from regard.viewer import require_attention
 from regard.viewer.comparison import SECOND_SOURCE, ComparisonRequestHandler
 
 

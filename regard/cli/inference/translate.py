@@ -26,10 +26,12 @@ from regard.cli.common import (
 )
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
+from regard.evaluation import align, format_links
+from regard.evaluation.alignment import sharpest_layer
+from regard.evaluation.teacher_forcing import require_attention
 from regard.interop.onnx.onnx_runner import is_onnx_folder
 from regard.pipelines import Translator
 from regard.pipelines.translator import Split
-from regard.viewer import align, format_links, require_attention, sharpest_layer
 
 
 @dataclass(frozen=True)

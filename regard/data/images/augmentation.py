@@ -36,7 +36,7 @@ class AugmentConfig:
     """pixels that a translation brings in: the mirrored image, or black ("zero")"""
     zoom: Annotated[float, Range(above=0, high=1)] = 1.0
     """minimum share of the area that is cut out and resized to the full image; 1: no zoom"""
-    colour: Fraction = 0.0
+    color: Fraction = 0.0
     """maximum relative change of brightness, contrast and saturation"""
     random_ops: Annotated[int, Range(low=0, high=100)] = 0
     """number of random operations per image (RandAugment: rotation, shear, translation and nine color operations)"""
@@ -102,9 +102,9 @@ def augment(
         pixels, masks = _random_zoom(pixels, masks, config.zoom)
     if config.flip or config.crop:
         pixels, masks = _random_flip_and_shift(pixels, masks, config)
-    if config.colour:
+    if config.color:
         for op in (ops.adjust_brightness, ops.adjust_contrast, ops.adjust_saturation):
-            pixels = op(pixels, 1 + config.colour * _uniform_signed(pixels, len(pixels)))
+            pixels = op(pixels, 1 + config.color * _uniform_signed(pixels, len(pixels)))
     for _ in range(config.random_ops):
         pixels, masks = _apply_random_op(pixels, masks, config.strength)
     if config.cutout:

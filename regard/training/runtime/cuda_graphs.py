@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from regard.attention.offsets import Offsets
-from regard.data import Batch
+from regard.data.batching.pair_batches import Batch
 from regard.layers.packed import Packed
 from regard.training.losses import LossParts
 

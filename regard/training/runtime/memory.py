@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from regard.devices import find_device
 from regard.errors import RegardError
 from regard.models import ModelConfig
 from regard.models.parameters import count_parameters
-from regard.pipelines import find_device, pipeline_kind
+from regard.pipelines import pipeline_kind
 from regard.training.recipe import Recipe
 
 # float32: the weight, its gradient and Adam's two moments.

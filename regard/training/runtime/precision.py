@@ -13,9 +13,9 @@ from typing import Literal
 
 import torch
 
+from regard.devices import find_device
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig
-from regard.pipelines import find_device
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.tasks.task import Autocast
 

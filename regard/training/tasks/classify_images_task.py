@@ -7,8 +7,11 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from regard.data import AugmentedBatch, ImageBatch, RaggedImageBatch, augment, one_hot_targets, pixels_to_float
+from regard.data import augment, one_hot_targets
+from regard.data.batching.image_batches import ImageBatch, pixels_to_float
+from regard.data.batching.ragged_batches import RaggedImageBatch
 from regard.data.images.annotations import Annotation
+from regard.data.images.augmentation import AugmentedBatch
 from regard.pipelines import ImageModel
 from regard.training.datasets import Dataset, ImageSplit
 from regard.training.losses import LossParts
@@ -31,7 +34,7 @@ class ClassifyImagesTask(ImageTask):
         height, width, channels = dataset.training.shape
         if dataset.training.is_ragged:
             # Random operations run per image size, which is slow if few images share a size.
-            augmentation: dict[str, Any] = {"zoom": 0.5, "colour": 0.4} if channels == 3 else {}
+            augmentation: dict[str, Any] = {"zoom": 0.5, "color": 0.4} if channels == 3 else {}
         else:
             augmentation = {"random_ops": 2} if channels == 3 else {"cutout": min(height, width) // 4}
         return suggest_for_images(

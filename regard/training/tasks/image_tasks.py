@@ -10,17 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from regard.data import (
-    AugmentConfig,
-    AugmentedBatch,
-    ImageBatch,
-    ImageBatches,
-    RaggedImageBatches,
-    RaggedImages,
-    read_images,
-    read_ragged_images,
-)
+from regard.data import AugmentConfig, RaggedImages, read_images, read_ragged_images
+from regard.data.batching.image_batches import ImageBatch, ImageBatches
+from regard.data.batching.ragged_batches import RaggedImageBatches
 from regard.data.images.annotations import Annotation, check_annotations
+from regard.data.images.augmentation import AugmentedBatch
 from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
 from regard.models import ViTConfig

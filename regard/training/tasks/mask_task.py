@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 
-from regard.data import IGNORE_INDEX, Batch, Sequences, read_documents
+from regard.data import read_documents
 from regard.data.batching.masked_batches import MaskedBatches
+from regard.data.batching.pair_batches import IGNORE_INDEX, Batch
+from regard.data.batching.sequences import Sequences
 from regard.data.text.special_tokens import SpecialTokens
 from regard.models.bert import bert_tiny
 from regard.training.datasets import Dataset, count_units, split_dataset

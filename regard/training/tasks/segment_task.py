@@ -8,16 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.data import (
-    IGNORE_INDEX,
-    AugmentedBatch,
-    ImageBatch,
-    RaggedImageBatch,
-    RaggedImages,
-    augment,
-    pixels_to_float,
-)
+from regard.data import RaggedImages, augment
+from regard.data.batching.image_batches import ImageBatch, pixels_to_float
+from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.batching.ragged_batches import RaggedImageBatch
 from regard.data.images.annotations import NO_LABEL, Annotation
+from regard.data.images.augmentation import AugmentedBatch
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.pipelines import ImageModel
@@ -61,7 +57,7 @@ class SegmentTask(ImageTask):
             dataset,
             fine_tune,
             model={"segmenter": "queries"},
-            augment={"zoom": 0.5, "colour": 0.4} if dataset.training.shape[2] == 3 else {},
+            augment={"zoom": 0.5, "color": 0.4} if dataset.training.shape[2] == 3 else {},
             train={"label_smoothing": 0.0, "validate_by": "iou"},
         )
 

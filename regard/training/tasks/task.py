@@ -11,10 +11,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from regard.data import Batch, Tokenizer
+from regard.data import Tokenizer
+from regard.data.batching.pair_batches import Batch
 from regard.data.text.special_tokens import SpecialTokens
+from regard.devices import find_device
 from regard.models import FAMILIES, ModelConfig
-from regard.pipelines import find_device
 from regard.training.datasets import Dataset
 from regard.training.losses import LossParts, token_loss
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.data import CleaningCounts
+from regard.data.text.cleaning import CleaningCounts
 from regard.errors import RegardError
 from regard.models.transformer import t5_small
 from regard.training.datasets import Dataset, Pairs, read_pair_splits

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data import AugmentConfig, ImageBatches, pixels_to_float, read_images
+from regard.data import AugmentConfig, read_images
+from regard.data.batching.image_batches import ImageBatches, pixels_to_float
 
 
 @pytest.fixture

@@ -4,7 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import IGNORE_INDEX, MaskedBatches, Sequences, SpecialTokens
+from regard.data import SpecialTokens
+from regard.data.batching.masked_batches import MaskedBatches
+from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.batching.sequences import Sequences
 from regard.errors import RegardError
 from tests.data.helpers import check_epochs, rows
 

@@ -7,8 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import EOS, SOS, BpeDropout, PairBatches, Sequences, Tokenizer, encode_pairs, prefetch
-from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data import PairBatches, Tokenizer, encode_pairs
+from regard.data.batching.pair_batches import IGNORE_INDEX, prefetch
+from regard.data.batching.sequences import Sequences
+from regard.data.text.bpe_dropout import BpeDropout
+from regard.data.text.special_tokens import EOS, SOS
 from regard.errors import RegardError
 
 

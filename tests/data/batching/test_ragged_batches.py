@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data import IGNORE_INDEX, AugmentConfig, RaggedImageBatches, read_ragged_images
+from regard.data import AugmentConfig, read_ragged_images
+from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.batching.ragged_batches import RaggedImageBatches
 from regard.errors import RegardError
 from regard.layers.patches import pack_images
 from tests.data.image_helpers import write_ragged_images

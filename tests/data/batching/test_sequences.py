@@ -2,8 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import Sequences
-from regard.data.batching.sequences import gather_slices
+from regard.data.batching.sequences import Sequences, gather_slices
 
 sentences = st.lists(st.lists(st.integers(4, 99), max_size=6), max_size=9)
 

@@ -3,7 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import EncodedTexts, LengthGroupedBatches, Sequences, SpecialTokens, Tokenizer, encode_texts
+from regard.data import SpecialTokens, Tokenizer, encode_texts
+from regard.data.batching.sequences import Sequences
+from regard.data.batching.text_batches import EncodedTexts, LengthGroupedBatches
 from regard.errors import RegardError
 from tests.data.helpers import rows
 

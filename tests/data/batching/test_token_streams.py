@@ -4,7 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import IGNORE_INDEX, TokenStreamBatches, sliding_window_batches
+from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.batching.token_streams import TokenStreamBatches, sliding_window_batches
 from regard.errors import RegardError
 from tests.data.helpers import check_epochs, rows
 

@@ -4,13 +4,14 @@ from collections import Counter
 import pytest
 import torch
 
-from regard.data import IGNORE_INDEX, AugmentConfig, augment, one_hot_targets
+from regard.data import AugmentConfig, augment, one_hot_targets
+from regard.data.batching.pair_batches import IGNORE_INDEX
 from regard.data.images import augmentation
 from regard.data.images.image_ops import FILL
 from regard.errors import RegardError
 
 EVERYTHING = AugmentConfig(
-    flip=0.5, crop=3, zoom=0.5, colour=0.4, random_ops=2, strength=0.9, cutout=4, mixup=0.8, cutmix=1.0
+    flip=0.5, crop=3, zoom=0.5, color=0.4, random_ops=2, strength=0.9, cutout=4, mixup=0.8, cutmix=1.0
 )
 
 
@@ -50,7 +51,7 @@ def test_default_config_changes_nothing():
     assert torch.equal(result.masks, masks)
 
 
-@pytest.mark.parametrize("option", ["flip", "crop", "zoom", "colour", "random_ops", "cutout", "mixup", "cutmix"])
+@pytest.mark.parametrize("option", ["flip", "crop", "zoom", "color", "random_ops", "cutout", "mixup", "cutmix"])
 def test_result_depends_on_the_seed(option):
     pixels, targets = batch()
     config = dataclasses.replace(AugmentConfig(), **{option: getattr(EVERYTHING, option)})
@@ -233,10 +234,10 @@ def test_color_changes_are_limited():
     torch.manual_seed(0)
     pixels = torch.full((500, 3, 4, 4), 0.5)
     # Contrast and saturation have no effect on these images.
-    result = augment(pixels, None, AugmentConfig(colour=0.4)).pixels[:, 0, 0, 0]
+    result = augment(pixels, None, AugmentConfig(color=0.4)).pixels[:, 0, 0, 0]
     assert 0.29 < result.min() < 0.31
     assert 0.69 < result.max() < 0.71
-    gray = augment(pixels[:, :1], None, AugmentConfig(colour=0.4)).pixels
+    gray = augment(pixels[:, :1], None, AugmentConfig(color=0.4)).pixels
     assert gray.shape == (500, 1, 4, 4)
 
 
@@ -283,7 +284,7 @@ def test_ignored_labels_have_zero_targets():
 @pytest.mark.parametrize(
     "options",
     [
-        *({"flip": 1.1}, {"crop": -1}, {"padding": "edge"}, {"zoom": 0.0}, {"colour": 2.0}, {"random_ops": -1}),
+        *({"flip": 1.1}, {"crop": -1}, {"padding": "edge"}, {"zoom": 0.0}, {"color": 2.0}, {"random_ops": -1}),
         *({"strength": 1.5}, {"cutout": -1}, {"mixup": -0.1}, {"cutmix": -1.0}),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from regard.data import IGNORE_INDEX
+from regard.data.batching.pair_batches import IGNORE_INDEX
 from regard.data.images import image_ops as ops
 
 SHAPE = (31, 26)

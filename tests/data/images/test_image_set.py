@@ -6,7 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.data import IGNORE_INDEX, read_images, read_ragged_images
+from regard.data import read_images, read_ragged_images
+from regard.data.batching.pair_batches import IGNORE_INDEX
 from regard.errors import RegardError
 from tests.data.helpers import write
 from tests.data.image_helpers import (

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import BpeDropout, Tokenizer
-from regard.data.text.bpe_dropout import SEGMENTATIONS_PER_WORD
+from regard.data import Tokenizer
+from regard.data.text.bpe_dropout import SEGMENTATIONS_PER_WORD, BpeDropout
 from regard.errors import RegardError
 
 TEXTS = [

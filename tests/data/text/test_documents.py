@@ -7,16 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import (
-    TOKENIZER_KINDS,
-    Sequences,
-    SpecialTokens,
-    Tokenizer,
-    encode_documents,
-    read_documents,
-    split_documents,
-)
+from regard.data import SpecialTokens, Tokenizer, encode_documents, read_documents, split_documents
+from regard.data.batching.sequences import Sequences
 from regard.data.text import documents
+from regard.data.text.tokenizer import TOKENIZER_KINDS
 from regard.errors import RegardError
 from tests.data.helpers import write
 

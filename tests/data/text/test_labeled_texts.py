@@ -5,17 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data import (
-    IGNORE_INDEX,
-    EncodedTexts,
-    LabeledText,
-    LabeledTextBatches,
-    Sequences,
-    label_ids,
-    label_names,
-    read_labeled_texts,
-    split_validation,
-)
+from regard.data import read_labeled_texts, split_validation
+from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.batching.sequences import Sequences
+from regard.data.batching.text_batches import EncodedTexts
+from regard.data.text.labeled_texts import LabeledText, LabeledTextBatches, label_ids, label_names
 from regard.errors import RegardError
 from tests.data.helpers import check_epochs, rows, write
 

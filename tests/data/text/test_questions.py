@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import IGNORE_INDEX, AnswerBatches, Question, QuestionWindows, SpecialTokens, Tokenizer, read_squad
+from regard.data import Question, SpecialTokens, Tokenizer, read_squad
+from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.text.questions import AnswerBatches, QuestionWindows
 from regard.errors import RegardError
 from tests.data.helpers import check_epochs, rows, write
 

@@ -8,7 +8,9 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import EOS, PAD, SOS, SPECIAL_TOKEN_NAMES, TOKENIZER_KINDS, UNK, Tokenizer
+from regard.data import Tokenizer
+from regard.data.text.special_tokens import EOS, PAD, SOS, SPECIAL_TOKEN_NAMES, UNK
+from regard.data.text.tokenizer import TOKENIZER_KINDS
 from regard.errors import RegardError
 
 TEXTS = [
@@ -183,7 +185,8 @@ def test_loaded_file_has_its_kind_and_gives_the_same_ids(kind, tmp_path):
 
 PROGRAM = """
 from pathlib import Path
-from regard.data import TOKENIZER_KINDS, Tokenizer
+from regard.data import Tokenizer
+from regard.data.text.tokenizer import TOKENIZER_KINDS
 
 def train_all(folder):
     texts = [f"the {a}{b} {b}{a}ing {a}{a}." for a in "abcdefgh" for b in "éxyzwvut"]

@@ -75,7 +75,7 @@ def test_saved_model_has_the_logged_validation_scores(runs, task):
     assert [line["step"] for line in validated] == [6, 12]
     assert pipeline.training["validation"].keys() == {"nll", *EXTRA_METRICS[task]}
     assert validated[1]["nll"] < validated[0]["nll"]
-    assert all(line["pictures_per_second"] > 0 for line in lines if line["kind"] == "train")
+    assert all(line["images_per_second"] > 0 for line in lines if line["kind"] == "train")
     [line] = [line for line in validated if line["step"] == pipeline.training["step"]]
     assert {name: line[name] for name in pipeline.training["validation"]} == pipeline.training["validation"]
     recipe = recipe_from_dict(pipeline.training["recipe"])
@@ -366,7 +366,7 @@ def test_folder_of_images_is_cached_next_to_the_model(tmp_path):
     recipe = dataclasses.replace(recipe, data=DataConfig((str(tmp_path / "photos"),), size=12))
     model = run_recipe(recipe, tmp_path / "models" / "photos", quiet=True)
     assert sorted(model.labels) == sorted(NAMES)
-    assert model.training["data"]["training"]["pictures"] + model.training["data"]["validation"]["pictures"] == 60
+    assert model.training["data"]["training"]["images"] + model.training["data"]["validation"]["images"] == 60
     # Decoded images are cached next to the model folder, and reused by the next run.
     cached = list((tmp_path / "models" / "regard-cache").iterdir())
     assert len(cached) == 1

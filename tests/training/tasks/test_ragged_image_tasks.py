@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.data import RaggedImageBatches, RaggedImages
+from regard.data import RaggedImages
+from regard.data.batching.ragged_batches import RaggedImageBatches
 from regard.models import make_model
 from regard.pipelines import ImageModel, load
 from regard.training import TrainConfig, recipe_from_dict, run_recipe, run_setup

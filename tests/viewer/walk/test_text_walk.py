@@ -20,11 +20,12 @@ from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig
 from regard.pipelines import Translator, save
 from regard.program.numpy_interpreter import OPERATIONS
-from regard.viewer import Walk, build_walk, look
+from regard.viewer import build_walk, look
 from regard.viewer.page.text_scene import build_scene
 from regard.viewer.text_look import Look
 from regard.viewer.walk import limits
 from regard.viewer.walk.trace import Trace, difference, location
+from regard.viewer.walk.walkthrough import Walk
 from tests.viewer import text_models
 from tests.viewer.browser import bundle_script, node_program
 from tests.viewer.text_models import FORMS, SOURCE, TARGET, cached_look, cached_walk, make_look, make_pipeline
