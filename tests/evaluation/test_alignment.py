@@ -64,7 +64,7 @@ def test_pieces_are_assigned_to_words_by_character_offsets():
 def test_pieces_are_assigned_to_phrasebook_words():
     pair = next(pair for pair in phrasebook_pairs("val", 50) if "'" in pair.target)
     tokenizer = Tokenizer.train([pair.target], "space")
-    membership = _pieces_in_words(tokenizer, pair.target, words)
+    membership = _pieces_in_words(tokenizer, pair.target, split_words)
     assert membership.shape == (len(pair.target.split()), len(split_words(pair.target)))
     assert membership.any(0).all()  # each word has a piece
     assert (membership.sum(1) > 1).any()  # l'homme is one piece and two words

@@ -20,7 +20,7 @@ from regard.data.images.augmentation import AugmentConfig, augment
 from regard.data.images.image_ops import Masks
 from regard.data.images.image_set import RaggedImages
 from regard.errors import RegardError
-from regard.layers.patches import PackedImages, patch_coordinates
+from regard.layers.patches import PackedImages, patch_coordinates, split_patches
 
 
 class SizeGroup(NamedTuple):
@@ -61,7 +61,7 @@ class RaggedImageBatch(Batch):
         for group, part, target in zip(self.groups, parts, targets):
             pixels = pixels_to_float(part.view(*group, file_channels), channels)
             augmented = augment(pixels, None, self.augment, None if target is None else target.view(group))
-            patches.append(cut(augmented.pixels, patch).flatten(0, 1))
+            patches.append(split_patches(augmented.pixels, patch).flatten(0, 1))
             if augmented.masks is not None:
                 masks.append(augmented.masks)
         grids = tuple(

@@ -44,7 +44,7 @@ class ModuleOutputs:
         def store(module: nn.Module, inputs: Any, output: Any) -> None:
             output = output[0] if isinstance(output, tuple) else output
             if isinstance(output, Tensor):
-                self.outputs.setdefault(path, []).append(_numbers(output))
+                self.outputs.setdefault(path, []).append(_to_numpy(output))
 
         return store
 
@@ -60,5 +60,5 @@ def _has_attention(model: nn.Module) -> bool:
     return any(getattr(module, "kind", None) in KINDS for module in model.modules())
 
 
-def _numbers(x: Tensor) -> Float[np.ndarray, "..."]:
+def _to_numpy(x: Tensor) -> Float[np.ndarray, "..."]:
     return x.detach().float().cpu().numpy()

@@ -13,7 +13,7 @@ from regard.viewer import build_walk
 from regard.viewer.page.image_scene import build_image_scene
 from regard.viewer.walk import limits
 from regard.viewer.walk.trace import Trace, difference
-from tests.viewer.browser import AXE, QUIET, hash_of, missing
+from tests.viewer.browser import AXE, QUIET, announced, hash_of, missing
 from tests.viewer.image_helpers import LABELS
 from tests.viewer.image_models import FORMS, cached_look, make_look, model_of
 from tests.viewer.walk.test_text_walk import Distance, check_expressions, in_node, shown

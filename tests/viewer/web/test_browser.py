@@ -8,6 +8,7 @@ from tests.viewer.browser import (
     CROSS,
     LINKS,
     QUIET,
+    announced,
     announced_weight,
     hash_of,
     point_at,

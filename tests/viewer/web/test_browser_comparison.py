@@ -13,7 +13,7 @@ import torch
 from regard.viewer import compare, look
 from regard.viewer.comparison import ComparisonRequestHandler
 from regard.viewer.page.live_server import LiveServer
-from tests.viewer.browser import AXE, QUIET, hash_of, missing, point_at, wait_for_announcement
+from tests.viewer.browser import AXE, QUIET, announced, hash_of, missing, point_at, wait_for_announcement
 
 SOURCE, TARGET = "one two three", "trois deux un"
 CROSS, STEPS = "decoder.1.cross", (0, 500, 1000, 1500)

@@ -20,6 +20,7 @@ from tests.viewer.browser import (
     AXE,
     CROSS,
     QUIET,
+    announced,
     announced_weight,
     hash_of,
     missing,

@@ -28,7 +28,7 @@ from regard.viewer.page.live_server import LiveServer
 from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import Scene, build_scene
 from tests.viewer import scenes
-from tests.viewer.browser import AXE, QUIET, missing, wait_for_announcement
+from tests.viewer.browser import AXE, QUIET, announced, missing, wait_for_announcement
 from tests.viewer.helpers import weights
 
 MASKED = "#view=experiment&at=decoder.0.attention:1"

@@ -12,7 +12,7 @@ from PIL import Image
 
 import regard
 from regard.viewer.page.image_scene import build_image_scene
-from tests.viewer.browser import AXE, QUIET, hash_of, missing
+from tests.viewer.browser import AXE, QUIET, announced, hash_of, missing
 from tests.viewer.image_helpers import LABELS, images, model_of
 
 SVG = "{http://www.w3.org/2000/svg}"

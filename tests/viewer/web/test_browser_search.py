@@ -11,7 +11,7 @@ import pytest
 from regard.decode import DecodeConfig
 from regard.viewer import look
 from regard.viewer.page.text_scene import Scene, build_scene
-from tests.viewer.browser import AXE, hash_of, missing, wait_for_announcement
+from tests.viewer.browser import AXE, announced, hash_of, missing, wait_for_announcement
 
 SENTENCE = "one two three"
 HOSTILE = "<img src=x onerror=alert(1)>"

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from regard.viewer.page.text_scene import Scene, build_scene
-from tests.viewer.browser import AXE, hash_of, missing
+from tests.viewer.browser import AXE, announced, hash_of, missing
 from tests.viewer.text_models import cached_look
 
 DONE = ".steps-view .verdict[data-agrees]"
