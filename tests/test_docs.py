@@ -11,18 +11,20 @@ import io
 import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from regard.attention import SCORES
 from regard.cli import COMMANDS, main
 from regard.data import AugmentConfig
 from regard.decode import DecodeConfig
 from regard.models import FAMILIES
 from regard.recipes import recipe_names
-from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from_dict
+from regard.training import TASKS, DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from_dict
 from regard.training.recipe import DERIVED
 
 ROOT = Path(__file__).parent.parent
@@ -88,6 +90,18 @@ def commands(text: str) -> list[list[str]]:
     return found
 
 
+@pytest.fixture
+def restored_registries() -> Iterator[None]:
+    """Remove what a page registers."""
+    registries: list[dict[str, Any]] = [FAMILIES, SCORES, TASKS]
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, entries in zip(registries, before):
+        registry.clear()
+        registry.update(entries)
+
+
+@pytest.mark.usefixtures("restored_registries")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -193,7 +207,7 @@ def test_table_of_options_matches_the_help() -> None:
 def test_number_and_names_of_families_agree() -> None:
     count = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")[len(FAMILIES)]
     models, index = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("models.md", "README.md"))
-    assert f"{count.capitalize()} families" in models
+    assert f"the {count} families" in models
     assert f"the {count} families" in index
     with contextlib.redirect_stdout(io.StringIO()) as output:
         assert main(["train", "--help"]) == 0
@@ -225,3 +239,15 @@ def test_wrong_result_fails(tmp_path: Path) -> None:
 def test_commands_are_found() -> None:
     text = '$ cat a | regard translate model --beam 2 > b   # comment --no\nregard score model \\\n  --data "a b"\n'
     assert commands(text) == [["translate", "model", "--beam", "2"], ["score", "model", "--data", "a b"]]
+
+
+def test_files_named_in_the_architecture_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = [path for path in re.findall(r"`([a-z0-9_]+/[\w/.]*)", text) if path != "regard/"]
+    assert len(paths) > 40
+    assert [path for path in paths if not (ROOT / "regard" / path).exists()] == []
+    for path, name in re.findall(r"`([\w/]+\.py): (\w+)", text):
+        assert re.search(rf"^(?:def|class) {name}\b", (ROOT / "regard" / path).read_text(encoding="utf-8"), re.M), (
+            path,
+            name,
+        )

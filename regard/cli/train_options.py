@@ -290,7 +290,11 @@ def field_docs(config: type) -> dict[str, str]:
     >>> field_docs(Alias)["default"]
     'default in the help, if the key has none'
     """
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
+    try:
+        source = inspect.getsource(config)
+    except (OSError, TypeError):  # a registered config that was defined interactively
+        return {}
+    (body,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(body, ast.ClassDef)
     docs = {}
     for field, text in zip(body.body, body.body[1:]):
