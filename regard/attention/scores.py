@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
 from regard.kernels import l2_normalize_cuda
 from regard.ranges import OneOf, check_value
@@ -251,7 +252,7 @@ class Location(DotLike):
         self.weight = _matrix(heads, max_keys, dim_q, std=dim_q**-0.5)
 
     def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
-        if torch.compiler.is_exporting():  # index_select does not specialize the number of keys
+        if is_exporting():  # index_select does not specialize the number of keys
             keys = self.weight.index_select(-2, torch.arange(k.shape[-2], device=k.device))
         elif positions is None:
             if k.shape[-2] > self.max_keys:

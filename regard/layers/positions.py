@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
 
 # Llama 3: channel pairs with fewer rotations over the context are scaled in full, with more rotations not at all.
@@ -44,11 +45,11 @@ class Sinusoidal(nn.Module):
         return table.float()
 
     def reserve(self, length: int | torch.SymInt) -> None:
-        if not torch.compiler.is_exporting() and length > self.table.shape[0]:
+        if not is_exporting() and length > self.table.shape[0]:
             self.table = self._compute_table(max(int(length), 2 * self.table.shape[0])).to(self.table)
 
     def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... E"]:
-        if torch.compiler.is_exporting():  # an exported program computes the encoding, so that it runs at any length
+        if is_exporting():  # an exported program computes the encoding, so that it runs at any length
             angle = positions[..., None].double() * self._rates(positions.device)
             encoding = torch.stack((angle.sin(), angle.cos()), dim=-2 if self.split_halves else -1).flatten(-2)
             return encoding[..., : self.width].float()
@@ -72,7 +73,7 @@ class Learned(nn.Embedding):
 
     def reserve(self, length: int | torch.SymInt) -> None:
         limit = self.num_embeddings - self.offset
-        if not torch.compiler.is_exporting() and length > limit:
+        if not is_exporting() and length > limit:
             raise RegardError(
                 f"A sequence of {length} tokens is longer than the {limit} learned positions.",
                 "Shorten it, or train with a larger model.max_len.",

@@ -13,6 +13,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from regard.attention import attend, make_score, padding
 from regard.attention.offsets import Lengths, Offsets
+from regard.attention.tracing import is_exporting
 from regard.layers.kv_cache import CrossAttentionCache
 
 CellKind = Literal["rnn", "gru", "lstm"]
@@ -101,7 +102,7 @@ def scan(
     >>> scan(nn.Module(), lambda total, x: (total + x, total + x), torch.tensor(0.0), torch.arange(4.0))
     tensor([0., 1., 3., 6.])
     """
-    if torch.compiler.is_exporting():
+    if is_exporting():
         # The operator itself: its front end compiles the body and loses the module path of each operation.
         from torch._higher_order_ops.scan import scan_op
 
@@ -123,7 +124,7 @@ def scan(
 
 def _without_autocast(device: torch.device) -> AbstractContextManager:
     """Disable autocast: rounding errors would accumulate over the steps. Export runs without autocast anyway."""
-    return nullcontext() if torch.compiler.is_exporting() else torch.autocast(device.type, enabled=False)
+    return nullcontext() if is_exporting() else torch.autocast(device.type, enabled=False)
 
 
 class Recurrent(nn.Module):
@@ -161,7 +162,7 @@ class Recurrent(nn.Module):
     ) -> Float[Tensor, "*n E"]:
         """The output at each token, starting from `state` (default: zeros)."""
         dtype = self.rnn.all_weights[0][0].dtype
-        if torch.compiler.is_exporting():
+        if is_exporting():
             inputs = self.inputs(layout.to_time_major(x))
             if state is None:
                 state = inputs.new_zeros(inputs.shape[1], self.parts, self.rnn.hidden_size)
