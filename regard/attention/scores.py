@@ -315,5 +315,7 @@ def make_score(
     """
     check_value(ScoreName, name, "score")
     if SCORES[name].needs_equal_widths and dim_q != dim_k:
-        raise RegardError(f"{name}: queries have width {dim_q} and keys {dim_k}.", "Use general or concat.")
+        raise RegardError(
+            f"{name}: queries and keys must have the same width (got {dim_q} and {dim_k}).", "Use general or concat."
+        )
     return SCORES[name].build(dim_q, dim_k, hidden=hidden, max_keys=max_keys, heads=heads)

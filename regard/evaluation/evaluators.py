@@ -99,7 +99,7 @@ def evaluate(
                 "Fine-tune it for a task first: regard train --from MODEL …",
             )
         case _:
-            raise RegardError(f"A {type(model).__name__} cannot be evaluated.", "Pass what regard.load returns.")
+            raise RegardError(f"Cannot evaluate {type(model).__name__}.", "Pass what regard.load returns.")
     return {"data": files} | metrics
 
 
@@ -172,9 +172,9 @@ def _read_test_pairs(files: Sequence[str], columns: Sequence[str], alignments: s
         )
     rows = [i for i, pair in enumerate(examples.pairs) if any(text.strip() for text in pair)]
     if not rows:
-        raise RegardError(f"{name}: every pair is empty.", "Provide at least one sentence pair.")
+        raise RegardError(f"{name}: all pairs are empty.", "Pass files with text.")
     if len(rows) < len(examples.pairs):
-        logger.warning("Skipped empty pairs: %d.", len(examples.pairs) - len(rows))
+        logger.warning("Empty pairs left out: %d.", len(examples.pairs) - len(rows))
     return Examples(
         [examples.pairs[i] for i in rows], None if gold is None else [gold[i] for i in rows], examples.words
     )
@@ -202,7 +202,7 @@ def _alignment_layer(
     names = attention_names(translator, "cross")
     if layer is not None:
         if layer not in names:
-            raise RegardError(f"The model has no cross-attention {layer!r}.", f"Choose from: {', '.join(names)}.")
+            raise RegardError(f"Unknown cross-attention {layer!r}.", f"Choose from: {', '.join(names)}.")
         return layer
     if tuple(files) == (PHRASEBOOK,) and alignments is None:
         validation = phrasebook_examples("val", VALIDATION_PAIRS)
@@ -244,7 +244,7 @@ def _evaluate_answers(
     questions = [dataclasses.replace(question, id=str(i)) for i, question in enumerate(questions)]  # ids may repeat
     unanswerable = sum(not question.answers for question in questions)
     if unanswerable and not allow_empty:
-        logger.warning("Questions without an answer: %d. Empty answers are off (--empty, allow_empty).", unanswerable)
+        logger.warning("Unanswerable questions: %d. Use --empty (allow_empty=True) for empty answers.", unanswerable)
     answers: dict[str, str] = {}
     with show_progress("answering", silent=quiet) as on_progress:
         for rows in _chunks(len(questions), on_progress):
@@ -303,8 +303,8 @@ def _segmentation_metrics(model: ImageModel, images: ImageSet | RaggedImages, qu
         if value != NO_LABEL and class_of[value] == IGNORE_INDEX:
             known = ", ".join(map(str, model.mask_values[:10])) + (", …" if len(model.labels) > 10 else "")
             raise RegardError(
-                f"The masks contain the value {value}, which is not a class of the model.",
-                f"Its classes are {known}; {NO_LABEL} means unlabeled.",
+                f"The masks contain the value {value}, which is not a label of the model.",
+                f"Use its labels ({known}), or {NO_LABEL} for unlabeled pixels.",
             )
     counts = np.zeros((len(model.labels), len(model.labels)), np.int64)
     with show_progress("segmenting", silent=quiet) as on_progress:

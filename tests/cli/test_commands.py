@@ -159,8 +159,8 @@ def test_evaluate_prints_and_writes_all_metrics(run, pairs_file, tmp_path, seq2s
 
 
 def test_evaluate_phrasebook_with_gold_alignments(run, tmp_path, transformer_folder, monkeypatch):
-    monkeypatch.setattr("regard.cli.common.TEST_SIZE", 20)
-    monkeypatch.setattr("regard.cli.inference.evaluate.VALIDATION_SIZE", 10)
+    monkeypatch.setattr("regard.evaluation.evaluators.TEST_PAIRS", 20)
+    monkeypatch.setattr("regard.evaluation.evaluators.VALIDATION_PAIRS", 10)
     results = tmp_path / "results.json"
     run("evaluate", transformer_folder, "--data", "phrasebook", "--json", results, "--method", "greedy", "--truncate")
     table = json.loads(results.read_text())
@@ -175,11 +175,11 @@ def test_evaluate_without_attention_has_no_alignments(run, pairs_file, tmp_path,
     assert not any("alignment" in line for line in output)
 
 
-def test_evaluate_skips_empty_pairs_and_counts_empty_sources(capsys, tmp_path, seq2seq_folder):
+def test_evaluate_skips_empty_pairs_and_counts_empty_sources(caplog, tmp_path, seq2seq_folder):
     path, results = tmp_path / "pairs.tsv", tmp_path / "results.json"
     path.write_text("one two\tdeux un\n\n\ttrois\n")
     assert main(["evaluate", str(seq2seq_folder), "--data", str(path), "--json", str(results), "--device", "cpu"]) == 0
-    assert "Empty pairs left out: 1." in capsys.readouterr().err
+    assert "Empty pairs left out: 1." in caplog.text
     table = json.loads(results.read_text())
     assert (table["sentences"], table["exact_match"]) == (2, 50.0)
 

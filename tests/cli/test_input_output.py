@@ -257,7 +257,7 @@ def test_texts_beyond_the_trained_length_warn_once(invoke, caplog, seq2seq_folde
 
 def test_evaluate_logs_progress(invoke, monkeypatch, tmp_path, seq2seq_folder):
     (tmp_path / "pairs.tsv").write_text("one two\tdeux un\n" * 3)
-    monkeypatch.setattr("regard.training.run_log.LOG_INTERVAL", 0.0)
+    monkeypatch.setattr("regard.progress.LOG_INTERVAL", 0.0)
     _, _, err = invoke("evaluate", seq2seq_folder, "--data", tmp_path / "pairs.tsv")
     assert "translating: 3 of 3\n" in err
     assert "scoring: 3 of 3\n" in err

@@ -136,7 +136,7 @@ def test_help_shows_recipe_values_as_defaults(capsys):
     assert main(["train", "multi30k-rnn", "--steps", "7", "--help-all"]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "--steps, --train.steps N number of training steps (default: 2000)" in output
-    assert "[model] of the family seq2seq --model.width N of embeddings and states (default: 384)" in output
+    assert "[model] of the family seq2seq --model.width N width of embeddings and states (default: 384)" in output
 
 
 def small_data(task: str, folder: Path) -> list[DataConfig]:
