@@ -93,7 +93,7 @@ class BenchReport:
 
     def plot(self, path: str | Path) -> None:
         """Plot time and memory over the length, or times as bars if there is only one length."""
-        from regard.bench.plots import plot_report
+        from regard.bench.bench_plots import plot_report
 
         plot_report(self, Path(path))
 

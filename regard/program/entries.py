@@ -16,7 +16,7 @@ from regard.models.gpt import GPTState
 from regard.models.seq2seq import Seq2SeqState
 from regard.models.transformer import TransformerState
 from regard.program.capture import capture
-from regard.program.program import Program, build_program
+from regard.program.program_steps import Program, build_program
 
 
 class EntryPoint(NamedTuple):

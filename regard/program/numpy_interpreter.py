@@ -9,7 +9,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.program.program import Program, Step
+from regard.program.program_steps import Program, Step
 
 Array = Shaped[np.ndarray, "..."]
 

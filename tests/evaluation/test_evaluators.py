@@ -36,7 +36,7 @@ def test_model_folder_and_list_of_files(pairs, seq2seq_folder):
 
 def test_unknown_layer_is_an_error(pairs, tmp_path, transformer):
     (tmp_path / "gold.txt").write_text("0-1 1-0\n0-1 1-0\n")
-    with pytest.raises(RegardError, match="Unknown cross-attention 'decoder.9'"):
+    with pytest.raises(RegardError, match=r"Unknown cross-attention 'decoder\.9'"):
         regard.evaluate(transformer, pairs, alignments=tmp_path / "gold.txt", layer="decoder.9", quiet=True)
 
 
