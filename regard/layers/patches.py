@@ -160,9 +160,8 @@ class PatchEmbedding(nn.Module):
             return self._packed(images)
         if self.kind == "linear":
             return self.project(split_patches(images, self.patch))
-        compute_grid(
-            images.shape[-2:], self.patch
-        )  # raises; a convolution would silently drop the remainder at the border
+        # Raise if the size is not a multiple of the patch size: a convolution would silently drop the remainder.
+        compute_grid(images.shape[-2:], self.patch)
         return self.project(images).flatten(2).mT
 
     def project_patches(self, pixels: Float[Tensor, "*n P"]) -> Float[Tensor, "*n E"]:

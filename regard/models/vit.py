@@ -271,7 +271,7 @@ class ViT(nn.Module):
     def _make_head(self, config: ViTConfig, block: BlockConfig) -> None:
         self.pooler: AttentionPooling | None = None
         self.segmenter: SegmentationDecoder | None = None
-        self.painter: PatchDecoder | None = None
+        self.painter: PatchDecoder | None = None  # decoder of masked patches
         self.output: nn.Linear | None = None
         self.distilled: nn.Linear | None = None
         labels = len(config.labels)
