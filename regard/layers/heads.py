@@ -26,7 +26,7 @@ class AttentionPooling(nn.Module):
         super().__init__()
         self.question = nn.Parameter(torch.empty(1, config.width))  # the learned query
         nn.init.normal_(self.question, std=config.width**-0.5)
-        self.attention: MultiHead = config.attention("cross", score)
+        self.attention: MultiHead = config.make_attention("cross", score)
 
     def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | Lengths | None) -> Float[Tensor, "B E"]:
         if not isinstance(offsets, Offsets):
@@ -63,12 +63,12 @@ class SegmentationDecoder(nn.Module):
 
     def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | None) -> Float[Tensor, "*n V"]:
         labels = len(self.queries)
-        x, extended = prepend_prefix(self.queries, x, offsets)
+        x, extended_offsets = prepend_prefix(self.queries, x, offsets)
         for block in self.blocks:
-            x = block(x, extended)
+            x = block(x, extended_offsets)
         x = self.norm(x)
         patches = self.of_patch(remove_prefix(x, labels, offsets))
-        queries = self.of_query(first_tokens(x, extended, labels))
+        queries = self.of_query(first_tokens(x, extended_offsets, labels))
         queries = queries * queries.shape[-1] ** -0.5
         if offsets is None:
             return patches @ queries.mT
