@@ -55,7 +55,7 @@ def migrate_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
     >>> migrate_provenance({"recipe": {}, "data": {"training": {"pictures": 40}}})
     {'recipe': {}, 'data': {'training': {'images': 40}}}
     """
-    data = {split: _rename_keys(fingerprint, RENAMED_UNITS) for split, fingerprint in provenance["data"].items()}
+    data = {split: _rename_keys(facts, RENAMED_UNITS) for split, facts in provenance["data"].items()}
     return {**provenance, "recipe": migrate_recipe(provenance["recipe"]), "data": data}
 
 
