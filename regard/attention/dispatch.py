@@ -245,7 +245,7 @@ def _run_padded(call: Call, state: DispatchState) -> Tensor:
     if forced == "reference" or not (call.q.numel() and call.k.numel()):
         return _run("reference", _reference, call, state)
     for name, backend in PADDED.items():
-        if forced == name if forced else backend.supports(call):
+        if (name == forced) if forced else backend.supports(call):
             return _run(name, backend.run, call, state)
     raise RegardError(f"The backend {forced} supports packed sequences only.", "Pass q_offsets and k_offsets.")
 
@@ -255,7 +255,7 @@ def _run_packed(call: Call, state: DispatchState) -> Tensor:
     if forced == "reference" or not (call.q.numel() and call.k.numel()):
         return _run("reference", _reference, call, state)
     for name, backend in PACKED.items():
-        if forced == name if forced else backend.supports(call):
+        if (name == forced) if forced else backend.supports(call):
             return _run(name, backend.run, call, state)
     return padded.run(call, partial(_run_padded, state=state))
 
