@@ -74,9 +74,9 @@ class DispatchState(NamedTuple):
     forced_backend: str | None = None
     """the backend that `use` forces"""
     choices: tuple[list[Choice], ...] = ()
-    interventions: tuple[AttendInterceptor, ...] = ()
+    interceptors: tuple[AttendInterceptor, ...] = ()
     observers: tuple[Observer, ...] = ()
-    """called after the interventions have changed a call"""
+    """called after the interceptors have changed a call"""
 
 
 class _Thread(threading.local):
@@ -173,10 +173,10 @@ def observe(observer: Observer) -> Iterator[None]:
 
 
 @contextmanager
-def intervene(intervention: AttendInterceptor) -> Iterator[None]:
-    """Apply `intervention` to each call of `attend` inside the with block; compiled models run eagerly."""
+def intercept(interceptor: AttendInterceptor) -> Iterator[None]:
+    """Apply `interceptor` to each call of `attend` inside the with block; compiled models run eagerly."""
     state = _thread.state
-    with _force_eager, _enter(state._replace(interventions=(*state.interventions, intervention))):
+    with _force_eager, _enter(state._replace(interceptors=(*state.interceptors, interceptor))):
         yield
 
 
@@ -204,12 +204,12 @@ def attend(
     """
     call = _make_call(q, k, v, score, mask, bias, q_offsets, k_offsets)
     state = DispatchState(_traced_backend) if is_dynamo_compiling() else _thread.state
-    for intervention in state.interventions:
-        call = intervention.before(call)
+    for interceptor in state.interceptors:
+        call = interceptor.before(call)
     is_packed = call.q_offsets is not None
     out = _run_packed(call, state) if is_packed else _run_padded(call, state)
-    for intervention in state.interventions:
-        out = intervention.after(call, out)
+    for interceptor in state.interceptors:
+        out = interceptor.after(call, out)
     for observer in state.observers:
         observer(call, out)
     return out if is_packed or q.dim() == 4 else out.squeeze(1)
@@ -227,7 +227,7 @@ def weights(
 ) -> Float[Tensor, "*BH T S"]:
     """The exact weights of `attend`, in float32 or wider: (B, T, S) or (B, H, T, S), as the inputs.
 
-    Of packed inputs they are (B, H, T, S), zero beyond the lengths.
+    For packed inputs they are (B, H, T, S), zero beyond the lengths.
 
     >>> weights(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 4, 2))
     tensor([[[[0.2500, 0.2500, 0.2500, 0.2500]]]])
@@ -245,7 +245,7 @@ def _run_padded(call: Call, state: DispatchState) -> Tensor:
     if forced == "reference" or not (call.q.numel() and call.k.numel()):
         return _run("reference", _reference, call, state)
     for name, backend in PADDED.items():
-        if forced == name if forced else backend.supports(call):
+        if (name == forced) if forced else backend.supports(call):
             return _run(name, backend.run, call, state)
     raise RegardError(f"The backend {forced} supports packed sequences only.", "Pass q_offsets and k_offsets.")
 
@@ -255,7 +255,7 @@ def _run_packed(call: Call, state: DispatchState) -> Tensor:
     if forced == "reference" or not (call.q.numel() and call.k.numel()):
         return _run("reference", _reference, call, state)
     for name, backend in PACKED.items():
-        if forced == name if forced else backend.supports(call):
+        if (name == forced) if forced else backend.supports(call):
             return _run(name, backend.run, call, state)
     return padded.run(call, partial(_run_padded, state=state))
 
@@ -333,9 +333,9 @@ def _make_call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:
                 )
             k_offsets = q_offsets
         if isinstance(score, Location) and k_offsets.starts.device.type == "cpu" and not torch.compiler.is_compiling():
-            longest = int(k_offsets.lengths.max()) if len(k_offsets.starts) > 1 else 0
-            if longest > score.max_keys:
-                raise too_many_keys_error(longest, score.max_keys)
+            max_len = int(k_offsets.lengths.max()) if len(k_offsets.starts) > 1 else 0
+            if max_len > score.max_keys:
+                raise too_many_keys_error(max_len, score.max_keys)
     heads, k_heads = q_shape[1], k_shape[1]
     if heads != k_heads and (k_heads == 0 or heads % k_heads):
         raise _shape_error(q, k, v, "The number of heads of q must be a multiple of that of k.")

@@ -52,8 +52,8 @@ class Offsets:
         """From a tensor of offsets, whose last element and longest sequence are read: on a GPU, this synchronizes."""
         if isinstance(offsets, Offsets):
             return offsets
-        longest = int((offsets[1:] - offsets[:-1]).max()) if len(offsets) > 1 else 0
-        return Offsets(offsets, int(offsets[-1]), longest)
+        max_len = int((offsets[1:] - offsets[:-1]).max()) if len(offsets) > 1 else 0
+        return Offsets(offsets, int(offsets[-1]), max_len)
 
     @property
     def lengths(self) -> Int[Tensor, "B"]:

@@ -144,7 +144,7 @@ def beam(
         unfinished = candidates.log_prob.masked_fill(ends, -torch.inf)
         unfinished, chosen = unfinished.topk(K, dim=1)
         stuck = (unfinished[:, 0] == -torch.inf) & (finished.count == 0)
-        if stuck.any():  # no token is allowed, not even <eos>: finish with the present hypotheses
+        if stuck.any():  # no token is allowed, not even <eos>: finish with the current hypotheses
             finished = finished.add(live, _score(live, stuck[:, None].expand(-1, beams), lengths, config))
 
         if history:
@@ -195,12 +195,12 @@ def _best_candidates(
     """The `count` best continuations, best first, and the index of the beam that each extends; padded with -inf."""
     V = log_p.shape[-1]
     # The best `count` overall are among the best `count` of each beam: two small topk calls replace a large one.
-    each, token = log_p.topk(min(count, V), dim=-1)
-    total = (live.log_prob[..., None] + each).flatten(1)
+    token_log_p, token = log_p.topk(min(count, V), dim=-1)
+    total = (live.log_prob[..., None] + token_log_p).flatten(1)
     best, index = total.topk(min(count, total.shape[1]), dim=1)
     best, index = F.pad(best, (0, count - best.shape[1]), value=-torch.inf), F.pad(index, (0, count - index.shape[1]))
-    parent = index // each.shape[-1]
-    outputs = live.extend(parent, token.flatten(1).gather(1, index), each.flatten(1).gather(1, index), best)
+    parent = index // token_log_p.shape[-1]
+    outputs = live.extend(parent, token.flatten(1).gather(1, index), token_log_p.flatten(1).gather(1, index), best)
     return outputs, parent
 
 
@@ -220,7 +220,7 @@ def _is_done(
     """True if enough hypotheses have finished, or if no live one can still enter the N best.
 
     Additional tokens only lower a log-probability, a larger length divisor raises it, and the coverage term is at most
-    0. The final score of a live hypothesis is therefore at most its present log-probability divided by the length
+    0. The final score of a live hypothesis is therefore at most its current log-probability divided by the length
     penalty of its maximum length.
     """
     bound = live.log_prob[:, 0] / (limit + 1) ** config.length_penalty

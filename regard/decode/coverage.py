@@ -20,7 +20,9 @@ def step_with_attention(
         with record(model) as recording:
             logits, state = model.step(state, last)
         # The beams are the queries of the cross-attention: (B, H, K, S).
-        attention = [one.weights().mean(1) for one in recording.values() if one.kind == "cross" and one.calls]
+        attention = [
+            recorded.weights().mean(1) for recorded in recording.values() if recorded.kind == "cross" and recorded.calls
+        ]
     if not attention:
         raise RegardError(
             "coverage_penalty requires a model with cross-attention; this model has none.",

@@ -46,15 +46,15 @@ class Ensemble(nn.Module):
 
     def step(self, state: list[Any], last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], list[Any]]:
         """Log of the mean probability, which is already normalized."""
-        logits, states = zip(*(model.step(one, last) for model, one in zip(self.models, state)))
-        sizes = [one.shape[-1] for one in logits]
+        all_logits, states = zip(*(model.step(model_state, last) for model, model_state in zip(self.models, state)))
+        sizes = [logits.shape[-1] for logits in all_logits]
         if len(set(sizes)) > 1:
             raise RegardError(
                 f"The models of an ensemble have target vocabularies of different sizes: {', '.join(map(str, sizes))}.",
                 "Use models that were trained with the same tokenizer.",
             )
-        weighted = [log_softmax(one) + weight for one, weight in zip(logits, self.log_weights)]
+        weighted = [log_softmax(logits) + weight for logits, weight in zip(all_logits, self.log_weights)]
         return torch.logsumexp(torch.stack(weighted), dim=0), list(states)
 
     def reorder(self, state: list[Any], indices: Int[Tensor, "B2 K2"]) -> list[Any]:
-        return [model.reorder(one, indices) for model, one in zip(self.models, state)]
+        return [model.reorder(model_state, indices) for model, model_state in zip(self.models, state)]

@@ -83,10 +83,10 @@ def sample(
     steps = int(constraints.limit.max()) + 1
     shape = (steps, config.n_best)  # steps first, so that the first draws do not depend on the largest limit
     uniform = [np.random.default_rng((config.seed, index)).random(shape) for index in sample_indices or range(B)]
-    u_BTK = torch.from_numpy(np.stack(uniform)).float().to(constraints.limit.device)
+    draws = torch.from_numpy(np.stack(uniform)).float().to(constraints.limit.device)
 
     def choose(log_p: Float[Tensor, "B K V"], t: int, rows: Int[Tensor, "B"]) -> Int[Tensor, "B K"]:
-        return draw(log_p, u_BTK[rows, t], config.temperature, config.top_k, config.top_p)
+        return draw(log_p, draws[rows, t], config.temperature, config.top_k, config.top_p)
 
     recorder = SearchRecorder(config, special, B, config.n_best) if history else None
     return _decode_stepwise(model, source, config, constraints, choose, config.n_best, on_token, recorder)

@@ -68,11 +68,11 @@ def sharpest_layer(
 ) -> str:
     """Name of the cross-attention with the largest mutual information: the choice without gold alignments.
 
-    The mutual information of row and column (see forcing.py) is averaged over the first `sample` non-empty pairs.
+    `mutual_information` of rows and columns is averaged over the first `sample` non-empty pairs.
     """
     require_attention(translator)
     layers = attention_names(translator, "cross")
-    pairs = [pair for pair in pairs if _is_filled(pair)][:sample]
+    pairs = [pair for pair in pairs if _is_nonempty(pair)][:sample]
     if len(layers) == 1 or not pairs:
         return layers[-1]
     totals = dict.fromkeys(layers, 0.0)
@@ -183,16 +183,16 @@ def _maps(
     """Index of each pair without an empty text, and its weights in each layer, averaged over heads."""
     encoded: dict[int, tuple[Ids, Ids]] = {}
     for i, (source, target) in enumerate(pairs):
-        if _is_filled((source, target)):
+        if _is_nonempty((source, target)):
             encoded[i] = (
                 translator.encode_source(source, name=f"line {i + 1}", truncate=truncate),
                 translator.encode_target(target, name=f"line {i + 1}", truncate=truncate),
             )
-    # Batch pairs of similar lengths, as many as fit into a rectangle of the longest.
+    # Batches of pairs of similar length, padded to the longest text, with up to batch_tokens positions.
     order = sorted(encoded, key=lambda i: max(map(len, encoded[i])))
     while order:
-        longest, batch = max(map(len, encoded[order[-1]])) + 2, [order.pop()]
-        while order and (len(batch) + 1) * longest <= batch_tokens:
+        max_len, batch = max(map(len, encoded[order[-1]])) + 2, [order.pop()]
+        while order and (len(batch) + 1) * max_len <= batch_tokens:
             batch.append(order.pop())
         recording = record_teacher_forced(translator, [encoded[i] for i in batch], layers)
         means = {layer: recording[layer].weights().mean(1).cpu().numpy() for layer in layers}
@@ -202,5 +202,5 @@ def _maps(
             yield i, {layer: mean[b, :rows, : len(source_ids)] for layer, mean in means.items()}
 
 
-def _is_filled(pair: tuple[str, str]) -> bool:
+def _is_nonempty(pair: tuple[str, str]) -> bool:
     return all(text.strip() for text in pair)

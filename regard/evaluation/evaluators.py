@@ -144,7 +144,7 @@ def _evaluate_translator(
     with show_progress("translating", silent=quiet) as on_progress:
         translations = translator.translate(sources, decode, truncate=truncate, progress=on_progress)
     seconds = time.perf_counter() - start
-    scores = text_scores([nbest[0].text for nbest in translations], references, bleu_tokenizer)
+    scores = text_scores([n_best[0].text for n_best in translations], references, bleu_tokenizer)
     metrics = {"sentences": len(examples.pairs)} | dataclasses.asdict(scores)
     metrics["sentences_per_second"] = len(sources) / seconds
     if not translator.ensemble_members:
@@ -249,8 +249,8 @@ def _evaluate_answers(
     with show_progress("answering", silent=quiet) as on_progress:
         for rows in _chunks(len(questions), on_progress):
             chunk = [questions[i] for i in rows]
-            found = encoder.answer(chunk, empty=allow_empty)
-            answers |= {question.id: answer for question, answer in zip(chunk, found)}
+            predicted = encoder.answer(chunk, empty=allow_empty)
+            answers |= {question.id: answer for question, answer in zip(chunk, predicted)}
     exact, f1 = squad_scores(answers, questions, language)
     return {"questions": len(questions), "without_answer": unanswerable, "exact_match": exact, "f1": f1}
 
@@ -283,24 +283,24 @@ def _classification_metrics(
     probabilities: Float[np.ndarray, "M V"], targets: Int[np.ndarray, "M"], names: Sequence[str]
 ) -> dict[str, Any]:
     scores = label_scores(probabilities, targets)
-    classes = class_scores(scores.counts)
+    per_class = class_scores(scores.counts)
     return {
         "accuracy": scores.accuracy,
         **({"top_5": scores.top_5} if len(names) > 5 else {}),
-        "macro_f1": float(np.mean([one.f1 for one in classes])),
+        "macro_f1": float(np.mean([class_score.f1 for class_score in per_class])),
         "calibration_error": scores.calibration_error,
         "cross_entropy": scores.loss,
-        "per_class": {name: dataclasses.asdict(one) for name, one in zip(names, classes)},
+        "per_class": {name: dataclasses.asdict(class_score) for name, class_score in zip(names, per_class)},
         "labels": list(names),
         "confusion": scores.counts.tolist(),
     }
 
 
 def _segmentation_metrics(model: ImageModel, images: ImageSet | RaggedImages, quiet: bool) -> dict[str, Any]:
-    class_of = np.full(256, IGNORE_INDEX, np.int64)  # class index by mask value
-    class_of[list(model.mask_values)] = np.arange(len(model.labels))
+    class_indices = np.full(256, IGNORE_INDEX, np.int64)  # by mask value
+    class_indices[list(model.mask_values)] = np.arange(len(model.labels))
     for value in images.mask_values:
-        if value != NO_LABEL and class_of[value] == IGNORE_INDEX:
+        if value != NO_LABEL and class_indices[value] == IGNORE_INDEX:
             known = ", ".join(map(str, model.mask_values[:10])) + (", …" if len(model.labels) > 10 else "")
             raise RegardError(
                 f"The masks contain the value {value}, which is not a label of the model.",
@@ -310,7 +310,7 @@ def _segmentation_metrics(model: ImageModel, images: ImageSet | RaggedImages, qu
     with show_progress("segmenting", silent=quiet) as on_progress:
         for rows in _chunks(len(images), on_progress):
             for predicted, row in zip(model.segment(list(images.select(rows))), rows.tolist()):
-                counts += confusion_counts(predicted, class_of[images.mask(row)], len(model.labels))
+                counts += confusion_counts(predicted, class_indices[images.mask(row)], len(model.labels))
     scores = mask_scores(counts)
     iou = {label: float(value) for label, value in zip(model.labels, scores.iou) if not np.isnan(value)}
     return {

@@ -15,21 +15,21 @@ from regard.pipelines import Pipeline, Translator
 Ids = list[int]
 
 
-def attention_names(translator: Pipeline, kind: str | None = None) -> list[str]:
+def attention_names(pipeline: Pipeline, kind: str | None = None) -> list[str]:
     """Names of the model's attention modules in model order, optionally of one kind (self, masked, cross).
 
     >>> attention_names(translator, "cross")  # doctest: +SKIP
     ['decoder.0.cross', 'decoder.1.cross']
     """
     kinds = KINDS if kind is None else (kind,)
-    return [name for name, module in translator.model.named_modules() if getattr(module, "kind", None) in kinds]
+    return [name for name, module in pipeline.model.named_modules() if getattr(module, "kind", None) in kinds]
 
 
 def require_attention(translator: Translator) -> None:
     """Raise an error if the model has no attention."""
     if not attention_names(translator):
         raise RegardError(
-            "This model has no attention: there is nothing to look at.",
+            "This model has no attention.",
             "Train a model with attention, for example model.attention = luong.",
         )
 

@@ -37,7 +37,7 @@ def concat_attention(
     window: int | None,
     block_mask: BlockMask,
 ) -> Float[Tensor, "B H T Dv"]:
-    """softmax(w·tanh(a + b)) v. `block_mask` is the complete mask; `causal` and `window` only allow to skip blocks."""
+    """softmax(w·tanh(a + b)) v. `block_mask` is the complete mask; `causal` and `window` only allow skipping blocks."""
     return _ConcatAttention.apply(causal, window, block_mask, a, b, v, w)
 
 

@@ -26,12 +26,12 @@ MAX_ELEMENTS = 1 << 31  # rows × hidden width of one head: offsets have 32 bits
 
 
 class ConcatTiling(NamedTuple):
-    """Tile of a program: rows of its own side, columns of the other side, warps, and registers per thread."""
+    """Tile of a program: rows of the side it computes (queries or keys), columns of the other; warps and registers."""
 
     rows: int
     columns: int
     warps: int
-    registers: int | None = None  # None: chosen by the compiler
+    registers: int | None = None  # per thread; None: chosen by the compiler
 
 
 # By the maximum width of the values. Wider ones leave fewer registers and less shared memory (99 KiB on small GPUs) for
@@ -42,7 +42,7 @@ BACKWARD = {64: ConcatTiling(64, 128, 4), 128: ConcatTiling(64, 64, 4), 256: Con
 BACKWARD_PRECISE = {64: ConcatTiling(64, 64, 4), 128: ConcatTiling(64, 32, 4), 256: ConcatTiling(32, 32, 4)}
 # From this number of columns on, the backward pass processes them in two halves.
 MIN_HALVED_COLUMNS = 128
-# The smallest tile that matrix units support, and the tile elements that justify a warp.
+# The smallest tile that matrix units support, and the minimum number of tile elements per warp.
 MIN_TILING, ELEMENTS_PER_WARP = ConcatTiling(16, 32, 1), 1024
 # Minimum width of the values in a tile. Matrix units support 16, but ptxas 12.8 then reads shared-memory descriptors
 # from uninitialized registers (sm_90): wrong results, or an illegal address.

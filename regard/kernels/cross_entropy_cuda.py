@@ -2,7 +2,7 @@
 
 Plain twin: the chunked loss in `regard.training.losses`. A matrix product computes a chunk of low-precision logits, one
 kernel reads each row and overwrites it with its gradient, and two products propagate that to features and weights. The
-full logits never exist, and float32 logits not at all.
+full logits never exist in memory, and no logits are stored in float32.
 """
 
 import functools

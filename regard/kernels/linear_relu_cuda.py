@@ -1,4 +1,4 @@
-"""relu(x Wᵀ + b) with one pass over memory less in each direction (CUDA, bf16 or f16, Triton).
+"""relu(x Wᵀ + b) with one fewer pass over memory in each direction (CUDA, bf16 or f16, Triton).
 
 Plain twin: `relu(linear(x, weight, bias))`. The epilogue of the matrix product adds the bias and applies the relu. In
 the backward pass one kernel masks the gradient and sums it for the bias; torch.compile needs two. In wide feed-forward

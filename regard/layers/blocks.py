@@ -49,7 +49,7 @@ class BlockConfig:
     """None: no stochastic depth. A rate of 0 runs the same code as other rates, so that layers share compiled code"""
     layer_scale: float = 0.0
 
-    def attention(self, kind: Literal["self", "masked", "cross"], score: str) -> MultiHead:
+    def make_attention(self, kind: Literal["self", "masked", "cross"], score: str) -> MultiHead:
         return MultiHead(
             self.width,
             self.heads,
@@ -66,7 +66,7 @@ class BlockConfig:
             max_keys=self.max_len,
         )
 
-    def feed_forward(self) -> FeedForward:
+    def make_feedforward(self) -> FeedForward:
         return FeedForward(
             self.width, self.feedforward, self.activation, self.bias in ("all", "not_qkv", "feedforward")
         )
@@ -74,7 +74,7 @@ class BlockConfig:
     def make_norm(self) -> nn.Module:
         return make_norm(self.norm_kind, self.width, self.norm_eps)
 
-    def residual(self) -> Residual:
+    def make_residual(self) -> Residual:
         if self.layer_scale or self.drop_path is not None:
             return Residual(self.width, self.dropout, self.layer_scale, self.drop_path)
         return FusedResidual(self.width, self.dropout, norm_first=self.norm == "pre")
@@ -91,10 +91,10 @@ class EncoderBlock(nn.Module):
     def __init__(self, config: BlockConfig, score: str, kind: Literal["self", "masked"] = "self") -> None:
         super().__init__()
         self.norm_first = config.norm == "pre"
-        self.attention = config.attention(kind, score)
-        self.feedforward = config.feed_forward()
-        self.attention_residual, self.attention_norm = config.residual(), config.make_norm()
-        self.feedforward_residual, self.feedforward_norm = config.residual(), config.make_norm()
+        self.attention = config.make_attention(kind, score)
+        self.feedforward = config.make_feedforward()
+        self.attention_residual, self.attention_norm = config.make_residual(), config.make_norm()
+        self.feedforward_residual, self.feedforward_norm = config.make_residual(), config.make_norm()
 
     def forward(
         self,
@@ -162,12 +162,12 @@ class DecoderBlock(nn.Module):
     def __init__(self, config: BlockConfig, score: str, cross_score: str) -> None:
         super().__init__()
         self.norm_first = config.norm == "pre"
-        self.attention = config.attention("masked", score)
-        self.cross = config.attention("cross", cross_score)
-        self.feedforward = config.feed_forward()
-        self.attention_residual, self.attention_norm = config.residual(), config.make_norm()
-        self.cross_residual, self.cross_norm = config.residual(), config.make_norm()
-        self.feedforward_residual, self.feedforward_norm = config.residual(), config.make_norm()
+        self.attention = config.make_attention("masked", score)
+        self.cross = config.make_attention("cross", cross_score)
+        self.feedforward = config.make_feedforward()
+        self.attention_residual, self.attention_norm = config.make_residual(), config.make_norm()
+        self.cross_residual, self.cross_norm = config.make_residual(), config.make_norm()
+        self.feedforward_residual, self.feedforward_norm = config.make_residual(), config.make_norm()
 
     def forward(
         self,

@@ -8,15 +8,18 @@ from regard.attention.offsets import Lengths, Offsets
 
 
 class _ByteDropout(torch.autograd.Function):
-    """x * mask / keep. Each 64-bit draw gives eight mask bytes: random numbers dominate the cost on a CPU."""
+    """Dropout with probability threshold / 256.
+
+    Each 64-bit draw gives eight mask bytes: random numbers dominate the cost on a CPU.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, dropped: int) -> Tensor:
+    def forward(ctx, x: Tensor, threshold: int) -> Tensor:
         count = x.numel()
         draws = torch.empty((count + 7) // 8, dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
-        mask = (draws.view(torch.uint8)[:count] >= dropped).view(x.shape)
+        mask = (draws.view(torch.uint8)[:count] >= threshold).view(x.shape)
         ctx.save_for_backward(mask)
-        ctx.scale = 256 / (256 - dropped)
+        ctx.scale = 256 / (256 - threshold)
         return torch.where(mask, x * ctx.scale, 0.0)
 
     @staticmethod
@@ -73,8 +76,8 @@ class DropPath(nn.Module):
         offsets = None if isinstance(offsets, Lengths) else offsets  # padded: one sequence per row
         count = len(x) if offsets is None else len(offsets.starts) - 1
         # Drawn on the device from torch's generator, so that each replay of a CUDA graph draws a new mask.
-        kept = (torch.rand(count, device=x.device) >= self.rate).to(x.dtype) / (1 - self.rate)
-        return x * (kept[:, None, None] if offsets is None else kept[offsets.sequences, None])
+        scale = (torch.rand(count, device=x.device) >= self.rate).to(x.dtype) / (1 - self.rate)
+        return x * (scale[:, None, None] if offsets is None else scale[offsets.sequences, None])
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -139,7 +139,7 @@ class ImageEmbedding(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.channels, self.patch, self.grid, self.count = channels, patch, grid, prefix
+        self.channels, self.patch, self.grid, self.prefix_count = channels, patch, grid, prefix
         self.register_buffer("mean", torch.tensor(mean)[:, None], persistent=False)
         self.register_buffer("std", torch.tensor(std)[:, None], persistent=False)
         self.patches = PatchEmbedding(channels, width, patch, kind)
@@ -159,12 +159,12 @@ class ImageEmbedding(nn.Module):
 
     def forward(self, images: Images) -> ImageTokens:
         x, offsets = self.patches(self.normalize(images)), None
-        encodings = self._encodings(images)
+        encodings = self._compute_encodings(images)
         if encodings is not None:
             x = x + encodings.to(x.dtype)
         if isinstance(images, PackedImages):
             offsets = images.offsets
-        return self._finish(x, offsets, self._rotary_tables(images))
+        return self._finish(x, offsets, self._compute_rotary_tables(images))
 
     def embed_visible(self, pixels: Float[Tensor, "B C H W"], visible: Int[Tensor, "B S"]) -> ImageTokens:
         """Embed only the patches at the indices `visible` of each image; `pixels` are already normalized."""
@@ -175,12 +175,12 @@ class ImageEmbedding(nn.Module):
             x = gather_rows(self.patches(join_patches(patches * keep, grid, self.patch)), visible)
         else:
             x = self.patches.project_patches(gather_rows(patches, visible))
-        encodings, rotary = self._encodings(pixels), self._rotary_tables(pixels)
+        encodings, rotary = self._compute_encodings(pixels), self._compute_rotary_tables(pixels)
         if encodings is not None:
             x = x + nn.functional.embedding(visible, encodings).to(x.dtype)
         if rotary is not None:
-            prefix = torch.arange(self.count, device=visible.device).expand(len(visible), -1)
-            rows = torch.cat((prefix, visible + self.count), dim=1)
+            prefix = torch.arange(self.prefix_count, device=visible.device).expand(len(visible), -1)
+            rows = torch.cat((prefix, visible + self.prefix_count), dim=1)
             rotary = rotary[0][rows], rotary[1][rows]
         return self._finish(x, None, rotary)
 
@@ -210,7 +210,7 @@ class ImageEmbedding(nn.Module):
             x, offsets = prepend_prefix(prefix, x, offsets)
         return ImageTokens(self.dropout(x), offsets, rotary)
 
-    def _encodings(self, images: Images) -> Float[Tensor, "T E"] | None:
+    def _compute_encodings(self, images: Images) -> Float[Tensor, "T E"] | None:
         """Additive positional encodings of the patches; for one image if all images have one size."""
         encode = self.learned if self.learned is not None else self.sinusoidal
         if encode is None:
@@ -222,11 +222,11 @@ class ImageEmbedding(nn.Module):
             return encode(*patch_coordinates(grid, images.device))
         return self.encodings if self.learned is None else self.learned.weight[self.learned.prefix :]
 
-    def _rotary_tables(self, images: Images) -> RotaryTables | None:
+    def _compute_rotary_tables(self, images: Images) -> RotaryTables | None:
         if self.rotary is None or self.rotary_tables is None:
             return None
         if isinstance(images, PackedImages):
-            origin = images.coordinates.new_zeros(self.count, 2)
+            origin = images.coordinates.new_zeros(self.prefix_count, 2)
             return self.rotary(prepend_prefix(origin, images.coordinates, images.offsets)[0])
         grid = compute_grid(images.shape[-2:], self.patch)
         if grid != self.grid:
@@ -235,4 +235,4 @@ class ImageEmbedding(nn.Module):
 
     def _pad_prefix(self, coordinates: Int[Tensor, "T 2"]) -> Int[Tensor, "K 2"]:
         """Prepend coordinates (0, 0) for the prefix tokens, which are not rotated."""
-        return nn.functional.pad(coordinates, (0, 0, self.count, 0))
+        return nn.functional.pad(coordinates, (0, 0, self.prefix_count, 0))

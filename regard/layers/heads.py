@@ -24,9 +24,9 @@ class AttentionPooling(nn.Module):
 
     def __init__(self, config: BlockConfig, score: str) -> None:
         super().__init__()
-        self.question = nn.Parameter(torch.empty(1, config.width))
+        self.question = nn.Parameter(torch.empty(1, config.width))  # the learned query
         nn.init.normal_(self.question, std=config.width**-0.5)
-        self.attention: MultiHead = config.attention("cross", score)
+        self.attention: MultiHead = config.make_attention("cross", score)
 
     def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | Lengths | None) -> Float[Tensor, "B E"]:
         if not isinstance(offsets, Offsets):
@@ -57,19 +57,18 @@ class SegmentationDecoder(nn.Module):
         nn.init.normal_(self.queries, std=0.02)
         self.blocks = nn.ModuleList(EncoderBlock(config, score) for _ in range(layers))  # type: ignore[assignment]
         self.norm = make_norm(config.norm_kind, config.width, config.norm_eps)
+        # Projections of patches and label queries.
         self.of_patch = nn.Linear(config.width, config.width, bias=False)
         self.of_query = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | None) -> Float[Tensor, "*n V"]:
         labels = len(self.queries)
-        x, extended = prepend_prefix(self.queries, x, offsets)
+        x, extended_offsets = prepend_prefix(self.queries, x, offsets)
         for block in self.blocks:
-            x = block(x, extended)
+            x = block(x, extended_offsets)
         x = self.norm(x)
-        patches, queries = (
-            self.of_patch(remove_prefix(x, labels, offsets)),
-            self.of_query(first_tokens(x, extended, labels)),
-        )
+        patches = self.of_patch(remove_prefix(x, labels, offsets))
+        queries = self.of_query(first_tokens(x, extended_offsets, labels))
         queries = queries * queries.shape[-1] ** -0.5
         if offsets is None:
             return patches @ queries.mT
@@ -96,8 +95,8 @@ class PatchDecoder(nn.Module):
 
     def __init__(self, width: int, config: BlockConfig, score: str, layers: int) -> None:
         super().__init__()
-        self.narrow = nn.Linear(width, config.width)
-        self.hidden = nn.Parameter(torch.empty(1, config.width))
+        self.narrow = nn.Linear(width, config.width)  # from the encoder's width to the decoder's
+        self.hidden = nn.Parameter(torch.empty(1, config.width))  # the mask token
         nn.init.normal_(self.hidden, std=0.02)
         self.positions = SinusoidalGrid(config.width)
         self.blocks = nn.ModuleList(EncoderBlock(config, score) for _ in range(layers))  # type: ignore[assignment]

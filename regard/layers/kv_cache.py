@@ -35,8 +35,7 @@ class KVCache:
         assert isinstance(offsets, Offsets)
         self._k, self._v = (y[offsets.rows].transpose(1, 2).contiguous() for y in (k, v))
         self.length = offsets.max_len
-        is_even = offsets.total == offsets.max_len * (len(offsets.starts) - 1)
-        self._lengths = None if is_even else offsets.lengths.long()
+        self._lengths = None if offsets.is_rectangular else offsets.lengths.long()
 
     def append(
         self, k: Float[Tensor, "R H 1 D"], v: Float[Tensor, "R H 1 D"]

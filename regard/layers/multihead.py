@@ -108,8 +108,8 @@ class MultiHead(nn.Module):
         elif cache is not None and offsets is None:
             k, v = (y.flatten(0, 1)[:, :, None] for y in self.keys_values(x, positions))
             k, v = cache.append(k, v)
-            q_R = q.flatten(0, 1)[:, :, None]
-            attn_output = attend(q_R, k, v, score=self.score, mask=cache.mask, bias=bias).view(q.shape)
+            queries = q.flatten(0, 1)[:, :, None]  # a batch of B·K sequences with one query each
+            attn_output = attend(queries, k, v, score=self.score, mask=cache.mask, bias=bias).view(q.shape)
         else:
             k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), rotary)
             if cache is not None and offsets is not None:

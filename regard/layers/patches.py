@@ -152,17 +152,16 @@ class PatchEmbedding(nn.Module):
         elif kind == "convolution":
             self.project = nn.Conv2d(channels, width, patch, stride=patch)
         else:
-            self.project = _stem(channels, width, patch)
+            self.project = _make_stem(channels, width, patch)
 
     def forward(self, images: Float[Tensor, "B C H W"] | PackedImages) -> Float[Tensor, "*n E"]:
         """(B, T, E) for images of one size, (N, E) for packed images."""
         if isinstance(images, PackedImages):
-            return self._packed(images)
+            return self._embed_packed(images)
         if self.kind == "linear":
             return self.project(split_patches(images, self.patch))
-        compute_grid(
-            images.shape[-2:], self.patch
-        )  # raises; a convolution would silently drop the remainder at the border
+        # Raise if the size is not a multiple of the patch size: a convolution would silently drop the remainder.
+        compute_grid(images.shape[-2:], self.patch)
         return self.project(images).flatten(2).mT
 
     def project_patches(self, pixels: Float[Tensor, "*n P"]) -> Float[Tensor, "*n E"]:
@@ -172,7 +171,7 @@ class PatchEmbedding(nn.Module):
         cells = pixels.flatten(0, -2).unflatten(1, (self.channels, self.patch, self.patch))
         return self.project(cells).view(*pixels.shape[:-1], -1)
 
-    def _packed(self, images: PackedImages) -> Float[Tensor, "N E"]:
+    def _embed_packed(self, images: PackedImages) -> Float[Tensor, "N E"]:
         if self.kind != "stem":
             return self.project_patches(images.pixels)
         # Rebuild the images; consecutive images of one size form one batch.
@@ -184,7 +183,7 @@ class PatchEmbedding(nn.Module):
         return torch.cat([self(batch).flatten(0, 1) for batch in batches])
 
 
-def _stem(channels: int, width: int, patch: int) -> nn.Sequential:
+def _make_stem(channels: int, width: int, patch: int) -> nn.Sequential:
     halvings = patch.bit_length() - 1
     if patch != 1 << halvings:
         raise RegardError(

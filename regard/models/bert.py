@@ -78,7 +78,7 @@ class BertConfig:
                 'Set model.pooling to "first".',
             )
 
-    def block(self) -> BlockConfig:
+    def block_config(self) -> BlockConfig:
         return BlockConfig(
             width=self.width,
             heads=self.heads,
@@ -154,7 +154,7 @@ class Bert(nn.Module):
             low_precision=config.norm == "post",
         )
         self.widen = nn.Linear(inner, config.width) if config.embedding_width else nn.Identity()
-        block, count = config.block(), config.groups or config.layers
+        block, count = config.block_config(), config.groups or config.layers
         self.blocks = nn.ModuleList(EncoderBlock(block, config.score) for _ in range(count))  # type: ignore[assignment]
         self.norm = norm(config.width) if config.norm == "pre" else nn.Identity()
         self.query_pool = AttentionPooling(block, config.score) if config.pooling == "query" else None

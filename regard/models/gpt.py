@@ -60,7 +60,7 @@ class GPTConfig:
         """Raise if values are inconsistent."""
         check_heads(self.width, self.heads, self.kv_heads, self.head_width, rotary=self.positions == "rotary")
 
-    def block(self) -> BlockConfig:
+    def block_config(self) -> BlockConfig:
         return BlockConfig(
             width=self.width,
             heads=self.heads,
@@ -122,7 +122,7 @@ class GPT(nn.Module):
         self.embedding = Embedding(
             config.vocab, config.width, config.positions, config.max_len, config.dropout, scaled=False
         )
-        block = config.block()
+        block = config.block_config()
         self.blocks = nn.ModuleList(EncoderBlock(block, config.score, "masked") for _ in range(config.layers))  # type: ignore[assignment]
         self.norm = make_norm(config.norm_kind, config.width, config.norm_eps)
         self.output = nn.Linear(config.width, config.vocab, bias=False)

@@ -90,7 +90,7 @@ class TransformerConfig:
                 "Give source_vocab and target_vocab the same value.",
             )
 
-    def block(self) -> BlockConfig:
+    def block_config(self) -> BlockConfig:
         return BlockConfig(
             width=self.width,
             heads=self.heads,
@@ -186,7 +186,7 @@ class Transformer(nn.Module):
         )
         self.encoder_bias = relative(bidirectional=True) if config.positions == "relative" else None
         self.decoder_bias = relative(bidirectional=False) if config.positions == "relative" else None
-        block = config.block()
+        block = config.block_config()
         encoder = (EncoderBlock(block, config.encoder_score) for _ in range(config.encoder_layers))
         decoder = (DecoderBlock(block, config.decoder_score, config.cross_score) for _ in range(config.decoder_layers))
         self.encoder = nn.ModuleList(encoder)  # type: ignore[assignment]

@@ -130,7 +130,7 @@ class ViTConfig:
         rows, columns = self.grid
         return self.prefix + rows * columns
 
-    def block(self) -> BlockConfig:
+    def block_config(self) -> BlockConfig:
         return BlockConfig(
             width=self.width,
             heads=self.heads,
@@ -251,7 +251,7 @@ class ViT(nn.Module):
             std=config.std,
             dropout=config.dropout,
         )
-        block = config.block()
+        block = config.block_config()
         rates: list[float | None] = [config.drop_path * i / max(1, config.layers - 1) for i in range(config.layers)]
         rates = rates if config.drop_path else [None] * config.layers
         blocks = (EncoderBlock(replace(block, drop_path=rate), config.score) for rate in rates)
@@ -271,7 +271,7 @@ class ViT(nn.Module):
     def _make_head(self, config: ViTConfig, block: BlockConfig) -> None:
         self.pooler: AttentionPooling | None = None
         self.segmenter: SegmentationDecoder | None = None
-        self.painter: PatchDecoder | None = None
+        self.painter: PatchDecoder | None = None  # decoder of masked patches
         self.output: nn.Linear | None = None
         self.distilled: nn.Linear | None = None
         labels = len(config.labels)
@@ -324,8 +324,9 @@ class ViT(nn.Module):
         """The `features` of images (not of patches), from the output of `encode`."""
         config, offsets = self.config, _offsets(images)
         if config.pooling == "class":
-            extended = None if offsets is None else extend_offsets(offsets, config.prefix)
-            x = first_tokens(encoded, extended, 1 + config.distilled).reshape(-1, 1 + config.distilled, config.width)
+            extended_offsets = None if offsets is None else extend_offsets(offsets, config.prefix)
+            count = 1 + config.distilled
+            x = first_tokens(encoded, extended_offsets, count).reshape(-1, count, config.width)
             x = x if config.distilled else x[:, 0]
         else:
             x = remove_prefix(encoded, config.prefix, offsets)

@@ -75,7 +75,7 @@ class ImageModel(Pipeline):
             return self.classify([images])[0]
         results: list[Classification] = []
         for batch in self._batches(images):
-            rows = self.probabilities([self._resize_and_crop(*one) for one in batch]).tolist()
+            rows = self.probabilities([self._resize_and_crop(image, name) for image, name in batch]).tolist()
             results += [Classification.from_probabilities(self.labels, row) for row in rows]
         return results
 
@@ -110,12 +110,12 @@ class ImageModel(Pipeline):
         masks: list[Int[np.ndarray, "_ _"]] = []
         self.model.eval()
         for batch in self._batches(images):
-            scaled = [self._resize_to_cover(*one) for one in batch]
+            scaled = [self._resize_to_cover(image, name) for image, name in batch]
             original_sizes = [image.size[::-1] for image, _ in batch]
             for _, group in groupby(range(len(batch)), key=lambda i: scaled[i].shape):
                 indices = list(group)
                 logits = self.model(self._tensor(np.stack([scaled[i] for i in indices])))
-                masks += [_best_labels(one.float(), original_sizes[i]) for i, one in zip(indices, logits)]
+                masks += [_best_labels(mask.float(), original_sizes[i]) for i, mask in zip(indices, logits)]
         return masks
 
     def preprocess(self, image: ImageLike) -> UInt8[np.ndarray, "H W C"]:
@@ -145,9 +145,9 @@ class ImageModel(Pipeline):
     def _make_batch(self, pixels: list[UInt8[np.ndarray, "_ _ C"]]) -> Float[Tensor, "B C H W"] | PackedImages:
         """Images as input of the model: packed, if they differ in size."""
         config = self.model.config
-        if len({one.shape for one in pixels}) == 1:
+        if len({image.shape for image in pixels}) == 1:
             return self._tensor(np.stack(pixels))
-        tensors = [pixels_to_float(torch.tensor(one)[None], config.channels)[0] for one in pixels]
+        tensors = [pixels_to_float(torch.tensor(image)[None], config.channels)[0] for image in pixels]
         return pack_images(tensors, config.patch).to(self.device)
 
     def _batches(self, images: ImageBatchLike) -> Iterator[list[tuple[Image.Image, str]]]:
@@ -164,8 +164,8 @@ class ImageModel(Pipeline):
     def _variable_size(self, image: Image.Image) -> Size | None:
         """The input size of an image, a multiple of the patch size; None if the model has one fixed size."""
         config = self.model.config
-        fit = ResizeRule(patch=config.patch, longest=config.longest_side)
-        return fit.target_size(image.height, image.width) if config.longest_side else None
+        rule = ResizeRule(patch=config.patch, longest=config.longest_side)
+        return rule.target_size(image.height, image.width) if config.longest_side else None
 
     def _resize_to_cover(self, image: Image.Image, name: str) -> UInt8[np.ndarray, "_ _ C"]:
         """The full image, resized to the training size along one side and to at least that along the other."""

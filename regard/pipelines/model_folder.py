@@ -185,7 +185,7 @@ def check_kind(folder: Path, config: Any, expect: type[Any] | None) -> None:
     """Raise an error unless the pipeline of the folder is of the class `expect` (None: any)."""
     kind = pipeline_kind(config)
     if expect not in (None, kind.pipeline_class):
-        expected = next(one for one in PIPELINES.values() if one.pipeline_class is expect)
+        expected = next(other for other in PIPELINES.values() if other.pipeline_class is expect)
         raise RegardError(
             f"{folder} contains {kind.description}, not {expected.description}.", f"Use it with: {kind.commands}."
         )
@@ -273,7 +273,7 @@ def read_languages(folder: Path) -> tuple[str, ...]:
 def vocab_sizes(config: Any) -> tuple[int, ...]:
     """The vocabulary sizes in a model config: source and target, one, or none.
 
-    >>> vocabularies(FAMILIES["gpt"].config(vocab=7))
+    >>> vocab_sizes(FAMILIES["gpt"].config(vocab=7))
     (7,)
     """
     return tuple(getattr(config, name) for name in ("vocab", "source_vocab", "target_vocab") if hasattr(config, name))

@@ -176,7 +176,7 @@ class TextEncoder(TextPipeline):
         """The model's outputs for batches of texts, each with the indices of its texts."""
         self.model.eval()
         for indices, inputs in _batches(texts):
-            yield indices, self.model(*(one.to(self.device) for one in inputs)).float()
+            yield indices, self.model(*(x.to(self.device) for x in inputs)).float()
 
 
 def _batches(texts: EncodedTexts) -> Iterator[tuple[list[int], EncoderInputs]]:

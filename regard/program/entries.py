@@ -1,4 +1,4 @@
-"""EntryPoint points of each model family that are captured as programs: `forward`, and the steps of decoding."""
+"""Entry points of each model family that are captured as programs: `forward`, and the steps of decoding."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -89,7 +89,7 @@ def forward_program(model: nn.Module, image: Tensor | None = None, call: Callabl
 
 
 def batch_entries(model: nn.Module) -> dict[str, EntryPoint]:
-    """EntryPoint points that run a model on batches, by name. Each becomes an ONNX graph.
+    """Entry points that run a model on batches, by name. Each becomes an ONNX graph.
 
     encoder        ids (B, S), mask (B, S) → memory_* (one row per sentence); recurrent models: also cells
     prompt         language models: ids (B, S), mask (B, S) → logits (B, S, V), state

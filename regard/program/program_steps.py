@@ -1,7 +1,7 @@
 """A model as a list of primitive operations over named tensors, translated from an exported `forward`.
 
-Each step names its operation, its inputs and its module. The step-by-step view, the engine of a page and the ONNX
-export interpret programs; `regard.program.numpy_interpreter` defines the operations.
+Each step names its operation, its inputs and its module. The step-by-step view, the JavaScript engine of a page and the
+ONNX export interpret programs; `regard.program.numpy_interpreter` defines the operations.
 """
 
 import operator
@@ -113,7 +113,7 @@ def build_program(captured: CapturedCall) -> Program:
         elif spec.target is not None:
             names[name] = name
             constants[name] = exported.constants[spec.target]
-    program = _Translator(exported.graph_module, sizes, names).program()
+    program = _GraphTranslator(exported.graph_module, sizes, names).program()
     shapes = {name: program.shapes[name] for name in input_names}
     return replace(program, inputs=input_names, constants=constants, shapes=shapes)
 
@@ -133,7 +133,7 @@ _RENAMED = {
 _KINDS = {torch.bool: "bool", torch.int64: "int", torch.int32: "int", torch.uint8: "int", torch.float64: "double"}
 
 
-class _Translator:
+class _GraphTranslator:
     """Translates the nodes of one graph to steps."""
 
     def __init__(
@@ -301,7 +301,7 @@ class _Translator:
         first = len(init) + len(xs)  # type: ignore[arg-type]
         names = dict(zip(placeholders[first:], outer[first:]))
         prefix = f"{self.prefix}{node.name}."
-        inner = _Translator(graph, self.sizes, names, prefix).program()
+        inner = _GraphTranslator(graph, self.sizes, names, prefix).program()
         inner = replace(inner, inputs=tuple(inner.inputs[:first]))
         name = prefix + "outputs"
         value = node.meta["val"][1]

@@ -1,6 +1,6 @@
 """Interventions: ablate heads and layers, remove mask, scale or positions, set rows of attention weights.
 
-They use forward hooks and an interceptor of `attend` (see `dispatch.intervene`), both removed after the with block. The
+They use forward hooks and an interceptor of `attend` (see `dispatch.intercept`), both removed after the with block. The
 model itself is not modified.
 """
 
@@ -125,7 +125,7 @@ def apply_interventions(model: nn.Module, interventions: Sequence[Intervention])
             for module, name in _positions(model):
                 stack.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, None)
-        stack.enter_context(dispatch.intervene(interceptor))
+        stack.enter_context(dispatch.intercept(interceptor))
         yield
 
 
@@ -229,7 +229,7 @@ class _AttentionInterceptor:
     def _zero_output(self, module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
         return torch.zeros_like(out) if self.is_own_thread else None
 
-    # Called by `attend` (dispatch.intervene)
+    # Called by `attend` (dispatch.intercept)
 
     def before(self, call: Call) -> Call:
         if not self.running:

@@ -95,7 +95,7 @@ class Halve:
 def test_observers_receive_calls_after_interventions():
     q, k, v = random(1, 1, 3, 4), random(1, 1, 3, 4, seed=1), random(1, 1, 3, 4, seed=2)
     observed = []
-    with dispatch.observe(lambda call, out: observed.append((call.q, out))), dispatch.intervene(Halve()):
+    with dispatch.observe(lambda call, out: observed.append((call.q, out))), dispatch.intercept(Halve()):
         out = attend(q, k, v)
     torch.testing.assert_close(out, attend(q / 2, k, v) / 2)
     assert torch.equal(observed[0][0], q / 2)
@@ -104,8 +104,8 @@ def test_observers_receive_calls_after_interventions():
 
 @pytest.mark.parametrize(
     "context",
-    [lambda: use("chunked"), explain, lambda: dispatch.observe(print), lambda: dispatch.intervene(Halve())],
-    ids=["use", "explain", "observe", "intervene"],
+    [lambda: use("chunked"), explain, lambda: dispatch.observe(print), lambda: dispatch.intercept(Halve())],
+    ids=["use", "explain", "observe", "intercept"],
 )
 def test_exception_restores_the_state(context):
     with pytest.raises(RegardError, match="Incompatible shapes"), context():

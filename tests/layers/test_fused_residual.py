@@ -36,7 +36,7 @@ def test_residuals_without_kernel(monkeypatch):
     calls = count_fused_calls(monkeypatch)
     x, update, norm = *torch.randn(2, 6, 16, device=DEVICE), make_norm("layer", 16).to(DEVICE)
     for changes in (dict(layer_scale=0.1), dict(drop_path=0.0)):
-        residual = BlockConfig(16, 2, 32, dropout=0.0, norm="post", **changes).residual().to(DEVICE)
+        residual = BlockConfig(16, 2, 32, dropout=0.0, norm="post", **changes).make_residual().to(DEVICE)
         factor = 1.0 if residual.layer_scale is None else 0.1
         torch.testing.assert_close(residual.add_norm(x[None], update[None], norm)[1][0], norm(x + factor * update))
     post = FusedResidual(16, 0.0, norm_first=False).to(DEVICE)

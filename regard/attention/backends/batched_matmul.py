@@ -1,4 +1,4 @@
-"""Plain batched matrix products over the pbias batch, for short sequences on a CPU and for short sequences with a bias.
+"""Plain batched matrix products over the padded batch: short sequences on a CPU, or on any device with a bias.
 
 For up to about 64 tokens this is 10 to 50% faster than the fused kernel, forward and backward together (two cores,
 float32). The number of keys is bounded, so the B·H·T·S weights stored for the backward pass are linear in B·T.

@@ -1,4 +1,4 @@
-"""The score `Concat` on the fused kernel `concat_cuda`, packed or padded."""
+"""Backend "concat": the score `Concat` on the fused CUDA kernel `concat_cuda`, packed or padded."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -36,6 +36,7 @@ def run(call: Call) -> Float[Tensor, "..."]:
     v = contiguous_rows(v)
     sides = (call.q_offsets, a), (call.k_offsets, b)
     starts = [None if offsets is None else offsets.starts for offsets, _ in sides]
+    # Rows are the last axis of the projections a and b.
     max_lengths = [x.shape[-1] if offsets is None else offsets.max_len for offsets, x in sides]
     parts = call.mask_parts
     lengths = None if parts.lengths is None else parts.lengths.to(v.device)

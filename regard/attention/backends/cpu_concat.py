@@ -1,4 +1,4 @@
-"""The score `Concat` on the blockwise kernel `concat_cpu`."""
+"""Backend "concat_cpu": the score `Concat` on the blockwise CPU kernel `concat_cpu`."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor

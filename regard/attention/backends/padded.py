@@ -1,8 +1,8 @@
 """Packed sequences on backends that support only padded batches: pad, run, and pack again.
 
-If lengths are similar, as in training, there is one padded batch; otherwise sequences of similar length share one, so
+If lengths are similar, as in training, there is one padded batch; otherwise one for each range of lengths, so
 that there are never more than twice as many cells (padded positions) as tokens. On a GPU or in compiled code, where
-reading lengths would synchronize or specialize, there is always one.
+reading lengths would synchronize or specialize, there is always a single batch.
 """
 
 from collections import defaultdict

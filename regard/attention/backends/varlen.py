@@ -81,7 +81,7 @@ def fold_packed(call: Call) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "M G 
 
 
 def _align(x: Float[Tensor, "N G D"], heads: int) -> Float[Tensor, "N H P"]:
-    """x with all heads, contiguous, padded to a multiple of 8 elements, as flash attention needs it."""
+    """x with all heads, contiguous, padded to a multiple of 8 elements, as flash attention requires."""
     x = pad(x, (0, -x.shape[-1] % 8))
     x = x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
     return x.contiguous()

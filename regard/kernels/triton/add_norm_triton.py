@@ -52,7 +52,10 @@ def add_norm_forward(
 
 @triton.jit
 def _load_rows(grad, grad_row, sum_grad, sum_row, total, r, N, e, E: tl.constexpr, HAS_SUM_GRAD: tl.constexpr):
-    """Rows of the gradients of the normalized sum and of the sum (without HAS_SUM_GRAD the former again), and of it."""
+    """Rows of three tensors: gradient of the normalized sum, gradient of the sum, and the sum.
+
+    Without HAS_SUM_GRAD the second is a copy of the first.
+    """
     in_bounds = (r[:, None] < N) & (e[None, :] < E)
     row = r.to(tl.int64)[:, None]
     d_out = tl.load(grad + row * grad_row + e[None, :], mask=in_bounds, other=0.0)

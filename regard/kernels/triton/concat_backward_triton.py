@@ -127,7 +127,7 @@ def _tanh_gradients(
         dx_sums = tl.sum(g * (1.0 - h * h), 1) * tl.load(w + i)
         tl.atomic_add(dx + i * dx_stride, dx_sums, mask=x_valid, sem="relaxed")
         if IS_QUERIES:
-            # Write ∂w_i as a ∂c that contributes to no other w: +½ for all signs +, −½ for the sign of i alone −.
+            # Write ∂w_i as a ∂c that contributes to no other w: +½ for the full subset u, −½ for the one that lacks i.
             half = 0.5 * tl.sum(tl.sum(g * h, 1), 0)
             dc_sums = tl.where(u == 15, half, tl.where(u == 15 - (1 << (i % 4)), -half, 0.0))
             tl.atomic_add(dc + i // 4 * 16 + u, dc_sums, sem="relaxed")
