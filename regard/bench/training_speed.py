@@ -62,7 +62,7 @@ SHAPES = {
 }
 
 
-class RunSpec(NamedTuple):
+class BenchRun(NamedTuple):
     """One run: `processes` processes in parallel, each with an equal part of the tokens."""
 
     model: str
@@ -106,7 +106,7 @@ def bench_training(
 
 
 def _make_measurement(
-    case: str, run: RunSpec, seconds: list[float], note: str, shape: TrainingShape, ceilings: Ceilings
+    case: str, run: BenchRun, seconds: list[float], note: str, shape: TrainingShape, ceilings: Ceilings
 ) -> Measurement:
     is_regard = run.model == "regard"
     if note or not seconds:
@@ -118,20 +118,23 @@ def _make_measurement(
     return Measurement(case, run.label, is_regard, None, median, None, rate, " tokens/s", share, note)
 
 
-def _make_runs(device: torch.device, precision: str, compiled: bool) -> list[RunSpec]:
+def _make_runs(device: torch.device, precision: str, compiled: bool) -> list[BenchRun]:
     peers = {"nn.Transformer": "nn.Transformer"}
     peers = {"marian": "transformers' Marian"} | peers if is_installed("transformers") else peers
     peers = peers | {"x-transformers": "x-transformers"} if is_installed("x-transformers") else peers
-    regard_run = RunSpec("regard", f"Regard, defaults ({precision})")
+    regard_run = BenchRun("regard", f"Regard, defaults ({precision})")
     if device.type != "cpu":
-        variants = [RunSpec("", "bfloat16", "bfloat16"), RunSpec("", "bfloat16, compiled", "bfloat16", compiled=True)]
+        variants = [BenchRun("", "bfloat16", "bfloat16"), BenchRun("", "bfloat16, compiled", "bfloat16", compiled=True)]
         variants = variants if compiled else variants[:1]
     else:
         cores = torch.get_num_threads()
-        variants = [RunSpec("", f"{cores} threads", threads=cores), RunSpec("", f"{cores} processes", processes=cores)]
+        variants = [
+            BenchRun("", f"{cores} threads", threads=cores),
+            BenchRun("", f"{cores} processes", processes=cores),
+        ]
         variants = variants if cores > 1 else variants[:1]
         if precision == "bfloat16":  # peers get the same precision as Regard
-            variants.append(RunSpec("", f"{cores} processes, bfloat16", "bfloat16", processes=cores))
+            variants.append(BenchRun("", f"{cores} processes, bfloat16", "bfloat16", processes=cores))
     return [regard_run] + [
         variant._replace(model=name, label=f"{label}, {variant.label}")
         for name, label in peers.items()
@@ -143,7 +146,7 @@ class _RunFailed(Exception):
     """A process of a run ended with an error."""
 
 
-def _run_processes(run: RunSpec, shape: TrainingShape, device: torch.device, steps: int) -> float:
+def _run_processes(run: BenchRun, shape: TrainingShape, device: torch.device, steps: int) -> float:
     """Run the processes in parallel and return the seconds per step."""
     part = dataclasses.replace(shape, tokens=shape.tokens // run.processes)
     job = json.dumps([run._asdict(), dataclasses.asdict(part), device.type, steps])
@@ -167,7 +170,7 @@ def _run_processes(run: RunSpec, shape: TrainingShape, device: torch.device, ste
 def _process_main() -> None:
     """Entry point of a process: prints the median seconds per step."""
     run, shape, device, steps = json.loads(sys.argv[1])
-    run, shape = RunSpec(**run), TrainingShape(**shape)
+    run, shape = BenchRun(**run), TrainingShape(**shape)
     if run.model == "regard":
         print(_train_regard(shape, device, steps))
     else:
@@ -198,7 +201,7 @@ def _make_recipe(shape: TrainingShape, device: Any, steps: int) -> Recipe:
 
 
 def _train_regard(shape: TrainingShape, device: str, steps: int) -> float:
-    """Median seconds per step of `regard.training.train`, including data loading and logging."""
+    """Median seconds per step of `run_recipe`, including data loading and logging."""
     rng = random.Random(0)
     words = [f"w{i}" for i in range(shape.vocabulary - 4)]
     sentences = max(2 * shape.tokens // shape.length, shape.vocabulary // shape.length) * 4
@@ -211,7 +214,7 @@ def _train_regard(shape: TrainingShape, device: str, steps: int) -> float:
     return shape.tokens / statistics.median(record["tokens_per_second"] for record in records[WARMUP_STEPS:])
 
 
-def _train_peer(run: RunSpec, shape: TrainingShape, device: torch.device, steps: int) -> float:
+def _train_peer(run: BenchRun, shape: TrainingShape, device: torch.device, steps: int) -> float:
     """Median seconds per step of a peer model."""
     keep_freed_memory()
     model, compute_loss = PEERS[run.model](shape)

@@ -7,13 +7,13 @@ import torch
 
 from regard.bench import TrainingShape, bench_training
 from regard.bench import training_speed as bench
-from regard.bench.training_speed import PEERS, RunSpec
+from regard.bench.training_speed import PEERS, BenchRun
 
 TINY = TrainingShape(width=16, heads=2, layers=1, feedforward=32, vocabulary=50, length=8, tokens=64)
 
 
 def test_regard_runs_in_a_separate_process(monkeypatch):
-    monkeypatch.setattr(bench, "_make_runs", lambda *_: [RunSpec("regard", "Regard")])
+    monkeypatch.setattr(bench, "_make_runs", lambda *_: [BenchRun("regard", "Regard")])
     (row,) = bench_training("cpu", shape=TINY, steps=1).rows
     assert row.is_regard
     assert row.rate == pytest.approx(2 * 64 / row.seconds)
@@ -22,7 +22,7 @@ def test_regard_runs_in_a_separate_process(monkeypatch):
 
 @pytest.mark.parametrize("name", ["marian", "nn.Transformer"])
 def test_peer_trains(name):
-    assert bench._train_peer(RunSpec(name, name), TINY, torch.device("cpu"), steps=1) > 0
+    assert bench._train_peer(BenchRun(name, name), TINY, torch.device("cpu"), steps=1) > 0
 
 
 def test_flops_match_the_matrices_of_a_model(monkeypatch):
@@ -46,7 +46,7 @@ def test_runs_of_installed_peers(monkeypatch):
 
 
 def test_failure_is_a_measurement_with_a_note(monkeypatch):
-    monkeypatch.setattr(bench, "_make_runs", lambda *_: [RunSpec("unknown", "unknown")])
+    monkeypatch.setattr(bench, "_make_runs", lambda *_: [BenchRun("unknown", "unknown")])
     monkeypatch.setattr(sys, "executable", "/bin/false")
     (row,) = bench_training("cpu", shape=TINY, steps=1).rows
     assert row.note == "the process ended without a message"
