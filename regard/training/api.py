@@ -93,7 +93,7 @@ def resolve_recipe(
     data = recipe_from_dict(overrides, plain, overrides_origin).data
     pass_data = f"Pass {key_name('data.files')}."
     if "files" not in {**table.get("data", {}), **overrides.get("data", {})}:
-        raise RegardError("No training data.", pass_data)
+        raise RegardError("No training data is given.", pass_data)
     if data.files == (PHRASEBOOK,) and plain.task != "translate":
         raise RegardError(f"The phrasebook does not support the task {plain.task}.", pass_data)
     if export_for and start_from:
